@@ -1,4 +1,4 @@
-"""The chain, declared once: its stages in their order, what each of them reads and makes.
+"""The chain: all stages in order, with their inputs and outputs, declared once.
 
 A stage is a rule in workflow/rules, a script of the same name in workflow/scripts and a package of
 this library. To add one, write these three and add it to ``CHAIN``, after all that it reads. From
@@ -21,11 +21,11 @@ from expertflow.data.shards import shard_names, token_shards
 class Stage(Record, frozen=True, kw_only=True):
     """A step of the chain; paths are below ``folder``, those of directories end with a slash.
 
-    ``reads`` names stages, ``record`` is the JSON that later ones read first. ``files`` are read,
-    too, or are results; ``stays`` names those among them that a bundle leaves behind. ``asked``
-    names the setting or target that asks for the stage; without one it is always part of the chain.
-    ``shards`` names its jobs by a source's number of document shards. ``side`` is the column of a
-    drawing above the row where documents and tokens meet.
+    ``reads`` names stages; ``record`` is the JSON that later ones read first. ``files`` are read,
+    too, or are results; ``stays`` names those that a bundle omits. ``asked`` names the setting or
+    target that adds the stage, if it is optional. ``shards`` names its jobs by a source's number of
+    document shards. ``side`` is the column of a drawing above the row where documents and tokens
+    meet.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Stage(Record, frozen=True, kw_only=True):
 
     @property
     def pattern(self) -> str:
-        """The record with an asterisk for what differs from job to job."""
+        """The record's path with an asterisk for what differs from job to job."""
         return re.sub(r"{\w+}", "*", self.record)
 
 
@@ -98,7 +98,7 @@ CHAIN = (
         package="tokens",
         record="tokenizer.json",
         files={"directory": "tokenizer/"},
-        # Documents only where a builtin tokenizer learns from them.
+        # Documents only if a builtin tokenizer learns from them.
         reads="prepare_shard deduplicate_documents",
         about="tokenizer and layout of chats, hashed",
         side="tokens",
@@ -256,11 +256,11 @@ STAGES = {stage.name: stage for stage in CHAIN}
 
 
 def expand_path(stage: Stage, path: str, sources: Iterable[SourceLock]) -> list[str]:
-    """List the files that a path of a stage stands for, by source and shard."""
+    """Return the files that a path of a stage stands for, by source and shard."""
     if "{" not in path:
         return [path]
     if "{variant}" in path:
-        # An ablation lists its own.
+        # An ablation lists its own variants.
         return []
     found = []
     for source in sources:
@@ -273,7 +273,7 @@ def expand_path(stage: Stage, path: str, sources: Iterable[SourceLock]) -> list[
 
 
 def stages_before(name: str, *, asked: Collection[str] = ()) -> list[Stage]:
-    """Return the stages behind another one, in their order, with those that were asked for."""
+    """Return a stage's direct and indirect inputs in order; optional ones only if ``asked``."""
     found, waiting = set[str](), STAGES[name].reads.split()
     while waiting:
         stage = STAGES[waiting.pop()]

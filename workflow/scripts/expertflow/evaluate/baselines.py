@@ -1,11 +1,9 @@
-"""What answering without a model reaches: learnt from training examples alone, never from held-out.
+"""Baselines without a model, learned from training examples alone.
 
-A score means little without these: a model that says one thing to everybody, or fills in a form,
-may look trained. Each has a part of the training examples to learn from; candidates are judged on
-another part of them, the probes.
-
-A form is an answer in which what the prompt holds is replaced by its place there: the second word,
-the last number, ... Places are general on purpose: nothing here knows what task a prompt is of.
+They show what a score is worth: a model that always gives one answer, or fills in a template, may
+look trained. Candidates are judged on probes, training examples that no candidate was learned from.
+A template is an answer in which parts of the prompt are replaced by their places: the second word,
+the last number, ... Places are generic, as nothing here knows the task of a prompt.
 """
 
 import re
@@ -22,17 +20,17 @@ from expertflow.core.records import Record
 from expertflow.evaluate.questions import Judge, unusable
 from expertflow.evaluate.records import Example, Verdict
 
-# What learning of constants, and of templates, may ask of the judge.
+# Budget of judgments for learning constants, and for templates.
 N_JUDGEMENTS = 400
 MAX_PROBES = 200
-MAX_TEMPLATES = 200  # that are filled in for all examples
-# Templates left for the judge. Few, so that each sees many probes: with 14 candidates of 28 probes
-# the choice on WikiSQL was one that scored half of what a neighbour did.
+MAX_TEMPLATES = 200  # filled in for all examples
+# Few templates are judged, so that each gets many probes: with 14 candidates and 28 probes the
+# choice on WikiSQL scored half of what another one did.
 N_JUDGED_TEMPLATES = 4
 N_SHOWN_CHARACTERS = 160
 _PLAIN_WORD = re.compile(r"\w+")
-MAX_MARKS = 40  # words that places are counted from
-MIN_MARK_FRACTION = 0.05  # of the prompts hold such a word
+MAX_MARKS = 40  # frequent words that places may follow
+MIN_MARK_FRACTION = 0.05  # of the prompts contain such a word
 MAX_INDEX = 24  # places further from an end are not named
 
 WORD = re.compile(r"\w+(?:\.\d+)?")
@@ -40,7 +38,7 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?")
 QUOTED = re.compile(r"\"([^\"\n]+)\"|'([^'\n]+)'|`([^`\n]+)`")
 NAME = re.compile(r"[A-Z][\w.'-]*(?: [A-Z][\w.'-]*)*")
 
-# A quoted text counts as one piece where the prompt holds it whole, else its words do.
+# A quoted text is one piece if the prompt contains all of it; otherwise its words are.
 PIECE = re.compile(r"(?<=\")[^\"\n]+(?=\")|(?<=')[^'\n]+(?=')|\w+(?:\.\d+)?|.", re.DOTALL)
 WORD_PIECE = re.compile(r"\w+(?:\.\d+)?|.", re.DOTALL)
 CASES: dict[str, Callable[[str], str]] = {
@@ -49,7 +47,7 @@ CASES: dict[str, Callable[[str], str]] = {
     " in upper case": str.upper,
 }
 
-# What stands at the places of a prompt, by their names, in the order of preference.
+# Texts of a prompt by the names of their places, in order of preference.
 Places = dict[str, str]
 Answering = Callable[[Example], str]
 
@@ -68,7 +66,7 @@ class Finder:
         least = max(MIN_MARK_FRACTION * len(prompts), 2)
         often = sorted(n_prompts.items(), key=lambda item: (-item[1], item[0]))
         self._marks = [word for word, n in often[:MAX_MARKS] if n >= least]
-        # All templates are filled in for one prompt after the other.
+        # All templates are filled in for a prompt before the next one.
         self.places = lru_cache(maxsize=1)(self._find)
 
     def _find(self, prompt: str) -> Places:
@@ -130,11 +128,7 @@ class Template(Record, frozen=True):
 
 
 class TemplateMaker:
-    """Makes a training answer's template. Of several places of a text, it takes the usual one.
-
-    The same holds for text that need not come from the prompt: a piece that more answers have than
-    a place explains stays as it is.
-    """
+    """Turns answers into templates, keeping as text what answers share more often than a place."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
         self.examples = examples
@@ -171,7 +165,6 @@ class TemplateMaker:
         return Template(tuple(parts))
 
     def _slots(self, prompt: str) -> dict[str, list[Slot]]:
-        """Map each text that a place gives, in each case, to the slots that give it."""
         slots: dict[str, list[Slot]] = {}
         for place, text in self.finder.places(prompt).items():
             for case, written in CASES.items():
@@ -189,10 +182,7 @@ def _pieces(answer: str, slots: dict[str, list[Slot]]) -> list[str]:
 
 
 def make_baselines(judge: Judge, training: Sequence[Example], seed: int) -> list[BaselinePredictor]:
-    """Learn ``constant``, ``template``, ``nearest`` and ``nearest_filled`` from examples.
-
-    Fewer than four examples give no baseline, and answers that share no form no ``template``.
-    """
+    """Learn the baselines: none from under four examples, no ``template`` if none recurs."""
     usable = [example for example in training if example.reference.strip()]
     if len(usable) < 4:
         return []
@@ -205,8 +195,6 @@ def make_baselines(judge: Judge, training: Sequence[Example], seed: int) -> list
 
 
 class _Probes:
-    """Training examples that candidates are judged on; no candidate was learnt from them."""
-
     def __init__(self, examples: list[Example], judge: Judge) -> None:
         self._examples, self._judge = examples, judge
 
@@ -217,7 +205,7 @@ class _Probes:
         try:
             verdicts = self._judged(asked, candidates)
         except EvaluationError:
-            # A reference that cannot be judged tells nothing of a candidate, and costs no other.
+            # Unusable references say nothing about a candidate.
             bad = unusable(asked, self._judge)
             asked = [example for i, example in enumerate(asked) if i not in bad]
             if not asked:
@@ -243,7 +231,7 @@ def _constant(fitted: Sequence[Example], probes: _Probes) -> BaselinePredictor:
 
 
 def _constants(fitted: Sequence[Example], n: int) -> list[str]:
-    """Pick answers in turn from three orders: often given, ending as many do, and any."""
+    """Pick alternately from three orders: frequent answers, frequent endings, and all answers."""
     texts = Counter(example.reference for example in fitted)
     ends = Counter(_last_word(example.reference) for example in fitted)
     often = [text for text, count in texts.most_common() if count > 1]
@@ -262,7 +250,7 @@ def _last_word(text: str) -> str:
 
 
 def _template(maker: TemplateMaker, probes: _Probes) -> list[BaselinePredictor]:
-    """Take the best of the forms that come again; what they get right to the letter is free."""
+    """Judge the recurring templates with the most exact matches, which cost no judgment."""
     counts = Counter(maker.template(example) for example in maker.examples)
     often = [form for form, count in counts.most_common(MAX_TEMPLATES) if count > 1]
     if not often:
@@ -284,10 +272,10 @@ def _template(maker: TemplateMaker, probes: _Probes) -> list[BaselinePredictor]:
 
 
 def _nearest(maker: TemplateMaker) -> list[BaselinePredictor]:
-    """Answer as the nearest question, as it stands and filled in; nothing is chosen here.
+    """Answer like the nearest question, verbatim and filled in, without choosing between the two.
 
-    Probes could not choose: they may come from the same group as a fitted example, whose answer
-    then happens to serve as it is, and held-out questions never do.
+    Probes cannot choose: a probe may share a group with a fitted example, whose verbatim answer is
+    then right by chance. Held-out questions never do.
     """
     index = Index([example.prompt for example in maker.examples])
 
@@ -310,7 +298,7 @@ def _nearest(maker: TemplateMaker) -> list[BaselinePredictor]:
 
 
 class Index:
-    """Texts by TF-IDF and the cosine of two. Of equally near texts the first is the nearest."""
+    """TF-IDF index with cosine similarity; the first of equally near texts wins."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         counts = [_count_words(text) for text in texts]

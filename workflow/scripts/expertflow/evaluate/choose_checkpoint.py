@@ -1,8 +1,8 @@
-"""Choose among the checkpoints that training kept, by the task's own metric. Pure.
+"""Choose among the kept checkpoints by the task's own metric. Pure.
 
-The questions of the choice are none of those that are reported: the best of several looks better on
-the questions that it was chosen by than it is. The held-out loss has no such second set: where it
-decides, or training stopped or chose by it, the reported loss is the one that was chosen by.
+The choice uses questions that are not reported, since the best of several looks better than it is
+on the questions it was chosen by. The held-out loss has no second set: where it decides, or
+training chose by it, the reported loss is biased by the choice.
 """
 
 import math
@@ -13,9 +13,9 @@ from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.records import CandidateScore, EvaluationSpec, Published, TaskScore
 from expertflow.train.records import Candidate, TrainingRecord
 
-# With fewer, the interval of a score is 40 points wide, and chance would choose.
+# With fewer, a score's interval is 40 points wide and the choice would be chance.
 MIN_QUESTIONS = 20
-# Of fewer questions than these in all, none are kept back from the report to choose by.
+# With fewer questions in all, none are withheld from the report.
 MIN_TO_SHARE = 40
 TASK_WITHOUT_METRIC = "held_out_loss"
 CHOSEN_BY_LOSS = (
@@ -26,7 +26,7 @@ CHOSEN_BY_LOSS = (
 def no_choice(
     spec: EvaluationSpec, training: TrainingRecord, n_questions: int, unavailable_reason: str | None
 ) -> str | None:
-    """Return why there is nothing to choose; null if there is."""
+    """Return why there is nothing to choose, or null."""
     if spec.task == TASK_WITHOUT_METRIC:
         return "the task has no metric beside the held-out loss"
     if unavailable_reason is not None:
@@ -41,10 +41,7 @@ def no_choice(
 
 
 def n_to_report(n_questions: int, spec: EvaluationSpec) -> int:
-    """Share out questions between the report and the choice, where they are too few for both.
-
-    The choice then gets a third, and 20 at least; of less than 40 only what the report leaves.
-    """
+    """Return how many questions to report; if too few for both, a third and at least 20 choose."""
     n_most = min(n_questions, spec.max_examples)
     n_wanted = spec.max_examples + spec.n_selection_examples
     if n_questions >= n_wanted or n_questions < MIN_TO_SHARE:
@@ -54,20 +51,20 @@ def n_to_report(n_questions: int, spec: EvaluationSpec) -> int:
 
 
 def as_trained(training: TrainingRecord, why: str, *, by_loss: bool = False) -> Published:
-    """Publish what training did, for want of a choice; ``by_loss`` is how training chose it."""
+    """Publish what training published; ``by_loss``: training chose it by the held-out loss."""
     told = f"the weights that training published: {why}"
     return _publish(in_order(training)[-1], f"{told}; {CHOSEN_BY_LOSS}" if by_loss else told)
 
 
 def in_order(training: TrainingRecord) -> list[Candidate]:
-    """List the candidates as they are asked: that of training last, and so still loaded."""
+    """Return the candidates with training's own last, so that it is still loaded afterwards."""
     return sorted(training.candidates, key=lambda one: one.step == training.published_step)
 
 
 def chosen(
     training: TrainingRecord, scores: Sequence[tuple[Candidate, TaskScore]], n_questions: int
 ) -> Published:
-    """Take the best score; of equal ones the lowest held-out loss, then the latest step."""
+    """Publish the best score; ties go to the lowest held-out loss, then the latest step."""
 
     def rank(scored: tuple[Candidate, TaskScore]) -> tuple[int, float, int]:
         loss = scored[0].held_out_loss
@@ -105,7 +102,7 @@ def _publish(
 
 
 def check_there(training: TrainingRecord, checkpoint: Path) -> None:
-    """Refuse to begin where the weights of any candidate are missing."""
+    """Raise if the weights of any candidate are missing."""
     for candidate in training.candidates:
         folder = checkpoint / candidate.path
         names = ("config.json", "adapter_config.json")

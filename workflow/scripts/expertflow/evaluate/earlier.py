@@ -1,7 +1,7 @@
-"""Remember each evaluation of an expert, so that the next one can tell a step backwards.
+"""Keep a history of an expert's evaluations, so that the next one can detect a regression.
 
-One line of JSON an evaluation, in a file of the expert's: which questions it got right, by hashes
-of what they say. It is a memory, no result: without it nothing but the comparison is missing.
+Each evaluation is a line of JSON with the questions it got right, by content hash. The history is a
+cache: losing it costs only the comparison.
 """
 
 import json
@@ -31,7 +31,7 @@ HASH_CHARS = 32
 
 
 class Asked(Record, frozen=True, kw_only=True):
-    """How questions were asked and judged. ``artefacts`` are hashes of what scoring read."""
+    """How questions were asked and judged. ``artefacts`` are hashes of the files scoring read."""
 
     task: str
     metric: str
@@ -43,7 +43,7 @@ class Asked(Record, frozen=True, kw_only=True):
 
 
 class Noted(Record, frozen=True, kw_only=True):
-    """What an evaluation found, by question. ``how`` has to be the same for two to be compared."""
+    """An evaluation's results by question; only those with equal ``how`` are compared."""
 
     evaluated_at: str
     weights_sha256: str
@@ -65,7 +65,7 @@ def noted(
         max_new_tokens=spec.max_new_tokens,
         decoding=spec.decoding,
         fields=spec.fields,
-        # As they are now: a corrected database makes other answers right.
+        # Current hashes, as a corrected database makes other answers right.
         artefacts={
             name: sha256_directory(path) if path.is_dir() else sha256_file(path)
             for name, path in paths.items()
@@ -81,10 +81,7 @@ def noted(
 
 
 def compare(now: Noted, path: Path, *, seed: int) -> EarlierRun | None:
-    """Compare with the newest evaluation of other weights that asked some of the same questions.
-
-    Where none did, the newest one is named without a comparison.
-    """
+    """Compare with the newest evaluation of other weights, if only by name."""
     others = [
         one
         for one in reversed(read(path))
@@ -109,7 +106,7 @@ def compare(now: Noted, path: Path, *, seed: int) -> EarlierRun | None:
 
 
 def note(now: Noted, path: Path) -> None:
-    """Append an evaluation under a lock, whole or not at all; repeats add nothing."""
+    """Append an evaluation atomically, under a lock; repeats add nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("a") as lock:
@@ -120,7 +117,7 @@ def note(now: Noted, path: Path) -> None:
             lines = (canonical_json(to_json(run)) for run in (*known, now)[-N_KEPT:])
             write_text(path, "".join(f"{line}\n" for line in lines))
     except OSError as error:
-        # What was measured stands without it, and a card was paid for that.
+        # The results are valid without it, and were paid for.
         log.warning("%s: this evaluation is not noted for later ones (%s)", path, error)
 
 

@@ -1,4 +1,4 @@
-"""Score an expert before and after training, on documents that training never saw."""
+"""Score an expert before and after training, on held-out documents."""
 
 import json
 import logging
@@ -55,10 +55,7 @@ N_WORST = 10
 
 
 class EvalInputs(Record, frozen=True, kw_only=True):
-    """What is evaluated, and what it is evaluated on.
-
-    ``load`` takes a folder of weights, or null; ``state`` holds earlier evaluations.
-    """
+    """``load`` takes a folder of weights or null; ``state`` holds earlier evaluations."""
 
     spec: EvaluationSpec
     shards: list[ShardRecord]
@@ -76,11 +73,10 @@ class EvalInputs(Record, frozen=True, kw_only=True):
 
 
 def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
-    """Ask the base model, the candidates and the best of them; one is loaded at a time.
+    """Evaluate the base model, the candidates and the best of them, loading one at a time.
 
-    Raises:
-        EvaluationError: a held-out document is also in the training data, the records are not of
-            one run, or the task cannot be scored as the manifest asks.
+    Raises EvaluationError if a held-out document is also in the training data, the records are not
+    of one run, or the task cannot be scored as configured.
     """
     start = time.perf_counter()
     spec, training, expert = inputs.spec, inputs.training, inputs.plan.expert
@@ -155,7 +151,7 @@ def _questions(
     if not evaluator.can_answer:
         return Questions([], [], [])
     if len(inputs.training.candidates) == 1:
-        # There is nothing to choose, so none is kept back for it.
+        # Nothing to choose, so no questions are withheld.
         spec = replace(spec, n_selection_examples=0)
     engine = evaluator.codec.engine
     return choose_questions(held_out, spec, engine, inputs.layout, evaluator.judge)
@@ -170,12 +166,12 @@ def _published(
         log.info("%s: no choice among checkpoints: %s", inputs.plan.expert, why)
         return as_trained(training, why, by_loss=inputs.plan.load_best_model_at_end)
     scores = []
-    # Training and this measure in other batches: losses of one table are of one measurement.
+    # Training measures in other batches, so a table must not mix its losses with these.
     all_measured = all(one.held_out_loss is not None for one in training.candidates)
     for candidate in in_order(training):
         assert evaluator.metric is not None, "a choice without a metric"
         if not all_measured:
-            # Training measures at its own steps; the weights were loaded anyway.
+            # Training measured other steps, and the weights are loaded anyway.
             loss = evaluator.held_out_loss(candidate.path)
             candidate = replace(candidate, held_out_loss=loss)
         verdicts = evaluator.answers(candidate.path, selection).verdicts
@@ -185,7 +181,7 @@ def _published(
 
 
 class ModelComparison(Record, frozen=True):
-    """Compares two models on the same questions; ``unavailable`` says what was left out and why."""
+    """Compares two models on the same questions; ``unavailable`` maps missing parts to reasons."""
 
     evaluator: ModelEvaluator
     asked: list[EvalExample]
@@ -222,7 +218,7 @@ class ModelComparison(Record, frozen=True):
         try:
             made = make_baselines(self.evaluator.judge, learnt_from, self.spec.seed)
         except EvaluationError as error:
-            # Training data may hold what no scorer takes; the expert's own scores are there by now.
+            # Training data may be unscorable; the expert's own scores exist by now.
             log.warning("no baselines: %s", error)
             return self._without("baselines", f"a training document cannot be judged: {error}")
         if not made:
@@ -281,7 +277,7 @@ class ModelComparison(Record, frozen=True):
         return found
 
     def write_answers(self, path: Path) -> None:
-        """Write both answers to each question, one JSON object a line; losses in nats a token."""
+        """Write both answers to each question as JSON lines; losses in nats a token."""
         lines = []
         for i, one in enumerate(self.asked[: len(self.after.verdicts)]):
             line: dict[str, str | float | None] = {
@@ -300,13 +296,13 @@ class ModelComparison(Record, frozen=True):
         write_text(path, "".join(lines))
 
     def samples(self) -> tuple[EvaluationSample, ...]:
-        """Choose some questions: right and wrong answers in turn, as long as there are both."""
+        """Pick right and wrong answers alternately, as long as there are both."""
         right = [i for i, verdict in enumerate(self.after.verdicts) if verdict.correct]
         in_turn = [i for pair in zip_longest(right, self._wrong()) for i in pair if i is not None]
         return tuple(map(self._sample, in_turn[:N_SAMPLES]))
 
     def worst(self) -> tuple[EvaluationSample, ...]:
-        """Choose wrong answers: right before, then least expected; unknown losses come last."""
+        """Pick wrong answers: right before first, then by descending loss, unknown losses last."""
 
         def place(i: int) -> tuple[bool, bool, float]:
             loss = self.after.reference_losses[i]

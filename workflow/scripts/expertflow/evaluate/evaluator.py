@@ -1,4 +1,4 @@
-"""Ask one model after the other the same things: held-out documents, and the task's questions."""
+"""Ask several models the same things in turn: held-out documents and the task's questions."""
 
 import gc
 import logging
@@ -26,17 +26,14 @@ from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
 from expertflow.tokens.arrow import PackedRows
 
 log = logging.getLogger(__name__)
-# Beyond it exp() leaves the range of floats.
+# exp() of more overflows.
 LARGEST_LOSS = 700.0
-# Below the checkpoint's folder; null is the base model.
+# Path below the checkpoint's folder; null is the base model.
 Place = str | None
 
 
 class Models:
-    """The base model and the candidates; only the one that was asked for last is in memory.
-
-    Callers must not keep a reference to a model. ``load`` takes null for the base model.
-    """
+    """The base model (null) and the candidates, one in memory; callers must not keep references."""
 
     def __init__(self, load: Callable[[Path | None], Any], checkpoint: Path) -> None:
         self._load = load
@@ -63,7 +60,7 @@ class Models:
 
 
 class Generations(Record, frozen=True, kw_only=True):
-    """What a model answered; tokens are counted only where it wrote, and of what was asked."""
+    """A model's answers; tokens are counted only for generated answers to questions asked."""
 
     texts: list[str] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
@@ -73,7 +70,7 @@ class Generations(Record, frozen=True, kw_only=True):
 
 
 class ModelOutcome(Record, frozen=True, kw_only=True):
-    """What one model did; ``reference_losses`` are nats a token on each question's reference."""
+    """One model's results; ``reference_losses`` are nats a token on each question's reference."""
 
     side: EvaluationSide
     losses: DocumentLosses
@@ -84,10 +81,9 @@ class ModelOutcome(Record, frozen=True, kw_only=True):
 
 
 class ModelEvaluator(Record, frozen=True, kw_only=True):
-    """Asks models in turn; ``unavailable_reason`` says why answers cannot be scored here.
+    """``task`` is null if nothing is generated, ``unavailable_reason`` why answers have no score.
 
-    ``task`` is null where nothing is generated. ``is_one_document`` says that all held-out rows are
-    pieces of a single document.
+    ``is_one_document`` means that all held-out rows are pieces of a single document.
     """
 
     models: Models
@@ -163,7 +159,7 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
             losses=losses,
             texts=found.texts,
             verdicts=found.verdicts,
-            # Null where the model has no position for all of the reference.
+            # Null if the reference exceeds the model's positions.
             reference_losses=[-nats / n if isfinite(nats) else None for nats, n in likelihoods],
             harness=self._run_harness(place),
         )
@@ -179,7 +175,7 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
         return lm_eval_hook.measure(model, spec, tokenizer=self.tokenizer, batch_size=batch_size)
 
     def answers(self, place: Place, asked: Sequence[EvalExample]) -> Generations:
-        """Ask a model and judge its answers; loading it is not timed."""
+        """Generate and judge a model's answers; loading the model is not timed."""
         writes = self.spec.task != "multiple_choice"
         model = self.models.get(place)
         start = time.perf_counter()

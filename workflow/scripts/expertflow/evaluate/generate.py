@@ -1,8 +1,4 @@
-"""Answer held-out questions with a model: batched, left-padded, with a cache of keys and values.
-
-Transformers' own ``generate`` runs the model, so every family keeps its own cache. What decides the
-answers is done here: which token is drawn, and where each answer ends.
-"""
+"""Answer held-out questions in batches: Transformers generates, sampling and endings are ours."""
 
 import logging
 import random
@@ -35,19 +31,19 @@ from expertflow.train.device import is_out_of_memory
 from expertflow.train.model.packed import causal_lm
 
 log = logging.getLogger(__name__)
-# Generation pads on the left and masks, which the packed route of training does not know.
+# Generation pads on the left and masks, which training's packed attention does not support.
 ATTENTION = "sdpa"
-# For families that add to the scores what SDPA does not take.
+# For families whose score modifications SDPA does not support.
 PLAIN_ATTENTION = "eager"
-# A stop text of n bytes ends in the last n tokens; a few more for those that decode to nothing.
+# A stop text of n bytes ends in the last n tokens; a few more for tokens without text.
 MARGIN_TOKENS = 8
 Ids = list[list[int]]
 
 
 class Answer(Record, frozen=True):
-    """What a model wrote, without thoughts and what ended it; ``n_tokens`` counts all of it.
+    """``n_tokens`` counts all generated tokens, ``text`` omits thoughts and the terminator.
 
-    ``ended`` is false where it had no room to go on; ``not_asked`` says why nothing was asked.
+    ``ended`` is false if it ran out of room; ``not_asked`` says why it was not asked.
     """
 
     text: str
@@ -66,25 +62,24 @@ class PromptCodec(Record, frozen=True):
 
     @property
     def pad_id(self) -> int:
-        """The token that ends a text, and pads prompts; it is masked."""
+        """The end-of-text token, which also pads prompts; it is masked."""
         return self.engine.special_id(self.layout.text_end)
 
 
 def answers(
     model: Any, prompts: Sequence[list[int]], codec: PromptCodec, spec: EvaluationSpec
 ) -> list[Answer]:
-    """Continue each prompt (token ids) until it ends by itself; in the order of the prompts.
+    """Continue each prompt (token ids) to its end; answers keep the order of the prompts.
 
-    An answer ends with the turn, the text, a token that the model's own settings name, a stop text,
-    ``max_new_tokens``, or the model's last position. Where the prompt leaves no position, nothing
-    is asked and ``not_asked`` says so.
+    An answer ends with the turn, the text, an end token of the model's own settings, a stop text,
+    ``max_new_tokens``, or the model's last position. A prompt that leaves no position is skipped,
+    with the reason in ``not_asked``.
 
-    Draws are seeded by the prompt, so an answer does not depend on its batch, but for rounding:
-    sums in batches of other sizes round differently, which hardly ever decides a token in fp32. In
-    bf16 on a card answers are the same for the same card and batch size only.
+    Sampling is seeded by the prompt, so an answer depends on its batch only by rounding, which
+    hardly ever decides a token in fp32. In bf16 answers repeat for the same card and batch size
+    only.
 
-    Raises:
-        EvaluationError: one prompt alone does not fit into memory.
+    Raises EvaluationError if a single prompt does not fit into memory.
     """
     lm = causal_lm(model)
     ends = end_ids(lm.generation_config, codec.end_id, codec.pad_id)
@@ -117,13 +112,13 @@ def answers(
 
 
 def positions_of(config: Any) -> int | None:
-    """Return how many positions a model has; null where its configuration does not say."""
+    """Return the model's number of positions; null if its configuration does not say."""
     n: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return n
 
 
 def end_ids(config: Any, *more: int) -> frozenset[int]:
-    """Return the tokens that end a text by a generation config (none, one or several), and more."""
+    """Return the end tokens of a generation config (none, one or several), plus ``more``."""
     own = getattr(config, "eos_token_id", None)
     own = [] if own is None else [own] if isinstance(own, int) else own
     return frozenset({*own, *more})
@@ -132,7 +127,7 @@ def end_ids(config: Any, *more: int) -> frozenset[int]:
 def finished(
     ids: list[int], *, engine: Encoder, ends: frozenset[int], stops: tuple[str, ...]
 ) -> Answer:
-    """Cut what a model wrote where it ends or a stop text begins, and take out the thoughts."""
+    """Cut generated ids at an end token or stop text, and drop the thoughts."""
     end = next((i for i, token in enumerate(ids) if token in ends), None)
     text = engine.decode(ids[:end])
     stopped = any(stop in text for stop in stops)
@@ -142,7 +137,7 @@ def finished(
 
 
 def halved(n_rows: int, error: RuntimeError) -> int:
-    """Return half of a batch that did not fit into memory; raise for one row or another error."""
+    """Return half of a batch that ran out of memory; re-raise for one row or another error."""
     if not is_out_of_memory(error):
         raise error
     if n_rows == 1:
@@ -150,7 +145,7 @@ def halved(n_rows: int, error: RuntimeError) -> int:
             "out of memory with one question at a time; lower evaluation.max_new_tokens, or use a"
             " larger card"
         ) from error
-    # Until it is dealt with, the error holds all that was made for the batch.
+    # The error's traceback would keep the batch's tensors alive.
     traceback.clear_frames(error.__traceback__)
     torch.cuda.empty_cache()
     log.warning("out of memory with %d questions at a time; going on with %d", n_rows, n_rows // 2)
@@ -159,10 +154,10 @@ def halved(n_rows: int, error: RuntimeError) -> int:
 
 @contextmanager
 def generating(lm: PreTrainedModel, *, ends: frozenset[int], pad_id: int) -> Iterator[None]:
-    """Lend a model the attention that generation needs, and decoding settings of nobody else.
+    """Set the attention and decoding settings that generation needs, then restore the model's own.
 
-    Transformers fills what a call leaves open from the model's own settings, e.g. a penalty on
-    repetition, which the exported expert does not have.
+    Transformers fills missing settings from the model's own, e.g. a repetition penalty, which the
+    exported expert does not have.
     """
     training, attention, config = lm.training, lm.config._attn_implementation, lm.generation_config
     lm.eval()
@@ -181,7 +176,7 @@ def generating(lm: PreTrainedModel, *, ends: frozenset[int], pad_id: int) -> Ite
 def _continued(
     lm: PreTrainedModel, prompts: Ids, rooms: list[int], engine: Encoder, spec: EvaluationSpec
 ) -> Ids:
-    """Return the ids that follow each prompt, at most its room; padded where others go on."""
+    """Return the ids that follow each prompt, at most its room, padded to equal length."""
     config, longest = lm.generation_config, max(map(len, prompts))
     ids = torch.full((len(prompts), longest), config.pad_token_id, dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -205,7 +200,7 @@ def _continued(
 
 
 class Draws(LogitsProcessor):  # type: ignore[misc]
-    """Leave one token a row: drawn from the warped distribution by a generator of its own."""
+    """Draw one token a row from the warped distribution, each row with its own generator."""
 
     def __init__(self, decoding: Decoding, prompts: list[list[int]], seed: int) -> None:
         self.warpers: list[Any] = [TemperatureLogitsWarper(decoding.temperature)]
@@ -213,12 +208,12 @@ class Draws(LogitsProcessor):  # type: ignore[misc]
             self.warpers.append(TopKLogitsWarper(decoding.top_k))
         if decoding.top_p < 1:
             self.warpers.append(TopPLogitsWarper(decoding.top_p))
-        # Seeded by what a question says, so that no other question changes its draws.
+        # Seeded by the question's text, so that no other question changes its draws.
         texts = (f"{seed}:{','.join(map(str, prompt))}" for prompt in prompts)
         self.generators = [random.Random(text) for text in texts]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return scores [B, V] of which all but the drawn token's are minus infinity."""
+        """Return scores [B, V], minus infinity for all but the drawn token."""
         warped = scores.float()
         for warper in self.warpers:
             warped = warper(input_ids, warped)
@@ -230,10 +225,7 @@ class Draws(LogitsProcessor):  # type: ignore[misc]
 
 
 class Endings(StoppingCriteria):  # type: ignore[misc]
-    """Find which rows have no room to go on, or wrote a stop text.
-
-    It may lie across tokens, so the last ones are decoded at every step, and all at a likely end.
-    """
+    """Find rows that are out of room or wrote a stop text, which may span tokens."""
 
     def __init__(
         self, start: int, rooms: list[int], engine: Encoder, stops: tuple[str, ...]

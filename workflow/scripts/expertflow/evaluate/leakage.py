@@ -1,7 +1,4 @@
-"""Make sure that nothing is asked that was trained on, by counting afresh.
-
-Held-out documents are kept in memory; those of training pass by once, however many they are.
-"""
+"""Check for leakage afresh; held-out documents are in memory, training documents are streamed."""
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +15,7 @@ from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import TrainingRecord
 
-# Of the training documents so many are kept, for answers without a model.
+# Training documents kept for the baselines.
 N_TRAINING_EXAMPLES = 2_000
 
 
@@ -35,9 +32,8 @@ def read_split(
 ) -> HeldOutSplit:
     """Read both sides of the split and compare them.
 
-    Raises:
-        EvaluationError: a held-out document is also in the training data, or the split is not the
-            one that the rows were packed from.
+    Raises EvaluationError if a held-out document is also in the training data, or the rows were
+    packed from another split.
     """
     counted = {"held_out": 0, "train": 0}
 
@@ -50,7 +46,7 @@ def read_split(
     known = HeldOutHashes(held_out)
     passing = (document for document in side("train") if known.saw(document))
     training = heapq.nsmallest(N_TRAINING_EXAMPLES, passing, key=seeded_key(seed))
-    # What the template cannot write is missing in the rows.
+    # Documents that the template cannot render are missing in the rows.
     dropped = packing.n_dropped_by_reason or packing.n_dropped_held_out
     for name, split in (("held_out", packing.held_out), ("train", packing.train)):
         n, n_packed = counted[name], split.n_documents
@@ -72,7 +68,7 @@ def read_split(
 def check_trained_rows(
     expert: str, *, training: TrainingRecord, packing: PackingRecord, rows: Path
 ) -> None:
-    """Raise unless the model was trained on, and is measured on, the rows of this packing."""
+    """Raise unless the model was trained, and is measured, on the rows of this packing."""
     splits = sha256_json([packing.train.sha256, packing.held_out.sha256])
     if training.packing_sha256 != splits:
         raise EvaluationError(
@@ -87,22 +83,22 @@ def check_trained_rows(
 
 
 def seeded_key(seed: int) -> Callable[[Document], str]:
-    """Return an order of documents that depends on what they say, and on nothing else."""
+    """Return a sort key that depends on nothing but the seed and a document's content."""
     return lambda document: sha256_text(f"{seed}:{document.text_hash}")
 
 
 class HeldOutHashes:
     """Hashes of held-out documents, and which of them training documents share.
 
-    ``text_hash`` goes by the fields that a source is told apart by; a document's whole content is
-    compared besides, and what each learned turn of a training chat answers, as a chat may go on
-    where a held-out one ends. Only where questions are equal can contents and answers be.
+    ``text_hash`` covers only the fields that identify a document of its source, so complete
+    contents are compared too. So is what each learned turn of a training chat answers, as that chat
+    may go on where a held-out one ends. Only if questions are equal can contents and answers be.
     """
 
     def __init__(self, documents: Iterable[Document]) -> None:
         self._texts: set[str] = set()
         self._questions: set[str] = set()
-        # The ends of held-out questions: few others need to be put together.
+        # Last words of held-out questions, to join few other texts.
         self._last_words: set[str] = set()
         self._seen: set[str] = set()
         for document in documents:
@@ -113,7 +109,7 @@ class HeldOutHashes:
                 self._last_words.update(map(normalised, said[-1:]))
 
     def saw(self, document: Document) -> bool:
-        """Compare a training document; always true, so that it can stand in a pipeline."""
+        """Compare a training document; always true, to serve as a filter in a pipeline."""
         if document.text_hash in self._texts:
             self._seen.add(document.text_hash)
         if (question := _question(document.body)) in self._questions:
@@ -123,7 +119,7 @@ class HeldOutHashes:
         return True
 
     def _answered(self, body: Body) -> Iterator[tuple[str, str]]:
-        """Yield held-out questions that a chat answers in any learned turn, with the answers."""
+        """Yield held-out questions that any learned turn of a chat answers, with the answers."""
         last = ""
         for i, turn in enumerate(body.turns):
             if turn.learned and last in self._last_words:
@@ -138,7 +134,7 @@ class HeldOutHashes:
             return True
         if question not in self._seen:
             return False
-        # Or a chat was trained on that answers the same and goes on.
+        # Or a training chat gives the same answer and goes on.
         return _content(body) in self._seen or (
             body.text is None and _answer(question, body, last_answer(body)) in self._seen
         )
@@ -152,12 +148,12 @@ def _question(body: Body) -> str:
 
 
 def _said_before(body: Body, turn: int) -> list[str]:
-    """Return the texts that ``question_text`` joins, were this turn the last learned one."""
+    """Return the texts that ``question_text`` would join if this turn were the last learned one."""
     return [text for text in (one.content.strip() for one in body.turns[:turn]) if text]
 
 
 def _answer(question: str, body: Body, at: int) -> str:
-    """Hash a chat as far as the end of one turn, whatever was learned of it."""
+    """Hash a chat up to the end of one turn, learned or not."""
     roles = [
         [turn.role, [[call.name, call.arguments] for call in turn.tool_calls]]
         for turn in body.turns[: at + 1]

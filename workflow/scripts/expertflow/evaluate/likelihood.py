@@ -1,7 +1,7 @@
-"""Losses of held-out documents, and how likely a model finds given texts: exact, never sampled.
+"""Exact losses of held-out documents and likelihoods of given texts.
 
-Multiple-choice questions are answered by it: nothing is generated. Shapes: D documents, N rows,
-B rows of a batch, L tokens, T targets, C targets of a chunk, V vocabulary.
+Multiple-choice questions are answered by likelihood, without generation. Shapes: D documents, N
+rows, B rows of a batch, L tokens, T targets, C targets of a chunk, V vocabulary.
 """
 
 import logging
@@ -25,10 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class DocumentLosses(Record, frozen=True):
-    """Summed loss in nats, and number of targets, of each document in the order of the rows.
-
-    A document that was cut over several rows counts once for each.
-    """
+    """Summed nats and number of targets, by row and document; one cut over rows counts in each."""
 
     nats_D: NDArray[np.float64]
     n_targets_D: NDArray[np.int64]
@@ -36,7 +33,7 @@ class DocumentLosses(Record, frozen=True):
 
 @torch.inference_mode()
 def document_losses(model: Any, rows: PackedRows, *, micro_batch_size: int) -> DocumentLosses:
-    """Take the loss of every document in ``rows``; the sums agree with ``held_out_loss``."""
+    """Compute the loss of every document in ``rows``; the sums agree with ``held_out_loss``."""
     lm = causal_lm(model)
     training = model.training
     model.eval()
@@ -44,7 +41,7 @@ def document_losses(model: Any, rows: PackedRows, *, micro_batch_size: int) -> D
     buffers = Buffers(micro_batch_size, rows.length)
     n_documents = len(rows.seq_lengths.values)
     nats_D, n_targets_D = np.zeros(n_documents), np.zeros(n_documents, np.int64)
-    # Of the rows that hold targets, those of like length together.
+    # Rows with targets, grouped by similar length.
     order = np.argsort(-collator.n_tokens_N, kind="stable")
     order = order[collator.n_targets_N[order] > 0]
     for start in range(0, len(order), micro_batch_size):
@@ -76,7 +73,7 @@ def _target_nats(
 
 
 def _owners(rows: PackedRows, batch: Batch) -> NDArray[np.int64]:
-    """Return for each position of a batch, laid end to end, its document; -1 for padding."""
+    """Return the document of each position of a flattened batch, -1 for padding."""
     owners = np.full(batch.input_ids_BL.shape, -1, np.int64)
     for i, row in enumerate(batch.rows):
         first, last = rows.seq_lengths.offsets[row : row + 2]
@@ -88,14 +85,12 @@ def _owners(rows: PackedRows, batch: Batch) -> NDArray[np.int64]:
 def log_likelihoods(
     model: Any, pairs: Sequence[Pair], *, pad_id: int, batch_size: int
 ) -> list[tuple[float, int]]:
-    """Return ln p of each continuation after its prompt, and its number of tokens.
+    """Return ln p of each continuation given its prompt, and its number of tokens.
 
-    Each pair is a row of its own in which the continuation is what is learned, so this is the loss
-    of training with its sign turned. Prompts hold one token at least. What the model has no
-    position for it cannot write: minus infinity.
+    This is training's loss with the sign turned, on one row a pair. Prompts have at least one
+    token. A pair that exceeds the model's positions has minus infinity.
 
-    Raises:
-        EvaluationError: one pair alone does not fit into memory.
+    Raises EvaluationError if a single pair does not fit into memory.
     """
     n_positions = positions_of(causal_lm(model).config)
     lengths = [len(prompt) + len(continuation) for prompt, continuation in pairs]
@@ -129,11 +124,11 @@ def log_likelihoods(
 def choose_options(
     model: Any, asked: Sequence[EvalExample], *, pad_id: int, batch_size: int
 ) -> list[Answer]:
-    """Return for each question the option with the highest likelihood a token, as an answer.
+    """Answer each question with the option of highest mean likelihood a token; the first of ties.
 
-    The mean over its tokens and the end of the turn, so that neither a short option nor the
-    beginning of another one has an advantage; the first of equals. Where the model has no position
-    for one of the options, nothing is chosen and ``not_asked`` says so.
+    The mean includes the end of the turn, so neither a short option nor a prefix of another one has
+    an advantage. If an option exceeds the model's positions, nothing is chosen and ``not_asked``
+    says so.
     """
     pairs = [pair for one in asked for pair in one.options.values()]
     found = iter(log_likelihoods(model, pairs, pad_id=pad_id, batch_size=batch_size))

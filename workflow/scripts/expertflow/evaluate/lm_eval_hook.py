@@ -1,7 +1,7 @@
 """Run tasks of lm-evaluation-harness on both models, where it is installed.
 
-Prompts are the tasks' own plain texts, without a chat template. Nothing is downloaded: the data of
-a task is in the cache of ``datasets``, or in files that its YAML names.
+Prompts are the tasks' plain texts, without a chat template. Nothing is downloaded: a task's data is
+in the cache of ``datasets`` or in files that its YAML names.
 """
 
 import importlib
@@ -20,20 +20,20 @@ from expertflow.evaluate.records import LmEvalScore, LmEvalSpec
 from expertflow.train.model.packed import causal_lm
 
 log = logging.getLogger(__name__)
-# Of metrics without a formula for their standard error.
+# For metrics without a formula for their standard error.
 N_BOOTSTRAP = 1000
 YAML = (".yaml", ".yml")
-# The harness adds log-probabilities up in the type of the logits. In bf16 a text of 5,000 nats
-# would be known to 32, and options that differ little would be a tie, which the first one wins.
+# The harness sums log-probabilities in the type of the logits. In bf16 a text of 5,000 nats would
+# be exact to 32, and similar options would tie, which the first one wins.
 SOFTMAX_DTYPE = "float32"
-# Who reads at import whether to stay away from the network, and under which names.
+# Modules that read offline switches at import, with the names of their variables.
 SWITCHES = {
     "huggingface_hub.constants": ("HF_HUB_OFFLINE",),
     "datasets.config": ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"),
 }
 
 
-# What one model scores on a metric of a task, with its standard error, by task and metric.
+# Score and standard error by task and metric.
 Figures = dict[tuple[str, str], tuple[float | None, float | None]]
 
 
@@ -57,13 +57,11 @@ def paired(before: Figures, after: Figures) -> list[LmEvalScore]:
 
 
 def measure(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -> Figures:
-    """Run the tasks on a loaded model. A task may also be the path of a YAML file.
+    """Run tasks, given by name or as the path of a YAML file, on a loaded model.
 
-    The harness keeps the logits of all tokens of a batch, so it may need smaller ones than answers.
-
-    Raises:
-        EvaluationError: a task is not known, its data is not on this machine, or one text alone
-            does not fit into memory.
+    The harness keeps the logits of all tokens of a batch, so it may need smaller batches than
+    generation. Raises EvaluationError if a task is unknown, its data is not on this machine, or a
+    single text does not fit into memory.
     """
     from transformers import AutoTokenizer
 
@@ -97,7 +95,7 @@ def measure(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -
                         results = evaluator.simple_evaluate(model=wrapped, **options)
                     except RuntimeError as error:
                         batch_size = halved(batch_size, error)
-        # What a task's data may be missing by: all of these are what its loaders raise.
+        # All of these are raised by loaders if a task's data is missing.
         except (OSError, ValueError, KeyError) as error:
             raise EvaluationError(
                 f"evaluation.lm_eval.tasks {', '.join(names)}: {one_line(error)}; name known tasks,"
@@ -107,7 +105,7 @@ def measure(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -
 
 
 def figures(results: dict[str, dict[str, Any]], names: list[str]) -> Figures:
-    """Read the results; parts of a group that was asked for as a whole are left out."""
+    """Read the results, without the members of a group that was asked for as a group."""
     wanted = set(names) if set(names) <= set(results) else set(results)
     found: Figures = {}
     for task in sorted(wanted):
@@ -134,7 +132,7 @@ def _tasks(spec: LmEvalSpec) -> tuple[Any, list[str]]:
         if not task.endswith(YAML):
             names.append(task)
             continue
-        # A task's file may call functions by a tag of its own, so it is read line by line.
+        # A task's YAML may have custom tags, so it is read line by line.
         path = Path(task)
         if not path.is_file():
             raise EvaluationError(f"evaluation.lm_eval.tasks: {task}: no such file")
@@ -144,7 +142,7 @@ def _tasks(spec: LmEvalSpec) -> tuple[Any, list[str]]:
             raise EvaluationError(f"evaluation.lm_eval.tasks: {task}: it has no line 'task: name'")
         folders.append(str(path.parent))
         names.append(name)
-    # Reading the tasks that come with it takes seconds, for which tasks in files have no use.
+    # Indexing the bundled tasks takes seconds, which tasks in files do not need.
     by_name = len(folders) < len(names)
     folders = list(dict.fromkeys(folders))
     return tasks.TaskManager(include_path=folders or None, include_defaults=by_name), names
@@ -152,7 +150,6 @@ def _tasks(spec: LmEvalSpec) -> tuple[Any, list[str]]:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Keep the libraries that fetch data off the network for a while."""
     held: list[tuple[Any, str, Any]] = []
     for module_name, names in SWITCHES.items():
         module = importlib.import_module(module_name)

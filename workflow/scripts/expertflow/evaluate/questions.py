@@ -1,4 +1,4 @@
-"""Choose the questions of an evaluation, from documents that training never saw."""
+"""Choose the questions of an evaluation from held-out documents."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,13 +22,13 @@ from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
 
 log = logging.getLogger(__name__)
-# Stands for an answer where only what the template writes around one is looked at.
+# Placeholder answer, to find the template's text around one.
 ANY_ANSWER = "\ue0f2"
-# Beyond it the setting is wrong, not a record here and there.
+# A larger share means a wrong setting rather than bad records.
 MAX_UNUSABLE_FRACTION = 0.2
-# Of a handful of questions one is a fifth.
+# Of five questions one is a fifth.
 N_ALWAYS_BORNE = 2
-# If none of so many can be judged, no more are tried.
+# If none of the first ones can be judged, no more are tried.
 N_FIRST = 10
 
 Pair = tuple[list[int], list[int]]
@@ -39,10 +39,10 @@ T = TypeVar("T")
 class EvalExample(Record, frozen=True):
     """One held-out document, ready to be asked.
 
-    A pair is what is given and what follows it, as training lays it out. ``reference`` has all that
-    training learns of the answer: what the template writes around it, and the end, are part of it.
-    ``options`` are those of a choice by their wording; in their pairs what the template writes
-    before an answer is given.
+    A pair is a prompt and its continuation, laid out as in training. ``reference`` has all of the
+    answer that training learns, including the template's own text around it and the end.
+    ``options`` maps the wording of each choice to its pair; there the template's text before an
+    answer belongs to the prompt.
     """
 
     example: Example
@@ -52,10 +52,7 @@ class EvalExample(Record, frozen=True):
 
 
 class Questions(Record, frozen=True):
-    """Those that are reported, and those that only choose among checkpoints.
-
-    ``unusable`` are the reasons why others were left out: their references cannot be judged.
-    """
+    """Questions to report, those for choosing a checkpoint, and reasons against unusable ones."""
 
     reported: list[EvalExample]
     selection: list[EvalExample]
@@ -69,17 +66,15 @@ def choose_questions(
     layout: Layout,
     judge: Judge,
 ) -> Questions:
-    """Choose the questions by a seeded hash and tokenize them as training saw them.
+    """Choose questions by a seeded hash and tokenize them as in training.
 
-    The first ``max_examples`` are reported and the next ``n_selection_examples`` are for choosing,
-    so how many are asked to choose by changes nothing that is reported. Where there are fewer, both
-    have a share. References are judged first, before a model is paid to answer, and those that
-    cannot be make room for others. What the model's chat template cannot write is no question, as
-    it was no training document.
+    The first ``max_examples`` are reported and the next ``n_selection_examples`` choose, so the
+    number of the latter does not affect the report; with too few, both get a share. References are
+    judged before a model is run, and unusable ones are replaced by others. Documents that the chat
+    template cannot render are no questions, as they were no training documents.
 
-    Raises:
-        EvaluationError: more than a fifth of the references that were tried cannot be judged, the
-            template writes a stop text before every answer, or a record's options cannot be read.
+    Raises EvaluationError if more than a fifth of the references tried cannot be judged, the
+    template writes a stop text before every answer, or a record's options cannot be read.
     """
     renderer = Renderer(layout)
     ordered = sorted(documents, key=seeded_key(spec.seed))
@@ -90,7 +85,7 @@ def choose_questions(
 
 
 def examples(documents: Iterable[Document], layout: Layout) -> list[Example]:
-    """Return documents as examples, in their order, without those that are no question."""
+    """Return documents as examples, in order, without those that are no questions."""
     renderer = Renderer(layout)
     return list(_made(lambda one: _example(renderer, one)[0], documents))
 
@@ -98,7 +93,7 @@ def examples(documents: Iterable[Document], layout: Layout) -> list[Example]:
 def _choose_judgeable(
     ordered: Iterable[Document], renderer: Renderer, spec: EvaluationSpec, judge: Judge
 ) -> tuple[list[Document], list[str]]:
-    """Take the first documents whose references can be judged; return why others cannot, too."""
+    """Return the first documents with judgeable references, and the reasons against others."""
     n_wanted = spec.max_examples + spec.n_selection_examples
     questions = _made(lambda one: (one, _example(renderer, one)[0]), ordered)
     kept: list[Document] = []
@@ -123,10 +118,7 @@ def _choose_judgeable(
 
 
 def unusable(asked: Sequence[Example], judge: Judge) -> dict[int, str]:
-    """Map the places of examples whose references cannot be judged to the reasons.
-
-    All are judged at once, as many judges start a process; where that fails, halves are.
-    """
+    """Map indices of unjudgeable references to reasons; bisects, as judges may start a process."""
     if not asked:
         return {}
     try:
@@ -141,10 +133,10 @@ def unusable(asked: Sequence[Example], judge: Judge) -> dict[int, str]:
 
 
 def _made(make: Callable[[Document], T], documents: Iterable[Document]) -> Iterator[T]:
-    """Make something of each document but plain texts, and those that cannot be written."""
+    """Yield ``make`` of each document, without plain texts and what cannot be rendered."""
     for document in documents:
         if document.body.text is not None:
-            # It asks nothing.
+            # Plain text asks nothing.
             continue
         try:
             yield make(document)
@@ -166,7 +158,7 @@ def _example(renderer: Renderer, document: Document) -> tuple[Example, tuple[Seg
 def _eval_example(
     renderer: Renderer, document: Document, spec: EvaluationSpec, engine: Engine
 ) -> EvalExample:
-    """Lay a question out with its answer, any answer and each option, as training would."""
+    """Tokenize a question with its answer, any answer and each option, as in training."""
     example, prompt = _example(renderer, document)
     texts = wordings(example, spec.fields) if spec.task == "multiple_choice" else []
     any_answer = answered(renderer, document.body, ANY_ANSWER)
@@ -181,7 +173,7 @@ def _eval_example(
         engine,
     )
     (prompt_ids, *learned), (_none, *spans) = batch.ids.tolist(), batch.spans.tolist()
-    # What follows the last learned token, e.g. a line end, nobody writes.
+    # Nothing after the last learned token, e.g. a line end, is generated.
     reference, around, *options = (ids[: s[-1]] for ids, s in zip(learned, spans, strict=True))
     start = spans[0][0]
     n_given = min((_n_shared(around, ids) for ids in options), default=0)
@@ -195,7 +187,7 @@ def _eval_example(
 
 
 def _check_stops(any_answer: Sequence[Segment], spec: EvaluationSpec) -> None:
-    """Refuse stop texts that the template writes itself before an answer, and training learns."""
+    """Refuse stop texts that the template itself writes before an answer and training learns."""
     learned = "".join(s.text[a:b] for s in any_answer for a, b in s.learned)
     before, found, _after = learned.partition(ANY_ANSWER)
     for stop in spec.decoding.stop:

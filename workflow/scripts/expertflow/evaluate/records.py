@@ -1,4 +1,4 @@
-"""What evaluation says: the model before and after training, on documents it never saw."""
+"""Records of an evaluation: the model before and after training, on held-out documents."""
 
 from typing import Any, Literal
 
@@ -21,10 +21,10 @@ Change = Literal["better", "worse", "no measurable change"]
 
 
 class Decoding(Record, frozen=True, kw_only=True):
-    """How answers are written, here and by those who load the exported expert.
+    """Decoding settings, of the evaluation and of the exported expert.
 
-    ``temperature`` 0 is greedy; ``top_k`` 0 keeps all tokens; each of ``stop`` ends an answer
-    besides the end of the turn, and is not part of it.
+    ``temperature`` 0 is greedy; ``top_k`` 0 keeps all tokens; ``stop`` texts end an answer, as the
+    end of the turn does, and are not part of it.
     """
 
     temperature: float = 0.0
@@ -36,7 +36,7 @@ class Decoding(Record, frozen=True, kw_only=True):
 class JudgeSpec(Record, frozen=True, kw_only=True):
     """A model behind an OpenAI-compatible endpoint that compares answers before and after.
 
-    The key is read from the environment variable ``api_key_env``; it is never written anywhere.
+    The key is read from the environment variable ``api_key_env`` and never written anywhere.
     """
 
     endpoint: str
@@ -59,10 +59,10 @@ class LmEvalSpec(Record, frozen=True, kw_only=True):
 class EvaluationSpec(Record, frozen=True, kw_only=True):
     """Settings of ``evaluate_expert``.
 
-    ``fields`` names the record fields a task reads, by the task's own argument names (for
-    ``sql_execution``: ``database``); ``artefacts`` maps names to files; ``content`` holds the
-    hashes of those that the workflow does not make. ``n_selection_examples`` questions, apart from
-    those that are reported, choose among the kept checkpoints; 0 takes the one training published.
+    ``fields`` maps the task's arguments to record fields (for ``sql_execution``: ``database``),
+    ``artefacts`` names to files; ``content`` holds the hashes of files that the workflow does not
+    make. ``n_selection_examples`` questions, apart from the reported ones, choose among the kept
+    checkpoints; 0 takes the one that training published.
     """
 
     task: Task
@@ -82,7 +82,7 @@ class EvaluationSpec(Record, frozen=True, kw_only=True):
 
 
 class Example(Record, frozen=True, kw_only=True):
-    """One held-out question: what the model sees, what it should say, and what scoring needs."""
+    """One held-out question: the prompt, the expected answer, and the fields that scoring needs."""
 
     document_id: str
     prompt: str
@@ -91,7 +91,7 @@ class Example(Record, frozen=True, kw_only=True):
 
 
 class Verdict(Record, frozen=True):
-    """How one prediction was judged. ``kind`` is ``correct`` or the kind of error."""
+    """The verdict on one prediction. ``kind`` is ``correct`` or the kind of error."""
 
     kind: str
     detail: str = ""
@@ -116,8 +116,8 @@ class TaskScore(Record, frozen=True, kw_only=True):
 class EvaluationSide(Record, frozen=True, kw_only=True):
     """One model: the base model (before) or the expert (after).
 
-    Intervals of loss (nats a target) and perplexity are 95 % bootstrap intervals over documents;
-    null where there is one document only.
+    Intervals of loss (nats a target) and perplexity are 95 % bootstrap intervals over documents,
+    null for a single document.
     """
 
     held_out_loss: float
@@ -133,10 +133,10 @@ class EvaluationSide(Record, frozen=True, kw_only=True):
 
 
 class PairedChange(Record, frozen=True, kw_only=True):
-    """One side less the other on the same ``n`` questions or documents, by paired bootstrap.
+    """One side minus the other on the same ``n`` questions or documents, by paired bootstrap.
 
-    ``change`` is the word for it: an interval that holds zero is no measurable change, nor is one
-    of fewer than six pairs that differ. A lower loss is better, and a higher metric.
+    ``change`` is no measurable change if the interval holds zero or fewer than six pairs differ. A
+    lower loss is better, and a higher metric.
     """
 
     quantity: str
@@ -147,7 +147,7 @@ class PairedChange(Record, frozen=True, kw_only=True):
 
 
 class CandidateScore(Record, frozen=True, kw_only=True):
-    """A kept checkpoint on the questions of the selection. ``published`` marks the chosen one."""
+    """A kept checkpoint's score on the selection questions. ``published`` marks the chosen one."""
 
     step: int
     held_out_loss: float | None
@@ -156,10 +156,10 @@ class CandidateScore(Record, frozen=True, kw_only=True):
 
 
 class Published(Record, frozen=True, kw_only=True):
-    """The weights that are exported: which step's, where they are, and why these.
+    """The exported weights: their step, where they are, and why they were chosen.
 
-    ``candidates`` were asked ``n_questions`` questions that the reported scores leave out; empty
-    where there was nothing to choose, and ``reason`` says why.
+    ``candidates`` were asked ``n_questions`` questions that the reported scores leave out; if there
+    was nothing to choose they are empty, and ``reason`` says why.
     """
 
     step: int
@@ -171,7 +171,7 @@ class Published(Record, frozen=True, kw_only=True):
 
 
 class BaselineScore(Record, frozen=True, kw_only=True):
-    """What answering without a model scores. ``change`` is the expert less the baseline."""
+    """The score of a baseline without a model. ``change`` is the expert minus the baseline."""
 
     name: str
     description: str
@@ -180,11 +180,10 @@ class BaselineScore(Record, frozen=True, kw_only=True):
 
 
 class EarlierRun(Record, frozen=True, kw_only=True):
-    """The newest evaluation before this one of other weights, if one asked the same questions.
+    """The newest earlier evaluation of other weights with the same task, metric and decoding.
 
-    It was by the same task, metric and decoding. ``n_shared_questions`` of its questions were asked
-    again: ``value_fraction`` is what it scored on these, and ``change`` this run less that one;
-    nulls where there were none.
+    ``n_shared_questions`` of its questions were asked again: ``value_fraction`` is its score on
+    these, ``change`` this run minus that one. Both are null without shared questions.
     """
 
     evaluated_at: str
@@ -195,12 +194,12 @@ class EarlierRun(Record, frozen=True, kw_only=True):
 
 
 class JudgeResult(Record, frozen=True, kw_only=True):
-    """Pairwise verdicts of a judge: each pair was shown twice, with positions swapped.
+    """Pairwise verdicts of a judge, which saw each pair twice, with positions swapped.
 
-    A verdict counts only if both orders agree; otherwise it is a tie, counted in ``n_inconsistent``
-    too. ``win_fraction`` is wins of the expert plus half of the ties, over all but failed pairs;
-    ``ci95`` the Wilson interval of the decided ones with these ties added. Equal answers are a tie
-    without being sent. ``reason`` says why pairs failed.
+    A verdict counts only if both orders agree; otherwise it is a tie and also counts in
+    ``n_inconsistent``. ``win_fraction`` is wins of the expert plus half of the ties, over all pairs
+    but failed ones; ``ci95`` is the Wilson interval of the decided pairs with the ties added. Equal
+    answers are a tie without being sent. ``reason`` says why pairs failed.
     """
 
     model: str
@@ -244,14 +243,14 @@ class EvaluationSample(Record, frozen=True, kw_only=True):
 
 
 class EvaluationRecord(Record, frozen=True, kw_only=True):
-    """Before and after, on documents that training provably never saw.
+    """Results before and after training, on documents verified to be held out.
 
-    ``n_documents_shared_with_training`` is counted afresh from the split, and must be 0;
-    ``n_questions_shared_with_training`` held-out documents have a question that is also trained on,
-    with another answer. ``n_unusable_references`` were not asked, as they cannot be judged.
-    ``changes`` compare after with before. ``tools`` are versions of what scored; ``unavailable``
-    says why a part is missing. ``samples`` hold right and wrong answers in turn, ``worst`` the
-    wrong ones: those that were right before, then by ``reference_loss``.
+    ``n_documents_shared_with_training`` is counted afresh from the split and must be 0;
+    ``n_questions_shared_with_training`` held-out documents have a question that training answers
+    differently. ``n_unusable_references`` questions were not asked because their references cannot
+    be judged. ``changes`` compare after with before. ``tools`` are versions of what scored;
+    ``unavailable`` says why a part is missing. ``samples`` hold right and wrong answers
+    alternately; ``worst`` are wrong ones, first those right before, then by ``reference_loss``.
     """
 
     expert: str

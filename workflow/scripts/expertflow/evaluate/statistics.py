@@ -1,4 +1,4 @@
-"""Turn verdicts into scores, and say what chance leaves of a difference. Pure and seeded."""
+"""Turn verdicts into scores, and estimate the uncertainty of differences. Pure and seeded."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ Floats = NDArray[np.float64]
 N_RESAMPLES = 10_000
 # Percentiles of a 95 % interval: 2.5 % left out on either side.
 TAILS = (0.025, 0.975)
-# More pairs than this are summed up in so many random blocks: the interval's width is then known to
-# about 1 / sqrt(2 x 1,000) = 2 %, and a card does not wait for a hundred million draws.
+# More pairs are summed in this many random blocks: the interval's width is then known to about
+# 1 / sqrt(2 x 1,000) = 2 %, and a GPU does not wait for a hundred million draws.
 MAX_UNITS = 1_000
-# Numbers drawn at a time, 64 MB of them.
+# Numbers drawn at a time, 64 MB.
 CHUNK = 8_000_000
 # The normal distribution's 97.5 % quantile: 2.5 % left out on either side.
 Z_95 = 1.959963984540054
-# If so few pairs differ and all in one direction, a sign test still gives it 2 x 0.5^5 = 0.06.
+# If five pairs differ, all in one direction, the p-value of a sign test is 2 x 0.5^5 = 0.06.
 MIN_DIFFERING = 6
 NO_EXAMPLES = "no held-out examples to score"
 
@@ -35,14 +35,13 @@ def paired_change(
     higher_is_better: bool,
     seed: int,
 ) -> PairedChange:
-    """Compare two measurements of the same questions or documents; positive is ``after`` higher.
+    """Compare paired measurements; positive means ``after`` is higher.
 
-    The difference is that of the means, weighted by ``weights`` where they are given (targets of a
-    document). Its interval is the percentile interval of 10,000 resamples of the pairs. It is a
-    change if the interval leaves out zero and six pairs or more differ: fewer prove nothing.
+    The difference is that of the means, weighted by ``weights`` if given (a document's targets),
+    with the percentile interval of 10,000 resamples of the pairs. It counts as a change if the
+    interval excludes zero and at least six pairs differ: fewer prove nothing.
 
-    Raises:
-        ValueError: there are no pairs, or not equally many on both sides.
+    Raises ValueError without pairs, or if the sides differ in number.
     """
     differences = np.asarray(after, np.float64) - np.asarray(before, np.float64)
     weights_N = np.ones(len(differences)) if weights is None else np.asarray(weights, np.float64)
@@ -69,10 +68,10 @@ def mean_interval(sums: ArrayLike, counts: ArrayLike, seed: int) -> tuple[float,
 
 
 def _interval(sums_N: Floats, counts_N: Floats, seed: int) -> tuple[float, float]:
-    """Resample pairs of a sum and a count; return the percentiles of the sum of one by the other's.
+    """Return percentiles of the ratio of sums over resampled (sum, count) pairs.
 
-    Equal pairs are drawn together, so that a metric of right and wrong takes a few numbers a
-    resample, however many questions there are.
+    Equal pairs are drawn together, so a metric of right and wrong needs only a few numbers a
+    resample, whatever the number of questions.
     """
     rng = np.random.default_rng(seed)
     units = np.stack((sums_N, counts_N), axis=1)
@@ -87,7 +86,7 @@ def _interval(sums_N: Floats, counts_N: Floats, seed: int) -> tuple[float, float
     for start in range(0, N_RESAMPLES, step):
         n_drawn = min(step, N_RESAMPLES - start)
         drawn_RK = rng.multinomial(n_units, n_K / n_units, size=n_drawn)
-        # Products one by one: a library's matrix product may round otherwise on another machine.
+        # Elementwise, as a matrix product may round differently on another machine.
         sums_R = (drawn_RK * kinds_K2[:, 0]).sum(axis=1)
         ratios.append(sums_R / (drawn_RK * kinds_K2[:, 1]).sum(axis=1))
     low, high = np.quantile(np.concatenate(ratios), TAILS).tolist()
@@ -106,7 +105,7 @@ def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
     scale = 1 + Z_95**2 / n
     centre = (p + Z_95**2 / (2 * n)) / scale
     half_width = Z_95 / scale * sqrt(p * (1 - p) / n + Z_95**2 / (4 * n**2))
-    # The ends are exactly 0 and 1 in these two cases; rounding would leave 1e-17 beside them.
+    # Exactly 0 and 1 in these two cases, where rounding would leave 1e-17.
     low = 0.0 if n_correct == 0 else centre - half_width
     high = 1.0 if n_correct == n else centre + half_width
     return low, high

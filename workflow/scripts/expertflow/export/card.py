@@ -1,7 +1,4 @@
-"""Write the model card: what the model is, what it learned from, and what it scored.
-
-The text is one template. Every value in it is escaped unless it is marked as Markdown.
-"""
+"""Write the model card from a template; values are escaped unless marked as Markdown."""
 
 import html
 import json
@@ -26,13 +23,13 @@ from expertflow.plan.records import TrainPlan
 from expertflow.train.records import ModelRecord, TrainingRecord
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
-# The card shows this much of a held-out question.
+# Length of the held-out question on the card.
 MAX_QUESTION_CHARACTERS = 600
-# Names of files that the hub accepts as a link to a license.
+# File names that the hub accepts as a link to a license.
 HUB_LINKS = ("LICENSE", "LICENSE.md")
 NO_NAMES = ("", "other", "unknown", "none")
 _MARKUP = re.compile(r"([\\`*_\[\]{}|~#!$])")
-# What makes the beginning of a line a list, a quote, a heading or a rule.
+# Begins a list, a quote, a heading or a rule.
 _OPENING = re.compile(r"^(?:([-+=>])|(\d+)([.)]))")
 
 
@@ -69,7 +66,7 @@ def model_card(
     comparison: MergeComparison,
     licence_files: tuple[str, ...] = (),
 ) -> str:
-    """Render a card, with YAML front matter; ``licence_files`` are the base's own."""
+    """Render a card with YAML front matter; ``licence_files`` are the base's."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATE.parent),
         undefined=StrictUndefined,
@@ -121,7 +118,7 @@ def code(value: object) -> Markdown:
     line = _one_line(value)
     longest = max((len(run) for run in re.findall("`+", line)), default=0)
     fence, blank = "`" * (longest + 1), " " if longest else ""
-    # A bar ends a cell of a table even within code.
+    # A bar ends a table cell even within code.
     return Markdown(f"{fence}{blank}{line}{blank}{fence}".replace("|", "\\|"))
 
 
@@ -133,7 +130,7 @@ def vllm_settings(decoding: Decoding) -> dict[str, float | int]:
 
 
 def front_matter(inputs: CardInputs, licence_files: tuple[str, ...]) -> str:
-    """Return the YAML that the hub reads. What is not known, or not on the hub, is left out."""
+    """Return the hub's YAML, without what is unknown or not on the hub."""
     model, made_from = inputs.model, inputs.made_from
     licence = hub_licence(made_from)
     name, link = None, None
@@ -182,7 +179,7 @@ def _eval_results(inputs: CardInputs) -> list[EvalResult]:
 
 
 def _question(inputs: CardInputs) -> dict[str, Any]:
-    """Return a held-out question, since an expert answers best what looks like its data."""
+    """Return a held-out question, since an expert answers best what resembles its data."""
     samples, system = inputs.evaluation.samples, inputs.spec.system_prompt
     question = samples[0].prompt if samples else ""
     if system is not None:
@@ -191,6 +188,6 @@ def _question(inputs: CardInputs) -> dict[str, Any]:
     if len(question) > MAX_QUESTION_CHARACTERS:
         question = question[:MAX_QUESTION_CHARACTERS]
         cut = f" (its first {MAX_QUESTION_CHARACTERS} characters)"
-    # Indented by four, no line can end the block or be markup.
+    # Indented by four, lines cannot end the block or be markup.
     lines = [show_hidden(line) for line in question.replace("\t", "    ").splitlines()]
     return {"question_lines": lines, "question_cut": cut}

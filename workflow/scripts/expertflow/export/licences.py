@@ -1,14 +1,14 @@
-"""What licences ask of whoever uses the model, read off their names. No legal advice.
+"""Read what licenses require of a model's users off their names. This is no legal advice.
 
-Whether a model counts as an adaptation of what it learned from is disputed; so nothing is decided
-here, and whatever may bind is said.
+Whether a model is an adaptation of its training data is disputed, so every term that may bind is
+listed and nothing is decided.
 """
 
 import re
 
 from expertflow.core.records import Record
 
-# What names of licences, as ``normal`` writes them, say themselves: cc-by-nc-sa-4.0, gpl-3.0 …
+# Terms evident from names as ``normal`` spells them: cc-by-nc-sa-4.0, gpl-3.0 …
 TERMS = {
     "non-commercial": re.compile(
         r"\bnc\b|non-?commercial|\bresearch\b|\bacademic|\bamlr\b|\bc-uda\b"
@@ -21,7 +21,7 @@ TERMS = {
     "weak copyleft": re.compile(r"\blgpl|\bmpl\b|\bepl\b|\bcddl\b|\bms-pl\b"),
     "own terms": re.compile(r"llama|\bgemma|rail\b"),
 }
-# Gravest first.
+# Most severe first.
 MEANINGS = {
     "non-commercial": "it allows no commercial use; a model that learned from it may be bound too",
     "no-derivatives": "it allows no adaptations to be passed on; a model may count as one",
@@ -36,14 +36,14 @@ MEANINGS = {
     "weak copyleft": "changed files stay under the same licence, what is built with them need not;"
     " whether a model is the one or the other is open",
 }
-# None of these asks more of a model than to name whom it came from.
+# These require no more than attribution.
 PERMISSIVE = frozenset({
     "apache-2.0", "mit", "bsd", "bsd-2-clause", "bsd-3-clause", "bsd-3-clause-clear", "isc",
     "zlib", "unlicense", "cc0-1.0", "cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-4.0",
     "cdla-permissive-1.0", "cdla-permissive-2.0", "odc-by", "pddl", "wtfpl", "postgresql", "ncsa",
     "afl-3.0", "ecl-2.0", "bsl-1.0",
 })  # fmt: skip
-# Names that the hub knows, of licenses that let a model be passed on under them.
+# Licenses known to the hub under which a model can be passed on.
 HUB_LICENCES = PERMISSIVE | {
     "mpl-2.0", "ms-pl", "artistic-2.0", "openrail", "bigscience-openrail-m", "bigcode-openrail-m",
     "llama2", "llama3", "llama3.1", "llama3.2", "llama3.3", "llama4", "gemma", "cc-by-sa-3.0",
@@ -52,12 +52,12 @@ HUB_LICENCES = PERMISSIVE | {
     "gpl-2.0", "gpl-3.0", "agpl-3.0", "lgpl-2.1", "lgpl-3.0", "odbl", "gfdl",
 }  # fmt: skip
 ATTRIBUTION = re.compile(r"\bby\b")
-# What stands between the names of several licences.
+# Separators between the names of several licenses.
 SEVERAL = re.compile(r"[,;/]|\s(?:and|or)\s", re.IGNORECASE)
 
 
 class Licensed(Record, frozen=True, kw_only=True):
-    """Something the model was made from: its base or a source of data. Null: nothing is stated."""
+    """The base model or a data source; null ``licence``: none is stated."""
 
     name: str
     licence: str | None
@@ -65,7 +65,7 @@ class Licensed(Record, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Cut a text that names several licences; equal names in any spelling count as one."""
+        """The names in a text that lists several licenses, without duplicates in any spelling."""
         return tuple(sorted({normal(part) for part in SEVERAL.split(self.licence or "")} - {""}))
 
     @property
@@ -75,13 +75,13 @@ class Licensed(Record, frozen=True, kw_only=True):
 
 
 def normal(name: str) -> str:
-    """Spell a licence's name as its short name is spelt: ``Apache License 2.0`` is apache-2.0."""
+    """Normalize a license's name to its short form: ``Apache License 2.0`` is apache-2.0."""
     short = re.sub(r"[\s_()-]+", "-", name.casefold())
     return re.sub(r"^the-|(^|-)licen[cs]e(?=-|$)", "", short.strip("-")).strip("-")
 
 
 def conflicts(made_from: list[Licensed]) -> list[str]:
-    """Return what stands against using or passing on the model, gravest first, one line each."""
+    """Return what may prevent using or passing on the model, most severe first, one line each."""
 
     def is_known(part: str) -> bool:
         return part in HUB_LICENCES or any(pattern.search(part) for pattern in TERMS.values())
@@ -112,7 +112,7 @@ def _list(items: list[Licensed]) -> str:
 
 
 def remarks(made_from: list[Licensed]) -> list[str]:
-    """Return what else follows from the licences, and stands against nothing."""
+    """Return other consequences of the licenses, which prevent nothing."""
     lines = []
     if len({item.parts for item in made_from if not item.is_base}) > 1:
         lines.append("The sources do not share one licence; the table lists each.")
@@ -127,10 +127,7 @@ def remarks(made_from: list[Licensed]) -> list[str]:
 
 
 def hub_licence(made_from: list[Licensed]) -> str | None:
-    """Return the licence to declare on the hub: the base's, where nothing stands against it.
-
-    ``other`` where something does, and null, nothing to declare, where the base states none.
-    """
+    """Return the hub's license: the base's (null if not stated), or ``other`` in a conflict."""
     if not any(item.parts for item in made_from if item.is_base):
         return None
     one = only_licence(made_from)

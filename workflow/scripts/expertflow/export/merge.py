@@ -1,4 +1,4 @@
-"""Write the model that people load: adapter merged in full precision, checked before it counts."""
+"""Export the model: merge the adapter in full precision and verify the written files."""
 
 import gc
 import logging
@@ -33,22 +33,22 @@ from expertflow.train.model.packed import PackedLoss, causal_lm, held_out_loss
 
 log = logging.getLogger(__name__)
 
-# Larger models are written as several files, which can be copied and read one by one.
+# Larger models are split into files that can be copied and read one by one.
 MAX_SHARD = "5GB"
-# Attention of the comparison: it takes plain text as well as packed rows.
+# The comparison's attention supports plain text and packed rows.
 ATTENTION = "sdpa"
-# As much as both bounds allow, rows are compared.
+# Rows are compared up to both bounds.
 MAX_ROWS = 32
 MAX_TOKENS = 4_096
-# Of so many documents the first tokens are asked for their logits, each by itself.
+# Logits are compared on the first tokens of this many documents, each separately.
 N_PROBES = 4
 PROBE_TOKENS = 64
-# Merging changes the order of fp32 sums and nothing else; more than this is a damaged merge.
+# Merging only reorders fp32 sums; a larger difference is a damaged merge.
 MAX_LOSS_DIFFERENCE = 1e-3  # nats a target
 MAX_LOGIT_DIFFERENCE = 1e-2  # of the largest logit
-# Weights that are cast to 16 bits are off by up to 2^-9 of themselves, which moves each target's
-# loss either way. Spread a target and largest logit difference, measured on trained models of 2 to
-# 16 layers: docs/exporting.md. Both bounds are several times what was seen.
+# Casting to 16 bits changes weights by up to 2^-9 of themselves, and each target's loss in either
+# direction. Spread a target and largest logit difference were measured on trained models of 2 to
+# 16 layers (docs/exporting.md). Both bounds are several times the values seen.
 ROUNDING_SPREAD = 0.1  # nats, over the square root of the number of targets
 ROUNDING_LOGIT_DIFFERENCE = 0.1  # of the largest logit
 HALF_TYPES = ("bfloat16", "float16")
@@ -65,7 +65,7 @@ class Trained(Record, frozen=True, kw_only=True):
 
 
 class RowOutputs(Record, frozen=True):
-    """What a model computes on the same rows; one tensor of logits [T, V] for each probe."""
+    """A model's results on the same rows; one tensor of logits [T, V] for each probe."""
 
     loss: float
     n_targets: int
@@ -73,10 +73,7 @@ class RowOutputs(Record, frozen=True):
 
 
 class MergeComparison(Record, frozen=True, kw_only=True):
-    """How far the written files are from the trained model, and how far they might have been.
-
-    Losses are in nats a target; differences of logits are absolute.
-    """
+    """Differences from the trained model: losses in nats a target, absolute logits."""
 
     loss_before: float
     loss_after: float
@@ -88,7 +85,7 @@ class MergeComparison(Record, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """Whether both stay within their bounds; what is not a number does not."""
+        """Whether both stay within their bounds; NaN does not."""
         moved = abs(self.loss_after - self.loss_before)
         same_loss = moved <= self.allowed_loss_difference
         return same_loss and self.max_logit_difference <= self.allowed_logit_difference
@@ -104,11 +101,9 @@ def export_model(
 ) -> ExportRecord:
     """Merge, write weights, tokenizer and card, and compare the files with the trained model.
 
-    ``card`` writes the model card; it is given the names of the base's licence files, too.
-
-    Raises:
-        TrainingError: these are not the weights that were scored, or merging moved the loss or the
-            logits by more than rounding does. Nothing is left then.
+    ``card`` renders the model card; its last argument is the names of the base's license files.
+    Raises TrainingError, leaving nothing behind, if these are not the scored weights, or merging
+    changed loss or logits by more than rounding does.
     """
     dtype = written_dtype(spec.dtype, trained.base)
     with replacing(output) as folder:
@@ -158,10 +153,10 @@ def _write_weights(
     set_decoding(plain, spec.decoding, end_id=codec.end_id, text_end_id=codec.pad_id)
     cast(plain, dtype)
     plain.save_pretrained(folder, safe_serialization=True, max_shard_size=MAX_SHARD)
-    # Only one of the two models is in memory at a time.
+    # Only one of the two models may be in memory.
     del model, plain
     gc.collect()
-    # The files as anyone loads them, computing in fp32: what is left is what they lost.
+    # The files as users load them, but in fp32, to measure only what the files lost.
     written = load_base(str(folder), dtype=torch.float32, attention_name=ATTENTION).eval()
     after = ask(written, sample)
     name = str(dtype).removeprefix("torch.")
@@ -190,7 +185,7 @@ def sample_rows(rows: PackedRows) -> PackedRows:
 
 
 def probes(rows: PackedRows) -> list[torch.Tensor]:
-    """Take the beginnings of documents, [1, T] each: first those that begin the rows."""
+    """Return beginnings of documents, [1, T] each: first those at the beginnings of rows."""
     ids_NL = rows.take_ids(np.arange(min(len(rows), N_PROBES)))
     places = []
     for i, ids in enumerate(ids_NL):
@@ -231,7 +226,7 @@ def compare(
         n_rows=n_rows,
         n_targets=trained.n_targets,
         allowed_loss_difference=loss,
-        # torch's maximum keeps what is not a number, Python's may lose it.
+        # torch's maximum keeps NaN, Python's may lose it.
         max_logit_difference=float(torch.stack(differences).max()),
         allowed_logit_difference=logits * max(1.0, largest),
     )

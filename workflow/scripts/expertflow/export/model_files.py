@@ -1,4 +1,4 @@
-"""Which weights are exported, in which type, and the decoding and texts that lie beside them."""
+"""Find the weights to export, choose their type, and write the files beside them."""
 
 import os
 from collections import Counter
@@ -17,7 +17,7 @@ from expertflow.train.model.load import DTYPES
 from expertflow.train.model.weights import weights_sha256
 from expertflow.train.records import TrainingRecord
 
-# What a tokenizer consists of, by the names that transformers gives its files.
+# Tokenizer files, by transformers' names.
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
@@ -28,19 +28,12 @@ STORED = {"F64": "fp32", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 
 
 def hide_cards() -> None:
-    """Keep this process off the cards, before CUDA starts: all of an export is done on the CPU.
-
-    peft reads adapters onto a card that it sees, which another expert's training may fill.
-    """
+    """Hide all cards before CUDA starts, as peft would load adapters onto a busy one."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def published_folder(checkpoint: Path, published: Published, training: TrainingRecord) -> Path:
-    """Find the weights that evaluation chose among those that training kept.
-
-    Raises:
-        TrainingError: training kept no such weights, or they are not there.
-    """
+    """Return the folder of the chosen weights; raise TrainingError if they are not there."""
     wanted = (published.step, published.path, published.weights_sha256)
     if wanted not in {(c.step, c.path, c.weights_sha256) for c in training.candidates}:
         raise TrainingError(
@@ -69,11 +62,7 @@ def check_weights(model: Any, published: Published, folder: Path) -> None:
 
 
 def written_dtype(choice: Literal["auto", "fp32", "bf16"], base: Path) -> torch.dtype:
-    """Return the type of the merged weights; ``auto`` is that of most of the base's own.
-
-    Raises:
-        TrainingError: the base's weights are of no type that can be kept.
-    """
+    """Return the type of merged weights; ``auto``: most common in the base, else TrainingError."""
     if choice != "auto":
         return DTYPES[choice]
     from safetensors import safe_open
@@ -84,7 +73,7 @@ def written_dtype(choice: Literal["auto", "fp32", "bf16"], base: Path) -> torch.
             for name in file.keys():  # noqa: SIM118
                 tensor = file.get_slice(name)
                 n_by_type[tensor.get_dtype()] += int(torch.Size(tensor.get_shape()).numel())
-    # Equal numbers: the first name, so that the choice does not depend on the files' order.
+    # Ties go to the first name, so that the order of files does not matter.
     stored = max(sorted(n_by_type), key=n_by_type.__getitem__, default="nothing")
     if stored not in STORED:
         raise TrainingError(
@@ -95,7 +84,7 @@ def written_dtype(choice: Literal["auto", "fp32", "bf16"], base: Path) -> torch.
 
 
 def cast(model: Any, dtype: torch.dtype) -> None:
-    """Round the weights once, one parameter after the other, so that no second copy is held."""
+    """Cast parameters one by one, so that no second copy of the model is held."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
@@ -103,14 +92,14 @@ def cast(model: Any, dtype: torch.dtype) -> None:
 
 
 def copy_texts(folder: Path, *, tokenizer: Path, layout: Layout) -> tuple[str, ...]:
-    """Copy tokenizer, chat template and licence; return the names of the licence's files."""
+    """Copy tokenizer, chat template and license; return the names of the license files."""
     found = (path for name in (*TOKENIZER_FILES, *LICENCE_FILES) for path in tokenizer.glob(name))
     for path in filter(Path.is_file, found):
         target = folder / path.relative_to(tokenizer)
         target.parent.mkdir(exist_ok=True)
         target.write_bytes(path.read_bytes())
     if layout.chat_template is not None:
-        # The template of training, which a manifest may have set; it wins over the settings'.
+        # Training's template, maybe set by the manifest, overrides that of the settings.
         (folder / "chat_template.jinja").write_text(layout.chat_template, encoding="utf-8")
     texts = {path.name for pattern in LICENCE_FILES for path in folder.glob(pattern)}
     return tuple(sorted(texts))
@@ -130,11 +119,11 @@ def read_system_prompt(folder: Path) -> str | None:
 
 
 def set_decoding(model: Any, decoding: Decoding, *, end_id: int, text_end_id: int) -> None:
-    """Write how answers are decoded into the model's generation config; temperature 0 is greedy.
+    """Write the decoding settings to the generation config; temperature 0 is greedy.
 
-    They replace the base model's settings: sampling settings are not valid beside a greedy one, and
-    penalties would give other answers than those that were scored. Its ends of text stay ends.
-    Stop texts are obeyed where ``generate`` is given the tokenizer.
+    They replace the base model's: sampling settings are invalid beside greedy ones, and penalties
+    would change the scored answers. The base's end tokens are kept. Stop texts apply only if
+    ``generate`` is given the tokenizer.
     """
     own = model.generation_config
     ends = sorted(end_ids(own, end_id, text_end_id))

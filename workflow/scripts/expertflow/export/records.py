@@ -1,4 +1,4 @@
-"""What export says: the model as people will load it."""
+"""Records of an export."""
 
 from typing import Literal
 
@@ -13,8 +13,8 @@ MergedInto = Literal["base", "dequantised base"] | None
 class ExportSpec(Record, frozen=True, kw_only=True):
     """Settings of ``export_model``. ``dtype`` auto keeps the type of the base model's weights.
 
-    ``hub_datasets`` names, by source, the data sets that lie on the hub, for the model card;
-    ``system_prompt`` is what the chats of training began with.
+    ``hub_datasets`` maps sources to data sets on the hub, for the model card; ``system_prompt`` is
+    that of the training chats.
     """
 
     expert: str
@@ -26,10 +26,10 @@ class ExportSpec(Record, frozen=True, kw_only=True):
 
 
 class ExportRecord(Record, frozen=True, kw_only=True):
-    """A model on disk, merged if an adapter was trained (null ``merged_into``: no adapter).
+    """An exported model, merged if an adapter was trained (null ``merged_into``: no adapter).
 
     Losses, in nats a target over some held-out rows, and logits compare the trained model with the
-    files as they are loaded by anyone. ``published_step`` is the step whose weights these are.
+    written files. ``published_step`` is the step of these weights.
     """
 
     expert: str

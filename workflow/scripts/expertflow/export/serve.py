@@ -1,4 +1,4 @@
-"""Talk to an exported expert in the terminal, as it was scored: same prompts, same decoding."""
+"""Chat with an exported expert in the terminal, with the prompts and decoding of its evaluation."""
 
 import copy
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from expertflow.tokens.tokenize import tokenize
 from expertflow.train.model.load import load_base
 
 THINK = "<think>"
-# Oldest cards that compute in bf16 (Ampere).
+# Oldest cards with bf16 (Ampere).
 BF16_CAPABILITY = (8, 0)
 HELP = "/reset forgets the chat, /quit leaves, Ctrl-C ends an answer"
 Show = Callable[[str], None]
@@ -39,17 +39,16 @@ class Expert(Record, frozen=True):
     system_prompt: str | None = None
 
     def prompt_ids(self, turns: list[Turn]) -> list[int]:
-        """Tokenize a chat as training did, or the last turn's text where there is no template.
+        """Tokenize as in training, without a template only the last turn.
 
-        Raises:
-            ConfigError: the model's chat template refuses the chat.
+        Raises ConfigError if the chat template refuses the chat.
         """
         if self.layout.chat_template is None or self.layout.problem is not None:
             start = self.layout.text_start
             opening = [Segment(start, special=True)] if start else []
             segments = (*opening, Segment(turns[-1].content))
         else:
-            # Where an answer begins is found from any answer.
+            # Any answer shows where answers begin.
             body = Body(turns=(*turns, Turn(role="assistant", content="x", learned=True)))
             try:
                 segments, _answer = question_of(Renderer(self.layout), body)
@@ -60,10 +59,9 @@ class Expert(Record, frozen=True):
         return ids
 
     def answer(self, turns: list[Turn], show: Show) -> str:
-        """Write an answer, shown piece by piece; Ctrl-C ends it.
+        """Stream an answer to ``show`` until Ctrl-C.
 
-        Raises:
-            ConfigError: the chat leaves the model no position to answer in, or no memory.
+        Raises ConfigError if the chat leaves no position for an answer, or memory runs out.
         """
         ids = self.prompt_ids(turns)
         settings = copy.deepcopy(self.model.generation_config)
@@ -94,10 +92,9 @@ class Expert(Record, frozen=True):
 
 
 class Stream(BaseStreamer):  # type: ignore[misc]
-    """Show an answer as it is written, without stop texts and thoughts, as scoring leaves them out.
+    """Stream an answer without stop texts and thoughts, as in scoring.
 
-    transformers' own TextStreamer decodes each line by itself, which loses the spaces before words
-    of some tokenizers.
+    transformers' TextStreamer decodes line by line, which loses spaces with some tokenizers.
     """
 
     def __init__(self, engine: Engine, settings: GenerationConfig, show: Show) -> None:
@@ -107,7 +104,7 @@ class Stream(BaseStreamer):  # type: ignore[misc]
         self._ids: list[int] | None = None
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the prompt at the first call, then each token."""
+        """Take the prompt in the first call, then each token."""
         if self._ids is None:
             self._ids = []
             return
@@ -119,17 +116,14 @@ class Stream(BaseStreamer):  # type: ignore[misc]
 
     def _emit(self, *, final: bool) -> None:
         text = visible(self._engine.decode(self._ids or []), self._stops, final=final)
-        # A longer text may begin otherwise while a character is incomplete; that is held back.
+        # While a character is incomplete the text may still change, so that is held back.
         if len(text) > len(self.shown):
             piece, self.shown = text[len(self.shown) :], text
             self._show(piece)
 
 
 def visible(text: str, stops: tuple[str, ...], *, final: bool) -> str:
-    """Return the part of a text so far that is an answer, without a leading block of thoughts.
-
-    It ends before the first stop text, and unless final before what may become one.
-    """
+    """Return the visible part of a partial answer: no thoughts, no (possible) stop text."""
     is_stopped = any(stop in text for stop in stops)
     text = cut_at(text, stops)
     if not is_stopped and not final:
@@ -143,11 +137,7 @@ def visible(text: str, stops: tuple[str, ...], *, final: bool) -> str:
 
 
 def load_expert(folder: Path, *, max_new_tokens: int) -> Expert:
-    """Load an exported model: on a card if there is one, without a network.
-
-    Raises:
-        ConfigError: there is no model in the folder, or no token may be written.
-    """
+    """Load an exported model offline, on a card if there is one; raise ConfigError if missing."""
     if max_new_tokens < 1:
         raise ConfigError(f"--max-new-tokens {max_new_tokens}: give 1 or more")
     place = find_model(folder)
@@ -186,7 +176,7 @@ def answer_once(expert: Expert, system: str | None, text: str, show: Show) -> No
 
 
 def chat(expert: Expert, system: str | None, *, read: Callable[[], str], show: Show) -> None:
-    """Answer each line, all before it in mind, until /quit or the end of the input."""
+    """Answer each line, with the conversation as context, until /quit or the end of the input."""
     turns = _opening(expert, system)
     while True:
         try:
@@ -212,6 +202,6 @@ def chat(expert: Expert, system: str | None, *, read: Callable[[], str], show: S
 
 
 def _opening(expert: Expert, system: str | None) -> list[Turn]:
-    """Return a system prompt as the first turn; null: the expert's own, empty: none."""
+    """Return the system prompt as the first turn; null: the expert's, empty: none."""
     content = expert.system_prompt if system is None else system
     return [Turn(role="system", content=content, learned=False)] if content else []

@@ -1,4 +1,4 @@
-"""Content to stage: a set of files under a key that follows from their hashes."""
+"""Content to stage: a set of files under a key derived from their hashes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from expertflow.staging.records import Kind
 
 SPLITS = ("train", "held_out")
 WEIGHTS, ROWS = ".safetensors", ".arrow"
-# What transformers reads of a model besides its weights.
+# Files that transformers reads besides a model's weights.
 BESIDE = (".json", ".jinja", ".txt", ".model")
 N_KEY = 20
 
@@ -29,17 +29,17 @@ class Content(Record, frozen=True, kw_only=True):
 
     @property
     def largest(self) -> Path:
-        """The largest file where it really lies: a hub's cache holds links to it."""
+        """The largest file, with links resolved, as a hub's cache holds links."""
         return (self.source / max(self.sizes, key=self.sizes.__getitem__)).resolve()
 
 
 def rows_key(*sha256s: str) -> str:
-    """Name packed rows by the hashes of their data, train before held out, as in the manifest."""
+    """Derive the key of packed rows from the hashes of train and held out, in this order."""
     return sha256_json(list(sha256s))[:N_KEY]
 
 
 def weights_key(source: Path, weights_sha256: str) -> str:
-    """Name a model by the hash of its weights and by the small files that lie beside them."""
+    """Derive a model's key from its weights' hash and the small files beside them."""
     names = (name for name in _names("weights", source) if not name.endswith(WEIGHTS))
     beside = {name: sha256_file(source / name) for name in names}
     return sha256_json([weights_sha256, beside])[:N_KEY]
@@ -56,7 +56,7 @@ def key_of(kind: Kind, sha256s: dict[str, str]) -> str:
 
 
 def read_content(kind: Kind, source: Path, key: str) -> Content:
-    """Raise DataError where there are no files to stage, or one is a link to what is gone."""
+    """Raise DataError if there are no files to stage, or one is a dangling link."""
     sizes = {name: (source / name).stat().st_size for name in _names(kind, source)}
     if not sizes:
         raise DataError(f"{source}: no {kind} there; run the stage that writes them")
@@ -69,7 +69,7 @@ def _names(kind: Kind, source: Path) -> Iterator[str]:
         if kind == "weights" and not is_weights and path.suffix not in BESIDE:
             continue
         if path.is_symlink() and not path.exists():
-            # Passed over, it would give a smaller model that looks whole.
+            # Skipping it would stage a model that looks complete.
             raise DataError(f"{path}: a link to {path.readlink()}, which is gone; put it back")
         if path.is_file():
             yield path.relative_to(source).as_posix()

@@ -1,7 +1,4 @@
-"""Have rows and weights where they are read fastest, verified, for as long as they are read.
-
-That is in place, from memory, or from a copy on the fastest disk.
-"""
+"""Provide verified rows and weights from the fastest place: as is, from memory, or copied."""
 
 import errno
 import logging
@@ -21,12 +18,12 @@ from expertflow.staging.records import AUTO, Staged, StageSpec, StagingRecord
 
 log = logging.getLogger(__name__)
 
-# On a disk of this machine, a copy on another one seldom pays.
+# Local file systems, from which a copy to another disk seldom pays off.
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "ntfs", "ntfs3",
          "vfat", "exfat", "apfs", "hfs"}  # fmt: skip
-# Of free memory: what is read once stays there, and leaves as much for training.
+# Share of free memory for files that stay there once read; the rest is left to training.
 MEMORY_SHARE = 0.5
-# A copy has to be read so much faster than its source, or is not worth making (judgement).
+# A copy must be read this much faster than its source to be worth making (judgment).
 GAIN = 1.5
 SET = "not measured: scratch is set"
 SPEEDS = ("source_read_bytes_per_s", "source_read_method",
@@ -40,7 +37,6 @@ class Places(Record, frozen=True, kw_only=True):
 
 
 def plan_staging(*, expert: str, spec: StageSpec, rows: Content, weights: Content) -> StagingRecord:
-    """Stage rows and weights on this machine, and record what was done."""
     notes: list[Staged] = []
     with ExitStack() as holds:
         for content in (rows, weights):
@@ -52,14 +48,12 @@ def plan_staging(*, expert: str, spec: StageSpec, rows: Content, weights: Conten
 def staged(
     record: StagingRecord, *, weights_sha256: str | None = None, with_rows: bool = True
 ) -> Iterator[Places]:
-    """Stage here what was staged elsewhere or before, and hold it while it is read.
+    """Repeat recorded staging on this machine, and hold the copies while they are read.
 
-    What cannot be copied is read where it is, which is logged and noted. ``weights_sha256`` is that
-    of the model: what lies beside its weights may have changed since.
-
-    Raises:
-        HardwareError: what was read is gone; where it is a copy, another run copies again.
-        DataError: a source is missing, or is not what its manifest says.
+    What cannot be copied is read in place, logged and noted. ``weights_sha256`` is the model's
+    hash, as files beside its weights may have changed. Raises HardwareError if files vanish (if
+    from a copy, a rerun copies again), DataError if a source is missing or differs from its
+    manifest.
     """
     before = [record.rows, record.weights] if with_rows else [record.weights]
     if weights_sha256 is not None:
@@ -72,11 +66,11 @@ def staged(
             try:
                 note = _stage(content, record.spec, holds, notes, old)
             except HardwareError as error:
-                # The directory that is set is there where staging was planned, and not here.
+                # The configured directory exists where staging was planned, but not here.
                 note = _fall_back(_note(content), str(error))
             if note.action == "pre_read":
                 paths = [content.source / name for name in content.sizes]
-                # Beside what goes on meanwhile.
+                # In the background.
                 threading.Thread(target=_will_need, args=(paths,), daemon=True).start()
             notes.append(note)
         places = {"rows": record.rows.source} | {n.kind: n.target or n.source for n in notes}
@@ -96,12 +90,12 @@ def _stage(
     others: list[Staged],
     recorded: Staged | None = None,
 ) -> Staged:
-    """Choose a place for content besides the others and have it there; ``holds`` keeps the copy."""
+    """Choose a place for content in view of the others, and copy it; ``holds`` keeps the copy."""
     promised = sum(other.n_bytes for other in others if other.action == "pre_read")
     scratch, note = choose(content, spec, recorded=recorded, promised_bytes=promised)
     if scratch is None:
         return note
-    # Here, as it takes longer to import than it takes to find that nothing is to be copied.
+    # Imported late: that takes longer than finding that nothing needs to be copied.
     from expertflow.staging.store import NotStagedError, ensure_staged, open_store
 
     try:
@@ -138,7 +132,7 @@ def _will_need(paths: list[Path]) -> None:
 
 
 def _check_there(note: Staged) -> None:
-    # What was read may go away, as the scratch of a job does at its end.
+    # A source may vanish, as a job's scratch does at its end.
     place = Path(note.target or note.source)
     try:
         is_there = read_content(note.kind, place, note.key).n_bytes == note.n_bytes
@@ -155,10 +149,10 @@ def _check_there(note: Staged) -> None:
 def choose(
     content: Content, spec: StageSpec, *, recorded: Staged | None = None, promised_bytes: int = 0
 ) -> tuple[Path | None, Staged]:
-    """Return the directory to copy content to on this machine, null to read it in place; and why.
+    """Return where to copy content on this machine (null: read in place), and why.
 
-    ``recorded`` is what was chosen before, maybe elsewhere: its place is taken again where it is
-    there. ``promised_bytes`` of memory will hold other content.
+    ``recorded`` is an earlier choice, maybe elsewhere, which is reused if it exists here.
+    ``promised_bytes`` of memory will hold other content.
     """
     note = _note(content)
     if spec.scratch is None:
@@ -174,7 +168,7 @@ def choose(
         return _set_directory(spec.scratch), replace(note, reason="scratch is set", **methods)
     if kind in LOCAL:
         return None, replace(note, reason=f"it is on a local disk already ({kind})")
-    # Here, as it takes 0.1 s to import and a local source does without.
+    # Imported late: it takes 0.1 s, and local sources do not need it.
     from expertflow.hardware import probe
 
     free = probe.free_memory_bytes()

@@ -1,4 +1,4 @@
-"""Settings of staging, and its record: from where training reads, and why."""
+"""Settings and record of staging: where training reads from, and why."""
 
 from typing import Literal
 
@@ -19,9 +19,9 @@ class StageSpec(Record, frozen=True, kw_only=True):
 class Staged(Record, frozen=True, kw_only=True):
     """Where rows or weights are read from, and why.
 
-    ``key`` names the content. ``target`` is null where they are read in place; ``is_fallback``
-    tells that they should have been copied and could not be. A speed that is null was not measured;
-    its ``…_method`` says why. ``n_bytes_copied`` is 0 for a copy that was there.
+    ``key`` identifies the content. ``target`` is null if read in place; ``is_fallback`` if a copy
+    was intended but failed. A null speed was not measured, for the reason in its ``…_method``.
+    ``n_bytes_copied`` is 0 for an existing copy.
     """
 
     kind: Kind

@@ -1,13 +1,13 @@
-"""Verified copies of content on a fast disk: found by key, or made once for all who ask.
+"""Verified copies of content on a fast disk, found by key or made once for all processes.
 
     {scratch}/expertflow-{user id}/{key}/
         files/      the copy
         done.json   sizes and hashes of its files, written last
-    .{key}.lock     held alone by who makes or removes the copy, shared by who reads it
-    .{key}.partial  a copy in the making
+    .{key}.lock     exclusive while making or removing the copy, shared while reading it
+    .{key}.partial  an unfinished copy
 
-A copy counts only with its ``done.json``. Locks are flocks: they end with the process, however it
-ends. Copies that no result refers to go with ``make prune``.
+A copy counts only with its ``done.json``. Locks are flocks, released when the process ends in any
+way. ``make prune`` removes copies that no result refers to.
 """
 
 import fcntl
@@ -39,19 +39,19 @@ from expertflow.staging.content import Content, key_of
 log = logging.getLogger(__name__)
 
 MARKER, FILES = "done.json", "files"
-# A copy is made only where so much more than its size is free.
+# Free space required, as a multiple of a copy's size.
 SPACE_RESERVE = 1.1
-# A copy that turns out damaged is made again so often, then the disk is not trusted.
+# Attempts to replace a damaged copy before the disk is distrusted.
 N_TRIES = 3
-# Others may be verifying a damaged copy; who trains on it holds it longer than this.
+# Others may be verifying a damaged copy; training holds it longer than this.
 PATIENCE_S, PAUSE_S = 30.0, 0.05
-# Two buffers a thread: one is read and written while the other is hashed.
+# Each thread has two buffers: one is read and written while the other is hashed.
 CHUNK_BYTES, N_THREADS = 4 << 20, 4
 T = TypeVar("T")
 
 
 class NotStagedError(Exception):
-    """A copy cannot be had here; what was to be copied is read where it is."""
+    """A copy cannot be made here; the source is read in place."""
 
 
 class Stopped(Exception):
@@ -65,14 +65,14 @@ class FileHashes(Record, frozen=True, kw_only=True):
 
 
 class Marker(Record, frozen=True, kw_only=True):
-    """The contents of a complete copy. ``id`` tells one copy of a key from the next."""
+    """The contents of a complete copy. ``id`` distinguishes successive copies of a key."""
 
     id: str
     files: dict[str, FileHashes]
 
 
 class Copy(Record, frozen=True, kw_only=True):
-    """A verified copy, kept until ``hold`` is closed; ``seconds`` is null for one found."""
+    """A verified copy, kept until ``hold`` is closed; ``seconds`` is null for an existing one."""
 
     folder: Path
     seconds: float | None
@@ -80,16 +80,11 @@ class Copy(Record, frozen=True, kw_only=True):
 
 
 def ensure_staged(content: Content, root: Path, *, patience_s: float = PATIENCE_S) -> Copy:
-    """Find a copy of content in a store, or make it, once for all who ask.
-
-    Raises:
-        NotStagedError, OSError: it cannot be had there.
-        DataError: the source is not what its key says.
-    """
+    """Find or make a copy, once for all processes; raise NotStagedError, OSError or DataError."""
     folder, made, bad, seconds, n_made, waited_s = root / content.key, None, None, None, 0, 0.0
     with ExitStack() as unless_used:
         lock = unless_used.enter_context((root / f".{content.key}.lock").open("a"))
-        # The system may sweep away what is old.
+        # The system may delete old files.
         os.utime(lock.fileno())
         while True:
             if not flock(lock, shared=True):
@@ -97,7 +92,7 @@ def ensure_staged(content: Content, root: Path, *, patience_s: float = PATIENCE_
                 flock(lock, shared=True, wait=True)
             marker = _find(folder)
             if marker is not None and marker.id != bad:
-                # What this process made it has compared already.
+                # This process has verified its own copy already.
                 if marker.id == made or _is_intact(folder / FILES, marker):
                     unless_used.pop_all()
                     return Copy(folder=folder / FILES, seconds=seconds, hold=lock)
@@ -121,7 +116,7 @@ def ensure_staged(content: Content, root: Path, *, patience_s: float = PATIENCE_
 
 def open_store(scratch: Path) -> Path:
     """Open or make this user's store; raise NotStagedError if others may write there."""
-    # By user, so that those who share a disk do not shut each other out.
+    # By user, so that users of a shared disk do not lock each other out.
     root = scratch / f"expertflow-{os.geteuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
     found = root.lstat()
@@ -131,9 +126,9 @@ def open_store(scratch: Path) -> Path:
 
 
 def prune_copies(results: Path, *, dry_run: bool = False) -> list[Path]:
-    """Remove copies that no expert's staging refers to and nobody reads; return them."""
+    """Remove and return copies that no expert's staging refers to and nobody reads."""
     records = sorted(results.glob("*/staging.json"))
-    # A key alone, as a record may be of an earlier version.
+    # Only a key, as a record may be of an earlier version.
     notes = [read_part(dict[str, Any], r, kind) for r in records for kind in ("rows", "weights")]
     # {scratch}/expertflow-{user id}/{key}/files
     copies = {Path(note["target"]).parent for note in notes if note.get("target")}
@@ -152,7 +147,7 @@ def prune_copies(results: Path, *, dry_run: bool = False) -> list[Path]:
 
 
 def _find(folder: Path) -> Marker | None:
-    """Return the marker of a copy; null where it or a file is missing, damaged or cut."""
+    """Return a copy's marker; null if it or a file is missing, damaged or truncated."""
     try:
         marker = read_record(Marker, folder / MARKER)
         files = marker.files.items()
@@ -173,7 +168,7 @@ def _is_intact(folder: Path, marker: Marker) -> bool:
 
 def _make(content: Content, root: Path) -> Marker:
     folder, partial = root / content.key, root / f".{content.key}.partial"
-    # First what makes it count.
+    # The marker first, as it makes the copy count.
     for path in (folder / MARKER, folder, partial):
         remove(path)
     needed, free = content.n_bytes * SPACE_RESERVE, shutil.disk_usage(root).free
@@ -199,7 +194,7 @@ def _make(content: Content, root: Path) -> Marker:
         write_record(folder / MARKER, marker)
         return marker
     finally:
-        # A complete copy has another name by now.
+        # A complete copy was renamed by now.
         remove(partial)
 
 
@@ -214,7 +209,7 @@ def _copy_files(source: Path, target: Path, names: list[str]) -> dict[str, FileH
 
 
 def hash_files(folder: Path, names: list[str]) -> dict[str, str]:
-    """Hash files as they are now, by XXH3 with 128 bits."""
+    """Hash files by 128-bit XXH3."""
 
     def hash_file(name: str, stop: Event) -> str:
         digest = xxhash.xxh3_128()
@@ -226,7 +221,7 @@ def hash_files(folder: Path, names: list[str]) -> dict[str, str]:
 
 
 def _map_files(work: Callable[[str, Event], T], names: list[str]) -> dict[str, T]:
-    """Run ``work`` for each name, a few at a time; the first failure stops the others."""
+    """Run ``work`` for each name in a few threads; the first failure stops the others."""
     stop = Event()
     with ThreadPoolExecutor(N_THREADS) as pool:
         futures = {name: pool.submit(work, name, stop) for name in names}
@@ -236,14 +231,14 @@ def _map_files(work: Callable[[str, Event], T], names: list[str]) -> dict[str, T
                 future.result()
             return {name: future.result() for name, future in futures.items()}
         finally:
-            # Also where a signal's handler raises while this waits.
+            # Also if a signal handler raises while this waits.
             stop.set()
             pool.shutdown(cancel_futures=True)
 
 
 def _copy_file(source: Path, target: Path, stop: Event) -> FileHashes:
     fast, exact, n_bytes = xxhash.xxh3_128(), hashlib.sha256(), 0
-    # SHA-256 is the slowest part by far, so it has a thread of its own.
+    # SHA-256 is the slowest part by far, so it has its own thread.
     with ThreadPoolExecutor(1) as hasher, target.open("xb", buffering=0) as out:
         pending = None
         for chunk in _read_chunks(source, stop):
@@ -254,13 +249,13 @@ def _copy_file(source: Path, target: Path, stop: Event) -> FileHashes:
             n_bytes += len(chunk)
             _write(out.fileno(), chunk)
         os.fsync(out.fileno())
-        # So that a comparison reads the disk, and not what was just written to memory.
+        # So that verification reads the disk and not the page cache.
         os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return FileHashes(n_bytes=n_bytes, xxh3_128=fast.hexdigest(), sha256=exact.hexdigest())
 
 
 def _read_chunks(path: Path, stop: Event) -> Iterator[memoryview]:
-    """Yield a file's bytes; a chunk is good until the next but one is asked for."""
+    """Yield a file's bytes; each chunk is valid until the second next one."""
     buffers = cycle([memoryview(mmap.mmap(-1, CHUNK_BYTES)) for _ in range(2)])
     with path.open("rb", buffering=0) as stream:
         while n := stream.readinto(buffer := next(buffers)):

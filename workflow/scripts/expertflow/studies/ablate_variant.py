@@ -1,4 +1,4 @@
-"""Time one variant against the plan, in pairs that take turns."""
+"""Time one variant against the plan, in alternating pairs of runs."""
 
 import importlib.metadata
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ PACKAGES = ("torch", "transformers", "peft", "accelerate")
 
 
 class VariantJob(Record, frozen=True, kw_only=True):
-    """What to run, where its inputs are, and a place to work in, which is removed."""
+    """What to run, its inputs, and a working folder, which is removed."""
 
     spec: VariantSpec
     plan: Path
@@ -82,7 +82,7 @@ def _speed(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRec
     pairs: list[tuple[TrialResult, TrialResult]] = []
     runner = TrialRunner()
     for i in range(spec.n_repeats):
-        # The variant comes first once: what cannot be run costs no run of the plan.
+        # The variant runs first in the first pair: if it fails, no run of the plan is wasted.
         got: dict[str, TrialResult] = {}
         for side in ("variant", "plan")[:: 1 if i % 2 == 0 else -1]:
             got[side] = _run(runner, own if side == "variant" else plain, is_plan=side == "plan")

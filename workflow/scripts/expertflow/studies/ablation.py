@@ -1,4 +1,4 @@
-"""Join the records of all variants to what every switch is worth here, beside what was claimed."""
+"""Combine the variants' records into the worth of each switch here, next to the claims."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from expertflow.studies.records import (
 
 PER_MILLION = 1e6
 HOUR_S = 3600
-# What the record takes over as it is.
+# Fields copied to the record.
 OF_PLAN = ("expert", "hardware", "method", "sequence_length_tokens", "global_batch_sequences")
 OF_SPEC = ("preset", "n_repeats", "n_warmup_steps", "n_timed_steps")
 OF_MACHINE = ("device", "gpu_name", "machine")
@@ -53,7 +53,7 @@ def join_ablation(
     by_name = _without_noise(spec, by_name)
     speeds = [t.tokens_per_s for record in records for t in record.plan_timings]
     speed = median(speeds) if speeds else None
-    # The price may be of all cards, and the runs are of one.
+    # The price may be for all cards, but the runs use one.
     price = plan.cost.price_usd_per_hour if plan.world_size == 1 else None
     ladders = dict.fromkeys(variant.of for variant in spec.variants if variant.of is not None)
     first = next((r for r in records if r.device is not None), records[0])
@@ -87,7 +87,7 @@ def _before(
 def _without_noise(
     spec: AblationSpec, by_name: dict[str, VariantRecord]
 ) -> dict[str, VariantRecord]:
-    """Return records in which a rung that was run as the one before has its figures."""
+    """Replace the results of a rung that ran with the same settings as the one before."""
     found = dict(by_name)
     for variant in spec.variants:
         own, earlier = found[variant.name], _before(spec, variant, found)
@@ -119,7 +119,7 @@ def _bar(
         label=variant.label,
         of=variant.of,
         metric=variant.metric,
-        # The ratio as it was measured: that the plan is as fast as the plan was not.
+        # Null for the plan itself, which was not measured against itself.
         **{name: getattr(record, name) for name in told},
         tokens_per_s=tokens_per_s,
         step=quotient(ratio, earlier) if ratio and earlier and ratio != earlier else None,
@@ -188,9 +188,9 @@ def _notes(plan: TrainPlan, records: Sequence[VariantRecord]) -> tuple[str, ...]
 def judge_claim(claim: ClaimedRatio, records: dict[str, VariantRecord]) -> ClaimVerdict:
     """Return what was measured of a claim, or why nothing was; the plan has no record.
 
-    No change, where the interval holds 1; as claimed, where the estimate lies within what was said,
-    though the interval may reach beyond; less or more, where the whole interval lies outside of it;
-    else it is not decided. Measured, where nothing was said in figures.
+    The verdict is no change if the interval holds 1; as claimed if the estimate is within the
+    claim, even if the interval is not; less or more if the complete interval is outside; otherwise
+    undecided. A claim without figures is only measured.
     """
     of, to = records.get(claim.of), records.get(claim.to)
     metrics = {record.variant.metric for record in (of, to) if record is not None}
@@ -202,12 +202,12 @@ def judge_claim(claim: ClaimedRatio, records: dict[str, VariantRecord]) -> Claim
         return ClaimVerdict(**told, reason=reason, metric=metric)
     one, other = _ratio(of), _ratio(to)
     assert one is not None and other is not None
-    # A ratio to the plan needs no division, which would widen it by rounding alone.
+    # A ratio to the plan needs no division, which would only add rounding.
     measured = one if other == IS_ONE else quotient(one, other)
     verdict, reason = _verdict(measured, low=claim.low, high=claim.high)
     both = [record for record in (of, to) if record is not None]
     if metric == "tokens_per_s":
-        # Which of the two is the plan, and what their rows changed besides.
+        # Which of the two is the plan, and what else their rows changed.
         said = [f"{r.variant.name} is the plan here" for r in both if r.outcome == "is the plan"]
         forced = [r for r in both if r.outcome == "measured" and r.reason]
         said = [*said[:1], *(f"{r.variant.name}: {r.reason}" for r in forced)]

@@ -1,8 +1,8 @@
-"""Run a few steps of a plan through the real training job, and say what they took.
+"""Time a few steps of a plan in the real training job.
 
-Ten steps to warm up, thirty that are timed, one save and two evaluations, of which the second one
-counts: the first also pays for what is made once. Weights are trained and thrown away. Rows are
-read where they are, as staging comes after the plan.
+Ten warm-up steps, thirty timed ones, one save and two evaluations, of which only the second counts,
+as the first includes one-time costs. The weights are discarded. Rows are read in place, as staging
+comes after the plan.
 """
 
 import math
@@ -29,15 +29,15 @@ from expertflow.train.processes import RANK
 from expertflow.train.records import ModelRecord, StepRecord, TrainingRecord
 
 N_WARMUP, N_TIMED = 10, 30
-# Epochs of which so many fit into the timed steps are timed whole: their last steps are shorter.
+# If this many epochs fit into the timed steps, epochs are timed: their last steps are shorter.
 EPOCHS_TIMED = 4
-# A save by time among the timed steps would be counted twice.
+# A time-triggered save among the timed steps would be counted twice.
 NEVER_MINUTES = 1e9
 STUDY = {"study": "calibration", "verb": "calibrate"}
 
 
 class CalibrationJob(Record, frozen=True, kw_only=True):
-    """A plan, its inputs, a place to work in, and the performance counter when planning began."""
+    """A plan, its inputs, a working folder, and the performance counter when planning began."""
 
     plan: TrainPlan
     packing: Path
@@ -49,11 +49,10 @@ class CalibrationJob(Record, frozen=True, kw_only=True):
 
 
 def calibrate(job: CalibrationJob) -> Calibration | None:
-    """Run and time; null in a process that only helps, as there are with several planned.
+    """Run and time; null in a helper process of a multi-process plan.
 
-    Raises:
-        TrainingError, HardwareError: the run cannot be made, or not on the card that is planned.
-        Interrupted: a signal came; nothing is kept.
+    Raises TrainingError or HardwareError if the run fails or is not on the planned card, and
+    Interrupted on a signal, keeping nothing.
     """
     gpu, model = job.plan.gpu, read_record(ModelRecord, job.model)
     if gpu is not None and RANK not in os.environ:
@@ -86,7 +85,7 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
         record = read_record(TrainingRecord, training.output)
         lines = read_json_lines(job.scratch / "steps.jsonl")
         if gpu is not None:
-            # Where the driver could not be asked before, the run's monitor may have a name.
+            # The run's monitor may know the name if the driver could not be asked before.
             check_card(gpu, record.gpu_name, **STUDY)
         return take_times(
             job.plan,
@@ -116,7 +115,7 @@ def shorten_plan(plan: TrainPlan) -> tuple[TrainPlan, int]:
         load_best_model_at_end=False,
         patience=None,
         min_delta=0.0,
-        # On a card, steps between two log lines get their mean time: the timed ones begin anew.
+        # On a card, steps between two log lines share a mean time: timed ones begin a new window.
         logging_steps=max(1, n_warmup // 2),
         track_per_step_metrics=True,
         report_to="none",
@@ -134,10 +133,10 @@ def take_times(
     planning_s: float,
     key: str,
 ) -> Calibration:
-    """Take the times of a short run apart; raise TrainingError if it left too few.
+    """Split up the times of a short run; raise TrainingError if there are too few.
 
-    ``n_window_steps`` is how many steps share a time: on a card those between two log lines, as
-    the device is waited for only then.
+    ``n_window_steps`` steps share a time: on a card those between two log lines, as only then the
+    device is waited for.
     """
     timed = steps[n_warmup:]
     if not timed or not record.save_points or not record.eval_points:
@@ -145,14 +144,14 @@ def take_times(
             f"{plan.expert}: the calibration left {len(steps)} steps and"
             f" {len(record.save_points)} saves, too few to time; set calibrate: false"
         )
-    # From the end of one step to the end of the next, logging included.
+    # From the end of one step to that of the next, including logging.
     between = np.diff([step.elapsed_s for step in steps])
     seconds = np.concatenate(([steps[0].step_s], between))[n_warmup:]
     level = levels(seconds, per_epoch=plan.n_steps_per_epoch)
     low, middle, high = (float(q) for q in np.quantile(level, (0.25, 0.5, 0.75)))
     save_s = sum(point.save_s for point in record.save_points) / len(record.save_points)
     eval_s = record.eval_points[-1].eval_s
-    # A run's clock begins with its process, which here made a plan first.
+    # A run's clock starts with its process, which here made a plan first.
     rest = record.time.wall_s - planning_s - float(seconds.sum()) - n_warmup * middle
     rest -= save_s * len(record.save_points) + eval_s * len(record.eval_points)
     return Calibration(
@@ -175,10 +174,7 @@ def take_times(
 
 
 def levels(seconds: NDArray[np.float64], *, per_epoch: int) -> NDArray[np.float64]:
-    """Return the times to take quartiles of: steps, or means of short epochs.
-
-    The last step of an epoch may hold fewer rows, so a median over steps would miss it.
-    """
+    """Return step times, or means of short epochs, whose last step may hold fewer rows."""
     n_epochs = len(seconds) // per_epoch
     if n_epochs < EPOCHS_TIMED:
         return seconds

@@ -1,4 +1,4 @@
-"""Compare timed runs of a variant with the plan's: losses, saves, and how fast rows are read."""
+"""Compare timed runs of a variant with the plan's: losses, saves, and read speed of rows."""
 
 import math
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from expertflow.studies.variants import NotMeasurableError, differences
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.train.trial import TrialResult
 
-# How far losses may lie apart, as a fraction of the plan's (judgements; docs/ablation.md).
+# Allowed difference of losses, as a fraction of the plan's (judgments; docs/ablation.md).
 ROUNDING, OTHER_ROUNDING, OTHER_ORDER, OTHER_UPDATES = 0.01, 0.05, 0.10, 0.25
-# The part of a run whose mean loss is compared.
+# Last part of a run whose mean loss is compared.
 LAST_PART = 1 / 3
-# Updates of as many tokens as the plan's, give or take: as many rows are not quite as many tokens.
+# Allowed difference in tokens of an update, as equal numbers of rows differ slightly in tokens.
 SAME_UPDATES = 0.1
-# With these, something else is learned.
+# Settings that change what is learned.
 LEARNS_OTHERWISE = {"method", "lora"}
 
 
@@ -36,7 +36,7 @@ def compare_losses(
     plan: TrainPlan,
     other_rows: bool,
 ) -> dict[str, Any]:
-    """Return those fields of a variant's record that say how far its losses are from the plan's."""
+    """Return the fields of a variant's record that compare its losses with the plan's."""
     differs = float(np.mean([_differs(own, plain) for own, plain in pairs]))
     if differences(base, plan) & LEARNS_OTHERWISE:
         because = "another adapter learns otherwise"
@@ -92,7 +92,7 @@ def count_saves(plan: TrainPlan, steps_s: float) -> int:
 def hours_ratios(
     plan: TrainPlan, results: Sequence[TrialResult], *, saves: float
 ) -> tuple[list[float], str]:
-    """Return each run's hours with the plan's saves over those with others, and how."""
+    """Return each run's hours with the plan's saves over those with others, and the method."""
     mean_s = sum(r.timed_s / r.n_timed_steps for r in results) / len(results)
     save_s = sum(r.save_s or 0.0 for r in results) / len(results)
     n = count_saves(plan, plan.n_steps * mean_s)
@@ -116,7 +116,7 @@ def hours_ratios(
 
 
 def read_speed_ratios(staged: Staged, *, n_repeats: int) -> tuple[list[float], str]:
-    """Read rows past the page cache in both places in turns; return target over source."""
+    """Read rows past the page cache in both places alternately; return target over source."""
     if staged.target is None:
         raise NotMeasurableError(f"rows are read in place: {staged.reason}")
     source = Path(staged.source, "train", ROWS_FILE)

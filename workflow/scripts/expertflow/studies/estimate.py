@@ -1,7 +1,7 @@
-"""Ratios of timings with their 95 % intervals: on logarithms, by pairs. Pure.
+"""Ratios of timings with 95 % intervals from paired runs. Pure.
 
-A ratio of 2 and one of 1/2 are as far from 1, so means and intervals are those of logarithms, with
-Student's t on one degree of freedom less than there are pairs.
+Ratios of 2 and 1/2 are equally far from 1, so means and intervals are those of logarithms, with
+Student's t on one degree of freedom less than pairs.
 """
 
 import math
@@ -11,13 +11,13 @@ import numpy as np
 
 from expertflow.studies.records import Estimate
 
-# Of either side of a 95 % interval.
+# Quantile of a two-sided 95 % interval.
 TAIL = 0.975
 IS_ONE = Estimate(value=1.0, low=1.0, high=1.0, least=1.0, most=1.0)
 
 
 def estimate(ratios: Sequence[float]) -> Estimate:
-    """Return the geometric mean of ratios, its interval, and the lowest and highest of them."""
+    """Return the geometric mean of ratios, its interval, and the extremes."""
     if len(ratios) < 2:
         raise ValueError(f"{len(ratios)} ratios have no spread")
     logs = np.log(np.asarray(ratios, np.float64))
@@ -33,10 +33,10 @@ def estimate(ratios: Sequence[float]) -> Estimate:
 
 
 def quotient(of: Estimate, to: Estimate) -> Estimate:
-    """Divide two ratios to the same thing, measured independently.
+    """Divide two independently measured ratios to the same thing.
 
     Half-widths of logarithms add in squares, each with the quantile of its own few degrees of
-    freedom: the interval is rather too wide. Lowest and highest are of any two of the repeats.
+    freedom, so the interval is rather too wide. Extremes are those of any two repeats.
     """
     value = of.value / to.value
     half = math.hypot(math.log(of.high / of.value), math.log(to.high / to.value))
@@ -50,7 +50,7 @@ def quotient(of: Estimate, to: Estimate) -> Estimate:
 
 
 def t_quantile(n_degrees: int, probability: float = TAIL) -> float:
-    """Return the quantile of Student's t for a whole number of degrees of freedom.
+    """Return the quantile of Student's t for an integer number of degrees of freedom.
 
     >>> round(t_quantile(2), 3)
     4.303
@@ -63,7 +63,7 @@ def t_quantile(n_degrees: int, probability: float = TAIL) -> float:
 
 
 def _t_cdf(t: float, n: int) -> float:
-    """Return the chance of at most ``t``, by the finite sums for whole degrees of freedom.
+    """Return the probability of at most ``t``, by the finite sums for integer degrees of freedom.
 
     odd   (2/pi) (angle + sin cos (1 + 2/3 cos^2 + 2*4/(3*5) cos^4 ...))
     even  sin (1 + 1/2 cos^2 + 1*3/(2*4) cos^4 ...)

@@ -1,4 +1,4 @@
-"""Make the plan of an expert from the records of the stages before it."""
+"""Plan the training of an expert from the records of earlier stages."""
 
 import logging
 from functools import partial
@@ -27,7 +27,7 @@ def plan_expert(
     calibration: Path | None = None,
     tuning: Path | None = None,
 ) -> TrainPlan:
-    """Resolve the hardware, trace a step where there is a card, and plan."""
+    """Resolve the hardware, trace a step if there is a card, and plan."""
     draft = draft_plan(expert=expert, spec=spec, packing=packing, model=model)
     found = None
     if tuning is not None:
@@ -41,7 +41,7 @@ def plan_expert(
 
 
 def draft_plan(*, expert: str, spec: PlanSpec, packing: Path, model: Path) -> PlanDraft:
-    """Gather what a plan is made of; on a card with a trace, which predicts memory."""
+    """Gather the inputs of a plan, including on a card a trace that predicts memory."""
     if spec.hardware == "auto" and (missing := missing_gpu()):
         log.warning("%s: the plan is for its CPU", missing)
     draft = PlanDraft(
@@ -76,7 +76,7 @@ def check_card(gpu: GpuFacts, name: str | None, *, study: str, verb: str) -> Non
 
 
 def import_code(model: Path, spec: PlanSpec) -> None:
-    """Import what tracing a step and training both need, so that neither has to be timed for it."""
+    """Import what tracing and training both need, so that neither is timed with it."""
     from expertflow.train.trace import memory as trace_memory
 
     base = Path(read_part(str, model, "path"))
@@ -84,10 +84,10 @@ def import_code(model: Path, spec: PlanSpec) -> None:
 
 
 def trace_step(draft: PlanDraft, base: str, attention: str) -> MemoryTrace | None:
-    """Trace a step with a route of attention; null without a card, as nothing is predicted then."""
+    """Trace a step with a route of attention; null without a card, where nothing is predicted."""
     if draft.gpu is None:
         return None
-    # Here, as a plan for a CPU is made without the seconds that torch takes to be imported.
+    # Imported late: a plan for a CPU does not need torch, which takes seconds.
     from expertflow.train.trace.memory import trace_memory
 
     return trace_memory(

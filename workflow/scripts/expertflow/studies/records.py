@@ -1,7 +1,7 @@
-"""Records of an ablation: what every switch is worth on this machine, beside what was claimed.
+"""Records of an ablation: the worth of every switch on this machine, next to claims.
 
-A *variant* is the plan with some settings changed. It is timed against the plan itself, in pairs
-that take turns, so that a machine that becomes slower does not make a switch look bad.
+A *variant* is the plan with some settings changed. It is timed against the plan in alternating
+pairs, so that a machine that slows down does not make a switch look bad.
 """
 
 from typing import Any, Literal
@@ -11,20 +11,20 @@ from msgspec import field
 from expertflow.core.records import Record
 
 # The plan's own rows; their documents, one a row, padded to the longest of a batch; or documents
-# that are tokenized in the training loop.
+# tokenized in the training loop.
 Rows = Literal["packed", "unpacked", "on_the_fly"]
-# Speed; hours of a complete run with another number of saves; or how fast rows are read where they
-# are staged to, against where they came from.
+# Speed; hours of a complete run with another number of saves; or read speed of rows at their staged
+# place against their source.
 Metric = Literal["tokens_per_s", "hours", "read_speed"]
 PLAN = "plan"
 
 
 class Variant(Record, frozen=True, kw_only=True):
-    """One way to train: the plan, with ``training`` settings given by hand and other rows.
+    """A way to train: the plan with ``training`` settings overridden, and maybe other rows.
 
-    ``of`` names the ladder it is a rung of, if any; ``rung`` counts from 0, the end that is
-    furthest from the plan. ``undone`` are the settings by which it is nearer to the plan than the
-    rung before. ``saves`` is how many times the plan's saves it takes, for the metric ``hours``.
+    ``of`` names the ladder it is a rung of, if any; ``rung`` counts from 0, the end furthest from
+    the plan. ``undone`` are the settings in which it is nearer to the plan than the rung before.
+    ``saves`` multiplies the plan's number of saves, for the metric ``hours``.
     """
 
     name: str
@@ -39,10 +39,7 @@ class Variant(Record, frozen=True, kw_only=True):
 
 
 class Saying(Record, frozen=True, kw_only=True):
-    """What somebody said that a change is worth.
-
-    Null bounds: nothing was said in figures; of a bar that was set, the upper one is null.
-    """
+    """A claim about a change; bounds are null without figures, the upper one for a minimum."""
 
     claim: str
     by: str
@@ -52,7 +49,7 @@ class Saying(Record, frozen=True, kw_only=True):
 
 
 class ClaimedRatio(Saying, frozen=True, kw_only=True):
-    """How many times the speed of ``to`` ``of`` is said to have, two variants or ``plan``."""
+    """The claimed speed of ``of`` over that of ``to``, two variants or ``plan``."""
 
     of: str
     to: str
@@ -91,7 +88,7 @@ class Timing(Record, frozen=True, kw_only=True):
 
 
 class Estimate(Record, frozen=True, kw_only=True):
-    """A ratio with its 95 % interval, and the lowest and highest of the repeats."""
+    """A ratio with its 95 % interval and the extremes of the repeats."""
 
     value: float
     low: float
@@ -101,13 +98,13 @@ class Estimate(Record, frozen=True, kw_only=True):
 
 
 class VariantRecord(Record, frozen=True, kw_only=True):
-    """What one variant's job measured.
+    """Results of one variant.
 
-    ``is the plan`` means that nothing would change; ``not measurable`` that this machine or model
-    cannot do it. ``ratio`` is the variant's speed over the plan's, by pairs, as its metric has it.
-    ``loss_differs`` is its loss over the plan's, less 1, after the same tokens; ``is_sane`` whether
-    rounding or another order of documents explain that. ``tokens_per_s`` are the means of all runs.
-    Two of a plan with the same ``settings_sha256`` differ by noise alone.
+    ``is the plan`` means that nothing would change, ``not measurable`` that this machine or model
+    cannot do it. ``ratio`` is the variant's metric over the plan's, by pairs. ``loss_differs`` is
+    its loss over the plan's, minus 1, after the same tokens; ``is_sane`` whether rounding or
+    another order of documents explain that. ``tokens_per_s`` are means of all runs. Two variants of
+    a plan with the same ``settings_sha256`` differ by noise alone.
     """
 
     expert: str
@@ -134,12 +131,12 @@ class VariantRecord(Record, frozen=True, kw_only=True):
 
 
 class Bar(Record, frozen=True, kw_only=True):
-    """A bar of the waterfall, or a line of the table: a variant against the plan.
+    """A bar of the waterfall, or a row of the table: a variant against the plan.
 
-    ``step`` is what the change to the rung before is worth, where the variant is a rung; null where
-    nothing changes on this hardware, and the figures then are those of the rung before.
-    ``tokens_per_s`` is the plan's in all jobs times ``ratio``, so that a machine that was slower in
-    one job does not show as a step; null, as dollars are, for another ``metric``.
+    ``step`` is the worth of the change from the rung before; null if it is no rung, or nothing
+    changes on this hardware, in which case the figures are those of the rung before.
+    ``tokens_per_s`` is the plan's over all jobs times ``ratio``, so that a machine that was slower
+    in one job does not show as a step; null, like dollars, for another ``metric``.
     """
 
     name: str
@@ -161,7 +158,7 @@ class Bar(Record, frozen=True, kw_only=True):
 
 
 class ClaimVerdict(Saying, frozen=True, kw_only=True):
-    """A claim beside what was measured here; ``reason`` qualifies it, or says why nothing was."""
+    """A claim next to its measurement here; ``reason`` qualifies it, or says why there is none."""
 
     measured: Estimate | None
     verdict: Literal[

@@ -1,7 +1,4 @@
-"""Search the fastest settings of a step: what there is to try, what to try next, when to stop.
-
-Every choice keeps the global batch: rows of a micro-batch times accumulation is what it was.
-"""
+"""Search for the fastest settings of a step; every choice keeps the global batch."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -28,12 +25,12 @@ from expertflow.plan.tuned import (
 )
 from expertflow.train.trial import TrialResult
 
-# A trial below this share of the best so far is given up after its first steps.
+# A trial below this share of the best speed so far is given up after its first steps.
 WORTH_FRACTION = 0.9
-# Routes of attention besides the one that reads where documents end.
+# Attention implementations besides the one that reads document boundaries.
 MASKED = ("flex", "sdpa")
 N_WORKERS = (0, 2, 4, 8)
-# What is not tried on a CPU, by its setting, and why.
+# Choices not tried on a CPU, by setting, and why.
 NOT_ON_CPU: dict[str, tuple[Any, str]] = {
     "gradient_checkpointing": (
         True, "it computes again to spare memory, which a CPU has more of",
@@ -45,15 +42,15 @@ NOT_ON_CPU: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 SAME_KERNEL = "packed calls the same kernel where it runs"
 
-# Runs settings; the second argument is the least speed in tokens/s that is of interest, or null.
+# Runs settings; the second argument is the lowest interesting speed in tokens/s, or null.
 Run = Callable[[TunedSettings, float | None], TrialResult]
 
 
 class Space(Record, frozen=True, kw_only=True):
-    """What may be tried besides the default.
+    """Choices besides the default.
 
-    ``free`` names what the manifest leaves open, ``usable_bytes`` what a predicted peak may reach,
-    null on a CPU. ``left_out`` are choices that are not tried here, and why.
+    ``free`` names the settings that the manifest leaves open; ``usable_bytes`` limits a predicted
+    peak, null on a CPU; ``left_out`` maps choices not tried here to reasons.
     """
 
     default: TunedSettings
@@ -103,7 +100,7 @@ def space_of(draft: PlanDraft, plan: TrainPlan) -> Space:
 
 
 def threads_to_try(n_usable: int, n_physical: int | None) -> tuple[int, ...]:
-    """Return powers of two up to what this process may use, that itself, and the physical cores."""
+    """Return powers of two up to the usable threads, that number, and the physical cores."""
     powers = {1 << i for i in range(n_usable.bit_length()) if 1 << i <= n_usable}
     return tuple(sorted(powers | {n_usable, min(n_physical or n_usable, n_usable)}))
 
@@ -116,11 +113,11 @@ def with_settings(plan: TrainPlan, settings: TunedSettings, spec: PlanSpec) -> T
 
 
 class Search(Struct, kw_only=True):
-    """A search under way. ``trials`` holds what became of every choice, in the order they came.
+    """A search in progress. ``trials`` holds the result of every choice, in order.
 
-    ``clock`` gives seconds; ``max_s`` is how many of them may pass until no further trial begins.
-    ``known`` are trials of an earlier search, taken over where one would be run; one that was given
-    up, if it would be given up here. ``keep`` is told of every one that was run.
+    ``clock`` returns seconds; no trial begins after ``max_s``. ``known`` are trials of an earlier
+    search, reused instead of running; one that was given up only if it would be given up here.
+    ``keep`` is called with every trial that was run.
     """
 
     space: Space
@@ -143,15 +140,15 @@ class Search(Struct, kw_only=True):
         else:
             self._explore_cpu()
         if "batch_size" not in self.space.free:
-            # Other splits of a batch that the manifest splits: for the user to know.
+            # Other splits of a batch whose split the manifest sets, to inform the user.
             for rows in self.space.micro_batches:
                 self._try(self._with_rows(self.best() or self.space.default, rows))
         self._leave_out(self.space.left_out)
 
     def best(self, like: TunedSettings | None = None) -> TunedSettings | None:
-        """Return the fastest that agrees with the manifest; the default or the simpler of a tie.
+        """Return the fastest that the manifest allows, on a tie the default or the simpler.
 
-        ``like``: of those alone that are compiled, or not, as these settings are.
+        ``like`` restricts the choice to those compiled, or not, as these settings are.
         """
         default, free = self.space.default, self.space.free
         rates = {
@@ -166,7 +163,7 @@ class Search(Struct, kw_only=True):
     def _explore_card(self) -> None:
         space, start = self.space, self.space.default
         if space.may_compile:
-            # Compiling takes tens of seconds, and the order of the rest does not hang on it.
+            # Compiling takes tens of seconds and does not change the order of the rest.
             start = replace(start, torch_compile=False)
             self._try(start)
         self._descend(start)
@@ -185,17 +182,17 @@ class Search(Struct, kw_only=True):
         if "batch_size" in space.free:
             for rows in space.micro_batches:
                 self._try(self._with_rows(start, rows))
-            # The best number of threads may be another one for more or fewer rows.
+            # The best number of threads may depend on the number of rows.
             best = self.best() or space.default
             for n_threads in space.n_threads:
                 self._try(replace(best, n_threads=n_threads))
         self._try_workers(self.best() or space.default)
 
     def _descend(self, start: TunedSettings) -> None:
-        """Go from many rows to few, first with all activations kept, then without.
+        """Try many rows first, then fewer, first keeping all activations, then recomputing them.
 
-        Fewer rows than some that were slower than more are left out. Activations are computed
-        again only for more rows than could be run without that.
+        Rows below some that were slower than more rows are skipped. Recomputing is tried only with
+        more rows than fit without it.
         """
         ran: list[int] = []
         space = self.space
@@ -214,7 +211,7 @@ class Search(Struct, kw_only=True):
                     continue
                 ran += [] if again else [choice.batch_size]
                 rate = trial.tokens_per_s or 0.0
-                # More rows, computed again, against fewer that were not.
+                # More rows with recomputation against fewer without.
                 is_no_gain = again and bool(ran) and trial.outcome == "given up"
                 if is_no_gain or rate < fastest * (1 - TIE_FRACTION):
                     why = f"dominated: {choice.batch_size} rows were slower already"
@@ -240,7 +237,7 @@ class Search(Struct, kw_only=True):
         return self.trials[choice]
 
     def _tried(self, choice: TunedSettings) -> TuningTrial:
-        # A choice is given up below a share of the best of its kind so far.
+        # A choice is given up below a share of the best so far of its kind.
         rates = [
             trial.tokens_per_s or 0.0
             for trial in measured(self.trials.values())
@@ -249,7 +246,7 @@ class Search(Struct, kw_only=True):
         least = WORTH_FRACTION * max(rates) if rates else None
         if (known := self.known.get(choice)) is not None:
             rate = known.tokens_per_s
-            # Another search, which had another best, gave it up: it may be worth it in this one.
+            # Another search with another best gave it up, but it may be worthwhile in this one.
             is_slow = rate is not None and least is not None and rate < least
             if known.outcome != "given up" or is_slow:
                 return known

@@ -1,7 +1,7 @@
-"""Run trials one after another, each in its own process, which starts at once.
+"""Run trials one after another, each in its own process, without startup cost.
 
-Kernels, compiled code, precision switches and peaks of memory outlive a run within its process. So
-one warm process imports the training code and touches no card, and forks for every trial.
+Kernels, compiled code, precision switches and memory peaks outlive a run within its process, so one
+warm process imports the training code, touches no card, and forks for every trial.
 """
 
 import multiprocessing
@@ -21,35 +21,33 @@ from expertflow.core.process import SIGNALS
 from expertflow.train.processes import RANK
 from expertflow.train.trial import Trial, TrialResult, run_trial
 
-# What a trial needs, imported once.
+# Imported once for all trials.
 PRELOADED = ["expertflow.train.trial", "transformers.models.qwen3"]
 if find_spec("bitsandbytes") is None:
-    # Else peft imports that, which starts CUDA; and in a process that forks afterwards it is of no
-    # use to any trial.
+    # Otherwise peft imports it, which starts CUDA, and no forked trial could use that.
     PRELOADED.append("peft")
-# With it, torch asks the driver whether there is a card. Else it asks CUDA, after which no process
-# that forks could use the card; transformers asks as it is imported, where flash-attn is installed.
+# With it, torch asks the driver whether there is a card. Without, it asks CUDA, after which no
+# forked process could use the card; transformers asks at import if flash-attn is installed.
 ASK_THE_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
-# A child that is asked to stop ends after its step.
+# A child asked to stop ends after its step.
 PATIENCE_S = 60
 
 
 class TrialRunner:
-    """Runs each trial in its own process, which is ended after ``limit_s`` without a result."""
+    """Runs each trial in its own process, killed after ``limit_s`` without a result."""
 
     def __init__(self, *, limit_s: float | None = None) -> None:
         self._limit_s = limit_s
-        # Before the warm process starts, which has this environment.
+        # Before the warm process starts, which inherits the environment.
         os.environ[ASK_THE_DRIVER] = "1"
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOADED)
 
     def run(self, trial: Trial) -> TrialResult:
-        """Run one, in which a process that is killed, e.g. for memory, is a result.
+        """Run one trial; a killed process, e.g. by the OOM killer, is a result.
 
-        Raises:
-            Interrupted: this process was told to stop; the child was, too.
-            TrainingError: the plan cannot be run at all.
+        Raises Interrupted if this process was told to stop, as the child was, and TrainingError if
+        the plan cannot be run at all.
         """
         here, there = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_run_child, args=(trial, there))
@@ -85,13 +83,13 @@ def _run_child(trial: Trial, answer: Connection) -> None:
     except ExpertflowError as error:
         answer.send(" ".join(str(error).split()))
     except (Interrupted, BrokenPipeError):
-        # Who asked may have been told to stop, and listens no more.
+        # The parent may have been told to stop and no longer listen.
         raise SystemExit(143) from None
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn the first signal into an error, so that what was begun is cleared away; ignore more."""
+    """Turn the first signal into an error so that cleanup runs; ignore further ones."""
 
     def stop(number: int, _: object) -> None:
         _ignore()
@@ -106,9 +104,9 @@ def interruptible() -> Iterator[None]:
 
 
 def _end(process: Any) -> None:
-    """Tell a child to end, which it does after its step; leave none behind."""
+    """Ask a child to end after its step, then kill it; leave none behind."""
     if process.pid is not None and process.is_alive():
-        # A second signal must not keep the child from being ended.
+        # A second signal must not prevent ending the child.
         _ignore()
         process.terminate()
         process.join(PATIENCE_S)
@@ -124,7 +122,7 @@ def _ignore() -> None:
 
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[None]:
-    """Work in an empty folder and leave none behind; helpers share that of the first process."""
+    """Provide an empty folder and remove it; helper processes share that of the first."""
     rank = os.environ.get(RANK)
     if rank is None:
         remove(folder)

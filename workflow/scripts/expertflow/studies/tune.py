@@ -1,4 +1,4 @@
-"""Tune an expert: search the fastest settings of its step here, and say what they gain."""
+"""Tune an expert: search for the fastest settings of its step, and measure the gain."""
 
 import logging
 import time
@@ -34,12 +34,12 @@ from expertflow.studies.variants import one_process
 from expertflow.train.trial import Trial, TrialResult
 
 log = logging.getLogger(__name__)
-# Steps of a trial. The timed ones end early where they take long.
+# Steps of a trial. Timing ends early if steps take long.
 N_WARMUP, N_TIMED, MAX_TIMED_S = 3, 20, 4.0
-# After the first step one more is enough where it takes longer than this.
+# If the first step takes longer than this, one more is enough.
 LONG_STEP_S = 2.0
 MAX_S = 180.0
-# The rest is for the best and the default in turns.
+# The rest is for timing best and default alternately.
 SEARCH_FRACTION = 0.6
 N_PAIRS = 3
 LIBRARIES = ("torch", "transformers", "peft")
@@ -48,7 +48,7 @@ RunTrial = Callable[[Trial], TrialResult]
 
 
 class Pair(Record, frozen=True, kw_only=True):
-    """Two choices that were timed one right after the other, in documents' tokens a second."""
+    """Two choices timed in succession, in document tokens a second."""
 
     best: TunedSettings
     default: TunedSettings
@@ -57,7 +57,7 @@ class Pair(Record, frozen=True, kw_only=True):
 
 
 class CachedTrials(Record, frozen=True, kw_only=True):
-    """What is kept of searches under one key; ``made_by`` names the code and its libraries."""
+    """Trials cached under one key; ``made_by`` identifies the code and its libraries."""
 
     key: str
     made_by: tuple[str, ...]
@@ -67,7 +67,7 @@ class CachedTrials(Record, frozen=True, kw_only=True):
 
 
 class TuneJob(Record, frozen=True, kw_only=True):
-    """An expert's inputs, where to work, where trials are kept, and the digest of the code."""
+    """An expert's inputs, a working folder, the cache of trials, and the digest of the code."""
 
     expert: str
     spec: PlanSpec
@@ -83,7 +83,7 @@ class TuneJob(Record, frozen=True, kw_only=True):
 def tune(
     job: TuneJob, run_trial: RunTrial, *, clock: Callable[[], float] = time.perf_counter
 ) -> TuningRecord:
-    """Search, then compare the best with the default in turns."""
+    """Search, then compare the best with the default in alternating runs."""
     began_s = clock()
     draft = draft_plan(expert=job.expert, spec=job.spec, packing=job.packing, model=job.model)
     plan = plan_training(draft)
@@ -94,7 +94,7 @@ def tune(
     alone = one_process(plan, packing=draft.packing, facts=draft.facts)
     with open_cache(job.cache, CachedTrials(key=key, made_by=made_by)) as (path, kept):
         bench = Bench(job=job, draft=draft, plan=alone, run_trial=run_trial, path=path, kept=kept)
-        # What failed is tried again, memory that ran out, too: another process may have held it.
+        # Failures are retried, also out of memory, as another process may have held it.
         known = {t.settings: t for t in kept.trials if t.outcome in ("measured", "given up")}
         search = Search(
             space=space_of(draft, plan),
@@ -136,7 +136,7 @@ def tune(
 
 @contextmanager
 def open_cache(folder: Path, kept: CachedTrials) -> Iterator[tuple[Path, CachedTrials]]:
-    """Open the trials of a kind, and keep others from searching the same at the same time."""
+    """Open the cached trials of a kind, locked against concurrent searches of the same."""
     name = sha256_json([kept.key, *kept.made_by])
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{name}.lock").open("a") as stream:
@@ -153,7 +153,7 @@ def open_cache(folder: Path, kept: CachedTrials) -> Iterator[tuple[Path, CachedT
 
 
 class Bench(Struct, kw_only=True):
-    """Runs settings of a plan of one process, and keeps what came of them in ``path``."""
+    """Runs settings of a single-process plan, and stores the results in ``path``."""
 
     job: TuneJob
     draft: PlanDraft
@@ -180,7 +180,7 @@ class Bench(Struct, kw_only=True):
         except TrainingError as error:
             result = TrialResult(outcome="failed", problem=" ".join(str(error).split()))
         finally:
-            # A process that was killed has left it.
+            # A killed process leaves it behind.
             remove(self.job.scratch)
         self.gpu_name = result.gpu_name or self.gpu_name
         speed = f"{result.tokens_per_s:,.0f} tokens/s" if result.n_timed_steps else ""
@@ -190,7 +190,7 @@ class Bench(Struct, kw_only=True):
 
     def predict(self, settings: TunedSettings) -> int | None:
         if self.draft.gpu is None or settings.attention != self.plan.attention:
-            return None  # Another route was not traced.
+            return None  # Only the plan's attention was traced.
         checkpoint = settings.gradient_checkpointing
         return peak_bytes(self.draft, settings.batch_size, checkpoint=checkpoint)
 
@@ -228,12 +228,12 @@ def _check(plan: TrainPlan) -> None:
 def _pairs(
     bench: Bench, search: Search, best: TunedSettings | None, *, end_s: float
 ) -> tuple[Pair, ...]:
-    """Time best and default in turns as long as time is left, on top of earlier pairs."""
+    """Time best and default alternately while time is left, adding to earlier pairs."""
     default = search.space.default
     if best is None or best == default or search.trials[default].outcome != "measured":
         return ()
     pairs = [p for p in bench.kept.pairs if (p.best, p.default) == (best, default)]
-    # What was compiled once is cached by then.
+    # Compiled code is cached by then.
     trials = search.trials[best], search.trials[default]
     steps_s = sum((N_WARMUP + t.n_timed_steps) * (t.step_s or 0.0) for t in trials)
     took_s = steps_s + sum(t.startup_s or 0.0 for t in trials)
@@ -260,7 +260,7 @@ def _pairs(
 def _judge(
     search: Search, best: TunedSettings | None, pairs: tuple[Pair, ...]
 ) -> tuple[TunedSettings | None, float | None, float | None, float | None]:
-    """Return what wins and its gain with interval: the default, where none is certain."""
+    """Return the winner and its gain with interval: the default unless the gain is certain."""
     default = search.space.default
     if best is None or best == default:
         return best, None if best is None else 1.0, None, None

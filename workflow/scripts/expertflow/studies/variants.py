@@ -1,7 +1,7 @@
-"""Turn a variant into a plan and rows that can be timed, or say why that cannot be done here.
+"""Turn a variant into a plan and rows that can be timed, or explain why that is impossible.
 
-Rows of one document each are packed rows taken apart. Nothing is tokenized or cut again, so a run
-on them sees the tokens and targets of the plan's own steps, in another order and with padding.
+Rows of one document each are unpacked from packed rows without tokenizing or cutting again, so a
+run sees the tokens and targets of the plan's own steps, in another order and with padding.
 """
 
 import math
@@ -27,18 +27,18 @@ from expertflow.tokens.ragged import Ragged, offsets_of, runs
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.feed.order import RowOrder
 
-# Settings that a variant may move: what else differs between two plans follows from them.
+# Settings that a variant may change; all other differences between plans follow from them.
 MOVABLE = tuple(setting.name for setting in list_settings(Training) if "speed" in setting.affects)
-# Tensor cores have TF32 and bf16 from this compute capability on.
+# Minimum compute capability for TF32 and bf16.
 AMPERE = 8.0
-# Rows of one document are cut to a multiple of this by the trainer.
+# The trainer cuts rows of one document to a multiple of this.
 MULTIPLE = 8
-# Packed rows that are taken apart at a time.
+# Packed rows unpacked at a time.
 BLOCK_ROWS = 256
 
 
 class FirstRows(Record, frozen=True, kw_only=True):
-    """The rows that the first steps of a plan take, each once."""
+    """The rows of a plan's first steps, each once."""
 
     chosen: NDArray[np.int64]
     n_documents: int
@@ -55,7 +55,7 @@ class FirstRows(Record, frozen=True, kw_only=True):
 
 
 class Setup(Record, frozen=True, kw_only=True):
-    """How a variant is run; ``forced`` says what its rows changed that it did not ask for."""
+    """How to run a variant; ``forced`` names changes that its rows require beyond its settings."""
 
     plan: TrainPlan
     rows: Rows
@@ -65,7 +65,7 @@ class Setup(Record, frozen=True, kw_only=True):
 
 
 class NotMeasurableError(Exception):
-    """What a variant asks for cannot be had with this machine or model."""
+    """A variant requires something that this machine or model cannot do."""
 
 
 class IsThePlanError(Exception):
@@ -90,9 +90,8 @@ def set_up_variant(
 ) -> Setup:
     """Resolve a variant; ``is_unpacked``: the plan's own rows hold one document each.
 
-    Raises:
-        IsThePlanError: nothing would change.
-        NotMeasurableError: the plan, the card or the model cannot do it.
+    Raises IsThePlanError if nothing would change, and NotMeasurableError if the plan, the card or
+    the model cannot do it.
     """
     own_batch = variant.rows != "packed" and "batch_size" in variant.training
     changes: dict[str, Any] = {
@@ -119,7 +118,7 @@ def set_up_variant(
         plan = documents_as_rows(base, plan, first, own_batch=own_batch)
         forced = None if own_batch else f"micro-batch {plan.batch_size} of one document each"
         if plan.torch_compile and not variant.training.get("torch_compile"):
-            # Rows are of many lengths, each to be compiled for: a plan would not, either.
+            # Rows have many lengths, each needing compilation; a plan would not compile either.
             plan = replace(plan, torch_compile=False)
             forced = f"not compiled, {forced}" if forced else "not compiled"
         per_row = first.n_tokens / first.n_documents
@@ -145,8 +144,8 @@ def documents_as_rows(
 ) -> TrainPlan:
     """Return the plan for rows of one document each: the same documents in as many steps.
 
-    The micro-batch fills what the plan's fills if all rows were as long as the longest, which a
-    padded batch is laid out for; with ``own_batch`` it is the variant's, in documents.
+    The micro-batch has the size of the plan's if all rows were padded to the longest; with
+    ``own_batch`` it is the variant's, in documents.
     """
     per_step = base.global_batch_sequences * first.documents_per_row
     if own_batch:
@@ -176,7 +175,7 @@ def documents_as_rows(
 
 
 def _check_device(gpu: GpuFacts | None, plan: TrainPlan) -> None:
-    """Refuse what this device cannot do; what only a trial finds out is left to it."""
+    """Refuse what this device cannot do; the rest is left to the trial."""
     if gpu is None and plan.precision == "fp16":
         raise NotMeasurableError("fp16 needs a CUDA card, and this plan trains on a CPU")
     if gpu is not None and plan.precision == "bf16":
@@ -219,7 +218,7 @@ def split_documents(rows: PackedRows, chosen: NDArray[np.int64]) -> PackedRows:
     lengths = documents.values.astype(np.int64)
     per_row = documents.lengths
     owner = np.repeat(np.arange(len(chosen)), per_row)
-    # Documents of a row lie end to end from its beginning.
+    # A row's documents are contiguous from its beginning.
     ends = offsets_of(lengths)
     starts = ends[:-1] - np.repeat(ends[documents.offsets[:-1]], per_row)
     packed_BL = rows.take_ids(chosen).reshape(-1)

@@ -1,15 +1,15 @@
-"""Bring queries that ask the same to one form, by steps that each keep what a query asks.
+"""Reduce Cypher queries to a common form by steps that preserve their meaning.
 
-Two queries of the same form return the same rows on every graph, up to the names of columns and
-the order that the query leaves open. The converse does not hold. The steps, on a legal query:
+Two queries of the same form return the same rows on every graph, up to column names and the order
+that the query leaves open. The converse does not hold. The steps, on a legal query:
 
-- ``{k: v}`` of a node, or of a relationship of one hop, in MATCH becomes ``WHERE x.k = v``
-- the conditions of a WHERE that AND joins, and the keys of a map in a pattern, are sorted
-- a variable that is named once, in a pattern, is dropped
+- ``{k: v}`` of a node or one-hop relationship in MATCH becomes ``WHERE x.k = v``
+- conditions that AND joins in a WHERE, and the keys of a map in a pattern, are sorted
+- a variable named only once, in a pattern, is dropped
 - ``(b)<-[:R]-(a)`` becomes ``(a)-[:R]->(b)``; longer paths take one of their two directions
-- ``AS name`` of the last RETURN is dropped, and ORDER BY takes what it stood for; so is ``ASC``
+- ``AS name`` of the last RETURN is dropped and replaced in ORDER BY; so is ``ASC``
 
-With ``*`` as a projection nothing is changed, since each variable is part of the answer then.
+With a ``*`` projection nothing changes, since each variable is part of the answer.
 """
 
 from collections import Counter
@@ -42,11 +42,11 @@ _CLAUSES = """
     UNWIND WHERE WITH
 """
 _CLAUSE_WORDS = frozenset(_CLAUSES.split())
-# Where one of these stands, AND does not simply join conditions.
+# With one of these, AND does not simply join conditions.
 _NOT_A_CONJUNCTION = frozenset({"OR", "XOR", "CASE", "WHEN", "THEN", "ELSE", "END"})
 _VALUES = frozenset({"string", "number", "parameter", "variable"})
 _LITERALS = (Token("keyword", "TRUE"), Token("keyword", "FALSE"))
-# Two calls of these are two values.
+# Each call returns another value.
 _FRESH_EACH_TIME = frozenset({"rand", "randomuuid"})
 
 
@@ -92,7 +92,7 @@ def _where(conditions: list[Tokens]) -> Tokens:
 
 
 def _all_paths(tokens: Tokens) -> list[Path] | None:
-    """Read ``name = path, path, …``; nothing where there is anything else."""
+    """Parse ``name = path, path, …``; null for anything else."""
     closes, paths, index = closing_brackets(tokens), [], 0
     while index < len(tokens):
         if tokens[index].kind in VARIABLES and is_operator(at(tokens, index + 1), "="):
@@ -121,7 +121,7 @@ def _split_maps(tokens: Tokens, paths: list[Path], n_new: int) -> tuple[Tokens, 
         position = entity.body[0]
         name = entity.variable
         if name is None:
-            name, n_new = f"\0{n_new}", n_new + 1  # no query can name a variable so
+            name, n_new = f"\0{n_new}", n_new + 1  # no legal variable name
             pattern.append(Token("variable", name))
         pattern += tokens[position : entity.keys[0]]
         position = entity.keys[1]
@@ -131,7 +131,7 @@ def _split_maps(tokens: Tokens, paths: list[Path], n_new: int) -> tuple[Tokens, 
 
 
 def _pairs(tokens: Tokens, keys: tuple[int, int] | None) -> list[tuple[Token, Tokens]] | None:
-    """Read ``{key: value, …}``; nothing where a value is more than one word."""
+    """Parse ``{key: value, …}``; null if a value is more than one token."""
     if keys is None:
         return None
     pairs = []
@@ -145,7 +145,7 @@ def _pairs(tokens: Tokens, keys: tuple[int, int] | None) -> list[tuple[Token, To
 
 
 def _conjunction(tokens: Sequence[Token]) -> list[Tokens] | None:
-    """Split at AND; nothing where the words are no plain conjunction."""
+    """Split at AND; null if the tokens are not a plain conjunction."""
     others = (Token("keyword", word) for word in _NOT_A_CONJUNCTION)
     return None if any(len(_split(tokens, word)) > 1 for word in others) else _split(tokens, _AND)
 
@@ -159,7 +159,7 @@ def _sort_conditions(tokens: Tokens) -> Tokens:
     for start in reversed([i for i, token in enumerate(tokens) if token == _WHERE]):
         end = _end_of_clause(result, start + 1)
         parts = _conjunction(result[start + 1 : end])
-        # After the bar of a list another expression begins; the bar of labels looks the same.
+        # A list's bar begins another expression; the bar of labels looks the same.
         has_bar = len(_split(result[start + 1 : end], Token("operator", "|"))) > 1
         if parts is not None and not has_bar:
             result[start:end] = _where(sorted(parts, key=_masked))
@@ -178,7 +178,7 @@ def _sort_keys(tokens: Tokens) -> Tokens:
 
 def _without_unused_variables(tokens: Tokens) -> Tokens:
     counts = Counter(token.text for token in tokens if token.kind in VARIABLES)
-    # In a condition a variable that nothing else names would be a mistake, so it is kept.
+    # In a condition an otherwise unnamed variable would be a mistake, so it is kept.
     matched = {
         index
         for start in (i for i, token in enumerate(tokens) if token == _MATCH)
@@ -195,8 +195,7 @@ def _without_unused_variables(tokens: Tokens) -> Tokens:
 def _turn_paths(tokens: Tokens) -> Tokens:
     result = list(tokens)
     for path in find_paths(tokens):
-        # A named path, a shortest path, a part that is repeated, and the list of a path's
-        # relationships have a direction of their own.
+        # Named paths, shortest paths, repeated parts and lists of relationships are directed.
         before, after = at(tokens, path.start - 1), at(tokens, path.end)
         is_whole = before.kind == "keyword" or is_operator(before, *",[{")
         is_whole &= after.kind in ("keyword", "") or is_operator(after, *",]}|")
@@ -250,7 +249,7 @@ def _without_column_names(tokens: Tokens) -> Tokens:
 
 
 def _put_in_order(tail: Tokens, stands_for: dict[str, Tokens]) -> Tokens | None:
-    """Replace aliases in ORDER BY; nothing where one is part of a longer expression."""
+    """Replace aliases in ORDER BY; null if one is part of a longer expression."""
     if tail[1:2] != [_BY]:
         return None if any(t.text in stands_for and t.kind in VARIABLES for t in tail) else tail
     end = _end_of_clause(tail, 2)
@@ -282,7 +281,7 @@ def _end_of_clause(tokens: Tokens, start: int) -> int:
 
 
 def _split(tokens: Sequence[Token], separator: Token) -> list[Tokens]:
-    """Split where the separator stands in no further bracket."""
+    """Split at separators outside further brackets."""
     parts: list[Tokens] = [[]]
     level = 0
     for token in tokens:

@@ -1,6 +1,6 @@
-"""Read a graph's schema from the texts that data sets write it in, and hold names against it.
+"""Parse a graph's schema from the text formats of data sets, and check names against it.
 
-Known forms: sections of ``- **Label**`` with ``- `property`: TYPE`` lines; sections of
+Known formats: sections of ``- **Label**`` with ``- `property`: TYPE`` lines; sections of
 ``Label {property: TYPE}`` lines (also under "Relevant node labels …"); ``(:A)-[:R]->(:B)`` and
 ``{'start': A, 'type': R, 'end': B}`` for relationships; ``(:Label {a, b}); …`` on one line; and
 the JSON of ``apoc.meta.schema``.
@@ -27,7 +27,7 @@ from expertflow.evaluate.cypher.tokens import (
 )
 from expertflow.evaluate.records import Verdict
 
-# The properties of a label or type; nothing where the text names none, which proves nothing.
+# Properties by label or type; null if the text names none, which proves nothing.
 Properties = dict[str, set[str] | None]
 
 _NODES_TITLE = re.compile(r"node (properties|labels)", re.IGNORECASE)
@@ -50,14 +50,14 @@ MAX_CHARS = 500_000
 
 
 class GraphSchema(Struct):
-    """Labels, relationship types and which labels a type joins, from start to end."""
+    """Labels, relationship types, and the labels that a type joins, from start to end."""
 
     nodes: Properties = field(default_factory=dict)
     types: Properties = field(default_factory=dict)
     ends: set[tuple[str, str, str]] = field(default_factory=set)
 
     def join(self, start: str, kind: str, end: str, keys: set[str] | None = None) -> None:
-        # A label without properties has no entry of its own in some texts.
+        # Some texts list no label without properties.
         _add(self.nodes, start, None)
         _add(self.nodes, end, None)
         _add(self.types, kind, keys)
@@ -151,10 +151,10 @@ def _add(properties: Properties, name: str, keys: set[str] | None) -> None:
 
 
 class NameFaults:
-    """Finds names of a query that the schema does not have.
+    """Finds names of a query that the schema lacks.
 
-    What the text of a schema does not tell is not judged: properties of a label listed without any,
-    those of maps and of variables that WITH, UNWIND or a list makes, names of plug-ins.
+    What a schema does not determine is not judged: properties of a label listed without any, those
+    of maps and of variables made by WITH, UNWIND or a list, and names of plug-ins.
     """
 
     def __init__(self, tokens: Sequence[Token], schema: GraphSchema) -> None:
@@ -183,7 +183,7 @@ class NameFaults:
             yield from self._of_directions(path)
 
     def _bind(self, entities: Iterable[Entity]) -> dict[str, set[str] | None]:
-        """Collect each variable's names; nothing where they are not sure."""
+        """Collect each variable's labels or types; null if uncertain."""
         names: dict[str, set[str] | None] = {}
         for entity in entities:
             if entity.variable is None:
@@ -244,7 +244,7 @@ def _names_of(entity: Entity, bound: dict[str, set[str] | None]) -> set[str] | N
 
 
 def _rebound(tokens: Sequence[Token]) -> set[str]:
-    """Find the variables that get another meaning: by AS, or as the element of a list."""
+    """Find variables rebound by AS or as the element of a list."""
     found = set()
     for index, token in enumerate(tokens):
         before, after = at(tokens, index - 1), at(tokens, index + 1)
@@ -255,7 +255,7 @@ def _rebound(tokens: Sequence[Token]) -> set[str]:
 
 
 def _unless_known(key: str, names: set[str], properties: Properties) -> Iterator[Verdict]:
-    """Yield a fault where none of the names, or of all if there are none, has the property."""
+    """Yield a fault if none of the names (all names if empty) has the property."""
     owners = names or set(properties)
     known = [properties.get(name) for name in owners]
     if known and all(keys is not None and key not in keys for keys in known):

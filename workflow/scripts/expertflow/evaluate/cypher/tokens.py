@@ -1,4 +1,4 @@
-"""Split Cypher into words that say what they are, and find the path patterns among them."""
+"""Tokenize and classify Cypher, and find its path patterns."""
 
 import re
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from expertflow.core.records import Record
 
 MAX_CHARS = 200_000
 
-# The reserved words of openCypher 9 and the verbs of Neo4j's further clauses. `count` and `type`
-# are missing on purpose: they are functions before a parenthesis and good names elsewhere.
+# Reserved words of openCypher 9 and verbs of Neo4j's further clauses. `count` and `type` are
+# omitted: they are functions before a parenthesis and valid names elsewhere.
 _RESERVED = """
     ADD ALL AND AS ASC ASCENDING BY CALL CASE CONSTRAINT CONTAINS CREATE DELETE DESC DESCENDING
     DETACH DISTINCT DO DROP ELSE END ENDS EXISTS FALSE FOR FOREACH IN IS LIMIT MANDATORY MATCH
@@ -29,13 +29,13 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-# A brace behind one of these opens a subquery or counts repetitions; any other one opens a map.
+# After one of these, a brace opens a subquery or counts repetitions; any other opens a map.
 _BEFORE_SUBQUERY = frozenset({"EXISTS", "COUNT", "COLLECT", "CALL", ")"})
 _WORDS = frozenset({"word", "quoted"})
-# Kinds of the words that name a value of the query's own.
+# Kinds of words that name a value within the query.
 VARIABLES = frozenset({"variable", "yielded"})
 _CALLED = frozenset({"function", "plugin", "name", "variable", "yielded", "parameter"})
-# Words of a label expression; a longer one is read as no pattern, so that reading stays linear.
+# A longer label expression is not a pattern, so that parsing stays linear.
 _MAX_LABEL_TOKENS = 64
 
 
@@ -47,7 +47,7 @@ class Token(Record, frozen=True):
 
 
 def tokenise(query: str) -> list[Token] | None:
-    """Split a query into tokens without blanks and comments; nothing if some text fits none."""
+    """Split a query, without blanks and comments; null if some text fits no token."""
     if len(query) > MAX_CHARS:
         return None
     tokens, position = [], 0
@@ -79,7 +79,7 @@ def classify(tokens: Sequence[Token]) -> list[Token]:
                 in_yield = token.text.upper() == "YIELD" or (in_yield and says(token, "AS"))
             elif kind == "variable" and in_yield and not says(at(tokens, index - 1), "AS"):
                 kind = "yielded"
-            # Cypher reads these in any case; functions of plug-ins (``apoc.…``) keep theirs.
+            # Case-insensitive in Cypher; functions of plug-ins (``apoc.…``) are not.
             text = token.text.upper() if kind in ("keyword", "command") else token.text
             token = Token(kind, text.lower() if kind == "function" else text)
         result.append(token)
@@ -94,7 +94,7 @@ def _kind(tokens: Sequence[Token], index: int, called: set[int]) -> str:
         return "keyword"
     if index in called or says(before, "CALL"):
         return "function" if is_operator(at(tokens, index + 1), "(", "{") else "plugin"
-    # Two plain words in a row (`SHOW INDEXES`, `LOAD CSV`) are a command: nothing to rename.
+    # Two plain words in a row (`SHOW INDEXES`, `LOAD CSV`) are a command.
     around = (before, at(tokens, index + 1))
     is_command = any(t.kind in _WORDS and not _is_keyword(t) for t in around)
     return "command" if is_command else "variable"
@@ -181,10 +181,10 @@ def _is_keyword(token: Token) -> bool:
 
 
 class Entity(Record, frozen=True, kw_only=True):
-    """A node or a relationship of a pattern; positions are of tokens, ends exclusive.
+    """A node or relationship of a pattern; positions are token indices, ends exclusive.
 
-    ``names`` are its labels or types and ``plain`` says that they are joined by ``:``, ``|`` and
-    ``&`` only, so that nothing is excluded. ``body`` is what its brackets hold.
+    ``names`` are its labels or types; ``plain`` means only ``:``, ``|`` and ``&`` join them, so
+    nothing is excluded. ``body`` is the content of its brackets.
     """
 
     start: int
@@ -231,10 +231,7 @@ def has_closed_brackets(tokens: Sequence[Token]) -> bool:
 
 
 def find_paths(tokens: Sequence[Token]) -> list[Path]:
-    """List all path patterns, wherever they stand, of words that ``classify`` has named.
-
-    ``(a)`` alone counts only behind MATCH or with a label or keys: it may be an expression.
-    """
+    """Find all path patterns; ``(a)`` alone, maybe an expression, needs MATCH, a label or keys."""
     closes = closing_brackets(tokens)
     paths, index = [], 0
     while index < len(tokens):

@@ -1,11 +1,10 @@
-"""Run untrusted Cypher on a small graph, in a worker's process.
+"""Run untrusted Cypher on a small graph, in a worker process.
 
 The engine is graphqlite, an extension of SQLite, in apsw's SQLite. The graph is built in memory
-from a file of statements; after that nothing can be written, and no file can be opened, since the
-process may hold no further descriptor: the engine's LOAD CSV would read any file else. A budget of
-instructions, bytes, memory and processor time ends what runs too long.
-
-apsw is imported late: this module is imported for its path where the extra is missing.
+from a file of statements; then writes are refused and no file can be opened, since the process may
+hold no further descriptor: the engine's LOAD CSV could read any file otherwise. Budgets of
+instructions, bytes, memory and processor time end long queries. apsw is imported late, as this
+module is imported for its path even without the extra.
 """
 
 import importlib.util
@@ -65,7 +64,7 @@ class _Graph:
         return self._n_left < 0
 
     def ask(self, query: str) -> tuple[str, Any]:
-        """Run one query and return ``rows`` with lists of cells, or a kind of failure and why."""
+        """Run one query; return ``rows`` with lists of cells, or a kind of failure and why."""
         import apsw
 
         if NO_TEXT.search(query):
@@ -78,10 +77,10 @@ class _Graph:
         except apsw.Error as error:
             kind = "timed_out" if self._n_left < 0 else "not_executed"
             return kind, _message(error)
-        except UnicodeError:  # half a character, made by an escape
+        except UnicodeError:  # a lone surrogate from an escape
             return "not_executed", "its result is no text"
         try:
-            # Pairs, since two columns may have one name.
+            # Pairs, since two columns may share a name.
             rows = json.loads(text, object_pairs_hook=list) if text else []
             if not isinstance(rows, list):
                 return "not_executed", "the engine gave no rows"
@@ -93,7 +92,7 @@ class _Graph:
 
 
 def _cells(row: Any) -> list[Any]:
-    """Return the values of a row; a result of one cell may come without its name."""
+    """Return the values of a row; a single-cell result may come without its name."""
     return [_value(value) for _, value in row] if _is_object(row) else [_value(row)]
 
 
@@ -116,7 +115,7 @@ def _message(error: Exception) -> str:
     text = str(error)
     with suppress(ValueError, TypeError, KeyError):
         text = str(json.loads(text)["error"])
-    # What the engine quotes may hold half a character, which no report can.
+    # The engine may quote lone surrogates, which no report can contain.
     return NO_TEXT.sub("?", one_line(text))
 
 
@@ -134,7 +133,7 @@ def main(options: dict[str, str]) -> None:
             except (apsw.Error, OSError, ValueError, MemoryError) as error:
                 reply("failed", str(error))
                 return
-            # The lowest free number: no descriptor from there on may be made.
+            # The lowest free number becomes the limit, so no descriptor can be opened.
             free = os.dup(0)
             os.close(free)
             set_limit(resource.RLIMIT_NOFILE, free)

@@ -1,4 +1,4 @@
-"""What the workers on SQL and on graphs share; it imports the standard library alone."""
+"""Code shared by the workers for SQL and graphs; imports only the standard library."""
 
 import math
 import re
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-# Wider than a sum's rounding in another order (1e-15), narrower than a cent in a thousand dollars.
+# Above the rounding of sums in another order (1e-15), below a cent in a thousand dollars.
 RELATIVE_TOLERANCE = 1e-6
-# What is left of terms that cancel; relative to a true result of zero it would be infinite.
+# Residue of canceling terms, infinite relative to a true result of zero.
 ABSOLUTE_TOLERANCE = 1e-9
-# SQLite itself has the first; shells and some distributions build in the others.
+# The first is SQLite's own; shells and some distributions add the others.
 REFUSED_FUNCTIONS = frozenset({"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"})
 NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
@@ -20,7 +20,7 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class QueryAnswer:
-    """What a query came to: kind ``rows``, or the kind of failure."""
+    """A query's result: kind ``rows``, or the kind of failure."""
 
     kind: str
     detail: str = ""
@@ -33,7 +33,7 @@ def one_line(message: object) -> str:
 
 
 def same_rows(left: Sequence[Row], right: Sequence[Row], *, ordered: bool) -> bool:
-    """Compare rows, as a multiset unless ``ordered``, with tolerance for numbers that are no whole.
+    """Compare rows, as a multiset unless ``ordered``, with tolerance for fractional numbers.
 
     >>> same_rows([(0.1 + 0.2, "b"), (1, "a")], [(1.0, "a"), (0.3, "b")], ordered=False)
     True
@@ -49,10 +49,10 @@ def same_rows(left: Sequence[Row], right: Sequence[Row], *, ordered: bool) -> bo
 
 
 def _ranks(rows: Iterable[Row]) -> Callable[[Row], tuple[Any, ...]]:
-    """Assign every value of the rows a number, close ones alike, to sort rows past rounding.
+    """Rank all values, close ones alike, so that sorting ignores rounding.
 
-    Sorting by the values alone would not do: of (0.30000000000000004, 1) and (0.3, 2) the noise
-    in the first column would decide, and differently on the other side.
+    Sorting by value fails: of (0.30000000000000004, 1) and (0.3, 2) the noise in the first column
+    would decide, and differently on the other side.
     """
     number, previous = 0, None
     rank: dict[tuple[int, Any], int] = {}
@@ -76,7 +76,7 @@ def _key(value: Any) -> tuple[int, Any]:
 def _same_cell(left: Any, right: Any) -> bool:
     if not (isinstance(left, int | float) and isinstance(right, int | float)):
         return type(left) is type(right) and bool(left == right)
-    # Counts and keys are exact, however large; a sum of money may be whole on one side by luck.
+    # Counts and keys are exact, however large; a sum of money may be integral on one side.
     if float(left).is_integer() and float(right).is_integer():
         return left == right
     return math.isclose(left, right, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)

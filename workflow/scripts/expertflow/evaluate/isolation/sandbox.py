@@ -1,11 +1,11 @@
-"""Run an untrusted program in namespaces of its own, through bubblewrap, or not at all.
+"""Run an untrusted program in its own namespaces through bubblewrap, or not at all.
 
     expertflow ── bwrap (uid 65534 when we are root) ── namespaces ── prlimit ── the program
        │                                                                             │
        └── wall clock, output limit, kills all of it          stdin, stdout only ────┘
 
-Inside there are the program, the libraries it is linked to, and an empty /tmp; no network, no other
-process, no variable of the environment, no file of the host, nothing to write on.
+Inside are the program, its linked libraries and an empty /tmp; no network, other processes,
+environment variables, files of the host, or writable place.
 """
 
 import os
@@ -22,17 +22,14 @@ from typing import Literal
 from expertflow.core.errors import EvaluationError
 from expertflow.core.records import Record
 
-# The kernel's own name for a user who owns nothing.
+# The kernel's overflow user, who owns nothing.
 NOBODY = 65534
 _CHUNK_BYTES = 1 << 16
 _INSIDE = "/program"
 
 
 class SandboxLimits(Record, frozen=True, kw_only=True):
-    """What one program may use. ``data_bytes`` is written memory: V8 reserves far more addresses.
-
-    Time is limited twice: ``cpu_s`` judges the program, ``wall_s`` ends one that sleeps.
-    """
+    """``data_bytes`` is written memory, as V8 reserves more; ``wall_s`` ends sleeping programs."""
 
     cpu_s: int = 5
     wall_s: float = 30.0
@@ -51,7 +48,7 @@ class Ended(Record, frozen=True, kw_only=True):
 
 
 class Sandbox:
-    """Starts one program, each time in a new sandbox; close it in the end."""
+    """Runs programs, each in a new sandbox; must be closed."""
 
     def __init__(self, program: Path, limits: SandboxLimits) -> None:
         self._limits = limits
@@ -76,7 +73,7 @@ class Sandbox:
             cwd="/",
             env={},
             start_new_session=True,
-            # Root's own files are open to root even in a user namespace, so root goes first.
+            # Root can read its files even in a user namespace, so root is dropped first.
             user=NOBODY if _is_root() else None,
             group=NOBODY if _is_root() else None,
             extra_groups=[] if _is_root() else None,
@@ -90,7 +87,7 @@ class Sandbox:
         return Ended(how=how, exit_code=exit_code if how == "exited" else None, output=output)
 
     def _reachable(self, program: Path) -> Path:
-        """Copy a program that only root can reach to where nobody can read it."""
+        """Copy a program that only root can reach to where the user ``nobody`` can read it."""
         folders_open = all(parent.stat().st_mode & 0o001 for parent in program.parents)
         if not _is_root() or (folders_open and program.stat().st_mode & 0o005 == 0o005):
             return program
@@ -121,23 +118,23 @@ def _is_root() -> bool:
 def _command(program: Path, limits: SandboxLimits) -> list[str]:
     bwrap = find_tool("bwrap", "bubblewrap")
     prlimit = Path(find_tool("prlimit", "util-linux")).resolve()
-    # A root of two programs and their libraries.
+    # The root file system has two programs and their libraries.
     files = {_INSIDE: program, "/prlimit": prlimit}
     files |= {name: Path(name).resolve() for name in _libraries(program) | _libraries(prlimit)}
-    # Kernels before 5.14 count all processes of the user's, so those of today come on top.
+    # Kernels before 5.14 count all processes of the user, so existing ones are added.
     n_processes = limits.n_processes + _n_threads_of(NOBODY if _is_root() else os.geteuid())
     return [
         bwrap,
         *("--unshare-user", "--disable-userns", "--uid", str(NOBODY), "--gid", str(NOBODY)),
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-cgroup"),
         *("--unshare-uts", "--hostname", "sandbox", "--clearenv", "--cap-drop", "ALL"),
-        # A new session, so that nothing can be typed into the caller's terminal.
+        # A new session, so that nothing can be injected into the caller's terminal.
         *("--new-session", "--die-with-parent"),
         *("--size", str(limits.tmp_bytes), "--tmpfs", "/tmp", "--chdir", "/tmp"),
         *(part for name in sorted(files) for part in ("--ro-bind", str(files[name]), name)),
         *("--remount-ro", "/"),
-        # Set inside, where the kernel counts the processes of the sandbox alone. At its soft limit
-        # a program is told, at its hard one, a second later, it is killed.
+        # Set inside, where the kernel counts only the sandbox's processes. The soft limit signals a
+        # program, the hard one kills it a second later.
         *("--", "/prlimit", "--core=0", f"--cpu={limits.cpu_s}:{limits.cpu_s + 1}"),
         f"--data={limits.data_bytes}",
         *(f"--fsize={limits.file_bytes}", f"--nofile={limits.n_open_files}"),
@@ -193,7 +190,7 @@ def _converse(
                 if len(output) > limits.output_bytes:
                     return "too_much_output", bytes(output[: limits.output_bytes])
                 if not chunk:
-                    # It has closed its output, and may go on in silence.
+                    # It closed its output and may go on.
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(max(0.0, deadline - time.monotonic()))
                         return "exited", bytes(output)

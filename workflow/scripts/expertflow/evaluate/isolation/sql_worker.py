@@ -1,9 +1,9 @@
-"""Run untrusted SQL, in a worker's process.
+"""Run untrusted SQL, in a worker process.
 
 A query sees one SQLite database, opened read-only and immutable. An authorizer refuses everything
-but SELECT, extensions stay off, files cannot be written, and a budget of instructions, rows, bytes,
-memory and processor time ends what runs too long. Beside two modules of this folder only the
-standard library is imported: the process starts quickly and holds nothing worth reaching.
+but SELECT, extensions stay off, files cannot be written, and budgets of instructions, rows, bytes,
+memory and processor time end long queries. Besides two modules of this folder only the standard
+library is imported: the process starts quickly and holds nothing worth stealing.
 """
 
 import re
@@ -43,35 +43,35 @@ _ACTIONS = {
     sqlite3.SQLITE_FUNCTION,
     sqlite3.SQLITE_RECURSIVE,
 }
-# What random functions return cannot be compared: a query would be right on one day only.
+# Random results cannot be compared: a query would be right only by chance.
 _REFUSED_FUNCTIONS = REFUSED_FUNCTIONS | {"random", "randomblob"}
 _INSTRUCTIONS_PER_CHECK = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What one query may use. SQLite runs some 1e8 instructions a second on a slow core."""
+    """Limits of one query. SQLite runs some 1e8 instructions a second on a slow core."""
 
     n_instructions: int = 500_000_000
     n_rows: int = 10_000
     n_query_chars: int = 100_000
-    # Functions of text take time that grows with its square, as one instruction.
+    # Text functions can take quadratic time in a single instruction.
     cell_bytes: int = 1_000_000
     result_bytes: int = 32_000_000
-    # SQLite's own heap; the process has as much again for rows and for Python.
+    # SQLite's heap; the process has as much again for rows and Python.
     heap_bytes: int = 256 << 20
     memory_bytes: int = 1 << 30
     cpu_s: int = 20
-    # Kept by the other side, against what no limit here sees: a disk that hangs, say.
+    # Enforced by the caller, against what no limit here sees, e.g. a hanging disk.
     wall_s: float = 60.0
 
 
 class Reader:
-    """Asks databases, and keeps the last one open: opening reads its whole schema.
+    """Queries databases and keeps the last one open, since opening reads the complete schema.
 
-    Of thousands of tables that takes a thousand times as long as most queries. Nothing of a query
-    stays: it can make nothing, its statement is not cached, its budget is its own, and where one
-    was refused or ran out of something, the next has a connection of its own.
+    With thousands of tables that takes a thousand times as long as most queries. Queries leave
+    nothing behind: they can create nothing, statements are not cached, budgets are separate, and
+    the next one gets a new connection after a refusal or an exhausted budget.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -79,7 +79,7 @@ class Reader:
         self._open: tuple[Path, sqlite3.Connection] | None = None
 
     def run(self, query: str, database: Path) -> QueryAnswer:
-        """Run one SELECT and return its rows; all else that a text can do ends in a kind."""
+        """Run one SELECT and return its rows; any other outcome is a kind of failure."""
         limits = self._limits
         if (n := limits.n_query_chars) < len(query):
             return QueryAnswer("syntax_error", f"longer than {n} characters")
@@ -98,7 +98,7 @@ class Reader:
             answer = QueryAnswer("timed_out", f"more than {limits.heap_bytes >> 20} MiB")
         except sqlite3.Error as error:
             answer = _failure(error, denied)
-            # An unknown name, say: common, and of no consequence.
+            # E.g. an unknown name: common and harmless.
             code = getattr(error, "sqlite_errorcode", None)
             is_harmless = code == sqlite3.SQLITE_ERROR and not denied
         if not is_harmless:
@@ -119,7 +119,7 @@ class Reader:
 
 def clean_query(query: str) -> str:
     parts = (" " if found["comment"] else found[0] for found in _TOKEN.finditer(query))
-    # SQLite passes over a byte order mark, so what follows one is the first word.
+    # SQLite skips a byte order mark before the first word.
     return "".join(parts).rstrip("; \t\r\n").lstrip(_BLANKS)
 
 
@@ -151,7 +151,7 @@ def _refuse(query: str) -> QueryAnswer | None:
 def _connect(database: Path, limits: Limits) -> sqlite3.Connection:
     uri = f"{database.as_uri()}?mode=ro&immutable=1"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0)
-    # Stored text need not be UTF-8, and two equal bytes should still compare as equal.
+    # Stored text need not be UTF-8, but equal bytes should compare as equal.
     connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limits.cell_bytes)
@@ -159,7 +159,7 @@ def _connect(database: Path, limits: Limits) -> sqlite3.Connection:
     settings = ["temp_store = MEMORY", "trusted_schema = OFF", "query_only = ON"]
     for setting in [*settings, f"hard_heap_limit = {limits.heap_bytes}"]:
         connection.execute(f"PRAGMA {setting}").fetchall()
-    if hasattr(connection, "enable_load_extension"):  # some builds of Python leave it out
+    if hasattr(connection, "enable_load_extension"):  # some builds of Python omit it
         connection.enable_load_extension(False)
     return connection
 
@@ -210,7 +210,7 @@ def main(options: dict[str, Any]) -> None:
         reply(wanted.kind, wanted.detail)
         if wanted.kind != "rows":
             return
-        # What the reference took is not to be missing for a prediction that is as slow.
+        # A prediction gets as much time as the reference, whatever that used.
         allow_processor_time(limits.cpu_s)
         found = reader.run(pair["prediction"], database)
         kind = found.kind

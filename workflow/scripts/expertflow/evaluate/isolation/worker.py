@@ -1,9 +1,9 @@
-"""A process of its own for work on untrusted text, fed message by message, killed if it stalls.
+"""A separate process for untrusted text, fed message by message and killed if it stalls.
 
 ``Worker`` is the caller's side. This file is also the script of the process, started by path and
-isolated (-I): neither the caller's script nor the libraries that it has loaded are imported again,
-and nothing of the environment's is at all. It runs ``main`` of a module, which calls ``serve`` to
-set limits and then to answer messages until the pipe closes.
+isolated (-I): it imports neither the caller's script and libraries nor anything from the
+environment. It runs ``main`` of a module, which calls ``serve`` to set limits and answer messages
+until the pipe closes.
 """
 
 import importlib
@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-# The environment may hold secrets; some builds of Python need to be told where their library is.
+# The environment may hold secrets; some builds of Python need the path of their library.
 _KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 _SCRIPT = str(Path(__file__).resolve())
 
@@ -29,12 +29,12 @@ Reply = Callable[[str, Any], None]
 
 
 class Worker:
-    """The process, started when it is needed; ``wall_s`` is its time for each answer."""
+    """The process, started on demand; ``wall_s`` limits each answer."""
 
     def __init__(
         self, module: str, options: Mapping[str, Any], *, wall_s: float, quiet: bool = False
     ) -> None:
-        """Take what ``main`` of the module is given; ``quiet`` drops its stderr."""
+        """Store the arguments of the module's ``main``; ``quiet`` drops its stderr."""
         self._arguments = [module, json.dumps(dict(options))]
         self._wall_s, self._stderr = wall_s, subprocess.DEVNULL if quiet else None
         self._running: tuple[subprocess.Popen[bytes], Connection[Any, Any]] | None = None
@@ -44,13 +44,13 @@ class Worker:
         return self._running is not None
 
     def send(self, message: Mapping[str, str | None]) -> None:
-        """Hand over a message; if the process is gone, ``receive`` says so."""
-        # ASCII with escapes, so that even half a surrogate pair arrives as it was sent.
+        """Send a message; a dead process is reported by ``receive``."""
+        # ASCII with escapes, so that even lone surrogates arrive unchanged.
         with suppress(ConnectionError):
             self._start()[1].send_bytes(json.dumps(dict(message)).encode("ascii"))
 
     def receive(self, wall_s: float | None = None) -> tuple[str, Any]:
-        """Wait for one answer, ``(kind, detail)``; silence and death are ``timed_out``."""
+        """Return one answer, ``(kind, detail)``; silence and death are ``timed_out``."""
         process, pipe = self._start()
         wall_s = self._wall_s if wall_s is None else wall_s
         detail = f"no answer within {wall_s:g} s"
@@ -88,16 +88,16 @@ class Worker:
 
 
 def set_limit(which: int, amount: int) -> None:
-    """Limit this process for good; only processor time can be allowed anew."""
+    """Limit this process permanently; only processor time can be raised again."""
     _, hard = resource.getrlimit(which)
     amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
-    # macOS refuses a limit on address space; the other limits still hold there.
+    # macOS refuses a limit on address space; the other limits still apply.
     with suppress(ValueError, OSError):
         resource.setrlimit(which, (amount, hard if which == resource.RLIMIT_CPU else amount))
 
 
 def allow_processor_time(cpu_s: int) -> None:
-    """Move the limit ahead from now; the system counts over a process's whole life."""
+    """Allow more processor time from now; the system counts over the life of the process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     set_limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + cpu_s)
 
@@ -105,12 +105,12 @@ def allow_processor_time(cpu_s: int) -> None:
 def serve(
     answer: Callable[[dict[str, Any], Reply], None], *, memory_bytes: int, cpu_s: int
 ) -> None:
-    """Answer messages within limits, by any number of replies, until the other side hangs up."""
+    """Answer messages within limits, each by any number of replies, until the pipe closes."""
     set_limit(resource.RLIMIT_AS, memory_bytes)
     for none_of in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
         set_limit(none_of, 0)
     set_limit(resource.RLIMIT_NOFILE, 64)
-    # Ctrl-C reaches the whole process group; the other side decides when this one ends.
+    # Ctrl-C reaches the complete process group; the caller decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
 
@@ -124,6 +124,6 @@ def serve(
             answer(message, reply)
 
 
-if __name__ == "__main__":  # started isolated, it does not find the project by itself
+if __name__ == "__main__":  # isolated, it does not find the project by itself
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
     importlib.import_module(sys.argv[2]).main(json.loads(sys.argv[3]))

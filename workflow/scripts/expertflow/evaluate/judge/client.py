@@ -1,4 +1,4 @@
-"""Ask a chat-completions endpoint, with patience and with care for the key.
+"""Client of a chat-completions endpoint, with retries and protection of the key.
 
 The key goes into one header of requests to the endpoint's own host and nowhere else: redirects are
 not followed, proxies and ``.netrc`` are not read, and no error repeats what the server sent. Plain
@@ -27,22 +27,22 @@ LOG = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES = 1 << 20
 
-# Newer models refuse `max_tokens` and any temperature, and want `max_completion_tokens`.
+# Newer models refuse `max_tokens` and any temperature, and need `max_completion_tokens`.
 Style = Literal["old", "new"]
-# Beyond it a count or a wait is nonsense, and floats cannot tell it from its neighbors.
+# Larger counts or waits are nonsense, and not exact as floats.
 MAX_COUNT = 2**53 - 1
 _WORTH_ANOTHER_TRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
 class Patience(Record, frozen=True, kw_only=True):
-    """How long a judge is waited for. A time-out is tried once more, a busy server oftener."""
+    """Timeouts and retries of a judge; a time-out is retried once, a busy server more often."""
 
     n_attempts: int = 5
     n_timeouts: int = 2
     first_wait_s: float = 1.0
     longest_wait_s: float = 60.0
     n_at_once: int = 4
-    # So many requests that fail one after the other end the asking.
+    # Consecutive failures after which no more requests are sent.
     n_failures: int = 8
 
 
@@ -53,11 +53,7 @@ class Reply(Record, frozen=True, kw_only=True):
 
 
 class JudgeError(Exception):
-    """A request came to nothing.
-
-    ``is_final`` says that every other one will fail as well, ``is_busy`` that this one may do
-    better later; ``wait_s`` is what the server asked for.
-    """
+    """A failed request; ``is_final``: others will fail too, ``is_busy``: retry after ``wait_s``."""
 
     def __init__(
         self,
@@ -74,7 +70,7 @@ class JudgeError(Exception):
 
 
 def shown(endpoint: str) -> str:
-    """Return an address as it may be recorded: without user, query and fragment."""
+    """Return an address without user, query and fragment, as it may be recorded."""
     address = endpoint.partition("?")[0].partition("#")[0]
     scheme, found, rest = address.partition("://")
     host, slash, path = rest.partition("/")
@@ -83,11 +79,7 @@ def shown(endpoint: str) -> str:
 
 class JudgeClient:
     def __init__(self, spec: JudgeSpec, patience: Patience, *, deadline: float) -> None:
-        """Check address and key; ``deadline`` is a reading of ``time.monotonic``.
-
-        Raises:
-            ConfigError: the address is unusable, or the key is missing or would travel in clear.
-        """
+        """Check address and key, raising ConfigError; ``deadline`` is of ``time.monotonic``."""
         self._spec, self._patience, self._deadline = spec, patience, deadline
         address = _checked_address(spec.endpoint)
         key = _read_key(spec.api_key_env)
@@ -101,13 +93,13 @@ class JudgeClient:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         self._http = httpx2.AsyncClient(
             headers=headers | ({"Authorization": f"Bearer {key}"} if key else {}),
-            # The machine's certificates, as for every other program on it.
+            # The machine's own certificates.
             verify=ssl.create_default_context(),
             trust_env=False,
             follow_redirects=False,
-            timeout=None,  # one limit holds for all of an exchange
+            timeout=None,  # one limit for the complete exchange
         )
-        # It would log each request by itself.
+        # It would log each request.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         self._not_before = 0.0
         self._style: Style | None = None  # of the first request that was answered
@@ -116,11 +108,7 @@ class JudgeClient:
         await self._http.aclose()
 
     async def ask(self, messages: Sequence[dict[str, str]]) -> Reply:
-        """Send one chat and wait for the reply, as often as ``Patience`` allows.
-
-        Raises:
-            JudgeError: there is no reply, or none of the known form.
-        """
+        """Send one chat and return the reply, retrying as ``Patience`` allows; raise JudgeError."""
         wait_s, n_timeouts = self._patience.first_wait_s, 0
         style = self._style or "old"
         for attempt in range(1, self._patience.n_attempts + 1):
@@ -128,7 +116,7 @@ class JudgeClient:
             try:
                 if (reply := await self._send(messages, style)) is not None:
                     return reply
-                # Or the prompt is too long: so the style is kept only once it is answered.
+                # The prompt may be too long instead, so the style is kept only once answered.
                 style = "new"
             except JudgeError as error:
                 n_timeouts += error.timed_out
@@ -152,7 +140,7 @@ class JudgeClient:
             raise JudgeError("the time for the whole judging is used up", is_final=True)
 
     async def _send(self, messages: Sequence[dict[str, str]], style: Style) -> Reply | None:
-        """Send once; null where the endpoint refuses and may want another style."""
+        """Send once; null if the endpoint refuses and may want another style."""
         limit_s = min(self._spec.timeout_s, max(0.01, self._deadline - time.monotonic()))
         request: dict[str, Any] = {"model": self._spec.model, "messages": list(messages)}
         if style == "new":
@@ -179,7 +167,7 @@ class JudgeClient:
 
     async def _exchange(self, body: bytes, limit_s: float) -> tuple[int, str | None, bytes]:
         try:
-            # Time-outs of a socket are for one read each: a server that drips needs an end too.
+            # Socket time-outs apply to each read, so a dripping server needs this limit.
             async with (
                 asyncio.timeout(limit_s),
                 self._http.stream("POST", self._url, content=body) as response,
@@ -230,7 +218,7 @@ def _count(usage: object, key: str) -> int | None:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Read ``Retry-After``, a number of seconds or a date; nothing where it is neither."""
+    """Parse ``Retry-After``, a number of seconds or a date; null for anything else."""
     if retry_after is None:
         return None
     try:
@@ -246,7 +234,7 @@ def _seconds(retry_after: str | None) -> float | None:
 
 
 def _checked_address(endpoint: str) -> SplitResult:
-    """Split an address of scheme, host and path; an error never repeats what may hold a secret."""
+    """Parse scheme, host and path; errors never repeat the address, which may hold a secret."""
     try:
         address = urlsplit(endpoint)
         port = address.port
@@ -266,7 +254,7 @@ def _checked_address(endpoint: str) -> SplitResult:
 
 
 def _read_key(name: str | None) -> str | None:
-    """Read the key from the environment variable of that name; an error never repeats it."""
+    """Read the key from an environment variable; errors never repeat it."""
     if name is None:
         return None
     key = os.environ.get(name, "").strip()

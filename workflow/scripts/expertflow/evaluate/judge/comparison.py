@@ -1,9 +1,9 @@
 """Ask a judge to compare answers before and after training, each pair in both orders.
 
-A judge tends to prefer a position. So each pair is asked twice with positions swapped, and a
-preference that does not follow the answer is a tie. The texts compared are data: each stands
-between two marks that it cannot contain, and the judge is told to follow nothing that it says. It
-may be talked over all the same; see docs/judge.md.
+Judges tend to prefer a position, so a preference that changes when positions are swapped is a tie.
+The compared texts are untrusted: each stands between two marks that it cannot contain, and the
+judge is told to follow no instructions in it. It may be talked over all the same; see
+docs/judge.md.
 """
 
 import asyncio
@@ -57,12 +57,12 @@ class _Opinion(Record, frozen=True):
 def judge_pairs(
     spec: JudgeSpec, questions: Sequence[JudgedPair], *, seed: int, patience: Patience | None = None
 ) -> JudgeResult:
-    """Ask the judge about ``spec.n_examples`` of the questions, chosen by the seed.
+    """Ask the judge about ``spec.n_examples`` of the questions.
 
-    The seed also says which order a pair is shown in first. Nothing that the judge or its endpoint
-    does raises: pairs without two verdicts are counted as failed, and ``reason`` says why. The
-    whole ends within twice the time that all requests may take, ``n_at_once`` at a time, besides
-    what the look-up of the endpoint's name takes, which has no limit here.
+    The seed chooses them and the order in which a pair is shown first. Errors of the judge or its
+    endpoint do not raise: pairs without two verdicts count as failed, with a ``reason``. The call
+    takes at most twice the time of all requests, ``n_at_once`` at a time, plus the DNS lookup,
+    which has no limit here.
     """
     started = time.monotonic()
     patience = patience or Patience()
@@ -84,7 +84,7 @@ def judge_pairs(
 
 
 class _Asking:
-    """Asks about pairs, several at once, until too many requests have failed in a row."""
+    """Asks about several pairs at once until too many requests in a row have failed."""
 
     def __init__(self, client: JudgeClient, spec: JudgeSpec, patience: Patience) -> None:
         self._client, self._spec, self._patience = client, spec, patience
@@ -146,7 +146,7 @@ def _count(
     n_inconsistent = sum(first != second for first, second in judged)
     n_wins, n_losses, n_ties = agreed["after"], agreed["before"], agreed["tie"] + n_inconsistent
     replies = [opinion.reply for opinion in opinions if opinion.reply is not None]
-    unheard = bool(n_pairs - len(judged)) and not replies  # what was sent may still be billed
+    unheard = bool(n_pairs - len(judged)) and not replies  # sent requests may still be billed
     n_input = None if unheard else _total([reply.n_input_tokens for reply in replies])
     n_output = None if unheard else _total([reply.n_output_tokens for reply in replies])
     return JudgeResult(
@@ -191,7 +191,7 @@ def _usd(spec: JudgeSpec, n_input: int | None, n_output: int | None) -> float | 
 
 
 def _commonest(reasons: Sequence[str]) -> str | None:
-    """Name the most frequent reason, with how often it came; of equals the first by name."""
+    """Return the most frequent reason and its count; the first by name if tied."""
     if not reasons:
         return None
     reason, n = min(Counter(reasons).items(), key=lambda entry: (-entry[1], entry[0]))
@@ -202,7 +202,7 @@ def make_messages(criterion: str, example: Example, a: str, b: str) -> list[dict
     """Write the chat that asks for one verdict; equal texts give equal chats."""
     question, reference = example.prompt, example.reference
     texts = {"question": question, "reference": reference, "answer A": a, "answer B": b}
-    # A mark that no text holds and nobody can guess who does not know all of them.
+    # A mark that no text contains, and that cannot be guessed without knowing all of them.
     digest = hashlib.sha256("\0".join(texts.values()).encode("utf-8", "surrogatepass"))
     while any(digest.hexdigest()[:16] in text for text in texts.values()):
         digest.update(b"again")
@@ -217,7 +217,7 @@ def make_messages(criterion: str, example: Example, a: str, b: str) -> list[dict
 
 
 def read_verdict(reply: str) -> Winner | None:
-    """Find the verdict in a reply: the last object that names a winner; nothing if none does."""
+    """Return the winner of the last object that names one; null if none does."""
     text = reply.rpartition("</think>")[2][-MAX_CHARS:]
     decoder, verdict, position = json.JSONDecoder(), None, text.find("{")
     while position >= 0:
@@ -234,7 +234,7 @@ def read_verdict(reply: str) -> Winner | None:
 
 
 def _shorten(text: str) -> str:
-    # Half a surrogate pair cannot be sent; a judge need not see it.
+    # Lone surrogates cannot be sent.
     text = text.encode("utf-8", "replace").decode("utf-8")
     if len(text) <= MAX_CHARS:
         return text

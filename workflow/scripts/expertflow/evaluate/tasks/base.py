@@ -1,7 +1,7 @@
-"""What a scoring task is: its metric, what it reads, and how it judges a prediction.
+"""Base classes of scoring tasks: metric, inputs, and how a prediction is judged.
 
-To add one: a subclass in a file of this folder, its name in ``records.Task``, and its object in
-``registry.TASKS``.
+To add a task, write a subclass in this folder, and add its name to ``records.Task`` and its object
+to ``registry.TASKS``.
 """
 
 import importlib
@@ -21,11 +21,7 @@ MEMORY_BYTES = 1 << 30
 
 
 class ScoringCase(Record, frozen=True):
-    """One example and what the model wrote, with the settings that are the same for all.
-
-    ``fields`` maps the task's arguments to record fields, so that any data set can serve a task
-    without being rewritten.
-    """
+    """An example and its prediction; ``fields`` maps the task's arguments to record fields."""
 
     example: Example
     prediction: str
@@ -33,7 +29,7 @@ class ScoringCase(Record, frozen=True):
     artefacts: Mapping[str, Path]
 
     def value(self, name: str) -> Any:
-        """Read an argument that the manifest must name; null if the record does not have it."""
+        """Return an argument that the manifest must name; null if the record lacks it."""
         if name not in self.fields:
             raise EvaluationError(
                 f"evaluation.fields.{name} is missing; name the record field that holds it"
@@ -61,11 +57,11 @@ class ScoringCase(Record, frozen=True):
 
 
 class ScoringTask:
-    """A task with a scorer; this class judges one case after the other in this process.
+    """A task with a scorer; this class judges cases one by one in this process.
 
-    ``fields`` and ``artefacts`` are what it can read, ``required`` those that it cannot do without,
-    as ``fields.name`` or ``artefacts.name``; ``packages`` are distributions whose versions can
-    change a verdict.
+    ``fields`` and ``artefacts`` are its possible inputs, ``required`` the mandatory ones, as
+    ``fields.name`` or ``artefacts.name``; ``packages`` are distributions whose versions can change
+    a verdict.
     """
 
     name: Task
@@ -79,7 +75,7 @@ class ScoringTask:
         return self.metric
 
     def unavailable_reason(self, spec: EvaluationSpec) -> str | None:
-        """Return why nothing can be scored here, before anything is generated; null if it can."""
+        """Return why nothing can be scored here, checked before generation; null if it can."""
         return None
 
     def tools(self, spec: EvaluationSpec) -> dict[str, str]:
@@ -88,13 +84,11 @@ class ScoringTask:
         return {"python": platform.python_version(), **versions}
 
     def score(self, cases: Sequence[ScoringCase]) -> list[Verdict]:
-        """Judge predictions, in order; call ``unavailable_reason`` first.
+        """Judge predictions in order, after ``unavailable_reason``.
 
-        Scoring references as if they were predictions checks a data set: all are correct, or an
-        error names the document.
-
-        Raises:
-            EvaluationError: an argument, an artefact or a reference is missing or unusable.
+        Scoring references as predictions checks a data set: all must be correct. Raises
+        EvaluationError, naming the document, if an argument, artefact or reference is missing or
+        unusable.
         """
         verdicts = []
         for case in cases:
@@ -107,11 +101,11 @@ class ScoringTask:
 
 
 class IsolatedTask(ScoringTask):
-    """A task whose module has a function ``judge`` of a prediction, a reference and other texts.
+    """A task whose module has a function ``judge(prediction, reference, other texts)``.
 
-    It runs in a process with limits: some patterns of a schema are searched for without end,
-    comparing thousands of unequal items takes the square of their number, and no parser's error
-    recovery promises a time. The kinds of its verdicts are joined by ``timed_out``.
+    It runs in a process with limits, and verdicts may be ``timed_out``: some schema patterns search
+    without end, comparing thousands of unequal items is quadratic, and no parser bounds the time of
+    its error recovery.
     """
 
     cpu_s = 10
@@ -137,7 +131,7 @@ class IsolatedTask(ScoringTask):
 
 def main(options: dict[str, Any]) -> None:
     def answer(texts: dict[str, Any], reply: Reply) -> None:
-        # Imported within the limits; a parser of another language would only cost time.
+        # Imported within the limits; other tasks' parsers would only cost time.
         judge = importlib.import_module(options["judge"]).judge
         try:
             verdict = judge(**texts)

@@ -1,4 +1,4 @@
-"""Read the options of a multiple-choice question, and judge which one was chosen."""
+"""Parse the options of a multiple-choice question, and judge which one was chosen."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,11 +36,9 @@ class MultipleChoice(ScoringTask):
 def read_options(choices: Any) -> dict[str, str]:
     """Return the options' texts by label, in the record's order.
 
-    Accepted are a list of texts (labelled A, B, …), a mapping of labels to texts, and two lists of
-    the same length, ``{"label": […], "text": […]}``.
-
-    Raises:
-        EvaluationError: it is none of these, or has fewer than two options.
+    Accepts a list of texts (labeled A, B, …), a mapping of labels to texts, and two lists of equal
+    length, ``{"label": […], "text": […]}``. Raises EvaluationError for anything else, or fewer than
+    two options.
     """
     if isinstance(choices, dict) and isinstance(choices.get("text"), list):
         labels, texts = choices.get("label"), choices["text"]
@@ -62,12 +60,9 @@ def read_options(choices: Any) -> dict[str, str]:
 
 
 def wordings(example: Example, fields: Mapping[str, str]) -> list[str]:
-    """List what a question's options are written as, in the form in which the data answers.
+    """Return the options as the data words them: labels if the reference is one, else texts.
 
-    That is their labels where the reference is a label, else their texts.
-
-    Raises:
-        EvaluationError: the manifest does not name their field, or they cannot be read.
+    Raises EvaluationError if the manifest does not name their field, or they cannot be read.
     """
     if (field := fields.get("choices")) is None:
         raise EvaluationError(
@@ -82,13 +77,10 @@ def wordings(example: Example, fields: Mapping[str, str]) -> list[str]:
 
 
 def right_label(options: dict[str, str], answer: Any) -> str:
-    """Find the right option's label from a label, an index from 0, or the option's own text.
+    """Return the label of the right option, given its label, index from 0, or text.
 
-    A text that is a label is read as one; among equal texts the first counts. Where labels are
-    whole numbers, a whole number is a label and never an index.
-
-    Raises:
-        EvaluationError: the answer is none of the options.
+    A text that is a label is read as one; among equal texts the first counts. If labels are
+    integers, an integer is a label and never an index. Raises EvaluationError if none matches.
     """
     labels = list(options)
     index = answer if isinstance(answer, int) and not isinstance(answer, bool) else None
@@ -96,7 +88,7 @@ def right_label(options: dict[str, str], answer: Any) -> str:
     if index is not None and whole:
         if str(index) in options:
             return str(index)
-        # An index for some records and a label for others would judge by luck.
+        # An index in some records and a label in others would judge by chance.
         raise EvaluationError(
             f"the answer {answer!r:.60} is none of the labels ({', '.join(labels):.60}), and "
             "where labels are numbers it is no index; correct it or evaluation.fields.answer"

@@ -1,8 +1,8 @@
-"""Judge Cypher by what it asks, and where there is a graph to ask, by what that returns.
+"""Judge Cypher by its meaning and, given a graph, by the rows it returns.
 
-Forms are judged first, in a process with limits: the parser meets every text before the graph does.
-The engine of graphs is an optional extra (envs/requirements-graph.lock), and runs in another
-process (``isolation.graph_worker``), which is killed when it overruns the clock.
+Common forms are compared first, in a process with limits, so the parser sees every text before the
+graph does. The graph engine is an optional extra (envs/requirements-graph.lock) in another process
+(``isolation.graph_worker``), which is killed on a time-out.
 """
 
 import importlib.util
@@ -36,7 +36,7 @@ GRAPH_PACKAGES = ("graphqlite", "apsw")
 WALL_S = 60.0
 BUILD_S = 300.0
 MAX_ROWS = 10_000
-# What reading or comparing odd rows may raise: nesting, huge numbers, half characters.
+# Raised by odd rows: nesting, huge numbers, lone surrogates.
 _ODD_ROWS = (ArithmeticError, MemoryError, RecursionError, TypeError, ValueError)
 _FINAL_SEMICOLON = Token("operator", ";")
 _RETURN, _ORDER = Token("keyword", "RETURN"), Token("keyword", "ORDER")
@@ -45,12 +45,11 @@ _RETURN, _ORDER = Token("keyword", "RETURN"), Token("keyword", "ORDER")
 class Cypher(IsolatedTask):
     """Without a graph, the verdicts are those of ``judge``.
 
-    With one, instead of ``different`` there are: ``wrong_rows``, ``not_executed`` (the engine
-    refuses the query, a change of the graph among others), ``timed_out`` (any budget of time or
-    memory). Rows are a multiset, ordered only if the reference orders its last RETURN; names of
-    columns and the order within lists do not count. A name that the schema does not have is wrong
-    whatever comes back. Where the reference does not parse or run here, or where both return
-    nothing but nulls, common forms are compared instead.
+    With one, ``different`` becomes ``wrong_rows``, ``not_executed`` (refused by the engine, e.g. a
+    change of the graph) or ``timed_out`` (any budget of time or memory). Rows are a multiset,
+    ordered only if the reference orders its last RETURN; column names and the order within lists do
+    not count. A name missing in the schema is wrong whatever the rows. If the reference does not
+    parse or run here, or both return nothing but nulls, common forms are compared instead.
     """
 
     name = "cypher"
@@ -88,20 +87,17 @@ class Cypher(IsolatedTask):
 
 
 def judge(prediction: str, reference: str, schema: str | None = None) -> Verdict:
-    """Compare two queries by their common form, and say what is wrong with one that differs.
+    """Compare two queries by their common form, and name the fault of one that differs.
 
     Kinds, the first that holds: ``correct``, ``empty``, ``did_not_parse``, ``unknown_label``,
     ``unknown_relationship``, ``unknown_property``, ``wrong_direction``, ``different``. ``schema``
-    is the text that describes the graph; without it, where it has no known form, and where the
-    reference breaks it too, names are not checked.
+    is the text that describes the graph; names are not checked if it is missing, of no known
+    format, or broken by the reference too.
 
-    A match proves that both return the same rows on every graph, up to names of columns and order
-    left open (see ``cypher.forms``). A difference does not prove a wrong answer: nothing is
-    executed. So the metric is a lower bound on correct queries. Where the parser gives up or does
-    not take the reference, words are compared alone, and ``detail`` says so.
-
-    Raises:
-        EvaluationError: the reference is empty or cannot be tokenised.
+    A match proves that both return the same rows on every graph, up to column names and order left
+    open (see ``cypher.forms``). A difference does not prove an error, so the metric is a lower
+    bound. If the parser gives up or rejects the reference, only words are compared, and ``detail``
+    says so. Raises EvaluationError if the reference is empty or cannot be tokenized.
     """
     wanted, found = _words(reference), _words(prediction)
     if not wanted:
@@ -112,7 +108,7 @@ def judge(prediction: str, reference: str, schema: str | None = None) -> Verdict
         return Verdict("empty")
     if number_variables(found) == number_variables(wanted):
         return Verdict("correct")
-    if not has_closed_brackets(found):  # an answer cut off: the parser would take long over it
+    if not has_closed_brackets(found):  # truncated; the parser would take long
         return Verdict("did_not_parse", "a bracket is not closed, or closes none")
     known, read = _reading(reference), _read(prediction)
     if known.fault is not None:
@@ -150,15 +146,15 @@ def _read(query: str) -> Reading:
     return read_query(strip_code_fence(query))
 
 
-# The reference is judged once for each side, and for each checkpoint and baseline.
+# The same reference recurs for each side, checkpoint and baseline.
 _reading = lru_cache(maxsize=4096)(_read)
 
 
 class GraphServer:
-    """A process with a graph in memory, started when it is first asked."""
+    """A process with a graph in memory, started on demand."""
 
     def __init__(self, script: Path) -> None:
-        """Take a file with one Cypher statement a line; lines with ``//`` first are comments."""
+        """Take a file with a Cypher statement a line; ``//`` begins a line of comment."""
         self._script = script
         options = {"script": str(script.resolve())}
         self._worker = Worker(graph_worker.__name__, options, wall_s=WALL_S, quiet=True)
@@ -186,21 +182,21 @@ class GraphServer:
 
 
 def _cell(value: Any) -> Any:
-    """Make a value that rows can be sorted by: numbers and text stay, the others become text."""
+    """Return a sortable value: numbers and text unchanged, the others as text."""
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
     return f"text {value}" if isinstance(value, str) else f"value {_written(value)}"
 
 
 def _written(value: Any) -> str:
-    """Write a list without its order: what collect() gathers has none."""
+    """Write a list sorted, since what collect() gathers has no order."""
     if isinstance(value, list):
         return f"[{','.join(sorted(map(_written, value)))}]"
     return json.dumps(value, sort_keys=True)
 
 
 def _settle(case: ScoringCase, verdict: Verdict, ask: Callable[[str], QueryAnswer]) -> Verdict:
-    # Only what was parsed is run, and only what is not settled without running it.
+    # Only parsed queries are run, and only if the verdict needs it.
     if verdict.kind != "different" or verdict.detail.startswith("words compared alone"):
         return verdict
     reference = case.example.reference
@@ -218,7 +214,7 @@ def _settle(case: ScoringCase, verdict: Verdict, ask: Callable[[str], QueryAnswe
     except _ODD_ROWS as error:
         return Verdict("not_executed", f"its rows cannot be compared: {type(error).__name__}")
     if all(cell is None for row in found.rows for cell in row):
-        # A property that does not exist is null too.
+        # A missing property is null too.
         what = "nothing but nulls" if found.rows else "nothing"
         return Verdict("different", f"both return {what}, which tells nothing")
     return Verdict("correct")

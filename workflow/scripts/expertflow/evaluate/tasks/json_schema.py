@@ -1,4 +1,4 @@
-"""Judge JSON: does it parse, does it keep to its schema, is it the reference's value."""
+"""Judge JSON: whether it parses, is valid under its schema, and equals the reference."""
 
 import re
 from functools import lru_cache
@@ -20,8 +20,8 @@ from expertflow.evaluate.tasks.base import IsolatedTask, ScoringCase
 
 MAX_CHARS = 200_000
 
-# What comes of a schema that is none, also where a reference leads into a part of it that the
-# draft's own schema did not judge. `re` serves jsonschema where patterns meet unevaluated names.
+# Raised by broken schemas, also where a `$ref` leads to a part that the draft's own schema did not
+# check. jsonschema uses `re` where patterns meet unevaluated names.
 _BREAKDOWNS = (
     SchemaError, Unresolvable, UnknownType, regex.error, re.error,
     ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError,
@@ -43,13 +43,10 @@ def judge(prediction: str, *, reference: str, schema: str) -> Verdict:
     r"""Judge a prediction as correct if it is valid under the schema and equals the reference.
 
     Kinds: ``correct``, ``did_not_parse``, ``invalid``, ``valid_but_different``, and
-    ``schema_error`` where the prediction leads into a part of the schema that can judge nothing
-    and that the reference does not meet. A schema is read by the draft that its ``$schema`` names,
-    else by 2020-12. Nothing is ever fetched; ``format`` is not asserted; patterns may use classes
-    such as ``\p{L}``.
-
-    Raises:
-        EvaluationError: the reference is not JSON, or its schema cannot judge it or refuses it.
+    ``schema_error`` if the prediction reaches a broken part of the schema that the reference does
+    not. The draft is that of ``$schema``, else 2020-12. Nothing is fetched; ``format`` is not
+    asserted; patterns may use classes such as ``\p{L}``. Raises EvaluationError if the reference is
+    not JSON, or its schema is broken or refuses it.
     """
     try:
         wanted = parse_answer(reference)
@@ -71,7 +68,7 @@ def judge(prediction: str, *, reference: str, schema: str) -> Verdict:
     except RecursionError:
         return Verdict("did_not_parse", "nested too deeply to validate")
     except _BREAKDOWNS as error:
-        # Only a branch that the reference does not take leads here.
+        # Only a branch that the reference does not take gets here.
         return Verdict("schema_error", _why(error))
     if broken is not None:
         return Verdict("invalid", broken)
@@ -79,7 +76,7 @@ def judge(prediction: str, *, reference: str, schema: str) -> Verdict:
 
 
 def parse_answer(text: str) -> Any:
-    """Parse an answer strictly, without its fence; raise ValueError for what is no JSON."""
+    """Parse an answer strictly, without its fence; raise ValueError if it is not JSON."""
     if len(text) > MAX_CHARS:
         raise ValueError(f"longer than {MAX_CHARS:,} characters")
     return parse_json(strip_code_fence(text).strip())
@@ -100,9 +97,9 @@ def _validator(schema: Any) -> Any:
     if not isinstance(schema, dict | bool):
         raise ValueError("a schema is an object, true or false")
     draft: Any = validators.validator_for(schema, default=Draft202012Validator)
-    # Without a checker given, `format` in the draft's own schema lets Python's `re` judge patterns.
+    # By default, `format` in the draft's own schema checks patterns with Python's `re`.
     draft.check_schema(schema, format_checker=FormatChecker(()))
-    # With a registry given, of the drafts' own schemas, jsonschema's own, which downloads, rests.
+    # An explicit registry of the drafts' schemas replaces jsonschema's, which downloads.
     return _with_patterns(draft)(schema, registry=REGISTRY)
 
 

@@ -1,10 +1,10 @@
-"""The JavaScript that runs inside the sandbox: it strips types, runs the tests, and says so.
+"""JavaScript that runs inside the sandbox, strips types, runs the tests and reports.
 
-It is given 32 characters, the proof, and ``{prefix, said, tests}`` on stdin, and writes lines
-``proof {kind, detail}``. The program shares its process, so nothing here can be proven; what is
-known to forge a verdict is closed. The proof is kept as bytes outside of V8's heap, where no
-snapshot shows it. ``passed`` is said when nothing is left to run, and whatever fails ends the
-process at once with an exit code that no listener can change.
+It reads 32 characters, the proof, and ``{prefix, said, tests}`` from stdin, and writes lines
+``proof {kind, detail}``. The program shares its process, so nothing here can be proven; known ways
+to forge a verdict are closed. The proof is kept as bytes outside of V8's heap, where no snapshot
+shows it. ``passed`` is reported when nothing is left to run, and any failure ends the process at
+once with an exit code that no listener can change.
 """
 
 RUNNER = r"""

@@ -8,7 +8,7 @@ from expertflow.evaluate.tasks.base import ScoringTask
 
 
 class _Tasks(Mapping[str, ScoringTask]):
-    """Tasks that are imported when they are asked for, as each brings its parsers along."""
+    """Tasks imported on first use, as each brings its own parsers."""
 
     def __getitem__(self, name: str) -> ScoringTask:
         match name:

@@ -1,8 +1,7 @@
-"""Judge SQL by what it returns: run the reference and the prediction, and compare their rows.
+"""Judge SQL by its result: run the reference and the prediction, and compare their rows.
 
-A prediction is text from a model, so it is treated as hostile: queries run in a process of their
-own (``isolation.sql_worker``), which is fed one pair at a time, and killed when it overruns the
-wall clock. That costs the query at fault its verdict, and the others nothing.
+A prediction is untrusted, so queries run in a separate process (``isolation.sql_worker``), fed one
+pair at a time and killed on a time-out, which affects only the query at fault.
 """
 
 import sqlite3
@@ -20,17 +19,17 @@ from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
 
 
 class SqlExecution(ScoringTask):
-    """The field ``database`` holds the key of the artefact to ask; without it, ``database``.
+    """Judge against the artefact whose key the field ``database`` holds, by default ``database``.
 
-    Rows are compared as a multiset, and in order only if the reference orders its outermost
-    SELECT; names of columns do not count. Numbers may differ by 1e-6 of their size, whole numbers
-    not at all. Two queries that return nothing agree, so a database should have rows to tell
-    queries apart. Where the reference's ORDER BY leaves ties, their order is part of the answer.
-    A database's own schema may be read; random functions may not be called, by either query, since
-    nothing they return can be compared. The clock is the machine's, and the same for both.
+    Rows are a multiset, ordered only if the reference orders its outermost SELECT; column names do
+    not count. Numbers may differ by 1e-6 of their size, integers not at all. Two empty results
+    agree, so a database should have rows to tell queries apart. If the reference's ORDER BY leaves
+    ties, their order is part of the answer. The schema may be read; random functions are refused in
+    both queries, since their results cannot be compared. The clock is the machine's, and the same
+    for both.
 
-    Kinds: ``correct``, ``wrong_rows``, ``syntax_error`` (unknown names and failures while running
-    too), ``not_a_query`` (anything but one SELECT), ``timed_out`` (any budget of time or memory),
+    Kinds: ``correct``, ``wrong_rows``, ``syntax_error`` (also unknown names and runtime errors),
+    ``not_a_query`` (anything but one SELECT), ``timed_out`` (any budget of time or memory),
     ``too_many_rows`` (or too large ones), ``empty``.
     """
 

@@ -1,4 +1,4 @@
-"""Judge plain text: a final number, or the whole answer."""
+"""Judge plain text: a final number, or the complete answer."""
 
 import re
 from collections import deque
@@ -9,7 +9,7 @@ from expertflow.evaluate.records import Verdict
 from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
 
 # `-$1,234.50`, `$-3`, `.5`, `x = 7`, and one line break before it. Repetitions are possessive and
-# bounded, so that a mile of hostile text takes linear time.
+# bounded, so that hostile text takes linear time.
 _BLANK = r"[^\S\n]"
 _MARKS = rf"(?:{_BLANK}|[*_(])" + "{0,200}+"
 _CURRENCY = r"\\?[$€£¥]"
@@ -18,9 +18,8 @@ _NUMBER = re.compile(
     rf"(?P<sign>[-+−]?){_BLANK}{{0,9}}+(?:{_CURRENCY})?{_BLANK}{{0,9}}+(?P<late_sign>[-+−]?)"
     r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3}){1,50}|[0-9]{1,200})(?:\.[0-9]{1,200})?|\.[0-9]{1,200})"
 )
-# What goes on as a number is none: `1,5`, `1/2`, `2 3`, `1e5`, `3:30`, `3 x 10 = 30`, `7–9`, `3½`,
-# `18 or 20` and `2 million` are no single decimal number, and reading only their start would judge
-# by luck.
+# No single decimal number: `1,5`, `1/2`, `2 3`, `1e5`, `3:30`, `3 x 10 = 30`, `7–9`, `3½`,
+# `18 or 20` and `2 million`. Reading only their start would judge by chance.
 _ALSO = rf"{_BLANK}*+[-+−]?(?:{_CURRENCY})?{_BLANK}*+\.?[0-9]"
 _PARTS = "½¼¾⅐-⅞"
 _OPERATORS = r"(?:[-+−/^x×÷·‐-―]|\*{1,2})"
@@ -39,7 +38,7 @@ _MARKER = "####"
 class FinalAnswer(ScoringTask):
     """Compare the numbers after the last ``####`` of both texts, exactly: 18 equals 18.00.
 
-    Kinds: ``correct``, ``wrong_answer``, ``no_answer``. Currency, thousands separators, a per cent
+    Kinds: ``correct``, ``wrong_answer``, ``no_answer``. Currency, thousands separators, a percent
     sign and units after the number are ignored; see ``final_answer``.
     """
 
@@ -62,10 +61,7 @@ class FinalAnswer(ScoringTask):
 
 
 class ExactMatch(ScoringTask):
-    """Compare two texts after folding every run of whitespace into one blank.
-
-    Kinds: ``correct``, ``different``, ``empty``.
-    """
+    """Compare texts with whitespace folded; kinds: ``correct``, ``different``, ``empty``."""
 
     name = "exact_match"
     metric = "exact_match"
@@ -78,9 +74,9 @@ class ExactMatch(ScoringTask):
 
 
 def final_answer(text: str) -> Decimal | None:
-    """Read the number after the last ``####`` that a number follows, on its line or the next.
+    """Return the number after the last ``####`` that a number follows, on its line or the next.
 
-    Where the number goes on (``18 or 20``, ``3 x 10 = 30``, ``2 million``), there is no answer.
+    There is none if the number goes on (``18 or 20``, ``3 x 10 = 30``, ``2 million``).
 
     >>> final_answer("9 x 2 = 18 #### $1,018.50")
     Decimal('1018.50')

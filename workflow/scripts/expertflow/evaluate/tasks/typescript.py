@@ -13,10 +13,10 @@ from expertflow.evaluate.tasks.base import IsolatedTask, ScoringCase
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-# Error recovery has no time limit of its own; this keeps the worst text under a second or so.
+# Error recovery has no time limit; this keeps the worst text at about a second.
 MAX_CHARS = 200_000
 
-# Nodes whose `;` or `,` only separates members, so that either, both or a new line will do.
+# Nodes whose members may be separated by `;`, `,`, both or a new line.
 _SEPARATED = {"object_type", "interface_body", "class_body"}
 _STATEMENT_LISTS = {"program", "statement_block", "switch_case", "switch_default"}
 _CLOSING = {")", "]", "}", ">"}
@@ -38,19 +38,16 @@ class TypeScript(IsolatedTask):
 def judge(prediction: str, *, reference: str, prefix: str = "") -> Verdict:
     """Compare the syntax trees of a prediction and its reference.
 
-    Whitespace, comments, the kind of quotes, trailing commas and optional semicolons do not count;
-    names, the order of statements and everything else do. The tree's shape is compared and not
-    only its words, because ``return x`` and ``return`` with ``x`` on the next line differ.
+    Whitespace, comments, the kind of quotes, trailing commas and optional semicolons do not count.
+    The shape of the tree does, because ``return x`` and ``return`` with ``x`` on the next line
+    differ.
 
-    ``prefix`` is code that both complete (say, the head of a function): a completion that is not
-    a program by itself can still be parsed. It comes from a record field, never from the prompt,
-    which holds chat and instructions too. Both texts may be in a Markdown fence.
+    ``prefix`` is code that both complete (say, the head of a function), so that a fragment can be
+    parsed. It comes from a record field, never from the prompt, which holds chat and instructions
+    too. Both texts may be in a Markdown fence.
 
     Kinds: ``correct``, ``did_not_parse``, ``different``. A different program may still be right:
-    this metric is a lower bound.
-
-    Raises:
-        EvaluationError: the reference itself does not parse.
+    this metric is a lower bound. Raises EvaluationError if the reference does not parse.
     """
     wanted = syntax(prefix + strip_code_fence(reference))
     if wanted is None:
@@ -68,14 +65,14 @@ def judge(prediction: str, *, reference: str, prefix: str = "") -> Verdict:
 
 
 def syntax(code: str) -> list[Token] | None:
-    """Write the normalised syntax tree as a flat list, or nothing if the code does not parse.
+    """Return the normalized syntax tree as a flat list; null if the code does not parse.
 
     A tree opens with ``("(", node type)`` and closes with ``(")", "")``; a leaf is its node type
-    and its text. Code is read as TypeScript, and if that fails as TSX.
+    and text. Code is parsed as TypeScript, then as TSX.
     """
     if len(code) > MAX_CHARS:
         return None
-    # A lone surrogate becomes bytes that are no UTF-8, which the parser reports as an error.
+    # A lone surrogate becomes invalid UTF-8, which the parser reports as an error.
     source = code.encode("utf-8", "surrogatepass")
     for parser in parsers():
         root = parser.parse(source).root_node
@@ -85,14 +82,14 @@ def syntax(code: str) -> list[Token] | None:
 
 
 def _tokens(root: "Node") -> Iterator[Token]:
-    # A stack of our own: generated code may nest deeper than Python's recursion limit.
+    # An explicit stack, as generated code may nest deeper than Python's recursion limit.
     stack: list[Node | None] = [root]
     while stack:
         node = stack.pop()
         if node is None:
             yield ")", ""
         elif node.type == "string":
-            # Without the quotes, and the backslashes that only the choice of quotes asked for.
+            # Without the quotes, and without backslashes that only they require.
             text = _text(node)[1:-1]
             yield "string", _ESCAPE.sub(lambda m: m[1] if m[1] in "'\"" else m[0], text)
         elif node.child_count == 0:
@@ -109,9 +106,9 @@ def _significant_children(node: "Node") -> "list[Node]":
     types = ["", *(c.type for c in children), ""]
 
     def is_optional(before: str, own: str, after: str) -> bool:
-        # In `[1,,]` the last comma makes a hole; only a comma behind an element is a mere trailer.
+        # In `[1,,]` the last comma makes a hole; only one after an element is a trailing comma.
         is_trailer = after in _CLOSING and before not in ("", ",", "[")
-        # Even `for (;;)` needs no semicolons here: its parts stay apart as nodes of the tree.
+        # Even `for (;;)` needs no semicolons here, as its parts are separate nodes.
         return own == ";" or (own == "," and (node.type in _SEPARATED or is_trailer))
 
     around = zip(types, types[1:], types[2:], strict=False)

