@@ -1,12 +1,12 @@
-"""Hostile predictions by task: what each tries, and a record of the task to be tried on.
+"""Hostile predictions by task, with a record to try them on.
 
-None is right, so each must be judged wrong. ``{port}`` is a socket on loopback that listens, and
-``{canary}`` a file that must not change.
+None is right, so each must be judged wrong. ``{port}`` is a listening loopback socket, ``{canary}``
+a file that must not change.
 """
 
 from typing import Any
 
-# Of these, `bench/hostile.py` takes larger sizes too.
+# `bench/hostile.py` takes larger sizes too.
 Sized = dict[str, str]
 
 SQL_REFERENCE = "SELECT name FROM item ORDER BY id"
@@ -21,7 +21,7 @@ ASYNCHRONOUS_TESTS = (
     "  assert.equal(await f(2), 4);\n"
     "};\ncheck();\n"
 )
-# Says what it likes with all in the heap that looks like the proof.
+# Reports what it likes with anything in the heap that looks like the proof.
 HEAP = """
 const v8: any = process.getBuiltinModule('v8');
 const found = new Set<string>();
@@ -38,7 +38,7 @@ TESTS = "import * as assert from 'assert';\nassert.deepEqual(f(2), 4);\n"
 
 
 def sql(n: int, canary: str) -> Sized:
-    """Return queries; ``n`` is the size of what grows."""
+    """Return queries; ``n`` scales what grows."""
     endless = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT "
     return {
         "empty": "",
@@ -216,7 +216,7 @@ def typescript_tests(n: int, canary: str) -> Sized:
 
 
 def typescript_tests_asynchronous(n: int, canary: str) -> Sized:
-    """Return programs that are run, and whose tests are still to come when they are loaded."""
+    """Return programs whose tests are still pending when they are loaded."""
     f = "const f = (n: number): number => 0;\n"
     say_it_ends = "process.emit('beforeExit', 0)"
     return {
@@ -254,7 +254,6 @@ def text(n: int, canary: str) -> Sized:
 
 
 def records(database: str) -> dict[str, dict[str, Any]]:
-    """Return each task's reference, fields and artefacts."""
     return {
         "sql_execution": {"reference": SQL_REFERENCE, "artefacts": {"database": database}},
         "json_schema": {

@@ -1,4 +1,4 @@
-"""Score hostile predictions, and look for harm: to files, processes, the network, secrets."""
+"""Score hostile predictions and detect harm to files, processes, the network and secrets."""
 
 import ctypes
 import hashlib
@@ -26,7 +26,7 @@ MOST_S = 120.0
 
 
 class Trial(Record, frozen=True):
-    """One prediction: how it was judged, and what it did besides."""
+    """A prediction's verdict and its side effects."""
 
     task: str
     name: str
@@ -40,7 +40,7 @@ class Trial(Record, frozen=True):
 
 
 class Surroundings:
-    """What a prediction could harm, as it was before."""
+    """What a prediction could harm, recorded beforehand."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class Surroundings:
             connection.execute("CREATE TABLE item (id, name)")
             connection.executemany("INSERT INTO item VALUES (?, ?)", [(1, "a"), (2, "b")])
         os.environ["EXPERTFLOW_HOSTILE_SECRET"] = SECRET
-        # What other tests of this process left running is not the predictions' doing.
+        # Processes that earlier tests left running are not counted.
         self._before = {process.pid for process in psutil.Process().children()}
         _adopt_orphans(True)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -62,7 +62,7 @@ class Surroundings:
     def close(self) -> None:
         self._listener.close()
         del os.environ["EXPERTFLOW_HOSTILE_SECRET"]
-        # Later tests wait until processes are gone, so the dead that were adopted are buried.
+        # Later tests wait until processes are gone, so adopted zombies are reaped.
         _adopt_orphans(False)
         for process in psutil.Process().children():
             if _is_dead(process) and process.pid not in self._before:
@@ -70,7 +70,6 @@ class Surroundings:
                     os.waitpid(process.pid, os.WNOHANG)
 
     def harm(self, verdict: Verdict) -> list[str]:
-        """Name what changed."""
         found = []
         if self._hashes() != self._files:
             found.append("files changed")
@@ -91,7 +90,6 @@ class Surroundings:
 
 
 def try_task(task: str, n: int, around: Surroundings) -> list[Trial]:
-    """Score each of a task's hostile predictions by itself."""
     trials = []
     for name, prediction in PREDICTIONS[task](n, str(around.canary)).items():
         prediction = prediction.replace("{port}", str(around.port))
@@ -103,7 +101,6 @@ def try_task(task: str, n: int, around: Surroundings) -> list[Trial]:
 
 
 def score_all(task: str, predictions: Sequence[str], around: Surroundings) -> list[Verdict]:
-    """Score predictions on the task's one record."""
     record: dict[str, Any] = records(str(around.database))[task]
     example = Example(
         document_id="d0", prompt="?", reference=record["reference"], fields=record.get("record", {})
@@ -115,12 +112,11 @@ def score_all(task: str, predictions: Sequence[str], around: Surroundings) -> li
 
 
 def _adopt_orphans(adopts: bool) -> None:
-    """Make orphans our children and not init's, so that they can be seen, or no longer."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(adopts), 0, 0, 0)
 
 
 def _descendants_after_a_while(spared: Collection[int]) -> list[int]:
-    """Wait until all descendants have ended; what the kernel kills takes a moment to go."""
+    """Wait until all descendants have ended; the kernel takes a moment to kill."""
     deadline = time.monotonic() + 60
     while (left := _descendants(spared)) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -128,10 +124,7 @@ def _descendants_after_a_while(spared: Collection[int]) -> list[int]:
 
 
 def _descendants(spared: Collection[int]) -> list[int]:
-    """List what this process has started and what that has started, without the dead.
-
-    Children that are ``spared`` are left out, and so is what they have started.
-    """
+    """Return living descendants, without ``spared`` children and their descendants."""
     found: list[psutil.Process] = []
     for child in psutil.Process().children():
         if child.pid not in spared:

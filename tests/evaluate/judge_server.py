@@ -1,4 +1,4 @@
-"""A chat-completions endpoint on loopback that answers as a test wants."""
+"""A fake chat-completions endpoint on loopback."""
 
 import json
 import re
@@ -21,11 +21,10 @@ class Asked:
 
     @property
     def text(self) -> str:
-        """The whole chat."""
         return "\n".join(message["content"] for message in self.body["messages"])
 
     def answer(self, name: str) -> str:
-        """What stands between the marks of ``answer A`` or ``answer B``."""
+        """Return the text between the marks of ``answer A`` or ``answer B``."""
         found = re.search(rf"<<<answer {name} (\w+)>>>\n(.*?)\n<<<end \1>>>", self.text, re.DOTALL)
         assert found is not None
         return found[2]
@@ -33,10 +32,7 @@ class Asked:
 
 @dataclass
 class Response:
-    """What the server says: a status, headers and a body, or a verdict.
-
-    With ``endless`` it sends those bytes again and again, or waits where they are none.
-    """
+    """A status, headers and a body, or a verdict; ``endless`` repeats bytes, or hangs if empty."""
 
     content: str = '{"winner": "tie"}'
     status: int = 200
@@ -53,15 +49,12 @@ Answering = Callable[[Asked], Response]
 
 @dataclass
 class Stub:
-    """The server's address and what it was asked."""
-
     endpoint: str
     asked: list[Asked]
 
 
 @contextmanager
 def judge_server(answering: Answering, certificate: ssl.SSLContext | None = None) -> Iterator[Stub]:
-    """Serve until the block ends."""
     asked: list[Asked] = []
     lock, stop = threading.Lock(), threading.Event()
 

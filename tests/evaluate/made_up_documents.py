@@ -1,4 +1,4 @@
-"""Made-up documents, in memory and as the files that the data stages leave."""
+"""Made-up documents, in memory and as files of the data stages."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from expertflow.tokens.records import PackedSplit
 
 
 class Letters:
-    """An engine that gives each character an id."""
+    """An engine with an id for each character."""
 
     name, version, sha256 = "letters", "0", ""
 
@@ -59,7 +59,7 @@ def spec(**changes: Any) -> EvaluationSpec:
 
 
 def write_documents(folder: Path, documents: Sequence[Document], *, n_copies: int = 1) -> Path:
-    """Write one shard with its record, and the keep-list; give the list's path."""
+    """Write a shard, its record and the keep list; return the list's path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "000.arrow"
     with pa.OSFile(str(path), "wb") as stream:
@@ -107,7 +107,6 @@ def case(
     document_id: str = "d7",
     **record: Any,
 ) -> ScoringCase:
-    """Return a prediction on a record whose fields are called as the task's arguments are."""
     artefacts = {"database": database, "graph": graph}
     example = Example(document_id=document_id, prompt="?", reference=reference, fields=record)
     files = {name: path for name, path in artefacts.items() if path is not None}

@@ -17,7 +17,7 @@ def tiny_qwen3(*, n_positions: int = 512, vocab_size: int = VOCAB) -> Qwen3ForCa
     )  # fmt: skip
     torch.manual_seed(3)
     model = Qwen3ForCausalLM(config).eval()
-    # Random weights of the usual size repeat one token; larger ones wander about.
+    # Random weights of the usual size repeat one token; larger ones vary.
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
@@ -26,7 +26,7 @@ def tiny_qwen3(*, n_positions: int = 512, vocab_size: int = VOCAB) -> Qwen3ForCa
 
 
 class Pairs:
-    """An engine whose token i is written as two characters, such as Ca or Db."""
+    """An engine whose token i is two characters, such as Ca or Db."""
 
     name, version, sha256 = "pairs", "0", ""
 

@@ -1,4 +1,4 @@
-"""Answers without a model: learnt from training examples alone, within a bound of judgements."""
+"""Baselines learn from training examples alone, within a budget of judgments."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ def example(number: int, prompt: str, reference: str) -> Example:
 
 
 def table(number: int) -> Example:
-    """Ask for a column of a table by the value of another, as text-to-SQL data do."""
+    """Ask for a table's column by the value of another, like text-to-SQL data."""
     first, second = (COLUMNS[(number * k + 3) % len(COLUMNS)] for k in (1, 2))
     schema = f'CREATE TABLE t_{number * 7919} ("{first}" TEXT, "{second}" REAL, "note" TEXT)'
     value = f"{number * 31 % 97}.5"
@@ -60,7 +60,7 @@ def test_the_constant_is_what_is_right_most_often() -> None:
 
 
 def test_the_constant_looks_beyond_whole_answers() -> None:
-    """Worked solutions differ all over; what counts may stand at their end."""
+    """Worked solutions all differ, but share what counts at their end."""
 
     def same_end(examples: Sequence[Example], predictions: Sequence[str]) -> list[Verdict]:
         pairs = zip(examples, predictions, strict=True)

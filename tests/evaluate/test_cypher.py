@@ -1,4 +1,4 @@
-"""Cypher up to layout, names of variables and what keeps the answer, and no further."""
+"""Cypher is equal up to layout, variable names and steps that preserve the answer, no further."""
 
 import pytest
 from hypothesis import given, settings
@@ -121,7 +121,7 @@ def test_any_text_gets_a_verdict(text: str) -> None:
 
 
 SAME = [
-    # Layout, the case of keywords, and names of variables.
+    # Layout, keyword case, and variable names.
     (
         QUERY,
         QUERY.lower().replace("person", "Person").replace("knows", "KNOWS").replace("ada", "Ada"),
@@ -191,12 +191,12 @@ DIFFERENT = [
         "MATCH (n {a: 1}) WHERE n.b = 2 OR n.c = 3 RETURN n",
         "MATCH (n) WHERE n.a = 1 AND n.b = 2 OR n.c = 3 RETURN n",
     ),
-    # Each hop of a longer path must fit the map; the variable is the list of all.
+    # Each hop of a longer path must match the map; the variable is the list of all.
     (
         "MATCH (a:P)-[r:R* {w: 1}]->(b) RETURN count(r)",
         "MATCH (a:P)-[r:R*]->(b) WHERE r.w = 1 RETURN count(r)",
     ),
-    # A condition behind OPTIONAL MATCH is not one on the rows before it.
+    # A condition after OPTIONAL MATCH does not apply to the rows before it.
     (
         "MATCH (a:P) OPTIONAL MATCH (a)-->(b {x: 1}) RETURN a, b",
         "MATCH (a:P) OPTIONAL MATCH (a)-->(b) WITH a, b WHERE b.x = 1 RETURN a, b",

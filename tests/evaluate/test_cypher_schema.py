@@ -1,4 +1,4 @@
-"""The names of a query are held against the text that describes its graph."""
+"""The names of a query are checked against the graph's description."""
 
 import pytest
 
@@ -99,7 +99,7 @@ def test_labels_without_properties_prove_nothing_about_properties() -> None:
         ),
         # An unknown label comes before an unknown type and an unknown property.
         ("MATCH (p:Actor)-[:X]->(m:Movie {a: 1}) RETURN m.b", "unknown_label", ":Actor"),
-        # What these are is not known from the query.
+        # The query does not determine what these are.
         ("MATCH (p:Person) WITH {shoe: 1} AS p RETURN p.shoe", "different", ""),
         ("MATCH (p:Person) RETURN [x IN collect(p) | x.shoe]", "different", ""),
         ("MATCH (p:!Movie) RETURN p.shoe", "different", ""),

@@ -1,4 +1,4 @@
-"""What an evaluation remembers of the ones before it."""
+"""The history of evaluations."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ HOW = spec()
 def run(
     weights: str, correct: str, *, first: int = 0, how: EvaluationSpec = HOW, metric: str = "m"
 ) -> Noted:
-    """Return an evaluation whose right answers are marked by an x, from question ``first`` on."""
+    """Return an evaluation from question ``first`` on, with an x for each right answer."""
     examples = [
         Example(document_id=str(i), prompt=f"q{first + i}", reference="r", fields={})
         for i in range(len(correct))
@@ -135,12 +135,12 @@ def _note_some(path: Path, name: str) -> None:
 
 
 def test_two_at_once_lose_nothing(path: Path) -> None:
-    # Each opens the lock for itself, so that two threads keep apart as two processes do.
+    # Each opens the lock itself, so that threads exclude each other like processes.
     with ThreadPoolExecutor(2) as writers:
         for written in [writers.submit(_note_some, path, name) for name in "ab"]:
             written.result(timeout=120)
     assert len(read(path)) == 16
-    # Whole lines only, and nothing half-written beside them.
+    # Only complete lines, and no temporary files.
     assert all(json.loads(line) for line in path.read_text().splitlines())
     assert sorted(file.name for file in path.parent.iterdir()) == ["e.jsonl", "e.lock"]
 

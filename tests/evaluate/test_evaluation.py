@@ -1,4 +1,4 @@
-"""The whole of an evaluation, with models that are made of words."""
+"""A complete evaluation with fake models."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ END = "\x02"
 
 
 class Parrot(Struct):
-    """A model that answers the first questions rightly: as many of ten as its skill says."""
+    """A model that answers the first ``skill`` of every ten questions correctly."""
 
     name: str
     skill: int
@@ -57,13 +57,13 @@ def document_losses(model: Parrot, rows: Any, *, micro_batch_size: int) -> Docum
 
 
 def likelihoods(model: Parrot, pairs: list[Any], **_: Any) -> list[tuple[float, int]]:
-    """The later the number of a question, the less its reference is expected."""
+    """Expect references less, the later the number of the question."""
     numbers = [int("".join(chr(i) for i in prompt if chr(i).isdigit())) for prompt, _ in pairs]
     return [(-model.loss() * (1 + number), 2) for number in numbers]
 
 
 class Shelf:
-    """Loads models, and notes which."""
+    """Loads models, and records which."""
 
     def __init__(self, skills: dict[str, int]) -> None:
         self.skills = skills
@@ -81,7 +81,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluator, "document_losses", document_losses)
     monkeypatch.setattr(evaluator, "log_likelihoods", likelihoods)
     monkeypatch.setattr(statistics, "N_RESAMPLES", 500)
-    # These models are no cycles, and collecting takes a second beside all that torch holds.
+    # These models have no cycles, and with torch loaded a collection takes a second.
     monkeypatch.setattr(evaluator.gc, "collect", lambda: None)
     monkeypatch.setattr(evaluation, "Engine", lambda _: Letters())
     monkeypatch.setattr(evaluation, "read_rows", lambda _: None)
@@ -139,7 +139,7 @@ def made(
 def test_an_evaluation_from_questions_to_record(tmp_path: Path) -> None:
     shelf = Shelf({"base": 2, "checkpoint": 5, "step-00000010": 8})
     record = evaluate_expert(made(tmp_path, shelf))
-    # The one that training published was asked second, so the winner is loaded once more.
+    # Training's own is evaluated second, so the winner is loaded again.
     assert shelf.loaded == ["base", "step-00000010", "checkpoint", "step-00000010"]
     assert (record.published.step, record.published.path) == (10, "steps/step-00000010")
     assert [c.held_out_loss for c in record.published.candidates] == pytest.approx([1.4, 2.0])
@@ -162,7 +162,7 @@ def test_an_evaluation_from_questions_to_record(tmp_path: Path) -> None:
             (after.n_correct - baseline.score.n_correct) / 30
         )
     assert record.unavailable.keys() == {"earlier", "judge", "lm_eval"}
-    # It is read back as it was written.
+    # It survives a round trip.
     text = json.loads(json.dumps(to_json(record)))
     assert from_json(EvaluationRecord, text) == record
 
@@ -203,7 +203,7 @@ def test_twice_the_same_gives_the_same_record(tmp_path: Path) -> None:
         for record in both
     ]  # fmt: skip
     assert timeless[0] == timeless[1]
-    # The same weights are no earlier run of the expert.
+    # The same weights are not an earlier run.
     assert timeless[1].earlier is None
 
 

@@ -80,7 +80,7 @@ def test_a_stop_text_across_tokens_ends_an_answer(model: Qwen3ForCausalLM) -> No
     asked = prompts(3, 9, 5)
     whole = ask(model, asked, max_new_tokens=20)
     text = whole[0].text
-    stop = text[5:8]  # the end of one token, and a whole one
+    stop = text[5:8]  # the end of one token and a complete one
     found = ask(model, asked, max_new_tokens=20, decoding=Decoding(stop=(stop, "no such text")))
     place = text.index(stop)
     assert found[0].text == text[:place]
@@ -112,7 +112,7 @@ def test_a_prompt_that_leaves_no_position_is_not_asked(caplog: Any) -> None:
     assert found[0].not_asked is not None and "8 tokens" in found[0].not_asked
     assert (found[0].text, found[0].ended) == ("", False)
     assert "no position" in caplog.text
-    # The others are answered as far as positions go, each by its own length.
+    # The others are answered up to the last position, each by its own length.
     assert (found[1].n_tokens, found[2].n_tokens) == (2, 5)
     assert found[2].text == ask(tiny_qwen3(), asked[2:])[0].text[:10]
 
@@ -126,7 +126,7 @@ def test_the_models_own_decoding_settings_do_not_count(model: Qwen3ForCausalLM) 
     before = other.generation_config.to_dict()
     assert ask(other, prompts(4, 7)) == expected
     assert other.generation_config.to_dict() == before
-    # But what ends its texts ends an answer.
+    # But its end tokens end an answer.
     first = ENGINE.encode_flat([expected[0].text]).values[0]
     other.generation_config.eos_token_id = [int(first)]
     assert ask(other, prompts(4, 7))[0] == Answer("", 1, ended=True)
@@ -169,7 +169,7 @@ class Cache:
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        # The driver's own, as torch passes them on where its allocator was not asked.
+        # Driver errors, which torch passes on outside its allocator.
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],

@@ -1,4 +1,4 @@
-"""Cypher judged by the rows of a small graph, and hostile queries that come to nothing."""
+"""Cypher judged by the rows of a small graph, and harmless hostile queries."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ def judge(graph: Path, prediction: str, reference: str = REFERENCE) -> Verdict:
 @pytest.mark.parametrize(
     ("prediction", "reference", "kind"),
     [
-        # Another way to say it, which no common form knows.
+        # An equivalent query that common forms do not cover.
         ("MATCH (m:Movie {title: 'M'}) MATCH (m)<--(p) RETURN p.name AS n", REFERENCE, "correct"),
         ("MATCH (p:Person) RETURN p.name ORDER BY p.name DESC", REFERENCE, "correct"),
         ("MATCH (p:Person) RETURN p.name ORDER BY p.name DESC", ORDERED, "wrong_rows"),
@@ -181,7 +181,7 @@ def test_hostile_queries_harm_nothing(query: str, server: GraphServer, tmp_path:
     answer = server.ask(query.replace("{secret}", str(secret)))
     assert "a-secret" not in repr(answer)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
-    # The graph is as it was, whether or not its process had to be started again.
+    # The graph is unchanged, even if its process had to be restarted.
     count = server.ask("MATCH (p:Person) RETURN p.name ORDER BY p.name")
     assert count.rows == (("text Ada",), ("text Bob",), ("text Cy",))
 

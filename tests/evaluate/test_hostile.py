@@ -10,7 +10,7 @@ from hostile_run import Surroundings, score_all
 from expertflow.evaluate.tasks import typescript_tests
 
 SIZE = 3_000
-# They run until a limit of many seconds; others that stay reach the same limits.
+# These run into limits of many seconds; the remaining ones reach the same limits.
 SLOW = {"endless sum", "join", "prepared", "instr", "ignores signals", "waits", "backtracks"}
 SLOW |= {"throws a trap", "pattern that backtracks"}
 

@@ -158,7 +158,7 @@ def test_no_schema_is_ever_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     remote = '{"$ref": "https://example.org/person.json"}'
     with pytest.raises(EvaluationError, match="judges nothing"):
         _kind(REFERENCE, schema=remote)
-    # Here the reference is judged without the reference to a remote schema, the prediction is not.
+    # Only the prediction reaches the `$ref` to a remote schema.
     branch = '{"if": {"type": "array"}, "then": {"$ref": "file:///etc/hostname"}}'
     assert _kind("[]", schema=branch) == "schema_error"
     assert _kind(REFERENCE, schema=branch) == "correct"

@@ -1,4 +1,4 @@
-"""A judge on loopback: both orders count, failures cost a pair and no more, the key stays put."""
+"""A judge on loopback: both orders count, failures cost one pair, the key stays secret."""
 
 import json
 import logging
@@ -54,7 +54,7 @@ def pairs(n: int, *, before: str = "bad", after: str = "good") -> list[JudgedPai
 
 
 def prefers(word: str) -> Answering:
-    """Choose the answer that begins with the word, wherever it stands."""
+    """Choose the answer that begins with the word, in any position."""
     return lambda asked: Response(
         json.dumps({"winner": "A" if asked.answer("A").startswith(word) else "B"})
     )
@@ -212,7 +212,7 @@ def test_a_certificate_that_nobody_signed_is_not_trusted(tmp_path: Path) -> None
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl makes the certificate, and is not there")
-    # The machine's own settings may be absent.
+    # The machine may have no configuration.
     (tmp_path / "openssl.cnf").write_text("[req]\ndistinguished_name = name\n[name]\n")
     command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     command += ["-subj", "/CN=localhost", "-config", str(tmp_path / "openssl.cnf")]
@@ -227,7 +227,7 @@ def test_a_certificate_that_nobody_signed_is_not_trusted(tmp_path: Path) -> None
 
 
 def test_nobody_at_home_is_a_failure() -> None:
-    with socket.socket() as taken:  # nobody else gets its port, and it listens to none
+    with socket.socket() as taken:  # reserves the port without listening
         taken.bind(("127.0.0.1", 0))
         spec = make_spec(f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
         result = judge_pairs(spec, pairs(2), seed=0, patience=QUICK)

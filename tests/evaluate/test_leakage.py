@@ -1,4 +1,4 @@
-"""What is asked was never trained on, and the records that say so are of one run."""
+"""No question was trained on, and the records that prove it are of one run."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,7 +52,7 @@ def test_a_document_on_both_sides_is_refused(tmp_path: Path) -> None:
 
 
 def test_so_is_one_that_its_source_tells_apart_by_other_fields(tmp_path: Path) -> None:
-    """Blanks do not tell documents apart either."""
+    """Blanks do not make documents different either."""
     twin = trained(3, " a\n", "A ")
     assert twin.text_hash != HELD[0].text_hash
     with pytest.raises(EvaluationError, match="1 held-out documents"):
@@ -60,7 +60,7 @@ def test_so_is_one_that_its_source_tells_apart_by_other_fields(tmp_path: Path) -
 
 
 def chat(row: int, *said: str, learned: bool = True) -> Document:
-    """A training chat; the assistant says every second thing."""
+    """A training chat; the assistant has every second turn."""
     turns = tuple(
         Turn(role=("user", "assistant")[i % 2], content=text, learned=i % 2 == 1 and learned)
         for i, text in enumerate(said)

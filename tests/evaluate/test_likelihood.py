@@ -1,4 +1,4 @@
-"""Losses of documents and likelihoods of texts are those of token after token."""
+"""Losses of documents and likelihoods of texts agree with token-by-token results."""
 
 import logging
 import math
@@ -57,7 +57,7 @@ def test_nothing_is_certain() -> None:
 
 
 def test_a_model_that_was_asked_can_be_let_go() -> None:
-    # The first one imports libraries; what one of them logs then, pytest keeps with all its frames.
+    # The first call imports libraries, whose log records pytest would keep with all frames.
     add_adapter(tiny_qwen3(), LORA)
     models = Models(lambda _: add_adapter(tiny_qwen3(), LORA).eval(), Path("checkpoint"))
     model = weakref.ref(causal_lm(models.get(None)))
@@ -74,7 +74,7 @@ def test_what_has_no_position_cannot_be_written(caplog: pytest.LogCaptureFixture
     expected = log_likelihoods(tiny_qwen3(), PAIRS, pad_id=PAD, batch_size=2)
     wanted = [*expected[:2], (-math.inf, 9), expected[3], (-math.inf, 1)]
     assert [n for _, n in found] == [n for _, n in wanted]
-    # Other texts in a batch are another order of sums.
+    # Other texts in a batch change the order of sums.
     assert [nats for nats, _ in found] == pytest.approx([nats for nats, _ in wanted], rel=1e-5)
     assert "2 of 5 texts are longer than the model's 8 positions" in caplog.text
 
@@ -162,7 +162,7 @@ def packed_model(request: pytest.FixtureRequest) -> Qwen3ForCausalLM:
 
 
 def made_rows() -> PackedRows:
-    """Rows of several documents, some cut off, one with nothing to predict, one padded."""
+    """Rows of several documents: some cut, one without targets, one padded."""
     ids = np.random.default_rng(0).integers(2, VOCAB, (5, 24)).astype(np.int32)
     lengths = [[24], [14, 10], [5, 6, 7], [1, 2, 21], [23]]
     spans = [[], [2, 14, 16, 24], [0, 3, 7, 11, 15, 18], [0, 24], [20, 23]]
@@ -170,7 +170,7 @@ def made_rows() -> PackedRows:
 
 
 def one_by_one(model: Qwen3ForCausalLM, rows: PackedRows) -> tuple[list[float], list[int]]:
-    """Take each document's loss from all logits of the document alone."""
+    """Compute each document's loss from its own logits."""
     nats, counts = [], []
     for i in range(len(rows)):
         ids = torch.tensor(rows.take_ids(np.array([i])))

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness: against a stand-in, and for real where it is installed."""
+"""Tasks of lm-evaluation-harness: with a stand-in, and for real where installed."""
 
 import importlib.util
 import json
@@ -35,7 +35,7 @@ def tiny() -> Any:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Stand in for lm_eval; give what its evaluator was called with."""
+    """Replace lm_eval and return the calls of its evaluator."""
     calls: list[dict[str, Any]] = []
 
     def simple_evaluate(**options: Any) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def test_results_are_read_by_task_and_metric() -> None:
         ("group", "acc"): (0.5, None),
         ("sums", "exact_match (strict)"): (0.3, None),
     }
-    # A tag names tasks and is none itself.
+    # A tag names tasks but is not one.
     assert ("part", "acc") in figures(results, ["tag"])
 
 
@@ -184,5 +184,5 @@ def test_a_real_task_is_run_from_files(
     assert [(s.task, s.metric) for s in scores] == [("made_up_choice", "acc")]
     score = scores[0]
     assert score.before == score.after is not None and score.before_stderr is not None
-    # A right answer is one of ten.
+    # One right answer is a tenth.
     assert score.before * 10 == pytest.approx(round(score.before * 10))

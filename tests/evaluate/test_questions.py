@@ -1,4 +1,4 @@
-"""Which questions are asked, how they are cut out of documents, and whose references can serve."""
+"""Which questions are asked, how they are cut from documents, and whose references work."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -27,7 +27,7 @@ from expertflow.tokens.ragged import Ragged, ragged
 from expertflow.tokens.tokenize import tokenize
 
 LAYOUT = chatml_layout()
-# What some families write before an answer by themselves, and training learns.
+# Some families' templates write this before an answer, and training learns it.
 THINKING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
@@ -43,7 +43,7 @@ CHOICE: Any = {"task": "multiple_choice", "fields": {"choices": "options"}}
 
 
 class Judge:
-    """Takes no reference that says bad; counts how often it is started."""
+    """Refuses references that say bad; counts its starts."""
 
     n_starts = 0
 
@@ -81,7 +81,7 @@ def test_thoughts_are_no_part_of_the_reference() -> None:
 
 
 class Merging(Letters):
-    """An engine in which a blank is one token with the letter behind it."""
+    """An engine that merges a blank with the following letter."""
 
     def encode_flat(self, texts: list[str]) -> Ragged:
         return ragged([self.encode(text) for text in texts])
@@ -126,7 +126,7 @@ def test_what_is_scored_is_what_training_learns(
     assert list(held.options) == ["D", "ED"]
     for (before, option), wanted in zip(held.options.values(), follows, strict=True):
         assert Merging().decode(before).endswith(given) and Merging().decode(option) == wanted
-    # The first option is the reference: both ways of cutting it give the ids of training.
+    # The first option is the reference: both splits give the ids of training.
     assert [*chain(*held.options["D"])] == [*chain(*held.reference)]
 
 
@@ -134,7 +134,7 @@ def test_a_stop_text_that_the_template_writes_before_every_answer_is_refused() -
     with pytest.raises(EvaluationError, match=r"decoding\.stop: .*'\\n\\n' itself") as error:
         choice(THINKING, ["D", "E"], decoding=Decoding(stop=(";", "\n\n")))
     assert "\n" not in str(error.value)
-    # What follows an answer, or stands in the question, may end it.
+    # Text after an answer, or in the question, may be a stop text.
     choice(BRACKETS, ["D", "E"], decoding=Decoding(stop=("\n", "[INST]")))
 
 
@@ -200,7 +200,7 @@ def test_others_take_the_place_of_bad_ones_in_the_order() -> None:
         (8, 40, 99, None),
         (9, 40, 99, r"cannot be judged by evaluation\.task exact_match"),
         (40, 40, 99, r"cannot be judged by evaluation\.task exact_match"),
-        # Where none of the first can be judged, no more are tried.
+        # If none of the first can be judged, no more are tried.
         (500, 500, 400, "10 of 10 held-out references"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Queries judged by their rows, hostile queries that achieve nothing, and how rows are compared."""
+"""Queries judged by their rows, harmless hostile queries, and the comparison of rows."""
 
 import random
 import sqlite3
@@ -26,7 +26,7 @@ GOLD = "SELECT name, price FROM item WHERE price > 1"
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # A name that would end the path, or start a parameter, if it were not quoted.
+    # Unquoted, this name would end the path or start a parameter.
     path = tmp_path_factory.mktemp("odd ?mode=rwc&x#y%20") / "shop ?é.db"
     connection = sqlite3.connect(path)
     connection.executescript(
@@ -94,7 +94,7 @@ def test_kinds(database: Path) -> None:
 def test_endless_queries_run_out_of_their_budget_and_spare_the_others(database: Path) -> None:
     series = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n {where}) SELECT "
     explosion = series.format(where="LIMIT 1000") + "count(*) FROM n a, n b, n c, n d"
-    # Sorted, so that all of it must fit into memory before the first row comes out.
+    # Sorting needs all of it in memory before the first row.
     hoard = series.format(where="") + "hex(zeroblob(400000)) || x AS h FROM n ORDER BY h"
     bomb = series.format(where="") + "count(*) FROM n"
     verdicts = _judge(database, bomb, GOLD, explosion, hoard, "SELECT 1", GOLD)
@@ -117,11 +117,11 @@ def test_results_are_limited_in_bytes_too(database: Path) -> None:
 
 
 def test_the_wall_clock_stops_what_instructions_do_not(database: Path) -> None:
-    # A few instructions, hours long: at every place of a long text the other differs at its end.
+    # A few instructions that take hours: a match fails at its end at every place of a long text.
     slow = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n LIMIT 9999) "
     slow += "SELECT sum(instr(hex(zeroblob(490000)), hex(zeroblob(240000)) || x)) FROM n"
     started = time.perf_counter()
-    # The clock also runs while the process starts, which a busy machine may take long for.
+    # The clock includes process startup, which may take long on a busy machine.
     verdicts = _judge(database, GOLD, slow, GOLD, limits=Limits(wall_s=20.0, cpu_s=600))
     assert [(v.kind, v.detail) for v in verdicts] == [
         ("correct", ""),

@@ -1,4 +1,4 @@
-"""Intervals that hold the truth as often as they say, and words that chance does not choose."""
+"""Intervals cover the truth as often as they claim, and chance makes no change."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ N_SIMULATIONS = 400
 
 @pytest.fixture
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw a tenth: the interval is that of the default but for its last digits."""
+    """Resample a tenth as often; only the last digits of an interval change."""
     monkeypatch.setattr(statistics, "N_RESAMPLES", 1000)
 
 
@@ -40,7 +40,7 @@ def test_a_lower_loss_is_better_and_documents_count_by_their_targets() -> None:
     )  # fmt: skip
     assert found.change == "better"
     assert found.difference == pytest.approx(np.average(after - before, weights=n_targets))
-    # It is the difference of what each side reports.
+    # It equals the difference of both sides' values.
     sides = [float((side * n_targets).sum() / n_targets.sum()) for side in (before, after)]
     assert found.difference == pytest.approx(sides[1] - sides[0])
 
@@ -49,7 +49,7 @@ def test_a_lower_loss_is_better_and_documents_count_by_their_targets() -> None:
     ("n_differing", "change"), [(5, "no measurable change"), (6, "better"), (0, None)]
 )
 def test_a_handful_of_questions_proves_nothing(n_differing: int, change: str | None) -> None:
-    """All of them right where they were wrong: by a sign test 2 x 0.5^5 = 0.06 for five."""
+    """All became right that were wrong: by a sign test 2 x 0.5^5 = 0.06 for five."""
     found = paired_change(
         "m", [0] * n_differing + [1] * 4, [1] * (n_differing + 4), higher_is_better=True, seed=0
     )
@@ -71,7 +71,7 @@ def covered(truth: float, interval: tuple[float, float]) -> bool:
 @pytest.mark.usefixtures("few_resamples")
 @pytest.mark.parametrize("n", [50, 200])
 def test_the_interval_of_a_metric_covers_the_truth(n: int) -> None:
-    """Questions go from wrong to right with 0.25 and back with 0.10: the truth is 0.15."""
+    """Questions become right with 0.25 and wrong with 0.10, so the truth is 0.15."""
     rng = np.random.default_rng(n)
     n_held = n_better = 0
     for seed in range(N_SIMULATIONS):
@@ -82,7 +82,7 @@ def test_the_interval_of_a_metric_covers_the_truth(n: int) -> None:
         n_held += covered(0.15, found.ci95)
         n_better += found.change == "better"
     assert 0.92 <= n_held / N_SIMULATIONS <= 0.98
-    # The power that a normal approximation gives: 15 points against a standard error of 8 and 4.
+    # Power by a normal approximation: 15 points against standard errors of 8 and 4.
     assert n_better / N_SIMULATIONS > {50: 0.35, 200: 0.9}[n]
 
 
@@ -131,7 +131,7 @@ def test_blocks_of_many_documents_give_about_the_same_interval(
 
 def test_one_document_has_no_interval() -> None:
     assert mean_interval([3.0], [2], seed=0) is None
-    # One without targets says nothing.
+    # A document without targets is ignored.
     assert mean_interval([3.0, 0.0], [2, 0], seed=0) is None
 
 
@@ -142,7 +142,7 @@ def test_pairs_that_do_not_match_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("n_correct", "n", "low", "high"),
-    # Worked by hand from the formula, to four digits; the first is the textbook's example.
+    # Calculated by hand from the formula, to four digits; the first is the textbook's example.
     [
         (81, 263, 0.2553, 0.3662),
         (0, 10, 0.0, 0.2775),

@@ -1,4 +1,4 @@
-"""The registry: every task reaches its scorer with the right arguments, or says what is missing."""
+"""Every registered task reaches its scorer with the right arguments, or reports what is missing."""
 
 import sqlite3
 from collections.abc import Mapping
@@ -137,7 +137,7 @@ def test_a_pattern_that_backtracks_without_end_is_ended_and_spares_the_others() 
     assert [verdict.kind for verdict in task.score(cases)] == ["timed_out", "correct"]
 
 
-# Options: labels that are numbers are no indices.
+# Options: numeric labels are not indices.
 TEXTS = ["red", "blue", "green", "grey"]
 FROM_1 = {"label": [1, 2, 3, 4], "text": TEXTS}
 FROM_0 = {"label": [0, 1, 2, 3], "text": TEXTS}

@@ -1,4 +1,4 @@
-"""Final numbers, whole answers, and answers inside a chatty reply."""
+"""Final numbers, complete answers, and answers inside a chatty reply."""
 
 import time
 from decimal import Decimal
@@ -130,7 +130,7 @@ def test_a_reference_without_a_number_is_an_error() -> None:
 def test_final_answer_is_quick_on_hostile_text(text: str) -> None:
     started = time.perf_counter()
     final_answer(text)
-    # Time that grew with the square of the length would be hours.
+    # Quadratic time would take hours.
     assert time.perf_counter() - started < 60
 
 

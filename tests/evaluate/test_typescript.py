@@ -1,4 +1,4 @@
-"""Syntax trees: what may differ, what may not, and what does not parse."""
+"""Syntax trees: allowed and forbidden differences, and parse errors."""
 
 import pytest
 from hypothesis import given, settings

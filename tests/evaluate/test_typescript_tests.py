@@ -1,6 +1,6 @@
-"""TypeScript is judged by its tests, and only tests that ran to their end can pass it.
+"""TypeScript is judged by its tests, which must run to their end to pass.
 
-The sandbox is tried by itself too, without the help of Node's permissions.
+The sandbox is also tested without Node's permissions.
 """
 
 import json
@@ -29,7 +29,7 @@ needs_sandbox = pytest.mark.skipif(sandbox_problem() is not None, reason=str(san
 def _kinds(*predictions: str, prefix: str = PREFIX, tests: str = TESTS) -> list[str]:
     cases = [case(said, prefix=prefix, tests=tests) for said in predictions]
     task = TypeScriptTests()
-    # Node alone takes a part of the processor time, on a slow machine the more.
+    # Node's startup uses part of the processor time, more on a slow machine.
     task.limits = SandboxLimits(cpu_s=5, wall_s=120)
     return [verdict.kind for verdict in task.score(cases)]
 
@@ -80,7 +80,7 @@ def test_asynchronous_tests_are_waited_for() -> None:
 
 @needs_sandbox
 def test_the_proof_is_not_in_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the snapshots of the heap left to it, the program still finds no proof."""
+    """Even with heap snapshots enabled, the program finds no proof."""
     runner = typescript_tests.RUNNER.replace("v8[name] = undefined", "v8[name]")
     assert runner != typescript_tests.RUNNER
     monkeypatch.setattr(typescript_tests, "RUNNER", runner)

@@ -1,4 +1,4 @@
-"""What a model card is written from, made up, and its parts as they are read."""
+"""Made-up inputs of a model card, and helpers to read its parts."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ from expertflow.export.card import CardInputs, model_card
 from expertflow.export.merge import MergeComparison
 from expertflow.export.records import ExportSpec
 
-# The made-up run of the report's tests is also told in cards.
+# Cards use the made-up run of the report's tests.
 sys.path.insert(0, str(ROOT / "tests" / "report"))
 from made_up_runs import make_cpu_inputs, make_gpu_inputs
 
@@ -37,7 +37,7 @@ def card_inputs(run: Any, **changes: Any) -> CardInputs:
 
 
 def write_card(inputs: CardInputs, *files: str, **changes: Any) -> str:
-    """Write a card of an export with these changes and licence files."""
+    """Write a card of an export with these changes and license files."""
     record = replace(make_gpu_inputs().export, **changes)
     return model_card(inputs, record, COMPARISON, files)
 

@@ -1,4 +1,4 @@
-"""A small random model that writes letters, exported as an expert is."""
+"""A small random model that writes letters, exported like an expert."""
 
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from expertflow.export.model_files import set_decoding
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 
 N_POSITIONS = 120
-# What chat models come with, and a manifest's settings replace.
+# Settings of chat models, which a manifest's settings replace.
 SAMPLING = {"do_sample": True, "temperature": 0.6, "top_k": 20, "repetition_penalty": 2.0}
 
 
 def export(folder: Path, decoding: Decoding, *, own_ends: list[int] | None = None) -> Any:
-    """Write tokenizer and model; give the tokenizer."""
+    """Write tokenizer and model; return the tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(["what is two and two"] * 3, vocab_size=300)
     save_tokenizer(tokenizer, folder)
@@ -29,7 +29,7 @@ def export(folder: Path, decoding: Decoding, *, own_ends: list[int] | None = Non
     model = Qwen3ForCausalLM(config)
     model.generation_config.update(**SAMPLING, eos_token_id=own_ends)
     with torch.no_grad():
-        # Random weights of the usual size repeat one token; larger ones wander about.
+        # Random weights of the usual size repeat one token; larger ones vary.
         for parameter in model.parameters():
             if parameter.dim() == 2:
                 parameter.mul_(6)

@@ -1,4 +1,4 @@
-"""The model card says what a reader must know first, and shows data as text."""
+"""The model card states the most important facts first, and shows data as text."""
 
 import ast
 import json
@@ -260,7 +260,7 @@ def test_no_control_character_or_direction_mark_is_left(inputs: CardInputs) -> N
 
 
 def options(card: str, command: str) -> list[str]:
-    """Return the words of the one line of the card that begins with a command."""
+    """Return the words of the card's only line that begins with a command."""
     [line] = [line for line in card.splitlines() if line.startswith(command)]
     return shlex.split(line)
 

@@ -1,4 +1,4 @@
-"""The exported folder is whole, the same each time, and loads without a network."""
+"""The exported folder is complete, reproducible, and loads without a network."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ from expertflow.export.model_files import published_folder, read_system_prompt
 from expertflow.tokens.arrow import read_rows
 from expertflow.train.records import Candidate, TrainingRecord
 
-# A process that fails at the first attempt to reach another machine.
+# A process that fails at the first network access.
 LOAD = """
 import socket, sys
 
@@ -45,7 +45,7 @@ answer = model.generate(**inputs, max_new_tokens=3, do_sample=False, tokenizer=t
 assert answer.shape[1] > inputs["input_ids"].shape[1]
 """
 CHAT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-# Names of more tokenizer files and terms than the tiny base has.
+# More tokenizer and license files than the tiny base has.
 TEXTS = {
     "special_tokens_map.json": '{"eos_token": "<|im_end|>"}',
     "added_tokens.json": "{}",
@@ -108,7 +108,7 @@ def test_a_card_is_hidden_from_the_export(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_merged_weights_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
-    # Wide enough for a product to be shared among threads.
+    # Wide enough for multi-threaded matrix products.
     base = write_base(tmp_path / "base", hidden_size=256, intermediate_size=1024)
     what = train_adapter(base, tmp_path / "adapter", lora=replace(LORA, use_dora=True))
     n = torch.get_num_threads()
@@ -142,7 +142,7 @@ def test_trained_twice_adapter_and_merged_weights_have_the_same_bytes(tmp_path: 
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer that knows the tokens of a chat, for a base model of 97 tokens."""
+    """Write a tokenizer with chat tokens, for a base model of 97 tokens."""
     from tokenizers import Tokenizer, models
 
     names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -1,4 +1,4 @@
-"""Licences that stand against using a model are named, with what they mean."""
+"""Licenses that prevent using a model are named, with their meaning."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The exported model says what the trained one says, in the base's own type."""
+"""The exported model agrees with the trained one, in the base's type."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,6 @@ def half_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plain(folder: Path, **options: Any) -> Any:
-    """Load as anyone does, with transformers alone."""
     return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **options)
 
 
@@ -120,7 +119,7 @@ def test_the_loss_that_rounding_moves_is_measured(half_base: Path, tmp_path: Pat
     exact = export(what, tmp_path / "exact", dtype="fp32")
     assert rounded.loss_after_merge != rounded.loss_before_merge
     assert abs(exact.loss_after_merge - exact.loss_before_merge) < 1e-5
-    # Loaded without a type, transformers computes in that of the files; here all is exact.
+    # Without a type, transformers computes in that of the files; here everything is exact.
     again = ask(load_base(str(tmp_path / "rounded"), dtype=torch.float32, attention_name="sdpa"),
                 sample_rows(held_out_rows()))  # fmt: skip
     assert again.loss == rounded.loss_after_merge
@@ -136,7 +135,7 @@ def test_what_was_trained_on_4_bits_is_published_without_them(base: Path, tmp_pa
 
 
 def test_the_export_reads_the_base_in_the_precision_of_training(base: Path, tmp_path: Path) -> None:
-    """The 4-bit codes depend on it, and an adapter fits but those it was trained on."""
+    """The 4-bit codes depend on it, and an adapter fits only those it was trained on."""
     needs("qlora")
     what = train_adapter(base, tmp_path / "adapter", method="qlora", precision="bf16")
     loaded = load(what)

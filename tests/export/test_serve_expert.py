@@ -1,4 +1,4 @@
-"""Talking to an exported expert, and its decoding settings obeyed by who loads it otherwise."""
+"""Chatting with an exported expert, and its decoding settings in other loaders."""
 
 import io
 import json
@@ -24,7 +24,6 @@ from expertflow.export.serve import Expert, answer_once, chat, find_model, load_
 
 
 def export_expert(folder: Path, decoding: Decoding | None = None) -> Path:
-    """Write what an expert's folder holds."""
     export(folder / "merged", decoding or Decoding())
     return folder
 
@@ -60,7 +59,7 @@ def test_it_answers_as_it_was_scored_piece_by_piece(folder: Path) -> None:
     ids = expert.prompt_ids([user("two<|im_end|>")])
     text = expert.engine.decode(ids)
     assert text == "<|im_start|>user\ntwo<|im_end|><|im_end|>\n<|im_start|>assistant\n"
-    # What is typed cannot pose as a mark.
+    # Typed text cannot become a special token.
     assert ids.count(expert.engine.special_id("<|im_end|>")) == 1
 
 
@@ -117,7 +116,7 @@ def test_an_expert_is_asked_with_the_system_prompt_of_its_training(
 
 
 def typed(*lines: str | type[BaseException]) -> Callable[[], str]:
-    """Type some lines, or cause what a key causes; then end the input."""
+    """Type lines or cause exceptions of keys, then end the input."""
     waiting: Iterator[str | type[BaseException]] = iter(lines)
 
     def read() -> str:
@@ -130,7 +129,7 @@ def typed(*lines: str | type[BaseException]) -> Callable[[], str]:
 
 
 def watched(expert: Expert, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Note what the expert is asked, instead of letting it answer."""
+    """Record what the expert is asked, instead of letting it answer."""
     asked: list[list[str]] = []
 
     def answer(self: Expert, turns: list[Turn], show: Any) -> str:
@@ -219,7 +218,7 @@ def test_what_cannot_be_served_is_said_in_one_line(folder: Path, tmp_path: Path)
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str, text: str = "") -> str | int:
-    """Run the script in this process; give its exit code or last words."""
+    """Run the script in this process; return its exit code or error message."""
     monkeypatch.setattr(sys, "argv", ["serve_expert.py", *arguments])
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
     with pytest.raises(SystemExit) as ended:

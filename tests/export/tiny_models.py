@@ -1,4 +1,4 @@
-"""Tiny models to export: a base with its tokenizer, adapters on it, and what is told of them."""
+"""Tiny models to export: a base with its tokenizer, adapters, and training records."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def write_base(
     config_class: Any = Qwen3Config,
     **changes: Any,
 ) -> Path:
-    """Write a random 2-layer model with a tokenizer, and the sampling settings of chat models."""
+    """Write a random 2-layer model with a tokenizer and a chat model's sampling settings."""
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(train_tokenizer(["some text"], vocab_size=VOCAB_SIZE), folder)
     settings = {
@@ -43,7 +43,7 @@ def write_base(
     }  # fmt: skip
     torch.manual_seed(0)
     model = model_class(config_class(**settings)).to(dtype)
-    # Larger than they come, so that a wrong one shows.
+    # Larger than usual, so that a wrong one shows.
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.0)
@@ -53,13 +53,13 @@ def write_base(
 
 
 def held_out_rows(n: int = 5) -> PackedRows:
-    """Return rows of which the first has nothing to predict."""
+    """Return rows, the first without targets."""
     ids = np.random.default_rng(0).integers(0, VOCAB_SIZE, (n, 24)).astype(np.int32)
     return packed_rows(ids, [[24], *[[14, 10]] * (n - 1)], [[], *[[2, 14, 16, 24]] * (n - 1)])
 
 
 def load(what: Trained, method: str | None = None) -> Any:
-    """Load what was trained as the export does, or as if it was trained by another method."""
+    """Load as the export does, or as if trained by another method."""
     return load_for_export(
         what.folder, base=str(what.base), method=method or what.method, precision=what.precision,
         attention_name=ATTENTION,
@@ -69,7 +69,6 @@ def load(what: Trained, method: str | None = None) -> Any:
 def trained(
     folder: Path, base: Path, sha256: str, *, method: str = "lora", precision: str = "fp32"
 ) -> Trained:
-    """Return what the export is told of a training."""
     published = Published(
         step=3, path=".", weights_sha256=sha256, reason="r", n_questions=0, candidates=()
     )
@@ -87,7 +86,7 @@ def train_adapter(
     precision: str = "fp32",
     lora: LoraSpec | None = None,
 ) -> Trained:
-    """Save an adapter with random weights, as training leaves one."""
+    """Save an adapter with random weights, as training does."""
     model = load_base(
         str(base), dtype=torch.float32, attention_name=ATTENTION, quantised=method == "qlora"
     )
@@ -102,7 +101,6 @@ def train_adapter(
 
 
 def export(what: Trained, output: Path, **changes: Any) -> ExportRecord:
-    """Export with a card of one word."""
     settings: dict[str, Any] = {
         "expert": "e", "description": "d", "decoding": Decoding(), "dtype": "auto",
         **changes,

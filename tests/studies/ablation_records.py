@@ -1,4 +1,4 @@
-"""Made-up records of variants, to join and to judge."""
+"""Made-up records of variants."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def variant(name: str, **changes: Any) -> Variant:
 
 
 def measured(name: str, *ratios: float, plan: float = 100.0, **changes: Any) -> VariantRecord:
-    """Return a variant with some ratios to a plan of so many tokens a second."""
+    """Return a variant with these ratios to a plan of ``plan`` tokens a second."""
     settings: dict[str, Any] = {
         "expert": "e", "variant": variant(name), "outcome": "measured", "reason": None,
         "hardware": "cpu", "device": "cpu", "gpu_name": None, "plan_sha256": "p",

@@ -1,4 +1,4 @@
-"""An ablation joined: intervals by the books, what was said beside what was measured, the bars."""
+"""A joined ablation: textbook intervals, claims next to measurements, and bars."""
 
 import math
 from typing import Any
@@ -149,7 +149,7 @@ def test_each_rung_is_worth_its_ratio_to_the_one_before(base: TrainPlan) -> None
     assert first.step is None
     assert second.step is not None and second.step.value == pytest.approx(4, rel=0.01)
     assert last.step is not None and last.step.value == pytest.approx(2.5, rel=0.01)
-    # The rungs' worth multiplies to the whole.
+    # The rungs' steps multiply to the total.
     assert second.step.value * last.step.value == pytest.approx(10, rel=0.01)
     assert last.ratio is None and last.tokens_per_s == record.plan_tokens_per_s == 100
 
@@ -178,7 +178,7 @@ def test_dollars_need_a_price(base: TrainPlan) -> None:
     assert free.plan_usd_per_million_tokens is free.bars[0].usd_per_million_tokens is None
     assert "price_usd_per_hour" in free.unavailable["usd_per_million_tokens"]
     paid = joined(base, spec, record, price=3.6)
-    # 100 tokens/s are 10,000 s a million, at 0.001 dollars each.
+    # 100 tokens/s are 10,000 s a million, at 0.001 dollars a second.
     assert paid.plan_usd_per_million_tokens == pytest.approx(10)
     assert paid.bars[0].usd_per_million_tokens == pytest.approx(20)
     assert not paid.unavailable
@@ -204,7 +204,7 @@ def test_one_process_for_several_is_told(base: TrainPlan) -> None:
     two = replace(base, world_size=2)
     record = joined(two, spec_of([variant("v")]), measured("v", 2, 2, 2.1), price=1.0)
     assert any("2 processes; all runs here are of one" in note for note in record.notes)
-    # Whether the price is that of one card or of two is not known.
+    # The price may be for one card or for two.
     assert record.price_usd_per_hour is record.plan_usd_per_million_tokens is None
     assert "for 2 processes" in record.unavailable["usd_per_million_tokens"]
 

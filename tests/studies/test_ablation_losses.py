@@ -1,4 +1,4 @@
-"""Losses after the same tokens: what is explained, and what is odd. Saves and reads, in hours."""
+"""Explained and odd losses after the same tokens; hours of saves and reads."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,7 +50,7 @@ def test_the_same_rows_agree_within_rounding(base: TrainPlan) -> None:
 
 
 def test_fewer_steps_are_held_against_as_many_of_the_plans(base: TrainPlan) -> None:
-    # The variant was slower and had 8 of 14 steps in its time: the plan's later ones are not asked.
+    # The variant only had time for 8 of 14 steps, so the plan's later ones are ignored.
     losses = falling(14)
     found = told(base, result(losses[:8]), result(losses), attention="sdpa")
     assert found.differs == pytest.approx(0) and found.is_sane

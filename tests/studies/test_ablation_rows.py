@@ -1,4 +1,4 @@
-"""Packed rows taken apart hold exactly the same documents."""
+"""Unpacked rows hold exactly the same documents."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ Document = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def documents_of(rows: PackedRows) -> list[Document]:
-    """List ids and labels of every document, from the batches that training would get."""
+    """Return ids and labels of every document, from the batches of training."""
     found = []
     for i in range(len(rows)):
         batch = Collator(rows).batch(np.array([i]))
@@ -31,7 +31,7 @@ def documents_of(rows: PackedRows) -> list[Document]:
 
 
 def random_rows(seed: int, *, n_rows: int = 40, length: int = 48) -> PackedRows:
-    """Pack documents of random lengths, each with up to two supervised stretches."""
+    """Pack documents of random lengths, each with up to two supervised spans."""
     rng = np.random.default_rng(seed)
     ids = np.zeros((n_rows, length), np.int32)
     lengths: list[list[int]] = []
@@ -74,7 +74,7 @@ def test_the_folder_is_one_that_training_reads(tmp_path: Path) -> None:
     first = first_rows(plan, rows, n_steps=n_steps)
     write_unpacked(tmp_path / "packed", tmp_path / "loose", first)
     loose = read_rows(tmp_path / "loose" / "train")
-    # Steps of a whole epoch: every document there is.
+    # The steps of an epoch cover every document.
     packing = read_record(PackingRecord, tmp_path / "packing.json")
     assert sorted(first.chosen) == list(range(len(rows)))
     assert sorted(documents_of(loose)) == sorted(documents_of(rows))

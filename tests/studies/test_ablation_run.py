@@ -1,4 +1,4 @@
-"""Variants of a tiny plan, timed for real by the scripts of the rules."""
+"""Variants of a tiny plan, timed by the real scripts of the rules."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def test_variants_are_timed_against_the_plan_and_joined(tiny: Path) -> None:
     loose = measured(tiny, "loose", rows="unpacked")
     assert loose.outcome == "measured" and loose.is_sane
     assert len(loose.timings) == len(loose.plan_timings) == 3
-    # The same documents in as many steps, so nearly as many tokens; padding is of another kind.
+    # The same documents in as many steps have nearly as many tokens; padding differs.
     own, plain = loose.timings[0], loose.plan_timings[0]
     assert own.n_tokens == pytest.approx(plain.n_tokens, rel=0.25)
     assert loose.ratio is not None and loose.ratio.low < loose.ratio.value < loose.ratio.high
@@ -69,7 +69,7 @@ def joined(folder: Path, *records: VariantRecord) -> AblationRecord:
 
 
 def test_what_only_a_trial_finds_out_is_not_measurable(tiny: Path) -> None:
-    # Attention by blocks is not trained on a CPU; nobody but the trainer knows.
+    # Flex attention is not trained on a CPU, which only the trainer knows.
     found = measured(tiny, "flex", training={"attention": "flex"})
     assert found.outcome == "not measurable" and "flex" in (found.reason or "")
     assert found.ratio is None and not found.plan_timings

@@ -1,4 +1,4 @@
-"""Variants become plans: what changes, what follows, and what cannot be had."""
+"""Variants become plans: changes, consequences, and impossible variants."""
 
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ def test_loose_rows_are_the_same_documents_in_as_many_steps(tiny: Path) -> None:
     plan, wanted = setup.plan, base.global_batch_sequences * first.documents_per_row
     assert plan.global_batch_sequences == round(wanted)
     assert plan.n_steps == pytest.approx(base.n_steps, abs=1)
-    # No row is longer than 39 tokens, padded to 40: 4 rows of 64 have room for 6 of them.
+    # The longest row has 39 tokens, padded to 40: 4 rows of 64 have room for 6 of them.
     padded = -(-first.longest_tokens // 8) * 8
     assert plan.batch_size == 4 * 64 // padded
     assert plan.gradient_accumulation_steps == -(-plan.global_batch_sequences // plan.batch_size)
@@ -115,7 +115,7 @@ def test_a_variants_own_batch_counts_documents(tiny: Path) -> None:
         tiny, rows="on_the_fly", training={"batch_size": 1, "gradient_accumulation_steps": 1}
     )
     assert setup.plan.global_batch_sequences == setup.plan.batch_size == 1
-    # 10 steps of 8 rows, each of so many documents, one a step.
+    # 10 steps of 8 rows of several documents, one document a step.
     assert setup.n_timed_steps == pytest.approx(80 * first.documents_per_row, abs=1)
     assert setup.plan.n_warmup_steps < setup.plan.n_steps
 

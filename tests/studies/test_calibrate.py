@@ -1,4 +1,4 @@
-"""A few real steps, and what is made of their times."""
+"""A few real steps, and the analysis of their times."""
 
 import json
 import subprocess
@@ -121,7 +121,7 @@ def test_short_epochs_are_timed_whole() -> None:
 
 
 def test_the_parts_of_a_short_run_add_up_to_it(tmp_path: Path) -> None:
-    """What happens once is what is left: here 4 s of start-up and 1 s that step 1 took longer."""
+    """The rest happens once: here 4 s of startup and 1 s more for step 1."""
     plan = plan_of(tmp_path, n_steps=8)
     record: Any = SimpleNamespace(
         time=SimpleNamespace(wall_s=3.0 + 4.0 + 2.0 + 7 * 1.0 + 2 * 0.5 + 0.25),
@@ -134,7 +134,7 @@ def test_the_parts_of_a_short_run_add_up_to_it(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"n_window_steps": 1, "planning_s": 3.0, "key": "k"}
     made = take_times(plan, record, steps([2.0 / 0.9, *[1.0] * 7]), n_warmup=2, **settings)
     assert made.n_timings == 6
-    # On a card, each five steps share their time.
+    # On a card, every five steps share a time.
     on_a_card = {**settings, "n_window_steps": 5}
     for per_epoch in (plan.n_steps_per_epoch, 1):
         epochs = replace(plan, n_steps_per_epoch=per_epoch)

@@ -1,4 +1,4 @@
-"""A trial: steps of a plan that are timed in a process of its own."""
+"""A trial: timed steps of a plan in a separate process."""
 
 import contextlib
 import json
@@ -90,7 +90,7 @@ print(json.dumps([asked, "bitsandbytes" in sys.modules]))
 def test_the_warm_process_leaves_cuda_to_the_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Only the name of a package that transformers asks the card about as it is imported.
+    # Just the name of a package for which transformers asks the card at import.
     (tmp_path / "flash_attn").mkdir()
     (tmp_path / "flash_attn" / "__init__.py").touch()
     about = tmp_path / "flash_attn-2.8.3.dist-info"
@@ -192,7 +192,7 @@ def test_a_killed_trial_is_a_result(tmp_path: Path, name: str, outcome: str, sai
 
 
 def test_a_second_signal_does_not_leave_the_trial_behind(tmp_path: Path) -> None:
-    # To a file: a child that is left behind would hold a pipe open.
+    # To a file, as a remaining child would keep a pipe open.
     with (tmp_path / "said").open("w") as said:
         command = script_command(tmp_path, "stubborn", str(tmp_path))
         process = subprocess.Popen(command, stderr=said, env=ENVIRONMENT)

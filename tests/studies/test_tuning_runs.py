@@ -1,4 +1,4 @@
-"""Tuning as a whole: a real run on a CPU, its cache, and how best and default are compared."""
+"""Complete tuning: a real run on a CPU, its cache, and the comparison of best and default."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def job(tiny: Path, folder: Path, spec: PlanSpec | None = None, **changes: Any) 
 
 
 class Machine:
-    """Runs nothing: its speed grows with the rows of a micro-batch; its clock with every trial."""
+    """Runs nothing: speed grows with micro-batch rows, its clock with every trial."""
 
     def __init__(
         self, *, drift: float = 1.0, by_rows: float = 100.0, stops_after: int | None = None
@@ -105,7 +105,7 @@ def test_of_several_processes_one_is_timed_with_its_own_rows(tiny: Path, tmp_pat
 
 
 def test_a_gain_that_is_not_certain_is_a_tie(tiny: Path, tmp_path: Path) -> None:
-    # Each trial is a tenth slower than the one before: the turns show that it was the machine.
+    # Each trial is a tenth slower than the last; alternating shows that the machine is the cause.
     made = Machine(drift=0.9, by_rows=6.0).tune(job(tiny, tmp_path))
     assert made.best == made.default and (made.gain, made.gain_low) == (1.0, None)
 
@@ -124,7 +124,7 @@ def test_trials_are_taken_over_by_another_expert_of_the_kind(tiny: Path, tmp_pat
 
 def test_memory_that_ran_out_is_tried_again(tiny: Path, tmp_path: Path) -> None:
     def full(trial: Trial) -> TrialResult:
-        # As a process that is killed, which leaves what it wrote.
+        # Like a killed process, which leaves its files behind.
         trial.scratch.mkdir()
         return TrialResult(outcome="out of memory")
 

@@ -1,4 +1,4 @@
-"""The search, over made-up speeds: what it finds, prunes, gives up and leaves out."""
+"""The search on made-up speeds: what it finds, prunes, gives up and leaves out."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ def measured(tokens_per_s: float, **more: Any) -> TrialResult:
 
 
 class Card:
-    """A card whose speed and memory are made up; every trial takes ten seconds of its clock."""
+    """A card with made-up speed and memory; every trial takes ten seconds of its clock."""
 
     def __init__(self, speed: Callable[[TunedSettings], float], **space: Any) -> None:
         self.now_s, self.ran = 0.0, list[TunedSettings]()
@@ -62,7 +62,7 @@ class Card:
 
 
 def speed(choice: TunedSettings) -> float:
-    """Busier with more rows; recomputing and masks cost; compiling pays."""
+    """More rows are faster; recomputation and masks cost; compilation pays."""
     rate = 1000.0 * choice.batch_size / (choice.batch_size + 1)
     rate *= 0.7 if choice.gradient_checkpointing else 1.0
     rate *= {"packed": 1.0, "flex": 0.8, "sdpa": 0.5}[choice.attention]
@@ -76,7 +76,7 @@ def test_the_best_is_found_and_every_choice_keeps_the_global_batch() -> None:
     assert card.ran[0] == DEFAULT
     for choice in search.trials:
         assert choice.batch_size * choice.gradient_accumulation_steps == 16
-    # Compiling takes longest: the default, and what was best without.
+    # Compilation is slow, so only the default and the best without it are compiled.
     assert sum(choice.torch_compile for choice in card.ran) == 2
 
 
@@ -88,7 +88,7 @@ def test_what_is_predicted_not_to_fit_is_not_run() -> None:
     trial = search.trials[too_large]
     assert trial.outcome == "left out" and trial.predicted_peak_bytes == 144 * GB
     assert trial.reason == "memory: 134.1 GiB are predicted and 74.5 may be used"
-    # Computing again is for those rows alone which do not fit without.
+    # Recomputation is only tried with rows that do not fit without it.
     again = [choice.batch_size for choice in card.ran if choice.gradient_checkpointing]
     assert again == [16]
     assert search.best() == replace(DEFAULT, batch_size=8, gradient_accumulation_steps=2)
@@ -145,7 +145,7 @@ def test_what_the_manifest_names_is_kept_by_the_best() -> None:
     card = Card(speed, free=free, attentions=())
     search = card.search()
     assert search.best() == DEFAULT
-    # Other splits of the batch are tried last, for the user to know.
+    # Other splits of the batch are tried last, to inform the user.
     rows = [choice.batch_size for choice in card.ran]
     assert set(rows) > {4} and rows.index(16) > 1
 
@@ -186,7 +186,7 @@ def test_what_another_search_gave_up_is_run_again_where_it_may_be_worth_it() -> 
     Card(speed).search(keep=kept.append)
     known = {trial.settings: trial for trial in kept}
     (masked,) = {t for t in kept if t.outcome == "given up" and t.settings.attention == "flex"}
-    # Here nothing is as fast as what it was held against there.
+    # Nothing here is as fast as the earlier search's best.
     slower = {
         choice: replace(trial, tokens_per_s=0.5 * (trial.tokens_per_s or 0))
         for choice, trial in known.items()

@@ -128,7 +128,7 @@ class Template(Record, frozen=True):
 
 
 class TemplateMaker:
-    """Turns answers into templates, keeping as text what answers share more often than a place."""
+    """Turns answers into templates; text that is more common than its places stays literal."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
         self.examples = examples
@@ -182,7 +182,7 @@ def _pieces(answer: str, slots: dict[str, list[Slot]]) -> list[str]:
 
 
 def make_baselines(judge: Judge, training: Sequence[Example], seed: int) -> list[BaselinePredictor]:
-    """Learn the baselines: none from under four examples, no ``template`` if none recurs."""
+    """Learn the baselines: none from fewer than four examples, no ``template`` if none recurs."""
     usable = [example for example in training if example.reference.strip()]
     if len(usable) < 4:
         return []

@@ -41,7 +41,7 @@ def no_choice(
 
 
 def n_to_report(n_questions: int, spec: EvaluationSpec) -> int:
-    """Return how many questions to report; if too few for both, a third and at least 20 choose."""
+    """Return how many questions to report; if too few for both, a third choose, at least 20."""
     n_most = min(n_questions, spec.max_examples)
     n_wanted = spec.max_examples + spec.n_selection_examples
     if n_questions >= n_wanted or n_questions < MIN_TO_SHARE:

@@ -33,7 +33,7 @@ Place = str | None
 
 
 class Models:
-    """The base model (null) and the candidates, one in memory; callers must not keep references."""
+    """The base model (null) and the candidates, one at a time; callers must not keep references."""
 
     def __init__(self, load: Callable[[Path | None], Any], checkpoint: Path) -> None:
         self._load = load
@@ -81,7 +81,7 @@ class ModelOutcome(Record, frozen=True, kw_only=True):
 
 
 class ModelEvaluator(Record, frozen=True, kw_only=True):
-    """``task`` is null if nothing is generated, ``unavailable_reason`` why answers have no score.
+    """``task`` is null if nothing is generated; ``unavailable_reason`` is why nothing is scored.
 
     ``is_one_document`` means that all held-out rows are pieces of a single document.
     """

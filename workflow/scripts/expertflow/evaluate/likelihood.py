@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class DocumentLosses(Record, frozen=True):
-    """Summed nats and number of targets, by row and document; one cut over rows counts in each."""
+    """Summed nats and targets by document, in row order; one cut over rows counts in each."""
 
     nats_D: NDArray[np.float64]
     n_targets_D: NDArray[np.int64]

@@ -73,7 +73,7 @@ class RowOutputs(Record, frozen=True):
 
 
 class MergeComparison(Record, frozen=True, kw_only=True):
-    """Differences from the trained model: losses in nats a target, absolute logits."""
+    """Differences from the trained model, in nats a target and absolute logits, with bounds."""
 
     loss_before: float
     loss_after: float

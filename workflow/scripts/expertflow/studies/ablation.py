@@ -39,7 +39,7 @@ METHOD_NOTE = (
 def join_ablation(
     spec: AblationSpec, *, plan: TrainPlan, model: str, records: Sequence[VariantRecord]
 ) -> AblationRecord:
-    """Raise DataError if a record is missing, or is of another plan than the others."""
+    """Combine the records; raise DataError if one is missing or of another plan."""
     expert, by_name = plan.expert, {r.variant.name: r for r in records}
     for variant in spec.variants:
         if variant.name not in by_name:
