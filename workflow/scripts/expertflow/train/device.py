@@ -1,4 +1,4 @@
-"""The device: its switches, the rate of one large product, and a shortage of its memory."""
+"""Device switches, the speed of one large product, and out-of-memory detection."""
 
 import os
 import statistics
@@ -8,11 +8,11 @@ import torch
 from expertflow.plan.records import TrainPlan
 
 ON_OFF = {True: "on", False: "off"}
-# A cube of 8192 is large enough for any card of today.
+# A cube of 8192 is large enough for any GPU of today.
 MATMUL_WIDTH = 8192
 N_WARMUP, N_TIMED = 5, 15
-# Messages of those that allocate outside torch: cuBLAS, Triton, NCCL, and CUDA as it loads a
-# kernel, ask the driver, which has nothing left once torch holds it all.
+# Errors from allocations outside torch (cuBLAS, Triton, NCCL, CUDA loading a kernel): they ask the
+# driver, which has nothing left once torch holds it all.
 SHORTAGES = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -22,7 +22,8 @@ def activate(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
     torch.backends.cuda.matmul.allow_tf32 = plan.use_tf32
     if plan.deterministic:
         fix_workspaces()
-        # Not warn_only: with it, FlashAttention's backward pass only warns and stays as it was.
+        # Not warn_only, with which FlashAttention's backward pass only warns and stays
+        # nondeterministic.
         torch.use_deterministic_algorithms(True)
     return (
         f"device {device.type}, {torch.get_num_threads()} threads",
@@ -38,10 +39,7 @@ def activate(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
 
 
 def fix_workspaces() -> None:
-    """Make a card's matrix products return the same bits every time, in this process.
-
-    Call it before the first product: torch looks once.
-    """
+    """Make GPU matrix products deterministic; call before the first one, as torch looks once."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
@@ -60,9 +58,9 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def measured_matmul_flops_per_s(dtype: torch.dtype) -> float:
-    """Return what the card reaches on the median product of two square matrices.
+    """Return the GPU's FLOP/s in the median product of two square matrices.
 
-    The data is random, as products of zeros draw less power, and so run at higher clocks.
+    The data is random, since products of zeros draw less power and run at higher clocks.
     """
     generator = torch.Generator("cuda").manual_seed(0)
     shape = MATMUL_WIDTH, MATMUL_WIDTH

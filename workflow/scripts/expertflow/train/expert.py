@@ -1,6 +1,6 @@
-"""Bring a run to its end: train, choose the weights that count, and leave all kept in its state.
+"""Complete a run: train, choose the weights to publish, and store all candidates.
 
-The published weights lie at the root of a folder; the others below ``steps``, as complete.
+The published weights are at a folder's root; the others, equally complete, below ``steps``.
 """
 
 import gc
@@ -31,21 +31,18 @@ log = logging.getLogger(__name__)
 def train_expert(inputs: TrainInputs, processes: Processes) -> RunSummary:
     """Train to the end and leave the model in ``state/final``.
 
-    A run that is out of memory goes on from its last checkpoint with half the micro-batch, where
-    the plan allows it.
-
-    Raises:
-        Interrupted: a signal came; run again to resume.
+    If memory runs out and the plan allows it, continue from the last checkpoint with half the
+    micro-batch. Raises Interrupted after a signal; run again to resume.
     """
     state = inputs.state
     if inputs.seen_s is None:
-        # Once for all attempts: what the first one took is in this process's age.
+        # Once for all attempts: this process's age includes the first attempt's time.
         inputs = replace(inputs, seen_s=checkpoint_files.last_seen_s(state))
     first = True
     with catching_signals() as stop:
         while True:
             plan = memory.apply_oom_retries(inputs.plan, state)
-            # As the first process reads it.
+            # As rank 0 reads it.
             [micro, n_accumulation], *_ = processes.of_all(
                 plan.batch_size, plan.gradient_accumulation_steps
             )
@@ -59,13 +56,13 @@ def train_expert(inputs: TrainInputs, processes: Processes) -> RunSummary:
                 if not noted:
                     raise
                 if plan.world_size > 1:
-                    # The others wait for this one, so only a new start gets all together again.
+                    # The other ranks wait for this one, so only a restart gets all together again.
                     raise memory.OutOfMemory(
                         f"{error}; run again: it goes on so, after step {done}"
                     ) from error
                 log.warning("%s; going on so after step %d", error, done)
-            # Only here, with the error gone, nothing holds on to the tensors any more; and the
-            # failed attempt's peak is not that of the run.
+            # Only here, after the error is gone, are its tensors unreferenced; and the failed
+            # attempt's peak is not the run's.
             first = False
             processes.accelerator.free_memory()
             gc.collect()
@@ -119,9 +116,9 @@ def choose_weights(run: Run) -> int:
 
 
 def write_candidates(run: Run, target: Path, *, published: int) -> tuple[Candidate, ...]:
-    """Write the model's weights, which are those of step ``published``, and all others kept.
+    """Write the model's weights, those of step ``published``, and all other candidates.
 
-    The folder appears whole or not at all. The model holds other weights afterwards. A collective.
+    The folder appears atomically. The model holds other weights afterwards. A collective.
     """
     losses = {point.step: point.loss for point in run.progress.eval_points}
     found: list[Candidate] = []
@@ -132,7 +129,7 @@ def write_candidates(run: Run, target: Path, *, published: int) -> tuple[Candida
         loss = losses.get(step)
         found.append(Candidate(step=step, held_out_loss=loss, path=path, weights_sha256=sha256))
 
-    # Only the first process writes.
+    # Only rank 0 writes.
     writing = replacing(target) if run.processes.is_first else nullcontext(target)
     with writing as partial:
         add(published, partial, ".")
@@ -144,7 +141,7 @@ def write_candidates(run: Run, target: Path, *, published: int) -> tuple[Candida
 
 
 def _others(run: Run, published: int) -> list[Path]:
-    """List the whole checkpoints but the published one, as rank 0 sees them. A collective."""
+    """List the complete checkpoints but the published one, as rank 0 sees them. A collective."""
     kept = checkpoint_files.complete(run.state) if run.processes.is_first else []
     own = [
         directory
@@ -159,7 +156,7 @@ def _others(run: Run, published: int) -> list[Path]:
 
 
 def _is_whole(directory: Path) -> bool:
-    """Read the weights of a checkpoint to the byte: this session may not have written them."""
+    """Verify a checkpoint's weights to the byte: this session may not have written them."""
     wanted = checkpoint_files.read_record(directory)[OURS]
     weights = {key: {WEIGHTS: wanted[key][WEIGHTS]} for key in ("n_bytes", "xxh3")}
     found = checkpoint_files.difference(directory, weights, contents=True)
@@ -171,8 +168,8 @@ def _is_whole(directory: Path) -> bool:
 def _export(run: Run, target: Path) -> None:
     whole = None
     if run.plan.world_size > 1 and run.plan.parallel == "fsdp":
-        # The adapter, or all weights, gathered from the shares of all processes. A head that is
-        # tied to the embedding has a name in the state, and no parameter of its own.
+        # The adapter, or all weights, gathered from all processes. A head tied to the embedding has
+        # a name in the state but no parameter.
         of_all = run.plan.lora is None
         wanted = {n for n, p in run.net.named_parameters() if p.requires_grad or of_all}
         state = run.net.state_dict()

@@ -1,4 +1,4 @@
-"""The trainer's command line: every hyper-parameter as a flag, for a run by hand."""
+"""The trainer's command line: every hyperparameter as a flag, for manual runs."""
 
 import argparse
 import math
@@ -53,12 +53,12 @@ def parse_args(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def changes_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the hyper-parameters that were set by hand; refuse what no manifest may say."""
+    """Return hyperparameters set on the command line; refuse values no manifest may have."""
     settings = flags()
     given = {name: getattr(args, name) for name in settings if getattr(args, name) is not None}
     if not given:
         return {}
-    # Here, as a run without changes by hand needs none of it.
+    # Imported here, since a run without such changes does not need it.
     import jsonschema
 
     for name, value in given.items():

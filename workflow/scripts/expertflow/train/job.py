@@ -1,4 +1,4 @@
-"""The training job: lock the state, watch the machine, train or find it done, publish."""
+"""The training job: lock the state, monitor the machine, train if needed, publish."""
 
 import json
 import os
@@ -57,14 +57,14 @@ class TrainingJob(Record, frozen=True, kw_only=True):
 
 
 def run_job(job: TrainingJob) -> bool:
-    """Bring the job's state to its end and publish it; false in a process that only helps."""
+    """Finish the job's state and publish it; return False in a process that only helps."""
     processes.stop_with_launcher()
     packing = read_record(PackingRecord, job.packing)
     inputs = _read_inputs(job, packing)
     plan, state = inputs.plan, inputs.state
     decision = processes.RankZeroDecision()
     if processes.is_helper():
-        # The first process waits for the lock, and reads what is finished to the byte.
+        # Rank 0 waits for the lock and verifies finished results to the byte.
         if decision.wait():
             with _staged(job, inputs) as (placed, _):
                 train_expert(placed, processes.start(plan))
@@ -72,11 +72,11 @@ def run_job(job: TrainingJob) -> bool:
     with locked(state):
         summary = publish.read_outcome(state)
         if summary is None:
-            # No retry pays once more for a run that diverged.
+            # A diverged run must not cost another retry.
             if (verdict := state / DIVERGED).is_file():
                 said = verdict.read_text(encoding="utf-8")
                 raise TrainingError(f"{said}; it is the same run again")
-            # A launcher holds no lock: its first process looks again, when it has it.
+            # A launcher holds no lock: its rank 0 looks again once it has it.
             processes.relaunch(plan.world_size)
         decision.announce(go_on=summary is None)
         summary = summary or _train(job, inputs, packing)
@@ -153,7 +153,7 @@ def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> Run
 
 @contextmanager
 def _staged(job: TrainingJob, inputs: TrainInputs) -> Iterator[tuple[TrainInputs, Places]]:
-    """Have rows and weights where this machine reads them fastest; a retry may be on another."""
+    """Stage rows and weights where this machine reads them fastest; a retry may run elsewhere."""
     record = read_record(StagingRecord, job.staging)
     sha256, with_rows = inputs.model.weights_sha256, inputs.documents is None
     with staged(record, weights_sha256=sha256, with_rows=with_rows) as places:
@@ -162,14 +162,14 @@ def _staged(job: TrainingJob, inputs: TrainInputs) -> Iterator[tuple[TrainInputs
 
 @contextmanager
 def run_monitor(state: Path, plan: TrainPlan, *, seen_s: float) -> Iterator[None]:
-    """Monitor the block; readings are timed by the run's clock, which stood at ``seen_s``.
+    """Monitor the block on the run's clock, which stood at ``seen_s``.
 
-    The monitor is a witness: if it fails, the run goes on, and the record says what is missing.
+    If the monitor fails, the run continues and the record says what is missing.
     """
-    # What an earlier session left must not pass for this one's.
+    # An earlier session's record must not pass for this one's.
     (state / MONITOR_RECORD).unlink(missing_ok=True)
-    # Its own session: a Ctrl-C meant for the trainer must not end it before the last sample. It
-    # ends by itself when the trainer is killed, and keeps none of its pipes open until then.
+    # In a new session, since a Ctrl-C for the trainer must not end it before the last sample. It
+    # ends when the trainer is killed, and holds none of its pipes open until then.
     command = [sys.executable, str(MONITOR), "--quiet"]
     command += ["--with-parent", str(os.getpid()), "--n-gpus", str(plan.world_size)]
     command += ["--samples", str(state / SAMPLES), "--output", str(state / MONITOR_RECORD)]

@@ -1,7 +1,7 @@
-"""The training loop: the heart of it.
+"""The training loop.
 
-A step divides by the targets of the whole global batch, over all its micro-batches and processes.
-Losses stay on the device until the next log line; every second is booked by the clock.
+A step divides by the targets of the global batch, over all micro-batches and processes. Losses stay
+on the device until the next log line; the clock books every second.
 """
 
 import math
@@ -22,7 +22,6 @@ from expertflow.train.step_hooks import after_step, evaluate
 
 
 def train(run: Run) -> None:
-    """Run from the current step to the last one."""
     run.loss.train()
     run.clock.started()
     run.saved_at_s = run.clock.wall_s
@@ -69,9 +68,9 @@ def step(run: Run, batches: Iterator[Batch]) -> PendingStep:
 
 
 def _accumulate(run: Run, batches: Iterator[Batch], *, n_targets: int) -> tuple[torch.Tensor, int]:
-    """Sum gradients of the mean loss per target; return this process's share of it, and padding.
+    """Sum gradients of the mean loss per target; return this process's loss share and padding.
 
-    Wrappers for several processes average over them, hence their number as a factor.
+    Distributed wrappers average over processes, hence their number as a factor.
     """
     accelerator = run.processes.accelerator
     total, n_padding = torch.zeros((), device=run.device), 0
@@ -92,7 +91,7 @@ def _accumulate(run: Run, batches: Iterator[Batch], *, n_targets: int) -> tuple[
 
 
 def _next(run: Run, batches: Iterator[Batch]) -> Batch:
-    """Take the next batch; waiting for a device that is busy is no waiting for data."""
+    """Return the next batch; waiting for a busy device does not count as waiting for data."""
     before = getattr(batches, "device_wait_s", 0.0)
     with run.clock.part("data_wait"):
         batch = next(batches)

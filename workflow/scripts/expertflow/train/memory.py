@@ -1,4 +1,4 @@
-"""Short memory: advice, retries with smaller micro-batches, and trying shapes beforehand."""
+"""Handle low memory: advice, retries with smaller micro-batches, and trial batches."""
 
 import contextlib
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ HOST = torch.device("cpu")
 
 
 class OutOfMemory(TrainingError):
-    """Memory is short; the message says what to change."""
+    """Memory ran out; the message says what to change."""
 
 
 @contextlib.contextmanager
@@ -96,7 +96,7 @@ def note_retry(plan: TrainPlan, state: Path, *, after_step: int, message: str) -
 def probe_longest_batch(run: Run) -> None:
     """Run the longest micro-batch, so that a run that does not fit fails at once.
 
-    Only rows that are cut to the longest of their batch differ in length.
+    Row lengths differ only if rows are cut to the longest of their batch.
     """
     feed = run.feed
     if isinstance(feed, Feed) and feed.collator.cuts:
@@ -105,14 +105,14 @@ def probe_longest_batch(run: Run) -> None:
 
 
 def warm_up_compile(run: Run, n_steps: int) -> int:
-    """Run one micro-batch of each shape of the next steps and forget it; return how many.
+    """Run and discard one micro-batch of each shape in the next steps; return how many.
 
-    Rows that are cut to the longest of their batch have too many shapes.
+    Rows cut to the longest of their batch have too many shapes for that.
     """
     feed, first = run.feed, run.progress.step
     if not run.plan.torch_compile or not isinstance(feed, Feed) or feed.collator.cuts:
         return 0
-    # The loader's thread is ahead in the other order, and keeps no more epochs than it needs.
+    # The loader's thread is ahead in the other order, which caches only the epochs it needs.
     own = replace(feed, order=replace(feed.order, _made={}))
     known: set[tuple[int, ...]] = set()
 
@@ -129,7 +129,7 @@ def warm_up_compile(run: Run, n_steps: int) -> int:
 
 
 def _try_batches(run: Run, batches: Iterator[Batch]) -> None:
-    """Run batches forward and backward; gradients and random numbers are left as they were."""
+    """Run batches forward and backward, leaving gradients and random numbers unchanged."""
     devices = [run.device] if run.device.type == "cuda" else []
     with torch.random.fork_rng(devices), memory_advice(run.plan, run.device):
         for batch in batches:

@@ -1,6 +1,6 @@
-"""Optimizer and learning-rate schedule by the names of the manifest; its state by parameter name.
+"""Optimizer and learning-rate schedule by manifest name; optimizer state by parameter name.
 
-A state is kept as ``"<parameter>/<what>"``: tensors apart from plain numbers.
+State keys are ``"<parameter>/<what>"``; tensors and plain numbers are kept separately.
 """
 
 import importlib
@@ -20,13 +20,12 @@ from expertflow.train.model.weights import Copy, distributed, gathered, trained_
 def make_optimizer(model: Any, plan: TrainPlan) -> torch.optim.Optimizer:
     """Make AdamW, after ``fully_shard``; norms, biases and other vectors get no weight decay.
 
-    Raises:
-        TrainingError: 8-bit AdamW without its package, or on sharded parameters.
+    Raises TrainingError for 8-bit AdamW without its package or on sharded parameters.
     """
     decayed: list[torch.Tensor] = []
     others: list[torch.Tensor] = []
     for name, parameter in trained_parameters(model).items():
-        # DoRA's magnitudes are scales like a norm's; on embeddings they are stored as a matrix.
+        # DoRA's magnitudes are scales like a norm's, although stored as a matrix on embeddings.
         is_vector = parameter.dim() < 2 or "lora_magnitude_vector" in name
         (others if is_vector else decayed).append(parameter)
     groups: list[dict[str, Any]] = [
@@ -75,9 +74,9 @@ def learning_rate(step: int, plan: TrainPlan) -> float:
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, model: Any, copy: Copy = torch.Tensor.cpu
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return the state by parameter name: whole tensors through ``copy``, and numbers.
+    """Return the state by parameter name: full tensors through ``copy``, and numbers.
 
-    A collective where parameters are sharded.
+    A collective if parameters are sharded.
     """
     own, parameters = _unwrapped(optimizer), trained_parameters(model)
     if lost := len(set(own.state) - set(parameters.values())):
@@ -97,7 +96,7 @@ def optimizer_tensors(
             else:
                 tensors[f"{name}/{key}"] = copy(gathered(value))
     if scalars:
-        # One wait for the device, not one for each parameter.
+        # One device synchronization instead of one per parameter.
         numbers = torch.stack([value.detach() for value in scalars.values()]).tolist()
         values.update(zip(scalars, numbers, strict=True))
     return tensors, values

@@ -1,6 +1,6 @@
-"""Look at the machine just before training: what a plan, made elsewhere, could not know.
+"""Check the machine just before training for what an earlier plan could not know.
 
-These readings change from minute to minute, so they lie outside every fingerprint.
+These readings change from minute to minute, so no fingerprint includes them.
 """
 
 import logging
@@ -31,7 +31,7 @@ from expertflow.train.device import fix_workspaces, measured_matmul_flops_per_s
 from expertflow.train.model.load import DTYPES
 
 log = logging.getLogger(__name__)
-# Oldest releases that earlier set-ups ran with; torch: the oldest whose attention kernel we know.
+# Oldest releases known to work; for torch, the oldest with a supported attention kernel.
 FLOORS = {"transformers": "4.43.3", "accelerate": "1.11.0", "datasets": "4.3.0", "torch": "2.11"}
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
 STATE_BYTES_PER_TRAINED_PARAMETER = 12
@@ -39,9 +39,9 @@ WEIGHT_BYTES_PER_TRAINED_PARAMETER = 4
 
 
 def preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[str, Any]:
-    """Check disk, device and versions, and refuse what cannot be run; return the readings.
+    """Check disk, device and versions, and refuse an impossible run; return the readings.
 
-    ``rows`` is the file of rows to train on: how fast it is read is measured.
+    ``rows`` is the file of training rows whose read speed is measured.
     """
     state.mkdir(parents=True, exist_ok=True)
     free_disk, needed_disk = _check_disk(plan, state)
@@ -84,17 +84,17 @@ def _check_gpu(plan: TrainPlan, gpu: GpuFacts) -> str:
 
 
 def _has_bf16() -> bool:
-    # What torch only imitates is slower than fp32.
+    # Emulated bf16 is slower than fp32.
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def _check_disk(plan: TrainPlan, state: Path) -> tuple[int, int]:
     free = shutil.disk_usage(state).free
-    # A run that is resumed has some of its checkpoints already.
+    # A resumed run has some of its checkpoints already.
     there = sum(f.stat().st_size for f in state.glob("checkpoints/*/*"))
     one = plan.n_params_trainable * STATE_BYTES_PER_TRAINED_PARAMETER
-    # The newest ones, the best and the one that is being written; then the model, for which as much
-    # is taken, and the weights of the others that are kept.
+    # The newest ones, the best and the one being written; then the model, which counts as one more,
+    # and the weights of the other candidates.
     others = plan.n_params_trainable * WEIGHT_BYTES_PER_TRAINED_PARAMETER * plan.save_total_limit
     needed = one * (plan.save_total_limit + 3) + others
     if free + there < needed:
@@ -109,13 +109,13 @@ def _check_disk(plan: TrainPlan, state: Path) -> tuple[int, int]:
 def _check_gpu_memory(plan: TrainPlan) -> int:
     free = free_gpu_memory_bytes(plan.world_size)
     if free is None:
-        # The driver does not tell; torch asks CUDA, for the card of this process only.
+        # The driver does not report it; torch asks CUDA, for this process's GPU only.
         free = torch.cuda.mem_get_info()[0]
     needed = plan.predicted_peak_bytes
     if needed is not None and needed > free:
         where = short_of_memory(needed, plan.world_size) or f"the GPU has {gb(free)} free"
         if plan.may_halve_micro_batch:
-            # It is a prediction, and a run that is short of memory goes on with smaller ones.
+            # It is a prediction, and a run out of memory continues with smaller micro-batches.
             log.warning("the plan needs %s of GPU memory; %s", gb(needed), where)
             return free
         raise HardwareError(
@@ -135,7 +135,7 @@ def _measured_peak(plan: TrainPlan) -> float | None:
     }
     if known[plan.precision] is not None:
         return None
-    # Training sets these switches later; the product must run as its products will.
+    # Training sets these switches later; the product must run under the same.
     if plan.deterministic:
         fix_workspaces()
     before = torch.backends.cuda.matmul.allow_tf32
@@ -144,7 +144,7 @@ def _measured_peak(plan: TrainPlan) -> float | None:
         return measured_matmul_flops_per_s(dtype)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-        # The product's memory is training's again.
+        # Return the product's memory to training.
         torch.cuda.empty_cache()
 
 

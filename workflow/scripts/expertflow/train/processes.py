@@ -1,4 +1,4 @@
-"""One process or several that train together: their start, and what they share."""
+"""Start one or several training processes, and communicate between them."""
 
 import contextlib
 import inspect
@@ -27,13 +27,13 @@ from expertflow.core.records import to_json
 from expertflow.plan.records import TrainPlan
 from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
 
-# What a launcher sets for each of its processes.
+# Set by a launcher for each of its processes.
 RANK = "RANK"
-# A process may wait so long for another that loads a model, or writes a checkpoint of it.
+# How long a process may wait for another that loads a model or writes its checkpoint.
 PATIENCE = timedelta(minutes=30)
-# A step and a checkpoint may be under way when all are told to stop.
+# Time for a running step and checkpoint to finish when all are told to stop.
 SHUTDOWN_S = 300
-# In many short naps: a machine that stands still for a while does so in one of them.
+# In many short naps, so that a machine suspended for a while loses only one of them.
 LET_GO_S, N_NAPS = 0.3, 15
 GO_ON = "expertflow/go_on"
 POLL_S = 0.5
@@ -49,19 +49,19 @@ class Processes:
         self.rank: int = accelerator.process_index
         self.is_first = self.rank == 0
         self.world_size: int = accelerator.num_processes
-        # Flags are agreed on through the host: asking the device would make it wait every step.
+        # Flags are reduced on the host: asking the device would stall it every step.
         self._flags = dist.new_group(backend="gloo") if self.world_size > 1 else None
 
     def scaled(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Let the loss scaler, where there is one, stand between the loop and the optimizer.
+        """Wrap the optimizer for the loss scaler, if there is one.
 
-        Without one the wrapper does nothing, for a third of what the loop costs beside the model.
+        Without one the wrapper does nothing, yet takes a third of the loop's cost beside the model.
         """
         accelerator = self.accelerator
         return accelerator.prepare_optimizer(optimizer) if accelerator.scaler else optimizer
 
     def any_of(self, *flags: bool) -> list[bool]:
-        """Return each flag as true where it is true in any process. A collective."""
+        """Return each flag as true if it is true in any process. A collective."""
         if self._flags is None:
             return list(flags)
         votes = torch.tensor(flags, dtype=torch.int32)
@@ -69,7 +69,7 @@ class Processes:
         return [bool(vote) for vote in votes]
 
     def of_all(self, *numbers: int) -> list[list[int]]:
-        """Return the numbers of all processes, those of the first one first. A collective."""
+        """Return the numbers of all processes, ordered by rank. A collective."""
         mine = torch.tensor(numbers, dtype=torch.int64)
         if self._flags is None:
             return [mine.tolist()]
@@ -84,7 +84,7 @@ class Processes:
         return values
 
     def end_trackers(self) -> None:
-        """End what the run is reported to; may wait for a network, so it is done on the clock."""
+        """End the trackers; may wait for a network, so the clock includes it."""
         for tracker in self.accelerator.trackers:
             tracker.finish()
         self.accelerator.trackers = []
@@ -98,20 +98,20 @@ class Processes:
 
 
 def release_gloo_threads() -> None:
-    """Wait until gloo's threads have released finished work: they take Python's lock to do so.
+    """Wait until gloo's threads, which need the GIL for that, have released finished work.
 
-    Whoever destroys the group holds that lock, and waits for them.
+    The thread that destroys the group holds the GIL and waits for them.
     """
     for _ in range(N_NAPS):
         time.sleep(LET_GO_S / N_NAPS)
 
 
 class RankZeroDecision:
-    """Rank 0's decision, broadcast through a store: it may wait at a lock for hours."""
+    """Rank 0's decision, broadcast through a store, since it may wait hours for a lock."""
 
     def __init__(self) -> None:
         several = RANK in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-        # Kept, as it may be this process that others ask.
+        # Kept alive, as this process may serve it to the others.
         self._store = next(rendezvous("env://", timeout=PATIENCE))[0] if several else None
 
     def announce(self, *, go_on: bool) -> None:
@@ -132,7 +132,7 @@ class RankZeroDecision:
 
 
 def start(plan: TrainPlan, *, tracker_directory: str | None = None) -> Processes:
-    """Join the processes of the run; one that is given a directory for them has its trackers."""
+    """Join the run's processes; the one with a directory for trackers starts them."""
     tracked = plan.report_to != "none" and tracker_directory is not None
     accelerator = Accelerator(
         cpu=plan.gpu is None,
@@ -158,9 +158,9 @@ def is_helper() -> bool:
 
 
 def stop_with_launcher() -> None:
-    """Ask the kernel for a SIGTERM when the launcher ends, if there is one; on Linux only.
+    """Ask the kernel for a SIGTERM when the launcher, if any, ends; Linux only.
 
-    The launcher gives each process a session, so that a signal to its group does not reach them.
+    The launcher puts each process in its own session, out of reach of a signal to its group.
     """
     if RANK in os.environ:
         end_with_parent()
@@ -170,7 +170,7 @@ def wrap(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:
     if plan.world_size == 1:
         return loss
     if plan.parallel == "ddp":
-        # Buffers are the same everywhere; this is the name that this torch has for leaving them.
+        # Buffers are the same everywhere; the name of this option differs between torch releases.
         known = inspect.signature(DistributedDataParallel).parameters
         name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         options: dict[str, Any] = {name: False}
@@ -183,7 +183,7 @@ def wrap(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:
 
 
 def reshard(loss: Any) -> None:
-    """Free the whole parameters that a forward pass without a backward one left gathered."""
+    """Free the full parameters left gathered by a forward pass without a backward one."""
     if hasattr(loss, "reshard"):
         loss.reshard()
 
@@ -202,23 +202,21 @@ def no_gradient_sync(loss: Any, *, when: bool) -> Iterator[None]:
 def relaunch(world_size: int) -> None:
     if world_size == 1 or RANK in os.environ:
         return
-    # By the environment, as the flag is not known to every torch that is supported.
+    # In the environment, as not every supported torch has the flag.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        # By itself the launcher listens to it even under nohup.
+        # By default the launcher handles it even under nohup.
         os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
     command = launch_command(world_size, sys.argv)
     os.execvp(command[0], command)
 
 
 def launch_command(world_size: int, command: list[str]) -> list[str]:
-    """Return the command that starts ``command``, a script with its arguments, so many times.
+    """Return the command that starts ``command``, a script with arguments, so many times.
 
-    Torchrun, under srun in a Slurm allocation of several machines; the first process runs on the
-    first, where the run is watched.
-
-    Raises:
-        TrainingError: the processes cannot be shared out evenly, or Slurm does not answer.
+    Uses torchrun, under srun in a Slurm allocation of several machines; rank 0 runs on the first
+    one, where the run is monitored. Raises TrainingError if the processes cannot be divided evenly
+    or Slurm does not answer.
     """
     n_nodes = _allocated_nodes()
     if n_nodes == 1:
@@ -226,7 +224,7 @@ def launch_command(world_size: int, command: list[str]) -> list[str]:
             sys.executable,
             *TORCHRUN,
             "--standalone",
-            # By itself it takes the host's name, which need not be one that can be resolved.
+            # The default is the host's name, which may not resolve.
             "--local-addr=127.0.0.1",
             f"--nproc-per-node={world_size}",
             *command,
@@ -239,10 +237,10 @@ def launch_command(world_size: int, command: list[str]) -> list[str]:
     n_local = world_size // n_nodes
     flags = (f"--nnodes={n_nodes}", f"--nproc-per-node={n_local}", f"--master-port={free_port()}")
     torchrun = shlex.join([sys.executable, *TORCHRUN, *flags])
-    # srun tells each task which node it is on, and the first one's address.
+    # srun tells each task its node and the first one's address.
     there = '--master-addr="$SLURM_LAUNCH_NODE_IPADDR" --node-rank="$SLURM_NODEID"'
     srun = ["srun", f"--nodes={n_nodes}", f"--ntasks={n_nodes}", "--ntasks-per-node=1"]
-    # Without it, one node's failure would leave the others waiting for it.
+    # Otherwise one node's failure would leave the others waiting for it.
     srun += ["--kill-on-bad-exit=1"]
     return [*srun, "sh", "-c", f'exec {torchrun} {there} "$@"', "sh", *command]
 
@@ -263,11 +261,7 @@ def _allocated_nodes() -> int:
 
 
 def free_port() -> int:
-    """Find a free port on this machine, below those that the system hands out by itself.
-
-    Raises:
-        TrainingError: none is free.
-    """
+    """Find a free port below the ephemeral range; TrainingError if there is none."""
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))

@@ -1,4 +1,4 @@
-"""Sum up a run, note that its state is finished, and lay that out as declared results."""
+"""Summarize a run, mark its state as finished, and publish the declared results."""
 
 import logging
 import resource
@@ -40,18 +40,19 @@ from expertflow.train.timing import PARTS, is_sampled
 log = logging.getLogger(__name__)
 
 OUTCOME = "outcome.json"
-# What lies beside the model in results/, and is the run's own.
+# Files of the run that are stored beside the model in results/.
 LOGS = ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json")
 
-# What a plan says besides its settings and leaves the trained weights as they are.
+# Fields of a plan besides its settings that do not affect the trained weights.
 _SAID = (
     "origins", "cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason", "memory",
     "options", "claims", "may_halve_micro_batch", "predicted_tokens", "next_micro_batch_peak_bytes",
     "without_checkpointing_peak_bytes", "flops_per_token_model", "flops_per_token_hardware",
     "flops_convention",
 )  # fmt: skip
-# Settings that leave them, too, or that the plan turns into counts of steps, or, how a global batch
-# is shared out, but for rounding and the random numbers of dropout: other processes can go on.
+# Settings that do not affect them either, or that the plan converts to counts of steps, or that
+# share out a global batch (but for rounding and dropout's random numbers): other processes can
+# resume.
 _UNDECIDED = tuple(s.name for s in list_settings(Training) if "weights" not in s.affects)
 BEHIND = "the device runs behind the host; see sampled_steps for the steps that were timed"
 
@@ -62,7 +63,7 @@ class Outcome(Record, frozen=True, kw_only=True):
 
 
 def fingerprint(*, plan: TrainPlan, packing: PackingRecord, model: ModelRecord, code: str) -> str:
-    """Name everything that decides the trained weights; prices and predictions do not."""
+    """Hash everything that decides the trained weights; prices and predictions do not."""
     decided = to_json(plan)
     for key in (*_SAID, *_UNDECIDED):
         decided.pop(key)
@@ -72,7 +73,7 @@ def fingerprint(*, plan: TrainPlan, packing: PackingRecord, model: ModelRecord, 
 
 
 def check_inputs_unmoved(packing: PackingRecord, rows: Path) -> None:
-    """Check the rows: Snakemake does not notice an input that is edited while a job runs."""
+    """Check the rows: Snakemake does not notice an input edited while a job runs."""
     for name, split in (("train", packing.train), ("held_out", packing.held_out)):
         if sha256_file(rows / name / ROWS_FILE) != split.sha256:
             raise TrainingError(
@@ -90,7 +91,7 @@ def publish(state: Path, outputs: dict[str, Path]) -> None:
 
 def summarize(run: Run, *, published: int, candidates: tuple[Candidate, ...]) -> RunSummary:
     plan, progress, on_cpu = run.plan, run.progress, run.device.type == "cpu"
-    # What is called alike in the plan and in the progress.
+    # Fields with the same name in the plan and in the progress.
     known = {**asdict(plan), **asdict(progress)}
     known = {name: value for name, value in known.items() if name in RunSummary.__struct_fields__}
     return RunSummary(
@@ -149,7 +150,7 @@ def _mean_parts(steps: float, **parts: float) -> SampledSteps:
 
 
 def _epoch_summaries(progress: Progress, steps_per_epoch: int) -> tuple[EpochSummary, ...]:
-    """Return one entry per epoch started; its held-out loss is the last one measured within it."""
+    """Return one entry per epoch started, with its last held-out loss."""
     summaries = []
     epochs = sorted((int(key), sums) for key, sums in progress.epochs.items())
     for epoch, (n, loss_sum, tokens, seconds) in epochs:
@@ -170,7 +171,7 @@ def _epoch_summaries(progress: Progress, steps_per_epoch: int) -> tuple[EpochSum
 
 
 def _time_spent(clock: dict[str, float], *, on_cpu: bool) -> TimeSpent:
-    """Split wall time; only on a CPU do host times of a step's parts mean something."""
+    """Split wall time; host times of a step's parts are meaningful only on a CPU."""
     parts = {
         f"{name}_s": clock.get(name, 0.0) for name in ("startup", "data_wait", "checkpoint", "eval")
     }
@@ -190,7 +191,7 @@ def _time_spent(clock: dict[str, float], *, on_cpu: bool) -> TimeSpent:
 
 def write_outcome(state: Path, summary: RunSummary) -> None:
     for name in LOGS:
-        # The note must not survive a power cut that these do not.
+        # The mark of completion must not survive a power cut that these do not.
         sync(state / name)
     files = (path for path in (state / "final").rglob("*") if path.is_file())
     model = sorted(path.relative_to(state).as_posix() for path in files)
@@ -199,7 +200,7 @@ def write_outcome(state: Path, summary: RunSummary) -> None:
 
 
 def read_outcome(state: Path) -> RunSummary | None:
-    """Read what a finished run left; null where there is none, or not whole any more."""
+    """Read a finished run's summary; null if missing or no longer complete."""
     path = state / OUTCOME
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Records of training: the base model, each step, and the run as a whole."""
+"""Records of training: the base model, each step, and the complete run."""
 
 from typing import Literal
 
@@ -14,7 +14,7 @@ NOT_ON_CPU = "measured on CUDA devices only; this run was on the CPU"
 class ModelSpec(Record, frozen=True, kw_only=True):
     """Settings of ``prepare_model``: a hub id, a directory, or ``builtin:tiny-qwen3``.
 
-    ``content`` are the hashes of local files, so that a changed one counts as a change.
+    ``content`` holds hashes of local files, so that their edits count as changes.
     """
 
     model: str
@@ -31,7 +31,7 @@ class ModelSpec(Record, frozen=True, kw_only=True):
 
 
 class ModelRecord(Record, frozen=True, kw_only=True):
-    """A base model on disk, with hashes, and the record of its tokenizer."""
+    """A base model on disk with hashes and its tokenizer's record."""
 
     name: str
     kind: Literal["builtin", "local", "hub"]
@@ -46,10 +46,10 @@ class ModelRecord(Record, frozen=True, kw_only=True):
 
 
 class StepRecord(Record, frozen=True, kw_only=True):
-    """One optimiser step. Times are host seconds, ``data_wait_s`` a part of ``step_s``.
+    """One optimizer step. Times are host seconds, ``data_wait_s`` a part of ``step_s``.
 
-    Tokens are without padding. ``grad_norm`` is null where a loss scaler skipped the step. The
-    seconds of the parts are those of the device, and null but in the steps that were timed.
+    Token counts exclude padding. ``grad_norm`` is null if a loss scaler skipped the step. The
+    parts' seconds are the device's, null except in timed steps.
     """
 
     step: int
@@ -69,7 +69,7 @@ class StepRecord(Record, frozen=True, kw_only=True):
 
 
 class SampledSteps(Record, frozen=True, kw_only=True):
-    """Mean seconds of a step's parts on the device, over the ``n_steps`` steps that were timed."""
+    """Mean device seconds of a step's parts over the ``n_steps`` timed steps."""
 
     n_steps: int
     h2d_s: float
@@ -95,7 +95,7 @@ class EvalPoint(Record, frozen=True, kw_only=True):
 
 
 class SavePoint(Record, frozen=True, kw_only=True):
-    """A checkpoint taken after ``step`` steps: when on the run's clock, and how long it waited."""
+    """A checkpoint after ``step`` steps, when on the run's clock, and how long training waited."""
 
     step: int
     elapsed_s: float
@@ -103,7 +103,7 @@ class SavePoint(Record, frozen=True, kw_only=True):
 
 
 class EpochSummary(Record, frozen=True, kw_only=True):
-    """One entry per epoch started. The last one may be partial."""
+    """One entry per epoch started; the last one may be partial."""
 
     epoch: int
     steps: int
@@ -115,10 +115,10 @@ class EpochSummary(Record, frozen=True, kw_only=True):
 
 
 class TimeSpent(Record, frozen=True, kw_only=True):
-    """Where wall time went; the parts add up to ``wall_s``, over all sessions of the run.
+    """Wall time by activity; parts add up to ``wall_s``, over all sessions of the run.
 
-    ``other_s`` holds what a kill threw away. ``train_s`` is forward + backward + optimizer, null
-    where the device runs asynchronously and no events were recorded.
+    ``other_s`` includes work lost to a kill. ``train_s`` is forward + backward + optimizer, null if
+    the device runs asynchronously and no events were recorded.
     """
 
     wall_s: float
@@ -136,7 +136,7 @@ class TimeSpent(Record, frozen=True, kw_only=True):
 
 
 class Candidate(Record, frozen=True, kw_only=True):
-    """Weights that training kept. ``path`` lies below the checkpoint's folder; ``.`` is itself."""
+    """Weights that training kept. ``path`` is relative to the checkpoint's folder, ``.`` itself."""
 
     step: int
     held_out_loss: float | None
@@ -151,13 +151,13 @@ class Kernel(Record, frozen=True, kw_only=True):
 
 
 class KernelProfile(Record, frozen=True, kw_only=True):
-    """What a profiler saw in ``n_steps`` steps, ``first_step`` the first of them, counted from 1.
+    """Profile of ``n_steps`` steps from ``first_step`` on, counted from 1.
 
-    On a CUDA device kernels are counted; on a CPU operators, by the time that each spent itself.
-    ``wall_s`` is what the steps took while watched, ``neighbour_step_s`` the mean of steps just
-    before, ``pause_s`` how long training waited for the profile to be written. ``kernels`` are the
-    longest of ``n_kernels``, ``rest`` all others in one. ``reason`` says why no step was watched,
-    ``unavailable`` by field why another value is null, and ``notes`` what was cut short.
+    It counts kernels on a CUDA device, operators by their own time on a CPU. ``wall_s`` is the
+    profiled steps' time, ``neighbour_step_s`` the mean of steps just before, ``pause_s`` how long
+    training waited for the profile to be written. ``kernels`` are the longest of ``n_kernels``,
+    ``rest`` all others in one. ``reason`` says why no step was profiled, ``unavailable`` by field
+    why another value is null, and ``notes`` what was cut short.
     """
 
     n_wanted_steps: int
@@ -181,10 +181,10 @@ class KernelProfile(Record, frozen=True, kw_only=True):
 
 
 class RunSummary(Record, frozen=True, kw_only=True):
-    """What a run itself knows at its end. Sessions are processes: more than one means resumed.
+    """A run's own summary. Sessions are processes: more than one means resumed.
 
-    ``published_step`` is that of the published weights, which are among the ``candidates``, by
-    step. ``checkpoint_write_s`` is what writing took in the last session, beside training.
+    ``published_step`` is the published weights' step among the ``candidates``, which are sorted by
+    step. ``checkpoint_write_s`` is background writing time in the last session.
     """
 
     expert: str
@@ -233,9 +233,9 @@ class RunSummary(Record, frozen=True, kw_only=True):
 
 
 class TrainingRecord(RunSummary, frozen=True, kw_only=True):
-    """A finished training run, with what it was made from and where it lies.
+    """A finished training run, with its inputs and location.
 
-    ``measured_peak_flops_per_s`` is what one large product reached on a card without a known peak.
+    ``measured_peak_flops_per_s`` is the speed of one large product on a GPU without a known peak.
     """
 
     status: Literal["finished"] = "finished"

@@ -1,4 +1,4 @@
-"""A run: what it is made from, how far it has come, and how it is assembled or taken up again."""
+"""A run: its inputs, its progress, and how it is assembled or resumed."""
 
 import logging
 import math
@@ -36,14 +36,14 @@ from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.timing import Clock, StepTimer, process_age_s
 
 if TYPE_CHECKING:
-    # It brings packages that a run on packed rows does without.
+    # It imports packages that a run on packed rows does not need.
     from expertflow.train.feed.on_the_fly import Documents
 
 log = logging.getLogger(__name__)
 
 
 class Diverged(TrainingError):
-    """The loss is not finite, or has exploded. A retry would come to the same step and loss."""
+    """The loss is not finite or has exploded; a retry would reach the same step and loss."""
 
 
 def one_line(error: BaseException) -> str:
@@ -53,17 +53,17 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def catching_signals() -> Iterator[Callable[[], bool]]:
-    """Let SIGTERM, SIGINT and SIGHUP end the run after the current step, but for nohup's SIGHUP."""
+    """End the run after the current step at SIGTERM, SIGINT or SIGHUP, but for nohup's SIGHUP."""
     with noted_signals(ignorable=[signal.SIGHUP]) as came:
         yield lambda: bool(came)
 
 
 class TrainInputs(Record, frozen=True, kw_only=True):
-    """What a run is made from, and where its state is.
+    """A run's inputs and the location of its state.
 
-    ``weights``: a copy of the model to read. With ``documents`` the rows are not read.
-    ``since_start``: all that this process did so far belongs to the run and is not booked yet.
-    ``seen_s``: where the run's clock stood when this process took it up; null: ask the state.
+    ``weights``: a copy of the model to read. With ``documents``, rows are not read.
+    ``since_start``: all time of this process so far belongs to the run and is not booked yet.
+    ``seen_s``: the run's clock when this process resumed it; null: read it from the state.
     """
 
     plan: TrainPlan
@@ -77,10 +77,10 @@ class TrainInputs(Record, frozen=True, kw_only=True):
 
 
 class Progress(Struct, kw_only=True):
-    """How far a run has come: what a checkpoint keeps besides tensors.
+    """A run's progress: what a checkpoint keeps besides tensors.
 
-    ``epochs`` sums up steps, losses, tokens and seconds by epoch; ``sampled`` seconds of the parts
-    of the timed steps, with their number under ``steps``.
+    ``epochs`` sums steps, losses, tokens and seconds by epoch; ``sampled`` sums device seconds of
+    the timed steps' parts, and counts these steps under ``steps``.
     """
 
     step: int = 0
@@ -100,7 +100,7 @@ class Progress(Struct, kw_only=True):
 
     @property
     def best(self) -> EvalPoint | None:
-        """The evaluation with the lowest held-out loss, but for that of the untrained model."""
+        """The evaluation with the lowest held-out loss, except the untrained model's."""
         trained = [point for point in self.eval_points if point.step > 0]
         return min(trained, key=lambda point: point.loss, default=None)
 
@@ -115,10 +115,7 @@ class Progress(Struct, kw_only=True):
 
 
 class Run(Struct, kw_only=True):
-    """Everything a run is made of while it runs.
-
-    ``loss`` is the ``PackedLoss`` around ``net``, wrapped for several processes: what a step calls.
-    """
+    """All objects of a run; steps call ``loss``, the (wrapped) ``PackedLoss`` of ``net``."""
 
     plan: TrainPlan
     model: ModelRecord
@@ -197,7 +194,7 @@ def assemble(
         progress=progress,
         activated=(*words, *more),
     )
-    # Dropout differs from process to process; weights that are made here do not.
+    # Dropout differs between processes; newly made weights do not.
     torch.manual_seed(plan.seed + processes.rank)
     if directory is not None:
         _resume(run, directory)
@@ -245,7 +242,7 @@ def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[Progress, Cl
     since_start, seen_s = inputs.since_start, inputs.seen_s
     if seen_s is None:
         seen_s = checkpoint_files.last_seen_s(inputs.state)
-    # A second attempt of this process is charged with what the first one took.
+    # A second attempt of this process includes the first one's time.
     earlier = {"wall": seen_s + (0.0 if since_start else process_age_s())}
     if directory is None:
         progress = Progress(started_at=datetime.now(UTC).isoformat(timespec="seconds"))

@@ -1,4 +1,4 @@
-"""After a step: its line in the log, an evaluation, a checkpoint, a stop."""
+"""After a step: log, evaluate, save, stop."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ SHOWN_ROWS = 16
 
 
 def after_step(run: Run) -> None:
-    """Log, evaluate and save what is due, and stop after a signal, once the state is saved."""
+    """Log, evaluate and save as scheduled; after a signal, stop once the state is saved."""
     plan, progress = run.plan, run.progress
     improved = False
     if progress.step % plan.logging_steps == 0 or run.is_over:
@@ -82,9 +82,9 @@ def evaluate(run: Run) -> bool:
 
 
 def out_of_patience(points: Sequence[EvalPoint], patience: int | None, min_delta: float) -> bool:
-    """Return whether the last ``patience`` evaluations brought nothing.
+    """Return whether the last ``patience`` evaluations brought no improvement.
 
-    Each that is lower than the lowest before it by ``min_delta`` or more begins the count again.
+    An evaluation lower than the lowest so far by at least ``min_delta`` restarts the count.
     """
     if patience is None:
         return False
@@ -128,12 +128,12 @@ def save(run: Run) -> None:
 
 
 def flush(run: Run) -> None:
-    """Fetch the losses that wait on the device, check them, and append them to steps.jsonl."""
+    """Fetch pending losses from the device, check them, and append them to steps.jsonl."""
     if not run.pending:
         return
     pending, run.pending = run.pending, []
     with run.clock.part("steps"):
-        # One wait for the device.
+        # A single wait for the device.
         shares = torch.stack([step.loss for step in pending]).double()
         padding = shares.new_tensor([step.n_padding for step in pending])
         norms = torch.stack([step.grad_norm for step in pending]).tolist()
@@ -142,7 +142,7 @@ def flush(run: Run) -> None:
     now_s = time.perf_counter()
     if run.device.type == "cuda":
         # The device runs behind: steps share the time since the last fetch. The host's own times
-        # are how long it took to ask for a step, not to do it.
+        # show how long it took to queue a step, not to run it.
         share_s, end_s = (now_s - run.fetched_at_s) / len(pending), run.clock.wall_s
         for i, step in enumerate(reversed(pending)):
             step.line |= {"step_s": share_s, "elapsed_s": end_s - i * share_s}
@@ -181,8 +181,8 @@ def truncate_log(run: Run) -> None:
 
 
 def _check(run: Run, record: StepRecord) -> None:
-    # A loss scaler skips steps whose gradients overflow; that is its way of finding its scale.
-    # Below 1 it has found none, and would skip steps until the end.
+    # A loss scaler skips steps whose gradients overflow, in order to find its scale. Below 1 it has
+    # found none, and would skip steps until the end.
     scaler = run.processes.accelerator.scaler
     skipped = record.grad_norm is None and scaler is not None and scaler.get_scale() >= 1
     limit = run.plan.max_loss
@@ -208,7 +208,7 @@ def _check(run: Run, record: StepRecord) -> None:
 
 
 def _book(run: Run, record: StepRecord) -> None:
-    """Add a step to its epoch: steps, sum of losses, tokens, seconds; and the parts, if timed."""
+    """Add a step to its epoch's sums, and to the sums of the parts if timed."""
     progress = run.progress
     if record.step == 1:
         progress.loss_first = record.loss

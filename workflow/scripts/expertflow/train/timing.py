@@ -1,4 +1,4 @@
-"""Time a run: every second of its clock under one name, and the parts of a step."""
+"""Time a run: every second of its clock by activity, and the parts of a step."""
 
 import os
 import time
@@ -13,25 +13,25 @@ import torch
 
 from expertflow.train.device import cuda_event
 
-# Device events cost little, and what they say does not change from step to step.
+# Device events cost little, and their times hardly change from step to step.
 SAMPLED_EVERY = 20
 PARTS = ("h2d", "forward", "backward", "optimizer")
 
 
 def process_age_s() -> float:
-    """Return the seconds since this process was started, to the kernel's tick (0.01 s)."""
+    """Return the seconds since this process started, to the kernel's tick (0.01 s)."""
     try:
         stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        # Not Linux. There psutil would be up to 1 s off: it counts from the whole second of boot.
+        # Not Linux. There psutil would be up to 1 s off: it counts from the full second of boot.
         return time.time() - psutil.Process().create_time()
-    # Field 22, the start in ticks since boot; field 2, a name in brackets, may hold anything.
+    # Field 22 is the start in ticks since boot; field 2, a name in brackets, may contain anything.
     n_ticks = int(stat.rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - n_ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Clock:
-    """Host seconds by part. Wall time starts when the process did, imports included, or now."""
+    """Host seconds by part. Wall time starts with the process, imports included, or now."""
 
     def __init__(
         self, earlier: dict[str, float] | None = None, *, since_process_start: bool = True
@@ -55,7 +55,7 @@ class Clock:
             self.seconds[name] += time.perf_counter() - start
 
     def started(self) -> None:
-        """Book what this session did so far under no name as start-up."""
+        """Book this session's unnamed time so far as start-up."""
         named = sum(self.seconds.values()) - self._earlier_named
         self.seconds["startup"] += self.wall_s - self._earlier_wall - named
 
@@ -77,9 +77,9 @@ def seconds_between(start: Any, end: Any) -> float:
 
 
 class StepTimer:
-    """Books the host seconds of every part; in sampled steps also those of the device.
+    """Books each part's host seconds, and in sampled steps also the device's.
 
-    Steps in ``left_out`` are not sampled: a profiler slows them down.
+    Steps in ``left_out``, slowed by a profiler, are not sampled.
     """
 
     def __init__(self, clock: Clock, device: torch.device) -> None:

@@ -1,7 +1,7 @@
-"""Time some steps of a plan in this process, through the loop that trains, and leave nothing.
+"""Time some steps of a plan in this process with the training loop; keep nothing.
 
-Warm-up steps come first: they compile, fill caches, find the allocator's sizes. Then the device is
-waited for, and the clock runs until the last timed step is done.
+Warm-up steps compile, fill caches and settle the allocator. The clock then starts with an idle
+device and runs until the last timed step is done.
 """
 
 import math
@@ -35,23 +35,22 @@ from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.timing import mark_time, seconds_between
 
 if TYPE_CHECKING:
-    # It brings packages that a trial on packed rows does without.
+    # It imports packages that a trial on packed rows does not need.
     from expertflow.train.feed.on_the_fly import Documents
 
-# A trial that is slower than it may be is given up after so many timed steps.
+# A trial that is too slow is abandoned after this many timed steps.
 N_JUDGED = 3
-# Steps that a card may be behind the host.
+# Steps that a GPU may be behind the host.
 AHEAD = 4
 COUNTS = ("n_tokens", "n_target_tokens", "n_padding_tokens")
 
 
 class Trial(Record, frozen=True, kw_only=True):
-    """What to run: a plan of one process, its model and rows, and for how long.
+    """A plan of one process with model and rows, and how long to run it.
 
     ``scratch`` is made and removed. Warming up ends early after a step, not the first, that takes
-    over ``long_step_s``; the timed part after the step in which ``max_timed_s`` is reached. A trial
-    below ``least_tokens_per_s`` is given up. ``with_save``: a checkpoint is taken at the end, and
-    timed.
+    over ``long_step_s``; the timed part after the step that reaches ``max_timed_s``. A trial below
+    ``least_tokens_per_s`` is abandoned. ``with_save``: a final checkpoint is taken and timed.
     """
 
     plan: TrainPlan
@@ -68,11 +67,11 @@ class Trial(Record, frozen=True, kw_only=True):
 
 
 class TrialResult(Record, frozen=True, kw_only=True):
-    """What a trial took. All but ``outcome`` and ``problem`` mean something if it was measured.
+    """A trial's measurements; unless measured, only ``outcome`` and ``problem`` have meaning.
 
-    ``timed_s`` are the seconds of the timed steps as a whole, with the device waited for at both
-    ends, ``steps_s`` theirs one by one, on the device where it is a card. ``startup_s`` is all
-    before the first step; ``losses`` are those of all steps, per target.
+    ``timed_s`` is the total of the timed steps, with the device idle at both ends, ``steps_s`` each
+    step's seconds, on the device if it is a GPU. ``startup_s`` is all before the first step;
+    ``losses`` are per target, of all steps.
     """
 
     outcome: Literal["measured", "given up", "out of memory", "failed"]
@@ -96,17 +95,15 @@ class TrialResult(Record, frozen=True, kw_only=True):
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of documents, without padding, a second of the timed part."""
+        """Tokens of documents, without padding, per second of the timed part."""
         return self.n_tokens / self.timed_s if self.timed_s else 0.0
 
 
 def run_trial(trial: Trial) -> TrialResult:
-    """Run a trial here; that it does not fit into memory, or diverges, is a result.
+    """Run a trial here; running out of memory or diverging is a result.
 
-    A process should run one only: kernels, compiled code and peaks of memory stay.
-
-    Raises:
-        TrainingError: the plan cannot be run at all, e.g. a kernel is missing.
+    Run only one per process: kernels, compiled code and memory peaks stay. Raises TrainingError if
+    the plan cannot run at all, e.g. a kernel is missing.
     """
     n_steps = max(1, trial.n_warmup_steps) + trial.n_timed_steps
     plan = replace(
@@ -192,7 +189,7 @@ def _timed(trial: Trial, run: Run, began_s: float) -> TrialResult:
         first_step_s=first_s,
         save_s=save_s,
         peak_memory_bytes=torch.cuda.max_memory_reserved() if cuda else None,
-        # Linux gives KiB.
+        # Linux reports KiB.
         peak_host_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         losses=tuple(losses),
         activated=run.activated,
@@ -215,14 +212,14 @@ def _warm_up(trial: Trial, run: Run, step: Callable[[], None]) -> float:
 
 
 def _step_on(trial: Trial, run: Run, step: Callable[[], None], marks: list[Any]) -> str | None:
-    """Do the timed steps and mark where each ends; return why they were given up, if so."""
+    """Run the timed steps and mark where each ends; return why they were abandoned, if so."""
     cuda, start_s = run.device.type == "cuda", time.perf_counter()
     n_before, least = run.progress.n_tokens, trial.least_tokens_per_s
     while len(marks) <= trial.n_timed_steps:
         step()
         marks.append(mark_time(cuda=cuda))
         if cuda and len(marks) > AHEAD:
-            # The host runs ahead of a card; limits are on what is done, not on what is asked for.
+            # The host runs ahead of a GPU; limits apply to completed, not queued, steps.
             marks[-AHEAD].synchronize()
         if least is not None and len(marks) == N_JUDGED + 1:
             _wait(run)
