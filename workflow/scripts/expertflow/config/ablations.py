@@ -1,4 +1,4 @@
-"""Read the lists of variants of config/ablations, and refuse what cannot be meant."""
+"""Read the variant lists of config/ablations and refuse impossible ones."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -21,11 +21,7 @@ Settings = dict[str, Any]
 
 
 def ablation_spec(config: Settings, directories: list[Path], schemas: Path) -> AblationSpec:
-    """Give all variants and claims of the files that the configuration names.
-
-    Raises:
-        ConfigError: a file is not there or wrong; names file, key, value and fix.
-    """
+    """Return the configured files' variants and claims; ConfigError if one is missing or wrong."""
     settings, schema = config["ablation"], read_yaml(schemas / "ablation.schema.yaml")
     variants: dict[str, Variant] = {}
     claims: list[tuple[Path, ClaimedRatio]] = []
@@ -56,10 +52,9 @@ def ablation_spec(config: Settings, directories: list[Path], schemas: Path) -> A
 
 
 def variant_spec(spec: AblationSpec, name: str) -> VariantSpec:
-    """Give the settings of one variant's job: not what it is called, or where in a ladder it is.
+    """Return the settings of one variant's job, without its name or position in a ladder.
 
-    Raises:
-        ConfigError: there is no such variant.
+    Raises ConfigError if there is no such variant.
     """
     names = [variant.name for variant in spec.variants]
     if name not in names:
@@ -75,11 +70,7 @@ def ablation_files(config: Settings, directories: list[Path]) -> dict[str, Path]
 
 
 def find_ablation(name: str, directories: list[Path]) -> Path:
-    """Find a list of variants in the first directory that has it.
-
-    Raises:
-        ConfigError: no directory does; names the nearest list that exists.
-    """
+    """Find a list of variants in the first directory that has it; ConfigError if none does."""
     folders = [directory / "ablations" for directory in directories]
     for folder in folders:
         for suffix in SUFFIXES:

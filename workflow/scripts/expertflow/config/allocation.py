@@ -1,4 +1,4 @@
-"""What a training asks a cluster for: how long, how many machines, and whether there is one."""
+"""Resources that a training requests from a cluster: time, machines, and GPUs."""
 
 import math
 import shutil
@@ -18,9 +18,9 @@ UNPLANNED_MINUTES = 24 * 60
 
 
 def runtime_minutes(expert: str) -> int:
-    """Give the minutes that a training may take, by its plan; a day where that does not say.
+    """Return the minutes that a training may take, by its plan; a day if unplanned.
 
-    A job that is ended earlier saves, and is taken up by a retry.
+    A job that is ended earlier saves, and a retry resumes it.
     """
     try:
         cost = read_part(CostPlan, Path("results", expert, "plan.json"), "cost")
@@ -34,11 +34,9 @@ def runtime_minutes(expert: str) -> int:
 
 
 def n_gpus(training: dict[str, Any], limit: Any) -> int:
-    """Count the cards of all nodes together.
+    """Count the GPUs of all nodes together; ConfigError if a run may not use as many.
 
-    Raises:
-        ConfigError: a run may not hold as many. Snakemake would ask for fewer without a word, and
-            the processes would share them.
+    Snakemake would silently request fewer, and the processes would share them.
     """
     n: int = training["world_size"]
     if limit is not None and limit.value < n:
@@ -50,11 +48,7 @@ def n_gpus(training: dict[str, Any], limit: Any) -> int:
 
 
 def n_nodes(training: dict[str, Any]) -> int | None:
-    """Give the number of machines; null where it is one and nothing is asked of the cluster.
-
-    Raises:
-        ConfigError: they would not have the same number of processes each.
-    """
+    """Return the machine count; null for one. ConfigError if it does not divide the processes."""
     n_processes, n = training["world_size"], training["n_nodes"]
     if n_processes % n:
         raise ConfigError(

@@ -120,15 +120,15 @@ def _before_first_job(run: Any) -> None:
 
 
 def stage_of(job: Any) -> str | None:
-    """Name the stage that a job runs; null where it is none of this workflow's."""
+    """Return the stage that a job runs; null for jobs of other workflows."""
     found = SCRIPT.search(job.rule.shellcmd or "")
     return found and found[1]
 
 
 def only_looks(arguments: Sequence[str], *, dryrun: bool) -> bool:
-    """Return whether Snakemake was started to show something and not to run jobs.
+    """Return whether Snakemake was started only to show something.
 
-    It does not say so itself before it has read the whole Snakefile.
+    Snakemake itself does not tell before it has read the complete Snakefile.
     """
     options = {argument.partition("=")[0] for argument in arguments}
     return dryrun or bool(options & LOOKS and "--report-after-run" not in options)
@@ -147,7 +147,7 @@ def refuse_unlimited_gpus(limit: Any) -> None:
 
 
 def note_missing_table(settings: Any, basedir: Path) -> None:
-    """Tell how to get the table of hours and dollars, where a dry run will end without it."""
+    """Explain how to get the table of hours and dollars if a dry run will end without it."""
     if not settings.dryrun or "expertflow" in settings.log_handler_settings:
         return
     if importlib.util.find_spec("snakemake_logger_plugin_expertflow") is None:

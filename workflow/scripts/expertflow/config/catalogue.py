@@ -1,7 +1,6 @@
-"""Which data there is on this machine: what the Hugging Face caches hold, and what experts name.
+"""The data on this machine: contents of the Hugging Face caches, and experts' sources.
 
-``find_datasets.py`` prints it when it is called alone, and loads this module by name: as part of
-the workflow it does without, and a change here makes no rule run again.
+``find_datasets.py`` prints it and loads this module by name, so that no rule depends on its code.
 """
 
 import json
@@ -69,7 +68,7 @@ class CachedDataset(Record, frozen=True, kw_only=True):
 
 
 class CacheReport(Record, frozen=True, kw_only=True):
-    """Both Hugging Face caches; ``damaged`` are folders that could not be read, with the reason."""
+    """Both Hugging Face caches; ``damaged`` maps unreadable folders to reasons."""
 
     hub_cache: str
     prepared_cache: str
@@ -169,7 +168,6 @@ def _uses(
 
 
 def _identity(spec: SourceSpec) -> str:
-    """Distinguish sources by their records, and by the license that is claimed for them."""
     what = (spec.kind, _location(spec), spec.revision, spec.config, spec.split, spec.seed)
     return canonical_json([*what, spec.n_documents, spec.options, spec.licence])
 

@@ -43,7 +43,7 @@ RESOURCES = {
 
 
 def rule_digest(rule: str, scripts: Path) -> str:
-    """Digest a rule's script, all project modules it imports, and byte by byte its resources."""
+    """Digest a rule's script, all project modules it imports, and its resources byte by byte."""
     digest = hashlib.sha256()
     for path in sorted(scripts.parent / name for name in RESOURCES.get(rule, ())):
         digest.update(path.read_bytes())
@@ -51,11 +51,7 @@ def rule_digest(rule: str, scripts: Path) -> str:
 
 
 def generator_digest(generator: str, scripts: Path) -> str:
-    """Digest a generator and all it imports.
-
-    Raises:
-        FileNotFoundError: there is none of this name.
-    """
+    """Digest a generator and all it imports; FileNotFoundError if there is none of this name."""
     return _hash_modules(_generator_path(generator, scripts), scripts, hashlib.sha256())
 
 
@@ -70,7 +66,7 @@ def chain_digests(names: Iterable[str], scripts: Path) -> dict[str, str]:
 
 
 def other_code(made_by: dict[str, str], scripts: Path) -> tuple[str, ...]:
-    """Name the rules and generators of which ``scripts`` holds other code, or none."""
+    """Return the rules and generators whose code in ``scripts`` differs or is missing."""
     found = []
     for name, code in sorted(made_by.items()):
         with contextlib.suppress(FileNotFoundError):
@@ -85,7 +81,7 @@ def _generator_path(generator: str, scripts: Path) -> Path:
 
 
 def reachable(path: Path, root: Path) -> set[Path]:
-    """Find all project files that a file imports, however far away; it is one of them."""
+    """Return a file and all project files that it imports, directly or not."""
     seen: set[Path] = set()
     waiting = [path]
     while waiting:

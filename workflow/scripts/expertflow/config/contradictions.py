@@ -1,4 +1,4 @@
-"""Refuse settings of an expert that are fine alone and wrong together, or that nothing reads."""
+"""Refuse settings of an expert that contradict each other, or that nothing reads."""
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -44,10 +44,7 @@ def check_durations(manifest: dict[str, Any], *, where: str) -> None:
 
 
 def refuse_idle_keys(expert: dict[str, Any], *, where: str) -> None:
-    """Refuse the first key of a source that would do nothing.
-
-    To be called before defaults are filled in: what stands there is what somebody meant.
-    """
+    """Refuse the first key of a source that would do nothing; call before filling in defaults."""
     for source in expert["sources"]:
         for key, problem in _idle(source):
             raise ConfigError(f"{where}: source {source['name']}: {key} {problem}")
@@ -85,10 +82,9 @@ def _is_set(settings: dict[str, Any], key: str) -> bool:
 def check_contradictions(
     expert: dict[str, Any], *, where: str, bundled: Collection[str] = ()
 ) -> None:
-    """Check complete settings; ``bundled`` names files of the user that may be absent.
+    """Check complete settings; ConfigError names the key and the fix.
 
-    Raises:
-        ConfigError: names the key and the fix.
+    ``bundled`` names user files that may be absent.
     """
     training = from_json(TrainingSection, without_auto(expert["training"]), where=where)
     check_settings(training, name=lambda setting: f"{where}: training.{setting}")

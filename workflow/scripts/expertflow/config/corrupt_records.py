@@ -1,4 +1,4 @@
-"""Remove records that a power cut has corrupted, so that the rules that wrote them run again."""
+"""Remove records corrupted by a power cut, so that the rules that wrote them rerun."""
 
 import glob
 import json
@@ -37,10 +37,7 @@ def remove_corrupt_records(results: Path, *, looks: bool) -> None:
 
 
 def corrupt_records(results: Path, expert: str = "*") -> Iterator[Path]:
-    """Find records and sidecars that are no JSON, and records whose sidecar is none.
-
-    Such a record would never have a sidecar again: what is there is not made.
-    """
+    """Yield records and sidecars that are not JSON, and records whose sidecar is not."""
     for folder in sorted(FOLDERS):
         for sidecar in sorted(results.glob(f"{expert}/{folder}/.*.json.fingerprint")):
             record = sidecar.with_name(sidecar.name[1:].removesuffix(".fingerprint"))

@@ -50,11 +50,7 @@ TUNING_MADE = re.compile(r"results/[^/]+/tuning\.json")
 
 
 def check_writable(*folders: Path) -> None:
-    """Refuse folders that cannot be written, or made where they are missing.
-
-    Raises:
-        ConfigError: names the first such folder.
-    """
+    """Refuse folders that cannot be written or created; ConfigError names the first one."""
     for folder in folders:
         there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
@@ -63,7 +59,7 @@ def check_writable(*folders: Path) -> None:
 
 
 class Setup(Record, frozen=True, kw_only=True):
-    """What the experts of a run share.
+    """Shared settings of a run's experts.
 
     ``raw`` is the configuration before it was checked, ``told`` the part from the command line.
     ``looks``: nothing is run; ``main`` is false in the jobs that Snakemake starts elsewhere.
@@ -134,10 +130,9 @@ class Expert:
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings of the manifest, with what counts over it.
+        """The manifest's settings with all overrides.
 
-        Raises:
-            ConfigError: they are wrong, or of another preset than the opened bundle.
+        Raises ConfigError if they are wrong or of another preset than the opened bundle.
         """
         settings = load_expert(
             self.name,
@@ -157,13 +152,12 @@ class Expert:
 
     @property
     def preset(self) -> str:
-        """The preset that the settings are of; without a demo block always ``full``."""
+        """The preset of the settings; without a demo block always ``full``."""
         preset: str = self.settings["preset"]
         return preset
 
     @cached_property
     def sources(self) -> dict[str, SourceSpec]:
-        """The sources by name, as the data stages know them."""
         return {source.name: source for source in source_specs(self.settings)}
 
     @cached_property
@@ -232,7 +226,7 @@ class Expert:
 
     @property
     def benchmarks(self) -> dict[str, list[Path]]:
-        """The files that must not be trained on, by the manifest's path, for ``hash_content``."""
+        """The benchmark files, by the manifest's path, for ``hash_content``."""
         named = [benchmark["path"] for benchmark in self.settings["data"]["benchmarks"]]
         return {path: [Path(path)] for path in named}
 
@@ -273,12 +267,10 @@ class Expert:
 
     @property
     def tuned_files(self) -> list[str]:
-        """The tuning that the manifest names: a user's file, or one made here; none without.
+        """The tuning file that the manifest names, if any: the user's, or one made here.
 
-        Where a bundle was opened, its copy counts, unless the manifest names another by now.
-
-        Raises:
-            ConfigError: there is no such file, and no rule makes it.
+        An opened bundle's copy wins unless the manifest now names another one. Raises ConfigError
+        if there is no such file and no rule makes it.
         """
         place = self.settings["training"]["tuned"]
         if place is None:
@@ -327,7 +319,7 @@ def _model_folder(place: str) -> list[Path]:
 
 
 def _is_same_model(here: dict[str, str], bundled: dict[str, str]) -> bool:
-    """Tell whether two folders hold the same weights and tokenizer; the rest came bundled."""
+    """Return whether two folders hold the same weights and tokenizer; the rest came bundled."""
     decisive = [
         {key: sha256 for key, sha256 in files.items() if key.endswith(DECISIVE)}
         for files in (here, bundled)

@@ -1,8 +1,8 @@
-"""Say what a training should take before it runs: hours, dollars, and how that is known.
+"""Forecast a training's hours and dollars before it runs, and the basis of the forecast.
 
-A dry run shows it, so it is read off the disk in milliseconds, from the best there is: the plan,
-else packed tokens, else the bytes of the sources. Each step down widens the band. What cannot be
-known is unknown, with its reason.
+A dry run shows it, so it is read from disk in milliseconds from the best basis: the plan, else
+packed tokens, else the bytes of the sources. Each step down widens the band. Unknown values have a
+reason.
 """
 
 import json
@@ -58,7 +58,7 @@ class Case(Record, frozen=True, kw_only=True):
     made_by: Callable[..., tuple[str, str]]
 
     def is_current(self, rule: str, record: Path, **of: str) -> bool:
-        """Tell by its sidecar whether a record is whole and was made by the rule as it is now."""
+        """Return whether a record is complete and was made by the current rule, by its sidecar."""
         sidecar = sidecar_of(record)
         if not record.is_file() or not sidecar.is_file():
             return False
@@ -80,7 +80,7 @@ class Forecast(Record, frozen=True, kw_only=True):
     basis: str
 
     def text(self) -> str:
-        """Write it as the one line that Snakemake carries to its logger.
+        """Format it as the one line that Snakemake carries to its logger.
 
         >>> Forecast(hours=(0.5, 1.25), usd=None, hardware="L4", basis="plan").text()
         '0.50 to 1.2 hours; unknown dollars; L4; plan'

@@ -1,4 +1,4 @@
-"""One line for a user's error, and the environment that rules find their scripts by."""
+"""One-line errors for users, and the environment that rules find their scripts by."""
 
 import functools
 import os

@@ -28,11 +28,7 @@ class HardwareTables:
 
     @property
     def hardware(self) -> str:
-        """What the configuration plans for: ``auto``, ``cpu`` or a card.
-
-        Raises:
-            ConfigError: no card has this name.
-        """
+        """The hardware to plan for: ``auto``, ``cpu`` or a GPU; ConfigError if unknown."""
         hardware: str = self._config["hardware"]
         if hardware in ("auto", "cpu") or self._is_known(hardware):
             return hardware
@@ -42,7 +38,7 @@ class HardwareTables:
 
     @property
     def files(self) -> dict[str, Path]:
-        """The files of both tables, by the names that are looked for."""
+        """The files of both tables, by name."""
         return {f"hardware/{name}": self._file(name) for name in ("gpus.yaml", "prices.yaml")}
 
     @functools.cached_property
@@ -51,11 +47,7 @@ class HardwareTables:
 
     @functools.cached_property
     def prices(self) -> dict[str, Settings]:
-        """The user's prices by card, under the name that the user gives it.
-
-        Raises:
-            ConfigError: no card has this name.
-        """
+        """The user's prices by GPU, under the user's name for it; ConfigError if it is unknown."""
         prices: dict[str, Settings] = self._read("prices.yaml", "prices")["prices"] or {}
         for card in prices:
             if not self._is_known(card):
@@ -116,7 +108,7 @@ class HardwareTables:
         return any(_is_card(row, card) for row in self.gpus)
 
     def _price(self, row: Settings) -> Settings | None:
-        """Find what the user pays for a card, by its short name or else by a driver's."""
+        """Return the user's price of a GPU, listed by its short name or a driver's."""
         names = (row["name"], *row.get("driver_names", []))
         listed = next((self.prices[name] for name in names if name in self.prices), None)
         return listed and {key: listed[key] for key in PRICE_KEYS if key in listed}

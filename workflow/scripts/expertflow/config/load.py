@@ -85,8 +85,7 @@ def load_config(config: dict[str, Any], schemas: Schemas) -> dict[str, Any]:
 def find_manifest(name: str, directories: list[Path]) -> Path:
     """Find an expert's manifest in the first directory that has it.
 
-    Raises:
-        ConfigError: no directory does; names the nearest expert that exists.
+    Raises ConfigError, naming the nearest expert, if none does.
     """
     for directory in directories:
         for suffix in SUFFIXES:
@@ -171,11 +170,7 @@ def told_training(told: dict[str, Any], expert: str) -> dict[str, Any]:
 def _named_sources(
     expert: str, sources: list[dict[str, Any]], changes: dict[str, Any], schemas: Schemas
 ) -> list[dict[str, Any]]:
-    """Return the sources with those changed that are named, numbers read as such.
-
-    Raises:
-        ConfigError: no source has this name.
-    """
+    """Return the sources with overrides by name; ConfigError if there is no such source."""
     names = [source["name"] for source in sources]
     known = schemas.expert["$defs"]["source"]["properties"]
     numeric = {key for key, schema in known.items() if {"integer", "number"} & _kinds(schema)}

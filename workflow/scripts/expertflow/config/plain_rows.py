@@ -1,6 +1,6 @@
-"""Packed rows of plain files, without an expert: the chain's first half in a folder of its own.
+"""Pack plain files without an expert, by running the chain's first half in its own folder.
 
-``pretokenize_files.py`` makes them. The rows are those that an expert with these sources gets.
+``pretokenize_files.py`` uses it. An expert with these sources would get the same rows.
 """
 
 import contextlib

@@ -49,11 +49,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML or JSON file, with its scalars read as YAML 1.2 would.
-
-    Raises:
-        ConfigError: it cannot be read; names the file, the line and the fix.
-    """
+    """Read a YAML or JSON file with YAML 1.2 scalars; ConfigError names file, line and fix."""
     try:
         text = path.read_text(encoding="utf-8")
         value = _json(text) if path.suffix == ".json" else yaml.load(text, _Loader)
@@ -72,11 +68,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def check_values(value: Any, path: Path) -> None:
-    """Refuse numbers that are not finite, and more values than a user writes.
-
-    Raises:
-        ConfigError: names the file and the line, where it is there.
-    """
+    """Refuse non-finite numbers and too many values; ConfigError names the file and line."""
     try:
         for i, (keys, item) in enumerate(_values(value, ())):
             if i > MAX_VALUES:
@@ -103,10 +95,7 @@ def scalars(value: Any, *, words: dict[str, bool | None]) -> Any:
 
 
 def at_line(path: Path, keys: Sequence[str | int]) -> str:
-    """Return the file with the line of a key, or of the nearest object around it.
-
-    The file alone where it has no such line, as one that was changed meanwhile.
-    """
+    """Return the file with the line of a key, or of the nearest object; without it if unknown."""
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
     except (OSError, ValueError, yaml.YAMLError):

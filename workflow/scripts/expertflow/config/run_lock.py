@@ -31,7 +31,7 @@ _held: list[IO[str]] = []
 
 
 def sign_jobs() -> None:
-    """Let jobs carry the process, the place where that number holds, and the folder of this run."""
+    """Pass this run's process, PID namespace and folder to jobs by the environment."""
     os.environ[RUN] = f"{os.getpid()} {_place()} {Path.cwd()}"
 
 
@@ -78,7 +78,6 @@ def _open(expert: str) -> IO[str]:
 
 
 def _wait_while(describe: Callable[[], str], poll_s: float) -> None:
-    """Wait while there is something to wait for; tell what once a minute."""
     told_s = None
     while text := describe():
         if told_s is None or time.monotonic() - told_s >= TOLD_EVERY_S:

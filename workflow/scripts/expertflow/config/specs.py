@@ -54,7 +54,7 @@ DECIDED = (
 
 
 def spec_text(rule: str, expert: Expert, wildcards: Any) -> str:
-    """Return a rule's settings as canonical JSON; this is what Snakemake compares.
+    """Return a rule's settings as canonical JSON, which Snakemake compares.
 
     A rule without a function here reads none.
     """

@@ -16,11 +16,7 @@ WORDS = {
 
 
 def check_stated(manifest: dict[str, Any], *, where: str) -> None:
-    """Refuse an origin of a key that the manifest does not set.
-
-    Raises:
-        ConfigError: names the key, and the nearest one that is set.
-    """
+    """Refuse an origin of a key that the manifest does not set; ConfigError names a near key."""
     known = dict(_keys(manifest))
     for key in manifest.get("origins", {}):
         if key not in known:
@@ -29,7 +25,7 @@ def check_stated(manifest: dict[str, Any], *, where: str) -> None:
 
 
 def stated_text(path: Path) -> str:
-    """Lay out what a manifest states of its values; empty where it states nothing."""
+    """Format a manifest's stated origins; empty if there are none."""
     manifest = read_yaml(path)
     values = dict(_keys(manifest))
     lines = []

@@ -72,9 +72,9 @@ def check(
 
 
 def describe(error: ValidationError) -> str:
-    """Say in one line what is wrong and what would be right.
+    """Describe in one line what is wrong and what would be right.
 
-    ``additionalProperties`` names the stranger and the key it was probably meant to be.
+    ``additionalProperties`` names the unknown key and the most similar known one.
     """
     path = ".".join(str(part) for part in error.absolute_path)
     schema: Any = error.schema

@@ -128,7 +128,7 @@ class Workflow:
         return {f"{stem}shards": records, f"{NEEDED}files": ancient(files_of(records, *suffixes))}
 
     def outputs(self, stage: str, **flags: Callable[[str], str]) -> dict[str, str]:
-        """Return what a stage makes, by the names that it declares."""
+        """Return a stage's outputs by their declared names."""
         made = {"record": STAGES[stage].record, **STAGES[stage].files}
         paths = {name: f"{STAGES[stage].folder}/{path}" for name, path in made.items()}
         found = {n: directory(p[:-1]) if p.endswith("/") else p for n, p in paths.items()}
@@ -168,7 +168,7 @@ class Workflow:
         return one_line(lambda wildcards: spec_text(stage, self._expert(wildcards), wildcards))
 
     def code(self, stage: str) -> InputFunction:
-        """Return what gives a stage's code once a job needs it: hashing all takes a while."""
+        """Return an input function for a stage's code digest, computed only when a job needs it."""
         return lambda wildcards: _code(stage, self.scripts)
 
     def lock(self, wildcards: Any) -> str:
@@ -202,11 +202,9 @@ class Workflow:
         return list(expert.benchmarks) if expert.bundle is None else []
 
     def document_shards(self, wildcards: Any) -> list[str]:
-        """List the records of an expert's documents, in their order."""
         return self._records("prepare_shard", wildcards)
 
     def token_shards(self, wildcards: Any) -> list[str]:
-        """List the records of an expert's tokens, in the order of the documents."""
         return self._records("pretokenize_shard", wildcards)
 
     def _records(self, stage: str, wildcards: Any) -> list[str]:
@@ -249,7 +247,6 @@ class Workflow:
         }
 
     def _artefacts(self, wildcards: Any) -> list[str]:
-        """List the user's files and the generators' folders."""
         expert = self._expert(wildcards)
         own, places = expert.own_artefacts, expert.artefacts
         named = expert.settings["evaluation"]["artefacts"].items()

@@ -1,4 +1,4 @@
-"""Where a copy of the rows could lie, and how fast it would be read: measured, not believed."""
+"""Find places for a copy of the rows, and measure how fast it would be read."""
 
 import math
 import mmap

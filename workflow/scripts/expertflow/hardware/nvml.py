@@ -1,4 +1,4 @@
-"""The door to NVML: open the cards that a job sees, those of CUDA_VISIBLE_DEVICES."""
+"""Open the GPUs that a job sees through NVML, following CUDA_VISIBLE_DEVICES."""
 
 import os
 import re

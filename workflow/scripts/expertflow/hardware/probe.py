@@ -1,6 +1,6 @@
-"""Find out what this machine is, and what a container or batch job leaves of it.
+"""Detect this machine's resources and what a container or batch job leaves of them.
 
-Processors, memory, cards, places for a copy; cgroups of version 1 and 2.
+Processors, memory, GPUs, places for a copy; cgroups of version 1 and 2.
 """
 
 import importlib.metadata
@@ -46,11 +46,7 @@ def free_memory_bytes(root: Path = ROOT) -> int:
 
 
 def resolve_gpu(hardware: str, table: list[dict[str, Any]]) -> GpuFacts | None:
-    """Turn the ``hardware`` setting into a card; null means the CPU, as ``auto`` without a card.
-
-    Raises:
-        HardwareError: the name is unknown.
-    """
+    """Resolve the ``hardware`` setting; null is the CPU. HardwareError if the name is unknown."""
     if hardware == "cpu":
         return None
     if hardware != "auto":
@@ -78,7 +74,7 @@ def resolve_gpu(hardware: str, table: list[dict[str, Any]]) -> GpuFacts | None:
 
 
 def missing_gpu() -> str | None:
-    """Return what ``auto`` comes to where no card can be asked for its name, else null."""
+    """Return what ``auto`` resolves to if no GPU reports its name, else null."""
     with open_gpus() as gpus:
         if gpus.devices and gpus.devices[0].figure("gpu_name") is not None:
             return None

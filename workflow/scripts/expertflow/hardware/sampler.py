@@ -1,4 +1,4 @@
-"""Read everything once, and when to read again: cards, processors, memory and disks."""
+"""Sample GPUs, processors, memory and disks, and choose the sampling interval."""
 
 import itertools
 import json
