@@ -71,7 +71,8 @@ def attach(run: Any, config: dict[str, Any], basedir: Path) -> Workflow:
     set_environment(wf.scripts, main=main)
     if main:
         run_lock.sign_jobs()
-        refuse_unlimited_gpus(limit)
+        if not looks:
+            refuse_unlimited_gpus(limit)
         note_missing_table(run.output_settings, basedir)
         _attached.append(wf)
     return wf

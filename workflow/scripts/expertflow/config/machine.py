@@ -30,7 +30,7 @@ def check_machine(expert: Expert, rule: str, *, elsewhere: bool) -> None:
     spec = expert.plan_spec
     if rule in ("prepare_tokenizer", "prepare_model"):
         if expert.bundle is None:
-            _check_model(expert)
+            _check_model(expert, notes=rule == "prepare_model")
         return
     gpu = probe.resolve_gpu(spec.hardware, list(spec.gpu_table))
     if spec.hardware == "auto" and gpu is None and (elsewhere or rule == "make_bundle"):
@@ -50,7 +50,7 @@ def check_machine(expert: Expert, rule: str, *, elsewhere: bool) -> None:
         note(f"{expert.name}: a run on this machine is refused: {probe.NO_CUDA.format(gpu.name)}")
 
 
-def _check_model(expert: Expert) -> None:
+def _check_model(expert: Expert, *, notes: bool) -> None:
     # Imported here: it brings tokenizers along.
     from expertflow.train.model import base
 
@@ -72,10 +72,15 @@ def _check_model(expert: Expert) -> None:
             hint = suggest(place, beside, "correct the path")
             raise ConfigError(f"{where}, and there is no such folder; {hint}")
         elif _is_offline() and not (cache.hub_cache() / _cache_name(place)).is_dir():
-            raise ConfigError(
+            missing = (
                 f"{where}: neither a folder here nor in the cache, and HF_HUB_OFFLINE is set;"
                 " correct the name, or download it where there is a network"
             )
+            # What a card elsewhere would take can be asked without the model.
+            if not expert.setup.looks:
+                raise ConfigError(missing)
+            if notes:
+                note(f"a run on this machine is refused: {missing}")
 
 
 def _is_offline() -> bool:
