@@ -61,6 +61,7 @@ def test_two_runs_at_once(mine: Workspace) -> None:
 
 def test_what_cannot_run_is_refused(mine: Workspace) -> None:
     assert "resource gpu is not limited" in mine.refused(REPORT)
+    assert "train_expert" in mine.run("-n", REPORT)
     assert "--no-hooks would leave out the lock" in mine.refused(REPORT, "--no-hooks", *LIMITS)
     wide = ("--config", "training={world_size: 2}")
     assert "training.world_size is 2" in mine.refused(REPORT, *LIMITS, *wide)

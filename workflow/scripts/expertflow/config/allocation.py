@@ -39,7 +39,8 @@ def n_gpus(training: dict[str, Any], limit: Any) -> int:
     Snakemake would silently request fewer, and the processes would share them.
     """
     n: int = training["world_size"]
-    if limit is not None and limit.value < n:
+    # In a dry run without a profile there is no limit.
+    if limit is not None and limit.value is not None and limit.value < n:
         raise ConfigError(
             f"training.world_size is {n}, and a run may hold {limit.value} at once: set"
             f" EXPERTFLOW_SLURM_GPUS to at least {n}, or add --resources gpu={n}"
