@@ -113,14 +113,14 @@ class Grower:
         return prompt, completion
 
     def order(self, number: int) -> np.ndarray:
-        """Give the order of the records in one pass."""
+        """Return the order of the records in one pass."""
         if getattr(self, "_pass", None) != number:
             self._pass = number
             self._order = np.random.default_rng((self.seed, 1, number)).permutation(len(self.pairs))
         return self._order
 
     def draws(self, rng: np.random.Generator) -> Iterator[int]:
-        """Give a rank for every word and number in turn; below 0 says that a word stays."""
+        """Return a rank for every word and number in turn; below 0 says that a word stays."""
         while True:
             ranks = np.minimum(rng.pareto(FALL - 1, 1 << 16) * FLAT, 2.0**53).astype(np.int64)
             ranks[rng.random(len(ranks)) >= CHANGED_FRACTION] -= 1 << 54
@@ -144,7 +144,7 @@ class Grower:
         return change
 
     def word(self, rank: int) -> str:
-        """Give the word of a rank: a real one, or the halves of two."""
+        """Return the word of a rank: a real one, or the halves of two."""
         n = len(self.words)
         if rank < n:
             return self.words[rank]

@@ -50,7 +50,7 @@ def measure(bundle: Path, case: str) -> dict[str, float]:
 
 
 def repeated(bundle: Path, case: str) -> dict[str, float | str]:
-    """Give the median speed and the highest memory of the repeats."""
+    """Return the median speed and the highest memory of the repeats."""
     runs = []
     for _ in range(REPEATS):
         command = [sys.executable, __file__, str(bundle), case]

@@ -109,7 +109,7 @@ def _scored(score: Figures, change: Figures | None) -> Figures:
 
 
 def beats_bar(rows: list[Figures]) -> bool | None:
-    """Tell whether the expert beats the better of constant and template, interval and all."""
+    """Return whether the expert beats the better of constant and template, interval and all."""
     bars = [row for row in rows if row["name"] in BAR and row["value_fraction"] is not None]
     if not bars:
         return None

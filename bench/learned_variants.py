@@ -75,7 +75,7 @@ class _Maker:
     def _exchanged(
         self, used: list[str], kinds: dict[str, str], question: str
     ) -> dict[str, str] | None:
-        """Give each used column that the question names another one of its kind, or itself."""
+        """Map each used column that the question names to another one of its kind, or to itself."""
         names: dict[str, str] = {}
         for column in used:
             if column in names or column not in kinds:
@@ -94,7 +94,7 @@ class _Maker:
         question: str,
         words: dict[str, str],
     ) -> str | None:
-        """Put another cell into a condition and into ``words``; keep one that cannot be found."""
+        """Replace the cell of a condition, also in ``words``; keep one that cannot be found."""
         column, operator, value = condition
         is_text = value.startswith("'")
         plain = (value[1:-1].replace("''", "'") if is_text else value).lower()

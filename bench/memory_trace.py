@@ -52,7 +52,7 @@ ADAPTERS = {
 
 
 def config_of(model: str) -> Qwen3Config:
-    """Give a model's shape."""
+    """Return a model's shape."""
     layers, hidden, heads, key_heads, intermediate, tied = SHAPES[model]
     return Qwen3Config(
         vocab_size=151936, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,

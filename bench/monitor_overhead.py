@@ -108,7 +108,7 @@ def readings(folder: Path) -> dict[str, Any]:
 
 
 def reading_s(environment: dict[str, str]) -> tuple[float, float]:
-    """Give wall and processor seconds of one reading."""
+    """Return wall and processor seconds of one reading."""
     environment = {**environment, "PYTHONPATH": str(ROOT / "workflow" / "scripts")}
     command = [sys.executable, "-c", READINGS]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -146,7 +146,7 @@ def training(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def spread(name: str, values: list[float]) -> dict[str, float]:
-    """Give median, quartiles and the median's standard error."""
+    """Return median, quartiles and the median's standard error."""
     low, middle, high = statistics.quantiles(values, n=4)
     error = 1.25 * statistics.stdev(values) / len(values) ** 0.5
     return {name: middle, f"{name}_low": low, f"{name}_high": high, f"{name}_error": error}

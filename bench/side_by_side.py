@@ -148,7 +148,7 @@ def training(args: argparse.Namespace) -> Row:
 def versions_differ(
     ours: dict[str, str], theirs: dict[str, str]
 ) -> dict[str, tuple[str | None, str | None]] | None:
-    """Give what both sides run on in other versions; null where the peer's are not known."""
+    """Return the packages whose versions differ; null if the peer's are unknown."""
     if not theirs:
         return None
     pairs = {name: (ours.get(name), theirs.get(name)) for name in SHARED}
@@ -207,7 +207,7 @@ def run_parts(
 
 
 def finished(report: Row, output: Path | None) -> int:
-    """Say what failed, write and print the JSON line; give the exit code."""
+    """Report what failed, write and print the JSON line; return the exit code."""
     failed = {name: part["failed"] for name, part in report["parts"].items() if "failed" in part}
     for name, reason in failed.items():
         print(f"\n{name}: failed: {reason}")
@@ -226,7 +226,7 @@ def write(report: Row, output: Path | None) -> str:
 
 
 def machine(device: str) -> Row:
-    """Say in words what this machine is, and how busy it was."""
+    """Describe this machine, and how busy it was."""
     with Path("/proc/cpuinfo").open(encoding="utf-8") as stream:
         models = [line.partition(":")[2].strip() for line in stream if "model name" in line]
     return {
@@ -247,7 +247,7 @@ def gpu_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Give the versions of what our side runs on."""
+    """Return the versions of what our side runs on."""
     return {d.name: d.version for name in PACKAGES for d in metadata.distributions(name=name)}
 
 

@@ -140,7 +140,7 @@ def together(first: Measured, second: Measured) -> Measured:
 
 
 def summary(name: str, runs: list[Measured], facts: Row, n_bytes: int, length: int) -> Row:
-    """Put a method's runs into one line."""
+    """Summarize a method's runs in one line."""
     times = [run.wall_s for run in runs]
     row: Row = {
         "method": name, "wall_s": statistics.median(times), "wall_s_min": min(times),
@@ -191,7 +191,7 @@ def measure_size(megabytes: int, folder: Path, args: argparse.Namespace) -> Row:
 
 
 def options() -> argparse.ArgumentParser:
-    """Give the reader of the command line."""
+    """Return the command line's parser."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[20, 200, 2000])
     parser.add_argument("--peers", nargs="*", choices=sorted(PEERS), default=list(PEERS))
@@ -205,7 +205,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def missing(args: argparse.Namespace) -> str | None:
-    """Say what is not here of what a measurement reads."""
+    """Return what is missing of a measurement's inputs."""
     if not (args.tokenizer / "tokenizer.json").is_file():
         return f"{args.tokenizer} holds no tokenizer.json; name one with --tokenizer"
     if not DATA.is_dir():

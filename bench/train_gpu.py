@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def is_bad(result: dict[str, Any]) -> bool:
-    """Tell whether a part failed, or found something wrong; that it does not fit is neither."""
+    """Return whether a part failed or found a fault; not fitting is neither."""
     return "failed" in result or False in (result.get("passed"), result.get("loss_is_finite"))
 
 
@@ -140,7 +140,7 @@ def run_parts(
 
 
 def after(work: Work, name: str, results: dict[str, Any]) -> Work:
-    """Give a part what earlier ones found: the product's speed, and the micro-batch that fits."""
+    """Return what earlier parts found: the product's speed, and the micro-batch that fits."""
     usual = results.get("full" if name.startswith("full") else "lora", {})
     return msgspec.structs.replace(
         work,

@@ -35,7 +35,7 @@ settings.load_profile("tests")
 
 @pytest.fixture
 def shared_data() -> Path:
-    """Give the folder of real data beside the project, or skip."""
+    """Return the folder of real data beside the project, or skip."""
     if not SHARED_DATA.is_dir():
         pytest.skip(f"real data is not here: {SHARED_DATA.relative_to(ROOT.parent)} is absent")
     return SHARED_DATA

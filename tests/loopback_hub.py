@@ -56,7 +56,7 @@ for source in json.loads(sys.argv[1]):
 
 
 def jsonl(n: int, **extra: Any) -> bytes:
-    """Give a file of n sums."""
+    """Return a file of n sums."""
     rows = ({"q": f"{i} + 1", "a": str(i + 1), **extra} for i in range(n))
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
@@ -78,7 +78,7 @@ class Repository(Struct):
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
 
     def ranges(self, name: str) -> list[str | None]:
-        """Give the ranges that were asked of a file, in their order."""
+        """Return the ranges that were asked of a file, in their order."""
         return [span for verb, path, span in self.requests if verb == "GET" and path == name]
 
 

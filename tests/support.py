@@ -45,7 +45,7 @@ def wait_for(
 
 
 def is_running(process: psutil.Process | int) -> bool:
-    """Tell whether a process is at work; one that has ended may not be collected yet."""
+    """Return whether a process is running; an ended one may not be collected yet."""
     try:
         if isinstance(process, int):
             process = psutil.Process(process)

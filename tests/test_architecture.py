@@ -121,7 +121,7 @@ def imports(path: Path) -> set[str]:
 
 
 def project_imports(path: Path) -> set[str]:
-    """Give the imported project modules as room.module."""
+    """Return the imported project modules as room.module."""
     result = set()
     for name in imports(path):
         parts = name.split(".")

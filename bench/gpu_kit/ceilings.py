@@ -33,7 +33,7 @@ def ceilings(facts: ModelFacts, device: str, *, tokens: int) -> dict[str, Any]:
 
 
 def model_shapes(facts: ModelFacts, tokens: int) -> dict[str, tuple[int, int, int]]:
-    """Give the products of one layer and the head over a micro-batch, as (m, k, n)."""
+    """Return the products of one layer and the head over a micro-batch, as (m, k, n)."""
     h, q = facts.hidden_size, facts.n_heads * facts.head_dim
     return {
         "q_proj": (tokens, h, q),
@@ -45,7 +45,7 @@ def model_shapes(facts: ModelFacts, tokens: int) -> dict[str, tuple[int, int, in
 
 
 def product(device: str, m: int, k: int, n: int) -> float:
-    """Give the FLOP/s of a product of random matrices: zeros would draw less power."""
+    """Return the FLOP/s of a product of random matrices: zeros would draw less power."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     a = torch.randn(m, k, device=device, dtype=dtype)
     b = torch.randn(n, k, device=device, dtype=dtype)
@@ -54,7 +54,7 @@ def product(device: str, m: int, k: int, n: int) -> float:
 
 
 def copying_s(n_bytes: int, source: str, target: str) -> float:
-    """Give the seconds of one copy; host memory is pinned."""
+    """Return the seconds of one copy; host memory is pinned."""
     sides = [
         torch.zeros(n_bytes, dtype=torch.uint8, device=side, pin_memory=pinned)
         for side, pinned in ((source, source != target and source == "cpu"),
@@ -65,7 +65,7 @@ def copying_s(n_bytes: int, source: str, target: str) -> float:
 
 
 def seconds(work: Callable[[], Any], device: str) -> float:
-    """Give the median seconds of one call, over bursts that are long enough to time."""
+    """Return the median seconds of one call, over bursts that are long enough to time."""
     for _ in range(3):
         work()
     n, taken = 1, _burst_s(work, 1, device)

@@ -36,7 +36,7 @@ class Check(Record, frozen=True, kw_only=True):
 
 
 def route(work: Work) -> Check:
-    """Say which kernels this machine has, and which one training takes."""
+    """Return which kernels this machine has, and which one training uses."""
     device = torch.device(work.device)
     plan = plan_of(work, Variant())
     words = attention.describe(plan.attention, device=device, dtype=DTYPES[plan.precision])
@@ -96,7 +96,7 @@ def packed_is_separate(work: Work) -> Check:
 
 
 def _logits(model: Any, batch: Batch) -> torch.Tensor:
-    """Give some logits of all positions, [B L, N_LOGITS]."""
+    """Return some logits of all positions, [B L, N_LOGITS]."""
     lm = causal_lm(model)
     hidden = hidden_states(lm, batch).flatten(0, 1)
     return torch.nn.functional.linear(hidden, head_weight(lm)[:N_LOGITS]).float()

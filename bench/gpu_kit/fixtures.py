@@ -78,7 +78,7 @@ def make_model(folder: Path, name: str, *, device: str) -> dict[str, int]:
 
 
 def model_record(folder: Path, name: str, sizes: dict[str, int]) -> ModelRecord:
-    """Give the record that a training job reads."""
+    """Return the record that a training job reads."""
     return ModelRecord(
         name=f"random Qwen3 {name}", kind="local", revision=None, path=str(folder), licence=None,
         facts=SIZES[name].facts, weights_sha256="",

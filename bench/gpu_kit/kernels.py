@@ -31,7 +31,7 @@ def profiled(steps: Any, device: str, *, n_steps: int) -> dict[str, Any]:
 
 
 def self_us(event: Any, cuda: bool) -> float:
-    """Give the time of a kernel, or of an operator without those that it calls."""
+    """Return the time of a kernel, or of an operator without those that it calls."""
     span = event.time_range
     return float(span.end - span.start if cuda else event.self_cpu_time_total)
 

@@ -55,12 +55,12 @@ class Work(Record, frozen=True, kw_only=True):
     matmul_flops_per_s: float | None = None
 
     def packing(self, name: str) -> PackingRecord:
-        """Give the record of the rows that were packed so."""
+        """Return the record of the packed rows."""
         record: PackingRecord = from_json(PackingRecord, self.packings[name])
         return record
 
     def gpu(self) -> GpuFacts | None:
-        """Give the card."""
+        """Return the card."""
         if self.device == "cpu":
             return None
         memory = torch.cuda.get_device_properties(0).total_memory
@@ -191,7 +191,7 @@ def _train(
 
 
 def settings_of(session: Session) -> dict[str, Any]:
-    """Say what was on."""
+    """Return which switches were on."""
     plan = session.run.plan
     return {
         "method": plan.method,
@@ -265,7 +265,7 @@ def _utilisation(work: Work, plan: TrainPlan, tokens_per_s: float) -> dict[str, 
 
 
 def useful_flops(work: Work, plan: TrainPlan) -> float:
-    """Give the model FLOPs of a token, the same for all variants of a method.
+    """Return the model FLOPs of a token, the same for all variants of a method.
 
     What a variant computes in vain (all rows of the head, a dense mask, padding, recomputation)
     counts nothing.

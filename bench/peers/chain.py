@@ -134,5 +134,5 @@ def prepare_tokenizer(folder: Path, tokenizer: Path) -> Path:
 
 
 def sizes(folder: Path) -> Iterator[int]:
-    """Give the bytes of each file below a folder."""
+    """Return the bytes of each file below a folder."""
     return (path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -50,7 +50,7 @@ def write(args: argparse.Namespace) -> None:
 
 
 def read(args: argparse.Namespace) -> program.Rows:
-    """Give the ids of every document."""
+    """Return the ids of every document."""
     import numpy as np
 
     for path in sorted((args.output / "rows").glob("*.ds")):

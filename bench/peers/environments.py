@@ -32,7 +32,7 @@ class Environment:
 
 
 def environment(name: str, directory: Path) -> Environment:
-    """Give an environment; build it where there is none for the file as it is."""
+    """Return an environment; build it where there is none for the file as it is."""
     requirements = REQUIREMENTS / f"{name}.txt"
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
     folder = directory.absolute() / name
@@ -65,7 +65,7 @@ def pip(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def reason(done: subprocess.CompletedProcess[str]) -> str | None:
-    """Give the last error line of a pip that failed."""
+    """Return the last error line of a pip that failed."""
     if done.returncode == 0:
         return None
     lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]

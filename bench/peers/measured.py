@@ -83,7 +83,7 @@ def measure(job: Callable[[Processes], None], log: Path) -> Measured:
 
 
 def cpu_s() -> float:
-    """Give the CPU time of all children that have ended, with theirs."""
+    """Return the CPU time of all children that have ended, with theirs."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -63,7 +63,7 @@ def main() -> None:
 def stamped(
     step: Callable[..., Any],
 ) -> tuple[Callable[..., Any], list[float], list[float]]:
-    """Let each step note this process's CPU time as it begins and ends, all threads together."""
+    """Record this process's CPU time, all threads together, as each step begins and ends."""
     began: list[float] = []
     ended: list[float] = []
 

@@ -57,7 +57,7 @@ def mapped(args: argparse.Namespace, tokenise: Callable[..., Any]) -> Any:
 
 
 def read_saved(args: argparse.Namespace) -> Rows:
-    """Give the ids of every row that datasets saved."""
+    """Return the ids of every row that datasets saved."""
     from datasets import load_from_disk
 
     for row in load_from_disk(args.output / "rows").with_format("numpy", columns=["input_ids"]):

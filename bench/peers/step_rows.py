@@ -10,7 +10,7 @@ from expertflow.tokens.arrow import PackedRows, packed_rows, read_rows
 
 
 def rows_by_step(packed: Path, plan: TrainPlan, shift: int) -> Iterator[PackedRows]:
-    """Give the rows of every step; ``shift`` begins with a later one."""
+    """Return the rows of every step; ``shift`` starts at a later one."""
     from expertflow.train.feed.loader import feed_of
 
     rows = read_rows(packed)

@@ -114,7 +114,7 @@ def case(work: Work, method: str, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def settings(plan: TrainPlan) -> dict[str, Any]:
-    """Give what the peer has to do as the plan does."""
+    """Return the settings that the peer must share with the plan."""
     names = (
         "method", "batch_size", "gradient_accumulation_steps", "precision", "optim", "weight_decay",
         "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "seed", "torch_compile",

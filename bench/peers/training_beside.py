@@ -174,7 +174,7 @@ def run(python: Path, program: str, *arguments: object, device: str) -> None:
 
 
 def environment_of(program: str, device: str) -> dict[str, str]:
-    """Give a program its variables: one thread, or the first card alone.
+    """Return a program's environment: one thread, or the first card alone.
 
     TRL refuses to train where a process sees several cards. On a card it may fetch its attention
     kernel from the hub; all else is local.

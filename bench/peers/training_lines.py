@@ -16,7 +16,7 @@ Row = dict[str, Any]
 def summary(
     line: str, runs: dict[str, dict[int, Row]], problems: dict[str, str], precision: str
 ) -> Row:
-    """Put a line's repeats into medians, and into ratios to ours of the same repeat."""
+    """Reduce a line's repeats to medians, and to ratios to ours of the same repeat."""
     own, ours = runs[line], runs[OURS]
     if line in problems or not own:
         return {"problem": problems.get(line, "not run")}
@@ -43,7 +43,7 @@ def summary(
 
 
 def rates(runs: dict[int, Row], what: str) -> dict[int, float]:
-    """Give tokens a second of each repeat, of wall (``timed_s``) or CPU time (``cpu_s``)."""
+    """Return tokens a second of each repeat, of wall (``timed_s``) or CPU time (``cpu_s``)."""
     return {i: run["n_tokens"] / run[what] for i, run in runs.items()}
 
 
@@ -74,7 +74,7 @@ def agreement(line: str, ours: dict[int, Row], own: dict[int, Row], precision: s
 
 
 def same_work(method: Row) -> bool | None:
-    """Tell whether the padding-free line did our work; null where it was not compared."""
+    """Return whether the padding-free line did our work; null where it was not compared."""
     if "problem" in method:
         return None
     shown = method.get("proof") or method["lines"].get(FREE, {})
@@ -97,7 +97,7 @@ def all_the_same(found: Iterable[bool | None]) -> bool | None:
 
 
 def failure(measured: Row, *, has_peer: bool) -> str | None:
-    """Say why a measurement is none: a side that was there failed, or did other work."""
+    """Return why a measurement is invalid: an installed side failed, or did other work."""
     reasons = []
     for method, row in measured["methods"].items():
         # A peer that is not there is listed, which is no failure.

@@ -73,7 +73,7 @@ class Marks(TrainerCallback):  # type: ignore[misc]
         return event
 
     def steps_s(self) -> list[float]:
-        """Give the seconds of each timed step."""
+        """Return the seconds of each timed step."""
         if self.cuda:
             return [a.elapsed_time(b) / 1000 for a, b in pairwise(self.marks)]
         return [b - a for a, b in pairwise(self.marks)]
@@ -202,7 +202,7 @@ def attention(case: Case) -> tuple[str, str]:
 
 
 def liger(case: Case) -> str:
-    """Say whether Liger's kernels are on, or why not."""
+    """Return whether Liger's kernels are on, or why not."""
     if case["device"] == "cpu":
         return "off: its kernels are Triton's and need a GPU"
     if case["form"] == "padded":

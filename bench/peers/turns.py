@@ -20,7 +20,7 @@ class Spread:
 
 
 def turns(lines: Sequence[str], n_repeats: int) -> list[tuple[int, str]]:
-    """Give the order in which to run: repeat and line, e.g. ours, peer, peer, ours."""
+    """Return the order in which to run: repeat and line, e.g. ours, peer, peer, ours."""
     order = []
     for repeat in range(n_repeats):
         order += [(repeat, line) for line in (lines if repeat % 2 == 0 else lines[::-1])]

@@ -134,7 +134,7 @@ def test_a_fault_is_one_line_with_file_key_value_and_fix(
 
 
 def source(**keys: Any) -> dict[str, Any]:
-    """Give a source of one kind or another, with keys of its template."""
+    """Return a source of some kind, with keys of its template."""
     places: dict[str, dict[str, Any]] = {
         "local": {"path": "x"},
         "git": {"path": "x"},

@@ -146,7 +146,7 @@ JOBS = [SimpleNamespace(wildcards_dict={"expert": "a"})]
 
 @pytest.fixture
 def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Give what lets squeue run a script, which may write into the folder it is called in."""
+    """Return a function that replaces squeue by a script."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.setattr(run_lock, "SLURM_POLL_S", 0.01)

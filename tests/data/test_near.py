@@ -39,7 +39,7 @@ def leaders(
 
 
 def pair(number: int, jaccard: float, n_words: int = 180) -> tuple[str, str]:
-    """Give two texts whose sets of words have this Jaccard similarity."""
+    """Return two texts whose sets of words have this Jaccard similarity."""
     shared = round(n_words * 2 * jaccard / (1 + jaccard))
     own = n_words - shared
     words = [f"{number}x{i}" for i in range(shared + 2 * own)]

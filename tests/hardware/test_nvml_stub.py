@@ -25,7 +25,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def watch(
     library: Path, folder: Path, *, arguments: tuple[str, ...] = (), n: int = 5, **scenario: Any
 ) -> dict[str, Any]:
-    """Let the monitor take some readings of a scenario; CUDA_... keys go to its environment."""
+    """Run the monitor on a scenario; CUDA_... keys go to its environment."""
     settings = {key: scenario.pop(key) for key in list(scenario) if key.startswith("CUDA")}
     path = nvml_stub.write(folder, **scenario)
     output, readings = folder / "m.json", folder / "m.jsonl"

@@ -18,7 +18,7 @@ RTX_2060 = card("RTX 2060")
 
 
 def traced(kept: int, checkpointed: int, n_tokens: int = 1024) -> MemoryTrace:
-    """Give a trace in which so many bytes come with each row of ``n_tokens``."""
+    """Return a trace in which each row of ``n_tokens`` adds so many bytes."""
     lines = tuple(
         MemoryLine(
             checkpoint_activations=on, model_bytes=GIB, gradient_bytes=0,

@@ -65,7 +65,7 @@ def remote_shell(folder: Path) -> Path:
 
 
 def fake_rsync(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a script in rsync's place."""
+    """Replace rsync by a script."""
     folder.mkdir(exist_ok=True)
     (folder / "rsync").write_text(f"#!/bin/bash\n{script}\n")
     (folder / "rsync").chmod(0o755)

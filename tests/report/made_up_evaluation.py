@@ -168,7 +168,7 @@ def side(n_correct: int, loss: float) -> e.EvaluationSide:
 
 
 def not_scored(record: e.EvaluationRecord, reason: str) -> e.EvaluationRecord:
-    """Let nothing be generated for the task, for that reason."""
+    """Make an evaluation whose task could not be scored, for that reason."""
     none = e.TaskScore(
         metric=METRIC, n_examples=0, n_correct=0, value_fraction=None, ci95=None, n_by_kind={},
         reason=reason,

@@ -230,7 +230,7 @@ def test_the_schema_holds_for_a_report(variant: str, request: pytest.FixtureRequ
 
 
 def _stopped(report: Report, *, tokens: int) -> Report:
-    """Let the second epoch end after 100 steps."""
+    """Shorten the second epoch to 100 steps."""
     training = report["training_report"]["training"]
     training["epoch_summaries"][1] |= {"steps": 100, "tokens": tokens}
     training |= {"steps": 1_000, "epochs": 1_000 / 900}

@@ -77,7 +77,7 @@ NodeName=gpu1,gpu2 Name=gpu Type=h100 File=/dev/zero
 
 
 def lacking() -> str | None:
-    """Say why no cluster can be started here; null if one can."""
+    """Return why no cluster can be started here; null if one can."""
     missing = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
     if missing:
         return f"{', '.join(missing)} not found; apt-get install --no-install-recommends {PACKAGES}"
@@ -207,7 +207,7 @@ def _pid(path: Path) -> int | None:
 
 
 def _lives(pid: int | None) -> bool:
-    """Tell whether a process is a daemon of ours still; its number may be another's by now."""
+    """Return whether a process is still one of our daemons; its number may have been reused."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text().strip()
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]

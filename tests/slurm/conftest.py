@@ -1,4 +1,4 @@
-"""Lets these tests make the workspaces of tests/workflow."""
+"""Share the workspaces of tests/workflow with these tests."""
 
 import sys
 from pathlib import Path

@@ -174,7 +174,7 @@ class ModelHandler(Handler):
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, bytes]:
-    """Give the files of a tiny model, with terms, and with what is of no use."""
+    """Return the files of a tiny model, with license terms and unused files."""
     prepare("builtin:tiny-qwen3", tmp_path)
     found = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     others = dict.fromkeys(("README.md", "pytorch_model.bin", "tokenizer.model"), b"x")

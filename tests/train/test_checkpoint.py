@@ -228,7 +228,7 @@ def taken(step: int) -> Snapshot:
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Let no file grow beyond a page, as a disk that is full would."""
+    """Limit files to one page, as a full disk would."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:

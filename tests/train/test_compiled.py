@@ -33,7 +33,7 @@ def rows() -> PackedRows:
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a kernel of plain operations in the place of the one that needs a card."""
+    """Replace the kernel that needs a card by plain operations."""
     monkeypatch.setattr(attention, "KERNEL", attention.Kernel.of(newest))
     monkeypatch.setattr(attention, "HALF", (torch.float32,))
     monkeypatch.setattr(attention, "varlen_hindrance", lambda *_: None)

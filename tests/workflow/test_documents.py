@@ -55,7 +55,7 @@ def schema(name: str) -> Any:
 
 
 def has(root: Any, path: str) -> bool:
-    """Tell whether a schema has a dotted path; a list's keys are those of its items."""
+    """Return whether a schema has a dotted path; a list's keys are those of its items."""
     node = root
     for part in path.split("."):
         node = resolved(root, node)

@@ -30,7 +30,7 @@ LIMITS = ("--nolock", "--rerun-incomplete", "--resources", "gpu=1")
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Workspace:
-    """Give a folder with a Snakefile, data and a configuration, and the code in another one."""
+    """Return a folder with a Snakefile, data and a configuration; the code is in another one."""
     code = make_workspace(tmp_path / "code")
     (tmp_path / "mine").mkdir()
     mine = Workspace(tmp_path / "mine")

@@ -36,7 +36,7 @@ def one_line(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def set_environment(scripts: Path, *, main: bool) -> None:
-    """Let rules find the interpreter that runs Snakemake, and the scripts beside the Snakefile.
+    """Set the environment by which rules find the interpreter and the scripts.
 
     They call ``python $EXPERTFLOW/<rule>.py``, from whatever working directory. The report tells
     the command line; in the environment it counts for no rule's settings.

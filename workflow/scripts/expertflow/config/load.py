@@ -58,7 +58,7 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(value: Any) -> Any:
-    """Give texts that are plain numbers as such: Snakemake leaves them texts inside an object.
+    """Convert texts that are numbers: Snakemake leaves them texts inside an object.
 
     Sources are left alone, where a revision or a name may be made of digits.
     """

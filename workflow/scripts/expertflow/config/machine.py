@@ -35,8 +35,8 @@ def check_machine(expert: Expert, rule: str, *, elsewhere: bool) -> None:
     gpu = probe.resolve_gpu(spec.hardware, list(spec.gpu_table))
     if spec.hardware == "auto" and gpu is None and (elsewhere or rule == "make_bundle"):
         raise ConfigError(
-            f"{probe.missing_gpu()}, and another is to train {expert.name}; name its card with"
-            " --config hardware='H100 SXM', or say hardware=cpu"
+            f"{probe.missing_gpu()}, and {expert.name} is trained on another one; name its card"
+            " with --config hardware='H100 SXM', or use hardware=cpu"
         )
     choose_attention(spec, gpu)
     choose_parallel(spec)

@@ -44,7 +44,7 @@ FILES = {
 
 
 def in_one_line(cls: C) -> C:
-    """Let every method end Snakemake with one line for a user's error."""
+    """Make every method end Snakemake with one line for a user's error."""
     for name, method in list(vars(cls).items()):
         if callable(method):
             setattr(cls, name, one_line(method))
@@ -339,7 +339,7 @@ class Workflow:
             if rule == "train_expert" and expert.plan_spec.hardware == "auto":
                 if missing := missing_gpu():
                     time = self._forecast(expert).time_text()
-                    note(f"{name}: {missing}; it trains on the CPU, for {time}")
+                    note(f"{name}: {missing}; training uses the CPU and should take {time}")
 
         def found(wildcards: Any) -> int:
             if self.main and self._checks:

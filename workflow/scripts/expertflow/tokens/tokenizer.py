@@ -1,4 +1,4 @@
-"""Put a tokenizer on disk: from the hub, from a folder, or learned from documents.
+"""Write a tokenizer to disk: from the hub, from a folder, or learned from documents.
 
 Needs neither torch nor transformers, and only three small files of a hub model, so that tokenizing
 can start while its weights download.
