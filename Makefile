@@ -5,7 +5,7 @@
 # make test         install, then the tests, by WORKERS (2) at once
 # make test-all     the same, with those that take minutes each
 # make lint         ruff, mypy, snakefmt, snakemake --lint
-# make bitsandbytes install what method qlora and optimiser adamw_8bit need
+# make bitsandbytes install what method qlora and optimizer adamw_8bit need
 # make slurm        install what profiles/slurm and profiles/cluster-generic need
 # make s3           install what object storage needs
 # make node         install the Node that runs generated TypeScript, in its sandbox

@@ -4,7 +4,7 @@
           |
     fetch_source / generate_source     raw records on this disk
           |
-    find_datasets                      which data sets, licences, shards
+    find_datasets                      which data sets, licenses, shards
           |
     prepare_shard                      validated documents; rejects with their reason
           |        \

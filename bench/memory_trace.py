@@ -23,7 +23,7 @@ from transformers import Qwen3Config
 
 from expertflow.plan.settings import LoraSpec
 from expertflow.train.trace.memory import follow_step, trace, whole_model
-from expertflow.train.trace.model import TracedRun, build, materialise
+from expertflow.train.trace.model import TracedRun, build, materialize
 
 GIB, MIB = 1 << 30, 1 << 20
 # Layers, hidden size, heads, key heads, intermediate size, tied: as the models' configs have them.
@@ -97,12 +97,12 @@ def measured(n_rows: int, length: int) -> dict[str, int]:
         kernel=True, supervised_fraction=0.3,
     )  # fmt: skip
     warm = build(run, n_layers=1, checkpoint=False)
-    materialise(warm, fake=False)
+    materialize(warm, fake=False)
     follow_step(warm, run, 1, 64)
     del warm
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     net = build(run, n_layers=6, checkpoint=False)
-    materialise(net, fake=False)
+    materialize(net, fake=False)
     model, gradients, phases = follow_step(net, run, n_rows, length)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     return {"traced_bytes": model + gradients + max(phases.values()), "grown_bytes": grown}

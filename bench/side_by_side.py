@@ -3,7 +3,7 @@
     python bench/side_by_side.py --environments DIR [--only tokens,training,orchestration]
         [--device cpu|cuda] [--model tiny|small|0.6B] [--repeats 5] [--output result.json]
 
-- tokens: documents become packed rows, by ours and three others (bench/tokenise_pack.py);
+- tokens: documents become packed rows, by ours and three others (bench/tokenize_pack.py);
 - training: steps of our loop and of TRL's SFTTrainer on the same rows and weights, full and LoRA,
   beside TRL's padded default (bench/peers/training_beside.py);
 - orchestration: the workflow and its own commands as plain scripts (bench/orchestration.py).
@@ -107,17 +107,17 @@ def parsed(words: list[str]) -> argparse.Namespace:
 
 
 def tokens(args: argparse.Namespace) -> Row:
-    """Measure tokenising and packing."""
+    """Measure tokenizing and packing."""
     # It imports what only our own environment has; the other parts do without.
-    import tokenise_pack
+    import tokenize_pack
 
     words = ["--megabytes", str(args.megabytes), "--repeats", str(args.repeats)]
-    options = tokenise_pack.options().parse_args([*words, "--environments", str(args.environments)])
-    if reason := tokenise_pack.missing(options):
+    options = tokenize_pack.options().parse_args([*words, "--environments", str(args.environments)])
+    if reason := tokenize_pack.missing(options):
         raise Failed(reason)
     allowed = os.sched_getaffinity(0)
     try:
-        return tokenise_pack.measure_all(options)
+        return tokenize_pack.measure_all(options)
     finally:
         # It keeps itself and its children to a number of cores.
         os.sched_setaffinity(0, allowed)

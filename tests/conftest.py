@@ -18,7 +18,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # Tests make repositories of their own; a hook of git names the one that it runs for.
 for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
     os.environ.pop(name, None)
-# Colours would stand in the texts that are compared.
+# Colors would stand in the texts that are compared.
 os.environ.pop("FORCE_COLOR", None)
 # What listens on loopback is asked directly, whatever proxy leads out of this machine.
 for name in ("no_proxy", "NO_PROXY"):

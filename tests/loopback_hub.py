@@ -42,7 +42,7 @@ def result(source):
         return {"error": str(error)}
     files = fetched.files
     return {
-        "revision": fetched.revision, "card_licence": fetched.card_licence,
+        "revision": fetched.revision, "card_license": fetched.card_license,
         "rows": list(rows(files)),
         "n_records": [f.n_records for f in files], "sha256": [f.sha256 for f in files],
         "notes": sorted({note for f in files for note in f.notes}),

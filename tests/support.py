@@ -201,7 +201,7 @@ def write_tiny_run(
     )
     model = {
         "name": "tiny", "kind": "local", "revision": None, "path": str(folder / "base_model"),
-        "licence": None, "n_parameters": 20_000, "n_weight_bytes": 80_000,
+        "license": None, "n_parameters": 20_000, "n_weight_bytes": 80_000,
         "weights_sha256": "w", "tokenizer": tokenizer_record(), "facts": facts,
     }  # fmt: skip
     records = (("packing", packing), ("plan", plan), ("staging", staging), ("model", model))

@@ -80,7 +80,7 @@ def make_model(folder: Path, name: str, *, device: str) -> dict[str, int]:
 def model_record(folder: Path, name: str, sizes: dict[str, int]) -> ModelRecord:
     """Return the record that a training job reads."""
     return ModelRecord(
-        name=f"random Qwen3 {name}", kind="local", revision=None, path=str(folder), licence=None,
+        name=f"random Qwen3 {name}", kind="local", revision=None, path=str(folder), license=None,
         facts=SIZES[name].facts, weights_sha256="",
         tokenizer=TokenizerRecord(
             path="", sha256="", vocab_size=SIZES[name].facts.vocab_size, layout=chatml_layout()

@@ -169,7 +169,7 @@ def train(work: Work, variant: Variant, name: str) -> dict[str, Any]:
         except (OutOfMemory, torch.OutOfMemoryError) as error:
             tried.append(plan.batch_size)
             said = " ".join(str(error).split())[:300]
-        # It holds on to an optimiser that it wraps, and so to the model.
+        # It holds on to an optimizer that it wraps, and so to the model.
         processes.accelerator.free_memory()
         gc.collect()
         if work.device == "cuda":
@@ -235,7 +235,7 @@ def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
         "n_steps": len(marks) - 1,
         "tokens_per_s": n_tokens / wall_s,
         "padding_share": _share(run.progress.n_padding_tokens - before[1], n_tokens),
-        **_utilisation(work, plan, n_tokens / wall_s),
+        **_utilization(work, plan, n_tokens / wall_s),
         **_spread(_steps_s(marks, cuda)),
         "first_step_s": first_s,
         "data_wait_share": waited_s / wall_s,
@@ -252,7 +252,7 @@ def _share(n_padding: int, n_tokens: int) -> float:
     return n_padding / max(1, n_padding + n_tokens)
 
 
-def _utilisation(work: Work, plan: TrainPlan, tokens_per_s: float) -> dict[str, Any]:
+def _utilization(work: Work, plan: TrainPlan, tokens_per_s: float) -> dict[str, Any]:
     """Give MFU by the table's peak and by the measured product; null where either is unknown."""
     flops = tokens_per_s * useful_flops(work, plan)
     peak = plan.gpu.peak_bf16_flops_per_s if plan.gpu else None

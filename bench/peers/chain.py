@@ -48,7 +48,7 @@ class Chain:
         fetch = FetchSpec(source=self.source, preset="full")
         fetched = ("--directory", at / "s", "--output", at / "s.json")
         processes.run(command("fetch_source", to_json(fetch), *locked, *fetched))
-        named = {"expert": EXPERT, "preset": "full", "licences": {"s": None}}
+        named = {"expert": EXPERT, "preset": "full", "licenses": {"s": None}}
         found = ("--sources", at / "s.json", "--output", at / "datasets.json")
         processes.run(command("find_datasets", named, *locked, *found))
         spec = PrepareSpec(
@@ -75,8 +75,8 @@ class Chain:
         arguments = ("--expert", EXPERT, "--shards", *shards, *output)
         processes.run(command("deduplicate_documents", to_json(deduplicate), *arguments))
 
-    def tokenise_and_pack(self, processes: Processes, *, length: int) -> None:
-        """Tokenise every shard, one at a time, and pack all."""
+    def tokenize_and_pack(self, processes: Processes, *, length: int) -> None:
+        """Tokenize every shard, one at a time, and pack all."""
         at = self.folder
         engines = ("fastokens", "tokenizers")
         tokens = TokenSpec(

@@ -18,7 +18,7 @@ def adapt(self: Any, data: dict[str, Any], path: str, id_in_file: int) -> dict[s
 
 
 def write(args: argparse.Namespace) -> None:
-    """Split the corpus and tokenise the parts."""
+    """Split the corpus and tokenize the parts."""
     from datatrove.executor import LocalPipelineExecutor
     from datatrove.pipeline.readers import JsonlReader
     from datatrove.pipeline.tokens import DocumentTokenizer

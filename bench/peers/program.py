@@ -45,14 +45,14 @@ def run(
         write(args)
 
 
-def mapped(args: argparse.Namespace, tokenise: Callable[..., Any]) -> Any:
-    """Load the records with datasets and tokenise them in batches of 1,000."""
+def mapped(args: argparse.Namespace, tokenize: Callable[..., Any]) -> Any:
+    """Load the records with datasets and tokenize them in batches of 1,000."""
     from datasets import load_dataset
 
     cache = str(args.output / "cache")
     data = load_dataset("json", data_files=str(args.input), split="train", cache_dir=cache)
     return data.map(
-        tokenise, batched=True, num_proc=args.processes, remove_columns=data.column_names
+        tokenize, batched=True, num_proc=args.processes, remove_columns=data.column_names
     )
 
 

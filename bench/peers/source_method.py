@@ -1,4 +1,4 @@
-"""The common method: ``datasets.map`` tokenises, ``group_texts`` concatenates and cuts, rows saved.
+"""The common method: ``datasets.map`` tokenizes, ``group_texts`` concatenates and cuts, rows saved.
 
 As in the language-model examples of transformers: a fast tokenizer, batches of 1,000, one process
 per core, the remainder of every batch dropped, labels a copy of the ids.
@@ -12,12 +12,12 @@ import program
 
 
 def write(args: argparse.Namespace) -> None:
-    """Tokenise, group and save."""
+    """Tokenize, group and save."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
 
-    def tokenise(batch: dict[str, list[str]]) -> Any:
+    def tokenize(batch: dict[str, list[str]]) -> Any:
         pairs = zip(batch["prompt"], batch["completion"], strict=True)
         return tokenizer([program.chatml(*pair) for pair in pairs], add_special_tokens=False)
 
@@ -29,7 +29,7 @@ def write(args: argparse.Namespace) -> None:
         result["labels"] = result["input_ids"].copy()
         return result
 
-    data = program.mapped(args, tokenise)
+    data = program.mapped(args, tokenize)
     data = data.map(group_texts, batched=True, num_proc=args.processes)
     data.save_to_disk(args.output / "rows")
 

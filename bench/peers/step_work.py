@@ -43,7 +43,7 @@ SIZES |= {
     "tiny": msgspec.structs.replace(SIZES["tiny"], n_documents=6000),
     "small": Size(facts=SMALL, row_length=512, n_documents=2000),
 }
-# A rate at which the losses move, so that an optimiser that works otherwise would be noticed; no
+# A rate at which the losses move, so that an optimizer that works otherwise would be noticed; no
 # dropout, whose draws differ.
 SETTINGS = {
     "full": {"learning_rate": 3e-4},

@@ -1,4 +1,4 @@
-"""TRL: ``datasets.map`` tokenises, ``pack_dataset`` packs best-fit-decreasing, rows saved.
+"""TRL: ``datasets.map`` tokenizes, ``pack_dataset`` packs best-fit-decreasing, rows saved.
 
 As ``SFTTrainer`` prepares its data with ``packing=True``: the attention mask is not kept, packing
 runs batch by batch of 1,000 documents in one process per core, and what is longer than a row is
@@ -12,18 +12,18 @@ import program
 
 
 def write(args: argparse.Namespace) -> None:
-    """Tokenise, pack and save."""
+    """Tokenize, pack and save."""
     from transformers import AutoTokenizer
     from trl import pack_dataset
 
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
 
-    def tokenise(batch: dict[str, list[str]]) -> dict[str, Any]:
+    def tokenize(batch: dict[str, list[str]]) -> dict[str, Any]:
         pairs = zip(batch["prompt"], batch["completion"], strict=True)
         texts = [program.chatml(*pair) for pair in pairs]
         return {"input_ids": tokenizer(texts, add_special_tokens=False)["input_ids"]}
 
-    data = program.mapped(args, tokenise)
+    data = program.mapped(args, tokenize)
     data = pack_dataset(data, args.length, strategy="bfd", map_kwargs={"num_proc": args.processes})
     data.save_to_disk(args.output / "rows")
 

@@ -28,7 +28,7 @@ def turns(lines: Sequence[str], n_repeats: int) -> list[tuple[int, str]]:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Summarise measurements; there has to be one."""
+    """Summarize measurements; there has to be one."""
     return Spread(
         median=statistics.median(values), least=min(values), most=max(values), n=len(values)
     )

@@ -57,7 +57,7 @@ def test_what_ships_is_sound() -> None:
         "All switches together": (5.0, None),
         "Compiled layers": (1.2, 2.0),
         "TF32 in fp32 training": (7.2, 8.8),
-        "Tokenising ahead against tokenising in the loop": (1.05, 1.10),
+        "Tokenizing ahead against tokenizing in the loop": (1.05, 1.10),
         "Half as many saves": (1.053, 1.111),
     }
 

@@ -8,12 +8,12 @@ from expertflow.config.contradictions import check_task
 from expertflow.core.errors import ConfigError
 
 
-def check(task: str, *, fields: Any = (), artefacts: Any = ()) -> None:
-    check_task({"task": task, "fields": dict(fields), "artefacts": dict(artefacts)}, "e.yaml")
+def check(task: str, *, fields: Any = (), artifacts: Any = ()) -> None:
+    check_task({"task": task, "fields": dict(fields), "artifacts": dict(artifacts)}, "e.yaml")
 
 
 @pytest.mark.parametrize(
-    ("task", "fields", "artefacts"),
+    ("task", "fields", "artifacts"),
     [
         ("held_out_loss", {}, {}),
         ("held_out_loss", {"schema": "s"}, {"database": "x"}),
@@ -26,16 +26,16 @@ def check(task: str, *, fields: Any = (), artefacts: Any = ()) -> None:
         ("multiple_choice", {"choices": "c", "answer": "a"}, {}),
     ],
 )
-def test_what_a_task_reads_is_taken(task: str, fields: Any, artefacts: Any) -> None:
-    check(task, fields=fields, artefacts=artefacts)
+def test_what_a_task_reads_is_taken(task: str, fields: Any, artifacts: Any) -> None:
+    check(task, fields=fields, artifacts=artifacts)
 
 
 @pytest.mark.parametrize(
-    ("task", "fields", "artefacts", "message"),
+    ("task", "fields", "artifacts", "message"),
     [
-        ("sql_execution", {}, {}, r"reads evaluation\.artefacts\.database"),
-        ("sql_execution", {"database": "which"}, {}, r"reads evaluation\.artefacts\.database"),
-        ("sql_execution", {}, {"databse": "x"}, r"artefacts\.databse .*did you mean 'database'\?"),
+        ("sql_execution", {}, {}, r"reads evaluation\.artifacts\.database"),
+        ("sql_execution", {"database": "which"}, {}, r"reads evaluation\.artifacts\.database"),
+        ("sql_execution", {}, {"databse": "x"}, r"artifacts\.databse .*did you mean 'database'\?"),
         ("json_schema", {}, {}, r"reads evaluation\.fields\.schema"),
         ("typescript_tests", {"prefix": "p"}, {}, r"reads evaluation\.fields\.tests"),
         ("multiple_choice", {"choices": "c"}, {}, r"reads evaluation\.fields\.answer"),
@@ -45,6 +45,6 @@ def test_what_a_task_reads_is_taken(task: str, fields: Any, artefacts: Any) -> N
         ("held_out_loss", {"pattern": "s"}, {}, r"fields\.pattern is read by nothing"),
     ],
 )
-def test_what_it_does_not_is_refused(task: str, fields: Any, artefacts: Any, message: str) -> None:
+def test_what_it_does_not_is_refused(task: str, fields: Any, artifacts: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check(task, fields=fields, artefacts=artefacts)
+        check(task, fields=fields, artifacts=artifacts)

@@ -224,8 +224,8 @@ def test_a_record_of_a_hub_source_counts_if_it_is_of_now(place: Place) -> None:
         path="x", format="jsonl", compression=None, n_bytes=9_000_000, n_records=None, sha256=""
     )
     record = SourceRecord(
-        name="s", preset="full", kind="hub", revision=None, card_licence=None, n_shards=1,
-        files=(file,), artefacts={},
+        name="s", preset="full", kind="hub", revision=None, card_license=None, n_shards=1,
+        files=(file,), artifacts={},
     )  # fmt: skip
     Path("results/e/sources/fetched").mkdir(parents=True)
     place.record("fetch_source", "sources/fetched/s.json", record, source="s")

@@ -88,7 +88,7 @@ def test_merge_keys_and_aliases_are_read(tmp_path: Path) -> None:
         (GOOD.replace("kind: local", "kind: locl"), ":6: key 'sources.0.kind' is 'locl'"),
         (GOOD + "  num_epochs: 3\n", ":11: unknown key 'training.num_epochs'; it is called"),
         (GOOD + "  deepspeed: x.json\n", "training.deepspeed'; parallel: fsdp"),
-        (GOOD.replace("kind: local", "kind: local\n    license: mit"), "it is called 'licence'"),
+        (GOOD.replace("kind: local", "kind: local\n    licence: mit"), "it is called 'license'"),
     ],
 )
 def test_a_wrong_setting_has_its_line(tmp_path: Path, text: str, said: str) -> None:

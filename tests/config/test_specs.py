@@ -64,8 +64,8 @@ def test_categories_are_texts() -> None:
 def made_by(**changes: Any) -> BundleSpec:
     config = {"preset": "demo", "experts": {"e": {}}}
     settings: dict[str, Any] = {
-        "expert": "e", "config": config, "files": {}, "content": {}, "artefacts": {},
-        "own_artefacts": {}, "tokens": TokenSpec(engine="auto", versions={"tokenizers": "0.1"}),
+        "expert": "e", "config": config, "files": {}, "content": {}, "artifacts": {},
+        "own_artifacts": {}, "tokens": TokenSpec(engine="auto", versions={"tokenizers": "0.1"}),
         "code": {}, "with_weights": False,
     }  # fmt: skip
     return BundleSpec(**{**settings, **changes})
@@ -81,7 +81,7 @@ def home(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> None:
     monkeypatch.setenv("HOME", str(folder))
 
 
-def test_engines_that_did_not_tokenise_do_not_count() -> None:
+def test_engines_that_did_not_tokenize_do_not_count() -> None:
     own = told("pretokenize_shard")
     assert own["versions"] != {"tokenizers": "0.1"}
     bundled = told("pretokenize_shard", made_by())

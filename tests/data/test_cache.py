@@ -59,7 +59,7 @@ def test_folders_are_named_as_the_library_names_them(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "licence"),
+    ("head", "license"),
     [
         ("license: mit", "mit"),
         ("license:\n- mit\n- cc-by-4.0", "mit, cc-by-4.0"),
@@ -71,10 +71,10 @@ def test_folders_are_named_as_the_library_names_them(name: str) -> None:
         ("just text", None),
     ],
 )
-def test_a_card_states_its_licence(tmp_path: Path, head: str, licence: str | None) -> None:
+def test_a_card_states_its_license(tmp_path: Path, head: str, license: str | None) -> None:
     card = tmp_path / "README.md"
     card.write_text(f"---\n{head}\n---\n# Title\nlicense: wrong\n")
-    assert cache.card_licence(cache.front_matter(card)) == licence
+    assert cache.card_license(cache.front_matter(card)) == license
 
 
 def test_a_prepared_commit_is_found_and_never_another_one(home: Path) -> None:

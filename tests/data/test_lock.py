@@ -115,7 +115,7 @@ def test_a_generator_writes_its_folder_whole(tmp_path: Path) -> None:
     assert pinned.identity["code"] == "code text_to_sql"
     record = fetch_source(FetchSpec(source=source, preset="demo"), pinned, tmp_path / "out")
     assert record.files[0].n_records == 20
-    assert Path(record.artefacts["database"].path).is_file()
+    assert Path(record.artifacts["database"].path).is_file()
     with pytest.raises(ConfigError, match="no generator 'poems'; use one of arithmetic, facts"):
         lock(tmp_path, SourceSpec(generator="poems", **made))
 
@@ -148,12 +148,12 @@ def data_file(path: Path, *, n_records: int | None = 2, notes: tuple[str, ...] =
 def found(*files: DataFile, stated: str | None = "MIT") -> DatasetManifest:
     pinned = SourceLock(name="s", kind="hub", n_shards=3, revision=None, identity={}, files=())
     record = SourceRecord(
-        name="s", preset="demo", kind="hub", revision="c", card_licence="mit", n_shards=3,
-        files=files, artefacts={},
+        name="s", preset="demo", kind="hub", revision="c", card_license="mit", n_shards=3,
+        files=files, artifacts={},
     )  # fmt: skip
     locks = ExpertLock(expert="e", sources=(pinned,))
     return find_datasets(
-        expert="e", preset="demo", licences={"s": stated}, lock=locks, sources=[record]
+        expert="e", preset="demo", licenses={"s": stated}, lock=locks, sources=[record]
     )
 
 
@@ -173,18 +173,18 @@ def test_files_of_a_source_add_up_and_their_notes_are_gathered(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("stated", "licence", "notes"),
+    ("stated", "license", "notes"),
     [
         ("MIT", "MIT", ()),
-        (None, "mit", ("licence mit: from the data set card",)),
+        (None, "mit", ("license mit: from the data set card",)),
         ("CC0-1.0", "CC0-1.0", ("the data set card says mit",)),
     ],
 )
-def test_the_manifests_licence_wins_and_the_card_is_noted(
-    tmp_path: Path, stated: str | None, licence: str, notes: tuple[str, ...]
+def test_the_manifests_license_wins_and_the_card_is_noted(
+    tmp_path: Path, stated: str | None, license: str, notes: tuple[str, ...]
 ) -> None:
     (source,) = found(data_file(tmp_path / "a"), stated=stated).sources
-    assert (source.licence, source.notes) == (licence, notes)
+    assert (source.license, source.notes) == (license, notes)
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:

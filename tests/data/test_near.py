@@ -110,7 +110,7 @@ def test_of_a_family_the_first_stays(tmp_path: Path) -> None:
 
 
 def test_leaders_come_earlier_and_lead_back_to_one_that_stays(tmp_path: Path) -> None:
-    # a text that drifts: each is near its neighbours, the ends have nothing in common
+    # a text that drifts: each is near its neighbors, the ends have nothing in common
     texts = [" ".join(f"w{i}" for i in range(4 * step, 4 * step + 100)) for step in range(120)]
     signed = signatures(texts, WORDS)
     found = leaders(signed, tmp_path)

@@ -26,10 +26,10 @@ def source_of(*paths: Path) -> SourceRecord:
         preset="demo",
         kind="local",
         revision=None,
-        card_licence=None,
+        card_license=None,
         n_shards=1,
         files=files,
-        artefacts={},
+        artifacts={},
     )
 
 
@@ -113,7 +113,7 @@ def test_e_mail_addresses_get_pseudonyms_everywhere(tmp_path: Path) -> None:
     path = write(
         tmp_path / "r.jsonl", {"q": "ask ann@site.org", "a": "ann@site.org", "x": ["bo@site.org"]}
     )
-    spec = replace(SPEC, source=replace(PAIR, pseudonymise_emails=True), evaluation_fields=("x",))
+    spec = replace(SPEC, source=replace(PAIR, pseudonymize_emails=True), evaluation_fields=("x",))
     (document,) = documents(prepare(path, spec))
     question, answer = (turn.content for turn in document.body.turns)
     assert question == f"ask {answer}" and "site.org" not in question
@@ -234,7 +234,7 @@ LEAKY = {
 }
 
 
-@pytest.mark.parametrize("setting", ["scan_secrets", "pseudonymise_emails"])
+@pytest.mark.parametrize("setting", ["scan_secrets", "pseudonymize_emails"])
 @pytest.mark.parametrize(("line", "source"), LEAKY.values(), ids=LEAKY.keys())
 def test_what_is_kept_out_of_documents_stands_nowhere_else(
     tmp_path: Path, setting: str, line: str, source: dict[str, Any],

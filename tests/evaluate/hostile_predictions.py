@@ -255,7 +255,7 @@ def text(n: int, canary: str) -> Sized:
 
 def records(database: str) -> dict[str, dict[str, Any]]:
     return {
-        "sql_execution": {"reference": SQL_REFERENCE, "artefacts": {"database": database}},
+        "sql_execution": {"reference": SQL_REFERENCE, "artifacts": {"database": database}},
         "json_schema": {
             "reference": '{"a": "aa"}',
             "fields": {"schema": "s"},

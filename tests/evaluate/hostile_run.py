@@ -106,8 +106,8 @@ def score_all(task: str, predictions: Sequence[str], around: Surroundings) -> li
         document_id="d0", prompt="?", reference=record["reference"], fields=record.get("record", {})
     )
     fields = record.get("fields", {})
-    artefacts = {name: Path(path) for name, path in record.get("artefacts", {}).items()}
-    cases = [ScoringCase(example, prediction, fields, artefacts) for prediction in predictions]
+    artifacts = {name: Path(path) for name, path in record.get("artifacts", {}).items()}
+    cases = [ScoringCase(example, prediction, fields, artifacts) for prediction in predictions]
     return TASKS[record.get("task", task)].score(cases)
 
 

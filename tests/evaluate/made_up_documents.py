@@ -107,7 +107,7 @@ def case(
     document_id: str = "d7",
     **record: Any,
 ) -> ScoringCase:
-    artefacts = {"database": database, "graph": graph}
+    artifacts = {"database": database, "graph": graph}
     example = Example(document_id=document_id, prompt="?", reference=reference, fields=record)
-    files = {name: path for name, path in artefacts.items() if path is not None}
+    files = {name: path for name, path in artifacts.items() if path is not None}
     return ScoringCase(example, prediction, {name: name for name in record}, files)

@@ -9,7 +9,7 @@ from expertflow.evaluate import baselines
 from expertflow.evaluate.baselines import BaselinePredictor, make_baselines
 from expertflow.evaluate.records import Example, Verdict
 
-COLUMNS = ("colour", "weight", "size", "price", "maker", "year", "shape")
+COLUMNS = ("color", "weight", "size", "price", "maker", "year", "shape")
 THINGS = ("red car", "blue chair", "old lamp", "new ship", "small boat")
 
 
@@ -92,14 +92,14 @@ def test_the_nearest_question_answers_as_it_stands_or_filled_in() -> None:
     assert by_name(many)["nearest_filled"].answer(asked) == "bonjour bob"
 
 
-def test_judgements_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_judgments_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
 
     def counting(examples: Sequence[Example], predictions: Sequence[str]) -> list[Verdict]:
         shown.extend(predictions)
         return equal(examples, predictions)
 
-    monkeypatch.setattr(baselines, "N_JUDGEMENTS", 30)
+    monkeypatch.setattr(baselines, "N_JUDGMENTS", 30)
     make_baselines(counting, [table(i) for i in range(200)], 0)
     assert 0 < len(shown) <= 60
 

@@ -18,7 +18,7 @@ from expertflow.evaluate.choose_checkpoint import (
     no_choice,
 )
 from expertflow.evaluate.records import Published, TaskScore, Verdict
-from expertflow.evaluate.statistics import summarise
+from expertflow.evaluate.statistics import summarize
 from expertflow.train.records import Candidate
 
 
@@ -35,7 +35,7 @@ def training(*losses: float | None, published: int) -> Any:
 
 
 def score(n_correct: int, n: int = 40) -> TaskScore:
-    return summarise(
+    return summarize(
         "accuracy", [Verdict("correct" if i < n_correct else "wrong") for i in range(n)]
     )
 

@@ -73,7 +73,7 @@ def test_the_newest_that_asked_the_same_counts(path: Path) -> None:
         {"max_new_tokens": 9},
         {"decoding": Decoding(stop=(";",))},
         {"fields": {"schema": "form"}},
-        {"artefacts": {"database": __file__}},
+        {"artifacts": {"database": __file__}},
     ],
 )
 def test_what_was_asked_otherwise_is_not_compared(path: Path, changes: Any) -> None:
@@ -112,13 +112,13 @@ def test_what_a_record_gives_the_scorer_is_part_of_its_question(path: Path) -> N
         assert found is not None and found.n_shared_questions == n_shared
 
 
-def test_artefacts_are_named_by_their_content(tmp_path: Path) -> None:
+def test_artifacts_are_named_by_their_content(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "database").write_text("wrong")
-    how = spec(artefacts={name: str(tmp_path / name) for name in ("folder", "database")})
-    first = run("a", "x", how=how).how.artefacts
+    how = spec(artifacts={name: str(tmp_path / name) for name in ("folder", "database")})
+    first = run("a", "x", how=how).how.artifacts
     (tmp_path / "database").write_text("right")
-    again = run("a", "x", how=how).how.artefacts
+    again = run("a", "x", how=how).how.artifacts
     assert again["folder"] == first["folder"] and again["database"] != first["database"]
 
 

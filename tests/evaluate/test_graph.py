@@ -200,11 +200,11 @@ def test_a_graph_that_cannot_be_built_is_an_error(
         judge(path, "MATCH (p) RETURN p")
 
 
-def test_the_metric_and_what_is_needed_follow_the_artefact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_metric_and_what_is_needed_follow_the_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
     task, plain = Cypher(), spec(task="cypher")
-    asked = spec(task="cypher", artefacts={"graph": "graph.cypher"})
+    asked = spec(task="cypher", artifacts={"graph": "graph.cypher"})
     assert (task.metric_of(plain), task.metric_of(asked)) == (
-        "normalised_match", "execution_accuracy"
+        "normalized_match", "execution_accuracy"
     )  # fmt: skip
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert task.unavailable_reason(plain) is None
@@ -214,5 +214,5 @@ def test_the_metric_and_what_is_needed_follow_the_artefact(monkeypatch: pytest.M
 
 @needs_engine
 def test_the_engines_versions_are_told() -> None:
-    found = Cypher().tools(spec(task="cypher", artefacts={"graph": "graph.cypher"}))
+    found = Cypher().tools(spec(task="cypher", artifacts={"graph": "graph.cypher"}))
     assert {"graphqlite", "apsw", "graphglot"} <= set(found)

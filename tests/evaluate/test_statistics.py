@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from expertflow.evaluate import statistics
 from expertflow.evaluate.records import Verdict
-from expertflow.evaluate.statistics import mean_interval, paired_change, summarise, wilson_interval
+from expertflow.evaluate.statistics import mean_interval, paired_change, summarize, wilson_interval
 
 N_SIMULATIONS = 400
 
@@ -172,9 +172,9 @@ def test_wilson_interval_refuses_what_is_no_proportion(n_correct: int, n: int) -
         wilson_interval(n_correct, n)
 
 
-def test_summarise_counts_by_kind() -> None:
+def test_summarize_counts_by_kind() -> None:
     kinds = ("wrong_rows", "correct", "empty", "correct")
-    score = summarise("execution_accuracy", [Verdict(kind) for kind in kinds])
+    score = summarize("execution_accuracy", [Verdict(kind) for kind in kinds])
     assert (score.metric, score.n_examples, score.n_correct) == ("execution_accuracy", 4, 2)
     assert score.value_fraction == 0.5
     assert score.ci95 == wilson_interval(2, 4)
@@ -182,7 +182,7 @@ def test_summarise_counts_by_kind() -> None:
     assert score.reason is None
 
 
-def test_summarise_of_nothing_is_unknown_and_says_why() -> None:
-    score = summarise("exact_match", [])
+def test_summarize_of_nothing_is_unknown_and_says_why() -> None:
+    score = summarize("exact_match", [])
     assert (score.value_fraction, score.ci95, score.n_by_kind) == (None, None, {})
     assert score.reason

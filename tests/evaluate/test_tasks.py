@@ -23,11 +23,11 @@ def _score(
     *,
     record: Mapping[str, Any] | None = None,
     fields: Mapping[str, str] | None = None,
-    artefacts: Mapping[str, Path] | None = None,
+    artifacts: Mapping[str, Path] | None = None,
 ) -> Verdict:
     example = Example(document_id="d7", prompt="?", reference=reference, fields=dict(record or {}))
     (verdict,) = TASKS[task].score(
-        [ScoringCase(example, prediction, fields or {}, artefacts or {})]
+        [ScoringCase(example, prediction, fields or {}, artifacts or {})]
     )
     return verdict
 
@@ -47,7 +47,7 @@ def test_every_task_but_the_loss_has_a_scorer_and_says_what_it_needs() -> None:
     assert set(TASKS) == set(get_args(Task)) - {"held_out_loss"}
     for task in TASKS.values():
         known = {f"fields.{name}" for name in task.fields}
-        known |= {f"artefacts.{name}" for name in task.artefacts}
+        known |= {f"artifacts.{name}" for name in task.artifacts}
         assert set(task.required) <= known
 
 
@@ -83,14 +83,14 @@ def test_each_task_judges(
 
 def test_sql_asks_the_database_that_the_record_names(databases: dict[str, Path]) -> None:
     def verdict(prediction: str, **extra: Any) -> Verdict:
-        return _score("sql_execution", prediction, "SELECT a FROM t", artefacts=databases, **extra)
+        return _score("sql_execution", prediction, "SELECT a FROM t", artifacts=databases, **extra)
 
     named: dict[str, Any] = {"fields": {"database": "db_id"}, "record": {"db_id": "other"}}
     assert verdict("SELECT 0").correct
     assert verdict("SELECT 1", **named).correct
     assert not verdict("SELECT 0", **named).correct
     named["record"] = {"db_id": "third"}
-    with pytest.raises(EvaluationError, match="document d7: there is no artefact 'third'"):
+    with pytest.raises(EvaluationError, match="document d7: there is no artifact 'third'"):
         verdict("SELECT 0", **named)
 
 
@@ -104,7 +104,7 @@ def test_no_examples_give_no_verdicts(task: Task) -> None:
     [
         ("json_schema", {}, r"document d7: evaluation\.fields\.schema is missing"),
         ("json_schema", {"fields": {"schema": "s"}}, "field 's'.*should hold text, found None"),
-        ("sql_execution", {}, "document d7: there is no artefact 'database'"),
+        ("sql_execution", {}, "document d7: there is no artifact 'database'"),
         ("final_answer", {}, "document d7: the reference has no number"),
         ("typescript", {}, "document d7: the reference is not TypeScript"),
     ],
@@ -138,7 +138,7 @@ def test_a_pattern_that_backtracks_without_end_is_ended_and_spares_the_others() 
 
 
 # Options: numeric labels are not indices.
-TEXTS = ["red", "blue", "green", "grey"]
+TEXTS = ["red", "blue", "green", "gray"]
 FROM_1 = {"label": [1, 2, 3, 4], "text": TEXTS}
 FROM_0 = {"label": [0, 1, 2, 3], "text": TEXTS}
 

@@ -30,16 +30,16 @@ def inputs() -> CardInputs:
     return card_inputs(make_gpu_inputs())
 
 
-def with_licence(inputs: CardInputs, licence: str | None) -> CardInputs:
-    sources = tuple(replace(source, licence=licence) for source in inputs.datasets.sources)
-    model = replace(inputs.model, licence="apache-2.0")
+def with_license(inputs: CardInputs, license: str | None) -> CardInputs:
+    sources = tuple(replace(source, license=license) for source in inputs.datasets.sources)
+    model = replace(inputs.model, license="apache-2.0")
     return replace(inputs, model=model, datasets=replace(inputs.datasets, sources=sources))
 
 
 def test_the_front_matter_is_what_the_hub_reads(inputs: CardInputs) -> None:
     from huggingface_hub import ModelCard
 
-    inputs = with_licence(inputs, "mit")
+    inputs = with_license(inputs, "mit")
     inputs = replace(
         inputs,
         model=replace(inputs.model, kind="hub", name="org/base"),
@@ -63,20 +63,20 @@ def test_the_front_matter_is_what_the_hub_reads(inputs: CardInputs) -> None:
 
 
 def test_what_is_not_on_the_hub_or_not_known_is_not_declared(inputs: CardInputs) -> None:
-    model = replace(inputs.model, kind="local", name="/models/mine", licence=None)
+    model = replace(inputs.model, kind="local", name="/models/mine", license=None)
     front, body = parts(write_card(replace(inputs, model=model)))
     assert not front.keys() & {"base_model", "license", "datasets", "language"}
-    assert "licence **not stated**" in body
+    assert "license **not stated**" in body
 
 
-def test_licence_conflicts_come_before_the_title(inputs: CardInputs) -> None:
-    front, body = parts(write_card(with_licence(inputs, "cc-by-nc-sa-4.0")))
+def test_license_conflicts_come_before_the_title(inputs: CardInputs) -> None:
+    front, body = parts(write_card(with_license(inputs, "cc-by-nc-sa-4.0")))
     top = body.split("# expert-sql")[0]
-    assert "**Licences: read this before use.**" in top and "not legal advice" in top
+    assert "**Licenses: read this before use.**" in top and "not legal advice" in top
     assert "> - non-commercial: " in top and "> - share-alike: " in top
     assert (front["license"], front["license_name"]) == ("other", "several-see-model-card")
-    clean = write_card(with_licence(inputs, "mit"))
-    assert "Licences: read this" not in clean
+    clean = write_card(with_license(inputs, "mit"))
+    assert "Licenses: read this" not in clean
 
 
 def test_a_demo_is_marked_as_not_for_use_before_all_else() -> None:
@@ -132,7 +132,7 @@ def test_the_published_step_and_those_it_was_chosen_from_are_told(inputs: CardIn
     [
         (None, "trained as a whole; bfloat16"),
         ("base", "adapter merged into the base model; bfloat16"),
-        ("dequantised base", "as its 4 bits hold it, dequantised; bfloat16"),
+        ("dequantized base", "as its 4 bits hold it, dequantized; bfloat16"),
     ],
 )
 def test_a_card_says_what_its_weights_are(inputs: CardInputs, merged_into: Any, words: str) -> None:
@@ -172,11 +172,11 @@ def test_hashes_and_versions_are_told(inputs: CardInputs) -> None:
         ("qwen-research", "cc-by-nc-4.0", ("LICENSE",), "several-see-model-card", None),
     ],
 )
-def test_one_odd_licence_is_named_and_linked(
+def test_one_odd_license_is_named_and_linked(
     inputs: CardInputs, base: str, source: str, files: tuple[str, ...], name: str, link: str | None
 ) -> None:
-    told = with_licence(inputs, source)
-    told = replace(told, model=replace(told.model, licence=base))
+    told = with_license(inputs, source)
+    told = replace(told, model=replace(told.model, license=base))
     front, _ = parts(write_card(told, *files))
     assert (front["license"], front["license_name"]) == ("other", name)
     assert front.get("license_link") == link
@@ -186,7 +186,7 @@ def test_data_stay_text_wherever_they_stand(inputs: CardInputs) -> None:
     source = replace(
         inputs.datasets.sources[0],
         name=HOSTILE,
-        licence=HOSTILE,
+        license=HOSTILE,
         revision=HOSTILE,
         notes=(HOSTILE,),
     )
@@ -194,7 +194,7 @@ def test_data_stay_text_wherever_they_stand(inputs: CardInputs) -> None:
         inputs,
         spec=replace(inputs.spec, description=f"- {HOSTILE}"),
         datasets=replace(inputs.datasets, sources=(source,)),
-        model=replace(inputs.model, name=HOSTILE, kind="hub", licence=HOSTILE, revision=HOSTILE),
+        model=replace(inputs.model, name=HOSTILE, kind="hub", license=HOSTILE, revision=HOSTILE),
         evaluation=replace(inputs.evaluation, unavailable={HOSTILE: HOSTILE}),
     )
     front, body = parts(write_card(hostile))
@@ -243,7 +243,7 @@ def test_code_has_as_many_backticks_as_it_needs(
     inputs: CardInputs, revision: str, shown: str
 ) -> None:
     model = replace(inputs.model, revision=revision)
-    assert f"revision {shown}, licence" in write_card(replace(inputs, model=model))
+    assert f"revision {shown}, license" in write_card(replace(inputs, model=model))
 
 
 def test_no_control_character_or_direction_mark_is_left(inputs: CardInputs) -> None:

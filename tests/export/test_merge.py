@@ -76,7 +76,7 @@ def test_a_merged_adapter_says_the_same(base: Path, tmp_path: Path, method: str,
     expected = load(what)(input_ids=ids).logits
     torch.testing.assert_close(merged(input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)
     assert (expected - untrained).abs().max() > 0.1
-    assert record.merged_into == ("base" if method == "lora" else "dequantised base")
+    assert record.merged_into == ("base" if method == "lora" else "dequantized base")
     assert record.max_logit_difference < 1e-3
     assert record.loss_after_merge == pytest.approx(record.loss_before_merge, abs=1e-5)
     assert (record.n_rows_compared, record.published_step) == (4, 3)
@@ -131,7 +131,7 @@ def test_what_was_trained_on_4_bits_is_published_without_them(base: Path, tmp_pa
     record = export(what, tmp_path / "merged")
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert "quantization_config" not in config and config["dtype"] == record.dtype == "float32"
-    assert not loading.is_quantised(plain(tmp_path / "merged"))
+    assert not loading.is_quantized(plain(tmp_path / "merged"))
 
 
 def test_the_export_reads_the_base_in_the_precision_of_training(base: Path, tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_the_export_reads_the_base_in_the_precision_of_training(base: Path, tmp_
     needs("qlora")
     what = train_adapter(base, tmp_path / "adapter", method="qlora", precision="bf16")
     loaded = load(what)
-    half = load_base(str(base), dtype=torch.bfloat16, attention_name="sdpa", quantised=True)
-    codes = [dict(loading.quantised_layers(m)) for m in (loaded.unload(), half)]
+    half = load_base(str(base), dtype=torch.bfloat16, attention_name="sdpa", quantized=True)
+    codes = [dict(loading.quantized_layers(m)) for m in (loaded.unload(), half)]
     assert all(torch.equal(codes[0][name].weight, layer.weight) for name, layer in codes[1].items())
     assert {p.dtype for p in loaded.parameters()} == {torch.float32, torch.uint8}
 

@@ -88,7 +88,7 @@ def train_adapter(
 ) -> Trained:
     """Save an adapter with random weights, as training does."""
     model = load_base(
-        str(base), dtype=torch.float32, attention_name=ATTENTION, quantised=method == "qlora"
+        str(base), dtype=torch.float32, attention_name=ATTENTION, quantized=method == "qlora"
     )
     wrapped = add_adapter(model, lora or replace(LORA, targets=TARGETS))
     generator = torch.Generator().manual_seed(1)

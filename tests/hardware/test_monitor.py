@@ -26,7 +26,7 @@ from expertflow.hardware.nvml import NO_DRIVER
 from expertflow.hardware.records import Card, GpuSample, MonitorRecord
 from expertflow.hardware.sampler import SamplingInterval
 from expertflow.hardware.summary import no_card, stats
-from expertflow.hardware.summary import summarise as summarise_card
+from expertflow.hardware.summary import summarize as summarize_card
 
 TRACE = Path(__file__).parent / "data" / "trace.jsonl"
 H100 = Card(
@@ -56,28 +56,28 @@ def script(*arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **how)
 
 
-def summarise(samples: list[GpuSample], card: Card | None = None) -> MonitorRecord:
-    return summarise_card(samples, card=card or no_card(NO_DRIVER), interval=SamplingInterval(1.0))
+def summarize(samples: list[GpuSample], card: Card | None = None) -> MonitorRecord:
+    return summarize_card(samples, card=card or no_card(NO_DRIVER), interval=SamplingInterval(1.0))
 
 
 def remarks(busy: float = 95, n: int = 20, **figures: Any) -> str:
-    return " | ".join(summarise([sample(t, busy, **figures) for t in range(n)], H100).assessment)
+    return " | ".join(summarize([sample(t, busy, **figures) for t in range(n)], H100).assessment)
 
 
 def test_every_null_figure_has_a_reason() -> None:
     may_be_null = {"configured_interval_s", "epoch_s"}
     for samples in ([], [sample(0, None)], [sample(0, 1), sample(1, 1)]):
-        record = summarise(samples, H100 if samples and samples[0].energy_j is not None else None)
+        record = summarize(samples, H100 if samples and samples[0].energy_j is not None else None)
         nulls = {name for name, value in to_json(record).items() if value is None}
         assert nulls - may_be_null - {"driver"} <= record.unavailable.keys()
         assert not {name for name in record.unavailable if name not in nulls}
-    record = summarise([sample(0, None), sample(1, None)])
+    record = summarize([sample(0, None), sample(1, None)])
     assert record.unavailable["any_kernel_percent"] == "no NVIDIA driver on this machine"
     assert record.cpu_percent is not None and record.cpu_percent.mean == 50.0
 
 
 def test_energy_is_the_difference_of_the_counter() -> None:
-    record = summarise([sample(t, 80.0) for t in (1, 2, 5)])
+    record = summarize([sample(t, 80.0) for t in (1, 2, 5)])
     assert (record.energy_j, record.energy_source) == (pytest.approx(400), "counter")
     assert record.any_kernel_percent is not None
     assert (record.any_kernel_percent.mean, record.assessment) == (80.0, ())
@@ -86,14 +86,14 @@ def test_energy_is_the_difference_of_the_counter() -> None:
 def test_nothing_is_taken_across_a_pause() -> None:
     first = [sample(t, 80.0) for t in (1, 2)]
     after = [sample(t, 80.0, energy_j=10.0 * t, starts=t == 104) for t in (104, 106)]
-    record = summarise([*first, *after])
+    record = summarize([*first, *after])
     assert record.energy_j == pytest.approx(100 + 20)
     assert record.wall_s == pytest.approx(1 + 2)
 
 
 def test_a_lost_reading_loses_no_energy_and_a_reset_counter_adds_none() -> None:
     readings = [0.0, None, 50.0, 5.0, 15.0]
-    record = summarise([sample(t, 1.0, energy_j=value) for t, value in enumerate(readings)])
+    record = summarize([sample(t, 1.0, energy_j=value) for t, value in enumerate(readings)])
     assert record.energy_j == pytest.approx(50 + 10)
 
 
@@ -143,7 +143,7 @@ def test_throttling_by_heat_counts_from_one_percent() -> None:
             sample(t, 95.0, power_w=650.0, throttle_reasons=hot if 0 < t <= n_hot else cool)
             for t in range(201)
         ]
-        record = summarise(samples, H100)
+        record = summarize(samples, H100)
         assert record.throttle_s is not None and record.throttle_s["thermal"] == n_hot
         assert record.throttle_s["hw_slowdown"] == 0
         return record.assessment
@@ -178,7 +178,7 @@ def test_a_replay_of_nothing_is_an_error(tmp_path: Path) -> None:
 def test_two_records_are_compared(tmp_path: Path) -> None:
     paths = [tmp_path / f"{name}.json" for name in ("before", "after")]
     for path, busy in zip(paths, (40.0, 90.0), strict=True):
-        write_record(path, summarise([sample(t, busy) for t in range(20)], H100))
+        write_record(path, summarize([sample(t, busy) for t in range(20)], H100))
     shown = script("--compare", *paths).stdout
     row = next(line for line in shown.split("\n") if "any kernel" in line)
     assert row.split()[-4:] == ["40.0", "90.0", "+50.0", "+125.0%"]
@@ -249,7 +249,7 @@ def test_a_reading_counts_for_its_time_whatever_the_pace() -> None:
     # 90 s idle at ten a second, 600 s busy at one: by readings it would be 40 %.
     idle = [sample(t / 10, 0.0, starts=t == 0) for t in range(901)]
     busy = [sample(90.0 + t, 100.0) for t in range(1, 601)]
-    record = summarise([*idle, *busy], CARD)
+    record = summarize([*idle, *busy], CARD)
     known = record.any_kernel_percent
     assert known is not None and known.mean == pytest.approx(100 * 600 / 690)
     assert (known.min, known.p5, known.p50, known.max) == (0.0, 0.0, 100.0, 100.0)

@@ -173,7 +173,7 @@ def test_a_terminal_gets_it_fitted_to_its_width(monkeypatch: pytest.MonkeyPatch)
     plan, stream = Plan(), Terminal()
     resources = SimpleNamespace(forecast=PRICED)
     plan.add(rule="train_expert", wildcards={"expert": "a"}, resources=resources)
-    print_table(plan, stream, colour=False)
+    print_table(plan, stream, color=False)
     text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
     assert "0.42 to 0.94  1.0 to 2.3  1 x H100 SXM" in text
     assert max(map(len, text.splitlines())) <= 80

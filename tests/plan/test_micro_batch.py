@@ -93,7 +93,7 @@ SPARED = "; batch_size 4 with gradient_accumulation_steps 4 times as many fits w
         (GIB // 3, GIB // 100, {}, (8, False), "batch_size", "the most rows that fit without"),
         (GIB // 3, GIB // 100, {}, (8, False), "batch_size", "5.0 of 5.6 GiB, and 7.8 with 16"),
         # A card that would idle checkpoints just enough, unless that brings no more rows.
-        (GIB, GIB // 100, {}, (BUSY_TOKENS // 1024, True), "batch_size", "judgement"),
+        (GIB, GIB // 100, {}, (BUSY_TOKENS // 1024, True), "batch_size", "judgment"),
         (GIB, GIB, {}, (2, False), "batch_size", ""),
         (GIB, GIB // 100, {"gradient_checkpointing": False}, (2, False), "batch_size", ""),
         (GIB, GIB // 100, {"gradient_checkpointing": True}, (4, True), "batch_size", ""),

@@ -1,4 +1,4 @@
-"""What the prediction of peak memory says of optimisers and of shares of a model."""
+"""What the prediction of peak memory says of optimizers and of shares of a model."""
 
 import math
 from typing import Any

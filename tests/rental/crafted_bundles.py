@@ -53,7 +53,7 @@ def model_record(**changes: Any) -> bytes:
         "model_type": "qwen3", "n_mlp_matrices": 3,
     }  # fmt: skip
     value = {
-        "name": "m", "kind": "local", "revision": None, "path": "m", "licence": None,
+        "name": "m", "kind": "local", "revision": None, "path": "m", "license": None,
         "facts": facts, "n_parameters": 1, "n_weight_bytes": 7, "weights_sha256": "",
         "tokenizer": to_json(tokenizer_record()), **changes,
     }  # fmt: skip

@@ -15,7 +15,7 @@ LADDER = "from_naive"
 RUNGS: tuple[tuple[str, str, float | None], ...] = (
     ("naive", "Naive loop: batch 1, no workers, fp32, padded", 0.031),
     ("batch", "Batches of 16", 0.102),
-    ("pretokenised", "Tokenised before training", 0.155),
+    ("pretokenized", "Tokenized before training", 0.155),
     ("workers", "Workers load the next batch", 0.157),
     ("bf16", "bf16 products", None),
     ("packed", "Documents packed into rows", 0.81),
@@ -115,7 +115,7 @@ def make_claims() -> tuple[ClaimVerdict, ...]:
               reason="the plan computes in bf16: TF32 has nothing to speed up"),
         claim("packing", "system A", "5 times", low=5.0, high=5.0,
               measured=estimate(5.16, 0.02), verdict="more"),
-        claim("tokenising first", "system D", "5 to 10 %", low=1.05, high=1.10,
+        claim("tokenizing first", "system D", "5 to 10 %", low=1.05, high=1.10,
               measured=estimate(1.52), verdict="more"),
         claim("local NVMe", "system D", "2 to 3 times", low=2.0, high=3.0,
               verdict="not measurable", reason=ONE_DISK),

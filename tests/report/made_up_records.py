@@ -49,12 +49,12 @@ def make_spec(preset: str) -> ReportSpec:
 
 def make_datasets(preset: str) -> d.DatasetManifest:
     hub = d.DatasetSource(
-        name="text-to-sql", kind="hub", revision="8f2c1d77a0", licence="CC-BY-4.0", n_files=4,
+        name="text-to-sql", kind="hub", revision="8f2c1d77a0", license="CC-BY-4.0", n_files=4,
         n_bytes=31_400_000, n_records=18_000, sha256="ab" * 32,
         notes=("the data set card says cc-by-4.0",),
     )  # fmt: skip
     generated = d.DatasetSource(
-        name="generated-shops", kind="generated", revision=None, licence="CC0-1.0", n_files=1,
+        name="generated-shops", kind="generated", revision=None, license="CC0-1.0", n_files=1,
         n_bytes=5_200_000, n_records=4_000, sha256="cd" * 32, notes=(),
     )  # fmt: skip
     sources = (generated,) if preset == "demo" else (hub, generated)
@@ -99,7 +99,7 @@ def make_model() -> t.ModelRecord:
     )  # fmt: skip
     return t.ModelRecord(
         name="Qwen/Qwen3-0.6B", kind="hub", revision="c1899de289", path="results/models/qwen3",
-        licence="apache-2.0", facts=facts, n_parameters=596_049_920, n_weight_bytes=1_192_099_840,
+        license="apache-2.0", facts=facts, n_parameters=596_049_920, n_weight_bytes=1_192_099_840,
         weights_sha256="4d" * 32,
         tokenizer=tokenizer_record(path="results/expert-sql/tokenizer", sha256="3c" * 32),
     )  # fmt: skip

@@ -81,7 +81,7 @@ def make_cpu_inputs() -> ReportInputs:
         datasets=pieces.make_datasets("demo"),
         documents=pieces.make_documents("demo"),
         model=replace(gpu.model, name="builtin:tiny-qwen3", kind="builtin", revision=None,
-                      licence=None),
+                      license=None),
         plan=_cpu_plan(gpu.plan),
         training=_cpu_training(gpu.training),
         packing=_cpu_packing(gpu.packing),

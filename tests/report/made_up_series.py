@@ -175,7 +175,7 @@ def make_profile() -> KernelProfile:
     table = kernel_table(spans)
     return KernelProfile(
         n_wanted_steps=5, n_steps=5, first_step=12, device="cuda", wall_s=now_us / 1e6,
-        n_neighbour_steps=5, neighbour_step_s=now_us / 6e6, pause_s=3.4, device_busy_fraction=0.9,
+        n_neighbor_steps=5, neighbor_step_s=now_us / 6e6, pause_s=3.4, device_busy_fraction=0.9,
         n_kernels=len(table), kernels_s=sum(kernel.total_s for kernel in table),
         kernels=table[:N_KERNELS],
         trace="trace.json.gz", n_trace_bytes=11_000_000,

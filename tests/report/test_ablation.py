@@ -245,7 +245,7 @@ def test_hostile_names_are_escaped_and_whole() -> None:
 
 
 def test_names_in_drawings_keep_their_digits() -> None:
-    """Coordinates are rounded, and colours replaced; a name that looks like one stays."""
+    """Coordinates are rounded, and colors replaced; a name that looks like one stays."""
     name = 'lr 0.123456 role="x" "#2d6cb6"'
     chart = charts_waterfall.changes_chart((make_bar("x", name, 0.9),))
     assert chart is not None and f">{name}<" in chart.wide

@@ -162,8 +162,8 @@ def test_dark_is_dark_and_light_is_light(show: Any, name: str) -> None:
     assert sum(_channels(light)) > 3 * 230 and sum(_channels(dark)) < 3 * 50
 
 
-def _channels(colour: str) -> list[int]:
-    return [int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+def _channels(color: str) -> list[int]:
+    return [int(part) for part in color.removeprefix("rgb(").removesuffix(")").split(",")]
 
 
 def test_it_prints_on_white_with_whole_charts(show: Any) -> None:

@@ -100,8 +100,8 @@ def test_bands_that_a_screen_cannot_part_are_one(gpu_inputs: ReportInputs) -> No
     assert _bands(chart.wide, "yellow") == 1
 
 
-def _bands(drawing: str, colour: str) -> int:
-    paths = re.findall(rf'<path d="([^"]+)" fill="var\(--{colour}\)" opacity="0.4"/>', drawing)
+def _bands(drawing: str, color: str) -> int:
+    paths = re.findall(rf'<path d="([^"]+)" fill="var\(--{color}\)" opacity="0.4"/>', drawing)
     return sum(path.count("M") for path in paths)
 
 
@@ -113,9 +113,9 @@ def test_reference_stripes_only_where_there_are_some(gpu_inputs: ReportInputs) -
     assert timeline is not None
     assert {panel.quantity: panel.limit for panel in timeline.panels}["temperature_c"] is None
     bare = [charts.panel_chart(panel, timeline) for panel in timeline.panels]
-    assert not any(chart.note or "var(--grey)" in chart.wide for chart in bare)
+    assert not any(chart.note or "var(--gray)" in chart.wide for chart in bare)
     noted = [chart for chart in _timeline(gpu_inputs) if chart.note]
-    assert noted and all("var(--grey)" in chart.wide for chart in noted)
+    assert noted and all("var(--gray)" in chart.wide for chart in noted)
 
 
 def test_cuts_are_counted_not_guessed(gpu_inputs: ReportInputs) -> None:

@@ -18,9 +18,9 @@ Report = dict[str, Any]
 def test_mfu_by_hand(gpu_inputs: ReportInputs) -> None:
     # 86.4 M tokens in 2494.1 + 21.4 s, 2.62 GFLOP a token, of 989.5 TFLOP/s
     expected = 86.4e6 / 2_515.5 * 2.62e9 / 989.5e12
-    assert derive.utilisation(gpu_inputs, 2.62e9) == pytest.approx(expected)
+    assert derive.utilization(gpu_inputs, 2.62e9) == pytest.approx(expected)
     two = replace(gpu_inputs, training=replace(gpu_inputs.training, world_size=2))
-    assert derive.utilisation(two, 2.62e9) == pytest.approx(expected / 2)
+    assert derive.utilization(two, 2.62e9) == pytest.approx(expected / 2)
 
 
 OTHER = {"gpu_name": "NVIDIA L40S"}
@@ -152,7 +152,7 @@ def test_rows_repeat_plan_and_run(gpu_report: Report) -> None:
 
 def test_nothing_is_compared_with_nothing(cpu_report: Report) -> None:
     rows, reasons = _rows(cpu_report), cpu_report["unavailable"]
-    assert rows["Optimiser steps"]["difference_fraction"] == 0
+    assert rows["Optimizer steps"]["difference_fraction"] == 0
     for index, name in enumerate(rows):
         if rows[name]["difference_fraction"] is None:
             assert reasons[f"plan_against_actual[{index}].difference_fraction"]

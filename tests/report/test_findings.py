@@ -122,7 +122,7 @@ LIMITS: dict[str, list[tuple[Report, bool | str]]] = {
     ),
     "tokenizer-fallback": _at("data.tokenizer_fallbacks", (["x"], "info"), ([], False)),
     "rows-not-compared": _at("training_report.training.epochs", (2.0, False), (3.0, True)),
-    "no-licence": _at("data.sources.0.licence", ("CC0-1.0", False), (None, True)),
+    "no-license": _at("data.sources.0.license", ("CC0-1.0", False), (None, True)),
     "held-out-leak": _at("evaluation.documents_shared_with_training", (0, False), (3, "problem")),
     "padding": _at("data.padding_fraction", (None, False), (0.10, False), (0.1001, True)),
     "few-steps": [
@@ -359,7 +359,7 @@ def test_acceptance_that_cannot_be_judged(path: str, value: Any, gpu_report: Rep
         # The rest of an unbroken run is start-up; a short run is not sure of anything.
         ({"time.other_s": 9_000.0, SESSIONS: 1}, "start-up", "medium"),
         ({"time.startup_s": 9_000.0, WALL_S: 59.0}, "start-up", "low"),
-        # Counters name the limit inside a step; without them utilisation shows arithmetic.
+        # Counters name the limit inside a step; without them utilization shows arithmetic.
         ({TENSOR: 50.0, SM: 90.0, KERNEL: 97.0, POWER: 650.0}, "compute", "high"),
         ({TENSOR: 49.9, SM: 90.0, KERNEL: 97.0, POWER: 650.0}, "step", "medium"),
         ({TENSOR: 24.9, SM: 80.1, KERNEL: 97.0, POWER: 400.0}, "memory-bound kernels", "high"),

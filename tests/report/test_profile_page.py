@@ -28,8 +28,8 @@ from expertflow.train.records import Kernel
         ("void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>", "matmul"),
         ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_Copy>", "matmul"),
         ("triton_tem_fused_mm_12", "matmul"),
-        ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>", "optimiser"),
-        ("aten::_fused_adamw_", "optimiser"),
+        ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>", "optimizer"),
+        ("aten::_fused_adamw_", "optimizer"),
         ("_ChunkedLossBackward", "loss"),
         ("void cunn_SoftMaxForward<4, float, LogSoftMaxForwardEpilogue, log_softmax>", "loss"),
         ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0", "elementwise"),
@@ -96,9 +96,9 @@ def test_a_run_without_has_one_line(cpu_inputs: ReportInputs) -> None:
 
 def test_what_a_profile_lacks_is_said(gpu_inputs: ReportInputs) -> None:
     missing = {"trace": "it is too large", "n_trace_bytes": "it is too large",
-               "neighbour_step_s": "none came before", "device_busy_fraction": "a CPU"}  # fmt: skip
+               "neighbor_step_s": "none came before", "device_busy_fraction": "a CPU"}  # fmt: skip
     profile = replace(
-        make_profile(), device="cpu", n_neighbour_steps=0, unavailable=missing,
+        make_profile(), device="cpu", n_neighbor_steps=0, unavailable=missing,
         notes=("at most 2 of the 5 steps asked for",),
         **dict.fromkeys(missing),
     )  # fmt: skip

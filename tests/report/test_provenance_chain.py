@@ -26,7 +26,7 @@ def _name_shards(results: Path, *sources: str) -> None:
     shards = tuple(shard for source in sources for shard in plan_shards(source, 1))
     rows = (
         DatasetSource(
-            name=source, kind="local", revision=None, licence=None, n_files=1, n_bytes=1,
+            name=source, kind="local", revision=None, license=None, n_files=1, n_bytes=1,
             n_records=1, sha256="", notes=(),
         )
         for source in sources

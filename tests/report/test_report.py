@@ -106,7 +106,7 @@ Report = dict[str, Any]
 TRAINING = "training_report.training"
 
 FAULTS = [
-    ("run.colour", "blue", "run"),
+    ("run.color", "blue", "run"),
     ("data.documents", MISSING, "documents"),
     ("time.wall_s", "long", "time.wall_s"),
     ("run.preset", None, "run.preset"),
@@ -127,7 +127,7 @@ FAULTS = [
     ("plan.save_hours", 0.5, "plan.hours: is 0.73"),
     ("plan.memory.step_bytes", 1, "plan.memory_peak_bytes"),
     ("training_report.hardware.power_w", None, "hardware.power_w: null without a reason"),
-    ("data.sources.1.licence", None, "data.sources[1].licence"),
+    ("data.sources.1.license", None, "data.sources[1].license"),
     ("unavailable", {"model.revision": ""}, "unavailable"),
     ("comparison", [{"anything": 1}], "comparison"),
     ("export.published_step", 1800, "but step 1200 was evaluated; run export_model again"),

@@ -111,7 +111,7 @@ def test_hostile_texts_are_escaped(which: str, request: pytest.FixtureRequest) -
 
 def test_hostile_texts_are_escaped_in_the_index(gpu_report: dict[str, Any]) -> None:
     other = {**gpu_report, "run": {**gpu_report["run"], "preset": "demo"}}
-    other["data"] = {**gpu_report["data"], "sources": [{"licence": HOSTILE}]}
+    other["data"] = {**gpu_report["data"], "sources": [{"license": HOSTILE}]}
     _escaped(render_index(build_index([_hostile(gpu_report), other])))
 
 
@@ -191,8 +191,8 @@ def test_chain_is_placed_by_stage() -> None:
     assert box is not None and box.n_more == 6 and len(box.made) == 3
 
 
-def _luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def _luminance(color: str) -> float:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
     return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
@@ -228,7 +228,7 @@ def test_plan_rows_say_whether_the_band_held(
     gpu_report: Report, gpu_inputs: ReportInputs, cpu_report: Report, cpu_inputs: ReportInputs
 ) -> None:
     rows = _rows(gpu_report, gpu_inputs, PLAN)
-    assert ">0</td>" in rows["Optimiser steps"] and "the band" not in rows["Optimiser steps"]
+    assert ">0</td>" in rows["Optimizer steps"] and "the band" not in rows["Optimizer steps"]
     assert "within the band" in rows["Wall time"] and " to " in rows["Wall time"]
     next(r for r in gpu_report["plan_against_actual"] if r["quantity"] == "Cost")["actual"] = 99.0
     assert "outside the band" in _rows(gpu_report, gpu_inputs, PLAN)["Cost"]

@@ -93,7 +93,7 @@ def test_index_has_one_row_an_expert(gpu_report: Report, cpu_report: Report) -> 
     assert planned == pytest.approx(first["wall_s"] / 3600)
     assert second["usd"] is None and "price" in second["unavailable"]["usd"]
     assert second["hours_difference_fraction"] is None
-    assert second["source_licences"] == ["CC0-1.0"]
+    assert second["source_licenses"] == ["CC0-1.0"]
     assert "No expert has a report yet" in render_index(build_index([]))
 
 

@@ -51,7 +51,7 @@ def random_rows(seed: int, *, n_rows: int = 40, length: int = 48) -> PackedRows:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_nothing_is_lost_added_or_relabelled(seed: int) -> None:
+def test_nothing_is_lost_added_or_relabeled(seed: int) -> None:
     rows = random_rows(seed)
     chosen = np.random.default_rng(seed).permutation(len(rows))[:17]
     loose = split_documents(rows, chosen)

@@ -190,7 +190,7 @@ def test_two_engines_are_refused(tmp_path: Path) -> None:
     shards = [token_shard(tmp_path, documents(9), shard=f"{i:03d}") for i in range(2)]
     shards[1] = replace(shards[1], engine="fastokens")
     keep = keep_list(tmp_path, {"000": [True] * 9, "001": [False] * 9})
-    with pytest.raises(DataError, match=r"s/000 was tokenised by tokenizers \(a test\)"):
+    with pytest.raises(DataError, match=r"s/000 was tokenized by tokenizers \(a test\)"):
         pack_sequences(expert="e", spec=spec(), shards=shards, keep=keep, output=tmp_path / "o")
 
 

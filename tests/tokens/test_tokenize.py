@@ -108,7 +108,7 @@ def test_a_blank_before_the_first_word_is_for_the_first_word_alone(tmp_path: Pat
     assert engine.encode(["<s>"]) != [[0]]
 
 
-def test_many_documents_are_tokenised_as_each_alone(engine: Engine) -> None:
+def test_many_documents_are_tokenized_as_each_alone(engine: Engine) -> None:
     text = "user\nlist all names and SELECT name FROM users"
     inner = Segment(text, learned=((5, 9), (9, 13), (20, len(text))))
     documents = [

@@ -142,7 +142,7 @@ def test_the_kernel_of_this_torch_takes_what_it_is_given() -> None:
         ({"cu_seq_lens_q": BOUNDS, "dropout": 0.1}, "wants attention dropout 0.1"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_honored_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(TrainingError, match=message) as caught:
         attention.attend(MODULE, *heads(), None, **{"document_bounds": BOUNDS, **options})
     assert "\n" not in str(caught.value)

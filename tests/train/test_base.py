@@ -56,7 +56,7 @@ CPU = torch.device("cpu")
 
 def spec(model: str) -> ModelSpec:
     return ModelSpec(
-        model=model, revision=None, licence=None, n_layers=1, hidden_size=16, n_heads=2,
+        model=model, revision=None, license=None, n_layers=1, hidden_size=16, n_heads=2,
         n_kv_heads=1, head_dim=8, intermediate_size=32, content={}, seed=0,
     )  # fmt: skip
 
@@ -181,7 +181,7 @@ def files(tmp_path: Path) -> dict[str, bytes]:
     return {**found, **others, **{name: name.encode() for name in TEXTS}}
 
 
-def test_licence_texts_and_tokenizer_models_are_downloaded_and_packed(
+def test_license_texts_and_tokenizer_models_are_downloaded_and_packed(
     tmp_path: Path, files: dict[str, bytes]
 ) -> None:
     hub = Hub({"maker/model": Repository(files)})
@@ -259,11 +259,11 @@ def test_activation_checkpointing_is_on_in_every_layer(run: tuple[TrainPlan, Mod
     assert [layer.gradient_checkpointing for layer in layers] == [True, True]
 
 
-def test_weights_that_are_quantised_already_are_refused(
+def test_weights_that_are_quantized_already_are_refused(
     run: tuple[TrainPlan, ModelRecord], tmp_path: Path
 ) -> None:
     config = json.loads((Path(run[1].path) / "config.json").read_text())
     text = json.dumps({**config, "quantization_config": {"quant_method": "gptq", "bits": 4}})
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(TrainingError, match="quantised already; use the original ones"):
+    with pytest.raises(TrainingError, match="quantized already; use the original ones"):
         load_base(str(tmp_path), dtype=torch.float32, attention_name="sdpa")

@@ -173,7 +173,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     assert names(tmp_path) == [1]
 
 
-def test_the_state_of_another_model_or_optimiser_is_refused(tmp_path: Path) -> None:
+def test_the_state_of_another_model_or_optimizer_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, step=1)
     lora = tiny_net("lora")
     with pytest.raises(TrainingError, match="remove the state"):

@@ -1,4 +1,4 @@
-"""Documents that are tokenised in the loop are the documents that would have been packed."""
+"""Documents that are tokenized in the loop are the documents that would have been packed."""
 
 from pathlib import Path
 

@@ -58,7 +58,7 @@ def test_the_table_adds_up(watched: tuple[Path, RunSummary]) -> None:
     assert (record.n_steps, record.device, record.reason) == (5, "cpu", None)
     assert record.first_step is not None and record.first_step > 10
     assert record.wall_s is not None and 0 < record.wall_s < watched[1].time.train_s
-    assert record.neighbour_step_s is not None and record.neighbour_step_s > 0
+    assert record.neighbor_step_s is not None and record.neighbor_step_s > 0
     assert record.pause_s is not None and record.pause_s > 0
     assert (
         record.device_busy_fraction is None
@@ -68,7 +68,7 @@ def test_the_table_adds_up(watched: tuple[Path, RunSummary]) -> None:
     assert (len(record.kernels), record.rest.n_calls) == (record.n_kernels, 0)
     kinds = by_kind(record)
     assert sum(kind.share_fraction for kind in kinds) == pytest.approx(1)
-    assert {"matmul", "attention", "loss", "optimiser"} <= {kind.kind for kind in kinds}
+    assert {"matmul", "attention", "loss", "optimizer"} <= {kind.kind for kind in kinds}
     assert record.notes == ()
     assert [kernel.total_s for kernel in record.kernels] == sorted(
         (kernel.total_s for kernel in record.kernels), reverse=True
@@ -102,7 +102,7 @@ def test_a_trace_above_the_bound_is_dropped(
 
 
 def no_start(_: Any) -> None:
-    raise RuntimeError("Can't initialise\nCUPTI")
+    raise RuntimeError("Can't initialize\nCUPTI")
 
 
 def no_memory(*_: Any, **__: Any) -> None:
@@ -116,8 +116,8 @@ def full_disk(*_: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("profile.start", no_start, "the profiler did not start: Can't initialise CUPTI"),
-        ("profile.stop", no_start, "the profiler failed: Can't initialise CUPTI"),
+        ("profile.start", no_start, "the profiler did not start: Can't initialize CUPTI"),
+        ("profile.stop", no_start, "the profiler failed: Can't initialize CUPTI"),
         ("supported_activities", set, "this build of torch cannot watch CPU"),
         ("spans_of", lambda *_, **__: [], "saw no kernel"),
         ("profile.start", no_memory, "the profiler did not start: host memory ran out"),
@@ -153,7 +153,7 @@ def test_steps_stay_clear_of_what_else_is_due(
     plan = replace(plan, eval_steps=100, save_steps=13)
     window = choose_window(plan, 0)
     assert window is not None
-    assert (window.steps, window.neighbours) == (range(13, 18), range(8, 13))
+    assert (window.steps, window.neighbors) == (range(13, 18), range(8, 13))
     # Saved after each step: only steps that are timed on the device are avoided.
     window = choose_window(replace(plan, save_steps=1), 0)
     assert window is not None and window.steps == range(11, 16)

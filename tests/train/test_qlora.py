@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainPlan, ModelRecor
     folder = tmp_path_factory.mktemp("run")
     write_tiny_run(folder, lora=LORA)
     plan = read_record(TrainPlan, folder / "plan.json")
-    # Every kind of layer of Qwen3 that is quantised; the LoRA of the demos has two.
+    # Every kind of layer of Qwen3 that is quantized; the LoRA of the demos has two.
     lora = replace(LORA, targets=("q_proj", "o_proj", "down_proj"))
     model = read_record(ModelRecord, folder / "model.json")
     return replace(plan, method="qlora", lora=lora), model
@@ -109,13 +109,13 @@ def test_layers_are_in_4_bits_and_embeddings_and_head_are_not(
 ) -> None:
     net = load()
     lm = causal_lm(net)
-    assert len(loading.quantised_layers(lm)) == 2 * 7
+    assert len(loading.quantized_layers(lm)) == 2 * 7
     state = lm.model.layers[0].self_attn.k_proj.weight.quant_state
     assert (state.quant_type, state.nested) == ("nf4", True)
     assert type(lm.get_output_embeddings()) is torch.nn.Linear
     assert lm.get_output_embeddings().weight.dtype == torch.float32
     assert loaded_words(net, run[0]).startswith(
-        "base in NF4, double quantised, fp32 compute: 14 layers;"
+        "base in NF4, double quantized, fp32 compute: 14 layers;"
     )
 
 

@@ -15,7 +15,7 @@ from expertflow.plan.records import MemoryTrace
 from expertflow.plan.settings import LoraSpec
 from expertflow.train.trace import memory as trace_memory
 from expertflow.train.trace.memory import LiveBytes
-from expertflow.train.trace.model import TracedRun, build, materialise
+from expertflow.train.trace.model import TracedRun, build, materialize
 
 SHAPE = {
     "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4,
@@ -68,7 +68,7 @@ def test_a_step_without_data_has_the_bytes_of_a_real_one(method: str, checkpoint
     run = run_of("full" if method == "full" else "lora", DORA if method == "dora" else LORA)
     run = replace(run, attention="eager", dtype=torch.float32)
     real = build(run, n_layers=2, checkpoint=checkpoint)
-    materialise(real, fake=False)
+    materialize(real, fake=False)
     seen = trace_memory.follow_step(real, run, 2, 48)
     assert seen == trace_memory.trace(run, 2, 2, 48, checkpoint=checkpoint)
 

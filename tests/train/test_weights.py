@@ -135,7 +135,7 @@ def test_the_magnitudes_of_dora_get_no_weight_decay() -> None:
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch", "adamw_8bit"])
-def test_the_settings_reach_the_optimiser(optim: str) -> None:
+def test_the_settings_reach_the_optimizer(optim: str) -> None:
     if optim == "adamw_8bit":
         pytest.importorskip("bitsandbytes")
     plan = train_plan(optim=optim, adam_epsilon=1e-5, adam_beta1=0.8, adam_beta2=0.95)

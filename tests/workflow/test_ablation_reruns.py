@@ -83,7 +83,7 @@ def test_one_variant_may_be_asked_for(space: Workspace) -> None:
     assert "did you mean 'loose'" in space.refused("-n", "results/tiny/ablation/lose.json")
 
 
-def test_texts_are_read_by_those_that_tokenise_them_alone(space: Workspace) -> None:
+def test_texts_are_read_by_those_that_tokenize_them_alone(space: Workspace) -> None:
     loose = {**ONE["variants"][0], "rows": "on_the_fly"}
     staged = {"name": "staged", "label": "Staged", "metric": "read_speed"}
     write(space, "more", {"variants": [loose, staged]})

@@ -102,7 +102,7 @@ def test_another_learning_rate_there_plans_and_trains_again(box: Box) -> None:
     assert "note: tiny: its manifest in config/experts changed since its bundle was opened" in note
 
 
-def test_another_row_length_there_tokenises_what_was_packed(box: Box) -> None:
+def test_another_row_length_there_tokenizes_what_was_packed(box: Box) -> None:
     box.write_manifest("tiny", manifest(max_seq_length=48))
     assert box.planned() == {"pretokenize_shard"} | PACK
 

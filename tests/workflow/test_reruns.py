@@ -77,7 +77,7 @@ TABLE: dict[str, tuple[Edit, set[str]]] = {
     "question template": (changed("source.prompt", "{question}?"), DATA),
     "check": (changed("source.checks", [CHECK]), DATA),
     "weight": (changed("source.weight", 0.5), SELECT),
-    "licence": (changed("source.licence", "MIT"), {"find_datasets", "export_model"} | REPORT),
+    "license": (changed("source.license", "MIT"), {"find_datasets", "export_model"} | REPORT),
     "benchmark": (written("benchmark.jsonl", '{"question": "a question of no use"}\n'), DATA),
     "benchmark touched": (touched("data/benchmark.jsonl"), set()),
     "chat template": (written("chat.jinja", CHATML + "{# a remark #}"), TOKENS),
@@ -153,7 +153,7 @@ def test_a_lost_result_is_published_from_its_state(space: Workspace) -> None:
     assert before == {p: p.stat().st_mtime_ns for p in space.root.glob("state/tiny/*/outcome.json")}
 
 
-def test_a_trainer_run_by_hand_tokenises_what_is_not_packed(space: Workspace) -> None:
+def test_a_trainer_run_by_hand_tokenizes_what_is_not_packed(space: Workspace) -> None:
     results = space.root / "results" / "tiny"
     shutil.rmtree(results / "packed")
     (results / "training.json").unlink()
@@ -167,8 +167,8 @@ def test_a_trainer_run_by_hand_tokenises_what_is_not_packed(space: Workspace) ->
     words += ["--shards", "results/tiny/documents/sums/000.json"]
     done = space.script("train_expert", *words, "--keep", "results/tiny/keep.arrow")
     assert done.returncode == 0, done.stderr
-    assert "data tokenised on the fly" in done.stderr
+    assert "data tokenized on the fly" in done.stderr
     record = space.record("training.json")
-    assert any(line.startswith("data tokenised on the fly") for line in record["activated"])
+    assert any(line.startswith("data tokenized on the fly") for line in record["activated"])
     assert record["loss_last"] < record["loss_first"]
     assert "loader in the trainer, no workers" in record["activated"]

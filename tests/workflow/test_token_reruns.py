@@ -1,4 +1,4 @@
-"""What is tokenised again, and what is not, for an expert with two sources and a tokenizer."""
+"""What is tokenized again, and what is not, for an expert with two sources and a tokenizer."""
 
 import shutil
 from pathlib import Path
@@ -49,7 +49,7 @@ def space(packed: Workspace, tmp_path: Path) -> Workspace:
     return packed.copy(tmp_path / "space")
 
 
-def test_editing_one_source_tokenises_one_source(space: Workspace) -> None:
+def test_editing_one_source_tokenizes_one_source(space: Workspace) -> None:
     write_more(space, n=31)
     assert space.jobs(PACKING) == {
         "fetch_source": 1, "prepare_shard": 3, "pretokenize_shard": 1, "deduplicate_documents": 1,
@@ -60,20 +60,20 @@ def test_editing_one_source_tokenises_one_source(space: Workspace) -> None:
 @pytest.mark.parametrize(
     "training", [{"max_seq_length": 96}, {"packing": "concat"}, {"overflow": "drop"}, {"seed": 7}]
 )
-def test_another_packing_tokenises_nothing(space: Workspace, training: dict[str, Any]) -> None:
+def test_another_packing_tokenizes_nothing(space: Workspace, training: dict[str, Any]) -> None:
     space.write_manifest("tiny", two_sources(**training))
     assert space.jobs(PACKING) == {"pack_sequences": 1}
 
 
 @pytest.mark.parametrize("data", [{"eval_fraction": 0.2}, {"max_documents": 40}])
-def test_another_split_tokenises_nothing(space: Workspace, data: dict[str, Any]) -> None:
+def test_another_split_tokenizes_nothing(space: Workspace, data: dict[str, Any]) -> None:
     value = two_sources()
     value["data"] |= data
     space.write_manifest("tiny", value)
     assert space.jobs(PACKING) == {"deduplicate_documents": 1, "pack_sequences": 1}
 
 
-def test_another_engine_tokenises_all(space: Workspace) -> None:
+def test_another_engine_tokenizes_all(space: Workspace) -> None:
     value = two_sources()
     value["data"]["token_engine"] = "tokenizers"
     space.write_manifest("tiny", value)

@@ -35,7 +35,7 @@ def manifest(**training: Any) -> dict[str, Any]:
                 "name": "sums",
                 "kind": "local",
                 "path": "data/sums.jsonl",
-                "licence": "CC0-1.0",
+                "license": "CC0-1.0",
                 "prompt": "{question}",
                 "completion": "{answer}",
             }

@@ -10,7 +10,7 @@ rule make_bundle:
         **wf.files("(datasets) (documents) (keep) (tokenizer) (model) (packing) (plan)"),
         **wf.files("(packed/) (tokenizer/) (base_model/)"),
         **wf.shards(wf.document_shards, ".arrow", needed=True),
-        **wf.artefacts,
+        **wf.artifacts,
         needs_lock=wf.lock,
         needs_tokens=wf.token_shards,
         needs_calibration=wf.calibration,

@@ -1,7 +1,7 @@
 """From sources to documents.
 
 Needs:  the sources that an expert's manifest names
-Makes:  results/{expert}/datasets.json         sources, licences, shards
+Makes:  results/{expert}/datasets.json         sources, licenses, shards
         results/{expert}/documents/…           rendered documents and rejects, by shard
         results/{expert}/documents.json        counts; keep.arrow says which stay, and where
 """

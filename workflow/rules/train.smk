@@ -73,7 +73,7 @@ rule evaluate_expert:
         **wf.files("plan packing model training staging keep"),
         **wf.files("checkpoint/ rows=packed/ (base_model/)"),
         **wf.shards(wf.document_shards, ".arrow"),
-        **wf.artefacts,
+        **wf.artifacts,
     output:
         **wf.outputs("evaluate_expert"),
     log:

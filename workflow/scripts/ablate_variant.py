@@ -17,7 +17,7 @@ def main() -> None:
         model="model.json",
         rows="folder of packed rows",
         shards={"type": Path, "nargs": "*", "default": [], "help": "document records"},
-        keep={"type": Path, "help": "keep.arrow, to tokenise in the loop"},
+        keep={"type": Path, "help": "keep.arrow, to tokenize in the loop"},
         staging={"type": Path, "help": "staging.json, to compare read speeds"},
         scratch="folder to work in, removed",
         output="record to write",

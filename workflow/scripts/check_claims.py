@@ -16,7 +16,7 @@ from expertflow.plan.records import Claim, TrainPlan
 from expertflow.plan.show import claim_line
 
 FLAGS = {
-    "n_steps": (int, "--steps", "optimiser steps"),
+    "n_steps": (int, "--steps", "optimizer steps"),
     "n_documents": (int, "--documents", "training examples"),
     "n_epochs": (float, "--epochs", "passes over them"),
     "batch_size": (int, "--batch-size", "examples a step"),

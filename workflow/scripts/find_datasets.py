@@ -19,7 +19,7 @@ from expertflow.data.shards import find_datasets
 
 def main() -> None:
     in_workflow = any(argument.split("=")[0] == "--spec" for argument in sys.argv)
-    (describe_sources if in_workflow else print_catalogue)()
+    (describe_sources if in_workflow else print_catalog)()
 
 
 def describe_sources() -> None:
@@ -33,14 +33,14 @@ def describe_sources() -> None:
     job.write(find_datasets(**job.spec, **job.pick("lock", "sources")))
 
 
-def print_catalogue() -> None:
+def print_catalog() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("--preset", choices=("demo", "full", "both"), default="both")
     parser.add_argument("--json", action="store_true", help="print JSON for other programs")
     args = parser.parse_args()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly in a pipe to head
     # Imported on demand: the workflow step does not depend on how tables look.
-    shown = importlib.import_module("expertflow.config.catalogue")
+    shown = importlib.import_module("expertflow.config.catalog")
     shown.show(args.preset, as_json=args.json, basedir=Path(__file__).resolve().parents[2])
 
 

@@ -34,10 +34,10 @@ def make(
         pytest.skip("git is not installed")
     module = importlib.import_module(f"expertflow.data.sources.generated.{name}")
     n_documents = N_DOCUMENTS.get(name, 400)
-    artefacts = module.generate(n_documents=n_documents, seed=seed, directory=directory)
+    artifacts = module.generate(n_documents=n_documents, seed=seed, directory=directory)
     lines = (directory / "records.jsonl").read_bytes().split(b"\n")[:-1]
     assert len(lines) == n_documents
-    return [json.loads(line) for line in lines], artefacts
+    return [json.loads(line) for line in lines], artifacts
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -45,10 +45,10 @@ def test_records_follow_from_the_arguments_and_are_unique_and_complete(
     name: str, tmp_path: Path
 ) -> None:
     first, second, other = tmp_path / "a", tmp_path / "b", tmp_path / "c"
-    records, artefacts = make(name, first)
+    records, artifacts = make(name, first)
     make(name, second)
     make(name, other, seed=4)
-    files = [first / "records.jsonl", *(path for path in artefacts.values() if path.is_file())]
+    files = [first / "records.jsonl", *(path for path in artifacts.values() if path.is_file())]
     for path in files:
         assert sha256_file(path) == sha256_file(second / path.name)
     assert sha256_file(first / "records.jsonl") != sha256_file(other / "records.jsonl")
@@ -67,8 +67,8 @@ def test_asking_for_more_than_there_is_names_the_most(tmp_path: Path) -> None:
 
 
 def test_sql_answers_run_and_are_mostly_not_empty(tmp_path: Path) -> None:
-    records, artefacts = make("text_to_sql", tmp_path)
-    connection = sqlite3.connect(f"file:{artefacts['database']}?mode=ro", uri=True)
+    records, artifacts = make("text_to_sql", tmp_path)
+    connection = sqlite3.connect(f"file:{artifacts['database']}?mode=ro", uri=True)
     answers = [connection.execute(record["sql"]).fetchall() for record in records]
     assert sum(map(bool, answers)) / len(answers) > 0.9
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -110,12 +110,12 @@ def test_typescript_brackets_balance(tmp_path: Path) -> None:
 def test_git_history_has_merges_tags_and_several_languages(tmp_path: Path) -> None:
     from expertflow.data.sources.git import extract_commits, head
 
-    records, artefacts = make("git_repository", tmp_path)
-    kept = list(extract_commits(artefacts["repository"], options={"merges": "keep"}))
+    records, artifacts = make("git_repository", tmp_path)
+    kept = list(extract_commits(artifacts["repository"], options={"merges": "keep"}))
     merges = [record for record in kept if record["is_merge"]]
     assert len(merges) == len(records) // 8
     assert all(record["n_files"] for record in kept)
     suffixes = {Path(file["path"]).suffix for record in kept for file in record["files"]}
     assert suffixes == {".py", ".ts", ".yaml", ".md"}
     assert any("v0.1" in record["refs"] for record in kept)
-    assert head(artefacts["repository"]) == kept[-1]["commit"]
+    assert head(artifacts["repository"]) == kept[-1]["commit"]

@@ -107,7 +107,7 @@ def test_identities_are_hidden_unless_asked_for(repository: Path) -> None:
     carl = replace_emails("carl@c.org")
     assert topic["author"] == "Contributor 2"
     assert topic["message"] == f"Topic\n\nAsk {carl}.\n\nCo-authored-by: Contributor 1\n"
-    named = extracted(repository, pseudonymise=False)["Topic"]
+    named = extracted(repository, pseudonymize=False)["Topic"]
     assert named["author"] == "Bob"
     assert "Co-authored-by: Ann <ann@a.org>" in named["message"]
 
@@ -243,7 +243,7 @@ def test_what_cannot_be_read_is_one_line(
         (repository, {"languages": ["go"], "paths": [":/a"]}, "options.paths: ':/a'"),
         (repository, {"max_files": 0}, "options.max_files: 0"),
         (repository, {"max_commits": True}, "options.max_commits: True"),
-        (repository, {"pseudonymise": "no"}, "options.pseudonymise: 'no'"),
+        (repository, {"pseudonymize": "no"}, "options.pseudonymize: 'no'"),
         (repository, {"ref": "--all"}, "options.ref: '--all'"),
     ]
     for place, options, said in cases:

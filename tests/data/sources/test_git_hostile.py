@@ -118,7 +118,7 @@ def test_absurd_authors_and_dates(
     place: Path, author: bytes | None, name: str | None, date: str | None
 ) -> None:
     commit(place, {b"a": b"a"}, author=author)
-    record = extracted(place, pseudonymise=False)[0]
+    record = extracted(place, pseudonymize=False)[0]
     assert (record["author"], record["authored_at"]) == (name, date)
     known = name or b"@" in (author or b"")
     assert extracted(place)[0]["author"] == ("Contributor 1" if known else None)

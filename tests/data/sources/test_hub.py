@@ -61,7 +61,7 @@ def test_a_data_set_is_pinned_fetched_and_then_read_offline(tmp_path: Path) -> N
     (first,) = online.results
     assert first["revision"] == COMMIT
     assert first["rows"] == lines(files["train.jsonl"])
-    assert first["card_licence"] == "cc0-1.0"
+    assert first["card_license"] == "cc0-1.0"
     assert "someone/sums@cccccccc: downloading 2 files, 0.0 MB" in online.log
     assert "\r" not in online.log and "HTTP Request" not in online.log
     for environment in ({}, {"HF_HUB_OFFLINE": "1"}):

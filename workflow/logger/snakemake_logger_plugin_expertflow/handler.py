@@ -58,7 +58,7 @@ class LogHandler(LogHandlerBase):
         if is_hidden and (self._has_ended or self.common_settings.quiet):
             print(f"\n{QUIET}", file=stream)
         elif self._has_ended:
-            print_table(self._plan, stream, colour=not self.common_settings.nocolor)
+            print_table(self._plan, stream, color=not self.common_settings.nocolor)
 
     @property
     def writes_to_stream(self) -> bool:

@@ -79,7 +79,7 @@ def total(texts: list[str]) -> str:
     return f"{_number(low)} to {_number(high)}"
 
 
-def print_table(plan: Plan, stream: TextIO, *, colour: bool) -> None:
+def print_table(plan: Plan, stream: TextIO, *, color: bool) -> None:
     """Print the table: fitted to the width of a terminal, or one plain line per expert."""
     rows = plan.rows()
     if not rows:
@@ -91,7 +91,7 @@ def print_table(plan: Plan, stream: TextIO, *, colour: bool) -> None:
     if has_total:
         lines.append(("total", str(sum(row.n_jobs for row in rows)), hours, dollars, "", ""))
     if stream.isatty():
-        _print_rich(lines, stream, colour=colour, has_total=has_total)
+        _print_rich(lines, stream, color=color, has_total=has_total)
     else:
         _print_plain(lines, stream)
 
@@ -134,7 +134,7 @@ def _print_plain(lines: list[tuple[str, ...]], stream: TextIO) -> None:
 
 
 def _print_rich(
-    lines: list[tuple[str, ...]], stream: TextIO, *, colour: bool, has_total: bool
+    lines: list[tuple[str, ...]], stream: TextIO, *, color: bool, has_total: bool
 ) -> None:
     # Imported here: every start of Snakemake loads this package, but few print a table.
     from rich.console import Console
@@ -147,6 +147,6 @@ def _print_rich(
     for i, line in enumerate(lines):
         style = "bold" if has_total and i == len(lines) - 1 else ""
         table.add_row(*(Text(cell) for cell in line), style=style)
-    console = Console(file=stream, no_color=not colour, highlight=False)
+    console = Console(file=stream, no_color=not color, highlight=False)
     console.print(f"\n[bold]{TITLE}[/bold]")
     console.print(table)

@@ -68,7 +68,7 @@ CHAIN = (
         package="data",
         record="datasets.json",
         reads="fetch_source generate_source",
-        about="which data sets, licences, shards",
+        about="which data sets, licenses, shards",
         side="documents",
     ),
     Stage(

@@ -138,24 +138,24 @@ def _check_template(template: str, *, where: str) -> None:
 def check_task(evaluation: dict[str, Any], where: str) -> None:
     """Refuse a task without what it reads: training would be over before it is missed.
 
-    An artefact of another task is no mistake, as presets and overrides change the task alone; nor
+    An artifact of another task is no mistake, as presets and overrides change the task alone; nor
     is another task's field where nothing is scored.
     """
-    task, fields, artefacts = evaluation["task"], evaluation["fields"], evaluation["artefacts"]
-    # The record's field names the artefact, whatever that is called.
+    task, fields, artifacts = evaluation["task"], evaluation["fields"], evaluation["artifacts"]
+    # The record's field names the artifact, whatever that is called.
     by_record = task == "sql_execution" and "database" in fields
     scorer = TASKS.get(task)
     if fields:
         readers = TASKS.values() if scorer is None else [scorer]
         known = frozenset[str]().union(*(one.fields for one in readers))
         _refuse_unknown(fields, known, known, f"{where}: evaluation.fields", task)
-    own = frozenset[str]() if scorer is None else scorer.artefacts
-    if not by_record and not own.issuperset(artefacts):
-        known = frozenset[str]().union(*(one.artefacts for one in TASKS.values()))
-        _refuse_unknown(artefacts, known, own, f"{where}: evaluation.artefacts", task)
+    own = frozenset[str]() if scorer is None else scorer.artifacts
+    if not by_record and not own.issuperset(artifacts):
+        known = frozenset[str]().union(*(one.artifacts for one in TASKS.values()))
+        _refuse_unknown(artifacts, known, own, f"{where}: evaluation.artifacts", task)
     for needed in () if scorer is None else scorer.required:
         key, _, name = needed.partition(".")
-        there = bool(artefacts) if by_record and key == "artefacts" else name in evaluation[key]
+        there = bool(artifacts) if by_record and key == "artifacts" else name in evaluation[key]
         if not there:
             raise ConfigError(
                 f"{where}: evaluation.task {task} reads evaluation.{needed}, which is not set;"

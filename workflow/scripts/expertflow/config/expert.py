@@ -37,7 +37,7 @@ from expertflow.rental.bundle.records import (
     BundleSpec,
     Opened,
     SettingsFile,
-    own_artefact,
+    own_artifact,
     own_tuning,
 )
 from expertflow.studies.records import AblationSpec
@@ -249,20 +249,20 @@ class Expert:
         }
 
     @property
-    def own_artefacts(self) -> dict[str, str]:
+    def own_artifacts(self) -> dict[str, str]:
         """The user's files that scoring reads, as the manifest names them."""
-        places = self.settings["evaluation"]["artefacts"].items()
+        places = self.settings["evaluation"]["artifacts"].items()
         return {key: place for key, place in places if ":" not in place}
 
     @property
-    def artefacts(self) -> dict[str, str]:
+    def artifacts(self) -> dict[str, str]:
         """The files that scoring reads; source:file lies in a generated source's folder."""
         made = f"{self.results}/sources/generated"
-        named = self.settings["evaluation"]["artefacts"].items()
+        named = self.settings["evaluation"]["artifacts"].items()
         found = {key: f"{made}/{place.replace(':', '/')}" for key, place in named}
-        for key, place in self.own_artefacts.items():
-            brought = self.bundle is not None and self.bundle.own_artefacts.get(key) == place
-            found[key] = own_artefact(self.name, key, place) if brought else place
+        for key, place in self.own_artifacts.items():
+            brought = self.bundle is not None and self.bundle.own_artifacts.get(key) == place
+            found[key] = own_artifact(self.name, key, place) if brought else place
         return found
 
     @property

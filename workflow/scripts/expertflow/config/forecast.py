@@ -28,12 +28,12 @@ from expertflow.tokens.records import PackedSplit
 
 # Bytes of a file for one token of the texts in it, least and most. Seen with Qwen's tokenizer on 21
 # JSON Lines files of questions, code, chats, schemas and prose: as they are 2.7 to 11.7, with gzip
-# 0.4 to 1.7, as Parquet 0.4 to 5.4. The bands leave out the ends; that is judgement.
+# 0.4 to 1.7, as Parquet 0.4 to 5.4. The bands leave out the ends; that is judgment.
 PLAIN_BYTES = (2.5, 9.0)
 COMPRESSED_BYTES = (0.4, 1.8)
 PARQUET_BYTES = (0.5, 3.2)
 # Before tokens exist nothing is known of documents either. The mean context that attention sees,
-# the share of tokens that is learned, and how full rows get: judgement, generous on both sides.
+# the share of tokens that is learned, and how full rows get: judgment, generous on both sides.
 MEAN_CONTEXT_TOKENS = (32.0, 1024.0)
 SUPERVISED_FRACTION = (0.1, 1.0)
 FILL_FRACTION = (0.7, 1.0)

@@ -79,8 +79,8 @@ generate_source = fetch_source
 
 
 def find_datasets(expert: Expert, _: Any) -> dict[str, Any]:
-    licences = {name: source.licence for name, source in expert.sources.items()}
-    return {"expert": expert.name, "preset": expert.preset, "licences": licences}
+    licenses = {name: source.license for name, source in expert.sources.items()}
+    return {"expert": expert.name, "preset": expert.preset, "licenses": licenses}
 
 
 def prepare_shard(expert: Expert, wildcards: Any) -> PrepareSpec:
@@ -93,7 +93,7 @@ def prepare_shard(expert: Expert, wildcards: Any) -> PrepareSpec:
             expert.sources[wildcards.source],
             seed=None,
             n_documents=None,
-            licence=None,
+            license=None,
             n_shards=None,
             weight=1.0,
             max_documents=None,
@@ -141,7 +141,7 @@ def prepare_model(expert: Expert, _: Any) -> ModelSpec:
         settings,
         settings["builtin"],
         revision=settings["model_revision"],
-        licence=settings["model_licence"],
+        license=settings["model_license"],
         seed=settings["training"]["seed"],
         content=_model_content(expert, of_tokenizer=False),
     )
@@ -217,12 +217,12 @@ def stage_to_nvme(expert: Expert, _: Any) -> StageSpec:
 
 
 def evaluate_expert(expert: Expert, _: Any) -> EvaluationSpec:
-    artefacts = expert.artefacts
-    own = {place: [Path(place)] for place in artefacts.values() if ":" not in place}
+    artifacts = expert.artifacts
+    own = {place: [Path(place)] for place in artifacts.values() if ":" not in place}
     evaluation = {
         **expert.settings["evaluation"],
         "decoding": expert.settings["decoding"],
-        "artefacts": artefacts,
+        "artifacts": artifacts,
         "content": expert.hash_content(own),
     }
     made: EvaluationSpec = from_json(EvaluationSpec, evaluation, where="evaluation")
@@ -271,8 +271,8 @@ def make_bundle(expert: Expert, _: Any) -> BundleSpec:
         },
         files=expert.settings_files,
         content={place: found for place, found in content.items() if found},
-        artefacts=expert.artefacts,
-        own_artefacts=expert.own_artefacts,
+        artifacts=expert.artifacts,
+        own_artifacts=expert.own_artifacts,
         tokens=pretokenize_shard(expert, None),
         code=chain_digests([*rules, *generators], expert.setup.scripts),
         with_weights=config["bundle_weights"],

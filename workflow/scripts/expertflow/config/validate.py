@@ -38,7 +38,9 @@ FORMER_NAMES = {
     "dataset_text_field": "text",
     "model_name_or_path": "model",
     "chat_template_path": "chat_template",
-    "license": "licence",
+    "licence": "license",
+    "model_licence": "model_license",
+    "artefacts": "artifacts",
 }
 
 # Settings that are gone, or that other trainers have, by their full keys, and what to do instead.

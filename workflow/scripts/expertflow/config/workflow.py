@@ -239,17 +239,17 @@ class Workflow:
         return [f"{expert.results}/calibration.json"] if expert.config["calibrate"] else []
 
     @property
-    def artefacts(self) -> dict[str, Any]:
+    def artifacts(self) -> dict[str, Any]:
         """What scoring reads besides documents; the records of sources tell of changes."""
         return {
             f"{NEEDED}sources": self.source_records,
-            f"{NEEDED}artefacts": ancient(self._artefacts),
+            f"{NEEDED}artifacts": ancient(self._artifacts),
         }
 
-    def _artefacts(self, wildcards: Any) -> list[str]:
+    def _artifacts(self, wildcards: Any) -> list[str]:
         expert = self._expert(wildcards)
-        own, places = expert.own_artefacts, expert.artefacts
-        named = expert.settings["evaluation"]["artefacts"].items()
+        own, places = expert.own_artifacts, expert.artifacts
+        named = expert.settings["evaluation"]["artifacts"].items()
         made = f"{expert.results}/sources/generated"
         return [
             places[key] if key in own else f"{made}/{place.split(':')[0]}" for key, place in named

@@ -72,7 +72,7 @@ def front_matter(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def card_licence(card: dict[str, Any]) -> str | None:
+def card_license(card: dict[str, Any]) -> str | None:
     """Return a card's license; for "other" its name, for several all of them."""
     stated = card.get("license")
     names = [str(name) for name in (stated if isinstance(stated, list) else [stated]) if name]

@@ -168,10 +168,10 @@ def iter_texts(path: Path) -> Iterator[pa.RecordBatch]:
         yield from pa.ipc.open_stream(source, options=options)
 
 
-def normalised(text: str) -> str:
+def normalized(text: str) -> str:
     r"""Collapse whitespace and compose letters (NFC).
 
-    >>> normalised("a\r\n  b ")
+    >>> normalized("a\r\n  b ")
     'a b'
     """
     if not text.isascii():

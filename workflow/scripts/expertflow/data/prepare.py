@@ -22,7 +22,7 @@ from expertflow.data.documents import (
     NewDocument,
     group_hash,
     hash_document,
-    normalised,
+    normalized,
     text_hash,
 )
 from expertflow.data.messages import without_padding
@@ -101,7 +101,7 @@ class Preparer:
 
             self._sign = Signer(spec.near).signature
         # What is kept out of documents must not appear in logs or rejects either.
-        self.private = spec.source.scan_secrets or spec.source.pseudonymise_emails
+        self.private = spec.source.scan_secrets or spec.source.pseudonymize_emails
 
     def wanted(self, record: Mapping[str, Any]) -> bool:
         where = self.source.where
@@ -110,7 +110,7 @@ class Preparer:
     def document(self, raw: RawRecord, record: dict[str, Any]) -> NewDocument:
         """Make a document; raise Reject for a faulty record, Filtered for an unwanted document."""
         record = self._check(record)
-        if self.source.pseudonymise_emails:
+        if self.source.pseudonymize_emails:
             record = without_emails(record)
         if raw.unit == "row" and self.source.messages is not None:
             record = without_padding(record, self.source)
@@ -119,12 +119,12 @@ class Preparer:
             raise Filtered("secret", f"it holds {', '.join(kinds)}")
         if self._find_overlap and (path := self._find_overlap(draft.texts)) is not None:
             raise Filtered("in_benchmark", f"it shares words with {path}")
-        texts = [normalised(text) for text in draft.texts]
+        texts = [normalized(text) for text in draft.texts]
         n_given = draft.n_given or len(texts)
         given, answer = "\n".join(texts[:n_given]), "\n".join(texts[n_given:])
         group, text = hash_document(given, answer)
         if draft.group is not None:
-            group = group_hash(normalised(draft.group))
+            group = group_hash(normalized(draft.group))
         if self.source.group is not None:
             value = look_up(record, self.source.group)
             if not isinstance(value, str | int | float):
@@ -135,7 +135,7 @@ class Preparer:
         # Documents with the same identity are duplicates.
         identity = f"{given}\n{answer}"
         if names := self.source.duplicate_fields:
-            fields = (normalised(text_field(record, name)).casefold() for name in names)
+            fields = (normalized(text_field(record, name)).casefold() for name in names)
             identity = "\n".join(fields)
             text = text_hash(identity)
         return NewDocument(

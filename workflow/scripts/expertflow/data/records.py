@@ -50,25 +50,25 @@ class DataFile(LockedFile, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class Artefact(Record, frozen=True, kw_only=True):
+class Artifact(Record, frozen=True, kw_only=True):
     path: str
     sha256: str
 
 
 class SourceRecord(Record, frozen=True, kw_only=True):
-    """A source with its records on this disk; ``artefacts`` are files for scoring.
+    """A source with its records on this disk; ``artifacts`` are files for scoring.
 
-    ``card_licence`` is the card's; the manifest's is omitted, as it does not affect training.
+    ``card_license`` is the card's; the manifest's is omitted, as it does not affect training.
     """
 
     name: str
     preset: str
     kind: SourceKind
     revision: str | None
-    card_licence: str | None
+    card_license: str | None
     n_shards: int
     files: tuple[DataFile, ...]
-    artefacts: dict[str, Artefact]
+    artifacts: dict[str, Artifact]
 
 
 class ShardPlan(Record, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class DatasetSource(Record, frozen=True, kw_only=True):
     name: str
     kind: SourceKind
     revision: str | None
-    licence: str | None
+    license: str | None
     n_files: int
     n_bytes: int
     n_records: int | None

@@ -32,7 +32,7 @@ class SourceSpec(Record, frozen=True, kw_only=True):
 
     name: str
     kind: SourceKind
-    licence: str | None = None
+    license: str | None = None
     n_shards: int | None = None
     # local: files; git: a repository or bundle
     path: str | None = None
@@ -62,7 +62,7 @@ class SourceSpec(Record, frozen=True, kw_only=True):
     # filters and limits
     checks: tuple[FieldCheck, ...] = ()
     scan_secrets: bool = False
-    pseudonymise_emails: bool = False
+    pseudonymize_emails: bool = False
     weight: float = 1.0
     max_documents: int | None = None
 

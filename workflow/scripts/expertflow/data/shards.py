@@ -43,20 +43,20 @@ def find_datasets(
     *,
     expert: str,
     preset: str,
-    licences: dict[str, str | None],
+    licenses: dict[str, str | None],
     lock: ExpertLock,
     sources: list[SourceRecord],
 ) -> DatasetManifest:
     """Describe and shard an expert's sources; DataError if a file is missing.
 
-    A license in ``licences``, the manifest's by source, wins over the data set card's.
+    A license in ``licenses``, the manifest's by source, wins over the data set card's.
     """
     rows = []
     for source in sources:
         for file in source.files:
             if not Path(file.path).exists():
                 raise DataError(f"{file.path}: source {source.name} lost it; fetch it again")
-        licence, said = _choose_licence(source, licences[source.name])
+        license, said = _choose_license(source, licenses[source.name])
         notes = {note for file in source.files for note in file.notes}
         counts = [file.n_records for file in source.files]
         rows.append(
@@ -64,7 +64,7 @@ def find_datasets(
                 name=source.name,
                 kind=source.kind,
                 revision=source.revision,
-                licence=licence,
+                license=license,
                 n_files=len(source.files),
                 n_bytes=sum(file.n_bytes for file in source.files),
                 n_records=None if None in counts else sum(n for n in counts if n is not None),
@@ -76,14 +76,14 @@ def find_datasets(
     return DatasetManifest(expert=expert, preset=preset, sources=tuple(rows), shards=shards)
 
 
-def _choose_licence(source: SourceRecord, stated: str | None) -> tuple[str | None, list[str]]:
-    card = source.card_licence
+def _choose_license(source: SourceRecord, stated: str | None) -> tuple[str | None, list[str]]:
+    card = source.card_license
     if stated is None:
-        return card, [f"licence {card}: from the data set card"] if card else []
+        return card, [f"license {card}: from the data set card"] if card else []
     if card is None or card.casefold() == stated.casefold():
         return stated, []
     log.warning(
-        "source %s: its manifest says licence %s, the data set card says %s; check which holds",
+        "source %s: its manifest says license %s, the data set card says %s; check which holds",
         *(source.name, stated, card),
     )
     return stated, [f"the data set card says {card}"]

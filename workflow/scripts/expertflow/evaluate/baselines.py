@@ -21,7 +21,7 @@ from expertflow.evaluate.questions import Judge, unusable
 from expertflow.evaluate.records import Example, Verdict
 
 # Budget of judgments for learning constants, and for templates.
-N_JUDGEMENTS = 400
+N_JUDGMENTS = 400
 MAX_PROBES = 200
 MAX_TEMPLATES = 200  # filled in for all examples
 # Few templates are judged, so that each gets many probes: with 14 candidates and 28 probes the
@@ -201,7 +201,7 @@ class _Probes:
     def best(self, candidates: Sequence[Answering]) -> int:
         if len(candidates) == 1:
             return 0
-        asked = self._examples[: max(N_JUDGEMENTS // len(candidates), 1)]
+        asked = self._examples[: max(N_JUDGMENTS // len(candidates), 1)]
         try:
             verdicts = self._judged(asked, candidates)
         except EvaluationError:
@@ -223,7 +223,7 @@ def _constant(fitted: Sequence[Example], probes: _Probes) -> BaselinePredictor:
     def always(text: str) -> Answering:
         return lambda _: text
 
-    texts = _constants(fitted, isqrt(N_JUDGEMENTS // 2))
+    texts = _constants(fitted, isqrt(N_JUDGMENTS // 2))
     answers = [always(text) for text in texts]
     best = probes.best(answers)
     what = f"always answers {_shown(texts[best])}"

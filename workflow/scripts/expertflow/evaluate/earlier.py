@@ -31,7 +31,7 @@ HASH_CHARS = 32
 
 
 class Asked(Record, frozen=True, kw_only=True):
-    """How questions were asked and judged. ``artefacts`` are hashes of the files scoring read."""
+    """How questions were asked and judged. ``artifacts`` are hashes of the files scoring read."""
 
     task: str
     metric: str
@@ -39,7 +39,7 @@ class Asked(Record, frozen=True, kw_only=True):
     decoding: Decoding
     backend: str = "transformers"
     fields: dict[str, str]
-    artefacts: dict[str, str]
+    artifacts: dict[str, str]
 
 
 class Noted(Record, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ def noted(
     examples: Sequence[Example],
     verdicts: Sequence[Verdict],
 ) -> Noted:
-    paths = {name: Path(place) for name, place in sorted(spec.artefacts.items())}
+    paths = {name: Path(place) for name, place in sorted(spec.artifacts.items())}
     how = Asked(
         task=spec.task,
         metric=metric,
@@ -66,7 +66,7 @@ def noted(
         decoding=spec.decoding,
         fields=spec.fields,
         # Current hashes, as a corrected database makes other answers right.
-        artefacts={
+        artifacts={
             name: sha256_directory(path) if path.is_dir() else sha256_file(path)
             for name, path in paths.items()
         },

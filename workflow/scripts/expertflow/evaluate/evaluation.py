@@ -41,7 +41,7 @@ from expertflow.evaluate.records import (
     Published,
     Verdict,
 )
-from expertflow.evaluate.statistics import NO_EXAMPLES, paired_change, summarise
+from expertflow.evaluate.statistics import NO_EXAMPLES, paired_change, summarize
 from expertflow.evaluate.tasks.registry import TASKS
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import read_rows
@@ -175,7 +175,7 @@ def _published(
             loss = evaluator.held_out_loss(candidate.path)
             candidate = replace(candidate, held_out_loss=loss)
         verdicts = evaluator.answers(candidate.path, selection).verdicts
-        scores.append((candidate, summarise(evaluator.metric, verdicts)))
+        scores.append((candidate, summarize(evaluator.metric, verdicts)))
         log.info("step %d: %d of %d", candidate.step, scores[-1][1].n_correct, len(selection))
     return chosen(training, scores, len(selection))
 
@@ -331,7 +331,7 @@ class ModelComparison(Record, frozen=True):
         assert self.evaluator.metric is not None, "a baseline without a metric"
         asked = [one.example for one in self.asked]
         verdicts = self.evaluator.judge(asked, [baseline.answer(example) for example in asked])
-        score = summarise(self.evaluator.metric, verdicts)
+        score = summarize(self.evaluator.metric, verdicts)
         log.info("baseline %s: %d of %d", baseline.name, score.n_correct, score.n_examples)
         return BaselineScore(
             name=baseline.name,

@@ -21,7 +21,7 @@ from expertflow.evaluate.likelihood import (
 )
 from expertflow.evaluate.questions import EvalExample
 from expertflow.evaluate.records import EvaluationSide, EvaluationSpec, Example, Verdict
-from expertflow.evaluate.statistics import NO_EXAMPLES, mean_interval, summarise
+from expertflow.evaluate.statistics import NO_EXAMPLES, mean_interval, summarize
 from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
 from expertflow.tokens.arrow import PackedRows
 
@@ -139,7 +139,7 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
         score = None
         if self.metric is not None:
             why = self.unavailable_reason or NO_EXAMPLES
-            score = summarise(self.metric, found.verdicts, empty_reason=why)
+            score = summarize(self.metric, found.verdicts, empty_reason=why)
         loss = self.held_out_loss(place)
         ci95 = mean_interval(losses.nats_D, losses.n_targets_D, self.spec.seed)
         side = EvaluationSide(
@@ -204,9 +204,9 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
     def judge(self, examples: Sequence[Example], texts: Sequence[str]) -> list[Verdict]:
         assert self.task is not None, "a task without a scorer"
         fields = self.spec.fields
-        artefacts = {name: Path(path) for name, path in self.spec.artefacts.items()}
+        artifacts = {name: Path(path) for name, path in self.spec.artifacts.items()}
         pairs = zip(examples, texts, strict=True)
-        return self.task.score([ScoringCase(*pair, fields, artefacts) for pair in pairs])
+        return self.task.score([ScoringCase(*pair, fields, artifacts) for pair in pairs])
 
 
 def _perplexity(loss: float) -> float:

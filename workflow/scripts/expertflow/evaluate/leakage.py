@@ -7,7 +7,7 @@ from pathlib import Path
 from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_json, sha256_text
 from expertflow.core.records import Record
-from expertflow.data.documents import Document, iter_kept, normalised
+from expertflow.data.documents import Document, iter_kept, normalized
 from expertflow.data.records import Body, ShardRecord
 from expertflow.data.render import question_text
 from expertflow.data.shapes import frame_of, last_answer
@@ -106,7 +106,7 @@ class HeldOutHashes:
             self._questions.add(_question(document.body))
             if document.body.turns:
                 said = _said_before(document.body, last_answer(document.body))
-                self._last_words.update(map(normalised, said[-1:]))
+                self._last_words.update(map(normalized, said[-1:]))
 
     def saw(self, document: Document) -> bool:
         """Compare a training document; always true, to serve as a filter in a pipeline."""
@@ -123,10 +123,10 @@ class HeldOutHashes:
         last = ""
         for i, turn in enumerate(body.turns):
             if turn.learned and last in self._last_words:
-                question = sha256_text(normalised("\n".join(_said_before(body, i))))
+                question = sha256_text(normalized("\n".join(_said_before(body, i))))
                 if question in self._questions:
                     yield question, _answer(question, body, i)
-            last = normalised(turn.content) or last
+            last = normalized(turn.content) or last
 
     def shares_text(self, held_out: Document) -> bool:
         body, question = held_out.body, _question(held_out.body)
@@ -144,7 +144,7 @@ class HeldOutHashes:
 
 
 def _question(body: Body) -> str:
-    return sha256_text(normalised(question_text(body)))
+    return sha256_text(normalized(question_text(body)))
 
 
 def _said_before(body: Body, turn: int) -> list[str]:
@@ -158,9 +158,9 @@ def _answer(question: str, body: Body, at: int) -> str:
         [turn.role, [[call.name, call.arguments] for call in turn.tool_calls]]
         for turn in body.turns[: at + 1]
     ]
-    return sha256_json([question, list(body.tools), roles, normalised(body.turns[at].content)])
+    return sha256_json([question, list(body.tools), roles, normalized(body.turns[at].content)])
 
 
 def _content(body: Body) -> str:
     frame, texts = frame_of(body)
-    return sha256_json([frame.decode("utf-8"), [normalised(text) for text in texts]])
+    return sha256_json([frame.decode("utf-8"), [normalized(text) for text in texts]])

@@ -60,7 +60,7 @@ class EvaluationSpec(Record, frozen=True, kw_only=True):
     """Settings of ``evaluate_expert``.
 
     ``fields`` maps the task's arguments to record fields (for ``sql_execution``: ``database``),
-    ``artefacts`` names to files; ``content`` holds the hashes of files that the workflow does not
+    ``artifacts`` names to files; ``content`` holds the hashes of files that the workflow does not
     make. ``n_selection_examples`` questions, apart from the reported ones, choose among the kept
     checkpoints; 0 takes the one that training published.
     """
@@ -76,7 +76,7 @@ class EvaluationSpec(Record, frozen=True, kw_only=True):
     judge: JudgeSpec | None = None
     lm_eval: LmEvalSpec | None = None
     fields: dict[str, str] = field(default_factory=dict)
-    artefacts: dict[str, str] = field(default_factory=dict)
+    artifacts: dict[str, str] = field(default_factory=dict)
     content: dict[str, str] = field(default_factory=dict)
     seed: int = 0
 

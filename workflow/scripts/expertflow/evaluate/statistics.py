@@ -103,15 +103,15 @@ def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
         raise ValueError(f"no proportion: {n_correct} correct of {n}")
     p = n_correct / n
     scale = 1 + Z_95**2 / n
-    centre = (p + Z_95**2 / (2 * n)) / scale
+    center = (p + Z_95**2 / (2 * n)) / scale
     half_width = Z_95 / scale * sqrt(p * (1 - p) / n + Z_95**2 / (4 * n**2))
     # Exactly 0 and 1 in these two cases, where rounding would leave 1e-17.
-    low = 0.0 if n_correct == 0 else centre - half_width
-    high = 1.0 if n_correct == n else centre + half_width
+    low = 0.0 if n_correct == 0 else center - half_width
+    high = 1.0 if n_correct == n else center + half_width
     return low, high
 
 
-def summarise(
+def summarize(
     metric: str, verdicts: Sequence[Verdict], *, empty_reason: str = NO_EXAMPLES
 ) -> TaskScore:
     n, n_correct = len(verdicts), sum(verdict.correct for verdict in verdicts)

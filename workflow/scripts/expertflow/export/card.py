@@ -14,7 +14,7 @@ from expertflow.core.format import show_hidden
 from expertflow.core.records import Record
 from expertflow.data.records import DatasetManifest
 from expertflow.evaluate.records import Decoding, EvaluationRecord
-from expertflow.export.licences import Licensed, conflicts, hub_licence, only_licence, remarks
+from expertflow.export.licenses import Licensed, conflicts, hub_license, only_license, remarks
 from expertflow.export.merge import MergeComparison
 from expertflow.export.records import ExportRecord, ExportSpec
 from expertflow.hardware.records import MonitorRecord
@@ -51,8 +51,8 @@ class CardInputs(Record, frozen=True, kw_only=True):
 
     @property
     def made_from(self) -> list[Licensed]:
-        base = Licensed(name=self.model.name, licence=self.model.licence, is_base=True)
-        sources = (Licensed(name=s.name, licence=s.licence) for s in self.datasets.sources)
+        base = Licensed(name=self.model.name, license=self.model.license, is_base=True)
+        sources = (Licensed(name=s.name, license=s.license) for s in self.datasets.sources)
         return [base, *sources]
 
     @property
@@ -64,9 +64,9 @@ def model_card(
     inputs: CardInputs,
     record: ExportRecord,
     comparison: MergeComparison,
-    licence_files: tuple[str, ...] = (),
+    license_files: tuple[str, ...] = (),
 ) -> str:
-    """Render a card with YAML front matter; ``licence_files`` are the base's."""
+    """Render a card with YAML front matter; ``license_files`` are the base's."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATE.parent),
         undefined=StrictUndefined,
@@ -97,7 +97,7 @@ def model_card(
         energy_reason=inputs.monitor.unavailable.get(energy, "the monitor did not record it"),
         billed_hours=billed_hours(hours, inputs.plan.cost.billing_minutes),
     )
-    front = front_matter(inputs, licence_files)
+    front = front_matter(inputs, license_files)
     return f"---\n{front}\n---\n" + re.sub(r"\n{3,}", "\n\n", body).lstrip("\n")
 
 
@@ -129,24 +129,24 @@ def vllm_settings(decoding: Decoding) -> dict[str, float | int]:
     return settings | ({"top_k": decoding.top_k} if decoding.top_k else {})
 
 
-def front_matter(inputs: CardInputs, licence_files: tuple[str, ...]) -> str:
+def front_matter(inputs: CardInputs, license_files: tuple[str, ...]) -> str:
     """Return the hub's YAML, without what is unknown or not on the hub."""
     model, made_from = inputs.model, inputs.made_from
-    licence = hub_licence(made_from)
+    license = hub_license(made_from)
     name, link = None, None
-    if licence == "other":
+    if license == "other":
         name = "several-see-model-card"
-        if (only := only_licence(made_from)) is not None:
+        if (only := only_license(made_from)) is not None:
             slug = re.sub(r"[^a-z0-9.]+", "-", only).strip("-.")
             name = "see-model-card" if slug in NO_NAMES else slug
-            link = next((file for file in HUB_LINKS if file in licence_files), None)
+            link = next((file for file in HUB_LINKS if file in license_files), None)
     data = ModelCardData(
         base_model=model.name if model.kind == "hub" else None,
         base_model_relation="finetune" if model.kind == "hub" else None,
         datasets=sorted(set(inputs.spec.hub_datasets.values())) or None,
         eval_results=_eval_results(inputs),
         library_name="transformers",
-        license=licence,
+        license=license,
         license_name=name,
         license_link=link,
         model_name=inputs.spec.expert,

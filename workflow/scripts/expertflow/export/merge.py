@@ -109,7 +109,7 @@ def export_model(
     with replacing(output) as folder:
         folder.mkdir(parents=True)
         merged_into, comparison = _write_weights(spec, trained, dtype, folder)
-        licences = copy_texts(folder, tokenizer=trained.base, layout=trained.layout)
+        licenses = copy_texts(folder, tokenizer=trained.base, layout=trained.layout)
         write_system_prompt(folder, spec.system_prompt)
         weights = weight_files(folder)
         record = ExportRecord(
@@ -125,7 +125,7 @@ def export_model(
             weights_sha256=sha256_json([sha256_file(path) for path in weights]),
             n_bytes=sum(path.stat().st_size for path in weights),
         )
-        (folder / "README.md").write_text(card(record, comparison, licences), encoding="utf-8")
+        (folder / "README.md").write_text(card(record, comparison, licenses), encoding="utf-8")
     return record
 
 
@@ -145,7 +145,7 @@ def _write_weights(
     merged_into: MergedInto = None
     if hasattr(model, "merge_and_unload"):
         plain = mergeable(model, trained.folder)
-        merged_into = "base" if plain is model else "dequantised base"
+        merged_into = "base" if plain is model else "dequantized base"
         plain = plain.merge_and_unload()
     else:
         plain = causal_lm(model)

@@ -12,7 +12,7 @@ from expertflow.core.errors import ConfigError, TrainingError
 from expertflow.data.records import Layout
 from expertflow.evaluate.generate import end_ids
 from expertflow.evaluate.records import Decoding, Published
-from expertflow.train.model.base import LICENCE_FILES, weight_files
+from expertflow.train.model.base import LICENSE_FILES, weight_files
 from expertflow.train.model.load import DTYPES
 from expertflow.train.model.weights import weights_sha256
 from expertflow.train.records import TrainingRecord
@@ -93,7 +93,7 @@ def cast(model: Any, dtype: torch.dtype) -> None:
 
 def copy_texts(folder: Path, *, tokenizer: Path, layout: Layout) -> tuple[str, ...]:
     """Copy tokenizer, chat template and license; return the names of the license files."""
-    found = (path for name in (*TOKENIZER_FILES, *LICENCE_FILES) for path in tokenizer.glob(name))
+    found = (path for name in (*TOKENIZER_FILES, *LICENSE_FILES) for path in tokenizer.glob(name))
     for path in filter(Path.is_file, found):
         target = folder / path.relative_to(tokenizer)
         target.parent.mkdir(exist_ok=True)
@@ -101,7 +101,7 @@ def copy_texts(folder: Path, *, tokenizer: Path, layout: Layout) -> tuple[str, .
     if layout.chat_template is not None:
         # Training's template, maybe set by the manifest, overrides that of the settings.
         (folder / "chat_template.jinja").write_text(layout.chat_template, encoding="utf-8")
-    texts = {path.name for pattern in LICENCE_FILES for path in folder.glob(pattern)}
+    texts = {path.name for pattern in LICENSE_FILES for path in folder.glob(pattern)}
     return tuple(sorted(texts))
 
 

@@ -7,7 +7,7 @@ from msgspec import field
 from expertflow.core.records import Record
 from expertflow.evaluate.records import Decoding
 
-MergedInto = Literal["base", "dequantised base"] | None
+MergedInto = Literal["base", "dequantized base"] | None
 
 
 class ExportSpec(Record, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ FILE_BYTES, CHUNK_BYTES = 256 << 20, 4 << 20
 ROOM = 4
 IN_MEMORY = {"tmpfs", "ramfs"}
 NOT_ASKED = "not measured: not asked for"
-# Of a file that is there: less tells of the cache and not of the disk, more holds up (judgement).
+# Of a file that is there: less tells of the cache and not of the disk, more holds up (judgment).
 LEAST_BYTES, LONGEST_S = 16 << 20, 1.0
 # Bytes a second, or null, and how they were measured, or why not.
 Speed = tuple[float | None, str]

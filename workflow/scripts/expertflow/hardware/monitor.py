@@ -24,7 +24,7 @@ from expertflow.core.records import from_json, read_record, write_record
 from expertflow.hardware.nvml import open_gpus
 from expertflow.hardware.records import Card, GpuSample, MonitorRecord
 from expertflow.hardware.sampler import Sampler, SamplingInterval
-from expertflow.hardware.summary import Watcher, at_the_end, describe, no_card, summarise
+from expertflow.hardware.summary import Watcher, at_the_end, describe, no_card, summarize
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ def monitor(
         fraction = (time.process_time() - cpu_s) / wall_s if wall_s > 0 else None
         card = at_the_end(card, gpus)
     samples = read_samples(output)
-    return summarise(samples, card=card, interval=interval, monitor_cpu_fraction=fraction)
+    return summarize(samples, card=card, interval=interval, monitor_cpu_fraction=fraction)
 
 
 def replay(trace: Path, facts: Path | None) -> MonitorRecord:
@@ -186,14 +186,14 @@ def replay(trace: Path, facts: Path | None) -> MonitorRecord:
         card = Card(**{**known, "processes": (), "remarks": ()})
         interval = SamplingInterval(record.configured_interval_s, epoch_s=record.epoch_s)
     remarks = (f"replayed from {trace.name}",)
-    return summarise(samples, card=card, interval=interval, remarks=remarks)
+    return summarize(samples, card=card, interval=interval, remarks=remarks)
 
 
 def write_missing_record(
     path: Path, samples: Path, *, configured_s: float | None, reason: str
 ) -> None:
     interval = SamplingInterval(configured_s)
-    write_record(path, summarise(read_samples(samples), card=no_card(reason), interval=interval))
+    write_record(path, summarize(read_samples(samples), card=no_card(reason), interval=interval))
 
 
 def read_samples(path: Path) -> list[GpuSample]:

@@ -16,7 +16,7 @@ from expertflow.hardware.nvml_device import Device
 from expertflow.hardware.records import GpuSample
 
 # Asked for: at least 20 readings an epoch, from once a second to ten times. Readings come late on a
-# busy machine and epochs differ, so a fifth more are planned (judgement).
+# busy machine and epochs differ, so a fifth more are planned (judgment).
 SLOW_S, FAST_S, WANTED, SPARE = 1.0, 0.1, 20, 1.2
 TAIL_BYTES = 1 << 14
 

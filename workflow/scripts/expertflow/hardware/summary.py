@@ -1,6 +1,6 @@
 """Describe a card, sum up a series of its readings, and say what the figures suggest.
 
-The driver's utilisation is called what it is: "some kernel was running".
+The driver's utilization is called what it is: "some kernel was running".
 """
 
 import statistics
@@ -31,9 +31,9 @@ CAUSES = {
 }
 NO_SAMPLES = "no samples were taken"
 MIXED = "part of the samples are simulated"
-# Thresholds of remarks; those without a source are judgement. Fewer readings say nothing.
+# Thresholds of remarks; those without a source are judgment. Fewer readings say nothing.
 ENOUGH_SAMPLES = 10
-# Source systems' bar for utilisation; here it only says that the card often had nothing to do.
+# Source systems' bar for utilization; here it only says that the card often had nothing to do.
 OFTEN_IDLE_PERCENT = 60.0
 BUSY_PERCENT, LOW_POWER_FRACTION = 90.0, 0.6
 TENSOR_PERCENT, SM_PERCENT = 25.0, 80.0
@@ -92,7 +92,7 @@ def at_the_end(card: Card, gpus: Gpus) -> Card:
     return replace(card, processes=processes, unavailable={**reasons, **card.unavailable})
 
 
-def summarise(
+def summarize(
     samples: Sequence[GpuSample],
     *,
     card: Card,

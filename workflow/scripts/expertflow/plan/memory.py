@@ -95,7 +95,7 @@ def peak_reason(draft: PlanDraft) -> str:
         return (
             "live bytes of the training's own step, traced without data, layers uncompiled;"
             f" {RESERVE_BYTES / GIB:g} GiB and {RESERVE_FRACTION:.0%} for allocator and context"
-            " are a judgement"
+            " are a judgment"
         )
     why = "not traced on a CPU" if draft.gpu is None else "no step was traced"
     if trace is not None and trace.hindrance is not None:

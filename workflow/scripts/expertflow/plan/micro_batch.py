@@ -141,7 +141,7 @@ def _micro_batch_by_memory(draft: PlanDraft) -> tuple[int, bool]:
         micro, checkpoint = min(again[-1], busy), True
         why = "the most rows that fit"
         if again[-1] > busy:
-            why = f"{_tokens(draft, busy):,} tokens, enough to keep a card busy (a judgement)"
+            why = f"{_tokens(draft, busy):,} tokens, enough to keep a card busy (a judgment)"
     else:
         _refuse(draft, checkpoint=wanted is not False)
     draft.note("batch_size", micro, f"{why}; {_sizes(draft, micro, checkpoint)}")
@@ -149,7 +149,7 @@ def _micro_batch_by_memory(draft: PlanDraft) -> tuple[int, bool]:
     if checkpoint and plain and wanted is None:
         reason = (
             f"without it no more than {_tokens(draft, plain[-1]):,} tokens fit; below"
-            f" {BUSY_TOKENS:,} a card is taken to be idle in part (a judgement)"
+            f" {BUSY_TOKENS:,} a card is taken to be idle in part (a judgment)"
         )
         draft.note("gradient_checkpointing", checkpoint, reason)
     return micro, checkpoint

@@ -79,7 +79,7 @@ def _memory(plan: TrainPlan) -> Iterator[str]:
     yield from textwrap.wrap(peak, WIDTH - 2)
     if (parts := plan.memory) is not None:
         yield (
-            f"model {gib(parts.model_bytes, 2)}, optimiser {gib(parts.optimizer_bytes, 2)},"
+            f"model {gib(parts.model_bytes, 2)}, optimizer {gib(parts.optimizer_bytes, 2)},"
             f" step {gib(parts.step_bytes, 2)}, reserve {gib(parts.reserve_bytes, 2)}"
         )
     if plan.next_micro_batch_peak_bytes is not None:

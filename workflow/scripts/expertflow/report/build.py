@@ -58,7 +58,7 @@ def build_report(inputs: ReportInputs, provenance: dict[str, Any]) -> dict[str, 
         "comparison": [] if inputs.ablation is None else [inputs.ablation],
         "provenance": _provenance(inputs, provenance),
         "plan_against_actual": [
-            run.plan_row("Optimiser steps", "steps", plan.steps, training.steps),
+            run.plan_row("Optimizer steps", "steps", plan.steps, training.steps),
             run.plan_row("Useful tokens", "tokens", plan.trained_tokens, data.trained_tokens),
             run.plan_row("Useful tokens a second", "tokens/s", plan.useful_tokens_per_s,
                       throughput.useful_tokens_per_s, run.speed_band(inputs)),
@@ -97,7 +97,7 @@ def _model(inputs: ReportInputs) -> r.Model:
         plan,
         why={
             "revision": "only models from a hub have a revision",
-            "licence": "the model states no licence",
+            "license": "the model states no license",
             "lora": "the method trains all weights",
         },
         params_total=training.n_params_total,
@@ -113,7 +113,7 @@ def _data(inputs: ReportInputs) -> r.Data:
     one, other = documents.n_dropped_by_reason, packing.n_dropped_by_reason
     no_source = {
         "revision": "the source has no revision; its sha256 pins it",
-        "licence": "the manifest states no licence for this source",
+        "license": "the manifest states no license for this source",
         "n_records": "the records of this source were not counted",
     }
     sources: Any = [
@@ -180,8 +180,8 @@ def _throughput(inputs: ReportInputs) -> r.Throughput:
         target_tokens_per_s=derive.per_stepping_s(training, training.n_target_tokens),
         steps_per_s=derive.per_stepping_s(training, training.n_steps),
         tokens_per_step=training.n_tokens / training.n_steps,
-        mfu_fraction=derive.utilisation(inputs, plan.flops_per_token_model),
-        hfu_fraction=derive.utilisation(inputs, plan.flops_per_token_hardware),
+        mfu_fraction=derive.utilization(inputs, plan.flops_per_token_model),
+        hfu_fraction=derive.utilization(inputs, plan.flops_per_token_hardware),
         goodput_fraction=time.train_s / time.wall_s
         if time.wall_s > 0
         else Missing("the run took no measurable time"),
@@ -234,17 +234,17 @@ def _profile(inputs: ReportInputs) -> Any:
     profile = inputs.profile
     if not profile.n_steps or profile.wall_s is None:
         return Missing(profile.reason or "the profiler watched no step")
-    step_s, neighbour_s = profile.wall_s / profile.n_steps, profile.neighbour_step_s
+    step_s, neighbor_s = profile.wall_s / profile.n_steps, profile.neighbor_step_s
     folder, said = PurePath(inputs.training.steps_path).parent / "profile", profile.unavailable
     no_trace = said.get("trace", "the profiler did not write it")
-    no_neighbour = said.get("neighbour_step_s", "no step before was timed")
+    no_neighbor = said.get("neighbor_step_s", "no step before was timed")
     return fill(
         Profile,
         profile,
         why=said,
         trace=str(folder / profile.trace) if profile.trace else Missing(no_trace),
         step_s=step_s,
-        overhead_fraction=step_s / neighbour_s - 1 if neighbour_s else Missing(no_neighbour),
+        overhead_fraction=step_s / neighbor_s - 1 if neighbor_s else Missing(no_neighbor),
         by_kind=by_kind(profile),
         kernels=sorted_kernels(profile, N_KERNELS),
     )

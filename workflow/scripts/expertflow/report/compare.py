@@ -8,7 +8,7 @@ from expertflow.report.learned import NO_CHANGE, best_baseline, deciding_change
 from expertflow.report.measured import NO_REASON
 from expertflow.report.sheet import render
 from expertflow.report.view import NOT_MEASURED, Cell
-from expertflow.report.view_evaluation import COLOURS
+from expertflow.report.view_evaluation import COLORS
 
 Report = dict[str, Any]
 
@@ -24,7 +24,7 @@ FIGURES = {
     "delta_fraction": "evaluation.delta.value_fraction",
     "planned_hours": "plan.hours",
     "planned_usd": "plan.usd",
-    "licence": "model.licence",
+    "license": "model.license",
 }
 OTHERS = {
     "expert": "run.expert",
@@ -65,7 +65,7 @@ def _row(report: Report) -> dict[str, Any]:
         "hours_difference_fraction": report["cost"]["hours"] / planned - 1 if planned else None,
         "n_findings": len(report["findings"]),
         "n_bars_failed": sum(item["verdict"] == "fail" for item in report["acceptance"]),
-        "source_licences": sorted({source["licence"] or "not stated" for source in sources}),
+        "source_licenses": sorted({source["license"] or "not stated" for source in sources}),
         "unavailable": {name: reasons[path] for name, path in FIGURES.items() if path in reasons},
     }
 
@@ -98,9 +98,9 @@ def _marks(row: dict[str, Any]) -> list[tuple[str, str]]:
     marks = []
     for other, change in named:
         if change is not None:
-            word, colour = change["change"], COLOURS[change["change"]]
+            word, color = change["change"], COLORS[change["change"]]
             if word == NO_CHANGE and other == earlier:
-                colour = "same"
+                color = "same"
             word = "not measurably different from" if word == NO_CHANGE else f"{word} than"
-            marks.append((colour, f"{word} {other}"))
+            marks.append((color, f"{word} {other}"))
     return marks

@@ -91,7 +91,7 @@ def memory_spilled(inputs: ReportInputs) -> Measured[float]:
     return max(0, training.peak_memory_reserved_bytes - round(used.max))
 
 
-def utilisation(inputs: ReportInputs, flops_per_token: float) -> Measured[float]:
+def utilization(inputs: ReportInputs, flops_per_token: float) -> Measured[float]:
     training = inputs.training
     top, speed = peak(inputs.plan, training), per_stepping_s(training, training.n_tokens)
     if isinstance(top, Missing):

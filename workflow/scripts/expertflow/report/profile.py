@@ -18,7 +18,7 @@ KINDS = (
     ("matmul", ("gemm", "nvjet", "cutlass", "cublas", "xmma", "splitk", "tem_fused_mm",
                 "tem_fused_addmm", "aten::mm", "aten::addmm", "aten::bmm", "mkldnn_linear",
                 "mkl_linear")),
-    ("optimiser", ("multi_tensor_apply", "adam", "_foreach_", "optimizer", "optimiser")),
+    ("optimizer", ("multi_tensor_apply", "adam", "_foreach_", "optimizer", "optimizer")),
     ("loss", ("chunkedloss", "cross_entropy", "crossentropy", "nll_loss", "log_softmax",
               "logsoftmax")),
     ("elementwise", ("triton_", "cpp_fused")),

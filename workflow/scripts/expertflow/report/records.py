@@ -178,8 +178,8 @@ class Profile(Record, frozen=True, kw_only=True):
     first_step: Annotated[Positive, doc("The first of them; they follow each other.")]
     device: Annotated[str, doc("cuda: kernels are counted; cpu: operators.")]
     wall_s: Annotated[Amount, doc("What these steps took while they were watched.")]
-    n_neighbour_steps: Annotated[Count, doc("Steps just before to compare with.")]
-    neighbour_step_s: Annotated[Measured[Amount], doc("Mean of one of those.")]
+    n_neighbor_steps: Annotated[Count, doc("Steps just before to compare with.")]
+    neighbor_step_s: Annotated[Measured[Amount], doc("Mean of one of those.")]
     pause_s: Annotated[Amount, doc("Wait for the profiler to start and to write.")]
     device_busy_fraction: Annotated[Measured[Share], doc("Share of the span with a kernel.")]
     n_kernels: Annotated[Positive, doc("Kernels by name.")]
@@ -203,7 +203,7 @@ class UsedStaging(Record, frozen=True, kw_only=True):
     """Where training read from on its machine."""
 
     weights: Annotated[Staged, doc("The base model's weights.")]
-    rows: Annotated[Staged | None, doc("The packed rows; none where it tokenised on the fly.")] = (
+    rows: Annotated[Staged | None, doc("The packed rows; none where it tokenized on the fly.")] = (
         None
     )
 
@@ -241,7 +241,7 @@ class Provenance(Struct, frozen=True, kw_only=True):
 class Verdict(Record, frozen=True, kw_only=True):
     """The run in one sentence."""
 
-    level: Annotated[Literal["good", "mixed", "bad"], doc("Colour of the answer.")]
+    level: Annotated[Literal["good", "mixed", "bad"], doc("Color of the answer.")]
     learned: Annotated[Learned, doc("Beyond the 95 % interval.")]
     answer: Annotated[str, doc("Did it learn?")]
     sentence: Annotated[str, doc("What supports the answer.")]

@@ -39,7 +39,7 @@ class Model(Record, frozen=True, kw_only=True):
     name: Annotated[str, doc("Hub id, directory or builtin name.")]
     kind: Annotated[Literal["builtin", "local", "hub"], doc("Where the base model came from.")]
     revision: Annotated[Measured[str], doc("Commit on the hub.")]
-    licence: Annotated[Measured[str], doc("As the model states it.")]
+    license: Annotated[Measured[str], doc("As the model states it.")]
     params_total: Annotated[Count, doc("Parameters with adapters.")]
     params_trainable: Annotated[Count, doc("Parameters that training changed.")]
     method: Annotated[Literal["full", "lora", "qlora"], doc("What is trained.")]
@@ -100,7 +100,7 @@ class TrainingParameters(Record, frozen=True, kw_only=True):
     gradient_accumulation_steps: Annotated[Positive, doc("Micro-batches a step.")]
     world_size: Annotated[Positive, doc("Devices.")]
     global_batch_sequences: Annotated[Positive, doc("Rows a step.")]
-    total_steps: Annotated[Positive, doc("Optimiser steps.", of="n_steps")]
+    total_steps: Annotated[Positive, doc("Optimizer steps.", of="n_steps")]
     num_train_epochs: Annotated[Amount, doc("Passes over the training split.", of="n_epochs")]
     max_seq_length: Annotated[Positive, doc("Length of a row, in tokens.")]
     bf16: Annotated[bool, doc("Trained in bfloat16.")]
@@ -114,21 +114,21 @@ class TrainingParameters(Record, frozen=True, kw_only=True):
     max_grad_norm: Annotated[Amount, doc("Gradients were clipped to this norm.")]
     adam_beta1: Annotated[Amount, doc("Decay of the first moment.")]
     adam_beta2: Annotated[Amount, doc("Decay of the second moment.")]
-    optim: Annotated[str, doc("Optimiser.")]
+    optim: Annotated[str, doc("Optimizer.")]
     save_steps: Annotated[int, doc("Steps between saves.")]
     save_every_minutes: Annotated[float, doc("Longest time between saves.")]
     eval_steps: Annotated[int, doc("Steps between held-out evaluations.")]
     load_best_model_at_end: Annotated[bool, doc("Weights of the lowest held-out loss count.")]
     patience: Annotated[Measured[int], doc("Evaluations without a lower loss that end it.")]
     logging_steps: Annotated[int, doc("Steps between log lines.")]
-    seed: Annotated[int, doc("Seed of order and initialisation.")]
+    seed: Annotated[int, doc("Seed of order and initialization.")]
 
 
 class Training(Record, frozen=True, kw_only=True):
     """The training run. Losses are in nats per token."""
 
-    steps: Annotated[Count, doc("Optimiser steps done.")]
-    planned_steps: Annotated[Count, doc("Optimiser steps planned.")]
+    steps: Annotated[Count, doc("Optimizer steps done.")]
+    planned_steps: Annotated[Count, doc("Optimizer steps planned.")]
     stopped_early_at_step: Annotated[Measured[int], doc("After evaluations that brought nothing.")]
     published_step: Annotated[Count, doc("Step whose weights are published.")]
     n_candidates: Annotated[Count, doc("Checkpoints kept to choose from.")]
@@ -138,7 +138,7 @@ class Training(Record, frozen=True, kw_only=True):
     saves: Annotated[Count, doc("Checkpoints written.")]
     checkpoint_write_s: Annotated[Amount, doc("Writing beside training, in the last session.")]
     memory_retries: tuple[tr.MemoryRetry, ...]
-    on_the_fly: Annotated[bool, doc("Documents were tokenised as needed, not packed.")]
+    on_the_fly: Annotated[bool, doc("Documents were tokenized as needed, not packed.")]
     sampled_steps: Measured[tr.SampledSteps]
     activated: Annotated[tuple[str, ...], doc("Optimisations that were on.")]
     loss_first: Annotated[float, doc("Training loss at the start.")]
@@ -254,7 +254,7 @@ class Throughput(Record, frozen=True, kw_only=True):
 
     useful_tokens_per_s: Annotated[Measured[Amount], doc("All devices, no padding.")]
     target_tokens_per_s: Annotated[Measured[Amount], doc("Tokens that the loss counts.")]
-    steps_per_s: Annotated[Measured[Amount], doc("Optimiser steps.")]
+    steps_per_s: Annotated[Measured[Amount], doc("Optimizer steps.")]
     tokens_per_step: Annotated[Amount, doc("Useful tokens of a mean step.")]
     mfu_fraction: Annotated[Measured[Share], doc("Model FLOP/s over the dense peak.")]
     hfu_fraction: Annotated[Measured[Share], doc("Hardware FLOP/s over the dense peak.")]
@@ -288,7 +288,7 @@ class Plan(Record, frozen=True, kw_only=True):
     """Predictions made before the run."""
 
     hardware: Annotated[str, doc("The hardware that was planned for.")]
-    steps: Annotated[Count, doc("Optimiser steps.")]
+    steps: Annotated[Count, doc("Optimizer steps.")]
     micro_batch_size: Annotated[Positive, doc("Rows of a micro-batch.", of="batch_size")]
     gradient_accumulation_steps: Annotated[Positive, doc("Micro-batches a step.")]
     trained_tokens: Annotated[Count, doc("All epochs, no padding.", of="predicted_tokens")]

@@ -15,7 +15,7 @@ from expertflow.report.learned import best_baseline, deciding_change, spelled
 
 Report = dict[str, Any]
 
-COLOURS = {"good": "green", "mixed": "yellow", "bad": "red"}
+COLORS = {"good": "green", "mixed": "yellow", "bad": "red"}
 
 
 def print_summary(report: Report, *, html_path: Path, console: Console | None = None) -> None:
@@ -29,7 +29,7 @@ def print_summary(report: Report, *, html_path: Path, console: Console | None = 
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for label, text in rows:
-        style = f"bold {COLOURS[report['verdict']['level']]}" if label == "verdict" else ""
+        style = f"bold {COLORS[report['verdict']['level']]}" if label == "verdict" else ""
         # Text, not str: names from data and manifests must not be parsed as rich markup
         table.add_row(label, Text(text, style=style))
     console.print(table)

@@ -21,19 +21,19 @@ SHOWN = {
 }  # fmt: skip
 MEMORY_PARTS = (
     ("model_bytes", "Model", "blue"),
-    ("optimizer_bytes", "Gradients and optimiser", "green"),
+    ("optimizer_bytes", "Gradients and optimizer", "green"),
     ("step_bytes", "Activations and loss, at worst", "purple"),
-    ("reserve_bytes", "Allocator and context", "grey"),
+    ("reserve_bytes", "Allocator and context", "gray"),
 )
 # kind of kernel -> its name on the page, and its color
 KERNELS = {
     "attention": ("Attention", "purple"),
     "matmul": ("Matrix products", "blue"),
     "loss": ("Loss", "red"),
-    "optimiser": ("Optimiser", "green"),
+    "optimizer": ("Optimizer", "green"),
     "elementwise": ("Norms, elementwise", "orange"),
     "copies": ("Copies", "yellow"),
-    "communication": ("Communication", "grey"),
+    "communication": ("Communication", "gray"),
     "other": ("Other", "faint"),
 }
 STAGED = {
@@ -58,10 +58,10 @@ class Tile(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a bar. ``colour`` names a CSS variable."""
+    """A part of a bar. ``color`` names a CSS variable."""
 
     label: str
-    colour: str
+    color: str
     amount: float
     fraction: float
 
@@ -138,19 +138,19 @@ def time_parts(report: Report) -> tuple[Part, ...]:
     if None not in (time["forward_s"], time["backward_s"], optimizer_s):
         parts = [
             ("Forward and backward", "blue", time["train_s"] - optimizer_s),
-            ("Optimiser", "green", optimizer_s),
+            ("Optimizer", "green", optimizer_s),
         ]
     parts += [
         ("Waiting for data", "orange", time["data_wait_s"]),
         ("Copies to the GPU", "red", time["h2d_s"]),
         ("Checkpoints", "yellow", time["checkpoint_s"]),
         ("Evaluation", "purple", time["eval_s"]),
-        ("Start-up and model load", "grey", time["startup_s"]),
+        ("Start-up and model load", "gray", time["startup_s"]),
         ("Other", "faint", time["other_s"]),
     ]
     return tuple(
-        Part(label, colour, s, s / wall_s if wall_s else 0.0)
-        for label, colour, s in parts
+        Part(label, color, s, s / wall_s if wall_s else 0.0)
+        for label, color, s in parts
         if s is not None and s > 0
     )
 
@@ -160,7 +160,7 @@ def split_note(report: Report) -> str:
     if report["time"]["split_source"] != "sampled steps" or sampled is None:
         return ""
     return (
-        "Forward, backward, optimiser and copies share the time of all steps as they did in "
+        "Forward, backward, optimizer and copies share the time of all steps as they did in "
         f"{f.count(sampled['n_steps'])} sampled steps, timed on the device."
     )
 
@@ -182,8 +182,8 @@ def memory(report: Report) -> dict[str, Any] | None:
     scale = max(predicted, actual or 0, total or 0) or 1
     return {
         "parts": [
-            Part(label, colour, planned[key], planned[key] / scale)
-            for key, label, colour in MEMORY_PARTS
+            Part(label, color, planned[key], planned[key] / scale)
+            for key, label, color in MEMORY_PARTS
         ],
         "predicted": predicted,
         "total": total,
@@ -205,10 +205,10 @@ def kernel_notes(report: Report) -> list[str]:
             "On a CPU these are operators, by the seconds that each spent itself on any thread;"
             " other holds views, allocations and the calls of the automatic differentiation."
         )
-    before, overhead = profile["neighbour_step_s"], profile["overhead_fraction"]
+    before, overhead = profile["neighbor_step_s"], profile["overhead_fraction"]
     cost = f"Watched, a step took {f.short_time(profile['step_s'])}"
     if before is not None and overhead is not None:
-        n = profile["n_neighbour_steps"]
+        n = profile["n_neighbor_steps"]
         ones = "that before" if n == 1 else f"each of the {n} before"
         cost += f", {ones} {f.short_time(before)} ({f.signed_percent(overhead)})"
     cost += f"; training waited {f.duration(profile['pause_s'])} for the profile. Both are in"

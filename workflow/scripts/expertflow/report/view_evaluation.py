@@ -11,7 +11,7 @@ Report = dict[str, Any]
 N_WORST_OPEN = 3
 N_RIGHT = 2
 N_OTHERS = 6
-COLOURS = {BETTER: "good", WORSE: "bad", NO_CHANGE: "mixed"}
+COLORS = {BETTER: "good", WORSE: "bad", NO_CHANGE: "mixed"}
 NO_DIFFERENCE = "no measurable difference"
 
 
@@ -30,7 +30,7 @@ def learned(report: Report) -> dict[str, Any]:
     kinds, were = after["n_by_kind"] or {}, before["n_by_kind"] or {}
     names = sorted({*were, *kinds}, key=lambda k: (k != "correct", -kinds.get(k, 0), k))
     sides = [
-        ("Before", before, "grey", True),
+        ("Before", before, "gray", True),
         ("After", after, "blue", True),
         *((b["name"], b, "purple", False) for b in evaluation["baselines"]),
     ]
@@ -38,8 +38,8 @@ def learned(report: Report) -> dict[str, Any]:
         "is_scored": None not in (before["value_fraction"], after["value_fraction"]),
         "ranges": [
             {"label": label, "fraction": scored["value_fraction"], "ci95": scored["ci95"],
-             "colour": colour, "is_model": is_model}
-            for label, scored, colour, is_model in sides
+             "color": color, "is_model": is_model}
+            for label, scored, color, is_model in sides
             if scored["value_fraction"] is not None
         ],
         "lines": lines(report),
@@ -72,7 +72,7 @@ def _changed(
         return None
     word = same if change["change"] == NO_CHANGE else change["change"]
     text = f"{f.sentence(word)}: {le.size(change)} ({le.interval(change)})"
-    return Line(label, text, note, COLOURS[change["change"]])
+    return Line(label, text, note, COLORS[change["change"]])
 
 
 def _earlier(report: Report, earlier: Report) -> Line:

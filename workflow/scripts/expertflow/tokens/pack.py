@@ -97,7 +97,7 @@ def _refuse_two_engines(expert: str, shards: list[TokenShardRecord]) -> None:
     if len(by_engine) > 1:
         odd = by_engine["tokenizers"]
         raise DataError(
-            f"{expert}: {odd.source}/{odd.shard} was tokenised by tokenizers ({odd.engine_reason})"
+            f"{expert}: {odd.source}/{odd.shard} was tokenized by tokenizers ({odd.engine_reason})"
             " and other shards by fastokens; set data.token_engine to tokenizers"
         )
 

@@ -112,7 +112,7 @@ def _read_inputs(job: TrainingJob, packing: PackingRecord) -> TrainInputs:
         if documents is None:
             raise TrainingError(
                 f"{rows}: the packed rows are missing; run pack_sequences again, or give --shards"
-                " and --keep to tokenise on the fly"
+                " and --keep to tokenize on the fly"
             )
         plan, code = documents.planned(plan), f"{code}, on the fly, {documents.sha256}"
     name = publish.fingerprint(plan=plan, packing=packing, model=model, code=code)

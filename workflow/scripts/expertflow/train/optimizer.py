@@ -81,7 +81,7 @@ def optimizer_tensors(
     own, parameters = _unwrapped(optimizer), trained_parameters(model)
     if lost := len(set(own.state) - set(parameters.values())):
         raise TrainingError(
-            f"the optimiser holds the states of {lost} parameters that the model does not show;"
+            f"the optimizer holds the states of {lost} parameters that the model does not show;"
             " nothing was saved; report this as a fault, with the log"
         )
     tensors: dict[str, torch.Tensor] = {}
@@ -116,7 +116,7 @@ def load_optimizer(
         name, _, what = key.rpartition("/")
         if name not in parameters or what not in _known(optimizer):
             raise TrainingError(
-                f"the saved state holds {key}, which this run's optimiser"
+                f"the saved state holds {key}, which this run's optimizer"
                 f" ({type(optimizer).__name__}) does not know; remove the state and start again"
             )
         parameter = parameters[name]

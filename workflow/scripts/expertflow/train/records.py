@@ -19,7 +19,7 @@ class ModelSpec(Record, frozen=True, kw_only=True):
 
     model: str
     revision: str | None
-    licence: str | None
+    license: str | None
     n_layers: int
     hidden_size: int
     n_heads: int
@@ -37,7 +37,7 @@ class ModelRecord(Record, frozen=True, kw_only=True):
     kind: Literal["builtin", "local", "hub"]
     revision: str | None
     path: str
-    licence: str | None
+    license: str | None
     facts: ModelFacts
     n_parameters: int
     n_weight_bytes: int
@@ -154,7 +154,7 @@ class KernelProfile(Record, frozen=True, kw_only=True):
     """Profile of ``n_steps`` steps from ``first_step`` on, counted from 1.
 
     It counts kernels on a CUDA device, operators by their own time on a CPU. ``wall_s`` is the
-    profiled steps' time, ``neighbour_step_s`` the mean of steps just before, ``pause_s`` how long
+    profiled steps' time, ``neighbor_step_s`` the mean of steps just before, ``pause_s`` how long
     training waited for the profile to be written. ``kernels`` are the longest of ``n_kernels``,
     ``rest`` all others in one. ``reason`` says why no step was profiled, ``unavailable`` by field
     why another value is null, and ``notes`` what was cut short.
@@ -165,8 +165,8 @@ class KernelProfile(Record, frozen=True, kw_only=True):
     n_steps: int = 0
     first_step: int | None = None
     wall_s: float | None = None
-    n_neighbour_steps: int = 0
-    neighbour_step_s: float | None = None
+    n_neighbor_steps: int = 0
+    neighbor_step_s: float | None = None
     pause_s: float | None = None
     device_busy_fraction: float | None = None
     n_kernels: int = 0

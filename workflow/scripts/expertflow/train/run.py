@@ -224,16 +224,16 @@ def _data(inputs: TrainInputs, processes: Processes) -> tuple[BaseFeed, PackedRo
     plan, rows, documents = inputs.plan, inputs.rows, inputs.documents
     if documents is None:
         feed = feed_of(plan, read_rows(rows / "train"), rank=processes.rank)
-        said = f"pre-tokenised data from {rows}, {plan.n_sequences} rows"
+        said = f"pre-tokenized data from {rows}, {plan.n_sequences} rows"
         return feed, read_rows(rows / "held_out"), said
     if plan.world_size > 1:
         raise TrainingError(
-            f"{rows}: holds no packed rows, and {plan.world_size} processes cannot tokenise on the"
+            f"{rows}: holds no packed rows, and {plan.world_size} processes cannot tokenize on the"
             " fly; run pack_sequences again"
         )
     from expertflow.train.feed.on_the_fly import read_on_the_fly
 
-    said = f"data tokenised on the fly, {rows} holds no packed rows"
+    said = f"data tokenized on the fly, {rows} holds no packed rows"
     log.warning("%s", said)
     return (*read_on_the_fly(plan, inputs.model, documents), said)
 

@@ -86,7 +86,7 @@ def _transpile(statement: "exp.Expr", dialect: str) -> str:
 
 def _words(error: "SqlglotError") -> str:
     found = getattr(error, "errors", None) or [{}]
-    description = str(found[0].get("description") or "cannot be tokenised").split(" <Token")[0]
+    description = str(found[0].get("description") or "cannot be tokenized").split(" <Token")[0]
     line, column = found[0].get("line"), found[0].get("col")
     where = f"line {line}, column {column}: " if line is not None else ""
     return where + clip(description)

@@ -11,7 +11,7 @@ from pathlib import Path
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import replacing, sha256_file
 from expertflow.data.read import describe
-from expertflow.data.records import Artefact, SourceLock
+from expertflow.data.records import Artifact, SourceLock
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources.git_store import head
 from expertflow.data.sources.kind import Fetched, Found, Pinned, Pins
@@ -46,9 +46,9 @@ def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
             n_documents=int(source.n_documents or 0), seed=int(source.seed or 0), directory=partial
         )
         paths = {name: directory / path.relative_to(partial) for name, path in made.items()}
-    artefacts = {
+    artifacts = {
         # A repository is pinned by its head: packing is up to git.
-        name: Artefact(path=str(path), sha256=sha256_file(path) if path.is_file() else head(path))
+        name: Artifact(path=str(path), sha256=sha256_file(path) if path.is_file() else head(path))
         for name, path in paths.items()
     }
-    return Fetched((describe(directory / "records.jsonl"),), artefacts=artefacts)
+    return Fetched((describe(directory / "records.jsonl"),), artifacts=artifacts)

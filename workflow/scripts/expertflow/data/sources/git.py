@@ -178,7 +178,7 @@ class _History:
     def _record(self, commit_id: str, commit: Commit, changes: Changes) -> dict[str, Any]:
         author: str | None = commit.author.name or None
         message, files, diff = commit.message, changes.files, changes.diff
-        if self.options.pseudonymise:
+        if self.options.pseudonymize:
             hide = self.contributors.hide
             author, message = self.contributors.label(commit.author), hide(message, is_message=True)
             diff = hide(diff)

@@ -58,7 +58,7 @@ class GitOptions(SourceOptions, frozen=True, kw_only=True):
     max_diff_bytes: AtLeastOne = 8000
     max_files: AtLeastOne = 1000
     max_commits: AtLeastOne | None = None
-    pseudonymise: bool = True
+    pseudonymize: bool = True
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.languages if name not in LANGUAGES]:

@@ -104,8 +104,8 @@ def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
             f"{prepared.folder}: {there} of {stated} records are there; delete the folder and"
             " fetch again"
         )
-    licence = cache.card_licence(cache.card_data(repository, prepared.commit))
-    return Fetched(tuple(files), revision=prepared.commit, card_licence=licence)
+    license = cache.card_license(cache.card_data(repository, prepared.commit))
+    return Fetched(tuple(files), revision=prepared.commit, card_license=license)
 
 
 def _set_up_libraries() -> None:

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from msgspec import Struct, field
 
-from expertflow.data.records import Artefact, DataFile, LockedFile, SourceLock
+from expertflow.data.records import Artifact, DataFile, LockedFile, SourceLock
 from expertflow.data.settings import SourceSpec
 
 
@@ -25,8 +25,8 @@ class Pinned(Struct, frozen=True):
 class Fetched(Struct, frozen=True):
     files: tuple[DataFile, ...]
     revision: str | None = None
-    card_licence: str | None = None
-    artefacts: dict[str, Artefact] = field(default_factory=dict)
+    card_license: str | None = None
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
 
 
 class Found(NamedTuple):

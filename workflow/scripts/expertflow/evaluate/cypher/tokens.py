@@ -46,7 +46,7 @@ class Token(Record, frozen=True):
     text: str
 
 
-def tokenise(query: str) -> list[Token] | None:
+def tokenize(query: str) -> list[Token] | None:
     """Split a query, without blanks and comments; null if some text fits no token."""
     if len(query) > MAX_CHARS:
         return None

@@ -26,7 +26,7 @@ class ScoringCase(Record, frozen=True):
     example: Example
     prediction: str
     fields: Mapping[str, str]
-    artefacts: Mapping[str, Path]
+    artifacts: Mapping[str, Path]
 
     def value(self, name: str) -> Any:
         """Return an argument that the manifest must name; null if the record lacks it."""
@@ -59,15 +59,15 @@ class ScoringCase(Record, frozen=True):
 class ScoringTask:
     """A task with a scorer; this class judges cases one by one in this process.
 
-    ``fields`` and ``artefacts`` are its possible inputs, ``required`` the mandatory ones, as
-    ``fields.name`` or ``artefacts.name``; ``packages`` are distributions whose versions can change
+    ``fields`` and ``artifacts`` are its possible inputs, ``required`` the mandatory ones, as
+    ``fields.name`` or ``artifacts.name``; ``packages`` are distributions whose versions can change
     a verdict.
     """
 
     name: Task
     metric: str
     fields: frozenset[str] = frozenset()
-    artefacts: frozenset[str] = frozenset()
+    artifacts: frozenset[str] = frozenset()
     required: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
 
@@ -87,7 +87,7 @@ class ScoringTask:
         """Judge predictions in order, after ``unavailable_reason``.
 
         Scoring references as predictions checks a data set: all must be correct. Raises
-        EvaluationError, naming the document, if an argument, artefact or reference is missing or
+        EvaluationError, naming the document, if an argument, artifact or reference is missing or
         unusable.
         """
         verdicts = []

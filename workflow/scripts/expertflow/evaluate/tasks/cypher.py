@@ -24,7 +24,7 @@ from expertflow.evaluate.cypher.tokens import (
     classify,
     has_closed_brackets,
     number_variables,
-    tokenise,
+    tokenize,
 )
 from expertflow.evaluate.isolation import graph_worker
 from expertflow.evaluate.isolation.rows import QueryAnswer, same_rows
@@ -53,25 +53,25 @@ class Cypher(IsolatedTask):
     """
 
     name = "cypher"
-    metric = "normalised_match"
+    metric = "normalized_match"
     fields = frozenset({"schema"})
-    artefacts = frozenset({"graph"})
+    artifacts = frozenset({"graph"})
     packages = ("graphglot",)
 
     def metric_of(self, spec: EvaluationSpec) -> str:
-        return "execution_accuracy" if "graph" in spec.artefacts else self.metric
+        return "execution_accuracy" if "graph" in spec.artifacts else self.metric
 
     def unavailable_reason(self, spec: EvaluationSpec) -> str | None:
         missing = [name for name in GRAPH_PACKAGES if importlib.util.find_spec(name) is None]
-        if "graph" not in spec.artefacts or not missing:
+        if "graph" not in spec.artifacts or not missing:
             return None
         return (
-            f"evaluation.artefacts.graph needs {' and '.join(missing)}; "
-            "pip install -r envs/requirements-graph.lock, or leave the artefact out"
+            f"evaluation.artifacts.graph needs {' and '.join(missing)}; "
+            "pip install -r envs/requirements-graph.lock, or leave the artifact out"
         )
 
     def tools(self, spec: EvaluationSpec) -> dict[str, str]:
-        packages = GRAPH_PACKAGES if "graph" in spec.artefacts else ()
+        packages = GRAPH_PACKAGES if "graph" in spec.artifacts else ()
         return super().tools(spec) | {name: metadata.version(name) for name in packages}
 
     def texts(self, case: ScoringCase) -> dict[str, str | None]:
@@ -79,9 +79,9 @@ class Cypher(IsolatedTask):
 
     def score(self, cases: Sequence[ScoringCase]) -> list[Verdict]:
         verdicts = super().score(cases)
-        if not cases or "graph" not in cases[0].artefacts:
+        if not cases or "graph" not in cases[0].artifacts:
             return verdicts
-        with closing(GraphServer(cases[0].artefacts["graph"])) as server:
+        with closing(GraphServer(cases[0].artifacts["graph"])) as server:
             ask = cache(server.ask)
             return [_settle(*each, ask) for each in zip(cases, verdicts, strict=True)]
 
@@ -134,7 +134,7 @@ def _name_fault(found: list[Token], wanted: list[Token], text: str) -> Verdict |
 
 
 def _words(query: str) -> list[Token] | None:
-    tokens = tokenise(strip_code_fence(query))
+    tokens = tokenize(strip_code_fence(query))
     if tokens is None:
         return None
     while tokens and tokens[-1] == _FINAL_SEMICOLON:
@@ -165,7 +165,7 @@ class GraphServer:
         builds = not self._worker.is_running
         if builds and not self._script.is_file():
             raise EvaluationError(
-                f"the graph {self._script} is not a file; check evaluation.artefacts.graph"
+                f"the graph {self._script} is not a file; check evaluation.artifacts.graph"
             )
         self._worker.send({"query": query})
         if builds:

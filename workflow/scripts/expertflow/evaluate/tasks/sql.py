@@ -19,7 +19,7 @@ from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
 
 
 class SqlExecution(ScoringTask):
-    """Judge against the artefact whose key the field ``database`` holds, by default ``database``.
+    """Judge against the artifact whose key the field ``database`` holds, by default ``database``.
 
     Rows are a multiset, ordered only if the reference orders its outermost SELECT; column names do
     not count. Numbers may differ by 1e-6 of their size, integers not at all. Two empty results
@@ -36,8 +36,8 @@ class SqlExecution(ScoringTask):
     name = "sql_execution"
     metric = "execution_accuracy"
     fields = frozenset({"database"})
-    artefacts = frozenset({"database"})
-    required = ("artefacts.database",)
+    artifacts = frozenset({"database"})
+    required = ("artifacts.database",)
     limits = Limits()
 
     def tools(self, spec: EvaluationSpec) -> dict[str, str]:
@@ -55,15 +55,15 @@ class SqlExecution(ScoringTask):
 
 def _judge(case: ScoringCase, worker: Worker) -> Verdict:
     name = case.text("database") if "database" in case.fields else "database"
-    if name not in case.artefacts:
-        known = ", ".join(sorted(case.artefacts)) or "none"
+    if name not in case.artifacts:
+        known = ", ".join(sorted(case.artifacts)) or "none"
         raise EvaluationError(
-            f"there is no artefact {name!r} to ask (known: {known}); "
-            "name it in evaluation.artefacts"
+            f"there is no artifact {name!r} to ask (known: {known}); "
+            "name it in evaluation.artifacts"
         )
-    database = case.artefacts[name]
+    database = case.artifacts[name]
     if not database.is_file():
-        raise EvaluationError(f"its database {database} is not a file; check evaluation.artefacts")
+        raise EvaluationError(f"its database {database} is not a file; check evaluation.artifacts")
     worker.send(
         {
             "database": str(database.resolve()),

@@ -44,7 +44,7 @@ from expertflow.rental.bundle.records import (
     BundleSpec,
     Member,
     Opened,
-    own_artefact,
+    own_artifact,
     own_tuning,
 )
 from expertflow.rental.bundle.tar import Items, describe
@@ -66,7 +66,7 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
     lock = read_record(ExpertLock, results / "sources.lock.json")
     model = read_record(ModelRecord, results / "model.json")
     items = _data_items(results, lock, spec.asked)
-    items |= _user_items(spec) | _artefact_items(results, spec)
+    items |= _user_items(spec) | _artifact_items(results, spec)
     items |= _folder_items(results / "packed") | _folder_items(results / TOKENIZER)
     if model.kind == "builtin":
         items |= _folder_items(results / MODEL)
@@ -117,16 +117,16 @@ def _user_items(spec: BundleSpec) -> Items:
         if sha256_file(Path(file.path)) != file.sha256:
             raise DataError(f"{file.path}: changed while the bundle was made; run again")
         items[f"results/{spec.expert}/{CARRIED}/{name}"] = Path(file.path)
-    for key, place in spec.own_artefacts.items():
-        items[own_artefact(spec.expert, key, place)] = Path(spec.artefacts[key]).expanduser()
+    for key, place in spec.own_artifacts.items():
+        items[own_artifact(spec.expert, key, place)] = Path(spec.artifacts[key]).expanduser()
     if spec.tuned is not None:
         items[own_tuning(spec.expert)] = Path(spec.tuned).expanduser()
     return items
 
 
-def _artefact_items(results: Path, spec: BundleSpec) -> Items:
+def _artifact_items(results: Path, spec: BundleSpec) -> Items:
     items: Items = {}
-    for path in (Path(p) for key, p in spec.artefacts.items() if key not in spec.own_artefacts):
+    for path in (Path(p) for key, p in spec.artifacts.items() if key not in spec.own_artifacts):
         items |= _folder_items(path) if path.is_dir() else {path.as_posix(): path}
         source = path.relative_to(results).parts[2]
         items[f"{results}/sources/generated/{source}/{TIMESTAMP}"] = b""

@@ -44,8 +44,8 @@ class BundleSpec(Record, frozen=True, kw_only=True):
 
     ``config`` holds the configuration keys that decide results, ``told`` the training settings from
     the command line. ``files`` are manifest, cards and prices by their name in the bundle.
-    ``content`` hashes the user's own files by their path in the manifest. ``artefacts`` are the
-    files that scoring reads, including the user's ``own_artefacts``. ``tuned`` is the tuning behind
+    ``content`` hashes the user's own files by their path in the manifest. ``artifacts`` are the
+    files that scoring reads, including the user's ``own_artifacts``. ``tuned`` is the tuning behind
     the plan as the manifest names it; ``staging`` belongs to this machine; ``code`` is the digest
     of every rule and of the generators.
     """
@@ -54,8 +54,8 @@ class BundleSpec(Record, frozen=True, kw_only=True):
     config: dict[str, Any]
     files: dict[str, SettingsFile]
     content: dict[str, dict[str, str]]
-    artefacts: dict[str, str]
-    own_artefacts: dict[str, str]
+    artifacts: dict[str, str]
+    own_artifacts: dict[str, str]
     tokens: TokenSpec
     code: dict[str, str]
     with_weights: bool
@@ -100,8 +100,8 @@ class Opened(Record, frozen=True, kw_only=True):
     other_code: tuple[str, ...] = ()
 
 
-def own_artefact(expert: str, key: str, place: str) -> str:
-    return f"results/{expert}/{CARRIED}/artefacts/{key}/{PurePath(place).name}"
+def own_artifact(expert: str, key: str, place: str) -> str:
+    return f"results/{expert}/{CARRIED}/artifacts/{key}/{PurePath(place).name}"
 
 
 def own_tuning(expert: str) -> str:

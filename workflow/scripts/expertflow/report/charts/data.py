@@ -13,7 +13,7 @@ from expertflow.report.inputs import ReportInputs
 from expertflow.tokens.records import PackingRecord
 
 Report = dict[str, Any]
-Colour = Literal["blue", "green", "orange", "purple"]
+Color = Literal["blue", "green", "orange", "purple"]
 
 GB = 1e-9
 LENGTHS_TO_JUDGE = (1536, 2048)  # what the set-ups that this replaces cut documents to
@@ -48,7 +48,7 @@ class Panel(Record, frozen=True, kw_only=True):
     quantity: str
     title: str
     unit: str
-    colour: Colour
+    color: Color
     points: tuple[Point, ...]
     bottom: float = 0.0
     top: float | None = None
@@ -138,15 +138,15 @@ def _panels(inputs: ReportInputs) -> list[Panel]:
     slow_c = (monitor.temperature_limits_c or {}).get("slowdown")
 
     def panel(quantity: str, field: str, *about: Any, scale: float = 1.0, **more: Any) -> Panel:
-        title, unit, colour = about
+        title, unit, color = about
         readings = ((sample.elapsed_s, getattr(sample, field)) for sample in inputs.samples)
         points = series.envelope((x, None if y is None else y * scale) for x, y in readings)
-        return Panel(quantity=quantity, title=title, unit=unit, colour=colour, points=tuple(points),
+        return Panel(quantity=quantity, title=title, unit=unit, color=color, points=tuple(points),
                      **more)  # fmt: skip
 
     return [
         Panel(quantity="useful_tokens_per_s", title="Useful tokens per second", unit="tok/s",
-              colour="blue", points=tuple(series.tokens_per_s(inputs.steps))),
+              color="blue", points=tuple(series.tokens_per_s(inputs.steps))),
         panel("tensor_active_percent", "tensor_active_percent", "Tensor cores active", "%",
               "green", top=100.0),
         panel("sm_active_percent", "sm_active_percent", "SMs active", "%", "green", top=100.0),

@@ -58,7 +58,7 @@ def panel_chart(panel: Panel, timeline: TimelineData) -> fr.Chart:
     points = [replace(point, x=point.x / scale) for point in panel.points]
     reference = [f"{s.label}: {s.low:g} to {s.high:g} {panel.unit}" for s in panel.reference]
     bands = [{"x": 0, "x2": end, "y": s.low, "y2": s.high} for s in panel.reference]
-    stripes = alt.Chart(fr.rows(bands)).mark_rect(color=fr.GREY, opacity=0.16)
+    stripes = alt.Chart(fr.rows(bands)).mark_rect(color=fr.GRAY, opacity=0.16)
 
     def draw(form: fr.Form) -> list[alt.Chart]:
         x = fr.x_axis(fr.round_ticks(0.0, end, form.n_x_ticks, fr.ROUND_TIMES), unit, time)
@@ -68,7 +68,7 @@ def panel_chart(panel: Panel, timeline: TimelineData) -> fr.Chart:
             *([stripes.encode(x=x, x2="x2:Q", y=y, y2="y2:Q")] if panel.reference else []),
             _bands(timeline.saves, fr.YELLOW, x, scale, least),
             _bands(timeline.evaluations, fr.PURPLE, x, scale, least),
-            *fr.curve(_fitting(points, form), fr.NAMED[panel.colour], x, y),
+            *fr.curve(_fitting(points, form), fr.NAMED[panel.color], x, y),
             *_limit(panel, y),
         ]
 
@@ -78,7 +78,7 @@ def panel_chart(panel: Panel, timeline: TimelineData) -> fr.Chart:
     )  # fmt: skip
 
 
-def _bands(spans: tuple[Span, ...], colour: str, x: alt.X, scale: float, least: float) -> alt.Chart:
+def _bands(spans: tuple[Span, ...], color: str, x: alt.X, scale: float, least: float) -> alt.Chart:
     values: list[dict[str, float]] = []
     for span in spans:
         start, end = span.start_s / scale, max(span.end_s / scale, span.start_s / scale + least)
@@ -86,7 +86,7 @@ def _bands(spans: tuple[Span, ...], colour: str, x: alt.X, scale: float, least: 
             values[-1]["x2"] = max(values[-1]["x2"], end)
         else:
             values.append({"x": start, "x2": end})
-    bands: alt.Chart = alt.Chart(fr.rows(values)).mark_rect(color=colour, opacity=0.4)
+    bands: alt.Chart = alt.Chart(fr.rows(values)).mark_rect(color=color, opacity=0.4)
     return bands.encode(x=x, x2="x2:Q")
 
 

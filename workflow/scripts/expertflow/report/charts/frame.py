@@ -1,4 +1,4 @@
-"""What all charts share: sizes, axes, layers, and SVG that takes its colours from the page.
+"""What all charts share: sizes, axes, layers, and SVG that takes its colors from the page.
 
 Each chart is drawn twice, for a page and for a phone, since text in a scaled SVG shrinks with it.
 """
@@ -17,14 +17,14 @@ from msgspec.structs import asdict
 from expertflow.core.records import Record
 from expertflow.report.charts.series import Point
 
-# A colour that no chart would choose by chance -> the CSS variable that takes its place.
-COLOURS = {
+# A color that no chart would choose by chance -> the CSS variable that takes its place.
+COLORS = {
     "#2d6cb6": "blue",
     "#3f8f5c": "green",
     "#c4602e": "orange",
     "#8a5fb1": "purple",
     "#c9a228": "yellow",
-    "#98a2ae": "grey",
+    "#98a2ae": "gray",
     "#d8d5cd": "rule",
     "#6b7281": "muted",
     "#a8481b": "limit",
@@ -32,8 +32,8 @@ COLOURS = {
     "#b3393e": "red",
     "#1b2331": "text",
 }
-BLUE, GREEN, ORANGE, PURPLE, YELLOW, GREY, RULE, MUTED, LIMIT, PAGE, RED, TEXT = COLOURS
-NAMED = {name: colour for colour, name in COLOURS.items()}
+BLUE, GREEN, ORANGE, PURPLE, YELLOW, GRAY, RULE, MUTED, LIMIT, PAGE, RED, TEXT = COLORS
+NAMED = {name: color for color, name in COLORS.items()}
 Y_AXIS_PX = 44  # the same for all charts, so that their plots line up
 TIME_UNITS = ((3 * 3600, "h", 3600.0), (180, "min", 60.0), (0, "s", 1.0))
 ALIKE = re.compile(
@@ -128,12 +128,12 @@ def _axis(values: Sequence[float], label: str) -> alt.Axis:
     return alt.Axis(values=list(values), title=None, labelExpr=label, labelOverlap=False)
 
 
-def curve(points: Sequence[Point], colour: str, x: alt.X, y: alt.Y) -> list[alt.Chart]:
+def curve(points: Sequence[Point], color: str, x: alt.X, y: alt.Y) -> list[alt.Chart]:
     base = alt.Chart(rows([asdict(point) for point in points])).encode(x=x)
-    line = base.mark_line(color=colour, strokeWidth=1.5, strokeJoin="round").encode(y=y)
+    line = base.mark_line(color=color, strokeWidth=1.5, strokeJoin="round").encode(y=y)
     if all(point.low == point.high for point in points):
         return [line]
-    band = base.mark_area(color=colour, opacity=0.25)
+    band = base.mark_area(color=color, opacity=0.25)
     # The band's y is the axis of the line: one of its own would stretch the scale to zero.
     low = alt.Y("low:Q", axis=y["axis"], scale=y["scale"])
     return [band.encode(y=low, y2="high:Q"), line]
@@ -172,7 +172,7 @@ def _svg(layers: list[alt.Chart], form: Form, height_px: int, label: str) -> str
 
 
 def _themed(svg: str, label: str) -> str:
-    """Hand the colours over to the page, name the picture, and drop what no reader needs.
+    """Hand the colors over to the page, name the picture, and drop what no reader needs.
 
     Only tags change: texts may be names that somebody chose. In them ``<`` and ``>`` are escaped.
     """
@@ -183,8 +183,8 @@ def _themed(svg: str, label: str) -> str:
 
 
 def _lean(tag: str) -> str:
-    for colour, name in COLOURS.items():
-        tag = tag.replace(f'"{colour}"', f'"var(--{name})"')
+    for color, name in COLORS.items():
+        tag = tag.replace(f'"{color}"', f'"var(--{name})"')
     tag = re.sub(r'\s(?:font-family|pointer-events|aria-[a-z]+|role|class)="[^"]*"', "", tag)
     tag = re.sub(r'\s(?:opacity="1"|xmlns:xlink="[^"]*"|version="[^"]*")', "", tag)
     return re.sub(r"-?\d+\.\d{2,}", lambda match: f"{float(match[0]):.1f}", tag)

@@ -123,9 +123,9 @@ def _bars(steps: tuple[Step, ...], x: alt.X, top: float) -> list[alt.Chart]:
     held, moved, spread = _shapes(steps, top)
     layers = []
     if held:  # what was there before this step
-        layers.append(alt.Chart(fr.rows(held)).mark_rect(color=fr.GREY, opacity=0.22))
-    for colour, values in moved.items():
-        layers.append(alt.Chart(fr.rows(values)).mark_rect(color=colour))
+        layers.append(alt.Chart(fr.rows(held)).mark_rect(color=fr.GRAY, opacity=0.22))
+    for color, values in moved.items():
+        layers.append(alt.Chart(fr.rows(values)).mark_rect(color=color))
     if spread:
         layers.append(alt.Chart(fr.rows(spread)).mark_rule(color=fr.TEXT, strokeWidth=1.5))
     return [layer.encode(x=x, x2="x2:Q", y=_y(len(steps)), y2="y2:Q") for layer in layers]
@@ -144,47 +144,47 @@ def _shapes(steps: tuple[Step, ...], top: float) -> tuple[Rows, dict[str, Rows],
         if start:
             held.append({"x": 0.0, "x2": min(start, speed), **place})
         ends = {"x": min(start, speed), "x2": max(start, speed)}
-        moved.setdefault(_colour(step), []).append({**ends, **place})
+        moved.setdefault(_color(step), []).append({**ends, **place})
         if step.low is not None and step.high is not None:
             middle = i + (TOP + BOTTOM) / 2
             spread.append({"x": step.low, "x2": min(step.high, top), "y": middle, "y2": middle})
     return held, moved, spread
 
 
-def _colour(step: Step) -> str:
+def _color(step: Step) -> str:
     if step.is_plan:
         return fr.BLUE
     is_open = step.factor is not None and facts.makes_no_difference(step.factor)
     if step.before is None or step.tokens_per_s is None or is_open:
-        return fr.GREY
+        return fr.GRAY
     return fr.GREEN if step.tokens_per_s >= step.before else fr.RED
 
 
 def _dots(
     drawn: list[tuple[Bar, Estimate]], x: alt.X, ends: tuple[float, float]
 ) -> list[alt.Chart]:
-    by_colour: dict[str, list[tuple[float, Estimate]]] = {}
+    by_color: dict[str, list[tuple[float, Estimate]]] = {}
     for i, (bar, ratio) in enumerate(drawn):
-        colour = fr.GREY
+        color = fr.GRAY
         if bar.is_sane is False:
-            colour = fr.RED
+            color = fr.RED
         elif ratio.low > facts.NOTABLE or ratio.high < 1:
-            colour = fr.BLUE if ratio.high < 1 else fr.ORANGE
-        by_colour.setdefault(colour, []).append((i + (TOP + BOTTOM) / 2, ratio))
+            color = fr.BLUE if ratio.high < 1 else fr.ORANGE
+        by_color.setdefault(color, []).append((i + (TOP + BOTTOM) / 2, ratio))
     layers, y = [], _y(len(drawn))
     for width, opacity, least, most in ((8, 0.4, "least", "most"), (1.5, 1.0, "low", "high")):
-        for colour, dots in by_colour.items():
+        for color, dots in by_color.items():
             values = [
                 {"x": max(getattr(ratio, least), ends[0]), "x2": min(getattr(ratio, most), ends[1]),
                  "y": place}
                 for place, ratio in dots
             ]  # fmt: skip
             base = alt.Chart(fr.rows(values))
-            line = base.mark_rule(color=colour, strokeWidth=width, opacity=opacity)
+            line = base.mark_rule(color=color, strokeWidth=width, opacity=opacity)
             layers.append(line.encode(x=x, x2="x2:Q", y=y))
-    for colour, dots in by_colour.items():
+    for color, dots in by_color.items():
         base = alt.Chart(fr.rows([{"x": ratio.value, "y": place} for place, ratio in dots]))
-        point = base.mark_point(color=colour, filled=True, size=64, opacity=1)
+        point = base.mark_point(color=color, filled=True, size=64, opacity=1)
         layers.append(point.encode(x=x, y=y))
     return layers
 

@@ -12,15 +12,15 @@ LONG_FACTOR = 1.25
 MIN_GOOD_STEPS, WARMUP_LIMIT = 50, 0.20
 
 
-def no_licence(report: Report) -> Findings:
-    names = [source["name"] for source in report["data"]["sources"] if source["licence"] is None]
+def no_license(report: Report) -> Findings:
+    names = [source["name"] for source in report["data"]["sources"] if source["license"] is None]
     if names:
         yield finding(
-            "no-licence",
-            evidence=f"no licence is stated for {', '.join(names)}",
+            "no-license",
+            evidence=f"no license is stated for {', '.join(names)}",
             threshold="one for each source",
             origin="the model inherits the duties of its data",
-            recommendation="state the licence in the manifest, or leave the source out",
+            recommendation="state the license in the manifest, or leave the source out",
         )
 
 
@@ -87,4 +87,4 @@ def long_rows(report: Report) -> Findings:
         )
 
 
-RULES = (no_licence, left_out, padding, few_steps, long_rows)
+RULES = (no_license, left_out, padding, few_steps, long_rows)

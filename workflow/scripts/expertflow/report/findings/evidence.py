@@ -11,7 +11,7 @@ from expertflow.report.records import Finding, Severity
 Report = dict[str, Any]
 Findings = Iterator[Finding]
 
-ORIGIN = "our judgement, not yet calibrated on runs"
+ORIGIN = "our judgment, not yet calibrated on runs"
 FALLBACK = "a fallback is said"
 MIN_STEPS = 20  # fewer steps say little about waiting: the first ones start workers
 MIN_WALL_S = 60.0  # in a shorter run every fixed cost looks large
@@ -19,7 +19,7 @@ MIN_SAMPLES = 20  # readings of the monitor
 NOT_TIMED = "what it cost in time was not measured"
 NO_LOSS = "no time is lost by it"
 PRICED_ELSEWHERE = "the parts of wall time behind it are priced on their own"
-# Our judgement, but for the first: DCGM's guidance calls streaming multiprocessors that are active
+# Our judgment, but for the first: DCGM's guidance calls streaming multiprocessors that are active
 # 80 % of the time or more a necessary sign of good use.
 SM_BUSY_PERCENT = 80.0
 TENSOR_LOW_PERCENT = 25.0
@@ -133,13 +133,13 @@ def steps_per_epoch(report: Report) -> int:
 def why_rows_differ(report: Report) -> str | None:
     """Return why the run's epochs are not passes over the packed rows; null where they are.
 
-    A run by hand may have its own batch, or documents that are tokenised as they are needed.
+    A run by hand may have its own batch, or documents that are tokenized as they are needed.
     """
     training = report["training_report"]["training"]
     not_held = "its tokens were not held against packing.json"
     if training["on_the_fly"]:
         return (
-            "the run tokenised its documents on the fly: its rows are not the packed ones;"
+            "the run tokenized its documents on the fly: its rows are not the packed ones;"
             f" {not_held}"
         )
     epochs = training["steps"] / steps_per_epoch(report)

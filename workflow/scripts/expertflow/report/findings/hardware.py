@@ -148,7 +148,7 @@ def kernels(report: Report) -> Findings:
             f" {tensor:.0f} %",
             threshold=f"tensor cores below {e.TENSOR_LOW_PERCENT:.0f} % while multiprocessors are"
             f" above {e.SM_BUSY_PERCENT:.0f} % (medians)",
-            origin="our judgement; 80 % is what DCGM's guidance calls necessary for good use",
+            origin="our judgment; 80 % is what DCGM's guidance calls necessary for good use",
             recommendation="fused norms and activations (torch_compile), or a larger micro-batch",
         )
     kernel, power = e.median(report, "any_kernel_percent"), e.power_fraction(report)

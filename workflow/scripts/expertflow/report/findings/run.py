@@ -108,12 +108,12 @@ def fallbacks(report: Report) -> Findings:
         yield finding(
             "tokenizer-fallback",
             severity="info",
-            evidence=f"some shards were tokenised by the slower engine: {because[0]}",
+            evidence=f"some shards were tokenized by the slower engine: {because[0]}",
             threshold="none",
             origin=e.FALLBACK,
-            recommendation="nothing, unless tokenising is what takes long: both engines' ids are"
+            recommendation="nothing, unless tokenizing is what takes long: both engines' ids are"
             " equal",
-            worth="tokenising is outside the wall time of training",
+            worth="tokenizing is outside the wall time of training",
         )
     if hardware["gpu"]["peak_source"] == derive.MEASURED_PEAK:
         name = hardware["gpu"]["name"]

@@ -15,11 +15,11 @@ from expertflow.train.records import ModelRecord, ModelSpec
 
 TINY_QWEN3 = "builtin:tiny-qwen3"
 # Most licenses must be distributed with what they cover.
-LICENCE_FILES = (
+LICENSE_FILES = (
     "LICEN[CS]E*", "[Ll]icen[cs]e*", "NOTICE*", "COPYING*", "USE_POLICY*"
 )  # fmt: skip
 # Files of a hub model that are read or passed on.
-WANTED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", *LICENCE_FILES)
+WANTED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", *LICENSE_FILES)
 
 
 def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, output: Path) -> ModelRecord:
@@ -58,7 +58,7 @@ def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, output: Path) -> 
         kind=kind,
         revision=revision,
         path=str(path),
-        licence=spec.licence,
+        license=spec.license,
         facts=facts,
         n_parameters=sum(
             _count_parameters(file, tied=facts.tie_word_embeddings) for file in weights

@@ -30,24 +30,24 @@ def load_base(
     *,
     dtype: torch.dtype,
     attention_name: str,
-    quantised: bool = False,
+    quantized: bool = False,
     device: torch.device = CPU,
 ) -> PreTrainedModel:
     """Load a model from a directory: safetensors only, no remote code.
 
-    ``attention_name`` is a route of the plan. A ``quantised`` model is in 4 bits, computes in
+    ``attention_name`` is a route of the plan. A ``quantized`` model is in 4 bits, computes in
     ``dtype`` and is on ``device``; any other is on the CPU.
 
     Raises:
         TrainingError: loading failed, the model is quantized already, or bitsandbytes is missing.
     """
     attention.register()
-    options = _four_bit_options(dtype, device) if quantised else {}
+    options = _four_bit_options(dtype, device) if quantized else {}
     try:
         config = Path(path) / "config.json"
         if config.is_file() and "quantization_config" in json.loads(config.read_text("utf-8")):
             raise TrainingError(
-                f"model {path}: its weights are quantised already; use the original ones, and"
+                f"model {path}: its weights are quantized already; use the original ones, and"
                 " method qlora to train on 4 bits"
             )
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -64,13 +64,13 @@ def load_base(
             f"model {path}: cannot be loaded ({' '.join(str(error).split())[:200]}); check the"
             " directory"
         ) from error
-    if quantised:
+    if quantized:
         # On CPUs with AVX512-BF16, bitsandbytes repacks the weights at the first forward pass
         # without gradients, rounds their scales to bf16, and then passes no gradient through the
         # layer: an evaluation would break the training after it. Instead torch multiplies by the
         # dequantized weights, as on every other CPU; ignore what bitsandbytes says there about the
         # package ``kernels``.
-        for layer in quantised_layers(model).values():
+        for layer in quantized_layers(model).values():
             layer.support_avx512bf16_for_cpu = False
     return model
 
@@ -94,11 +94,11 @@ def _four_bit_options(dtype: torch.dtype, device: torch.device) -> dict[str, Any
     }
 
 
-def is_quantised(model: Any) -> bool:
+def is_quantized(model: Any) -> bool:
     return bool(getattr(model, "is_loaded_in_4bit", False))
 
 
-def quantised_layers(model: torch.nn.Module) -> dict[str, Any]:
+def quantized_layers(model: torch.nn.Module) -> dict[str, Any]:
     from bitsandbytes.nn.modules import Linear4bit
 
     return {name: m for name, m in model.named_modules() if isinstance(m, Linear4bit)}
@@ -142,14 +142,14 @@ def load_for_training(
 
     ``weights`` is a copy of the model to read; saved files still name the model.
     """
-    quantised = plan.method == "qlora"
+    quantized = plan.method == "qlora"
     net: Any = load_base(
         str(weights or model.path),
         # Trained weights stay in fp32 and are cast by autocast; a frozen base may be in half
         # precision.
         dtype=torch.float32 if plan.method == "full" else DTYPES[plan.precision],
         attention_name=plan.attention,
-        quantised=quantised,
+        quantized=quantized,
         device=device,
     )
     net.name_or_path = net.config.name_or_path = model.path
@@ -166,7 +166,7 @@ def load_for_training(
             ) from error
     if plan.lora is not None:
         net = add_adapter(net, plan.lora)
-    return net if quantised else net.to(device)
+    return net if quantized else net.to(device)
 
 
 def loaded_words(net: Any, plan: TrainPlan) -> str:
@@ -176,12 +176,12 @@ def loaded_words(net: Any, plan: TrainPlan) -> str:
     adapter = ", ".join(sorted(name for name, dtype in DTYPES.items() if dtype in dtypes))
     if plan.method == "lora":
         return f"base frozen in {plan.precision}, adapter in {adapter}"
-    n_layers = len(quantised_layers(net))
+    n_layers = len(quantized_layers(net))
     on_cpu = next(net.parameters()).device.type == "cpu"
     return (
-        f"base in NF4, double quantised, {plan.precision} compute: {n_layers} layers; embeddings,"
+        f"base in NF4, double quantized, {plan.precision} compute: {n_layers} layers; embeddings,"
         f" head and norms in {plan.precision}, adapter in {adapter}"
-        f"{'; on the CPU each product dequantises its weights first' if on_cpu else ''}"
+        f"{'; on the CPU each product dequantizes its weights first' if on_cpu else ''}"
     )
 
 
@@ -191,14 +191,14 @@ def load_trained(
     base: str,
     dtype: torch.dtype,
     attention_name: str,
-    quantised: bool = False,
+    quantized: bool = False,
     device: torch.device = CPU,
 ) -> Any:
     """Load a published model or adapter on its base; null ``checkpoint`` means the base."""
     if checkpoint is not None and not (checkpoint / ADAPTER_FILE).is_file():
         return load_base(str(checkpoint), dtype=dtype, attention_name=attention_name)
     model = load_base(
-        base, dtype=dtype, attention_name=attention_name, quantised=quantised, device=device
+        base, dtype=dtype, attention_name=attention_name, quantized=quantized, device=device
     )
     return model if checkpoint is None else _with_adapter(model, checkpoint)
 
@@ -218,36 +218,36 @@ def load_for_scoring(
     to training alone.
     """
     device = torch.device("cuda" if plan.gpu is not None else "cpu")
-    quantised = plan.method == "qlora"
+    quantized = plan.method == "qlora"
     net = load_trained(
         checkpoint,
         base=str(weights or model.path),
         dtype=DTYPES[plan.precision] if plan.gpu is not None else torch.float32,
         attention_name=plan.attention,
-        quantised=quantised,
+        quantized=quantized,
         device=device,
     )
-    return (net if quantised else net.to(device)).eval()
+    return (net if quantized else net.to(device)).eval()
 
 
 def load_for_export(
     checkpoint: Path, *, base: str, method: str, precision: str, attention_name: str
 ) -> Any:
     """Load the trained model on the CPU in fp32, with the same 4-bit codes under qlora."""
-    quantised = method == "qlora"
+    quantized = method == "qlora"
     net = load_trained(
         checkpoint,
         base=base,
-        dtype=DTYPES[precision] if quantised else torch.float32,
+        dtype=DTYPES[precision] if quantized else torch.float32,
         attention_name=attention_name,
-        quantised=quantised,
+        quantized=quantized,
     )
-    if quantised:
+    if quantized:
         # With the same 4-bit codes, a comparison is not lost in rounding.
         for parameter in net.parameters():
             if parameter.is_floating_point():
                 parameter.data = parameter.data.float()
-        for layer in quantised_layers(net).values():
+        for layer in quantized_layers(net).values():
             layer.compute_dtype = torch.float32
             layer.weight.quant_state.dtype = torch.float32
     return net.eval()
@@ -258,13 +258,13 @@ def mergeable(model: Any, checkpoint: Path) -> Any:
 
     If trained on 4 bits, that is the dequantized base, quantization errors included.
     """
-    return _with_adapter(_dequantise(model.unload()), checkpoint) if is_quantised(model) else model
+    return _with_adapter(_dequantize(model.unload()), checkpoint) if is_quantized(model) else model
 
 
-def _dequantise(model: PreTrainedModel) -> PreTrainedModel:
+def _dequantize(model: PreTrainedModel) -> PreTrainedModel:
     from bitsandbytes.functional import dequantize_4bit
 
-    for name, layer in quantised_layers(model).items():
+    for name, layer in quantized_layers(model).items():
         plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
         weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
         plain.weight = torch.nn.Parameter(weight, requires_grad=False)

@@ -50,7 +50,7 @@ NOT_A_DEVICE = "counted on CUDA devices only; this run was on the CPU"
 
 
 class Window(Record, frozen=True, kw_only=True):
-    neighbours: range
+    neighbors: range
     steps: range
 
 
@@ -71,7 +71,7 @@ def choose_window(plan: TrainPlan, first: int) -> Window | None:
     plain = (start for start in starts if not any(map(is_sampled, range(start, start + n_steps))))
     start = next(quiet, next(plain, earliest))
     return Window(
-        neighbours=range(max(first + 1, start - n_steps), start),
+        neighbors=range(max(first + 1, start - n_steps), start),
         steps=range(start, start + n_steps),
     )
 
@@ -107,7 +107,7 @@ class StepProfiler:
         self._first, self._window = run.progress.step, None
         self._profiler: profile | None = None
         self._reason: str | None = None
-        self._mark_s = self._neighbours_s = self._start_s = self._pause_s = 0.0
+        self._mark_s = self._neighbors_s = self._start_s = self._pause_s = 0.0
         if self._is_wanted():
             self._window = choose_window(run.plan, self._first)
             if self._window is not None:
@@ -137,10 +137,10 @@ class StepProfiler:
         window, step = self._window, self._run.progress.step
         if window is None:
             return
-        if step == window.neighbours.start:
+        if step == window.neighbors.start:
             self._mark_s = self._stepped_s()
         if step == window.steps.start:
-            self._neighbours_s = self._stepped_s() - self._mark_s
+            self._neighbors_s = self._stepped_s() - self._mark_s
             start_s = time.perf_counter()
             with self._apart():
                 self._start()
@@ -204,7 +204,7 @@ class StepProfiler:
         pause_s: float,
     ) -> KernelProfile:
         run, (n_trace_bytes, no_trace) = self._run, trace
-        on_cpu, n_neighbours = run.device.type == "cpu", len(window.neighbours)
+        on_cpu, n_neighbors = run.device.type == "cpu", len(window.neighbors)
         table = kernel_table(spans)
         rest, notes = table[N_KERNELS:], cut_short(run.plan)
         if rest:
@@ -212,8 +212,8 @@ class StepProfiler:
         span_us = max(s.end_us for s in spans) - min(s.start_us for s in spans)
         busy = busy_us((span.start_us, span.end_us) for span in spans)
         unavailable = {"device_busy_fraction": NOT_A_DEVICE} if on_cpu else {}
-        if not n_neighbours:
-            unavailable["neighbour_step_s"] = NO_NEIGHBOURS
+        if not n_neighbors:
+            unavailable["neighbor_step_s"] = NO_NEIGHBOURS
         if no_trace is not None:
             unavailable |= dict.fromkeys(("trace", "n_trace_bytes"), no_trace)
         return KernelProfile(
@@ -222,8 +222,8 @@ class StepProfiler:
             first_step=window.steps.start + 1,
             device=run.device.type,
             wall_s=taken_s,
-            n_neighbour_steps=n_neighbours,
-            neighbour_step_s=self._neighbours_s / n_neighbours if n_neighbours else None,
+            n_neighbor_steps=n_neighbors,
+            neighbor_step_s=self._neighbors_s / n_neighbors if n_neighbors else None,
             pause_s=pause_s,
             device_busy_fraction=None if on_cpu or not span_us else busy / span_us,
             n_kernels=len(table),

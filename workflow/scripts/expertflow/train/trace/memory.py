@@ -24,7 +24,7 @@ from expertflow.train.trace.model import (
     as_on_card,
     build,
     chunk_of,
-    materialise,
+    materialize,
     n_targets_of_row,
     read_config,
     sample_batch,
@@ -173,7 +173,7 @@ def trace(
     """Trace a step; return bytes of model and gradients, and of each phase beyond them."""
     net = build(run, n_layers=n_layers, checkpoint=checkpoint)
     with as_on_card(run):
-        materialise(net, fake=True)
+        materialize(net, fake=True)
         return follow_step(net, run, n_rows, length)
 
 

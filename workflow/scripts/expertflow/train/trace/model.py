@@ -89,7 +89,7 @@ def build(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
     return net.train()
 
 
-def materialise(net: Any, *, fake: bool) -> None:
+def materialize(net: Any, *, fake: bool) -> None:
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def on_cpu(old: torch.Tensor) -> torch.Tensor:

@@ -2,25 +2,25 @@
 
 import pytest
 
-from expertflow.export.licences import (
-    HUB_LICENCES,
+from expertflow.export.licenses import (
+    HUB_LICENSES,
     MEANINGS,
     PERMISSIVE,
     TERMS,
     Licensed,
     conflicts,
-    hub_licence,
+    hub_license,
     remarks,
 )
 
 
 def made_from(base: str | None, *sources: str | None) -> list[Licensed]:
-    data = [Licensed(name=f"s{i}", licence=licence) for i, licence in enumerate(sources)]
-    return [Licensed(name="b", licence=base, is_base=True), *data]
+    data = [Licensed(name=f"s{i}", license=license) for i, license in enumerate(sources)]
+    return [Licensed(name="b", license=base, is_base=True), *data]
 
 
 @pytest.mark.parametrize(
-    ("licence", "terms"),
+    ("license", "terms"),
     [
         ("cc-by-sa-4.0", ["share-alike"]),
         ("CC-BY-NC-SA-3.0", ["non-commercial", "share-alike"]),
@@ -58,11 +58,11 @@ def made_from(base: str | None, *sources: str | None) -> list[Licensed]:
         (None, ["not stated"]),
     ],
 )
-def test_terms_are_read_off_a_licences_name(licence: str | None, terms: list[str]) -> None:
-    found = conflicts(made_from("mit", licence))
+def test_terms_are_read_off_a_licenses_name(license: str | None, terms: list[str]) -> None:
+    found = conflicts(made_from("mit", license))
     assert [line.split(":")[0] for line in found if "incompatible" not in line] == terms
     for line in found:
-        assert f"s0 ({licence or 'not stated'})" in line
+        assert f"s0 ({license or 'not stated'})" in line
 
 
 def test_each_line_says_what_it_means() -> None:
@@ -71,7 +71,7 @@ def test_each_line_says_what_it_means() -> None:
     assert TERMS.keys() < MEANINGS.keys()
 
 
-def test_the_base_models_licence_counts_as_well() -> None:
+def test_the_base_models_license_counts_as_well() -> None:
     assert "base model b (not stated)" in conflicts(made_from(None, "mit"))[0]
     assert "base model b (cc-by-nc-4.0)" in conflicts(made_from("cc-by-nc-4.0", "mit"))[0]
 
@@ -86,7 +86,7 @@ def test_the_base_models_licence_counts_as_well() -> None:
         ("gemma", ("cc-by-sa-4.0",), 1),
     ],
 )
-def test_licences_that_cannot_be_kept_at_once_are_named(
+def test_licenses_that_cannot_be_kept_at_once_are_named(
     base: str, sources: tuple[str, ...], pairs: int
 ) -> None:
     found = conflicts(made_from(base, *sources))
@@ -94,12 +94,12 @@ def test_licences_that_cannot_be_kept_at_once_are_named(
 
 
 @pytest.mark.parametrize(
-    ("licences", "differ"),
+    ("licenses", "differ"),
     [(("mit", "apache-2.0"), True), (("MIT", "mit"), False), (("mit", None), True)],
 )
-def test_different_licences_are_said(licences: tuple[str | None, ...], differ: bool) -> None:
-    said = remarks(made_from("mit", *licences))
-    assert any("do not share one licence" in line for line in said) == differ
+def test_different_licenses_are_said(licenses: tuple[str | None, ...], differ: bool) -> None:
+    said = remarks(made_from("mit", *licenses))
+    assert any("do not share one license" in line for line in said) == differ
 
 
 def test_attribution_is_asked_for_by_name() -> None:
@@ -121,12 +121,12 @@ def test_attribution_is_asked_for_by_name() -> None:
         (None, ("mit",), None),
     ],
 )
-def test_only_a_licence_that_follows_is_declared(
+def test_only_a_license_that_follows_is_declared(
     base: str | None, sources: tuple[str | None, ...], declared: str | None
 ) -> None:
-    assert hub_licence(made_from(base, *sources)) == declared
+    assert hub_license(made_from(base, *sources)) == declared
 
 
-def test_permissive_licences_are_known_to_the_hub_and_ask_for_nothing() -> None:
-    assert PERMISSIVE <= HUB_LICENCES
+def test_permissive_licenses_are_known_to_the_hub_and_ask_for_nothing() -> None:
+    assert PERMISSIVE <= HUB_LICENSES
     assert not any(pattern.search(name) for name in PERMISSIVE for pattern in TERMS.values())

@@ -1,12 +1,12 @@
 """Measure how fast documents become packed rows: our stages beside other programs, in one run.
 
-    python bench/tokenise_pack.py [--megabytes 20 200 2000] [--peers source_method trl datatrove]
+    python bench/tokenize_pack.py [--megabytes 20 200 2000] [--peers source_method trl datatrove]
         [--repeats 3] [--length 2048] [--environments DIR] [--tokenizer DIR]
 
 All read the same JSON Lines of prompt and completion (see ``corpus.py``) as ChatML with the same
 tokenizer, and take turns: every repeat runs each of them once, in fresh processes, imports and
 loading of the tokenizer included, the page cache warm, on --processes cores. The lines are
-- tokenise and pack: pretokenize_shard for every shard, then pack_sequences. The
+- tokenize and pack: pretokenize_shard for every shard, then pack_sequences. The
   ratio of each line is to this one; it reads documents that were prepared before.
 - whole chain: the stages before it as well: lock, fetch_source, find_datasets, prepare_shard,
   deduplicate_documents. prepare_tokenizer does not count.
@@ -38,7 +38,7 @@ from environments import PEERS, Environment, environment, versions
 from measured import Failed, Measured, measure
 
 BENCH = Path(__file__).resolve().parent
-OURS, WHOLE = "tokenise and pack", "whole chain"
+OURS, WHOLE = "tokenize and pack", "whole chain"
 KEPT = Path.home() / ".cache" / "expertflow" / "peers"
 UNPACKED = {"datatrove"}
 Row = dict[str, Any]
@@ -62,7 +62,7 @@ class Benchmark:
         log = at / "log"
         chain = Chain(at, self.corpus, self.tokenizer, processes=self.args.processes)
         before = measure(chain.prepare, log)
-        after = measure(lambda p: chain.tokenise_and_pack(p, length=self.args.length), log)
+        after = measure(lambda p: chain.tokenize_and_pack(p, length=self.args.length), log)
         self.runs.setdefault(OURS, []).append(after)
         self.runs.setdefault(WHOLE, []).append(together(before, after))
         facts = {**chain.described(), "n_output_bytes": sum(sizes(chain.rows))}

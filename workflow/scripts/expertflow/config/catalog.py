@@ -28,7 +28,7 @@ PRESETS: dict[str, tuple[Preset, ...]] = {
     **{"demo": ("demo",), "full": ("full",)},
     "both": ("demo", "full"),
 }
-NO_LICENCE, UNKNOWN = "[bold red]no licence[/]", "-"
+NO_LICENSE, UNKNOWN = "[bold red]no license[/]", "-"
 
 
 class Use(Record, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class NamedSource(Record, frozen=True, kw_only=True):
 
     ``location`` is a hub id, a path or a generator; ``status`` whether its records are here;
     ``options`` are those that choose among a data set's files.
-    ``licence_origin`` is null where no licence is stated anywhere.
+    ``license_origin`` is null where no license is stated anywhere.
     """
 
     kind: SourceKind
@@ -53,8 +53,8 @@ class NamedSource(Record, frozen=True, kw_only=True):
     status: str
     n_bytes: int | None
     n_records: int | None
-    licence: str | None
-    licence_origin: Literal["manifest", "card"] | None
+    license: str | None
+    license_origin: Literal["manifest", "card"] | None
     used_by: tuple[Use, ...]
 
 
@@ -76,7 +76,7 @@ class CacheReport(Record, frozen=True, kw_only=True):
     damaged: tuple[str, ...]
 
 
-class Catalogue(Record, frozen=True, kw_only=True):
+class Catalog(Record, frozen=True, kw_only=True):
     """Both tables, and the manifests that could not be read."""
 
     cache: CacheReport
@@ -84,13 +84,13 @@ class Catalogue(Record, frozen=True, kw_only=True):
     problems: tuple[str, ...]
 
 
-def catalogue(preset: str, *, basedir: Path) -> Catalogue:
+def catalog(preset: str, *, basedir: Path) -> Catalog:
     """Look through the caches and through all configured experts.
 
     A ``config/`` of the working directory wins over the one of ``basedir``, as in a run.
     """
     uses, problems = _uses(PRESETS[preset], basedir)
-    return Catalogue(
+    return Catalog(
         cache=scan_caches(),
         sources=tuple(_named(spec, names) for spec, names in uses),
         problems=problems,
@@ -169,7 +169,7 @@ def _uses(
 
 def _identity(spec: SourceSpec) -> str:
     what = (spec.kind, _location(spec), spec.revision, spec.config, spec.split, spec.seed)
-    return canonical_json([*what, spec.n_documents, spec.options, spec.licence])
+    return canonical_json([*what, spec.n_documents, spec.options, spec.license])
 
 
 def _location(spec: SourceSpec) -> str:
@@ -181,7 +181,7 @@ def _named(spec: SourceSpec, used_by: tuple[Use, ...]) -> NamedSource:
     card = None
     if spec.kind == "hub":
         commit = cache.cached_revision(str(spec.id), spec.revision)
-        card = cache.card_licence(cache.card_data(str(spec.id), commit))
+        card = cache.card_license(cache.card_data(str(spec.id), commit))
     return NamedSource(
         kind=spec.kind,
         location=_location(spec),
@@ -190,28 +190,28 @@ def _named(spec: SourceSpec, used_by: tuple[Use, ...]) -> NamedSource:
         split=spec.split if spec.kind == "hub" else None,
         options={key: spec.options[key] for key in cache.READ_OPTIONS if key in spec.options},
         **found,
-        licence=spec.licence or card,
-        licence_origin="manifest" if spec.licence else "card" if card else None,
+        license=spec.license or card,
+        license_origin="manifest" if spec.license else "card" if card else None,
         used_by=used_by,
     )
 
 
 def show(preset: str, *, as_json: bool, basedir: Path) -> None:
-    found = catalogue(preset, basedir=basedir)
+    found = catalog(preset, basedir=basedir)
     if as_json:
         print(json.dumps(to_json(found), indent=2, ensure_ascii=False, default=str))
     else:
-        print_catalogue(found, Console())
+        print_catalog(found, Console())
 
 
-def print_catalogue(found: Catalogue, console: Console) -> None:
+def print_catalog(found: Catalog, console: Console) -> None:
     _print_cache(found.cache, console)
     console.print()
     console.print(_source_table(found.sources))
-    unlicensed = sum(source.licence is None for source in found.sources)
+    unlicensed = sum(source.license is None for source in found.sources)
     if unlicensed:
         console.print(
-            f"[bold red]{unlicensed}[/] of {len(found.sources)} sources state no licence: name it"
+            f"[bold red]{unlicensed}[/] of {len(found.sources)} sources state no license: name it"
             " in the manifest, or leave the source out"
         )
     for problem in found.problems:
@@ -243,12 +243,12 @@ def _cache_table(datasets: tuple[CachedDataset, ...]) -> Table:
 
 
 def _source_table(sources: tuple[NamedSource, ...]) -> Table:
-    table = _table("Named by the experts", ("source", "here", "size", "records", "licence"))
+    table = _table("Named by the experts", ("source", "here", "size", "records", "license"))
     for row in sources:
         chosen = [row.kind, *(part for part in (row.config, row.split, row.revision) if part)]
         chosen += [f"{key}={value}" for key, value in row.options.items()]
         users = [f"{use.expert} ({', '.join(use.presets)})" for use in row.used_by]
-        licence = escape(row.licence) if row.licence else NO_LICENCE
+        license = escape(row.license) if row.license else NO_LICENSE
         table.add_row(
             f"[bold]{escape(row.location)}[/]\n"
             f"  {escape(' '.join(chosen))}\n"
@@ -256,7 +256,7 @@ def _source_table(sources: tuple[NamedSource, ...]) -> Table:
             "[bold red]missing[/]" if row.status == "missing" else row.status,
             UNKNOWN if row.n_bytes is None else decimal(row.n_bytes),
             UNKNOWN if row.n_records is None else f"{row.n_records:,}",
-            f"{licence}\n(card)" if row.licence_origin == "card" else licence,
+            f"{license}\n(card)" if row.license_origin == "card" else license,
         )
     return table
 

@@ -1,4 +1,4 @@
-"""The catalogue of data sets, over the project's own config and over made-up ones."""
+"""The catalog of data sets, over the project's own config and over made-up ones."""
 
 import io
 import json
@@ -14,10 +14,10 @@ from loopback_hub import write_hub_cache, write_prepared_cache
 from rich.console import Console
 from support import ROOT, SCRIPTS
 
-from expertflow.config.catalogue import (
+from expertflow.config.catalog import (
     NamedSource,
-    catalogue,
-    print_catalogue,
+    catalog,
+    print_catalog,
     scan_caches,
 )
 from expertflow.config.code_digest import reachable
@@ -50,7 +50,7 @@ def write_config(folder: Path, experts: dict[str, list[dict[str, Any]]]) -> None
 
 
 def sources(preset: str = "both") -> dict[str, NamedSource]:
-    found = catalogue(preset, basedir=ROOT)
+    found = catalog(preset, basedir=ROOT)
     assert found.problems == ()
     return {source.location: source for source in found.sources}
 
@@ -60,12 +60,12 @@ def test_the_projects_own_experts_are_listed_in_both_presets(home: Path) -> None
     (home.parent / "config" / "config.yaml").write_text(
         (ROOT / "config" / "config.yaml").read_text()
     )
-    found = catalogue("both", basedir=ROOT)
+    found = catalog("both", basedir=ROOT)
     users = {use.expert for source in found.sources for use in source.used_by}
     assert users == set(yaml.safe_load((ROOT / "config" / "config.yaml").read_text())["experts"])
     kinds = {source.kind: source.status for source in found.sources}
     assert kinds["hub"] == "missing" and kinds["generated"] == "generated"
-    demo, full = (catalogue(preset, basedir=ROOT).sources for preset in ("demo", "full"))
+    demo, full = (catalog(preset, basedir=ROOT).sources for preset in ("demo", "full"))
     assert not any(source.kind == "hub" for source in demo)
     assert any(source.kind == "hub" for source in full)
 
@@ -106,14 +106,14 @@ def test_each_kind_says_what_is_here(home: Path) -> None:
         {
             "e": [
                 {"name": "p", "kind": "local", "path": "rows.parquet"},
-                {"name": "l", "kind": "local", "path": "**/lines.jsonl", "licence": "mit"},
+                {"name": "l", "kind": "local", "path": "**/lines.jsonl", "license": "mit"},
                 {**hub, "id": "someone/sums"},
             ],
             "f": [{**hub, "id": "someone/sums"}, {**hub, "name": "r", "id": "someone/raw"}],
         },
     )
     found = sources()
-    said = {n: (s.status, s.n_records, s.licence, s.licence_origin) for n, s in found.items()}
+    said = {n: (s.status, s.n_records, s.license, s.license_origin) for n, s in found.items()}
     assert said == {
         "rows.parquet": ("found", 3, None, None),
         "**/lines.jsonl": ("found", None, "mit", "manifest"),
@@ -129,24 +129,24 @@ def test_each_kind_says_what_is_here(home: Path) -> None:
 def test_one_faulty_manifest_does_not_hide_the_others(home: Path) -> None:
     good = [{"name": "l", "kind": "local", "path": "no.jsonl"}]
     write_config(home.parent, {"good": good, "bad": [{"name": "x", "kind": "hub"}]})
-    found = catalogue("both", basedir=ROOT)
+    found = catalog("both", basedir=ROOT)
     assert [source.status for source in found.sources] == ["missing"]
     assert len(found.problems) >= 1 and all("bad.yaml" in text for text in found.problems)
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_tables_fit_the_terminal_and_flag_what_has_no_licence(home: Path, width: int) -> None:
+def test_tables_fit_the_terminal_and_flag_what_has_no_license(home: Path, width: int) -> None:
     write_config(
         home.parent, {"e": [{"name": "h", "kind": "hub", "id": "someone/quite-a-long-name" * 3}]}
     )
     write_prepared_cache(home, 12345, repository="someone/sums", commit=COMMIT)
     text = io.StringIO()
-    print_catalogue(catalogue("demo", basedir=ROOT), Console(file=text, width=width))
+    print_catalog(catalog("demo", basedir=ROOT), Console(file=text, width=width))
     lines = text.getvalue().splitlines()
     table = [line for line in lines if not line.startswith(("downloaded:", "prepared:"))]
     assert max(map(len, table)) <= width
-    assert "no licence" in text.getvalue() and "default 12,345" in text.getvalue()
-    assert "1 of 1 sources state no licence" in text.getvalue()
+    assert "no license" in text.getvalue() and "default 12,345" in text.getvalue()
+    assert "1 of 1 sources state no license" in text.getvalue()
     assert "there is no such folder yet" in text.getvalue()
 
 
@@ -174,7 +174,7 @@ def test_the_script_alone_needs_no_argument_and_no_snakemake(home: Path) -> None
     assert run("--preset", "neither", home=home).returncode == 2
 
 
-def test_the_rule_does_not_depend_on_the_catalogue() -> None:
+def test_the_rule_does_not_depend_on_the_catalog() -> None:
     names = {path.name for path in reachable(SCRIPTS / "find_datasets.py", SCRIPTS)}
     assert "shards.py" in names
-    assert not names & {"catalogue.py", "load.py", "cache.py"}
+    assert not names & {"catalog.py", "load.py", "cache.py"}

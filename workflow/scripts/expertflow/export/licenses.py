@@ -26,14 +26,14 @@ MEANINGS = {
     "non-commercial": "it allows no commercial use; a model that learned from it may be bound too",
     "no-derivatives": "it allows no adaptations to be passed on; a model may count as one",
     "reserved": "it permits nothing by itself; ask its holder before you use the model",
-    "not stated": "no licence is stated, which by itself permits nothing",
+    "not stated": "no license is stated, which by itself permits nothing",
     "unknown terms": "its name says nothing that is known about the terms; read them before you use"
     " the model",
     "own terms": "it sets conditions of its own, such as forbidden uses and names to give; read it"
     " before you pass the model on",
-    "share-alike": "adaptations are to be passed on under the same licence; a model may count as"
+    "share-alike": "adaptations are to be passed on under the same license; a model may count as"
     " one",
-    "weak copyleft": "changed files stay under the same licence, what is built with them need not;"
+    "weak copyleft": "changed files stay under the same license, what is built with them need not;"
     " whether a model is the one or the other is open",
 }
 # These require no more than attribution.
@@ -44,7 +44,7 @@ PERMISSIVE = frozenset({
     "afl-3.0", "ecl-2.0", "bsl-1.0",
 })  # fmt: skip
 # Licenses known to the hub under which a model can be passed on.
-HUB_LICENCES = PERMISSIVE | {
+HUB_LICENSES = PERMISSIVE | {
     "mpl-2.0", "ms-pl", "artistic-2.0", "openrail", "bigscience-openrail-m", "bigcode-openrail-m",
     "llama2", "llama3", "llama3.1", "llama3.2", "llama3.3", "llama4", "gemma", "cc-by-sa-3.0",
     "cc-by-sa-4.0", "cc-by-nc-2.0", "cc-by-nc-3.0", "cc-by-nc-4.0", "cc-by-nc-sa-2.0",
@@ -57,21 +57,21 @@ SEVERAL = re.compile(r"[,;/]|\s(?:and|or)\s", re.IGNORECASE)
 
 
 class Licensed(Record, frozen=True, kw_only=True):
-    """The base model or a data source; null ``licence``: none is stated."""
+    """The base model or a data source; null ``license``: none is stated."""
 
     name: str
-    licence: str | None
+    license: str | None
     is_base: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The names in a text that lists several licenses, without duplicates in any spelling."""
-        return tuple(sorted({normal(part) for part in SEVERAL.split(self.licence or "")} - {""}))
+        return tuple(sorted({normal(part) for part in SEVERAL.split(self.license or "")} - {""}))
 
     @property
     def words(self) -> str:
         what = "base model " if self.is_base else ""
-        return f"{what}{self.name} ({self.licence or 'not stated'})"
+        return f"{what}{self.name} ({self.license or 'not stated'})"
 
 
 def normal(name: str) -> str:
@@ -84,7 +84,7 @@ def conflicts(made_from: list[Licensed]) -> list[str]:
     """Return what may prevent using or passing on the model, most severe first, one line each."""
 
     def is_known(part: str) -> bool:
-        return part in HUB_LICENCES or any(pattern.search(part) for pattern in TERMS.values())
+        return part in HUB_LICENSES or any(pattern.search(part) for pattern in TERMS.values())
 
     found = {
         term: [item for item in made_from if any(map(pattern.search, item.parts))]
@@ -101,7 +101,7 @@ def conflicts(made_from: list[Licensed]) -> list[str]:
     for item in found["share-alike"]:
         if others := [other for other in strict if other.parts != item.parts]:
             lines.append(
-                f"incompatible: {item.words} asks for its own licence, and {_list(others)} for"
+                f"incompatible: {item.words} asks for its own license, and {_list(others)} for"
                 " another one; whoever passes the model on may not be able to keep both."
             )
     return lines
@@ -115,7 +115,7 @@ def remarks(made_from: list[Licensed]) -> list[str]:
     """Return other consequences of the licenses, which prevent nothing."""
     lines = []
     if len({item.parts for item in made_from if not item.is_base}) > 1:
-        lines.append("The sources do not share one licence; the table lists each.")
+        lines.append("The sources do not share one license; the table lists each.")
     named = [
         item
         for item in made_from
@@ -126,15 +126,15 @@ def remarks(made_from: list[Licensed]) -> list[str]:
     return lines
 
 
-def hub_licence(made_from: list[Licensed]) -> str | None:
+def hub_license(made_from: list[Licensed]) -> str | None:
     """Return the hub's license: the base's (null if not stated), or ``other`` in a conflict."""
     if not any(item.parts for item in made_from if item.is_base):
         return None
-    one = only_licence(made_from)
-    return one if one in HUB_LICENCES else "other"
+    one = only_license(made_from)
+    return one if one in HUB_LICENSES else "other"
 
 
-def only_licence(made_from: list[Licensed]) -> str | None:
+def only_license(made_from: list[Licensed]) -> str | None:
     [base] = [item.parts for item in made_from if item.is_base]
     clear = all(item.parts and set(item.parts) <= PERMISSIVE | set(base) for item in made_from)
     return base[0] if clear and len(base) == 1 else None
