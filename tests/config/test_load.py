@@ -292,7 +292,12 @@ def below(node: dict[str, Any], path: str) -> bool:
 
 def test_former_names_lead_to_settings_that_exist_and_are_none_themselves() -> None:
     expert, defs = SCHEMAS.expert, SCHEMAS.expert["$defs"]
-    places = [defs["training"], defs["source"], expert["properties"]["data"], expert]
+    places = [
+        defs["training"],
+        defs["source"],
+        *(expert["properties"][name] for name in ("data", "evaluation")),
+        expert,
+    ]
     for old, new in FORMER_NAMES.items():
         holders = [place for place in places if below(place, new)]
         assert holders, new
