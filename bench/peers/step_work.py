@@ -31,7 +31,7 @@ from expertflow.core.records import to_json, write_record
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.tokens.arrow import read_rows, write_rows
 from expertflow.tokens.export_rows import export_rows
-from expertflow.train.optimizer import learning_rate
+from expertflow.train.optimizers import learning_rate
 from expertflow.train.processes import start
 
 # Enough documents that no step of a measurement is of a second epoch.

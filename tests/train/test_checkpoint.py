@@ -18,7 +18,7 @@ from tiny_net import content, snapshot, steps, tiny_net, train_plan, trained
 from expertflow.core import files
 from expertflow.core.errors import HardwareError, TrainingError
 from expertflow.train.model.weights import weights_sha256
-from expertflow.train.optimizer import make_optimizer
+from expertflow.train.optimizers import make_optimizer
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint import Saver, Snapshot
 

@@ -14,16 +14,13 @@ from tiny_net import content, snapshot, steps, tiny_net, train_plan, trained
 from expertflow.core.errors import TrainingError
 from expertflow.train.model.weights import (
     first_not_finite,
+    load_optimizer_state,
     load_trainable_state,
+    optimizer_state,
     trainable_state,
     weights_sha256,
 )
-from expertflow.train.optimizer import (
-    learning_rate,
-    load_optimizer,
-    make_optimizer,
-    optimizer_tensors,
-)
+from expertflow.train.optimizers import learning_rate, make_optimizer
 from expertflow.train.saved import checkpoint, checkpoint_files
 
 
@@ -159,14 +156,14 @@ def test_8_bit_adamw_without_its_package_says_what_to_install(
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch"])
 def test_a_state_is_kept_by_name_and_read_by_either_adamw(optim: str) -> None:
     net, optimizer = trained(train_plan(optim="adamw_torch"))
-    tensors, values = optimizer_tensors(optimizer, net)
+    tensors, values = optimizer_state(optimizer, net)
     assert set(values) == {f"{name}/step" for name, _ in net.named_parameters()}
     assert set(values.values()) == {3.0}
     plan = train_plan(optim=optim)
     new = make_optimizer(net, plan)
-    load_optimizer(new, net, tensors, values)
+    load_optimizer_state(new, net, tensors, values)
     steps(net, new, plan, of=range(3, 4))
-    assert set(optimizer_tensors(new, net)[1].values()) == {4.0}
+    assert set(optimizer_state(new, net)[1].values()) == {4.0}
 
 
 def closed_form(kind: str, step: int) -> float:

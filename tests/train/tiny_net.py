@@ -9,7 +9,7 @@ from msgspec.structs import fields
 from safetensors.torch import load_file
 
 from expertflow.plan.records import TrainPlan
-from expertflow.train.optimizer import learning_rate, make_optimizer
+from expertflow.train.optimizers import learning_rate, make_optimizer
 from expertflow.train.saved.checkpoint import take
 from expertflow.train.saved.checkpoint_files import OPTIMIZER, PROGRESS, WEIGHTS
 

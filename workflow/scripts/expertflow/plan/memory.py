@@ -19,7 +19,7 @@ from expertflow.core.format import GIB
 from expertflow.plan.draft import GRADIENT_BYTES, PlanDraft
 from expertflow.plan.flops import linear_weights
 from expertflow.plan.records import USABLE_FRACTION, MemoryLine, MemoryParts
-from expertflow.plan.settings import Optim
+from expertflow.train.optimizers import OPTIMIZERS
 
 # Gated-MLP decoders, like those that the figures below were measured on.
 KNOWN_ARCHITECTURES = {"qwen2", "qwen3", "llama", "mistral"}
@@ -29,7 +29,6 @@ LOSS_CHUNK_ROWS = {True: 1024, False: 256}
 RESERVE_BYTES, RESERVE_FRACTION = 1 << 30, 0.08
 WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 NF4_BYTES = 0.52
-MOMENT_BYTES: dict[Optim, int] = {"adamw_torch_fused": 8, "adamw_torch": 8, "adamw_8bit": 2}
 
 
 class LayerBytes(NamedTuple):
@@ -68,7 +67,8 @@ def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> M
         return None
     n_shares = spec.world_size if spec.parallel == "fsdp" else 1
     model_bytes = int(model / n_shares)
-    optimizer_bytes = int((gradients + MOMENT_BYTES[spec.optim] * n_trained) / n_shares)
+    moments = OPTIMIZERS[spec.optim].state_bytes * n_trained
+    optimizer_bytes = int((gradients + moments) / n_shares)
     used = model_bytes + optimizer_bytes + step_bytes
     return MemoryParts(
         model_bytes=model_bytes,

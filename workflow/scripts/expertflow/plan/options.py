@@ -13,6 +13,7 @@ from expertflow.plan.memory import is_predicted_to_fit
 from expertflow.plan.micro_batch import choose_micro_batch
 from expertflow.plan.records import USABLE_FRACTION, HardwareOption, TrainPlan
 from expertflow.plan.switches import choose_parallel
+from expertflow.train.optimizers import OPTIMIZERS
 
 # Lowest compute capability that runs the variable-length attention kernel (Ampere).
 KERNEL_MAJOR = 8
@@ -67,7 +68,8 @@ def _option(draft: PlanDraft, plan: TrainPlan, gpu: GpuFacts, n_gpus: int) -> Ha
     for parallel in dict.fromkeys((draft.spec.parallel, "fsdp")):
         free = {"batch_size": None, "gradient_accumulation_steps": None}
         spec = replace(draft.spec, **free, world_size=n_gpus, parallel=parallel)
-        may_share = n_gpus > 1 and spec.method != "qlora" and spec.optim != "adamw_8bit"
+        is_shardable = OPTIMIZERS[spec.optim].is_shardable and spec.method != "qlora"
+        may_share = n_gpus > 1 and is_shardable
         if parallel != draft.spec.parallel and not may_share:
             continue
         other = replace(draft, spec=spec, gpu=gpu, reasons={})

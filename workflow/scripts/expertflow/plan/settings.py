@@ -1,6 +1,6 @@
 """The settings of a training run, each declared only here."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from expertflow.core.records import Record
 from expertflow.core.settings import (
@@ -14,10 +14,16 @@ from expertflow.core.settings import (
     WEIGHTS,
     Setting,
 )
+from expertflow.train.optimizers import OPTIMIZERS, SCHEDULES
+
+if TYPE_CHECKING:
+    Optim = str
+    Schedule = str
+else:
+    Optim = Literal[tuple(OPTIMIZERS)]
+    Schedule = Literal[tuple(SCHEDULES)]
 
 Method = Literal["full", "lora", "qlora"]
-Schedule = Literal["cosine", "linear", "constant_with_warmup", "warmup_stable_decay"]
-Optim = Literal["adamw_torch_fused", "adamw_torch", "adamw_8bit"]
 Parallel = Literal["ddp", "fsdp"]
 Tracker = Literal["none", "tensorboard", "wandb"]
 Loader = Literal["thread", "workers"]

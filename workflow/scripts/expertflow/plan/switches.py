@@ -7,6 +7,7 @@ from expertflow.core.errors import ConfigError
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import Attention, PlanSpec, Precision
 from expertflow.plan.settings import Loader, Training
+from expertflow.train.optimizers import OPTIMIZERS
 
 
 def check_settings(training: Training, name: Callable[[str], str]) -> None:
@@ -39,19 +40,23 @@ def _contradictions(training: Training) -> Iterator[tuple[str, str]]:
         yield "use_sdpa", f"is false and attention is {training.attention}; drop one"
     if training.min_delta and training.patience is None:
         yield "min_delta", "has no effect without patience; set patience, or drop it"
-    if training.parallel == "fsdp" and training.optim == "adamw_8bit":
-        fix = "fsdp cannot share out the states of optim adamw_8bit; use adamw_torch_fused"
+    if training.parallel == "fsdp" and not OPTIMIZERS[training.optim].is_shardable:
+        fix = f"fsdp cannot share out the states of optim {training.optim}; use adamw_torch_fused"
         yield "parallel", fix
 
 
 def needed_packages(training: Training) -> Iterator[tuple[str, str]]:
     """Yield the extra packages that these settings need, and what to do without them."""
-    if training.method == "qlora" or training.optim == "adamw_8bit":
+    package = OPTIMIZERS[training.optim].package
+    if training.method == "qlora" or package == "bitsandbytes":
         yield (
             "bitsandbytes",
             "method qlora and optim adamw_8bit need it; pip install -r"
             " envs/requirements-bitsandbytes.lock, or use method lora and optim adamw_torch_fused",
         )
+    elif package is not None:
+        fix = f"pip install {package}, or use optim adamw_torch_fused"
+        yield package, f"optim {training.optim} needs it; {fix}"
     if (tracker := training.report_to) != "none":
         yield tracker, f"pip install {tracker}, or set training.report_to to none"
 

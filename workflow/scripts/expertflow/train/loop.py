@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from expertflow.train.feed.batches import TENSORS, Batch
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.memory import memory_advice
-from expertflow.train.optimizer import learning_rate
+from expertflow.train.optimizers import learning_rate
 from expertflow.train.processes import no_gradient_sync
 from expertflow.train.profile.profiler import StepProfiler
 from expertflow.train.run import PendingStep, Run

@@ -28,7 +28,7 @@ from expertflow.train.model.load import DTYPES, load_for_training, loaded_words
 from expertflow.train.model.loss import loss_route
 from expertflow.train.model.packed import PackedLoss, causal_lm, head_weight
 from expertflow.train.model.self_check import check_model
-from expertflow.train.optimizer import make_optimizer
+from expertflow.train.optimizers import make_optimizer
 from expertflow.train.processes import Processes, wrap
 from expertflow.train.records import EvalPoint, ModelRecord, SavePoint
 from expertflow.train.saved import checkpoint, checkpoint_files

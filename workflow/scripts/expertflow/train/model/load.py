@@ -17,11 +17,11 @@ from expertflow.core.errors import TrainingError
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.settings import LoraSpec
 from expertflow.train.model import attention
+from expertflow.train.optimizers import BITSANDBYTES
 from expertflow.train.records import ModelRecord
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ADAPTER_FILE = "adapter_config.json"
-BITSANDBYTES = "envs/requirements-bitsandbytes.lock"
 CPU = torch.device("cpu")
 
 

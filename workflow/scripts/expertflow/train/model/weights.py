@@ -1,4 +1,4 @@
-"""The trained parameters of a model: read, restored, checked, and hashed.
+"""The trained parameters of a model and their optimizer states, saved and restored by name.
 
 A parameter may be sharded over processes (``fully_shard``); these functions return full tensors.
 Gathering is a collective: every rank calls, in the same order.
@@ -59,6 +59,62 @@ def load_trainable_state(model: Any, state: Mapping[str, torch.Tensor]) -> None:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(distributed(state[name], parameter))
+
+
+def optimizer_state(
+    optimizer: Any, model: Any, copy: Copy = torch.Tensor.cpu
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the optimizer's full tensors, through ``copy``, and numbers as ``parameter/key``."""
+    states, parameters = unwrapped(optimizer).state, trained_parameters(model)
+    if lost := len(set(states) - set(parameters.values())):
+        raise TrainingError(
+            f"the optimizer holds the states of {lost} parameters that the model does not show;"
+            " nothing was saved; report this as a fault, with the log"
+        )
+    tensors: dict[str, torch.Tensor] = {}
+    values: dict[str, Any] = {}
+    scalars: dict[str, torch.Tensor] = {}
+    for name, parameter in parameters.items():
+        for key, value in states.get(parameter, {}).items():
+            if not isinstance(value, torch.Tensor):
+                values[f"{name}/{key}"] = value
+            elif value.dim() == 0:
+                scalars[f"{name}/{key}"] = value
+            else:
+                tensors[f"{name}/{key}"] = copy(gathered(value))
+    if scalars:
+        # One device synchronization instead of one per parameter.
+        numbers = torch.stack([value.detach().float() for value in scalars.values()]).tolist()
+        values.update(zip(scalars, numbers, strict=True))
+    return tensors, values
+
+
+def load_optimizer_state(
+    optimizer: Any, model: Any, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]
+) -> None:
+    """Load full tensors and numbers; a float was a tensor of torch's, any other number was none."""
+    optimizer, parameters = unwrapped(optimizer), trained_parameters(model)
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+    optimizer.state.clear()
+    for key, value in {**tensors, **values}.items():
+        name, _, what = key.rpartition("/")
+        parameter = parameters[name]
+        if isinstance(value, float):
+            group = groups[parameter]
+            on_device = group.get("fused") or group.get("capturable")
+            place = parameter.device if on_device else "cpu"
+            value = torch.tensor(value, dtype=torch.float32, device=place)
+        elif isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+            value = distributed(value, parameter)
+        elif isinstance(value, torch.Tensor):
+            value = value.to(parameter.device, copy=True)
+        optimizer.state[parameter][what] = value
+
+
+def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the optimizer itself, without the wrapper for a loss scaler."""
+    inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return inner
 
 
 def _words(tensor: torch.Tensor) -> str:

@@ -24,8 +24,14 @@ from safetensors.torch import load_file, save_file
 from expertflow.core.errors import HardwareError, TrainingError
 from expertflow.core.files import replacing, sha256_text, sync, sync_directory
 from expertflow.core.records import Record
-from expertflow.train.model.weights import first_not_finite, load_trainable_state, trainable_state
-from expertflow.train.optimizer import load_optimizer, optimizer_tensors
+from expertflow.train.model.weights import (
+    first_not_finite,
+    load_optimizer_state,
+    load_trainable_state,
+    optimizer_state,
+    trainable_state,
+    unwrapped,
+)
 from expertflow.train.processes import Processes
 from expertflow.train.saved.checkpoint_files import (
     OPTIMIZER,
@@ -89,11 +95,12 @@ def take(
     copy = _host_copy if writes else (lambda _: torch.empty(0))
     device = next(model.parameters()).device
     weights = trainable_state(model, copy)
-    tensors, values = optimizer_tensors(optimizer, model, copy)
+    tensors, values = optimizer_state(optimizer, model, copy)
     tensors |= random_states(device)
     ours = {
         "world_size": dist.get_world_size() if several else 1,
         "device": device.type,
+        "optimizer_class": type(unwrapped(optimizer)).__name__,
         "optimizer": values,
         "scaler": scaler.state_dict() if scaler else {},
     }
@@ -161,9 +168,15 @@ def restore(
     """
     restore_weights(directory, model=model)
     ours = read_record(directory)[OURS]
+    kind = type(unwrapped(optimizer)).__name__
+    if ours["optimizer_class"] != kind:
+        raise TrainingError(
+            f"{directory}: the optimizer was {ours['optimizer_class']} and is {kind} in this run;"
+            " remove the state and start again"
+        )
     tensors = load_file(directory / OPTIMIZER)
     states = {key: tensors.pop(key) for key in list(tensors) if key.startswith(RANDOM)}
-    load_optimizer(optimizer, model, tensors, ours["optimizer"])
+    load_optimizer_state(optimizer, model, tensors, ours["optimizer"])
     if scaler and ours["scaler"]:
         scaler.load_state_dict(ours["scaler"])
     progress = read_progress(directory)
