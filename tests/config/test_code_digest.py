@@ -35,6 +35,16 @@ def test_code_counts_and_comments_do_not(scripts: Path) -> None:
     assert digest_after(scripts, b, "def f():\n    return 2\n") != first
 
 
+def test_members_of_a_folder_count_as_imports(scripts: Path) -> None:
+    (scripts / "expertflow" / "kinds").mkdir()
+    first = digest_after(scripts, "job.py", 'kinds = import_members("expertflow.kinds")\n')
+    code_digest._module_paths.cache_clear()
+    code_digest._imported.cache_clear()
+    second = digest_after(scripts, "expertflow/kinds/one.py", "from expertflow import b\n")
+    assert second != first
+    assert digest_after(scripts, "expertflow/b.py", "x = 3\n") != second
+
+
 def test_other_files_count_byte_by_byte(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = scripts.parent / "page.html"
     monkeypatch.setitem(code_digest.RESOURCES, "job", ("page.html",))

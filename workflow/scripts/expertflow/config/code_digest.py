@@ -1,9 +1,9 @@
 """Digest the code behind a rule, so that a changed line reruns what it made and nothing else.
 
 A digest covers a script and every project module it imports, directly or not. It is taken over
-syntax trees without docstrings: comments, blank lines and time stamps do not count. Modules that a
-script loads by name at run time are left out on purpose: a generator has a digest of its own, which
-the lock of its source holds.
+syntax trees without docstrings: comments, blank lines and time stamps do not count. Modules that
+``core.plugins.import_members`` finds in a folder count too; a generator, which is loaded by name,
+has a digest of its own, which the lock of its source holds.
 """
 
 import ast
@@ -173,6 +173,8 @@ def _visit(node: ast.AST, parts: list[str], names: set[str]) -> None:
     elif kind is ast.ImportFrom and (module := cast(ast.ImportFrom, node).module):
         names.add(module)
         names.update(f"{module}.{alias.name}" for alias in cast(ast.ImportFrom, node).names)
+    elif kind is ast.Call and getattr(cast(Any, node).func, "id", None) == "import_members":
+        names.add(f"{ast.literal_eval(cast(Any, node).args[0])}.*")
     for name in kind._fields:
         value = getattr(node, name)
         if isinstance(value, list):
@@ -194,11 +196,11 @@ def _is_docstring(body: list[ast.stmt]) -> bool:
 
 @cache
 def _imported(path: Path, root: Path) -> list[Path]:
-    found = (_module_path(name, root) for name in _read_module(path).imports)
-    return [p for p in found if p is not None]
+    return [p for name in _read_module(path).imports for p in _module_paths(name, root)]
 
 
 @cache
-def _module_path(name: str, root: Path) -> Path | None:
-    path = root / f"{name.replace('.', '/')}.py"
-    return path if path.is_file() else None
+def _module_paths(name: str, root: Path) -> list[Path]:
+    """Return a module's file, or with ``.*`` at the end all modules of a package's folder."""
+    *folders, module = name.split(".")
+    return sorted(root.joinpath(*folders).glob(f"{module}.py"))
