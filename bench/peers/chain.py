@@ -16,7 +16,7 @@ from expertflow.core.records import read_record, to_json
 from expertflow.data.lock import HashCache, lock_sources, write_lock
 from expertflow.data.records import DatasetManifest
 from expertflow.data.settings import DeduplicateSpec, FetchSpec, PrepareSpec, SourceSpec
-from expertflow.data.shards import token_shards
+from expertflow.data.shards import shard_names, token_shards
 from expertflow.tokens.records import PackingSpec, TokenizerSpec, TokenSpec
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
@@ -50,7 +50,7 @@ class Chain:
         processes.run(command("fetch_source", to_json(fetch), *locked, *fetched))
         named = {"expert": EXPERT, "preset": "full", "licenses": {"s": None}}
         found = ("--sources", at / "s.json", "--output", at / "datasets.json")
-        processes.run(command("find_datasets", named, *locked, *found))
+        processes.run(command("find_datasets", named, *found))
         spec = PrepareSpec(
             source=self.source, system_prompt=None, supervise="completion", evaluation_fields=(),
             on_reject="skip", near=None, benchmarks=(),
@@ -104,7 +104,7 @@ class Chain:
     def shards(self) -> list[str]:
         """Name the shards."""
         manifest = read_record(DatasetManifest, self.folder / "datasets.json")
-        return [shard.shard for shard in manifest.shards]
+        return shard_names(manifest.sources[0].n_shards)
 
     def described(self) -> dict[str, int]:
         """Count rows and tokens of both splits."""

@@ -13,13 +13,13 @@ from expertflow.core.errors import DataError
 from expertflow.data.documents import Document, KeptRows, iter_documents
 from expertflow.data.prepare import prepare_shard
 from expertflow.data.read import describe
-from expertflow.data.records import ShardPlan, ShardRecord, SourceRecord
+from expertflow.data.records import ShardRecord, SourceRecord
 from expertflow.data.settings import BenchmarkSpec, FieldCheck, NearSpec, PrepareSpec, SourceSpec
 
 PAIR = SourceSpec(name="s", kind="local", prompt="{q}", completion="{a}")
 
 
-def source_of(*paths: Path) -> SourceRecord:
+def source_of(*paths: Path, n_shards: int = 1) -> SourceRecord:
     files = tuple(describe(path, sha256="", options={}) for path in paths)
     return SourceRecord(
         name="s",
@@ -27,7 +27,7 @@ def source_of(*paths: Path) -> SourceRecord:
         kind="local",
         revision=None,
         card_license=None,
-        n_shards=1,
+        n_shards=n_shards,
         files=files,
         artifacts={},
     )
@@ -38,8 +38,8 @@ def prepare(
 ) -> ShardRecord:
     return prepare_shard(
         spec=spec,
-        source=source_of(path),
-        plan=ShardPlan(source="s", shard=f"{index:03d}", index=index, n_shards=n_shards),
+        source=source_of(path, n_shards=n_shards),
+        shard=f"{index:03d}",
         output=path.with_name(f"documents-{index}-{n_shards}.arrow"),
         rejected=path.with_name("rejected.jsonl"),
     )

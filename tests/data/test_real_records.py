@@ -12,7 +12,7 @@ from test_shapes import SPEC
 from expertflow.core.files import read_json_lines
 from expertflow.data.layout import read_layout
 from expertflow.data.prepare import prepare_shard
-from expertflow.data.records import ShardPlan, ShardRecord
+from expertflow.data.records import ShardRecord
 from expertflow.data.render import Renderer
 from expertflow.data.settings import FieldCheck, SourceSpec
 
@@ -90,7 +90,7 @@ def run(path: Path, folder: Path, source: SourceSpec) -> ShardRecord:
     return prepare_shard(
         spec=replace(SPEC, source=source),
         source=source_of(path),
-        plan=ShardPlan(source="s", shard="000", index=0, n_shards=1),
+        shard="000",
         output=folder / "documents.arrow",
         rejected=folder / "rejected.jsonl",
     )

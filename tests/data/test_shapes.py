@@ -12,7 +12,7 @@ from expertflow.data.records import Body, ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.settings import PrepareSpec, SourceSpec
 from expertflow.data.shapes import body_of as put_together
-from expertflow.data.shapes import draft_maker, filler, template_fields
+from expertflow.data.shapes import draft_maker, filler, parse_template
 
 SPEC = PrepareSpec(
     source=SourceSpec(name="s", kind="local", prompt="{q}", completion="{a}"),
@@ -103,7 +103,7 @@ def test_what_no_template_takes(
 @pytest.mark.parametrize("template", ["{a", "a}", "{}", "{a:xml}", "{a!r}"])
 def test_a_malformed_template_is_refused(template: str) -> None:
     with pytest.raises(ConfigError, match="template"):
-        template_fields(template)
+        parse_template(template)
 
 
 def test_openai_turns() -> None:

@@ -50,21 +50,18 @@ def make_spec(preset: str) -> ReportSpec:
 def make_datasets(preset: str) -> d.DatasetManifest:
     hub = d.DatasetSource(
         name="text-to-sql", kind="hub", revision="8f2c1d77a0", license="CC-BY-4.0", n_files=4,
-        n_bytes=31_400_000, n_records=18_000, sha256="ab" * 32,
+        n_bytes=31_400_000, n_records=18_000, n_shards=1, sha256="ab" * 32,
         notes=("the data set card says cc-by-4.0",),
     )  # fmt: skip
     generated = d.DatasetSource(
         name="generated-shops", kind="generated", revision=None, license="CC0-1.0", n_files=1,
-        n_bytes=5_200_000, n_records=4_000, sha256="cd" * 32, notes=(),
+        n_bytes=5_200_000, n_records=4_000, n_shards=1, sha256="cd" * 32, notes=(),
     )  # fmt: skip
     sources = (generated,) if preset == "demo" else (hub, generated)
     return d.DatasetManifest(
         expert="expert-sql",
         preset=preset,
         sources=sources,
-        shards=tuple(
-            d.ShardPlan(source=s.name, shard="00000", index=0, n_shards=1) for s in sources
-        ),
     )
 
 

@@ -10,7 +10,6 @@ from expertflow.core import cli
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import write_record
 from expertflow.data.records import DatasetManifest, DatasetSource
-from expertflow.data.shards import plan_shards
 from expertflow.report.provenance import collect_provenance, list_stages
 
 
@@ -23,15 +22,14 @@ def _record(path: Path, rule: str, code: str, monkeypatch: pytest.MonkeyPatch) -
 
 def _name_shards(results: Path, *sources: str) -> None:
     """Write datasets.json with one shard a source."""
-    shards = tuple(shard for source in sources for shard in plan_shards(source, 1))
     rows = (
         DatasetSource(
             name=source, kind="local", revision=None, license=None, n_files=1, n_bytes=1,
-            n_records=1, sha256="", notes=(),
+            n_records=1, n_shards=1, sha256="", notes=(),
         )
         for source in sources
     )  # fmt: skip
-    value = DatasetManifest(expert="e", preset="full", sources=tuple(rows), shards=shards)
+    value = DatasetManifest(expert="e", preset="full", sources=tuple(rows))
     write_record(results / "datasets.json", value)
 
 

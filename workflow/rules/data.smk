@@ -39,7 +39,6 @@ rule generate_source:
 
 rule find_datasets:
     input:
-        lock=wf.lock,
         sources=wf.source_records,
     output:
         **wf.outputs("find_datasets"),

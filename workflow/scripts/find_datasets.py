@@ -3,7 +3,7 @@
 
     python workflow/scripts/find_datasets.py [--preset demo|full|both] [--json]
 
-With --spec, as a workflow step: describe one expert's sources and plan their shards.
+With --spec, as a workflow step: describe one expert's sources.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.core import cli
-from expertflow.data.records import ExpertLock, SourceRecord
+from expertflow.data.records import SourceRecord
 from expertflow.data.shards import find_datasets
 
 
@@ -26,11 +26,10 @@ def describe_sources() -> None:
     job = cli.stage(
         __doc__,
         dict[str, Any],
-        lock=ExpertLock,
         sources=[SourceRecord],
         output="datasets.json to write",
     )
-    job.write(find_datasets(**job.spec, **job.pick("lock", "sources")))
+    job.write(find_datasets(**job.spec, **job.pick("sources")))
 
 
 def print_catalog() -> None:

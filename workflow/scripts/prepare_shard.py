@@ -7,7 +7,6 @@ from expertflow.core import cli
 from expertflow.data.prepare import prepare_shard
 from expertflow.data.records import SourceRecord
 from expertflow.data.settings import PrepareSpec
-from expertflow.data.shards import plan_shards
 
 
 def main() -> None:
@@ -25,9 +24,8 @@ def main() -> None:
         # Records are short-lived and have no cycles: rare collection saves a tenth of the time.
         # Parsers do leave cycles; with a check the same setting takes three times as long.
         gc.set_threshold(100_000)
-    plan = plan_shards(job.source.name, job.source.n_shards)[int(job.shard)]
-    given = job.pick("spec", "source", "rejected")
-    job.write(prepare_shard(**given, plan=plan, output=job.documents))
+    given = job.pick("spec", "source", "shard", "rejected")
+    job.write(prepare_shard(**given, output=job.documents))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from expertflow.core.strict_json import depth
-from expertflow.data.checks.natural import LANGUAGES, detect_language
+from expertflow.data.checks.language import LANGUAGES, detect_language
 from expertflow.data.checks.registry import build_checks
 from expertflow.data.checks.sql import DIALECTS
 from expertflow.data.reject import Filtered

@@ -9,7 +9,7 @@ from expertflow.core.errors import ConfigError
 from expertflow.core.records import from_json
 from expertflow.core.settings import without_auto
 from expertflow.data.settings import FieldCheck
-from expertflow.data.shapes import template_fields
+from expertflow.data.shapes import parse_template
 from expertflow.evaluate.tasks.registry import TASKS
 from expertflow.plan.settings import TrainingSection
 from expertflow.plan.switches import check_settings
@@ -130,7 +130,7 @@ def _check_source(source: dict[str, Any], *, task: str, where: str) -> None:
 
 def _check_template(template: str, *, where: str) -> None:
     try:
-        template_fields(template)
+        parse_template(template)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 

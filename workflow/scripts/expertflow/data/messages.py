@@ -57,17 +57,12 @@ def read_tools(record: Mapping[str, Any], name: str | None) -> tuple[dict[str, A
     )
 
 
-def without_padding(record: Mapping[str, Any], source: SourceSpec) -> dict[str, Any]:
-    """Drop null keys of turns and tools: a column pads each object with the keys of all."""
-    names = (source.messages, source.tools)
-    return {key: _without_nulls(v) if key in names else v for key, v in record.items()}
-
-
-def _without_nulls(value: Any) -> Any:
+def drop_nulls(value: Any) -> Any:
+    """Copy a JSON value without the null keys of objects."""
     if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
+        return [drop_nulls(item) for item in value]
     if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+        return {key: drop_nulls(item) for key, item in value.items() if item is not None}
     return value
 
 
@@ -77,9 +72,8 @@ def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Tur
     stated = item.get(source.role_key or ("role" if "role" in item else "from"))
     role = source.roles.get(str(stated)) or ROLES.get(str(stated))
     if role is None:
-        raise Reject(
-            "unknown_role", "the role is not known; map it under roles", field=place, value=stated
-        )
+        detail = "the role is not known; map it under roles"
+        raise Reject("unknown_role", detail, field=place, value=stated)
     key = source.content_key or ("content" if "content" in item else "value")
     if stated == CALL_ROLE and CALL_ROLE not in source.roles:
         calls, content = _calls(item.get(key), place), ""
@@ -87,24 +81,18 @@ def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Tur
             raise Reject("tool_call_without_name", "a call names its tool", field=f"{place}.{key}")
     else:
         calls = _calls(item.get("tool_calls") or item.get("function_call"), place)
-        content = _content(
-            item.get(key), f"{place}.{key}", may_be_empty=bool(calls) or role == "tool"
-        )
+        may_be_empty = bool(calls) or role == "tool"
+        content = _content(item.get(key), f"{place}.{key}", may_be_empty=may_be_empty)
     thought = next((key for key in THOUGHTS if item.get(key) is not None), None)
     if role == "assistant" and thought:
         thoughts = _content(item[thought], f"{place}.{thought}", may_be_empty=True)
         if thoughts.strip() and "</think>" not in content:
             content = f"<think>\n{thoughts}\n</think>\n\n{content}"
-    learned = role == "assistant" or supervise_all
-    if stated_by := next((key for key in ("train", "weight") if item.get(key) is not None), None):
-        learned = item[stated_by]
-        if learned not in (0, 1):
-            raise Reject(
-                "weight_not_0_or_1",
-                "a turn is learned or not",
-                field=f"{place}.{stated_by}",
-                value=learned,
-            )
+    stated_by = next((key for key in ("train", "weight") if item.get(key) is not None), None)
+    learned = item[stated_by] if stated_by else role == "assistant" or supervise_all
+    if learned not in (0, 1):
+        where = f"{place}.{stated_by}"
+        raise Reject("weight_not_0_or_1", "a turn is learned or not", field=where, value=learned)
     return Turn(
         role=role,
         content=content,

@@ -4,17 +4,13 @@ Each record passes, in order: the manifest's ``where``, field checks, e-mail pse
 secret scanner, benchmark overlap. Rejects go to ``rejected.jsonl`` with file, line and field.
 """
 
-import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import orjson
 import pyarrow as pa
-from msgspec import Struct, field
 
-from expertflow.core.errors import DataError
 from expertflow.core.files import replacing, sha256_file
 from expertflow.data.checks.registry import build_checks
 from expertflow.data.documents import (
@@ -25,69 +21,19 @@ from expertflow.data.documents import (
     normalized,
     text_hash,
 )
-from expertflow.data.messages import without_padding
+from expertflow.data.messages import drop_nulls
 from expertflow.data.read import iter_shard
-from expertflow.data.records import ShardPlan, ShardRecord, SourceRecord
-from expertflow.data.reject import (
-    Filtered,
-    RawRecord,
-    Reject,
-    describe,
-    reject_line,
-    without_data,
-)
+from expertflow.data.records import ShardRecord, SourceRecord
+from expertflow.data.reject import Filtered, RawRecord, Reject, RejectLog
 from expertflow.data.secrets import find_secrets, replace_emails
 from expertflow.data.settings import PrepareSpec, category_name
-from expertflow.data.shapes import MISSING, Draft, draft_maker, look_up, missing_field, text_field
-
-log = logging.getLogger(__name__)
-
-N_EXAMPLES = 3
-# This many rejects in a shard are worth a warning before the source is judged.
-N_MANY = 1000
+from expertflow.data.shapes import MISSING, draft_maker, look_up, missing_field, text_field
 
 
-class Outcome(Struct):
-    stream: IO[str]
-    n_records: int = 0
-    n_documents: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-    filtered: Counter[str] = field(default_factory=Counter)
-    examples: list[str] = field(default_factory=list)
-
-    def add(self, raw: RawRecord, preparer: "Preparer", writer: DocumentWriter) -> None:
-        try:
-            if raw.value is None:
-                assert raw.fault is not None
-                self.n_records += 1
-                raise raw.fault
-            if not preparer.wanted(raw.value):
-                return
-            self.n_records += 1
-            writer.add(preparer.document(raw, raw.value))
-            self.n_documents += 1
-        except Reject as found:
-            reject = without_data(raw, found) if preparer.private else found
-            self.stream.write(reject_line(raw, reject) + "\n")
-            if isinstance(reject, Filtered):
-                self.filtered[reject.reason] += 1
-                return
-            self.rejected[reject.reason] += 1
-            if len(self.examples) < N_EXAMPLES:
-                self.examples.append(describe(raw, reject))
-            if self.rejected.total() == N_MANY:
-                log.warning("%d records are rejected so far; first: %s", N_MANY, self.examples[0])
-            if preparer.spec.on_reject == "stop":
-                raise DataError(
-                    f"source {preparer.source.name}: {describe(raw, reject)}; mend the record, or"
-                    " set data.on_reject to skip"
-                ) from (None if preparer.private else found)
-
-
-class Preparer:
+class DocumentMaker:
     def __init__(self, spec: PrepareSpec) -> None:
         self.spec, self.source = spec, spec.source
-        self._draft: Callable[[Mapping[str, Any]], Draft] = draft_maker(spec)
+        self._draft = draft_maker(spec)
         self._check = build_checks(spec.source.checks, source=spec.source.name)
         self._find_overlap: Callable[[Sequence[str]], str | None] | None = None
         self._sign: Callable[[str], bytes] | None = None
@@ -100,22 +46,27 @@ class Preparer:
             from expertflow.data.near import Signer
 
             self._sign = Signer(spec.near).signature
-        # What is kept out of documents must not appear in logs or rejects either.
-        self.private = spec.source.scan_secrets or spec.source.pseudonymize_emails
 
-    def wanted(self, record: Mapping[str, Any]) -> bool:
-        where = self.source.where
-        return not where or all(record.get(key) == value for key, value in where.items())
+    def is_wanted(self, raw: RawRecord) -> bool:
+        where, record = self.source.where, raw.value
+        if record is None or not where:
+            return True
+        return all(record.get(key) == value for key, value in where.items())
 
-    def document(self, raw: RawRecord, record: dict[str, Any]) -> NewDocument:
+    def make(self, raw: RawRecord) -> NewDocument:
         """Make a document; raise Reject for a faulty record, Filtered for an unwanted document."""
-        record = self._check(record)
-        if self.source.pseudonymize_emails:
+        if raw.value is None:
+            assert raw.fault is not None
+            raise raw.fault
+        source, record = self.source, self._check(raw.value)
+        if source.pseudonymize_emails:
             record = without_emails(record)
-        if raw.unit == "row" and self.source.messages is not None:
-            record = without_padding(record, self.source)
+        if raw.unit == "row" and source.messages is not None:
+            # A column pads each turn and tool with the keys of all.
+            padded = (source.messages, source.tools)
+            record = {k: drop_nulls(v) if k in padded else v for k, v in record.items()}
         draft = self._draft(record)
-        if self.source.scan_secrets and (kinds := find_secrets("\n".join(draft.texts))):
+        if source.scan_secrets and (kinds := find_secrets("\n".join(draft.texts))):
             raise Filtered("secret", f"it holds {', '.join(kinds)}")
         if self._find_overlap and (path := self._find_overlap(draft.texts)) is not None:
             raise Filtered("in_benchmark", f"it shares words with {path}")
@@ -125,24 +76,21 @@ class Preparer:
         group, text = hash_document(given, answer)
         if draft.group is not None:
             group = group_hash(normalized(draft.group))
-        if self.source.group is not None:
-            value = look_up(record, self.source.group)
+        if source.group is not None:
+            value = look_up(record, source.group)
             if not isinstance(value, str | int | float):
-                raise Reject(
-                    "no_group", "the group's field holds no value", field=self.source.group
-                )
+                raise Reject("no_group", "the group's field holds no value", field=source.group)
             group = group_hash(str(value))
         # Documents with the same identity are duplicates.
         identity = f"{given}\n{answer}"
-        if names := self.source.duplicate_fields:
-            fields = (normalized(text_field(record, name)).casefold() for name in names)
-            identity = "\n".join(fields)
+        if names := source.duplicate_fields:
+            identity = "\n".join(normalized(text_field(record, name)).casefold() for name in names)
             text = text_hash(identity)
         return NewDocument(
             self._id(raw, record),
             text,
             group,
-            None if self.source.category is None else self._category(record),
+            None if source.category is None else self._category(record, source.category),
             draft.frame,
             draft.contents,
             self._fields(record) if self.spec.evaluation_fields else b"{}",
@@ -155,8 +103,7 @@ class Preparer:
             own = f"{raw.path.rpartition('/')[2]}:{raw.number}"
         return f"{self.source.name}/{own}"
 
-    def _category(self, record: Mapping[str, Any]) -> str | None:
-        name = str(self.source.category)
+    def _category(self, record: Mapping[str, Any], name: str) -> str | None:
         value = look_up(record, name)
         if value is MISSING:
             raise missing_field(record, name)
@@ -173,38 +120,44 @@ class Preparer:
 
 
 def prepare_shard(
-    *, spec: PrepareSpec, source: SourceRecord, plan: ShardPlan, output: Path, rejected: Path
+    *, spec: PrepareSpec, source: SourceRecord, shard: str, output: Path, rejected: Path
 ) -> ShardRecord:
     """Write a shard's documents and rejects; DataError if the manifest stops at the first one.
 
     The reject limit applies per source, independent of the number of shards; the rejects remain.
     """
-    preparer = Preparer(spec)
+    maker, n_records = DocumentMaker(spec), 0
     with (
         replacing(output) as partial,
         replacing(rejected) as rejected_partial,
         pa.OSFile(str(partial), "wb") as sink,
         rejected_partial.open("w", encoding="utf-8") as stream,
     ):
-        outcome = Outcome(stream)
+        rejects = RejectLog(spec, stream)
         writer = DocumentWriter(sink, spec.near)
         options = spec.source.options
         for raw in iter_shard(
-            source.files, index=plan.index, n_shards=plan.n_shards, options=options
+            source.files, index=int(shard), n_shards=source.n_shards, options=options
         ):
-            outcome.add(raw, preparer, writer)
+            if not maker.is_wanted(raw):
+                continue
+            n_records += 1
+            try:
+                writer.add(maker.make(raw))
+            except Reject as reject:
+                rejects.add(raw, reject)
         writer.close()
     return ShardRecord(
-        source=plan.source,
-        shard=plan.shard,
+        source=source.name,
+        shard=shard,
         path=str(output),
         sha256=sha256_file(output),
-        n_records=outcome.n_records,
-        n_documents=outcome.n_documents,
+        n_records=n_records,
+        n_documents=n_records - rejects.rejected.total() - rejects.filtered.total(),
         n_bytes=output.stat().st_size,
-        n_rejected_by_reason=dict(sorted(outcome.rejected.items())),
-        n_filtered_by_reason=dict(sorted(outcome.filtered.items())),
-        rejected_examples=tuple(outcome.examples),
+        n_rejected_by_reason=dict(sorted(rejects.rejected.items())),
+        n_filtered_by_reason=dict(sorted(rejects.filtered.items())),
+        rejected_examples=tuple(rejects.examples),
     )
 
 

@@ -71,13 +71,6 @@ class SourceRecord(Record, frozen=True, kw_only=True):
     artifacts: dict[str, Artifact]
 
 
-class ShardPlan(Record, frozen=True, kw_only=True):
-    source: str
-    shard: str
-    index: int
-    n_shards: int
-
-
 class DatasetSource(Record, frozen=True, kw_only=True):
     name: str
     kind: SourceKind
@@ -86,6 +79,7 @@ class DatasetSource(Record, frozen=True, kw_only=True):
     n_files: int
     n_bytes: int
     n_records: int | None
+    n_shards: int
     sha256: str
     notes: tuple[str, ...]
 
@@ -94,7 +88,6 @@ class DatasetManifest(Record, frozen=True, kw_only=True):
     expert: str
     preset: str
     sources: tuple[DatasetSource, ...]
-    shards: tuple[ShardPlan, ...]
 
 
 class ToolCall(Record, frozen=True, kw_only=True):

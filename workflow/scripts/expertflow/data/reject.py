@@ -1,11 +1,26 @@
 """Reasons why a record yields no document; nothing is dropped without one."""
 
 import json
-from typing import Any
+import logging
+from collections import Counter
+from typing import IO, Any
 
-from msgspec import Struct
+from msgspec import Struct, field
+
+from expertflow.core.errors import DataError
+from expertflow.data.settings import PrepareSpec
+
+log = logging.getLogger(__name__)
 
 EXCERPT_CHARS = 80
+N_EXAMPLES = 3
+# This many rejects in a shard are worth a warning before the source is judged.
+N_MANY = 1000
+# Reasons whose details never quote the record.
+QUOTING_NOTHING = ("secret", "in_benchmark")
+# Parsers need about 20 Python frames per bracket. This stays clear of Python's recursion limit of
+# 1000, whose reach depends on the caller.
+MAX_NESTING = 32
 
 
 class Reject(Exception):
@@ -40,6 +55,50 @@ class RawRecord(Struct, kw_only=True):
         return f"{self.path}, {self.unit} {self.number}"
 
 
+class RejectLog(Struct):
+    """Writes a shard's rejects as JSON lines, and counts them by reason."""
+
+    spec: PrepareSpec
+    stream: IO[str]
+    rejected: Counter[str] = field(default_factory=Counter)
+    filtered: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, record: RawRecord, reject: Reject) -> None:
+        """Write a reject; DataError if the manifest stops at the first one."""
+        source, found = self.spec.source, reject
+        # What is kept out of documents must not appear in logs or rejects either.
+        is_private = source.scan_secrets or source.pseudonymize_emails
+        if is_private:
+            # Readers name fields by the data's own keys; everything else, by the manifest's.
+            detail = found.detail if found.reason in QUOTING_NOTHING else ""
+            place = None if record.value is None else found.field
+            reject = type(found)(found.reason, detail, field=place)
+        shown = {name: getattr(reject, name) for name in ("reason", "field", "value", "detail")}
+        line = {"path": record.path, record.unit: record.number, **shown}
+        self.stream.write(json.dumps(line) + "\n")
+        if isinstance(reject, Filtered):
+            self.filtered[reject.reason] += 1
+            return
+        self.rejected[reject.reason] += 1
+        if len(self.examples) < N_EXAMPLES:
+            self.examples.append(_describe(record, reject))
+        if self.rejected.total() == N_MANY:
+            log.warning("%d records are rejected so far; first: %s", N_MANY, self.examples[0])
+        if self.spec.on_reject == "stop":
+            raise DataError(
+                f"source {source.name}: {_describe(record, reject)}; correct the record, or set"
+                " data.on_reject to skip"
+            ) from (None if is_private else found)
+
+
+def _describe(record: RawRecord, reject: Reject) -> str:
+    place = f" in field {reject.field}" if reject.field else ""
+    value = f"value {reject.value!r}" if reject.value is not None else ""
+    said = ", ".join(filter(None, (reject.detail, value)))
+    return f"{record.where}: {reject.reason}{place}" + (f" ({said})" if said else "")
+
+
 def excerpt(value: Any) -> str | None:
     """Return the start of a value, escaping what UTF-8 cannot hold."""
     if value is None:
@@ -48,27 +107,22 @@ def excerpt(value: Any) -> str | None:
     return text[:EXCERPT_CHARS].encode("utf-8", "backslashreplace").decode()
 
 
-# Reasons whose details never quote the record.
-_SAYS_NO_DATA = ("secret", "in_benchmark")
+def clip(message: object) -> str:
+    """Shorten a parser's message to one line; it may quote the value at length."""
+    return excerpt(" ".join(str(message).split())) or ""
 
 
-def without_data(record: RawRecord, reject: Reject) -> Reject:
-    """Remove what a reject quotes from its record; fault and location stay.
-
-    Readers name fields by the data's own keys; everything else, by the manifest's.
-    """
-    detail = reject.detail if reject.reason in _SAYS_NO_DATA else ""
-    field = None if record.value is None else reject.field
-    return type(reject)(reject.reason, detail, field=field)
-
-
-def reject_line(record: RawRecord, reject: Reject) -> str:
-    found = {name: getattr(reject, name) for name in ("reason", "field", "value", "detail")}
-    return json.dumps({"path": record.path, record.unit: record.number, **found})
-
-
-def describe(record: RawRecord, reject: Reject) -> str:
-    place = f" in field {reject.field}" if reject.field else ""
-    value = f"value {reject.value!r}" if reject.value is not None else ""
-    said = ", ".join(filter(None, (reject.detail, value)))
-    return f"{record.where}: {reject.reason}{place}" + (f" ({said})" if said else "")
+def why_too_hard(text: str, *, max_chars: int) -> str | None:
+    """Return why a text is not given to a parser; brackets in strings count too."""
+    if len(text) > max_chars:
+        return f"longer than {max_chars:,} characters, too long to judge"
+    deepest = level = 0
+    for char in text:
+        if char in "([{":
+            level += 1
+            deepest = max(deepest, level)
+        elif char in ")]}":
+            level = max(0, level - 1)
+    if deepest > MAX_NESTING:
+        return f"nested {deepest:,} brackets deep, at most {MAX_NESTING} are judged"
+    return None

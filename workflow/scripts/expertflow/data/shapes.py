@@ -26,6 +26,7 @@ from expertflow.data.reject import Reject
 from expertflow.data.settings import PrepareSpec
 
 Record = Mapping[str, Any]
+TEXT_FRAME = b'{"text":null}'
 OPTIONAL = "?"
 MISSING = object()
 # Limits for listing a record's fields when one is missing.
@@ -47,28 +48,27 @@ class Draft(NamedTuple):
 
 
 def draft_maker(spec: PrepareSpec) -> Callable[[Record], Draft]:
-    source = spec.source
+    source, supervise_all = spec.source, spec.supervise == "all"
     if source.text is not None:
         fill_text = filler(source.text)
 
         def make_text(record: Record) -> Draft:
             text = fill_text(record)
-            return Draft((text,), 0, *frame_of(Body(text=text)))
+            return Draft((text,), 0, TEXT_FRAME, (text,))
 
         return make_text
-    supervise_all = spec.supervise == "all"
-    system = None
+    system: tuple[Turn, ...] = ()
     if spec.system_prompt is not None:
-        system = Turn(role="system", content=spec.system_prompt, learned=supervise_all)
+        system = (Turn(role="system", content=spec.system_prompt, learned=supervise_all),)
     if source.messages is None:
         return _pair_maker(source.prompt or "", source.completion or "", system, supervise_all)
 
     def make_chat(record: Record) -> Draft:
         turns = read_turns(record, source, supervise_all=supervise_all)
-        if system is not None and turns[0].role != "system":
-            turns = (system, *turns)
+        if turns[0].role != "system":
+            turns = (*system, *turns)
         body = Body(turns=turns, tools=read_tools(record, source.tools))
-        texts = [_said(turn) for turn in turns]
+        texts = [_turn_text(turn) for turn in turns]
         n_given = last_answer(body)
         if body.tools:
             texts.insert(0, json.dumps(body.tools, ensure_ascii=False))
@@ -79,17 +79,14 @@ def draft_maker(spec: PrepareSpec) -> Callable[[Record], Draft]:
 
 
 def _pair_maker(
-    prompt: str, completion: str, system: Turn | None, supervise_all: bool
+    prompt: str, completion: str, system: tuple[Turn, ...], supervise_all: bool
 ) -> Callable[[Record], Draft]:
     """Draft prompt-completion pairs without building turns: all share one frame."""
     fill_prompt, fill_completion = filler(prompt), filler(completion)
 
     def body(question: str, answer: str) -> Body:
-        turns = (
-            Turn(role="user", content=question, learned=supervise_all),
-            Turn(role="assistant", content=answer, learned=True),
-        )
-        return Body(turns=turns if system is None else (system, *turns))
+        asked = Turn(role="user", content=question, learned=supervise_all)
+        return Body(turns=(*system, asked, Turn(role="assistant", content=answer, learned=True)))
 
     frame, contents = frame_of(body("-", "-"))
     before = contents[:-2]
@@ -113,23 +110,45 @@ def last_answer(body: Body) -> int:
 def _question(body: Body) -> str:
     """Return a chat's opening; its system prompt and later turns often vary."""
     asked = (turn.content for turn in body.turns if turn.role == "user")
-    others = (_said(turn) for turn in body.turns if turn.role != "system")
-    return next(asked, None) or next(others, None) or _said(body.turns[0])
+    others = (_turn_text(turn) for turn in body.turns if turn.role != "system")
+    return next(asked, None) or next(others, None) or _turn_text(body.turns[0])
 
 
-def _said(turn: Turn) -> str:
+def _turn_text(turn: Turn) -> str:
     calls = (
         f"{call.name} {json.dumps(call.arguments, ensure_ascii=False)}" for call in turn.tool_calls
     )
     return "\n".join((turn.content, *calls))
 
 
+def parse_template(template: str) -> list[tuple[str, str, str]]:
+    """Cut a template into literals, each with the field that follows and its format.
+
+    Raises ConfigError if it is malformed.
+    """
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(
+            f"template {template!r}: {error}; write a brace of the text as {{{{ or }}}}"
+        ) from error
+    for _, name, spec, conversion in parts:
+        problem = None
+        if name == "":
+            problem = "a place has no name; write {field}"
+        elif conversion is not None:
+            problem = f"!{conversion} has no effect; write {{{name}}}"
+        elif (spec or "") not in FORMATS:
+            problem = f"no format {spec!r}; it may be {', '.join(filter(None, FORMATS))}"
+        if problem is not None:
+            raise ConfigError(f"template {template!r}: {problem}")
+    return [(literal, name or "", spec or "") for literal, name, spec, _ in parts]
+
+
 def filler(template: str) -> Callable[[Record], str]:
-    parts = [
-        (literal, str(name or ""), FORMATS[spec or ""])
-        for literal, name, spec, _ in string.Formatter().parse(template)
-    ]
-    places = [(name, show) for _, name, show in parts if name]
+    """Compile a template to a function of a record, which raises Reject where text is missing."""
+    parts = parse_template(template)
+    places = [(name, FORMATS[spec]) for _, name, spec in parts if name]
     only = places[0][0] if places else ""
     if template == f"{{{only}}}" and not only.endswith(OPTIONAL):
         return lambda record: text_field(record, only)
@@ -146,27 +165,6 @@ def filler(template: str) -> Callable[[Record], str]:
         return text
 
     return fill_places
-
-
-def template_fields(template: str) -> list[str]:
-    """List a template's fields as written; ConfigError if it is malformed."""
-    try:
-        places = [part for part in string.Formatter().parse(template) if part[1] is not None]
-    except ValueError as error:
-        raise ConfigError(
-            f"template {template!r}: {error}; write a brace of the text as {{{{ or }}}}"
-        ) from error
-    for _, name, spec, conversion in places:
-        problem = None
-        if not name:
-            problem = "a place has no name; write {field}"
-        elif conversion is not None:
-            problem = f"!{conversion} has no effect; write {{{name}}}"
-        elif spec not in FORMATS:
-            problem = f"no format {spec!r}; it may be {', '.join(filter(None, FORMATS))}"
-        if problem is not None:
-            raise ConfigError(f"template {template!r}: {problem}")
-    return [str(name) for _, name, _, _ in places]
 
 
 def text_field(record: Record, name: str) -> str:
@@ -225,7 +223,7 @@ def missing_field(record: Record, path: str) -> Reject:
 def frame_of(body: Body) -> tuple[bytes, tuple[str, ...]]:
     """Split a body into frame and nonempty texts; equal bodies have equal frames."""
     if body.text is not None:
-        return orjson.dumps({"text": None}), (body.text,)
+        return TEXT_FRAME, (body.text,)
     turns = [asdict(turn) | {"content": None if turn.content else ""} for turn in body.turns]
     texts = tuple(turn.content for turn in body.turns if turn.content)
     return orjson.dumps({"turns": turns, "tools": body.tools}, default=to_json), texts
@@ -257,14 +255,16 @@ def look_up(record: Record, path: str) -> Any:
     return value
 
 
-def replaced(record: Record, path: str, value: Any) -> dict[str, Any]:
-    def with_value(box: Any, parts: list[str]) -> Any:
+def with_value(record: Record, path: str, value: Any) -> dict[str, Any]:
+    """Copy a record with another value at a path that ``look_up`` finds."""
+
+    def change(box: Any, parts: list[str]) -> Any:
         if not parts:
             return value
         key: Any = int(parts[0]) if isinstance(box, list) else parts[0]
         copy: Any = list(box) if isinstance(box, list) else dict(box)
-        copy[key] = with_value(box[key], parts[1:])
+        copy[key] = change(box[key], parts[1:])
         return copy
 
-    result: dict[str, Any] = with_value(record, [path] if path in record else path.split("."))
+    result: dict[str, Any] = change(record, [path] if path in record else path.split("."))
     return result

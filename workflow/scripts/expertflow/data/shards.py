@@ -1,4 +1,4 @@
-"""List an expert's data sets, and plan the jobs that prepare them."""
+"""Describe an expert's data sets, and name the shards that prepare them."""
 
 import logging
 from itertools import pairwise
@@ -6,13 +6,7 @@ from pathlib import Path
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_json
-from expertflow.data.records import (
-    DatasetManifest,
-    DatasetSource,
-    ExpertLock,
-    ShardPlan,
-    SourceRecord,
-)
+from expertflow.data.records import DatasetManifest, DatasetSource, SourceRecord
 
 log = logging.getLogger(__name__)
 
@@ -32,22 +26,10 @@ def token_shards(n_shards: int) -> dict[str, list[str]]:
     return dict(zip(shard_names(n_runs), runs, strict=True))
 
 
-def plan_shards(source: str, n_shards: int) -> tuple[ShardPlan, ...]:
-    return tuple(
-        ShardPlan(source=source, shard=name, index=index, n_shards=n_shards)
-        for index, name in enumerate(shard_names(n_shards))
-    )
-
-
 def find_datasets(
-    *,
-    expert: str,
-    preset: str,
-    licenses: dict[str, str | None],
-    lock: ExpertLock,
-    sources: list[SourceRecord],
+    *, expert: str, preset: str, licenses: dict[str, str | None], sources: list[SourceRecord]
 ) -> DatasetManifest:
-    """Describe and shard an expert's sources; DataError if a file is missing.
+    """Describe an expert's sources; DataError if a file is missing.
 
     A license in ``licenses``, the manifest's by source, wins over the data set card's.
     """
@@ -68,12 +50,12 @@ def find_datasets(
                 n_files=len(source.files),
                 n_bytes=sum(file.n_bytes for file in source.files),
                 n_records=None if None in counts else sum(n for n in counts if n is not None),
+                n_shards=source.n_shards,
                 sha256=sha256_json([file.sha256 for file in source.files]),
                 notes=tuple(sorted({*notes, *said})),
             )
         )
-    shards = tuple(s for source in lock.sources for s in plan_shards(source.name, source.n_shards))
-    return DatasetManifest(expert=expert, preset=preset, sources=tuple(rows), shards=shards)
+    return DatasetManifest(expert=expert, preset=preset, sources=tuple(rows))
 
 
 def _choose_license(source: SourceRecord, stated: str | None) -> tuple[str | None, list[str]]:

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,11 @@ def _read_sources(results: Path) -> list[SourceLock]:
     if not path.is_file():
         return []
     manifest = read_record(DatasetManifest, path)
-    n_shards = Counter(shard.source for shard in manifest.shards)
     return [
         SourceLock(
             name=source.name,
             kind=source.kind,
-            n_shards=n_shards[source.name],
+            n_shards=source.n_shards,
             revision=source.revision,
             identity={},
             files=(),

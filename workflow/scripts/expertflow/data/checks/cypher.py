@@ -10,8 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from expertflow.core.records import Record
-from expertflow.data.checks.faults import Check, clip, too_hard
-from expertflow.data.reject import Filtered
+from expertflow.data.reject import Filtered, clip, why_too_hard
 from expertflow.data.settings import FieldCheck
 
 if TYPE_CHECKING:
@@ -36,13 +35,9 @@ _BREAKDOWNS = (
 )
 
 
-def build(_: FieldCheck, __: str) -> Check:
-    def run(text: str, _: dict[str, Any]) -> str:
-        if (fault := read_query(text).fault) is not None:
-            raise Filtered("cypher_unparsable", fault)
-        return text
-
-    return run
+def check_cypher(text: str, _: dict[str, Any], __: FieldCheck) -> None:
+    if (fault := read_query(text).fault) is not None:
+        raise Filtered("cypher_unparsable", fault)
 
 
 class Reading(Record, frozen=True):
@@ -56,7 +51,7 @@ def read_query(text: str) -> Reading:
     """Parse a text as one query, within ``MAX_STEPS`` parser steps."""
     from graphglot.error import GraphGlotError
 
-    if (reason := too_hard(text, max_chars=MAX_CHARS)) is not None:
+    if (reason := why_too_hard(text, max_chars=MAX_CHARS)) is not None:
         return Reading(reason, gave_up=True)
     try:
         tokens, statements = _parse(text)
@@ -64,7 +59,7 @@ def read_query(text: str) -> Reading:
         return Reading(_words(error))
     except RecursionError:
         return Reading("nested too deeply", gave_up=True)
-    except _TooCostly:
+    except StepLimitError:
         return Reading(f"given up after {MAX_STEPS:,} steps of the parser", gave_up=True)
     except _BREAKDOWNS as error:
         return Reading(f"the parser breaks down on it: {type(error).__name__}", gave_up=True)
@@ -82,7 +77,7 @@ def _dialect() -> "Dialect":
     return Dialect.get_or_raise("neo4j")
 
 
-class _TooCostly(Exception):
+class StepLimitError(Exception):
     """Stops parsing; not a graphglot error, since its parser would try on."""
 
 
@@ -99,7 +94,7 @@ def _parse(text: str) -> "tuple[list[Token], int]":
             nonlocal n_steps
             n_steps += 1
             if n_steps > MAX_STEPS:
-                raise _TooCostly
+                raise StepLimitError
             return attempt(*args, **kwargs)
 
         parser.try_parse = counted

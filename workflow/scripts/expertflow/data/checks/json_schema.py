@@ -13,7 +13,7 @@ from jsonschema_specifications import REGISTRY
 from referencing.exceptions import Unresolvable
 
 from expertflow.core.strict_json import parse_json
-from expertflow.data.checks.faults import clip
+from expertflow.data.reject import clip
 
 # Compiled schemas cached: checking one against its draft takes 3 ms.
 N_CACHED = 256
@@ -31,7 +31,7 @@ _BREAKDOWNS = (ArithmeticError, AttributeError, LookupError, TypeError)
 Keyword = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
 
 
-class _TooCostly(Exception):
+class TooCostlyError(Exception):
     pass
 
 
@@ -50,7 +50,7 @@ class SchemaValidators:
             if fault is not None:
                 return fault
             error = next(validator.iter_errors(instance), None)
-        except _TooCostly as given_up:
+        except TooCostlyError as given_up:
             return "schema_too_costly", str(given_up)
         except MemoryError:
             return "schema_too_costly", "it needs more memory than there is"
@@ -103,7 +103,7 @@ class SchemaValidators:
         def keyword(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any] | None:
             self._n_references += 1
             if self._n_references > self._most_references:
-                raise _TooCostly(f"more than {self._most_references:,} references to follow")
+                raise TooCostlyError(f"more than {self._most_references:,} references to follow")
             return follow(validator, value, instance, schema)
 
         return keyword
@@ -192,7 +192,7 @@ def _matches(pattern: str, text: str) -> bool:
     try:
         return _compiled(pattern).search(text, timeout=REGEX_TIMEOUT_S) is not None
     except TimeoutError as error:
-        raise _TooCostly(f"a pattern takes longer than {REGEX_TIMEOUT_S:g} s") from error
+        raise TooCostlyError(f"a pattern takes longer than {REGEX_TIMEOUT_S:g} s") from error
 
 
 # Escapes, classes and comments, where `(?R)` is literal; elsewhere it recurses.

@@ -1,33 +1,32 @@
-"""Build the checks for a source's records from its manifest."""
+"""Check fields of a source's records as its manifest asks."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 from expertflow.core.errors import ConfigError
-from expertflow.data.checks import cypher, natural, schema, sql, typescript
-from expertflow.data.checks.faults import Check, settings_error
-from expertflow.data.reject import Filtered, Reject, excerpt
+from expertflow.core.strict_json import MAX_DEPTH, depth, parse_json
+from expertflow.data.checks import cypher, language, sql, typescript
+from expertflow.data.reject import Filtered, Reject, clip, excerpt
 from expertflow.data.settings import CheckName, FieldCheck
-from expertflow.data.shapes import MISSING, look_up, replaced
+from expertflow.data.shapes import MISSING, look_up, with_value
+
+# Longer documents are not judged by a schema.
+MAX_JSON_CHARS = 1_000_000
 
 
-class _Kind(NamedTuple):
-    """A check's builder and the keys it reads besides the field; others are refused."""
+class CheckKind(NamedTuple):
+    """A kind of check and the settings it reads besides the field; others are refused.
 
-    build: Callable[[FieldCheck, str], Check]
+    ``run`` takes a value, its record and the check. It returns a replacement or None, and raises
+    ``Filtered``, without a field for a fault of the value itself. ``find_problem`` names a wrong
+    setting.
+    """
+
+    run: Callable[[Any, dict[str, Any], FieldCheck], Any]
     keys: tuple[str, ...] = ()
+    find_problem: Callable[[FieldCheck], str | None] = lambda _: None
     of_text: bool = True
-
-
-_KINDS: dict[CheckName, _Kind] = {
-    "sql": _Kind(sql.build, ("dialect", "transpile_to")),
-    "json": _Kind(schema.build_json, of_text=False),
-    "json_schema": _Kind(schema.build, ("schema_field",), of_text=False),
-    "cypher": _Kind(cypher.build),
-    "typescript": _Kind(typescript.build),
-    "length": _Kind(natural.build_length, ("min_chars", "max_chars")),
-    "language": _Kind(natural.build_language, ("languages",)),
-}
 
 
 def build_checks(
@@ -38,43 +37,134 @@ def build_checks(
     The first failing check decides. A null field is not checked; an absent one is a ``Reject``, so
     that misspelled names are noticed. Building imports no parser; ConfigError for a wrong setting.
     """
-    built = tuple((check.field, *_build(check, source)) for check in checks)
+    built = [(check, _find_kind(check, source)) for check in checks]
 
     def run_checks(record: dict[str, Any]) -> dict[str, Any]:
-        for field, of_text, run in built:
+        for check, kind in built:
+            field = check.field
             value = look_up(record, field)
             if value is MISSING:
                 raise Reject("missing_field", "a check needs this field", field=field)
             if value is None:
                 continue
-            if of_text and not isinstance(value, str):
-                kind = type(value).__name__
-                raise Filtered("not_text", f"it holds a {kind}", field=field, value=value)
+            if kind.of_text and not isinstance(value, str):
+                what = type(value).__name__
+                raise Filtered("not_text", f"it holds a {what}", field=field, value=value)
             try:
-                checked = run(value, record)
+                rewritten = kind.run(value, record, check)
             except Filtered as fault:
                 if fault.field is None:
                     fault.field = field
                     fault.value = excerpt(value) if isinstance(value, str) else None
                 raise
-            if checked is not value and checked != value:
-                record = replaced(record, field, checked)
+            if rewritten is not None and rewritten != value:
+                record = with_value(record, field, rewritten)
         return record
 
     return run_checks
 
 
-def _build(check: FieldCheck, source: str) -> tuple[bool, Check]:
-    kind = _KINDS.get(check.check)
+def _find_kind(check: FieldCheck, source: str) -> CheckKind:
+    kind = KINDS.get(check.check)
     if kind is None:
         raise ConfigError(
             f"source {source}, field {check.field!r}: check {check.check!r} is unknown; "
-            f"use one of {', '.join(_KINDS)}"
+            f"use one of {', '.join(KINDS)}"
         )
-    for key in (key for known in _KINDS.values() for key in known.keys):
-        if key not in kind.keys and getattr(check, key) not in (None, ()):
-            others = ", ".join(kind.keys) or "no key besides field"
-            raise settings_error(
-                source, check, key, f"is of another check; remove it (this one reads {others})"
-            )
-    return kind.of_text, kind.build(check, source)
+    others = (key for known in KINDS.values() for key in known.keys if key not in kind.keys)
+    foreign = next((key for key in others if getattr(check, key) not in (None, ())), None)
+    if foreign is not None:
+        own = ", ".join(kind.keys) or "no key besides field"
+        problem: str | None = f"{foreign} is of another check; remove it (this one reads {own})"
+    else:
+        problem = kind.find_problem(check)
+    if problem is not None:
+        raise ConfigError(f"source {source}, check {check.check} of {check.field!r}: {problem}")
+    return kind
+
+
+def _find_length_problem(check: FieldCheck) -> str | None:
+    low, high = check.min_chars, check.max_chars
+    if low is None and high is None:
+        return "min_chars and max_chars are unset; set one of them"
+    for key, n in (("min_chars", low), ("max_chars", high)):
+        if n is not None and n < 0:
+            return f"{key} is {n}; use 0 or more"
+    if low is not None and high is not None and low > high:
+        return f"min_chars {low} is above max_chars {high}; swap or drop one"
+    return None
+
+
+def _check_length(text: str, _: dict[str, Any], check: FieldCheck) -> None:
+    n, low, high = len(text), check.min_chars, check.max_chars
+    if low is not None and n < low:
+        raise Filtered("too_short", f"{n} characters, at least {low}")
+    if high is not None and n > high:
+        raise Filtered("too_long", f"{n} characters, at most {high}")
+
+
+def _read_json(value: Any, _: dict[str, Any], check: FieldCheck) -> Any:
+    if isinstance(value, str):
+        try:
+            return parse_json(value)
+        except ValueError as error:
+            raise Filtered("json_unparsable", clip(error)) from error
+    if isinstance(value, dict | list) and (n := depth(value)) > MAX_DEPTH:
+        raise Filtered("json_unparsable", f"nested {n:,} levels deep, at most {MAX_DEPTH}")
+    if not isinstance(value, dict | list | bool | int | float):
+        kind = type(value).__name__
+        raise Filtered("not_text", f"it holds a {kind}", field=check.field, value=value)
+    return value
+
+
+def _check_json(value: Any, record: dict[str, Any], check: FieldCheck) -> None:
+    _read_json(value, record, check)
+
+
+def _find_schema_problem(check: FieldCheck) -> str | None:
+    if check.schema_field and check.schema_field != check.field:
+        return None
+    fault = "is the field itself" if check.schema_field else "is unset"
+    return f"schema_field {fault}; name the field that holds the schema"
+
+
+def _check_json_schema(value: Any, record: dict[str, Any], check: FieldCheck) -> None:
+    """Check a value by a schema, whose draft is its ``$schema``, else 2020-12.
+
+    ``format`` is not asserted. Nothing is fetched: external references to all but the drafts' own
+    schemas fail.
+    """
+    place = str(check.schema_field)
+    schema = look_up(record, place)
+    if schema is MISSING:
+        raise Reject("missing_field", "a check needs the schema in it", field=place)
+    if schema is None:
+        raise Filtered("schema_missing", "the record has no schema", field=place)
+    instance = _read_json(value, record, check)
+    if isinstance(value, str) and len(value) > MAX_JSON_CHARS:
+        detail = f"longer than {MAX_JSON_CHARS:,} characters, too long to judge"
+        raise Filtered("schema_too_costly", detail)
+    if (fault := _validators().fault(instance, schema)) is not None:
+        if fault[0] == "json_schema_violation":
+            raise Filtered(*fault)
+        raise Filtered(*fault, field=place, value=schema if isinstance(schema, str) else None)
+
+
+@cache
+def _validators() -> Any:
+    from expertflow.data.checks.json_schema import SchemaValidators
+
+    return SchemaValidators()
+
+
+KINDS: dict[CheckName, CheckKind] = {
+    "sql": CheckKind(sql.check_sql, ("dialect", "transpile_to"), sql.find_problem),
+    "json": CheckKind(_check_json, of_text=False),
+    "json_schema": CheckKind(
+        _check_json_schema, ("schema_field",), _find_schema_problem, of_text=False
+    ),
+    "cypher": CheckKind(cypher.check_cypher),
+    "typescript": CheckKind(typescript.check_typescript),
+    "length": CheckKind(_check_length, ("min_chars", "max_chars"), _find_length_problem),
+    "language": CheckKind(language.check_language, ("languages",), language.find_problem),
+}

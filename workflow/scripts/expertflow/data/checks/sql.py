@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from expertflow.data.checks.faults import Check, clip, settings_error, too_hard
-from expertflow.data.reject import Filtered
+from expertflow.data.reject import Filtered, clip, why_too_hard
 from expertflow.data.settings import FieldCheck
 
 if TYPE_CHECKING:
@@ -26,21 +25,21 @@ _DIALECTS = """
 DIALECTS = frozenset(_DIALECTS.split())
 
 
-def build(check: FieldCheck, source: str) -> Check:
-    """Build the check; null dialects mean sqlglot's own, the most lenient."""
+def find_problem(check: FieldCheck) -> str | None:
+    """Name a wrong dialect; null ones mean sqlglot's own, the most lenient."""
     for key in ("dialect", "transpile_to"):
         name = getattr(check, key)
         if name is not None and name not in DIALECTS:
             known = sorted(DIALECTS)
             near = difflib.get_close_matches(name, known, n=1)
             fix = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
-            raise settings_error(source, check, key, f"{name!r} is no dialect of sqlglot; {fix}")
+            return f"{key} {name!r} is no dialect of sqlglot; {fix}"
+    return None
 
-    def run(text: str, _: dict[str, Any]) -> str:
-        statement = _parse(text, check.dialect)
-        return text if check.transpile_to is None else _transpile(statement, check.transpile_to)
 
-    return run
+def check_sql(text: str, _: dict[str, Any], check: FieldCheck) -> str | None:
+    statement, dialect = _parse(text, check.dialect), check.transpile_to
+    return None if dialect is None else _transpile(statement, dialect)
 
 
 def _parse(text: str, dialect: str | None) -> "exp.Expr":
@@ -48,7 +47,7 @@ def _parse(text: str, dialect: str | None) -> "exp.Expr":
     from sqlglot import exp
     from sqlglot.errors import SqlglotError
 
-    if (reason := too_hard(text, max_chars=MAX_CHARS)) is not None:
+    if (reason := why_too_hard(text, max_chars=MAX_CHARS)) is not None:
         raise Filtered("sql_unparsable", reason)
     try:
         with _quiet():

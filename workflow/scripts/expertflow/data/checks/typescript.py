@@ -3,7 +3,6 @@
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from expertflow.data.checks.faults import Check
 from expertflow.data.reject import Filtered
 from expertflow.data.settings import FieldCheck
 
@@ -14,11 +13,7 @@ if TYPE_CHECKING:
 MAX_CHARS = 200_000
 
 
-def build(_: FieldCheck, __: str) -> Check:
-    return _check
-
-
-def _check(text: str, _: dict[str, Any]) -> str:
+def check_typescript(text: str, _: dict[str, Any], __: FieldCheck) -> None:
     if not text.strip():
         raise Filtered("typescript_unparsable", "no code")
     if len(text) > MAX_CHARS:
@@ -28,7 +23,7 @@ def _check(text: str, _: dict[str, Any]) -> str:
     source = text.encode("utf-8", "surrogatepass")
     node = parsers()[0].parse(source).root_node
     if not node.has_error:
-        return text
+        return
     # A loop: code may nest deeper than Python's stack.
     while not (node.is_error or node.is_missing):
         node = next(child for child in node.children if child.has_error or child.is_missing)
