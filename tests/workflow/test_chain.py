@@ -104,15 +104,6 @@ def test_the_drawings_show_the_chain(page: str) -> None:
         assert names == [name for name in drawn if name in names]
 
 
-def test_the_table_lists_the_chain() -> None:
-    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Rooms")[0]
-    rows = {name: row for row in table.splitlines() for name in re.findall(r"`(\w+)`", row[:50])}
-    rows = {name: row for name, row in rows.items() if name in STAGES}
-    assert list(rows) == list(STAGES)
-    for stage in CHAIN:
-        assert ("only if asked for" in rows[stage.name]) == bool(stage.asked), stage.name
-
-
 @pytest.mark.chain
 def test_a_stage_is_added_by_its_rule_script_package_and_one_line(
     finished: Workspace, tmp_path: Path

@@ -4,7 +4,7 @@ A stage is a rule in workflow/rules, a script of the same name in workflow/scrip
 this library. To add one, write these three and add it to ``CHAIN``, after all that it reads. From
 ``CHAIN`` come the outputs and logs of the rules, the code that a bundle is made by, what a bundle
 and an outcome hold, the provenance of a report and the drawing on its page. Tests compare it with
-the graph of the rules, and with the drawings in Snakefile, README.md and docs/architecture.md.
+the graph of the rules, and with the drawings in Snakefile and README.md.
 """
 
 import re
