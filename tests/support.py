@@ -179,7 +179,7 @@ def write_tiny_run(
         max_rejected_fraction=0.01,
     )
     packing = pack_sequences(
-        expert="tiny", spec=spec, shards=[shard], keep=keep, output=folder / "packed"
+        expert="tiny", spec=spec, shards=[shard], keep=keep, directory=folder / "packed"
     )
     facts = _write_tiny_model(folder / "base_model")
     method = "full" if lora is None else "lora"

@@ -117,4 +117,4 @@ def make_rows(folder: Path, name: str, *, packing: str) -> PackingRecord:
         max_rejected_fraction=0.01,
     )  # fmt: skip
     output = folder / "packed"
-    return pack_sequences(expert="kit", spec=spec, shards=[shard], keep=keep, output=output)
+    return pack_sequences(expert="kit", spec=spec, shards=[shard], keep=keep, directory=output)

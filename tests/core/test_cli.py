@@ -1,44 +1,100 @@
 import errno
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from expertflow.core import cli
-from expertflow.core.errors import ConfigError, DataError
-from expertflow.staging.records import StageSpec
+from expertflow.core.errors import DataError
+from expertflow.core.files import sha256_file, sha256_text, sidecar_of
+from expertflow.core.records import Record, write_record
 
 
-def failing(error: Exception) -> object:
+def failing(error: Exception) -> Callable[[], None]:
     def main() -> None:
         raise error
 
     return main
 
 
-def test_a_users_error_is_one_line() -> None:
-    with pytest.raises(SystemExit, match=r"^error: a b$"):
-        cli.run(failing(DataError("a\n  b")))  # type: ignore[arg-type]
-
-
-def test_a_full_disk_names_the_file() -> None:
-    full = OSError(errno.ENOSPC, "No space left on device", "results/x.arrow")
-    with pytest.raises(SystemExit, match=r"results/x\.arrow: no space left; free some"):
-        cli.run(failing(full))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (DataError("a\n  b"), r"^error: a b$"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "results/x.arrow"),
+            r"results/x\.arrow: no space left; free some",
+        ),
+    ],
+)
+def test_a_users_error_is_one_line(error: Exception, line: str) -> None:
+    with pytest.raises(SystemExit, match=line):
+        cli.run(failing(error))
 
 
 def test_a_bug_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
-        cli.run(failing(ZeroDivisionError()))  # type: ignore[arg-type]
+        cli.run(failing(ZeroDivisionError()))
 
 
-def test_success_exits_with_0() -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.run(lambda: None)
-    assert caught.value.code == 0
+class Heat(Record, frozen=True, kw_only=True):
+    degrees: int
 
 
-def test_a_spec_is_read_strictly() -> None:
-    assert cli.spec_from_text(StageSpec, '{"scratch":null}') == StageSpec(scratch=None)
-    with pytest.raises(DataError, match="spec: object contains unknown field x"):
-        cli.spec_from_text(StageSpec, '{"scratch":null,"x":1}')
-    with pytest.raises(ConfigError, match="not JSON"):
-        cli.spec_from_text(StageSpec, "{")
+def bake(
+    spec: Heat,
+    code: str,
+    loaf: str,
+    oven: Heat,
+    others: list[Heat],
+    salt: Path | None = None,
+    hours: float = 1.5,
+) -> dict[str, Any]:
+    degrees = [spec.degrees, oven.degrees, *(other.degrees for other in others)]
+    return {"loaf": loaf, "degrees": degrees, "salt": salt and salt.name, "hours": hours}
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return what runs the stage ``bake``; it returns its record, or the exit code."""
+    for i in range(3):
+        write_record(tmp_path / f"{i}.json", Heat(degrees=i))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Any:
+        monkeypatch.setattr(sys, "argv", ["bake.py", "--output", "made.json", *words])
+        with pytest.raises(SystemExit) as caught:
+            cli.run_stage(bake)
+        return caught.value.code or json.loads(Path("made.json").read_text())
+
+    return run
+
+
+NEEDED = ("--code", "c", "--loaf", "rye", "--oven", "0.json", "--others", "1.json", "2.json")
+
+
+def test_a_stage_takes_its_functions_parameters(stage: Callable[..., Any]) -> None:
+    spec = '{"degrees":9}'
+    made = {"loaf": "rye", "degrees": [9, 0, 1, 2], "salt": None, "hours": 1.5}
+    assert stage("--spec", spec, *NEEDED) == made
+    sidecar = json.loads(sidecar_of(Path("made.json")).read_text())
+    assert sidecar == {
+        "rule": "bake", "output": "made.json", "sha256": sha256_file(Path("made.json")),
+        "spec_sha256": sha256_text(spec), "code": "c",
+    }  # fmt: skip
+    more = stage("--spec", spec, *NEEDED, "--salt", "a/b", "--hours", "2")
+    assert more == {**made, "salt": "b", "hours": 2.0}
+
+
+def test_a_stage_refuses_what_is_not_as_declared(stage: Callable[..., Any]) -> None:
+    assert "spec: object contains unknown field x" in stage(
+        "--spec", '{"degrees":9,"x":1}', *NEEDED
+    )
+    assert "--spec is not JSON" in stage("--spec", "{", *NEEDED)
+    assert "9.json: the record is missing" in stage(
+        "--spec", '{"degrees":9}', *NEEDED, "--oven", "9.json"
+    )
+    assert stage("--spec", '{"degrees":9}') == 2

@@ -100,7 +100,7 @@ def test_a_file_that_changed_since_the_lock_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "d.jsonl"
     data.write_text("{}\n")
     source = local_source(data)
-    pinned = lock(tmp_path, source).sources[0]
+    pinned = lock(tmp_path, source)
     spec = FetchSpec(source=source, preset="demo")
     assert fetch_source(spec, pinned, tmp_path / "out").files[0].n_bytes == 3
     data.write_text("{  }\n")
@@ -111,8 +111,8 @@ def test_a_file_that_changed_since_the_lock_is_refused(tmp_path: Path) -> None:
 def test_a_generator_writes_its_folder_whole(tmp_path: Path) -> None:
     made = {"name": "g", "kind": "generated", "text": "{sql}", "n_documents": 20, "seed": 1}
     source = SourceSpec(generator="text_to_sql", **made)
-    pinned = lock(tmp_path, source).sources[0]
-    assert pinned.identity["code"] == "code text_to_sql"
+    pinned = lock(tmp_path, source)
+    assert pinned.sources[0].identity["code"] == "code text_to_sql"
     record = fetch_source(FetchSpec(source=source, preset="demo"), pinned, tmp_path / "out")
     assert record.files[0].n_records == 20
     assert Path(record.artifacts["database"].path).is_file()

@@ -58,7 +58,7 @@ def joined(folder: Path, *records: VariantRecord) -> AblationRecord:
     variants = [to_json(record.variant) for record in records]
     spec = {"preset": "demo", "variants": variants, "claims": [claim], **SHORT}
     given = ["--spec", json.dumps(spec), "--plan", folder / "plan.json"]
-    given += ["--model", folder / "model.json", "--json", folder / "ablation.json"]
+    given += ["--model", folder / "model.json", "--output", folder / "ablation.json"]
     given += ["--html", folder / "ablation.html", "--variants"]
     given += [folder / f"{record.variant.name}.json" for record in records]
     done = run_script("ablate_expert", *given)

@@ -75,7 +75,7 @@ def test_best_and_default_take_turns_at_the_end(tiny: Path, tmp_path: Path) -> N
 
 def test_without_time_for_pairs_the_default_stays(tiny: Path, tmp_path: Path) -> None:
     first = Machine()
-    made = first.tune(job(tiny, tmp_path, max_s=60.0))
+    made = first.tune(job(tiny, tmp_path, max_seconds=60.0))
     n_trials = sum(trial.outcome in ("measured", "given up") for trial in made.trials)
     assert len(first.ran) == n_trials + 2 * 2, "two pairs, and no time for a third"
     assert made.best == made.default and made.gain is None

@@ -42,7 +42,7 @@ def pack(folder: Path, *, n_shards: int = 1, n_copies: int = 1, **changes: objec
         spec=spec(**changes),
         shards=[token_shard(folder, part, shard=name) for name, part in parts.items()],
         keep=keep_list(folder, held_out, n_copies=n_copies),
-        output=folder / "packed",
+        directory=folder / "packed",
     )
 
 
@@ -160,7 +160,7 @@ def pack_one(
     keep = keep_list(folder, {"000": held_out})
     output = folder / "packed"
     return pack_sequences(
-        expert="e", spec=spec(**changes), shards=[shard], keep=keep, output=output
+        expert="e", spec=spec(**changes), shards=[shard], keep=keep, directory=output
     )
 
 
@@ -191,7 +191,7 @@ def test_two_engines_are_refused(tmp_path: Path) -> None:
     shards[1] = replace(shards[1], engine="fastokens")
     keep = keep_list(tmp_path, {"000": [True] * 9, "001": [False] * 9})
     with pytest.raises(DataError, match=r"s/000 was tokenized by tokenizers \(a test\)"):
-        pack_sequences(expert="e", spec=spec(), shards=shards, keep=keep, output=tmp_path / "o")
+        pack_sequences(expert="e", spec=spec(), shards=shards, keep=keep, directory=tmp_path / "o")
 
 
 def test_a_token_file_of_the_wrong_size_is_noticed(tmp_path: Path) -> None:

@@ -33,17 +33,17 @@ rule count_documents:
 NEW_SCRIPT = """
 from expertflow.core import cli
 from expertflow.counting.count import count_documents
-from expertflow.data.records import DocumentsRecord
 
-job = cli.stage("Count.", dict, expert={}, documents=DocumentsRecord, output="record to write")
-job.write({"expert": job.expert, "n": count_documents(job.documents)})
+cli.run_stage(count_documents)
 """
 NEW_MODULE = """
+from typing import Any
+
 from expertflow.data.records import DocumentsRecord
 
 
-def count_documents(documents: DocumentsRecord) -> int:
-    return documents.n_train_copies
+def count_documents(spec: Any, expert: str, documents: DocumentsRecord) -> dict[str, Any]:
+    return {"expert": expert, "n": documents.n_train_copies}
 """
 NEW_LINE = """
     Stage(

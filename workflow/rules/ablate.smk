@@ -39,6 +39,6 @@ rule ablate_expert:
     conda:
         "../../envs/expertflow.yaml"
     params:
-        **wf.params("ablate_expert", "json=record html"),
+        **wf.params("ablate_expert", "html"),
     shell:
         wf.command("ablate_expert")

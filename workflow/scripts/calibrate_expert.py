@@ -5,31 +5,35 @@ import time
 from pathlib import Path
 
 from expertflow.core import cli
-from expertflow.plan.records import PlanSpec
+from expertflow.plan.records import Calibration, PlanSpec
 from expertflow.studies.calibrate import CalibrationJob, calibrate
 from expertflow.studies.plan_expert import import_code, plan_expert
 
 
-def main() -> None:
-    job = cli.stage(
-        __doc__,
-        PlanSpec,
-        expert={"required": True},
-        packing="packing.json",
-        model="model.json",
-        rows="folder of packed rows",
-        scratch="folder to work in, removed",
-        tuning={"type": Path, "help": "tuning.json, where the manifest names one"},
-        output="calibration.json to write",
-    )
-    import_code(job.model, job.spec)
+def main(
+    spec: PlanSpec,
+    expert: str,
+    packing: Path,
+    model: Path,
+    rows: Path,
+    scratch: Path,
+    code: str,
+    tuning: Path | None = None,
+) -> Calibration | None:
+    import_code(model, spec)
     began_s = time.perf_counter()
-    plan = plan_expert(**job.pick("spec", "expert", "packing", "model", "tuning"))
-    paths = job.pick("packing", "model", "rows", "scratch", "code")
-    result = calibrate(CalibrationJob(plan=plan, began_s=began_s, **paths))
-    if result is not None:
-        job.write(result)
+    plan = plan_expert(expert=expert, spec=spec, packing=packing, model=model, tuning=tuning)
+    job = CalibrationJob(
+        plan=plan,
+        packing=packing,
+        model=model,
+        rows=rows,
+        scratch=scratch,
+        code=code,
+        began_s=began_s,
+    )
+    return calibrate(job)
 
 
 if __name__ == "__main__":
-    cli.run(main, interrupted="a calibration starts anew")
+    cli.run_stage(main, interrupted="a calibration starts anew")

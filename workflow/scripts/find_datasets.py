@@ -13,23 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.core import cli
-from expertflow.data.records import SourceRecord
+from expertflow.data.records import DatasetManifest, SourceRecord
 from expertflow.data.shards import find_datasets
 
 
-def main() -> None:
-    in_workflow = any(argument.split("=")[0] == "--spec" for argument in sys.argv)
-    (describe_sources if in_workflow else print_catalog)()
-
-
-def describe_sources() -> None:
-    job = cli.stage(
-        __doc__,
-        dict[str, Any],
-        sources=[SourceRecord],
-        output="datasets.json to write",
-    )
-    job.write(find_datasets(**job.spec, **job.pick("sources")))
+def main(spec: dict[str, Any], sources: list[SourceRecord]) -> DatasetManifest:
+    return find_datasets(**spec, sources=sources)
 
 
 def print_catalog() -> None:
@@ -44,4 +33,6 @@ def print_catalog() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    if any(argument.split("=")[0] == "--spec" for argument in sys.argv):
+        cli.run_stage(main)
+    cli.run(print_catalog)

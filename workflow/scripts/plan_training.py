@@ -5,26 +5,30 @@ import sys
 from pathlib import Path
 
 from expertflow.core import cli
-from expertflow.plan.records import PlanSpec
+from expertflow.plan.records import PlanSpec, TrainPlan
 from expertflow.plan.show import plan_text
 from expertflow.studies.plan_expert import plan_expert
 
 
-def main() -> None:
-    job = cli.stage(
-        __doc__,
-        PlanSpec,
-        expert={"required": True},
-        packing="packing.json",
-        model="model.json",
-        calibration={"type": Path, "help": "calibration.json, where there is one"},
-        tuning={"type": Path, "help": "tuning.json, where the manifest names one"},
-        output="plan.json to write",
+def main(
+    spec: PlanSpec,
+    expert: str,
+    packing: Path,
+    model: Path,
+    calibration: Path | None = None,
+    tuning: Path | None = None,
+) -> TrainPlan:
+    plan = plan_expert(
+        expert=expert,
+        spec=spec,
+        packing=packing,
+        model=model,
+        calibration=calibration,
+        tuning=tuning,
     )
-    plan = plan_expert(**job.pick("expert", "spec", "packing", "model", "calibration", "tuning"))
-    job.write(plan)
     print(plan_text(plan), file=sys.stderr)
+    return plan
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run_stage(main)

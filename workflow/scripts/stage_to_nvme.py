@@ -7,31 +7,23 @@ from expertflow.core import cli
 from expertflow.core.records import read_part
 from expertflow.staging.content import read_content, rows_key, weights_key
 from expertflow.staging.ensure import plan_staging
-from expertflow.staging.records import StageSpec
+from expertflow.staging.records import StageSpec, StagingRecord
 from expertflow.tokens.records import PackingRecord
 
 
-def main() -> None:
-    job = cli.stage(
-        __doc__,
-        StageSpec,
-        expert={"required": True},
-        packing=PackingRecord,
-        rows="folder of packed rows",
-        model="model.json",
-        output="staging.json to write",
-    )
-    base = Path(read_part(str, job.model, "path"))
-    weights_sha256 = read_part(str, job.model, "weights_sha256")
-    key = rows_key(job.packing.train.sha256, job.packing.held_out.sha256)
-    record = plan_staging(
-        expert=job.expert,
-        spec=job.spec,
-        rows=read_content("rows", job.rows, key),
+def main(
+    spec: StageSpec, expert: str, packing: PackingRecord, rows: Path, model: Path
+) -> StagingRecord:
+    base = Path(read_part(str, model, "path"))
+    weights_sha256 = read_part(str, model, "weights_sha256")
+    key = rows_key(packing.train.sha256, packing.held_out.sha256)
+    return plan_staging(
+        expert=expert,
+        spec=spec,
+        rows=read_content("rows", rows, key),
         weights=read_content("weights", base, weights_key(base, weights_sha256)),
     )
-    job.write(record)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run_stage(main)

@@ -2,62 +2,95 @@
 
 import argparse
 import errno
+import inspect
 import json
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.abc import MetaPathFinder
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from types import NoneType, UnionType
+from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from expertflow.core.errors import ConfigError, ExpertflowError, Interrupted
+import msgspec
+
+from expertflow.core.errors import ConfigError, ExpertflowError, Interrupted, single_line
 from expertflow.core.files import sha256_file, sha256_text, sidecar_of
 from expertflow.core.records import from_json, read_record, write_record
 
 T = TypeVar("T")
 
 
-class Stage(argparse.Namespace):
-    """The arguments of a stage's script: its spec, input records, and paths."""
+def run_stage(
+    function: Callable[..., Any],
+    *,
+    takes: Callable[..., Any] | None = None,
+    interrupted: str = "run again",
+) -> NoReturn:
+    """Run a stage's script: its flags are the function's parameters, its output what it returns.
 
-    def pick(self, *names: str) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in names}
-
-    def write(self, record: Any, output: Path | None = None) -> None:
-        """Write the stage's record, by default to ``--output``, and its sidecar."""
-        write_record(output or self.output, record)
-        write_sidecar(output or self.output, spec=self.spec_text, code=self.code)
-
-
-def stage(description: str | None, spec: Any, /, **flags: Any) -> Stage:
-    """Parse the arguments of a stage's script; ConfigError or DataError if a file is unreadable.
-
-    A flag is declared by its record's class (``[cls]``: one or more), the help text of a required
-    path, or keywords of ``add_argument``. ``spec`` is the class of the stage's settings.
+    A record is given by its file, ``spec`` as JSON. A parameter that has a default or may be null
+    may be left out. ``takes`` is a class of whose fields one instance is the function's argument.
+    If the function returns null, it has written its output itself.
     """
-    parser = stage_parser(description)
-    classes = {}
-    for name, declared in flags.items():
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(declared, dict):
-            parser.add_argument(flag, **declared)
-        elif isinstance(declared, str):
-            parser.add_argument(flag, type=Path, required=True, help=declared)
-        else:
-            classes[name] = declared
-            many = {"nargs": "+"} if isinstance(declared, list) else {}
-            text = f"record{'s' if many else ''} of the {name}"
-            parser.add_argument(flag, type=Path, required=True, help=text, **many)
-    args = parser.parse_args(namespace=Stage())
-    args.spec_text, args.spec = args.spec, spec_from_text(spec, args.spec)
-    for name, cls in classes.items():
-        named = getattr(args, name)
-        if isinstance(cls, list):
-            setattr(args, name, [read_record(cls[0], path) for path in named])
-        else:
-            setattr(args, name, read_record(cls, named))
+    run(partial(_make_output, function, takes), interrupted=interrupted)
+
+
+def _make_output(function: Callable[..., Any], takes: Callable[..., Any] | None) -> None:
+    args = _parse_stage(takes or function)
+    values = {name: getattr(args, name) for name in inspect.signature(takes or function).parameters}
+    record = function(**values) if takes is None else function(takes(**values))
+    if record is not None:
+        write_record(args.output, record)
+        write_sidecar(args.output, spec=args.spec_text, code=args.code)
+
+
+def _parse_stage(function: Callable[..., Any]) -> argparse.Namespace:
+    """Parse the flags of a stage; ConfigError or DataError if a file or the spec is unreadable."""
+    parser = stage_parser(sys.modules["__main__"].__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="file to write")
+    hints, kinds = get_type_hints(function), {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in ("spec", "code", "output"):
+            continue
+        kinds[name], is_list, has_default = _kind_of(hints[name])
+        is_record = issubclass(kinds[name], msgspec.Struct)
+        default = None
+        if parameter.default is not parameter.empty:
+            has_default, default = True, parameter.default
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=Path if is_record else kinds[name],
+            required=not has_default,
+            nargs=("*" if has_default else "+") if is_list else None,
+            default=default,
+            help=f"default: {default}" if default else "a record" if is_record else None,
+        )
+    args = parser.parse_args()
+    args.spec_text = args.spec
+    args.spec = spec_from_text(hints.get("spec", Any), args.spec)
+    for name, kind in kinds.items():
+        setattr(args, name, _read(kind, getattr(args, name)))
     return args
+
+
+def _kind_of(hint: Any) -> tuple[type, bool, bool]:
+    """Return the type of one value, whether there may be several, and whether it may be null."""
+    inner = [part for part in get_args(hint) if part is not NoneType]
+    if get_origin(hint) in (Union, UnionType):
+        return (*_kind_of(inner[0])[:2], True)
+    if get_origin(hint) in (list, tuple, Sequence):
+        return inner[0], True, False
+    return hint, False, False
+
+
+def _read(kind: type, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_read(kind, item) for item in value]
+    is_file = issubclass(kind, msgspec.Struct) and isinstance(value, Path)
+    return read_record(kind, value) if is_file else value
 
 
 def stage_parser(description: str | None, *, by_hand: bool = False) -> argparse.ArgumentParser:
@@ -121,12 +154,12 @@ def run(
         logging.warning("%s; %s", interruption, interrupted)
         sys.exit(143)
     except ExpertflowError as error:
-        sys.exit(_one_line(str(error)))
+        sys.exit(f"error: {single_line(error)}")
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         place = error.filename or "the output's file system"
-        sys.exit(_one_line(f"{place}: no space left; free some, or move results/ to another disk"))
+        sys.exit(f"error: {place}: no space left; free some, or move results/ to another disk")
     sys.exit(0)
 
 
@@ -140,7 +173,3 @@ def write_sidecar(output: Path, *, spec: str, code: str) -> None:
         "code": code,
     }
     write_record(sidecar_of(output), sidecar)
-
-
-def _one_line(message: str) -> str:
-    return "error: " + " ".join(message.split())

@@ -38,3 +38,12 @@ class EvaluationError(ExpertflowError):
 
 class Interrupted(Exception):
     """A signal stopped a run; everything needed to resume is saved."""
+
+
+def single_line(message: object, limit: int | None = None) -> str:
+    r"""Return a message, or an error's, on one line, cut at ``limit`` characters.
+
+    >>> single_line(ValueError("a\n  b"))
+    'a b'
+    """
+    return " ".join(str(message).split())[:limit]

@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec.structs import asdict, replace
 
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.data.records import SourceLock, SourceRecord
+from expertflow.data.records import ExpertLock, SourceRecord
 from expertflow.data.settings import FetchSpec, SourceSpec
 from expertflow.data.sources.kind import SourceModule
 
@@ -36,17 +36,18 @@ def kind_of(source: SourceSpec) -> SourceModule:
     raise ConfigError(f"source {source.name}: kind {source.kind!r} is unknown; {fix}")
 
 
-def fetch_source(spec: FetchSpec, lock: SourceLock, directory: Path) -> SourceRecord:
+def fetch_source(spec: FetchSpec, lock: ExpertLock, directory: Path) -> SourceRecord:
     """Make a source readable, writing to ``directory`` if needed; DataError if it is empty."""
-    fetched = kind_of(spec.source).fetch(spec.source, lock, directory)
+    pinned = next(source for source in lock.sources if source.name == spec.source.name)
+    fetched = kind_of(spec.source).fetch(spec.source, pinned, directory)
     if all(file.n_bytes == 0 for file in fetched.files):
-        raise DataError(f"source {lock.name}: it holds no records; check its path and filters")
+        raise DataError(f"source {pinned.name}: it holds no records; check its path and filters")
     if fetched.revision is None:
-        fetched = replace(fetched, revision=lock.revision)
+        fetched = replace(fetched, revision=pinned.revision)
     return SourceRecord(
-        name=lock.name,
+        name=pinned.name,
         preset=spec.preset,
-        kind=lock.kind,
-        n_shards=lock.n_shards,
+        kind=pinned.kind,
+        n_shards=pinned.n_shards,
         **asdict(fetched),
     )

@@ -77,7 +77,7 @@ class TuneJob(Record, frozen=True, kw_only=True):
     scratch: Path
     cache: Path
     code: str
-    max_s: float = MAX_S
+    max_seconds: float = MAX_S
 
 
 def tune(
@@ -101,13 +101,13 @@ def tune(
             run=bench.run,
             predict=bench.predict,
             clock=clock,
-            max_s=SEARCH_FRACTION * job.max_s,
+            max_s=SEARCH_FRACTION * job.max_seconds,
             keep=bench.keep,
             known=known,
         )
         search.explore()
         default, best = search.space.default, search.best()
-        pairs = _pairs(bench, search, best, end_s=began_s + job.max_s)
+        pairs = _pairs(bench, search, best, end_s=began_s + job.max_seconds)
     best, gain, gain_low, gain_high = _judge(search, best, pairs)
     speeds = {settings: trial.tokens_per_s for settings, trial in search.trials.items()}
     if pairs and best == pairs[0].best:

@@ -44,9 +44,9 @@ def pack_sequences(
     spec: PackingSpec,
     shards: list[TokenShardRecord],
     keep: Path,
-    output: Path,
+    directory: Path,
 ) -> PackingRecord:
-    """Write ``output/train`` and ``output/held_out``; DataError if nothing is left to pack."""
+    """Write the rows of both splits below ``directory``; DataError if nothing is left to pack."""
     _refuse_two_engines(expert, shards)
     splits = load_splits(shards, keep, max_rejected_fraction=spec.max_rejected_fraction)
     lengths = np.concatenate((splits.train.length, splits.held_out.length))
@@ -54,7 +54,7 @@ def pack_sequences(
         raise DataError(f"{expert}: no tokens to pack; check the documents and the tokenizer")
     length, reason = choose_length(spec, int(lengths.max()))
     packed = {
-        name: _pack_split(documents, spec, length=length, output=output / name)
+        name: _pack_split(documents, spec, length=length, output=directory / name)
         for name, documents in (("train", splits.train), ("held_out", splits.held_out))
     }
     for name, split in packed.items():

@@ -22,7 +22,7 @@ LICENSE_FILES = (
 WANTED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", *LICENSE_FILES)
 
 
-def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, output: Path) -> ModelRecord:
+def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, directory: Path) -> ModelRecord:
     """Prepare a base model, with tokenizer, to be read from one directory.
 
     Weights of hub and local models stay in place.
@@ -31,11 +31,12 @@ def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, output: Path) -> 
         TrainingError: unreadable model, or not the tokenizer that was prepared.
         DataError: the model cannot be found.
     """
+    directory.mkdir(parents=True, exist_ok=True)
     revision = spec.revision
     kind: Literal["builtin", "local", "hub"]
     if spec.model.startswith("builtin:"):
-        kind, path = "builtin", output
-        _make_builtin(spec, tokenizer, output)
+        kind, path = "builtin", directory
+        _make_builtin(spec, tokenizer, directory)
     elif Path(spec.model).expanduser().is_dir():
         kind, path = "local", Path(spec.model).expanduser()
     else:
