@@ -99,8 +99,8 @@ def test_a_new_setting_is_one_declaration(tree: Path) -> None:
     declared = scripts / "expertflow" / "plan" / "settings.py"
     text = declared.read_text(encoding="utf-8")
     new = (
-        '    adam_epsilon_warmup: Annotated[\n        float, Setting("Epsilon at first.", gt=0,'
-        " affects=WEIGHTS)\n    ] = 1e-6\n"
+        '    adam_epsilon_warmup: Annotated[\n        float, Setting("Epsilon at first.", WEIGHTS,'
+        " gt=0, reported=True)\n    ] = 1e-6\n"
     )
     marker = "    optim: Annotated["
     assert marker in text
@@ -114,17 +114,23 @@ def test_a_new_setting_is_one_declaration(tree: Path) -> None:
         return done.stdout
 
     run("write_settings.py")
-    schema = tree / "workflow" / "schemas" / "training.schema.yaml"
-    made = yaml.safe_load(schema.read_text(encoding="utf-8"))["properties"]
-    assert made["adam_epsilon_warmup"]["exclusiveMinimum"] == 0
+    schemas = {
+        name: yaml.safe_load((tree / "workflow" / "schemas" / f"{name}.schema.yaml").read_text())
+        for name in ("training", "report")
+    }
+    made = schemas["training"]["properties"]["adam_epsilon_warmup"]
+    assert made["exclusiveMinimum"] == 0
+    reported = schemas["report"]["$defs"]["TrainingParameters"]
+    assert reported["properties"]["adam_epsilon_warmup"]["description"] == "Epsilon at first."
     assert "adam_epsilon_warmup" in (tree / "docs" / "settings.md").read_text(encoding="utf-8")
-    # In the plan, on the command line, and out of a calibration.
+    # In the plan, on the command line, in the report, and out of a calibration.
     code = (
         "from expertflow.plan.override import flags\n"
         "from expertflow.plan.records import PlanSpec, TrainPlan\n"
+        "from expertflow.report.run_records import TrainingParameters\n"
         "from expertflow.train.publish import _UNDECIDED\n"
         "assert 'adam_epsilon_warmup' in flags()\n"
-        "for cls in (PlanSpec, TrainPlan):\n"
+        "for cls in (PlanSpec, TrainPlan, TrainingParameters):\n"
         "    assert 'adam_epsilon_warmup' in cls.__struct_fields__\n"
         "assert 'adam_epsilon_warmup' not in _UNDECIDED\n"
     )

@@ -2,7 +2,8 @@
 
     learning_rate: Annotated[float, Setting("Peak learning rate.", WEIGHTS, gt=0)] = 2e-4
 
-A nullable field is written ``auto`` in a manifest if the setting says so, else null.
+A nullable field is written ``auto`` in a manifest if the setting says so, else null. Code that
+needs a setting's name as text asks the field: ``name_of(Training.learning_rate)``.
 """
 
 from collections.abc import Iterator
@@ -60,6 +61,7 @@ class SettingInfo(NamedTuple):
     neutral: Any
     auto: bool
     by_hand: bool
+    reported: bool
 
 
 def Setting(  # noqa: N802 (reads as the name of what it declares)
@@ -68,6 +70,7 @@ def Setting(  # noqa: N802 (reads as the name of what it declares)
     *,
     auto: bool = False,
     by_hand: bool = True,
+    reported: bool = False,
     neutral: Any = ...,
     const: Any = None,
     **bounds: float,
@@ -75,11 +78,21 @@ def Setting(  # noqa: N802 (reads as the name of what it declares)
     """Declare a setting; ``bounds`` are ge, gt, le, lt and min_length, as in msgspec.
 
     Bounds go into the schema, since msgspec allows none on a nullable value. ``auto``: null is
-    written ``auto``. ``by_hand``: the trainer has a flag for it. ``neutral``: replaces the default
-    in a timing run. ``const``: the only accepted value.
+    written ``auto``. ``by_hand``: the trainer has a flag for it. ``reported``: it is a key of
+    ``training_parameters`` in report.json. ``neutral``:
+    replaces the default in a timing run. ``const``: the only accepted value.
     """
-    extra = {"affects": affects, "auto": auto, "by_hand": by_hand, "neutral": neutral}
-    return msgspec.Meta(description=text, extra={**extra, "const": const, "bounds": bounds})
+    extra = {
+        "affects": affects, "auto": auto, "by_hand": by_hand, "reported": reported,
+        "neutral": neutral, "const": const, "bounds": bounds,
+    }  # fmt: skip
+    return msgspec.Meta(description=text, extra=extra)
+
+
+def name_of(field: Any) -> str:
+    """Return the name of a field, given as an attribute of its struct's class."""
+    name: str = field.__name__
+    return name
 
 
 def list_settings(cls: type[msgspec.Struct]) -> Iterator[SettingInfo]:
@@ -106,6 +119,7 @@ def list_settings(cls: type[msgspec.Struct]) -> Iterator[SettingInfo]:
             neutral=default if neutral is ... else neutral,
             auto=extra["auto"],
             by_hand=extra["by_hand"],
+            reported=extra["reported"],
         )
 
 

@@ -5,6 +5,8 @@ from pathlib import PurePath
 from typing import Any
 
 from expertflow.core.records import from_json, to_json
+from expertflow.core.settings import name_of
+from expertflow.plan.records import TrainPlan
 from expertflow.report import build_run as run
 from expertflow.report import derive
 from expertflow.report import run_records as r
@@ -98,7 +100,7 @@ def _model(inputs: ReportInputs) -> r.Model:
         why={
             "revision": "only models from a hub have a revision",
             "license": "the model states no license",
-            "lora": "the method trains all weights",
+            name_of(TrainPlan.lora): "the method trains all weights",
         },
         params_total=training.n_params_total,
         params_trainable=training.n_params_trainable,
@@ -163,11 +165,12 @@ def _training_parameters(inputs: ReportInputs) -> r.TrainingParameters:
         batch_size=training.micro_batch_size,
         gradient_accumulation_steps=training.n_accumulation_steps,
         world_size=training.world_size,
+        num_train_epochs=plan.n_epochs,
         max_seq_length=plan.sequence_length_tokens,
         bf16=training.precision == "bf16",
         fp16=training.precision == "fp16",
         attention=training.attention,
-        why={"patience": "the run was not to stop early"},
+        why={name_of(TrainPlan.patience): "the run was not to stop early"},
         seed=training.seed,
     )
 

@@ -1,14 +1,15 @@
 """The sections of report.json on the run: data, settings, training, hardware, time, cost, plan."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
-from msgspec import Meta
+from msgspec import Meta, defstruct
 
 from expertflow.core.records import Record
+from expertflow.core.settings import list_settings, name_of
 from expertflow.data.records import DatasetSource, DuplicateExample
 from expertflow.hardware.records import Stats
-from expertflow.plan.records import ClaimCheck, HardwareOption, MemoryParts, Reason
-from expertflow.plan.settings import LoraSpec
+from expertflow.plan.records import ClaimCheck, HardwareOption, MemoryParts, Reason, TrainPlan
+from expertflow.plan.settings import LoraSpec, TrainingSection
 from expertflow.report.measured import Measured, doc
 from expertflow.tokens.records import DecodedSample, LengthHistogram
 from expertflow.train import records as tr
@@ -92,36 +93,31 @@ class Data(Record, frozen=True, kw_only=True):
     length_histogram: LengthHistogram
 
 
-class TrainingParameters(Record, frozen=True, kw_only=True):
+def _reported_settings() -> list[tuple[str, Any]]:
+    """Declare a key for every setting that says so, of the type that a plan resolves it to.
+
+    A choice is any text, as what was used may be more exact than the choice.
+    """
+    resolved = get_type_hints(TrainPlan)
+    return [
+        (s.name, Annotated[str if get_origin(s.kind) is Literal else kind, doc(s.text)])
+        for s in list_settings(TrainingSection)
+        if s.reported and (kind := resolved.get(s.name, s.kind))
+    ]
+
+
+ReportedSettings: Any = defstruct(
+    "ReportedSettings", _reported_settings(), bases=(Record,), frozen=True, kw_only=True
+)
+
+
+class TrainingParameters(ReportedSettings, frozen=True, kw_only=True):  # type: ignore[misc, call-arg]
     """Settings as used. Keys without a unit follow the names of common trainers."""
 
     warmup_steps: Annotated[Count, doc("Steps of rising learning rate.")]
-    batch_size: Annotated[Positive, doc("Micro-batch of a device, in rows.")]
-    gradient_accumulation_steps: Annotated[Positive, doc("Micro-batches a step.")]
-    world_size: Annotated[Positive, doc("Devices.")]
     global_batch_sequences: Annotated[Positive, doc("Rows a step.")]
     total_steps: Annotated[Positive, doc("Optimizer steps.", of="n_steps")]
-    num_train_epochs: Annotated[Amount, doc("Passes over the training split.", of="n_epochs")]
-    max_seq_length: Annotated[Positive, doc("Length of a row, in tokens.")]
-    bf16: Annotated[bool, doc("Trained in bfloat16.")]
-    fp16: Annotated[bool, doc("Trained in float16.")]
-    tf32: Annotated[bool, doc("TF32 matrix products were allowed.", of="use_tf32")]
-    attention: Annotated[str, doc("Attention implementation.")]
-    gradient_checkpointing: Annotated[bool, doc("Activations were computed twice.")]
-    learning_rate: Annotated[Amount, doc("Highest learning rate.")]
-    lr_scheduler_type: Annotated[str, doc("Shape of the schedule.")]
-    weight_decay: Annotated[Amount, doc("Decoupled weight decay.")]
-    max_grad_norm: Annotated[Amount, doc("Gradients were clipped to this norm.")]
-    adam_beta1: Annotated[Amount, doc("Decay of the first moment.")]
-    adam_beta2: Annotated[Amount, doc("Decay of the second moment.")]
-    optim: Annotated[str, doc("Optimizer.")]
-    save_steps: Annotated[int, doc("Steps between saves.")]
-    save_every_minutes: Annotated[float, doc("Longest time between saves.")]
-    eval_steps: Annotated[int, doc("Steps between held-out evaluations.")]
-    load_best_model_at_end: Annotated[bool, doc("Weights of the lowest held-out loss count.")]
-    patience: Annotated[Measured[int], doc("Evaluations without a lower loss that end it.")]
-    logging_steps: Annotated[int, doc("Steps between log lines.")]
-    seed: Annotated[int, doc("Seed of order and initialization.")]
+    tf32: Annotated[bool, doc("TF32 matrix products were allowed.", of=name_of(TrainPlan.use_tf32))]
 
 
 class Training(Record, frozen=True, kw_only=True):
@@ -289,7 +285,9 @@ class Plan(Record, frozen=True, kw_only=True):
 
     hardware: Annotated[str, doc("The hardware that was planned for.")]
     steps: Annotated[Count, doc("Optimizer steps.")]
-    micro_batch_size: Annotated[Positive, doc("Rows of a micro-batch.", of="batch_size")]
+    micro_batch_size: Annotated[
+        Positive, doc("Rows of a micro-batch.", of=name_of(TrainPlan.batch_size))
+    ]
     gradient_accumulation_steps: Annotated[Positive, doc("Micro-batches a step.")]
     trained_tokens: Annotated[Count, doc("All epochs, no padding.", of="predicted_tokens")]
     useful_tokens_per_s: Annotated[Measured[Amount], doc("trained_tokens over step_hours.")]
