@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import plan_spec
 
+from expertflow.core.settings import name_of
 from expertflow.plan.settings import Training
 from expertflow.plan.switches import choose_grouping, choose_loader, choose_steps, choose_warmup
 
@@ -14,8 +15,8 @@ from expertflow.plan.switches import choose_grouping, choose_loader, choose_step
 def chosen(packing: str, **changes: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the settings and the reason of each."""
     made = choose_loader(plan_spec(**changes), packing)
-    return {name: value for name, (value, _) in made.items()}, {
-        name: because for name, (_, because) in made.items()
+    return {name_of(setting): value for setting, (value, _) in made.items()}, {
+        name_of(setting): because for setting, (_, because) in made.items()
     }
 
 

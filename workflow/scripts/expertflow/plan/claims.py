@@ -12,14 +12,18 @@ from msgspec.structs import fields
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record
+from expertflow.core.settings import name_of
 from expertflow.plan.records import Claim, ClaimCheck
 
 # Figures in logs are rounded: within a tenth they agree. A judgment.
 TOLERANCE = 0.1
 # Claimed figures that may be 0; all others must be positive.
 MAY_BE_ZERO = {
-    "usd_per_hour", "usd", "parts_hours", "n_saves_after", "gain_percent", "n_warmup_steps",
-    "warmup_ratio", "warmup_steps_min",
+    name_of(figure)
+    for figure in (
+        Claim.usd_per_hour, Claim.usd, Claim.parts_hours, Claim.n_saves_after, Claim.gain_percent,
+        Claim.n_warmup_steps, Claim.warmup_ratio, Claim.warmup_steps_min,
+    )
 }  # fmt: skip
 
 

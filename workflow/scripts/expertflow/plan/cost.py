@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.settings import name_of
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.claims import Speed, time_words
 from expertflow.plan.records import Calibration, CostPlan, PlanSpec, TrainPlan
+from expertflow.plan.settings import Training
 
 MFU_LOW, MFU_MIDDLE, MFU_HIGH = 0.20, 0.30, 0.45
 # Error allowed for a calibrated prediction besides the spread of the steps: a target.
 CALIBRATED_BAND = 0.05
-# Sums of our own figures differ only by floating-point rounding.
-EXACT = 1e-6
 
 # Low, middle and high hours; null where unknown.
 Band = tuple[float | None, float | None, float | None]
@@ -207,15 +207,22 @@ def _measured_reason(measured: Calibration, plan: TrainPlan, n_saves: int) -> st
     )
 
 
-def check_budgets(cost: CostPlan, spec: PlanSpec) -> Iterator[tuple[str, str, str]]:
+def check_budgets(cost: CostPlan, spec: PlanSpec) -> Iterator[tuple[Any, str, str]]:
     """Yield setting, value and outcome of each budget; raise ConfigError unless it is met."""
-    for key, budget, value, high in (
-        ("max_hours", spec.max_hours, cost.predicted_hours, cost.predicted_hours_high),
-        ("max_usd", spec.max_usd, cost.predicted_usd, cost.predicted_usd_high),
-    ):
+    for setting, budget, value, high, show in (
+        (
+            Training.max_hours, spec.max_hours,
+            cost.predicted_hours, cost.predicted_hours_high, _hours_words,
+        ),
+        (
+            Training.max_usd, spec.max_usd,
+            cost.predicted_usd, cost.predicted_usd_high, _usd_words,
+        ),
+    ):  # fmt: skip
         if budget is None:
             continue
-        words = "left out: the demo is on the CPU, where nothing can be held against it"
+        key, words = name_of(setting), "left out: the demo is on the CPU, where nothing can be held"
+        words += " against it"
         if value is None or high is None:
             lacks = "no price is configured for it"
             if cost.predicted_hours is None:
@@ -227,22 +234,22 @@ def check_budgets(cost: CostPlan, spec: PlanSpec) -> Iterator[tuple[str, str, st
                 )
         elif value > budget:
             raise ConfigError(
-                f"training.{key} is {budget:g} and the plan needs {amount_words(key, value)}; raise"
+                f"training.{key} is {budget:g} and the plan needs {show(value)}; raise"
                 " it, or train fewer tokens"
             )
         else:
-            words = f"the prediction is {amount_words(key, value)}, at most"
-            words += f" {amount_words(key, high)}"
+            words = f"the prediction is {show(value)}, at most {show(high)}"
             if high > budget:
                 words += ": within the budget in the middle, above it at the high end"
-        yield key, f"{budget:g}", words
+        yield setting, f"{budget:g}", words
 
 
-def amount_words(key: str, value: float) -> str:
-    """Format an amount of a budget: ``0.011 hours (40 seconds)``, ``$0.0011``."""
-    if key == "max_usd":
-        return f"${value:.2f}" if value >= 1 else f"${value:.3g}"
-    return f"{value:.4g} hours ({time_words(value)})"
+def _hours_words(hours: float) -> str:
+    return f"{hours:.4g} hours ({time_words(hours)})"
+
+
+def _usd_words(usd: float) -> str:
+    return f"${usd:.2f}" if usd >= 1 else f"${usd:.3g}"
 
 
 def speed_of(plan: TrainPlan) -> Speed:
@@ -255,32 +262,3 @@ def speed_of(plan: TrainPlan) -> Speed:
         if hours is None
         else plan.predicted_tokens / (hours * 3600) / plan.world_size,
     )
-
-
-def check_cost(cost: CostPlan, speed: Speed) -> None:
-    """Check that a plan's own figures agree; an AssertionError is a bug in this program."""
-    parts = (cost.step_hours, cost.save_hours, cost.eval_hours, cost.startup_hours)
-    total = sum(part for part in parts if part is not None)
-    if cost.predicted_hours is not None and not _is_same(total, cost.predicted_hours):
-        raise AssertionError(f"the parts add up to {total} h, not {cost.predicted_hours} h")
-    band = (cost.predicted_hours_low, cost.predicted_hours, cost.predicted_hours_high)
-    known = [hours for hours in band if hours is not None]
-    if len(known) not in (0, 3) or known != sorted(known):
-        raise AssertionError(f"the band of hours is {band}")
-    price, spare = cost.price_usd_per_hour, (cost.billing_minutes or 0.0) / 60
-    dollars = (cost.predicted_usd_low, cost.predicted_usd, cost.predicted_usd_high)
-    for hours, usd in zip(band, dollars, strict=True):
-        is_known = hours is not None and price is not None
-        if is_known != (usd is not None):
-            raise AssertionError(f"${usd} for {hours} h at ${price} an hour")
-        if hours is not None and price is not None and usd is not None:
-            if not hours * price * (1 - EXACT) <= usd <= (hours + spare) * price * (1 + EXACT):
-                raise AssertionError(f"{hours} h at ${price} an hour are not ${usd}")
-    if speed.tokens_per_s is not None and speed.peak_flops_per_s is not None:
-        implied = speed.tokens_per_s * speed.flops_per_token / speed.peak_flops_per_s
-        if cost.mfu_fraction is None or not _is_same(implied, cost.mfu_fraction):
-            raise AssertionError(f"{speed.tokens_per_s} tokens/s are an MFU of {implied}")
-
-
-def _is_same(one: float, other: float) -> bool:
-    return abs(one - other) <= EXACT * max(abs(one), abs(other))

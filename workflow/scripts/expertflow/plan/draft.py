@@ -1,9 +1,10 @@
-"""A plan in the making: its inputs, and the reasons so far."""
+"""A plan in the making: its inputs, and what is chosen so far, each choice with its reason."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct, field
 
+from expertflow.core.settings import name_of
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.flops import FlopsPerToken, adapter_weights, flops_per_token, unknown_targets
 from expertflow.plan.records import MemoryTrace, ModelFacts, PlanSpec, Precision, Reason
@@ -16,7 +17,10 @@ GRADIENT_BYTES = 4
 
 
 class PlanDraft(Struct, kw_only=True):
-    """Inputs and reasons of a plan; ``by_hand`` takes requests as they are, without predictions."""
+    """Inputs of a plan, its fields as chosen, and their reasons.
+
+    ``by_hand`` takes requests as they are, without predictions.
+    """
 
     expert: str
     spec: PlanSpec
@@ -26,12 +30,19 @@ class PlanDraft(Struct, kw_only=True):
     gpu: GpuFacts | None
     trace: MemoryTrace | None = None
     by_hand: bool = False
+    chosen: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, Reason] = field(default_factory=dict)
 
-    def note(self, setting: str, value: T, because: str) -> T:
-        """Replace the reason for a setting's value; return the value."""
-        self.reasons[setting] = Reason(setting=setting, value=str(value), because=because)
+    def choose(self, setting: Any, value: T, because: str) -> T:
+        """Set a field of the plan, such as ``Training.batch_size``; return the value."""
+        self.chosen[name_of(setting)] = value
+        self.note(setting, value, because)
         return value
+
+    def note(self, setting: Any, shown: object, because: str) -> None:
+        """Replace the reason for a field's value, and what is shown as its value."""
+        name = name_of(setting)
+        self.reasons[name] = Reason(setting=name, value=str(shown), because=because)
 
     @property
     def precision(self) -> Precision:

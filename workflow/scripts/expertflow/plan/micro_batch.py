@@ -12,6 +12,7 @@ from expertflow.core.errors import HardwareError
 from expertflow.core.format import GIB, gib
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.memory import is_predicted_to_fit, peak_bytes
+from expertflow.plan.settings import Training
 
 CPU_MICRO_BATCH = 8
 WANTED_GLOBAL_BATCH = 16
@@ -25,70 +26,69 @@ BUSY_TOKENS = 4096
 def choose_batch(draft: PlanDraft) -> tuple[int, int, bool]:
     """Choose micro-batch, accumulation and checkpointing; raise HardwareError if no row fits."""
     micro, checkpoint = choose_micro_batch(draft)
-    spec = draft.spec
+    spec, n_cards = draft.spec, draft.spec.world_size
     if spec.gradient_accumulation_steps is not None:
         value = spec.gradient_accumulation_steps
-        reason = spec.told("gradient_accumulation_steps")
+        reason = spec.cite_setting(Training.gradient_accumulation_steps)
     elif spec.batch_size is not None:
         value, reason = 1, "the manifest sets the micro-batch and no accumulation"
     else:
-        micro, checkpoint = _shared(draft, micro, checkpoint)
-        value = max(1, round(WANTED_GLOBAL_BATCH / (micro * spec.world_size)))
-        shared = f" x {spec.world_size}" if spec.world_size > 1 else ""
+        most = max(1, WANTED_GLOBAL_BATCH // n_cards)
+        if micro > most:
+            micro, checkpoint = _lower(draft, micro, most, checkpoint=checkpoint)
+        value = max(1, round(WANTED_GLOBAL_BATCH / (micro * n_cards)))
+        shared = f" x {n_cards}" if n_cards > 1 else ""
         reason = (
             f"for a global batch of about {WANTED_GLOBAL_BATCH} rows: {micro} x {value}{shared} are"
-            f" {micro * value * spec.world_size}"
+            f" {micro * value * n_cards}"
         )
-    return micro, draft.note("gradient_accumulation_steps", value, reason), checkpoint
+    return micro, draft.choose(Training.gradient_accumulation_steps, value, reason), checkpoint
 
 
-def _shared(draft: PlanDraft, micro: int, checkpoint: bool) -> tuple[int, bool]:
+def _lower(draft: PlanDraft, micro: int, most: int, *, checkpoint: bool) -> tuple[int, bool]:
     """Lower an automatic micro-batch so that all processes together reach the wanted batch."""
-    spec = draft.spec
-    most = max(1, WANTED_GLOBAL_BATCH // spec.world_size)
-    if micro <= most:
-        return micro, checkpoint
     # A power of two can be halved when memory runs out.
     lower = 1 << (most.bit_length() - 1)
     because = (
-        f"{spec.world_size} processes share a global batch of about {WANTED_GLOBAL_BATCH} rows;"
-        f" {micro} would fit each"
+        f"{draft.spec.world_size} processes share a global batch of about {WANTED_GLOBAL_BATCH}"
+        f" rows; {micro} would fit each"
     )
-    draft.note("batch_size", lower, because)
-    if checkpoint and spec.gradient_checkpointing is None:
+    draft.choose(Training.batch_size, lower, because)
+    if checkpoint and draft.spec.gradient_checkpointing is None:
         if is_predicted_to_fit(draft, lower, checkpoint=False):
             because = "not needed: activations of so few rows are predicted to fit"
-            checkpoint = draft.note("gradient_checkpointing", False, because)
+            checkpoint = draft.choose(Training.gradient_checkpointing, False, because)
     return lower, checkpoint
 
 
 def choose_micro_batch(draft: PlanDraft) -> tuple[int, bool]:
+    """Choose micro-batch and checkpointing; raise HardwareError if no row fits."""
     spec = draft.spec
+    checkpoint = bool(spec.gradient_checkpointing)
     if spec.batch_size is not None:
-        return spec.batch_size, _checkpoint_of_given(draft, spec.batch_size)
+        return spec.batch_size, _take_given(draft, spec.batch_size, checkpoint=checkpoint)
     if draft.gpu is None:
-        checkpoint = bool(spec.gradient_checkpointing)
-        draft.note("batch_size", CPU_MICRO_BATCH, "default on a CPU")
-        _note_checkpoint(draft, CPU_MICRO_BATCH, checkpoint)
-        return CPU_MICRO_BATCH, checkpoint
+        draft.choose(Training.batch_size, CPU_MICRO_BATCH, "default on a CPU")
+        return CPU_MICRO_BATCH, _choose_checkpoint(draft, CPU_MICRO_BATCH, checkpoint)
     if is_predicted_to_fit(draft, 1, checkpoint=False) is None:
         return _micro_batch_by_tier(draft)
     return _micro_batch_by_memory(draft)
 
 
-def _checkpoint_of_given(draft: PlanDraft, micro: int) -> bool:
+def _take_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> bool:
     spec = draft.spec
-    checkpoint, reason = bool(spec.gradient_checkpointing), spec.told("batch_size")
+    reason, sparing = spec.cite_setting(Training.batch_size), ""
     if draft.gpu is not None:
         if spec.gradient_checkpointing is None:
             checkpoint = not _fits(draft, micro, checkpoint=False)
-        if peak_bytes(draft, micro, checkpoint=checkpoint) is not None:
+        peak, total = peak_bytes(draft, micro, checkpoint=checkpoint), draft.memory_total_bytes
+        if peak is not None:
             reason = f"{reason}; {_sizes(draft, micro, checkpoint)}"
         if not _fits(draft, micro, checkpoint=checkpoint):
-            _check_given(draft, micro, checkpoint=checkpoint)
+            if total is not None and peak is not None and peak > total:
+                _refuse_given(draft, micro, peak, total, checkpoint=checkpoint)
             reason = f"{reason}; it is predicted to fill the card to the brim"
-    draft.note("batch_size", micro, reason)
-    sparing = ""
+    draft.choose(Training.batch_size, micro, reason)
     if checkpoint and spec.gradient_checkpointing is None:
         plain = [n for n in _fitting(draft, checkpoint=False) if micro % n == 0]
         if plain and _tokens(draft, plain[-1]) >= BUSY_TOKENS:
@@ -96,14 +96,12 @@ def _checkpoint_of_given(draft: PlanDraft, micro: int) -> bool:
                 f"; batch_size {plain[-1]} with gradient_accumulation_steps"
                 f" {micro // plain[-1]} times as many fits without"
             )
-    _note_checkpoint(draft, micro, checkpoint, sparing)
-    return checkpoint
+    return _choose_checkpoint(draft, micro, checkpoint, sparing)
 
 
-def _check_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> None:
-    total, peak = draft.memory_total_bytes, peak_bytes(draft, micro, checkpoint=checkpoint)
-    if total is None or peak is None or peak <= total:
-        return
+def _refuse_given(
+    draft: PlanDraft, micro: int, peak: int, total: int, *, checkpoint: bool
+) -> NoReturn:
     rows = next((n for n in range(micro)[:0:-1] if _fits(draft, n, checkpoint=checkpoint)), None)
     if rows is None:
         _refuse(draft, checkpoint=checkpoint)
@@ -124,10 +122,10 @@ def _micro_batch_by_tier(draft: PlanDraft) -> tuple[int, bool]:
     }
     micro = next((rows for rows, least_gb in tiers.items() if size_gb >= least_gb), 1)
     reason = f"memory cannot be predicted for this model or card; tier of a {size_gb:.0f} GB card"
-    draft.note("batch_size", micro, reason)
+    draft.choose(Training.batch_size, micro, reason)
     checkpoint = spec.gradient_checkpointing is not False
-    draft.note("gradient_checkpointing", checkpoint, "on, as memory cannot be predicted")
-    return micro, checkpoint
+    reason = "on, as memory cannot be predicted"
+    return micro, draft.choose(Training.gradient_checkpointing, checkpoint, reason)
 
 
 def _micro_batch_by_memory(draft: PlanDraft) -> tuple[int, bool]:
@@ -144,15 +142,14 @@ def _micro_batch_by_memory(draft: PlanDraft) -> tuple[int, bool]:
             why = f"{_tokens(draft, busy):,} tokens, enough to keep a card busy (a judgment)"
     else:
         _refuse(draft, checkpoint=wanted is not False)
-    draft.note("batch_size", micro, f"{why}; {_sizes(draft, micro, checkpoint)}")
-    _note_checkpoint(draft, micro, checkpoint)
+    draft.choose(Training.batch_size, micro, f"{why}; {_sizes(draft, micro, checkpoint)}")
     if checkpoint and plain and wanted is None:
         reason = (
             f"without it no more than {_tokens(draft, plain[-1]):,} tokens fit; below"
             f" {BUSY_TOKENS:,} a card is taken to be idle in part (a judgment)"
         )
-        draft.note("gradient_checkpointing", checkpoint, reason)
-    return micro, checkpoint
+        return micro, draft.choose(Training.gradient_checkpointing, checkpoint, reason)
+    return micro, _choose_checkpoint(draft, micro, checkpoint)
 
 
 def _fitting(draft: PlanDraft, *, checkpoint: bool) -> list[int]:
@@ -185,9 +182,9 @@ def _refuse(draft: PlanDraft, *, checkpoint: bool) -> NoReturn:
     )
 
 
-def _note_checkpoint(draft: PlanDraft, micro: int, checkpoint: bool, more: str = "") -> None:
+def _choose_checkpoint(draft: PlanDraft, micro: int, checkpoint: bool, more: str = "") -> bool:
     if draft.spec.gradient_checkpointing is not None:
-        reason = draft.spec.told("gradient_checkpointing")
+        reason = draft.spec.cite_setting(Training.gradient_checkpointing)
     elif draft.gpu is None:
         reason = "off by default on a CPU"
     elif checkpoint:
@@ -195,4 +192,4 @@ def _note_checkpoint(draft: PlanDraft, micro: int, checkpoint: bool, more: str =
         reason = f"needed to fit: predicted {without:.1f} GiB without"
     else:
         reason = "not needed: activations are predicted to fit"
-    draft.note("gradient_checkpointing", checkpoint, reason + more)
+    return draft.choose(Training.gradient_checkpointing, checkpoint, reason + more)

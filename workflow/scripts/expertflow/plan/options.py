@@ -66,13 +66,18 @@ def _option(draft: PlanDraft, plan: TrainPlan, gpu: GpuFacts, n_gpus: int) -> Ha
     """Divide the work as the manifest does, or else by sharding the model."""
     reasons = []
     for parallel in dict.fromkeys((draft.spec.parallel, "fsdp")):
-        free = {"batch_size": None, "gradient_accumulation_steps": None}
-        spec = replace(draft.spec, **free, world_size=n_gpus, parallel=parallel)
+        spec = replace(
+            draft.spec,
+            batch_size=None,
+            gradient_accumulation_steps=None,
+            world_size=n_gpus,
+            parallel=parallel,
+        )
         is_shardable = OPTIMIZERS[spec.optim].is_shardable and spec.method != "qlora"
         may_share = n_gpus > 1 and is_shardable
         if parallel != draft.spec.parallel and not may_share:
             continue
-        other = replace(draft, spec=spec, gpu=gpu, reasons={})
+        other = replace(draft, spec=spec, gpu=gpu, chosen={}, reasons={})
         try:
             choose_parallel(spec)
             largest, checkpoint = choose_micro_batch(other)

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError
-from expertflow.core.settings import SettingInfo, list_settings
+from expertflow.core.settings import SettingInfo, list_settings, name_of
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import CostPlan, ModelFacts, Origin, PlanSpec, Reason, TrainPlan
 from expertflow.plan.resolve import resolve_settings
@@ -17,13 +17,18 @@ from expertflow.plan.settings import LoraSpec, Training
 from expertflow.plan.switches import check_settings
 from expertflow.tokens.records import PackingRecord
 
-LORA = {f"lora_{setting.name}": setting for setting in list_settings(LoraSpec)}
-DEFAULTS = {setting.name: setting.default for setting in list_settings(Training)}
+LORA = {f"{name_of(Training.lora)}_{setting.name}": setting for setting in list_settings(LoraSpec)}
+DEFAULT = Training()
 LENGTH = {setting.name for setting in list_settings(Training) if "length" in setting.affects}
 # Settings whose reasons quote predictions of the old plan, and the replacement text.
-QUOTING = ("batch_size", "gradient_checkpointing", "gradient_accumulation_steps", "save_steps")
+QUOTING = {
+    name_of(Training.batch_size),
+    name_of(Training.gradient_checkpointing),
+    name_of(Training.gradient_accumulation_steps),
+    name_of(Training.save_steps),
+}
 TAKEN_OVER = "taken over from the plan that was changed by hand"
-BUDGETS = ("max_hours", "max_usd")
+BUDGETS = {name_of(Training.max_hours), name_of(Training.max_usd)}
 NOT_HELD = "not held: settings were changed by hand, so nothing is predicted"
 FOLLOWS = "follows from what was given by hand"
 
@@ -54,18 +59,20 @@ def override(
     new = resolve_settings(draft)
     for name, value in changes.items():
         if name not in LORA and getattr(new, name) != value:
-            why = draft.reasons.get(name, draft.reasons["precision"]).because
+            why = draft.reasons.get(name, draft.reasons[name_of(TrainPlan.precision)]).because
             raise ConfigError(f"{_flag(name)} {value} has no effect: {why}")
     price, as_of = plan.cost.price_usd_per_hour, plan.cost.price_as_of
-    why = "settings were changed by hand, so nothing is predicted and no budget is held"
+    unpredicted = "settings were changed by hand, so nothing is predicted"
+    why = f"{unpredicted} and no budget is held"
     if new.world_size != plan.world_size:
         # It is unknown here whether the price was per card or for the machine.
         price, as_of = None, None
         why += f"; the price was for world_size {plan.world_size} and is dropped"
     return replace(
         new,
-        may_halve_micro_batch=plan.may_halve_micro_batch and "batch_size" not in changes,
-        predicted_peak_reason="settings were changed by hand, so nothing is predicted",
+        may_halve_micro_batch=plan.may_halve_micro_batch
+        and name_of(Training.batch_size) not in changes,
+        predicted_peak_reason=unpredicted,
         cost=CostPlan(
             price_usd_per_hour=price,
             price_as_of=as_of,
@@ -77,27 +84,29 @@ def override(
 
 
 def _spec(plan: TrainPlan, changes: dict[str, Any]) -> PlanSpec:
-    asked = {name: getattr(plan, name) for name in DEFAULTS}
+    asked = {name: getattr(plan, name) for name in Training.__struct_fields__}
     # Values derived from the run's length, or from another setting, are derived again.
-    asked["save_steps"] = None if plan.save_steps == plan.n_steps else plan.save_steps
-    asked["eval_steps"] = None if plan.eval_steps == plan.n_steps_per_epoch else plan.eval_steps
-    asked["attention"] = None if plan.attention == "packed" else plan.attention
-    asked["use_sdpa"] = True
-    if not plan.dataloader_prefetch_factor:
-        asked["dataloader_prefetch_factor"] = DEFAULTS["dataloader_prefetch_factor"]
+    ahead = plan.dataloader_prefetch_factor or DEFAULT.dataloader_prefetch_factor
+    asked.update(
+        save_steps=None if plan.save_steps == plan.n_steps else plan.save_steps,
+        eval_steps=None if plan.eval_steps == plan.n_steps_per_epoch else plan.eval_steps,
+        attention=None if plan.attention == "packed" else plan.attention,
+        use_sdpa=True,
+        dataloader_prefetch_factor=ahead,
+    )
     if not LENGTH.isdisjoint(changes):
-        asked |= {name: DEFAULTS[name] for name in LENGTH}
+        asked |= {name: getattr(DEFAULT, name) for name in LENGTH}
     asked |= {name: value for name, value in changes.items() if name not in LORA}
-    asked["lora"] = _lora(plan, changes)
+    asked.update(lora=_lora(plan, changes))
     # The adapter's settings count as one setting.
-    given = {"lora" if name in LORA else name for name in changes}
-    told: dict[str, Origin] = dict.fromkeys(given, "command line")
-    return PlanSpec(**asked, origins={**plan.origins, **told}, hardware=plan.hardware)
+    given = {name_of(Training.lora) if name in LORA else name for name in changes}
+    origins: dict[str, Origin] = {**plan.origins, **dict.fromkeys(given, "command line")}
+    return PlanSpec(**asked, origins=origins, hardware=plan.hardware)
 
 
 def _lora(plan: TrainPlan, changes: dict[str, Any]) -> LoraSpec | None:
     wanted = {LORA[name].name: value for name, value in changes.items() if name in LORA}
-    if changes.get("method", plan.method) == "full":
+    if changes.get(name_of(Training.method), plan.method) == "full":
         if wanted:
             flag = _flag(f"lora.{next(iter(wanted))}")
             raise ConfigError(f"method full has no adapter; drop {flag}")
@@ -116,7 +125,7 @@ def _reasons(
 ) -> tuple[Reason, ...]:
     is_longer = (old.n_steps, old.n_steps_per_epoch) != (new.n_steps, new.n_steps_per_epoch)
     # Derived from the length of the run.
-    counts = ("n_steps", "n_warmup_steps") if is_longer else ()
+    counts = {name_of(TrainPlan.n_steps), name_of(TrainPlan.n_warmup_steps)} if is_longer else ()
     reasons = []
     for reason in old.reasons:
         setting = reason.setting
@@ -124,7 +133,7 @@ def _reasons(
             continue
         found = drafted.get(setting)
         value = found.value if found else str(getattr(new, setting, reason.value))
-        if setting == "parallel" and found is not None:
+        if found is not None and setting == name_of(Training.parallel):
             reason = found
         elif setting in BUDGETS:
             reason = replace(reason, because=NOT_HELD)

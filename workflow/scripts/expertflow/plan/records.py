@@ -5,6 +5,7 @@ from typing import Any, Literal
 from msgspec import field
 
 from expertflow.core.records import Record
+from expertflow.core.settings import name_of
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.settings import Loader, Training
 
@@ -208,9 +209,10 @@ class PlanSpec(Training, frozen=True, kw_only=True):
     # The demo is on the CPU whatever the manifest is for: a budget cannot be enforced there.
     may_drop_budgets: bool = False
 
-    def told(self, setting: str) -> str:
-        """Return a setting with its origin: ``save_steps of the manifest``."""
-        return f"{setting} {ORIGIN_WORDS[self.origins.get(setting, 'default')]}"
+    def cite_setting(self, setting: Any) -> str:
+        """Return a setting's name with its origin: ``save_steps of the manifest``."""
+        name = name_of(setting)
+        return f"{name} {ORIGIN_WORDS[self.origins.get(name, 'default')]}"
 
 
 class Reason(Record, frozen=True, kw_only=True):

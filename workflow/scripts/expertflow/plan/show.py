@@ -5,9 +5,10 @@ import textwrap
 from collections.abc import Callable, Iterator
 
 from expertflow.core.format import gib
+from expertflow.core.settings import name_of
 from expertflow.plan.claims import usd_words
 from expertflow.plan.records import ClaimCheck, CostPlan, HardwareOption, Reason, TrainPlan
-from expertflow.plan.settings import LoraSpec
+from expertflow.plan.settings import LoraSpec, Training
 
 WIDTH = 100
 
@@ -56,7 +57,8 @@ def _settings(reasons: tuple[Reason, ...]) -> Iterator[str]:
 
 
 def _taken(plan: TrainPlan) -> Iterator[str]:
-    explained = {reason.setting for reason in plan.reasons} | {"bf16", "fp16"}
+    precision = {name_of(Training.bf16), name_of(Training.fp16)}
+    explained = {reason.setting for reason in plan.reasons} | precision
     found: dict[str, list[str]] = {}
     for name, origin in plan.origins.items():
         if name not in explained and origin != "computed":

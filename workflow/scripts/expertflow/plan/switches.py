@@ -2,47 +2,53 @@
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.settings import name_of
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import Attention, PlanSpec, Precision
-from expertflow.plan.settings import Loader, Training
+from expertflow.plan.settings import Loader, LoraSpec, Training
 from expertflow.train.optimizers import OPTIMIZERS
 
 
 def check_settings(training: Training, name: Callable[[str], str]) -> None:
     """Raise ConfigError for contradictory settings; ``name`` returns the name shown to users."""
     for setting, problem in _contradictions(training):
-        raise ConfigError(f"{name(setting)} {problem}")
+        raise ConfigError(
+            f"{name(setting if isinstance(setting, str) else name_of(setting))} {problem}"
+        )
 
 
-def _contradictions(training: Training) -> Iterator[tuple[str, str]]:
+def _contradictions(training: Training) -> Iterator[tuple[Any, str]]:
     low, high = training.warmup_steps_min, training.warmup_steps_max
     if training.bf16 and training.fp16:
-        yield "bf16", "and fp16 are both true; set one false"
+        yield Training.bf16, "and fp16 are both true; set one false"
     if low > high:
-        yield "warmup_steps_min", f"{low} is above warmup_steps_max {high}; lower it"
+        yield Training.warmup_steps_min, f"{low} is above warmup_steps_max {high}; lower it"
     if training.max_steps is not None and not training.override_min_warmup:
         if low >= training.max_steps:
             yield (
-                "warmup_steps_min",
+                Training.warmup_steps_min,
                 f"{low} is not below max_steps {training.max_steps}; lower it, or set"
                 " override_min_warmup true",
             )
     if training.target_tokens is not None and training.max_steps is not None:
-        yield "target_tokens", "and max_steps are both set; drop one"
-    for key in ("min_epochs", "max_epochs"):
-        if training.target_tokens is None and getattr(training, key) is not None:
-            yield key, "bounds target_tokens, which is not set; set it, or use num_train_epochs"
+        yield Training.target_tokens, "and max_steps are both set; drop one"
+    bounds = (Training.min_epochs, training.min_epochs), (Training.max_epochs, training.max_epochs)
+    for bound, value in bounds:
+        if training.target_tokens is None and value is not None:
+            yield bound, "bounds target_tokens, which is not set; set it, or use num_train_epochs"
     if training.lora is not None and "lm_head" in training.lora.targets:
-        yield "lora.targets", "names lm_head, which the loss reads directly; leave it out"
+        place = f"{name_of(Training.lora)}.{name_of(LoraSpec.targets)}"
+        yield place, "names lm_head, which the loss reads directly; leave it out"
     if not training.use_sdpa and training.attention not in (None, "eager"):
-        yield "use_sdpa", f"is false and attention is {training.attention}; drop one"
+        yield Training.use_sdpa, f"is false and attention is {training.attention}; drop one"
     if training.min_delta and training.patience is None:
-        yield "min_delta", "has no effect without patience; set patience, or drop it"
+        yield Training.min_delta, "has no effect without patience; set patience, or drop it"
     if training.parallel == "fsdp" and not OPTIMIZERS[training.optim].is_shardable:
         fix = f"fsdp cannot share out the states of optim {training.optim}; use adamw_torch_fused"
-        yield "parallel", fix
+        yield Training.parallel, fix
 
 
 def needed_packages(training: Training) -> Iterator[tuple[str, str]]:
@@ -70,9 +76,9 @@ def choose_precision(
     if spec.bf16 and gpu and gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s:
         return "fp16", f"bf16 was asked for and {gpu.name} has none; fp16 with a scaler"
     if spec.bf16:
-        return "bf16", spec.told("bf16")
+        return "bf16", spec.cite_setting(Training.bf16)
     if spec.fp16:
-        return "fp16", f"{spec.told('fp16')}, with a loss scaler"
+        return "fp16", f"{spec.cite_setting(Training.fp16)}, with a loss scaler"
     return "fp32", "neither bf16 nor fp16 is set"
 
 
@@ -81,7 +87,7 @@ def choose_tf32(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[bool, str]:
         return False, "TF32 is a mode of CUDA cards, and this plan trains on a CPU"
     if gpu.peak_tf32_flops_per_s is None:
         return False, f"{gpu.name} has no TF32 (compute capability {gpu.compute_capability})"
-    return spec.use_tf32, spec.told("use_tf32")
+    return spec.use_tf32, spec.cite_setting(Training.use_tf32)
 
 
 def choose_attention(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[Attention, str]:
@@ -89,7 +95,7 @@ def choose_attention(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[Attention, s
     if spec.attention == "varlen" and gpu is None:
         raise ConfigError("training.attention varlen needs a CUDA card; use auto, or sdpa")
     if spec.attention is not None:
-        return spec.attention, spec.told("attention")
+        return spec.attention, spec.cite_setting(Training.attention)
     if not spec.use_sdpa:
         return "eager", "use_sdpa is false"
     return "packed", "documents of a row are isolated by their lengths"
@@ -99,7 +105,7 @@ def choose_compile(
     spec: PlanSpec, gpu: GpuFacts | None, *, attention: Attention, packing: str
 ) -> tuple[bool, str]:
     if spec.torch_compile is not None:
-        return spec.torch_compile, spec.told("torch_compile")
+        return spec.torch_compile, spec.cite_setting(Training.torch_compile)
     if gpu is None:
         return False, "the CPU gains less than compiling takes"
     if packing == "none":
@@ -121,42 +127,44 @@ def choose_parallel(spec: PlanSpec, name: str = "training.parallel") -> tuple[st
     return spec.parallel, f"{spec.world_size} processes; {held[spec.parallel]}"
 
 
-def choose_loader(spec: PlanSpec, packing: str) -> dict[str, tuple[object, str]]:
-    """Resolve how batches are loaded: one thread, or workers if requested where they help."""
+def choose_loader(spec: PlanSpec, packing: str) -> dict[Any, tuple[object, str]]:
+    """Resolve how batches are loaded: one thread, or workers if requested where they help.
+
+    Returns value and reason of each setting that this decides.
+    """
     wanted = spec.dataloader_num_workers
     kind: Loader = "thread"
     why = "one thread: no dataloader_num_workers are asked for"
     if spec.loader is not None:
-        kind, why = spec.loader, spec.told("loader")
+        kind, why = spec.loader, spec.cite_setting(Training.loader)
     elif packing != "none":
         why = "one thread: packed rows need no worker processes, measured slower with them"
     elif wanted:
         kind, why = "workers", f"unpacked rows, and dataloader_num_workers is {wanted}"
     n_workers = wanted if kind == "workers" else 0
-    ahead, keeps = spec.dataloader_prefetch_factor, spec.dataloader_persistent_workers
-    workers_why = spec.told("dataloader_num_workers")
+    workers_why = spec.cite_setting(Training.dataloader_num_workers)
     if kind == "thread":
         unused = f"; dataloader_num_workers {wanted} is not used" if wanted else ""
         workers_why = f"the thread needs none{unused}"
-    chosen: dict[str, tuple[object, str]] = {
-        "loader": (kind, why),
-        "dataloader_num_workers": (n_workers, workers_why),
-        "dataloader_prefetch_factor": (ahead, spec.told("dataloader_prefetch_factor")),
-        "dataloader_persistent_workers": (keeps, spec.told("dataloader_persistent_workers")),
+    ahead, keeps = Training.dataloader_prefetch_factor, Training.dataloader_persistent_workers
+    chosen: dict[Any, tuple[object, str]] = {
+        Training.loader: (kind, why),
+        Training.dataloader_num_workers: (n_workers, workers_why),
+        ahead: (spec.dataloader_prefetch_factor, spec.cite_setting(ahead)),
+        keeps: (spec.dataloader_persistent_workers, spec.cite_setting(keeps)),
     }
     if kind == "workers" and not n_workers:
-        why = "no workers: every batch is made when it is asked for"
-        chosen["dataloader_prefetch_factor"] = (0, why)
+        chosen[ahead] = (0, "no workers: every batch is made when it is asked for")
     if not n_workers:
         why = "there are no worker processes to keep from one epoch to the next"
-        chosen["dataloader_persistent_workers"] = (False, why)
+        chosen[keeps] = (False, why)
     return chosen
 
 
 def choose_grouping(spec: PlanSpec, packing: str) -> tuple[bool, str]:
     if packing != "none":
         return False, f"packing {packing}: rows are all of one length"
-    return spec.group_by_length, spec.told("group_by_length")
+    return spec.group_by_length, spec.cite_setting(Training.group_by_length)
 
 
 def choose_warmup(settings: Training, n_steps: int) -> tuple[int, str]:

@@ -6,6 +6,8 @@ from typing import Literal
 from msgspec.structs import replace
 
 from expertflow.core.records import Record
+from expertflow.core.settings import name_of
+from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import Calibration, MemoryTrace, PlanSpec, Reason, TrainPlan
 from expertflow.plan.settings import Loader
 
@@ -79,7 +81,7 @@ class Tuning(Record, frozen=True, kw_only=True):
     trace: Callable[[str], MemoryTrace | None]
 
 
-class Chosen(Record, frozen=True, kw_only=True):
+class AdoptedSettings(Record, frozen=True, kw_only=True):
     """Settings of a plan, open ones filled in from a search."""
 
     spec: PlanSpec
@@ -87,17 +89,16 @@ class Chosen(Record, frozen=True, kw_only=True):
     free: frozenset[str]
     overruled: dict[str, str]
 
-
-def explain_tuned(reason: Reason, chosen: Chosen) -> Reason:
-    """Return a setting's reason, rewritten if a search decided or disagreed."""
-    if reason.setting in chosen.free:
-        # The micro-batch's reason ends with its predicted memory.
-        _, mark, sizes = reason.because.partition("; ")
-        rest = f"{mark}{sizes}" if reason.setting == "batch_size" else ""
-        return replace(reason, because=f"tuned: {chosen.because}{rest}")
-    if reason.setting in chosen.overruled:
-        return replace(reason, because=f"{reason.because}; {chosen.overruled[reason.setting]}")
-    return reason
+    def explain(self, reasons: dict[str, Reason]) -> None:
+        """Rewrite the reasons of settings where the search decided or disagreed."""
+        for name in self.free & reasons.keys():
+            # The micro-batch's reason ends with its predicted memory.
+            _, mark, sizes = reasons[name].because.partition("; ")
+            rest = f"{mark}{sizes}" if name == name_of(TunedSettings.batch_size) else ""
+            reasons[name] = replace(reasons[name], because=f"tuned: {self.because}{rest}")
+        for name in self.overruled.keys() & reasons.keys():
+            because = f"{reasons[name].because}; {self.overruled[name]}"
+            reasons[name] = replace(reasons[name], because=because)
 
 
 def calibration_key(plan: TrainPlan, model_type: str) -> str:
@@ -164,22 +165,31 @@ def settings_of(plan: TrainPlan) -> TunedSettings:
 def free_settings(spec: PlanSpec) -> frozenset[str]:
     """Return the searched settings that a manifest leaves open.
 
-    Micro-batch and accumulation count as one, as their product is fixed.
+    Micro-batch and accumulation count as one, as their product is fixed; so do the loader and its
+    number of workers, which has a default.
     """
-    together = {"batch_size": "gradient_accumulation_steps", "loader": "dataloader_num_workers"}
-    names = {name for name in SEARCHED if getattr(spec, name) is None} - {*together.values()}
-    if spec.gradient_accumulation_steps is not None:
-        names -= {"batch_size"}
+    free = {name for name in SEARCHED if getattr(spec, name) is None}
+    rows = {
+        name_of(TunedSettings.batch_size),
+        name_of(TunedSettings.gradient_accumulation_steps),
+    }
+    if not rows <= free:
+        free -= rows
     if not spec.use_sdpa:
-        names -= {"attention"}
-    return frozenset(names | {together[name] for name in names & together.keys()})
+        free -= {name_of(TunedSettings.attention)}
+    if spec.loader is None:
+        free |= {name_of(TunedSettings.dataloader_num_workers)}
+    return frozenset(free)
 
 
 def agrees(settings: TunedSettings, default: TunedSettings, free: frozenset[str]) -> bool:
     return all(getattr(settings, n) == getattr(default, n) for n in SEARCHED if n not in free)
 
 
-def choose(record: TuningRecord, plan: TrainPlan, spec: PlanSpec, *, key: str) -> Chosen | str:
+def choose_tuned(tuning: Tuning, plan: TrainPlan, draft: PlanDraft) -> AdoptedSettings | str:
+    """Return the settings that a search found for this plan, or why it has none."""
+    record, spec, packing = tuning.record, draft.spec, draft.packing.packing
+    key = tuning_key(plan, model_type=draft.facts.model_type, packing=packing, cpu=tuning.cpu)
     if record.key != key:
         other, own = _first_difference(record.key, key)
         return f"left out: it was tuned for another run ({other}, not {own})"
@@ -187,11 +197,12 @@ def choose(record: TuningRecord, plan: TrainPlan, spec: PlanSpec, *, key: str) -
     found = _picked(record, default, free)
     if found is None:
         return "left out: nothing that was tried and agrees with the manifest could be run"
-    named = {name: getattr(found, name) for name in SEARCHED if name in free}
-    if named.get("attention") == "packed":
-        named["attention"] = spec.attention
-    return Chosen(
-        spec=replace(spec, **named),
+    filled = {name: getattr(found, name) for name in SEARCHED if name in free}
+    attention = name_of(TunedSettings.attention)
+    if filled.get(attention) == "packed":
+        filled[attention] = spec.attention
+    return AdoptedSettings(
+        spec=replace(spec, **filled),
         because=_because(record, found, default),
         free=free,
         overruled=_overruled(record, found, free),

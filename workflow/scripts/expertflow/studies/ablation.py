@@ -26,7 +26,7 @@ from expertflow.studies.records import (
 PER_MILLION = 1e6
 HOUR_S = 3600
 # Fields copied to the record.
-OF_PLAN = ("expert", "hardware", "method", "sequence_length_tokens", "global_batch_sequences")
+OF_PLAN = ("expert", "hardware", "sequence_length_tokens", "global_batch_sequences")
 OF_SPEC = ("preset", "n_repeats", "n_warmup_steps", "n_timed_steps")
 OF_MACHINE = ("device", "gpu_name", "machine")
 AS_BEFORE = "as the rung before on this hardware"
@@ -62,6 +62,7 @@ def join_ablation(
         **{name: getattr(spec, name) for name in OF_SPEC},
         **{name: getattr(first, name) for name in OF_MACHINE},
         model=model,
+        method=plan.method,
         price_usd_per_hour=price,
         price_as_of=None if price is None else plan.cost.price_as_of,
         plan_tokens_per_s=speed,

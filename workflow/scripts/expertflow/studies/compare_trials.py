@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from expertflow.core.settings import name_of
 from expertflow.hardware.disk import file_read_speed
 from expertflow.plan.records import TrainPlan
+from expertflow.plan.settings import Training
 from expertflow.staging.records import Staged
 from expertflow.studies.variants import NotMeasurableError, differences
 from expertflow.tokens.arrow import ROWS_FILE
@@ -21,7 +23,7 @@ LAST_PART = 1 / 3
 # Allowed difference in tokens of an update, as equal numbers of rows differ slightly in tokens.
 SAME_UPDATES = 0.1
 # Settings that change what is learned.
-LEARNS_OTHERWISE = {"method", "lora"}
+LEARNS_OTHERWISE = {name_of(Training.method), name_of(Training.lora)}
 
 
 def loss_last(result: TrialResult) -> float:

@@ -9,10 +9,11 @@ from msgspec.structs import asdict, replace
 
 from expertflow.core.format import GIB, gib
 from expertflow.core.records import Record
+from expertflow.core.settings import name_of
 from expertflow.hardware.probe import probe_machine
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import USABLE_FRACTION, PlanSpec, TrainPlan
-from expertflow.plan.settings import Loader
+from expertflow.plan.settings import Loader, Training
 from expertflow.plan.switches import choose_loader
 from expertflow.plan.tuned import (
     TIE_FRACTION,
@@ -31,12 +32,12 @@ WORTH_FRACTION = 0.9
 MASKED = ("flex", "sdpa")
 N_WORKERS = (0, 2, 4, 8)
 # Choices not tried on a CPU, by setting, and why.
-NOT_ON_CPU: dict[str, tuple[Any, str]] = {
-    "gradient_checkpointing": (
+NOT_ON_CPU: dict[Any, tuple[Any, str]] = {
+    Training.gradient_checkpointing: (
         True, "it computes again to spare memory, which a CPU has more of",
     ),
-    "torch_compile": (True, "compiling would take most of the search's time"),
-    "attention": (
+    Training.torch_compile: (True, "compiling would take most of the search's time"),
+    Training.attention: (
         "sdpa", "it computes what the mask hides, and document by document does not",
     ),
 }  # fmt: skip
@@ -63,6 +64,9 @@ class Space(Record, frozen=True, kw_only=True):
     n_workers: tuple[int, ...] = ()
     left_out: tuple[tuple[TunedSettings, str], ...] = ()
 
+    def is_free(self, setting: Any) -> bool:
+        return name_of(setting) in self.free
+
     @property
     def n_rows(self) -> int:
         return self.default.batch_size * self.default.gradient_accumulation_steps
@@ -82,18 +86,23 @@ def space_of(draft: PlanDraft, plan: TrainPlan) -> Space:
         free=free,
         on_card=draft.gpu is not None,
         usable_bytes=None if total is None else int(USABLE_FRACTION * total),
-        n_workers=tuple(workers) if "loader" in free and not is_packed else (),
     )
+    if space.is_free(Training.loader) and not is_packed:
+        space = replace(space, n_workers=tuple(workers))
     if not space.on_card:
-        threads = threads_to_try(n_cpus, machine.n_cpus_physical) if "n_threads" in free else ()
         left_out = [
-            (replace(default, **{name: value}), f"not tried on a CPU: {why}")
-            for name, (value, why) in NOT_ON_CPU.items()
-            if name in free and getattr(default, name) != value
+            (replace(default, **{name_of(setting): value}), f"not tried on a CPU: {why}")
+            for setting, (value, why) in NOT_ON_CPU.items()
+            if space.is_free(setting) and getattr(default, name_of(setting)) != value
         ]
-        return replace(space, n_threads=threads, left_out=tuple(left_out))
-    may_compile = "torch_compile" in free and is_packed and plan.method != "qlora"
-    if "attention" in free:
+        threads = threads_to_try(n_cpus, machine.n_cpus_physical)
+        return replace(
+            space,
+            n_threads=threads if space.is_free(Training.n_threads) else (),
+            left_out=tuple(left_out),
+        )
+    may_compile = space.is_free(Training.torch_compile) and is_packed and plan.method != "qlora"
+    if space.is_free(Training.attention):
         same = (replace(default, attention="varlen"), SAME_KERNEL)
         space = replace(space, attentions=MASKED, left_out=(same,))
     return replace(space, may_compile=may_compile)
@@ -106,9 +115,9 @@ def threads_to_try(n_usable: int, n_physical: int | None) -> tuple[int, ...]:
 
 
 def with_settings(plan: TrainPlan, settings: TunedSettings, spec: PlanSpec) -> TrainPlan:
-    loader = {key: getattr(settings, key) for key in ("loader", "dataloader_num_workers")}
-    chosen = choose_loader(replace(spec, **loader), "none")
-    follows = {name: value for name, (value, _) in chosen.items()}
+    kind, n_workers = settings.loader, settings.dataloader_num_workers
+    chosen = choose_loader(replace(spec, loader=kind, dataloader_num_workers=n_workers), "none")
+    follows = {name_of(setting): value for setting, (value, _) in chosen.items()}
     return replace(plan, **{**asdict(settings), **follows})
 
 
@@ -139,7 +148,7 @@ class Search(Struct, kw_only=True):
             self._explore_card()
         else:
             self._explore_cpu()
-        if "batch_size" not in self.space.free:
+        if not self.space.is_free(Training.batch_size):
             # Other splits of a batch whose split the manifest sets, to inform the user.
             for rows in self.space.micro_batches:
                 self._try(self._with_rows(self.best() or self.space.default, rows))
@@ -179,7 +188,7 @@ class Search(Struct, kw_only=True):
         for n_threads in space.n_threads:
             self._try(replace(space.default, n_threads=n_threads))
         start = self.best() or space.default
-        if "batch_size" in space.free:
+        if space.is_free(Training.batch_size):
             for rows in space.micro_batches:
                 self._try(self._with_rows(start, rows))
             # The best number of threads may depend on the number of rows.
@@ -196,8 +205,8 @@ class Search(Struct, kw_only=True):
         """
         ran: list[int] = []
         space = self.space
-        micros = space.micro_batches if "batch_size" in space.free else [start.batch_size]
-        free = "gradient_checkpointing" in space.free
+        micros = space.micro_batches if space.is_free(Training.batch_size) else [start.batch_size]
+        free = space.is_free(Training.gradient_checkpointing)
         for again in (False, True) if free else (space.default.gradient_checkpointing,):
             choices = [
                 replace(self._with_rows(start, rows), gradient_checkpointing=again)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import sha256_json
 from expertflow.core.records import Record, to_json
-from expertflow.core.settings import list_settings
+from expertflow.core.settings import list_settings, name_of
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.override import override
 from expertflow.plan.records import ModelFacts, TrainPlan
@@ -75,7 +75,7 @@ class IsThePlanError(Exception):
 def one_process(plan: TrainPlan, *, packing: PackingRecord, facts: ModelFacts) -> TrainPlan:
     if plan.world_size == 1:
         return plan
-    return override(plan, {"world_size": 1}, packing=packing, facts=facts)
+    return override(plan, {name_of(Training.world_size): 1}, packing=packing, facts=facts)
 
 
 def set_up_variant(
@@ -93,17 +93,19 @@ def set_up_variant(
     Raises IsThePlanError if nothing would change, and NotMeasurableError if the plan, the card or
     the model cannot do it.
     """
-    own_batch = variant.rows != "packed" and "batch_size" in variant.training
     changes: dict[str, Any] = {
         k: tuple(v) if isinstance(v, list) else v for k, v in variant.training.items()
     }
-    if "batch_size" in changes and "gradient_accumulation_steps" not in changes and not own_batch:
-        whole, micro = base.global_batch_sequences, changes["batch_size"]
-        if whole % micro:
+    micro = changes.get(name_of(Training.batch_size))
+    own_batch = variant.rows != "packed" and micro is not None
+    accumulation = name_of(Training.gradient_accumulation_steps)
+    if micro is not None and accumulation not in changes and not own_batch:
+        n_rows = base.global_batch_sequences
+        if n_rows % micro:
             raise NotMeasurableError(
-                f"micro-batches of {micro} rows do not make up the plan's global batch of {whole}"
+                f"micro-batches of {micro} rows do not make up the plan's global batch of {n_rows}"
             )
-        changes["gradient_accumulation_steps"] = whole // micro
+        changes[accumulation] = n_rows // micro
     try:
         plan = override(base, changes, packing=packing, facts=facts)
     except ConfigError as error:
@@ -117,7 +119,7 @@ def set_up_variant(
     if unlike_rows:
         plan = documents_as_rows(base, plan, first, own_batch=own_batch)
         forced = None if own_batch else f"micro-batch {plan.batch_size} of one document each"
-        if plan.torch_compile and not variant.training.get("torch_compile"):
+        if plan.torch_compile and not variant.training.get(name_of(Training.torch_compile)):
             # Rows have many lengths, each needing compilation; a plan would not compile either.
             plan = replace(plan, torch_compile=False)
             forced = f"not compiled, {forced}" if forced else "not compiled"
