@@ -22,8 +22,14 @@ import torch
 from transformers import Qwen3Config
 
 from expertflow.plan.settings import LoraSpec
-from expertflow.train.trace.memory import follow_step, trace, whole_model
-from expertflow.train.trace.model import TracedRun, build, materialize
+from expertflow.train.memory_trace import (
+    TracedRun,
+    build,
+    follow_step,
+    materialize,
+    trace,
+    whole_model,
+)
 
 GIB, MIB = 1 << 30, 1 << 20
 # Layers, hidden size, heads, key heads, intermediate size, tied: as the models' configs have them.
@@ -97,12 +103,12 @@ def measured(n_rows: int, length: int) -> dict[str, int]:
         kernel=True, supervised_fraction=0.3,
     )  # fmt: skip
     warm = build(run, n_layers=1, checkpoint=False)
-    materialize(warm, fake=False)
+    materialize(warm)
     follow_step(warm, run, 1, 64)
     del warm
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     net = build(run, n_layers=6, checkpoint=False)
-    materialize(net, fake=False)
+    materialize(net)
     model, gradients, phases = follow_step(net, run, n_rows, length)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     return {"traced_bytes": model + gradients + max(phases.values()), "grown_bytes": grown}

@@ -77,7 +77,7 @@ PUBLIC = {
     "train.processes",
     "train.run",
     "train.device",
-    "train.trace.memory",
+    "train.memory_trace",
     "train.trial",
     "train.model.weights",
 }

@@ -1,6 +1,7 @@
 """Check on the device what tests check on the CPU: documents apart, and the same weights again."""
 
 import gc
+import inspect
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def route(work: Work) -> Check:
         "route": words,
         "flash": attention.activate_flash_3(device),
         "torch_knows": list(impls),
-        "kernel_takes": sorted(attention.KERNEL.keywords),
+        "kernel_takes": sorted(inspect.signature(attention.KERNEL).parameters),
         "torch": torch.__version__,
     }
     if work.device == "cuda":

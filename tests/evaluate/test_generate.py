@@ -133,7 +133,6 @@ def test_the_models_own_decoding_settings_do_not_count(model: Qwen3ForCausalLM) 
 
 
 def test_attention_is_lent_and_given_back(model: Qwen3ForCausalLM) -> None:
-    attention.register()
     other = tiny_qwen3()
     other.set_attn_implementation(attention.NAME)
     assert ask(other, prompts(4)) == ask(model, prompts(4))

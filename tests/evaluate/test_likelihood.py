@@ -155,7 +155,6 @@ def test_a_question_with_an_option_that_has_no_position_is_not_asked(options: li
 
 @pytest.fixture(scope="module", params=[attention.NAME, "sdpa"])
 def packed_model(request: pytest.FixtureRequest) -> Qwen3ForCausalLM:
-    attention.register()
     model = tiny_qwen3()
     model.set_attn_implementation(request.param)
     return model

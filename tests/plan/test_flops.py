@@ -18,8 +18,8 @@ from expertflow.plan.flops import (
 from expertflow.plan.records import ModelFacts
 from expertflow.plan.settings import LoraSpec
 from expertflow.train.feed.batches import Batch
+from expertflow.train.memory_trace import TracedRun, as_on_card, build, materialize, sample_batch
 from expertflow.train.model.packed import PackedLoss
-from expertflow.train.trace.model import TracedRun, as_on_card, build, materialize, sample_batch
 
 FACTS = ModelFacts(
     n_layers=3, hidden_size=256, n_heads=8, n_kv_heads=4, head_dim=32, intermediate_size=512,
@@ -119,7 +119,7 @@ def counted(run: TracedRun, n_rows: int, *, checkpoint: bool) -> float:
     batch = sample_batch(DOCUMENTS, n_rows, SUPERVISED)
     net = built(run, checkpoint=checkpoint)
     with as_on_card(run), torch.autocast("cpu", dtype=run.dtype):
-        materialize(net, fake=True)
+        materialize(net)
         flops = count_step_flops(net, batch, sum_len_sq=n_rows * SUM_LEN_SQ)
     return flops / batch.n_tokens
 
@@ -179,6 +179,6 @@ def test_the_route_of_the_cpu_does_the_same_work(kind: str) -> None:
     """Real tensors, one SDPA call a document."""
     run = run_of(KINDS[kind])
     net, batch = built(run, checkpoint=False).float(), sample_batch(DOCUMENTS, 1, SUPERVISED)
-    materialize(net, fake=False)
+    materialize(net)
     seen = count_step_flops(net, batch, sum_len_sq=SUM_LEN_SQ) / batch.n_tokens
     assert formula(run.lora, checkpoint=False).model == pytest.approx(seen, rel=0.01)

@@ -59,7 +59,7 @@ def repository_on_a_2060(**changes: object) -> TrainPlan:
 def test_a_6_gb_card_gets_four_rows_by_a_traced_step(tmp_path: Path) -> None:
     from transformers import Qwen3Config
 
-    from expertflow.train.trace.memory import trace_memory
+    from expertflow.train.memory_trace import trace_memory
 
     shape = QWEN_06B
     Qwen3Config(

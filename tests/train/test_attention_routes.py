@@ -1,6 +1,6 @@
 """Each route to attention: what it computes, what it asks of torch, what it refuses, its words."""
 
-from collections.abc import Callable
+import inspect
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -36,17 +36,14 @@ def dense(window: int | None, scaling: float) -> torch.Tensor:
     return (scores.softmax(-1) @ value).transpose(1, 2)
 
 
-def run_kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bounds: torch.Tensor,
-    **options: Any,
-) -> torch.Tensor:
-    """Do what torch's kernel does, slowly; ``options`` as the newest release has them."""
-    left, right = options.get("window_size", (-1, -1))
+def newest(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, *_: Any,
+    scale: float | None = None, window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """Do what torch's kernel does, slowly."""
+    left, right = window_size
     n_times = query.shape[1] // key.shape[1]
-    assert n_times == 1 or options.get("enable_gqa"), "heads differ in number"
+    assert n_times == 1 or enable_gqa, "heads differ in number"
     key, value = (t.repeat_interleave(n_times, dim=1) for t in (key, value))
     place = torch.arange(len(query))
     document = torch.searchsorted(bounds, place.int(), right=True)
@@ -55,32 +52,9 @@ def run_kernel(
     seen &= (far <= left) | torch.tensor(left == -1)
     seen &= (-far <= right) | torch.tensor(right == -1)
     scores = torch.einsum("qhd,khd->hqk", query.float(), key.float())
-    scores *= options.get("scale") or query.shape[-1] ** -0.5
+    scores *= scale or query.shape[-1] ** -0.5
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, value.float()).to(query.dtype)
-
-
-def newest(q: Any, k: Any, v: Any, cu: Any, cu_k: Any, max_q: int, max_k: int, *, scale: Any = None,
-           window_size: Any = (-1, -1), enable_gqa: bool = False) -> torch.Tensor:  # fmt: skip
-    return run_kernel(q, k, v, cu, scale=scale, window_size=window_size, enable_gqa=enable_gqa)
-
-
-def without_groups(q: Any, k: Any, v: Any, cu: Any, cu_k: Any, max_q: int, max_k: int, *,
-                   scale: Any = None, window_size: Any = (-1, -1)) -> torch.Tensor:  # fmt: skip
-    return run_kernel(q, k, v, cu, scale=scale, window_size=window_size)
-
-
-def without_scale(q: Any, k: Any, v: Any, cu: Any, cu_k: Any, max_q: int, max_k: int, *,
-                  window_size: Any = (-1, -1)) -> torch.Tensor:  # fmt: skip
-    return run_kernel(q, k, v, cu, window_size=window_size)
-
-
-def with_a_flag(q: Any, k: Any, v: Any, cu: Any, cu_k: Any, max_q: int, max_k: int,
-                is_causal: bool = False) -> torch.Tensor:  # fmt: skip
-    return run_kernel(q, k, v, cu, window_size=(-1, 0 if is_causal else -1))
-
-
-KERNELS = [newest, without_groups, without_scale, with_a_flag]
 
 
 @pytest.mark.parametrize("scaling", [None, 0.2])
@@ -112,24 +86,24 @@ def test_repeated_heads_attend_alike(monkeypatch: pytest.MonkeyPatch, window: in
 
 @pytest.mark.parametrize("scaling", [None, 0.2])
 @pytest.mark.parametrize("window", [None, 5, 32])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("grouped", [True, False], ids=["grouped", "torch 2.11"])
 def test_every_release_of_the_kernel_is_asked_rightly(
-    monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Any], window: int | None,
-    scaling: float | None,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(attention, "KERNEL", attention.Kernel.of(kernel))
-    options = {"scaling": scaling, "sliding_window": window, "cu_seq_lens_q": BOUNDS}
-    if kernel is with_a_flag and window == 5:
-        with pytest.raises(TrainingError, match="no sliding window, which the model sets to 5"):
-            attention.attend(MODULE, *heads(torch.float16), None, **options)
-        return
-    out, _ = attention.attend(MODULE, *heads(torch.float16), None, **options)
+    monkeypatch: pytest.MonkeyPatch, grouped: bool, window: int | None, scaling: float | None
+) -> None:
+    monkeypatch.setattr(attention, "KERNEL", newest)
+    monkeypatch.setattr(attention, "TAKES_GROUPED_HEADS", grouped)
+    out, _ = attention.attend(
+        MODULE, *heads(torch.float16), None, scaling=scaling, sliding_window=window,
+        cu_seq_lens_q=BOUNDS,
+    )  # fmt: skip
     expected = dense(window, scaling or 8**-0.5)
     torch.testing.assert_close(out.float(), expected, atol=5e-3, rtol=5e-3)
 
 
 def test_the_kernel_of_this_torch_takes_what_it_is_given() -> None:
-    assert {"window_size", "scale", "enable_gqa"} <= attention.KERNEL.keywords
+    known = set(inspect.signature(attention.KERNEL).parameters)
+    assert {"window_size", "scale"} <= known
+    assert ("enable_gqa" in known) == attention.TAKES_GROUPED_HEADS
 
 
 @pytest.mark.parametrize(
@@ -202,7 +176,7 @@ def test_the_kernel_runs_in_half_from_ampere_on(
     hindrance: str | None,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    found = attention.varlen_hindrance(CUDA, dtype)
+    found = attention.varlen_unavailable_reason(CUDA, dtype)
     assert found is None if hindrance is None else hindrance in str(found)
     said = attention.describe("packed", device=CUDA, dtype=dtype)
     assert said.startswith("variable-length kernel") == (hindrance is None)

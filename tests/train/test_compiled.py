@@ -34,9 +34,9 @@ def rows() -> PackedRows:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the kernel that needs a card by plain operations."""
-    monkeypatch.setattr(attention, "KERNEL", attention.Kernel.of(newest))
+    monkeypatch.setattr(attention, "KERNEL", newest)
     monkeypatch.setattr(attention, "HALF", (torch.float32,))
-    monkeypatch.setattr(attention, "varlen_hindrance", lambda *_: None)
+    monkeypatch.setattr(attention, "varlen_unavailable_reason", lambda *_: None)
 
 
 @pytest.fixture(autouse=True)

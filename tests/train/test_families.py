@@ -52,7 +52,6 @@ def rows() -> PackedRows:
 
 def made(config: Any, route: str, *, adapter: bool = False, checkpointing: bool = False) -> Any:
     """Make a random model; weights are large enough for attention to matter."""
-    attention.register()
     torch.manual_seed(0)
     # A copy, for the attention is written into the config, which two models must not share.
     model = transformers.AutoModelForCausalLM.from_config(

@@ -55,11 +55,11 @@ def test_the_cuda_kernel_gets_one_dtype_under_autocast(
     """The norms of Qwen3 give fp32 queries beside bf16 values; the kernel refuses a mixture."""
     seen: list[set[torch.dtype]] = []
 
-    def kernel(*tensors: torch.Tensor, window_size: object = None) -> torch.Tensor:
+    def kernel(*tensors: torch.Tensor, **_: object) -> torch.Tensor:
         seen.append({tensor.dtype for tensor in tensors[:3]})
         return torch.zeros_like(tensors[0])
 
-    monkeypatch.setattr(attention, "KERNEL", attention.Kernel.of(kernel))
+    monkeypatch.setattr(attention, "KERNEL", kernel)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         made(FAMILIES["qwen3"], "packed").base_model(
             input_ids=batch.input_ids_BL,

@@ -77,10 +77,10 @@ def check_card(gpu: GpuFacts, name: str | None, *, study: str, verb: str) -> Non
 
 def import_code(model: Path, spec: PlanSpec) -> None:
     """Import what tracing and training both need, so that neither is timed with it."""
-    from expertflow.train.trace import memory as trace_memory
+    from expertflow.train import memory_trace
 
     base = Path(read_part(str, model, "path"))
-    trace_memory.import_code(base, adapter=spec.lora is not None)
+    memory_trace.import_code(base, adapter=spec.lora is not None)
 
 
 def trace_step(draft: PlanDraft, base: str, attention: str) -> MemoryTrace | None:
@@ -88,7 +88,7 @@ def trace_step(draft: PlanDraft, base: str, attention: str) -> MemoryTrace | Non
     if draft.gpu is None:
         return None
     # Imported late: a plan for a CPU does not need torch, which takes seconds.
-    from expertflow.train.trace.memory import trace_memory
+    from expertflow.train.memory_trace import trace_memory
 
     return trace_memory(
         Path(base),

@@ -19,7 +19,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from expertflow.core.errors import TrainingError
-from expertflow.core.records import Record
 
 FLEX = "flex_attention"
 NAME = "packed"
@@ -34,26 +33,13 @@ HALF = (torch.bfloat16, torch.float16)
 REFUSED = ("softcap", "s_aux", "position_bias")
 
 
-class Kernel(Record, frozen=True, kw_only=True):
-    """Torch's variable-length kernel, with the keywords that this release takes."""
-
-    call: Callable[..., Any]
-    keywords: frozenset[str]
-
-    @classmethod
-    def of(cls, call: Callable[..., Any]) -> "Kernel":
-        return cls(call=call, keywords=frozenset(inspect.signature(call).parameters))
-
-
-KERNEL = Kernel.of(varlen.varlen_attn)
+KERNEL: Callable[..., Any] = varlen.varlen_attn
+# Since torch 2.12; before that, every query head wants a key head of its own.
+TAKES_GROUPED_HEADS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 
 def implementation(attention: str) -> str:
     return IMPLEMENTATIONS.get(attention, attention)
-
-
-def register() -> None:
-    AttentionInterface.register(NAME, attend)
 
 
 def attend(
@@ -161,34 +147,19 @@ def _attend_varlen(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """Run the variable-length kernel over all rows as one list of documents.
-
-    Causal attention must be requested: a window of (-1, 0), or a flag in releases without windows.
-    """
-    batch, n_heads, length, width = heads[0].shape
+    """Run the variable-length kernel over all rows as one list of documents."""
+    batch, n_heads, length, _width = heads[0].shape
     # Under autocast, Qwen3's norms leave queries and keys in fp32, which the kernel rejects.
     dtype = heads[2].dtype if heads[2].dtype in HALF else torch.get_autocast_dtype("cuda")
     query, key, value = (t.to(dtype).transpose(1, 2).flatten(0, 1) for t in heads)
-    known = KERNEL.keywords
-    options: dict[str, Any] = {}
-    if "window_size" in known:
-        options["window_size"] = (-1 if window is None else window - 1, 0)
-    elif window is None:
-        options["is_causal"] = True
-    else:
-        raise TrainingError(
-            f"torch {torch.__version__}: its variable-length kernel has no sliding window, which"
-            f" the model sets to {window}; use training.attention sdpa, or a newer torch"
-        )
-    if "scale" in known:
-        options["scale"] = scaling
-    elif scaling is not None:
-        query = query * (scaling * width**0.5)
-    if "enable_gqa" in known:
+    # A window of none to the right is causal attention.
+    window_size = (-1 if window is None else window - 1, 0)
+    options: dict[str, Any] = {"window_size": window_size, "scale": scaling}
+    if TAKES_GROUPED_HEADS:
         options["enable_gqa"] = n_heads != key.shape[1]
     else:
         key, value = _repeated(query, key, value)
-    out = KERNEL.call(query, key, value, cu_seqlens, cu_seqlens, longest, longest, **options)
+    out = KERNEL(query, key, value, cu_seqlens, cu_seqlens, longest, longest, **options)
     result: torch.Tensor = out.view(batch, length, *out.shape[1:])
     return result
 
@@ -196,18 +167,18 @@ def _attend_varlen(
 def describe(attention: str, *, device: torch.device, dtype: torch.dtype) -> str:
     """Describe the kernel of a route; refuse one that does not run here."""
     if attention in (NAME, "varlen"):
-        hindrance = varlen_hindrance(device, dtype)
-        if hindrance is None:
+        reason = varlen_unavailable_reason(device, dtype)
+        if reason is None:
             return "variable-length kernel over all documents of a micro-batch"
         if attention == "varlen":
-            raise TrainingError(f"training.attention varlen: {hindrance}; use auto, or sdpa")
-        return f"one SDPA call a document, as {hindrance}"
-    if attention == "flex":
-        check_flex(device)
+            raise TrainingError(f"training.attention varlen: {reason}; use auto, or sdpa")
+        return f"one SDPA call a document, as {reason}"
+    if attention == "flex" and device.type == "cpu":
+        raise TrainingError("training.attention flex has no backward pass on a CPU; use auto")
     return f"{implementation(attention)} of transformers, documents apart by a mask"
 
 
-def varlen_hindrance(device: torch.device, dtype: torch.dtype) -> str | None:
+def varlen_unavailable_reason(device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type != "cuda":
         return f"the variable-length kernel does not run on a {device.type.upper()}"
     if dtype not in HALF:
@@ -221,19 +192,13 @@ def varlen_hindrance(device: torch.device, dtype: torch.dtype) -> str | None:
 def activate_flash_3(device: torch.device) -> str:
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != FLASH_3_CAPABILITY:
         return "no FlashAttention-3: it is for Hopper cards"
-    known: Callable[[], list[str]] = getattr(torch.nn.attention, "list_flash_attention_impls", list)
-    if "FA3" not in known():
+    if "FA3" not in torch.nn.attention.list_flash_attention_impls():
         return f"no FlashAttention-3: torch {torch.__version__} does not know it"
     try:
         torch.nn.attention.activate_flash_attention_impl("FA3")
     except (ImportError, RuntimeError) as error:
         return f"no FlashAttention-3: it cannot be loaded ({' '.join(str(error).split())[:120]})"
     return "FlashAttention-3"
-
-
-def check_flex(device: torch.device) -> None:
-    if device.type == "cpu":
-        raise TrainingError("training.attention flex has no backward pass on a CPU; use auto")
 
 
 def masks(attention: str, config: Any, position_ids_BL: torch.Tensor, dtype: torch.dtype) -> Any:
@@ -243,7 +208,6 @@ def masks(attention: str, config: Any, position_ids_BL: torch.Tensor, dtype: tor
     """
     make: Callable[[torch.Tensor, int | None], Any]
     if attention == FLEX:
-        check_flex(position_ids_BL.device)
         make = _block_mask
     elif attention == "sdpa":
         make = document_mask
@@ -299,3 +263,6 @@ def _block_mask(position_ids_BL: torch.Tensor, window: int | None) -> Any:
         return same & (query >= key) & (query - key < reach)
 
     return create_block_mask(may_look, batch, None, length, length, device=str(document_BL.device))
+
+
+AttentionInterface.register(NAME, attend)

@@ -35,7 +35,7 @@ def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor")
         )
     device = next(lm.parameters()).device
     own = lm.config._attn_implementation == attention.NAME
-    loops = own and attention.varlen_hindrance(device, dtype) is not None
+    loops = own and attention.varlen_unavailable_reason(device, dtype) is not None
     if loops and any(layer.gradient_checkpointing for layer in layers):
         return "layers not compiled: checkpointed ones cannot loop over documents in a graph"
     if backend == "inductor":

@@ -41,7 +41,6 @@ def load_base(
     Raises:
         TrainingError: loading failed, the model is quantized already, or bitsandbytes is missing.
     """
-    attention.register()
     options = _four_bit_options(dtype, device) if quantized else {}
     try:
         config = Path(path) / "config.json"

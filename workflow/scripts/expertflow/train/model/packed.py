@@ -91,7 +91,7 @@ def document_kwargs(lm: PreTrainedModel, batch: Batch, positions: torch.Tensor) 
     if name != attention.NAME:
         config = lm.config.get_text_config()
         return {"attention_mask": attention.masks(name, config, positions, dtype)}
-    if attention.varlen_hindrance(device, dtype) is None:
+    if attention.varlen_unavailable_reason(device, dtype) is None:
         return {"cu_seq_lens_q": padded_bounds(batch, device), "max_length_q": batch.max_length}
     return {"document_bounds": padded_bounds(batch, batch.cu_seqlens.device)}
 

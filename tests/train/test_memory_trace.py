@@ -13,9 +13,8 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.memory import step_bytes_at
 from expertflow.plan.records import MemoryTrace
 from expertflow.plan.settings import LoraSpec
-from expertflow.train.trace import memory as trace_memory
-from expertflow.train.trace.memory import LiveBytes
-from expertflow.train.trace.model import TracedRun, build, materialize
+from expertflow.train import memory_trace
+from expertflow.train.memory_trace import LiveBytes, TracedRun, build, materialize
 
 SHAPE = {
     "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4,
@@ -41,7 +40,7 @@ def run_of(
 def traced(tmp_path: Path, config: PretrainedConfig = QWEN3, **changes: object) -> MemoryTrace:
     config.save_pretrained(tmp_path)
     spec = plan_spec(**{"method": "lora", "lora": LORA, "batch_size": None, **changes})
-    return trace_memory.trace_memory(
+    return memory_trace.trace_memory(
         tmp_path, spec, gpu=AMPERE, attention="packed", sequence_length_tokens=64,
         supervised_fraction=0.3,
     )  # fmt: skip
@@ -68,24 +67,24 @@ def test_a_step_without_data_has_the_bytes_of_a_real_one(method: str, checkpoint
     run = run_of("full" if method == "full" else "lora", DORA if method == "dora" else LORA)
     run = replace(run, attention="eager", dtype=torch.float32)
     real = build(run, n_layers=2, checkpoint=checkpoint)
-    materialize(real, fake=False)
-    seen = trace_memory.follow_step(real, run, 2, 48)
-    assert seen == trace_memory.trace(run, 2, 2, 48, checkpoint=checkpoint)
+    materialize(real)
+    seen = memory_trace.follow_step(real, run, 2, 48)
+    assert seen == memory_trace.trace(run, 2, 2, 48, checkpoint=checkpoint)
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_layers_are_extended_exactly(method: str, checkpoint: bool) -> None:
     run = run_of(method)
-    model, gradients, phases = trace_memory.trace(run, 5, 2, 128, checkpoint=checkpoint)
-    extended = trace_memory.whole_model(run, 2, 128, checkpoint=checkpoint)
+    model, gradients, phases = memory_trace.trace(run, 5, 2, 128, checkpoint=checkpoint)
+    extended = memory_trace.whole_model(run, 2, 128, checkpoint=checkpoint)
     assert extended == (model, gradients, max(phases.values()))
 
 
 def test_a_checkpointed_layer_keeps_its_input_and_no_more() -> None:
     """Two bytes an element of the hidden states, and the bounds of its documents once for all."""
     run, n_tokens = run_of(), 2 * 128
-    phases = [trace_memory.trace(run, n, 2, 128, checkpoint=True)[2]["top"] for n in (3, 4)]
+    phases = [memory_trace.trace(run, n, 2, 128, checkpoint=True)[2]["top"] for n in (3, 4)]
     assert phases[1] - phases[0] == 2 * QWEN3.hidden_size * n_tokens
 
 
@@ -124,14 +123,14 @@ def test_lines_are_not_too_low_where_the_loss_takes_a_second_chunk(
     """With a vocabulary that is large beside the layers, as real ones are."""
     config = Qwen3Config(**{**SHAPE, "vocab_size": 4096}, head_dim=32)
     line = traced(tmp_path, config).lines[1]
-    seen = trace_memory.whole_model(run_of(config=config), n_rows, 64, checkpoint=True)[2]
+    seen = memory_trace.whole_model(run_of(config=config), n_rows, 64, checkpoint=True)[2]
     assert seen <= step_bytes_at(line, n_rows * 64) <= 1.01 * seen
 
 
 def test_an_older_card_keeps_ungrouped_heads(tmp_path: Path) -> None:
     run = run_of()
     by_kernel, by_document = (
-        trace_memory.whole_model(replace(run, kernel=on), 2, 128, checkpoint=False)[2]
+        memory_trace.whole_model(replace(run, kernel=on), 2, 128, checkpoint=False)[2]
         for on in (True, False)
     )
     assert by_document > by_kernel
@@ -140,7 +139,7 @@ def test_an_older_card_keeps_ungrouped_heads(tmp_path: Path) -> None:
 def test_what_cannot_be_traced_says_why(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "of-tomorrow"}))
     spec = plan_spec(method="lora", lora=LORA)
-    made = trace_memory.trace_memory(
+    made = memory_trace.trace_memory(
         tmp_path, spec, gpu=AMPERE, attention="packed", sequence_length_tokens=64,
         supervised_fraction=0.3,
     )  # fmt: skip
