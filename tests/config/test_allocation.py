@@ -8,6 +8,7 @@ import pytest
 
 from expertflow.config import allocation
 from expertflow.core.errors import ConfigError
+from expertflow.plan.settings import TrainingSection
 
 COST = {
     "price_usd_per_hour": None, "price_as_of": None, "predicted_hours": 8.0,
@@ -38,8 +39,8 @@ def test_a_day_where_the_plan_does_not_say(plan: Path, cost: dict[str, object] |
 
 
 def test_one_machine_asks_for_none_and_several_for_as_many() -> None:
-    assert allocation.n_nodes({"world_size": 4, "n_nodes": 1}) is None
-    assert allocation.n_nodes({"world_size": 4, "n_nodes": 2}) == 2
+    assert allocation.n_nodes(TrainingSection(world_size=4, n_nodes=1)) is None
+    assert allocation.n_nodes(TrainingSection(world_size=4, n_nodes=2)) == 2
 
 
 def test_a_spoilt_plan_is_no_plan(plan: Path) -> None:
@@ -50,19 +51,19 @@ def test_a_spoilt_plan_is_no_plan(plan: Path) -> None:
 @pytest.mark.parametrize("limit", [8, None])
 def test_a_training_asks_for_a_card_a_process(limit: int | None) -> None:
     held = None if limit is None else SimpleNamespace(value=limit)
-    assert allocation.n_gpus({"world_size": 8}, held) == 8
+    assert allocation.n_gpus(TrainingSection(world_size=8), held) == 8
 
 
 def test_fewer_cards_than_processes_are_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"world_size is 8, .* 4 at once: .* --resources gpu=8"):
-        allocation.n_gpus({"world_size": 8}, SimpleNamespace(value=4))
+        allocation.n_gpus(TrainingSection(world_size=8), SimpleNamespace(value=4))
 
 
 def test_machines_with_unlike_shares_are_refused_in_one_line() -> None:
     with pytest.raises(
         ConfigError, match=r"n_nodes is 2 and training\.world_size 3: .* a multiple of 2"
     ):
-        allocation.n_nodes({"world_size": 3, "n_nodes": 2})
+        allocation.n_nodes(TrainingSection(world_size=3, n_nodes=2))
 
 
 def test_slurm_without_sbatch_is_refused_in_one_line(

@@ -9,6 +9,7 @@ from expertflow.config.guard import fail
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.records import read_part
 from expertflow.plan.records import CostPlan
+from expertflow.plan.settings import TrainingSection
 
 # The plan's upper end leaves out start-up, saves and evaluations where nothing was calibrated, and
 # a job that is ended too early is queued for again. A job asked for longer costs nothing more.
@@ -33,12 +34,12 @@ def runtime_minutes(expert: str) -> int:
     )
 
 
-def n_gpus(training: dict[str, Any], limit: Any) -> int:
+def n_gpus(training: TrainingSection, limit: Any) -> int:
     """Count the GPUs of all nodes together; ConfigError if a run may not use as many.
 
     Snakemake would silently request fewer, and the processes would share them.
     """
-    n: int = training["world_size"]
+    n = training.world_size
     # In a dry run without a profile there is no limit.
     if limit is not None and limit.value is not None and limit.value < n:
         raise ConfigError(
@@ -48,15 +49,15 @@ def n_gpus(training: dict[str, Any], limit: Any) -> int:
     return n
 
 
-def n_nodes(training: dict[str, Any]) -> int | None:
+def n_nodes(training: TrainingSection) -> int | None:
     """Return the machine count; null for one. ConfigError if it does not divide the processes."""
-    n_processes, n = training["world_size"], training["n_nodes"]
+    n_processes, n = training.world_size, training.n_nodes
     if n_processes % n:
         raise ConfigError(
             f"training.n_nodes is {n} and training.world_size {n_processes}: every machine runs as"
             f" many processes as the next; make world_size a multiple of {n}"
         )
-    return None if n == 1 else int(n)
+    return None if n == 1 else n
 
 
 def refuse_missing_slurm(executor: str) -> None:

@@ -27,10 +27,12 @@ from expertflow.config.load import (
 )
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record, from_json, read_record
+from expertflow.core.settings import without_auto
 from expertflow.data.lock import HashCache, lock_sources, unresolved_hub_sources, write_lock
 from expertflow.data.records import ExpertLock, SourceLock
 from expertflow.data.settings import SourceSpec
 from expertflow.plan.records import PlanSpec
+from expertflow.plan.settings import TrainingSection
 from expertflow.rental.bundle.records import (
     CARRIED,
     OPENED,
@@ -265,6 +267,13 @@ class Expert:
             found[key] = own_artifact(self.name, key, place) if brought else place
         return found
 
+    @cached_property
+    def training(self) -> TrainingSection:
+        """The settings of training, of which null stands for auto."""
+        section = without_auto(self.settings["training"])
+        training: TrainingSection = from_json(TrainingSection, section, where="training")
+        return training
+
     @property
     def tuned_files(self) -> list[str]:
         """The tuning file that the manifest names, if any: the user's, or one made here.
@@ -272,7 +281,7 @@ class Expert:
         An opened bundle's copy wins unless the manifest now names another one. Raises ConfigError
         if there is no such file and no rule makes it.
         """
-        place = self.settings["training"]["tuned"]
+        place = self.training.tuned
         if place is None:
             return []
         if self.bundle is not None and self.bundle.tuned == place:

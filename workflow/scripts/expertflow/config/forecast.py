@@ -14,6 +14,7 @@ from expertflow.config.expert import Expert
 from expertflow.core.errors import ExpertflowError, TrainingError
 from expertflow.core.files import sha256_file, sha256_text, sidecar_of
 from expertflow.core.records import Record, read_part, read_record
+from expertflow.core.settings import name_of
 from expertflow.data import cache
 from expertflow.data.records import SourceLock, SourceRecord
 from expertflow.data.settings import SourceSpec
@@ -22,7 +23,7 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.claims import time_words
 from expertflow.plan.cost import MFU_HIGH, MFU_LOW, peak_flops_per_s, planned_price
 from expertflow.plan.flops import flops_per_token
-from expertflow.plan.records import CostPlan, ModelFacts, PlanSpec
+from expertflow.plan.records import CostPlan, ModelFacts, PlanSpec, TrainPlan
 from expertflow.plan.switches import choose_precision
 from expertflow.tokens.records import PackedSplit
 
@@ -148,7 +149,7 @@ def _planned(path: Path) -> Forecast:
     basis = "calibrated plan" if cost.calibrated else "plan"
     if cost.predicted_hours_low is None or cost.predicted_hours_high is None:
         return Forecast(hardware=name, basis=f"{basis}: {cost.reason}")
-    n_cards = read_part(int, path, "world_size")
+    n_cards = read_part(int, path, name_of(TrainPlan.world_size))
     return Forecast(
         hours=(cost.predicted_hours_low, cost.predicted_hours_high),
         usd=_usd(cost.predicted_usd_low, cost.predicted_usd_high),
@@ -242,9 +243,9 @@ def _epochs(spec: PlanSpec, tokens_per_epoch: float) -> float:
 
 
 def _tokens_per_row(case: Case) -> Range | None:
-    training = case.expert.settings["training"]
-    length = training["max_seq_length"]
-    if length == "auto" or training["packing"] == "none":
+    training = case.expert.training
+    length = training.max_seq_length
+    if length is None or training.packing == "none":
         return None
     return length * FILL_FRACTION[0], length * FILL_FRACTION[1]
 

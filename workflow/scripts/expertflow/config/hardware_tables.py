@@ -11,8 +11,8 @@ from expertflow.config.read_yaml import read_yaml
 from expertflow.config.validate import check
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import from_json
-from expertflow.core.settings import neutralize, without_auto
-from expertflow.plan.records import Claim, HardwareChoice, Origin, PlanSpec
+from expertflow.core.settings import name_of, neutralize, without_auto
+from expertflow.plan.records import Claim, HardwareChoice, Origin, PlanSpec, TrainPlan
 from expertflow.plan.settings import Training, TrainingSection
 
 Settings = dict[str, Any]
@@ -75,10 +75,9 @@ class HardwareTables:
         Raises:
             ConfigError: no card has a name that is given.
         """
-        training = without_auto(expert["training"])
-        if training["method"] == "full":
-            training["lora"] = None
-        chosen = from_json(TrainingSection, training, where="training")
+        chosen = from_json(TrainingSection, without_auto(expert["training"]), where="training")
+        if chosen.method == "full":
+            chosen = replace(chosen, lora=None)
         config, is_demo = self._config, expert["preset"] == "demo"
         hardware = "cpu" if is_demo else self.hardware
         compare = [] if hardware == "cpu" else self._compare()
@@ -91,7 +90,7 @@ class HardwareTables:
         prices = {row["name"]: price for row in cards if (price := self._price(row)) is not None}
         return PlanSpec(
             **{name: getattr(chosen, name) for name in Training.__struct_fields__},
-            origins=_origins(expert),
+            origins=_origins(expert["setting_origins"], chosen),
             hardware=hardware,
             gpu_table=tuple(cards),
             prices=prices,
@@ -163,12 +162,12 @@ def tuning_spec(spec: PlanSpec) -> PlanSpec:
     return replace(calibration_spec(spec, length=True), tuned=None)
 
 
-def _origins(expert: Settings) -> dict[str, Origin]:
+def _origins(told: dict[str, Origin], training: TrainingSection) -> dict[str, Origin]:
     """Keep the origins of what a plan holds; the length of rows goes by the plan's name for it."""
-    told: dict[str, Origin] = expert["setting_origins"]
     kept = {name: told[name] for name in Training.__struct_fields__ if name in told}
-    if without_auto(expert["training"]["max_seq_length"]) is not None:
-        kept["sequence_length_tokens"] = told.get("max_seq_length", "default")
+    if training.max_seq_length is not None:
+        length = told.get(name_of(TrainingSection.max_seq_length), "default")
+        kept[name_of(TrainPlan.sequence_length_tokens)] = length
     return kept
 
 

@@ -16,6 +16,8 @@ from expertflow.core.files import canonical_json, remove
 from expertflow.core.locks import holder, sign, try_lock
 from expertflow.core.process import run_stoppable
 from expertflow.core.records import Record, read_record
+from expertflow.core.settings import name_of
+from expertflow.plan.settings import TrainingSection
 from expertflow.tokens.records import PackingRecord
 
 EXPERT = "rows"
@@ -106,9 +108,9 @@ def _manifest(request: PackRequest) -> dict[str, Any]:
         "tokenizer": str(request.tokenizer.absolute()),
         "sources": [{**source, **request.templates}],
         "training": {
-            "method": "full",
-            "packing": request.packing,
-            "max_seq_length": "auto" if length is None else length,
+            name_of(TrainingSection.method): "full",
+            name_of(TrainingSection.packing): request.packing,
+            name_of(TrainingSection.max_seq_length): "auto" if length is None else length,
         },
         "evaluation": {"task": "held_out_loss"},
     }

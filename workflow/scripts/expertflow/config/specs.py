@@ -20,7 +20,6 @@ from expertflow.config.load import told_training
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import Record, from_json, to_json
-from expertflow.core.settings import without_auto
 from expertflow.data.settings import (
     BenchmarkSpec,
     DeduplicateSpec,
@@ -142,7 +141,7 @@ def prepare_model(expert: Expert, _: Any) -> ModelSpec:
         settings["builtin"],
         revision=settings["model_revision"],
         license=settings["model_license"],
-        seed=settings["training"]["seed"],
+        seed=expert.training.seed,
         content=_model_content(expert, of_tokenizer=False),
     )
 
@@ -188,7 +187,7 @@ def pretokenize_shard(expert: Expert, _: Any) -> TokenSpec:
 
 def pack_sequences(expert: Expert, _: Any) -> PackingSpec:
     training, data = expert.settings["training"], expert.settings["data"]
-    length = without_auto(training["max_seq_length"])
+    length = expert.training.max_seq_length
     return _pick(PackingSpec, training, data, sequence_length_tokens=length)
 
 
@@ -276,7 +275,7 @@ def make_bundle(expert: Expert, _: Any) -> BundleSpec:
         tokens=pretokenize_shard(expert, None),
         code=chain_digests([*rules, *generators], expert.setup.scripts),
         with_weights=config["bundle_weights"],
-        tuned=expert.settings["training"]["tuned"],
+        tuned=expert.training.tuned,
         staging=stage_to_nvme(expert, None),
         told=told_training(expert.told, name),
     )

@@ -10,24 +10,26 @@ from jsonschema.exceptions import ValidationError
 
 from expertflow.config.read_yaml import suggest
 from expertflow.core.errors import ConfigError
+from expertflow.core.settings import name_of
+from expertflow.plan.settings import TrainingSection
 
 # What other trainers call our settings; docs/migration.md tells the whole story. The new name is
 # below the object that held the old one: training.lora_r is training.lora.r.
 FORMER_NAMES = {
-    "per_device_train_batch_size": "batch_size",
-    "micro_batch_size": "batch_size",
-    "max_length": "max_seq_length",
-    "num_workers": "dataloader_num_workers",
-    "prefetch_factor": "dataloader_prefetch_factor",
-    "persistent_workers": "dataloader_persistent_workers",
-    "epochs": "num_train_epochs",
-    "num_epochs": "num_train_epochs",
-    "lr": "learning_rate",
-    "lr_scheduler": "lr_scheduler_type",
-    "tf32": "use_tf32",
-    "attn_implementation": "attention",
-    "packing_strategy": "packing",
-    "early_stopping_patience": "patience",
+    "per_device_train_batch_size": name_of(TrainingSection.batch_size),
+    "micro_batch_size": name_of(TrainingSection.batch_size),
+    "max_length": name_of(TrainingSection.max_seq_length),
+    "num_workers": name_of(TrainingSection.dataloader_num_workers),
+    "prefetch_factor": name_of(TrainingSection.dataloader_prefetch_factor),
+    "persistent_workers": name_of(TrainingSection.dataloader_persistent_workers),
+    "epochs": name_of(TrainingSection.num_train_epochs),
+    "num_epochs": name_of(TrainingSection.num_train_epochs),
+    "lr": name_of(TrainingSection.learning_rate),
+    "lr_scheduler": name_of(TrainingSection.lr_scheduler_type),
+    "tf32": name_of(TrainingSection.use_tf32),
+    "attn_implementation": name_of(TrainingSection.attention),
+    "packing_strategy": name_of(TrainingSection.packing),
+    "early_stopping_patience": name_of(TrainingSection.patience),
     "lora_r": "lora.r",
     "lora_alpha": "lora.alpha",
     "lora_dropout": "lora.dropout",

@@ -298,11 +298,11 @@ class Workflow:
 
     def n_gpus(self, wildcards: Any) -> int:
         limit = self._gpu_limit if self.main else None
-        return allocation.n_gpus(self._expert(wildcards).settings["training"], limit)
+        return allocation.n_gpus(self._expert(wildcards).training, limit)
 
     def n_nodes(self, wildcards: Any) -> int | None:
         """Count the machines that train together; null, no resource, where it is one."""
-        return allocation.n_nodes(self._expert(wildcards).settings["training"])
+        return allocation.n_nodes(self._expert(wildcards).training)
 
     def minutes(self, wildcards: Any) -> int:
         """Return how long a cluster should let a training run; nothing else reads it."""
@@ -331,7 +331,7 @@ class Workflow:
         @cache
         def check(name: str) -> None:
             expert = self._expert(SimpleNamespace(expert=name))
-            training = expert.settings["training"]
+            training = expert.training
             if rule in TRAINS:
                 allocation.n_gpus(training, self._gpu_limit)
                 allocation.n_nodes(training)
