@@ -12,14 +12,14 @@ from expertflow.core.errors import ConfigError
 from expertflow.core.records import write_record
 from expertflow.rental.guard.copies import Copies
 from expertflow.rental.guard.ledger import Ledger, PaidSession, read_ledger
-from expertflow.rental.guard.options import settings_from
+from expertflow.rental.guard.options import parse_options
 from expertflow.rental.sync.store import SendRecord, SyncFailed
 
 
 def copies_of(folder: Path, place: Place, *, forget_spent: bool = False) -> Copies:
     words = ["--state", str(folder / "state"), "--results", str(folder / "results")]
     words += ["--sync-to", place.destination, "--", "true"]
-    copies = Copies(settings_from(words, None))
+    copies = Copies(parse_options(words, None))
     copies.begin(forget_spent=forget_spent)
     return copies
 

@@ -20,26 +20,26 @@ from guarded import (
 from support import patched_script, running_in, wait_for
 
 from expertflow.core.errors import ConfigError
-from expertflow.rental.guard.options import Settings, guard_command, settings_from
-from expertflow.rental.guard.session import TIMED_OUT, Session, run_hook
+from expertflow.rental.guard.options import GuardOptions, guard_command, parse_options
+from expertflow.rental.guard.run import TIMED_OUT, Guard, run_hook
 from expertflow.rental.guard.timers import Notice
 
 HOOK = ("--disk-stays", "--on-finish", "touch hook")
 # A guard whose watch breaks as soon as the trainer is at work.
 BROKEN = """
-from expertflow.rental.guard.timers import Stalled
+from expertflow.rental.guard.timers import Standstill
 
-def poll(stalled):
+def poll(timer):
     if Path("starts.txt").is_file():
         raise RuntimeError("unheard of")
 
-Stalled.poll = poll
+Standstill.poll = poll
 """
 LATER = (datetime.now(UTC) + timedelta(days=1)).isoformat()
 
 
-def settings(*options: str) -> Settings:
-    return settings_from([*options, "--", "true"], None)
+def settings(*options: str) -> GuardOptions:
+    return parse_options([*options, "--", "true"], None)
 
 
 def test_a_second_guard_in_a_folder_is_refused(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_settings_that_contradict_each_other_are_refused(
 def test_a_snakemake_in_another_folder_is_refused(words: list[str]) -> None:
     command = ["/opt/bin/snakemake", "all", *words]
     with pytest.raises(ConfigError, match="--results and --state"):
-        settings_from(["--", *command], None)
-    settings_from(["--results", "run1/results", "--state", "run1/state", "--", *command], None)
-    settings_from(["--", "tool", "-d", "x"], None)
+        parse_options(["--", *command], None)
+    parse_options(["--results", "run1/results", "--state", "run1/state", "--", *command], None)
+    parse_options(["--", "tool", "-d", "x"], None)
 
 
 @pytest.mark.parametrize("option", ["--sync-to", "--push"])
@@ -132,13 +132,13 @@ def test_a_spent_budget_does_not_end_the_tries_that_end_the_paying(tmp_path: Pat
 def test_a_pull_ends_with_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     price = ("--usd-per-hour", "3600", "--max-usd", "4", "--reserve-seconds", "1")
-    session = Session(settings(*price))
-    session.start_meter()
+    guard = Guard(settings(*price))
+    guard.start_meter()
+    monkeypatch.setattr(guard.copies, "pull", lambda: guard.copies.cancel.wait(60))
     with pytest.raises(ConfigError, match="spent while states were pulled; nothing was started"):
-        with session.within_budget("states were pulled"):
-            assert session.copies.cancel.wait(60)
+        guard.pull_states()
     with pytest.raises(ConfigError, match="raise --max-usd"):
-        Session(settings(*price)).start_meter()
+        Guard(settings(*price)).start_meter()
 
 
 def is_alone(folder: Path) -> bool:

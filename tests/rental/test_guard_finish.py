@@ -9,7 +9,7 @@ import pytest
 from guarded import end, record, run, start, start_trainer, wait_for_line
 from stores import Place, every_kind, fake_rsync, remote_shell
 
-from expertflow.rental.guard.session import N_HOOKS
+from expertflow.rental.guard.run import N_HOOKS
 
 HOOK = ("--disk-stays", "--on-finish", 'echo "$EXPERTFLOW_OUTCOME $EXPERTFLOW_USD" > hook')
 WORK = ["bash", "-c", "mkdir -p results/sums; echo trained > results/sums/report.json"]

@@ -14,7 +14,7 @@ from expertflow.rental.guard.ledger import (
     Ledger,
     Meter,
     PaidSession,
-    merge,
+    merge_ledgers,
     read_ledger,
 )
 
@@ -76,7 +76,7 @@ def test_ledgers_of_two_machines_are_put_together() -> None:
     longer = PaidSession(start_s=0.0, end_s=30.0, usd_per_hour=1.0)
     second = PaidSession(start_s=50.0, end_s=60.0, usd_per_hour=1.0)
     here, there = Ledger(sessions=(first, second)), Ledger(sessions=(longer,))
-    assert merge(here, there, judged=Ledger()).sessions == (longer, second)
+    assert merge_ledgers(here, there, judged=Ledger()).sessions == (longer, second)
 
 
 def test_a_spoiled_ledger_is_no_empty_one(tmp_path: Path) -> None:

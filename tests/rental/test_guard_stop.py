@@ -12,7 +12,7 @@ import pytest
 from guarded import end, n_starts, record, run, start_trainer, trainer, wait_for_line
 from support import SCRIPTS, patched_script, running_in, wait_for
 
-from expertflow.rental.guard import session as guard_session
+from expertflow.rental.guard.run import ECHO_S
 
 SNAKEFILE = """
 rule all:
@@ -76,7 +76,7 @@ def test_a_signal_that_is_repeated_kills(tmp_path: Path) -> None:
     guard = start_trainer(tmp_path, command=trainer(tmp_path, save_s=600))
     guard.terminate()
     wait_for_line(guard, "stopping")
-    time.sleep(guard_session.ECHO_S)
+    time.sleep(ECHO_S)
     guard.terminate()
     code, out = end(guard)
     assert code == 143, out
@@ -86,7 +86,7 @@ def test_a_signal_that_is_repeated_kills(tmp_path: Path) -> None:
 
 def test_a_signal_that_comes_twice_at_once_is_one(tmp_path: Path) -> None:
     # A busy machine is not too slow for two that come within a minute.
-    patient = "from expertflow.rental.guard import session\nsession.ECHO_S = 60.0"
+    patient = "from expertflow.rental.guard import run\nrun.ECHO_S = 60.0"
     program = patched_script(tmp_path, "guard_run", patient)
     hold = tmp_path / "hold"
     hold.touch()

@@ -89,7 +89,7 @@ def test_work_is_no_standstill(
     clock = SimpleNamespace(now_s=0.0)
     monkeypatch.setattr(timers, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     process = subprocess.Popen(["bash", "-c", f"({work}) & wait"], start_new_session=True)
-    timer = timers.Stalled(minutes=0.1, folders=[tmp_path], pid=process.pid)
+    timer = timers.Standstill(minutes=0.1, folders=[tmp_path], pid=process.pid)
 
     def used_s() -> float:
         children = psutil.Process(process.pid).children(recursive=True)

@@ -16,7 +16,7 @@ from support import ROOT, SCRIPTS
 from workflow_space import Workspace
 
 from expertflow.config.validate import FORMER_NAMES
-from expertflow.rental.guard.options import settings_from
+from expertflow.rental.guard.options import parse_options
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
@@ -228,7 +228,7 @@ def example_commands(path: Path) -> list[list[str]]:
 @pytest.mark.parametrize("path", EXAMPLES.values(), ids=list(EXAMPLES))
 def test_the_guard_understands_what_it_is_told(path: Path) -> None:
     words = next(w for w in example_commands(path) if "workflow/scripts/guard_run.py" in w)
-    settings = settings_from(
+    settings = parse_options(
         [w.replace("$STORE", "s3://bucket").replace("$USD_PER_HOUR", "2.49") for w in words[2:]],
         None,
     )

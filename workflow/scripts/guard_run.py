@@ -15,13 +15,12 @@ notice; 84 if something could not be copied, 85 if the stop command failed.
 import sys
 
 from expertflow.core import cli
-from expertflow.rental.guard.options import settings_from
+from expertflow.rental.guard.options import parse_options
 from expertflow.rental.guard.run import Guard
 
 
 def main() -> None:
-    settings = settings_from(sys.argv[1:], __doc__)
-    sys.exit(Guard(settings).run())
+    sys.exit(Guard(parse_options(sys.argv[1:], __doc__)).run())
 
 
 if __name__ == "__main__":

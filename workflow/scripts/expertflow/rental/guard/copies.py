@@ -1,6 +1,5 @@
 """The guard's copies: checkpoints while the command runs, everything when it has ended."""
 
-import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -9,10 +8,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from expertflow.core.errors import ConfigError, ExpertflowError
+from expertflow.core.errors import ConfigError, DataError, ExpertflowError
 from expertflow.core.files import remove
+from expertflow.core.records import read_part
 from expertflow.rental.guard.ledger import PLACE, TravellingLedger
-from expertflow.rental.guard.options import Settings
+from expertflow.rental.guard.options import GuardOptions
 from expertflow.rental.sync.states import OUTCOME, pull_states, push_state, states_below
 from expertflow.rental.sync.store import SendRecord, SyncFailed, failing_as, files_below
 from expertflow.rental.sync.stores import open_store
@@ -32,11 +32,11 @@ class Copies:
     starts; later, SyncFailed after everything else was sent.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, options: GuardOptions) -> None:
         self.cancel = threading.Event()
-        self.state, self.results, self.skip = settings.state, settings.results, settings.skip
+        self.state, self.results, self.skip = options.state, options.results, options.skip
         self.own = self.state / ".guard"
-        push, sync_to = settings.push, settings.sync_to
+        push, sync_to = options.push, options.sync_to
         self.sync_store = None if sync_to is None else open_store(sync_to, self.cancel)
         # Checkpoints go where results go, unless they have a destination of their own.
         self.push_store = self.sync_store if push is None else open_store(push, self.cancel)
@@ -68,7 +68,7 @@ class Copies:
         for line in self.pulls:
             log.info("pulled %s", line)
 
-    def try_out(self) -> None:
+    def try_destinations(self) -> None:
         probe = self.own / "destination.txt"
         self.own.mkdir(parents=True, exist_ok=True)
         probe.write_text("expertflow\n", encoding="utf-8")
@@ -103,48 +103,6 @@ class Copies:
         self.check_push()
         self.cancel.clear()
 
-    def _push_all(self, left_out: frozenset[str]) -> None:
-        states = (partial(self._push, state) for state in self._unsaved(left_out))
-        _run_all([self.send_ledger, *states])
-
-    def _push(self, state: Path) -> None:
-        if self.push_store is None:
-            return
-        with failing_as(f"checkpoints of {state}"):
-            record = push_state(state, self.push_store, self.own / HOLD, trusted=self._trusted)
-        if record is not None:
-            if self._trusted is not None:
-                self._trusted.add(record.what)
-            self.pushes.append(record)
-            log.info(SENT, "pushed", record.what, record.n_bytes, record.duration_s)
-
-    def _unsaved(self, left_out: frozenset[str]) -> list[Path]:
-        found = states_below(self.state)
-        return [state for state in found if _weights_of(state / OUTCOME) not in left_out]
-
-    def _published(self) -> frozenset[str]:
-        if self.sync_store is None:
-            return frozenset()
-        found = {_weights_of(path) for path in self.results.glob("*/training.json")}
-        return frozenset(sha256 for sha256 in found if sha256 is not None)
-
-    def _send_results(self) -> None:
-        if self.sync_store is None:
-            return
-        with failing_as(f"{self.results}: not copied"):
-            names = files_below(self.results, skip=self.skip)
-            if not names:
-                raise SyncFailed(
-                    f"nothing below {self.results} to copy; give --results and --state, the folders"
-                    " that the command writes"
-                )
-            record = self.sync_store.send(self.results, "results", names)
-        self.syncs.append(record)
-        log.info(SENT, "synced", record.what, record.n_bytes, record.duration_s)
-
-    def send_all(self) -> None:
-        _run_all([lambda: self._push_all(self._published()), self._send_results])
-
     def send_with_retries(self, *, n_retries: int, may_go_on: Callable[[float], bool]) -> bool:
         """Copy everything, retrying with longer waits; return whether it is there."""
         for attempt in range(n_retries + 1):
@@ -160,6 +118,48 @@ class Copies:
             self.cancel.wait(wait_s)
         return False
 
+    def send_all(self) -> None:
+        published = self._published()
+        _run_all([lambda: self._push_all(published), self._send_results])
+
+    def _push_all(self, published: frozenset[str]) -> None:
+        """Send the ledger, then each state whose weights are not in published results."""
+        states = [partial(self._push, state) for state in self._unpublished(published)]
+        _run_all([self.send_ledger, *states])
+
+    def _push(self, state: Path) -> None:
+        assert self.push_store is not None
+        with failing_as(f"checkpoints of {state}"):
+            record = push_state(state, self.push_store, self.own / HOLD, trusted=self._trusted)
+        if record is not None:
+            if self._trusted is not None:
+                self._trusted.add(record.what)
+            self.pushes.append(record)
+            log.info(SENT, "pushed", record.what, record.n_bytes, record.duration_s)
+
+    def _unpublished(self, published: frozenset[str]) -> list[Path]:
+        states = states_below(self.state)
+        return [state for state in states if _weights_of(state / OUTCOME) not in published]
+
+    def _published(self) -> frozenset[str]:
+        """Return the weights of results that a sync takes along."""
+        found = self.results.glob("*/training.json") if self.sync_store is not None else ()
+        return frozenset(sha256 for path in found if (sha256 := _weights_of(path)) is not None)
+
+    def _send_results(self) -> None:
+        if self.sync_store is None:
+            return
+        with failing_as(f"{self.results}: not copied"):
+            names = files_below(self.results, skip=self.skip)
+            if not names:
+                raise SyncFailed(
+                    f"nothing below {self.results} to copy; give --results and --state, the folders"
+                    " that the command writes"
+                )
+            record = self.sync_store.send(self.results, "results", names)
+        self.syncs.append(record)
+        log.info(SENT, "synced", record.what, record.n_bytes, record.duration_s)
+
     def _note_failure(self, message: str, error: BaseException | None = None) -> None:
         self.failures.append(" ".join(message.split()))
         expected = error is None or isinstance(error, ExpertflowError)
@@ -167,7 +167,7 @@ class Copies:
 
     def reserve_s(self, floor_s: float) -> float:
         """Return the seconds to reserve for the last save and copies, from measurements so far."""
-        found = map(checkpoint_files.newest, self._unsaved(self._published()))
+        found = map(checkpoint_files.newest, self._unpublished(self._published()))
         newest = [path for path in found if path is not None]
         progresses = map(checkpoint_files.read_progress, newest)
         points = (point for progress in progresses for point in progress.get("save_points", []))
@@ -185,14 +185,13 @@ class Copies:
 
 def _weights_of(record: Path) -> str | None:
     try:
-        value = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_part(str, record, "weights_sha256")
+    except (DataError, OSError):
         return None
-    sha256 = value.get("weights_sha256") if isinstance(value, dict) else None
-    return sha256 if isinstance(sha256, str) else None
 
 
 def _run_all(tasks: Iterable[Callable[[], None]]) -> None:
+    """Run every task, then raise the first failure; the others are logged."""
     failures = []
     for task in tasks:
         try:

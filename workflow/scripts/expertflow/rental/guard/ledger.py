@@ -1,6 +1,7 @@
 """The cost of a run over all its sessions, here and on other machines."""
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,43 +30,58 @@ class Ledger(Record, frozen=True, kw_only=True):
 
 
 class Meter:
-    """Counts dollars on top of a ledger, from now or from when billing began."""
+    """Counts dollars on top of a ledger, from now or from when billing began; none without a price.
+
+    ``usd_before`` is what earlier sessions cost.
+    """
 
     def __init__(
         self,
         path: Path,
         *,
-        usd_per_hour: float,
+        usd_per_hour: float | None,
+        max_usd: float | None = None,
         since_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         now_s = time.time()
-        self._path, self._clock, self._zero_s = path, clock, clock()
-        self._paid_before_s = 0.0 if since_s is None else max(0.0, now_s - since_s)
-        start_s = now_s - self._paid_before_s
-        self._session = PaidSession(start_s=start_s, end_s=now_s, usd_per_hour=usd_per_hour)
-        earlier = read_ledger(path).sessions
+        start_s = now_s if since_s is None else min(since_s, now_s)
+        earlier = () if usd_per_hour is None else read_ledger(path).sessions
         if since_s is not None:
             # Sessions of the same paid stretch count up to its start. One that seems to start later
             # than now was timed by another clock, and counts in full.
-            before = [s for s in earlier if s.start_s < start_s]
-            later = [s for s in earlier if s.start_s > now_s]
-            clipped = [replace(s, end_s=min(s.end_s, start_s)) for s in before]
-            earlier = (*clipped, *later)
-        self._earlier, self.usd_before = earlier, sum((s.usd() for s in earlier), 0.0)
+            before = (s for s in earlier if s.start_s < start_s)
+            later = (s for s in earlier if s.start_s > now_s)
+            earlier = (*(replace(s, end_s=min(s.end_s, start_s)) for s in before), *later)
+        self._path, self._earlier = path, earlier
+        self._price, self._limit = usd_per_hour, max_usd
+        self.usd_before = sum((s.usd() for s in earlier), 0.0)
+        self._start_s, self._clock, self._zero_s = start_s, clock, clock() - (now_s - start_s)
 
-    def usd(self, *, ahead_s: float = 0.0) -> float:
-        return self.usd_before + self._paid_s(ahead_s) / 3600 * self._session.usd_per_hour
+    def usd(self, *, ahead_s: float = 0.0) -> float | None:
+        if self._price is None:
+            return None
+        return self.usd_before + (self._clock() - self._zero_s + ahead_s) / 3600 * self._price
 
-    def lasts_s(self, limit_usd: float) -> float:
-        return max(0.0, limit_usd - self.usd()) / self._session.usd_per_hour * 3600
+    def has_usd_for(self, wait_s: float) -> bool:
+        usd = self.usd(ahead_s=wait_s)
+        return usd is None or self._limit is None or usd < self._limit
+
+    def lasts_s(self, reserve_s: float) -> float:
+        """Return the seconds until only the reserve is left; very many without a limit."""
+        usd = self.usd()
+        if usd is None or self._price is None or self._limit is None:
+            return threading.TIMEOUT_MAX
+        return max(0.0, self._limit - usd) / self._price * 3600 - reserve_s
+
+    def format_usd(self) -> str:
+        return f"${self.usd() or 0.0:.2f} of ${self._limit or 0.0:.2f}"
 
     def note(self) -> None:
-        session = replace(self._session, end_s=self._session.start_s + self._paid_s())
-        write_record(self._path, Ledger(sessions=(*self._earlier, session)))
-
-    def _paid_s(self, ahead_s: float = 0.0) -> float:
-        return self._paid_before_s + self._clock() - self._zero_s + ahead_s
+        if self._price is not None:
+            end_s = self._start_s + self._clock() - self._zero_s
+            session = PaidSession(start_s=self._start_s, end_s=end_s, usd_per_hour=self._price)
+            write_record(self._path, Ledger(sessions=(*self._earlier, session)))
 
 
 class TravellingLedger:
@@ -82,7 +98,7 @@ class TravellingLedger:
         self._begins_anew = True
 
     def pull(self, store: Store) -> None:
-        if not self._begins_anew and (joined := self._joined(store)).sessions:
+        if not self._begins_anew and (joined := self._join(store)).sessions:
             write_record(self.path, joined)
         self._judged = read_ledger(self.path)
 
@@ -90,7 +106,7 @@ class TravellingLedger:
         """Update the store, keeping what other machines have written there."""
         if not self.path.is_file():
             return
-        joined = read_ledger(self.path) if self._begins_anew else self._joined(store)
+        joined = read_ledger(self.path) if self._begins_anew else self._join(store)
         try:
             # Send a copy: the ledger itself is rewritten meanwhile.
             write_record(self._copy / LEDGER, joined)
@@ -99,11 +115,11 @@ class TravellingLedger:
         finally:
             remove(self._copy)
 
-    def _joined(self, store: Store) -> Ledger:
+    def _join(self, store: Store) -> Ledger:
         mine = read_ledger(self.path)
         try:
             store.fetch(f"{PLACE}/{LEDGER}", self._copy)
-            return merge(mine, read_ledger(self._copy / LEDGER), judged=self._judged)
+            return merge_ledgers(mine, read_ledger(self._copy / LEDGER), judged=self._judged)
         except NotThere:
             # No machine has sent one yet.
             return mine
@@ -121,17 +137,14 @@ def read_ledger(path: Path) -> Ledger:
         raise DataError(f"{error}; or give --forget-spent to begin a new budget") from error
 
 
-def merge(mine: Ledger, other: Ledger, *, judged: Ledger) -> Ledger:
+def merge_ledgers(mine: Ledger, other: Ledger, *, judged: Ledger) -> Ledger:
     """Add sessions that only the other ledger has, or has for longer.
 
     Sessions already ``judged`` by a meter (counted or clipped) are added only if they went on.
     """
     known = {session.start_s: session for session in mine.sessions}
-    ends_s = {session.start_s: session.end_s for session in judged.sessions}
     for session in other.sessions:
-        start_s = session.start_s
-        if session.end_s <= ends_s.get(start_s, -math.inf):
-            continue
-        if start_s not in known or known[start_s].end_s < session.end_s:
-            known[start_s] = session
+        same = (s for s in (*mine.sessions, *judged.sessions) if s.start_s == session.start_s)
+        if session.end_s > max((s.end_s for s in same), default=-math.inf):
+            known[session.start_s] = session
     return Ledger(sessions=tuple(known[start_s] for start_s in sorted(known)))

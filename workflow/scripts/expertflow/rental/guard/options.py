@@ -4,64 +4,27 @@ import argparse
 import math
 import shlex
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from expertflow.core import cli
 from expertflow.core.errors import ConfigError
-from expertflow.core.records import Record
 from expertflow.rental.sync.store import check_destination, is_local
 
 # Relative to the folder where the guard is started.
 RESULTS, STATE = Path("results"), Path("state")
 
 
-class Settings(Record, frozen=True, kw_only=True):
-    command: tuple[str, ...]
-    usd_per_hour: float | None
-    max_usd: float | None
-    paid_since_s: float | None
-    forget_spent: bool
-    reserve_s: float
-    idle_minutes: float
-    idle_percent: float
-    stalled_minutes: float
-    notice_command: str | None
-    notice_s: float
-    grace_s: float
-    push: str | None
-    push_minutes: float
-    pull: bool
-    sync_to: str | None
-    sync_retries: int
-    skip: Collection[str]
-    on_finish: str | None
-    without_sync: bool
-    disk_stays: bool
-    results: Path
-    state: Path
+class GuardOptions(argparse.Namespace):
+    """The options, and the ``command`` to guard; declared in ``parse_options``."""
 
 
-def settings_from(arguments: Sequence[str], description: str | None) -> Settings:
+def parse_options(arguments: Sequence[str], description: str | None) -> GuardOptions:
     """Parse the options before ``--``, where the command begins; raise ConfigError if invalid."""
-    words = list(arguments)
-    cut = words.index("--") if "--" in words else len(words)
-    args = _parser(description).parse_args(words[:cut])
-    command = tuple(words[cut + 1 :])
-    if not command:
-        raise ConfigError("no command to guard; put it behind --, as in -- snakemake --cores 8")
-    settings = Settings(command=command, **vars(args))
-    _check(settings)
-    return settings
-
-
-def _parser(description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="guard_run.py [options] -- COMMAND …",
-    )
+    parser = cli.parser(description)
+    parser.usage = "guard_run.py [options] -- COMMAND …"
 
     def add(option: str, words: str | None = None, **settings: Any) -> None:
         parser.add_argument(option, help=words, **settings)
@@ -93,39 +56,47 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     add("--disk-stays", "DEST may be a folder of the results' own disk", action="store_true")
     add("--results", type=Path, default=RESULTS)
     add("--state", type=Path, default=STATE)
-    return parser
+    words = list(arguments)
+    cut = words.index("--") if "--" in words else len(words)
+    command = words[cut + 1 :]
+    options = parser.parse_args(words[:cut], GuardOptions(command=command))
+    if not command:
+        raise ConfigError("no command to guard; put it behind --, as in -- snakemake --cores 8")
+    _check(options)
+    return options
 
 
-def _check(settings: Settings) -> None:
-    if settings.max_usd is not None and settings.usd_per_hour is None:
+def _check(options: GuardOptions) -> None:
+    if options.max_usd is not None and options.usd_per_hour is None:
         raise ConfigError("--max-usd needs --usd-per-hour, the price of this machine")
-    destinations = {"--push": settings.push, "--sync-to": settings.sync_to}
+    destinations = {"--push": options.push, "--sync-to": options.sync_to}
     given = {option: place for option, place in destinations.items() if place is not None}
     for destination in given.values():
         check_destination(destination)
-    if settings.on_finish is not None and settings.sync_to is None and not settings.without_sync:
+    stops_machine = options.on_finish is not None and not options.without_sync
+    if stops_machine and options.sync_to is None:
         raise ConfigError(
             "--on-finish without --sync-to would stop a machine whose results are nowhere else;"
             " add --sync-to DEST, or --without-sync where the disk stays"
         )
-    if settings.on_finish is not None and not settings.disk_stays and not settings.without_sync:
+    if stops_machine and not options.disk_stays:
         for option, destination in given.items():
-            if is_local(destination) and _device(Path(destination)) == _device(settings.results):
+            if is_local(destination) and _device(Path(destination)) == _device(options.results):
                 raise ConfigError(
-                    f"{option} {destination}: a folder on the disk of {settings.results}, which"
+                    f"{option} {destination}: a folder on the disk of {options.results}, which"
                     " --on-finish may end; give a folder of another disk, host:path or s3://…, or"
                     " --disk-stays where it stays"
                 )
-    names = [Path(word).name for word in settings.command]
-    if "snakemake" in names and (settings.results == RESULTS or settings.state == STATE):
-        for word in settings.command[names.index("snakemake") + 1 :]:
+    names = [Path(word).name for word in options.command]
+    if "snakemake" in names and (options.results == RESULTS or options.state == STATE):
+        for word in options.command[names.index("snakemake") + 1 :]:
             if word.startswith(("--directory", "-d")):
                 raise ConfigError(
                     f"{word}: Snakemake would write where the guard does not look; start the guard"
                     " in that folder, or give it --results and --state"
                 )
-    if settings.sync_retries < 0:
-        raise ConfigError(f"--sync-retries {settings.sync_retries}: give 0 or more")
+    if options.sync_retries < 0:
+        raise ConfigError(f"--sync-retries {options.sync_retries}: give 0 or more")
 
 
 def _device(path: Path) -> int:
@@ -137,12 +108,11 @@ def _device(path: Path) -> int:
 
 def _moment_s(text: str) -> float:
     try:
-        moment = datetime.fromisoformat(text)
+        moment_s = datetime.fromisoformat(text).astimezone().timestamp()
     except ValueError as error:
         raise ConfigError(
             f"--paid-since {text!r} is no time; give it as 2026-01-31T08:00:00+00:00"
         ) from error
-    moment_s = moment.astimezone().timestamp()
     if moment_s > time.time():
         raise ConfigError(f"--paid-since {text!r} is still to come; give when the meter began")
     return moment_s

@@ -1,100 +1,242 @@
-"""Guard a command on a rented machine: stop it in time, save its output, then stop paying."""
+"""Guard a command on a rented machine: stop it in time, save its output, then stop paying.
+
+The machine is stopped only once copies are verified and the record is written.
+"""
 
 import logging
+import math
+import os
 import signal
+import subprocess
+import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Literal
 
+from msgspec import field
+from msgspec.structs import replace
+
+from expertflow.core.errors import ConfigError
 from expertflow.core.files import remove
-from expertflow.core.process import SIGNALS
-from expertflow.rental.guard.options import Settings
-from expertflow.rental.guard.session import RECORD, Cause, Outcome, Session
-from expertflow.rental.guard.supervisor import KILLED_S, Supervisor
-from expertflow.rental.guard.timers import IdleGpu, Notice, Stalled
-from expertflow.rental.sync.store import SyncFailed
+from expertflow.core.locks import try_lock
+from expertflow.core.process import SIGNALS, kill_group
+from expertflow.core.records import Record, write_record
+from expertflow.rental.guard.copies import Copies
+from expertflow.rental.guard.ledger import LEDGER, Meter
+from expertflow.rental.guard.options import GuardOptions
+from expertflow.rental.guard.supervisor import Supervisor
+from expertflow.rental.guard.timers import IdleGpu, Notice, Standstill
+from expertflow.rental.sync.store import SendRecord, SyncFailed
 
 log = logging.getLogger(__name__)
 NAP_S, REMIND_S = 0.1, 1.0
-# The supervisor gives up before the guard does.
-MARGIN_S = 10.0
 NOTE_EVERY_S, ESTIMATE_EVERY_S = 10.0, 30.0
-Timers = dict[Outcome, Callable[[], str | None]]
+# A closed terminal plus a launcher that forwards signals sends one twice.
+ECHO_S = 2.0
+Outcome = Literal["finished", "failed", "budget", "idle", "stalled", "notice", "signal"]
+RECORD = "guard.json"
+# Distinct from the exit codes of commands and Snakemake.
+EXIT_CODES: dict[str, int] = {"budget": 80, "idle": 81, "stalled": 82, "notice": 83}
+NOT_SYNCED, NOT_STOPPED = 84, 85
+# Whoever stops a run by hand, or reclaims its machine, does not want the stop command.
+NO_HOOK = ("signal", "notice")
+N_HOOKS, HOOK_WAIT_S, HOOK_LIMIT_S = 3, 3.0, 120.0
+# As in timeout(1).
+TIMED_OUT = 124
+
+
+class GuardRecord(Record, frozen=True, kw_only=True):
+    """A guarded run. ``exit_code`` is the command's own; ``usd`` includes earlier sessions."""
+
+    outcome: Outcome
+    why: str
+    exit_code: int
+    started_at: str
+    elapsed_s: float = 0.0
+    usd_per_hour: float | None
+    usd_before: float | None
+    usd: float | None = None
+    max_usd: float | None
+    signals: tuple[str, ...] = ()
+    idle_timer: str
+    pulls: tuple[str, ...] = ()
+    pushes: tuple[SendRecord, ...] = ()
+    syncs: tuple[SendRecord, ...] = ()
+    failures: tuple[str, ...] = ()
+    on_finish: str = ""
+    unavailable: dict[str, str] = field(default_factory=dict)
+
+
+class StopCause(Record, frozen=True, kw_only=True):
+    outcome: Outcome
+    why: str
+    grace_s: float
 
 
 class Guard:
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.session = Session(settings)
-        self.copies, self.signals = self.session.copies, self.session.signals
-        self._noted_s = self._pushed_s = time.monotonic()
-        self._estimated_s = -ESTIMATE_EVERY_S
-        self._reserve_s = settings.reserve_s
+    """One guarded run; ``meter`` is there once it has started."""
+
+    meter: Meter
+
+    def __init__(self, options: GuardOptions) -> None:
+        self.options, self.copies = options, Copies(options)
+        self.signals: list[int] = []
+        self._signals_s: list[float] = []
+        # Whether a signal cancels copies: nothing is worth saving yet, or this is the final copy.
+        self._may_cancel = True
+        self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._zero_s = self._noted_s = self._pushed_s = time.monotonic()
+        self._estimated_s, self._reserve_s = -ESTIMATE_EVERY_S, options.reserve_s
 
     def run(self) -> int:
         for number in SIGNALS:
             # Under nohup the guard keeps ignoring signals, to outlive its terminal.
             if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGTERM:
-                signal.signal(number, self.session.on_signal)
-        with self.session.locked():
-            self._begin()
+                signal.signal(number, self._on_signal)
+        with self._lock_folder():
+            # All that may refuse to start; the meter runs once the ledger is known.
+            self.copies.begin(forget_spent=self.options.forget_spent)
+            self.start_meter()
+            if self.options.pull:
+                self.pull_states()
+            self.copies.try_destinations()
+            remove(self.options.results / RECORD)
+            self._may_cancel = False
             return self._run()
 
-    def _begin(self) -> None:
-        """Do everything that may refuse to start; the meter runs once the ledger is known."""
-        self.copies.begin(forget_spent=self.settings.forget_spent)
-        self.session.start_meter()
-        if self.settings.pull:
-            with self.session.within_budget("states were pulled"):
-                self.copies.pull()
-        self.copies.try_out()
-        remove(self.settings.results / RECORD)
-        self.session.may_cancel = False
+    def _on_signal(self, number: int, _: object) -> None:
+        self.signals.append(number)
+        self._signals_s.append(time.monotonic())
+        # A signal soon after the first is a duplicate of it.
+        if self._may_cancel and (len(self.signals) == 1 or self._is_insisted):
+            self.copies.cancel.set()
+
+    @property
+    def _is_insisted(self) -> bool:
+        """Return whether a signal was repeated later than an automatic duplicate."""
+        times_s = self._signals_s
+        return bool(times_s) and times_s[-1] - times_s[0] >= ECHO_S
+
+    @contextmanager
+    def _lock_folder(self) -> Iterator[None]:
+        path = self.copies.own / "lock"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stream = path.open("a")
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: cannot be written ({error.strerror}); check --state"
+            ) from error
+        with stream:
+            if try_lock(stream) == "held":
+                raise ConfigError(
+                    f"{path}: another guard, or what it started, is at work in this folder;"
+                    " wait for it, or stop it"
+                )
+            yield
+
+    def start_meter(self) -> None:
+        """Count dollars if the price is known; raise ConfigError if the budget is spent."""
+        options = self.options
+        self.meter = Meter(
+            self.copies.own / LEDGER,
+            usd_per_hour=options.usd_per_hour,
+            max_usd=options.max_usd,
+            since_s=options.paid_since_s,
+        )
+        if not self.meter.has_usd_for(options.reserve_s):
+            # The only copy of earlier results may be here, so the machine is not stopped unasked.
+            paid = ""
+            if options.on_finish is not None:
+                paid = "; --on-finish was not run, and this machine is still paid for"
+            raise ConfigError(
+                f"{self.meter.format_usd()} are spent, and {options.reserve_s:g} s are kept for"
+                f" save and sync{paid}; raise --max-usd, or begin a new budget with --forget-spent"
+            )
+        self.meter.note()
+
+    def pull_states(self) -> None:
+        """Pull states; raise ConfigError once only the budget's reserve is left."""
+        reserve_s = self.options.reserve_s
+        timer = threading.Timer(self.meter.lasts_s(reserve_s), self.copies.cancel.set)
+        timer.daemon = True
+        timer.start()
+        try:
+            self.copies.pull()
+        finally:
+            timer.cancel()
+            timer.join()
+            self._note()
+            if not self.meter.has_usd_for(reserve_s):
+                self.copies.cancel.clear()
+                with suppress(SyncFailed):
+                    # A fresh machine would pay for the same again.
+                    self.copies.send_ledger()
+                raise ConfigError(
+                    f"{self.meter.format_usd()} were spent while states were pulled; nothing was"
+                    " started; raise --max-usd"
+                )
+
+    def _note(self) -> bool:
+        try:
+            self.meter.note()
+        except OSError as error:
+            log.error("what is spent could not be written down: %s", error)
+            return False
+        return True
 
     def _run(self) -> int:
-        settings = self.settings
+        options = self.options
         with ExitStack() as stack:
             # Before any thread starts: the supervisor is a fork of this process.
-            supervisor = Supervisor(settings.command, grace_s=settings.grace_s)
-            notice = Notice(settings.notice_command)
+            supervisor = Supervisor(options.command, grace_s=options.grace_s)
+            notice = Notice(options.notice_command)
             stack.callback(notice.close)
-            idle = IdleGpu(stack, minutes=settings.idle_minutes, busy_percent=settings.idle_percent)
+            idle = IdleGpu(stack, minutes=options.idle_minutes, busy_percent=options.idle_percent)
             log.info("idle timer %s", idle.state)
-            folders = (settings.results, settings.state, settings.results.parent / ".snakemake/log")
-            still = Stalled(minutes=settings.stalled_minutes, folders=folders, pid=supervisor.pid)
+            folders = (options.results, options.state, options.results.parent / ".snakemake/log")
+            minutes = options.stalled_minutes
+            still = Standstill(minutes=minutes, folders=folders, pid=supervisor.pid)
             # Checked in this order for a reason to stop.
-            timers: Timers = {
+            timers: dict[Outcome, Callable[[], str | None]] = {
                 "signal": lambda: signal.Signals(self.signals[0]).name if self.signals else None,
                 "notice": notice.poll,
                 "budget": self._over_budget,
                 "idle": idle.poll,
                 "stalled": still.poll,
             }
-            fault = "the guard itself failed, see its log"
-            cause: Cause | None = Cause(outcome="failed", why=fault, grace_s=settings.grace_s)
+            cause: StopCause | None = StopCause(
+                outcome="failed",
+                why="the guard itself failed, see its log",
+                grace_s=options.grace_s,
+            )
             try:
                 cause = self._watch(supervisor, timers)
             finally:
                 # Even if watching failed, the output is saved and sent.
-                code = self._stop(supervisor, cause) if cause else _ended(supervisor)
+                code = self._stop(supervisor, cause) if cause else supervisor.wait()
                 notice.close()
-                exit_code = self.session.finish(cause, code=code, idle_timer=idle.state)
+                exit_code = self._finish(cause, code=code, idle_timer=idle.state)
         return exit_code
 
-    def _watch(self, supervisor: Supervisor, timers: Timers) -> Cause | None:
-        settings = self.settings
+    def _watch(
+        self, supervisor: Supervisor, timers: Mapping[Outcome, Callable[[], str | None]]
+    ) -> StopCause | None:
+        options = self.options
         while supervisor.poll() is None:
             for outcome, ask in timers.items():
                 if (why := ask()) is not None:
-                    grace_s = settings.notice_s if outcome == "notice" else settings.grace_s
-                    return Cause(outcome=outcome, why=why, grace_s=grace_s)
+                    grace_s = options.notice_s if outcome == "notice" else options.grace_s
+                    return StopCause(outcome=outcome, why=why, grace_s=grace_s)
             now_s = time.monotonic()
             if now_s - self._noted_s >= NOTE_EVERY_S:
                 self._noted_s = now_s
-                self.session.note()
-            if settings.push is not None:
+                self._note()
+            if options.push is not None:
                 self.copies.check_push()
-                if now_s - self._pushed_s >= 60 * settings.push_minutes:
+                if now_s - self._pushed_s >= 60 * options.push_minutes:
                     self._pushed_s = now_s
                     self.copies.push_soon()
             time.sleep(NAP_S)
@@ -104,24 +246,23 @@ class Guard:
         if time.monotonic() - self._estimated_s >= ESTIMATE_EVERY_S:
             self._estimated_s = time.monotonic()
             try:
-                self._reserve_s = self.copies.reserve_s(self.settings.reserve_s)
+                self._reserve_s = self.copies.reserve_s(self.options.reserve_s)
             except (OSError, SyncFailed) as error:
                 log.warning("the reserve stays %.0f s: %s", self._reserve_s, error)
-        if self.session.has_usd_for(self._reserve_s):
+        if self.meter.has_usd_for(self._reserve_s):
             return None
-        spent, limit, reserve_s = self.session.usd(), self.settings.max_usd, self._reserve_s
-        return f"${spent:.2f} of ${limit:.2f} spent, {reserve_s:.0f} s kept for save and sync"
+        return f"{self.meter.format_usd()} spent, {self._reserve_s:.0f} s kept for save and sync"
 
-    def _stop(self, supervisor: Supervisor, cause: Cause) -> int:
+    def _stop(self, supervisor: Supervisor, cause: StopCause) -> int:
         """Have the command save and exit; kill it after the grace or a repeated signal."""
         log.warning("stopping, %s: %s", cause.outcome, cause.why)
         begun_s, told_s = time.monotonic(), 0.0
         while (code := supervisor.poll()) is None:
             now_s = time.monotonic()
-            if now_s - begun_s > cause.grace_s or self.session.is_insisted:
+            if now_s - begun_s > cause.grace_s or self._is_insisted:
                 log.warning("not at its end after %.1f s: killed", now_s - begun_s)
                 supervisor.kill()
-                return _ended(supervisor)
+                return supervisor.wait()
             if now_s - told_s > REMIND_S:
                 told_s = now_s
                 supervisor.stop()
@@ -129,12 +270,128 @@ class Guard:
         log.info("the command ended %.1f s later", time.monotonic() - begun_s)
         return code
 
+    def _finish(self, cause: StopCause | None, *, code: int, idle_timer: str) -> int:
+        """Copy and verify, write the record, run the stop command; return the guard's exit code.
 
-def _ended(supervisor: Supervisor) -> int:
-    deadline_s = time.monotonic() + KILLED_S + MARGIN_S
-    while (code := supervisor.poll()) is None:
-        if time.monotonic() > deadline_s:
-            log.error("killed and still there: process %d and below; going on", supervisor.pid)
-            return 128 + signal.SIGKILL
-        time.sleep(NAP_S)
-    return code
+        ``code`` is the command's own; 0 counts as finished even if the command was told to stop.
+        """
+        outcome = "finished" if code == 0 else cause.outcome if cause else "failed"
+        words = f"the command ended with exit code {code}"
+        price, limit = self.options.usd_per_hour, self.options.max_usd
+        unpriced = ("usd_per_hour", "usd_before", "usd") if price is None else ()
+        self._record = GuardRecord(
+            outcome=outcome,
+            why=f"{cause.why}; {words}" if cause else words,
+            exit_code=code,
+            started_at=self._started_at,
+            usd_per_hour=price,
+            usd_before=None if price is None else round(self.meter.usd_before, 4),
+            max_usd=limit,
+            idle_timer=idle_timer,
+            unavailable=dict.fromkeys(unpriced, "no --usd-per-hour")
+            | ({"max_usd": "no --max-usd"} if limit is None else {}),
+        )
+        hurried = cause.outcome if cause and cause.outcome in NO_HOOK else None
+        exit_code = EXIT_CODES.get(outcome, code)
+        self.copies.break_off()
+        self._may_cancel = True
+        synced = self._note()
+        if self.copies.push_store is not None:
+            n_retries = 0 if hurried else self.options.sync_retries
+            synced &= self.copies.send_with_retries(n_retries=n_retries, may_go_on=self._may_go_on)
+        hook = self.options.on_finish
+        refusal = "not asked for" if hook is None else self._refusal(synced, hurried)
+        synced = self._write_record(refusal or "due") and synced
+        if refusal is None:
+            refusal = self._refusal(synced, hurried)
+            self._write_record(refusal or self._run_hook(hook, exit_code), send=False)
+        is_stopped = not self._record.on_finish.startswith("failed")
+        self._log_outcome(synced=synced, is_stopped=is_stopped)
+        if not synced or not is_stopped:
+            return NOT_STOPPED if synced else NOT_SYNCED
+        return 128 + self.signals[0] if outcome == "signal" else exit_code
+
+    def _may_go_on(self, wait_s: float) -> bool:
+        # With --on-finish the machine is paid for until the copy succeeds, whatever the budget.
+        has_usd = self.options.on_finish is not None or self.meter.has_usd_for(wait_s)
+        return has_usd and not self.copies.cancel.is_set()
+
+    def _refusal(self, synced: bool, hurried: Outcome | None) -> str | None:
+        if not synced:
+            return "not run: the results are not known to be anywhere else"
+        if hurried is not None:
+            return f"not run after a {hurried}"
+        return "not run: a signal came" if self.signals else None
+
+    def _run_hook(self, command: str, exit_code: int) -> str:
+        usd = self.meter.usd()
+        environment = {
+            "EXPERTFLOW_OUTCOME": self._record.outcome,
+            "EXPERTFLOW_USD": "" if usd is None else f"{usd:.4f}",
+            # A stopped Snakemake exits with 1, which looks like a failed run.
+            "EXPERTFLOW_EXIT_CODE": str(exit_code),
+        }
+        for attempt in range(1, N_HOOKS + 1):
+            code = run_hook(command, environment)
+            if code == 0:
+                return "run, exit code 0"
+            log.error("the stop command ended with exit code %d", code)
+            if attempt < N_HOOKS:
+                time.sleep(HOOK_WAIT_S)
+            if self.signals:
+                return f"failed, exit code {code}; not tried again, as a signal came"
+        return f"failed {N_HOOKS} times, exit code {code}"
+
+    def _write_record(self, on_finish: str, *, send: bool = True) -> bool:
+        noted, usd, copies = self._note(), self.meter.usd(), self.copies
+        self._record = replace(
+            self._record,
+            elapsed_s=round(time.monotonic() - self._zero_s, 3),
+            # Rounded up: never report less than was paid.
+            usd=None if usd is None else math.ceil(usd * 1e4) / 1e4,
+            signals=tuple(signal.Signals(number).name for number in self.signals),
+            pulls=tuple(copies.pulls),
+            pushes=tuple(copies.pushes),
+            syncs=tuple(copies.syncs),
+            failures=tuple(copies.failures),
+            on_finish=on_finish,
+        )
+        path = self.options.results / RECORD
+        try:
+            write_record(path, self._record)
+            if send and copies.sync_store is not None:
+                copies.sync_store.send(path.parent, "results", [RECORD])
+        except SyncFailed as error:
+            log.error("sync: %s", error)
+            return False
+        except OSError as error:
+            log.error("%s could not be written: %s", path, error)
+            return False
+        return noted
+
+    def _log_outcome(self, *, synced: bool, is_stopped: bool) -> None:
+        record, usd = self._record, self.meter.usd()
+        money = "dollars unknown without --usd-per-hour" if usd is None else f"${usd:.2f} spent"
+        if usd is not None and record.max_usd is not None:
+            money += f" of ${record.max_usd:.2f}"
+        if not synced:
+            log.error("NOT SYNCED: this machine holds what is nowhere else, and is still paid for")
+        if not is_stopped:
+            log.error(
+                "NOT STOPPED: the stop command %s; the machine is still paid for", record.on_finish
+            )
+        log.warning(
+            "%s after %.0f s, %s; %s; stop command %s",
+            record.outcome, record.elapsed_s, money, record.why, record.on_finish,
+        )  # fmt: skip
+
+
+def run_hook(command: str, environment: Mapping[str, str], *, limit_s: float = HOOK_LIMIT_S) -> int:
+    """Run a shell command without displaying it; one that times out is killed and has failed."""
+    own = {**os.environ, **environment}
+    process = subprocess.Popen(command, shell=True, env=own, start_new_session=True)
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(limit_s)
+    log.error("the stop command did not end within %.0f s", limit_s)
+    kill_group(process)
+    return TIMED_OUT

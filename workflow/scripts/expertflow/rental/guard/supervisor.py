@@ -12,6 +12,7 @@ a loader's workers) are stopped by that job.
 """
 
 import contextlib
+import logging
 import math
 import os
 import signal
@@ -27,6 +28,7 @@ import psutil
 
 from expertflow.core.process import adopt_orphans, end_with_parent
 
+log = logging.getLogger(__name__)
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "busybox"})
 PIPES = frozenset({"tee", "cat"})
 NAP_S = 0.05
@@ -37,6 +39,8 @@ SETTLE_S = 0.2
 STUCK_S = 15.0
 # A process that survives SIGKILL this long waits for a disk or a driver, maybe forever.
 KILLED_S = 60.0
+# The supervisor gives up before the guard does.
+MARGIN_S = 10.0
 
 
 class Supervisor:
@@ -56,6 +60,16 @@ class Supervisor:
                 code = os.waitstatus_to_exitcode(status)
                 self._code = code if code >= 0 else 128 - code
         return self._code
+
+    def wait(self) -> int:
+        """Return the exit code once all is killed, or as if it were after a while."""
+        deadline_s = time.monotonic() + KILLED_S + MARGIN_S
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline_s:
+                log.error("killed and still there: process %d and below; going on", self.pid)
+                return 128 + signal.SIGKILL
+            time.sleep(NAP_S)
+        return code
 
     def stop(self) -> None:
         self._signal(signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import subprocess
 import time
 from collections.abc import Iterable
@@ -61,14 +62,14 @@ class IdleGpu:
         return f"no card was {self._busy_percent:g} % busy for {idle_s / 60:.1f} min"
 
 
-class Stalled:
+class Standstill:
     """Reports no file changes, processor time or traffic for some minutes; 0 disables it."""
 
     def __init__(self, *, minutes: float, folders: Iterable[Path], pid: int) -> None:
         self._limit_s, self._folders, self._pid = 60 * minutes, tuple(folders), pid
         self._alive_s = self._checked_s = time.monotonic()
         self._files: dict[Path, tuple[int, int]] = {}
-        self._work_before: dict[psutil.Process, tuple[float, int]] = {}
+        self._work: dict[psutil.Process, tuple[float, int]] = {}
 
     def poll(self) -> str | None:
         now_s = time.monotonic()
@@ -76,42 +77,46 @@ class Stalled:
         if not self._limit_s or passed_s < self._limit_s / STALLED_CHECKS:
             return None
         self._checked_s = now_s
-        files, work, nothing = self._look(), self._work(), (0.0, 0)
-        before = [self._work_before.get(process, nothing) for process in work]
+        files, work = _list_files(self._folders), _measure_work(self._pid)
+        before = [self._work.get(process, (0.0, 0)) for process in work]
         used_s = sum(cpu_s for cpu_s, _ in work.values()) - sum(cpu_s for cpu_s, _ in before)
         n_bytes = sum(n for _, n in work.values()) - sum(n for _, n in before)
         works = used_s > ALIVE_CPU_FRACTION * passed_s or n_bytes > ALIVE_BYTES_PER_S * passed_s
         if works or files != self._files:
             self._alive_s = now_s
-        self._files, self._work_before = files, work
-        idle_min = (now_s - self._alive_s) / 60
-        if now_s - self._alive_s < self._limit_s:
+        self._files, self._work = files, work
+        idle_s = now_s - self._alive_s
+        if idle_s < self._limit_s:
             return None
-        return f"no file changed, no processor was used, nothing was moved for {idle_min:.1f} min"
+        return (
+            f"no file changed, no processor was used, nothing was moved for {idle_s / 60:.1f} min"
+        )
 
-    def _look(self) -> dict[Path, tuple[int, int]]:
-        found = {}
-        for folder in self._folders:
-            for name in files_below(folder, skip=WATCHERS, only_a_look=True):
-                # The file vanished, or the disk did not respond this time.
-                with contextlib.suppress(OSError):
-                    stat = (folder / name).stat()
-                    found[folder / name] = (stat.st_size, stat.st_mtime_ns)
-        return found
 
-    def _work(self) -> dict[psutil.Process, tuple[float, int]]:
-        """Return CPU seconds and bytes moved, including sockets, of each process of the command."""
-        found = {}
-        for process in psutil.Process(self._pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if not any(argument.endswith(MONITOR) for argument in process.cmdline()):
-                    times, n_bytes = process.cpu_times(), 0
-                    # Some containers hide this; processor time and files must suffice then.
-                    with contextlib.suppress(psutil.AccessDenied):
-                        moved = process.io_counters()
-                        n_bytes = moved.read_chars + moved.write_chars
-                    found[process] = (times.user + times.system, n_bytes)
-        return found
+def _list_files(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:
+    found = {}
+    for folder in folders:
+        for name in files_below(folder, skip=WATCHERS, only_a_look=True):
+            # The file vanished, or the disk did not respond this time.
+            with contextlib.suppress(OSError):
+                stat = (folder / name).stat()
+                found[folder / name] = (stat.st_size, stat.st_mtime_ns)
+    return found
+
+
+def _measure_work(pid: int) -> dict[psutil.Process, tuple[float, int]]:
+    """Return CPU seconds and bytes moved, including sockets, of each process of the command."""
+    found = {}
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if not any(argument.endswith(MONITOR) for argument in process.cmdline()):
+                times, n_bytes = process.cpu_times(), 0
+                # Some containers hide this; processor time and files must suffice then.
+                with contextlib.suppress(psutil.AccessDenied):
+                    moved = process.io_counters()
+                    n_bytes = moved.read_chars + moved.write_chars
+                found[process] = (times.user + times.system, n_bytes)
+    return found
 
 
 class Notice:
@@ -120,7 +125,7 @@ class Notice:
     def __init__(self, command: str | None) -> None:
         self._command = command
         self._asking: subprocess.Popen[bytes] | None = None
-        self._due_s = self._asked_s = 0.0
+        self._asked_s = -math.inf
 
     def poll(self) -> str | None:
         now_s = time.monotonic()
@@ -132,9 +137,8 @@ class Notice:
                 return None
             self._asking = None
             return "the notice command said so" if code == 0 else None
-        if self._command is not None and now_s >= self._due_s:
-            self._due_s, self._asked_s = now_s + NOTICE_EVERY_S, now_s
-            null = subprocess.DEVNULL
+        if self._command is not None and now_s >= self._asked_s + NOTICE_EVERY_S:
+            self._asked_s, null = now_s, subprocess.DEVNULL
             self._asking = subprocess.Popen(
                 self._command, shell=True, stdout=null, stderr=null, start_new_session=True
             )
