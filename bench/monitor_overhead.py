@@ -58,10 +58,10 @@ from expertflow.hardware.nvml import open_gpus
 from expertflow.hardware.sampler import Sampler
 with open_gpus() as gpus:
     sampler = Sampler(gpus)
-    sampler.take(elapsed_s=0.0)
+    sampler.read_sample(elapsed_s=0.0)
     wall, cpu, n = time.perf_counter(), time.process_time(), 500
     for i in range(n):
-        sampler.take(elapsed_s=float(i))
+        sampler.read_sample(elapsed_s=float(i))
         if i % 50 == 0:
             # Time enough for the card's counters, which are then read too.
             time.sleep(0.11)

@@ -93,7 +93,7 @@ def test_usable_cpus_are_the_least_of_affinity_and_quota(
 
 
 def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
-    speed, method = disk.read_speed(tmp_path, 8 << 20)
+    speed, method = disk.measure_disk(tmp_path, 8 << 20)
     assert speed is not None and speed > 0
     assert method.startswith("8 MiB in order, ")
     assert list(tmp_path.iterdir()) == []
@@ -106,13 +106,13 @@ def test_a_large_file_is_measured_in_place(tmp_path: Path, monkeypatch: pytest.M
     file = tmp_path / "rows.arrow"
     # No whole number of blocks.
     file.write_bytes(bytes((17 << 20) + 5))
-    speed, method = disk.file_read_speed(file)
+    speed, method = disk.measure_file(file)
     assert speed is not None and speed > 0 and method.startswith("17 MiB in order, ")
     file.write_bytes(b"x")
-    assert disk.file_read_speed(file) == (
+    assert disk.measure_file(file) == (
         None, "not measured: 0.0 MB say nothing, 16 MiB would",
     )  # fmt: skip
-    speed, method = disk.file_read_speed(tmp_path / "none")
+    speed, method = disk.measure_file(tmp_path / "none")
     assert speed is None and "No such file" in method
 
 
@@ -124,12 +124,12 @@ def test_places_are_described_once_each(tmp_path: Path, monkeypatch: pytest.Monk
         calls.append(folder)
         return 5e8, "how"
 
-    monkeypatch.setattr(disk, "read_speed", measured)
+    monkeypatch.setattr(disk, "measure_disk", measured)
     (tmp_path / "b").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "b")
     names = ["b", "absent", "link", "."]
     places = [(tmp_path / name, "test") for name in names]
-    found = disk.scratch_facts(iter(places), measure=True, file_bytes=1)
+    found = disk.describe_places(places, measure=True, file_bytes=1)
     assert [Path(place.path).name for place in found] == ["b", tmp_path.name]
     # One device, one measurement.
     assert len(calls) == 1
@@ -139,19 +139,19 @@ def test_places_are_described_once_each(tmp_path: Path, monkeypatch: pytest.Monk
 def test_memory_and_full_disks_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = "tmpfs"
     monkeypatch.setattr(disk, "file_system", lambda path: kind)
-    (place,) = disk.scratch_facts(iter([(tmp_path, "test")]), measure=True)
+    (place,) = disk.describe_places([(tmp_path, "test")], measure=True)
     assert place.is_memory and place.read_bytes_per_s is None and "memory" in place.read_method
     kind = "ext4"
     free = psutil.disk_usage(str(tmp_path)).free
-    (place,) = disk.scratch_facts(iter([(tmp_path, "test")]), measure=True, file_bytes=free // 3)
+    (place,) = disk.describe_places([(tmp_path, "test")], measure=True, file_bytes=free // 3)
     assert place.read_bytes_per_s is None and "GB free" in place.read_method
-    (place,) = disk.scratch_facts(iter([(tmp_path, "test")]), measure=False)
+    (place,) = disk.describe_places([(tmp_path, "test")], measure=False)
     assert place.read_method == disk.NOT_ASKED
 
 
 def test_candidates_come_from_settings_then_habits(tmp_path: Path) -> None:
     (tmp_path / "mnt" / "nvme1").mkdir(parents=True)
-    found = list(disk.candidates("/x", {"SLURM_TMPDIR": "/s", "TMPDIR": ""}, tmp_path))
+    found = list(disk.list_candidates("/x", {"SLURM_TMPDIR": "/s", "TMPDIR": ""}, tmp_path))
     assert found[:2] == [(Path("/x"), "scratch setting"), (Path("/s"), "SLURM_TMPDIR")]
     assert tmp_path / "mnt" / "nvme1" in [path for path, _ in found]
 
@@ -159,8 +159,8 @@ def test_candidates_come_from_settings_then_habits(tmp_path: Path) -> None:
 def test_a_partition_spins_as_its_disk_does(tmp_path: Path) -> None:
     write(tmp_path, {"sda/queue/rotational": "1", "sda/sda1/size": "1"})
     (tmp_path / "8:1").symlink_to(tmp_path / "sda" / "sda1")
-    assert disk.rotational(os.makedev(8, 1), tmp_path) is True
-    assert disk.rotational(os.makedev(0, 7), tmp_path) is None
+    assert disk.is_rotational(os.makedev(8, 1), tmp_path) is True
+    assert disk.is_rotational(os.makedev(0, 7), tmp_path) is None
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row["name"])
@@ -193,5 +193,5 @@ def test_the_probe_works_without_a_gpu(tmp_path: Path) -> None:
     assert machine.ram_usable_bytes <= machine.ram_total_bytes
     assert all(place.read_bytes_per_s is None for place in machine.scratch)
     if not machine.gpus:
-        assert "GPU       none (" in done.stdout
-        assert json.loads(output.read_text())["unavailable"]["gpus"]
+        assert machine.unavailable["gpus"]
+    assert yaml.safe_load(done.stdout) == json.loads(output.read_text())

@@ -25,7 +25,7 @@ from expertflow.hardware.monitor import read_samples, wait_for_others
 from expertflow.hardware.nvml import NO_DRIVER
 from expertflow.hardware.records import Card, GpuSample, MonitorRecord
 from expertflow.hardware.sampler import SamplingInterval
-from expertflow.hardware.summary import no_card, stats
+from expertflow.hardware.summary import compute_stats, no_card
 from expertflow.hardware.summary import summarize as summarize_card
 
 TRACE = Path(__file__).parent / "data" / "trace.jsonl"
@@ -258,16 +258,18 @@ def test_a_reading_counts_for_its_time_whatever_the_pace() -> None:
 
 
 def test_a_value_stands_for_the_time_since_the_one_before() -> None:
-    readings: list[tuple[float, bool, float | None]] = [
-        (0.0, True, None), (1.0, False, 10.0), (2.0, False, None), (4.0, False, 20.0),
-        # A pause: its first reading stands for no time.
-        (100.0, True, 90.0), (101.0, False, 30.0),
-    ]  # fmt: skip
-    known = stats(readings)
+    known = compute_stats(
+        [
+            sample(0, None, starts=True), sample(1, 10.0), sample(2, None), sample(4, 20.0),
+            # A pause: its first reading stands for no time.
+            sample(100, 90.0, starts=True), sample(101, 30.0),
+        ],
+        "utilization_percent",
+    )  # fmt: skip
     assert known is not None
     assert known.mean == pytest.approx((10 * 1 + 20 * 3 + 30 * 1) / 5)
     assert (known.p50, known.max) == (20.0, 90.0)
-    alone = stats([(5.0, True, 7.0)])
+    alone = compute_stats([sample(5, 7.0, starts=True)], "utilization_percent")
     assert alone is not None and (alone.mean, alone.p50) == (7.0, 7.0)
 
 

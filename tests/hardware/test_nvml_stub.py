@@ -228,15 +228,15 @@ def test_the_probe_describes_the_cards(library: Path, tmp_path: Path) -> None:
     assert (second["compute_capability"], second["supports_tf32"]) == ("7.5", False)
     assert (first["listed_as"], second["listed_as"]) == (None, "L40S")
     assert first["memory_free_bytes"] == 20 * 10**9
-    assert "SIMULATED" in done.stdout and "not listed: peaks unknown" in done.stdout
+    assert "- index: 0\n  name: SIMULATED H100\n  listed_as: null" in done.stdout
 
 
 ASK = """
 import json, sys, yaml
-from expertflow.hardware.probe import free_gpu_memory_bytes, resolve_gpu, short_of_memory
+from expertflow.hardware.probe import least_free_gpu_memory, resolve_gpu
 card = resolve_gpu("auto", yaml.safe_load(open(sys.argv[1]))["gpus"])
 print(json.dumps([card.name, card.peak_bf16_flops_per_s, card.compute_capability, card.source]))
-print(json.dumps([free_gpu_memory_bytes(2), short_of_memory(30 * 10**9, 2)]))
+print(json.dumps(least_free_gpu_memory(2)))
 """
 
 
@@ -259,10 +259,10 @@ def test_too_little_free_memory_names_who_holds_it(library: Path, tmp_path: Path
     scenario = nvml_stub.write(
         tmp_path, **{**TWO, **holder, "1__memory_used": 70 * 10**9, "0__memory_used": 0}
     )
-    _, (free, short) = ask(library, scenario)
+    _, (free, where) = ask(library, scenario)
     assert free == 10 * 10**9
-    assert short.startswith("GPU 1 has 10.0 GB free; held by ")
-    assert f"(pid {os.getpid()}, 70.0 GB)" in short
+    assert where.startswith("GPU 1 has 10.0 GB free; held by ")
+    assert f"(pid {os.getpid()}, 70.0 GB)" in where
 
 
 UUIDS = ["GPU-aa1", "GPU-aa2", "GPU-b"]

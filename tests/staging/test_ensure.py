@@ -244,9 +244,9 @@ class Machine:
         self.disks: dict[Path, float | None] = {}
         self.n_measured = 0
         monkeypatch.setattr(disk, "file_system", self._file_system)
-        monkeypatch.setattr(disk, "file_read_speed", self._source)
-        monkeypatch.setattr(disk, "scratch_facts", self._facts)
-        monkeypatch.setattr(disk, "candidates", lambda *_: [(p, "TMPDIR") for p in self.disks])
+        monkeypatch.setattr(disk, "measure_file", self._source)
+        monkeypatch.setattr(disk, "describe_places", self._facts)
+        monkeypatch.setattr(disk, "list_candidates", lambda *_: [(p, "TMPDIR") for p in self.disks])
         monkeypatch.setattr(probe, "free_memory_bytes", lambda: self.free_memory_bytes)
         # All of a test's folders are on one device.
         monkeypatch.setattr(ensure, "_may_hold", lambda path, _: path.is_dir())

@@ -123,7 +123,7 @@ def test_read_speeds_are_compared_in_turns(tmp_path: Path, monkeypatch: pytest.M
         asked.append(path.parts[-3])
         return (4e9 if "target" in path.parts else 1e9), "256 MiB in order"
 
-    monkeypatch.setattr(compare_trials, "file_read_speed", speed)
+    monkeypatch.setattr(compare_trials, "measure_file", speed)
     pair = staged(tmp_path / "source", tmp_path / "target")
     ratios, how = read_speed_ratios(pair, n_repeats=3)
     assert ratios == [4.0, 4.0, 4.0] and "256 MiB" in how

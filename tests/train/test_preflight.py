@@ -69,9 +69,8 @@ def test_a_card_that_others_hold_is_refused_by_name(
     plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card(monkeypatch)
-    monkeypatch.setattr(module, "free_gpu_memory_bytes", lambda n_gpus: 5 * 10**9)
     held = "GPU 0 has 5.0 GB free; held by python (pid 7, 70.0 GB)"
-    monkeypatch.setattr(module, "short_of_memory", lambda needed, n_gpus: held)
+    monkeypatch.setattr(module, "least_free_gpu_memory", lambda n_gpus: (5 * 10**9, held))
     wanted = replace(plan, gpu=H100, predicted_peak_bytes=40 * 10**9)
     with pytest.raises(
         HardwareError, match=r"needs 40\.0 GB .* held by python \(pid 7, 70\.0 GB\)"

@@ -8,13 +8,12 @@ Measuring writes 256 MiB to each disk with enough space, reads it back, and dele
 
 from pathlib import Path
 
-from rich.console import Console
+import yaml
 
 from expertflow.config.read_yaml import read_yaml
 from expertflow.core import cli
-from expertflow.core.records import write_record
+from expertflow.core.records import to_json, write_record
 from expertflow.hardware.probe import probe_machine
-from expertflow.hardware.show import print_machine
 
 TABLE = Path(__file__).resolve().parents[2] / "config" / "hardware" / "gpus.yaml"
 
@@ -31,7 +30,7 @@ def main() -> None:
     )
     if args.output is not None:
         write_record(args.output, machine)
-    print_machine(machine, Console())
+    print(yaml.safe_dump(to_json(machine), sort_keys=False), end="")
 
 
 if __name__ == "__main__":

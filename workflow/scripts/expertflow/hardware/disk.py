@@ -6,7 +6,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from io import RawIOBase
 from pathlib import Path
 
 import psutil
@@ -25,9 +26,10 @@ LEAST_BYTES, LONGEST_S = 16 << 20, 1.0
 Speed = tuple[float | None, str]
 
 
-def candidates(
-    configured: str | None, environment: dict[str, str], root: Path = Path("/")
+def list_candidates(
+    configured: str | None, environment: Mapping[str, str], root: Path = Path("/")
 ) -> Iterator[tuple[Path, str]]:
+    """Yield where a copy might lie, and why: a setting, a variable, or a usual place."""
     if configured is not None:
         yield Path(configured), "scratch setting"
     for name in ("SLURM_TMPDIR", "TMPDIR"):
@@ -38,8 +40,8 @@ def candidates(
         yield root / place, "usual place"
 
 
-def scratch_facts(
-    places: Iterator[tuple[Path, str]], *, measure: bool, file_bytes: int = FILE_BYTES
+def describe_places(
+    places: Iterable[tuple[Path, str]], *, measure: bool, file_bytes: int = FILE_BYTES
 ) -> tuple[ScratchFacts, ...]:
     measured: dict[int, Speed] = {}
     found: dict[Path, ScratchFacts] = {}
@@ -47,59 +49,53 @@ def scratch_facts(
         place = path.resolve()
         if place in found or not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
             continue
-        usage, kind = psutil.disk_usage(str(place)), file_system(place)
-        device = place.stat().st_dev
-        if kind in IN_MEMORY:
-            speed, method = None, "not measured: it is memory, and takes from what training has"
-        elif not measure:
-            speed, method = None, NOT_ASKED
-        elif usage.free < ROOM * file_bytes:
-            speed, method = None, f"not measured: only {gb(usage.free)} free"
-        else:
-            if device not in measured:
-                measured[device] = read_speed(place, file_bytes)
-            speed, method = measured[device]
+        usage, kind, device = psutil.disk_usage(str(place)), file_system(place), place.stat().st_dev
+        is_memory = kind in IN_MEMORY
+        speed: Speed = None, NOT_ASKED
+        if is_memory:
+            speed = None, "not measured: it is memory, and takes from what training has"
+        elif measure and usage.free < ROOM * file_bytes:
+            speed = None, f"not measured: only {gb(usage.free)} free"
+        elif measure:
+            speed = measured[device] = measured.get(device) or measure_disk(place, file_bytes)
         found[place] = ScratchFacts(
             path=str(path),
             asked_by=asked_by,
             file_system=kind,
-            is_memory=kind in IN_MEMORY,
-            is_rotational=None if kind in IN_MEMORY else rotational(device),
+            is_memory=is_memory,
+            is_rotational=None if is_memory else is_rotational(device),
             free_bytes=usage.free,
             total_bytes=usage.total,
-            read_bytes_per_s=speed,
-            read_method=method,
+            read_bytes_per_s=speed[0],
+            read_method=speed[1],
         )
     return tuple(found.values())
 
 
-def read_speed(folder: Path, file_bytes: int) -> Speed:
+def measure_disk(folder: Path, file_bytes: int) -> Speed:
     """Write a file, drop it from the page cache, read it once in order.
 
     It has no name, so that not even a kill leaves it, and random content that nothing compresses.
     """
     try:
-        writing, name = tempfile.mkstemp(dir=folder, prefix=".expertflow-speed-")
-        try:
-            descriptor, how = _open_past_the_cache(name)
-        finally:
-            Path(name).unlink()
-        try:
-            for _ in range(0, file_bytes, CHUNK_BYTES):
-                block = memoryview(os.urandom(CHUNK_BYTES))
-                while block:
-                    block = block[os.write(writing, block) :]
-            os.fsync(writing)
-            os.posix_fadvise(writing, 0, 0, os.POSIX_FADV_DONTNEED)
-            return _read_all(descriptor, how)
-        finally:
-            os.close(writing)
-            os.close(descriptor)
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix=".expertflow-speed-")
+        with os.fdopen(descriptor, "wb") as file:
+            try:
+                stream, how = _open_past_the_cache(Path(name))
+            finally:
+                Path(name).unlink()
+            with stream:
+                for _ in range(0, file_bytes, CHUNK_BYTES):
+                    file.write(os.urandom(CHUNK_BYTES))
+                file.flush()
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                return _read_all(stream, how)
     except OSError as error:
         return None, f"not measured: {error.strerror}"
 
 
-def file_read_speed(file: Path) -> Speed:
+def measure_file(file: Path) -> Speed:
     """Read the start of a file once in order, past the page cache, for a second at most."""
     try:
         size = file.stat().st_size
@@ -107,38 +103,35 @@ def file_read_speed(file: Path) -> Speed:
             return None, f"not measured: {size / 1e6:.1f} MB say nothing, 16 MiB would"
         if file_system(file.resolve()) in IN_MEMORY:
             return None, "not measured: it is in memory"
-        descriptor, how = _open_past_the_cache(file)
-        try:
-            if "dropped" in how:
-                os.posix_fadvise(descriptor, 0, FILE_BYTES, os.POSIX_FADV_DONTNEED)
-            return _read_all(descriptor, how, most_bytes=FILE_BYTES, longest_s=LONGEST_S)
-        finally:
-            os.close(descriptor)
+        stream, how = _open_past_the_cache(file)
+        with stream:
+            return _read_all(stream, how, most_bytes=FILE_BYTES, longest_s=LONGEST_S)
     except OSError as error:
         return None, f"not measured: {error.strerror}"
 
 
-def _open_past_the_cache(name: str | Path) -> tuple[int, str]:
+def _open_past_the_cache(path: Path) -> tuple[RawIOBase, str]:
     try:
-        return os.open(name, os.O_RDONLY | os.O_DIRECT), "past the page cache (O_DIRECT)"
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError:
         # Some file systems refuse it.
-        return os.open(name, os.O_RDONLY), "page cache dropped first"
+        stream = path.open("rb", buffering=0)
+        os.posix_fadvise(stream.fileno(), 0, FILE_BYTES, os.POSIX_FADV_DONTNEED)
+        return stream, "page cache dropped first"
+    return os.fdopen(descriptor, "rb", buffering=0), "past the page cache (O_DIRECT)"
 
 
 def _read_all(
-    descriptor: int, how: str, *, most_bytes: int = sys.maxsize, longest_s: float = math.inf
+    stream: RawIOBase, how: str, *, most_bytes: int = sys.maxsize, longest_s: float = math.inf
 ) -> Speed:
     # An anonymous map lies on a page boundary, as O_DIRECT wants it.
     with mmap.mmap(-1, CHUNK_BYTES) as buffer:
-        start, position, seconds = time.perf_counter(), 0, 0.0
-        while position < most_bytes and seconds < longest_s:
-            n = os.preadv(descriptor, [buffer], position)
-            position, seconds = position + n, time.perf_counter() - start
-            if n < CHUNK_BYTES:
-                # The end; O_DIRECT would not go on from where no block begins.
-                break
-    return position / seconds, f"{position >> 20} MiB in order, {how}"
+        start, n_bytes, seconds, n = time.perf_counter(), 0, 0.0, CHUNK_BYTES
+        # O_DIRECT would not go on after the end, where no block begins.
+        while n == CHUNK_BYTES and n_bytes < most_bytes and seconds < longest_s:
+            n = stream.readinto(buffer) or 0
+            n_bytes, seconds = n_bytes + n, time.perf_counter() - start
+    return n_bytes / seconds, f"{n_bytes >> 20} MiB in order, {how}"
 
 
 def file_system(path: Path) -> str | None:
@@ -150,7 +143,7 @@ def file_system(path: Path) -> str | None:
     return kind
 
 
-def rotational(device: int, root: Path = Path("/sys/dev/block")) -> bool | None:
+def is_rotational(device: int, root: Path = Path("/sys/dev/block")) -> bool | None:
     place = root / f"{os.major(device)}:{os.minor(device)}"
     # A partition's queue is its disk's.
     for folder in (place, place.resolve().parent):

@@ -24,7 +24,7 @@ from expertflow.core.records import from_json, read_record, write_record
 from expertflow.hardware.nvml import open_gpus
 from expertflow.hardware.records import Card, GpuSample, MonitorRecord
 from expertflow.hardware.sampler import Sampler, SamplingInterval
-from expertflow.hardware.summary import Watcher, at_the_end, describe, no_card, summarize
+from expertflow.hardware.summary import Watcher, add_processes, describe_card, no_card, summarize
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ def monitor(
     ``goes_on`` with its file, and the summary covers all of it.
     """
     with open_gpus(gpu, n_gpus) as gpus:
-        card, sampler = describe(gpus), Sampler(gpus)
+        card, sampler = describe_card(gpus), Sampler(gpus)
         output.parent.mkdir(parents=True, exist_ok=True)
         if goes_on and output.is_file() and output.stat().st_size:
             # A line that a crash cut short is closed, so that it takes no later reading with it.
@@ -156,7 +156,7 @@ def monitor(
             while going:
                 # Asked before the reading: the stretch ends with one, so that counters cover all.
                 going = not stop() and time.monotonic() < end
-                sample = sampler.take(elapsed_s=offset_s + time.monotonic() - start)
+                sample = sampler.read_sample(elapsed_s=offset_s + time.monotonic() - start)
                 readings.write(json.dumps(msgspec.to_builtins(sample)) + "\n")
                 readings.flush()
                 if watcher is not None:
@@ -166,7 +166,7 @@ def monitor(
                     time.sleep(min(left_s, LONGEST_NAP_S))
         wall_s = time.monotonic() - start
         fraction = (time.process_time() - cpu_s) / wall_s if wall_s > 0 else None
-        card = at_the_end(card, gpus)
+        card = add_processes(card, gpus)
     samples = read_samples(output)
     return summarize(samples, card=card, interval=interval, monitor_cpu_fraction=fraction)
 

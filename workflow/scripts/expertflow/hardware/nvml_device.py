@@ -7,6 +7,7 @@ fails for once (a timeout, a card in reset) is null in that reading only, and co
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -25,6 +26,10 @@ FOR_GOOD = {
 # Each call watches the bus for 20 ms and returns after them (NVML's documentation); there are two,
 # one each way, so they are made rarely. Cards with GPM count by themselves and need none.
 PCIE_EVERY_S, KB = 5.0, 1000
+PCIE = {
+    "pcie_rx_bytes_per_s": pynvml.NVML_PCIE_UTIL_RX_BYTES,
+    "pcie_tx_bytes_per_s": pynvml.NVML_PCIE_UTIL_TX_BYTES,
+}
 REASONS = {
     0x1: "gpu_idle",
     0x2: "application_clocks",
@@ -50,7 +55,10 @@ LIMITS = {
     "shutdown": pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,
     "max_operating": pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX,
 }
-
+PROCESSES = {
+    "compute": pynvml.nvmlDeviceGetComputeRunningProcesses,
+    "graphics": pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+}
 
 # The card's own counters of what its multiprocessors did (GPM): Hopper and newer, no daemon. The
 # driver refreshes them every 100 ms; two readings closer together tell nothing.
@@ -70,6 +78,32 @@ def _clock_reasons(handle: Any) -> int:
     except pynvml.NVMLError_FunctionNotFound:
         # Its name before driver 535.
         return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+
+def _ask_each(handle: Any, question: Callable[..., Any], numbers: dict[str, int]) -> dict[str, Any]:
+    """Return the answers by name, without those that the driver does not support."""
+    found, refused = {}, None
+    for name, number in numbers.items():
+        try:
+            found[name] = question(handle, number)
+        except pynvml.NVMLError as error:
+            if error.value not in FOR_GOOD:
+                raise
+            refused = error
+    if refused is not None and not found:
+        raise refused
+    return found
+
+
+def _violations(handle: Any) -> dict[str, float]:
+    found = _ask_each(handle, pynvml.nvmlDeviceGetViolationStatus, VIOLATIONS)
+    return {name: status.violationTime / 1e9 for name, status in found.items()}
+
+
+def _temperature_limits(handle: Any) -> dict[str, float] | None:
+    found = _ask_each(handle, pynvml.nvmlDeviceGetTemperatureThreshold, LIMITS)
+    # 0 is no limit of any card.
+    return {name: float(limit) for name, limit in found.items() if limit} or None
 
 
 def _thousandth(value: int) -> float:
@@ -103,6 +137,9 @@ QUESTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...], Callable[[Any], 
         (),
         lambda mask: tuple(name for bit, name in REASONS.items() if mask & bit),
     ),
+    # Counters of the time lost, by cause.
+    "violation_s": (_violations, (), dict),
+    "temperature_limits_c": (_temperature_limits, (), dict),
 }
 
 
@@ -118,7 +155,7 @@ class Gpm:
         self._read_at: float | None = None
         self.refused: dict[str, int] = {}
 
-    def read(self) -> dict[str, float] | None:
+    def read(self, _: Any) -> dict[str, float] | None:
         """Return the figures since the reading before; null at the first, or too soon after it.
 
         Raises:
@@ -172,8 +209,12 @@ class Device(Struct):
         answer = self.ask(name, question, *arguments)
         return None if answer is None else read(answer)
 
-    def reason(self, name: str) -> str:
-        return self.unavailable.get(name) or self.lost.get(name) or "the driver gave none"
+    def figures(self, *names: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return figures, and the reason of each that is null."""
+        known = {name: self.figure(name) for name in names}
+        told = {**self.lost, **self.unavailable}
+        nulls = (name for name, value in known.items() if value is None)
+        return known, {name: told.get(name, "the driver gave none") for name in nulls}
 
     def ask(self, what: str, question: Callable[..., Any], *arguments: Any) -> Any:
         if what in self.unavailable:
@@ -181,15 +222,18 @@ class Device(Struct):
         try:
             answer = question(self.handle, *arguments)
         except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError) as error:
-            # Of an older driver than pynvml asks for, the latter comes without a code.
-            code = getattr(error, "value", pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-            # A figure that came once is supported, whatever the driver says now.
-            final = code in FOR_GOOD and what not in self._answered
-            (self.unavailable if final else self.lost)[what] = f"NVML: {error}"
+            self._note(what, error)
             return None
         if answer is not None:
             self._answered.add(what)
         return answer
+
+    def _note(self, what: str, error: Exception) -> None:
+        # Of an older driver than pynvml asks for, an error comes without a code.
+        code = getattr(error, "value", pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        # A figure that came once is supported, whatever the driver says now.
+        final = code in FOR_GOOD and what not in self._answered
+        (self.unavailable if final else self.lost)[what] = f"NVML: {error}"
 
     def take_lost(self) -> dict[str, str]:
         lost, self.lost = self.lost, {}
@@ -200,61 +244,39 @@ class Device(Struct):
         self.lost.pop("mig_mode", None)
         return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
-    def temperature_limits_c(self) -> dict[str, float] | None:
-        limits = {}
-        for name, number in LIMITS.items():
-            what = f"temperature_limits_c.{name}"
-            value = self.ask(what, pynvml.nvmlDeviceGetTemperatureThreshold, number)
-            # 0 is no limit of any card.
-            if value:
-                limits[name] = float(value)
-            elif what in self.unavailable:
-                self.unavailable.setdefault("temperature_limits_c", self.unavailable[what])
-        if limits:
-            self.unavailable.pop("temperature_limits_c", None)
-        return limits or None
-
-    def violation_s(self) -> dict[str, float] | None:
-        counters = {}
-        for name, policy in VIOLATIONS.items():
-            seen = self.ask(f"violation_s.{name}", pynvml.nvmlDeviceGetViolationStatus, policy)
-            if seen is not None:
-                counters[name] = seen.violationTime / 1e9
-        return counters or None
-
-    def counters(self) -> dict[str, float]:
+    def read_counters(self) -> dict[str, float]:
         """Return tensor-active, SM-active and PCIe traffic since the last call, as far as known."""
-        if self._gpm is None and "gpm" not in self.unavailable:
+        if self._gpm is None:
             self._gpm = self.ask("gpm", Gpm)
-            if reason := self.unavailable.get("gpm"):
-                reason = f"no GPM counters (Hopper and newer have them): {reason}"
-                self.unavailable |= dict.fromkeys(list(METRICS)[:2], reason)
-        if self._gpm is None or "gpm.reading" in self.unavailable:
-            return self._pcie()
-        figures = self._gpm_figures(self._gpm)
-        return self._pcie() if "gpm.reading" in self.unavailable else figures
+        if self._gpm is not None and "gpm.reading" not in self.unavailable:
+            figures = dict(self.ask("gpm.reading", self._gpm.read) or {})
+            self._answered.update(figures)
+            for name, code in self._gpm.refused.items():
+                self._note(name, pynvml.NVMLError(code))
+            if reason := self.lost.pop("gpm.reading", None):
+                self.lost |= dict.fromkeys(METRICS, reason)
+            if "gpm.reading" not in self.unavailable:
+                return figures
+        reason = self.unavailable.get("gpm.reading")
+        if absent := self.unavailable.get("gpm"):
+            reason = f"no GPM counters (Hopper and newer have them): {absent}"
+        if reason is not None:
+            self.unavailable |= dict.fromkeys(list(METRICS)[:2], reason)
+        # The bus can still be asked directly.
+        return self._pcie()
 
     def processes(self) -> list[dict[str, Any]]:
         held: dict[int, dict[str, Any]] = {}
-        questions = {
-            "compute": pynvml.nvmlDeviceGetComputeRunningProcesses,
-            "graphics": pynvml.nvmlDeviceGetGraphicsRunningProcesses,
-        }
-        for kind, question in questions.items():
+        for kind, question in PROCESSES.items():
             for process in self.ask(f"processes.{kind}", question) or []:
-                known = held.get(process.pid)
-                sizes = (process.usedGpuMemory, known["memory_used_bytes"] if known else None)
-                try:
-                    name = psutil.Process(process.pid).name()
-                except psutil.Error:
-                    name = None
-                held[process.pid] = {
-                    "pid": process.pid,
-                    "name": name,
-                    "kind": kind if known is None else "compute and graphics",
-                    "memory_used_bytes": max((n for n in sizes if n is not None), default=None),
-                    "gpu": self.index,
-                }
+                entry = {"pid": process.pid, "name": None, "kind": kind, "memory_used_bytes": None}
+                entry = held.setdefault(process.pid, entry | {"gpu": self.index})
+                with suppress(psutil.Error):
+                    entry["name"] = psutil.Process(process.pid).name()
+                if entry["kind"] != kind:
+                    entry["kind"] = "compute and graphics"
+                sizes = (process.usedGpuMemory, entry["memory_used_bytes"])
+                entry["memory_used_bytes"] = max((n for n in sizes if n is not None), default=None)
         return sorted(held.values(), key=lambda p: -(p["memory_used_bytes"] or 0))
 
     def close(self) -> None:
@@ -262,30 +284,13 @@ class Device(Struct):
             self._gpm.close()
             self._gpm = None
 
-    def _gpm_figures(self, gpm: Gpm) -> dict[str, float]:
-        figures = dict(self.ask("gpm.reading", lambda _: gpm.read()) or {})
-        if reason := self.lost.pop("gpm.reading", None):
-            self.lost |= dict.fromkeys(METRICS, reason)
-        elif reason := self.unavailable.get("gpm.reading"):
-            # The bus can still be asked directly.
-            self.unavailable |= dict.fromkeys(list(METRICS)[:2], reason)
-        self._answered.update(figures)
-        for name, code in gpm.refused.items():
-            final = code in FOR_GOOD and name not in self._answered
-            (self.unavailable if final else self.lost)[name] = f"NVML: {pynvml.NVMLError(code)}"
-        return figures
-
     def _pcie(self) -> dict[str, float]:
         now = time.monotonic()
         if self._pcie_asked_at is not None and now - self._pcie_asked_at < PCIE_EVERY_S:
             return {}
         self._pcie_asked_at = now
-        directions = {
-            "pcie_rx_bytes_per_s": pynvml.NVML_PCIE_UTIL_RX_BYTES,
-            "pcie_tx_bytes_per_s": pynvml.NVML_PCIE_UTIL_TX_BYTES,
-        }
         asked = {
             name: self.ask(name, pynvml.nvmlDeviceGetPcieThroughput, way)
-            for name, way in directions.items()
+            for name, way in PCIE.items()
         }
         return {name: value * KB for name, value in asked.items() if value is not None}

@@ -16,7 +16,7 @@ import psutil
 
 from expertflow.core.errors import HardwareError
 from expertflow.core.format import gb
-from expertflow.hardware.disk import candidates, scratch_facts
+from expertflow.hardware.disk import describe_places, list_candidates
 from expertflow.hardware.gpu_table import find_row, gpu_by_name, unlisted
 from expertflow.hardware.nvml import HIDDEN, NO_DRIVER, open_gpus
 from expertflow.hardware.nvml_device import Device
@@ -26,6 +26,12 @@ log = logging.getLogger(__name__)
 # Tensor cores have bf16 and TF32 from this compute capability on (CUDA documentation).
 AMPERE = (8, 0)
 ROOT = Path("/")
+WHY_NULL = {
+    "cpu_model": "the system does not name it",
+    "cpu_quota_cpus": "no cgroup sets one",
+    "ram_limit_bytes": "no cgroup sets one",
+    "n_cpus_physical": "the system does not tell cores from threads",
+}
 NO_CUDA = (
     "the plan is for {} and torch sees no CUDA device; run on that machine, or plan with"
     " hardware=cpu"
@@ -116,22 +122,17 @@ def probe_machine(
     lines = _read(Path("/proc/cpuinfo")).split("\n")
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     limit, total = memory_limit_bytes(), psutil.virtual_memory().total
-    may_be_null = {
-        "cpu_model": (next(named, None), "the system does not name it"),
-        "cpu_quota_cpus": (cpu_quota(), "no cgroup sets one"),
-        "ram_limit_bytes": (limit, "no cgroup sets one"),
-        "n_cpus_physical": (
-            psutil.cpu_count(logical=False),
-            "the system does not tell cores from threads",
-        ),
+    known: dict[str, Any] = {
+        "cpu_model": next(named, None),
+        "cpu_quota_cpus": cpu_quota(),
+        "ram_limit_bytes": limit,
+        "n_cpus_physical": psutil.cpu_count(logical=False),
     }
-    known: dict[str, Any] = {name: value for name, (value, _) in may_be_null.items()}
-    unavailable = {name: may_be_null[name][1] for name, value in known.items() if value is None}
+    unavailable = {name: WHY_NULL[name] for name, value in known.items() if value is None}
     with open_gpus() as gpus:
-        seen = tuple(_seen(device, table) for device in gpus.devices)
+        seen = tuple(_describe_gpu(device, table) for device in gpus.devices)
         if not seen:
             unavailable |= dict.fromkeys(("gpus", "driver"), gpus.reason or "no GPU")
-    places = candidates(scratch, dict(os.environ))
     return MachineFacts(
         **known,
         n_cpus_logical=psutil.cpu_count() or 1,
@@ -141,61 +142,53 @@ def probe_machine(
         ram_usable_bytes=total if limit is None else min(total, limit),
         driver=gpus.driver,
         gpus=seen,
-        scratch=scratch_facts(places, measure=measure_disks),
+        scratch=describe_places(list_candidates(scratch, os.environ), measure=measure_disks),
         simulated=gpus.simulated,
         unavailable=unavailable,
         remarks=gpus.remarks,
     )
 
 
-def short_of_memory(needed_bytes: int, n_gpus: int) -> str | None:
-    """Return which of the first ``n_gpus`` cards lacks free memory, and who holds it; or null."""
+def least_free_gpu_memory(n_gpus: int) -> tuple[int, str] | None:
+    """Return the least bytes free on the first ``n_gpus`` cards, and who holds the rest of it.
+
+    Null if no driver tells.
+    """
     with open_gpus() as gpus:
-        for device in gpus.devices[:n_gpus]:
-            free = device.figure("memory_free_bytes")
-            if free is not None and free < needed_bytes:
-                return f"GPU {device.index} has {gb(free)} free; {_holders(device)}"
-    return None
+        free = [(d.figure("memory_free_bytes"), d) for d in gpus.devices[:n_gpus]]
+        known = [(n_bytes, device) for n_bytes, device in free if n_bytes is not None]
+        if not known:
+            return None
+        n_bytes, device = min(known, key=lambda pair: pair[0])
+        held = ", ".join(
+            f"{p['name'] or 'a process'} (pid {p['pid']}, {gb(p['memory_used_bytes'])})"
+            for p in device.processes()
+            if p["memory_used_bytes"]
+        )
+        holders = f"held by {held}" if held else "no process is seen to hold the rest"
+        return n_bytes, f"GPU {device.index} has {gb(n_bytes)} free; {holders}"
 
 
-def free_gpu_memory_bytes(n_gpus: int) -> int | None:
-    with open_gpus() as gpus:
-        free = [device.figure("memory_free_bytes") for device in gpus.devices[:n_gpus]]
-    return min((n for n in free if n is not None), default=None)
-
-
-def _holders(device: Device) -> str:
-    held = [
-        f"{p['name'] or 'a process'} (pid {p['pid']}, {gb(p['memory_used_bytes'])})"
-        for p in device.processes()
-        if p["memory_used_bytes"]
-    ]
-    return f"held by {', '.join(held)}" if held else "no process is seen to hold the rest"
-
-
-def _seen(device: Device, table: list[dict[str, Any]]) -> GpuSeen:
-    name, capability = device.figure("gpu_name"), device.figure("compute_capability")
+def _describe_gpu(device: Device, table: list[dict[str, Any]]) -> GpuSeen:
+    names = ("gpu_name", "memory_total_bytes", "memory_free_bytes", "compute_capability")
+    known, unavailable = device.figures(*names, "power_limit_w", "temperature_limits_c")
+    name, capability = known.pop("gpu_name"), known.pop("compute_capability")
     row = None if name is None else find_row(name, table)
+    if "gpu_name" in unavailable:
+        unavailable["name"] = unavailable.pop("gpu_name")
     modern = None if capability is None else capability >= AMPERE
-    facts: dict[str, Any] = {
-        "name": name,
-        "memory_total_bytes": device.figure("memory_total_bytes"),
-        "memory_free_bytes": device.figure("memory_free_bytes"),
-        "compute_capability": _text(capability),
-        "supports_bf16": modern,
-        "supports_tf32": modern,
-        "power_limit_w": device.figure("power_limit_w"),
-        "temperature_limits_c": device.temperature_limits_c(),
-    }
-    asked = dict.fromkeys(("supports_bf16", "supports_tf32"), "compute_capability")
-    asked["name"] = "gpu_name"
+    if modern is None:
+        same = ("supports_bf16", "supports_tf32")
+        unavailable |= dict.fromkeys(same, unavailable["compute_capability"])
     return GpuSeen(
         index=device.index,
+        name=name,
         listed_as=None if row is None else row["name"],
-        unavailable={
-            key: device.reason(asked.get(key, key)) for key, value in facts.items() if value is None
-        },
-        **facts,
+        compute_capability=_text(capability),
+        supports_bf16=modern,
+        supports_tf32=modern,
+        unavailable=unavailable,
+        **known,
     )
 
 

@@ -47,13 +47,13 @@ class GpuSample(Record, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     elapsed_s: float
-    utilization_percent: float | None
-    memory_used_bytes: int | None
-    temperature_c: float | None
-    power_w: float | None
-    energy_j: float | None
-    cpu_percent: float | None
-    ram_used_bytes: int | None
+    utilization_percent: float | None = None
+    memory_used_bytes: int | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    cpu_percent: float | None = None
+    ram_used_bytes: int | None = None
     tensor_active_percent: float | None = None
     sm_active_percent: float | None = None
     sm_clock_mhz: int | None = None

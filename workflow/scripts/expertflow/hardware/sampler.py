@@ -23,10 +23,11 @@ TAIL_BYTES = 1 << 14
 # The system's table of disks is the dearest thing to read; a little less than a second, so that
 # each reading has it where they are a second apart.
 DISK_EVERY_S = 0.9
-# Fields of a reading: figures of the card. The first ones are written without a card, too.
-BASIC_FIGURES = ("memory_used_bytes", "temperature_c", "power_w", "energy_j")
-CARD_FIGURES = (*BASIC_FIGURES, "sm_clock_mhz", "memory_clock_mhz", "throttle_reasons")
-NO_CARD: dict[str, Any] = dict.fromkeys(("utilization_percent", *BASIC_FIGURES))
+# Fields of a reading that are figures of the card.
+CARD_FIGURES = (
+    *("memory_used_bytes", "temperature_c", "power_w", "energy_j", "sm_clock_mhz"),
+    *("memory_clock_mhz", "throttle_reasons", "violation_s"),
+)
 
 
 class Sampler:
@@ -36,7 +37,7 @@ class Sampler:
         self._disk_due_s = 0.0
         self._is_first = True
 
-    def take(self, *, elapsed_s: float) -> GpuSample:
+    def read_sample(self, *, elapsed_s: float) -> GpuSample:
         """Read everything; the first reading has no shares of time, which need one before."""
         starts, self._is_first = self._is_first, False
         cpu_percent = psutil.cpu_percent(interval=None)
@@ -44,7 +45,7 @@ class Sampler:
         devices = self._gpus.devices
         return GpuSample(
             elapsed_s=round(elapsed_s, 3),
-            **(_card_figures(devices) if devices else NO_CARD),
+            **(_card_figures(devices) if devices else {}),
             cpu_percent=None if starts else cpu_percent,
             ram_used_bytes=psutil.virtual_memory().used,
             disk_read_bytes=read,
@@ -83,10 +84,9 @@ def disk_counters(blocks: Path = Path("/sys/block")) -> tuple[int, int] | None:
 
 def _card_figures(devices: Sequence[Device]) -> dict[str, Any]:
     first = devices[0]
-    figures = {name: first.figure(name) for name in CARD_FIGURES}
+    figures, _ = first.figures(*CARD_FIGURES)
     figures["utilization_percent"] = first.figure("any_kernel_percent")
-    figures["violation_s"] = first.violation_s()
-    figures |= {name: round(value, 2) for name, value in first.counters().items()}
+    figures |= {name: round(value, 2) for name, value in first.read_counters().items()}
     for total, name in (("energy_all_j", "energy_j"), ("power_all_w", "power_w")):
         values = [figures[name], *(device.figure(name) for device in devices[1:])]
         figures[total] = None if None in values else round(sum(values), 3)

@@ -1,11 +1,11 @@
-"""Describe a card, sum up a series of its readings, and say what the figures suggest.
+"""Describe a card, summarize a series of its readings, and assess the figures.
 
 The driver's utilization is called what it is: "some kernel was running".
 """
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -29,7 +29,7 @@ CAUSES = {
     "board_limit": "board_limit",
     "reliability": "reliability",
 }
-NO_SAMPLES = "no samples were taken"
+NO_SAMPLES, TOO_FEW = "no samples were taken", "too few samples for a difference"
 MIXED = "part of the samples are simulated"
 # Thresholds of remarks; those without a source are judgment. Fewer readings say nothing.
 ENOUGH_SAMPLES = 10
@@ -40,56 +40,62 @@ TENSOR_PERCENT, SM_PERCENT = 25.0, 80.0
 FULL_FRACTION = 0.95
 THROTTLED_FRACTION = 0.01
 NEAR_LIMIT_C = 3.0
-
-
-# What a record says of a card; null without one.
-GPU_FIGURES = (
-    *("gpu_name", "driver", "memory_total_bytes", "power_limit_w", "temperature_limits_c"),
-    *(name for name in SERIES if name not in ("cpu_percent", "ram_used_bytes")),
-    *("energy_j", "energy_all_j", "energy_source", "throttle_s", "throttle_source", "n_gpus"),
-)
-# What is asked under another name than the record's.
-OTHERWISE = {
-    "processes.compute": ("processes",),
-    "throttle_reasons": ("throttle_s", "throttle_source"),
-    "energy_j": ("energy_source", "energy_all_j"),
-    "power_w": ("power_all_w",),
+# Why a figure may be null: of the machine, and of a card that does not say it itself.
+NO_DISKS = "this machine keeps no disk counters, or too few samples"
+MACHINE = {
+    "cpu_percent": "too few samples for a share of time",
+    "ram_used_bytes": TOO_FEW,
+    "disk_read_bytes": NO_DISKS,
+    "disk_write_bytes": NO_DISKS,
+    "effective_interval_s": TOO_FEW,
+    "wall_s": TOO_FEW,
+    "monitor_cpu_fraction": "not measured for this series",
+}
+UNSAID = {
+    "energy_all_j": "a card does not count its energy",
+    "power_all_w": "a card does not tell its power",
+}
+# Two nulls are intentional.
+CHOSEN = {"configured_interval_s", "epoch_s"}
+# Figures that are asked under another name.
+QUESTIONS = {
+    "processes": "processes.compute",
+    "throttle_s": "throttle_reasons",
+    "throttle_source": "throttle_reasons",
+    "energy_source": "energy_j",
+    "energy_all_j": "energy_j",
+    "power_all_w": "power_w",
 }
 # Is shown each reading of a card.
 Watcher = Callable[[GpuSample, Card], None]
 
 
 def no_card(reason: str) -> Card:
-    return Card(unavailable=dict.fromkeys(GPU_FIGURES, reason))
+    return Card(unavailable={"n_gpus": reason})
 
 
-def describe(gpus: Gpus) -> Card:
+def describe_card(gpus: Gpus) -> Card:
     if not gpus.devices:
         return no_card(gpus.reason or "no GPU")
-    first = gpus.devices[0]
-    known = {n: first.figure(n) for n in ("gpu_name", "memory_total_bytes", "power_limit_w")}
-    known["temperature_limits_c"] = first.temperature_limits_c()
+    names = ("gpu_name", "memory_total_bytes", "power_limit_w", "temperature_limits_c")
+    known, unavailable = gpus.devices[0].figures(*names)
     return Card(
         **known,
         driver=gpus.driver,
         n_gpus=len(gpus.devices),
         simulated=gpus.simulated,
-        unavailable={name: first.reason(name) for name, value in known.items() if value is None},
+        unavailable=unavailable,
         remarks=gpus.remarks,
     )
 
 
-def at_the_end(card: Card, gpus: Gpus) -> Card:
+def add_processes(card: Card, gpus: Gpus) -> Card:
+    """Add what is known only at the end: who holds memory, and what the card never answered."""
     if not gpus.devices:
         return card
     processes = tuple(p for device in gpus.devices for p in device.processes())
-    told = gpus.devices[0].unavailable
-    known = MonitorRecord.__struct_fields__
-    reasons = {name: reason for name, reason in told.items() if name in known}
-    for what, names in OTHERWISE.items():
-        if what in told:
-            reasons |= dict.fromkeys(names, told[what])
-    return replace(card, processes=processes, unavailable={**reasons, **card.unavailable})
+    unavailable = {**gpus.devices[0].unavailable, **card.unavailable}
+    return replace(card, processes=processes, unavailable=unavailable)
 
 
 def summarize(
@@ -100,53 +106,58 @@ def summarize(
     monitor_cpu_fraction: float | None = None,
     remarks: Sequence[str] = (),
 ) -> MonitorRecord:
-    figures: dict[str, Any] = {
-        name: stats([(s.elapsed_s, s.starts, getattr(s, field)) for s in samples])
-        for name, field in SERIES.items()
-    }
-    throttle_s, throttle_source = _throttled(samples)
+    throttle_s, throttle_source = _throttling(samples)
     gaps = [later.elapsed_s - earlier.elapsed_s for earlier, later in _pairs(samples)]
-    figures |= {
-        "energy_j": _spent([(s.starts, s.energy_j) for s in samples]),
-        "energy_all_j": _spent([(s.starts, s.energy_all_j) for s in samples]),
-        "disk_read_bytes": _total(s.disk_read_bytes for s in samples),
-        "disk_write_bytes": _total(s.disk_write_bytes for s in samples),
-        "throttle_s": throttle_s,
-        "throttle_source": throttle_source,
-        "effective_interval_s": statistics.median(gaps) if gaps else None,
-        "wall_s": round(sum(gaps), 3) if gaps else None,
-        "monitor_cpu_fraction": monitor_cpu_fraction,
-    }
-    figures["energy_source"] = None if figures["energy_j"] is None else COUNTER
+    energy_j = _rise((s.starts, s.energy_j) for s in samples)
     simulated = {s.simulated for s in samples} or {card.simulated}
-    # A figure of several questions is lost once in a reading, however many of them failed.
-    lost = Counter(name for s in samples for name in {key.split(".")[0] for key in s.lost})
     mixed = (MIXED,) if len(simulated) > 1 else ()
-    figures |= {
+    known: dict[str, Any] = asdict(card) | {
         "simulated": any(simulated),
         "remarks": (*card.remarks, *interval.remarks(), *mixed, *remarks),
-        "unavailable": _reasons(figures, samples, card),
     }
+    known |= {name: compute_stats(samples, field) for name, field in SERIES.items()}
     record = MonitorRecord(
+        **known,
+        energy_j=energy_j,
+        energy_source=None if energy_j is None else COUNTER,
+        energy_all_j=_rise((s.starts, s.energy_all_j) for s in samples),
+        disk_read_bytes=_total(s.disk_read_bytes for s in samples),
+        disk_write_bytes=_total(s.disk_write_bytes for s in samples),
+        throttle_s=throttle_s,
+        throttle_source=throttle_source,
         configured_interval_s=interval.configured_s,
-        n_samples=len(samples),
-        n_lost_readings=dict(sorted(lost.items())),
+        effective_interval_s=statistics.median(gaps) if gaps else None,
         epoch_s=interval.epoch_s,
+        wall_s=round(sum(gaps), 3) if gaps else None,
+        monitor_cpu_fraction=monitor_cpu_fraction,
+        n_samples=len(samples),
+        n_lost_readings=dict(sorted(Counter(name for s in samples for name in s.lost).items())),
         assessment=(),
-        **{**asdict(card), **figures},
     )
     n_known = sum(s.utilization_percent is not None for s in samples)
-    return replace(record, assessment=tuple(_assess(record) if n_known >= ENOUGH_SAMPLES else ()))
+    return replace(
+        record,
+        unavailable=_reasons(record, samples),
+        assessment=tuple(_assess(record)) if n_known >= ENOUGH_SAMPLES else (),
+    )
 
 
-def stats(readings: Sequence[tuple[float, bool, float | None]]) -> Stats | None:
-    """Return the spread over time of (moment, starts a stretch, value); null where none is known.
+def compute_stats(samples: Sequence[GpuSample], field: str) -> Stats | None:
+    """Return the spread over time of a field; null where no reading has it.
 
     A value stands for the time since the one before it in its stretch.
     """
-    known = sorted(_weighted(readings))
+    known, since_s = [], 0.0
+    for i, sample in enumerate(samples):
+        if sample.starts or i == 0:
+            since_s = sample.elapsed_s
+        value = getattr(sample, field)
+        if value is not None:
+            known.append((float(value), sample.elapsed_s - since_s))
+            since_s = sample.elapsed_s
     if not known:
         return None
+    known.sort()
     total_s = sum(seconds for _, seconds in known)
     if total_s == 0:
         # Only first readings, which stand for no time: all alike.
@@ -170,23 +181,11 @@ def stats(readings: Sequence[tuple[float, bool, float | None]]) -> Stats | None:
     )
 
 
-def _weighted(
-    readings: Sequence[tuple[float, bool, float | None]],
-) -> Iterator[tuple[float, float]]:
-    since_s: float | None = None
-    for moment_s, starts, value in readings:
-        if starts or since_s is None:
-            since_s = moment_s
-        if value is not None:
-            yield float(value), moment_s - since_s
-            since_s = moment_s
-
-
 def _pairs(samples: Sequence[GpuSample]) -> Iterator[tuple[GpuSample, GpuSample]]:
     return ((a, b) for a, b in pairwise(samples) if not b.starts)
 
 
-def _spent(readings: Sequence[tuple[bool, float | None]]) -> float | None:
+def _rise(readings: Iterable[tuple[bool, float | None]]) -> float | None:
     """Add up what a counter rose by; null without two readings of one stretch.
 
     A lost reading in between loses nothing. A counter that went back (its driver was loaded again)
@@ -204,54 +203,52 @@ def _spent(readings: Sequence[tuple[bool, float | None]]) -> float | None:
     return round(total, 3) if found else None
 
 
-def _throttled(samples: Sequence[GpuSample]) -> tuple[dict[str, float] | None, str | None]:
+def _throttling(samples: Sequence[GpuSample]) -> tuple[dict[str, float] | None, str | None]:
+    """Return the seconds lost by cause, and whether the card counted them."""
     causes = sorted({cause for s in samples for cause in s.violation_s or {}})
-    counted = {}
-    for cause in causes:
-        readings = [(s.starts, (s.violation_s or {}).get(cause)) for s in samples]
-        if (seconds := _spent(readings)) is not None:
-            counted[cause] = seconds
+    rises = {c: _rise((s.starts, (s.violation_s or {}).get(c)) for s in samples) for c in causes}
+    counted = {cause: seconds for cause, seconds in rises.items() if seconds is not None}
     if {"power", "thermal"} <= counted.keys():
         return counted, COUNTER
-    seen = dict.fromkeys((*dict.fromkeys(CAUSES.values()), "hw_slowdown"), 0.0)
+    seen = dict.fromkeys((*CAUSES.values(), "hw_slowdown"), 0.0)
     known = [(a, b) for a, b in _pairs(samples) if b.throttle_reasons is not None]
     for before, now in known:
-        for cause in _causes(now.throttle_reasons or ()):
+        reasons = set(now.throttle_reasons or ())
+        found = {CAUSES[reason] for reason in reasons & CAUSES.keys()}
+        # Hardware slow-downs that have a cause of their own are counted by it.
+        if "hw_slowdown" in reasons and not reasons & {"hw_thermal", "hw_power_brake"}:
+            found.add("hw_slowdown")
+        for cause in found:
             seen[cause] += now.elapsed_s - before.elapsed_s
     seen = {cause: round(seconds, 3) for cause, seconds in seen.items()}
     return (seen, SAMPLED) if known else (None, None)
 
 
-def _causes(reasons: Sequence[str]) -> set[str]:
-    found = {CAUSES[reason] for reason in reasons if reason in CAUSES}
-    explained = {"hw_thermal", "hw_power_brake"} & set(reasons)
-    return found | ({"hw_slowdown"} if "hw_slowdown" in reasons and not explained else set())
-
-
-def _total(values: Iterator[int | None]) -> int | None:
+def _total(values: Iterable[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
-def _reasons(figures: dict[str, Any], samples: Sequence[GpuSample], card: Card) -> dict[str, str]:
-    last = {name: reason for s in samples for name, reason in s.lost.items()}
-    for what in [what for what in OTHERWISE if what in last and figures.get(what) is None]:
-        last |= dict.fromkeys(OTHERWISE[what], last[what])
-    reasons = {k: v for k, v in card.unavailable.items() if figures.get(k) is None}
-    fallback = NO_SAMPLES if not samples else "too few samples for a difference"
-    own = {
-        "cpu_percent": "too few samples for a share of time",
-        "disk_read_bytes": "this machine keeps no disk counters, or too few samples",
-        "disk_write_bytes": "this machine keeps no disk counters, or too few samples",
-        "monitor_cpu_fraction": "not measured for this series",
-        "energy_source": reasons.get("energy_j", fallback),
-        "energy_all_j": "a card does not count its energy",
-        "power_all_w": "a card does not tell its power",
-    }
-    for name in (name for name, value in figures.items() if value is None):
-        reason = own.get(name, fallback) if samples else NO_SAMPLES
-        reason = f"every reading failed: {last[name]}" if name in last else reason
-        reasons.setdefault(name, reason)
+def _reasons(record: MonitorRecord, samples: Sequence[GpuSample]) -> dict[str, str]:
+    """Return why each null figure is null, so far as the card, a reading or the series tells."""
+    lost = {name: f"every reading failed: {why}" for s in samples for name, why in s.lost.items()}
+    told, reasons = lost | record.unavailable, {}
+    without_card = told.get("n_gpus") if record.n_gpus is None else None
+    for name, value in asdict(record).items():
+        question = QUESTIONS.get(name, name)
+        # No processes is a null only where the card does not list them.
+        if name in CHOSEN or (value is not None and (value != () or question not in told)):
+            continue
+        # The first of several cards may have answered where another did not.
+        if getattr(record, question, None) is not None:
+            question = name
+        reason = told.get(name) or told.get(question)
+        if name not in MACHINE:
+            reason = reason or without_card
+        if name not in Card.__struct_fields__:
+            reason = reason or ((MACHINE | UNSAID).get(name, TOO_FEW) if samples else NO_SAMPLES)
+        if reason is not None:
+            reasons[name] = reason
     return dict(sorted(reasons.items()))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from expertflow.core.settings import name_of
-from expertflow.hardware.disk import file_read_speed
+from expertflow.hardware.disk import measure_file
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.settings import Training
 from expertflow.staging.records import Staged
@@ -127,7 +127,7 @@ def read_speed_ratios(staged: Staged, *, n_repeats: int) -> tuple[list[float], s
     for i in range(n_repeats):
         speeds: dict[Path, float] = {}
         for place in (source, target)[:: 1 if i % 2 == 0 else -1]:
-            speed, how = file_read_speed(place)
+            speed, how = measure_file(place)
             if speed is None:
                 raise NotMeasurableError(f"{place}: {how}")
             speeds[place] = speed

@@ -13,15 +13,14 @@ import torch
 from expertflow.core.errors import HardwareError
 from expertflow.core.format import gb
 from expertflow.core.records import to_json
-from expertflow.hardware.disk import file_read_speed
+from expertflow.hardware.disk import measure_file
 from expertflow.hardware.gpu_table import find_row
 from expertflow.hardware.probe import (
     NO_CUDA,
-    free_gpu_memory_bytes,
     free_memory_bytes,
+    least_free_gpu_memory,
     package_version,
     probe_machine,
-    short_of_memory,
     usable_cpus,
 )
 from expertflow.hardware.records import GpuFacts
@@ -51,7 +50,7 @@ def preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[st
     machine = probe_machine(table=_rows(plan.gpu))
     if on_card and machine.gpus and machine.gpus[0].name != gpu_name:
         log.warning("the monitor watches %s, training is on %s", machine.gpus[0].name, gpu_name)
-    speed, how = (None, "no rows' file given") if rows is None else file_read_speed(rows)
+    speed, how = (None, "no rows' file given") if rows is None else measure_file(rows)
     return {
         "free_disk_bytes": free_disk,
         "needed_disk_bytes": needed_disk,
@@ -107,13 +106,14 @@ def _check_disk(plan: TrainPlan, state: Path) -> tuple[int, int]:
 
 
 def _check_gpu_memory(plan: TrainPlan) -> int:
-    free = free_gpu_memory_bytes(plan.world_size)
-    if free is None:
+    least = least_free_gpu_memory(plan.world_size)
+    if least is None:
         # The driver does not report it; torch asks CUDA, for this process's GPU only.
         free = torch.cuda.mem_get_info()[0]
+        least = free, f"the GPU has {gb(free)} free"
+    free, where = least
     needed = plan.predicted_peak_bytes
     if needed is not None and needed > free:
-        where = short_of_memory(needed, plan.world_size) or f"the GPU has {gb(free)} free"
         if plan.may_halve_micro_batch:
             # It is a prediction, and a run out of memory continues with smaller micro-batches.
             log.warning("the plan needs %s of GPU memory; %s", gb(needed), where)
