@@ -14,12 +14,14 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
 
 from expertflow.data.secrets import detectors, find_secrets
 from expertflow.data.sources.git import extract_commits
+from expertflow.data.sources.git_options import GitOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 BUNDLE = ROOT.parent / "shared" / "data" / "git-history" / "json-schema-test-suite.bundle"
@@ -34,7 +36,7 @@ def measure(bundle: Path, case: str) -> dict[str, float]:
         detectors()
     n_commits = n_chars = n_with_secrets = 0
     start = time.perf_counter()
-    for record in extract_commits(bundle, options={}):
+    for record in extract_commits(bundle, GitOptions(), Counter()):
         n_commits += 1
         n_chars += len(record["message"]) + len(record["diff"])
         if scan and find_secrets(f"{record['message']}\n{record['diff']}"):

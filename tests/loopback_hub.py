@@ -37,7 +37,7 @@ def rows(files):
 
 def result(source):
     try:
-        fetched = hub.fetch(SourceSpec(name="s", kind="hub", **source), None, None)
+        fetched = hub.HubDataset(SourceSpec(name="s", kind="hub", **source)).fetch(None, None)
     except DataError as error:
         return {"error": str(error)}
     files = fetched.files

@@ -86,7 +86,7 @@ DECLARATIONS = {"train.optimizers"}
 # The Snakefile's own room resolves settings and locks sources, so it reaches into data.
 CONFIG_MAY_USE = {
     "data.lock",
-    "data.fetch",
+    "data.sources.registry",
     "data.shards",
     "data.cache",
     "data.shapes",

@@ -156,8 +156,8 @@ IDLE = [
             ("tools", "t"), ("role_key", "r"), ("content_key", "c"), ("roles", {"x": "user"}),
         )
     ),
-    ({"kind": "hub", "path": "x"}, "path is read of local and git sources only, not of hub"),
-    ({"kind": "generated", "path": "x"}, "path is read of local and git sources only"),
+    ({"kind": "hub", "path": "x"}, "path is read of git and local sources only, not of hub"),
+    ({"kind": "generated", "path": "x"}, "path is read of git and local sources only"),
     *(
         ({"kind": kind, key: "x"}, f"{key} is read of hub sources only, not of {kind}; remove it")
         for kind in ("local", "git", "generated")
@@ -168,8 +168,8 @@ IDLE = [
         for kind in ("local", "git", "hub")
         for key, value in (("generator", "facts"), ("n_documents", 9), ("seed", 0))
     ),
-    ({"kind": "hub", "options": {"data_file": "x"}}, "options.data_file .* data_dir or data_files"),
-    ({"kind": "generated", "options": {"ref": "x"}}, "options.ref .*it has no options"),
+    ({"kind": "hub", "options": {"data_file": "x"}}, "options.data_file: unknown; use"),
+    ({"kind": "generated", "options": {"ref": "x"}}, "this kind of source has no options"),
     ({"text": "{q!r}"}, "text: template '{q!r}': !r has no effect; write {q}"),
     ({"text": "{q:xml}"}, "text: template '{q:xml}': no format 'xml'"),
     ({"checks": [SQL]}, "check sql of 'a': dialect 'sqlit'"),

@@ -121,7 +121,8 @@ def test_a_generator_writes_its_folder_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fix"), [("locl", "did you mean 'local'"), ("x", "use one of local, hub, git, gener")]
+    ("kind", "fix"),
+    [("locl", "did you mean 'local'"), ("x", "use one of generated, git, ")],
 )
 def test_an_unknown_kind_is_no_other(tmp_path: Path, kind: Any, fix: str) -> None:
     with pytest.raises(ConfigError, match=f"source s: kind '{kind}' is unknown; {fix}"):

@@ -108,14 +108,16 @@ def test_typescript_brackets_balance(tmp_path: Path) -> None:
 
 
 def test_git_history_has_merges_tags_and_several_languages(tmp_path: Path) -> None:
-    from expertflow.data.sources.git import extract_commits, head
+    from test_git import read_commits
+
+    from expertflow.data.sources.git_store import resolve_commit
 
     records, artifacts = make("git_repository", tmp_path)
-    kept = list(extract_commits(artifacts["repository"], options={"merges": "keep"}))
+    kept = read_commits(artifacts["repository"], merges="keep")
     merges = [record for record in kept if record["is_merge"]]
     assert len(merges) == len(records) // 8
     assert all(record["n_files"] for record in kept)
     suffixes = {Path(file["path"]).suffix for record in kept for file in record["files"]}
     assert suffixes == {".py", ".ts", ".yaml", ".md"}
     assert any("v0.1" in record["refs"] for record in kept)
-    assert head(artifacts["repository"]) == kept[-1]["commit"]
+    assert resolve_commit(artifacts["repository"]) == kept[-1]["commit"]

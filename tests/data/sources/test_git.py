@@ -12,7 +12,9 @@ import pytest
 
 from expertflow.core.errors import DataError, ExpertflowError
 from expertflow.data.secrets import replace_emails
-from expertflow.data.sources.git import extract_commits, head
+from expertflow.data.sources.git import extract_commits
+from expertflow.data.sources.git_options import GitOptions
+from expertflow.data.sources.git_store import resolve_commit
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -65,8 +67,15 @@ def repository(tmp_path: Path) -> Path:
     return place
 
 
+def read_commits(
+    repository: Path, skipped: Counter[str] | None = None, **options: Any
+) -> list[dict[str, Any]]:
+    chosen = GitOptions.from_manifest(options)
+    return list(extract_commits(repository, chosen, Counter() if skipped is None else skipped))
+
+
 def extracted(repository: Path, **options: Any) -> dict[str, dict[str, Any]]:
-    return {r["subject"]: r for r in extract_commits(repository, options=options)}
+    return {record["subject"]: record for record in read_commits(repository, **options)}
 
 
 def test_a_record_says_what_the_commit_did(repository: Path) -> None:
@@ -96,7 +105,7 @@ def test_a_record_says_what_the_commit_did(repository: Path) -> None:
 
 
 def test_a_diff_is_what_git_shows(repository: Path) -> None:
-    for record in extract_commits(repository, options={"max_diff_bytes": 10**6}):
+    for record in read_commits(repository, max_diff_bytes=10**6):
         if not record["bytes_replaced"]:
             shown = git(repository, "show", "-z", "--format=", "--abbrev=7", record["commit"])
             assert record["diff"].strip() == shown.strip("\0\n")
@@ -190,7 +199,7 @@ def test_options_select_commits_and_what_is_left_out_is_counted(
     repository: Path, options: dict[str, Any], subjects: set[str], left_out: dict[str, int]
 ) -> None:
     skipped: Counter[str] = Counter()
-    records = list(extract_commits(repository, options=options, skipped=skipped))
+    records = read_commits(repository, skipped, **options)
     assert ({record["subject"] for record in records}, skipped) == (subjects, left_out)
     if options == {"languages": ["python"]}:
         # Files in other languages are left out of everything.
@@ -217,10 +226,11 @@ def test_a_long_diff_is_cut_at_a_line_and_flagged(repository: Path) -> None:
 def test_a_bundle_gives_the_same_records_and_head(repository: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "made.bundle"
     git(repository, "bundle", "create", "--quiet", str(bundle), "HEAD", "main", "topic", "v1")
-    assert head(bundle) == head(repository) == git(repository, "rev-parse", "HEAD")
+    assert (
+        resolve_commit(bundle) == resolve_commit(repository) == git(repository, "rev-parse", "HEAD")
+    )
     for options in ({}, {"ref": "topic"}, {"ref": "v1"}):
-        made = list(extract_commits(repository, options=options))
-        assert list(extract_commits(bundle, options=options)) == made
+        assert read_commits(bundle, **options) == read_commits(repository, **options)
 
 
 def test_what_cannot_be_read_is_one_line(
@@ -248,22 +258,22 @@ def test_what_cannot_be_read_is_one_line(
     ]
     for place, options, said in cases:
         with pytest.raises(ExpertflowError, match=said) as caught:
-            list(extract_commits(place, options=options))
+            read_commits(place, **options)
         assert "\n" not in str(caught.value)
     git(empty, "init", "--quiet")
     with pytest.raises(DataError, match="HEAD is no commit"):
-        head(empty)
+        resolve_commit(empty)
     monkeypatch.setenv("PATH", str(empty))
     with pytest.raises(DataError, match="install git"):
-        head(repository)
+        resolve_commit(repository)
 
 
 def test_a_real_history_is_read_whole(shared_data: Path) -> None:
     bundle = shared_data / "git-history" / "json-schema-test-suite.bundle"
-    records = list(extract_commits(bundle, options={"merges": "keep", "max_diff_bytes": 2000}))
+    records = read_commits(bundle, merges="keep", max_diff_bytes=2000)
     assert len(records) == 933
     assert sum(record["is_merge"] for record in records) == 113
-    assert records[-1]["commit"] == head(bundle)
+    assert records[-1]["commit"] == resolve_commit(bundle)
     seen: set[str] = set()
     for record in records:
         assert seen.issuperset(record["parents"])

@@ -10,11 +10,12 @@ from typing import Any
 
 import psutil
 import pytest
-from test_git import git
+from test_git import git, read_commits
 
 from expertflow.core.errors import DataError
-from expertflow.data.sources.git import extract_commits, head
-from expertflow.data.sources.git_store import BIG_FILE_BYTES
+from expertflow.data.sources.git import extract_commits
+from expertflow.data.sources.git_options import GitOptions
+from expertflow.data.sources.git_store import BIG_FILE_BYTES, resolve_commit
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -59,7 +60,7 @@ def commit(
 
 
 def extracted(place: Path, **options: Any) -> list[dict[str, Any]]:
-    records = list(extract_commits(place, options={"merges": "keep", **options}))
+    records = read_commits(place, **{"merges": "keep", **options})
     # What json and UTF-8 cannot hold would stop the next stage.
     assert json.dumps(records, ensure_ascii=False).encode()
     return records
@@ -191,7 +192,7 @@ def test_many_parents_and_many_files(place: Path) -> None:
     wide = commit(place, git(place, "mktree", "-z", stdin=listed.encode()), octopus)
     commit(place, one, wide)
     skipped: Counter[str] = Counter()
-    records = list(extract_commits(place, options={"merges": "keep"}, skipped=skipped))
+    records = read_commits(place, skipped, merges="keep")
     assert skipped == {"too_many_files": 2}
     merge = next(record for record in records if record["commit"] == octopus)
     assert len(merge["parents"]) == 3001 and merge["n_files"] == 0
@@ -221,7 +222,7 @@ def test_more_big_files_than_can_be_left_out(place: Path) -> None:
     first = commit(place, {b"a": b"a"})
     commit(place, git(place, "mktree", "-z", stdin=listed.encode()), first)
     skipped: Counter[str] = Counter()
-    assert len(list(extract_commits(place, options={}, skipped=skipped))) == 1
+    assert len(read_commits(place, skipped)) == 1
     assert skipped == {"big_files": 1}
 
 
@@ -298,7 +299,7 @@ def test_missing_objects_are_not_fetched(place: Path, tmp_path: Path, trap: Path
     with pytest.raises(DataError, match="partial clone"):
         extracted(place)
     with pytest.raises(DataError, match="is no commit there"):
-        head(place, ref="f" * 40)
+        resolve_commit(place, ref="f" * 40)
     assert not (tmp_path / "sprung").exists()
 
 
@@ -319,7 +320,7 @@ def test_a_shallow_clone_is_read_without_its_edge(place: Path, tmp_path: Path) -
         parents = [commit(place, {b"a": b"%d\n" % number}, *parents)]
     git(tmp_path, "clone", "--quiet", "--depth=3", place.as_uri(), "shallow")
     skipped: Counter[str] = Counter()
-    records = list(extract_commits(tmp_path / "shallow", options={}, skipped=skipped))
+    records = read_commits(tmp_path / "shallow", skipped)
     assert records == extracted(place)[2:]
     assert skipped == {"shallow": 1}
 
@@ -365,7 +366,7 @@ def test_a_bundle_that_is_not_whole_is_one_line(place: Path, tmp_path: Path, kin
 def test_what_is_left_half_way_leaves_no_process(place: Path) -> None:
     first = commit(place, {b"a": b"a\n"})
     commit(place, {b"a": b"b\n"}, first)
-    stream = extract_commits(place, options={})
+    stream = extract_commits(place, GitOptions(), Counter())
     next(stream)
     assert any(map(is_reading, psutil.Process().children()))
     stream.close()

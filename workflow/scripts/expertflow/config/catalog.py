@@ -20,8 +20,8 @@ from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import Record, to_json
 from expertflow.data import cache
-from expertflow.data.fetch import kind_of
-from expertflow.data.settings import SourceKind, SourceSpec
+from expertflow.data.settings import SourceSpec
+from expertflow.data.sources.registry import open_source
 
 Preset = Literal["demo", "full"]
 PRESETS: dict[str, tuple[Preset, ...]] = {
@@ -44,7 +44,7 @@ class NamedSource(Record, frozen=True, kw_only=True):
     ``license_origin`` is null where no license is stated anywhere.
     """
 
-    kind: SourceKind
+    kind: str
     location: str
     revision: str | None
     config: str | None
@@ -177,17 +177,15 @@ def _location(spec: SourceSpec) -> str:
 
 
 def _named(spec: SourceSpec, used_by: tuple[Use, ...]) -> NamedSource:
-    found = kind_of(spec).look_up(spec)._asdict()
-    card = None
-    if spec.kind == "hub":
-        commit = cache.cached_revision(str(spec.id), spec.revision)
-        card = cache.card_license(cache.card_data(str(spec.id), commit))
+    source = open_source(spec)
+    found = source.look_up()._asdict()
+    card = found.pop("license")
     return NamedSource(
         kind=spec.kind,
         location=_location(spec),
         revision=spec.revision,
         config=spec.config,
-        split=spec.split if spec.kind == "hub" else None,
+        split=spec.split if "split" in source.optional else None,
         options={key: spec.options[key] for key in cache.READ_OPTIONS if key in spec.options},
         **found,
         license=spec.license or card,

@@ -10,25 +10,13 @@ from expertflow.core.records import from_json
 from expertflow.core.settings import without_auto
 from expertflow.data.settings import FieldCheck
 from expertflow.data.shapes import parse_template
+from expertflow.data.sources.registry import source_kinds
 from expertflow.evaluate.tasks.registry import TASKS
 from expertflow.plan.settings import TrainingSection
 from expertflow.plan.switches import check_settings
 
-# The keys that only sources of some kinds read.
-KINDS = {
-    "path": ("local", "git"),
-    "id": ("hub",),
-    "revision": ("hub",),
-    "config": ("hub",),
-    "split": ("hub",),
-    "generator": ("generated",),
-    "n_documents": ("generated",),
-    "seed": ("generated",),
-}
 # The keys that only go with a list of turns.
 OF_MESSAGES = ("tools", "role_key", "content_key", "roles")
-# Options of the kinds that do not check their own when they are locked.
-OPTIONS: dict[str, tuple[str, ...]] = {"hub": ("data_dir", "data_files"), "generated": ()}
 
 
 def check_durations(manifest: dict[str, Any], *, where: str) -> None:
@@ -48,6 +36,10 @@ def refuse_idle_keys(expert: dict[str, Any], *, where: str) -> None:
     for source in expert["sources"]:
         for key, problem in _idle(source):
             raise ConfigError(f"{where}: source {source['name']}: {key} {problem}")
+        try:
+            source_kinds()[source["kind"]].option_type.from_manifest(source.get("options", {}))
+        except ConfigError as error:
+            raise ConfigError(f"{where}: source {source['name']}: {error}") from error
     if _is_set(expert.get("data", {}), "max_per_category"):
         if not any(_is_set(source, "category") for source in expert["sources"]):
             raise ConfigError(
@@ -57,10 +49,13 @@ def refuse_idle_keys(expert: dict[str, Any], *, where: str) -> None:
 
 
 def _idle(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    kind = source["kind"]
-    for key, kinds in KINDS.items():
-        if _is_set(source, key) and kind not in kinds:
-            yield key, f"is read of {' and '.join(kinds)} sources only, not of {kind}; remove it"
+    kinds = source_kinds()
+    kind = kinds[source["kind"]]
+    for key in source:
+        readers = [name for name, one in kinds.items() if key in one.manifest_keys()]
+        if readers and kind.kind not in readers and _is_set(source, key):
+            only = " and ".join(readers)
+            yield key, f"is read of {only} sources only, not of {kind.kind}; remove it"
     whole = next((key for key in ("text", "messages") if _is_set(source, key)), None)
     for key in ("prompt", "completion"):
         if whole is not None and _is_set(source, key):
@@ -68,11 +63,6 @@ def _idle(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for key in OF_MESSAGES:
         if whole != "messages" and _is_set(source, key):
             yield key, "has no effect without messages; remove it, or name the field of the turns"
-    if kind in OPTIONS:
-        known = OPTIONS[kind]
-        for key in sorted(set(source.get("options", {})) - set(known)):
-            fix = f"use {' or '.join(known)}" if known else "remove it: it has no options"
-            yield f"options.{key}", f"is unknown for a {kind} source; {fix}"
 
 
 def _is_set(settings: dict[str, Any], key: str) -> bool:

@@ -18,6 +18,7 @@ from expertflow.core.settings import name_of
 from expertflow.data import cache
 from expertflow.data.records import SourceLock, SourceRecord
 from expertflow.data.settings import SourceSpec
+from expertflow.data.sources.registry import open_source
 from expertflow.hardware import probe
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.claims import time_words
@@ -269,9 +270,8 @@ def _tokens_of_source(case: Case, source: SourceSpec, lock: SourceLock) -> Range
     if lock.files or case.is_current(rule, record, source=lock.name):
         files = lock.files or read_record(SourceRecord, record).files
         sizes = [(f.n_bytes, _bytes_per_token(f.format, f.compression)) for f in files]
-    elif lock.kind == "hub" and (prepared := cache.find_source(source)) is not None:
-        split = prepared.files(source.split or "train")
-        sizes = [(path.stat().st_size, PLAIN_BYTES) for path in split]
+    elif (found := open_source(source).look_up()).status == "prepared":
+        sizes = [(found.n_bytes or 0, PLAIN_BYTES)]
     else:
         raise Unknown(f"source {lock.name} is not {kind} yet")
     return sum(n / most for n, (_, most) in sizes), sum(n / least for n, (least, _) in sizes)

@@ -22,6 +22,7 @@ from expertflow.core.errors import ConfigError
 from expertflow.core.files import sha256_file
 from expertflow.core.records import Record
 from expertflow.core.settings import json_schema
+from expertflow.data.sources.registry import declare_kinds, source_kinds
 from expertflow.plan.records import Origin
 from expertflow.plan.settings import TrainingSection
 
@@ -37,9 +38,10 @@ class Schemas(Record, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, directory: Path) -> "Schemas":
-        """Read the schemas that lie beside the rules; that of training is declared in code."""
+        """Read the schemas beside the rules; training and source kinds are declared in code."""
         expert = read_yaml(directory / "expert.schema.yaml")
         expert["$defs"]["training"] = json_schema(TrainingSection)
+        declare_kinds(expert["$defs"]["source"])
         return cls(config=read_yaml(directory / "config.schema.yaml"), expert=expert)
 
 
@@ -147,8 +149,7 @@ def load_expert(
     result: dict[str, Any] = validate.with_defaults(merged, schemas.expert)
     for source in result["sources"]:
         if source["scan_secrets"] is None:
-            # A repository's history holds what was removed from its files long ago.
-            source["scan_secrets"] = source["kind"] == "git"
+            source["scan_secrets"] = source_kinds()[source["kind"]].scan_secrets
     check_contradictions(result, where=where, bundled=bundled)
     told = told_training(told or {}, name)
     layers: list[tuple[Origin, Collection[str]]] = [

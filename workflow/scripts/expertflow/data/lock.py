@@ -19,10 +19,10 @@ from expertflow.core.files import canonical_json, sha256_file, write_text_if_cha
 from expertflow.core.format import gb
 from expertflow.core.records import to_json, write_record
 from expertflow.data.cache import cached_revision
-from expertflow.data.fetch import kind_of
 from expertflow.data.records import ExpertLock, SourceLock
 from expertflow.data.settings import SourceSpec
-from expertflow.data.sources.kind import Pins
+from expertflow.data.sources.base import Pins
+from expertflow.data.sources.registry import open_source
 
 log = logging.getLogger(__name__)
 SLOW_HASH_BYTES = 1 << 30
@@ -87,9 +87,8 @@ def lock_sources(
 
 
 def _lock(source: SourceSpec, pins: Pins) -> SourceLock:
-    kind = kind_of(source)
     try:
-        pinned = kind.pin(source, pins)
+        pinned = open_source(source).pin(pins)
     except (ConfigError, DataError) as error:
         raise type(error)(f"source {source.name}: {error}") from error
     if source.n_shards:

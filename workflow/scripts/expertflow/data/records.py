@@ -7,7 +7,6 @@ Each document shard has a small JSON record with its hash, on which later stages
 from typing import Any, Literal, NamedTuple
 
 from expertflow.core.records import Record
-from expertflow.data.settings import SourceKind
 
 FileFormat = Literal["jsonl", "json", "csv", "tsv", "text", "parquet", "arrow"]
 Compression = Literal["gzip", "zstd"]
@@ -25,7 +24,7 @@ class SourceLock(Record, frozen=True, kw_only=True):
     """Pins a source's content. ``revision`` is null for an unresolved hub source."""
 
     name: str
-    kind: SourceKind
+    kind: str
     n_shards: int
     revision: str | None
     identity: dict[str, Any]
@@ -63,7 +62,7 @@ class SourceRecord(Record, frozen=True, kw_only=True):
 
     name: str
     preset: str
-    kind: SourceKind
+    kind: str
     revision: str | None
     card_license: str | None
     n_shards: int
@@ -73,7 +72,7 @@ class SourceRecord(Record, frozen=True, kw_only=True):
 
 class DatasetSource(Record, frozen=True, kw_only=True):
     name: str
-    kind: SourceKind
+    kind: str
     revision: str | None
     license: str | None
     n_files: int

@@ -6,7 +6,6 @@ from msgspec import field
 
 from expertflow.core.records import Record
 
-SourceKind = Literal["local", "hub", "git", "generated"]
 CheckName = Literal["sql", "json", "json_schema", "cypher", "typescript", "length", "language"]
 
 
@@ -31,17 +30,15 @@ class SourceSpec(Record, frozen=True, kw_only=True):
     """One source of a manifest; the schema checks which keys its kind needs."""
 
     name: str
-    kind: SourceKind
+    kind: str
     license: str | None = None
     n_shards: int | None = None
-    # local: files; git: a repository or bundle
+    # keys of some kinds, as these declare
     path: str | None = None
-    # hub
     id: str | None = None
     revision: str | None = None
     config: str | None = None
     split: str | None = None
-    # generated
     generator: str | None = None
     n_documents: int | None = None
     seed: int | None = None

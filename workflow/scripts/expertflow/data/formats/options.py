@@ -2,7 +2,7 @@
 
 import codecs
 import csv
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from msgspec import ValidationError, convert
 from msgspec.structs import force_setattr
@@ -17,15 +17,13 @@ _PROBE = bytes(range(128)).replace(b"\\", b"") + rb"\n\u0041"
 
 
 class SourceOptions(Record, frozen=True, kw_only=True):
-    kind: ClassVar[str]
-
     @classmethod
     def from_manifest(cls, options: dict[str, Any]) -> Self:
+        """Check a source's options; ConfigError for an unknown or unusable one."""
         known = cls.__struct_fields__
         if unknown := sorted(set(options) - set(known)):
-            raise ConfigError(
-                f"options.{unknown[0]}: unknown; a {cls.kind} source knows {', '.join(known)}"
-            )
+            fix = f"use {', '.join(known)}" if known else "this kind of source has no options"
+            raise ConfigError(f"options.{unknown[0]}: unknown; {fix}")
         try:
             return convert({k: value for k, value in options.items() if value is not None}, cls)
         except ValidationError as error:
@@ -39,7 +37,6 @@ class SourceOptions(Record, frozen=True, kw_only=True):
 class ReadOptions(SourceOptions, frozen=True, kw_only=True):
     """Options of a local source. ``delimiter`` is the comma of .csv or the tab of .tsv if null."""
 
-    kind = "local"
     encoding: str = "utf-8"
     text_records: Literal["file", "paragraph", "line"] = "file"
     delimiter: str | None = None

@@ -12,43 +12,42 @@ from expertflow.core.errors import ConfigError
 from expertflow.core.files import replacing, sha256_file
 from expertflow.data.read import describe
 from expertflow.data.records import Artifact, SourceLock
-from expertflow.data.settings import SourceSpec
-from expertflow.data.sources.git_store import head
-from expertflow.data.sources.kind import Fetched, Found, Pinned, Pins
+from expertflow.data.sources.base import DataSource, Fetched, Found, Pinned, Pins
+from expertflow.data.sources.git_store import resolve_commit
 
 PACKAGE = "expertflow.data.sources.generated"
 # Identifies a generator module without importing it.
 GENERATOR = re.compile(r"^(def generate\(|generate = )", re.MULTILINE)
 
 
-def look_up(source: SourceSpec) -> Found:
-    return Found("generated", n_records=source.n_documents)
+class GeneratedRecords(DataSource):
+    kind = "generated"
+    required = ("generator", "n_documents")
+    optional = ("seed",)
 
+    def look_up(self) -> Found:
+        return Found("generated", n_records=self.spec.n_documents)
 
-def pin(source: SourceSpec, pins: Pins) -> Pinned:
-    files = Path(__file__).with_name("generated").glob("*.py")
-    known = sorted(path.stem for path in files if GENERATOR.search(path.read_text("utf-8")))
-    if source.generator not in known:
-        raise ConfigError(f"no generator {source.generator!r}; use one of {', '.join(known)}")
-    identity = {
-        "generator": source.generator,
-        "n_documents": source.n_documents,
-        "seed": source.seed,
-        "code": pins.digest_generator(source.generator),
-    }
-    return Pinned(identity=identity)
+    def pin(self, pins: Pins) -> Pinned:
+        spec = self.spec
+        files = Path(__file__).with_name("generated").glob("*.py")
+        known = sorted(path.stem for path in files if GENERATOR.search(path.read_text("utf-8")))
+        if spec.generator not in known:
+            raise ConfigError(f"no generator {spec.generator!r}; use one of {', '.join(known)}")
+        code = pins.digest_generator(spec.generator)
+        keys = ("generator", "n_documents", "seed")
+        return Pinned(identity={key: getattr(spec, key) for key in keys} | {"code": code})
 
-
-def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
-    with replacing(directory) as partial:
-        partial.mkdir(parents=True)
-        made: dict[str, Path] = importlib.import_module(f"{PACKAGE}.{source.generator}").generate(
-            n_documents=int(source.n_documents or 0), seed=int(source.seed or 0), directory=partial
-        )
-        paths = {name: directory / path.relative_to(partial) for name, path in made.items()}
-    artifacts = {
-        # A repository is pinned by its head: packing is up to git.
-        name: Artifact(path=str(path), sha256=sha256_file(path) if path.is_file() else head(path))
-        for name, path in paths.items()
-    }
-    return Fetched((describe(directory / "records.jsonl"),), artifacts=artifacts)
+    def fetch(self, lock: SourceLock, directory: Path) -> Fetched:
+        n_documents, seed = int(self.spec.n_documents or 0), int(self.spec.seed or 0)
+        generator = importlib.import_module(f"{PACKAGE}.{self.spec.generator}")
+        with replacing(directory) as partial:
+            partial.mkdir(parents=True)
+            made = generator.generate(n_documents=n_documents, seed=seed, directory=partial)
+        artifacts = {}
+        for name, file in made.items():
+            path = directory / file.relative_to(partial)
+            # A repository is pinned by its head: packing is up to git.
+            sha256 = sha256_file(path) if path.is_file() else resolve_commit(path)
+            artifacts[name] = Artifact(path=str(path), sha256=sha256)
+        return Fetched((describe(directory / "records.jsonl"),), artifacts=artifacts)

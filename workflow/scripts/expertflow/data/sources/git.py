@@ -23,26 +23,25 @@ from expertflow.core.files import replacing
 from expertflow.data.read import describe
 from expertflow.data.records import SourceLock
 from expertflow.data.secrets import replace_emails
-from expertflow.data.settings import SourceSpec
+from expertflow.data.sources.base import DataSource, Fetched, Found, Pinned, Pins
 from expertflow.data.sources.git_objects import (
     BATCH_IDS,
     Changes,
     Commit,
     HistoryReader,
     Person,
-    Touched,
-    batches,
+    TouchedFiles,
+    split_batches,
 )
 from expertflow.data.sources.git_options import GitOptions
 from expertflow.data.sources.git_store import (
-    Store,
+    IsolatedStore,
     first_tags,
-    head,
     names_by_commit,
     open_store,
+    resolve_commit,
     run_git,
 )
-from expertflow.data.sources.kind import Fetched, Found, Pinned, Pins
 
 NAME_CHARS = 200
 _TRAILER = re.compile(r"^([A-Za-z][A-Za-z-]*-by):([^<\n]*)<([^>\n]*)>", re.MULTILINE)
@@ -51,41 +50,40 @@ _WORD = re.compile(r"\w+")
 _SITES = {"noreply@github.com"}
 
 
-def look_up(source: SourceSpec) -> Found:
-    path = _path(source)
-    if path.is_file():
-        return Found("found", path.stat().st_size)
-    return Found("found" if path.is_dir() else "missing")
+class GitRepository(DataSource):
+    kind = "git"
+    required = ("path",)
+    option_type = GitOptions
+    # A history holds what was removed from the files long ago.
+    scan_secrets = True
 
+    def look_up(self) -> Found:
+        if self.path.is_file():
+            return Found("found", self.path.stat().st_size)
+        return Found("found" if self.path.is_dir() else "missing")
 
-def pin(source: SourceSpec, pins: Pins) -> Pinned:
-    path = _path(source)
-    ref = GitOptions.from_manifest(source.options).ref
-    if not path.exists():
-        raise DataError(f"no repository at {path}; correct the source's path")
-    identity = {"path": str(path), "options": source.options}
-    return Pinned(revision=head(path, ref=ref), identity=identity)
+    def pin(self, pins: Pins) -> Pinned:
+        if not self.path.exists():
+            raise DataError(f"no repository at {self.path}; correct the source's path")
+        identity = {"path": str(self.path), "options": self.spec.options}
+        tip = resolve_commit(self.path, ref=self.options.ref)
+        return Pinned(revision=tip, identity=identity)
 
-
-def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
-    path, output = _path(source), directory / "records.jsonl"
-    if head(path, ref=GitOptions.from_manifest(source.options).ref) != lock.revision:
-        raise DataError(f"{path}: moved on since the workflow started; run again to follow")
-    skipped: Counter[str] = Counter()
-    with replacing(output) as partial, partial.open("w", encoding="utf-8") as stream:
-        for commit in extract_commits(path, options=source.options, skipped=skipped):
-            stream.write(json.dumps(commit, ensure_ascii=False) + "\n")
-    counts = ", ".join(f"{n} by {reason}" for reason, n in sorted(skipped.items()))
-    notes = (f"commits left out: {counts}",) if counts else ()
-    return Fetched((replace(describe(output), notes=notes),))
-
-
-def _path(source: SourceSpec) -> Path:
-    return Path(str(source.path)).expanduser()
+    def fetch(self, lock: SourceLock, directory: Path) -> Fetched:
+        path, output = self.path, directory / "records.jsonl"
+        if resolve_commit(path, ref=self.options.ref) != lock.revision:
+            raise DataError(f"{path}: moved on since the workflow started; run again to follow")
+        skipped: Counter[str] = Counter()
+        with replacing(output) as partial, partial.open("w", encoding="utf-8") as stream:
+            for commit in extract_commits(path, self.options, skipped):
+                stream.write(json.dumps(commit, ensure_ascii=False) + "\n")
+        counts = ", ".join(f"{n} by {reason}" for reason, n in sorted(skipped.items()))
+        notes = (f"commits left out: {counts}",) if counts else ()
+        return Fetched((replace(describe(output), notes=notes),))
 
 
 def extract_commits(
-    repository: Path, *, options: dict[str, Any], skipped: Counter[str] | None = None
+    repository: Path, options: GitOptions, skipped: Counter[str]
 ) -> Iterator[dict[str, Any]]:
     """Yield one record per commit, parents before children; DataError if there is none.
 
@@ -93,24 +91,22 @@ def extract_commits(
     shallow (parents missing from a shallow clone), paths, languages, too_many_files, big_files
     (more than git can exclude), and max_commits for those not looked at.
     """
-    chosen = GitOptions.from_manifest(options)
-    counts: Counter[str] = Counter() if skipped is None else skipped
     n_records = 0
-    with open_store(repository, ref=chosen.ref) as store:
-        with closing(HistoryReader(store.git_dir, chosen)) as reader:
-            for record in _History(store, reader, counts).records():
+    with open_store(repository, ref=options.ref) as store:
+        with closing(HistoryReader(store.git_dir, options)) as reader:
+            for record in _History(store, reader, skipped).read_records():
                 n_records += 1
                 yield record
     if not n_records:
-        why = ", ".join(f"{reason} {n}" for reason, n in sorted(counts.items()))
+        why = ", ".join(f"{reason} {n}" for reason, n in sorted(skipped.items()))
         raise DataError(
-            f"{repository}: no commit of {chosen.ref} is selected; widen the options"
+            f"{repository}: no commit of {options.ref} is selected; widen the options"
             + (f" (left out: {why})" if why else "")
         )
 
 
 class _History:
-    def __init__(self, store: Store, reader: HistoryReader, skipped: Counter[str]) -> None:
+    def __init__(self, store: IsolatedStore, reader: HistoryReader, skipped: Counter[str]) -> None:
         self.store, self.reader, self.skipped = store, reader, skipped
         self.options = reader.options
         listed = run_git(
@@ -123,11 +119,11 @@ class _History:
         self.refs = names_by_commit(store.refs)
         self.contributors = Contributors()
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        for batch in self._shown(self._selected()):
-            commits = self.reader.commits(list(batch))
+    def read_records(self) -> Iterator[dict[str, Any]]:
+        for batch in self._read_touched(self._select()):
+            commits = self.reader.read_commits(list(batch))
             for (commit_id, touched), commit in zip(batch.items(), commits, strict=True):
-                changes = self.reader.changes(commit_id, touched)
+                changes = self.reader.read_changes(commit_id, touched)
                 if changes is None:
                     self.skipped["big_files"] += 1
                 elif self.options.languages and not changes.files:
@@ -136,11 +132,11 @@ class _History:
                 else:
                     yield self._record(commit_id, commit, changes)
 
-    def _selected(self) -> list[str]:
+    def _select(self) -> list[str]:
         selected = []
-        commits = self.reader.commits(list(self.parents))
+        commits = self.reader.read_commits(list(self.parents))
         for commit_id, commit in zip(self.parents, commits, strict=True):
-            self.contributors.meet(commit)
+            self.contributors.add(commit)
             reason = self._reason_against(commit_id, commit)
             if reason:
                 self.skipped[reason] += 1
@@ -159,28 +155,28 @@ class _History:
             return "author"
         return "shallow" if commit_id in self.store.shallow else None
 
-    def _shown(self, selected: list[str]) -> Iterator[dict[str, Touched]]:
-        n_wanted = self.options.max_commits
-        if n_wanted is None:
-            for batch in batches(selected):
-                yield self.reader.touched(batch, self.skipped)
-            return
-        taken: list[str] = []
-        left = selected[::-1]
-        while left and len(taken) < n_wanted:
-            batch = left[: min(BATCH_IDS, n_wanted - len(taken))]
-            taken += self.reader.touched(batch, self.skipped)
-            left = left[len(batch) :]
-        self.skipped["max_commits"] += len(left)
-        for batch in batches(taken[::-1]):
-            yield self.reader.touched(batch, Counter())  # counted already
+    def _read_touched(self, selected: list[str]) -> Iterator[dict[str, TouchedFiles]]:
+        n_wanted, skipped = self.options.max_commits, self.skipped
+        if n_wanted is not None:
+            # Newest first, until there are enough.
+            taken: list[str] = []
+            left = selected[::-1]
+            while left and len(taken) < n_wanted:
+                batch = left[: min(BATCH_IDS, n_wanted - len(taken))]
+                taken += self.reader.read_touched(batch, skipped)
+                left = left[len(batch) :]
+            skipped["max_commits"] += len(left)
+            selected, skipped = taken[::-1], Counter()
+        for part in split_batches(selected):
+            yield self.reader.read_touched(part, skipped)
 
     def _record(self, commit_id: str, commit: Commit, changes: Changes) -> dict[str, Any]:
         author: str | None = commit.author.name or None
         message, files, diff = commit.message, changes.files, changes.diff
         if self.options.pseudonymize:
-            hide = self.contributors.hide
-            author, message = self.contributors.label(commit.author), hide(message, is_message=True)
+            hide = self.contributors.hide_names
+            author = self.contributors.find_label(commit.author)
+            message = hide(message, is_message=True)
             diff = hide(diff)
             for file in files:
                 file["path"] = hide(file["path"])
@@ -254,27 +250,23 @@ class Contributors:
         # By first word: lengths of the names that start with it, longest first, and the names.
         self._names: dict[str, tuple[list[int], dict[str, str]]] = {}
 
-    def meet(self, commit: Commit) -> None:
-        self._add(commit.author)
+    def add(self, commit: Commit) -> None:
+        self._add_person(commit.author)
         if commit.committer.e_mail.lower() not in _SITES:
-            self._add(commit.committer)
+            self._add_person(commit.committer)
         for _, name, e_mail in _TRAILER.findall(commit.message):
-            self._add(Person(name.strip(), e_mail.strip()))
+            self._add_person(Person(name.strip(), e_mail.strip()))
 
-    def label(self, person: Person) -> str | None:
-        number = self._numbers.get(_key(person))
+    def find_label(self, person: Person) -> str | None:
+        number = self._numbers.get(person.key)
         return f"Contributor {number}" if number else None
 
-    def hide(self, text: str, *, is_message: bool = False) -> str:
-        if is_message:
-            text = _TRAILER.sub(self._hide_trailer, text)
-        return self._hide_names(replace_emails(text), is_message=is_message)
+    def hide_names(self, text: str, *, is_message: bool = False) -> str:
+        def hide_trailer(match: re.Match[str]) -> str:
+            person = Person(match[2].strip(), match[3].strip())
+            return f"{match[1]}: {self.find_label(person) or 'somebody'}"
 
-    def _hide_trailer(self, match: re.Match[str]) -> str:
-        person = Person(match[2].strip(), match[3].strip())
-        return f"{match[1]}: {self.label(person) or 'somebody'}"
-
-    def _hide_names(self, text: str, *, is_message: bool) -> str:
+        text = replace_emails(_TRAILER.sub(hide_trailer, text) if is_message else text)
         parts: list[str] = []
         done = 0
         for word in _WORD.finditer(text):
@@ -292,11 +284,10 @@ class Contributors:
                     break
         return "".join((*parts, text[done:]))
 
-    def _add(self, person: Person) -> None:
-        key = _key(person)
-        if not key:
+    def _add_person(self, person: Person) -> None:
+        if not person.key:
             return
-        number = self._numbers.setdefault(key, len(self._numbers) + 1)
+        number = self._numbers.setdefault(person.key, len(self._numbers) + 1)
         name = person.name.lstrip("\"'([<-. ")[:NAME_CHARS].rstrip("\"')]>. ")
         first = _WORD.match(name)
         if first is None or len(name) < 3 or (" " not in name and name == name.lower()):
@@ -306,7 +297,3 @@ class Contributors:
         if len(name) not in lengths:
             lengths.append(len(name))
             lengths.sort(reverse=True)
-
-
-def _key(person: Person) -> str:
-    return (person.e_mail or person.name).lower()

@@ -20,7 +20,7 @@ from msgspec import Struct, field
 
 from expertflow.core.errors import DataError
 from expertflow.data.sources.git_options import GitOptions
-from expertflow.data.sources.git_store import BIG_FILE_BYTES, ENDED_EARLY, Pipe
+from expertflow.data.sources.git_store import BIG_FILE_BYTES, ENDED_EARLY, GitPipe
 
 Item = TypeVar("Item")
 CHUNK_BYTES = 1 << 16
@@ -48,6 +48,10 @@ class Person(NamedTuple):
     name: str
     e_mail: str
 
+    @property
+    def key(self) -> str:
+        return (self.e_mail or self.name).lower()
+
 
 class Commit(NamedTuple):
     """A commit's header and message.
@@ -72,7 +76,7 @@ class Changes(NamedTuple):
     replaced: bool
 
 
-class Touched(Struct):
+class TouchedFiles(Struct):
     """What a commit touches: ``n_any`` files, ``n_files`` with a wanted ending.
 
     Git loads objects ``loaded`` in full: those of files added, deleted or changed in kind.
@@ -91,10 +95,10 @@ class HistoryReader:
         specs = ("--", *self._pathspecs) if self._pathspecs else ()
         paths = ("--", *options.paths) if options.paths else ()
         raw = ("--raw", "--no-abbrev", "--no-renames")
-        self._cat = Pipe(git_dir, "cat-file", "--batch")
-        self._touched = Pipe(git_dir, *_DIFF_TREE, *raw, *paths)
-        self._sizes = Pipe(git_dir, "cat-file", "--batch-check=%(objectsize)")
-        self._patch = Pipe(git_dir, *_DIFF_TREE, *_PATCH, *specs)
+        self._cat = GitPipe(git_dir, "cat-file", "--batch")
+        self._touched = GitPipe(git_dir, *_DIFF_TREE, *raw, *paths)
+        self._sizes = GitPipe(git_dir, "cat-file", "--batch-check=%(objectsize)")
+        self._patch = GitPipe(git_dir, *_DIFF_TREE, *_PATCH, *specs)
         # diff-tree echoes a line that is not a commit id; this marks the end of an answer.
         self._sentinel = b"end of commit " + secrets.token_hex(16).encode() + b"\n"
 
@@ -102,8 +106,8 @@ class HistoryReader:
         for pipe in (self._cat, self._touched, self._sizes, self._patch):
             pipe.close()
 
-    def commits(self, commit_ids: Sequence[str]) -> Iterator[Commit]:
-        for batch in batches(commit_ids):
+    def read_commits(self, commit_ids: Sequence[str]) -> Iterator[Commit]:
+        for batch in split_batches(commit_ids):
             stdout = self._cat.ask("".join(f"{commit_id}\n" for commit_id in batch).encode())
             for commit_id in batch:
                 answer = stdout.readline().split()
@@ -116,13 +120,13 @@ class HistoryReader:
                     left -= len(chunk)
                 yield _parse_commit(raw, is_whole=n_bytes <= COMMIT_BYTES)
 
-    def touched(self, batch: Sequence[str], skipped: Counter[str]) -> dict[str, Touched]:
+    def read_touched(self, batch: Sequence[str], skipped: Counter[str]) -> dict[str, TouchedFiles]:
         """Return the touched files of a batch's wanted commits.
 
         At most ``BATCH_IDS`` commits: git must be able to read all questions before it answers.
         """
         options, shown = self.options, {}
-        for commit_id, files in zip(batch, self._read_touched(batch), strict=True):
+        for commit_id, files in zip(batch, self._parse_touched(batch), strict=True):
             if options.paths and not files.n_any:
                 skipped["paths"] += 1
             elif options.languages and not files.n_files:
@@ -133,27 +137,27 @@ class HistoryReader:
                 shown[commit_id] = files
         return shown
 
-    def changes(self, commit_id: str, touched: Touched) -> Changes | None:
+    def read_changes(self, commit_id: str, touched: TouchedFiles) -> Changes | None:
         """Read a commit's files and patch; None if git cannot exclude all big files."""
         big = self._big_paths(touched)
         if not big:
-            return self._read_changes(self._patch, commit_id)
+            return self._parse_changes(self._patch, commit_id)
         # Git would load big files to show them or find renames: only name them.
         if len(big) > MAX_EXCLUDED_FILES or sum(map(len, big)) > MAX_EXCLUDED_BYTES:
             return None
         excluded = [f":(exclude,literal){os.fsdecode(path)}" for path in big]
         command = (*_DIFF_TREE, *_PATCH, "--", *(self._pathspecs or ["*"]), *excluded)
-        with contextlib.closing(Pipe(self._git_dir, *command)) as patch:
-            changes = self._read_changes(patch, commit_id)
+        with contextlib.closing(GitPipe(self._git_dir, *command)) as patch:
+            changes = self._parse_changes(patch, commit_id)
         decode = _Decoder()
         files = [*changes.files, *(_file(decode(path), None, None, None) for path in big)]
         files.sort(key=lambda file: str(file["path"]))
         return changes._replace(files=files, replaced=changes.replaced or decode.replaced)
 
-    def _read_touched(self, commit_ids: Sequence[str]) -> list[Touched]:
+    def _parse_touched(self, commit_ids: Sequence[str]) -> list[TouchedFiles]:
         """Parse ``diff-tree --raw -z``, keeping at most ``max_files`` files per commit."""
         endings = tuple(ending.encode() for ending in self.options.endings())
-        touched = [Touched() for _ in commit_ids]
+        touched = [TouchedFiles() for _ in commit_ids]
         question = b"".join(commit.encode() + b"\n" + self._sentinel for commit in commit_ids)
         fields = self._fields(self._touched.ask(question), len(commit_ids))
         for index, part in fields:
@@ -182,9 +186,9 @@ class HistoryReader:
             while rest.startswith(self._sentinel):
                 index, rest = index + 1, rest.removeprefix(self._sentinel)
 
-    def _big_paths(self, touched: Touched) -> list[bytes]:
+    def _big_paths(self, touched: TouchedFiles) -> list[bytes]:
         found: dict[bytes, None] = {}
-        for batch in batches(touched.loaded):
+        for batch in split_batches(touched.loaded):
             stdout = self._sizes.ask(b"".join(blob + b"\n" for blob, _ in batch))
             for _, path in batch:
                 # For a submodule the answer is "... missing".
@@ -193,7 +197,7 @@ class HistoryReader:
                     found[path] = None
         return list(found)
 
-    def _read_changes(self, diff: Pipe, commit_id: str) -> Changes:
+    def _parse_changes(self, diff: GitPipe, commit_id: str) -> Changes:
         """Read one answer: id NUL, counts each ended by NUL, one more NUL, then the patch."""
         sentinel, max_bytes = self._sentinel, self.options.max_diff_bytes
         stdout = diff.ask(commit_id.encode() + b"\n" + sentinel)
@@ -221,7 +225,7 @@ class HistoryReader:
         return Changes(files, text, len(patch) > max_bytes, decode.replaced)
 
 
-def batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+def split_batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
     for start in range(0, len(items), BATCH_IDS):
         yield items[start : start + BATCH_IDS]
 

@@ -47,7 +47,6 @@ class GitOptions(SourceOptions, frozen=True, kw_only=True):
     Dates are UTC by default; a day means the complete day. A rename counts twice in ``max_files``.
     """
 
-    kind = "git"
     ref: str = "HEAD"
     paths: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()

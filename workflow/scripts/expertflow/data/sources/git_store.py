@@ -32,7 +32,9 @@ TIMEOUT_S = 120.0
 _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
-class Pipe:
+class GitPipe:
+    """A git command that answers questions until it is closed; it starts with the first one."""
+
     def __init__(self, git_dir: Path, *arguments: str) -> None:
         self._command = _command(git_dir, *arguments)
         self._process: subprocess.Popen[bytes] | None = None
@@ -119,8 +121,8 @@ def _environment() -> dict[str, str]:
     }
 
 
-class Store(NamedTuple):
-    """Objects to read, and commits by full ref name.
+class IsolatedStore(NamedTuple):
+    """A repository's objects, and commits by full ref name.
 
     ``shallow`` commits lack their parents (shallow clone); ``walked`` is the short name of ``ref``.
     """
@@ -132,7 +134,7 @@ class Store(NamedTuple):
     shallow: frozenset[str] = frozenset()
 
 
-def head(repository: Path, *, ref: str = "HEAD") -> str:
+def resolve_commit(repository: Path, *, ref: str = "HEAD") -> str:
     """Return the commit id of ``ref``, which pins all content."""
     missing = f"{repository}: {ref} is no commit there; set options.ref to a branch, tag or commit"
     if ref.startswith("-"):
@@ -149,8 +151,8 @@ def head(repository: Path, *, ref: str = "HEAD") -> str:
 
 
 @contextlib.contextmanager
-def open_store(repository: Path, *, ref: str) -> Iterator[Store]:
-    tip = head(repository, ref=ref)
+def open_store(repository: Path, *, ref: str) -> Iterator[IsolatedStore]:
+    tip = resolve_commit(repository, ref=ref)
     with tempfile.TemporaryDirectory(prefix="git-") as directory:
         git_dir = Path(directory)
         (git_dir / "refs").mkdir()
@@ -160,9 +162,9 @@ def open_store(repository: Path, *, ref: str) -> Iterator[Store]:
         settings += f"[extensions]\n\tobjectFormat = {object_format}\n"
         (git_dir / "config").write_text(settings, "ascii")
         if repository.is_file():
-            yield _unpacked(repository, git_dir, ref=ref, tip=tip)
+            yield _unpack_bundle(repository, git_dir, ref=ref, tip=tip)
         else:
-            yield _beside(_git_directory(repository), git_dir, ref=ref, tip=tip)
+            yield _link_objects(_git_directory(repository), git_dir, ref=ref, tip=tip)
 
 
 def names_by_commit(refs: dict[str, str], prefix: str = "refs/") -> dict[str, list[str]]:
@@ -202,7 +204,7 @@ def _git_directory(repository: Path) -> Path:
     return place.absolute()
 
 
-def _beside(place: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
+def _link_objects(place: Path, git_dir: Path, *, ref: str, tip: str) -> IsolatedStore:
     def said(*command: str) -> str:
         failure = f"{place}: its branches cannot be read"
         return run_git(place, *command, failure=failure, timeout_s=TIMEOUT_S)
@@ -218,12 +220,13 @@ def _beside(place: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
         (git_dir / "shallow").write_text("".join(f"{line}\n" for line in boundary), "ascii")
     full = said("rev-parse", "--symbolic-full-name", ref).strip()
     listed = said("for-each-ref", "--format=%(objectname) %(refname)", "refs/heads", "refs/tags")
-    return Store(git_dir, tip, _short(full), _peeled(_names(listed), git_dir), frozenset(boundary))
+    refs = _peel(_names(listed), git_dir)
+    return IsolatedStore(git_dir, tip, _short(full), refs, frozenset(boundary))
 
 
-def _unpacked(bundle: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
+def _unpack_bundle(bundle: Path, git_dir: Path, *, ref: str, tip: str) -> IsolatedStore:
     (git_dir / "objects").mkdir()
-    failure = f"{bundle}: the bundle cannot be unpacked; it must be whole, not incremental"
+    failure = f"{bundle}: the bundle cannot be unpacked; it must be complete, not incremental"
     run_git(git_dir, "bundle", "unbundle", str(bundle.absolute()), failure=failure)
     heads = _bundle_heads(bundle)
     full = _full_name(heads, ref)
@@ -234,10 +237,10 @@ def _unpacked(bundle: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
         usual = [name for name in ("refs/heads/main", "refs/heads/master") if name in branches]
         full = next(iter(usual + branches), None)
     names = {name: found for name, found in heads.items() if _short(name)}
-    return Store(git_dir, tip, _short(full or ""), _peeled(names, git_dir))
+    return IsolatedStore(git_dir, tip, _short(full or ""), _peel(names, git_dir))
 
 
-def _peeled(names: dict[str, str], git_dir: Path) -> dict[str, str]:
+def _peel(names: dict[str, str], git_dir: Path) -> dict[str, str]:
     """Resolve annotated tags to commits; omit refs that lead to none."""
     asked = "".join(f"{object_id}^{{commit}}\n" for object_id in names.values())
     command = ("cat-file", "--batch-check=%(objectname) %(objecttype)")

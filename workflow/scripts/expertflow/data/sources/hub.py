@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
@@ -23,11 +23,12 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.data import cache
+from expertflow.data.formats.options import SourceOptions
 from expertflow.data.read import describe
 from expertflow.data.records import SourceLock
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources import hub_errors
-from expertflow.data.sources.kind import Fetched, Found, Pinned, Pins
+from expertflow.data.sources.base import DataSource, Fetched, Found, Pinned, Pins
 
 log = logging.getLogger(__name__)
 DEFAULT_SHARDS = 4
@@ -39,7 +40,12 @@ DESCRIPTIONS = (cache.CARD, ".huggingface.yaml", "dataset_infos.json")
 NUMBERED = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<total>\d{5})(?P<rest>.*)")
 
 
-class Snapshot(NamedTuple):
+class HubOptions(SourceOptions, frozen=True, kw_only=True):
+    data_dir: str | None = None
+    data_files: Any = None
+
+
+class CachedCommit(NamedTuple):
     """A commit of a data set: file sizes by path, and the folder of local files.
 
     ``is_listed`` is false if only the local files are known, not the commit's.
@@ -49,63 +55,186 @@ class Snapshot(NamedTuple):
     n_bytes_by_path: dict[str, int]
     is_listed: bool
 
-    def missing(self, paths: Iterable[str]) -> list[str]:
+    def find_missing(self, paths: Iterable[str]) -> list[str]:
         return [path for path in paths if not (self.folder / path).exists()]
 
-
-def look_up(source: SourceSpec) -> Found:
-    prepared = cache.find_source(source)
-    if prepared is not None:
-        split = source.split or "train"
-        n_bytes = sum(path.stat().st_size for path in prepared.files(split))
-        return Found("prepared", n_bytes, prepared.n_records_by_split.get(split))
-    commit = cache.cached_revision(str(source.id), source.revision)
-    folder = cache.snapshot_folder(str(source.id), commit) if commit else None
-    files = [path for path in folder.rglob("*") if path.is_file()] if folder else []
-    if all(path.name == cache.CARD for path in files):
-        return Found("missing")
-    return Found("downloaded", sum(path.stat().st_size for path in files))
+    def link_into(self, folder: Path, paths: Iterable[str]) -> None:
+        for path in paths:
+            place, real = folder / path, self.folder / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.unlink(missing_ok=True)
+            if real.exists():
+                place.symlink_to(real.resolve())
+            else:
+                place.touch()
 
 
-def pin(source: SourceSpec, pins: Pins) -> Pinned:
-    """Pin the manifest's revision, not its current commit.
+class HubDataset(DataSource):
+    kind = "hub"
+    required = ("id",)
+    optional = ("revision", "config", "split")
+    option_type = HubOptions
 
-    A cached commit would change the lock by the download itself, and everything would be rebuilt.
-    """
-    identity = {"id": source.id, "config": source.config, "split": source.split}
-    return Pinned(n_shards=DEFAULT_SHARDS, revision=source.revision, identity=identity)
+    def __init__(self, spec: SourceSpec) -> None:
+        super().__init__(spec)
+        self.repository, self.split = str(spec.id), spec.split or "train"
 
+    def look_up(self) -> Found:
+        commit = cache.cached_revision(self.repository, self.spec.revision)
+        license = cache.card_license(cache.card_data(self.repository, commit))
+        prepared = cache.find_source(self.spec)
+        if prepared is not None:
+            n_bytes = sum(path.stat().st_size for path in prepared.files(self.split))
+            n_records = prepared.n_records_by_split.get(self.split)
+            return Found("prepared", n_bytes, n_records, license)
+        folder = cache.snapshot_folder(self.repository, commit) if commit else None
+        files = [path for path in folder.rglob("*") if path.is_file()] if folder else []
+        if all(path.name == cache.CARD for path in files):
+            return Found("missing", license=license)
+        return Found("downloaded", sum(path.stat().st_size for path in files), license=license)
 
-def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
-    """Find a data set in the caches or download it, as Arrow files; DataError if neither."""
-    repository, split = str(source.id), source.split or "train"
-    prepared = cache.find_source(source)
-    notes: tuple[str, ...] = ()
-    if prepared is None:
-        with hub_errors.one_line(source):
-            _set_up_libraries()
-            snapshot = _open_snapshot(source)
-            if not snapshot.is_listed:
-                notes = ("the hub was out of reach: the cached files are taken to be all",)
-                log.warning("%s: %s", repository, notes[0])
-            prepared = _prepare(source, snapshot)
-    if split not in prepared.n_records_by_split:
-        raise DataError(f"source {source.name}: {_no_split(source, prepared.n_records_by_split)}")
-    log.info("%s: commit %s, %s", repository, prepared.commit, prepared.folder)
-    files = []
-    for path in prepared.files(split):
+    def pin(self, pins: Pins) -> Pinned:
+        """Pin the manifest's revision, not its current commit.
+
+        A cached commit would change the lock by the download itself, and everything would be
+        rebuilt.
+        """
+        spec = self.spec
+        identity = {"id": spec.id, "config": spec.config, "split": spec.split}
+        return Pinned(n_shards=DEFAULT_SHARDS, revision=spec.revision, identity=identity)
+
+    def fetch(self, lock: SourceLock | None, directory: Path | None) -> Fetched:
+        """Find a data set in the caches or download it, as Arrow files; DataError if neither."""
+        prepared, split = cache.find_source(self.spec), self.split
+        notes: tuple[str, ...] = ()
+        if prepared is None:
+            with hub_errors.one_line(self.spec):
+                _set_up_libraries()
+                commit = _open_commit(self.repository, self.spec.revision)
+                if not commit.is_listed:
+                    notes = ("the hub was out of reach: the cached files are taken to be all",)
+                    log.warning("%s: %s", self.repository, notes[0])
+                prepared = self._prepare(commit)
+        counts = prepared.n_records_by_split
+        if split not in counts:
+            raise DataError(f"source {self.spec.name}: {self._no_split(counts)}")
+        log.info("%s: commit %s, %s", self.repository, prepared.commit, prepared.folder)
+        files = []
+        for path in prepared.files(split):
+            try:
+                files.append(replace(describe(path), notes=notes))
+            except DataError as error:
+                raise DataError(f"{path}: damaged; delete its folder and fetch again") from error
+        there = sum(file.n_records or 0 for file in files)
+        if there != counts[split]:
+            raise DataError(
+                f"{prepared.folder}: {there} of {counts[split]} records are there; delete the"
+                " folder and fetch again"
+            )
+        license = cache.card_license(cache.card_data(self.repository, prepared.commit))
+        return Fetched(tuple(files), revision=prepared.commit, card_license=license)
+
+    def _prepare(self, commit: CachedCommit) -> cache.Prepared:
+        from datasets import DownloadConfig
+        from filelock import FileLock
+
+        root = cache.prepared_root(self.repository)
+        root.parent.mkdir(parents=True, exist_ok=True)
+        # Another expert's job may need the same data set at the same time.
+        with FileLock(f"{root}.lock"), tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch).resolve() / self.repository.split("/")[-1]
+            commit.link_into(folder, commit.n_bytes_by_path)
+            builder = self._builder(commit, folder)
+            wanted = self._chosen_files(builder, folder)
+            config = cache.config_folder(self.spec, builder.config.name)
+            output = root / config / str(builder.config.version) / commit.folder.name
+            try:
+                return cache.read_prepared(output)
+            except DataError:
+                log.info("%s: preparing config %s", self.repository, builder.config.name)
+            if missing := commit.find_missing(wanted):
+                _download(self.repository, commit, missing)
+                commit.link_into(folder, missing)
+            downloads = cache.prepared_cache() / "downloads"
+            builder.download_and_prepare(
+                str(output),
+                download_mode="reuse_cache_if_exists",
+                download_config=DownloadConfig(cache_dir=downloads, delete_extracted=True),
+            )
+        prepared = cache.read_prepared(output)
+        n_records = sum(prepared.n_records_by_split.values())
+        log.info("%s: prepared, %d records", self.repository, n_records)
+        return prepared
+
+    def _builder(self, commit: CachedCommit, folder: Path) -> Any:
+        import datasets
+        from datasets.data_files import EmptyDatasetError
+        from datasets.exceptions import DataFilesNotFoundError
+
+        name, config = self.repository, self.spec.config
+        if (folder / f"{folder.name}.py").exists():
+            raise DataError(
+                f"{name} is made by a script of its own, which is never run; try revision"
+                " refs/convert/parquet, where the hub keeps some of these as Parquet"
+            )
+        chosen = {key: self.spec.options.get(key) for key in cache.READ_OPTIONS}
         try:
-            files.append(replace(describe(path), notes=notes))
-        except DataError as error:
-            raise DataError(f"{path}: damaged; delete its folder and fetch again") from error
-    there, stated = sum(file.n_records or 0 for file in files), prepared.n_records_by_split[split]
-    if there != stated:
-        raise DataError(
-            f"{prepared.folder}: {there} of {stated} records are there; delete the folder and"
-            " fetch again"
-        )
-    license = cache.card_license(cache.card_data(repository, prepared.commit))
-    return Fetched(tuple(files), revision=prepared.commit, card_license=license)
+            builder = datasets.load_dataset_builder(
+                str(folder), config, cache_dir=str(folder.parent / "cache"), **chosen
+            )
+        except (EmptyDatasetError, DataFilesNotFoundError, FileNotFoundError) as error:
+            raise DataError(self._no_files(commit)) from error
+        except ImportError as error:
+            raise DataError(
+                f"{name} names an address, or files that need another package ({error}); choose"
+                " others with config, or with data_files among the options"
+            ) from error
+        except BadZipFile as error:
+            raise DataError(
+                f"{name} holds zip archives, which are not read; unpack it and use kind local"
+            ) from error
+        except ValueError as error:
+            known = sorted(datasets.get_dataset_config_names(str(folder)))
+            if config is not None and config not in known:
+                fault = f"no config {config!r}; use one of"
+            elif config is None and len(known) > 1:
+                fault = "several configs; set config to one of"
+            else:
+                raise
+            raise DataError(f"{name} has {fault} {', '.join(known)}") from error
+        if builder.name not in BUILDERS:
+            kinds = ", ".join(BUILDERS)
+            raise DataError(f"{name} holds {builder.name} files; only {kinds} are read")
+        return builder
+
+    def _chosen_files(self, builder: Any, folder: Path) -> list[str]:
+        """List a config's files; refuse any outside, as a card could name any path or address."""
+        by_split = {str(split): list(files) for split, files in builder.config.data_files.items()}
+        if self.split not in by_split:
+            raise DataError(self._no_split(by_split))
+        files = {os.path.normpath(str(file)) for files in by_split.values() for file in files}
+        for file in sorted(files):
+            if not file.startswith(f"{folder}{os.sep}"):
+                raise DataError(
+                    f"{self.repository} names a file outside of itself ({Path(file).name}); it is"
+                    " not read"
+                )
+        return sorted(Path(file).relative_to(folder).as_posix() for file in files)
+
+    def _no_split(self, known: Iterable[str]) -> str:
+        use = ", ".join(sorted(known))
+        return f"{self.repository} has no split {self.split!r}; use one of {use}"
+
+    def _no_files(self, commit: CachedCommit) -> str:
+        keys = [key for key in cache.READ_OPTIONS if key in self.spec.options]
+        chosen = " and ".join(f"{key} {self.spec.options[key]!r}" for key in keys)
+        under = f" under {chosen}" if keys else ""
+        what = f"{self.repository} holds no {'/'.join(BUILDERS)} files{under}"
+        if not commit.is_listed:
+            return (
+                f"{what} in {commit.folder}, and the hub is out of reach; run once with a network"
+            )
+        return f"{what}; {f'correct {keys[0]}' if keys else 'use another data set'}"
 
 
 def _set_up_libraries() -> None:
@@ -123,34 +252,34 @@ def _set_up_libraries() -> None:
         handler.addFilter(hub_errors.hide_secrets)
 
 
-def _open_snapshot(source: SourceSpec) -> Snapshot:
+def _open_commit(repository: str, wanted: str | None) -> CachedCommit:
     """Return what a data set contains, from the cache, else from the hub.
 
     With no hub and no cached listing, local files count as complete unless numbering shows gaps.
     """
     from huggingface_hub import HfApi
 
-    repository, revision = str(source.id), source.revision or "main"
-    commit = cache.cached_revision(repository, revision)
-    if (known := _cached_snapshot(repository, commit)) and known.is_listed:
+    commit = cache.cached_revision(repository, wanted)
+    if (known := _cached_commit(repository, commit)) and known.is_listed:
         return known
+    revision = commit or wanted or "main"
 
     def ask() -> None:
         # Fails at once if unreachable; the download would silently use the cache.
-        HfApi().dataset_info(repository, revision=commit or revision, timeout=KNOCK_TIMEOUT_S)
-        _download_files(repository, commit or revision, DESCRIPTIONS)
+        HfApi().dataset_info(repository, revision=revision, timeout=KNOCK_TIMEOUT_S)
+        _download_files(repository, revision, DESCRIPTIONS)
 
     unreachable = None
     try:
-        hub_errors.retrying(repository)(ask)
+        hub_errors.retrier(repository)(ask)
     except hub_errors.library_errors() as error:
         if not hub_errors.is_unreachable(error):
             raise
         unreachable = error
-    found = _cached_snapshot(repository, commit or cache.cached_revision(repository, revision))
+    found = _cached_commit(repository, commit or cache.cached_revision(repository, wanted))
     if found is None:
         raise unreachable or DataError(f"{repository} holds no files")
-    if not found.is_listed and (lost := missing_parts(found.n_bytes_by_path)):
+    if not found.is_listed and (lost := _lost_parts(found.n_bytes_by_path)):
         raise DataError(
             f"{found.folder}: part {lost[0]} of data set {repository} is missing and the hub"
             " cannot be reached; run once with a network"
@@ -158,7 +287,7 @@ def _open_snapshot(source: SourceSpec) -> Snapshot:
     return found
 
 
-def _cached_snapshot(repository: str, commit: str | None) -> Snapshot | None:
+def _cached_commit(repository: str, commit: str | None) -> CachedCommit | None:
     """Return the cached state of a commit; None if unknown or without a card."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
@@ -173,27 +302,22 @@ def _cached_snapshot(repository: str, commit: str | None) -> Snapshot | None:
     except CachedRepoTreeNotFoundError:
         here = sorted(path for path in folder.rglob("*") if path.is_file())
         sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in here}
-        return Snapshot(folder, sizes, is_listed=False) if sizes else None
-    sizes = {file.path: int(file.size) for file in files if _is_inside(file.path)}
-    snapshot = Snapshot(folder, sizes, is_listed=True)
-    return None if snapshot.missing(sizes.keys() & DESCRIPTIONS) else snapshot
+        return CachedCommit(folder, sizes, is_listed=False) if sizes else None
+    # A listing could name files outside of the folder.
+    inside = [f for f in files if not {"/", "//", ".."}.intersection(Path(f.path).parts or "/")]
+    found = CachedCommit(folder, {file.path: int(file.size) for file in inside}, is_listed=True)
+    return None if found.find_missing(found.n_bytes_by_path.keys() & DESCRIPTIONS) else found
 
 
-def _is_inside(path: str) -> bool:
-    parts = PurePosixPath(path).parts
-    return bool(parts) and not path.startswith("/") and ".." not in parts
-
-
-def missing_parts(paths: Iterable[str]) -> list[str]:
+def _lost_parts(there: Iterable[str]) -> list[str]:
     """Return the missing parts of numbered files, such as train-00001-of-00002.parquet."""
-    there = set(paths)
     series = {match.groups() for match in filter(None, map(NUMBERED.fullmatch, there))}
-    return sorted(
-        part
+    parts = {
+        f"{stem}-{index:05d}-of-{total}{rest}"
         for stem, total, rest in series
         for index in range(int(total))
-        if (part := f"{stem}-{index:05d}-of-{total}{rest}") not in there
-    )
+    }
+    return sorted(parts.difference(there))
 
 
 def _download_files(repository: str, revision: str, paths: Iterable[str]) -> None:
@@ -209,34 +333,32 @@ def _download_files(repository: str, revision: str, paths: Iterable[str]) -> Non
     )
 
 
-def _download(repository: str, snapshot: Snapshot, missing: list[str]) -> None:
-    n_bytes = sum(snapshot.n_bytes_by_path[path] for path in missing)
-    free = shutil.disk_usage(cache.hub_cache()).free
+def _download(repository: str, commit: CachedCommit, missing: list[str]) -> None:
+    sizes = {path: commit.n_bytes_by_path[path] for path in missing}
+    free, n_bytes = shutil.disk_usage(cache.hub_cache()).free, sum(sizes.values())
     if free < n_bytes:
         raise DataError(
             f"{repository} needs {_mb(n_bytes)} and {cache.hub_cache()} has {_mb(free)} left;"
             " free some, or set HF_HOME to another disk"
         )
-    commit = snapshot.folder.name
-    what = f"{repository}@{commit[:8]}"
+    what = f"{repository}@{commit.folder.name[:8]}"
     log.info("%s: downloading %d files, %s", what, len(missing), _mb(n_bytes))
-    with _reported(what, snapshot, missing):
-        hub_errors.retrying(what)(_download_files, repository, commit, missing)
-    if still := snapshot.missing(missing):
+    with _report_progress(what, commit, sizes):
+        hub_errors.retrier(what)(_download_files, repository, commit.folder.name, missing)
+    if still := commit.find_missing(missing):
         raise DataError(f"{still[0]} did not arrive; run again")
     log.info("%s: downloaded", what)
 
 
 @contextmanager
-def _reported(what: str, snapshot: Snapshot, missing: list[str]) -> Iterator[None]:
-    sizes = {path: snapshot.n_bytes_by_path[path] for path in missing}
-    blobs, done = snapshot.folder.parents[1] / "blobs", threading.Event()
+def _report_progress(what: str, commit: CachedCommit, sizes: dict[str, int]) -> Iterator[None]:
+    blobs, done = commit.folder.parents[1] / "blobs", threading.Event()
 
     def watch() -> None:
         while not done.wait(REPORT_EVERY_S):
             # A file renamed meanwhile is counted in the next report.
             with suppress(FileNotFoundError):
-                here = sum(sizes[path] for path in sizes.keys() - snapshot.missing(missing))
+                here = sum(sizes[path] for path in sizes.keys() - commit.find_missing(sizes))
                 here += sum(path.stat().st_size for path in blobs.glob("*.incomplete"))
                 log.info("%s: %s of %s", what, _mb(here), _mb(sum(sizes.values())))
 
@@ -251,117 +373,3 @@ def _reported(what: str, snapshot: Snapshot, missing: list[str]) -> Iterator[Non
 
 def _mb(n_bytes: int) -> str:
     return f"{n_bytes / 1e6:.1f} MB"
-
-
-def _prepare(source: SourceSpec, snapshot: Snapshot) -> cache.Prepared:
-    from datasets import DownloadConfig
-    from filelock import FileLock
-
-    repository = str(source.id)
-    root = cache.prepared_root(repository)
-    root.parent.mkdir(parents=True, exist_ok=True)
-    # Another expert's job may need the same data set at the same time.
-    with FileLock(f"{root}.lock"), tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch).resolve() / repository.split("/")[-1]
-        _lay_out(snapshot, snapshot.n_bytes_by_path, folder)
-        builder = _builder(source, snapshot, folder)
-        wanted = _chosen_files(source, builder, folder)
-        config = cache.config_folder(source, builder.config.name)
-        output = root / config / str(builder.config.version) / snapshot.folder.name
-        try:
-            return cache.read_prepared(output)
-        except DataError:
-            log.info("%s: preparing config %s", repository, builder.config.name)
-        if missing := snapshot.missing(wanted):
-            _download(repository, snapshot, missing)
-            _lay_out(snapshot, missing, folder)
-        downloads = cache.prepared_cache() / "downloads"
-        builder.download_and_prepare(
-            str(output),
-            download_mode="reuse_cache_if_exists",
-            download_config=DownloadConfig(cache_dir=downloads, delete_extracted=True),
-        )
-    prepared = cache.read_prepared(output)
-    n_records = sum(prepared.n_records_by_split.values())
-    log.info("%s: prepared, %d records", repository, n_records)
-    return prepared
-
-
-def _lay_out(snapshot: Snapshot, paths: Iterable[str], folder: Path) -> None:
-    for path in paths:
-        place, real = folder / path, snapshot.folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)
-        if real.exists():
-            place.symlink_to(real.resolve())
-        else:
-            place.touch()
-
-
-def _builder(source: SourceSpec, snapshot: Snapshot, folder: Path) -> Any:
-    import datasets
-    from datasets.data_files import EmptyDatasetError
-    from datasets.exceptions import DataFilesNotFoundError
-
-    if (folder / f"{folder.name}.py").exists():
-        raise DataError(
-            f"{source.id} is made by a script of its own, which is never run; try revision"
-            " refs/convert/parquet, where the hub keeps some of these as Parquet"
-        )
-    chosen = {key: source.options.get(key) for key in cache.READ_OPTIONS}
-    try:
-        builder = datasets.load_dataset_builder(
-            str(folder), source.config, cache_dir=str(folder.parent / "cache"), **chosen
-        )
-    except (EmptyDatasetError, DataFilesNotFoundError, FileNotFoundError) as error:
-        raise DataError(_no_files(source, snapshot)) from error
-    except ImportError as error:
-        raise DataError(
-            f"{source.id} names an address, or files that need another package ({error}); choose"
-            " others with config, or with data_files among the options"
-        ) from error
-    except BadZipFile as error:
-        raise DataError(
-            f"{source.id} holds zip archives, which are not read; unpack it and use kind local"
-        ) from error
-    except ValueError as error:
-        known = sorted(datasets.get_dataset_config_names(str(folder)))
-        if source.config is not None and source.config not in known:
-            fault = f"no config {source.config!r}; use one of"
-        elif source.config is None and len(known) > 1:
-            fault = "several configs; set config to one of"
-        else:
-            raise
-        raise DataError(f"{source.id} has {fault} {', '.join(known)}") from error
-    if builder.name not in BUILDERS:
-        kinds = ", ".join(BUILDERS)
-        raise DataError(f"{source.id} holds {builder.name} files; only {kinds} are read")
-    return builder
-
-
-def _chosen_files(source: SourceSpec, builder: Any, folder: Path) -> list[str]:
-    """List a config's files; refuse any outside it, as a card could name any path or address."""
-    by_split = {str(split): list(files) for split, files in builder.config.data_files.items()}
-    if (source.split or "train") not in by_split:
-        raise DataError(_no_split(source, by_split))
-    files = {os.path.normpath(str(file)) for files in by_split.values() for file in files}
-    for file in sorted(files):
-        if not file.startswith(f"{folder}{os.sep}"):
-            raise DataError(
-                f"{source.id} names a file outside of itself ({Path(file).name}); it is not read"
-            )
-    return sorted(Path(file).relative_to(folder).as_posix() for file in files)
-
-
-def _no_split(source: SourceSpec, known: Iterable[str]) -> str:
-    use = ", ".join(sorted(known))
-    return f"{source.id} has no split {source.split or 'train'!r}; use one of {use}"
-
-
-def _no_files(source: SourceSpec, snapshot: Snapshot) -> str:
-    keys = [key for key in cache.READ_OPTIONS if key in source.options]
-    chosen = " and ".join(f"{key} {source.options[key]!r}" for key in keys)
-    what = f"{source.id} holds no {'/'.join(BUILDERS)} files{f' under {chosen}' if keys else ''}"
-    if not snapshot.is_listed:
-        return f"{what} in {snapshot.folder}, and the hub is out of reach; run once with a network"
-    return f"{what}; {f'correct {keys[0]}' if keys else 'use another data set'}"

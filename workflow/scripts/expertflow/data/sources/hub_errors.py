@@ -38,7 +38,7 @@ def without_secrets(text: str) -> str:
     return SECRET.sub("[hidden]", text)
 
 
-def retrying(what: str) -> "Retrying":
+def retrier(what: str) -> "Retrying":
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
     def warn(state: "RetryCallState") -> None:

@@ -11,8 +11,7 @@ from expertflow.data.formats.streams import sniff
 from expertflow.data.formats.tables import count_rows
 from expertflow.data.read import can_be_cut, describe, format_of
 from expertflow.data.records import LockedFile, SourceLock
-from expertflow.data.settings import SourceSpec
-from expertflow.data.sources.kind import Fetched, Found, Pinned, Pins
+from expertflow.data.sources.base import DataSource, Fetched, Found, Pinned, Pins
 
 SHARD_BYTES = 32 << 20
 LARGE_SHARD_BYTES = 128 << 20
@@ -20,42 +19,45 @@ MANY_SHARDS = 16
 MAX_SHARDS = 200
 
 
-def look_up(source: SourceSpec) -> Found:
-    paths = _matches(str(source.path))
-    if not paths:
-        return Found("missing")
-    n_records = None
-    if all(path.suffix == ".parquet" for path in paths):
-        with suppress(DataError):
-            n_records = sum(count_rows(path, "parquet") for path in paths)
-    return Found("found", sum(path.stat().st_size for path in paths), n_records)
+class LocalFiles(DataSource):
+    kind = "local"
+    required = ("path",)
+    option_type = ReadOptions
 
+    def look_up(self) -> Found:
+        paths = _matches(self.path)
+        if not paths:
+            return Found("missing")
+        n_records = None
+        if all(path.suffix == ".parquet" for path in paths):
+            with suppress(DataError):
+                n_records = sum(count_rows(path, "parquet") for path in paths)
+        return Found("found", sum(path.stat().st_size for path in paths), n_records)
 
-def pin(source: SourceSpec, pins: Pins) -> Pinned:
-    ReadOptions.from_manifest(source.options)
-    paths = find_files(str(source.path))
-    files = tuple(
-        LockedFile(
-            path=str(path),
-            format=file_format,
-            compression=compression,
-            n_bytes=path.stat().st_size,
-            sha256=pins.hash_file(path),
+    def pin(self, pins: Pins) -> Pinned:
+        files = tuple(
+            LockedFile(
+                path=str(path),
+                format=file_format,
+                compression=compression,
+                n_bytes=path.stat().st_size,
+                sha256=pins.hash_file(path),
+            )
+            for path in find_files(str(self.spec.path))
+            for file_format, compression in [format_of(path)]
         )
-        for path, (file_format, compression) in zip(paths, map(format_of, paths), strict=True)
-    )
-    return Pinned(n_shards=count_shards(files), files=files)
+        return Pinned(n_shards=count_shards(files), files=files)
 
-
-def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
-    for locked in lock.files:
-        path = Path(locked.path)
-        if not path.is_file():
-            raise DataError(f"{path}: gone since the workflow started; put it back and run again")
-        if sha256_file(path) != locked.sha256:
-            raise DataError(f"{path}: changed since the workflow started; run again to take it in")
-    files = (describe(Path(f.path), sha256=f.sha256, options=source.options) for f in lock.files)
-    return Fetched(tuple(files))
+    def fetch(self, lock: SourceLock, directory: Path) -> Fetched:
+        files = []
+        for locked in lock.files:
+            path = Path(locked.path)
+            if not path.is_file():
+                raise DataError(f"{path}: gone since the workflow started; put it back, run again")
+            if sha256_file(path) != locked.sha256:
+                raise DataError(f"{path}: changed since the workflow started; run again")
+            files.append(describe(path, sha256=locked.sha256, options=self.spec.options))
+        return Fetched(tuple(files))
 
 
 def find_files(pattern: str) -> list[Path]:
@@ -63,7 +65,7 @@ def find_files(pattern: str) -> list[Path]:
     literal = Path(pattern).expanduser()
     if literal.is_dir():
         raise DataError(f"{pattern} is a directory; name its files, e.g. {literal}/*.jsonl")
-    paths = _matches(pattern)
+    paths = _matches(literal)
     if not paths:
         raise DataError(f"no file at {pattern}; correct the source's path")
     for path in paths:
@@ -73,8 +75,7 @@ def find_files(pattern: str) -> list[Path]:
     return paths
 
 
-def _matches(pattern: str) -> list[Path]:
-    literal = Path(pattern).expanduser()
+def _matches(literal: Path) -> list[Path]:
     if literal.exists():
         return [] if literal.is_dir() else [literal]
     found = glob.glob(str(literal), recursive=True)  # noqa: PTH207

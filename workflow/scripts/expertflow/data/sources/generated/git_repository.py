@@ -1,5 +1,6 @@
 """Generate a small git repository of commits on a service, and read its history."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -7,6 +8,7 @@ from random import Random
 from expertflow.core.files import replacing
 from expertflow.data.sources.generated.generator import write_records
 from expertflow.data.sources.git import extract_commits
+from expertflow.data.sources.git_options import GitOptions
 from expertflow.data.sources.git_store import run_git
 
 # 2024-01-01 09:00 UTC; commits follow each other by minutes or hours.
@@ -36,7 +38,7 @@ def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]
         run_git(None, "init", *options, str(partial), failure=f"{partial}: cannot be made")
         stream = "".join(history(n_commits=n_documents, seed=seed)).encode()
         run_git(partial, "fast-import", "--quiet", stdin=stream, failure="git fast-import failed")
-    commits = extract_commits(repository, options={})
+    commits = extract_commits(repository, GitOptions(), Counter())
     write_records(directory, ({"id": record["commit"], **record} for record in commits))
     return {"repository": repository}
 
