@@ -7,7 +7,6 @@ import pytest
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
-from expertflow.data import columns as columns_module
 from expertflow.data import near as near_module
 from expertflow.data import shingles
 from expertflow.data.near import Bands, NearIndex, Signer, choose_bands
@@ -123,15 +122,12 @@ def test_leaders_come_earlier_and_lead_back_to_one_that_stays(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("lot", [1, 7, 600])
-@pytest.mark.parametrize("pass_rows", [16, 1 << 20])
-def test_the_result_does_not_depend_on_lots_and_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lot: int, pass_rows: int
+def test_the_result_does_not_depend_on_lots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lot: int
 ) -> None:
     signed = signatures([text for i in range(60) for text in pair(i % 40, 0.85)], WORDS)
     wanted = leaders(signed, tmp_path)
     assert sum(leader >= 0 for leader in wanted) > 50
-    monkeypatch.setattr(columns_module, "PASS_ROWS", pass_rows)
-    monkeypatch.setattr(columns_module, "SCAN_ROWS", 5)
     monkeypatch.setattr(near_module, "PAIRS_AT_ONCE", 3)
     assert leaders(signed, tmp_path, lot=lot) == wanted
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expertflow.core.errors import DataError
-from expertflow.data import selection
 from expertflow.data.columns import KEPT, NO_CATEGORY, STATUS, Columns
 from expertflow.data.documents import group_hash, text_hash
 from expertflow.data.selection import (
@@ -57,8 +56,7 @@ def reasons(of: Columns) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 499, 500, 501])
-def test_the_lowest_ranks_are_chosen(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    monkeypatch.setattr(selection, "LOT", 64)
+def test_the_lowest_ranks_are_chosen(n: int) -> None:
     text = columns(1000).text
     rows = np.arange(0, 1000, 2)
     chosen = lowest(text, rows, n, seed=3, rule="below_weight")
@@ -84,9 +82,7 @@ def test_a_capped_source_is_no_likelier_to_pass_the_next_cap() -> None:
     assert sum(row % 2 == 0 for row in kept(of)) == pytest.approx(500, abs=60)
 
 
-@pytest.mark.parametrize("lot", [1, 50, 1 << 20])
-def test_categories_are_capped(monkeypatch: pytest.MonkeyPatch, lot: int) -> None:
-    monkeypatch.setattr(selection, "LOT", lot)
+def test_categories_are_capped() -> None:
     of = columns(600, categories=("x", None, "y", "z", "u", "x"))
     of.status[:6] = STATUS.index("duplicate")
     spec = dedup_spec(max_per_category=50, category_caps={"y": 70, "z": 0, "none such": 1})

@@ -20,11 +20,11 @@ from expertflow.data.columns import (
     NO_CATEGORY,
     STATUS,
     Columns,
-    buckets,
-    placed,
+    find_buckets,
     read_columns,
     read_document_ids,
     read_signatures,
+    row_ranges,
 )
 from expertflow.data.documents import KEEP
 from expertflow.data.near import NearIndex
@@ -42,8 +42,8 @@ N_EXAMPLES = 5
 N_CATEGORIES = 50
 KEEP_BATCH_ROWS = 1 << 16
 
-# dropped document, the one kept instead, their similarity
-Pair = tuple[int, int, float]
+# dropped document, the one kept instead, why, their similarity
+Pair = tuple[int, int, str, float]
 
 
 def deduplicate_documents(
@@ -54,10 +54,10 @@ def deduplicate_documents(
         check_source([s for s in shards if s.source == source], spec, expert=expert)
     keep.parent.mkdir(parents=True, exist_ok=True)
     columns = read_columns(shards)
-    pairs = {"duplicate": drop_equal(columns)}
+    pairs = drop_equal(columns)
     columns.text_rest = np.empty(0, np.uint64)
     if spec.near is not None:
-        pairs["near_duplicate"] = drop_near(columns, spec.near, shards, folder=keep.parent)
+        pairs += drop_near(columns, spec.near, shards, folder=keep.parent)
     edge, copies = select(columns, spec, expert=expert)
     write_keep(keep, shards, columns, edge=edge, copies=copies)
     kept = columns.status == KEPT
@@ -111,15 +111,13 @@ def check_source(shards: list[ShardRecord], spec: DeduplicateSpec, *, expert: st
 
 
 def drop_equal(columns: Columns) -> list[Pair]:
-    pairs: list[Pair] = []
-    for rows, first in buckets(columns.text, columns.text_rest):
-        later = rows != first
-        rows, first = rows[later], first[later]
-        columns.drop(rows, "duplicate")
-        few = np.argsort(rows)[:N_EXAMPLES]
-        found = zip(rows[few].tolist(), first[few].tolist(), strict=True)
-        pairs = sorted([*pairs, *((row, kept, 1.0) for row, kept in found)])[:N_EXAMPLES]
-    return pairs
+    rows, first = find_buckets(columns.text, columns.text_rest)
+    later = rows != first
+    rows, first = rows[later], first[later]
+    columns.drop(rows, "duplicate")
+    few = np.argsort(rows)[:N_EXAMPLES]
+    pairs = zip(rows[few].tolist(), first[few].tolist(), strict=True)
+    return [(row, kept, "duplicate", 1.0) for row, kept in pairs]
 
 
 def drop_near(
@@ -134,8 +132,9 @@ def drop_near(
         shown = near[leaders[leaders[near]] < 0][:N_EXAMPLES]
         similarity = index.matches(leaders[shown].astype(np.int64), shown) / spec.n_permutations
     columns.drop(rows[near], "near_duplicate")
-    found = zip(rows[shown].tolist(), rows[leaders[shown]].tolist(), strict=True)
-    return [(*pair, value) for pair, value in zip(found, similarity.tolist(), strict=True)]
+    found = (rows[shown], rows[leaders[shown]], similarity)
+    triples = zip(*(column.tolist() for column in found), strict=True)
+    return [(row, kept, "near_duplicate", value) for row, kept, value in triples]
 
 
 def write_keep(
@@ -148,7 +147,7 @@ def write_keep(
 ) -> None:
     with replacing(path) as partial, pa.OSFile(str(partial), "wb") as sink:
         with pa.ipc.new_stream(sink, KEEP) as writer:
-            for shard, part in placed(shards):
+            for shard, part in row_ranges(shards):
                 kept = np.flatnonzero(columns.status[part] == KEPT)
                 for start in range(0, len(kept), KEEP_BATCH_ROWS):
                     rows = kept[start : start + KEEP_BATCH_ROWS]
@@ -182,15 +181,11 @@ def _largest_categories(columns: Columns, kept: NDArray[np.bool_]) -> dict[str, 
     return dict(sorted(sorted(sizes, key=lambda item: (-item[1], item[0]))[:N_CATEGORIES]))
 
 
-def _examples(
-    shards: list[ShardRecord], pairs: dict[str, list[Pair]]
-) -> tuple[DuplicateExample, ...]:
-    rows = [row for found in pairs.values() for pair in found for row in pair[:2]]
-    names = read_document_ids(shards, rows)
+def _examples(shards: list[ShardRecord], pairs: list[Pair]) -> tuple[DuplicateExample, ...]:
+    names = read_document_ids(shards, {row for pair in pairs for row in pair[:2]})
     return tuple(
         DuplicateExample(dropped=names[row], kept=names[kept], reason=reason, similarity=similarity)
-        for reason, found in pairs.items()
-        for row, kept, similarity in found
+        for row, kept, reason, similarity in pairs
     )
 
 

@@ -28,15 +28,10 @@ HASH_BYTES = 16
 SALT = b"held out: "
 BATCH_DOCUMENTS = 2000
 BATCH_BYTES = 4 << 20
-KEEP = pa.schema(
-    [
-        ("source", pa.string()),
-        ("shard", pa.string()),
-        ("row", pa.int32()),
-        ("held_out", pa.bool_()),
-        ("n_copies", pa.int32()),
-    ]
-)
+KEEP = pa.schema({
+    "source": pa.string(), "shard": pa.string(), "row": pa.int32(), "held_out": pa.bool_(),
+    "n_copies": pa.int32(),
+})  # fmt: skip
 
 
 class NewDocument(NamedTuple):
@@ -160,9 +155,10 @@ def iter_documents(shard: ShardRecord, kept: KeptRows) -> Iterator[Document]:
             first, done = first + batch.num_rows, end
 
 
-def iter_texts(path: Path) -> Iterator[pa.RecordBatch]:
-    columns = documents_schema(None)
-    chosen = [columns.get_field_index(name) for name in ("document_id", "frame", "texts")]
+def iter_batches(
+    path: Path | str, columns: Sequence[str] = ("document_id", "frame", "texts")
+) -> Iterator[pa.RecordBatch]:
+    chosen = [NewDocument._fields.index(name) for name in columns]
     options = pa.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
     with pa.memory_map(str(path)) as source:
         yield from pa.ipc.open_stream(source, options=options)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
-from expertflow.data.columns import buckets
+from expertflow.data.columns import find_buckets
 from expertflow.data.settings import NearSpec, SignatureSpec
 from expertflow.data.shingles import Hashes, mix, random_numbers, run_hashes, spelled, word_hashes
 
@@ -130,8 +130,7 @@ class NearIndex:
         for band in range(self.bands.n_bands if self.n_documents else 0):
             start, shape = 8 * band * self.n_documents, self.n_documents
             keys = np.memmap(self._keys, np.uint64, "r", offset=start, shape=shape)
-            for rows, first in buckets(keys):
-                self._lead(rows, first, leaders)
+            self._lead(*find_buckets(keys), leaders)
         return leaders
 
     def matches(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int32]:

@@ -25,8 +25,6 @@ LIMITS = {
     "over_max_documents": "data.max_documents",
 }
 RULES = tuple(LIMITS)
-# Rows handled at once, to keep memory flat beyond the columns.
-LOT = 1 << 20
 N_PLACES = 1 << 64
 
 
@@ -36,19 +34,13 @@ def rank(text: Hashes, *, seed: int, rule: str) -> Hashes:
 
 
 def lowest(text: Hashes, rows: Rows, n: int, *, seed: int, rule: str) -> NDArray[np.bool_]:
-    """Mark the ``n`` lowest-ranked rows, ties by order; sort only at the limit."""
+    """Mark the ``n`` lowest-ranked rows, ties by order."""
     if n >= len(rows):
         return np.ones(len(rows), bool)
-    tops = np.empty(len(rows), np.uint16)
-    for start in range(0, len(rows), LOT):
-        part = slice(start, start + LOT)
-        tops[part] = rank(text[rows[part]], seed=seed, rule=rule) >> np.uint64(48)
-    counts = np.bincount(tops, minlength=1 << 16)
-    edge = int(np.searchsorted(np.cumsum(counts), n, side="right"))
-    chosen = tops < edge
-    at_edge = np.flatnonzero(tops == edge)
-    order = np.argsort(rank(text[rows[at_edge]], seed=seed, rule=rule), kind="stable")
-    chosen[at_edge[order[: n - int(counts[:edge].sum())]]] = True
+    ranks = rank(text[rows], seed=seed, rule=rule)
+    edge = np.partition(ranks, n)[n]
+    chosen: NDArray[np.bool_] = ranks < edge
+    chosen[np.flatnonzero(ranks == edge)[: n - int(chosen.sum())]] = True
     return chosen
 
 
@@ -56,20 +48,13 @@ def cap_categories(columns: Columns, spec: DeduplicateSpec) -> None:
     named = (columns.status == KEPT) & (columns.category != NO_CATEGORY)
     counts = np.bincount(columns.category[named], minlength=len(columns.categories))
     every = math.inf if spec.max_per_category is None else spec.max_per_category
-    limits = [spec.category_caps.get(name, every) for name in columns.categories]
-    over = np.flatnonzero(counts > np.array(limits))
-    # Look up categories together, up to about LOT documents.
-    lots = np.cumsum(counts[over]) // LOT
-    for lot in np.unique(lots):
-        places = over[lots == lot]
-        wanted = np.zeros(len(columns.categories) + 1, bool)
-        wanted[places] = True  # NO_CATEGORY is the last entry, never wanted
-        rows = np.flatnonzero((columns.status == KEPT) & wanted[columns.category])
-        if len(places) > 1:
-            rows = rows[np.argsort(columns.category[rows], kind="stable")]
-        by_category = np.split(rows, np.cumsum(counts[places])[:-1])
-        for place, own in zip(places, by_category, strict=True):
-            _keep(columns, own, int(limits[place]), seed=spec.seed, rule="over_category_cap")
+    limits = np.array([spec.category_caps.get(name, every) for name in columns.categories])
+    over = counts > limits
+    rows = np.flatnonzero(named & np.append(over, False)[columns.category])
+    rows = rows[np.argsort(columns.category[rows], kind="stable")]
+    by_category = np.split(rows, np.cumsum(counts[over])[:-1])
+    for limit, own in zip(limits[over], by_category, strict=False):
+        _keep(columns, own, int(limit), seed=spec.seed, rule="over_category_cap")
 
 
 def weigh(

@@ -20,7 +20,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import remove, sha256_json
 from expertflow.core.progress import Progress
 from expertflow.core.records import read_record, to_json, write_record
-from expertflow.data.documents import iter_texts
+from expertflow.data.documents import iter_batches
 from expertflow.data.records import ShardRecord
 from expertflow.data.render import Renderer, training_texts
 from expertflow.data.shapes import body_of
@@ -110,7 +110,7 @@ def _tokenize_shards(
     renderer = Renderer(tokenizer.layout)
     drafter = Drafter(renderer)
     documents = [Path(shard.path) for shard in shards]
-    drafts = (drafter.draft(part) for part in chain.from_iterable(map(iter_texts, documents)))
+    drafts = (drafter.draft(part) for part in chain.from_iterable(map(iter_batches, documents)))
     n_documents = sum(shard.n_documents for shard in shards)
     progress = Progress(f"{shards[0].source}/{name}", total=n_documents, unit="documents tokenized")
     sample = [text for path in documents for text in _probe_texts(path, renderer, len(documents))]
@@ -186,7 +186,7 @@ def _version(package: str) -> str | None:
 def _probe_texts(documents: Path, renderer: Renderer, n_shards: int) -> list[str]:
     texts: list[str] = []
     left = PROBE_CHARS // n_shards
-    for first in islice(iter_texts(documents), 1):
+    for first in islice(iter_batches(documents), 1):
         part = first.slice(0, -(-PROBE_DOCUMENTS // n_shards))
         bodies = map(body_of, part["frame"].to_pylist(), part["texts"].to_pylist())
         for text in training_texts(renderer, bodies):

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from expertflow.core.records import Record
-from expertflow.data.documents import KeptRows, iter_texts, keep_by_shard
+from expertflow.data.documents import KeptRows, iter_batches, keep_by_shard
 from expertflow.data.records import Layout, Segment, ShardRecord
 from expertflow.data.reject import Reject
 from expertflow.data.render import Blank, Form, Renderer
@@ -357,7 +357,7 @@ def _taken(documents: Path, kept: KeptRows, held_out: bool) -> list[pa.RecordBat
     rows = np.repeat(kept.rows[side], kept.n_copies[side])
     taken = []
     first = 0
-    for batch in iter_texts(documents):
+    for batch in iter_batches(documents):
         here = rows[(rows >= first) & (rows < first + batch.num_rows)] - first
         if len(here):
             taken.append(batch.take(pa.array(here)))
