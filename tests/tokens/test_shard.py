@@ -16,7 +16,7 @@ from expertflow.data.documents import DocumentWriter, NewDocument
 from expertflow.data.layout import CHATML, chatml_layout
 from expertflow.data.records import Body, Layout, ShardRecord, ToolCall, Turn
 from expertflow.data.reject import Reject
-from expertflow.data.render import Form, Renderer
+from expertflow.data.render import DocumentForm, Renderer
 from expertflow.data.shapes import frame_of
 from expertflow.tokens.arrow import from_arrow_lists, read_index
 from expertflow.tokens.engine import Engine
@@ -231,7 +231,7 @@ def test_a_form_that_differs_is_not_believed(
     _, _, expected = run(engine, chatml_layout(), *bodies)
     real = Renderer.form
 
-    def wrong(self: Renderer, frame: bytes) -> Form | None:
+    def wrong(self: Renderer, frame: bytes) -> DocumentForm | None:
         form = real(self, frame)
         return form and form._replace(items=form.items[:-1])
 

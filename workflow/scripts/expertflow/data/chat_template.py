@@ -11,22 +11,22 @@ rejected if the template silently drops a turn, a call or a tool.
 import contextlib
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from msgspec.structs import replace
 
 from expertflow.core.records import Record
 from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.reject import Reject
+from expertflow.data.shapes import body_of, frame_of
 from expertflow.data.traced_text import Condition, Trace, TracedStr, is_traceable, note_reading
 
-# A turn number between two private-use characters.
+# A text's number between two private-use characters.
 PLACE = re.compile("\ue0f0([0-9]+)\ue0f1")
 MAX_SHAPES = 512
 TEMPLATE_FAULTS = (
@@ -36,12 +36,12 @@ Span = tuple[int, int]
 
 
 class Atom(Record, frozen=True):
-    """A span of a rendered chat: layout, or (``turn`` set) a turn's text."""
+    """A span of a rendered chat: layout, or (``number`` set) one of the chat's nonempty texts."""
 
     text: str
     learned: bool
     special: bool = False
-    turn: int | None = None
+    number: int | None = None
 
 
 class ChatTemplate:
@@ -52,7 +52,7 @@ class ChatTemplate:
         self._is_traceable = is_traceable(environment, str(layout.chat_template))
         self._trace: Trace | None = None
         self._special = special_pattern(layout.special_tokens)
-        self._shapes: OrderedDict[str, tuple[Atom, ...]] = OrderedDict()
+        self._shape = lru_cache(MAX_SHAPES)(lambda frame: self._lay_out(placeholder_body(frame)))
 
     def atoms(self, body: Body) -> tuple[Atom, ...]:
         """Lay out a chat with its texts.
@@ -60,101 +60,74 @@ class ChatTemplate:
         Reject if the template refuses it, hides the learned part, or rewrites special tokens in a
         text.
         """
-        shape = self._shape(body)
+        frame, texts = frame_of(body)
         filled = tuple(
             atom
-            if atom.turn is None
-            else Atom(body.turns[atom.turn].content, atom.learned, turn=atom.turn)
-            for atom in shape
+            if atom.number is None
+            else Atom(texts[atom.number], atom.learned, number=atom.number)
+            for atom in self._shape(frame)
         )
-        direct = self._apply(body.turns, body.tools)
+        direct = self._apply(body)
         if "".join(atom.text for atom in filled) == direct:
             return filled
-        texts = [turn.content for turn in body.turns]
         if any(self._special.search(text) for text in texts):
             raise Reject("special_token_text", "a text that the chat template rewrites holds one")
-        return self._cut(body.turns, body.tools, direct)
+        return self._cut(body, direct)
 
     def form(self, body: Body) -> tuple[tuple[Atom, ...], tuple[Condition, ...]] | None:
         """Lay out a chat of placeholders, with conditions on its texts; None if rewritten."""
-        posing = [*_structured_texts(body.turns, body.tools), *(turn.role for turn in body.turns)]
+        posing = [*_structured_texts(body), *(turn.role for turn in body.turns)]
         if not self._is_traceable or any(PLACE.search(text) for text in posing):
             return None
         self._trace = trace = Trace()
         try:
-            atoms = self._lay_out(body.turns, body.tools)
+            atoms = self._lay_out(body)
         except Reject:
             return None
         finally:
             self._trace = None
         return None if trace.opaque else (atoms, tuple(trace.conditions))
 
-    def _lay_out(self, turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> tuple[Atom, ...]:
-        if any(self._special.search(text) for text in _structured_texts(turns, tools)):
+    def _lay_out(self, body: Body) -> tuple[Atom, ...]:
+        if any(self._special.search(text) for text in _structured_texts(body)):
             raise Reject("special_token_text", "a tool or a call to one holds a special token")
-        full = self._apply(turns, tools)
-        _refuse_omissions(full, turns, tools)
-        return self._cut(turns, tools, full)
+        full = self._apply(body)
+        _refuse_omissions(full, body)
+        return self._cut(body, full)
 
-    def _shape(self, body: Body) -> tuple[Atom, ...]:
-        turns = [
-            replace(turn, content=place(i) if turn.content else "")
-            for i, turn in enumerate(body.turns)
-        ]
-        key = repr((turns, body.tools))
-        if key not in self._shapes:
-            if len(self._shapes) == MAX_SHAPES:
-                self._shapes.popitem(last=False)
-            self._shapes[key] = self._lay_out(turns, body.tools)
-        self._shapes.move_to_end(key)
-        return self._shapes[key]
-
-    def _cut(
-        self, turns: Sequence[Turn], tools: Sequence[dict[str, Any]], full: str
-    ) -> tuple[Atom, ...]:
+    def _cut(self, body: Body, full: str) -> tuple[Atom, ...]:
         special = [match.span() for match in self._special.finditer(full)]
         places = {match.span(): int(match[1]) for match in PLACE.finditer(full)}
-        if all(turn.learned for turn in turns):
-            learned = [(0, len(full))]
-        else:
-            learned = [
-                self._learned_span(turns, i, tools, full, special)
-                for i, turn in enumerate(turns)
-                if turn.learned
-            ]
-        edges = {0, len(full), *(e for s in (*special, *places, *learned) for e in s)}
-        ends = sorted(edges)
+        learned = [(0, len(full))]
+        if not all(turn.learned for turn in body.turns):
+            numbers = [i for i, turn in enumerate(body.turns) if turn.learned]
+            learned = [self._learned_span(body, i, full, special) for i in numbers]
+        edges = {0, len(full), *(edge for s in (*special, *places, *learned) for edge in s)}
         inside = set(special)
         return tuple(
             Atom(
                 full[start:end],
                 learned=any(low <= start and end <= high for low, high in learned),
                 special=(start, end) in inside,
-                turn=places.get((start, end)),
+                number=places.get((start, end)),
             )
-            for start, end in pairwise(ends)
+            for start, end in pairwise(sorted(edges))
         )
 
-    def _learned_span(
-        self,
-        turns: Sequence[Turn],
-        i: int,
-        tools: Sequence[dict[str, Any]],
-        full: str,
-        special: list[Span],
-    ) -> Span:
-        text_at = full.find(turns[i].content) if PLACE.fullmatch(turns[i].content) else -1
+    def _learned_span(self, body: Body, i: int, full: str, special: list[Span]) -> Span:
+        turn = body.turns[i]
+        text_at = full.find(turn.content) if PLACE.fullmatch(turn.content) else -1
         start = text_at
-        if turns[i].role == "assistant":
+        if turn.role == "assistant":
             # Some templates refuse an empty chat, or one that ends in a tool result.
             with contextlib.suppress(Reject):
-                before = self._apply(turns[:i], tools, generate=True)
+                before = self._apply(body, i, generate=True)
                 start = len(before) if full.startswith(before) else start
         if start < 0:
             raise Reject("chat_template", f"the template rewrites turn {i + 1}; nothing marks it")
-        behind = max(start, text_at + len(turns[i].content) if text_at >= 0 else 0)
+        behind = max(start, text_at + len(turn.content) if text_at >= 0 else 0)
         ends = [(full[low:high], high) for low, high in special if low >= behind]
-        upto = self._apply(turns[: i + 1], tools)
+        upto = self._apply(body, i + 1)
         if full.startswith(upto):
             ends = [end for end in ends if end[1] <= len(upto)]
             if not ends:
@@ -164,10 +137,8 @@ class ChatTemplate:
             return start, usual[0] if usual else ends[-1][1]
         return start, ends[0][1] if ends else len(full)
 
-    def _apply(
-        self, turns: Sequence[Turn], tools: Sequence[dict[str, Any]], *, generate: bool = False
-    ) -> str:
-        messages = _messages(turns)
+    def _apply(self, body: Body, n_turns: int | None = None, *, generate: bool = False) -> str:
+        messages = _messages(body.turns[:n_turns])
         if self._trace is not None:
             for message in messages:
                 if found := PLACE.fullmatch(message["content"]):
@@ -175,7 +146,7 @@ class ChatTemplate:
         try:
             return self._template.render(
                 messages=messages,
-                tools=list(tools) or None,
+                tools=list(body.tools) or None,
                 documents=None,
                 add_generation_prompt=generate,
                 bos_token=self.layout.bos or "",
@@ -185,18 +156,22 @@ class ChatTemplate:
             raise Reject("chat_template", f"the chat template refuses the chat: {error}") from error
 
 
+def placeholder_body(frame: bytes) -> Body:
+    """Return a frame's body with a placeholder for each text."""
+    return body_of(frame, [place(i) for i in range(frame.count(b"null"))])
+
+
 def place(i: int) -> str:
     return f"\ue0f0{i}\ue0f1"
 
 
-def _refuse_omissions(full: str, turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> None:
-    for i, turn in enumerate(turns):
+def _refuse_omissions(full: str, body: Body) -> None:
+    for i, turn in enumerate(body.turns):
         if turn.content not in full:
             raise Reject("chat_template", f"the template leaves out turn {i + 1} ({turn.role})")
-        for call in turn.tool_calls:
-            if call.name not in full:
-                raise Reject("chat_template", f"the template leaves out the call in turn {i + 1}")
-    for tool in tools:
+        if any(call.name not in full for call in turn.tool_calls):
+            raise Reject("chat_template", f"the template leaves out the call in turn {i + 1}")
+    for tool in body.tools:
         name = tool.get("function", {}).get("name")
         if isinstance(name, str) and name not in full:
             raise Reject("chat_template", "the template leaves out the tools")
@@ -205,7 +180,7 @@ def _refuse_omissions(full: str, turns: Sequence[Turn], tools: Sequence[dict[str
 def special_pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
     """Match any special token, longest first; without tokens, match nothing."""
     ordered = sorted(filter(None, tokens), key=lambda token: (-len(token), token))
-    return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+    return re.compile("|".join(map(re.escape, ordered)) or r"[^\s\S]")
 
 
 def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
@@ -235,10 +210,11 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     return messages
 
 
-def _structured_texts(turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> list[str]:
-    calls = [call for turn in turns for call in turn.tool_calls]
-    texts = [json.dumps([call.name, call.arguments], ensure_ascii=False) for call in calls]
-    return [*texts, json.dumps(tools, ensure_ascii=False)] if tools else texts
+def _structured_texts(body: Body) -> list[str]:
+    values: list[Any] = [[c.name, c.arguments] for turn in body.turns for c in turn.tool_calls]
+    if body.tools:
+        values.append(body.tools)
+    return [json.dumps(value, ensure_ascii=False) for value in values]
 
 
 class _Generation(jinja2.ext.Extension):

@@ -133,7 +133,7 @@ def _with_turn_end(layout: Layout) -> Layout:
         return replace(layout, problem=f"its chat template does not parse ({fault})")
     except Reject as reject:
         return replace(layout, problem=f"its chat template refuses a plain chat ({reject.detail})")
-    text = next((i for i, atom in enumerate(atoms) if atom.turn == 1), 0)
+    text = next((i for i, atom in enumerate(atoms) if atom.number == 1), 0)
     ends = [atom.text for atom in atoms[text:] if atom.special and atom.learned]
     if not ends:
         return replace(

@@ -10,6 +10,7 @@ completion that starts with a newline would get other ids than in the full templ
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -17,11 +18,19 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
-from expertflow.data.chat_template import PLACE, Atom, ChatTemplate, place, special_pattern
+from expertflow.data.chat_template import (
+    PLACE,
+    Atom,
+    ChatTemplate,
+    placeholder_body,
+    special_pattern,
+)
 from expertflow.data.records import Body, Layout, Segment
 from expertflow.data.reject import Reject
-from expertflow.data.shapes import body_of, last_answer
+from expertflow.data.shapes import last_answer
 from expertflow.data.traced_text import Condition
+
+END = Atom("", learned=False, special=True)
 
 
 class Blank(NamedTuple):
@@ -38,11 +47,13 @@ class Blank(NamedTuple):
     writer: str | None
 
 
-class Form(NamedTuple):
+class DocumentForm(NamedTuple):
+    """How all documents of a frame are written whose texts meet the conditions."""
+
     items: tuple[Segment | Blank, ...]
     conditions: tuple[Condition, ...] = ()
 
-    def filled(self, texts: Sequence[str]) -> tuple[Segment, ...]:
+    def fill(self, texts: Sequence[str]) -> tuple[Segment, ...]:
         segments = []
         for item in self.items:
             if isinstance(item, Blank):
@@ -57,7 +68,7 @@ class Renderer:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._special = special_pattern(layout.special_tokens)
-        self._added = special_pattern(layout.added_tokens)
+        self._added = special_pattern(layout.special_tokens + layout.added_tokens)
         usable = layout.chat_template is not None and layout.problem is None
         self._template = ChatTemplate(layout) if usable else None
 
@@ -65,51 +76,46 @@ class Renderer:
         """Render a document; Reject by template or policy, DataError without a template."""
         if self.layout.text_special_tokens == "reject" and self.has_special_text(body):
             raise Reject("special_token_text", "a text holds a special token of the model")
-        segments = joined(self._parts(self._atoms(body)))
+        atoms = self._atoms(body)
+        if self.layout.text_special_tokens == "allow":
+            atoms = [part for atom in atoms for part in self._split(atom)]
+        segments = _join(atoms)
         if self.layout.strip_after or self.layout.strip_before:
-            return _stripped(segments, self.layout)
+            return _strip(segments, self.layout)
         return segments
 
-    def form(self, frame: bytes) -> Form | None:
+    def form(self, frame: bytes) -> DocumentForm | None:
         """Lay out a frame with blanks; None if the layout depends on the texts."""
         if self.layout.strip_after or self.layout.strip_before:
             return None
-        n = frame.count(b"null")
-        body = body_of(frame, [place(i) for i in range(n)])
+        body = placeholder_body(frame)
         if body.text is not None:
-            return _blanks(joined(self._atoms(body)), body)
+            return _put_blanks(_join(self._atoms(body)), body)
         found = self._template.form(body) if self._template else None
-        return found and _blanks(joined(found[0]), body, found[1])
+        return found and _put_blanks(_join(found[0]), body, found[1])
 
     def text(self, body: Body) -> str:
         return "".join(atom.text for atom in self._atoms(body))
 
-    def has_special_text(self, body: Body) -> bool:
-        """Return whether a text of the document contains a special token.
+    def special_pattern(self, writer: str | None) -> re.Pattern[str]:
+        """Match what counts as a special token in a text, by its role; None is a plain text.
 
         In turns the assistant does not write, any added token counts: such a text imitates the
         markup of a call or a thought, and no tokenizer setting prevents it.
         """
+        return self._special if writer in (None, "assistant") else self._added
+
+    def has_special_text(self, body: Body) -> bool:
         if body.text is not None:
             return self._special.search(body.text) is not None
-        return any(
-            self._special.search(turn.content)
-            or (turn.role != "assistant" and self._added.search(turn.content))
-            for turn in body.turns
-        )
+        return any(self.special_pattern(turn.role).search(turn.content) for turn in body.turns)
 
-    def special_in(self, writer: str | None) -> tuple[str, ...]:
-        """List the tokens that ``has_special_text`` looks for, by who writes the text."""
-        own = self.layout.special_tokens
-        named = own if writer in (None, "assistant") else own + self.layout.added_tokens
-        return tuple(filter(None, named))
-
-    def _atoms(self, body: Body) -> Iterable[Atom]:
+    def _atoms(self, body: Body) -> Sequence[Atom]:
         if body.text is not None:
             # A plain text is learned with its end token.
             start, end = self.layout.text_start, Atom(self.layout.text_end, True, special=True)
             before = [Atom(start, learned=False, special=True)] if start else []
-            return [*before, Atom(body.text, learned=True, turn=0), end]
+            return [*before, Atom(body.text, learned=True, number=0), end]
         if self._template is None:
             problem = self.layout.problem or "it has no chat template"
             raise DataError(
@@ -118,73 +124,60 @@ class Renderer:
             )
         return self._template.atoms(body)
 
-    def _parts(self, atoms: Iterable[Atom]) -> Iterable[Atom]:
-        allow = self.layout.text_special_tokens == "allow"
-        for atom in atoms:
-            if not allow or atom.turn is None:
-                yield atom
-                continue
-            end = 0
-            for match in self._special.finditer(atom.text):
-                yield Atom(atom.text[end : match.start()], atom.learned)
-                yield Atom(match[0], atom.learned, special=True)
-                end = match.end()
-            yield Atom(atom.text[end:], atom.learned)
+    def _split(self, atom: Atom) -> Iterator[Atom]:
+        end = 0
+        for match in self._special.finditer(atom.text if atom.number is not None else ""):
+            yield Atom(atom.text[end : match.start()], atom.learned)
+            yield Atom(match[0], atom.learned, special=True)
+            end = match.end()
+        yield replace(atom, text=atom.text[end:])
 
 
-def _blanks(
+def _put_blanks(
     segments: tuple[Segment, ...], body: Body, conditions: tuple[Condition, ...] = ()
-) -> Form | None:
+) -> DocumentForm | None:
     """Turn placeholders into blanks; None if a span has two, or learning ends inside it."""
-    writers = [turn.role for turn in body.turns if turn.content]
-    form: list[Segment | Blank] = []
+    writers: list[str | None] = [turn.role for turn in body.turns if turn.content] or [None]
+    items: list[Segment | Blank] = []
     for segment in segments:
         places = list(PLACE.finditer(segment.text))
         ends = [end for _, end in segment.learned]
         if len(places) > 1 or ends not in ([], [len(segment.text)]):
             return None
         if not places:
-            form.append(segment)
+            items.append(segment)
             continue
         number, (low, high) = int(places[0][1]), places[0].span()
         learned_from = segment.learned[0][0] if segment.learned else None
         if learned_from is not None and learned_from > low:
             return None
-        writer = writers[number] if writers else None
         before, after = segment.text[:low], segment.text[high:]
-        form.append(Blank(before, number, after, learned_from, writer))
-    return Form(tuple(form), conditions)
+        items.append(Blank(before, number, after, learned_from, writers[number]))
+    return DocumentForm(tuple(items), conditions)
 
 
-def joined(atoms: Iterable[Atom]) -> tuple[Segment, ...]:
+def _join(atoms: Iterable[Atom]) -> tuple[Segment, ...]:
+    """Join what lies between two special tokens."""
     segments: list[Segment] = []
-    text = ""
-    learned: list[tuple[int, int]] = []
-
-    def flush() -> None:
-        nonlocal text
-        if text:
-            segments.append(Segment(text, learned=tuple(learned)))
-        text = ""
-        learned.clear()
-
-    for atom in atoms:
-        if atom.special:
-            flush()
-            span = ((0, len(atom.text)),) if atom.learned else ()
-            segments.append(Segment(atom.text, special=True, learned=span))
-        elif atom.text:
-            if atom.learned:
-                start = len(text)
+    text, learned = "", list[tuple[int, int]]()
+    for atom in (*atoms, END):
+        if not atom.special:
+            start, text = len(text), text + atom.text
+            if atom.learned and atom.text:
                 if learned and learned[-1][1] == start:
                     start = learned.pop()[0]
-                learned.append((start, len(text) + len(atom.text)))
-            text += atom.text
-    flush()
+                learned.append((start, len(text)))
+            continue
+        if text:
+            segments.append(Segment(text, learned=tuple(learned)))
+            text, learned = "", []
+        if atom is not END:
+            span = ((0, len(atom.text)),) if atom.learned else ()
+            segments.append(Segment(atom.text, special=True, learned=span))
     return tuple(segments)
 
 
-def _stripped(segments: tuple[Segment, ...], layout: Layout) -> tuple[Segment, ...]:
+def _strip(segments: tuple[Segment, ...], layout: Layout) -> tuple[Segment, ...]:
     """Drop whitespace that special tokens swallow, as the tokenizer does."""
     result: list[Segment] = []
     for i, segment in enumerate(segments):

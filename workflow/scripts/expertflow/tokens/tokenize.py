@@ -5,7 +5,6 @@ documents are laid out as columns of texts, the others one by one.
 """
 
 import logging
-import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from expertflow.core.records import Record
 from expertflow.data.documents import KeptRows, iter_batches, keep_by_shard
 from expertflow.data.records import Layout, Segment, ShardRecord
 from expertflow.data.reject import Reject
-from expertflow.data.render import Blank, Form, Renderer
+from expertflow.data.render import Blank, DocumentForm, Renderer
 from expertflow.data.shapes import body_of
 from expertflow.tokens.arrow import PAD_ID, PackedRows
 from expertflow.tokens.engine import Encoder, Engine
@@ -70,7 +69,7 @@ class BatchDraft(Struct):
         self._chunks.append((np.array([number]), np.array([len(pieces)]), np.array(pieces, int)))
         self._learned.append(np.array(learned, int).reshape(-1, 4))
 
-    def add_form(self, numbers: Ints, form: Form, texts: Sequence[pa.StringArray]) -> None:
+    def add_form(self, numbers: Ints, form: DocumentForm, texts: Sequence[pa.StringArray]) -> None:
         """Add documents of one form; column i of ``texts`` fills their blank i."""
         n = len(numbers)
         pieces = np.empty((n, len(form.items)), np.int64)
@@ -203,7 +202,7 @@ class Drafted(BatchDraft, kw_only=True):
 class Drafter:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
-        self._forms: OrderedDict[bytes, Form | None] = OrderedDict()
+        self._forms: OrderedDict[bytes, DocumentForm | None] = OrderedDict()
         self.n_dropped = 0
         self.dropped_examples: list[str] = []
 
@@ -231,7 +230,7 @@ class Drafter:
                 self._add_alone(made, row, frame.as_py(), part["texts"][row].as_py())
         return made
 
-    def _form(self, frame: bytes, texts: pa.ListArray) -> Form | None:
+    def _form(self, frame: bytes, texts: pa.ListArray) -> DocumentForm | None:
         if frame not in self._forms:
             if len(self._forms) == N_FORMS:
                 self._forms.popitem(last=False)
@@ -243,14 +242,14 @@ class Drafter:
         self._forms.move_to_end(frame)
         return self._forms[frame]
 
-    def _fits(self, form: Form, frame: bytes, texts: pa.ListArray) -> bool:
+    def _fits(self, form: DocumentForm, frame: bytes, texts: pa.ListArray) -> bool:
         for own in texts.to_pylist():
             if not all(condition.holds(own[condition.text]) for condition in form.conditions):
                 continue
             body = body_of(frame, own)
             if not self._renderer.has_special_text(body):
                 try:
-                    if self._renderer.render(body) != form.filled(own):
+                    if self._renderer.render(body) != form.fill(own):
                         return False
                 except Reject:
                     return False
@@ -272,8 +271,8 @@ class Drafter:
         columns = [flat.take(pa.array(np.arange(i, len(flat), n_texts))) for i in range(n_texts)]
         posing, apart = np.zeros(len(rows), bool), np.zeros(len(rows), bool)
         for item in form.items:
-            if isinstance(item, Blank) and (names := self._renderer.special_in(item.writer)):
-                pattern = "|".join(map(re.escape, names))
+            if isinstance(item, Blank):
+                pattern = self._renderer.special_pattern(item.writer).pattern
                 matches = pc.match_substring_regex(columns[item.text], pattern)
                 posing |= matches.to_numpy(zero_copy_only=False)
         made.special_text[rows] = posing
