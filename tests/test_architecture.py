@@ -54,7 +54,7 @@ PUBLIC = {
     "hardware.probe",
     "evaluate.answer_text",
     "evaluate.generate",
-    "evaluate.tasks.registry",
+    "evaluate.scoring",
     "plan.claims",
     "plan.cost",
     "plan.draft",

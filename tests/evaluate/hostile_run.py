@@ -13,11 +13,11 @@ from typing import Any
 
 import psutil
 from hostile_predictions import PREDICTIONS, records
+from made_up_documents import spec
 
 from expertflow.core.records import Record
-from expertflow.evaluate.records import Example, Verdict
-from expertflow.evaluate.tasks.base import ScoringCase
-from expertflow.evaluate.tasks.registry import TASKS
+from expertflow.evaluate.records import Example, Judgment
+from expertflow.evaluate.scoring import find_task
 
 SECRET = "a-secret-of-the-environment-5d1f"
 PR_SET_CHILD_SUBREAPER = 36
@@ -30,7 +30,7 @@ class Trial(Record, frozen=True):
 
     task: str
     name: str
-    verdict: Verdict
+    verdict: Judgment
     wall_s: float
     harm: tuple[str, ...]
 
@@ -69,7 +69,7 @@ class Surroundings:
                 with suppress(ChildProcessError):
                     os.waitpid(process.pid, os.WNOHANG)
 
-    def harm(self, verdict: Verdict) -> list[str]:
+    def harm(self, verdict: Judgment) -> list[str]:
         found = []
         if self._hashes() != self._files:
             found.append("files changed")
@@ -100,15 +100,16 @@ def try_task(task: str, n: int, around: Surroundings) -> list[Trial]:
     return trials
 
 
-def score_all(task: str, predictions: Sequence[str], around: Surroundings) -> list[Verdict]:
+def score_all(task: str, predictions: Sequence[str], around: Surroundings) -> list[Judgment]:
     record: dict[str, Any] = records(str(around.database))[task]
+    scorer = find_task(record.get("task", task))
+    assert scorer is not None
+    fields, artifacts = record.get("fields", {}), record.get("artifacts", {})
+    made = scorer(spec(fields=fields, artifacts=artifacts, allow_code_execution=True))
     example = Example(
         document_id="d0", prompt="?", reference=record["reference"], fields=record.get("record", {})
     )
-    fields = record.get("fields", {})
-    artifacts = {name: Path(path) for name, path in record.get("artifacts", {}).items()}
-    cases = [ScoringCase(example, prediction, fields, artifacts) for prediction in predictions]
-    return TASKS[record.get("task", task)].score(cases)
+    return made.score([example] * len(predictions), predictions)
 
 
 def _adopt_orphans(adopts: bool) -> None:

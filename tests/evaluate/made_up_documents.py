@@ -1,6 +1,6 @@
 """Made-up documents, in memory and as files of the data stages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,8 @@ import pyarrow as pa
 from expertflow.data.documents import KEEP, Document, DocumentWriter, NewDocument
 from expertflow.data.records import Body, ShardRecord, Turn
 from expertflow.data.shapes import frame_of
-from expertflow.evaluate.records import Decoding, EvaluationSpec, Example
-from expertflow.evaluate.tasks.base import ScoringCase
+from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, Judgment
+from expertflow.evaluate.scoring import ScoringTask
 from expertflow.tokens.ragged import Ragged, ragged
 from expertflow.tokens.records import PackedSplit
 
@@ -98,16 +98,19 @@ def packed_split(n_documents: int, sha256: str) -> PackedSplit:
     )  # fmt: skip
 
 
-def case(
-    prediction: str,
+def score(
+    task: type[ScoringTask],
+    answers: Sequence[str],
     reference: str = "",
     *,
-    database: Path | None = None,
-    graph: Path | None = None,
-    document_id: str = "d7",
+    artifacts: Mapping[str, Path] | None = None,
+    attributes: Mapping[str, Any] | None = None,
     **record: Any,
-) -> ScoringCase:
-    artifacts = {"database": database, "graph": graph}
-    example = Example(document_id=document_id, prompt="?", reference=reference, fields=record)
-    files = {name: path for name, path in artifacts.items() if path is not None}
-    return ScoringCase(example, prediction, {name: name for name in record}, files)
+) -> list[Judgment]:
+    """Judge answers to one record, whose fields are named like the task's arguments."""
+    files = {name: str(path) for name, path in (artifacts or {}).items()}
+    made = task(spec(fields={name: name for name in record}, artifacts=files))
+    for name, value in (attributes or {}).items():
+        setattr(made, name, value)
+    example = Example(document_id="d7", prompt="?", reference=reference, fields=record)
+    return made.score([example] * len(answers), answers)

@@ -7,7 +7,7 @@ import pytest
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate import baselines
 from expertflow.evaluate.baselines import BaselinePredictor, make_baselines
-from expertflow.evaluate.records import Example, Verdict
+from expertflow.evaluate.records import Example, Judgment
 
 COLUMNS = ("color", "weight", "size", "price", "maker", "year", "shape")
 THINGS = ("red car", "blue chair", "old lamp", "new ship", "small boat")
@@ -29,9 +29,9 @@ def table(number: int) -> Example:
     )
 
 
-def equal(examples: Sequence[Example], predictions: Sequence[str]) -> list[Verdict]:
+def equal(examples: Sequence[Example], predictions: Sequence[str]) -> list[Judgment]:
     return [
-        Verdict("correct" if prediction == one.reference else "wrong")
+        Judgment("correct" if prediction == one.reference else "wrong")
         for one, prediction in zip(examples, predictions, strict=True)
     ]
 
@@ -62,10 +62,10 @@ def test_the_constant_is_what_is_right_most_often() -> None:
 def test_the_constant_looks_beyond_whole_answers() -> None:
     """Worked solutions all differ, but share what counts at their end."""
 
-    def same_end(examples: Sequence[Example], predictions: Sequence[str]) -> list[Verdict]:
+    def same_end(examples: Sequence[Example], predictions: Sequence[str]) -> list[Judgment]:
         pairs = zip(examples, predictions, strict=True)
         return [
-            Verdict("correct" if text.split()[-1] == one.reference.split()[-1] else "wrong")
+            Judgment("correct" if text.split()[-1] == one.reference.split()[-1] else "wrong")
             for one, text in pairs
         ]
 
@@ -95,7 +95,7 @@ def test_the_nearest_question_answers_as_it_stands_or_filled_in() -> None:
 def test_judgments_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
 
-    def counting(examples: Sequence[Example], predictions: Sequence[str]) -> list[Verdict]:
+    def counting(examples: Sequence[Example], predictions: Sequence[str]) -> list[Judgment]:
         shown.extend(predictions)
         return equal(examples, predictions)
 
@@ -105,7 +105,7 @@ def test_judgments_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_probe_that_cannot_be_judged_costs_no_baseline() -> None:
-    def strict(examples: Sequence[Example], predictions: Sequence[str]) -> list[Verdict]:
+    def strict(examples: Sequence[Example], predictions: Sequence[str]) -> list[Judgment]:
         for one in examples:
             if int(one.document_id[1:]) % 5 == 0:
                 raise EvaluationError(f"document {one.document_id}: the reference is no query")

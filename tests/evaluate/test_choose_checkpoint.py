@@ -17,7 +17,7 @@ from expertflow.evaluate.choose_checkpoint import (
     n_to_report,
     no_choice,
 )
-from expertflow.evaluate.records import Published, TaskScore, Verdict
+from expertflow.evaluate.records import Judgment, Published, TaskScore
 from expertflow.evaluate.statistics import summarize
 from expertflow.train.records import Candidate
 
@@ -36,7 +36,7 @@ def training(*losses: float | None, published: int) -> Any:
 
 def score(n_correct: int, n: int = 40) -> TaskScore:
     return summarize(
-        "accuracy", [Verdict("correct" if i < n_correct else "wrong") for i in range(n)]
+        "accuracy", [Judgment("correct" if i < n_correct else "wrong") for i in range(n)]
     )
 
 

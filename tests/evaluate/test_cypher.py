@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.tasks.cypher import judge as judge_cypher
+from expertflow.evaluate.tasks.cypher import Cypher
+
+judge_cypher = Cypher.judge_texts
 
 QUERY = "MATCH (p:Person {name: 'Ada'})-[r:KNOWS]->(q) WHERE p.age >= 3 RETURN q.name AS n LIMIT 5"
 

@@ -4,7 +4,9 @@ import pytest
 
 from expertflow.data.sources.generated.text_to_cypher import GRAPHS
 from expertflow.evaluate.cypher.schema import read_schema
-from expertflow.evaluate.tasks.cypher import judge as judge_cypher
+from expertflow.evaluate.tasks.cypher import Cypher
+
+judge_cypher = Cypher.judge_texts
 
 SECTIONS = """Node properties:
 - **Person**

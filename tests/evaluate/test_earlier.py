@@ -11,7 +11,7 @@ from made_up_documents import spec
 
 from expertflow.evaluate import earlier
 from expertflow.evaluate.earlier import Noted, compare, note, noted, read
-from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, Verdict
+from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, Judgment
 
 HOW = spec()
 
@@ -24,7 +24,7 @@ def run(
         Example(document_id=str(i), prompt=f"q{first + i}", reference="r", fields={})
         for i in range(len(correct))
     ]
-    verdicts = [Verdict("correct" if c == "x" else "wrong") for c in correct]
+    verdicts = [Judgment("correct" if c == "x" else "wrong") for c in correct]
     return noted(how, metric, weights, examples, verdicts)
 
 
@@ -104,7 +104,7 @@ def test_what_a_record_gives_the_scorer_is_part_of_its_question(path: Path) -> N
     def graded(weights: str, tests: str) -> Noted:
         fields = {"checks": tests, "unread": weights}
         example = Example(document_id="0", prompt="q", reference="r", fields=fields)
-        return noted(how, "m", weights, [example], [Verdict("correct")])
+        return noted(how, "m", weights, [example], [Judgment("correct")])
 
     note(graded("a", "assert(1)"), path)
     for tests, n_shared in (("assert(1)", 1), ("assert(2)", 0)):

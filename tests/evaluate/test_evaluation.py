@@ -16,15 +16,13 @@ from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import from_json, to_json
 from expertflow.data.layout import chatml_layout
 from expertflow.evaluate import evaluation, evaluator, statistics
-from expertflow.evaluate.evaluation import EvalInputs, ModelComparison, evaluate_expert
-from expertflow.evaluate.evaluator import ModelEvaluator, Models
+from expertflow.evaluate.evaluation import ModelComparison, evaluate_expert
+from expertflow.evaluate.evaluator import EvalInputs, ModelEvaluator, Models
 from expertflow.evaluate.generate import Answer
 from expertflow.evaluate.likelihood import DocumentLosses
 from expertflow.evaluate.questions import EvalExample
-from expertflow.evaluate.records import EvaluationRecord, Example, JudgeSpec, Verdict
-from expertflow.evaluate.tasks.base import ScoringCase
-from expertflow.evaluate.tasks.registry import TASKS
-from expertflow.evaluate.tasks.text import ExactMatch
+from expertflow.evaluate.records import EvaluationRecord, Example, JudgeSpec, Judgment
+from expertflow.evaluate.tasks.exact_match import ExactMatch
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.train.records import Candidate
 
@@ -83,8 +81,8 @@ def words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "N_RESAMPLES", 500)
     # These models have no cycles, and with torch loaded a collection takes a second.
     monkeypatch.setattr(evaluator.gc, "collect", lambda: None)
-    monkeypatch.setattr(evaluation, "Engine", lambda _: Letters())
-    monkeypatch.setattr(evaluation, "read_rows", lambda _: None)
+    monkeypatch.setattr(evaluator, "Engine", lambda _: Letters())
+    monkeypatch.setattr(evaluator, "read_rows", lambda _: None)
 
 
 def training(*steps: int, published: int, packing_sha256: str) -> Any:
@@ -252,16 +250,16 @@ def test_a_reference_that_cannot_be_judged_costs_its_question_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shelf = Shelf({"base": 2, "checkpoint": 9})
-    judged = ExactMatch.judge_case
+    judged = ExactMatch.judge
     started_with: list[int] = []
 
-    def judge_case(task: ExactMatch, one: ScoringCase) -> Verdict:
+    def judge(task: ExactMatch, example: Example, answer: str) -> Judgment:
         started_with.append(len(shelf.loaded))
-        if one.example.document_id in ("s/7", "s/8"):
+        if example.document_id in ("s/7", "s/8"):
             raise EvaluationError("no number")
-        return judged(task, one)
+        return judged(task, example, answer)
 
-    monkeypatch.setattr(ExactMatch, "judge_case", judge_case)
+    monkeypatch.setattr(ExactMatch, "judge", judge)
     record = evaluate_expert(made(tmp_path, shelf, steps=(20,), max_examples=60))
     assert started_with[0] == 0, "a model was loaded before references were judged"
     assert record.after.score is not None and record.after.score.n_examples == 58
@@ -272,7 +270,7 @@ def test_a_reference_that_cannot_be_judged_costs_its_question_only(
 def test_pieces_of_a_single_document_are_one(tmp_path: Path) -> None:
     inputs = made(tmp_path, Shelf({"base": 2}), task="held_out_loss")
     inputs.packing.held_out = packed_split(1, "h")  # type: ignore[misc]
-    asks = evaluation._evaluator(inputs)
+    asks = ModelEvaluator(inputs)
     found = asks.outcome(None, [])
     assert (found.side.held_out_loss_ci95, found.side.perplexity_ci95) == (None, None)
     assert found.side.n_documents == 1
@@ -337,13 +335,8 @@ def questions(n: int) -> list[EvalExample]:
     ]
 
 
-def asker(task: str, fields: dict[str, str]) -> ModelEvaluator:
-    anything: Any = SimpleNamespace(get=lambda _: None, engine=None, end_id=1, pad_id=0)
-    return ModelEvaluator(
-        models=anything, spec=spec(task=task, fields=fields), tokenizer=Path(), codec=anything,
-        held_out=anything, micro_batch_size=1, is_one_document=False, task=TASKS[task],
-        unavailable_reason=None,
-    )  # fmt: skip
+def asker(folder: Path, task: str, fields: dict[str, str]) -> ModelEvaluator:
+    return ModelEvaluator(made(folder, Shelf({"base": 0}), task=task, fields=fields))
 
 
 ANSWERS = [
@@ -358,21 +351,28 @@ ANSWERS = [
     [("exact_match", {}, 1, 2), ("multiple_choice", FIELDS, None, None)],
 )
 def test_a_question_that_was_not_asked_is_wrong_and_not_cut_off(
-    monkeypatch: pytest.MonkeyPatch, task: str, fields: Any, n_cut_off: Any, n_tokens: Any
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    task: str,
+    fields: Any,
+    n_cut_off: Any,
+    n_tokens: Any,
 ) -> None:
     monkeypatch.setattr(evaluator.generate, "answers", lambda *_, **__: ANSWERS)
     monkeypatch.setattr(evaluator, "choose_options", lambda *_, **__: ANSWERS)
-    found = asker(task, fields).answers(None, questions(3))
+    found = asker(tmp_path, task, fields).answers(None, questions(3))
     assert (found.n_cut_off, found.n_tokens) == (n_cut_off, n_tokens)
-    assert [verdict.kind for verdict in found.verdicts] == ["correct", "correct", "not_asked"]
-    assert found.verdicts[2].detail == "no position"
+    assert [verdict.kind for verdict in found.judgments] == ["correct", "correct", "not_asked"]
+    assert found.judgments[2].detail == "no position"
 
 
-def test_the_worst_whose_loss_is_unknown_come_last() -> None:
-    wrong = Verdict("different")
+def test_the_worst_whose_loss_is_unknown_come_last(tmp_path: Path) -> None:
+    wrong = Judgment("different")
     outcome: Any = SimpleNamespace(
-        texts=[""] * 4, verdicts=[wrong] * 4, reference_losses=[None, 1.0, None, 2.0]
+        texts=[""] * 4, judgments=[wrong] * 4, reference_losses=[None, 1.0, None, 2.0]
     )
-    found = ModelComparison(asker("exact_match", {}), questions(4), outcome, outcome).worst()
+    found = ModelComparison(
+        asker(tmp_path, "exact_match", {}), questions(4), outcome, outcome
+    ).worst()
     assert [one.document_id for one in found] == ["s/3", "s/1", "s/0", "s/2"]
     assert [one.reference_loss for one in found] == [2.0, 1.0, None, None]

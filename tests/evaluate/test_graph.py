@@ -6,11 +6,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from made_up_documents import case, spec
+from made_up_documents import score, spec
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.isolation.rows import QueryAnswer
-from expertflow.evaluate.records import Verdict
+from expertflow.evaluate.records import Judgment
 from expertflow.evaluate.tasks import cypher
 from expertflow.evaluate.tasks.cypher import Cypher, GraphServer
 
@@ -46,9 +46,9 @@ def server(script: Path) -> Iterator[GraphServer]:
         yield running
 
 
-def judge(graph: Path, prediction: str, reference: str = REFERENCE) -> Verdict:
-    [verdict] = Cypher().score([case(prediction, reference, graph=graph, schema=SCHEMA)])
-    return verdict
+def judge(graph: Path, prediction: str, reference: str = REFERENCE) -> Judgment:
+    [judgment] = score(Cypher, [prediction], reference, artifacts={"graph": graph}, schema=SCHEMA)
+    return judgment
 
 
 @needs_engine
@@ -93,9 +93,7 @@ def test_verdicts(script: Path, prediction: str, reference: str, kind: str) -> N
 def test_rows_that_say_nothing_prove_nothing(
     script: Path, prediction: str, reference: str, what: str
 ) -> None:
-    [verdict, same] = Cypher().score(
-        [case(text, reference, graph=script) for text in (prediction, reference)]
-    )
+    [verdict, same] = score(Cypher, [prediction, reference], reference, artifacts={"graph": script})
     assert verdict.kind == "different" and same.correct
     assert verdict.detail == f"both return {what}, which tells nothing"
 
@@ -104,8 +102,8 @@ def test_rows_that_say_nothing_prove_nothing(
 def test_predictions_are_parsed_in_a_process_with_limits(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("judge", "read_query"):
-        monkeypatch.setattr(cypher, name, None)
+    monkeypatch.setattr(Cypher, "judge_texts", None)
+    monkeypatch.setattr(cypher, "read_query", None)
     assert judge(script, "MATCH (p:Person) RETURN p.name").correct
 
 
@@ -201,18 +199,15 @@ def test_a_graph_that_cannot_be_built_is_an_error(
 
 
 def test_the_metric_and_what_is_needed_follow_the_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
-    task, plain = Cypher(), spec(task="cypher")
-    asked = spec(task="cypher", artifacts={"graph": "graph.cypher"})
-    assert (task.metric_of(plain), task.metric_of(asked)) == (
-        "normalized_match", "execution_accuracy"
-    )  # fmt: skip
+    plain = Cypher(spec(task="cypher"))
+    executed = Cypher(spec(task="cypher", artifacts={"graph": "graph.cypher"}))
+    assert (plain.metric, executed.metric) == ("normalized_match", "execution_accuracy")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert task.unavailable_reason(plain) is None
-    reason = task.unavailable_reason(asked)
-    assert reason is not None and "pip install -r envs/requirements-graph.lock" in reason
+    assert plain.unavailable_reason() is None
+    assert "pip install -r envs/requirements-graph.lock" in str(executed.unavailable_reason())
 
 
 @needs_engine
 def test_the_engines_versions_are_told() -> None:
-    found = Cypher().tools(spec(task="cypher", artifacts={"graph": "graph.cypher"}))
+    found = Cypher(spec(task="cypher", artifacts={"graph": "graph.cypher"})).tool_versions()
     assert {"graphqlite", "apsw", "graphglot"} <= set(found)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.strict_json import MAX_DEPTH
-from expertflow.evaluate.tasks.json_schema import equal_json, parse_answer
-from expertflow.evaluate.tasks.json_schema import judge as judge_json
+from expertflow.evaluate.tasks.json_schema import JsonSchema, equal_json, parse_answer
+
+judge_json = JsonSchema.judge_texts
 
 SCHEMA = json.dumps(
     {

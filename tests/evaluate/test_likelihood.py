@@ -22,7 +22,7 @@ from expertflow.evaluate.generate import PromptCodec, answers
 from expertflow.evaluate.likelihood import choose_options, document_losses, log_likelihoods
 from expertflow.evaluate.questions import EvalExample
 from expertflow.evaluate.records import Example
-from expertflow.evaluate.tasks.choice import wordings
+from expertflow.evaluate.tasks.multiple_choice import MultipleChoice
 from expertflow.tokens.arrow import PackedRows, packed_rows
 from expertflow.train.model import attention
 from expertflow.train.model.load import add_adapter
@@ -140,7 +140,7 @@ def test_labels_are_compared_where_the_data_answers_by_labels() -> None:
         (" Ba\n", ["Aa", "Ba"]), ("Ha", ["Ga", "Ha"]), ("The answer is Ha", ["Ga", "Ha"])
     ):  # fmt: skip
         example = Example(document_id="d", prompt="q", reference=reference, fields=fields)
-        assert wordings(example, FIELDS) == wanted
+        assert MultipleChoice(spec(fields=FIELDS)).options(example) == wanted
 
 
 @pytest.mark.parametrize("options", [["GaHaIaJa", "Ga"], ["GaHaIa", "HaIaGa"]])

@@ -14,6 +14,7 @@ from expertflow.data.layout import chatml_layout
 from expertflow.data.records import Body, Layout
 from expertflow.data.render import Renderer
 from expertflow.evaluate.answer_text import without_thoughts
+from expertflow.evaluate.generate import PromptCodec
 from expertflow.evaluate.leakage import seeded_key
 from expertflow.evaluate.questions import (
     EvalExample,
@@ -22,7 +23,8 @@ from expertflow.evaluate.questions import (
     examples,
     unusable,
 )
-from expertflow.evaluate.records import Decoding, Example, Verdict
+from expertflow.evaluate.records import Decoding, Example, Judgment
+from expertflow.evaluate.tasks.multiple_choice import MultipleChoice
 from expertflow.tokens.ragged import Ragged, ragged
 from expertflow.tokens.tokenize import tokenize
 
@@ -42,24 +44,28 @@ MANY = [document(i, f"question {i}") for i in range(30)]
 CHOICE: Any = {"task": "multiple_choice", "fields": {"choices": "options"}}
 
 
-class Judge:
+class Task(MultipleChoice):
     """Refuses references that say bad; counts its starts."""
 
     n_starts = 0
 
-    def __call__(self, asked: Sequence[Example], texts: Sequence[str]) -> list[Verdict]:
+    def score(self, examples: Sequence[Example], answers: Sequence[str]) -> list[Judgment]:
         self.n_starts += 1
-        for example in asked:
+        for example in examples:
             if example.reference == "bad":
                 raise EvaluationError(f"document {example.document_id}: no number")
-        return [Verdict("correct") for _ in texts]
+        return [Judgment("correct") for _ in answers]
+
+    def options(self, example: Example) -> list[str]:
+        return super().options(example) if self.spec.task == "multiple_choice" else []
 
 
 def choose(
-    documents: list[Document] = MANY, layout: Layout = LAYOUT, judge: Any = None, **settings: Any
+    documents: list[Document] = MANY, layout: Layout = LAYOUT, scorer: Any = None, **settings: Any
 ) -> Questions:
-    engine: Any = Merging()
-    return choose_questions(documents, spec(**settings), engine, layout, judge or Judge())
+    codec = PromptCodec(Merging(), layout)  # type: ignore[arg-type]
+    asked = spec(**settings)
+    return choose_questions(documents, asked, scorer or Task(asked), codec)
 
 
 def ids(held: list[EvalExample]) -> list[str]:
@@ -175,10 +181,10 @@ def example(number: int, reference: str) -> Example:
 
 
 def test_each_bad_one_is_named_and_few_starts_find_it() -> None:
-    judge = Judge()
+    task = Task(spec())
     asked = [example(i, "bad" if i in (3, 4, 90) else "good") for i in range(100)]
-    assert unusable(asked, judge) == {i: f"document d{i}: no number" for i in (3, 4, 90)}
-    assert judge.n_starts < 50
+    assert unusable(asked, task.score) == {i: f"document d{i}: no number" for i in (3, 4, 90)}
+    assert task.n_starts < 50
 
 
 def test_others_take_the_place_of_bad_ones_in_the_order() -> None:
@@ -208,10 +214,10 @@ def test_few_are_borne_and_many_are_a_fault_of_the_setting(
     n_bad: int, n: int, max_examples: int, message: str | None
 ) -> None:
     documents = [document(i, f"q{i}", "bad" if i < n_bad else "") for i in range(n)]
-    judge = Judge()
+    task = Task(spec())
     if message is None:
-        assert len(choose(documents, judge=judge, max_examples=max_examples).unusable) == n_bad
+        assert len(choose(documents, scorer=task, max_examples=max_examples).unusable) == n_bad
         return
     with pytest.raises(EvaluationError, match=message):
-        choose(documents, judge=judge, max_examples=max_examples)
-    assert n < 500 or judge.n_starts < 20
+        choose(documents, scorer=task, max_examples=max_examples)
+    assert n < 500 or task.n_starts < 20

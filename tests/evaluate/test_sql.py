@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_documents import case
+from made_up_documents import score
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.isolation import rows, sql_worker, worker
 from expertflow.evaluate.isolation.rows import same_rows
 from expertflow.evaluate.isolation.sql_worker import Limits, Reader, is_ordered
-from expertflow.evaluate.records import Verdict
-from expertflow.evaluate.tasks.sql import SqlExecution
+from expertflow.evaluate.records import Judgment
+from expertflow.evaluate.tasks.sql_execution import SqlExecution
 
 LIMITS = Limits(n_instructions=20_000_000, n_rows=1_000, memory_bytes=256 << 20, wall_s=120)
 GOLD = "SELECT name, price FROM item WHERE price > 1"
@@ -42,14 +42,14 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _judge(
     database: Path, *predictions: str, gold: str = GOLD, limits: Limits = LIMITS
-) -> list[Verdict]:
-    cases = [
-        case(text, gold, database=database, document_id=f"d{i}")
-        for i, text in enumerate(predictions)
-    ]
-    task = SqlExecution()
-    task.limits = limits
-    return task.score(cases)
+) -> list[Judgment]:
+    return score(
+        SqlExecution,
+        predictions,
+        gold,
+        artifacts={"database": database},
+        attributes={"limits": limits},
+    )
 
 
 def _kinds(
@@ -162,12 +162,12 @@ def test_no_rows_agree_only_if_their_columns_do(database: Path) -> None:
     "gold", ["SELECT nope", "DROP TABLE item", "", "SELECT zeroblob(2000000000)"]
 )
 def test_a_reference_that_fails_names_its_document(database: Path, gold: str) -> None:
-    with pytest.raises(EvaluationError, match=r"document d0: its reference query fails"):
+    with pytest.raises(EvaluationError, match=r"document d7: its reference query fails"):
         _judge(database, "SELECT 1", gold=gold)
 
 
 def test_a_missing_or_broken_database_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(EvaluationError, match=r"document d0: its database .* is not a file"):
+    with pytest.raises(EvaluationError, match=r"document d7: its database .* is not a file"):
         _judge(tmp_path / "none.db", "SELECT 1", gold="SELECT 1")
     (tmp_path / "text.db").write_text("not a database at all" * 100)
     with pytest.raises(EvaluationError, match="not a database"):

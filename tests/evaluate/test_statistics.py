@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from expertflow.evaluate import statistics
-from expertflow.evaluate.records import Verdict
+from expertflow.evaluate.records import Judgment
 from expertflow.evaluate.statistics import mean_interval, paired_change, summarize, wilson_interval
 
 N_SIMULATIONS = 400
@@ -174,7 +174,7 @@ def test_wilson_interval_refuses_what_is_no_proportion(n_correct: int, n: int) -
 
 def test_summarize_counts_by_kind() -> None:
     kinds = ("wrong_rows", "correct", "empty", "correct")
-    score = summarize("execution_accuracy", [Verdict(kind) for kind in kinds])
+    score = summarize("execution_accuracy", [Judgment(kind) for kind in kinds])
     assert (score.metric, score.n_examples, score.n_correct) == ("execution_accuracy", 4, 2)
     assert score.value_fraction == 0.5
     assert score.ci95 == wilson_interval(2, 4)

@@ -1,35 +1,19 @@
 """Every registered task reaches its scorer with the right arguments, or reports what is missing."""
 
 import sqlite3
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
-from made_up_documents import case, spec
+from made_up_documents import score, spec
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.records import Example, Task, Verdict
-from expertflow.evaluate.tasks.base import ScoringCase
-from expertflow.evaluate.tasks.choice import MultipleChoice, read_options, right_label
+from expertflow.evaluate.scoring import find_task, task_names
 from expertflow.evaluate.tasks.json_schema import JsonSchema
-from expertflow.evaluate.tasks.registry import TASKS
+from expertflow.evaluate.tasks.multiple_choice import MultipleChoice, read_options, right_label
+from expertflow.evaluate.tasks.sql_execution import SqlExecution
 
-
-def _score(
-    task: Task,
-    prediction: str,
-    reference: str,
-    *,
-    record: Mapping[str, Any] | None = None,
-    fields: Mapping[str, str] | None = None,
-    artifacts: Mapping[str, Path] | None = None,
-) -> Verdict:
-    example = Example(document_id="d7", prompt="?", reference=reference, fields=dict(record or {}))
-    (verdict,) = TASKS[task].score(
-        [ScoringCase(example, prediction, fields or {}, artifacts or {})]
-    )
-    return verdict
+TASKS = {name: task for name in task_names() if (task := find_task(name)) is not None}
 
 
 @pytest.fixture
@@ -44,7 +28,7 @@ def databases(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_every_task_but_the_loss_has_a_scorer_and_says_what_it_needs() -> None:
-    assert set(TASKS) == set(get_args(Task)) - {"held_out_loss"}
+    assert set(task_names()) - set(TASKS) == {"held_out_loss"}
     for task in TASKS.values():
         known = {f"fields.{name}" for name in task.fields}
         known |= {f"artifacts.{name}" for name in task.artifacts}
@@ -56,85 +40,69 @@ def test_every_task_but_the_loss_has_a_scorer_and_says_what_it_needs() -> None:
     [
         ("cypher", "match (b) return b", "RETURN 1", "MATCH (a) RETURN a", {}),
         ("typescript", "f()", "g()", "f();", {}),
-        (
-            "typescript",
-            "1 }",
-            "2 }",
-            "1; }",
-            {"fields": {"prefix": "head"}, "record": {"head": "function f() { return "}},
-        ),
+        ("typescript", "1 }", "2 }", "1; }", {"prefix": "function f() { return "}),
         ("final_answer", "#### 4.0", "#### 5", "2 + 2\n#### 4", {}),
         ("exact_match", "a  b", "a", "a b", {}),
-        (
-            "json_schema",
-            "[1.0]",
-            "[2]",
-            "[1]",
-            {"fields": {"schema": "shape"}, "record": {"shape": '{"type": "array"}'}},
-        ),
+        ("json_schema", "[1.0]", "[2]", "[1]", {"schema": '{"type": "array"}'}),
     ],
 )
 def test_each_task_judges(
-    task: Task, right: str, wrong: str, reference: str, extra: dict[str, Any]
+    task: str, right: str, wrong: str, reference: str, extra: dict[str, Any]
 ) -> None:
-    assert _score(task, right, reference, **extra).correct
-    assert not _score(task, wrong, reference, **extra).correct
+    judgments = score(TASKS[task], [right, wrong], reference, **extra)
+    assert [one.correct for one in judgments] == [True, False]
 
 
 def test_sql_asks_the_database_that_the_record_names(databases: dict[str, Path]) -> None:
-    def verdict(prediction: str, **extra: Any) -> Verdict:
-        return _score("sql_execution", prediction, "SELECT a FROM t", artifacts=databases, **extra)
+    def is_correct(answer: str, **record: str) -> bool:
+        reference = "SELECT a FROM t"
+        return score(SqlExecution, [answer], reference, artifacts=databases, **record)[0].correct
 
-    named: dict[str, Any] = {"fields": {"database": "db_id"}, "record": {"db_id": "other"}}
-    assert verdict("SELECT 0").correct
-    assert verdict("SELECT 1", **named).correct
-    assert not verdict("SELECT 0", **named).correct
-    named["record"] = {"db_id": "third"}
+    assert is_correct("SELECT 0")
+    assert is_correct("SELECT 1", database="other")
+    assert not is_correct("SELECT 0", database="other")
     with pytest.raises(EvaluationError, match="document d7: there is no artifact 'third'"):
-        verdict("SELECT 0", **named)
+        is_correct("SELECT 0", database="third")
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
-def test_no_examples_give_no_verdicts(task: Task) -> None:
-    assert TASKS[task].score([]) == []
+def test_no_examples_give_no_judgments(task: str) -> None:
+    assert score(TASKS[task], []) == []
 
 
 @pytest.mark.parametrize(
     ("task", "extra", "message"),
     [
         ("json_schema", {}, r"document d7: evaluation\.fields\.schema is missing"),
-        ("json_schema", {"fields": {"schema": "s"}}, "field 's'.*should hold text, found None"),
+        ("json_schema", {"schema": None}, "field 'schema'.*should hold text, found None"),
         ("sql_execution", {}, "document d7: there is no artifact 'database'"),
         ("final_answer", {}, "document d7: the reference has no number"),
         ("typescript", {}, "document d7: the reference is not TypeScript"),
     ],
 )
-def test_what_is_missing_is_named(task: Task, extra: dict[str, Any], message: str) -> None:
+def test_what_is_missing_is_named(task: str, extra: dict[str, Any], message: str) -> None:
     with pytest.raises(EvaluationError, match=message):
-        _score(task, "x", "let let =", **extra)
+        score(TASKS[task], ["x"], "let let =", **extra)
 
 
 def test_code_runs_only_where_the_manifest_allows_it() -> None:
-    found = TASKS["typescript_tests"].unavailable_reason(spec(task="typescript_tests"))
-    assert "allow_code_execution is false" in str(found)
+    reason = TASKS["typescript_tests"](spec()).unavailable_reason()
+    assert "allow_code_execution is false" in str(reason)
 
 
 @pytest.mark.parametrize("task", sorted(set(TASKS) - {"typescript_tests"}))
-def test_what_scores_has_versions(task: Task) -> None:
-    assert TASKS[task].unavailable_reason(spec(task=task)) is None
-    assert all(TASKS[task].tools(spec(task=task)).values())
+def test_what_scores_has_versions(task: str) -> None:
+    made = TASKS[task](spec(task=task))
+    assert made.unavailable_reason() is None
+    assert all(made.tool_versions().values())
 
 
 def test_a_pattern_that_backtracks_without_end_is_ended_and_spares_the_others() -> None:
     schema = '{"type": "object", "properties": {"a": {"pattern": "^(a|aa)+$"}}}'
-    cases = [
-        case(prediction, '{"a": "a"}', schema=schema)
-        for prediction in ('{"a": "' + "a" * 50 + '!"}', '{"a": "a"}')
-    ]
-    task = JsonSchema()
-    # Each new process also imports the judge within its processor time.
-    task.cpu_s = 5
-    assert [verdict.kind for verdict in task.score(cases)] == ["timed_out", "correct"]
+    answers = ['{"a": "' + "a" * 50 + '!"}', '{"a": "a"}']
+    # Each new process also imports the task within its processor time.
+    found = score(JsonSchema, answers, '{"a": "a"}', attributes={"cpu_s": 5}, schema=schema)
+    assert [judgment.kind for judgment in found] == ["timed_out", "correct"]
 
 
 # Options: numeric labels are not indices.
@@ -189,11 +157,11 @@ def test_what_is_no_index_is_refused(answer: Any) -> None:
 def test_an_option_is_named_by_its_text_or_label(
     choices: Any, answer: Any, right: str, wrong: str
 ) -> None:
-    cases = [case(text, choices=choices, answer=answer) for text in (right, wrong)]
-    assert [verdict.correct for verdict in MultipleChoice().score(cases)] == [True, False]
+    judgments = score(MultipleChoice, [right, wrong], choices=choices, answer=answer)
+    assert [judgment.correct for judgment in judgments] == [True, False]
 
 
 @pytest.mark.parametrize(("choices", "answer"), [(["a"], 0), ("ab", 0), (["a", "b"], "c")])
 def test_choices_that_cannot_be_read_name_their_document(choices: Any, answer: Any) -> None:
     with pytest.raises(EvaluationError, match="document d7: "):
-        MultipleChoice().score([case("a", choices=choices, answer=answer)])
+        score(MultipleChoice, ["a"], choices=choices, answer=answer)

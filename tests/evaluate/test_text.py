@@ -6,12 +6,13 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_documents import case
+from made_up_documents import score
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.answer_text import strip_code_fence
-from expertflow.evaluate.tasks.base import ScoringTask
-from expertflow.evaluate.tasks.text import ExactMatch, FinalAnswer, final_answer
+from expertflow.evaluate.scoring import ScoringTask
+from expertflow.evaluate.tasks.exact_match import ExactMatch
+from expertflow.evaluate.tasks.final_answer import FinalAnswer, final_answer
 
 
 @pytest.mark.parametrize(
@@ -97,22 +98,22 @@ def test_final_answer_reads_back_any_number(value: Decimal, before: str) -> None
 @pytest.mark.parametrize(
     ("task", "prediction", "reference", "kind"),
     [
-        (FinalAnswer(), "so\n#### 18.00", "2 x 9\n#### 18", "correct"),
-        (FinalAnswer(), "so\n#### 19", "2 x 9\n#### 18", "wrong_answer"),
-        (FinalAnswer(), "so 18", "2 x 9\n#### 18", "no_answer"),
-        (ExactMatch(), " a\n\tb ", "a b", "correct"),
-        (ExactMatch(), "A b", "a b", "different"),
-        (ExactMatch(), "ab", "a b", "different"),
-        (ExactMatch(), " \n", "a b", "empty"),
+        (FinalAnswer, "so\n#### 18.00", "2 x 9\n#### 18", "correct"),
+        (FinalAnswer, "so\n#### 19", "2 x 9\n#### 18", "wrong_answer"),
+        (FinalAnswer, "so 18", "2 x 9\n#### 18", "no_answer"),
+        (ExactMatch, " a\n\tb ", "a b", "correct"),
+        (ExactMatch, "A b", "a b", "different"),
+        (ExactMatch, "ab", "a b", "different"),
+        (ExactMatch, " \n", "a b", "empty"),
     ],
 )
-def test_kinds(task: ScoringTask, prediction: str, reference: str, kind: str) -> None:
-    assert task.judge_case(case(prediction, reference)).kind == kind
+def test_kinds(task: type[ScoringTask], prediction: str, reference: str, kind: str) -> None:
+    assert [one.kind for one in score(task, [prediction], reference)] == [kind]
 
 
 def test_a_reference_without_a_number_is_an_error() -> None:
     with pytest.raises(EvaluationError, match="no number after"):
-        FinalAnswer().judge_case(case("#### 18", "18"))
+        score(FinalAnswer, ["#### 18"], "18")
 
 
 @pytest.mark.parametrize(

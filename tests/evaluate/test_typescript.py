@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.tasks.typescript import judge as judge_typescript
-from expertflow.evaluate.tasks.typescript import syntax
+from expertflow.evaluate.tasks.typescript import TypeScript, syntax
+
+judge_typescript = TypeScript.judge_texts
 
 FUNCTION = "export const add = (a: number, b = 'x'): string => { return a + b; };"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hostile_predictions import HEAP
-from made_up_documents import case
+from made_up_documents import score
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.isolation import sandbox as sandbox_module
@@ -27,11 +27,10 @@ needs_sandbox = pytest.mark.skipif(sandbox_problem() is not None, reason=str(san
 
 
 def _kinds(*predictions: str, prefix: str = PREFIX, tests: str = TESTS) -> list[str]:
-    cases = [case(said, prefix=prefix, tests=tests) for said in predictions]
-    task = TypeScriptTests()
     # Node's startup uses part of the processor time, more on a slow machine.
-    task.limits = SandboxLimits(cpu_s=5, wall_s=120)
-    return [verdict.kind for verdict in task.score(cases)]
+    limits = {"limits": SandboxLimits(cpu_s=5, wall_s=120)}
+    judgments = score(TypeScriptTests, predictions, attributes=limits, prefix=prefix, tests=tests)
+    return [judgment.kind for judgment in judgments]
 
 
 @needs_sandbox
@@ -97,7 +96,7 @@ def test_a_report_that_cannot_be_is_a_wrong_answer(forged: str) -> None:
     said.append(f"p {_report('passed')}")
     output = "\n".join([*said, ""]).encode()
     ended = Ended(how="exited", exit_code=0, output=output)
-    verdict = typescript_tests._verdict(ended, typescript_tests.read_reports(output, "p"))
+    verdict = typescript_tests._judge_reports(ended, typescript_tests.read_reports(output, "p"))
     assert (verdict.correct, verdict.kind) == (False, "ended_early")
 
 

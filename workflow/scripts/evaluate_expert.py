@@ -6,7 +6,8 @@ from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.data.records import ShardRecord
-from expertflow.evaluate.evaluation import EvalInputs, evaluate_expert
+from expertflow.evaluate.evaluation import evaluate_expert
+from expertflow.evaluate.evaluator import EvalInputs
 from expertflow.evaluate.records import EvaluationRecord, EvaluationSpec
 from expertflow.plan.records import TrainPlan
 from expertflow.staging.ensure import staged

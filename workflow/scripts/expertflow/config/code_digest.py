@@ -2,7 +2,7 @@
 
 A digest covers a script and every project module it imports, directly or not. It is taken over
 syntax trees without docstrings: comments, blank lines and time stamps do not count. Modules that
-``core.plugins.import_members`` finds in a folder count too; a generator, which is loaded by name,
+``core.plugins`` finds in a folder count too; a generator, which is loaded by name,
 has a digest of its own, which the lock of its source holds.
 """
 
@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, cast
 from expertflow.core.files import sha256_text, write_text
 
 PACKAGE = "expertflow"
+# The functions of core.plugins that find modules in a folder.
+IN_FOLDERS = ("import_members", "list_modules")
 # Entries that are kept: several versions of all modules.
 MAX_KNOWN = 4000
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -173,7 +175,7 @@ def _visit(node: ast.AST, parts: list[str], names: set[str]) -> None:
     elif kind is ast.ImportFrom and (module := cast(ast.ImportFrom, node).module):
         names.add(module)
         names.update(f"{module}.{alias.name}" for alias in cast(ast.ImportFrom, node).names)
-    elif kind is ast.Call and getattr(cast(Any, node).func, "id", None) == "import_members":
+    elif kind is ast.Call and getattr(cast(Any, node).func, "id", None) in IN_FOLDERS:
         names.add(f"{ast.literal_eval(cast(Any, node).args[0])}.*")
     for name in kind._fields:
         value = getattr(node, name)

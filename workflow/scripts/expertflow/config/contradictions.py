@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.config.read_yaml import suggest
-from expertflow.core.errors import ConfigError
+from expertflow.core.errors import ConfigError, EvaluationError
 from expertflow.core.records import from_json
 from expertflow.core.settings import without_auto
 from expertflow.data.settings import FieldCheck
 from expertflow.data.shapes import parse_template
 from expertflow.data.sources.registry import source_kinds
-from expertflow.evaluate.tasks.registry import TASKS
+from expertflow.evaluate.scoring import find_task, task_names
 from expertflow.plan.settings import TrainingSection
 from expertflow.plan.switches import check_settings
 
@@ -132,18 +132,20 @@ def check_task(evaluation: dict[str, Any], where: str) -> None:
     is another task's field where nothing is scored.
     """
     task, fields, artifacts = evaluation["task"], evaluation["fields"], evaluation["artifacts"]
+    try:
+        scorer = find_task(task)
+    except EvaluationError as error:
+        raise ConfigError(f"{where}: evaluation.task: {error}") from error
     # The record's field names the artifact, whatever that is called.
     by_record = task == "sql_execution" and "database" in fields
-    scorer = TASKS.get(task)
     if fields:
-        readers = TASKS.values() if scorer is None else [scorer]
-        known = frozenset[str]().union(*(one.fields for one in readers))
+        known = scorer.fields if scorer else _read_by_any("fields")
         _refuse_unknown(fields, known, known, f"{where}: evaluation.fields", task)
-    own = frozenset[str]() if scorer is None else scorer.artifacts
+    own = scorer.artifacts if scorer else frozenset[str]()
     if not by_record and not own.issuperset(artifacts):
-        known = frozenset[str]().union(*(one.artifacts for one in TASKS.values()))
+        known = own | _read_by_any("artifacts")
         _refuse_unknown(artifacts, known, own, f"{where}: evaluation.artifacts", task)
-    for needed in () if scorer is None else scorer.required:
+    for needed in scorer.required if scorer else ():
         key, _, name = needed.partition(".")
         there = bool(artifacts) if by_record and key == "artifacts" else name in evaluation[key]
         if not there:
@@ -151,6 +153,11 @@ def check_task(evaluation: dict[str, Any], where: str) -> None:
                 f"{where}: evaluation.task {task} reads evaluation.{needed}, which is not set;"
                 " set it, or use another task"
             )
+
+
+def _read_by_any(what: str) -> frozenset[str]:
+    tasks = filter(None, map(find_task, task_names()))
+    return frozenset[str]().union(*(getattr(task, what) for task in tasks))
 
 
 def _refuse_unknown(

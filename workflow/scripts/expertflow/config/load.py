@@ -23,6 +23,7 @@ from expertflow.core.files import sha256_file
 from expertflow.core.records import Record
 from expertflow.core.settings import json_schema
 from expertflow.data.sources.registry import declare_kinds, source_kinds
+from expertflow.evaluate.scoring import task_names
 from expertflow.plan.records import Origin
 from expertflow.plan.settings import TrainingSection
 
@@ -38,10 +39,11 @@ class Schemas(Record, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, directory: Path) -> "Schemas":
-        """Read the schemas beside the rules; training and source kinds are declared in code."""
+        """Read the schemas beside the rules; training, kinds and tasks are declared in code."""
         expert = read_yaml(directory / "expert.schema.yaml")
         expert["$defs"]["training"] = json_schema(TrainingSection)
         declare_kinds(expert["$defs"]["source"])
+        expert["properties"]["evaluation"]["properties"]["task"]["else"]["enum"] = task_names()
         return cls(config=read_yaml(directory / "config.schema.yaml"), expert=expert)
 
 

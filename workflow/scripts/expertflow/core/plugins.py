@@ -1,17 +1,26 @@
-"""Find classes in a folder, so that adding one takes a new file and no line elsewhere."""
+"""Find modules and classes in a folder, so that adding one takes a file and no line elsewhere.
+
+``config/code_digest.py`` counts these modules as imports, so ``package`` is a literal.
+"""
 
 import importlib
 import pkgutil
 
 
-def import_members(package: str) -> list[type]:
-    """Import the modules in a package's folder; return the classes that they define, by module.
+def list_modules(package: str) -> list[str]:
+    """Return the names of the modules in a package's folder, without importing them."""
+    return _module_names(package)
 
-    ``config/code_digest.py`` counts these modules as imports, so ``package`` is a literal.
-    """
+
+def import_members(package: str) -> list[type]:
+    """Import the modules in a package's folder; return the classes that they define, by module."""
     classes: list[type] = []
-    for found in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
-        module = importlib.import_module(found.name)
+    for name in _module_names(package):
+        module = importlib.import_module(f"{package}.{name}")
         defined = (value for value in vars(module).values() if isinstance(value, type))
-        classes += [one for one in defined if one.__module__ == found.name]
+        classes += [one for one in defined if one.__module__ == module.__name__]
     return classes
+
+
+def _module_names(package: str) -> list[str]:
+    return [found.name for found in pkgutil.iter_modules(importlib.import_module(package).__path__)]

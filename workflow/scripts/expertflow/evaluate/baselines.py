@@ -18,7 +18,7 @@ import numpy as np
 from expertflow.core.errors import EvaluationError
 from expertflow.core.records import Record
 from expertflow.evaluate.questions import Judge, unusable
-from expertflow.evaluate.records import Example, Verdict
+from expertflow.evaluate.records import Example, Judgment
 
 # Budget of judgments for learning constants, and for templates.
 N_JUDGMENTS = 400
@@ -203,18 +203,18 @@ class _Probes:
             return 0
         asked = self._examples[: max(N_JUDGMENTS // len(candidates), 1)]
         try:
-            verdicts = self._judged(asked, candidates)
+            judgments = self._judged(asked, candidates)
         except EvaluationError:
             # Unusable references say nothing about a candidate.
             bad = unusable(asked, self._judge)
             asked = [example for i, example in enumerate(asked) if i not in bad]
             if not asked:
                 raise
-            verdicts = self._judged(asked, candidates)
-        correct = np.array([verdict.correct for verdict in verdicts])
+            judgments = self._judged(asked, candidates)
+        correct = np.array([judgment.correct for judgment in judgments])
         return int(correct.reshape(len(candidates), len(asked)).sum(axis=1).argmax())
 
-    def _judged(self, asked: list[Example], candidates: Sequence[Answering]) -> list[Verdict]:
+    def _judged(self, asked: list[Example], candidates: Sequence[Answering]) -> list[Judgment]:
         answers = [answer(example) for answer in candidates for example in asked]
         return self._judge(asked * len(candidates), answers)
 

@@ -22,7 +22,7 @@ from expertflow.core.files import (
 )
 from expertflow.core.locks import try_lock
 from expertflow.core.records import Record, from_json, to_json
-from expertflow.evaluate.records import Decoding, EarlierRun, EvaluationSpec, Example, Verdict
+from expertflow.evaluate.records import Decoding, EarlierRun, EvaluationSpec, Example, Judgment
 from expertflow.evaluate.statistics import paired_change
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def noted(
     metric: str,
     weights_sha256: str,
     examples: Sequence[Example],
-    verdicts: Sequence[Verdict],
+    judgments: Sequence[Judgment],
 ) -> Noted:
     paths = {name: Path(place) for name, place in sorted(spec.artifacts.items())}
     how = Asked(
@@ -72,10 +72,10 @@ def noted(
         },
     )
     correct = {}
-    for example, verdict in zip(examples, verdicts, strict=True):
+    for example, judgment in zip(examples, judgments, strict=True):
         given = {arg: example.fields.get(name) for arg, name in sorted(spec.fields.items())}
         said = [example.prompt, example.reference, given]
-        correct[sha256_text(canonical_json(said))[:HASH_CHARS]] = verdict.correct
+        correct[sha256_text(canonical_json(said))[:HASH_CHARS]] = judgment.correct
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Noted(evaluated_at=now, weights_sha256=weights_sha256, how=how, correct=correct)
 

@@ -3,10 +3,9 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from msgspec import field
 from msgspec.structs import replace
@@ -15,7 +14,6 @@ from expertflow.core.errors import EvaluationError
 from expertflow.core.files import write_text
 from expertflow.core.records import Record
 from expertflow.data.documents import Document
-from expertflow.data.records import Layout, ShardRecord
 from expertflow.evaluate import earlier, lm_eval_hook
 from expertflow.evaluate.baselines import BaselinePredictor, make_baselines
 from expertflow.evaluate.choose_checkpoint import (
@@ -25,8 +23,7 @@ from expertflow.evaluate.choose_checkpoint import (
     in_order,
     no_choice,
 )
-from expertflow.evaluate.evaluator import ModelEvaluator, ModelOutcome, Models
-from expertflow.evaluate.generate import PromptCodec
+from expertflow.evaluate.evaluator import EvalInputs, ModelEvaluator, ModelOutcome
 from expertflow.evaluate.judge.comparison import JudgedPair, judge_pairs
 from expertflow.evaluate.leakage import check_trained_rows, read_split
 from expertflow.evaluate.questions import EvalExample, Questions, choose_questions, examples
@@ -35,41 +32,19 @@ from expertflow.evaluate.records import (
     EvaluationRecord,
     EvaluationSample,
     EvaluationSpec,
+    Example,
     JudgeResult,
+    Judgment,
     LmEvalScore,
     PairedChange,
     Published,
-    Verdict,
 )
+from expertflow.evaluate.scoring import ScoringTask
 from expertflow.evaluate.statistics import NO_EXAMPLES, paired_change, summarize
-from expertflow.evaluate.tasks.registry import TASKS
-from expertflow.plan.records import TrainPlan
-from expertflow.tokens.arrow import read_rows
-from expertflow.tokens.engine import Engine
-from expertflow.tokens.records import PackingRecord
-from expertflow.train.records import TrainingRecord
 
 log = logging.getLogger(__name__)
 N_SAMPLES = 12
 N_WORST = 10
-
-
-class EvalInputs(Record, frozen=True, kw_only=True):
-    """``load`` takes a folder of weights or null; ``state`` holds earlier evaluations."""
-
-    spec: EvaluationSpec
-    shards: list[ShardRecord]
-    keep: Path
-    packing: PackingRecord
-    training: TrainingRecord
-    rows: Path
-    tokenizer: Path
-    layout: Layout
-    checkpoint: Path
-    load: Callable[[Path | None], Any]
-    plan: TrainPlan
-    state: Path
-    answers_path: Path
 
 
 def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
@@ -83,7 +58,7 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
     check_trained_rows(expert, training=training, packing=inputs.packing, rows=inputs.rows)
     check_there(training, inputs.checkpoint)
     split = read_split(expert, inputs.shards, inputs.keep, packing=inputs.packing, seed=spec.seed)
-    evaluator = _evaluator(inputs)
+    evaluator = ModelEvaluator(inputs)
     questions = _questions(inputs, split.held_out, evaluator)
     asked = questions.reported
     before = evaluator.outcome(None, asked)
@@ -92,18 +67,18 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
     evaluator.models.release()
     comparison = ModelComparison(evaluator, asked, before, after)
     memory, this = inputs.state / f"{expert}.jsonl", None
-    if evaluator.metric is not None and after.verdicts:
+    if evaluator.metric is not None and after.judgments:
         said = [one.example for one in asked]
         weights = published.weights_sha256
-        this = earlier.noted(spec, evaluator.metric, weights, said, after.verdicts)
+        this = earlier.noted(spec, evaluator.metric, weights, said, after.judgments)
     record = EvaluationRecord(
         expert=expert,
-        task=spec.task,
+        task=spec.task_name,
         before=before.side,
         after=after.side,
         changes=comparison.changes(),
         published=published,
-        baselines=comparison.baselines(split.training, inputs.layout),
+        baselines=comparison.baselines(examples(split.training, inputs.layout)),
         earlier=None if this is None else earlier.compare(this, memory, seed=spec.seed),
         judge=comparison.judged(),
         lm_eval=comparison.harness(),
@@ -115,7 +90,7 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
         samples=comparison.samples(),
         worst=comparison.worst(),
         answers_path=str(inputs.answers_path),
-        tools=evaluator.tools(),
+        tools=evaluator.tool_versions(),
         unavailable={},
         wall_s=time.perf_counter() - start,
     )
@@ -125,45 +100,25 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
     return replace(record, unavailable=comparison.unavailable_parts(record, questions.unusable))
 
 
-def _evaluator(inputs: EvalInputs) -> ModelEvaluator:
-    spec = inputs.spec
-    task = TASKS.get(spec.task)
-    reason = None if task is None else task.unavailable_reason(spec)
-    if reason is not None:
-        log.warning("%s: nothing is generated: %s", inputs.plan.expert, reason)
-    return ModelEvaluator(
-        models=Models(inputs.load, inputs.checkpoint),
-        spec=spec,
-        tokenizer=inputs.tokenizer,
-        codec=PromptCodec(Engine(inputs.tokenizer), inputs.layout),
-        held_out=read_rows(inputs.rows / "held_out"),
-        micro_batch_size=inputs.plan.batch_size,
-        is_one_document=inputs.packing.held_out.n_documents == 1,
-        task=task,
-        unavailable_reason=reason,
-    )
-
-
 def _questions(
     inputs: EvalInputs, held_out: list[Document], evaluator: ModelEvaluator
 ) -> Questions:
-    spec = inputs.spec
-    if not evaluator.can_answer:
+    if evaluator.task is None or evaluator.unavailable_reason is not None:
         return Questions([], [], [])
+    spec = inputs.spec
     if len(inputs.training.candidates) == 1:
         # Nothing to choose, so no questions are withheld.
         spec = replace(spec, n_selection_examples=0)
-    engine = evaluator.codec.engine
-    return choose_questions(held_out, spec, engine, inputs.layout, evaluator.judge)
+    return choose_questions(held_out, spec, evaluator.task, evaluator.codec)
 
 
 def _published(
     inputs: EvalInputs, evaluator: ModelEvaluator, selection: list[EvalExample]
 ) -> Published:
-    training = inputs.training
+    training, expert = inputs.training, inputs.plan.expert
     why = no_choice(inputs.spec, training, len(selection), evaluator.unavailable_reason)
     if why is not None:
-        log.info("%s: no choice among checkpoints: %s", inputs.plan.expert, why)
+        log.info("%s: no choice among checkpoints: %s", expert, why)
         return as_trained(training, why, by_loss=inputs.plan.load_best_model_at_end)
     scores = []
     # Training measures in other batches, so a table must not mix its losses with these.
@@ -174,8 +129,8 @@ def _published(
             # Training measured other steps, and the weights are loaded anyway.
             loss = evaluator.held_out_loss(candidate.path)
             candidate = replace(candidate, held_out_loss=loss)
-        verdicts = evaluator.answers(candidate.path, selection).verdicts
-        scores.append((candidate, summarize(evaluator.metric, verdicts)))
+        judgments = evaluator.answers(candidate.path, selection).judgments
+        scores.append((candidate, summarize(evaluator.metric, judgments)))
         log.info("step %d: %d of %d", candidate.step, scores[-1][1].n_correct, len(selection))
     return chosen(training, scores, len(selection))
 
@@ -205,25 +160,45 @@ class ModelComparison(Record, frozen=True):
             higher_is_better=False,
             seed=self.spec.seed,
         )
-        if self.evaluator.metric is None or not self.after.verdicts:
+        if self.evaluator.metric is None or not self.after.judgments:
             return (loss,)
-        return (self._change_from(self.before.verdicts), loss)
+        return (self._change_from(self.before.judgments), loss)
 
-    def baselines(self, training: Sequence[Document], layout: Layout) -> tuple[BaselineScore, ...]:
+    def baselines(self, learnt_from: Sequence[Example]) -> tuple[BaselineScore, ...]:
+        task = self.evaluator.task
         if not self.spec.baselines:
             return self._without("baselines", "evaluation.baselines is false")
-        if not self.after.verdicts:
+        if task is None or not self.after.judgments:
             return self._without("baselines", self._no_answers())
-        learnt_from = examples(training, layout)
         try:
-            made = make_baselines(self.evaluator.judge, learnt_from, self.spec.seed)
+            made = make_baselines(task.score, learnt_from, self.spec.seed)
         except EvaluationError as error:
             # Training data may be unscorable; the expert's own scores exist by now.
             log.warning("no baselines: %s", error)
             return self._without("baselines", f"a training document cannot be judged: {error}")
         if not made:
             return self._without("baselines", "too few training questions to learn one from")
-        return tuple(self._score_baseline(one, len(learnt_from)) for one in made)
+        return tuple(self._score_baseline(task, one, len(learnt_from)) for one in made)
+
+    def _score_baseline(
+        self, task: ScoringTask, baseline: BaselinePredictor, n_learnt_from: int
+    ) -> BaselineScore:
+        asked = [one.example for one in self.asked]
+        judgments = task.score(asked, [baseline.answer(example) for example in asked])
+        score = summarize(task.metric, judgments)
+        log.info("baseline %s: %d of %d", baseline.name, score.n_correct, score.n_examples)
+        return BaselineScore(
+            name=baseline.name,
+            description=f"{baseline.description}; from {n_learnt_from:,} training documents",
+            score=score,
+            change=self._change_from(judgments),
+        )
+
+    def _change_from(self, judgments: Sequence[Judgment]) -> PairedChange:
+        assert self.evaluator.metric is not None, "judgments without a metric"
+        sides = ([one.correct for one in each] for each in (judgments, self.after.judgments))
+        seed = self.spec.seed
+        return paired_change(self.evaluator.metric, *sides, higher_is_better=True, seed=seed)
 
     def harness(self) -> tuple[LmEvalScore, ...]:
         if self.spec.lm_eval is None:
@@ -234,7 +209,7 @@ class ModelComparison(Record, frozen=True):
 
     def judged(self) -> JudgeResult | None:
         spec = self.spec
-        if spec.judge is None or not self.after.verdicts:
+        if spec.judge is None or not self.after.judgments:
             unset = "evaluation.judge is not set"
             self._without("judge", unset if spec.judge is None else self._no_answers())
             return None
@@ -279,7 +254,7 @@ class ModelComparison(Record, frozen=True):
     def write_answers(self, path: Path) -> None:
         """Write both answers to each question as JSON lines; losses in nats a token."""
         lines = []
-        for i, one in enumerate(self.asked[: len(self.after.verdicts)]):
+        for i, one in enumerate(self.asked[: len(self.after.judgments)]):
             line: dict[str, str | float | None] = {
                 "document_id": one.example.document_id,
                 "prompt": one.example.prompt,
@@ -288,8 +263,8 @@ class ModelComparison(Record, frozen=True):
             for name, outcome in (("before", self.before), ("after", self.after)):
                 line |= {
                     name: outcome.texts[i],
-                    f"{name}_kind": outcome.verdicts[i].kind,
-                    f"{name}_detail": outcome.verdicts[i].detail,
+                    f"{name}_kind": outcome.judgments[i].kind,
+                    f"{name}_detail": outcome.judgments[i].detail,
                     f"{name}_reference_loss": outcome.reference_losses[i],
                 }
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
@@ -297,7 +272,7 @@ class ModelComparison(Record, frozen=True):
 
     def samples(self) -> tuple[EvaluationSample, ...]:
         """Pick right and wrong answers alternately, as long as there are both."""
-        right = [i for i, verdict in enumerate(self.after.verdicts) if verdict.correct]
+        right = [i for i, judgment in enumerate(self.after.judgments) if judgment.correct]
         in_turn = [i for pair in zip_longest(right, self._wrong()) for i in pair if i is not None]
         return tuple(map(self._sample, in_turn[:N_SAMPLES]))
 
@@ -306,12 +281,12 @@ class ModelComparison(Record, frozen=True):
 
         def place(i: int) -> tuple[bool, bool, float]:
             loss = self.after.reference_losses[i]
-            return not self.before.verdicts[i].correct, loss is None, -(loss or 0.0)
+            return not self.before.judgments[i].correct, loss is None, -(loss or 0.0)
 
         return tuple(map(self._sample, sorted(self._wrong(), key=place)[:N_WORST]))
 
     def _wrong(self) -> list[int]:
-        return [i for i, verdict in enumerate(self.after.verdicts) if not verdict.correct]
+        return [i for i, judgment in enumerate(self.after.judgments) if not judgment.correct]
 
     def _sample(self, i: int) -> EvaluationSample:
         example, before, after = self.asked[i].example, self.before, self.after
@@ -321,33 +296,10 @@ class ModelComparison(Record, frozen=True):
             reference=example.reference,
             before=before.texts[i],
             after=after.texts[i],
-            kind_before=before.verdicts[i].kind,
-            kind_after=after.verdicts[i].kind,
-            detail_after=after.verdicts[i].detail,
+            kind_before=before.judgments[i].kind,
+            kind_after=after.judgments[i].kind,
+            detail_after=after.judgments[i].detail,
             reference_loss=after.reference_losses[i],
-        )
-
-    def _score_baseline(self, baseline: BaselinePredictor, n_learnt_from: int) -> BaselineScore:
-        assert self.evaluator.metric is not None, "a baseline without a metric"
-        asked = [one.example for one in self.asked]
-        verdicts = self.evaluator.judge(asked, [baseline.answer(example) for example in asked])
-        score = summarize(self.evaluator.metric, verdicts)
-        log.info("baseline %s: %d of %d", baseline.name, score.n_correct, score.n_examples)
-        return BaselineScore(
-            name=baseline.name,
-            description=f"{baseline.description}; from {n_learnt_from:,} training documents",
-            score=score,
-            change=self._change_from(verdicts),
-        )
-
-    def _change_from(self, verdicts: Sequence[Verdict]) -> PairedChange:
-        assert self.evaluator.metric is not None, "verdicts without a metric"
-        return paired_change(
-            self.evaluator.metric,
-            [verdict.correct for verdict in verdicts],
-            [verdict.correct for verdict in self.after.verdicts],
-            higher_is_better=True,
-            seed=self.spec.seed,
         )
 
     def _no_answers(self) -> str:

@@ -12,6 +12,7 @@ import torch
 from msgspec import field
 
 from expertflow.core.records import Record
+from expertflow.data.records import Layout, ShardRecord
 from expertflow.evaluate import generate, lm_eval_hook
 from expertflow.evaluate.likelihood import (
     DocumentLosses,
@@ -20,16 +21,38 @@ from expertflow.evaluate.likelihood import (
     log_likelihoods,
 )
 from expertflow.evaluate.questions import EvalExample
-from expertflow.evaluate.records import EvaluationSide, EvaluationSpec, Example, Verdict
+from expertflow.evaluate.records import EvaluationSide, EvaluationSpec, Judgment
+from expertflow.evaluate.scoring import find_task
 from expertflow.evaluate.statistics import NO_EXAMPLES, mean_interval, summarize
-from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
-from expertflow.tokens.arrow import PackedRows
+from expertflow.plan.records import TrainPlan
+from expertflow.tokens.arrow import read_rows
+from expertflow.tokens.engine import Engine
+from expertflow.tokens.records import PackingRecord
+from expertflow.train.records import TrainingRecord
 
 log = logging.getLogger(__name__)
 # exp() of more overflows.
 LARGEST_LOSS = 700.0
 # Path below the checkpoint's folder; null is the base model.
 Place = str | None
+
+
+class EvalInputs(Record, frozen=True, kw_only=True):
+    """``load`` takes a folder of weights or null; ``state`` holds earlier evaluations."""
+
+    spec: EvaluationSpec
+    shards: list[ShardRecord]
+    keep: Path
+    packing: PackingRecord
+    training: TrainingRecord
+    rows: Path
+    tokenizer: Path
+    layout: Layout
+    checkpoint: Path
+    load: Callable[[Path | None], Any]
+    plan: TrainPlan
+    state: Path
+    answers_path: Path
 
 
 class Models:
@@ -43,12 +66,10 @@ class Models:
     def get(self, place: Place) -> Any:
         if self._loaded is None or self._loaded[0] != place:
             self.release()
-            log.info("loading %s", self.name(place))
-            self._loaded = place, self._load(None if place is None else self._checkpoint / place)
+            folder = None if place is None else self._checkpoint / place
+            log.info("loading %s", folder or "the base model")
+            self._loaded = place, self._load(folder)
         return self._loaded[1]
-
-    def name(self, place: Place) -> str:
-        return "the base model" if place is None else str(self._checkpoint / place)
 
     def release(self) -> None:
         if self._loaded is None:
@@ -63,7 +84,7 @@ class Generations(Record, frozen=True, kw_only=True):
     """A model's answers; tokens are counted only for generated answers to questions asked."""
 
     texts: list[str] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
+    judgments: list[Judgment] = field(default_factory=list)
     duration_s: float | None = None
     n_tokens: int | None = None
     n_cut_off: int | None = None
@@ -75,45 +96,42 @@ class ModelOutcome(Record, frozen=True, kw_only=True):
     side: EvaluationSide
     losses: DocumentLosses
     texts: list[str]
-    verdicts: list[Verdict]
+    judgments: list[Judgment]
     reference_losses: list[float | None]
     harness: lm_eval_hook.Figures
 
 
-class ModelEvaluator(Record, frozen=True, kw_only=True):
-    """``task`` is null if nothing is generated; ``unavailable_reason`` is why nothing is scored.
+class ModelEvaluator:
+    """``task`` is null if nothing is generated; ``unavailable_reason`` is why nothing is scored."""
 
-    ``is_one_document`` means that all held-out rows are pieces of a single document.
-    """
-
-    models: Models
-    spec: EvaluationSpec
-    tokenizer: Path
-    codec: generate.PromptCodec
-    held_out: PackedRows
-    micro_batch_size: int
-    is_one_document: bool
-    task: ScoringTask | None
-    unavailable_reason: str | None
-    _losses: dict[Place, DocumentLosses] = field(default_factory=dict)
+    def __init__(self, inputs: EvalInputs) -> None:
+        self.spec, self._inputs = inputs.spec, inputs
+        self.models = Models(inputs.load, inputs.checkpoint)
+        self.codec = generate.PromptCodec(Engine(inputs.tokenizer), inputs.layout)
+        task = find_task(self.spec.task)
+        self.task = None if task is None else task(self.spec)
+        self.metric = None if self.task is None else self.task.metric
+        self.unavailable_reason = None if self.task is None else self.task.unavailable_reason()
+        if self.unavailable_reason is not None:
+            log.warning("%s: nothing is generated: %s", inputs.plan.expert, self.unavailable_reason)
+        self._held_out = read_rows(inputs.rows / "held_out")
+        self._losses: dict[Place, DocumentLosses] = {}
 
     @property
     def can_answer(self) -> bool:
         return self.task is not None and self.unavailable_reason is None
 
-    @property
-    def metric(self) -> str | None:
-        return None if self.task is None else self.task.metric_of(self.spec)
-
-    def tools(self) -> dict[str, str]:
-        return self.task.tools(self.spec) if self.task and self.can_answer else {}
+    def tool_versions(self) -> dict[str, str]:
+        return self.task.tool_versions() if self.task and self.can_answer else {}
 
     def losses(self, place: Place) -> DocumentLosses:
         if place not in self._losses:
+            batch_size = self._inputs.plan.batch_size
             losses = document_losses(
-                self.models.get(place), self.held_out, micro_batch_size=self.micro_batch_size
+                self.models.get(place), self._held_out, micro_batch_size=batch_size
             )
-            if self.is_one_document:
+            if self._inputs.packing.held_out.n_documents == 1:
+                # All held-out rows are pieces of a single document.
                 losses = DocumentLosses(
                     losses.nats_D.sum(keepdims=True), losses.n_targets_D.sum(keepdims=True)
                 )
@@ -126,8 +144,8 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
         return float(losses.nats_D.sum() / losses.n_targets_D.sum())
 
     def outcome(self, place: Place, asked: list[EvalExample]) -> ModelOutcome:
-        log.info("%s: %d questions", self.models.name(place), len(asked))
         losses = self.losses(place)
+        log.info("%d questions", len(asked))
         asked = asked if self.can_answer else []
         likelihoods = log_likelihoods(
             self.models.get(place),
@@ -139,7 +157,7 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
         score = None
         if self.metric is not None:
             why = self.unavailable_reason or NO_EXAMPLES
-            score = summarize(self.metric, found.verdicts, empty_reason=why)
+            score = summarize(self.metric, found.judgments, empty_reason=why)
         loss = self.held_out_loss(place)
         ci95 = mean_interval(losses.nats_D, losses.n_targets_D, self.spec.seed)
         side = EvaluationSide(
@@ -158,7 +176,7 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
             side=side,
             losses=losses,
             texts=found.texts,
-            verdicts=found.verdicts,
+            judgments=found.judgments,
             # Null if the reference exceeds the model's positions.
             reference_losses=[-nats / n if isfinite(nats) else None for nats, n in likelihoods],
             harness=self._run_harness(place),
@@ -171,15 +189,16 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
         if (why := lm_eval_hook.unavailable_reason()) is not None:
             log.warning("evaluation.lm_eval: %s", why)
             return {}
-        model, batch_size = self.models.get(place), self.spec.batch_size
-        return lm_eval_hook.measure(model, spec, tokenizer=self.tokenizer, batch_size=batch_size)
+        model, tokenizer = self.models.get(place), self._inputs.tokenizer
+        batch_size = self.spec.batch_size
+        return lm_eval_hook.measure(model, spec, tokenizer=tokenizer, batch_size=batch_size)
 
     def answers(self, place: Place, asked: Sequence[EvalExample]) -> Generations:
         """Generate and judge a model's answers; loading the model is not timed."""
-        writes = self.spec.task != "multiple_choice"
-        model = self.models.get(place)
+        assert self.task is not None, "a task without a scorer"
+        model, generates = self.models.get(place), not self.task.is_choice
         start = time.perf_counter()
-        if writes:
+        if generates:
             prompts = [one.prompt_ids for one in asked]
             found = generate.answers(model, prompts, self.codec, self.spec)
         else:
@@ -188,25 +207,18 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
             )
         duration_s = time.perf_counter() - start
         texts = [answer.text for answer in found]
-        verdicts = self.judge([one.example for one in asked], texts)
+        judgments = self.task.score([one.example for one in asked], texts)
         for i, answer in enumerate(found):
             if answer.not_asked is not None:
-                verdicts[i] = Verdict("not_asked", answer.not_asked)
+                judgments[i] = Judgment("not_asked", answer.not_asked)
         cut_off = [not answer.ended for answer in found if answer.not_asked is None]
         return Generations(
             texts=texts,
-            verdicts=verdicts,
+            judgments=judgments,
             duration_s=duration_s,
-            n_tokens=sum(answer.n_tokens for answer in found) if writes else None,
-            n_cut_off=sum(cut_off) if writes else None,
+            n_tokens=sum(answer.n_tokens for answer in found) if generates else None,
+            n_cut_off=sum(cut_off) if generates else None,
         )
-
-    def judge(self, examples: Sequence[Example], texts: Sequence[str]) -> list[Verdict]:
-        assert self.task is not None, "a task without a scorer"
-        fields = self.spec.fields
-        artifacts = {name: Path(path) for name, path in self.spec.artifacts.items()}
-        pairs = zip(examples, texts, strict=True)
-        return self.task.score([ScoringCase(*pair, fields, artifacts) for pair in pairs])
 
 
 def _perplexity(loss: float) -> float:

@@ -15,9 +15,10 @@ from expertflow.data.reject import Reject
 from expertflow.data.render import Renderer, answered, question_of, question_text
 from expertflow.evaluate.answer_text import without_thoughts
 from expertflow.evaluate.choose_checkpoint import n_to_report
+from expertflow.evaluate.generate import PromptCodec
 from expertflow.evaluate.leakage import seeded_key
-from expertflow.evaluate.records import EvaluationSpec, Example, Verdict
-from expertflow.evaluate.tasks.choice import wordings
+from expertflow.evaluate.records import EvaluationSpec, Example, Judgment
+from expertflow.evaluate.scoring import ScoringTask
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
 
@@ -32,7 +33,7 @@ N_ALWAYS_BORNE = 2
 N_FIRST = 10
 
 Pair = tuple[list[int], list[int]]
-Judge = Callable[[Sequence[Example], Sequence[str]], list[Verdict]]
+Judge = Callable[[Sequence[Example], Sequence[str]], list[Judgment]]
 T = TypeVar("T")
 
 
@@ -60,11 +61,7 @@ class Questions(Record, frozen=True):
 
 
 def choose_questions(
-    documents: Iterable[Document],
-    spec: EvaluationSpec,
-    engine: Engine,
-    layout: Layout,
-    judge: Judge,
+    documents: Iterable[Document], spec: EvaluationSpec, task: ScoringTask, codec: PromptCodec
 ) -> Questions:
     """Choose questions by a seeded hash and tokenize them as in training.
 
@@ -76,10 +73,10 @@ def choose_questions(
     Raises EvaluationError if more than a fifth of the references tried cannot be judged, the
     template writes a stop text before every answer, or a record's options cannot be read.
     """
-    renderer = Renderer(layout)
+    renderer = Renderer(codec.layout)
     ordered = sorted(documents, key=seeded_key(spec.seed))
-    kept, reasons = _choose_judgeable(ordered, renderer, spec, judge)
-    found = list(_made(lambda one: _eval_example(renderer, one, spec, engine), kept))
+    kept, reasons = _choose_judgeable(ordered, renderer, spec, task.score)
+    found = list(_made(lambda one: _eval_example(renderer, one, task, codec.engine), kept))
     n_reported = n_to_report(len(found), spec)
     return Questions(found[:n_reported], found[n_reported:], reasons)
 
@@ -156,13 +153,13 @@ def _example(renderer: Renderer, document: Document) -> tuple[Example, tuple[Seg
 
 
 def _eval_example(
-    renderer: Renderer, document: Document, spec: EvaluationSpec, engine: Engine
+    renderer: Renderer, document: Document, task: ScoringTask, engine: Engine
 ) -> EvalExample:
     """Tokenize a question with its answer, any answer and each option, as in training."""
     example, prompt = _example(renderer, document)
-    texts = wordings(example, spec.fields) if spec.task == "multiple_choice" else []
+    texts = task.options(example)
     any_answer = answered(renderer, document.body, ANY_ANSWER)
-    _check_stops(any_answer, spec)
+    _check_stops(any_answer, task.spec.decoding.stop)
     batch = tokenize(
         [
             prompt,
@@ -186,11 +183,11 @@ def _eval_example(
     )
 
 
-def _check_stops(any_answer: Sequence[Segment], spec: EvaluationSpec) -> None:
+def _check_stops(any_answer: Sequence[Segment], stops: tuple[str, ...]) -> None:
     """Refuse stop texts that the template itself writes before an answer and training learns."""
     learned = "".join(s.text[a:b] for s in any_answer for a, b in s.learned)
     before, found, _after = learned.partition(ANY_ANSWER)
-    for stop in spec.decoding.stop:
+    for stop in stops:
         if found and stop in before:
             raise EvaluationError(
                 f"decoding.stop: the model's chat template writes {stop!r} itself before every"

@@ -1,22 +1,14 @@
 """Records of an evaluation: the model before and after training, on held-out documents."""
 
+from pathlib import PurePath
 from typing import Any, Literal
 
 from msgspec import field
 
 from expertflow.core.records import Record
 
-Task = Literal[
-    "held_out_loss",
-    "sql_execution",
-    "json_schema",
-    "cypher",
-    "typescript",
-    "typescript_tests",
-    "final_answer",
-    "exact_match",
-    "multiple_choice",
-]
+# The task without a scorer.
+HELD_OUT_LOSS = "held_out_loss"
 Change = Literal["better", "worse", "no measurable change"]
 
 
@@ -65,7 +57,7 @@ class EvaluationSpec(Record, frozen=True, kw_only=True):
     checkpoints; 0 takes the one that training published.
     """
 
-    task: Task
+    task: str
     max_examples: int
     n_selection_examples: int
     max_new_tokens: int
@@ -80,6 +72,10 @@ class EvaluationSpec(Record, frozen=True, kw_only=True):
     content: dict[str, str] = field(default_factory=dict)
     seed: int = 0
 
+    @property
+    def task_name(self) -> str:
+        return PurePath(self.task).name
+
 
 class Example(Record, frozen=True, kw_only=True):
     """One held-out question: the prompt, the expected answer, and the fields that scoring needs."""
@@ -90,8 +86,8 @@ class Example(Record, frozen=True, kw_only=True):
     fields: dict[str, Any]
 
 
-class Verdict(Record, frozen=True):
-    """The verdict on one prediction. ``kind`` is ``correct`` or the kind of error."""
+class Judgment(Record, frozen=True):
+    """The judgment of one answer. ``kind`` is ``correct`` or the kind of error."""
 
     kind: str
     detail: str = ""
@@ -254,7 +250,7 @@ class EvaluationRecord(Record, frozen=True, kw_only=True):
     """
 
     expert: str
-    task: Task
+    task: str
     before: EvaluationSide
     after: EvaluationSide
     changes: tuple[PairedChange, ...]

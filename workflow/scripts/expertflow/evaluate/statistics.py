@@ -1,4 +1,4 @@
-"""Turn verdicts into scores, and estimate the uncertainty of differences. Pure and seeded."""
+"""Turn judgments into scores, and estimate the uncertainty of differences. Pure and seeded."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from math import sqrt
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from expertflow.evaluate.records import Change, PairedChange, TaskScore, Verdict
+from expertflow.evaluate.records import Change, Judgment, PairedChange, TaskScore
 
 Floats = NDArray[np.float64]
 
@@ -112,10 +112,10 @@ def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
 
 
 def summarize(
-    metric: str, verdicts: Sequence[Verdict], *, empty_reason: str = NO_EXAMPLES
+    metric: str, judgments: Sequence[Judgment], *, empty_reason: str = NO_EXAMPLES
 ) -> TaskScore:
-    n, n_correct = len(verdicts), sum(verdict.correct for verdict in verdicts)
-    counts = Counter(verdict.kind for verdict in verdicts)
+    n, n_correct = len(judgments), sum(judgment.correct for judgment in judgments)
+    counts = Counter(judgment.kind for judgment in judgments)
     return TaskScore(
         metric=metric,
         n_examples=n,

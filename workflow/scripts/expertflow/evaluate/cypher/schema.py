@@ -25,7 +25,7 @@ from expertflow.evaluate.cypher.tokens import (
     is_operator,
     nesting,
 )
-from expertflow.evaluate.records import Verdict
+from expertflow.evaluate.records import Judgment
 
 # Properties by label or type; null if the text names none, which proves nothing.
 Properties = dict[str, set[str] | None]
@@ -165,19 +165,19 @@ class NameFaults:
         relationships = self._bind(r for path in self._paths for r in path.relationships)
         self._sides = ((self._nodes, schema.nodes), (relationships, schema.types))
 
-    def first(self) -> Verdict | None:
+    def first(self) -> Judgment | None:
         return next(self._all(), None)
 
-    def _all(self) -> Iterator[Verdict]:
+    def _all(self) -> Iterator[Judgment]:
         nodes, types = self._schema.nodes, self._schema.types
         for path in self._paths:
             for name in (name for node in path.nodes for name in node.names):
                 # `(r:R)` may be a condition on a relationship.
                 if name not in nodes and not (name in types and not path.relationships):
-                    yield Verdict("unknown_label", f":{name}")
+                    yield Judgment("unknown_label", f":{name}")
         for name in (n for path in self._paths for r in path.relationships for n in r.names):
             if types and name not in types:
-                yield Verdict("unknown_relationship", f":{name}")
+                yield Judgment("unknown_relationship", f":{name}")
         yield from self._of_properties()
         for path in self._paths:
             yield from self._of_directions(path)
@@ -193,7 +193,7 @@ class NameFaults:
             names[entity.variable] = (known or set()) | set(entity.names) if sure else None
         return names
 
-    def _of_properties(self) -> Iterator[Verdict]:
+    def _of_properties(self) -> Iterator[Judgment]:
         for path in self._paths:
             both = (path.nodes, path.relationships)
             for entities, (bound, known) in zip(both, self._sides, strict=True):
@@ -211,7 +211,7 @@ class NameFaults:
 
     def _of_keys(
         self, keys: tuple[int, int], names: set[str], known: Properties
-    ) -> Iterator[Verdict]:
+    ) -> Iterator[Judgment]:
         level = 0
         for index in range(*keys):
             token = self._tokens[index]
@@ -220,7 +220,7 @@ class NameFaults:
             if level == 1 and is_key:
                 yield from _unless_known(token.text, names, known)
 
-    def _of_directions(self, path: Path) -> Iterator[Verdict]:
+    def _of_directions(self, path: Path) -> Iterator[Judgment]:
         known = self._schema.ends
         hops = zip(path.nodes, path.relationships, path.nodes[1:], strict=False)
         for left, relationship, right in hops:
@@ -234,7 +234,7 @@ class NameFaults:
             for start, kind, end in triples:
                 if (end, kind, start) in known:
                     detail = f"it is (:{end})-[:{kind}]->(:{start})"
-                    yield Verdict("wrong_direction", detail)
+                    yield Judgment("wrong_direction", detail)
 
 
 def _names_of(entity: Entity, bound: dict[str, set[str] | None]) -> set[str] | None:
@@ -254,10 +254,10 @@ def _rebound(tokens: Sequence[Token]) -> set[str]:
     return found
 
 
-def _unless_known(key: str, names: set[str], properties: Properties) -> Iterator[Verdict]:
+def _unless_known(key: str, names: set[str], properties: Properties) -> Iterator[Judgment]:
     """Yield a fault if none of the names (all names if empty) has the property."""
     owners = names or set(properties)
     known = [properties.get(name) for name in owners]
     if known and all(keys is not None and key not in keys for keys in known):
         where = ", ".join(f":{name}" for name in sorted(names)) or "no label or type"
-        yield Verdict("unknown_property", f"{key} (of {where})"[:200])
+        yield Judgment("unknown_property", f"{key} (of {where})"[:200])

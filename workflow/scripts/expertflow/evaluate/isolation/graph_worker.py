@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.evaluate.isolation.rows import NO_TEXT, REFUSED_FUNCTIONS, one_line
-from expertflow.evaluate.isolation.worker import Reply, allow_processor_time, serve, set_limit
+from expertflow.evaluate.isolation.worker import allow_processor_time, serve, set_limit
 
 N_INSTRUCTIONS = 100_000_000
 RESULT_BYTES = 10_000_000
@@ -119,26 +119,24 @@ def _message(error: Exception) -> str:
     return NO_TEXT.sub("?", one_line(text))
 
 
-def main(options: dict[str, str]) -> None:
+def main(_options: dict[str, str]) -> None:
     graph: _Graph | None = None
 
-    def answer(message: dict[str, str], reply: Reply) -> None:
+    def answer(message: dict[str, str]) -> tuple[str, Any]:
         nonlocal graph
-        if graph is None:
-            import apsw
+        if graph is not None:
+            return graph.ask(message["query"])
+        import apsw
 
-            allow_processor_time(BUILD_CPU_S)
-            try:
-                graph = _Graph(Path(options["script"]))
-            except (apsw.Error, OSError, ValueError, MemoryError) as error:
-                reply("failed", str(error))
-                return
-            # The lowest free number becomes the limit, so no descriptor can be opened.
-            free = os.dup(0)
-            os.close(free)
-            set_limit(resource.RLIMIT_NOFILE, free)
-            reply("ready", "")
-            allow_processor_time(CPU_S)
-        reply(*graph.ask(message["query"]))
+        allow_processor_time(BUILD_CPU_S)
+        try:
+            graph = _Graph(Path(message["script"]))
+        except (apsw.Error, OSError, ValueError, MemoryError) as error:
+            return "failed", str(error)
+        # The lowest free number becomes the limit, so no descriptor can be opened.
+        free = os.dup(0)
+        os.close(free)
+        set_limit(resource.RLIMIT_NOFILE, free)
+        return "ready", ""
 
     serve(answer, memory_bytes=MEMORY_BYTES, cpu_s=CPU_S)

@@ -23,7 +23,7 @@ from expertflow.evaluate.isolation.rows import (
     one_line,
     same_rows,
 )
-from expertflow.evaluate.isolation.worker import Reply, allow_processor_time, serve
+from expertflow.evaluate.isolation.worker import serve
 
 _TOKEN = re.compile(
     r"""(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))
@@ -202,22 +202,20 @@ def _failure(error: sqlite3.Error, denied: Sequence[str]) -> QueryAnswer:
 
 def main(options: dict[str, Any]) -> None:
     limits = Limits(**options)
-    reader = Reader(limits)
+    reader, ordered = Reader(limits), False
+    wanted = QueryAnswer("empty")
 
-    def answer(pair: dict[str, str], reply: Reply) -> None:
-        database = Path(pair["database"])
-        wanted = reader.run(pair["reference"], database)
-        reply(wanted.kind, wanted.detail)
-        if wanted.kind != "rows":
-            return
-        # A prediction gets as much time as the reference, whatever that used.
-        allow_processor_time(limits.cpu_s)
-        found = reader.run(pair["prediction"], database)
-        kind = found.kind
-        if kind == "rows":
-            ordered = is_ordered(clean_query(pair["reference"]))
-            same = same_rows(found.rows, wanted.rows, ordered=ordered)
-            kind = "correct" if same and found.n_columns == wanted.n_columns else "wrong_rows"
-        reply(kind, found.detail)
+    def answer(message: dict[str, str]) -> tuple[str, str]:
+        nonlocal wanted, ordered
+        database = Path(message["database"])
+        if "reference" in message:
+            ordered = is_ordered(clean_query(message["reference"]))
+            wanted = reader.run(message["reference"], database)
+            return wanted.kind, wanted.detail
+        found = reader.run(message["prediction"], database)
+        if found.kind != "rows":
+            return found.kind, found.detail
+        same = same_rows(found.rows, wanted.rows, ordered=ordered)
+        return "correct" if same and found.n_columns == wanted.n_columns else "wrong_rows", ""
 
     serve(answer, memory_bytes=limits.memory_bytes, cpu_s=limits.cpu_s)

@@ -25,7 +25,8 @@ from typing import Any
 _KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 _SCRIPT = str(Path(__file__).resolve())
 
-Reply = Callable[[str, Any], None]
+# What is asked, and its kind and detail.
+Answer = Callable[[dict[str, Any]], tuple[str, Any]]
 
 
 class Worker:
@@ -43,17 +44,16 @@ class Worker:
     def is_running(self) -> bool:
         return self._running is not None
 
-    def send(self, message: Mapping[str, str | None]) -> None:
-        """Send a message; a dead process is reported by ``receive``."""
-        # ASCII with escapes, so that even lone surrogates arrive unchanged.
-        with suppress(ConnectionError):
-            self._start()[1].send_bytes(json.dumps(dict(message)).encode("ascii"))
-
-    def receive(self, wall_s: float | None = None) -> tuple[str, Any]:
-        """Return one answer, ``(kind, detail)``; silence and death are ``timed_out``."""
+    def ask(
+        self, message: Mapping[str, str | None], wall_s: float | None = None
+    ) -> tuple[str, Any]:
+        """Return the answer to a message, ``(kind, detail)``; silence and death: ``timed_out``."""
         process, pipe = self._start()
         wall_s = self._wall_s if wall_s is None else wall_s
         detail = f"no answer within {wall_s:g} s"
+        with suppress(ConnectionError):
+            # ASCII with escapes, so that even lone surrogates arrive unchanged.
+            pipe.send_bytes(json.dumps(dict(message)).encode("ascii"))
         if pipe.poll(wall_s):
             with suppress(EOFError, ConnectionError):
                 kind, found = json.loads(pipe.recv_bytes())
@@ -102,10 +102,8 @@ def allow_processor_time(cpu_s: int) -> None:
     set_limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + cpu_s)
 
 
-def serve(
-    answer: Callable[[dict[str, Any], Reply], None], *, memory_bytes: int, cpu_s: int
-) -> None:
-    """Answer messages within limits, each by any number of replies, until the pipe closes."""
+def serve(answer: Answer, *, memory_bytes: int, cpu_s: int) -> None:
+    """Answer messages within limits, until the pipe closes."""
     set_limit(resource.RLIMIT_AS, memory_bytes)
     for none_of in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
         set_limit(none_of, 0)
@@ -113,15 +111,11 @@ def serve(
     # Ctrl-C reaches the complete process group; the caller decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
-
-    def reply(kind: str, detail: Any) -> None:
-        pipe.send_bytes(json.dumps([kind, detail]).encode("ascii"))
-
     with closing(pipe), suppress(EOFError, ConnectionError):
         while True:
             message = json.loads(pipe.recv_bytes())
             allow_processor_time(cpu_s)
-            answer(message, reply)
+            pipe.send_bytes(json.dumps(answer(message)).encode("ascii"))
 
 
 if __name__ == "__main__":  # isolated, it does not find the project by itself

@@ -29,8 +29,8 @@ from expertflow.evaluate.cypher.tokens import (
 from expertflow.evaluate.isolation import graph_worker
 from expertflow.evaluate.isolation.rows import QueryAnswer, same_rows
 from expertflow.evaluate.isolation.worker import Worker
-from expertflow.evaluate.records import EvaluationSpec, Verdict
-from expertflow.evaluate.tasks.base import IsolatedTask, ScoringCase
+from expertflow.evaluate.records import EvaluationSpec, Example, Judgment
+from expertflow.evaluate.scoring import IsolatedTask
 
 GRAPH_PACKAGES = ("graphqlite", "apsw")
 WALL_S = 60.0
@@ -43,7 +43,7 @@ _RETURN, _ORDER = Token("keyword", "RETURN"), Token("keyword", "ORDER")
 
 
 class Cypher(IsolatedTask):
-    """Without a graph, the verdicts are those of ``judge``.
+    """Without a graph, ``judge_texts`` decides.
 
     With one, ``different`` becomes ``wrong_rows``, ``not_executed`` (refused by the engine, e.g. a
     change of the graph) or ``timed_out`` (any budget of time or memory). Rows are a multiset,
@@ -52,84 +52,88 @@ class Cypher(IsolatedTask):
     parse or run here, or both return nothing but nulls, common forms are compared instead.
     """
 
-    name = "cypher"
     metric = "normalized_match"
     fields = frozenset({"schema"})
     artifacts = frozenset({"graph"})
     packages = ("graphglot",)
 
-    def metric_of(self, spec: EvaluationSpec) -> str:
-        return "execution_accuracy" if "graph" in spec.artifacts else self.metric
+    def __init__(self, spec: EvaluationSpec) -> None:
+        super().__init__(spec)
+        self.graph = spec.artifacts.get("graph")
+        if self.graph is not None:
+            self.metric = "execution_accuracy"
 
-    def unavailable_reason(self, spec: EvaluationSpec) -> str | None:
+    def unavailable_reason(self) -> str | None:
         missing = [name for name in GRAPH_PACKAGES if importlib.util.find_spec(name) is None]
-        if "graph" not in spec.artifacts or not missing:
+        if self.graph is None or not missing:
             return None
         return (
             f"evaluation.artifacts.graph needs {' and '.join(missing)}; "
             "pip install -r envs/requirements-graph.lock, or leave the artifact out"
         )
 
-    def tools(self, spec: EvaluationSpec) -> dict[str, str]:
-        packages = GRAPH_PACKAGES if "graph" in spec.artifacts else ()
-        return super().tools(spec) | {name: metadata.version(name) for name in packages}
+    def tool_versions(self) -> dict[str, str]:
+        packages = () if self.graph is None else GRAPH_PACKAGES
+        return super().tool_versions() | {name: metadata.version(name) for name in packages}
 
-    def texts(self, case: ScoringCase) -> dict[str, str | None]:
-        return {"schema": case.optional_text("schema")}
-
-    def score(self, cases: Sequence[ScoringCase]) -> list[Verdict]:
-        verdicts = super().score(cases)
-        if not cases or "graph" not in cases[0].artifacts:
-            return verdicts
-        with closing(GraphServer(cases[0].artifacts["graph"])) as server:
+    def score(self, examples: Sequence[Example], answers: Sequence[str]) -> list[Judgment]:
+        judgments = super().score(examples, answers)
+        if not examples or self.graph is None:
+            return judgments
+        with closing(GraphServer(Path(self.graph))) as server:
             ask = cache(server.ask)
-            return [_settle(*each, ask) for each in zip(cases, verdicts, strict=True)]
+            references = [example.reference for example in examples]
+            return [
+                _settle(*each, ask) for each in zip(references, answers, judgments, strict=True)
+            ]
+
+    @staticmethod
+    def judge_texts(answer: str, reference: str, schema: str | None = None) -> Judgment:
+        """Compare two queries by their common form, and name the fault of one that differs.
+
+        Kinds, the first that holds: ``correct``, ``empty``, ``did_not_parse``, ``unknown_label``,
+        ``unknown_relationship``, ``unknown_property``, ``wrong_direction``, ``different``.
+        ``schema`` describes the graph; names are not checked if it is missing, of no known format,
+        or broken by the reference too.
+
+        A match proves that both return the same rows on every graph, up to column names and order
+        left open (see ``cypher.forms``). A difference does not prove an error, so the metric is a
+        lower bound. If the parser gives up or rejects the reference, only words are compared, and
+        ``detail`` says so. Raises EvaluationError if the reference is empty or cannot be tokenized.
+        """
+        wanted, found = _words(reference), _words(answer)
+        if not wanted:
+            raise EvaluationError(
+                "the reference is empty or no Cypher (an unclosed quote or comment?)"
+            )
+        if found is None:
+            return Judgment("did_not_parse", "a character or an unclosed quote that no query has")
+        if not found:
+            return Judgment("empty")
+        if number_variables(found) == number_variables(wanted):
+            return Judgment("correct")
+        if not has_closed_brackets(found):  # truncated; the parser would take long
+            return Judgment("did_not_parse", "a bracket is not closed, or closes none")
+        known, read = _reading(reference), _read(answer)
+        if known.fault is not None:
+            return Judgment("different", f"words compared alone: of the reference, {known.fault}")
+        if read.gave_up:
+            return Judgment("different", f"words compared alone: {read.fault}")
+        if read.fault is not None:
+            return Judgment("did_not_parse", read.fault)
+        if common_form(found) == common_form(wanted):
+            return Judgment("correct")
+        fault = None if schema is None else _name_fault(found, wanted, schema)
+        return fault or Judgment("different")
 
 
-def judge(prediction: str, reference: str, schema: str | None = None) -> Verdict:
-    """Compare two queries by their common form, and name the fault of one that differs.
-
-    Kinds, the first that holds: ``correct``, ``empty``, ``did_not_parse``, ``unknown_label``,
-    ``unknown_relationship``, ``unknown_property``, ``wrong_direction``, ``different``. ``schema``
-    is the text that describes the graph; names are not checked if it is missing, of no known
-    format, or broken by the reference too.
-
-    A match proves that both return the same rows on every graph, up to column names and order left
-    open (see ``cypher.forms``). A difference does not prove an error, so the metric is a lower
-    bound. If the parser gives up or rejects the reference, only words are compared, and ``detail``
-    says so. Raises EvaluationError if the reference is empty or cannot be tokenized.
-    """
-    wanted, found = _words(reference), _words(prediction)
-    if not wanted:
-        raise EvaluationError("the reference is empty or no Cypher (an unclosed quote or comment?)")
-    if found is None:
-        return Verdict("did_not_parse", "a character or an unclosed quote that no query has")
-    if not found:
-        return Verdict("empty")
-    if number_variables(found) == number_variables(wanted):
-        return Verdict("correct")
-    if not has_closed_brackets(found):  # truncated; the parser would take long
-        return Verdict("did_not_parse", "a bracket is not closed, or closes none")
-    known, read = _reading(reference), _read(prediction)
-    if known.fault is not None:
-        return Verdict("different", f"words compared alone: of the reference, {known.fault}")
-    if read.gave_up:
-        return Verdict("different", f"words compared alone: {read.fault}")
-    if read.fault is not None:
-        return Verdict("did_not_parse", read.fault)
-    if common_form(found) == common_form(wanted):
-        return Verdict("correct")
-    fault = None if schema is None else _name_fault(found, wanted, schema)
-    return fault or Verdict("different")
-
-
-def _name_fault(found: list[Token], wanted: list[Token], text: str) -> Verdict | None:
+def _name_fault(found: list[Token], wanted: list[Token], text: str) -> Judgment | None:
     schema = read_schema(text)
     if schema is None:
-        return Verdict("different", "names not checked: the schema has no known form")
+        return Judgment("different", "names not checked: the schema has no known form")
     if (own := NameFaults(wanted, schema).first()) is not None:
         why = f"names not checked: the reference has {own.kind} {own.detail}"
-        return Verdict("different", why)
+        return Judgment("different", why)
     return NameFaults(found, schema).first()
 
 
@@ -156,24 +160,21 @@ class GraphServer:
     def __init__(self, script: Path) -> None:
         """Take a file with a Cypher statement a line; ``//`` begins a line of comment."""
         self._script = script
-        options = {"script": str(script.resolve())}
-        self._worker = Worker(graph_worker.__name__, options, wall_s=WALL_S, quiet=True)
+        self._worker = Worker(graph_worker.__name__, {}, wall_s=WALL_S, quiet=True)
         self.close = self._worker.close
 
     def ask(self, query: str) -> QueryAnswer:
         """Run one query: ``rows``, ``not_executed`` or ``timed_out``; raise without a graph."""
-        builds = not self._worker.is_running
-        if builds and not self._script.is_file():
-            raise EvaluationError(
-                f"the graph {self._script} is not a file; check evaluation.artifacts.graph"
-            )
-        self._worker.send({"query": query})
-        if builds:
-            kind, detail = self._worker.receive(BUILD_S)
+        if not self._worker.is_running:
+            if not self._script.is_file():
+                raise EvaluationError(
+                    f"the graph {self._script} is not a file; check evaluation.artifacts.graph"
+                )
+            kind, detail = self._worker.ask({"script": str(self._script.resolve())}, BUILD_S)
             if kind != "ready":
                 self._worker.close()
                 raise EvaluationError(f"the graph {self._script} is not built: {detail}")
-        kind, found = self._worker.receive()
+        kind, found = self._worker.ask({"query": query})
         if kind != "rows":
             return QueryAnswer(kind, found)
         if len(found) > MAX_ROWS:
@@ -195,29 +196,30 @@ def _written(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _settle(case: ScoringCase, verdict: Verdict, ask: Callable[[str], QueryAnswer]) -> Verdict:
-    # Only parsed queries are run, and only if the verdict needs it.
-    if verdict.kind != "different" or verdict.detail.startswith("words compared alone"):
-        return verdict
-    reference = case.example.reference
+def _settle(
+    reference: str, answer: str, judgment: Judgment, ask: Callable[[str], QueryAnswer]
+) -> Judgment:
+    # Only parsed queries are run, and only if the judgment needs it.
+    if judgment.kind != "different" or judgment.detail.startswith("words compared alone"):
+        return judgment
     try:
         wanted = ask(_plain(reference))
         if wanted.kind != "rows":
-            return Verdict("different", f"not executed: of the reference, {wanted.detail}")
-        found = ask(_plain(case.prediction))
+            return Judgment("different", f"not executed: of the reference, {wanted.detail}")
+        found = ask(_plain(answer))
         if found.kind != "rows":
-            return Verdict(found.kind, found.detail)
+            return Judgment(found.kind, found.detail)
         words = _words(reference) or []
         last = max((i for i, word in enumerate(words) if word == _RETURN), default=len(words))
         if not same_rows(wanted.rows, found.rows, ordered=_ORDER in words[last:]):
-            return Verdict("wrong_rows", f"{len(found.rows)} rows, wanted {len(wanted.rows)}")
+            return Judgment("wrong_rows", f"{len(found.rows)} rows, wanted {len(wanted.rows)}")
     except _ODD_ROWS as error:
-        return Verdict("not_executed", f"its rows cannot be compared: {type(error).__name__}")
+        return Judgment("not_executed", f"its rows cannot be compared: {type(error).__name__}")
     if all(cell is None for row in found.rows for cell in row):
         # A missing property is null too.
         what = "nothing but nulls" if found.rows else "nothing"
-        return Verdict("different", f"both return {what}, which tells nothing")
-    return Verdict("correct")
+        return Judgment("different", f"both return {what}, which tells nothing")
+    return Judgment("correct")
 
 
 def _plain(query: str) -> str:

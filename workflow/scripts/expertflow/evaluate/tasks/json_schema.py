@@ -15,8 +15,8 @@ from expertflow.core.strict_json import parse_json
 from expertflow.data.checks.json_schema import pattern_keywords
 from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.isolation.rows import one_line
-from expertflow.evaluate.records import Verdict
-from expertflow.evaluate.tasks.base import IsolatedTask, ScoringCase
+from expertflow.evaluate.records import Judgment
+from expertflow.evaluate.scoring import IsolatedTask
 
 MAX_CHARS = 200_000
 
@@ -29,50 +29,46 @@ _BREAKDOWNS = (
 
 
 class JsonSchema(IsolatedTask):
-    name = "json_schema"
     metric = "valid_and_equal"
     fields = frozenset({"schema"})
     required = ("fields.schema",)
     packages = ("jsonschema", "regex")
 
-    def texts(self, case: ScoringCase) -> dict[str, str | None]:
-        return {"schema": case.text("schema")}
+    @staticmethod
+    def judge_texts(answer: str, reference: str, schema: str) -> Judgment:
+        r"""Judge an answer as correct if it is valid under the schema and equals the reference.
 
-
-def judge(prediction: str, *, reference: str, schema: str) -> Verdict:
-    r"""Judge a prediction as correct if it is valid under the schema and equals the reference.
-
-    Kinds: ``correct``, ``did_not_parse``, ``invalid``, ``valid_but_different``, and
-    ``schema_error`` if the prediction reaches a broken part of the schema that the reference does
-    not. The draft is that of ``$schema``, else 2020-12. Nothing is fetched; ``format`` is not
-    asserted; patterns may use classes such as ``\p{L}``. Raises EvaluationError if the reference is
-    not JSON, or its schema is broken or refuses it.
-    """
-    try:
-        wanted = parse_answer(reference)
-    except ValueError as error:
-        raise EvaluationError(f"the reference is not JSON: {error}") from error
-    try:
-        validator = _validator(parse_answer(schema))
-        broken = _first_error(validator, wanted)
-    except _BREAKDOWNS as error:
-        raise EvaluationError(f"the schema judges nothing: {_why(error)}") from error
-    if broken is not None:
-        raise EvaluationError(f"the schema refuses the reference: {broken}")
-    try:
-        found = parse_answer(prediction)
-    except ValueError as error:
-        return Verdict("did_not_parse", one_line(error))
-    try:
-        broken = _first_error(validator, found)
-    except RecursionError:
-        return Verdict("did_not_parse", "nested too deeply to validate")
-    except _BREAKDOWNS as error:
-        # Only a branch that the reference does not take gets here.
-        return Verdict("schema_error", _why(error))
-    if broken is not None:
-        return Verdict("invalid", broken)
-    return Verdict("correct" if equal_json(found, wanted) else "valid_but_different")
+        Kinds: ``correct``, ``did_not_parse``, ``invalid``, ``valid_but_different``, and
+        ``schema_error`` if the answer reaches a broken part of the schema that the reference does
+        not. The draft is that of ``$schema``, else 2020-12. Nothing is fetched; ``format`` is not
+        asserted; patterns may use classes such as ``\p{L}``. Raises EvaluationError if the
+        reference is not JSON, or its schema is broken or refuses it.
+        """
+        try:
+            wanted = parse_answer(reference)
+        except ValueError as error:
+            raise EvaluationError(f"the reference is not JSON: {error}") from error
+        try:
+            validator = _validator(parse_answer(schema))
+            broken = _first_error(validator, wanted)
+        except _BREAKDOWNS as error:
+            raise EvaluationError(f"the schema judges nothing: {_why(error)}") from error
+        if broken is not None:
+            raise EvaluationError(f"the schema refuses the reference: {broken}")
+        try:
+            found = parse_answer(answer)
+        except ValueError as error:
+            return Judgment("did_not_parse", one_line(error))
+        try:
+            broken = _first_error(validator, found)
+        except RecursionError:
+            return Judgment("did_not_parse", "nested too deeply to validate")
+        except _BREAKDOWNS as error:
+            # Only a branch that the reference does not take gets here.
+            return Judgment("schema_error", _why(error))
+        if broken is not None:
+            return Judgment("invalid", broken)
+        return Judgment("correct" if equal_json(found, wanted) else "valid_but_different")
 
 
 def parse_answer(text: str) -> Any:

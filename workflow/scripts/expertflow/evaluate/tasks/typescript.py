@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from expertflow.core.errors import EvaluationError
 from expertflow.data.checks.typescript import parsers
 from expertflow.evaluate.answer_text import strip_code_fence
-from expertflow.evaluate.records import Verdict
-from expertflow.evaluate.tasks.base import IsolatedTask, ScoringCase
+from expertflow.evaluate.records import Judgment
+from expertflow.evaluate.scoring import IsolatedTask
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -26,42 +26,36 @@ Token = tuple[str, str]
 
 
 class TypeScript(IsolatedTask):
-    name = "typescript"
     metric = "syntax_tree_match"
     fields = frozenset({"prefix"})
     packages = ("tree-sitter", "tree-sitter-typescript")
 
-    def texts(self, case: ScoringCase) -> dict[str, str | None]:
-        return {"prefix": case.optional_text("prefix") or ""}
+    @staticmethod
+    def judge_texts(answer: str, reference: str, prefix: str | None = None) -> Judgment:
+        """Compare the syntax trees of an answer and its reference.
 
+        Whitespace, comments, the kind of quotes, trailing commas and optional semicolons do not
+        count. The shape of the tree does, because ``return x`` and ``return`` with ``x`` on the
+        next line differ. ``prefix`` is code that both complete, so that a fragment can be parsed.
+        It comes from a record field, never from the prompt, which holds chat and instructions too.
 
-def judge(prediction: str, *, reference: str, prefix: str = "") -> Verdict:
-    """Compare the syntax trees of a prediction and its reference.
-
-    Whitespace, comments, the kind of quotes, trailing commas and optional semicolons do not count.
-    The shape of the tree does, because ``return x`` and ``return`` with ``x`` on the next line
-    differ.
-
-    ``prefix`` is code that both complete (say, the head of a function), so that a fragment can be
-    parsed. It comes from a record field, never from the prompt, which holds chat and instructions
-    too. Both texts may be in a Markdown fence.
-
-    Kinds: ``correct``, ``did_not_parse``, ``different``. A different program may still be right:
-    this metric is a lower bound. Raises EvaluationError if the reference does not parse.
-    """
-    wanted = syntax(prefix + strip_code_fence(reference))
-    if wanted is None:
-        raise EvaluationError(
-            "the reference is not TypeScript; if it only completes other code, "
-            "name the record field that holds that code in evaluation.fields.prefix"
-        )
-    said = strip_code_fence(prediction)
-    if not said.strip():
-        return Verdict("did_not_parse", "empty")
-    found = syntax(prefix + said)
-    if found is None:
-        return Verdict("did_not_parse")
-    return Verdict("correct" if found == wanted else "different")
+        Kinds: ``correct``, ``did_not_parse``, ``different``. A different program may still be
+        right: this metric is a lower bound. Raises EvaluationError if the reference does not parse.
+        """
+        prefix = prefix or ""
+        wanted = syntax(prefix + strip_code_fence(reference))
+        if wanted is None:
+            raise EvaluationError(
+                "the reference is not TypeScript; if it only completes other code, "
+                "name the record field that holds that code in evaluation.fields.prefix"
+            )
+        said = strip_code_fence(answer)
+        if not said.strip():
+            return Judgment("did_not_parse", "empty")
+        found = syntax(prefix + said)
+        if found is None:
+            return Judgment("did_not_parse")
+        return Judgment("correct" if found == wanted else "different")
 
 
 def syntax(code: str) -> list[Token] | None:

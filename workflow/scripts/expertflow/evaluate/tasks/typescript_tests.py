@@ -11,17 +11,17 @@ import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.answer_text import strip_code_fence
+from expertflow.evaluate.isolation.node_runner import RUNNER
 from expertflow.evaluate.isolation.rows import one_line
 from expertflow.evaluate.isolation.sandbox import Ended, Sandbox, SandboxLimits, bubblewrap_version
-from expertflow.evaluate.records import EvaluationSpec, Example, Verdict
-from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
-from expertflow.evaluate.tasks.node_runner import RUNNER
+from expertflow.evaluate.records import Example, Judgment
+from expertflow.evaluate.scoring import ScoringTask, name_document
 
 # The first release of Node with `module.stripTypeScriptTypes` and a settled `--permission`.
 OLDEST_NODE = (22, 13, 0)
@@ -64,26 +64,25 @@ class TypeScriptTests(ScoringTask):
     were through), ``timed_out``, ``out_of_memory``, ``too_much_output``, ``empty``.
     """
 
-    name = "typescript_tests"
     metric = "tests_passed"
     fields = frozenset({"prefix", "tests"})
     required = ("fields.tests",)
     limits = SandboxLimits()
 
-    def unavailable_reason(self, spec: EvaluationSpec) -> str | None:
-        if not spec.allow_code_execution:
+    def unavailable_reason(self) -> str | None:
+        if not self.spec.allow_code_execution:
             return (
                 "evaluation.allow_code_execution is false; "
                 "set it to true to run what the model writes, in a sandbox"
             )
         return sandbox_problem()
 
-    def tools(self, spec: EvaluationSpec) -> dict[str, str]:
+    def tool_versions(self) -> dict[str, str]:
         found = {"node": find_node().version, "bubblewrap": bubblewrap_version()}
-        return super().tools(spec) | found
+        return super().tool_versions() | found
 
-    def score(self, cases: Sequence[ScoringCase]) -> list[Verdict]:
-        if not cases:
+    def score(self, examples: Sequence[Example], answers: Sequence[str]) -> list[Judgment]:
+        if not examples:
             return []
         if (reason := sandbox_problem()) is not None:
             raise EvaluationError(reason)
@@ -92,7 +91,12 @@ class TypeScriptTests(ScoringTask):
             closing(Sandbox(find_node().path, self.limits)) as sandbox,
             ThreadPoolExecutor(n_at_once) as pool,
         ):
-            return list(pool.map(lambda case: _judge(case, sandbox), cases))
+            return list(pool.map(partial(self.judge_in, sandbox), examples, answers))
+
+    def judge_in(self, sandbox: Sandbox, example: Example, answer: str) -> Judgment:
+        with name_document(example):
+            prefix, tests = self.read_optional(example, "prefix"), self.read_text(example, "tests")
+            return run_program(sandbox, prefix or "", answer, tests)
 
 
 class NodeRuntime(NamedTuple):
@@ -123,51 +127,43 @@ def find_node() -> NodeRuntime:
 @cache
 def sandbox_problem() -> str | None:
     """Return why no program can run here; null if a test program just ran."""
-    example = Example(
-        document_id="probe", prompt="", reference="",
-        fields={"tests": "import * as assert from 'assert'"},
-    )  # fmt: skip
-    probe = ScoringCase(example, _PROBE, {"tests": "tests"}, {})
     try:
         with closing(Sandbox(find_node().path, SandboxLimits())) as sandbox:
-            verdict = _judge(probe, sandbox)
+            judgment = run_program(sandbox, "", _PROBE, "import * as assert from 'assert'")
     except EvaluationError as error:
         return str(error)
     except OSError as error:
         # E.g. root without other users, or a temporary folder too small for a copy of Node.
         return f"the sandbox cannot be started here: {error}"
-    if verdict.correct:
+    if judgment.correct:
         return None
-    return f"the sandbox does not confine what it should: {verdict.kind} ({verdict.detail})"
+    return f"the sandbox does not confine what it should: {judgment.kind} ({judgment.detail})"
 
 
-def _judge(case: ScoringCase, sandbox: Sandbox) -> Verdict:
-    with case.located():
-        prefix, tests = case.optional_text("prefix") or "", case.text("tests")
-    said = strip_code_fence(case.prediction)
+def run_program(sandbox: Sandbox, prefix: str, answer: str, tests: str) -> Judgment:
+    said = strip_code_fence(answer)
     if not said.strip():
-        return Verdict("empty")
+        return Judgment("empty")
     if len(said) > MAX_CHARS:
-        return Verdict("did_not_parse", f"longer than {MAX_CHARS:,} characters")
+        return Judgment("did_not_parse", f"longer than {MAX_CHARS:,} characters")
     proof = secrets.token_hex(16)
     given = json.dumps({"prefix": prefix, "said": said, "tests": tests})
     ended = sandbox.run([*_OPTIONS, "-e", RUNNER], (proof + given).encode("ascii"))
     reports = read_reports(ended.output, proof)
     if not reports:
         # The runner reports before it reads the program, so the program is not to blame.
-        said_instead = one_line(ended.output.decode("utf-8", "replace"))
+        output = one_line(ended.output.decode("utf-8", "replace"))
         raise EvaluationError(
             f"the sandbox does not work here ({ended.how}, {ended.exit_code}): "
-            f"{said_instead or 'it says nothing'}"
+            f"{output or 'it says nothing'}"
         )
-    detail = reports[-1][1]
     # Accepted only before the program starts, so that it cannot end the evaluation.
     if [kind for kind, _ in reports] == ["started", "tests_did_not_parse"]:
-        with case.located():
-            raise EvaluationError(
-                f"its tests are not TypeScript ({detail}); repair or remove the record"
-            )
-    return _verdict(ended, reports)
+        detail = reports[-1][1]
+        raise EvaluationError(
+            f"its tests are not TypeScript ({detail}); repair or remove the record"
+        )
+    return _judge_reports(ended, reports)
 
 
 def read_reports(output: bytes, proof: str) -> list[tuple[str, str]]:
@@ -187,23 +183,23 @@ def read_reports(output: bytes, proof: str) -> list[tuple[str, str]]:
     return reports
 
 
-def _verdict(ended: Ended, reports: list[tuple[str, str]]) -> Verdict:
+def _judge_reports(ended: Ended, reports: list[tuple[str, str]]) -> Judgment:
     """Judge by all reports: one failure decides, whatever else was reported."""
     for kind, detail in reports:
         if kind in _FAILURES:
-            return Verdict(kind, detail)
+            return Judgment(kind, detail)
         if kind not in _PROGRESS:
-            return Verdict("ended_early", "its report cannot be read")
+            return Judgment("ended_early", "its report cannot be read")
     if ended.how != "exited":
-        return Verdict(ended.how)
+        return Judgment(ended.how)
     said = [kind for kind, _ in reports]
     code = ended.exit_code or 0
     if said == ["started", "parsed", "passed"] and code == 0:
-        return Verdict("correct")
+        return Judgment("correct")
     if code == _CODE_OF_SIGNAL + signal.SIGXCPU:
-        return Verdict("timed_out", "ran out of processor time")
+        return Judgment("timed_out", "ran out of processor time")
     if b"out of memory" in ended.output or b"Allocation failed" in ended.output:
-        return Verdict("out_of_memory")
+        return Judgment("out_of_memory")
     if code == 1:
-        return Verdict("raised", "an error nobody caught")
-    return Verdict("ended_early", f"code {code}")
+        return Judgment("raised", "an error nobody caught")
+    return Judgment("ended_early", f"code {code}")

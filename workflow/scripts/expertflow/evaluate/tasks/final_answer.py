@@ -1,12 +1,12 @@
-"""Judge plain text: a final number, or the complete answer."""
+"""Judge a final number in plain text."""
 
 import re
 from collections import deque
 from decimal import Decimal
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.records import Verdict
-from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
+from expertflow.evaluate.records import Example, Judgment
+from expertflow.evaluate.scoring import ScoringTask
 
 # `-$1,234.50`, `$-3`, `.5`, `x = 7`, and one line break before it. Repetitions are possessive and
 # bounded, so that hostile text takes linear time.
@@ -42,35 +42,21 @@ class FinalAnswer(ScoringTask):
     sign and units after the number are ignored; see ``final_answer``.
     """
 
-    name = "final_answer"
     metric = "final_answer_accuracy"
 
-    def judge_case(self, case: ScoringCase) -> Verdict:
-        wanted = final_answer(case.example.reference)
+    def judge(self, example: Example, answer: str) -> Judgment:
+        wanted = final_answer(example.reference)
         if wanted is None:
             raise EvaluationError(
                 f"the reference has no number after {_MARKER!r} that stands alone; "
                 "end it with '#### 42', or use the task exact_match"
             )
-        found = final_answer(case.prediction)
+        found = final_answer(answer)
         if found is None:
-            return Verdict("no_answer", f"no number after {_MARKER!r} that stands alone")
+            return Judgment("no_answer", f"no number after {_MARKER!r} that stands alone")
         if found != wanted:
-            return Verdict("wrong_answer", f"answered {found:.12g}, expected {wanted:.12g}")
-        return Verdict("correct")
-
-
-class ExactMatch(ScoringTask):
-    """Compare texts with whitespace folded; kinds: ``correct``, ``different``, ``empty``."""
-
-    name = "exact_match"
-    metric = "exact_match"
-
-    def judge_case(self, case: ScoringCase) -> Verdict:
-        found, wanted = case.prediction.split(), case.example.reference.split()
-        if found == wanted:
-            return Verdict("correct")
-        return Verdict("different" if found else "empty")
+            return Judgment("wrong_answer", f"answered {found:.12g}, expected {wanted:.12g}")
+        return Judgment("correct")
 
 
 def final_answer(text: str) -> Decimal | None:

@@ -1,11 +1,10 @@
 """Parse the options of a multiple-choice question, and judge which one was chosen."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.records import Example, Verdict
-from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
+from expertflow.evaluate.records import Example, Judgment
+from expertflow.evaluate.scoring import ScoringTask, name_document
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -16,21 +15,33 @@ class MultipleChoice(ScoringTask):
     Kinds: ``correct``, ``wrong_choice``, ``no_choice``. Options of equal text are one.
     """
 
-    name = "multiple_choice"
     metric = "choice_accuracy"
     fields = frozenset({"choices", "answer"})
     required = ("fields.choices", "fields.answer")
 
-    def judge_case(self, case: ScoringCase) -> Verdict:
-        options = read_options(case.value("choices"))
-        wanted = right_label(options, case.value("answer"))
+    is_choice = True
+
+    def judge(self, example: Example, answer: str) -> Judgment:
+        options = read_options(self.read_field(example, "choices"))
+        wanted = right_label(options, self.read_field(example, "answer"))
         try:
-            chosen = right_label(options, case.prediction.strip())
+            chosen = right_label(options, answer.strip())
         except EvaluationError:
-            return Verdict("no_choice", _folded(case.prediction)[:80])
+            return Judgment("no_choice", _folded(answer)[:80])
         if chosen == wanted or _folded(options[chosen]) == _folded(options[wanted]):
-            return Verdict("correct")
-        return Verdict("wrong_choice", f"chose {chosen}, right is {wanted}")
+            return Judgment("correct")
+        return Judgment("wrong_choice", f"chose {chosen}, right is {wanted}")
+
+    def options(self, example: Example) -> list[str]:
+        """Return the options as the data words them: labels if the reference is one, else texts."""
+        choices = self.read_field(example, "choices")
+        with name_document(example):
+            try:
+                options = read_options(choices)
+            except EvaluationError as error:
+                raise EvaluationError(f"{self.spec.fields['choices']}: {error}") from error
+        reference, texts = example.reference.strip(), list(options.values())
+        return list(options) if reference in options and reference not in texts else texts
 
 
 def read_options(choices: Any) -> dict[str, str]:
@@ -57,23 +68,6 @@ def read_options(choices: Any) -> dict[str, str]:
     if len(choices) < 2:
         raise EvaluationError(f"a choice needs two options or more, found {len(choices)}")
     return choices
-
-
-def wordings(example: Example, fields: Mapping[str, str]) -> list[str]:
-    """Return the options as the data words them: labels if the reference is one, else texts.
-
-    Raises EvaluationError if the manifest does not name their field, or they cannot be read.
-    """
-    if (field := fields.get("choices")) is None:
-        raise EvaluationError(
-            "evaluation.fields.choices is missing; name the record field that holds the options"
-        )
-    try:
-        options = read_options(example.fields.get(field))
-    except EvaluationError as error:
-        raise EvaluationError(f"document {example.document_id}: {field}: {error}") from error
-    reference, texts = example.reference.strip(), list(options.values())
-    return list(options) if reference in options and reference not in texts else texts
 
 
 def right_label(options: dict[str, str], answer: Any) -> str:

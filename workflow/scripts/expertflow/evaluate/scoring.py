@@ -1,0 +1,206 @@
+"""Scoring tasks: their base classes, and how a task is found by its name or file.
+
+A task is one class in one file: ``tasks/NAME.py``, or a user's file that the manifest names.
+"""
+
+import importlib
+import inspect
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+from expertflow.core.errors import EvaluationError
+from expertflow.core.files import sha256_text
+from expertflow.core.plugins import list_modules
+from expertflow.evaluate.isolation.rows import one_line
+from expertflow.evaluate.isolation.worker import Worker, serve
+from expertflow.evaluate.records import HELD_OUT_LOSS, EvaluationSpec, Example, Judgment
+
+MEMORY_BYTES = 1 << 30
+
+
+class ScoringTask:
+    """Judges answers one by one in this process, by ``judge``.
+
+    ``fields`` and ``artifacts`` are the inputs that a manifest may name, ``required`` the mandatory
+    ones, as ``fields.name`` or ``artifacts.name``; ``packages`` are distributions whose versions
+    can change a judgment. ``is_choice``: the likelihoods of ``options`` are compared, and nothing
+    is generated.
+    """
+
+    metric: str
+    fields: ClassVar[frozenset[str]] = frozenset()
+    artifacts: ClassVar[frozenset[str]] = frozenset()
+    required: ClassVar[tuple[str, ...]] = ()
+    packages: ClassVar[tuple[str, ...]] = ()
+    is_choice: ClassVar[bool] = False
+
+    def __init__(self, spec: EvaluationSpec) -> None:
+        self.spec = spec
+
+    def judge(self, example: Example, answer: str) -> Judgment:
+        """Judge one answer; ``kind`` is ``correct`` or names the error.
+
+        Raises EvaluationError if the reference, or what the record gives, cannot be used.
+        """
+        raise NotImplementedError
+
+    def score(self, examples: Sequence[Example], answers: Sequence[str]) -> list[Judgment]:
+        """Judge answers in order, after ``unavailable_reason``.
+
+        Scoring references as answers checks a data set: all must be correct. Raises
+        EvaluationError, naming the document, if an argument, artifact or reference is missing or
+        unusable.
+        """
+        judgments = []
+        for example, answer in zip(examples, answers, strict=True):
+            with name_document(example):
+                judgments.append(self.judge(example, answer))
+        return judgments
+
+    def options(self, example: Example) -> list[str]:
+        """Return the texts that a choice is made among."""
+        return []
+
+    def unavailable_reason(self) -> str | None:
+        """Return why nothing can be scored here, checked before generation; null if it can."""
+        return None
+
+    def tool_versions(self) -> dict[str, str]:
+        """Return the versions of what scores; call it only where nothing is unavailable."""
+        versions = {package: metadata.version(package) for package in self.packages}
+        return {"python": platform.python_version(), **versions}
+
+    def read_field(self, example: Example, name: str) -> Any:
+        """Return an argument that the manifest must name; null if the record lacks it."""
+        if name not in self.spec.fields:
+            raise EvaluationError(
+                f"evaluation.fields.{name} is missing; name the record field that holds it"
+            )
+        return example.fields.get(self.spec.fields[name])
+
+    def read_text(self, example: Example, name: str) -> str:
+        value = self.read_field(example, name)
+        if not isinstance(value, str):
+            raise EvaluationError(
+                f"field {self.spec.fields[name]!r} (evaluation.fields.{name}) should hold text, "
+                f"found {value!r:.60}"
+            )
+        return value
+
+    def read_optional(self, example: Example, name: str) -> str | None:
+        return self.read_text(example, name) if name in self.spec.fields else None
+
+
+class IsolatedTask(ScoringTask):
+    """A task whose ``judge_texts`` runs in a process with limits, from the task's own file.
+
+    Judgments may be ``timed_out``: some schema patterns search without end, comparing thousands of
+    unequal items is quadratic, and no parser bounds the time of its error recovery.
+    """
+
+    judge_texts: ClassVar[Callable[..., Judgment]]
+    cpu_s = 10
+    wall_s = 60.0
+    worker: Worker
+
+    def read_texts(self, example: Example) -> dict[str, str | None]:
+        """Return what ``judge_texts`` takes besides the answer and the reference: all fields."""
+        needed = {name.removeprefix("fields.") for name in self.required}
+        return {
+            name: (self.read_text if name in needed else self.read_optional)(example, name)
+            for name in self.fields
+        }
+
+    def make_worker(self) -> Worker:
+        options = {"task": inspect.getfile(type(self)), "cpu_s": self.cpu_s}
+        return Worker(__name__, options, wall_s=self.wall_s)
+
+    def judge(self, example: Example, answer: str) -> Judgment:
+        texts = {"answer": answer, "reference": example.reference, **self.read_texts(example)}
+        kind, detail = self.worker.ask(texts)
+        if kind == "unusable":
+            raise EvaluationError(detail)
+        return Judgment(kind, detail)
+
+    def score(self, examples: Sequence[Example], answers: Sequence[str]) -> list[Judgment]:
+        with closing(self.make_worker()) as self.worker:
+            return super().score(examples, answers)
+
+
+@contextmanager
+def name_document(example: Example) -> Iterator[None]:
+    try:
+        yield
+    except EvaluationError as error:
+        raise EvaluationError(f"document {example.document_id}: {error}") from error
+
+
+def main(options: dict[str, Any]) -> None:
+    task: Any = None
+
+    def answer(texts: dict[str, Any]) -> tuple[str, str]:
+        nonlocal task
+        try:
+            # Imported within the limits; other tasks' parsers would only cost time.
+            task = task or _task_of(_load_file(Path(options["task"])))
+            judgment = task.judge_texts(**texts)
+        except EvaluationError as error:
+            return "unusable", str(error)
+        except MemoryError:
+            return "timed_out", "ran out of memory"
+        return judgment.kind, judgment.detail
+
+    serve(answer, memory_bytes=MEMORY_BYTES, cpu_s=options["cpu_s"])
+
+
+def task_names() -> list[str]:
+    """Return the names of this project's tasks; the held-out loss needs no scorer."""
+    return [HELD_OUT_LOSS, *list_modules("expertflow.evaluate.tasks")]
+
+
+def find_task(task: str) -> type[ScoringTask] | None:
+    """Return the class of a task, named or in a user's ``*.py``; null for the held-out loss.
+
+    Raises EvaluationError if there is no such file, or it defines no task or several.
+    """
+    if task == HELD_OUT_LOSS:
+        return None
+    if task.endswith(".py"):
+        return _task_of(_load_file(Path(task)))
+    return _task_of(importlib.import_module(f"expertflow.evaluate.tasks.{task}"))
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise EvaluationError(f"{path}: no such file; correct evaluation.task")
+    # Not by an import, which would leave a cache beside a user's file.
+    name = f"own_task_{sha256_text(str(path.resolve()))[:16]}"
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(path.resolve())
+    try:
+        exec(compile(path.read_bytes(), module.__file__, "exec"), vars(module))
+    except (Exception, SystemExit) as error:
+        raise EvaluationError(f"{path}: {type(error).__name__}: {one_line(error)}") from error
+    return module
+
+
+def _task_of(module: ModuleType) -> type[ScoringTask]:
+    found = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and issubclass(value, ScoringTask)
+        and value.__module__ == module.__name__
+    ]
+    if len(found) == 1:
+        return found[0]
+    named = ", ".join(one.__name__ for one in found) or "none"
+    raise EvaluationError(
+        f"{module.__file__}: should define one subclass of ScoringTask, defines {named}"
+    )
