@@ -356,8 +356,9 @@ def test_where_the_conditions_hold_the_layout_is_the_templates(name: str) -> Non
     for texts in random_texts(400):
         if all(c.holds(texts[c.text]) for c in conditions):
             n_met += 1
-            filled = "".join(a.text if a.turn is None else texts[a.turn] for a in atoms)
-            assert filled == template._apply(learned_chat(*texts).turns, ())
+            filled = [a.text if a.number is None else texts[a.number] for a in atoms]
+            applied = template.atoms(learned_chat(*texts))
+            assert "".join(filled) == "".join(atom.text for atom in applied)
     # The conditions do not keep everything out; where nothing is asked they keep nothing out.
     assert n_met == 400 if not conditions else 20 < n_met < 400 or name == "equal"
 
