@@ -11,7 +11,7 @@ import pytest
 from tiny_run import assigned
 
 from expertflow.core.errors import TrainingError
-from expertflow.train import expert
+from expertflow.train import job
 from expertflow.train.processes import start
 from expertflow.train.saved import checkpoint, checkpoint_files
 
@@ -36,13 +36,9 @@ def main(folder: Path) -> None:
     else:
         checkpoint.agree_on(new, mine, processes, within_s=0.0)
 
-    checkpoint.check_same_step(4, processes)
-    with pytest.raises(TrainingError, match=r"different steps \(4, 2\)"):
-        checkpoint.check_same_step((4, 2)[rank], processes)
-
     if rank == 1:
         checkpoint_files.newest = lambda _: old
-    outcome = expert.train_expert(inputs, processes)
+    outcome = job.train_expert(inputs, processes)
     assert outcome.resumed_at_steps == (4,)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from support import SCRIPTS
 
 from expertflow.core import files
-from expertflow.train import expert, job
+from expertflow.train import job
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.timing import Clock
 
@@ -35,8 +35,8 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
     "sync_directory": (files, "sync_directory"),
     "prune": (checkpoint, "prune"),
     "hide": (checkpoint_files, "hide"),
-    "export": (expert, "write_candidates"),
-    "candidate": (expert, "_export"),
+    "export": (job.publish, "write_candidates"),
+    "candidate": (job.publish, "_export"),
     "unmoved": (job.publish, "check_inputs_unmoved"),
     "publish": (job.publish, "publish"),
 }

@@ -12,7 +12,7 @@ from support import LORA, run_trainer, write_tiny_run
 from tiny_run import made, train
 
 from expertflow.core.records import read_record
-from expertflow.train import expert
+from expertflow.train import publish
 from expertflow.train.model.load import load_trained
 from expertflow.train.model.weights import trained_parameters
 from expertflow.train.publish import LOGS, read_outcome, write_outcome
@@ -98,14 +98,14 @@ def test_a_spoilt_checkpoint_is_no_candidate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A power cut in an earlier session leaves files of the right size and full of zeros."""
-    others = expert._others
+    others = publish._others
 
     def spoil(run: Any, published: int) -> list[Path]:
         path = checkpoint_files.directory_of(run.state, 5) / checkpoint_files.WEIGHTS
         path.write_bytes(bytes(path.stat().st_size))
         return others(run, published)
 
-    monkeypatch.setattr(expert, "_others", spoil)
+    monkeypatch.setattr(publish, "_others", spoil)
     inputs = made(tmp_path, n_steps=15, save_total_limit=9)
     with caplog.at_level(logging.WARNING):
         outcome = train(inputs)
@@ -118,7 +118,7 @@ def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError("the disk is full")
 
     inputs = made(tmp_path, n_steps=6)
-    monkeypatch.setattr(expert, "weights_sha256", broken)
+    monkeypatch.setattr(publish, "weights_sha256", broken)
     with pytest.raises(OSError, match="disk is full"):
         train(inputs)
     assert not [path for path in inputs.state.iterdir() if "final" in path.name]

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_run import assembled, made, train
 
-from expertflow.train import expert, loop, processes
+from expertflow.train import job, loop, processes, publish
 from expertflow.train.model.packed import PackedLoss
 from expertflow.train.records import RunSummary
 from expertflow.train.run import Diverged, PendingStep, TrainInputs
@@ -53,14 +53,14 @@ def test_trackers_end_before_the_clock_is_read(
     inputs = made(tmp_path, n_steps=2)
     group = processes.start(inputs.plan)
     group.accelerator.trackers = [SimpleNamespace(finish=lambda: done.append("tracker"))]
-    summarize = expert.summarize
+    summarize = publish.summarize
 
     def told(*arguments: Any, **named: Any) -> RunSummary:
         done.append("clock")
         return summarize(*arguments, **named)
 
-    monkeypatch.setattr(expert, "summarize", told)
-    expert.train_expert(inputs, group)
+    monkeypatch.setattr(publish, "summarize", told)
+    job.train_expert(inputs, group)
     assert done == ["tracker", "clock"]
 
 
@@ -141,7 +141,7 @@ def test_a_damaged_best_checkpoint_is_not_passed_off_as_published(tmp_path: Path
         assert best is not None and best.step < 60
         damaged = inputs.state / "checkpoints" / f"step-{best.step:08d}"
         (damaged / checkpoint_files.OPTIMIZER).write_bytes(b"cut")
-        outcome = expert.finish(run)
+        outcome = publish.finish(run)
     assert outcome.published_step != best.step
     kept = checkpoint_files.best(inputs.state)
     assert kept is not None and kept.name == f"step-{outcome.published_step:08d}"

@@ -10,9 +10,10 @@ from support import write_tiny_run
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.staging.records import StagingRecord
-from expertflow.train import expert, processes
+from expertflow.train import job, processes
 from expertflow.train.records import ModelRecord, RunSummary
 from expertflow.train.run import Run, TrainInputs, assemble
+from expertflow.train.saved import checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
 
 
@@ -29,11 +30,12 @@ def assigned(folder: Path) -> TrainInputs:
         model=read_record(ModelRecord, folder / "model.json"),
         rows=Path(read_record(StagingRecord, folder / "staging.json").rows.source),
         state=folder / "state",
+        seen_s=checkpoint_files.last_seen_s(folder / "state"),
     )
 
 
 def train(inputs: TrainInputs) -> RunSummary:
-    return expert.train_expert(inputs, processes.start(inputs.plan))
+    return job.train_expert(inputs, processes.start(inputs.plan))
 
 
 @contextmanager

@@ -1,16 +1,22 @@
-"""The training job: lock the state, monitor the machine, train if needed, publish."""
+"""The training job: lock the state, monitor the machine, train if needed, publish.
 
+Training is read in this order: job, run, loop, step_hooks, publish.
+"""
+
+import gc
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from msgspec import field
 from msgspec.structs import asdict, replace
 
@@ -25,18 +31,20 @@ from expertflow.staging.ensure import Places, staged
 from expertflow.staging.records import StagingRecord
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
-from expertflow.train import processes, publish
-from expertflow.train.expert import train_expert
+from expertflow.train import loop, memory, processes, publish
 from expertflow.train.feed.on_the_fly import Documents
 from expertflow.train.preflight import preflight
+from expertflow.train.processes import Processes
 from expertflow.train.profile.profiler import PROFILE, publish_profile
 from expertflow.train.records import ModelRecord, RunSummary, TrainingRecord
-from expertflow.train.run import Diverged, TrainInputs
-from expertflow.train.saved import checkpoint_files
+from expertflow.train.run import Diverged, TrainInputs, assemble, catching_signals
+from expertflow.train.saved import checkpoint, checkpoint_files
+from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.saved.state_dirs import locked
-from expertflow.train.step_hooks import STEPS_FILE
+from expertflow.train.step_hooks import STEPS_FILE, truncate_log
 from expertflow.train.timing import process_age_s
 
+log = logging.getLogger(__name__)
 DIVERGED, PLAN, PREFLIGHT = "diverged.txt", "plan.json", "preflight.json"
 MONITOR = Path(__file__).resolve().parents[2] / "monitor_gpu.py"
 SAMPLES, MONITOR_RECORD = "gpu.jsonl", "monitor.json"
@@ -134,10 +142,9 @@ def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> Run
         write_record(state / PLAN, plan)
         write_record(state / PREFLIGHT, readings)
         try:
-            seen_s = checkpoint_files.last_seen_s(state)
-            with run_monitor(state, plan, seen_s=seen_s):
+            with run_monitor(state, plan, seen_s=placed.seen_s):
                 group = processes.start(plan, tracker_directory=str(state))
-                summary = train_expert(replace(placed, seen_s=seen_s), group)
+                summary = train_expert(placed, group)
         except Diverged as error:
             write_text(state / DIVERGED, str(error))
             raise
@@ -157,7 +164,48 @@ def _staged(job: TrainingJob, inputs: TrainInputs) -> Iterator[tuple[TrainInputs
     record = read_record(StagingRecord, job.staging)
     sha256, with_rows = inputs.model.weights_sha256, inputs.documents is None
     with staged(record, weights_sha256=sha256, with_rows=with_rows) as places:
-        yield replace(inputs, rows=places.rows, weights=places.weights), places
+        seen_s = checkpoint_files.last_seen_s(inputs.state)
+        yield replace(inputs, rows=places.rows, weights=places.weights, seen_s=seen_s), places
+
+
+def train_expert(inputs: TrainInputs, processes: Processes) -> RunSummary:
+    """Train to the end and leave the model in ``state/final``.
+
+    If memory runs out and the plan allows it, continue from the last checkpoint with half the
+    micro-batch. Raises Interrupted after a signal; run again to resume.
+    """
+    first = True
+    with catching_signals() as stop:
+        while True:
+            plan = memory.apply_oom_retries(inputs.plan, inputs.state)
+            # As rank 0 reads it.
+            [micro, n_accumulation], *_ = processes.of_all(
+                plan.batch_size, plan.gradient_accumulation_steps
+            )
+            plan = replace(plan, batch_size=micro, gradient_accumulation_steps=n_accumulation)
+            try:
+                return _attempt(replace(inputs, plan=plan, since_start=first), processes, stop)
+            except memory.OutOfMemory as error:
+                memory.note_retry(plan, inputs.state, error)
+            # Only here, after the error is gone, are its tensors unreferenced; and the failed
+            # attempt's peak is not the run's.
+            first = False
+            processes.accelerator.free_memory()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+
+
+def _attempt(inputs: TrainInputs, processes: Processes, stop: Callable[[], bool]) -> RunSummary:
+    state = inputs.state
+    with Saver(state, keep=inputs.plan.save_total_limit) as saver:
+        newest = checkpoint.agree_on(checkpoint_files.newest(state), state, processes)
+        run = assemble(inputs, processes=processes, saver=saver, stop=stop, directory=newest)
+        truncate_log(run)
+        memory.probe_longest_batch(run)
+        loop.train(run)
+        return publish.finish(run)
 
 
 @contextmanager

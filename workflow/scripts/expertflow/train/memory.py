@@ -1,6 +1,7 @@
 """Handle low memory: advice, retries with smaller micro-batches, and trial batches."""
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from expertflow.train.feed.loader import Feed
 from expertflow.train.model.packed import padded_bounds
 from expertflow.train.records import MemoryRetry
 from expertflow.train.run import Run
+from expertflow.train.saved import checkpoint_files
 
+log = logging.getLogger(__name__)
 RETRIES_FILE = "memory.json"
 MAX_RETRIES = 3
 HOST = torch.device("cpu")
@@ -78,19 +81,25 @@ def apply_oom_retries(plan: TrainPlan, state: Path) -> TrainPlan:
     )
 
 
-def note_retry(plan: TrainPlan, state: Path, *, after_step: int, message: str) -> bool:
+def note_retry(plan: TrainPlan, state: Path, error: OutOfMemory) -> None:
+    """Let the next attempt take half the micro-batch, or raise if there must be none."""
     known = retries(state)
     if not plan.may_halve_micro_batch or plan.batch_size < 2 or len(known) >= MAX_RETRIES:
-        return False
+        raise error
+    newest = checkpoint_files.newest(state)
+    done = 0 if newest is None else checkpoint_files.step_of(newest)
     less = halved(plan)
     retry = MemoryRetry(
-        after_step=after_step,
+        after_step=done,
         micro_batch_size=less.batch_size,
         n_accumulation_steps=less.gradient_accumulation_steps,
-        message=message,
+        message=str(error),
     )
     write_record(state / RETRIES_FILE, (*known, retry))
-    return True
+    if plan.world_size > 1:
+        # The other ranks wait for this one, so only a restart gets all together again.
+        raise OutOfMemory(f"{error}; run again: it continues so after step {done}") from error
+    log.warning("%s; continuing so after step %d", error, done)
 
 
 def probe_longest_batch(run: Run) -> None:

@@ -1,7 +1,11 @@
-"""Summarize a run, mark its state as finished, and publish the declared results."""
+"""End a run: choose its weights, store all candidates, summarize, and publish the results.
+
+The published weights are at a folder's root; the others, equally complete, below ``steps``.
+"""
 
 import logging
 import resource
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from expertflow.core.files import (
     link_or_copy,
     link_or_copy_tree,
     remove,
+    replacing,
     sha256_file,
     sha256_json,
     sync,
@@ -24,6 +29,8 @@ from expertflow.plan.settings import Training
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import memory
+from expertflow.train.model.load import name_base
+from expertflow.train.model.weights import gathered, weights_sha256
 from expertflow.train.records import (
     NOT_ON_CPU,
     Candidate,
@@ -34,7 +41,8 @@ from expertflow.train.records import (
     TimeSpent,
 )
 from expertflow.train.run import Progress, Run
-from expertflow.train.saved.checkpoint_files import difference, fingerprints
+from expertflow.train.saved import checkpoint, checkpoint_files
+from expertflow.train.saved.checkpoint_files import WEIGHTS, difference, fingerprints
 from expertflow.train.timing import PARTS, is_sampled
 
 log = logging.getLogger(__name__)
@@ -79,6 +87,102 @@ def check_inputs_unmoved(packing: PackingRecord, rows: Path) -> None:
             raise TrainingError(
                 f"{rows / name}: changed during training; run again to train on what is there now"
             )
+
+
+def finish(run: Run) -> RunSummary:
+    if run.bar is not None:
+        run.bar.close()
+    published = choose_weights(run)
+    with run.clock.part("checkpoint"):
+        run.saver.wait()
+        candidates = write_candidates(run, run.state / "final", published=published)
+    with run.clock.part("other"):
+        run.processes.end_trackers()
+    summary = summarize(run, published=published, candidates=candidates)
+    run.processes.shutdown_process_group()
+    return summary
+
+
+def choose_weights(run: Run) -> int:
+    best, step = run.progress.best, run.progress.step
+    if not run.plan.load_best_model_at_end or best is None or best.step == step:
+        return step
+    run.saver.wait()
+    run.processes.accelerator.wait_for_everyone()
+    directory = checkpoint.agree_on(checkpoint_files.best(run.state), run.state, run.processes)
+    if directory is None:
+        log.warning("no checkpoint of the best weights is whole; the last ones count")
+        return step
+    found = checkpoint_files.step_of(directory)
+    if found != best.step:
+        log.warning("the checkpoint after step %d, the best one, is damaged", best.step)
+    checkpoint.restore_weights(directory, model=run.net)
+    log.info("the weights after step %d are the best that were saved; they count", found)
+    return found
+
+
+def write_candidates(run: Run, target: Path, *, published: int) -> tuple[Candidate, ...]:
+    """Write the model's weights, those of step ``published``, and all other candidates.
+
+    The folder appears atomically. The model holds other weights afterwards. A collective.
+    """
+    losses = {point.step: point.loss for point in run.progress.eval_points}
+    found: list[Candidate] = []
+
+    def add(step: int, folder: Path, path: str) -> None:
+        _export(run, folder / path)
+        sha256 = weights_sha256(run.net)
+        loss = losses.get(step)
+        found.append(Candidate(step=step, held_out_loss=loss, path=path, weights_sha256=sha256))
+
+    # Only rank 0 writes.
+    writing = replacing(target) if run.processes.is_first else nullcontext(target)
+    with writing as partial:
+        add(published, partial, ".")
+        for directory in _others(run, published):
+            checkpoint.restore_weights(directory, model=run.net)
+            step = checkpoint_files.step_of(directory)
+            add(step, partial, f"steps/step-{step:08d}")
+    return tuple(sorted(found, key=lambda candidate: candidate.step))
+
+
+def _others(run: Run, published: int) -> list[Path]:
+    """List the complete checkpoints but the published one, as rank 0 sees them. A collective."""
+    own = []
+    for directory in checkpoint_files.complete(run.state) if run.processes.is_first else ():
+        if checkpoint_files.step_of(directory) == published:
+            continue
+        # An earlier session may have written it, before a power cut.
+        if found := checkpoint_files.damage(directory, contents=[WEIGHTS]):
+            log.warning("%s is no candidate: %s", directory, found)
+        else:
+            own.append(directory)
+    [n], *_ = run.processes.of_all(len(own))
+    agreed = (
+        checkpoint.agree_on(own[i] if own else None, run.state, run.processes) for i in range(n)
+    )
+    return [directory for directory in agreed if directory is not None]
+
+
+def _export(run: Run, target: Path) -> None:
+    whole = None
+    if run.plan.world_size > 1 and run.plan.parallel == "fsdp":
+        # The adapter, or all weights, gathered from all processes. A head tied to the embedding has
+        # a name in the state but no parameter.
+        of_all = run.plan.lora is None
+        wanted = {n for n, p in run.net.named_parameters() if p.requires_grad or of_all}
+        state = run.net.state_dict()
+        whole = {name: gathered(t).cpu() for name, t in state.items() if name in wanted}
+    if not run.processes.is_first:
+        return
+    target.mkdir(parents=True)
+    run.net.save_pretrained(target, state_dict=whole, safe_serialization=True)
+    name_base(target, run.model)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        source = Path(run.model.path) / name
+        if source.is_file():
+            (target / name).write_bytes(source.read_bytes())
+    (target / "README.md").unlink(missing_ok=True)
 
 
 def publish(state: Path, outputs: dict[str, Path]) -> None:
@@ -206,7 +310,7 @@ def read_outcome(state: Path) -> RunSummary | None:
         return None
     try:
         outcome = read_record(Outcome, path)
-        found = difference(state, outcome.files, contents=True)
+        found = difference(state, outcome.files, contents=outcome.files["xxh3"])
     except (DataError, KeyError) as error:
         found = f"{OUTCOME} cannot be read ({error})"
     if found is None:

@@ -63,7 +63,7 @@ class TrainInputs(Record, frozen=True, kw_only=True):
 
     ``weights``: a copy of the model to read. With ``documents``, rows are not read.
     ``since_start``: all time of this process so far belongs to the run and is not booked yet.
-    ``seen_s``: the run's clock when this process resumed it; null: read it from the state.
+    ``seen_s``: the run's clock when this process resumed it.
     """
 
     plan: TrainPlan
@@ -73,7 +73,7 @@ class TrainInputs(Record, frozen=True, kw_only=True):
     weights: Path | None = None
     documents: "Documents | None" = None
     since_start: bool = True
-    seen_s: float | None = None
+    seen_s: float = 0.0
 
 
 class Progress(Struct, kw_only=True):
@@ -239,11 +239,9 @@ def _data(inputs: TrainInputs, processes: Processes) -> tuple[BaseFeed, PackedRo
 
 
 def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[Progress, Clock]:
-    since_start, seen_s = inputs.since_start, inputs.seen_s
-    if seen_s is None:
-        seen_s = checkpoint_files.last_seen_s(inputs.state)
+    since_start = inputs.since_start
     # A second attempt of this process includes the first one's time.
-    earlier = {"wall": seen_s + (0.0 if since_start else process_age_s())}
+    earlier = {"wall": inputs.seen_s + (0.0 if since_start else process_age_s())}
     if directory is None:
         progress = Progress(started_at=datetime.now(UTC).isoformat(timespec="seconds"))
     else:

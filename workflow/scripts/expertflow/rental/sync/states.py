@@ -214,7 +214,7 @@ def _intact_progress_of(state: Path) -> str | None:
     if name in (None, FINISHED):
         return name
     for path in reversed(checkpoint_files.complete(state)):
-        found = checkpoint_files.damage(path, contents=True)
+        found = checkpoint_files.damage(path, contents=checkpoint_files.TENSORS)
         if found is None:
             return path.name
         log.warning("%s does not count: %s", path, found)

@@ -37,6 +37,7 @@ from expertflow.train.saved.checkpoint_files import (
     OPTIMIZER,
     OURS,
     PROGRESS,
+    TENSORS,
     WEIGHTS,
     damage,
     directory_of,
@@ -147,7 +148,7 @@ def _fill(directory: Path, snapshot: Snapshot) -> None:
     directory.mkdir()
     save_file(snapshot.weights, directory / WEIGHTS)
     save_file(snapshot.optimizer, directory / OPTIMIZER)
-    ours = {**snapshot.progress[OURS], **fingerprints(directory, [WEIGHTS, OPTIMIZER])}
+    ours = {**snapshot.progress[OURS], **fingerprints(directory, TENSORS)}
     text = json.dumps({**snapshot.progress, OURS: ours})
     (directory / PROGRESS).write_text(text, encoding="utf-8")
 
@@ -254,16 +255,6 @@ def agree_on(
         # Listing a folder refreshes it; a missed entry stays cached as missing.
         list(state.glob("checkpoints/*"))
     return directory
-
-
-def check_same_step(step: int, processes: Processes) -> None:
-    """Refuse to resume from different steps. A collective."""
-    steps = [step for (step,) in processes.of_all(step)]
-    if len(set(steps)) > 1:
-        raise TrainingError(
-            f"the processes would go on after different steps ({', '.join(map(str, steps))}); see"
-            " that all nodes share the state's folder, and run again"
-        )
 
 
 class Saver:

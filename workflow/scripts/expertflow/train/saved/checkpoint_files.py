@@ -3,6 +3,7 @@
 import json
 import logging
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +13,35 @@ from expertflow.staging.store import hash_files
 log = logging.getLogger(__name__)
 
 WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.safetensors", "progress.json"
+TENSORS = (WEIGHTS, OPTIMIZER)
 # The one key of progress.json that does not come from the run.
 OURS = "checkpoint"
 
 
-def fingerprints(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+def fingerprints(directory: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {
         "n_bytes": {name: (directory / name).stat().st_size for name in names},
-        "xxh3": hash_files(directory, names),
+        "xxh3": hash_files(directory, list(names)),
     }
 
 
-def difference(directory: Path, wanted: dict[str, dict[str, Any]], *, contents: bool) -> str | None:
+def difference(
+    directory: Path, wanted: dict[str, dict[str, Any]], *, contents: Iterable[str]
+) -> str | None:
+    """Return how files differ from ``wanted``: in size, or in their bytes if in ``contents``."""
     for name, size in wanted["n_bytes"].items():
         path = directory / name
         if not path.is_file():
             return f"{name} is missing"
         if (found := path.stat().st_size) != size:
             return f"{name} has {found} bytes and was written with {size}"
-    if contents:
-        # States older than the hashes have none.
-        digests = wanted.get("xxh3", {})
-        for name, digest in hash_files(directory, list(digests)).items():
-            if digest != digests[name]:
-                return f"{name} does not hold what was written"
+    for name, digest in hash_files(directory, list(contents)).items():
+        if digest != wanted["xxh3"][name]:
+            return f"{name} does not hold what was written"
     return None
 
 
-def damage(directory: Path, *, contents: bool = False) -> str | None:
+def damage(directory: Path, *, contents: Iterable[str] = ()) -> str | None:
     """Return what is wrong with a checkpoint's files, if anything.
 
     A power cut may leave zero-filled files of the right size, which only ``contents`` finds.
@@ -122,7 +124,7 @@ def remove_partials(state: Path) -> None:
     whole: set[Path] = set()
     for choose in (newest, best):
         while (path := choose(state)) is not None and path not in whole:
-            found = damage(path, contents=True)
+            found = damage(path, contents=TENSORS)
             if found is None:
                 whole.add(path)
                 break
