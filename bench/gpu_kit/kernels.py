@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from expertflow.report.profile import kind_of
-from expertflow.train.profile.kernels import ANNOTATIONS, busy_us
+from expertflow.train.profiler import ANNOTATIONS, busy_us
 from gpu_kit.ceilings import wait
 
 

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from expertflow.core.records import to_json
 from expertflow.hardware import records as h
-from expertflow.train.profile.kernels import N_KERNELS, Span, kernel_table
-from expertflow.train.profile.profiler import NOT_ASKED
+from expertflow.train.profiler import N_KERNELS, NOT_ASKED, Span, kernel_table
 from expertflow.train.records import KernelProfile, StepRecord
 
 GPU = "NVIDIA H100 80GB HBM3"

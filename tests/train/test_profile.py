@@ -18,9 +18,8 @@ from tiny_run import assigned, made, train
 from expertflow.core.errors import Interrupted
 from expertflow.core.records import read_record, write_record
 from expertflow.report.profile import by_kind
-from expertflow.train import loop
-from expertflow.train.profile import kernels, profiler
-from expertflow.train.profile.profiler import (
+from expertflow.train import loop, profiler
+from expertflow.train.profiler import (
     AFTERWARDS,
     BEGUN,
     KERNELS,
@@ -31,6 +30,7 @@ from expertflow.train.profile.profiler import (
     publish_profile,
 )
 from expertflow.train.records import KernelProfile, RunSummary
+from expertflow.train.saved import checkpoint_files
 
 N_STEPS = 24
 
@@ -92,7 +92,7 @@ def test_the_trace_opens_and_names_neither_machine_nor_place(
 def test_a_trace_above_the_bound_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "MAX_TRACE_BYTES", 1000)
+    monkeypatch.setattr(profiler, "MAX_TRACE_BYTES", 1000)
     inputs = made(tmp_path / "run", n_steps=8, profile_steps=2)
     train(inputs)
     record = profile_of(inputs.state)
@@ -119,17 +119,17 @@ def full_disk(*_: Any) -> None:
         ("profile.start", no_start, "the profiler did not start: Can't initialize CUPTI"),
         ("profile.stop", no_start, "the profiler failed: Can't initialize CUPTI"),
         ("supported_activities", set, "this build of torch cannot watch CPU"),
-        ("spans_of", lambda *_, **__: [], "saw no kernel"),
+        ("operator_spans", lambda _: [], "saw no kernel"),
         ("profile.start", no_memory, "the profiler did not start: host memory ran out"),
-        ("spans_of", no_memory, "the profiler failed: host memory ran out"),
-        ("write_trace", no_memory, "it could not be written: host memory ran out"),
+        ("operator_spans", no_memory, "the profiler failed: host memory ran out"),
+        ("write_trace", no_memory, "the profiler failed: host memory ran out"),
         ("write_trace", full_disk, "No space left"),
     ],
 )
 def test_a_profiler_that_fails_is_said_and_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any, reason: str
 ) -> None:
-    monkeypatch.setattr(f"expertflow.train.profile.profiler.{name}", value)
+    monkeypatch.setattr(f"expertflow.train.profiler.{name}", value)
     inputs = made(tmp_path / "run", n_steps=8, profile_steps=2)
     assert train(inputs).n_steps == 8
     record = profile_of(inputs.state)
@@ -194,8 +194,8 @@ def test_the_list_of_the_profiler_holds_what_its_tree_does() -> None:
     """Which of the two is read depends on the device; here both hold operators."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as watcher:
         torch.ones(4, 4) @ torch.ones(4, 4)
-    spans = kernels.device_spans(watcher, "CPU")
-    tree = kernels.spans_of(watcher, cuda=False)
+    spans = profiler.device_spans(watcher, "CPU")
+    tree = profiler.operator_spans(watcher)
     assert {(s.name, s.start_us, s.end_us) for s in spans} == {
         (s.name, s.start_us, s.end_us) for s in tree
     }
@@ -244,6 +244,7 @@ def test_a_run_that_was_killed_amid_its_steps_is_not_watched_again(tmp_path: Pat
     write_record(inputs.state / PROFILE / KERNELS, begun)
     partial = inputs.state / PROFILE / ".trace.json.1.partial"
     partial.write_text("half")
+    checkpoint_files.remove_partials(inputs.state)
     assert train(inputs).n_steps == 8
     assert profile_of(inputs.state) == begun and not partial.exists()
 

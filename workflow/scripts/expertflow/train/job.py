@@ -35,7 +35,7 @@ from expertflow.train import loop, memory, processes, publish
 from expertflow.train.feed.on_the_fly import Documents
 from expertflow.train.preflight import preflight
 from expertflow.train.processes import Processes
-from expertflow.train.profile.profiler import PROFILE, publish_profile
+from expertflow.train.profiler import PROFILE, publish_profile
 from expertflow.train.records import ModelRecord, RunSummary, TrainingRecord
 from expertflow.train.run import Diverged, TrainInputs, assemble, catching_signals
 from expertflow.train.saved import checkpoint, checkpoint_files

@@ -16,7 +16,7 @@ from expertflow.train.feed.loader import load_batches
 from expertflow.train.memory import memory_advice
 from expertflow.train.optimizers import learning_rate
 from expertflow.train.processes import no_gradient_sync
-from expertflow.train.profile.profiler import StepProfiler
+from expertflow.train.profiler import StepProfiler
 from expertflow.train.run import PendingStep, Run
 from expertflow.train.step_hooks import after_step, evaluate
 

@@ -117,7 +117,7 @@ def hide(path: Path) -> None:
 
 
 def remove_partials(state: Path) -> None:
-    """Remove leftovers of killed savers and files damaged by a power cut; requires the lock.
+    """Remove leftovers of killed sessions and files damaged by a power cut; requires the lock.
 
     The newest and the best checkpoint are verified to the byte, since a session relies on them.
     """
@@ -130,5 +130,6 @@ def remove_partials(state: Path) -> None:
                 break
             log.warning("%s is removed: %s", path, found)
             hide(path)
-    for path in (state / "checkpoints").glob(".*.partial"):
-        remove(path)
+    for folder in (state / "checkpoints", state / "profile"):
+        for path in folder.glob(".*.partial"):
+            remove(path)

@@ -1,28 +1,24 @@
 """Profile some steps of a run with torch's profiler: a table of kernels and a trace."""
 
+import gzip
 import logging
+import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from msgspec.structs import replace
+from torch.autograd.profiler_util import StringTable
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from expertflow.core.errors import ExpertflowError
 from expertflow.core.files import link_or_copy, remove, replacing
-from expertflow.core.records import Record, read_record, write_record
+from expertflow.core.records import read_record, write_record
 from expertflow.plan.records import TrainPlan
-from expertflow.train.profile.kernels import (
-    N_KERNELS,
-    Span,
-    busy_us,
-    kernel_table,
-    spans_of,
-    write_trace,
-)
 from expertflow.train.records import Kernel, KernelProfile, RunSummary
 from expertflow.train.run import Run, one_line
 from expertflow.train.timing import is_sampled
@@ -47,9 +43,102 @@ N_WARM = 10
 MAX_MICRO_BATCHES = 16
 NO_NEIGHBOURS = "no other step than the first one of the session came before"
 NOT_A_DEVICE = "counted on CUDA devices only; this run was on the CPU"
+# Prefixes of annotations on the device's time line above the kernels.
+ANNOTATIONS = ("## ", "Optimizer.", "ProfilerStep")
+# Names recorded, and characters per name; compiled code may have a kernel per shape.
+N_KERNELS, N_CHARS = 1_000, 1_000
+# About the most that a browser's viewer loads; training also waits while it is written.
+MAX_TRACE_BYTES = 1 << 30
+HOST = b'"host_name"'
 
 
-class Window(Record, frozen=True, kw_only=True):
+class Span(NamedTuple):
+    """One launch of a kernel. ``self_us`` is its time without nested calls."""
+
+    name: str
+    start_us: float
+    end_us: float
+    self_us: float
+
+
+def busy_us(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the time in which any of some spans runs.
+
+    >>> busy_us([(0, 2), (1, 3), (5, 6)])
+    4.0
+    """
+    total, end = 0.0, float("-inf")
+    for first, last in sorted(spans):
+        total += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return total
+
+
+def kernel_table(spans: Iterable[Span]) -> tuple[Kernel, ...]:
+    n_calls: defaultdict[str, int] = defaultdict(int)
+    taken_us: defaultdict[str, float] = defaultdict(float)
+    for span in spans:
+        n_calls[span.name] += 1
+        taken_us[span.name] += span.self_us
+    return tuple(
+        Kernel(name=name[:N_CHARS], n_calls=n_calls[name], total_s=us / 1e6)
+        for name, us in sorted(taken_us.items(), key=lambda item: (-item[1], item[0]))
+    )
+
+
+def device_spans(profiler: profile, device: str = "CUDA") -> list[Span]:
+    """Return a device's spans from the profiler's list; its tree takes kilobytes per event."""
+    results = profiler.profiler.kineto_results if profiler.profiler is not None else None
+    if results is None:
+        return []
+    # Names and times as in the tree: demangled C++, and counted from the start of the profile,
+    # since a float of microseconds since 1970 would be off by a quarter of one.
+    names, zero_ns, spans = StringTable(), results.trace_start_ns(), []
+    for event in results.events():
+        if event.device_type().name != device or event.is_user_annotation():
+            continue
+        name = names[event.name()]
+        if event.is_hidden_event() or name.startswith(ANNOTATIONS):
+            continue
+        start_us, end_us = (event.start_ns() - zero_ns) / 1e3, (event.end_ns() - zero_ns) / 1e3
+        spans.append(Span(name, start_us, end_us, end_us - start_us))
+    return spans
+
+
+def operator_spans(profiler: profile) -> list[Span]:
+    spans = []
+    for event in profiler.events() or ():  # type: ignore[no-untyped-call]
+        is_mark = getattr(event, "is_user_annotation", False) or event.name.startswith(ANNOTATIONS)
+        if event.device_type.name == "CUDA" or is_mark:
+            continue
+        start_us, end_us = float(event.time_range.start), float(event.time_range.end)
+        spans.append(Span(event.name, start_us, end_us, float(event.self_cpu_time_total)))
+    return spans
+
+
+def write_trace(profiler: profile, path: Path) -> tuple[int | None, str | None]:
+    plain = path.with_name(f".{path.stem}.{os.getpid()}.partial")
+    try:
+        profiler.export_chrome_trace(str(plain))
+        n_bytes = plain.stat().st_size
+        if n_bytes > MAX_TRACE_BYTES:
+            return None, (
+                f"its {n_bytes / 2**20:,.0f} MiB are more than {MAX_TRACE_BYTES / 2**20:,.0f} MiB;"
+                " lower training.profile_steps"
+            )
+        with replacing(path) as partial, partial.open("wb") as raw, plain.open("rb") as source:
+            with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
+                # Host name and paths do not concern a reader of kernels.
+                lines = (line for line in source if not line.lstrip().startswith(HOST))
+                packed.writelines(line.replace(str(plain).encode(), b"trace") for line in lines)
+        return path.stat().st_size, None
+    except (RuntimeError, MemoryError) as error:
+        return None, f"the profiler did not write it: {one_line(error)}"
+    finally:
+        remove(plain)
+
+
+class Window(NamedTuple):
     neighbors: range
     steps: range
 
@@ -70,21 +159,8 @@ def choose_window(plan: TrainPlan, first: int) -> Window | None:
     quiet = (start for start in starts if _is_quiet(plan, range(start, start + n_steps)))
     plain = (start for start in starts if not any(map(is_sampled, range(start, start + n_steps))))
     start = next(quiet, next(plain, earliest))
-    return Window(
-        neighbors=range(max(first + 1, start - n_steps), start),
-        steps=range(start, start + n_steps),
-    )
-
-
-def cut_short(plan: TrainPlan) -> tuple[str, ...]:
-    n_allowed = _n_allowed(plan)
-    if n_allowed == plan.profile_steps:
-        return ()
-    return (
-        f"at most {n_allowed} of the {plan.profile_steps} steps asked for were to be watched: of"
-        f" {plan.gradient_accumulation_steps} micro-batches each, and a profile of more than"
-        f" {MAX_MICRO_BATCHES} in all may not fit into memory",
-    )
+    neighbors = range(max(first + 1, start - n_steps), start)
+    return Window(neighbors, range(start, start + n_steps))
 
 
 def _n_allowed(plan: TrainPlan) -> int:
@@ -115,23 +191,21 @@ class StepProfiler:
                 run.timer.left_out = self._window.steps
 
     def __enter__(self) -> Self:
-        if self._run.processes.is_first:
-            # Left half-written by a killed session.
-            try:
-                for partial in self._folder.glob(".*.partial"):
-                    remove(partial)
-            except OSError as error:
-                log.warning("parts of a profile are left lying: %s", error)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
-        if self._profiler is not None and self._window is not None:
+        window, last = self._window, self._run.progress.step
+        if self._profiler is not None and window is not None:
             if error is None:
-                self._finish(self._profiler, self._window)
+                self._finish(self._profiler, window)
             else:
                 self._drop(self._profiler, error)
         if error is None and (self._reason is not None or self._is_wanted()):
-            self._write_reason(self._reason or self._too_short())
+            too_short = f"this session did the steps {self._first + 1} to {last}, none to spare"
+            if window is not None:
+                too_short = f"the run ended after step {last}, before step {window.steps.start + 1}"
+            with suppress(OSError):
+                self._write_reason(self._reason or too_short)
 
     def begin(self) -> None:
         window, step = self._window, self._run.progress.step
@@ -162,15 +236,12 @@ class StepProfiler:
         activities = [ProfilerActivity.CPU]
         if self._run.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        missing = set(activities) - supported_activities()  # type: ignore[no-untyped-call]
-        if missing:
-            names = ", ".join(sorted(activity.name for activity in missing))
-            self._fail(f"this build of torch cannot watch {names}")
-            return
-        if not self._write_reason(BEGUN):
-            self._fail("its folder cannot be written")
-            return
         with self._failing("the profiler did not start"):
+            missing = set(activities) - supported_activities()  # type: ignore[no-untyped-call]
+            if missing:
+                names = ", ".join(sorted(activity.name for activity in missing))
+                raise RuntimeError(f"this build of torch cannot watch {names}")
+            self._write_reason(BEGUN)
             profiler = profile(activities=activities)
             profiler.start()
             self._profiler, self._start_s = profiler, self._stepped_s()
@@ -180,20 +251,18 @@ class StepProfiler:
         self._profiler, start_s = None, time.perf_counter()
         with self._apart(), self._failing("the profiler failed"):
             profiler.stop()
-            spans = spans_of(profiler, cuda=self._run.device.type == "cuda")
+            cuda = self._run.device.type == "cuda"
+            spans = device_spans(profiler) if cuda else operator_spans(profiler)
             if not spans:
-                self._fail("the profiler saw no kernel; CUPTI may be missing, or not allowed")
-                return
-            with self._failing("it could not be written"):
-                trace = write_trace(profiler, self._folder / TRACE)
-                pause_s = self._pause_s + time.perf_counter() - start_s
-                record = self._record(window, spans, taken_s, trace, pause_s)
-                write_record(self._folder / KERNELS, record)
-                log.info(
-                    "profiled steps %d to %d at %.3f s a step; training waited %.1f s for it",
-                    window.steps.start + 1, self._run.progress.step, taken_s / record.n_steps,
-                    pause_s,
-                )  # fmt: skip
+                raise RuntimeError("it saw no kernel; CUPTI may be missing, or not allowed")
+            trace = write_trace(profiler, self._folder / TRACE)
+            pause_s = self._pause_s + time.perf_counter() - start_s
+            record = self._record(window, spans, taken_s, trace, pause_s)
+            write_record(self._folder / KERNELS, record)
+            log.info(
+                "profiled steps %d to %d at %.3f s a step; training waited %.1f s for it",
+                window.steps.start + 1, self._run.progress.step, taken_s / record.n_steps, pause_s,
+            )  # fmt: skip
 
     def _record(
         self,
@@ -205,12 +274,19 @@ class StepProfiler:
     ) -> KernelProfile:
         run, (n_trace_bytes, no_trace) = self._run, trace
         on_cpu, n_neighbors = run.device.type == "cpu", len(window.neighbors)
-        table = kernel_table(spans)
-        rest, notes = table[N_KERNELS:], cut_short(run.plan)
+        table, notes = kernel_table(spans), []
+        rest, n_allowed = table[N_KERNELS:], _n_allowed(run.plan)
+        if n_allowed < run.plan.profile_steps:
+            n_micro = run.plan.gradient_accumulation_steps
+            notes.append(
+                f"at most {n_allowed} of the {run.plan.profile_steps} steps asked for were to be"
+                f" watched: of {n_micro} micro-batches each, and a profile of more than"
+                f" {MAX_MICRO_BATCHES} in all may not fit into memory"
+            )
         if rest:
-            notes += (f"the {len(rest):,} shortest of {len(table):,} names are summed as one",)
+            notes.append(f"the {len(rest):,} shortest of {len(table):,} names are summed as one")
         span_us = max(s.end_us for s in spans) - min(s.start_us for s in spans)
-        busy = busy_us((span.start_us, span.end_us) for span in spans)
+        busy = busy_us((s.start_us, s.end_us) for s in spans)
         unavailable = {"device_busy_fraction": NOT_A_DEVICE} if on_cpu else {}
         if not n_neighbors:
             unavailable["neighbor_step_s"] = NO_NEIGHBOURS
@@ -237,7 +313,7 @@ class StepProfiler:
             trace=TRACE if no_trace is None else None,
             n_trace_bytes=n_trace_bytes,
             unavailable=unavailable,
-            notes=notes,
+            notes=tuple(notes),
         )
 
     def _drop(self, profiler: profile, broken_by: BaseException | None) -> None:
@@ -246,24 +322,14 @@ class StepProfiler:
         The next session profiles anew, unless memory ran out, which profiling may have caused.
         """
         self._profiler = None
-        try:
+        with suppress(RuntimeError, MemoryError):
             profiler.stop()
-        except (RuntimeError, MemoryError) as error:
-            log.warning("the profiler failed as it was stopped: %s", one_line(error))
         if isinstance(broken_by, MemoryError):
             self._fail("host memory ran out while steps were watched")
             return
         log.info("the profile is left out: the run was broken off amid its steps")
-        try:
+        with suppress(OSError):
             remove(self._folder / KERNELS)
-        except OSError as error:
-            log.warning("the next session will not watch either: %s", error)
-
-    def _fail(self, reason: str) -> None:
-        """Record the failure at once, so that a resumed session does not repeat it."""
-        log.warning("no profile: %s", reason)
-        self._reason = reason
-        self._write_reason(reason)
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
@@ -272,21 +338,17 @@ class StepProfiler:
         except (RuntimeError, OSError, MemoryError) as error:
             self._fail(f"{what}: {one_line(error)}")
 
-    def _too_short(self) -> str:
-        first, last = self._first, self._run.progress.step
-        if self._window is None:
-            return f"this session did the steps {first + 1} to {last}, none to spare"
-        return f"the run ended after step {last}, before step {self._window.steps.start + 1}"
+    def _fail(self, reason: str) -> None:
+        """Record the failure at once, so that a resumed session does not repeat it."""
+        log.warning("no profile: %s", reason)
+        self._reason = reason
+        with suppress(OSError):
+            self._write_reason(reason)
 
-    def _write_reason(self, reason: str) -> bool:
+    def _write_reason(self, reason: str) -> None:
         n_wanted, device = self._run.plan.profile_steps, self._run.device.type
         record = KernelProfile(n_wanted_steps=n_wanted, device=device, reason=reason)
-        try:
-            write_record(self._folder / KERNELS, record)
-        except OSError as error:
-            log.warning("why there is no profile could not be written: %s", error)
-            return False
-        return True
+        write_record(self._folder / KERNELS, record)
 
     def _stepped_s(self) -> float:
         """Return the run's seconds of stepping so far, after waiting for the device."""
@@ -318,21 +380,19 @@ def publish_profile(state: Path, target: Path, run: RunSummary, *, n_wanted: int
 
 def _read_profile(folder: Path, run: RunSummary, n_wanted: int) -> KernelProfile:
     nothing = KernelProfile(n_wanted_steps=n_wanted, device=run.device)
-    path = folder / KERNELS
-    if not path.is_file():
+    if not (folder / KERNELS).is_file():
         lost = "the state has lost it"
         reason = lost if run.profile_steps else AFTERWARDS if n_wanted else NOT_ASKED
         return replace(nothing, reason=reason)
     try:
-        record = read_record(KernelProfile, path)
+        record = read_record(KernelProfile, folder / KERNELS)
     except ExpertflowError as error:
         log.warning("the profile is left out: %s", error)
         return replace(nothing, reason=f"what the state has of it cannot be read ({error})")
-    size = (folder / TRACE).stat().st_size if (folder / TRACE).is_file() else None
-    if record.trace is None or (record.trace == TRACE and size == record.n_trace_bytes):
+    trace = folder / TRACE
+    if record.trace is None or (trace.is_file() and trace.stat().st_size == record.n_trace_bytes):
         return record
-    gone = dict.fromkeys(("trace", "n_trace_bytes"), "the state does not have it whole any more")
-    log.warning("%s is left out: %s", folder / TRACE, gone["trace"])
-    return replace(
-        record, trace=None, n_trace_bytes=None, unavailable={**record.unavailable, **gone}
-    )
+    gone = "the state does not have it whole any more"
+    log.warning("%s is left out: %s", trace, gone)
+    missing = record.unavailable | dict.fromkeys(("trace", "n_trace_bytes"), gone)
+    return replace(record, trace=None, n_trace_bytes=None, unavailable=missing)
