@@ -1,13 +1,11 @@
-"""Inputs and reports of the two made-up runs; both are built once, tests that change them copy."""
-
-import copy
-from typing import Any
+"""Inputs and reports of the two made-up runs; all are built once."""
 
 import made_up_runs
 import pytest
 
 from expertflow.report.build import build_report
 from expertflow.report.inputs import ReportInputs
+from expertflow.report.records import Report
 
 
 @pytest.fixture(scope="session")
@@ -20,11 +18,11 @@ def cpu_inputs() -> ReportInputs:
     return made_up_runs.make_cpu_inputs()
 
 
-@pytest.fixture
-def gpu_report(gpu_inputs: ReportInputs) -> dict[str, Any]:
-    return copy.deepcopy(build_report(gpu_inputs, made_up_runs.PROVENANCE))
+@pytest.fixture(scope="session")
+def gpu_report(gpu_inputs: ReportInputs) -> Report:
+    return build_report(gpu_inputs, made_up_runs.PROVENANCE)
 
 
-@pytest.fixture
-def cpu_report(cpu_inputs: ReportInputs) -> dict[str, Any]:
-    return copy.deepcopy(build_report(cpu_inputs, made_up_runs.PROVENANCE))
+@pytest.fixture(scope="session")
+def cpu_report(cpu_inputs: ReportInputs) -> Report:
+    return build_report(cpu_inputs, made_up_runs.PROVENANCE)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from expertflow.plan.records import CostPlan, TrainPlan
 from expertflow.report.inputs import ReportInputs
+from expertflow.report.records import ChainLink
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import records as t
 
@@ -17,8 +18,8 @@ PROVENANCE = {
     "input_sha256": {"documents.json": "1a" * 32, "packing.json": "2b" * 32},
     "command": "snakemake --cores 8 results/expert-sql/report.json",
     "host_hash": "c0ffee",
-    "chain": [
-        {"stage": stage, "record": f"{record}.json", "sha256": digest * 32, "code": digest * 8}
+    "chain": tuple(
+        ChainLink(stage=stage, record=f"{record}.json", sha256=digest * 32, code=digest * 8)
         for stage, record, digest in (
             ("find_datasets", "datasets", "0a"),
             ("deduplicate_documents", "documents", "1a"),
@@ -30,7 +31,7 @@ PROVENANCE = {
             ("evaluate_expert", "evaluation", "3b"),
             ("export_model", "export", "3c"),
         )
-    ],
+    ),
 }
 
 

@@ -1,13 +1,15 @@
 """What tests read off a report and off its pages."""
 
 import re
+from collections.abc import Mapping
 from html.parser import HTMLParser
 from typing import Any
 
+from expertflow.core.records import from_json
 from expertflow.report.diagnose import MISSING, find
-from expertflow.report.records import Finding
+from expertflow.report.measured import restore, to_plain
+from expertflow.report.records import Finding, Report
 
-Report = dict[str, Any]
 VOID = {"meta", "br", "path", "line", "rect", "circle", "stop"}
 
 
@@ -48,13 +50,18 @@ def check_page_is_safe(page: str) -> None:
     assert not re.findall(r"(?:href|src|url\()\s*=?\s*[\"']?(?:https?:)?//", page)
 
 
-def set_at(report: Report, path: str, value: Any) -> None:
-    """Set what stands at a path of keys and indices, as ``changes.1.n``; MISSING removes it."""
-    *way, last = (int(key) if key.isdigit() else key for key in path.split("."))
-    holder: Any = report
-    for key in way:
-        holder = holder[key]
-    if value is MISSING:
-        del holder[last]
-    else:
-        holder[last] = value
+def changed(report: Report, changes: Mapping[str, Any]) -> Report:
+    """Set values of report.json by their paths, as ``changes.1.n``; MISSING removes a key."""
+    plain, nulls = to_plain(report)
+    for path, value in changes.items():
+        *way, last = (int(key) if key.isdigit() else key for key in path.split("."))
+        holder: Any = plain
+        for key in way:
+            holder = holder[key]
+        if value is MISSING:
+            del holder[last]
+        else:
+            holder[last] = value
+    found = from_json(Report, plain, where="report.json")
+    restored: Report = restore(found, {path: why for path, why in nulls.items() if why})
+    return restored

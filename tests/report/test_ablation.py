@@ -18,10 +18,9 @@ from made_up_ablation import (
 )
 from made_up_runs import PROVENANCE
 from msgspec.structs import fields, replace
-from report_reading import check_page_is_safe
+from report_reading import changed, check_page_is_safe
 
 from expertflow.core.errors import DataError
-from expertflow.core.records import from_json
 from expertflow.report.ablation_facts import changes, is_faster, ladders
 from expertflow.report.ablation_page import (
     in_a_line,
@@ -40,8 +39,9 @@ from expertflow.report.findings.hardware import (
     switch_costs,
 )
 from expertflow.report.inputs import ReportInputs
+from expertflow.report.measured import Missing
 from expertflow.report.page import MAX_PAGE_BYTES, render_page
-from expertflow.report.records import Finding
+from expertflow.report.records import Finding, Report
 from expertflow.report.summary import summary_rows
 from expertflow.studies.records import AblationRecord, Bar
 
@@ -182,7 +182,7 @@ def test_without_a_price_there_are_no_dollars() -> None:
         unavailable=NO_PRICE,
     )  # fmt: skip
     text = _text(render_ablation(record))
-    assert tiles(record)[2].value.reason == NO_PRICE["usd_per_million_tokens"]
+    assert tiles(record)[2].value == Missing(NO_PRICE["usd_per_million_tokens"])
     assert "$/M tokens: not measured, no price is known for this hardware." in text
     assert "$0" not in text and "$/M tokens tokens/s" not in text
 
@@ -281,15 +281,15 @@ def test_a_ladder_that_is_the_plan_says_nothing_of_it() -> None:
     assert found.sentence.startswith("Faster than the plan here")
     line = in_a_line(record)
     assert line.startswith("One change is faster; faster than the plan") and "beside" not in line
-    assert tiles(record)[1].value.reason == "every rung is the plan"
+    assert tiles(record)[1].value == Missing("every rung is the plan")
     assert "One change is faster." in render_ablation(record)
 
 
-Report = dict[str, Any]
+PRICE = 2.49
 
 
-def _with(inputs: ReportInputs, **changed: Any) -> ReportInputs:
-    record = make_ablation(**{"gpu_name": inputs.monitor.gpu_name, **changed})
+def _with(inputs: ReportInputs, **changes: Any) -> ReportInputs:
+    record = make_ablation(**{"gpu_name": inputs.monitor.gpu_name, **changes})
     return replace(inputs, ablation=record)
 
 
@@ -305,13 +305,13 @@ def test_the_report_has_the_whole_record_and_its_page_a_section(gpu_inputs: Repo
     inputs = _with(gpu_inputs)
     report = _report(inputs)
     check_report(report, inputs)
-    assert from_json(AblationRecord, report["comparison"][0]) == inputs.ablation
+    assert report.comparison == (inputs.ablation,)
     page = render_page(report, inputs)
     section = page[page.index('<section id="comparison"') :].split("</section>")[0]
     assert "32.3 times as fast." in section and section.count("<figure>") == 1
     assert 'href="ablation.html"' in section and "as claimed" in section
     report = _report(gpu_inputs)
-    assert report["comparison"] == []
+    assert report.comparison == ()
     page = render_page(report, gpu_inputs)
     assert "--config ablate=true" in page and "results/expert-sql/ablation.json" in page
     assert "ablation.html" not in page
@@ -326,11 +326,12 @@ def test_the_terminal_has_a_line(gpu_inputs: ReportInputs) -> None:
 
 def test_a_switch_that_slows_the_plan_is_found_and_priced(gpu_inputs: ReportInputs) -> None:
     report = _report(_with(gpu_inputs))
-    found = {item["code"]: item for item in report["findings"]}["switch-costs"]
-    assert "Micro-batch 32" in found["evidence"] and "1.08 to 1.10" in found["evidence"]
-    saved_s = report["time"]["train_s"] * (1 - 1 / 1.09)
-    worth = report["cost"]["usd_per_hour"] * saved_s / 3600
-    assert found["worth_usd"] == pytest.approx(worth)
+    found = _switch_costs(report)
+    assert found is not None
+    assert "Micro-batch 32" in found.evidence and "1.08 to 1.10" in found.evidence
+    saved_s = report.time.train_s * (1 - 1 / 1.09)
+    worth = PRICE * saved_s / 3600
+    assert found.worth_usd == pytest.approx(worth)
 
 
 def test_only_the_largest_switch_is_priced(gpu_inputs: ReportInputs) -> None:
@@ -344,21 +345,22 @@ def test_only_the_largest_switch_is_priced(gpu_inputs: ReportInputs) -> None:
 
 
 def test_several_processes_have_no_price_here(gpu_inputs: ReportInputs) -> None:
-    report = _report(_with(gpu_inputs))
-    report["training_parameters"]["world_size"] = 2
+    report = changed(_report(_with(gpu_inputs)), {"training_parameters.world_size": 2})
     found = _switch_costs(report)
     assert found is not None and (found.worth_usd, found.worth_reason) == (None, ONE_PROCESS)
 
 
 def test_recomputation_is_not_priced_twice(gpu_inputs: ReportInputs) -> None:
     report = _report(_with(gpu_inputs))
-    report["training_parameters"]["gradient_checkpointing"] = True
-    report["plan"]["without_checkpointing_peak_bytes"] = 1
-    report["model"]["flops_per_token_hardware"] = 1.05 * report["model"]["flops_per_token_model"]
+    report = changed(report, {
+        "training_parameters.gradient_checkpointing": True,
+        "plan.without_checkpointing_peak_bytes": 1,
+        "model.flops_per_token_hardware": 1.05 * report.model.flops_per_token_model,
+    })  # fmt: skip
     found = _switch_costs(report)
-    saved_s = report["time"]["train_s"] * (1 - 1 / 1.09) - recomputed_s(report)
+    saved_s = report.time.train_s * (1 - 1 / 1.09) - recomputed_s(report)
     assert found is not None and found.worth_usd is not None and saved_s > 0
-    assert found.worth_usd == pytest.approx(report["cost"]["usd_per_hour"] * saved_s / 3600)
+    assert found.worth_usd == pytest.approx(PRICE * saved_s / 3600)
 
 
 def _worth(

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from expertflow.report.ablation_page import render_ablation
 from expertflow.report.build import build_report
-from expertflow.report.compare import build_index, render_index
+from expertflow.report.compare import index_row, render_index
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.page import render_page
 
@@ -76,7 +76,9 @@ def folder(
     page = render_page(build_report(ablated, PROVENANCE), ablated)
     (target / "ablated.html").write_text(page, encoding="utf-8")
     (target / "ablation.html").write_text(render_ablation(make_ablation()), encoding="utf-8")
-    (target / "index.html").write_text(render_index(build_index(reports)), encoding="utf-8")
+    (target / "index.html").write_text(
+        render_index([index_row(report) for report in reports]), encoding="utf-8"
+    )
     return target
 
 

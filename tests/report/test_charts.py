@@ -10,6 +10,7 @@ import pytest
 from made_up_records import STEP_S, TOKENS_PER_STEP
 from made_up_runs import PROVENANCE
 from msgspec.structs import replace
+from report_reading import changed
 
 from expertflow.core.records import to_json
 from expertflow.report.build import build_report
@@ -107,7 +108,7 @@ def _bands(drawing: str, color: str) -> int:
 
 def test_reference_stripes_only_where_there_are_some(gpu_inputs: ReportInputs) -> None:
     report = build_report(gpu_inputs, PROVENANCE)
-    report["training_report"]["hardware"]["reference_bands"] = []
+    report = changed(report, {"training_report.hardware.reference_bands": []})
     monitor = replace(gpu_inputs.monitor, temperature_limits_c=None)
     timeline = chart_data(report, replace(gpu_inputs, monitor=monitor)).timeline
     assert timeline is not None

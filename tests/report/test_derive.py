@@ -9,10 +9,10 @@ from expertflow.report import derive
 from expertflow.report.build import build_report
 from expertflow.report.check import check_report
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.measured import Missing
+from expertflow.report.measured import Missing, is_measured
+from expertflow.report.records import Report
+from expertflow.report.run_records import PlanRow
 from expertflow.train.records import MemoryRetry, SampledSteps
-
-Report = dict[str, Any]
 
 
 def test_mfu_by_hand(gpu_inputs: ReportInputs) -> None:
@@ -23,6 +23,7 @@ def test_mfu_by_hand(gpu_inputs: ReportInputs) -> None:
     assert derive.utilization(two, 2.62e9) == pytest.approx(expected / 2)
 
 
+Changes = dict[str, Any]
 OTHER = {"gpu_name": "NVIDIA L40S"}
 MEASURED = "measured matmul on this card"
 
@@ -40,7 +41,11 @@ MEASURED = "measured matmul on this card"
     ],
 )
 def test_peak_is_of_the_card_that_ran_and_its_precision(
-    plan: Report, training: Report, flops_per_s: float | None, told: str, gpu_inputs: ReportInputs
+    plan: dict[str, Any],
+    training: dict[str, Any],
+    flops_per_s: float | None,
+    told: str,
+    gpu_inputs: ReportInputs,
 ) -> None:
     found = derive.peak(replace(gpu_inputs.plan, **plan), replace(gpu_inputs.training, **training))
     if isinstance(found, Missing):
@@ -83,8 +88,8 @@ def test_billing_steps_round_up_what_stands_beside_the_plan(gpu_inputs: ReportIn
     cost = replace(gpu_inputs.plan.cost, billing_minutes=60.0)
     inputs = replace(gpu_inputs, plan=replace(gpu_inputs.plan, cost=cost))
     assert derive.cost_usd(inputs, billed=True) == pytest.approx(2.49)
-    row = next(r for r in build_report(inputs, {})["plan_against_actual"] if r["unit"] == "usd")
-    assert row["actual"] == pytest.approx(2.49)
+    row = next(r for r in build_report(inputs, {}).plan_against_actual if r.unit == "usd")
+    assert row.actual == pytest.approx(2.49)
     assert derive.cost_usd(inputs) == pytest.approx(2.49 * 2_712 / 3600)
 
 
@@ -122,41 +127,46 @@ THROWN_AWAY = "work that was thrown away is not timed"
     ],
 )
 def test_idle_time_is_an_estimate_and_says_so(
-    changes: Report, idle_s: float | None, split: str | None, told: str, gpu_inputs: ReportInputs
+    changes: dict[str, Any],
+    idle_s: float | None,
+    split: str | None,
+    told: str,
+    gpu_inputs: ReportInputs,
 ) -> None:
     training = replace(gpu_inputs.training, **{"n_sessions": 1, **changes})
     report = build_report(replace(gpu_inputs, training=training), {})
-    time = report["time"]
-    assert time["split_source"] == split and time["gpu_idle_s"] == pytest.approx(idle_s)
-    said = report["unavailable"].get("time.gpu_idle_s") or time["gpu_idle_source"]
+    time = report.time
+    assert (time.split_source or None) == split
+    assert (time.gpu_idle_s if idle_s is not None else None) == pytest.approx(idle_s)
+    said = report.unavailable.get("time.gpu_idle_s") or str(time.gpu_idle_source)
     assert said.startswith(told)
     if split is None:
-        assert time["forward_s"] is None and time["train_s"] == training.time.train_s
+        assert not time.forward_s and time.train_s == training.time.train_s
 
 
-def _rows(report: Report) -> dict[str, Report]:
-    return {row["quantity"]: row for row in report["plan_against_actual"]}
+def _rows(report: Report) -> dict[str, PlanRow]:
+    return {row.quantity: row for row in report.plan_against_actual}
 
 
 def test_rows_repeat_plan_and_run(gpu_report: Report) -> None:
     rows = _rows(gpu_report)
-    assert rows["Wall time"]["difference_fraction"] == pytest.approx(2_712 / 3_600 / 0.73 - 1)
-    assert (rows["Cost"]["plan_low"], rows["Cost"]["plan_high"]) == (1.7679, 1.9173)
-    assert rows["Peak device memory"]["actual"] == 61_500_000_000
+    assert rows["Wall time"].difference_fraction == pytest.approx(2_712 / 3_600 / 0.73 - 1)
+    assert (rows["Cost"].plan_low, rows["Cost"].plan_high) == (1.7679, 1.9173)
+    assert rows["Peak device memory"].actual == 61_500_000_000
     # 86.4 M tokens; 0.675 h of stepping in 0.73 h, which may be 0.71 to 0.77 h
     speed = rows["Useful tokens a second"]
-    assert speed["plan"] == pytest.approx(86.4e6 / 0.675 / 3_600)
-    assert speed["plan_low"] == pytest.approx(86.4e6 / (0.675 + 0.04) / 3_600)
-    assert speed["plan_high"] == pytest.approx(86.4e6 / (0.675 - 0.02) / 3_600)
+    assert speed.plan == pytest.approx(86.4e6 / 0.675 / 3_600)
+    assert speed.plan_low == pytest.approx(86.4e6 / (0.675 + 0.04) / 3_600)
+    assert speed.plan_high == pytest.approx(86.4e6 / (0.675 - 0.02) / 3_600)
 
 
 def test_nothing_is_compared_with_nothing(cpu_report: Report) -> None:
-    rows, reasons = _rows(cpu_report), cpu_report["unavailable"]
-    assert rows["Optimizer steps"]["difference_fraction"] == 0
+    rows, reasons = _rows(cpu_report), cpu_report.unavailable
+    assert rows["Optimizer steps"].difference_fraction == 0
     for index, name in enumerate(rows):
-        if rows[name]["difference_fraction"] is None:
+        if not is_measured(rows[name].difference_fraction):
             assert reasons[f"plan_against_actual[{index}].difference_fraction"]
-    assert rows["Wall time"]["plan"] is None
+    assert not is_measured(rows["Wall time"].plan)
     assert reasons["plan_against_actual[3].plan"] == reasons["plan.hours"]
     memory = "training_report.hardware.memory_peak_reserved_bytes"
     assert reasons["plan_against_actual[5].actual"] == reasons[memory]
@@ -170,4 +180,4 @@ def test_uncalibrated_plan_passes_with_reasons(gpu_inputs: ReportInputs) -> None
     inputs = replace(gpu_inputs, plan=replace(gpu_inputs.plan, cost=prior))
     report = build_report(inputs, {})
     check_report(report, inputs)
-    assert "not calibrated" in report["unavailable"]["plan.save_hours"]
+    assert "not calibrated" in report.unavailable["plan.save_hours"]

@@ -1,23 +1,27 @@
 """The evaluation in report.json and on the page: with everything, and with nothing but a loss."""
 
+import html
+import re
 from pathlib import Path
-from typing import Any
 
 import made_up_evaluation as made_up
 import pytest
 from msgspec.structs import replace
+from report_reading import changed
 
 from expertflow.evaluate.records import EvaluationRecord
-from expertflow.report import view, view_evaluation
 from expertflow.report.build import build_report
 from expertflow.report.check import check_report
-from expertflow.report.compare import build_index, render_index
+from expertflow.report.compare import build_index, index_row, render_index
+from expertflow.report.headline import make_tiles
 from expertflow.report.inputs import ReportInputs
+from expertflow.report.measured import is_measured
 from expertflow.report.page import render_page
+from expertflow.report.records import Report
 from expertflow.report.summary import summary_rows
 
-Report = dict[str, Any]
 PAGE = Path("r/report.html")
+DRAWN = {"temperature": 0.7, "top_p": 0.9, "top_k": 40}
 
 
 def _report(inputs: ReportInputs, evaluation: EvaluationRecord) -> Report:
@@ -38,9 +42,9 @@ def bare(cpu_inputs: ReportInputs) -> Report:
 
 
 def test_an_expert_without_a_task_keeps_the_loss(bare: Report) -> None:
-    evaluation, reasons = bare["evaluation"], bare["unavailable"]
-    assert evaluation["delta"]["held_out_loss"] == pytest.approx(-4.09)
-    assert evaluation["delta"]["value_fraction"] is None
+    evaluation, reasons = bare.evaluation, bare.unavailable
+    assert evaluation.delta.held_out_loss == pytest.approx(-4.09)
+    assert not is_measured(evaluation.delta.value_fraction)
     for key in ("metric", "after.value_fraction", "delta.ci95", "before.n_cut_off"):
         assert reasons[f"evaluation.{key}"] == (
             "task held_out_loss has no metric beyond the held-out loss"
@@ -55,7 +59,7 @@ def test_what_was_not_scored_or_is_of_one_document_has_its_reason(cpu_inputs: Re
     one = {"held_out_loss_ci95": None, "perplexity_ci95": None, "n_documents": 1}
     sides = {name: replace(getattr(record, name), **one) for name in ("before", "after")}
     report = _report(cpu_inputs, replace(record, **sides, changes=()))
-    reasons = report["unavailable"]
+    reasons = report.unavailable
     assert reasons["evaluation.after.held_out_loss_ci95"] == "one document has no spread"
     for key in ("after.value_fraction", "before.ci95", "delta.value_fraction", "after.n_cut_off"):
         assert reasons[f"evaluation.{key}"] == why
@@ -82,7 +86,7 @@ def test_reasons_of_the_record_are_passed_on(cpu_inputs: ReportInputs) -> None:
         after=replace(old.after, n_cut_off=None),
     )
     report = _report(cpu_inputs, evaluation)
-    reasons = report["unavailable"]
+    reasons = report.unavailable
     assert reasons["evaluation.judge"] == said["judge"]
     assert reasons["evaluation.before.ci95"] == said["before.score.ci95"]
     assert reasons["evaluation.after.n_cut_off"] == said["after.n_cut_off"]
@@ -93,27 +97,32 @@ def test_reasons_of_the_record_are_passed_on(cpu_inputs: ReportInputs) -> None:
     assert "is not set" not in shown  # nobody asked for it
 
 
-def test_the_page_answers_first(gpu_report: Report) -> None:
-    lines = {line.label: line for line in view_evaluation.lines(gpu_report)}
-    trained = lines["Against the untrained model"]
-    assert trained.text == "Better: +56.5 points (+49.7 to +63.3)" and trained.level == "good"
-    other = lines["Against answers without a model, at best nearest"]
-    assert other.text.startswith("Better: +30.0 points")
-    earlier = lines["Against the earlier evaluation"]
-    assert earlier.text.startswith("No measurable difference") and earlier.level == "same"
-    assert lines["Published weights"].text == "Step 1,200 of 1,800"
-    wrong = lines["What goes wrong, 78 of 200"]
-    assert wrong.text.replace("\u00a0", " ") == "Wrong result 63, syntax error 15"
-    assert wrong.note == "3 answers cut off before the end"
+def _answers(page: str) -> dict[str, str]:
+    table = page.split("What follows from it")[1].split("</table>")[0]
+    rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td></tr>", table)
+    return {label: text.replace("\u00a0", " ").replace("&nbsp;", " ") for label, text in rows}
+
+
+def test_the_page_answers_first(gpu_report: Report, gpu_inputs: ReportInputs) -> None:
+    answers = _answers(render_page(gpu_report, gpu_inputs))
+    trained = answers["Against the untrained model"]
+    assert trained == '<i class="key good"></i> Better: +56.5 points (+49.7 to +63.3)'
+    other = answers["Against answers without a model, at best nearest"]
+    assert "Better: +30.0 points" in other
+    earlier = answers["Against the earlier evaluation"]
+    assert '"key same"></i> No measurable difference' in earlier
+    assert "Step 1,200 of 1,800" in answers["Published weights"]
+    wrong = answers["What goes wrong, 78 of 200"]
+    assert wrong.startswith("Wrong result 63, syntax error 15")
+    assert "3 answers cut off before the end" in wrong
 
 
 def test_an_earlier_run_of_other_questions_says_so(gpu_inputs: ReportInputs) -> None:
     earlier = made_up.earlier(0.0, "no measurable change")
     earlier = replace(earlier, n_shared_questions=0, value_fraction=None, change=None)
     report = _report(gpu_inputs, replace(gpu_inputs.evaluation, earlier=earlier))
-    lines = {line.label: line for line in view_evaluation.lines(report)}
-    said = lines["Against the earlier evaluation"]
-    assert said.text == "None of the earlier questions was asked again" and said.level == ""
+    said = _answers(render_page(report, gpu_inputs))["Against the earlier evaluation"]
+    assert said.startswith("None of the earlier questions was asked again")
 
 
 def test_the_page_shows_what_was_compared(gpu_report: Report, gpu_inputs: ReportInputs) -> None:
@@ -127,9 +136,9 @@ def test_the_page_shows_what_was_compared(gpu_report: Report, gpu_inputs: Report
     ):  # fmt: skip
         assert text in page, text
     assert page.count('<i class="dot"') == 2 + 3 + 1
-    gpu_report["evaluation"]["decoding"] |= {"temperature": 0.7, "top_p": 0.9, "top_k": 40}
-    said = view_evaluation.how(gpu_report)
-    assert "temperature 0.7, top-p 0.9, top-k 40, stopped at ';\\n\\n', scored with" in said
+    drawn = {f"evaluation.decoding.{k}": v for k, v in DRAWN.items()}
+    page = html.unescape(render_page(changed(gpu_report, drawn), gpu_inputs))
+    assert "temperature 0.7, top-p 0.9, top-k 40, stopped at ';\\n\\n', scored with" in page
 
 
 def test_the_page_shows_nothing_that_is_not_there(bare: Report, cpu_inputs: ReportInputs) -> None:
@@ -140,7 +149,7 @@ def test_the_page_shows_nothing_that_is_not_there(bare: Report, cpu_inputs: Repo
         assert text not in shown, text
     assert '<section id="samples"' not in page
     assert "Held-out loss" in shown and "6.014 to 6.386" in shown
-    assert view.tiles(bare)[0].label == "Perplexity"
+    assert make_tiles(bare)[0].label == "Perplexity"
 
 
 def test_ten_worst_answers_and_right_ones(gpu_report: Report, gpu_inputs: ReportInputs) -> None:
@@ -153,18 +162,18 @@ def test_ten_worst_answers_and_right_ones(gpu_report: Report, gpu_inputs: Report
 
 
 def test_index_and_terminal_say_what_is_beyond_chance(gpu_report: Report, bare: Report) -> None:
-    index = build_index([gpu_report, bare])
-    first, second = index["experts"]
+    rows = [index_row(gpu_report), index_row(bare)]
+    first, second = build_index(rows)["experts"]
     assert first["change"]["change"] == "better" and first["best_baseline"]["name"] == "nearest"
     assert second["change"]["quantity"] == "held_out_loss" and second["best_baseline"] is None
-    page = render_index(index)
+    page = render_index(rows)
     for text in ("better than the untrained model", "better than nearest, without a model",
                  "not measurably different from the earlier evaluation"):  # fmt: skip
         assert text in page
-    rows = dict(summary_rows(gpu_report, html_path=PAGE))
-    assert rows["change"] == "better: +56.5 points, 95 % interval +49.7 to +63.3"
-    assert rows["against nearest"].startswith("better: +30.0 points")
-    assert rows["against earlier"].startswith("no measurable change")
-    rows = dict(summary_rows(bare, html_path=PAGE))
-    assert rows["change"].startswith("better: \u22124.090 nats a token")
-    assert not [label for label in rows if label.startswith("against")]
+    said = dict(summary_rows(gpu_report, html_path=PAGE))
+    assert said["change"] == "better: +56.5 points, 95 % interval +49.7 to +63.3"
+    assert said["against nearest"].startswith("better: +30.0 points")
+    assert said["against earlier"].startswith("no measurable change")
+    said = dict(summary_rows(bare, html_path=PAGE))
+    assert said["change"].startswith("better: \u22124.090 nats a token")
+    assert not [label for label in said if label.startswith("against")]

@@ -5,17 +5,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_reading import findings_by_code, set_at
+from report_reading import changed, findings_by_code
 
 from expertflow.core.errors import ConfigError
-from expertflow.report.build import build_report
 from expertflow.report.derive import MEASURED_PEAK
-from expertflow.report.diagnose import accept, bottleneck, find
+from expertflow.report.diagnose import apply_rule, find, find_bottleneck
 from expertflow.report.findings.evidence import time_shares
-from expertflow.report.inputs import ReportInputs
-from expertflow.report.records import AcceptanceRule
-
-Report = dict[str, Any]
+from expertflow.report.measured import to_plain
+from expertflow.report.records import AcceptanceRule, AcceptanceVerdict, Report
 
 HARDWARE = "training_report.hardware"
 
@@ -50,20 +47,23 @@ LOST = {
 }
 
 
-def _spent(part: str, share: float) -> Report:
+Changes = dict[str, Any]
+
+
+def _spent(part: str, share: float) -> Changes:
     return {"time.other_s": 0.0, WALL_S: 4_000.0, "profile": None, f"time.{part}": share * 4_000}
 
 
-def _at(path: str, *cases: tuple[Any, bool | str]) -> list[tuple[Report, bool | str]]:
+def _at(path: str, *cases: tuple[Any, bool | str]) -> list[tuple[Changes, bool | str]]:
     return [({path: value}, expected) for value, expected in cases]
 
 
 SAMPLES = f"{HARDWARE}.samples"
-RETRY = {"micro_batch_size": 8, "n_accumulation_steps": 4}
+RETRY = {"after_step": 0, "micro_batch_size": 8, "n_accumulation_steps": 4, "message": "short"}
 KEPT = "plan.without_checkpointing_peak_bytes"
 HOT = f"{HARDWARE}.throttle_s"
 # By code: what is set, and whether the rule speaks, or with which severity.
-LIMITS: dict[str, list[tuple[Report, bool | str]]] = {
+LIMITS: dict[str, list[tuple[Changes, bool | str]]] = {
     "memory-bound-kernels": [
         ({TENSOR: 24.9, SM: 80.1}, True),
         ({TENSOR: 25.0, SM: 80.1}, False),
@@ -184,14 +184,14 @@ ADVICE = {
 }
 
 
-def _change(report: Report, changes: Report) -> None:
-    power = report["training_report"]["hardware"]["power_w"]
-    for path, value in changes.items():
-        if path in (TENSOR, SM, KERNEL, POWER):
-            stats = None if value is None else {**power, "mean": value, "p50": value}
-            set_at(report, f"{HARDWARE}.{path}", stats)
-        else:
-            set_at(report, path, value)
+def _change(report: Report, changes: Changes) -> Report:
+    stats = dict.fromkeys(("min", "max", "p5", "p95"), 1.0)
+    return changed(report, {
+        f"{HARDWARE}.{path}" if path in (TENSOR, SM, KERNEL, POWER) else path:
+        {**stats, "mean": value, "p50": value} if path in (TENSOR, SM, KERNEL, POWER)
+        and value is not None else value
+        for path, value in changes.items()
+    })  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -199,10 +199,9 @@ def _change(report: Report, changes: Report) -> None:
     [*((code, *case) for code, cases in LIMITS.items() for case in cases), *LOST_CASES],
 )
 def test_a_rule_speaks_beyond_its_limit_alone(
-    code: str, changes: Report, expected: bool | str, gpu_report: Report
+    code: str, changes: Changes, expected: bool | str, gpu_report: Report
 ) -> None:
-    _change(gpu_report, changes)
-    said = findings_by_code(gpu_report).get(code)
+    said = findings_by_code(_change(gpu_report, changes)).get(code)
     assert (said is not None) is bool(expected)
     if said:
         assert expected in (True, said.severity)
@@ -217,12 +216,13 @@ def test_only_claims_that_fail_are_repeated(gpu_report: Report) -> None:
 
 def test_fallbacks_say_what_to_do(gpu_report: Report) -> None:
     assert not {"memory-short", "not-staged"} & set(findings_by_code(gpu_report))
-    retry = {"micro_batch_size": 8, "n_accumulation_steps": 9}
-    gpu_report["training_report"]["training"]["memory_retries"] = [retry]
-    gpu_report["training_parameters"] |= {"batch_size": 8, "gradient_accumulation_steps": 4}
-    used = gpu_report["staging"]["used"]
-    used["weights"] |= {"is_fallback": True, "reason": "/scratch: No space left on device"}
-    found = findings_by_code(gpu_report)
+    found = findings_by_code(changed(gpu_report, {
+        RETRIES: [RETRY],
+        "training_parameters.batch_size": 8,
+        ACCUMULATION: 4,
+        "staging.used.weights.is_fallback": True,
+        "staging.used.weights.reason": "/scratch: No space left on device",
+    }))  # fmt: skip
     advice = found["memory-short"].recommendation
     assert "batch_size to 8 and gradient_accumulation_steps to 4" in advice
     said = found["not-staged"]
@@ -230,26 +230,24 @@ def test_fallbacks_say_what_to_do(gpu_report: Report) -> None:
 
 
 def test_what_a_cap_took_is_not_left_out_of_a_source(gpu_report: Report) -> None:
-    gpu_report["data"]["sources"][1] |= {"n_left_out": 101, "n_train": 199, "n_held_out": 0}
-    assert "of generated-shops" in findings_by_code(gpu_report)["data-left-out"].evidence
-    gpu_report["data"]["dropped_by_reason"]["over_source_cap"] = 100
-    assert "data-left-out" not in findings_by_code(gpu_report)
+    counts = {"n_left_out": 101, "n_train": 199, "n_held_out": 0}
+    report = changed(gpu_report, {f"{SOURCE}.{name}": n for name, n in counts.items()})
+    assert "of generated-shops" in findings_by_code(report)["data-left-out"].evidence
+    report = changed(report, {"data.dropped_by_reason.over_source_cap": 100})
+    assert "data-left-out" not in findings_by_code(report)
 
 
 def test_start_up_counts_the_tail_unless_work_was_thrown_away(gpu_report: Report) -> None:
-    training, time = gpu_report["training_report"]["training"], gpu_report["time"]
-    training |= {"sessions": 1, "memory_retries": []}
-    _change(gpu_report, _spent("startup_s", 0.06))
-    assert "start-up" not in findings_by_code(gpu_report)
-    time["other_s"] = 0.05 * 4_000
-    assert "start-up" in findings_by_code(gpu_report)
-    time |= {"startup_s": 0.0, "other_s": 0.2 * 4_000}
-    assert "start-up" in findings_by_code(gpu_report)
-    assert "lost-work" not in findings_by_code(gpu_report)
-    for how in ({"sessions": 2}, {"sessions": 1, "memory_retries": [{"micro_batch_size": 1}]}):
-        training |= how
-        assert "start-up" not in findings_by_code(gpu_report)
-        assert "lost-work" in findings_by_code(gpu_report)
+    report = changed(gpu_report, {SESSIONS: 1, **_spent("startup_s", 0.06)})
+    assert "start-up" not in findings_by_code(report)
+    report = changed(report, {"time.other_s": 0.05 * 4_000})
+    assert "start-up" in findings_by_code(report)
+    report = changed(report, {"time.startup_s": 0.0, "time.other_s": 0.2 * 4_000})
+    assert "start-up" in findings_by_code(report)
+    assert "lost-work" not in findings_by_code(report)
+    for how in ({SESSIONS: 2}, {RETRIES: [RETRY]}):
+        found = findings_by_code(changed(report, how))
+        assert "start-up" not in found and "lost-work" in found
 
 
 @pytest.mark.parametrize(
@@ -259,13 +257,12 @@ def test_start_up_counts_the_tail_unless_work_was_thrown_away(gpu_report: Report
         ("recomputation", LIMITS["recomputation"][0][0], None),
     ],
 )
-def test_priced_time(code: str, changes: Report, lost_s: float | None, gpu_report: Report) -> None:
-    _change(gpu_report, changes)
-    lost_s = lost_s or gpu_report["time"]["train_s"] / 4
-    worth = findings_by_code(gpu_report)[code].worth_usd
+def test_priced_time(code: str, changes: Changes, lost_s: float | None, gpu_report: Report) -> None:
+    report = _change(gpu_report, changes)
+    lost_s = lost_s or report.time.train_s / 4
+    worth = findings_by_code(report)[code].worth_usd
     assert worth == pytest.approx(2.49 * lost_s / 3_600)
-    gpu_report["cost"]["usd_per_hour"] = None
-    unpriced = findings_by_code(gpu_report)[code]
+    unpriced = findings_by_code(changed(report, {"cost.usd_per_hour": None}))[code]
     assert unpriced.worth_usd is None and "price" in (unpriced.worth_reason or "")
 
 
@@ -275,16 +272,15 @@ def test_idle_card_names_its_cause_only_where_times_tell_it(gpu_report: Report) 
         ({"time.eval_s": 2_600.0}, "do not tell why"),  # which keeps a card busy
         ({"time.eval_s": 75.6, "time.data_wait_s": 2_600.0}, "data took 49 % of wall time"),
     ):
-        _change(gpu_report, changes)
+        gpu_report = _change(gpu_report, changes)
         assert said in findings_by_code(gpu_report)["idle-card"].evidence
 
 
 def test_heat_alone_is_no_fault_and_cold_is_none_either(gpu_report: Report) -> None:
     codes = set(findings_by_code(gpu_report))
     for degrees in (99.0, 31.0):
-        stats = {**gpu_report["training_report"]["hardware"]["power_w"], "p50": degrees}
-        set_at(gpu_report, f"{HARDWARE}.temperature_c", stats)
-        assert set(findings_by_code(gpu_report)) == codes
+        hot = changed(gpu_report, {f"{HARDWARE}.temperature_c.p50": degrees})
+        assert set(findings_by_code(hot)) == codes
 
 
 PARTS = ("startup_s", "data_wait_s", "h2d_s", "train_s", "checkpoint_s", "eval_s", "other_s")
@@ -292,31 +288,38 @@ PARTS = ("startup_s", "data_wait_s", "h2d_s", "train_s", "checkpoint_s", "eval_s
 
 @given(st.lists(st.floats(0, 1e5), min_size=len(PARTS), max_size=len(PARTS)), st.floats(1, 4))
 def test_all_fixes_together_save_at_most_the_cost(
-    gpu_inputs: ReportInputs, seconds: list[float], factor: float
+    gpu_report: Report, seconds: list[float], factor: float
 ) -> None:
-    report = build_report(gpu_inputs, {})
-    report["time"] |= dict(zip(PARTS, seconds, strict=True)) | {"wall_s": sum(seconds)}
-    report["training_parameters"]["gradient_checkpointing"] = True
-    report["plan"]["without_checkpointing_peak_bytes"] = 1
-    model = report["model"]
-    model["flops_per_token_hardware"] = factor * model["flops_per_token_model"]
-    cost = report["cost"]["usd_per_hour"] * sum(seconds) / 3600
+    spent = {f"time.{part}": s for part, s in zip(PARTS, seconds, strict=True)}
+    report = changed(gpu_report, {
+        **spent,
+        WALL_S: sum(seconds),
+        **CHECKPOINTED,
+        "model.flops_per_token_hardware": factor * 3e9,
+        KEPT: 1,
+    })  # fmt: skip
+    cost = 2.49 * sum(seconds) / 3600
     worth = sum(finding.worth_usd or 0.0 for finding in find(report))
     assert worth <= cost * (1 + 1e-9)
 
 
 def test_what_weighs_most_comes_first(gpu_report: Report) -> None:
-    gpu_report["evaluation"]["documents_shared_with_training"] = 3
-    gpu_report["time"] |= {"data_wait_s": 300.0, "eval_s": 600.0}
-    gpu_report["training_parameters"]["total_steps"] = 49
-    codes = [finding.code for finding in find(gpu_report)]
+    spent = {"time.data_wait_s": 300.0, "time.eval_s": 600.0}
+    report = changed(
+        gpu_report, {"evaluation.documents_shared_with_training": 3, TOTAL: 49, **spent}
+    )
+    codes = [finding.code for finding in find(report)]
     assert codes[:3] == ["held-out-leak", "evaluation-time", "data-wait"]
     assert codes.index("few-steps") > codes.index("checkpoint-time")
 
 
 def test_every_finding_says_how_its_worth_came(gpu_report: Report, cpu_report: Report) -> None:
-    findings = [*gpu_report["findings"], *cpu_report["findings"]]
-    assert findings and all(finding["worth_reason"] for finding in findings)
+    findings = [*gpu_report.findings, *cpu_report.findings]
+    assert findings and all(finding.worth_reason for finding in findings)
+
+
+def _judge(report: Report, path: str, op: Any, value: Any) -> AcceptanceVerdict:
+    return apply_rule(to_plain(report)[0], AcceptanceRule(path=path, op=op, value=value))
 
 
 @pytest.mark.parametrize(
@@ -330,21 +333,21 @@ def test_every_finding_says_how_its_worth_came(gpu_report: Report, cpu_report: R
     ],
 )
 def test_acceptance(path: str, op: Any, value: Any, expected: str, gpu_report: Report) -> None:
-    (result,) = accept(gpu_report, (AcceptanceRule(path=path, op=op, value=value),))
+    result = _judge(gpu_report, path, op, value)
     assert result.verdict == expected
     assert result.rule == f"{path} {op} {value}"
 
 
 def test_bar_below_a_null_is_not_measured(cpu_report: Report) -> None:
     path = "training_report.hardware.tensor_active_percent.mean"
-    (result,) = accept(cpu_report, (AcceptanceRule(path=path, op=">", value=25),))
+    result = _judge(cpu_report, path, ">", 25)
     assert (result.verdict, result.value) == ("not measured", None)
 
 
 @pytest.mark.parametrize(("path", "value"), [("cost.eur", 1), ("run.preset", 3), ("cost", 3)])
 def test_acceptance_that_cannot_be_judged(path: str, value: Any, gpu_report: Report) -> None:
     with pytest.raises(ConfigError, match=path):
-        accept(gpu_report, (AcceptanceRule(path=path, op="<", value=value),))
+        _judge(gpu_report, path, "<", value)
 
 
 @pytest.mark.parametrize(
@@ -372,31 +375,29 @@ def test_acceptance_that_cannot_be_judged(path: str, value: Any, gpu_report: Rep
         ({TENSOR: 60.0, f"{HARDWARE}.samples": 19}, "step", "medium"),  # few are no evidence
     ],
 )
-def test_bottleneck(changes: Report, expected: str, confidence: str, gpu_report: Report) -> None:
-    _change(gpu_report, changes)
-    found = bottleneck(gpu_report)
-    assert (found["class"], found["confidence"]) == (expected, confidence)
+def test_bottleneck(changes: Changes, expected: str, confidence: str, gpu_report: Report) -> None:
+    found = find_bottleneck(_change(gpu_report, changes))
+    assert (found.class_, found.confidence) == (expected, confidence)
 
 
 def test_no_time_no_answer(gpu_report: Report) -> None:
-    for part in gpu_report["time"]:
-        gpu_report["time"][part] = 0.0
-    assert bottleneck(gpu_report)["class"] == "unknown"
+    report = changed(gpu_report, {f"time.{part}": 0.0 for part in PARTS})
+    assert find_bottleneck(report).class_ == "unknown"
 
 
 @pytest.mark.parametrize("n_sessions", [1, 2])
 def test_a_wait_for_the_profile_is_not_lost_time(n_sessions: int, gpu_report: Report) -> None:
-    gpu_report["training_report"]["training"] |= {"sessions": n_sessions, "memory_retries": []}
-    gpu_report["profile"]["pause_s"] = 0.0
-    shares, found = time_shares(gpu_report), [finding.code for finding in find(gpu_report)]
-    gpu_report["time"]["other_s"] += 9_000.0
-    gpu_report["time"]["wall_s"] += 9_000.0
-    assert time_shares(gpu_report) != pytest.approx(shares)
-    gpu_report["profile"]["pause_s"] = 9_000.0
-    assert time_shares(gpu_report) == pytest.approx(shares)
-    assert [finding.code for finding in find(gpu_report)] == found
+    report = changed(gpu_report, {SESSIONS: n_sessions, "profile.pause_s": 0.0})
+    shares, found = time_shares(report), [finding.code for finding in find(report)]
+    time = report.time
+    longer = {"time.other_s": time.other_s + 9_000.0, WALL_S: time.wall_s + 9_000.0}
+    report = changed(report, longer)
+    assert time_shares(report) != pytest.approx(shares)
+    report = changed(report, {"profile.pause_s": 9_000.0})
+    assert time_shares(report) == pytest.approx(shares)
+    assert [finding.code for finding in find(report)] == found
 
 
 def test_a_wait_in_lost_work_takes_no_time_below_nothing(gpu_report: Report) -> None:
-    gpu_report["profile"]["pause_s"] = gpu_report["time"]["other_s"] + 100.0
-    assert min(time_shares(gpu_report).values()) >= 0
+    report = changed(gpu_report, {"profile.pause_s": gpu_report.time.other_s + 100.0})
+    assert min(time_shares(report).values()) >= 0

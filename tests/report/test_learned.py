@@ -6,45 +6,44 @@ from typing import Any
 import made_up_evaluation as made_up
 import pytest
 from msgspec.structs import replace
-from report_reading import findings_by_code
+from report_reading import changed, findings_by_code
 
 from expertflow.evaluate.records import EvaluationRecord
 from expertflow.report import learned
 from expertflow.report.build import build_report
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.learned import verdict
-from expertflow.report.records import Finding
-
-Report = dict[str, Any]
+from expertflow.report.learned import judge_run as verdict
+from expertflow.report.records import Finding, Report, Verdict
 
 SAME = "no measurable change"
 
 
 def _metric(report: Report, difference: float, half: float, word: str) -> Report:
-    change = report["evaluation"]["changes"][1]
-    change |= {"difference": difference, "ci95": [difference - half, difference + half]}
-    change["change"] = word
-    return report
+    ci95 = [difference - half, difference + half]
+    return _with_metric(report, difference=difference, ci95=ci95, change=word)
 
 
-def _judged(inputs: ReportInputs, evaluation: EvaluationRecord) -> Report:
+def _with_metric(report: Report, **change: Any) -> Report:
+    return changed(report, {f"evaluation.changes.1.{k}": v for k, v in change.items()})
+
+
+def _judged(inputs: ReportInputs, evaluation: EvaluationRecord) -> Verdict:
     inputs = replace(inputs, evaluation=evaluation)
-    return dict(build_report(inputs, {})["verdict"])
+    return build_report(inputs, {}).verdict
 
 
 def test_the_paired_change_decides(gpu_report: Report) -> None:
-    assert verdict(gpu_report)["learned"] == "yes"
-    assert "(+56.5 points, 95 % interval +49.7 to +63.3)" in verdict(gpu_report)["sentence"]
+    assert verdict(gpu_report).learned == "yes"
+    assert "(+56.5 points, 95 % interval +49.7 to +63.3)" in verdict(gpu_report).sentence
     unclear = verdict(_metric(gpu_report, 0.01, 0.02, SAME))
-    assert (unclear["level"], unclear["learned"]) == ("mixed", "unclear")
-    assert "no measurable change (+1.0 points, 95 % interval" in unclear["sentence"]
-    assert "Held-out loss fell from 1.874 to 0.566" in unclear["sentence"]
-    leaked = {**gpu_report, "evaluation": {**gpu_report["evaluation"]}}
-    leaked["evaluation"]["documents_shared_with_training"] = 1
-    assert verdict(leaked)["learned"] == "unclear"
+    assert (unclear.level, unclear.learned) == ("mixed", "unclear")
+    assert "no measurable change (+1.0 points, 95 % interval" in unclear.sentence
+    assert "Held-out loss fell from 1.874 to 0.566" in unclear.sentence
+    leaked = changed(gpu_report, {"evaluation.documents_shared_with_training": 1})
+    assert verdict(leaked).learned == "unclear"
     worse = verdict(_metric(gpu_report, -0.15, 0.05, "worse"))
-    assert (worse["level"], worse["learned"]) == ("bad", "no")
-    assert "Execution accuracy fell" in worse["sentence"]
+    assert (worse.level, worse.learned) == ("bad", "no")
+    assert "Execution accuracy fell" in worse.sentence
 
 
 def test_what_an_answer_without_a_model_equals_is_not_learned(cpu_inputs: ReportInputs) -> None:
@@ -58,9 +57,9 @@ def test_what_an_answer_without_a_model_equals_is_not_learned(cpu_inputs: Report
             cpu_inputs,
             made_up.make_evaluation(**sides, baselines={"nearest": 3, "constant": n_correct}),
         )
-        assert (found["level"], found["learned"]) == (level, answer)
-        assert said in found["sentence"]
-        assert "Execution accuracy rose from 0.0 % to 18.5 %" in found["sentence"]
+        assert (found.level, found.learned) == (level, answer)
+        assert said in found.sentence
+        assert "Execution accuracy rose from 0.0 % to 18.5 %" in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -72,21 +71,21 @@ def test_what_an_answer_without_a_model_equals_is_not_learned(cpu_inputs: Report
 )
 def test_the_loss_decides(after: float, learned: str, said: str, cpu_inputs: ReportInputs) -> None:
     found = _judged(cpu_inputs, made_up.make_bare(before=1.874, after=after))
-    assert found["learned"] == learned and said in found["sentence"]
+    assert found.learned == learned and said in found.sentence
 
 
 def test_a_loss_without_an_interval_shows_nothing(cpu_inputs: ReportInputs) -> None:
     bare = made_up.make_bare(before=1.874, after=0.566)
     bare = replace(bare, changes=(), unavailable={"changes": "there is one document only"})
     found = _judged(cpu_inputs, bare)
-    assert (found["level"], found["learned"]) == ("mixed", "unclear")
-    assert found["sentence"].startswith("There is one document only. Held-out loss went from 1.874")
+    assert (found.level, found.learned) == ("mixed", "unclear")
+    assert found.sentence.startswith("There is one document only. Held-out loss went from 1.874")
 
 
 def test_an_unscored_task_is_not_answered_for_by_its_loss(cpu_inputs: ReportInputs) -> None:
     found = _judged(cpu_inputs, made_up.not_scored(cpu_inputs.evaluation, "Node is not installed"))
-    assert (found["level"], found["learned"]) == ("mixed", "unclear")
-    assert "The task was not scored: Node is not installed. Held-out loss fell" in found["sentence"]
+    assert (found.level, found.learned) == ("mixed", "unclear")
+    assert "The task was not scored: Node is not installed. Held-out loss fell" in found.sentence
     said = _of(cpu_inputs, made_up.not_scored(cpu_inputs.evaluation, "Node is not installed"))
     assert "Node is not installed" in said["task-not-scored"].evidence
     assert "no-baseline" not in said
@@ -95,29 +94,28 @@ def test_an_unscored_task_is_not_answered_for_by_its_loss(cpu_inputs: ReportInpu
 def test_more_questions_by_hand() -> None:
     """A standard error of 2 points at 100 questions; 1 point is seen in 80 % at 2.8 of them."""
     half = 1.959964 * 0.02
-    change = {"difference": 0.01, "ci95": [0.01 - half, 0.01 + half], "n": 100}
+    change = made_up.change("loss", 0.01, half=half, n=100, word=SAME)
     needed = 100 * (2.801585 * 0.02 / 0.01) ** 2
     assert learned.n_more_to_see(change) == math.ceil(needed) - 100
     # Half the difference takes four times the questions, in all.
-    change["difference"] = 0.005
-    assert learned.n_more_to_see(change) == math.ceil(4 * needed) - 100
-    change["difference"] = 0.0
-    assert learned.n_more_to_see(change) is None
+    smaller = replace(change, difference=0.005)
+    assert learned.n_more_to_see(smaller) == math.ceil(4 * needed) - 100
+    assert learned.n_more_to_see(replace(change, difference=0.0)) is None
 
 
 def test_the_best_baseline_is_the_one_that_scores_highest(gpu_report: Report) -> None:
-    evaluation = gpu_report["evaluation"]
-    best = learned.best_baseline(evaluation)
-    assert best is not None and best["name"] == "nearest"
+    best = learned.best_baseline(gpu_report.evaluation)
+    assert best is not None and best.name == "nearest"
     # Of equals, the one that the expert beats least surely.
-    evaluation["baselines"][0] |= {"value_fraction": best["value_fraction"]}
-    evaluation["baselines"][0]["change"] |= {"ci95": [0.1, 0.5]}
-    first = learned.best_baseline(evaluation)
-    assert first is not None and first["name"] == "constant"
-    for baseline in evaluation["baselines"]:
-        baseline["value_fraction"] = baseline["change"] = None
-    assert learned.best_baseline(evaluation) is None
-    assert "no-baseline" in findings_by_code(gpu_report)
+    place = "evaluation.baselines"
+    values = {"value_fraction": best.value_fraction, "change.ci95": [0.1, 0.5]}
+    equal = changed(gpu_report, {f"{place}.0.{key}": value for key, value in values.items()})
+    first = learned.best_baseline(equal.evaluation)
+    assert first is not None and first.name == "constant"
+    keys = [f"{place}.{i}.{key}" for i in range(3) for key in ("value_fraction", "change")]
+    unscored = changed(gpu_report, dict.fromkeys(keys))
+    assert learned.best_baseline(unscored.evaluation) is None
+    assert "no-baseline" in findings_by_code(unscored)
 
 
 def _of(inputs: ReportInputs, evaluation: EvaluationRecord) -> dict[str, Finding]:
@@ -155,16 +153,15 @@ def test_baseline_unbeaten(n_correct: int, severity: str | None, cpu_inputs: Rep
 
 def test_no_change_says_what_would_show_one(gpu_report: Report) -> None:
     assert "no-measurable-change" not in findings_by_code(gpu_report)
-    change = gpu_report["evaluation"]["changes"][1]
-    change |= {"difference": 0.02, "ci95": [-0.02, 0.06], "n": 100, "change": SAME}
-    advice = findings_by_code(gpu_report)["no-measurable-change"].recommendation
-    assert "about 720 more held-out questions (evaluation.max_examples" in advice
-    change["difference"] = 0.0
-    advice = findings_by_code(gpu_report)["no-measurable-change"].recommendation
-    assert "no number of questions shows a difference of zero" in advice
-    change |= {"difference": 0.03, "ci95": [0.01, 0.06]}
-    advice = findings_by_code(gpu_report)["no-measurable-change"].recommendation
-    assert "so few answers differ" in advice
+    for difference, low, said in (
+        (0.02, -0.02, "about 720 more held-out questions (evaluation.max_examples"),
+        (0.0, -0.02, "no number of questions shows a difference of zero"),
+        (0.03, 0.01, "so few answers differ"),
+    ):
+        report = _with_metric(
+            gpu_report, difference=difference, ci95=[low, 0.06], n=100, change=SAME
+        )
+        assert said in findings_by_code(report)["no-measurable-change"].recommendation
 
 
 LOWEST = "not the last of 1,800; the lowest held-out loss, 0.547, is at step 1,800"
@@ -180,22 +177,23 @@ LOWEST = "not the last of 1,800; the lowest held-out loss, 0.547, is at step 1,8
     ],
 )
 def test_a_checkpoint(step: int, last_loss: float, said: str | None, gpu_report: Report) -> None:
-    published = gpu_report["evaluation"]["published"]
-    published["step"] = step
-    for candidate in published["candidates"]:
-        candidate["published"] = candidate["step"] == step
-    published["candidates"][2]["held_out_loss"] = last_loss
-    found = findings_by_code(gpu_report).get("another-checkpoint")
+    place = "evaluation.published"
+    changes: dict[str, Any] = {
+        f"{place}.candidates.{i}.published": kept == step
+        for i, kept in enumerate((600, 1200, 1800))
+    }
+    changes |= {f"{place}.step": step, f"{place}.candidates.2.held_out_loss": last_loss}
+    found = findings_by_code(changed(gpu_report, changes)).get("another-checkpoint")
     assert (found is None) is (said is None)
     if found:
         assert found.severity == "info" and str(said) in found.evidence
 
 
 def test_advice_goes_by_the_kind_of_error(gpu_report: Report) -> None:
-    after, advice = gpu_report["evaluation"]["after"], {}
+    advice = {}
     for kind in ("timed_out", "empty", "did_not_parse"):
-        after["n_by_kind"] = {"correct": 100, kind: 100}
-        said = findings_by_code(gpu_report)["one-kind-of-error"]
+        kinds = {"evaluation.after.n_by_kind": {"correct": 100, kind: 100}}
+        said = findings_by_code(changed(gpu_report, kinds))["one-kind-of-error"]
         assert kind.replace("_", " ") in said.evidence
         advice[kind] = said.recommendation
     assert len(set(advice.values())) == 3
@@ -254,18 +252,17 @@ def test_a_score_without_a_baseline_is_said(gpu_inputs: ReportInputs, gpu_report
     report = _without_baselines(gpu_inputs, TOO_FEW)
     said = findings_by_code(report)["no-baseline"]
     assert said.severity == "warning" and TOO_FEW in said.evidence
-    assert (
-        f"No answer without a model was compared with it: {TOO_FEW}."
-        in (report["verdict"]["sentence"])
+    assert f"No answer without a model was compared with it: {TOO_FEW}." in (
+        report.verdict.sentence
     )
-    assert report["verdict"]["learned"] == "yes"
+    assert report.verdict.learned == "yes"
     assert "no-baseline" not in findings_by_code(gpu_report)
 
 
 def test_nobody_misses_a_baseline_that_was_not_asked_for(gpu_inputs: ReportInputs) -> None:
     report = _without_baselines(gpu_inputs, "evaluation.baselines is false")
     assert "no-baseline" not in findings_by_code(report)
-    assert "No answer without a model" not in report["verdict"]["sentence"]
+    assert "No answer without a model" not in report.verdict.sentence
 
 
 @pytest.mark.parametrize(
@@ -279,7 +276,7 @@ def test_nobody_misses_a_baseline_that_was_not_asked_for(gpu_inputs: ReportInput
     ],
 )
 def test_a_loss_that_also_chose_the_weights(
-    plan: Report, training: Report, speaks: bool, cpu_inputs: ReportInputs
+    plan: dict[str, Any], training: dict[str, Any], speaks: bool, cpu_inputs: ReportInputs
 ) -> None:
     done = cpu_inputs.training
     points = done.eval_points[: training.pop("n_points", 2)]
@@ -292,7 +289,7 @@ def test_a_loss_that_also_chose_the_weights(
     report = build_report(inputs, {})
     said = findings_by_code(report).get("chosen-by-held-out-loss")
     assert (said is not None) is speaks
-    assert (SPOILT in report["verdict"]["sentence"]) is speaks
+    assert (SPOILT in report.verdict.sentence) is speaks
     metric = build_report(replace(inputs, evaluation=cpu_inputs.evaluation), {})
     assert "chosen-by-held-out-loss" not in findings_by_code(metric)
     if said:
@@ -308,13 +305,14 @@ def test_a_loss_that_also_chose_the_weights(
 def test_kept_checkpoints_that_nobody_compared(
     n_kept: int, is_compared: bool, metric: str | None, speaks: bool, gpu_report: Report
 ) -> None:
-    gpu_report["training_report"]["training"]["n_candidates"] = n_kept
-    evaluation = gpu_report["evaluation"]
-    evaluation["metric"] = metric
+    changes: dict[str, Any] = {
+        "training_report.training.n_candidates": n_kept,
+        "evaluation.metric": metric,
+    }
     why = "the weights that training published: 7 held-out questions are left to choose by"
     if not is_compared:
-        evaluation["published"] |= {"candidates": [], "reason": why}
-    said = findings_by_code(gpu_report).get("checkpoints-not-compared")
+        changes |= {"evaluation.published.candidates": [], "evaluation.published.reason": why}
+    said = findings_by_code(changed(gpu_report, changes)).get("checkpoints-not-compared")
     assert (said is not None) is speaks
     if said:
         assert said.severity == "info" and "3 checkpoints" in said.evidence

@@ -1,7 +1,5 @@
 """Kernels of a profile: their kinds, and the section on the page."""
 
-from typing import Any
-
 import pytest
 from made_up_runs import PROVENANCE
 from made_up_series import make_profile, not_profiled
@@ -12,6 +10,7 @@ from expertflow.report.check import check_report
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.page import render_page
 from expertflow.report.profile import by_kind, kind_of, sorted_kernels
+from expertflow.report.records import Report
 from expertflow.train.records import Kernel
 
 
@@ -63,7 +62,7 @@ def test_kernels_are_summed_by_kind_and_those_without_a_name_are_other() -> None
 HOSTILE = "void f<A<int>, B&><script>alert(1)</script>\" onload='x'"
 
 
-def page_of(inputs: ReportInputs) -> tuple[dict[str, Any], str]:
+def page_of(inputs: ReportInputs) -> tuple[Report, str]:
     report = build_report(inputs, PROVENANCE)
     check_report(report, inputs)
     return report, render_page(report, inputs)
@@ -71,11 +70,12 @@ def page_of(inputs: ReportInputs) -> tuple[dict[str, Any], str]:
 
 def test_the_longest_kernels_are_shown(gpu_inputs: ReportInputs) -> None:
     report, page = page_of(gpu_inputs)
-    profile = report["profile"]
-    assert len(profile["kernels"]) == 15 < profile["n_kernels"] == 25
-    assert sum(kind["share_fraction"] for kind in profile["by_kind"]) == pytest.approx(1)
-    assert profile["overhead_fraction"] == pytest.approx(0.2)
-    assert profile["trace"] == "results/expert-sql/profile/trace.json.gz"
+    profile = report.profile
+    assert profile
+    assert len(profile.kernels) == 15 < profile.n_kernels == 25
+    assert sum(kind.share_fraction for kind in profile.by_kind) == pytest.approx(1)
+    assert profile.overhead_fraction == pytest.approx(0.2)
+    assert profile.trace == "results/expert-sql/profile/trace.json.gz"
     section = page.split('<section id="kernels">')[1].split("</section>")[0]
     assert "steps 12 to 16" in section and "15 of 25" in section
     assert "Matrix products" in section and "nvjet_hsh_128x256" in section
@@ -86,8 +86,7 @@ def test_the_longest_kernels_are_shown(gpu_inputs: ReportInputs) -> None:
 
 def test_a_run_without_has_one_line(cpu_inputs: ReportInputs) -> None:
     report, page = page_of(cpu_inputs)
-    assert report["profile"] is None
-    assert report["unavailable"]["profile"] == "training.profile_steps is 0"
+    assert report.unavailable["profile"] == "training.profile_steps is 0"
     assert 'id="kernels"' not in page
     assert "Kernels were not profiled: training.profile_steps is 0." in page
     _, page = page_of(replace(cpu_inputs, profile=not_profiled("no CUPTI <here>")))
@@ -103,8 +102,8 @@ def test_what_a_profile_lacks_is_said(gpu_inputs: ReportInputs) -> None:
         **dict.fromkeys(missing),
     )  # fmt: skip
     report, page = page_of(replace(gpu_inputs, profile=profile))
-    assert report["unavailable"]["profile.overhead_fraction"] == "none came before"
-    assert report["unavailable"]["profile.trace"] == "it is too large"
+    assert report.unavailable["profile.overhead_fraction"] == "none came before"
+    assert report.unavailable["profile.trace"] == "it is too large"
     assert "No trace: it is too large." in page and "that each spent itself" in page
     assert "At most 2 of the 5 steps asked for." in page
     assert "<th>operator</th>" in page and "Longest operators" in page

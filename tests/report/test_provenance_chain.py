@@ -11,6 +11,7 @@ from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import write_record
 from expertflow.data.records import DatasetManifest, DatasetSource
 from expertflow.report.provenance import collect_provenance, list_stages
+from expertflow.report.records import ChainLink
 
 
 def _record(path: Path, rule: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,14 +43,12 @@ def test_stages_are_in_the_chains_order(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "plan.json").write_text("{}")  # made by hand: no note, no stage
     chain = list_stages(tmp_path, asked=["calibrate"])
     names = ["fetch_source", "pack_sequences", "calibrate_expert", "train_expert"]
-    assert [entry["stage"] for entry in chain] == names
-    assert chain[0]["record"] == "sources/fetched/a.json"
-    assert chain[3] == {
-        "stage": "train_expert",
-        "record": "training.json",
-        "sha256": sha256_file(tmp_path / "training.json"),
-        "code": "t",
-    }
+    assert [entry.stage for entry in chain] == names
+    assert chain[0].record == "sources/fetched/a.json"
+    sha256 = sha256_file(tmp_path / "training.json")
+    assert chain[3] == ChainLink(
+        stage="train_expert", record="training.json", sha256=sha256, code="t"
+    )
 
 
 def test_shards_of_one_code_are_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,11 +57,11 @@ def test_shards_of_one_code_are_one_entry(tmp_path: Path, monkeypatch: pytest.Mo
         _record(path, "prepare_shard", "same", monkeypatch)
     _name_shards(tmp_path, "a", "b")
     (entry,) = list_stages(tmp_path)
-    assert entry["record"] == "documents/*/*.json (2)"
+    assert entry.record == "documents/*/*.json (2)"
     hashes = {path.relative_to(tmp_path).as_posix(): sha256_file(path) for path in paths}
-    assert entry["sha256"] == sha256_json(hashes)
+    assert entry.sha256 == sha256_json(hashes)
     _record(paths[1], "prepare_shard", "other", monkeypatch)
-    assert [entry["code"] for entry in list_stages(tmp_path)] == ["other", "same"]
+    assert [entry.code for entry in list_stages(tmp_path)] == ["other", "same"]
 
 
 def test_leftovers_are_no_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +70,7 @@ def test_leftovers_are_no_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         _record(tmp_path / f"tokens/{name}/000.json", "pretokenize_shard", "t", monkeypatch)
     _record(tmp_path / "documents/a/001.json", "prepare_shard", "p", monkeypatch)
     _name_shards(tmp_path, "a")
-    records = [entry["record"] for entry in list_stages(tmp_path)]
+    records = [entry.record for entry in list_stages(tmp_path)]
     assert records == ["sources/fetched/a.json", "tokens/a/000.json"]
 
 

@@ -67,8 +67,8 @@ def test_receipt_of_a_resumed_run_holds(inputs: ReportInputs) -> None:
     report = build_report(inputs, {})
     check_report(report, inputs)
     assert inputs.training.n_sessions == 2
-    assert report["time"]["split_source"] == "stamps"
-    assert "rows-not-compared" not in {finding["code"] for finding in report["findings"]}
+    assert report.time.split_source == "stamps"
+    assert "rows-not-compared" not in {finding.code for finding in report.findings}
 
 
 def test_a_row_too_many_is_noticed(inputs: ReportInputs) -> None:

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 from msgspec.structs import fields, replace
-from report_reading import set_at
+from report_reading import changed
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import to_json, write_record
@@ -19,6 +19,8 @@ from expertflow.report.build import build_report
 from expertflow.report.check import check_against_records, check_epochs, check_report
 from expertflow.report.diagnose import MISSING, look_up
 from expertflow.report.inputs import ReportInputs, read_inputs, read_lines
+from expertflow.report.measured import restore, to_plain
+from expertflow.report.records import Report
 from expertflow.train.records import StepRecord
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -37,11 +39,10 @@ def test_report_equals_golden(variant: str, request: pytest.FixtureRequest) -> N
     """To accept a wanted change: EXPERTFLOW_UPDATE_GOLDEN=1 pytest tests/report."""
     report = request.getfixturevalue(f"{variant}_report")
     check_report(report, request.getfixturevalue(f"{variant}_inputs"))
-    for path in report["unavailable"]:  # no reason for what is there
-        assert look_up(report, path) is None, path
+    plain = to_plain(report)[0]
     for path in KEPT_PATHS if variant == "gpu" else ():
-        assert look_up(report, path) not in (None, MISSING)
-    rounded, path = _rounded(report), GOLDEN / f"report-{variant}.json"
+        assert look_up(plain, path) not in (None, MISSING)
+    rounded, path = _rounded(plain), GOLDEN / f"report-{variant}.json"
     if os.environ.get("EXPERTFLOW_UPDATE_GOLDEN"):
         path.write_text(json.dumps(rounded, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     assert rounded == json.loads(path.read_text(encoding="utf-8"))
@@ -68,7 +69,7 @@ def test_what_a_record_lacks_is_null_with_its_reason(
     report = build_report(inputs, {})
     check_report(report, inputs)
     where = path if path.startswith("time.") else f"training_report.hardware.{path}"
-    assert reason in report["unavailable"][where]
+    assert reason in report.unavailable[where]
 
 
 def test_epoch_without_evaluation_says_so(gpu_inputs: ReportInputs) -> None:
@@ -77,15 +78,14 @@ def test_epoch_without_evaluation_says_so(gpu_inputs: ReportInputs) -> None:
     report = build_report(replace(gpu_inputs, training=training), {})
     check_report(report, gpu_inputs)
     path = "training_report.training.epoch_summaries[1].eval_loss"
-    assert report["unavailable"][path] == "no evaluation fell into this epoch"
+    assert report.unavailable[path] == "no evaluation fell into this epoch"
 
 
 def test_provenance_of_the_caller_is_kept(gpu_inputs: ReportInputs) -> None:
-    report = build_report(gpu_inputs, {"git": "abc", "container": "x"})
-    assert report["provenance"]["git"] == "abc"
-    assert report["provenance"]["container"] == "x"
-    assert report["provenance"]["torch"] == "2.9.1+cu128"
-    assert "provenance.command" in report["unavailable"]
+    report = build_report(gpu_inputs, {"git": "abc"})
+    assert report.provenance.git == "abc"
+    assert report.provenance.torch == "2.9.1+cu128"
+    assert "provenance.command" in report.unavailable
 
 
 def _rounded(value: Any) -> Any:
@@ -100,8 +100,6 @@ def _rounded(value: Any) -> Any:
 
 
 SCHEMA = Path(__file__).parents[2] / "workflow" / "schemas" / "report.schema.yaml"
-
-Report = dict[str, Any]
 
 TRAINING = "training_report.training"
 
@@ -172,9 +170,8 @@ def test_fault_is_named(
     gpu_report: Report,
     gpu_inputs: ReportInputs,
 ) -> None:
-    set_at(gpu_report, path, value)
     with pytest.raises(DataError, match=rf"^report\.json.*{re.escape(message)}"):
-        check_report(gpu_report, gpu_inputs)
+        check_report(changed(gpu_report, {path: value}), gpu_inputs)
 
 
 NOT_JUDGED = dict.fromkeys(("n_wins", "n_losses", "n_ties", "n_inconsistent"), 0)
@@ -199,11 +196,9 @@ NO_FAULTS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("changes", NO_FAULTS)
 def test_no_faults(changes: dict[str, Any], gpu_report: Report, gpu_inputs: ReportInputs) -> None:
-    for path, value in changes.items():
-        set_at(gpu_report, path, value)
-        if value is None:
-            gpu_report["unavailable"][path] = "no pair was judged"
-    check_report(gpu_report, gpu_inputs)
+    report = changed(gpu_report, changes)
+    why = {path: "no pair was judged" for path, value in changes.items() if value is None}
+    check_report(restore(report, why), gpu_inputs)
 
 
 def test_every_key_is_described() -> None:
@@ -222,7 +217,7 @@ def test_every_key_is_described() -> None:
 @pytest.mark.parametrize("variant", ["gpu_report", "cpu_report"])
 def test_the_schema_holds_for_a_report(variant: str, request: pytest.FixtureRequest) -> None:
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
-    report = request.getfixturevalue(variant)
+    report = to_plain(request.getfixturevalue(variant))[0]
     jsonschema.validate(report, schema)
     report["time"]["wall_s"] = None
     with pytest.raises(jsonschema.ValidationError, match="None is not of type"):
@@ -231,11 +226,13 @@ def test_the_schema_holds_for_a_report(variant: str, request: pytest.FixtureRequ
 
 def _stopped(report: Report, *, tokens: int) -> Report:
     """Shorten the second epoch to 100 steps."""
-    training = report["training_report"]["training"]
-    training["epoch_summaries"][1] |= {"steps": 100, "tokens": tokens}
-    training |= {"steps": 1_000, "epochs": 1_000 / 900}
-    report["data"]["trained_tokens"] = 43_200_000 + tokens
-    return report
+    return changed(report, {
+        f"{TRAINING}.epoch_summaries.1.steps": 100,
+        f"{TRAINING}.epoch_summaries.1.tokens": tokens,
+        f"{TRAINING}.steps": 1_000,
+        f"{TRAINING}.epochs": 1_000 / 900,
+        "data.trained_tokens": 43_200_000 + tokens,
+    })  # fmt: skip
 
 
 def test_part_of_an_epoch_holds_at_most_its_rows(gpu_report: Report) -> None:

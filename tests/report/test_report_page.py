@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 from made_up_runs import PROVENANCE
 from msgspec.structs import replace
-from report_reading import Outline, check_page_is_safe
+from report_reading import Outline, changed, check_page_is_safe
 
+from expertflow.core.records import from_json
 from expertflow.report import format as f
-from expertflow.report import view
 from expertflow.report.build import build_report
 from expertflow.report.charts.frame import _themed
-from expertflow.report.compare import build_index, render_index
+from expertflow.report.compare import index_row, render_index
 from expertflow.report.inputs import ReportInputs
+from expertflow.report.measured import restore, to_plain
 from expertflow.report.page import MAX_PAGE_BYTES, chain_rows, render_page
+from expertflow.report.records import ChainLink, Report
 from expertflow.report.sheet import TEMPLATES
 
 HOSTILE = "<script>alert(1)</script>\" onload='x' {{ 7 * 7 }} </style></pre> \u202e \x1b[2J \u2028"
@@ -74,7 +76,8 @@ def test_missing_values_say_why(cpu_page: str) -> None:
 def _hostile(value: Any, key: str = "") -> Any:
     """Replace every free text of a report; leave those that schema or templates interpret."""
     kept = {"kind", "level", "learned", "severity", "op", "verdict", "started_at", "preset", "unit",
-            "change"}  # fmt: skip
+            "change", "status", "method", "chat_template", "split_source", "origin", "action",
+            "merged_into", "class", "confidence"}  # fmt: skip
     names = {"n_by_kind", "throttle_s", "temperature_limits_c", "machine", "versions"}
     if isinstance(value, str):
         is_quantity = key == "quantity" and value.endswith(("_percent", "_c", "_bytes", "_loss"))
@@ -89,6 +92,11 @@ def _hostile(value: Any, key: str = "") -> Any:
     return value
 
 
+def _hostile_report(report: Report) -> Report:
+    plain, nulls = to_plain(report)
+    return restore(from_json(Report, _hostile(plain)), dict.fromkeys(nulls, HOSTILE))
+
+
 def _escaped(page: str) -> str:
     check_page_is_safe(page)
     assert "&lt;script&gt;" in page and "<script" not in page
@@ -101,18 +109,17 @@ def _escaped(page: str) -> str:
 @pytest.mark.parametrize("which", ["cpu", "gpu"])
 def test_hostile_texts_are_escaped(which: str, request: pytest.FixtureRequest) -> None:
     inputs = request.getfixturevalue(f"{which}_inputs")
-    report = _hostile(build_report(inputs, PROVENANCE))
-    page = _escaped(render_page(report, inputs))
+    page = _escaped(render_page(_hostile_report(build_report(inputs, PROVENANCE)), inputs))
     if which == "gpu":  # the places that only a full report has
         for section, end in PLACES:
             part = page.split(f'<section id="{section}"')[1].split(f'id="{end}"')[0]
             assert part.count("&lt;script&gt;") > 3, section
 
 
-def test_hostile_texts_are_escaped_in_the_index(gpu_report: dict[str, Any]) -> None:
-    other = {**gpu_report, "run": {**gpu_report["run"], "preset": "demo"}}
-    other["data"] = {**gpu_report["data"], "sources": [{"license": HOSTILE}]}
-    _escaped(render_index(build_index([_hostile(gpu_report), other])))
+def test_hostile_texts_are_escaped_in_the_index(gpu_report: Report) -> None:
+    other = changed(gpu_report, {"run.preset": "demo", "data.sources.0.license": HOSTILE})
+    rows = [index_row(report) for report in (_hostile_report(gpu_report), other)]
+    _escaped(render_index(rows))
 
 
 def test_texts_in_drawings_are_escaped() -> None:
@@ -157,9 +164,9 @@ def test_every_table_and_drawing_is_named(gpu_page: str, cpu_page: str) -> None:
 
 
 def test_parts_without_content_are_left_out(cpu_inputs: ReportInputs) -> None:
-    report = build_report(cpu_inputs, PROVENANCE)
-    report["plan"] |= {"options": [], "claims": [], "memory": None}
-    report["provenance"]["chain"] = []
+    report = changed(build_report(cpu_inputs, PROVENANCE), {
+        "plan.options": [], "plan.claims": [], "plan.memory": None, "provenance.chain": [],
+    })  # fmt: skip
     page = render_page(report, cpu_inputs)
     Outline(page)
     for text in ("The same work", "Claims, held", "Device memory", "From sources to report"):
@@ -173,8 +180,8 @@ def test_chain_is_placed_by_stage() -> None:
     stages = ("export_model", "prepare_tokenizer", "prepare_model", "prepare_shard",
               "a_new_stage", "prepare_shard", "pretokenize_shard", "deduplicate_documents",
               "pack_sequences")  # fmt: skip
-    chain = [{"stage": s, "record": "x.json", "sha256": "ab" * 32, "code": ""} for s in stages]
-    rows = chain_rows(chain)
+    chain = [ChainLink(stage=s, record="x.json", sha256="ab" * 32, code="") for s in stages]
+    rows = chain_rows(tuple(chain))
     assert [[box.stage if box else None for box in row.boxes] for row in rows] == [
         ["prepare_shard", "prepare_tokenizer"],
         ["deduplicate_documents", "pretokenize_shard"],
@@ -185,8 +192,8 @@ def test_chain_is_placed_by_stage() -> None:
     ]
     assert [row.link for row in rows] == ["", "left right elbow", "join", *["straight"] * 3]
     shards = rows[0].boxes[0]
-    assert shards is not None and [made["sha256"] for made in shards.made] == ["ababababab"] * 2
-    many = [{**chain[0], "stage": "fetch_source", "record": f"{i}"} for i in range(9)]
+    assert shards is not None and len(shards.made) == 2
+    many = tuple(replace(chain[0], stage="fetch_source", record=f"{i}") for i in range(9))
     box = chain_rows(many)[0].boxes[0]
     assert box is not None and box.n_more == 6 and len(box.made) == 3
 
@@ -209,9 +216,6 @@ def test_texts_stand_out_from_what_is_behind_them() -> None:
             assert (high + 0.05) / (low + 0.05) >= 4.5, f"{text} on {behind}"
 
 
-Report = dict[str, Any]
-
-
 def _rows(report: Report, inputs: ReportInputs, section: str) -> dict[str, str]:
     """Return the lines of the first table of a section of the page by their first cell."""
     table = render_page(report, inputs).split(section)[1].split("</table>")[0]
@@ -230,53 +234,63 @@ def test_plan_rows_say_whether_the_band_held(
     rows = _rows(gpu_report, gpu_inputs, PLAN)
     assert ">0</td>" in rows["Optimizer steps"] and "the band" not in rows["Optimizer steps"]
     assert "within the band" in rows["Wall time"] and " to " in rows["Wall time"]
-    next(r for r in gpu_report["plan_against_actual"] if r["quantity"] == "Cost")["actual"] = 99.0
-    assert "outside the band" in _rows(gpu_report, gpu_inputs, PLAN)["Cost"]
+    dear = changed(gpu_report, {"plan_against_actual.4.actual": 99.0})
+    assert "outside the band" in _rows(dear, gpu_inputs, PLAN)["Cost"]
     blank = _rows(cpu_report, cpu_inputs, PLAN)["Cost"]
     assert blank.count("not predicted") == blank.count("not measured") == 1
     assert blank.count('title="') == 2
 
 
-def test_memory_is_drawn_to_the_scale_of_the_card(gpu_report: Report, cpu_report: Report) -> None:
-    memory = view.memory(gpu_report)
-    assert memory is not None and memory["actual_fraction"] is not None
-    total = gpu_report["training_report"]["hardware"]["gpu"]["memory_total_bytes"]
-    predicted = sum(gpu_report["plan"]["memory"].values())
-    assert sum(part.fraction for part in memory["parts"]) == pytest.approx(predicted / total)
-    assert view.memory(cpu_report) is None
+def test_memory_is_drawn_to_the_scale_of_the_card(gpu_page: str, cpu_page: str) -> None:
+    section = gpu_page.split("<h3>Device memory")[1].split("</ul>")[0]
+    predicted, reserved = section.split('<div class="bar">')[1:3]
+    shares = [float(x) for x in re.findall(r"flex:0 0 ([\d.]+)%", predicted)]
+    assert sum(shares) == pytest.approx(100 * 63 / 80, abs=0.01)  # GB of the card's
+    assert "flex:0 0 76.875%" in reserved
+    assert "Device memory" not in cpu_page
 
 
 def test_options_without_fit_or_price_say_so(gpu_report: Report, gpu_inputs: ReportInputs) -> None:
     shown = _rows(gpu_report, gpu_inputs, OPTIONS)
-    assert len(shown) == len(gpu_report["plan"]["options"]) > 1
-    for item in gpu_report["plan"]["options"]:
-        option = shown[f"{item['n_gpus']} \u00d7 {item['name']}"]
-        assert ("does not fit" in option) == (item["fits"] is False)
-        assert ("unknown" in option) == (item["usd"] is None)
-        assert item["remark"] in option
+    assert len(shown) == len(gpu_report.plan.options) > 1
+    for item in gpu_report.plan.options:
+        option = shown[f"{item.n_gpus} \u00d7 {item.name}"]
+        assert ("does not fit" in option) == (item.fits is False)
+        assert ("unknown" in option) == (not item.usd)
+        assert item.remark and item.remark in option
 
 
-def test_lines_leave_out_what_was_not_read(gpu_report: Report, cpu_report: Report) -> None:
-    gpu, cpu = (dict(view.hardware_rows(report)) for report in (gpu_report, cpu_report))
-    hardware = gpu_report["training_report"]["hardware"]
-    assert f.energy(hardware["energy_j"]) in gpu["Energy"]
+MACHINE = "The machine in figures"
+
+
+def test_lines_leave_out_what_was_not_read(
+    gpu_report: Report, gpu_inputs: ReportInputs, cpu_report: Report, cpu_inputs: ReportInputs
+) -> None:
+    gpu = _rows(gpu_report, gpu_inputs, MACHINE)
+    cpu = _rows(cpu_report, cpu_inputs, MACHINE)
+    assert f.energy(1.47e6) in gpu["Energy"]
     names = {"Energy", "Power", "Hottest", "Held back", "Clocks", "PCIe"}
     assert names <= set(gpu) and not names & set(cpu)
-    hardware["throttle_s"] = {"thermal": 0.0}
-    assert dict(view.hardware_rows(gpu_report))["Held back"] == "never"
-    assert view.machine(gpu_report)
-    hardware["machine"] = None
-    assert view.machine(gpu_report) == []
+    place = "training_report.hardware"
+    cool = changed(gpu_report, {f"{place}.throttle_s": {"thermal": 0.0}})
+    assert "never" in _rows(cool, gpu_inputs, MACHINE)["Held back"]
+    provenance = "What this report was made from"
+    assert "processor" in _rows(gpu_report, gpu_inputs, provenance)
+    bare = changed(gpu_report, {f"{place}.machine": None})
+    assert "processor" not in _rows(bare, gpu_inputs, provenance)
 
 
-def test_the_page_says_where_rows_came_from(gpu_report: Report, cpu_report: Report) -> None:
-    (name, rows), (_, weights) = view.staging(gpu_report)
-    assert name == "rows read from" and "/scratch/expertflow/" in rows and "verified" in rows
+def test_the_page_says_where_rows_came_from(
+    gpu_report: Report, gpu_inputs: ReportInputs, cpu_report: Report, cpu_inputs: ReportInputs
+) -> None:
+    table = "What this report was made from"
+    found = _rows(gpu_report, gpu_inputs, table)
+    rows, weights = found["rows read from"], found["weights read from"]
+    assert "/scratch/expertflow/" in rows and "verified" in rows
     assert f"copied at {f.size(1.1e9)}/s" in rows and "nfs4, read at 0.24 GB/s" in rows
-    assert "1.19" in weights or "1.2" in weights
-    (_, rows), _ = view.staging(cpu_report)
-    assert rows.startswith("results/expert-sql/packed (") and "local disk already" in rows
-    used = gpu_report["staging"]["used"]["rows"]
-    used |= {"is_fallback": True, "target": None, "action": "read_in_place", "reason": "disk full"}
-    (_, rows), _ = view.staging(gpu_report)
-    assert "a fallback): disk full" in rows
+    assert "1.19" in weights
+    rows = _rows(cpu_report, cpu_inputs, table)["rows read from"]
+    assert "results/expert-sql/packed (" in rows and "local disk already" in rows
+    used = {"is_fallback": True, "target": None, "action": "read_in_place", "reason": "disk full"}
+    report = changed(gpu_report, {f"staging.used.rows.{k}": v for k, v in used.items()})
+    assert "a fallback): disk full" in _rows(report, gpu_inputs, table)["rows read from"]

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_reading import changed
 from rich.console import Console
 from support import SCRIPTS
 
 from expertflow.config.attach import reports_to_sum_up
 from expertflow.report import format as f
-from expertflow.report.compare import build_index, render_index
+from expertflow.report.compare import build_index, index_row, render_index
+from expertflow.report.measured import to_plain
+from expertflow.report.records import Report
 from expertflow.report.summary import print_summary, summary_rows
-
-Report = dict[str, Any]
 
 PAGE = Path("r/report.html")
 
@@ -77,24 +78,24 @@ def test_summary_says_what_matters(cpu_report: Report) -> None:
 
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_summary_does_not_read_markup(cpu_report: Report, is_terminal: bool) -> None:
-    cpu_report["run"]["expert"] = "[red]x[/red] [/nonsense]"
-    text = _printed(cpu_report, width=200, force_terminal=is_terminal)
+    report = changed(cpu_report, {"run.expert": "[red]x[/red] [/nonsense]"})
+    text = _printed(report, width=200, force_terminal=is_terminal)
     assert "[red]x[/red] [/nonsense]" in text
 
 
 def test_index_has_one_row_an_expert(gpu_report: Report, cpu_report: Report) -> None:
-    cpu_report["run"]["expert"] = "an-expert"
-    index = build_index([gpu_report, cpu_report])
+    other = changed(cpu_report, {"run.expert": "an-expert"})
+    index = build_index([index_row(report) for report in (gpu_report, other)])
     first, second = index["experts"]
     assert (first["expert"], second["expert"]) == ("expert-sql", "an-expert")  # as configured
-    assert first["after_fraction"] == 0.61 and first["usd"] == gpu_report["cost"]["usd"]
-    assert first["n_findings"] == len(gpu_report["findings"])
+    assert first["after_fraction"] == 0.61 and first["usd"] == gpu_report.cost.usd
+    assert first["n_findings"] == len(gpu_report.findings)
     planned = first["planned_hours"] * (1 + first["hours_difference_fraction"])
     assert planned == pytest.approx(first["wall_s"] / 3600)
     assert second["usd"] is None and "price" in second["unavailable"]["usd"]
     assert second["hours_difference_fraction"] is None
     assert second["source_licenses"] == ["CC0-1.0"]
-    assert "No expert has a report yet" in render_index(build_index([]))
+    assert "No expert has a report yet" in render_index([])
 
 
 def _run(script: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> object:
@@ -129,7 +130,7 @@ def test_a_report_that_cannot_be_read_is_one_line(
 
 def test_read_reports(cpu_report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.json"
-    path.write_text(json.dumps(cpu_report))
+    path.write_text(json.dumps(to_plain(cpu_report)[0]))
     assert _run("show_report", str(path), monkeypatch=monkeypatch) == 0
     outputs = ["--json", str(tmp_path / "i.json"), "--html", str(tmp_path / "i.html")]
     assert _run("compare_experts", "--reports", str(path), *outputs, monkeypatch=monkeypatch) == 0

@@ -9,6 +9,7 @@ from expertflow.core.files import write_text
 from expertflow.report.build import build_report
 from expertflow.report.check import check_report
 from expertflow.report.inputs import read_inputs
+from expertflow.report.measured import to_plain
 from expertflow.report.page import render_page
 from expertflow.report.provenance import collect_provenance
 from expertflow.report.records import ReportSpec
@@ -23,7 +24,8 @@ def main(
     report = build_report(inputs, collect_provenance(results, asked=asked_for))
     check_report(report, inputs)
     write_text(html, render_page(report, inputs))
-    return report
+    plain: dict[str, Any] = to_plain(report)[0]
+    return plain
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from expertflow.core import cli
 from expertflow.core.files import write_text
 from expertflow.core.records import write_record
 from expertflow.report.check import read_report
-from expertflow.report.compare import build_index, render_index
+from expertflow.report.compare import build_index, index_row, render_index
 
 
 def main() -> None:
@@ -16,9 +16,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="index.json to write")
     parser.add_argument("--html", type=Path, required=True, help="index.html to write")
     args = parser.parse_args()
-    index = build_index([read_report(path) for path in args.reports])
-    write_text(args.html, render_index(index))
-    write_record(args.json, index)
+    rows = [index_row(read_report(path)) for path in args.reports]
+    write_text(args.html, render_index(rows))
+    write_record(args.json, build_index(rows))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ variants then distorts no step, and the steps of a ladder multiply to the total.
 """
 
 import math
-from typing import Any
 
 from expertflow.core.errors import DataError
-from expertflow.core.records import Record, from_json
+from expertflow.core.records import Record
 from expertflow.report import format as f
 from expertflow.studies.records import PLAN, AblationRecord, Bar, Estimate
 
@@ -49,13 +48,6 @@ class Ladder(Record, frozen=True, kw_only=True):
     @property
     def missing(self) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if step.tokens_per_s is None)
-
-
-def ablations(report: dict[str, Any]) -> tuple[AblationRecord, ...]:
-    found: tuple[AblationRecord, ...] = from_json(
-        tuple[AblationRecord, ...], report["comparison"], where="report.json.comparison"
-    )
-    return found
 
 
 def divided(one: Estimate, other: Estimate) -> Estimate:

@@ -11,9 +11,16 @@ from typing import Any, NamedTuple
 from expertflow.report import ablation_facts as facts
 from expertflow.report import format as f
 from expertflow.report.ablation_facts import Ladder, bare, interval, quoted
-from expertflow.report.measured import NO_REASON
+from expertflow.report.headline import METHODS, Tile
+from expertflow.report.measured import (
+    NO_REASON,
+    NOT_MEASURED,
+    Measured,
+    Missing,
+    format_value,
+    or_missing,
+)
 from expertflow.report.sheet import render
-from expertflow.report.view import METHODS, NOT_MEASURED, Cell, Tile
 from expertflow.studies.records import PLAN, AblationRecord, Bar, ClaimVerdict
 
 N_NAMED = 4
@@ -49,15 +56,11 @@ def render_ablation(record: AblationRecord) -> str:
         columns=columns,
         left_out=left_out,
         what_was_run=_what_was_run(record, method),
-        **_shared_parts(record),
+        **show_comparison(record),
     )
 
 
-def comparisons(report: dict[str, Any]) -> list[dict[str, Any]]:
-    return [_shared_parts(record) for record in facts.ablations(report)]
-
-
-def _shared_parts(record: AblationRecord) -> dict[str, Any]:
+def show_comparison(record: AblationRecord) -> dict[str, Any]:
     from expertflow.report.charts.waterfall import waterfall_chart
 
     ladders, no_ladder = facts.ladders(record), ""
@@ -147,28 +150,28 @@ def tiles(record: AblationRecord) -> tuple[Tile, ...]:
     ladder = next(iter(facts.telling_ladders(record)), None)
     why = "every rung is the plan" if facts.ladders(record) else "no rung of a ladder was measured"
     usd, n_claims = record.plan_usd_per_million_tokens, len(record.claims)
-    against, against_note, dearer = Cell(NOT_MEASURED, why), "", ""
+    against: Measured[str] = Missing(why)
+    against_note, dearer = "", ""
     speed_note = "the plan, no padding"
     if ladder is not None:
         start, whole = ladder.start, ladder.whole
-        against = Cell(f.factor(whole.value))
+        against = f.factor(whole.value)
         against_note = f"95{f.NBSP}% interval {interval(whole)}"
         dearer = "" if usd is None else f"first rung: {f.usd_rate(usd * whole.value)}"
         if start.tokens_per_s:
             speed_note = f"{start.label}: {f.short(start.tokens_per_s)}"
 
-    def cell(name: str, value: float | None, show: Callable[[float], str]) -> Cell:
-        if value is not None:
-            return Cell(show(value))
-        return Cell(NOT_MEASURED, record.unavailable.get(name, NO_REASON))
+    def tell(name: str, value: float | None, show: Callable[[float], str]) -> Measured[str]:
+        return format_value(or_missing(value, record.unavailable.get(name, NO_REASON)), show)
 
-    speed = cell("plan_tokens_per_s", record.plan_tokens_per_s, f.short)
-    claims = Cell(f"{n_claims}") if n_claims else Cell("none", "no list of claims was asked for")
+    speed = tell("plan_tokens_per_s", record.plan_tokens_per_s, f.short)
+    claims = f"{n_claims}" if n_claims else "none"
+    claims_note = ledger_counts(record) if n_claims else "no list of claims was asked for"
     return (
         Tile("Useful tokens/s", speed, speed_note),
         Tile("Against the first rung", against, against_note),
-        Tile("A million tokens", cell(NO_PRICE, usd, f.usd_rate), dearer),
-        Tile("Claims", claims, ledger_counts(record)),
+        Tile("A million tokens", tell(NO_PRICE, usd, f.usd_rate), dearer),
+        Tile("Claims", claims, claims_note),
     )
 
 
@@ -201,9 +204,9 @@ def _columns(groups: list[tuple[str, list[Line]]]) -> tuple[list[str], list[tupl
     """Return the columns that have a figure, and the reason for each that has none."""
     measured = [line for _, lines in groups for line in lines if not line["reason"]]
     cells = [cell for line in measured for cell in line["cells"]]
-    shown = list(dict.fromkeys(name for name, cell in cells if not cell.reason))
-    left_out = dict(cells).items()
-    return shown, [(name, c.reason) for name, c in left_out if name not in shown and c.reason]
+    shown = list(dict.fromkeys(name for name, cell in cells if cell))
+    missing = [(name, cell) for name, cell in dict(cells).items() if isinstance(cell, Missing)]
+    return shown, [(name, cell.reason) for name, cell in missing if name not in shown]
 
 
 def lines(bars: Sequence[Bar], record: AblationRecord) -> list[Line]:
@@ -234,8 +237,7 @@ def _line(bar: Bar, record: AblationRecord) -> Line:
         "interval": interval(ratio) if ratio else "",
         "spread": f"{bare(ratio.least)} to {bare(ratio.most)}" if ratio else "",
         "cells": [
-            (name, Cell("\u2013", why) if value is None else Cell(show(value)))
-            for name, value, show, why in shown
+            (name, format_value(or_missing(value, why), show)) for name, value, show, why in shown
         ],
         "loss": _loss(bar),
         "is_sane": bar.is_sane,

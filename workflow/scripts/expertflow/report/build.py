@@ -1,10 +1,12 @@
-"""Join all records into one report: plain JSON values, and the reasons for nulls."""
+"""Join all records into one report: figures, or the reasons why there are none."""
 
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from expertflow.core.records import from_json, to_json
+from msgspec.structs import replace
+
+from expertflow.core.records import from_json
 from expertflow.core.settings import name_of
 from expertflow.plan.records import TrainPlan
 from expertflow.report import build_run as run
@@ -12,12 +14,18 @@ from expertflow.report import derive
 from expertflow.report import run_records as r
 from expertflow.report.build_evaluation import evaluation_section
 from expertflow.report.derive import NO_PRICE
-from expertflow.report.diagnose import accept, bottleneck, find
+from expertflow.report.diagnose import NO_TIME, apply_rule, find, find_bottleneck
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.learned import verdict
-from expertflow.report.measured import Measured, Missing, explain, fill, or_missing, settle
+from expertflow.report.learned import ANSWERS, judge_run
+from expertflow.report.measured import Measured, Missing, explain, fill, or_missing, to_plain
 from expertflow.report.profile import by_kind, sorted_kernels
-from expertflow.report.records import SCHEMA_VERSION, Profile
+from expertflow.report.records import (
+    Profile,
+    Provenance,
+    Report,
+    Staging,
+    UsedStaging,
+)
 from expertflow.staging.records import Staged
 
 N_KERNELS = 15
@@ -34,32 +42,29 @@ NOT_HANDED = {
 }
 
 
-def build_report(inputs: ReportInputs, provenance: dict[str, Any]) -> dict[str, Any]:
-    """Build report.json.
-
-    ``provenance`` is what only the caller knows: git, lockfile, inputs, command.
-    """
+def build_report(inputs: ReportInputs, provenance: Mapping[str, Any]) -> Report:
+    """Build the report; ``provenance`` is what only the caller knows: git, lockfile, command."""
     training, hardware = run.training_section(inputs), run.hardware_section(inputs)
     cost, plan, throughput = _cost(inputs), run.plan_section(inputs), _throughput(inputs)
     data = _data(inputs)
-    report, reasons = settle({
-        "schema_version": SCHEMA_VERSION,
-        "run": _run(inputs),
-        "model": _model(inputs),
-        "data": data,
-        "training_parameters": _training_parameters(inputs),
-        "training_report": r.TrainingReport(training=training, hardware=hardware),
-        "time": run.time_section(inputs),
-        "throughput": throughput,
-        "cost": cost,
-        "plan": plan,
-        "evaluation": evaluation_section(inputs.evaluation),
-        "staging": _staging(inputs),
-        "profile": _profile(inputs),
-        "export": explain(inputs.export, {"merged_into": "no adapter was trained"}),
-        "comparison": [] if inputs.ablation is None else [inputs.ablation],
-        "provenance": _provenance(inputs, provenance),
-        "plan_against_actual": [
+    report = Report(
+        schema_version=2,
+        run=_run(inputs),
+        model=_model(inputs),
+        data=data,
+        training_parameters=_training_parameters(inputs),
+        training_report=r.TrainingReport(training=training, hardware=hardware),
+        time=run.time_section(inputs),
+        throughput=throughput,
+        cost=cost,
+        plan=plan,
+        evaluation=evaluation_section(inputs.evaluation),
+        staging=_staging(inputs),
+        profile=_profile(inputs),
+        export=explain(inputs.export, {"merged_into": "no adapter was trained"}),
+        comparison=() if inputs.ablation is None else (inputs.ablation,),
+        provenance=_provenance(inputs, provenance),
+        plan_against_actual=(
             run.plan_row("Optimizer steps", "steps", plan.steps, training.steps),
             run.plan_row("Useful tokens", "tokens", plan.trained_tokens, data.trained_tokens),
             run.plan_row("Useful tokens a second", "tokens/s", plan.useful_tokens_per_s,
@@ -70,14 +75,20 @@ def build_report(inputs: ReportInputs, provenance: dict[str, Any]) -> dict[str, 
                       (plan.band.usd_low, plan.band.usd_high)),
             run.plan_row("Peak device memory", "bytes", plan.memory_peak_bytes,
                       hardware.memory_peak_reserved_bytes),
-        ],
-    })  # fmt: skip
-    report["unavailable"] = reasons  # rules repeat some of them
-    report["bottleneck"] = bottleneck(report)
-    report["findings"] = to_json(find(report))
-    report["acceptance"] = to_json(accept(report, inputs.spec.acceptance))
-    report["verdict"] = verdict(report)
-    return dict(report)
+        ),
+        unavailable={},
+        bottleneck=NO_TIME,
+        findings=(),
+        acceptance=(),
+        verdict=ANSWERS["unclear"],
+    )  # fmt: skip
+    reasons = {path: why for path, why in to_plain(report)[1].items() if why}
+    report = replace(
+        report, unavailable=reasons, bottleneck=find_bottleneck(report), findings=find(report)
+    )
+    plain, bars = to_plain(report)[0], inputs.spec.acceptance
+    report = replace(report, acceptance=tuple(apply_rule(plain, bar) for bar in bars))
+    return replace(report, verdict=judge_run(report))
 
 
 def _run(inputs: ReportInputs) -> r.Run:
@@ -118,15 +129,16 @@ def _data(inputs: ReportInputs) -> r.Data:
         "license": "the manifest states no license for this source",
         "n_records": "the records of this source were not counted",
     }
-    sources: Any = [
-        {
-            **explain(source, no_source),
-            "n_train": (found := counts[source.name]).n_train,
-            "n_held_out": found.n_held_out,
-            "n_left_out": found.n_rejected + found.n_filtered + found.n_dropped,
-        }
+    sources = tuple(
+        fill(
+            r.Source,
+            source,
+            found := counts[source.name],
+            why=no_source,
+            n_left_out=found.n_rejected + found.n_filtered + found.n_dropped,
+        )
         for source in inputs.datasets.sources
-    ]
+    )
     n_seen = training.n_tokens + training.n_padding_tokens
     no_rows = "no rows were packed"
     return fill(
@@ -207,21 +219,23 @@ def _cost(inputs: ReportInputs) -> r.Cost:
     )
 
 
-def _staging(inputs: ReportInputs) -> dict[str, Any]:
-    staging, used = inputs.staging, inputs.preflight.get("staging")
-    found: Any = Missing("the preflight of this run did not note where it read from")
-    if used is not None:
-        notes = from_json(dict[str, Staged], used, where="preflight.json.staging")
-        found = {kind: _staged(note) for kind, note in notes.items()}
-    return {
-        "expert": staging.expert,
-        **_staged(staging.rows),
-        "weights": _staged(staging.weights),
-        "used": found,
-    }
+def _staging(inputs: ReportInputs) -> Staging:
+    used, why = inputs.preflight.get("staging"), "did not note where it read from"
+    notes: dict[str, Staged] | None = used and from_json(
+        dict[str, Staged], used, where="preflight.json.staging"
+    )
+    return fill(
+        Staging,
+        _staged(inputs.staging.rows),
+        expert=inputs.staging.expert,
+        weights=_staged(inputs.staging.weights),
+        used=UsedStaging(**{kind: _staged(note) for kind, note in notes.items()})
+        if notes
+        else Missing(f"the preflight of this run {why}"),
+    )
 
 
-def _staged(note: Staged) -> Any:
+def _staged(note: Staged) -> Staged:
     idle = "nothing had to be copied: " if note.target else ""
     return explain(note, {
         "target": note.reason,
@@ -233,7 +247,7 @@ def _staged(note: Staged) -> Any:
     })  # fmt: skip
 
 
-def _profile(inputs: ReportInputs) -> Any:
+def _profile(inputs: ReportInputs) -> Measured[Profile]:
     profile = inputs.profile
     if not profile.n_steps or profile.wall_s is None:
         return Missing(profile.reason or "the profiler watched no step")
@@ -253,20 +267,17 @@ def _profile(inputs: ReportInputs) -> Any:
     )
 
 
-def _provenance(inputs: ReportInputs, given: Mapping[str, Any]) -> dict[str, Any]:
+def _provenance(inputs: ReportInputs, given: Mapping[str, Any]) -> Provenance:
     training = inputs.training
     known = {name: value for name, value in given.items() if value is not None}
-    return {
-        **{name: Missing(why) for name, why in NOT_HANDED.items()},
-        "input_sha256": {},
-        "chain": [],
-        "torch": or_missing(training.versions.get("torch"), "the trainer did not note its version"),
-        "driver": run.read_monitor(inputs, "driver"),
-        "versions": training.versions,
-        "fingerprint": training.fingerprint,
-        "documents_sha256": inputs.documents.sha256,
-        "packing_sha256": training.packing_sha256,
-        "tokenizer_sha256": inputs.packing.tokenizer_sha256,
-        "weights_sha256": training.weights_sha256,
-        **known,
-    }
+    unknown: Any = {name: Missing(why) for name, why in NOT_HANDED.items() if name not in known}
+    return fill(
+        Provenance,
+        training,
+        inputs.packing,
+        torch=or_missing(training.versions.get("torch"), "the trainer did not note its version"),
+        driver=run.read_monitor(inputs, "driver"),
+        documents_sha256=inputs.documents.sha256,
+        **unknown,
+        **{"input_sha256": {}, "chain": (), **known},
+    )

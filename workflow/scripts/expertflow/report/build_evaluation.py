@@ -3,7 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from expertflow.evaluate.records import EvaluationRecord, EvaluationSide, PairedChange, TaskScore
+from expertflow.evaluate.records import (
+    EarlierRun,
+    EvaluationRecord,
+    EvaluationSide,
+    PairedChange,
+    TaskScore,
+)
 from expertflow.report import records as r
 from expertflow.report.learned import LOSSES
 from expertflow.report.measured import Measured, Missing, explain, fill, or_missing
@@ -54,15 +60,11 @@ def evaluation_section(record: EvaluationRecord) -> r.Evaluation:
         judge=Missing(record.unavailable.get("judge", "no judge was asked for"))
         if record.judge is None
         else explain(record.judge, JUDGE),
-        lm_eval=_explained(record.lm_eval, LM_EVAL),
-        samples=_explained(record.samples, SAMPLE),
-        worst=_explained(record.worst, SAMPLE),
+        lm_eval=tuple(explain(score, LM_EVAL) for score in record.lm_eval),
+        samples=tuple(explain(sample, SAMPLE) for sample in record.samples),
+        worst=tuple(explain(sample, SAMPLE) for sample in record.worst),
         delta=_delta(record, no_metric),
     )
-
-
-def _explained(records: tuple[Any, ...], reasons: Mapping[str, str]) -> Any:
-    return [explain(record, reasons) for record in records]
 
 
 def _side(record: EvaluationRecord, name: str, no_metric: str) -> r.Side:
@@ -113,7 +115,7 @@ def _published(record: EvaluationRecord) -> r.PublishedWeights:
     return fill(r.PublishedWeights, published, candidates=candidates)
 
 
-def _earlier(record: EvaluationRecord) -> Any:
+def _earlier(record: EvaluationRecord) -> Measured[EarlierRun]:
     earlier, said = record.earlier, record.unavailable
     if earlier is None:
         return Missing(said.get("earlier", "no earlier evaluation of this expert was found"))

@@ -28,7 +28,6 @@ REFERENCE_BANDS = tuple(
 def training_section(inputs: ReportInputs) -> r.Training:
     training = inputs.training
     no_loss = {"eval_loss": "no evaluation fell into this epoch"}
-    epochs: Any = [explain(epoch, no_loss) for epoch in training.epoch_summaries]
     return fill(
         r.Training,
         training,
@@ -38,7 +37,7 @@ def training_section(inputs: ReportInputs) -> r.Training:
         },
         planned_steps=inputs.plan.n_steps,
         n_candidates=len(training.candidates),
-        epoch_summaries=epochs,
+        epoch_summaries=tuple(explain(epoch, no_loss) for epoch in training.epoch_summaries),
     )
 
 
@@ -110,7 +109,7 @@ def _gpu(inputs: ReportInputs) -> r.Gpu:
     )
 
 
-def time_section(inputs: ReportInputs) -> dict[str, Any]:
+def time_section(inputs: ReportInputs) -> r.Time:
     times = derive.split_time(inputs.training)
     idle, source = times.gpu_idle_source, times.split_source
     parts = ("h2d_s", "forward_s", "backward_s", "optimizer_s")
@@ -119,7 +118,7 @@ def time_section(inputs: ReportInputs) -> dict[str, Any]:
         reasons = dict.fromkeys(parts, source.reason)
     if isinstance(idle, Missing):
         reasons["gpu_idle_s"] = idle.reason
-    return {**explain(times.spent, reasons), "split_source": source, "gpu_idle_source": idle}
+    return fill(r.Time, times, times.spent, why=reasons)
 
 
 def plan_section(inputs: ReportInputs) -> r.Plan:
@@ -143,7 +142,6 @@ def plan_section(inputs: ReportInputs) -> r.Plan:
         **{f"predicted_hours{end}": because for end in ends},
         **{f"predicted_usd{end}": because if is_unknown else NO_PRICE for end in ends},
     }
-    options: Any = [explain(option, {}, option.remark or because) for option in plan.options]
     return fill(
         r.Plan,
         plan,
@@ -152,7 +150,7 @@ def plan_section(inputs: ReportInputs) -> r.Plan:
         memory_peak_bytes=or_missing(plan.predicted_peak_bytes, plan.predicted_peak_reason),
         useful_tokens_per_s=or_missing(_rate(plan.predicted_tokens, cost.step_hours), no_part),
         band=fill(r.PlanBand, cost, why=why),
-        options=options,
+        options=tuple(explain(option, {}, option.remark or because) for option in plan.options),
     )
 
 

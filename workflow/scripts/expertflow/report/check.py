@@ -3,20 +3,18 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_json
 from expertflow.core.records import from_json
+from expertflow.evaluate.records import PairedChange
 from expertflow.plan.cost import billed_hours
-from expertflow.report import records
 from expertflow.report.derive import n_epochs_started
 from expertflow.report.findings.evidence import steps_per_epoch, why_rows_differ
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.learned import BETTER, LOSSES, NO_CHANGE, WORSE
-from expertflow.report.measured import null_paths
-
-Report = dict[str, Any]
+from expertflow.report.measured import Measured, is_measured, restore, to_plain
+from expertflow.report.records import Interval, Report, Scored
 
 TIME_PARTS = (
     "startup_s", "data_wait_s", "h2d_s", "train_s", "checkpoint_s", "eval_s", "other_s",
@@ -41,8 +39,8 @@ INTENTIONAL = re.compile(
 def read_report(path: Path) -> Report:
     """Read a finished report; raise DataError if missing, damaged, or of another schema version."""
     try:
-        report: Report = json.loads(path.read_text(encoding="utf-8"))
-        from_json(records.Report, report, where="report.json")
+        found = json.loads(path.read_text(encoding="utf-8"))
+        report: Report = from_json(Report, found, where="report.json")
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no report; run snakemake {path}") from error
     except ValueError as error:
@@ -51,18 +49,20 @@ def read_report(path: Path) -> Report:
         raise DataError(
             f"{path}: older or damaged ({error}); delete it and make it again"
         ) from error
-    return report
+    restored: Report = restore(report, report.unavailable)
+    return restored
 
 
 def check_report(report: Report, inputs: ReportInputs) -> None:
     """Check form, then numbers, then records; raise DataError with the path of the first fault."""
-    from_json(records.Report, report, where="report.json")
+    plain, nulls = to_plain(report)
+    from_json(Report, plain, where="report.json")
     for check in CHECKS:
         check(report)
     check_against_records(report, inputs)
-    for path in null_paths(report):
-        is_told = path in report["unavailable"] or INTENTIONAL.match(path) is not None
-        _require(is_told, path, "null without a reason in 'unavailable'")
+    for path, reason in nulls.items():
+        is_told = reason or INTENTIONAL.match(path)
+        _require(bool(is_told), path, "null without a reason in 'unavailable'")
 
 
 def _require(holds: bool, place: str, fault: str) -> None:
@@ -71,51 +71,55 @@ def _require(holds: bool, place: str, fault: str) -> None:
 
 
 def _check_run(report: Report) -> None:
-    n, n_steps = (report["training_parameters"][f"{of}_steps"] for of in ("warmup", "total"))
+    n, n_steps = report.training_parameters.warmup_steps, report.training_parameters.total_steps
     fault = f"{n} is not below total_steps {n_steps}"
     _require(n < n_steps, "training_parameters.warmup_steps", fault)
-    time, wall_s = report["time"], report["time"]["wall_s"]
-    parts_s = sum(time[part] or 0.0 for part in TIME_PARTS)
+    time, wall_s = report.time, report.time.wall_s
+    parts_s = sum(getattr(time, part) or 0.0 for part in TIME_PARTS)
     fault = f"the parts add up to {parts_s:.3f} s, wall_s is {wall_s:.3f} s"
     _require(abs(parts_s - wall_s) <= 0.01 * wall_s, "time", fault)
 
 
 def _check_cost(report: Report) -> None:
-    cost, hours = report["cost"], report["time"]["wall_s"] / 3600
-    is_same = abs(cost["hours"] - hours) <= 1e-9 * hours
-    _require(is_same, "cost.hours", f"{cost['hours']} is not wall_s = {hours} h")
-    usd, rate = cost["usd"], cost["usd_per_hour"]
-    is_priced = (usd is None) == (rate is None)
-    _require(is_priced, "cost.usd", "must be known exactly when usd_per_hour is")
-    if usd is not None:
-        billed = billed_hours(hours, report["plan"]["billing_minutes"])
-        for key, expected in (("usd", rate * hours), ("billed_usd", rate * billed)):
-            value = cost[key]
-            is_right = value is not None and abs(value - expected) <= ROUNDING * max(expected, 1e-9)
+    cost, hours = report.cost, report.time.wall_s / 3600
+    is_same = abs(cost.hours - hours) <= 1e-9 * hours
+    _require(is_same, "cost.hours", f"{cost.hours} is not wall_s = {hours} h")
+    usd, rate = cost.usd, cost.usd_per_hour
+    _require(
+        is_measured(usd) == is_measured(rate),
+        "cost.usd",
+        "must be known exactly when usd_per_hour is",
+    )
+    if is_measured(rate):
+        billed = billed_hours(hours, report.plan.billing_minutes or None)
+        for key, value, expected in (
+            ("usd", usd, rate * hours), ("billed_usd", cost.billed_usd, rate * billed),
+        ):  # fmt: skip
+            is_right = abs((value or 0.0) - expected) <= ROUNDING * max(expected, 1e-9)
             _require(is_right, f"cost.{key}", f"{value} is not rate x hours = {expected}")
-    worth = sum(finding["worth_usd"] or 0.0 for finding in report["findings"])
+    worth = sum(finding.worth_usd or 0.0 for finding in report.findings)
     fault = f"worth ${worth:.4f} together, the run cost ${usd}"
     _require(worth <= (usd or 0.0) * (1 + ROUNDING), "findings", fault)
 
 
 def check_epochs(report: Report) -> None:
     """Check that epochs add up, and that a full one has the tokens of every packed row."""
-    training, data = report["training_report"]["training"], report["data"]
-    epochs, started = training["epoch_summaries"], n_epochs_started(training["epochs"])
+    training, data = report.training_report.training, report.data
+    epochs, started = training.epoch_summaries, n_epochs_started(training.epochs)
     fault = f"{len(epochs)} entries for {started} epochs started"
     _require(len(epochs) == started, EPOCHS, fault)
-    for key, whole in (("tokens", data["trained_tokens"]), ("steps", training["steps"])):
-        total = sum(epoch[key] for epoch in epochs)
+    for key, whole in (("tokens", data.trained_tokens), ("steps", training.steps)):
+        total = sum(getattr(epoch, key) for epoch in epochs)
         _require(total == whole, EPOCHS, f"{key} add up to {total:,}, not to {whole:,}")
     if why_rows_differ(report) is not None:
         return
-    per_epoch, useful = steps_per_epoch(report), data["useful_tokens"]
-    cells = report["training_parameters"]["global_batch_sequences"] * data["seq_len"]
+    per_epoch, useful = steps_per_epoch(report), data.useful_tokens
+    cells = report.training_parameters.global_batch_sequences * data.seq_len
     for index, epoch in enumerate(epochs):
-        whole, tokens = epoch["steps"] == per_epoch, epoch["tokens"]
-        most = useful if whole else min(useful, epoch["steps"] * cells)
+        whole, tokens = epoch.steps == per_epoch, epoch.tokens
+        most = useful if whole else min(useful, epoch.steps * cells)
         fault = (
-            f"{tokens:,} in {epoch['steps']:,} of {per_epoch:,} steps; the packed rows have"
+            f"{tokens:,} in {epoch.steps:,} of {per_epoch:,} steps; the packed rows have"
             f" {useful:,} and a step {cells:,} places"
         )
         is_right = tokens <= most and not (whole and tokens != useful)
@@ -123,51 +127,52 @@ def check_epochs(report: Report) -> None:
 
 
 def _check_plan(report: Report) -> None:
-    plan, memory = report["plan"], report["plan"]["memory"]
-    sums = []
-    if plan["step_hours"] is not None:
-        sums.append(("hours", [plan[part] or 0.0 for part in PLAN_PARTS]))
-    if memory is not None:
-        sums.append(("memory_peak_bytes", [memory[part] for part in MEMORY_PARTS]))
-    for name, parts in sums:
-        whole, total = plan[name] or 0, sum(parts)
+    plan, memory = report.plan, report.plan.memory
+    sums: list[tuple[str, float]] = []
+    if is_measured(plan.step_hours):
+        sums.append(("hours", sum(getattr(plan, part) or 0.0 for part in PLAN_PARTS)))
+    if memory:
+        sums.append(("memory_peak_bytes", sum(getattr(memory, part) for part in MEMORY_PARTS)))
+    for name, total in sums:
+        whole = getattr(plan, name) or 0
         is_right = abs(total - whole) <= ROUNDING * max(whole, total)
         _require(is_right, f"plan.{name}", f"is {whole:.6g}, its parts are {total:.6g}")
 
 
 def _check_scores(report: Report) -> None:
-    evaluation = report["evaluation"]
-    scores = {name: evaluation[name] for name in ("before", "after")}
-    for place, found in (
-        ("baselines", evaluation["baselines"]),
-        ("published.candidates", evaluation["published"]["candidates"]),
-    ):
-        scores |= {f"{place}[{index}]": scored for index, scored in enumerate(found)}
-    for place, scored in scores.items():
-        _check_counts(f"{PLACE}.{place}", scored)
-        _check_inside(f"{PLACE}.{place}.value_fraction", scored["value_fraction"], scored["ci95"])
-    for name in ("before", "after"):
-        side = evaluation[name]
-        for key in ("held_out_loss", "perplexity"):
-            _check_inside(f"{PLACE}.{name}.{key}", side[key], side[f"{key}_ci95"])
-        n = side["n_examples"] or 0
-        is_right = (side["n_cut_off"] or 0) <= n
-        _require(is_right, f"{PLACE}.{name}.n_cut_off", f"more than the {n} answers")
+    evaluation = report.evaluation
+    sides = {"before": evaluation.before, "after": evaluation.after}
+    scores: dict[str, Scored] = {**sides}
+    scores |= {f"baselines[{i}]": scored for i, scored in enumerate(evaluation.baselines)}
+    candidates = enumerate(evaluation.published.candidates)
+    scores |= {f"published.candidates[{i}]": scored for i, scored in candidates}
+    for name, scored in scores.items():
+        _check_counts(f"{PLACE}.{name}", scored)
+        _check_inside(f"{PLACE}.{name}.value_fraction", scored.value_fraction, scored.ci95)
+    for name, side in sides.items():
+        place, n = f"{PLACE}.{name}", side.n_examples or 0
+        _check_inside(f"{place}.held_out_loss", side.held_out_loss, side.held_out_loss_ci95)
+        _check_inside(f"{place}.perplexity", side.perplexity, side.perplexity_ci95)
+        is_right = (side.n_cut_off or 0) <= n
+        _require(is_right, f"{place}.n_cut_off", f"more than the {n} answers")
 
 
-def _check_counts(place: str, scored: Report) -> None:
-    if scored["value_fraction"] is None:
+def _check_counts(place: str, scored: Scored) -> None:
+    value = scored.value_fraction
+    if not is_measured(value):
         return
-    n, n_correct, kinds = scored["n_examples"], scored["n_correct"], scored["n_by_kind"]
-    counted, right, value = sum(kinds.values()), kinds.get("correct", 0), scored["value_fraction"]
+    n, n_correct, kinds = scored.n_examples or 0, scored.n_correct or 0, scored.n_by_kind or {}
+    counted, right = sum(kinds.values()), kinds.get("correct", 0)
     fault = f"{counted} verdicts, {right} correct; {n} answers, {n_correct} correct"
     _require((counted, right) == (n, n_correct), f"{place}.n_by_kind", fault)
-    is_right = bool(n) and abs(value - n_correct / n) <= FRACTION_ROUNDING
+    is_right = n > 0 and abs(value - n_correct / n) <= FRACTION_ROUNDING
     _require(is_right, f"{place}.value_fraction", f"{value} is not {n_correct} of {n}")
 
 
-def _check_inside(place: str, value: float | None, ci95: list[float] | None) -> None:
-    if value is None or ci95 is None:
+def _check_inside(
+    place: str, value: Measured[float] | None, ci95: Measured[Interval] | None
+) -> None:
+    if not is_measured(value) or not ci95:
         return
     slack = FRACTION_ROUNDING * max(1.0, abs(value))
     is_inside = ci95[0] - slack <= value <= ci95[1] + slack
@@ -175,53 +180,55 @@ def _check_inside(place: str, value: float | None, ci95: list[float] | None) -> 
 
 
 def _check_changes(report: Report) -> None:
-    evaluation = report["evaluation"]
-    before, after = evaluation["before"], evaluation["after"]
-    for index, change in enumerate(evaluation["changes"]):
+    evaluation = report.evaluation
+    before, after = evaluation.before, evaluation.after
+    for index, change in enumerate(evaluation.changes):
         place = f"{PLACE}.changes[{index}]"
-        is_loss = change["quantity"] in LOSSES
-        key = change["quantity"] if is_loss else "value_fraction"
-        _check_difference(place, change, after[key], before[key])
-        fault = f"{change['n']}, but {after['n_examples']} were asked"
-        _require(is_loss or change["n"] == after["n_examples"], f"{place}.n", fault)
-    for index, baseline in enumerate(evaluation["baselines"]):
-        if baseline["change"] is not None:
-            place, value = f"{PLACE}.baselines[{index}].change", baseline["value_fraction"]
-            _check_difference(place, baseline["change"], after["value_fraction"], value)
-    if evaluation["earlier"] and evaluation["earlier"]["change"]:
-        _check_word(f"{PLACE}.earlier.change", evaluation["earlier"]["change"])
+        is_loss = change.quantity in LOSSES
+        key = change.quantity if is_loss else "value_fraction"
+        _check_difference(place, change, getattr(after, key), getattr(before, key))
+        fault = f"{change.n}, but {after.n_examples} were asked"
+        _require(is_loss or change.n == after.n_examples, f"{place}.n", fault)
+    for index, baseline in enumerate(evaluation.baselines):
+        if baseline.change:
+            place, value = f"{PLACE}.baselines[{index}].change", baseline.value_fraction
+            _check_difference(place, baseline.change, after.value_fraction, value)
+    if evaluation.earlier and evaluation.earlier.change:
+        _check_word(f"{PLACE}.earlier.change", evaluation.earlier.change)
 
 
-def _check_difference(place: str, change: Report, one: float | None, other: float | None) -> None:
-    if one is None or other is None:
+def _check_difference(
+    place: str, change: PairedChange, one: Measured[float], other: Measured[float]
+) -> None:
+    if not is_measured(one) or not is_measured(other):
         raise DataError(f"report.json.{place}: a change of what was not measured")
-    is_loss = change["quantity"] in LOSSES
+    is_loss = change.quantity in LOSSES
     slack = LOSS_ROUNDING * max(1.0, one, other) if is_loss else FRACTION_ROUNDING
-    fault = f"{change['difference']} is not {one} less {other}"
-    _require(abs(change["difference"] - (one - other)) <= slack, f"{place}.difference", fault)
+    fault = f"{change.difference} is not {one} less {other}"
+    _require(abs(change.difference - (one - other)) <= slack, f"{place}.difference", fault)
     _check_word(place, change)
 
 
-def _check_word(place: str, change: Report) -> None:
-    _check_inside(f"{place}.difference", change["difference"], change["ci95"])
-    if change["change"] == NO_CHANGE:
+def _check_word(place: str, change: PairedChange) -> None:
+    _check_inside(f"{place}.difference", change.difference, change.ci95)
+    if change.change == NO_CHANGE:
         return  # with so few differing pairs, even an interval that excludes zero proves nothing
-    low, high = change["ci95"]
-    rose, fell = (WORSE, BETTER) if change["quantity"] in LOSSES else (BETTER, WORSE)
+    low, high = change.ci95
+    rose, fell = (WORSE, BETTER) if change.quantity in LOSSES else (BETTER, WORSE)
     word = rose if low > 0 else fell if high < 0 else NO_CHANGE
-    fault = f"{change['change']!r}, the interval says {word!r}"
-    _require(change["change"] == word, f"{place}.change", fault)
+    fault = f"{change.change!r}, the interval says {word!r}"
+    _require(change.change == word, f"{place}.change", fault)
 
 
 def _check_published(report: Report) -> None:
-    published, place = report["evaluation"]["published"], f"{PLACE}.published.candidates"
-    step, n_asked = published["step"], published["n_questions"]
-    candidates, exported = published["candidates"], report["export"]["published_step"]
-    marked = [candidate["step"] for candidate in candidates if candidate["published"]]
+    published, place = report.evaluation.published, f"{PLACE}.published.candidates"
+    step, n_asked = published.step, published.n_questions
+    candidates, exported = published.candidates, report.export.published_step
+    marked = [candidate.step for candidate in candidates if candidate.published]
     fault = f"published is step {step}, marked are {marked}"
     _require(not candidates or marked == [step], place, fault)
     for index, candidate in enumerate(candidates):
-        n, is_scored = candidate["n_examples"], candidate["value_fraction"] is not None
+        n, is_scored = candidate.n_examples, is_measured(candidate.value_fraction)
         fault = f"{n}, not the {n_asked} that all were asked"
         _require(not is_scored or n == n_asked, f"{place}[{index}].n_examples", fault)
     fault = f"{exported}, but step {step} was evaluated; run export_model again"
@@ -229,23 +236,23 @@ def _check_published(report: Report) -> None:
 
 
 def _check_judge(report: Report) -> None:
-    judge = report["evaluation"]["judge"]
-    if judge is None:
+    judge = report.evaluation.judge
+    if not judge:
         return
-    counted = judge["n_wins"] + judge["n_losses"] + judge["n_ties"]
-    n, n_unsure = judge["n_pairs"], judge["n_inconsistent"]
+    counted = judge.n_wins + judge.n_losses + judge.n_ties
+    n, n_unsure = judge.n_pairs, judge.n_inconsistent
     fault = (
-        f"{counted} verdicts ({judge['n_ties']} ties, {n_unsure} of them inconsistent) and"
-        f" {judge['n_failed']} failures for {n} pairs"
+        f"{counted} verdicts ({judge.n_ties} ties, {n_unsure} of them inconsistent) and"
+        f" {judge.n_failed} failures for {n} pairs"
     )
-    is_right = counted + judge["n_failed"] == n and n_unsure <= judge["n_ties"]
+    is_right = counted + judge.n_failed == n and n_unsure <= judge.n_ties
     _require(is_right, f"{PLACE}.judge", fault)
-    won = (judge["n_wins"] + judge["n_ties"] / 2) / counted if counted else None
-    said, place = judge["win_fraction"], f"{PLACE}.judge.win_fraction"
-    is_right = (said is None) == (won is None)
-    is_right &= said is None or won is None or abs(said - won) <= FRACTION_ROUNDING
+    won = (judge.n_wins + judge.n_ties / 2) / counted if counted else None
+    said, place = judge.win_fraction, f"{PLACE}.judge.win_fraction"
+    is_right = is_measured(said) == (won is not None)
+    is_right &= abs((said or 0.0) - (won or 0.0)) <= FRACTION_ROUNDING
     _require(is_right, place, f"{said}, the verdicts say {won}")
-    _check_inside(place, said, judge["ci95"])
+    _check_inside(place, said, judge.ci95)
 
 
 CHECKS = (
@@ -264,12 +271,12 @@ def check_against_records(report: Report, inputs: ReportInputs) -> None:
     # A monitor that died early proves nothing.
     if inputs.monitor.monitor_cpu_fraction is None or not (inputs.samples and inputs.steps):
         return
-    time, interval_s = report["time"], inputs.monitor.effective_interval_s or 0.0
-    allowed_s = max(2 * interval_s, MAX_CLOCK_GAP_FRACTION * time["wall_s"])
+    time, interval_s = report.time, inputs.monitor.effective_interval_s or 0.0
+    allowed_s = max(2 * interval_s, MAX_CLOCK_GAP_FRACTION * time.wall_s)
     seen_s, step_s = inputs.samples[-1].elapsed_s, inputs.steps[-1].elapsed_s
     fault = (
         f"the monitor's last reading is at {seen_s:.1f} s, the last step at {step_s:.1f} s of"
-        f" {time['wall_s']:.1f} s; at most {allowed_s:.1f} s apart are allowed"
+        f" {time.wall_s:.1f} s; at most {allowed_s:.1f} s apart are allowed"
     )
-    is_near = step_s - seen_s <= allowed_s and seen_s - time["wall_s"] <= allowed_s + LEAVING_S
+    is_near = step_s - seen_s <= allowed_s and seen_s - time.wall_s <= allowed_s + LEAVING_S
     _require(is_near, "training_report.hardware", fault)

@@ -2,95 +2,86 @@
 
 from typing import Any
 
+from expertflow.evaluate.records import PairedChange
 from expertflow.report import format as f
-from expertflow.report.diagnose import look_up
-from expertflow.report.learned import NO_CHANGE, best_baseline, deciding_change
-from expertflow.report.measured import NO_REASON
+from expertflow.report.learned import BETTER, NO_CHANGE, WORSE, best_baseline, deciding_change
+from expertflow.report.measured import is_measured, to_plain
+from expertflow.report.records import Report
 from expertflow.report.sheet import render
-from expertflow.report.view import NOT_MEASURED, Cell
-from expertflow.report.view_evaluation import COLORS
 
-Report = dict[str, Any]
-
-SCHEMA_VERSION = 3
-# Figures that may be missing; an index keeps the report's reason.
-FIGURES = {
-    "useful_tokens_per_s": "throughput.useful_tokens_per_s",
-    "mfu_fraction": "throughput.mfu_fraction",
-    "goodput_fraction": "throughput.goodput_fraction",
-    "usd": "cost.usd",
-    "before_fraction": "evaluation.before.value_fraction",
-    "after_fraction": "evaluation.after.value_fraction",
-    "delta_fraction": "evaluation.delta.value_fraction",
-    "planned_hours": "plan.hours",
-    "planned_usd": "plan.usd",
-    "license": "model.license",
-}
-OTHERS = {
-    "expert": "run.expert",
-    "run_id": "run.id",
-    "description": "run.description",
-    "preset": "run.preset",
-    "simulated": "run.simulated",
-    "model": "model.name",
-    "method": "model.method",
-    "task": "evaluation.task",
-    "metric": "evaluation.metric",
-    "verdict": "verdict",
-    "before_ci95": "evaluation.before.ci95",
-    "after_ci95": "evaluation.after.ci95",
-    "delta_ci95": "evaluation.delta.ci95",
-    "published_step": "evaluation.published.step",
-    "n_examples": "evaluation.after.n_examples",
-    "held_out_loss_before": "evaluation.before.held_out_loss",
-    "held_out_loss_after": "evaluation.after.held_out_loss",
-    "wall_s": "time.wall_s",
-}
+INDEX_VERSION = 3
+COLORS = {BETTER: "good", WORSE: "bad", NO_CHANGE: "mixed"}
+IndexRow = dict[str, Any]
 
 
-def build_index(reports: list[Report]) -> dict[str, Any]:
-    return {"schema_version": SCHEMA_VERSION, "experts": [_row(report) for report in reports]}
-
-
-def _row(report: Report) -> dict[str, Any]:
-    evaluation, reasons = report["evaluation"], report["unavailable"]
-    best, earlier = best_baseline(evaluation), evaluation["earlier"]
-    planned, sources = report["plan"]["hours"], report["data"]["sources"]
+def index_row(report: Report) -> IndexRow:
+    """Return an expert's facts; only figures that a reader would miss have their reasons."""
+    run, model, evaluation = report.run, report.model, report.evaluation
+    before, after, delta = evaluation.before, evaluation.after, evaluation.delta
+    best, earlier, planned = best_baseline(evaluation), evaluation.earlier, report.plan.hours
     return {
-        **{name: look_up(report, path) for name, path in (OTHERS | FIGURES).items()},
+        "expert": run.expert,
+        "run_id": run.id,
+        "description": run.description,
+        "preset": run.preset,
+        "simulated": run.simulated,
+        "model": model.name,
+        "method": model.method,
+        "license": model.license,
+        "task": evaluation.task,
+        "metric": evaluation.metric or None,
+        "verdict": report.verdict,
+        "before_fraction": before.value_fraction,
+        "before_ci95": before.ci95 or None,
+        "after_fraction": after.value_fraction,
+        "after_ci95": after.ci95 or None,
+        "delta_fraction": delta.value_fraction,
+        "delta_ci95": delta.ci95 or None,
         "change": deciding_change(evaluation),
         "best_baseline": best
-        and {key: best[key] for key in ("name", "value_fraction", "ci95", "change")},
-        "earlier_change": earlier and earlier["change"],
-        "hours_difference_fraction": report["cost"]["hours"] / planned - 1 if planned else None,
-        "n_findings": len(report["findings"]),
-        "n_bars_failed": sum(item["verdict"] == "fail" for item in report["acceptance"]),
-        "source_licenses": sorted({source["license"] or "not stated" for source in sources}),
-        "unavailable": {name: reasons[path] for name, path in FIGURES.items() if path in reasons},
+        and {key: getattr(best, key) for key in ("name", "value_fraction", "ci95")}
+        | {"change": best.change or None},
+        "earlier_change": (earlier.change or None) if earlier else None,
+        "published_step": evaluation.published.step,
+        "n_examples": after.n_examples if is_measured(after.n_examples) else None,
+        "held_out_loss_before": before.held_out_loss,
+        "held_out_loss_after": after.held_out_loss,
+        "wall_s": report.time.wall_s,
+        "useful_tokens_per_s": report.throughput.useful_tokens_per_s,
+        "mfu_fraction": report.throughput.mfu_fraction,
+        "goodput_fraction": report.throughput.goodput_fraction,
+        "usd": report.cost.usd,
+        "planned_hours": planned,
+        "planned_usd": report.plan.usd,
+        "hours_difference_fraction": report.cost.hours / planned - 1 if planned else None,
+        "n_findings": len(report.findings),
+        "n_bars_failed": sum(bar.verdict == "fail" for bar in report.acceptance),
+        "source_licenses": sorted({x.license or "not stated" for x in report.data.sources}),
     }
 
 
-def render_index(index: dict[str, Any]) -> str:
+def build_index(rows: list[IndexRow]) -> dict[str, Any]:
+    experts = []
+    for row in rows:
+        plain, nulls = to_plain(row)
+        experts.append(plain | {"unavailable": {key: why for key, why in nulls.items() if why}})
+    return {"schema_version": INDEX_VERSION, "experts": experts}
+
+
+def render_index(rows: list[IndexRow]) -> str:
     """Render the page that links to each expert's own report (``{expert}/report.html``)."""
-    rows = index["experts"]
-    learned = sum(row["verdict"]["learned"] == "yes" for row in rows)
-    prices = [row["usd"] for row in rows if row["usd"] is not None]
+    learned = sum(row["verdict"].learned == "yes" for row in rows)
+    prices = [row["usd"] for row in rows if is_measured(row["usd"])]
     wall = f.duration(sum(row["wall_s"] for row in rows))
     cost = f", for {f.usd(sum(prices))}" if rows and len(prices) == len(rows) else ""
     sentence = f"{learned} of {len(rows)} learned their task, in {wall} of training{cost}."
-    return render("index.html.j2", rows=rows, cell=_cell, sentence=sentence, marks=_marks)
+    return render("index.html.j2", rows=rows, sentence=sentence, marks=_marks)
 
 
-def _cell(row: dict[str, Any], name: str, show: str) -> Cell:
-    if row[name] is None:
-        return Cell(NOT_MEASURED, row["unavailable"].get(name, NO_REASON))
-    return Cell(getattr(f, show)(row[name]))
-
-
-def _marks(row: dict[str, Any]) -> list[tuple[str, str]]:
+def _marks(row: IndexRow) -> list[tuple[str, str]]:
     """Return (color, words) for each comparison: whether it is beyond chance."""
     best, earlier = row["best_baseline"], "the earlier evaluation"
-    named = [
+    named: list[tuple[str, PairedChange | None]] = [
         ("the untrained model", row["change"]),
         *([(f"{best['name']}, without a model", best["change"])] if best else []),
         (earlier, row["earlier_change"]),
@@ -98,9 +89,9 @@ def _marks(row: dict[str, Any]) -> list[tuple[str, str]]:
     marks = []
     for other, change in named:
         if change is not None:
-            word, color = change["change"], COLORS[change["change"]]
-            if word == NO_CHANGE and other == earlier:
-                color = "same"
-            word = "not measurably different from" if word == NO_CHANGE else f"{word} than"
+            color, word = COLORS[change.change], f"{change.change} than"
+            if change.change == NO_CHANGE:
+                color = "same" if other == earlier else color
+                word = "not measurably different from"
             marks.append((color, f"{word} {other}"))
     return marks

@@ -14,10 +14,17 @@ from expertflow.core.errors import ConfigError
 from expertflow.report.findings import data, hardware, learned, run
 from expertflow.report.findings import evidence as e
 from expertflow.report.format import NBSP, percent
-from expertflow.report.records import AcceptanceRule, AcceptanceVerdict, Finding
+from expertflow.report.measured import is_measured
+from expertflow.report.records import (
+    AcceptanceRule,
+    AcceptanceVerdict,
+    Bottleneck,
+    Finding,
+    Report,
+)
 
-Report = dict[str, Any]
 MISSING = object()
+NO_TIME = Bottleneck(class_="unknown", confidence="low", evidence=())
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
@@ -39,7 +46,7 @@ def find(report: Report) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda f: (WEIGHT[f.severity], -(f.worth_usd or 0.0))))
 
 
-def bottleneck(report: Report) -> dict[str, Any]:
+def find_bottleneck(report: Report) -> Bottleneck:
     """Return the largest part of wall time, with its evidence.
 
     If that is the step itself, the card's counters tell arithmetic, memory, or kernel launches
@@ -47,50 +54,47 @@ def bottleneck(report: Report) -> dict[str, Any]:
     """
     shares = e.time_shares(report)
     if not shares:
-        return {"class": "unknown", "confidence": "low", "evidence": []}
-    largest = max(shares, key=lambda name: shares[name])
+        return NO_TIME
+    largest: Any = max(shares, key=lambda name: shares[name])
     evidence = [f"{name}: {percent(share)}" for name, share in shares.items() if share > 0]
-    counted: str | None = None
+    counted: Any = None
     if largest == "step":
         counted, counters = _inside_step(report)
         evidence += counters
     sure = shares[largest] >= SURE_FRACTION and e.lasted(report)
     very = counted is not None and shares[largest] >= VERY_SURE_FRACTION
-    return {
-        "class": counted or largest,
-        "confidence": "high" if sure and very else "medium" if sure else "low",
-        "evidence": [line.replace(NBSP, " ") for line in evidence],
-    }
+    return Bottleneck(
+        class_=counted or largest,
+        confidence="high" if sure and very else "medium" if sure else "low",
+        evidence=tuple(line.replace(NBSP, " ") for line in evidence),
+    )
 
 
 def _inside_step(report: Report) -> tuple[str | None, list[str]]:
-    """Return what limits a step; null where counters are missing or inconclusive."""
-    if report["training_report"]["hardware"]["samples"] < e.MIN_SAMPLES:
+    """Return what limits a step; None where counters are missing or inconclusive."""
+    hardware = report.training_report.hardware
+    if hardware.samples < e.MIN_SAMPLES:
         return None, []
+    tensor = e.median(hardware.tensor_active_percent)
     medians = {
-        "tensor cores active": e.median(report, "tensor_active_percent"),
-        "multiprocessors active": e.median(report, "sm_active_percent"),
-        "any kernel running": e.median(report, "any_kernel_percent"),
+        "tensor cores active": tensor,
+        "multiprocessors active": e.median(hardware.sm_active_percent),
+        "any kernel running": e.median(hardware.any_kernel_percent),
     }
-    power, mfu = e.power_fraction(report), report["throughput"]["mfu_fraction"]
+    power, mfu = e.power_fraction(report), report.throughput.mfu_fraction
     evidence = [f"{name}: {x:.0f} % (median)" for name, x in medians.items() if x is not None]
     evidence += [] if power is None else [f"power: {percent(power)} of the limit (median)"]
-    evidence += [] if mfu is None else [f"MFU: {percent(mfu)}"]
+    evidence += [f"MFU: {percent(mfu)}"] if is_measured(mfu) else []
     if e.memory_bound(report):
         return "memory-bound kernels", evidence
     if e.small_kernels(report):
         return "small kernels", evidence
-    tensor = medians["tensor cores active"]
     arithmetic = tensor >= TENSOR_HIGH_PERCENT if tensor is not None else (mfu or 0.0) >= MFU_HIGH
     return ("compute" if arithmetic else None), evidence
 
 
-def accept(report: Report, rules: tuple[AcceptanceRule, ...]) -> tuple[AcceptanceVerdict, ...]:
-    """Judge each bar; raise ConfigError if its path is not in the report or not comparable."""
-    return tuple(_accept_one(report, rule) for rule in rules)
-
-
-def _accept_one(report: Report, rule: AcceptanceRule) -> AcceptanceVerdict:
+def apply_rule(report: dict[str, Any], rule: AcceptanceRule) -> AcceptanceVerdict:
+    """Judge report.json by a bar; raise ConfigError if its path is missing or not comparable."""
     text = f"{rule.path} {rule.op} {rule.value}"
     value = look_up(report, rule.path)
     if value is MISSING:
@@ -105,9 +109,9 @@ def _accept_one(report: Report, rule: AcceptanceRule) -> AcceptanceVerdict:
     return AcceptanceVerdict(rule=text, verdict=verdict, value=value)
 
 
-def look_up(report: Report, path: str) -> Any:
+def look_up(report: Any, path: str) -> Any:
     """Follow a dotted path with optional indices (``a.b[0].c``); ``MISSING`` if not found."""
-    value: Any = report
+    value = report
     for key in re.findall(r"[^.\[\]]+", path):
         if isinstance(value, dict) and key in value:
             value = value[key]

@@ -182,6 +182,12 @@ def clip(text: str, n_chars: int) -> str:
     return text if gone <= 0 else f"{text[:n_chars]}\u2026 ({gone:,} more characters)"
 
 
+def clip_middle(text: str, n_chars: int) -> str:
+    """Shorten a piece of a decoded document by its middle: the ends matter most."""
+    half = n_chars // 2
+    return text if len(text) <= n_chars else f"{text[:half]} […] {text[-half:]}"
+
+
 def _three_digits(value: float) -> str:
     digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
     return f"{value:.{digits}f}"

@@ -1,15 +1,13 @@
 """Decide what the evaluation shows beyond chance, and sum the run up in one sentence."""
 
 import math
-from typing import Any
 
+from msgspec.structs import replace
+
+from expertflow.evaluate.records import PairedChange
 from expertflow.report import format as f
-from expertflow.report.measured import NO_REASON
-from expertflow.report.records import Learned
-
-Report = dict[str, Any]
-Evaluation = dict[str, Any]
-Change = dict[str, Any]
+from expertflow.report.measured import NO_REASON, Missing, format_value, is_measured
+from expertflow.report.records import Baseline, Evaluation, Learned, Report, Verdict
 
 NOT_ASKED = "not_asked"  # the kind of verdict on a question that no model saw
 BETTER, WORSE, NO_CHANGE = "better", "worse", "no measurable change"
@@ -19,22 +17,26 @@ LOSSES = {"held_out_loss": "nats a token", "perplexity": ""}  # lower is better,
 SEEN_IN_80_PERCENT = (1.959964 + 0.841621) / 1.959964
 # What the evaluation shows and its sentence; unclear where chance alone could explain it.
 Answer = tuple[Learned, str]
-ANSWERS = {"yes": ("good", "Yes."), "no": ("bad", "No."), "unclear": ("mixed", "Not shown.")}
+ANSWERS: dict[Learned, Verdict] = {
+    "yes": Verdict(level="good", learned="yes", answer="Yes.", sentence=""),
+    "no": Verdict(level="bad", learned="no", answer="No.", sentence=""),
+    "unclear": Verdict(level="mixed", learned="unclear", answer="Not shown.", sentence=""),
+}
 BY_LOSS = "Training chose its weights by this very loss, so the change is optimistic."
 LEARNED: dict[str, Learned] = {BETTER: "yes", WORSE: "no", NO_CHANGE: "unclear"}
 
 
-def metric_change(evaluation: Evaluation) -> Change | None:
-    return next((c for c in evaluation["changes"] if c["quantity"] not in LOSSES), None)
+def metric_change(evaluation: Evaluation) -> PairedChange | None:
+    return next((c for c in evaluation.changes if c.quantity not in LOSSES), None)
 
 
-def loss_change(evaluation: Evaluation) -> Change | None:
-    return next((c for c in evaluation["changes"] if c["quantity"] == "held_out_loss"), None)
+def loss_change(evaluation: Evaluation) -> PairedChange | None:
+    return next((c for c in evaluation.changes if c.quantity == "held_out_loss"), None)
 
 
-def deciding_change(evaluation: Evaluation) -> Change | None:
-    """Return the change in the metric, or in the loss if the task has none; null if unscored."""
-    is_loss = evaluation["task"] == "held_out_loss"
+def deciding_change(evaluation: Evaluation) -> PairedChange | None:
+    """Return the change in the metric, or in the loss if the task has none; None if unscored."""
+    is_loss = evaluation.task == "held_out_loss"
     return loss_change(evaluation) if is_loss else metric_change(evaluation)
 
 
@@ -43,126 +45,113 @@ def is_chosen_by_loss(report: Report) -> bool:
 
     The lowest of several losses on the same documents is lower by chance too.
     """
-    training, settings = report["training_report"]["training"], report["training_parameters"]
-    change = deciding_change(report["evaluation"])
-    if change is None or change["quantity"] not in LOSSES or n_choices(report) < 2:
+    training, settings = report.training_report.training, report.training_parameters
+    change = deciding_change(report.evaluation)
+    if change is None or change.quantity not in LOSSES or n_choices(report) < 2:
         return False
-    return bool(
-        training["published_step"] != training["steps"]
-        or settings["load_best_model_at_end"]
-        or settings["patience"] is not None
-    )
+    is_chosen = training.published_step != training.steps or settings.load_best_model_at_end
+    return is_chosen or is_measured(settings.patience)
 
 
 def n_choices(report: Report) -> int:
-    points = report["training_report"]["training"]["eval_points"]
-    return sum(point["step"] > 0 for point in points)
+    return sum(point.step > 0 for point in report.training_report.training.eval_points)
 
 
 def why_no_baseline(evaluation: Evaluation) -> str | None:
-    """Return why a score has no baseline; null if it has one or the manifest asks for none."""
-    if evaluation["after"]["value_fraction"] is None or best_baseline(evaluation) is not None:
+    """Return why a score has no baseline; None if it has one or the manifest asks for none."""
+    if not is_measured(evaluation.after.value_fraction) or best_baseline(evaluation) is not None:
         return None
-    why: str = evaluation["unavailable"].get("baselines", NO_REASON)
+    why = evaluation.unavailable.get("baselines", NO_REASON)
     return None if why.startswith("evaluation.") else why
 
 
-def best_baseline(evaluation: Evaluation) -> dict[str, Any] | None:
+def best_baseline(evaluation: Evaluation) -> Baseline | None:
     """Return the highest-scoring baseline; in a tie, the one the expert beats least surely."""
-    scored = [b for b in evaluation["baselines"] if b["value_fraction"] is not None]
     return max(
-        scored,
-        key=lambda b: (b["value_fraction"], -b["change"]["ci95"][0] if b["change"] else 0.0),
+        (b for b in evaluation.baselines if is_measured(b.value_fraction)),
+        key=lambda b: (b.value_fraction or 0.0, -b.change.ci95[0] if b.change else 0.0),
         default=None,
     )
 
 
-def size(change: Change) -> str:
-    if change["quantity"] in LOSSES:
-        return f"{f.signed(change['difference'], 3)} {LOSSES[change['quantity']]}".rstrip()
-    return f"{f.points(change['difference'])} points"
+def format_difference(change: PairedChange) -> str:
+    if change.quantity in LOSSES:
+        return f"{f.signed(change.difference, 3)} {LOSSES[change.quantity]}".rstrip()
+    return f"{f.points(change.difference)} points"
 
 
-def interval(change: Change) -> str:
-    digits, scale = (3, 1) if change["quantity"] in LOSSES else (1, 100)
-    return " to ".join(f.signed(scale * end, digits) for end in change["ci95"])
+def format_interval(change: PairedChange) -> str:
+    digits, scale = (3, 1) if change.quantity in LOSSES else (1, 100)
+    return " to ".join(f.signed(scale * end, digits) for end in change.ci95)
 
 
-def spelled(change: Change) -> str:
-    return f"{size(change)}, 95 % interval {interval(change)}"
+def format_change(change: PairedChange) -> str:
+    return f"{format_difference(change)}, 95 % interval {format_interval(change)}"
 
 
-def n_more_to_see(change: Change) -> int | None:
+def n_more_to_see(change: PairedChange) -> int | None:
     """Estimate how many more questions would show a difference of the measured size.
 
     The standard error is half the interval over 1.96 and shrinks with the square root of the number
-    of questions; the answer is for 80 % power. Null where the difference is zero.
-
-    >>> n_more_to_see({"difference": 0.02, "ci95": (-0.02, 0.06), "n": 100})
-    718
+    of questions; the answer is for 80 % power. None where the difference is zero.
     """
-    low, high = change["ci95"]
-    if not change["difference"] or high <= low:
+    low, high = change.ci95
+    if not change.difference or high <= low:
         return None
     half = (high - low) / 2
-    needed: float = change["n"] * (SEEN_IN_80_PERCENT * half / abs(change["difference"])) ** 2
-    return max(1, math.ceil(needed) - int(change["n"]))
+    needed = change.n * (SEEN_IN_80_PERCENT * half / abs(change.difference)) ** 2
+    return max(1, math.ceil(needed) - change.n)
 
 
-def errors(evaluation: Evaluation) -> list[tuple[str, int]]:
-    kinds = evaluation["after"]["n_by_kind"] or {}
+def count_errors(evaluation: Evaluation) -> list[tuple[str, int]]:
+    kinds = evaluation.after.n_by_kind or {}
     wrong = [(kind, n) for kind, n in kinds.items() if kind != "correct" and n]
     return sorted(wrong, key=lambda item: (-item[1], item[0]))
 
 
-def verdict(report: Report) -> dict[str, str]:
+def judge_run(report: Report) -> Verdict:
     """Answer "did it learn?", with a level for its color and a supporting sentence.
 
     A change counts only if its 95 % interval over the same questions excludes zero, and then only
     if the expert also beats the best answer without a model. The held-out loss decides for a task
     without a metric, never for one that could not be scored.
     """
-    learned, said = _learned(report)
-    level, answer = ANSWERS[learned]
-    bars = report["acceptance"]
-    n_failed = sum(item["verdict"] == "fail" for item in bars)
-    if level == "good" and n_failed:
-        level, answer = "mixed", f"Yes, but {n_failed} of {len(bars)} acceptance bars failed."
+    learned, said = _answer(report)
+    verdict, n_bars = ANSWERS[learned], len(report.acceptance)
+    n_failed = sum(bar.verdict == "fail" for bar in report.acceptance)
+    if learned == "yes" and n_failed:
+        answer = f"Yes, but {n_failed} of {n_bars} acceptance bars failed."
+        verdict = replace(verdict, level="mixed", answer=answer)
     sentences = (said, _time(report), _largest_loss(report))
-    return {
-        "level": level,
-        "learned": learned,
-        "answer": answer,
-        "sentence": " ".join(s for s in sentences if s).replace(f.NBSP, " "),
-    }
+    return replace(verdict, sentence=" ".join(s for s in sentences if s).replace(f.NBSP, " "))
 
 
-def _learned(report: Report) -> Answer:
-    evaluation = report["evaluation"]
-    if evaluation["documents_shared_with_training"]:
+def _answer(report: Report) -> Answer:
+    evaluation = report.evaluation
+    if evaluation.documents_shared_with_training:
         return "unclear", "Held-out documents were trained on, so the evaluation shows nothing."
     change = deciding_change(evaluation)
     if change is None:
-        return _not_compared(report)
-    if change["quantity"] in LOSSES:
-        said = _loss_sentence(evaluation)
-        said += f" {BY_LOSS}" if is_chosen_by_loss(report) else ""
-        return LEARNED[change["change"]], said
+        return _not_compared(evaluation)
+    if change.quantity in LOSSES:
+        by_loss = f" {BY_LOSS}" if is_chosen_by_loss(report) else ""
+        return LEARNED[change.change], _loss_sentence(evaluation) + by_loss
     return _against_baseline(evaluation, change)
 
 
-def _against_baseline(evaluation: Report, change: Report) -> Answer:
-    learned, sentence = LEARNED[change["change"]], _metric_sentence(evaluation, change)
+def _against_baseline(evaluation: Evaluation, change: PairedChange) -> Answer:
+    learned, sentence = LEARNED[change.change], _metric_sentence(evaluation, change)
     if why := why_no_baseline(evaluation):
         alone = f"No answer without a model was compared with it: {why.rstrip('. ')}."
         return learned, f"{sentence} {alone}"
     best = best_baseline(evaluation)
-    if best is None or best["change"] is None:
+    if best is None or not best.change:
         return learned, sentence
-    about = f"({best['name']}, {f.tenths(best['value_fraction'])}): {spelled(best['change'])}."
-    if best["change"]["change"] == BETTER:
+    scored = format_value(best.value_fraction, f.tenths)
+    about = f"({best.name}, {scored}): {format_change(best.change)}."
+    if best.change.change == BETTER:
         return learned, f"{sentence} It beats the best answer without a model {about}"
-    if best["change"]["change"] == WORSE:
+    if best.change.change == WORSE:
         return "no", f"{sentence} It is worse than answering without a model {about}"
     equal = (
         f"It does not measurably beat answering without a model {about} Nothing of use is shown."
@@ -170,57 +159,57 @@ def _against_baseline(evaluation: Report, change: Report) -> Answer:
     return "no" if learned == "no" else "unclear", f"{sentence} {equal}"
 
 
-def _metric_sentence(evaluation: Report, change: Report) -> str:
-    before, after = (f.tenths(evaluation[side]["value_fraction"]) for side in ("before", "after"))
-    verb = {BETTER: "rose", WORSE: "fell", NO_CHANGE: "went"}[change["change"]]
-    text = f"{f.sentence(f.words(evaluation['metric']))} {verb} from {before} to {after}"
-    text += f" on {f.number_of(change['n'], 'held-out question')}"
-    if change["change"] != NO_CHANGE:
-        return f"{text} ({spelled(change)})."
-    unclear = f"{text}: no measurable change ({spelled(change)})."
+def _metric_sentence(evaluation: Evaluation, change: PairedChange) -> str:
+    sides = (evaluation.before, evaluation.after)
+    before, after = (format_value(side.value_fraction, f.tenths) for side in sides)
+    verb = {BETTER: "rose", WORSE: "fell", NO_CHANGE: "went"}[change.change]
+    text = f"{f.sentence(f.words(str(evaluation.metric)))} {verb} from {before} to {after}"
+    text += f" on {f.number_of(change.n, 'held-out question')}"
+    if change.change != NO_CHANGE:
+        return f"{text} ({format_change(change)})."
+    unclear = f"{text}: no measurable change ({format_change(change)})."
     moved = loss_change(evaluation)
-    fell = moved is not None and moved["change"] == BETTER
+    fell = moved is not None and moved.change == BETTER
     return f"{unclear} {_loss_sentence(evaluation)}" if fell else unclear
 
 
-def _loss_sentence(evaluation: Report) -> str:
-    before, after = (f.loss(evaluation[side]["held_out_loss"]) for side in ("before", "after"))
+def _loss_sentence(evaluation: Evaluation) -> str:
+    before, after = (f.loss(side.held_out_loss) for side in (evaluation.before, evaluation.after))
     losses, change = f"from {before} to {after} nats a token", loss_change(evaluation)
     if change is None:
         return f"Held-out loss went {losses}, without an interval."
-    losses += f" on {f.number_of(change['n'], 'held-out document')}"
-    span = f"95 % interval of the change {interval(change)}"
-    if change["change"] == NO_CHANGE:
+    losses += f" on {f.number_of(change.n, 'held-out document')}"
+    span = f"95 % interval of the change {format_interval(change)}"
+    if change.change == NO_CHANGE:
         return f"Held-out loss went {losses}: no measurable change ({span})."
-    verb = "fell" if change["change"] == BETTER else "rose"
+    verb = "fell" if change.change == BETTER else "rose"
     return f"Held-out loss {verb} {losses} ({span})."
 
 
-def _not_compared(report: Report) -> Answer:
-    evaluation, reasons = report["evaluation"], report["unavailable"]
-    if evaluation["task"] == "held_out_loss":
-        why = reasons.get("evaluation.delta.held_out_loss_ci95", "")
-    elif evaluation["after"]["value_fraction"] is None:
-        why = f"the task was not scored: {reasons.get('evaluation.after.value_fraction', '')}"
+def _not_compared(evaluation: Evaluation) -> Answer:
+    value, delta, why = evaluation.after.value_fraction, evaluation.delta, ""
+    if evaluation.task != "held_out_loss" and isinstance(value, Missing):
+        why = f"the task was not scored: {value.reason}"
     else:
-        why = reasons.get("evaluation.delta.ci95", "")
+        missing = delta.held_out_loss_ci95 if evaluation.task == "held_out_loss" else delta.ci95
+        why = missing.reason if isinstance(missing, Missing) else ""
     said = f"{f.sentence(why.rstrip('. '))}. " if why else ""
     return "unclear", said + _loss_sentence(evaluation)
 
 
 def _time(report: Report) -> str:
-    goodput, mfu = (report["throughput"][f"{name}_fraction"] for name in ("goodput", "mfu"))
-    if goodput is None:
+    goodput, mfu = report.throughput.goodput_fraction, report.throughput.mfu_fraction
+    if not is_measured(goodput):
         return ""
-    paid = "paid " if report["cost"]["usd"] is not None else ""
-    at = f", at {f.percent(mfu)} MFU" if mfu is not None else ""
-    wall = f.duration(report["time"]["wall_s"])
+    paid = "paid " if is_measured(report.cost.usd) else ""
+    at = f", at {f.percent(mfu)} MFU" if is_measured(mfu) else ""
+    wall = f.duration(report.time.wall_s)
     return f"{f.percent(goodput)} of the {paid}{wall} trained the model{at}."
 
 
 def _largest_loss(report: Report) -> str:
-    priced = [item for item in report["findings"] if item["worth_usd"] is not None]
+    priced = [(x.worth_usd, x.evidence) for x in report.findings if x.worth_usd is not None]
     if not priced:
         return ""
-    worst = max(priced, key=lambda item: item["worth_usd"])
-    return f"The largest avoidable loss, up to {f.usd(worst['worth_usd'])}: {worst['evidence']}."
+    usd, evidence = max(priced, key=lambda item: item[0])
+    return f"The largest avoidable loss, up to {f.usd(usd)}: {evidence}."

@@ -1,22 +1,35 @@
 """A figure or the reason for its absence, and the plain report made from both."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Optional, TypeGuard, TypeVar, Union, get_type_hints
 
-from msgspec import Meta
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from expertflow.core.records import Record
 
 NO_REASON = "no reason was recorded"
+NOT_MEASURED = "not measured"
 
 T = TypeVar("T")
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=Struct)
 
 
 class Missing(Record, frozen=True):
+    """Why there is no figure. It is false, so a figure is tested by its truth, never for None.
+
+    Where zero counts, ask ``is_measured``.
+    """
+
     reason: str
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+    def __str__(self) -> str:
+        return NOT_MEASURED
 
 
 # The type checker rejects a null without a reason; the JSON Schema shows what is written.
@@ -30,13 +43,20 @@ def or_missing(value: T | None, reason: str) -> Measured[T]:
     return Missing(reason) if value is None else value
 
 
-def explain(record: Record, reasons: Mapping[str, str], default: str | None = None) -> Any:
-    """Return another record's fields, its nulls replaced by their reasons where there are any."""
-    found = {name: getattr(record, name) for name in record.__struct_fields__}
-    return {
-        name: Missing(why) if value is None and (why := reasons.get(name, default)) else value
-        for name, value in found.items()
-    }
+def is_measured(value: Measured[T] | None) -> TypeGuard[T]:
+    return value is not None and not isinstance(value, Missing)
+
+
+def format_value(value: Measured[T], text: Callable[[T], str]) -> Measured[str]:
+    return value if isinstance(value, Missing) else text(value)
+
+
+def explain(record: R, reasons: Mapping[str, str], default: str | None = None) -> R:
+    """Return a record with its nulls replaced by their reasons, where there are any."""
+    found = {name: reasons.get(name, default) for name in record.__struct_fields__}
+    return replace(record, **{
+        name: Missing(why) for name, why in found.items() if why and getattr(record, name) is None
+    })  # fmt: skip
 
 
 def doc(text: str, *, of: str | None = None) -> Meta:
@@ -48,7 +68,7 @@ def doc(text: str, *, of: str | None = None) -> Meta:
 
 
 @cache
-def _source_names(section: type[Record]) -> dict[str, tuple[str, ...]]:
+def _source_names(section: type[Struct]) -> dict[str, tuple[str, ...]]:
     names: dict[str, tuple[str, ...]] = {}
     for name, hint in get_type_hints(section, include_extras=True).items():
         extras = [meta.extra for meta in getattr(hint, "__metadata__", ()) if meta.extra]
@@ -81,40 +101,42 @@ def fill(
     return cls(**given)
 
 
-def settle(value: Any) -> tuple[Any, dict[str, str]]:
-    """Return plain JSON values, null where something is missing, and the reasons by path.
+def to_plain(value: Any) -> tuple[Any, dict[str, str | None]]:
+    """Return JSON values, and the reason for each null by its path; None where it has none.
 
-    >>> settle({"cost": {"usd": Missing("no price")}, "steps": (1, 2)})
-    ({'cost': {'usd': None}, 'steps': [1, 2]}, {'cost.usd': 'no price'})
+    >>> to_plain({"cost": {"usd": Missing("no price")}, "steps": (1, None)})
+    ({'cost': {'usd': None}, 'steps': [1, None]}, {'cost.usd': 'no price', 'steps[1]': None})
     """
-    reasons: dict[str, str] = {}
+    nulls: dict[str, str | None] = {}
 
     def plain(value: Any, path: str) -> Any:
-        if isinstance(value, Missing):
-            reasons[path] = value.reason
+        if value is None or isinstance(value, Missing):
+            nulls[path] = value.reason if value is not None else None
             return None
-        if isinstance(value, Record):
-            value = {name: getattr(value, name) for name in value.__struct_fields__}
+        if isinstance(value, Struct):
+            names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+            value = {key: getattr(value, name) for key, name in names}
         if isinstance(value, dict):
             return {k: plain(v, f"{path}.{k}" if path else str(k)) for k, v in value.items()}
         if isinstance(value, list | tuple):
             return [plain(item, f"{path}[{i}]") for i, item in enumerate(value)]
         return value
 
-    return plain(value, ""), reasons
+    return plain(value, ""), nulls
 
 
-def null_paths(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the dotted path of each null in JSON values, in order.
-
-    >>> list(null_paths({"a": {"b": None}, "c": [1, None]}))
-    ['a.b', 'c[1]']
-    """
+def restore(value: Any, reasons: Mapping[str, str], path: str = "") -> Any:
+    """Return a decoded section with its reasons back in place of nulls: ``to_plain`` undone."""
     if value is None:
-        yield path
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from null_paths(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from null_paths(item, f"{path}[{index}]")
+        return Missing(reasons[path]) if path in reasons else None
+    if isinstance(value, Struct):
+        names = value.__struct_fields__
+        prefix = f"{path}." if path else ""
+        return replace(
+            value, **{n: restore(getattr(value, n), reasons, f"{prefix}{n}") for n in names}
+        )
+    if isinstance(value, dict):
+        return {key: restore(item, reasons, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(restore(item, reasons, f"{path}[{i}]") for i, item in enumerate(value))
+    return value

@@ -4,135 +4,134 @@ Texts from data sets, models and manifests are untrusted: the templates escape a
 charts are trusted; they hold numbers and texts of this package.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from expertflow.chain import STAGES
-from expertflow.report import format as f
-from expertflow.report import view, view_evaluation
-from expertflow.report.ablation_page import comparisons
+from expertflow.report import learned
+from expertflow.report.ablation_page import show_comparison
 from expertflow.report.charts.data import chart_data
+from expertflow.report.compare import COLORS
+from expertflow.report.headline import describe_subject, make_tiles
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.sheet import N_CHARS, N_ROWS, render
-
-Report = dict[str, Any]
-Chain = list[dict[str, Any]]
+from expertflow.report.measured import Missing, is_measured
+from expertflow.report.records import ChainLink, Evaluation, Report
+from expertflow.report.run_records import Time
+from expertflow.report.sheet import render
 
 N_EPOCHS = 8
 MAX_PAGE_BYTES = 400_000
-SHOWN_ELSEWHERE = ("chain", "input_sha256", "versions")
-N_HASH = 10
 N_RECORDS = 3  # of one stage; report.json has all
 
 
 def render_page(report: Report, inputs: ReportInputs) -> str:
     from expertflow.report.charts import drawing as charts  # loads altair, which takes a second
 
-    data, evaluation = chart_data(report, inputs), report["evaluation"]
-    provenance, timeline = report["provenance"], data.timeline
-    facts = {name: value for name, value in provenance.items() if name not in SHOWN_ELSEWHERE}
-    epochs = list(enumerate(report["training_report"]["training"]["epoch_summaries"]))
+    data, evaluation = chart_data(report, inputs), report.evaluation
+    epochs, timeline = list(report.training_report.training.epoch_summaries), data.timeline
     if len(epochs) > N_EPOCHS:  # the middle of many epochs adds little
         epochs = [*epochs[:3], *epochs[3 - N_EPOCHS :]]
-
-    def cell(path: str, show: str = "plain", blank: str = view.NOT_MEASURED) -> view.Cell:
-        return view.cell(report, path, getattr(f, show), blank)
-
     return render(
         "page.html.j2",
         report=report,
-        unavailable=report["unavailable"],
-        subject=view.subject(report),
-        tiles=view.tiles(report),
-        parts=view.time_parts(report),
-        split_note=view.split_note(report),
-        kernels=view.KERNELS,
-        kernel_notes=view.kernel_notes(report) if report["profile"] else [],
-        hardware_rows=view.hardware_rows(report),
-        shown=view.SHOWN,
-        memory=view.memory(report),
-        chain=chain_rows(provenance["chain"]),
-        cell=cell,
-        learned=view_evaluation.learned(report),
-        answers=view_evaluation.samples(evaluation),
-        shorten=_middle_out,
+        subject=describe_subject(report),
+        tiles=make_tiles(report),
+        time_parts=_time_parts(report.time),
+        chain=chain_rows(report.provenance.chain),
         epochs=epochs,
-        machine=[*view.machine(report), *view.staging(report)],
-        provenance=_flat(facts)[:N_ROWS],
+        deciding=learned.deciding_change(evaluation),
+        metric_change=learned.metric_change(evaluation),
+        loss_change=learned.loss_change(evaluation),
+        best=learned.best_baseline(evaluation),
+        errors=learned.count_errors(evaluation),
+        colors=COLORS,
+        kinds=_kinds(evaluation),
+        left_out=_left_out(evaluation),
         loss_chart=data.loss and charts.loss_chart(data.loss),
         timeline=[charts.panel_chart(p, timeline) for p in timeline.panels] if timeline else [],
-        timeline_data=timeline,
         length_chart=charts.length_chart(data.lengths),
         cuts=data.lengths.cuts,
-        comparisons=comparisons(report),
+        comparisons=[show_comparison(record) for record in report.comparison],
     )
 
 
-def _middle_out(text: str) -> str:
-    """Shorten a piece of a decoded document by its middle: the ends matter most."""
-    half = N_CHARS // 2
-    return text if len(text) <= N_CHARS else f"{text[:half]} […] {text[-half:]}"
+def _time_parts(time: Time) -> list[tuple[str, str, float]]:
+    """Return wall time as (label, color, seconds), without copies that are part of ``train_s``."""
+    steps: list[tuple[str, str, float | None]] = [("Training steps", "blue", time.train_s)]
+    if is_measured(time.optimizer_s) and is_measured(time.forward_s):
+        steps = [
+            ("Forward and backward", "blue", time.train_s - time.optimizer_s),
+            ("Optimizer", "green", time.optimizer_s),
+        ]
+    steps += [
+        ("Waiting for data", "orange", time.data_wait_s),
+        ("Copies to the GPU", "red", time.h2d_s),
+        ("Checkpoints", "yellow", time.checkpoint_s),
+        ("Evaluation", "purple", time.eval_s),
+        ("Start-up and model load", "gray", time.startup_s),
+        ("Other", "faint", time.other_s),
+    ]
+    return [(label, color, seconds) for label, color, seconds in steps if seconds]
 
 
-def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        return [row for key, item in value.items() for row in _flat(item, f"{path}.{key}")]
-    if isinstance(value, list | tuple) and any(isinstance(item, dict) for item in value):
-        return [row for i, item in enumerate(value) for row in _flat(item, f"{path}[{i}]")]
-    if isinstance(value, list | tuple):
-        return [(path[1:], ", ".join(map(f.plain, value)))]
-    if value in (None, {}):
-        return [(path[1:], "")]
-    is_size = path.endswith("_bytes") and isinstance(value, int | float)
-    return [(path[1:], f.size(value) if is_size else f.plain(value))]
+def _kinds(evaluation: Evaluation) -> list[str]:
+    """Return the kinds of verdicts, right answers first, then those given most often."""
+    before, after = evaluation.before.n_by_kind or {}, evaluation.after.n_by_kind or {}
+    return sorted({*before, *after}, key=lambda k: (k != "correct", -after.get(k, 0), k))
 
 
-class Box(NamedTuple):
-    """A stage and its records with short hashes; ``n_more`` are not shown."""
+def _left_out(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """List the parts that are unexpectedly missing, without those that nobody requested."""
+    score = evaluation.after.value_fraction
+    unscored = score.reason if isinstance(score, Missing) else None
+    if evaluation.task == "held_out_loss":
+        return []
+    # A reason that names a setting is a choice: evaluation.judge is not set.
+    return [
+        (part, why)
+        for part in ("baselines", "judge", "lm_eval")
+        if (why := evaluation.unavailable.get(part))
+        and why != unscored
+        and not why.startswith("evaluation.")
+    ]
+
+
+class ChainBox(NamedTuple):
+    """A stage and its first records; ``n_more`` are not shown."""
 
     stage: str
-    made: list[dict[str, str]]
+    made: list[ChainLink]
     n_more: int
 
 
-class Row(NamedTuple):
+class ChainRow(NamedTuple):
     """Boxes side by side; ``link`` names the lines to the row above."""
 
-    boxes: tuple[Box | None, ...]
+    boxes: tuple[ChainBox | None, ...]
     link: str
 
 
-def chain_rows(chain: Chain) -> tuple[Row, ...]:
+def chain_rows(chain: tuple[ChainLink, ...]) -> tuple[ChainRow, ...]:
     """Arrange records in rows of boxes, each made from those above; unknown stages come last."""
-    columns: dict[str, list[Box]] = {"documents": [], "tokens": [], "": []}
-    others = {item["stage"] for item in chain} - STAGES.keys()
+    columns: dict[str, list[ChainBox]] = {"documents": [], "tokens": [], "": []}
+    others = {item.stage for item in chain} - STAGES.keys()
     # Sources are fetched or generated: one box.
     groups = [("fetch_source", "generate_source"), *((name,) for name in list(STAGES)[2:])]
     for names in [*groups, *((name,) for name in sorted(others))]:
-        if box := _box(chain, names):
+        if found := [item for item in chain if item.stage in names]:
+            label = ", ".join(dict.fromkeys(item.stage for item in found))
+            box = ChainBox(label, found[:N_RECORDS], max(0, len(found) - N_RECORDS))
             columns[STAGES[names[0]].side if names[0] in STAGES else ""].append(box)
     left, right, trunk = columns.values()
-    placed: list[tuple[Box | None, ...]] = [(box,) for box in (*left, *right, *trunk)]
+    placed: list[tuple[ChainBox | None, ...]] = [(box,) for box in (*left, *right, *trunk)]
     if left and right:  # side by side, both connected to packing below
         height = max(len(left), len(right))
         sides = ([*[None] * (height - len(boxes)), *boxes] for boxes in (left, right))
         placed = [*zip(*sides, strict=True), *((box,) for box in trunk)]
     above = [(), *placed]
-    return tuple(Row(b, _link(a, b)) for a, b in zip(above, placed, strict=False))
+    return tuple(ChainRow(b, _link(a, b)) for a, b in zip(above, placed, strict=False))
 
 
-def _box(chain: Chain, stages: tuple[str, ...]) -> Box | None:
-    found = [item for item in chain if item["stage"] in stages]
-    if not found:
-        return None
-    made = [
-        {"record": item["record"], **{k: (item[k] or "")[:N_HASH] for k in ("sha256", "code")}}
-        for item in found[:N_RECORDS]
-    ]
-    names = ", ".join(dict.fromkeys(item["stage"] for item in found))
-    return Box(names, made, max(0, len(found) - N_RECORDS))
-
-
-def _link(above: tuple[Box | None, ...], boxes: tuple[Box | None, ...]) -> str:
+def _link(above: tuple[ChainBox | None, ...], boxes: tuple[ChainBox | None, ...]) -> str:
     if not above or len(above) == len(boxes) == 1:
         return "straight" if above else ""
     if len(boxes) == 1:

@@ -3,7 +3,10 @@
 from collections import defaultdict
 from typing import Any
 
-from expertflow.report.records import KernelKind, SortedKernel
+from msgspec.structs import replace
+
+from expertflow.report.records import KernelKind, Report, SortedKernel
+from expertflow.report.run_records import Time
 from expertflow.train.records import Kernel, KernelProfile
 
 # Lower-case name fragments and their kinds, in order of precedence: an attention kernel consists of
@@ -32,7 +35,6 @@ KINDS = (
 )  # fmt: skip
 REST = "other"
 N_CHARS = 300
-Report = dict[str, Any]
 
 
 def kind_of(name: str) -> str:
@@ -70,9 +72,9 @@ def _sum(kind: str, kernels: list[Kernel], profile: KernelProfile) -> dict[str, 
     return {"kind": kind, "n_calls": n_calls, "total_s": total_s, "share_fraction": share}
 
 
-def judged_time(report: Report) -> dict[str, Any]:
+def time_without_profile(report: Report) -> Time:
     """Return the parts of wall time without the wait for a profile, which the user requested."""
-    profile, time = report["profile"], report["time"]
-    paused_s = 0.0 if profile is None else profile["pause_s"] or 0.0
-    waited_s = min(paused_s, max(0.0, float(time["other_s"])))
-    return {**time, "other_s": time["other_s"] - waited_s, "wall_s": time["wall_s"] - waited_s}
+    time = report.time
+    paused_s = report.profile.pause_s if report.profile else 0.0
+    waited_s = min(paused_s, max(0.0, time.other_s))
+    return replace(time, other_s=time.other_s - waited_s, wall_s=time.wall_s - waited_s)

@@ -15,6 +15,7 @@ from expertflow.chain import Stage, expand_path, stages_before
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import read_record
 from expertflow.data.records import DatasetManifest, SourceLock
+from expertflow.report.records import ChainLink
 
 # The Snakemake command line, passed on by the Snakefile.
 COMMAND = "EXPERTFLOW_COMMAND"
@@ -42,7 +43,7 @@ def collect_provenance(results: Path, *, asked: Collection[str] = ()) -> dict[st
     }
 
 
-def list_stages(results: Path, *, asked: Collection[str] = ()) -> list[dict[str, str]]:
+def list_stages(results: Path, *, asked: Collection[str] = ()) -> tuple[ChainLink, ...]:
     """List the stages behind a result, in order, from the notes beside their records.
 
     Shards made by one version of the code are one entry: the pattern of their records, and the hash
@@ -57,9 +58,8 @@ def list_stages(results: Path, *, asked: Collection[str] = ()) -> list[dict[str,
             if len(records) > 1:
                 entries = {f"{stage.pattern} ({len(records)})": sha256_json(records)}
             for record, sha256 in entries.items():
-                made = {"stage": stage.name, "record": record, "sha256": sha256, "code": code}
-                found.append(made)
-    return found
+                found.append(ChainLink(stage=stage.name, record=record, sha256=sha256, code=code))
+    return tuple(found)
 
 
 def _read_sources(results: Path) -> list[SourceLock]:

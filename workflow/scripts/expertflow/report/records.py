@@ -18,7 +18,6 @@ from expertflow.report.run_records import Amount, Count, Positive, Share
 from expertflow.staging.records import Staged
 from expertflow.studies.records import AblationRecord
 
-SCHEMA_VERSION = 2
 Interval = tuple[float, float]
 Severity = Literal["info", "warning", "problem"]
 Learned = Literal["yes", "no", "unclear"]
@@ -215,6 +214,12 @@ class Staging(Staged, frozen=True, kw_only=True):
     weights: Annotated[Staged, doc("The same of the base model's weights.")]
     used: Measured[UsedStaging]
 
+    @property
+    def notes(self) -> tuple[Staged, ...]:
+        """What training read from; as planned, where it noted nothing."""
+        rows, weights = (self.used.rows, self.used.weights) if self.used else (self, self.weights)
+        return (rows, weights) if rows else (weights,)
+
 
 class ChainLink(Record, frozen=True, kw_only=True):
     """A stage of the chain, from the note beside its record."""
@@ -235,6 +240,12 @@ class Provenance(Struct, frozen=True, kw_only=True):
     torch: Annotated[Measured[str], doc("Release of torch.")]
     command: Annotated[Measured[str], doc("What makes this again.")]
     host_hash: Annotated[Measured[str], doc("Tells two machines apart and names neither.")]
+    fingerprint: Annotated[str, doc("All that decides the weights.")]
+    documents_sha256: Annotated[str, doc("Hash of the documents kept.")]
+    packing_sha256: Annotated[str, doc("Hash of the packed rows.")]
+    tokenizer_sha256: Annotated[str, doc("Hash of the tokenizer.")]
+    weights_sha256: Annotated[str, doc("Hash of the trained weights.")]
+    versions: Annotated[dict[str, str], doc("Releases of the trainer's packages.")]
     chain: tuple[ChainLink, ...]
 
 

@@ -1,25 +1,53 @@
 """What all pages share: the templates, their filters, and one style sheet."""
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from msgspec.structs import asdict
 
 from expertflow.core.format import show_hidden
 from expertflow.report import format as f
+from expertflow.report.learned import format_difference, format_interval
+from expertflow.report.measured import NO_REASON, NOT_MEASURED, Missing, is_measured
 
 TEMPLATES = Path(__file__).with_name("templates")
 N_ROWS = 60  # longer tables end with a reference to the JSON beside the page
 N_CHARS = 1_200
-N_DETAIL_CHARS = 300
-N_NAME_CHARS = 160
-FILTERS = (
-    "count", "number_of", "short", "percent", "tenths", "points", "loss", "usd", "duration", "size",
-    "energy", "words", "plain", "signed", "sentence", "hold", "hours", "short_hash",
-    "signed_percent", "usd_rate", "short_time", "calls",
-)  # fmt: skip
+UNITS = {
+    "steps": f.count, "tokens": f.short, "tokens/s": f.short, "h": f.hours, "usd": f.usd,
+    "bytes": f.size,
+}  # fmt: skip
+FILTERS: dict[str, Callable[..., Any]] = {
+    **{
+        name: getattr(f, name)
+        for name in (
+            "count", "number_of", "short", "percent", "tenths", "points", "loss", "usd",
+            "duration", "size", "energy", "words", "plain", "signed", "sentence", "hold", "hours",
+            "short_hash", "signed_percent", "usd_rate", "short_time", "calls", "factor",
+        )
+    },
+    "text": str,
+    "repr": repr,
+    "fields": asdict,
+    "in_format": lambda value, name: getattr(f, name)(value),
+    "in_unit": lambda value, unit: UNITS[unit](value),
+    "difference": format_difference,
+    "interval": format_interval,
+    "clip": lambda text, n=N_CHARS: f.clip(str(text), n),
+    "clip_middle": lambda text, n=N_CHARS: f.clip_middle(text, n),
+}  # fmt: skip
+
+
+def _show(write: Callable[..., Any], value: Any, *more: Any, blank: str = NOT_MEASURED) -> Any:
+    """Write a figure; a missing one as ``blank``, with its reason where the mouse rests on it."""
+    if is_measured(value):
+        return write(value, *more)
+    reason = value.reason if isinstance(value, Missing) else NO_REASON
+    return Markup('<span class="na" title="{}">{}</span>').format(show_hidden(reason), blank)
 
 
 @cache
@@ -32,17 +60,12 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {name: getattr(f, name) for name in FILTERS}
-    for name, n_chars in (
-        ("clip", N_CHARS), ("clip_short", N_DETAIL_CHARS), ("clip_name", N_NAME_CHARS),
-    ):  # fmt: skip
-        environment.filters[name] = lambda text, n_chars=n_chars: f.clip(str(text), n_chars)
+    environment.filters |= {name: partial(_show, write) for name, write in FILTERS.items()}
+    environment.tests["measured"] = is_measured
+    environment.globals["n_rows"] = N_ROWS
     return environment
 
 
 def render(template: str, **values: Any) -> str:
     style = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
-    written = lambda value, show: getattr(f, show)(value)  # noqa: E731
-    return templates().get_template(template).render(
-        style=style, n_rows=N_ROWS, written=written, **values
-    )  # fmt: skip
+    return templates().get_template(template).render(style=style, **values)

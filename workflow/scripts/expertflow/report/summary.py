@@ -1,19 +1,17 @@
 """Print a run in a few lines from report.json: the verdict, eight figures, the location."""
 
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from expertflow.report import format as f
-from expertflow.report import view
-from expertflow.report.ablation_facts import ablations
 from expertflow.report.ablation_page import in_a_line
-from expertflow.report.learned import best_baseline, deciding_change, spelled
-
-Report = dict[str, Any]
+from expertflow.report.headline import Tile, describe_subject, make_tiles
+from expertflow.report.learned import best_baseline, deciding_change, format_change
+from expertflow.report.measured import Missing
+from expertflow.report.records import Report
 
 COLORS = {"good": "green", "mixed": "yellow", "bad": "red"}
 
@@ -29,33 +27,33 @@ def print_summary(report: Report, *, html_path: Path, console: Console | None = 
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for label, text in rows:
-        style = f"bold {COLORS[report['verdict']['level']]}" if label == "verdict" else ""
+        style = f"bold {COLORS[report.verdict.level]}" if label == "verdict" else ""
         # Text, not str: names from data and manifests must not be parsed as rich markup
         table.add_row(label, Text(text, style=style))
     console.print(table)
 
 
 def summary_rows(report: Report, *, html_path: Path) -> list[tuple[str, str]]:
-    verdict, evaluation = report["verdict"], report["evaluation"]
-    best, earlier = best_baseline(evaluation), evaluation["earlier"]
+    verdict, evaluation = report.verdict, report.evaluation
+    best, earlier = best_baseline(evaluation), evaluation.earlier
     changes = [
         ("change", deciding_change(evaluation)),
-        (f"against {best['name']}" if best else "", best["change"] if best else None),
-        ("against earlier", earlier["change"] if earlier else None),
+        (f"against {best.name}" if best else "", best.change if best else None),
+        ("against earlier", earlier.change if earlier else None),
     ]
     rows = [
-        ("expert", view.subject(report)),
-        ("verdict", f"{verdict['answer']} {verdict['sentence']}"),
-        *((label, f"{item['change']}: {spelled(item)}") for label, item in changes if item),
-        *(_figure(tile) for tile in view.tiles(report)),
-        *(("ablation", in_a_line(record)) for record in ablations(report)),
+        ("expert", describe_subject(report)),
+        ("verdict", f"{verdict.answer} {verdict.sentence}"),
+        *((label, f"{item.change}: {format_change(item)}") for label, item in changes if item),
+        *(_figure(tile) for tile in make_tiles(report)),
+        *(("ablation", in_a_line(record)) for record in report.comparison),
         ("report", str(html_path)),
     ]
     return [(label, text.replace(f.NBSP, " ")) for label, text in rows]
 
 
-def _figure(tile: view.Tile) -> tuple[str, str]:
+def _figure(tile: Tile) -> tuple[str, str]:
     label = tile.label if tile.label.isupper() else tile.label[:1].lower() + tile.label[1:]
-    if tile.value.reason:
-        return label, f"{tile.value.text}: {tile.value.reason}"
-    return label, f"{tile.value.text}  ({tile.note})" if tile.note else tile.value.text
+    if isinstance(tile.value, Missing):
+        return label, f"{tile.value}: {tile.value.reason}"
+    return label, f"{tile.value}  ({tile.note})" if tile.note else tile.value

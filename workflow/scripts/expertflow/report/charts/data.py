@@ -10,9 +10,10 @@ from expertflow.report import format as f
 from expertflow.report.charts import series
 from expertflow.report.charts.series import Point, Span
 from expertflow.report.inputs import ReportInputs
+from expertflow.report.records import Report
+from expertflow.report.run_records import ReferenceBand
 from expertflow.tokens.records import PackingRecord
 
-Report = dict[str, Any]
 Color = Literal["blue", "green", "orange", "purple"]
 
 GB = 1e-9
@@ -119,7 +120,7 @@ def _timeline(report: Report, inputs: ReportInputs) -> TimelineData | None:
     panels = [panel for panel in _panels(inputs) if panel.points]
     if not panels:
         return None
-    bands = report["training_report"]["hardware"].get("reference_bands") or []
+    bands = report.training_report.hardware.reference_bands
     saves = [
         Span(start_s=p.elapsed_s, end_s=p.elapsed_s + p.save_s) for p in inputs.training.save_points
     ]
@@ -163,12 +164,12 @@ def _panels(inputs: ReportInputs) -> list[Panel]:
     ]  # fmt: skip
 
 
-def _complete(panel: Panel, bands: Sequence[dict[str, Any]], end_s: float) -> Panel:
+def _complete(panel: Panel, bands: Sequence[ReferenceBand], end_s: float) -> Panel:
     stripes = tuple(
-        Stripe(low=band["low"] * scale, high=band["high"] * scale, label=str(band["system"]))
+        Stripe(low=band.low * scale, high=band.high * scale, label=band.system)
         for band in bands
-        if band["quantity"] == panel.quantity
-        for scale in [GB if band["unit"] == "bytes" else 1.0]
+        if band.quantity == panel.quantity
+        for scale in [GB if band.unit == "bytes" else 1.0]
     )
     mean = sum(point.y for point in panel.points) / len(panel.points)
     low, high = min(p.low for p in panel.points), max(p.high for p in panel.points)

@@ -1,7 +1,8 @@
 """Findings on the data: what it may be used for, what was lost of it, and how it fills the rows."""
 
-from expertflow.report.findings.evidence import NOT_TIMED, Findings, Report, finding
+from expertflow.report.findings.evidence import NOT_TIMED, Findings, finding
 from expertflow.report.format import percent
+from expertflow.report.records import Report
 
 MIN_RECORDS = 30  # of a source: a share of fewer says little
 LEFT_OUT_LIMIT = 1 / 3
@@ -13,7 +14,7 @@ MIN_GOOD_STEPS, WARMUP_LIMIT = 50, 0.20
 
 
 def no_license(report: Report) -> Findings:
-    names = [source["name"] for source in report["data"]["sources"] if source["license"] is None]
+    names = [source.name for source in report.data.sources if not source.license]
     if names:
         yield finding(
             "no-license",
@@ -30,13 +31,13 @@ def left_out(report: Report) -> Findings:
     What caps and weights took is known over all sources together, so the share of one is at least
     what is left when all of that is put down to it.
     """
-    dropped, shares = report["data"]["dropped_by_reason"], []
+    dropped, shares = report.data.dropped_by_reason, []
     n_chosen = sum(dropped.get(reason, 0) for reason in CHOSEN)
-    for source in report["data"]["sources"]:
-        total = source["n_left_out"] + source["n_train"] + source["n_held_out"]
-        n_lost = source["n_left_out"] - n_chosen
+    for source in report.data.sources:
+        total = source.n_left_out + source.n_train + source.n_held_out
+        n_lost = source.n_left_out - n_chosen
         if total >= MIN_RECORDS and n_lost > LEFT_OUT_LIMIT * total:
-            shares.append(f"{percent(n_lost / total)} of {source['name']}")
+            shares.append(f"{percent(n_lost / total)} of {source.name}")
     if shares:
         yield finding(
             "data-left-out",
@@ -48,8 +49,8 @@ def left_out(report: Report) -> Findings:
 
 
 def padding(report: Report) -> Findings:
-    share = report["data"]["padding_fraction"]
-    if share is not None and share > PADDING_LIMIT:
+    share = report.data.padding_fraction
+    if share and share > PADDING_LIMIT:
         yield finding(
             "padding",
             evidence=f"{percent(share)} of the token positions in training were padding",
@@ -60,8 +61,8 @@ def padding(report: Report) -> Findings:
 
 
 def few_steps(report: Report) -> Findings:
-    parameters = report["training_parameters"]
-    n_steps, n_warmup = parameters["total_steps"], parameters["warmup_steps"]
+    parameters = report.training_parameters
+    n_steps, n_warmup = parameters.total_steps, parameters.warmup_steps
     if n_steps < MIN_GOOD_STEPS or n_warmup >= WARMUP_LIMIT * n_steps:
         yield finding(
             "few-steps",
@@ -73,9 +74,9 @@ def few_steps(report: Report) -> Findings:
 
 
 def long_rows(report: Report) -> Findings:
-    data = report["data"]
-    length, longest = data["seq_len"], data["length_histogram"]["max"]
-    if data["packing"] == "none" and length > LONG_FACTOR * longest:
+    data = report.data
+    length, longest = data.seq_len, data.length_histogram.max
+    if data.packing == "none" and length > LONG_FACTOR * longest:
         yield finding(
             "rows-too-long",
             worth=NOT_TIMED,

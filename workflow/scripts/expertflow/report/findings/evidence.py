@@ -1,14 +1,14 @@
 """What findings share: when there is evidence enough, what counters and times say, and a price."""
 
 from collections.abc import Iterator
-from typing import Any
 
+from expertflow.hardware.records import Stats
 from expertflow.report.derive import NO_PRICE
 from expertflow.report.format import NBSP
-from expertflow.report.profile import judged_time
-from expertflow.report.records import Finding, Severity
+from expertflow.report.measured import Measured, is_measured
+from expertflow.report.profile import time_without_profile
+from expertflow.report.records import Finding, Report, Severity
 
-Report = dict[str, Any]
 Findings = Iterator[Finding]
 
 ORIGIN = "our judgment, not yet calibrated on runs"
@@ -54,41 +54,40 @@ def finding(
 
 def price(report: Report, lost_s: float, what: str) -> tuple[float | None, str]:
     """Price time that was measured as lost, the most that a fix can save; say how."""
-    rate = report["cost"]["usd_per_hour"]
-    if rate is None:
+    rate = report.cost.usd_per_hour
+    if not is_measured(rate):
         return None, NO_PRICE
     return rate * lost_s / 3600, f"{what}, at ${rate:g} an hour; the most that a fix can save"
 
 
 def lasted(report: Report) -> bool:
-    steps, wall_s = report["training_report"]["training"]["steps"], report["time"]["wall_s"]
-    return bool(steps >= MIN_STEPS and wall_s >= MIN_WALL_S)
+    return report.training_report.training.steps >= MIN_STEPS and report.time.wall_s >= MIN_WALL_S
 
 
 def watched(report: Report) -> bool:
-    return lasted(report) and bool(report["training_report"]["hardware"]["samples"] >= MIN_SAMPLES)
+    return lasted(report) and report.training_report.hardware.samples >= MIN_SAMPLES
 
 
 def broken(report: Report) -> bool:
     """Return whether work was thrown away: a kill or short memory led back to a checkpoint."""
-    training = report["training_report"]["training"]
-    return bool(training["sessions"] > 1 or training["memory_retries"])
+    training = report.training_report.training
+    return training.sessions > 1 or bool(training.memory_retries)
 
 
-def median(report: Report, name: str) -> float | None:
+def median(stats: Measured[Stats]) -> float | None:
     """Return the median of a sampled quantity: what was so most of the time, pauses aside."""
-    stats = report["training_report"]["hardware"][name]
-    return None if stats is None else float(stats["p50"])
+    return stats.p50 if stats else None
 
 
 def power_fraction(report: Report) -> float | None:
-    power = median(report, "power_w")
-    limit_w = report["training_report"]["hardware"]["gpu"]["power_limit_w"]
+    hardware = report.training_report.hardware
+    power, limit_w = median(hardware.power_w), hardware.gpu.power_limit_w
     return None if power is None or not limit_w else power / limit_w
 
 
 def memory_bound(report: Report) -> bool:
-    tensor, sm = median(report, "tensor_active_percent"), median(report, "sm_active_percent")
+    hardware = report.training_report.hardware
+    tensor, sm = median(hardware.tensor_active_percent), median(hardware.sm_active_percent)
     if tensor is None or sm is None:
         return False
     return tensor < TENSOR_LOW_PERCENT and sm > SM_BUSY_PERCENT
@@ -99,8 +98,9 @@ def small_kernels(report: Report) -> bool:
 
     Where counters show busy multiprocessors the kernels are not small, whatever the power.
     """
-    kernel, power = median(report, "any_kernel_percent"), power_fraction(report)
-    is_busy = (median(report, "sm_active_percent") or 0) > SM_BUSY_PERCENT
+    hardware = report.training_report.hardware
+    kernel, power = median(hardware.any_kernel_percent), power_fraction(report)
+    is_busy = (median(hardware.sm_active_percent) or 0) > SM_BUSY_PERCENT
     if kernel is None or power is None or is_busy:
         return False
     return kernel > KERNEL_BUSY_PERCENT and power < POWER_LOW_FRACTION
@@ -111,23 +111,23 @@ def time_shares(report: Report) -> dict[str, float]:
 
     The wait for a profile is left out.
     """
-    time = judged_time(report)
+    time = time_without_profile(report)
     seconds = {
-        "step": time["train_s"],
-        "data": time["data_wait_s"] + (time["h2d_s"] or 0.0),
-        "checkpoint": time["checkpoint_s"],
-        "evaluation": time["eval_s"],
-        "start-up": time["startup_s"],
+        "step": time.train_s,
+        "data": time.data_wait_s + (time.h2d_s or 0.0),
+        "checkpoint": time.checkpoint_s,
+        "evaluation": time.eval_s,
+        "start-up": time.startup_s,
     }
     tail = "lost-work" if broken(report) else "start-up"
-    seconds[tail] = seconds.get(tail, 0.0) + time["other_s"]
+    seconds[tail] = seconds.get(tail, 0.0) + time.other_s
     wall_s = sum(seconds.values())
     return {name: s / wall_s for name, s in seconds.items()} if wall_s > 0 else {}
 
 
 def steps_per_epoch(report: Report) -> int:
-    batch = report["training_parameters"]["global_batch_sequences"]
-    return max(1, -(-int(report["data"]["sequences"]) // int(batch)))
+    batch = report.training_parameters.global_batch_sequences
+    return max(1, -(-report.data.sequences // batch))
 
 
 def why_rows_differ(report: Report) -> str | None:
@@ -135,17 +135,17 @@ def why_rows_differ(report: Report) -> str | None:
 
     A run by hand may have its own batch, or documents that are tokenized as they are needed.
     """
-    training = report["training_report"]["training"]
+    training = report.training_report.training
     not_held = "its tokens were not held against packing.json"
-    if training["on_the_fly"]:
+    if training.on_the_fly:
         return (
             "the run tokenized its documents on the fly: its rows are not the packed ones;"
             f" {not_held}"
         )
-    epochs = training["steps"] / steps_per_epoch(report)
-    if abs(epochs - training["epochs"]) <= 1e-6:
+    epochs = training.steps / steps_per_epoch(report)
+    if abs(epochs - training.epochs) <= 1e-6:
         return None
     return (
-        f"{training['steps']:,} steps are {training['epochs']:.4g} epochs of this run and"
+        f"{training.steps:,} steps are {training.epochs:.4g} epochs of this run and"
         f" {epochs:.4g} of the packed rows: it had settings of its own; {not_held}"
     )

@@ -3,15 +3,15 @@
 Temperatures are never judged: the driver says when it is hot.
 """
 
-from typing import Any
-
 from expertflow.hardware.records import name_processors
 from expertflow.plan.records import USABLE_FRACTION
 from expertflow.report import ablation_facts as facts
 from expertflow.report import format as f
 from expertflow.report.findings import evidence as e
-from expertflow.report.findings.evidence import Findings, Report, finding
+from expertflow.report.findings.evidence import Findings, finding
 from expertflow.report.format import duration, percent, size
+from expertflow.report.records import Report
+from expertflow.report.run_records import Hardware
 from expertflow.studies.records import AblationRecord, Estimate
 
 THERMAL_LIMIT = 0.01
@@ -24,28 +24,26 @@ FEWER_KERNELS = "torch_compile: true, or a larger micro-batch"
 
 
 def short_memory(report: Report) -> Findings:
-    if retries := report["training_report"]["training"]["memory_retries"]:
-        used = report["training_parameters"]
+    if retries := report.training_report.training.memory_retries:
+        used = report.training_parameters
         times = "once" if len(retries) == 1 else f"{len(retries)} times"
         yield finding(
             "memory-short",
             evidence=f"memory was short {times}; the run went on with smaller micro-batches",
             threshold="never",
             origin="the plan predicted that it fits",
-            recommendation=f"set batch_size to {used['batch_size']} and gradient_accumulation_steps"
-            f" to {used['gradient_accumulation_steps']}, so that the next run starts so",
+            recommendation=f"set batch_size to {used.batch_size} and gradient_accumulation_steps"
+            f" to {used.gradient_accumulation_steps}, so that the next run starts so",
             worth=e.NOT_TIMED,
         )
 
 
 def not_staged(report: Report) -> Findings:
-    section = report["staging"]
-    notes = (section["used"] or {"rows": section, "weights": section["weights"]}).values()
-    if failed := [note for note in notes if note["is_fallback"]]:
-        what = " and ".join(note["kind"] for note in failed)
+    if failed := [note for note in report.staging.notes if note.is_fallback]:
+        what = " and ".join(note.kind for note in failed)
         yield finding(
             "not-staged",
-            evidence=f"{what} were read where they are: {failed[0]['reason']}",
+            evidence=f"{what} were read where they are: {failed[0].reason}",
             threshold="none",
             origin=e.FALLBACK,
             recommendation="make room on the scratch disk, name another one with scratch, or set it"
@@ -55,10 +53,10 @@ def not_staged(report: Report) -> Findings:
 
 
 def recomputation(report: Report) -> Findings:
-    total = report["training_report"]["hardware"]["gpu"]["memory_total_bytes"]
-    without = report["plan"]["without_checkpointing_peak_bytes"]
-    checkpointed = report["training_parameters"]["gradient_checkpointing"]
-    if not checkpointed or None in (total, without) or not e.lasted(report):
+    total = report.training_report.hardware.gpu.memory_total_bytes
+    without = report.plan.without_checkpointing_peak_bytes
+    checkpointed = report.training_parameters.gradient_checkpointing
+    if not (checkpointed and total and without and e.lasted(report)):
         return
     if without < USABLE_FRACTION * total:
         again = percent(_recomputed_fraction(report))
@@ -74,12 +72,12 @@ def recomputation(report: Report) -> Findings:
 
 
 def _recomputed_fraction(report: Report) -> float:
-    model = report["model"]
-    return float(1 - model["flops_per_token_model"] / model["flops_per_token_hardware"])
+    model = report.model
+    return 1 - model.flops_per_token_model / model.flops_per_token_hardware
 
 
 def recomputed_s(report: Report) -> float:
-    return _recomputed_fraction(report) * float(report["time"]["train_s"])
+    return _recomputed_fraction(report) * report.time.train_s
 
 
 def switch_costs(report: Report) -> Findings:
@@ -89,7 +87,7 @@ def switch_costs(report: Report) -> Findings:
     """
     found = [
         (record, bar, bar.ratio)
-        for record in facts.ablations(report)
+        for record in report.comparison
         for bar in facts.changes(record)
         if facts.is_faster(bar) and bar.ratio is not None
     ]
@@ -115,12 +113,12 @@ def _worth(report: Report, record: AblationRecord, ratio: Estimate) -> tuple[flo
 
     Recomputed activations have a price of their own, and the change may be just to keep them.
     """
-    if report["training_parameters"]["world_size"] > 1:
+    if report.training_parameters.world_size > 1:
         return None, ONE_PROCESS
-    if not _is_same_hardware(record, report["training_report"]["hardware"]):
+    if not _is_same_hardware(record, report.training_report.hardware):
         return None, OTHER_HARDWARE
     priced_s = recomputed_s(report) if any(recomputation(report)) else 0.0
-    saved_s = report["time"]["train_s"] * (1 - 1 / ratio.value)
+    saved_s = report.time.train_s * (1 - 1 / ratio.value)
     lost_s = max(0.0, saved_s - priced_s)
     less = ", less what is priced as recomputation" if priced_s else ""
     return e.price(
@@ -128,10 +126,10 @@ def _worth(report: Report, record: AblationRecord, ratio: Estimate) -> tuple[flo
     )
 
 
-def _is_same_hardware(record: AblationRecord, hardware: dict[str, Any]) -> bool:
-    if (record.device, record.gpu_name) != (hardware["device"], hardware["gpu"]["name"]):
+def _is_same_hardware(record: AblationRecord, hardware: Hardware) -> bool:
+    if (record.device, record.gpu_name) != (hardware.device, hardware.gpu.name or None):
         return False
-    machine = hardware["machine"] or {}
+    machine = hardware.machine or {}
     n_cpus = machine.get("n_cpus_usable")
     if record.machine is None or n_cpus is None:
         return True
@@ -139,7 +137,8 @@ def _is_same_hardware(record: AblationRecord, hardware: dict[str, Any]) -> bool:
 
 
 def kernels(report: Report) -> Findings:
-    tensor, sm = e.median(report, "tensor_active_percent"), e.median(report, "sm_active_percent")
+    hardware = report.training_report.hardware
+    tensor, sm = e.median(hardware.tensor_active_percent), e.median(hardware.sm_active_percent)
     if e.watched(report) and e.memory_bound(report):
         yield finding(
             "memory-bound-kernels",
@@ -151,7 +150,7 @@ def kernels(report: Report) -> Findings:
             origin="our judgment; 80 % is what DCGM's guidance calls necessary for good use",
             recommendation="fused norms and activations (torch_compile), or a larger micro-batch",
         )
-    kernel, power = e.median(report, "any_kernel_percent"), e.power_fraction(report)
+    kernel, power = e.median(hardware.any_kernel_percent), e.power_fraction(report)
     if e.watched(report) and e.small_kernels(report) and power is not None:
         yield finding(
             "small-kernels",
@@ -165,20 +164,20 @@ def kernels(report: Report) -> Findings:
 
 
 def idle_card(report: Report) -> Findings:
-    stats = report["training_report"]["hardware"]["any_kernel_percent"]
-    if stats is None or not e.watched(report) or stats["mean"] >= BUSY_LIMIT_PERCENT:
+    stats = report.training_report.hardware.any_kernel_percent
+    if not stats or not e.watched(report) or stats.mean >= BUSY_LIMIT_PERCENT:
         return
     shares = e.time_shares(report)
     cause = max(HOST_WORK, key=lambda name: shares[name])
     why = "the times of the run do not tell why; inside the steps the host is the first suspect"
     advice = FEWER_KERNELS
     # Half of the idle time put down to one part of wall time is a cause; less is a guess.
-    if shares[cause] >= 0.5 * (1 - stats["mean"] / 100):
+    if shares[cause] >= 0.5 * (1 - stats.mean / 100):
         why = f"{cause} took {percent(shares[cause])} of wall time"
         advice = f"see what this report says of {cause}"
     yield finding(
         "idle-card",
-        evidence=f"some kernel ran {stats['mean']:.0f} % of the time; {why}",
+        evidence=f"some kernel ran {stats.mean:.0f} % of the time; {why}",
         threshold=f"at least {BUSY_LIMIT_PERCENT:.0f} % (mean)",
         origin="the low end of the band that an earlier set-up worked by",
         recommendation=advice,
@@ -187,8 +186,8 @@ def idle_card(report: Report) -> Findings:
 
 
 def throttled(report: Report) -> Findings:
-    hardware = report["training_report"]["hardware"]
-    causes, watched_s = hardware["throttle_s"] or {}, hardware["watched_s"]
+    hardware = report.training_report.hardware
+    causes, watched_s = hardware.throttle_s or {}, hardware.watched_s
     hot_s = max((s for name, s in causes.items() if "thermal" in name), default=0.0)
     if watched_s and e.watched(report) and hot_s > THERMAL_LIMIT * watched_s:
         yield finding(
@@ -202,9 +201,9 @@ def throttled(report: Report) -> Findings:
 
 
 def spilled(report: Report) -> Findings:
-    hardware = report["training_report"]["hardware"]
-    lost, total = hardware["memory_spilled_bytes"], hardware["gpu"]["memory_total_bytes"]
-    if None not in (lost, total) and e.watched(report) and lost > SPILL_LIMIT * total:
+    hardware = report.training_report.hardware
+    lost, total = hardware.memory_spilled_bytes, hardware.gpu.memory_total_bytes
+    if lost and total and e.watched(report) and lost > SPILL_LIMIT * total:
         yield finding(
             "memory-spilled",
             worth=e.NOT_TIMED,
@@ -216,17 +215,17 @@ def spilled(report: Report) -> Findings:
 
 
 def room_for_more(report: Report) -> Findings:
-    plan, used = report["plan"], report["training_parameters"]
-    training, hardware = (report["training_report"][part] for part in ("training", "hardware"))
-    after, planned = plan["next_micro_batch_peak_bytes"], plan["memory_peak_bytes"]
-    total, n_micro = hardware["gpu"]["memory_total_bytes"], used["gradient_accumulation_steps"]
+    plan, used = report.plan, report.training_parameters
+    training, hardware = report.training_report.training, report.training_report.hardware
+    after, planned = plan.next_micro_batch_peak_bytes, plan.memory_peak_bytes
+    total, n_micro = hardware.gpu.memory_total_bytes, used.gradient_accumulation_steps
     if not (after and planned and total) or not e.lasted(report):
         return
-    after *= max(1.0, (hardware["memory_peak_reserved_bytes"] or planned) / planned)
+    after = after * max(1.0, (hardware.memory_peak_reserved_bytes or planned) / planned)
     # Room is better spent on keeping activations: another rule.
-    is_spoken_for = n_micro % 2 or training["memory_retries"] or used["gradient_checkpointing"]
+    is_spoken_for = n_micro % 2 or training.memory_retries or used.gradient_checkpointing
     if after < USABLE_FRACTION * total and not is_spoken_for:
-        micro = 2 * used["batch_size"]
+        micro = 2 * used.batch_size
         yield finding(
             "memory-room",
             severity="info",

@@ -1,10 +1,12 @@
 """Findings on what was learned: beyond chance, beyond no model at all, beyond earlier runs."""
 
+from expertflow.evaluate.records import PairedChange
 from expertflow.report import learned as said
-from expertflow.report.findings.evidence import FALLBACK, Findings, Report, finding
+from expertflow.report.findings.evidence import FALLBACK, Findings, finding
 from expertflow.report.format import loss, number_of, percent, tenths, words
-from expertflow.report.learned import BETTER, NO_CHANGE, NOT_ASKED, WORSE, spelled
-from expertflow.report.measured import NO_REASON
+from expertflow.report.learned import BETTER, NO_CHANGE, NOT_ASKED, WORSE, format_change
+from expertflow.report.measured import Missing, format_value, is_measured
+from expertflow.report.records import Report
 
 MIN_ANSWERS = 20  # a share of fewer says little
 CUT_OFF_LIMIT = 0.05
@@ -34,7 +36,7 @@ RUNS_ALONE = "see that reason; evaluate_expert runs alone again once it is gone"
 
 
 def leak(report: Report) -> Findings:
-    if shared := report["evaluation"]["documents_shared_with_training"]:
+    if shared := report.evaluation.documents_shared_with_training:
         yield finding(
             "held-out-leak",
             severity="problem",
@@ -46,29 +48,28 @@ def leak(report: Report) -> Findings:
 
 
 def regression(report: Report) -> Findings:
-    earlier = report["evaluation"]["earlier"]
-    change = earlier and earlier["change"]
-    if change and change["change"] == WORSE:
+    earlier = report.evaluation.earlier
+    if earlier and earlier.change and earlier.change.change == WORSE:
+        change = earlier.change
         yield finding(
             "regression",
             severity="problem",
-            evidence=f"{words(change['quantity'])} is worse than in the evaluation of"
-            f" {earlier['evaluated_at']}: {spelled(change)}, on {change['n']:,} that were asked"
+            evidence=f"{words(change.quantity)} is worse than in the evaluation of"
+            f" {earlier.evaluated_at}: {format_change(change)}, on {change.n:,} that were asked"
             " both times",
             threshold=INTERVAL,
             origin=PAIRED,
-            recommendation=f"keep the earlier weights ({earlier['weights_sha256'][:12]}) in use,"
+            recommendation=f"keep the earlier weights ({earlier.weights_sha256[:12]}) in use,"
             " and compare the settings, data and provenance of the two reports",
         )
 
 
 def not_scored(report: Report) -> Findings:
-    task, value = report["evaluation"]["task"], report["evaluation"]["after"]["value_fraction"]
-    if task != "held_out_loss" and value is None:
-        why = report["unavailable"].get("evaluation.after.value_fraction", NO_REASON)
+    task, value = report.evaluation.task, report.evaluation.after.value_fraction
+    if task != "held_out_loss" and isinstance(value, Missing):
         yield finding(
             "task-not-scored",
-            evidence=f"{words(task)} was not scored: {why}",
+            evidence=f"{words(task)} was not scored: {value.reason}",
             threshold="a score for a task that has one",
             origin=SAID,
             recommendation=RUNS_ALONE,
@@ -76,7 +77,7 @@ def not_scored(report: Report) -> Findings:
 
 
 def baselines(report: Report) -> Findings:
-    if why := said.why_no_baseline(report["evaluation"]):
+    if why := said.why_no_baseline(report.evaluation):
         yield finding(
             "no-baseline",
             evidence=f"no answer without a model was compared with the expert's: {why}",
@@ -85,31 +86,31 @@ def baselines(report: Report) -> Findings:
             recommendation="see that reason; until it is gone, nothing shows that the task needs a"
             " model at all",
         )
-    best = said.best_baseline(report["evaluation"])
-    if best is None or best["change"] is None or best["change"]["change"] == BETTER:
+    best = said.best_baseline(report.evaluation)
+    if best is None or not best.change or best.change.change == BETTER:
         return
-    is_worse = best["change"]["change"] == WORSE
+    is_worse = best.change.change == WORSE
     word = "is worse than" if is_worse else "is not measurably better than"
     yield finding(
         "baseline-not-beaten",
         severity="problem" if is_worse else "warning",
-        evidence=f"the expert {word} answering without a model ({best['name']},"
-        f" {tenths(best['value_fraction'])}): {spelled(best['change'])}",
+        evidence=f"the expert {word} answering without a model ({best.name},"
+        f" {format_value(best.value_fraction, tenths)}): {format_change(best.change)}",
         threshold=INTERVAL,
         origin=PAIRED,
-        recommendation=f"see what this baseline does ({best['description']}): so much of the task"
+        recommendation=f"see what this baseline does ({best.description}): so much of the task"
         " needs no model; then train longer, on more varied examples, or a larger model"
-        + _more_questions(best["change"]),
+        + _more_questions(best.change),
     )
 
 
 def no_change(report: Report) -> Findings:
-    change = said.deciding_change(report["evaluation"])
-    if change is not None and change["change"] == NO_CHANGE:
+    change = said.deciding_change(report.evaluation)
+    if change is not None and change.change == NO_CHANGE:
         yield finding(
             "no-measurable-change",
-            evidence=f"{words(change['quantity'])} did not measurably change: {spelled(change)}, on"
-            f" {number_of(change['n'], 'held-out question')}",
+            evidence=f"{words(change.quantity)} did not measurably change:"
+            f" {format_change(change)}, on {number_of(change.n, 'held-out question')}",
             threshold=INTERVAL,
             origin=PAIRED,
             recommendation="train longer or with a higher learning rate if the training loss still"
@@ -117,10 +118,10 @@ def no_change(report: Report) -> Findings:
         )
 
 
-def _more_questions(change: Report) -> str:
-    if change["change"] != NO_CHANGE:
+def _more_questions(change: PairedChange) -> str:
+    if change.change != NO_CHANGE:
         return ""
-    low, high = change["ci95"]
+    low, high = change.ci95
     if not low <= 0 <= high:
         return "; so few answers differ that more questions are needed before any of it is shown"
     n_more = said.n_more_to_see(change)
@@ -134,13 +135,14 @@ def _more_questions(change: Report) -> str:
 
 
 def chosen_by_loss(report: Report) -> Findings:
-    training, settings = report["training_report"]["training"], report["training_parameters"]
-    by = [f"training.{s}" for s in ("load_best_model_at_end", "patience") if settings[s]]
+    training, settings = report.training_report.training, report.training_parameters
+    by = ["training.load_best_model_at_end"] if settings.load_best_model_at_end else []
+    by += ["training.patience"] if settings.patience else []
     if said.is_chosen_by_loss(report):
         yield finding(
             "chosen-by-held-out-loss",
             severity="info",
-            evidence=f"Step {training['published_step']:,} of {training['steps']:,} counts after"
+            evidence=f"Step {training.published_step:,} of {training.steps:,} counts after"
             f" {said.n_choices(report):,} evaluations on the same held-out documents"
             + (f" ({', '.join(by)})" if by else "")
             + ": the change of that loss is optimistic, and its interval knows nothing of the"
@@ -153,9 +155,10 @@ def chosen_by_loss(report: Report) -> Findings:
 
 
 def answers(report: Report) -> Findings:
-    after, n = report["evaluation"]["after"], report["evaluation"]["after"]["n_examples"]
-    n_cut, n_left = after["n_cut_off"] or 0, (after["n_by_kind"] or {}).get(NOT_ASKED, 0)
-    if n and n >= MIN_ANSWERS and n_cut > CUT_OFF_LIMIT * n:
+    after = report.evaluation.after
+    n = after.n_examples or 0
+    n_cut, n_left = after.n_cut_off or 0, (after.n_by_kind or {}).get(NOT_ASKED, 0)
+    if n >= MIN_ANSWERS and n_cut > CUT_OFF_LIMIT * n:
         yield finding(
             "answers-cut-off",
             evidence=f"{n_cut:,} of {number_of(n, 'answer')} were cut off before they ended",
@@ -172,9 +175,9 @@ def answers(report: Report) -> Findings:
             threshold=f"none; a warning above {percent(CUT_OFF_LIMIT)}",
             recommendation="shorten the prompts, or take a base model with more positions",
         )
-    found = [e for e in said.errors(report["evaluation"]) if not e[0].startswith(NO_FORM)]
+    found = [e for e in said.count_errors(report.evaluation) if not e[0].startswith(NO_FORM)]
     kind, n_kind = found[0] if found else ("", 0)
-    if n and n >= MIN_ANSWERS and n_kind > KIND_LIMIT * n:
+    if n >= MIN_ANSWERS and n_kind > KIND_LIMIT * n:
         yield finding(
             "one-kind-of-error",
             evidence=f"{n_kind:,} of {number_of(n, 'answer')} are wrong in one way: {words(kind)}",
@@ -184,8 +187,8 @@ def answers(report: Report) -> Findings:
 
 
 def shared_questions(report: Report) -> Findings:
-    evaluation = report["evaluation"]
-    n, n_all = evaluation["n_questions_shared_with_training"], evaluation["held_out_documents"]
+    evaluation = report.evaluation
+    n, n_all = evaluation.n_questions_shared_with_training, evaluation.held_out_documents
     if n:
         yield finding(
             "questions-shared",
@@ -199,23 +202,23 @@ def shared_questions(report: Report) -> Findings:
 
 
 def judge(report: Report) -> Findings:
-    judge, change = report["evaluation"]["judge"], said.metric_change(report["evaluation"])
-    if judge is None:
+    judge, change = report.evaluation.judge, said.metric_change(report.evaluation)
+    if not judge:
         return
-    low, high = judge["ci95"] or (0.0, 1.0)
+    low, high = judge.ci95 or (0.0, 1.0)
     prefers = BETTER if low > 0.5 else WORSE if high < 0.5 else None
-    if change is not None and {prefers, change["change"]} == {BETTER, WORSE}:
+    if change is not None and {prefers, change.change} == {BETTER, WORSE}:
         model = "expert" if prefers == BETTER else "untrained model"
         yield finding(
             "judge-disagrees",
-            evidence=f"the judge prefers the {model} ({tenths(judge['win_fraction'])} for the"
-            f" expert, 95 % interval {tenths(low)} to {tenths(high)}), {words(change['quantity'])}"
-            f" is {change['change']} than before",
+            evidence=f"the judge prefers the {model} ({tenths(judge.win_fraction or 0.0)} for the"
+            f" expert, 95 % interval {tenths(low)} to {tenths(high)}), {words(change.quantity)}"
+            f" is {change.change} than before",
             threshold="the same side, where both intervals take one",
             recommendation="read some of these pairs: either the judge's criterion asks for"
             " something else, or the metric does",
         )
-    n, n_unsure = judge["n_wins"] + judge["n_losses"] + judge["n_ties"], judge["n_inconsistent"]
+    n, n_unsure = judge.n_wins + judge.n_losses + judge.n_ties, judge.n_inconsistent
     if n >= MIN_ANSWERS and n_unsure > INCONSISTENT_LIMIT * n:
         yield finding(
             "judge-inconsistent",
@@ -224,12 +227,12 @@ def judge(report: Report) -> Findings:
             threshold=f"at most {percent(INCONSISTENT_LIMIT)}",
             recommendation="another judge, or a narrower evaluation.judge.criterion",
         )
-    if judge["n_failed"]:
-        why = f": {judge['reason']}" if judge["reason"] else ""
+    if judge.n_failed:
+        why = f": {judge.reason}" if judge.reason else ""
         yield finding(
             "judge-failed",
             severity="info",
-            evidence=f"{judge['n_failed']:,} of {number_of(judge['n_pairs'], 'pair')} got no"
+            evidence=f"{judge.n_failed:,} of {number_of(judge.n_pairs, 'pair')} got no"
             f" verdict{why}",
             threshold="none",
             origin=FALLBACK,
@@ -238,48 +241,47 @@ def judge(report: Report) -> Findings:
 
 
 def export_moved(report: Report) -> Findings:
-    export, change = report["export"], said.loss_change(report["evaluation"])
-    before, after = export["loss_before_merge"], export["loss_after_merge"]
+    export, change = report.export, said.loss_change(report.evaluation)
+    before, after = export.loss_before_merge, export.loss_after_merge
     if abs(after - before) > MOVED_LIMIT:
-        gained = f"; training changed it by {spelled(change)}" if change else ""
+        gained = f"; training changed it by {format_change(change)}" if change else ""
         yield finding(
             "export-moved-loss",
             evidence=f"the exported model's held-out loss is {after:.5f}, the trained one's"
-            f" {before:.5f} ({export['dtype']}){gained}",
+            f" {before:.5f} ({export.dtype}){gained}",
             threshold=f"at most {MOVED_LIMIT:g} nats a token apart",
             recommendation="export in fp32 (export.dtype), if so much matters for this task",
         )
 
 
 def checkpoints(report: Report) -> Findings:
-    evaluation, training = report["evaluation"], report["training_report"]["training"]
-    published, last = evaluation["published"], training["steps"]
-    others, is_last = published["candidates"], published["step"] == last
-    measured = [c for c in others if c["held_out_loss"] is not None]
-    lowest = min(measured, key=lambda c: (c["held_out_loss"], c["step"]), default=None)
-    chosen = next((c for c in others if c["published"]), None)
-    is_higher = lowest and chosen and chosen["held_out_loss"] != lowest["held_out_loss"]
+    evaluation, training = report.evaluation, report.training_report.training
+    published, last = evaluation.published, training.steps
+    others, is_last = published.candidates, published.step == last
+    losses = [(c.held_out_loss, c.step) for c in others if is_measured(c.held_out_loss)]
+    lowest, step = min(losses, default=(None, 0))
+    chosen = next((c for c in others if c.published), None)
+    is_higher = lowest is not None and chosen is not None and chosen.held_out_loss != lowest
     if not is_last or is_higher:
         than = "" if is_last else f", not the last of {last:,}"
-        if lowest and is_higher:
-            than += f"; the lowest held-out loss, {loss(lowest['held_out_loss'])}, is at step"
-            than += f" {lowest['step']:,}"
+        if lowest is not None and is_higher:
+            than += f"; the lowest held-out loss, {loss(lowest)}, is at step {step:,}"
         yield finding(
             "another-checkpoint",
             severity="info",
-            evidence=f"step {published['step']:,} is published{than}: {published['reason']}",
+            evidence=f"step {published.step:,} is published{than}: {published.reason}",
             threshold="the last step, with the lowest held-out loss",
             origin="a choice is said",
             recommendation="nothing: the score counts, not the loss"
             if is_last
             else "fewer epochs, if the last steps bring nothing in the next run either",
         )
-    n = training["n_candidates"]
-    if evaluation["metric"] is not None and n > 1 and not others:
+    n = training.n_candidates
+    if evaluation.metric and n > 1 and not others:
         yield finding(
             "checkpoints-not-compared",
             severity="info",
-            evidence=f"{n:,} checkpoints were kept, none was compared: {published['reason']}",
+            evidence=f"{n:,} checkpoints were kept, none was compared: {published.reason}",
             threshold="the best of those that were kept",
             origin=SAID,
             recommendation="see that reason; more held-out documents (data.eval_fraction) leave"

@@ -4,9 +4,12 @@ from typing import NamedTuple
 
 from expertflow.report import derive
 from expertflow.report.findings import evidence as e
-from expertflow.report.findings.evidence import Findings, Report, finding
+from expertflow.report.findings.evidence import Findings, finding
 from expertflow.report.format import duration, hours, percent, size
-from expertflow.report.profile import judged_time
+from expertflow.report.measured import is_measured
+from expertflow.report.profile import time_without_profile
+from expertflow.report.records import Report
+from expertflow.report.run_records import PlanRow
 
 MONITOR_LIMIT = 0.005
 
@@ -54,10 +57,10 @@ BROKEN_START = (
 
 
 def lost_times(report: Report) -> Findings:
-    time = judged_time(report)
+    time = time_without_profile(report)
     start = BROKEN_START if e.broken(report) else WHOLE_START
     for code, parts, limit, what, recommendation in (*LOST_TIMES, *start):
-        lost_s, wall_s = sum(time[part] for part in parts), time["wall_s"]
+        lost_s, wall_s = sum(getattr(time, part) for part in parts), time.wall_s
         if e.lasted(report) and lost_s > limit * wall_s:
             yield finding(
                 code,
@@ -71,9 +74,11 @@ def lost_times(report: Report) -> Findings:
 
 def plan_missed(report: Report) -> Findings:
     row = _row(report, "Wall time")
-    low, high, actual = row["plan_low"], row["plan_high"], row["actual"]
-    if None not in (low, high) and e.lasted(report) and not low <= actual <= high:
-        calibrated = report["plan"]["calibrated"]
+    low, high, actual = row.plan_low, row.plan_high, row.actual
+    if low is None or high is None or not is_measured(actual) or not e.lasted(report):
+        return
+    if not low <= actual <= high:
+        calibrated = report.plan.calibrated
         yield finding(
             "plan-missed",
             severity="warning" if calibrated else "info",
@@ -89,13 +94,13 @@ def plan_missed(report: Report) -> Findings:
 
 def memory_missed(report: Report) -> Findings:
     row = _row(report, "Peak device memory")
-    if row["difference_fraction"] is not None and row["difference_fraction"] > 0:
-        more = percent(row["difference_fraction"])
+    plan, actual, difference = row.plan, row.actual, row.difference_fraction
+    if plan and is_measured(actual) and difference and difference > 0:
         yield finding(
             "memory-over-plan",
             severity="info",
-            evidence=f"the allocator held {size(row['actual'])}, {more}"
-            f" more than the {size(row['plan'])} that were predicted",
+            evidence=f"the allocator held {size(actual)}, {percent(difference)}"
+            f" more than the {size(plan)} that were predicted",
             threshold="at most what the plan predicts",
             origin="the prediction includes a reserve",
             recommendation="leave more room than the plan says when choosing a card for this model",
@@ -103,8 +108,8 @@ def memory_missed(report: Report) -> Findings:
 
 
 def fallbacks(report: Report) -> Findings:
-    hardware = report["training_report"]["hardware"]
-    if because := report["data"]["tokenizer_fallbacks"]:
+    hardware = report.training_report.hardware
+    if because := report.data.tokenizer_fallbacks:
         yield finding(
             "tokenizer-fallback",
             severity="info",
@@ -115,8 +120,8 @@ def fallbacks(report: Report) -> Findings:
             " equal",
             worth="tokenizing is outside the wall time of training",
         )
-    if hardware["gpu"]["peak_source"] == derive.MEASURED_PEAK:
-        name = hardware["gpu"]["name"]
+    if hardware.gpu.peak_source == derive.MEASURED_PEAK:
+        name = hardware.gpu.name
         yield finding(
             "measured-peak",
             severity="info",
@@ -129,9 +134,9 @@ def fallbacks(report: Report) -> Findings:
 
 
 def monitor(report: Report) -> Findings:
-    hardware = report["training_report"]["hardware"]
-    share = hardware["monitor_cpu_fraction"]
-    if share is not None and e.watched(report) and share > MONITOR_LIMIT:
+    hardware = report.training_report.hardware
+    share = hardware.monitor_cpu_fraction
+    if share and e.watched(report) and share > MONITOR_LIMIT:
         yield finding(
             "monitor-overhead",
             severity="info",
@@ -140,7 +145,7 @@ def monitor(report: Report) -> Findings:
             recommendation="raise collection_interval_seconds",
             worth="a core beside the trainer; what it cost in time was not measured",
         )
-    if hardware["samples"] <= 0:
+    if hardware.samples <= 0:
         yield finding(
             "monitor-lost",
             severity="info",
@@ -164,21 +169,20 @@ def other_rows(report: Report) -> Findings:
 
 
 def false_claims(report: Report) -> Findings:
-    for claim in report["plan"]["claims"]:
-        if not claim["holds"]:
+    for claim in report.plan.claims:
+        if not claim.holds:
             yield finding(
                 "claim",
                 severity="info",
-                evidence=f"\u201c{claim['text']}\u201d: {claim['finding']}",
+                evidence=f"\u201c{claim.text}\u201d: {claim.finding}",
                 threshold="a claim follows from its own numbers",
                 origin="arithmetic",
                 recommendation="go by the plan's own figures",
             )
 
 
-def _row(report: Report, quantity: str) -> Report:
-    rows: list[Report] = report["plan_against_actual"]
-    return next(row for row in rows if row["quantity"] == quantity)
+def _row(report: Report, quantity: str) -> PlanRow:
+    return next(row for row in report.plan_against_actual if row.quantity == quantity)
 
 
 RULES = (plan_missed, memory_missed, fallbacks, monitor, other_rows, false_claims)

@@ -1,0 +1,89 @@
+"""The head of a report, on its page and in the terminal: whose it is, and eight figures."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from expertflow.report import format as f
+from expertflow.report.learned import best_baseline
+from expertflow.report.measured import Measured, format_value, is_measured
+from expertflow.report.records import Evaluation, Report
+from expertflow.report.run_records import Hardware
+
+METHODS = {"lora": "LoRA", "qlora": "QLoRA", "full": "all weights"}
+
+
+class Tile(NamedTuple):
+    label: str
+    value: Measured[str]
+    note: str
+
+
+def describe_subject(report: Report) -> str:
+    run, model = report.run, report.model
+    lora = f" r{model.lora.r}" if model.lora else ""
+    parts = [run.expert, model.name, METHODS[model.method] + lora, f"preset {run.preset}"]
+    return " \u00b7 ".join([*parts, "simulated hardware readings"] if run.simulated else parts)
+
+
+def make_tiles(report: Report) -> tuple[Tile, ...]:
+    plan, cost, speed = report.plan, report.cost, report.throughput
+    before, after = report.evaluation.before, report.evaluation.after
+    n_devices = report.training_parameters.world_size
+    padding = "no padding" if n_devices == 1 else f"no padding, {n_devices} devices"
+    goodput = format_value(speed.goodput_fraction, f.percent)
+    return (
+        _score_tile(report.evaluation),
+        Tile(
+            "Held-out loss", f.loss(after.held_out_loss), f"before {f.loss(before.held_out_loss)}"
+        ),
+        Tile(
+            "Wall time", f.duration(report.time.wall_s), _planned(plan.hours, f.hours, cost.hours)
+        ),
+        Tile("Cost", format_value(cost.usd, f.usd), _planned(plan.usd, f.usd, cost.usd)),
+        Tile("Useful tokens/s", format_value(speed.useful_tokens_per_s, f.short), padding),
+        Tile("MFU", format_value(speed.mfu_fraction, f.percent), _peak(report)),
+        Tile("Goodput", goodput, "of wall time trained"),
+        _memory_tile(report.training_report.hardware),
+    )
+
+
+def _score_tile(evaluation: Evaluation) -> Tile:
+    before, after = evaluation.before, evaluation.after
+    if evaluation.task == "held_out_loss":
+        return Tile("Perplexity", f.short(after.perplexity), f"before {f.short(before.perplexity)}")
+    note = ""
+    if is_measured(before.value_fraction):
+        note = f"before {f.tenths(before.value_fraction)}"
+        if best := best_baseline(evaluation):
+            score = format_value(best.value_fraction, f.tenths)
+            note += f" \u00b7 {best.name}{f.NBSP}{score}"
+    label = f.sentence(f.words(evaluation.metric or evaluation.task))
+    return Tile(label, format_value(after.value_fraction, f.tenths), note)
+
+
+def _memory_tile(hardware: Hardware) -> Tile:
+    if not hardware.gpu.name:
+        size = f.size(hardware.host_memory_peak_bytes)
+        return Tile("Peak memory", size, "of the training process")
+    total, peak, note = hardware.gpu.memory_total_bytes, hardware.memory_peak_reserved_bytes, ""
+    if total:
+        note = f"of {f.size(total)}"
+        note += f" \u00b7 {f.percent(1 - peak / total)} free" if is_measured(peak) else ""
+    return Tile("Peak GPU memory", format_value(peak, f.size), note)
+
+
+def _planned(
+    planned: Measured[float], show: Callable[[float], str], actual: Measured[float]
+) -> str:
+    if not is_measured(planned):
+        return "no prediction"
+    is_open = not planned or not is_measured(actual)
+    difference = "" if is_open else f" \u00b7 {f.signed_percent((actual or 0.0) / planned - 1)}"
+    return f"plan {show(planned)}{difference}"
+
+
+def _peak(report: Report) -> str:
+    flops_per_s = report.training_report.hardware.gpu.peak_flops_per_s
+    settings = report.training_parameters
+    precision = "bf16" if settings.bf16 else "fp16" if settings.fp16 else "fp32"
+    return f"of {f.flops(flops_per_s)} {precision}" if is_measured(flops_per_s) else ""
