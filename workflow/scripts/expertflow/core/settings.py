@@ -78,15 +78,19 @@ def Setting(  # noqa: N802 (reads as the name of what it declares)
     """Declare a setting; ``bounds`` are ge, gt, le, lt and min_length, as in msgspec.
 
     Bounds go into the schema, since msgspec allows none on a nullable value. ``auto``: null is
-    written ``auto``. ``by_hand``: the trainer has a flag for it. ``reported``: it is a key of
-    ``training_parameters`` in report.json. ``neutral``:
-    replaces the default in a timing run. ``const``: the only accepted value.
+    written ``auto``. ``by_hand``: the trainer has a flag for it. ``neutral``: replaces the default
+    in a timing run. ``const``: the only accepted value.
     """
     extra = {
         "affects": affects, "auto": auto, "by_hand": by_hand, "reported": reported,
         "neutral": neutral, "const": const, "bounds": bounds,
     }  # fmt: skip
     return msgspec.Meta(description=text, extra=extra)
+
+
+def Reported(text: str, affects: tuple[Affected, ...], **more: Any) -> msgspec.Meta:  # noqa: N802
+    """Declare a setting that is a key of ``training_parameters`` in report.json."""
+    return Setting(text, affects, reported=True, **more)
 
 
 def name_of(field: Any) -> str:

@@ -13,50 +13,25 @@ from expertflow.plan.records import PlanSpec, TrainPlan
 from expertflow.plan.settings import Training
 from expertflow.tokens.records import PackingRecord
 
-# Set-up A: four LoRA experts on an RTX 4090.
-A: dict[Any, str] = {
-    Training.batch_size: "16",
-    Training.gradient_accumulation_steps: "4",
-    Training.gradient_checkpointing: "False",
-    TrainPlan.sequence_length_tokens: "2048",
-    TrainPlan.precision: "bf16",
-    Training.dataloader_num_workers: "8",
-    Training.dataloader_prefetch_factor: "8",
-    Training.dataloader_persistent_workers: "True",
-    Training.group_by_length: "True",
-    Training.attention: "sdpa",
-    TrainPlan.n_warmup_steps: "10% of the steps",
-    Training.save_steps: "250",
-    Training.collection_interval_seconds: "1 s",
+# What they had: A, four LoRA experts on an RTX 4090; B, a repository model on an RTX 2060; C, chain
+# of thought on an H100; D, 600k examples on an H100; E, 25 examples on an RTX 4090.
+SYSTEMS = "ABCDE"
+SOURCE_VALUES: dict[Any, tuple[str | None, ...]] = {
+    Training.batch_size: ("16", "4 on a 6 GB card, by tiers of memory", "2", "4", None),
+    Training.gradient_accumulation_steps: ("4", "2", "4", "2", None),
+    Training.gradient_checkpointing: ("False", None, "True", None, None),
+    TrainPlan.sequence_length_tokens: ("2048", None, "1536", None, None),
+    TrainPlan.precision: ("bf16", None, "bf16", None, None),
+    Training.dataloader_num_workers: ("8", "physical cores // 2", "4", "4", None),
+    Training.dataloader_prefetch_factor: ("8", None, "4", None, None),
+    Training.dataloader_persistent_workers: ("True", None, None, None, None),
+    Training.group_by_length: ("True", None, None, None, None),
+    Training.attention: ("sdpa", None, None, None, None),
+    Training.torch_compile: (None, None, None, "True", None),
+    Training.save_steps: ("250", None, None, "2000", None),
+    Training.collection_interval_seconds: ("1 s", "5 s", None, None, None),
+    Training.loader: (*[None] * 4, "a loop that waited for its data 83% of each batch"),
 }
-# Set-up B: a repository model on an RTX 2060; its warm-up depends on the steps.
-B: dict[Any, str] = {
-    Training.batch_size: "4 on a 6 GB card, by tiers of memory",
-    Training.gradient_accumulation_steps: "2",
-    Training.dataloader_num_workers: "physical cores // 2",
-    Training.collection_interval_seconds: "5 s",
-}
-# Set-up C: chain of thought on an H100.
-C: dict[Any, str] = {
-    Training.batch_size: "2",
-    Training.gradient_accumulation_steps: "4",
-    Training.gradient_checkpointing: "True",
-    TrainPlan.sequence_length_tokens: "1536",
-    TrainPlan.precision: "bf16",
-    Training.dataloader_num_workers: "4",
-    Training.dataloader_prefetch_factor: "4",
-}
-# Set-up D: 600k examples on an H100.
-D: dict[Any, str] = {
-    Training.batch_size: "4",
-    Training.gradient_accumulation_steps: "2",
-    Training.dataloader_num_workers: "4",
-    Training.save_steps: "2000",
-    Training.torch_compile: "True",
-}
-# Set-up E: 25 examples on an RTX 4090.
-E: dict[Any, str] = {Training.loader: "a loop that waited for its data 83% of each batch"}
-SYSTEMS = {"A": A, "B": B, "C": C, "D": D, "E": E}
 
 
 def source_values(system: str | None, *, n_steps: int) -> dict[str, str]:
@@ -66,11 +41,16 @@ def source_values(system: str | None, *, n_steps: int) -> dict[str, str]:
     '10 = max(10, int(0.1 x 66))'
     """
     letter = (system or "").partition(":")[0].strip()
-    values = dict(SYSTEMS.get(letter, {}))
-    if letter == "B":
+    if letter not in tuple(SYSTEMS):
+        return {}
+    column = SYSTEMS.index(letter)
+    found = {name_of(setting): values[column] for setting, values in SOURCE_VALUES.items()}
+    if letter in "AB":
+        # The warm-up of B depends on the steps.
         steps = max(10, int(0.1 * n_steps))
-        values[TrainPlan.n_warmup_steps] = f"{steps} = max(10, int(0.1 x {n_steps}))"
-    return {name_of(setting): value for setting, value in values.items()}
+        rule = f"{steps} = max(10, int(0.1 x {n_steps}))" if letter == "B" else "10% of the steps"
+        found[name_of(TrainPlan.n_warmup_steps)] = rule
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def note_rest(draft: PlanDraft, spec: PlanSpec, plan: TrainPlan) -> None:

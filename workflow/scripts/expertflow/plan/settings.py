@@ -12,6 +12,7 @@ from expertflow.core.settings import (
     SCHEDULE,
     SPEED,
     WEIGHTS,
+    Reported,
     Setting,
 )
 from expertflow.train.optimizers import OPTIMIZERS, SCHEDULES
@@ -48,20 +49,17 @@ class Training(Record, frozen=True, kw_only=True):
 
     method: Annotated[Method, Setting("What is trained.", BOTH)] = "lora"
     lora: Annotated[LoraSpec | None, Setting("Adapter, for lora and qlora.", BOTH)] = LoraSpec()
-    batch_size: Annotated[
-        int | None, Setting("Micro-batch in rows.", SPEED, ge=1, auto=True, reported=True)
-    ] = None
+    batch_size: Annotated[int | None, Reported("Micro-batch in rows.", SPEED, ge=1, auto=True)] = (
+        None
+    )
     gradient_accumulation_steps: Annotated[
-        int | None,
-        Setting("Micro-batches per optimizer step.", SPEED, ge=1, auto=True, reported=True),
+        int | None, Reported("Micro-batches per optimizer step.", SPEED, ge=1, auto=True)
     ] = None
     group_by_length: Annotated[
         bool,
         Setting("Without packing, rows of similar length share a step, in seeded order.", BOTH),
     ] = True
-    num_train_epochs: Annotated[
-        float, Setting("Passes over the rows.", LENGTH, gt=0, reported=True)
-    ] = 1.0
+    num_train_epochs: Annotated[float, Reported("Passes over the rows.", LENGTH, gt=0)] = 1.0
     max_steps: Annotated[
         int | None, Setting("Optimizer steps; set, it replaces the epochs.", LENGTH, ge=1)
     ] = None
@@ -75,10 +73,10 @@ class Training(Record, frozen=True, kw_only=True):
         float | None, Setting("Upper bound of epochs that follow from target_tokens.", LENGTH, gt=0)
     ] = None
     learning_rate: Annotated[
-        float, Setting("Peak learning rate.", WEIGHTS, gt=0, neutral=1e-5, reported=True)
+        float, Reported("Peak learning rate.", WEIGHTS, gt=0, neutral=1e-5)
     ] = 2e-4
     lr_scheduler_type: Annotated[
-        Schedule, Setting("Schedule after warm-up.", WEIGHTS, neutral="linear", reported=True)
+        Schedule, Reported("Schedule after warm-up.", WEIGHTS, neutral="linear")
     ] = "cosine"
     lr_decay_ratio: Annotated[
         float,
@@ -103,26 +101,16 @@ class Training(Record, frozen=True, kw_only=True):
         bool, Setting("Let the ratio win over warmup_steps_min in short runs.", SCHEDULE)
     ] = True
     weight_decay: Annotated[
-        float,
-        Setting("Decoupled weight decay, not on norms and biases.", WEIGHTS, ge=0, reported=True),
+        float, Reported("Decoupled weight decay, not on norms and biases.", WEIGHTS, ge=0)
     ] = 0.0
-    max_grad_norm: Annotated[
-        float, Setting("Gradient clipping; 0 is off.", BOTH, ge=0, reported=True)
-    ] = 1.0
-    adam_beta1: Annotated[float, Setting("First moment.", WEIGHTS, ge=0, lt=1, reported=True)] = 0.9
-    adam_beta2: Annotated[float, Setting("Second moment.", WEIGHTS, ge=0, lt=1, reported=True)] = (
-        0.999
-    )
+    max_grad_norm: Annotated[float, Reported("Gradient clipping; 0 is off.", BOTH, ge=0)] = 1.0
+    adam_beta1: Annotated[float, Reported("First moment.", WEIGHTS, ge=0, lt=1)] = 0.9
+    adam_beta2: Annotated[float, Reported("Second moment.", WEIGHTS, ge=0, lt=1)] = 0.999
     adam_epsilon: Annotated[
         float, Setting("Added to the root of the second moment.", WEIGHTS, gt=0)
     ] = 1e-8
     optim: Annotated[
-        Optim,
-        Setting(
-            "Optimizer; adamw_8bit has moments in 8 bits and needs bitsandbytes.",
-            BOTH,
-            reported=True,
-        ),
+        Optim, Reported("Optimizer; adamw_8bit has moments in 8 bits and needs bitsandbytes.", BOTH)
     ] = "adamw_torch_fused"
     label_smoothing_factor: Annotated[
         float,
@@ -138,25 +126,20 @@ class Training(Record, frozen=True, kw_only=True):
             auto=True,
         ),
     ] = None
-    bf16: Annotated[
-        bool, Setting("bfloat16 autocast on cards that have it.", BOTH, reported=True)
-    ] = True
-    fp16: Annotated[
-        bool, Setting("float16 autocast with a scaler; excludes bf16.", BOTH, reported=True)
-    ] = False
+    bf16: Annotated[bool, Reported("bfloat16 autocast on cards that have it.", BOTH)] = True
+    fp16: Annotated[bool, Reported("float16 autocast with a scaler; excludes bf16.", BOTH)] = False
     use_tf32: Annotated[bool, Setting("TF32 matrix products on cards that have it.", BOTH)] = True
     use_sdpa: Annotated[
         bool, Setting("torch attention kernels; false is attention eager.", BOTH, by_hand=False)
     ] = True
     attention: Annotated[
         Masked | None,
-        Setting(
+        Reported(
             "auto: the kernel for documents of any length where the card has it, else a call "
             "a document. varlen insists on that kernel; sdpa, flex and eager mask whole rows "
             "and are there to compare with.",
             BOTH,
             auto=True,
-            reported=True,
         ),
     ] = None
     torch_compile: Annotated[
@@ -166,8 +149,7 @@ class Training(Record, frozen=True, kw_only=True):
         bool, Setting("GPU kernels with the same bits every time, as on a CPU; slower.", BOTH)
     ] = False
     gradient_checkpointing: Annotated[
-        bool | None,
-        Setting("Recompute layers in the backward pass.", BOTH, auto=True, reported=True),
+        bool | None, Reported("Recompute layers in the backward pass.", BOTH, auto=True)
     ] = None
     loader: Annotated[
         Loader | None,
@@ -188,49 +170,37 @@ class Training(Record, frozen=True, kw_only=True):
         bool, Setting("Keep worker processes from one epoch to the next.", SPEED)
     ] = False
     save_steps: Annotated[
-        int | None,
-        Setting("Steps between checkpoints; null saves by time only.", LOG, ge=1, reported=True),
+        int | None, Reported("Steps between checkpoints; null saves by time only.", LOG, ge=1)
     ] = None
-    save_every_minutes: Annotated[
-        float, Setting("Minutes between checkpoints.", LOG, gt=0, reported=True)
-    ] = 10.0
+    save_every_minutes: Annotated[float, Reported("Minutes between checkpoints.", LOG, gt=0)] = 10.0
     save_total_limit: Annotated[
         int, Setting("Newest checkpoints kept, besides the best one.", LOG, ge=1, neutral=1)
     ] = 2
     load_best_model_at_end: Annotated[
         bool,
-        Setting(
-            "Publish the weights of the lowest held-out loss, saved as it falls.",
-            WEIGHTS,
-            reported=True,
-        ),
+        Reported("Publish the weights of the lowest held-out loss, saved as it falls.", WEIGHTS),
     ] = False
     eval_steps: Annotated[
-        int | None,
-        Setting("Steps between evaluations; null: once an epoch.", WEIGHTS, ge=1, reported=True),
+        int | None, Reported("Steps between evaluations; null: once an epoch.", WEIGHTS, ge=1)
     ] = None
     patience: Annotated[
         int | None,
-        Setting(
+        Reported(
             "Stop after this many evaluations in a row without a held-out loss lower by "
             "min_delta; null: never.",
             WEIGHTS,
             ge=1,
-            reported=True,
         ),
     ] = None
     min_delta: Annotated[
         float, Setting("What counts as lower for patience, in nats a token.", WEIGHTS, ge=0)
     ] = 0.0
-    logging_steps: Annotated[
-        int, Setting("Steps between log lines.", LOG, ge=1, neutral=1, reported=True)
-    ] = 10
+    logging_steps: Annotated[int, Reported("Steps between log lines.", LOG, ge=1, neutral=1)] = 10
     report_to: Annotated[
         Tracker, Setting("Where loss, rate and speed go besides steps.jsonl.", NOTHING)
     ] = "none"
     world_size: Annotated[
-        int,
-        Setting("Processes that train together, one for each GPU.", PROCESSES, ge=1, reported=True),
+        int, Reported("Processes that train together, one for each GPU.", PROCESSES, ge=1)
     ] = 1
     parallel: Annotated[
         Parallel, Setting("Each process holds the whole model (ddp) or a share (fsdp).", PROCESSES)
@@ -280,7 +250,7 @@ class Training(Record, frozen=True, kw_only=True):
         float | None, Setting("Budget; a plan above it is refused.", NOTHING, gt=0, by_hand=False)
     ] = None
     seed: Annotated[
-        int, Setting("Seed of weights, order and dropout.", WEIGHTS, ge=0, neutral=0, reported=True)
+        int, Reported("Seed of weights, order and dropout.", WEIGHTS, ge=0, neutral=0)
     ] = 42
 
 
@@ -289,12 +259,11 @@ class TrainingSection(Training, frozen=True, kw_only=True):
 
     max_seq_length: Annotated[
         int | None,
-        Setting(
+        Reported(
             "Row length in tokens; auto: the shortest that cuts no document, up to 2048.",
             BOTH,
             ge=8,
             auto=True,
-            reported=True,
         ),
     ] = None
     packing: Annotated[
