@@ -152,9 +152,10 @@ def test_a_calibration_on_another_card_than_planned_is_refused(
 ) -> None:
     row = {"name": "H100 SXM", "driver_names": ["NVIDIA H100 80GB HBM3"], "source": "a test"}
     plan = replace(plan_of(tmp_path), gpu=gpu_table.facts(row))
+    monkeypatch.setattr(calibration, "plan_expert", lambda **_: plan)
     job = CalibrationJob(
-        plan=plan, packing=tmp_path / "packing.json", model=tmp_path / "model.json",
-        rows=tmp_path / "packed", scratch=tmp_path / "s", code="c", began_s=0.0,
+        expert="tiny", spec=plan_spec(), packing=tmp_path / "packing.json",
+        model=tmp_path / "model.json", rows=tmp_path / "packed", scratch=tmp_path / "s", code="c",
     )  # fmt: skip
     seen = SimpleNamespace(gpus=(SimpleNamespace(name="NVIDIA GeForce RTX 2060"),))
     monkeypatch.setattr(plan_expert, "probe_machine", lambda **_: seen)

@@ -34,7 +34,7 @@ class Card:
         self.fails = dict[TunedSettings, TrialResult]()
         settings: dict[str, Any] = {
             "default": DEFAULT, "free": ALL, "on_card": True, "usable_bytes": 80 * GB,
-            "attentions": ("flex", "sdpa"), "may_compile": True,
+            "may_compile": True,
         }  # fmt: skip
         self.space = Space(**{**settings, **space})
 
@@ -141,8 +141,8 @@ def test_a_tie_goes_to_the_default_and_else_to_the_simpler() -> None:
 
 
 def test_what_the_manifest_names_is_kept_by_the_best() -> None:
-    free = ALL - {"batch_size", "gradient_accumulation_steps"}
-    card = Card(speed, free=free, attentions=())
+    free = ALL - {"batch_size", "gradient_accumulation_steps", "attention"}
+    card = Card(speed, free=free)
     search = card.search()
     assert search.best() == DEFAULT
     # Other splits of the batch are tried last, to inform the user.
@@ -162,7 +162,7 @@ def test_a_cpu_tunes_threads_and_rows() -> None:
 
     card = Card(
         on_cpu, default=default, on_card=False, usable_bytes=None, may_compile=False,
-        attentions=(), n_threads=(1, 2, 4), left_out=(skipped,),
+        n_threads=(1, 2, 4), left_out=(skipped,),
     )  # fmt: skip
     search = card.search()
     best = search.best()
@@ -204,4 +204,4 @@ def test_what_another_search_gave_up_is_run_again_where_it_may_be_worth_it() -> 
      (2, 32, (1, 2))],
 )  # fmt: skip
 def test_threads_to_try(usable: int, physical: int | None, threads: tuple[int, ...]) -> None:
-    assert threads_to_try(usable, physical) == threads
+    assert tuple(threads_to_try(usable, physical)) == threads

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from expertflow.config.read_yaml import read_yaml
 from expertflow.config.validate import check
 from expertflow.core.errors import ConfigError
-from expertflow.core.records import from_json
+from expertflow.core.records import fill_record, from_json
 from expertflow.core.settings import name_of, neutralize, without_auto
 from expertflow.plan.records import Claim, HardwareChoice, Origin, PlanSpec, TrainPlan
 from expertflow.plan.settings import Training, TrainingSection
@@ -88,8 +88,9 @@ class HardwareTables:
             if hardware == "auto" or any(_is_card(row, name) for name in wanted)
         ]
         prices = {row["name"]: price for row in cards if (price := self._price(row)) is not None}
-        return PlanSpec(
-            **{name: getattr(chosen, name) for name in Training.__struct_fields__},
+        return fill_record(
+            PlanSpec,
+            chosen,
             origins=_origins(expert["setting_origins"], chosen),
             hardware=hardware,
             gpu_table=tuple(cards),

@@ -20,6 +20,17 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of all records."""
 
 
+def fill_record(cls: type[T], *sources: Any, **given: Any) -> T:
+    """Build a record; a field that is not given is that of the first source that has it.
+
+    A field that no source has keeps its default.
+    """
+    for name in cls.__struct_fields__:  # type: ignore[attr-defined]
+        if name not in given and (source := next((s for s in sources if hasattr(s, name)), None)):
+            given[name] = getattr(source, name)
+    return cls(**given)
+
+
 def to_json(value: Any) -> Any:
     """Convert a record, or a container of records, to plain JSON values."""
     if isinstance(value, msgspec.Struct):

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from expertflow.core.records import Record
+from expertflow.core.records import Record, fill_record
 from expertflow.core.settings import name_of
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import Calibration, MemoryTrace, PlanSpec, Reason, TrainPlan
@@ -159,7 +159,7 @@ def usable(calibration: Calibration | None, key: str) -> tuple[Calibration | Non
 
 
 def settings_of(plan: TrainPlan) -> TunedSettings:
-    return TunedSettings(**{name: getattr(plan, name) for name in SEARCHED})
+    return fill_record(TunedSettings, plan)
 
 
 def free_settings(spec: PlanSpec) -> frozenset[str]:

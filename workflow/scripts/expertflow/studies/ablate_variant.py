@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import sha256_file
-from expertflow.core.records import Record, read_part, read_record
+from expertflow.core.records import Record, fill_record, read_part, read_record
 from expertflow.hardware.probe import probe_machine
 from expertflow.hardware.records import name_processors
 from expertflow.plan.records import ModelFacts, TrainPlan
@@ -157,9 +157,9 @@ def _run(runner: TrialRunner, trial: Trial, *, is_plan: bool) -> TrialResult:
 
 
 def _timing(result: TrialResult) -> Timing:
-    names = ("tokens_per_s", "n_tokens", "timed_s", "startup_s", "first_step_s", "save_s")
-    return Timing(
-        **{name: getattr(result, name) for name in (*names, "peak_memory_bytes")},
+    return fill_record(
+        Timing,
+        result,
         data_wait_fraction=min(1.0, result.data_wait_s / result.timed_s),
         padding_fraction=result.n_padding_tokens / (result.n_tokens + result.n_padding_tokens),
         loss_last=compare_trials.loss_last(result),
@@ -174,7 +174,9 @@ def _measured(
     return replace(
         blank,
         outcome="measured",
-        **{name: getattr(first, name) for name in ("device", "gpu_name", "activated")},
+        device=first.device,
+        gpu_name=first.gpu_name,
+        activated=first.activated,
         timings=tuple(map(_timing, own)),
         plan_timings=tuple(map(_timing, plain)),
         tokens_per_s=means[0],

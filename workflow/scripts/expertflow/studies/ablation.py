@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
+from expertflow.core.records import fill_record
 from expertflow.plan.records import TrainPlan
 from expertflow.studies.estimate import IS_ONE, quotient
 from expertflow.studies.records import (
@@ -18,17 +19,12 @@ from expertflow.studies.records import (
     ClaimVerdict,
     Estimate,
     Metric,
-    Saying,
     Variant,
     VariantRecord,
 )
 
 PER_MILLION = 1e6
 HOUR_S = 3600
-# Fields copied to the record.
-OF_PLAN = ("expert", "hardware", "sequence_length_tokens", "global_batch_sequences")
-OF_SPEC = ("preset", "n_repeats", "n_warmup_steps", "n_timed_steps")
-OF_MACHINE = ("device", "gpu_name", "machine")
 AS_BEFORE = "as the rung before on this hardware"
 METHOD_NOTE = (
     "ratios are geometric means over pairs of runs that took turns, with 95 % intervals of"
@@ -57,12 +53,12 @@ def join_ablation(
     price = plan.cost.price_usd_per_hour if plan.world_size == 1 else None
     ladders = dict.fromkeys(variant.of for variant in spec.variants if variant.of is not None)
     first = next((r for r in records if r.device is not None), records[0])
-    return AblationRecord(
-        **{name: getattr(plan, name) for name in OF_PLAN},
-        **{name: getattr(spec, name) for name in OF_SPEC},
-        **{name: getattr(first, name) for name in OF_MACHINE},
+    return fill_record(
+        AblationRecord,
+        plan,
+        spec,
+        first,
         model=model,
-        method=plan.method,
         price_usd_per_hour=price,
         price_as_of=None if price is None else plan.cost.price_as_of,
         plan_tokens_per_s=speed,
@@ -114,14 +110,11 @@ def _bar(
     if record.outcome == "is the plan" or variant.metric == "hours":
         own = record.plan_timings
     peaks = [t.peak_memory_bytes for t in own if t.peak_memory_bytes is not None]
-    told = ("outcome", "reason", "ratio", "is_sane", "loss_differs", "loss_bound")
-    return Bar(
-        name=variant.name,
-        label=variant.label,
-        of=variant.of,
-        metric=variant.metric,
-        # Null for the plan itself, which was not measured against itself.
-        **{name: getattr(record, name) for name in told},
+    return fill_record(
+        Bar,
+        variant,
+        # Its ratio is null for the plan itself, which was not measured against itself.
+        record,
         tokens_per_s=tokens_per_s,
         step=quotient(ratio, earlier) if ratio and earlier and ratio != earlier else None,
         usd_per_million_tokens=_usd(tokens_per_s, price),
@@ -196,11 +189,10 @@ def judge_claim(claim: ClaimedRatio, records: dict[str, VariantRecord]) -> Claim
     of, to = records.get(claim.of), records.get(claim.to)
     metrics = {record.variant.metric for record in (of, to) if record is not None}
     metric: Metric = next(iter(sorted(metrics - {"tokens_per_s"})), "tokens_per_s")
-    told = {name: getattr(claim, name) for name in Saying.__struct_fields__}
     reason = _unavailable_reason(claim, of, to)
     if reason is not None:
-        told |= {"measured": None, "verdict": "not measurable"}
-        return ClaimVerdict(**told, reason=reason, metric=metric)
+        unknown = {"measured": None, "verdict": "not measurable"}
+        return fill_record(ClaimVerdict, claim, **unknown, reason=reason, metric=metric)
     one, other = _ratio(of), _ratio(to)
     assert one is not None and other is not None
     # A ratio to the plan needs no division, which would only add rounding.
@@ -215,7 +207,9 @@ def judge_claim(claim: ClaimedRatio, records: dict[str, VariantRecord]) -> Claim
     else:
         said = [r.reason for r in both if r.variant.metric == metric and r.reason][:1]
     reasons = "; ".join(filter(None, (reason, *said))) or None
-    return ClaimVerdict(**told, measured=measured, verdict=verdict, reason=reasons, metric=metric)
+    return fill_record(
+        ClaimVerdict, claim, measured=measured, verdict=verdict, reason=reasons, metric=metric
+    )
 
 
 def _verdict(

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import read_json_lines
 from expertflow.core.records import Record, read_record, write_record
-from expertflow.plan.records import Calibration, TrainPlan
+from expertflow.plan.records import Calibration, PlanSpec, TrainPlan
 from expertflow.plan.tuned import calibration_key
 from expertflow.staging.content import read_content
 from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
-from expertflow.studies.plan_expert import card_names, check_card
+from expertflow.studies.plan_expert import card_names, check_card, import_code, plan_expert
 from expertflow.studies.subprocess_runner import scratch_folder
 from expertflow.train.job import TrainingJob, run_job
 from expertflow.train.processes import RANK
@@ -37,29 +37,39 @@ STUDY = {"study": "calibration", "verb": "calibrate"}
 
 
 class CalibrationJob(Record, frozen=True, kw_only=True):
-    """A plan, its inputs, a working folder, and the performance counter when planning began."""
+    """An expert's inputs, a working folder, and the digest of the code."""
 
-    plan: TrainPlan
+    expert: str
+    spec: PlanSpec
     packing: Path
     model: Path
     rows: Path
     scratch: Path
     code: str
-    began_s: float
+    tuning: Path | None = None
 
 
 def calibrate(job: CalibrationJob) -> Calibration | None:
-    """Run and time; null in a helper process of a multi-process plan.
+    """Plan, run and time; null in a helper process of a multi-process plan.
 
     Raises TrainingError or HardwareError if the run fails or is not on the planned card, and
     Interrupted on a signal, keeping nothing.
     """
-    gpu, model = job.plan.gpu, read_record(ModelRecord, job.model)
+    import_code(job.model, job.spec)
+    began_s = time.perf_counter()
+    plan = plan_expert(
+        expert=job.expert,
+        spec=job.spec,
+        packing=job.packing,
+        model=job.model,
+        tuning=job.tuning,
+    )
+    gpu, model = plan.gpu, read_record(ModelRecord, job.model)
     if gpu is not None and RANK not in os.environ:
-        for name in card_names(gpu)[: job.plan.world_size]:
+        for name in card_names(gpu)[: plan.world_size]:
             check_card(gpu, name, **STUDY)
     with scratch_folder(job.scratch):
-        short, n_warmup = shorten_plan(job.plan)
+        short, n_warmup = shorten_plan(plan)
         training = TrainingJob(
             plan=job.scratch / "plan.json",
             packing=job.packing,
@@ -79,7 +89,7 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
                 weights=read_content("weights", Path(model.path), ""),
             )
             write_record(training.staging, staging)
-        planning_s = time.perf_counter() - job.began_s
+        planning_s = time.perf_counter() - began_s
         if not run_job(training):
             return None
         record = read_record(TrainingRecord, training.output)
@@ -88,13 +98,13 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
             # The run's monitor may know the name if the driver could not be asked before.
             check_card(gpu, record.gpu_name, **STUDY)
         return take_times(
-            job.plan,
+            plan,
             record,
             [StepRecord(**line) for line in lines],
             n_warmup=n_warmup,
             n_window_steps=1 if gpu is None else short.logging_steps,
             planning_s=planning_s,
-            key=calibration_key(job.plan, model.facts.model_type),
+            key=calibration_key(plan, model.facts.model_type),
         )
 
 

@@ -31,17 +31,24 @@ WORTH_FRACTION = 0.9
 # Attention implementations besides the one that reads document boundaries.
 MASKED = ("flex", "sdpa")
 N_WORKERS = (0, 2, 4, 8)
-# Choices not tried on a CPU, by setting, and why.
+# Choices that are not tried, by setting, and why.
+NOT_ON_CARD: dict[Any, tuple[Any, str]] = {
+    Training.attention: ("varlen", "packed calls the same kernel where it runs"),
+}
 NOT_ON_CPU: dict[Any, tuple[Any, str]] = {
     Training.gradient_checkpointing: (
-        True, "it computes again to spare memory, which a CPU has more of",
+        True,
+        "not tried on a CPU: it computes again to spare memory, which a CPU has more of",
     ),
-    Training.torch_compile: (True, "compiling would take most of the search's time"),
+    Training.torch_compile: (
+        True,
+        "not tried on a CPU: compiling would take most of the search's time",
+    ),
     Training.attention: (
-        "sdpa", "it computes what the mask hides, and document by document does not",
+        "sdpa",
+        "not tried on a CPU: it computes what the mask hides, and document by document does not",
     ),
-}  # fmt: skip
-SAME_KERNEL = "packed calls the same kernel where it runs"
+}
 
 # Runs settings; the second argument is the lowest interesting speed in tokens/s, or null.
 Run = Callable[[TunedSettings, float | None], TrialResult]
@@ -51,14 +58,13 @@ class Space(Record, frozen=True, kw_only=True):
     """Choices besides the default.
 
     ``free`` names the settings that the manifest leaves open; ``usable_bytes`` limits a predicted
-    peak, null on a CPU; ``left_out`` maps choices not tried here to reasons.
+    peak, null on a CPU; ``left_out`` are choices not tried here, with reasons.
     """
 
     default: TunedSettings
     free: frozenset[str]
     on_card: bool
     usable_bytes: int | None = None
-    attentions: tuple[str, ...] = ()
     may_compile: bool = False
     n_threads: tuple[int, ...] = ()
     n_workers: tuple[int, ...] = ()
@@ -80,38 +86,35 @@ def space_of(draft: PlanDraft, plan: TrainPlan) -> Space:
     default, free = settings_of(plan), free_settings(draft.spec)
     is_packed, machine = draft.packing.packing != "none", probe_machine(table=[])
     n_cpus, total = machine.n_cpus_usable, draft.memory_total_bytes
-    workers = [n for n in N_WORKERS if n <= n_cpus and n != default.dataloader_num_workers]
-    space = Space(
+    left_out, threads, workers = NOT_ON_CARD, list[int](), list[int]()
+    if draft.gpu is None:
+        left_out = NOT_ON_CPU
+        if name_of(Training.n_threads) in free:
+            threads = threads_to_try(n_cpus, machine.n_cpus_physical)
+    if name_of(Training.loader) in free and not is_packed:
+        workers = [n for n in N_WORKERS if n <= n_cpus and n != default.dataloader_num_workers]
+    is_compiled = name_of(Training.torch_compile) in free and is_packed and plan.method != "qlora"
+    others = {name_of(setting): choice for setting, choice in left_out.items()}
+    return Space(
         default=default,
         free=free,
         on_card=draft.gpu is not None,
         usable_bytes=None if total is None else int(USABLE_FRACTION * total),
+        may_compile=is_compiled and draft.gpu is not None,
+        n_threads=tuple(threads),
+        n_workers=tuple(workers),
+        left_out=tuple(
+            (replace(default, **{name: value}), why)
+            for name, (value, why) in others.items()
+            if name in free and getattr(default, name) != value
+        ),
     )
-    if space.is_free(Training.loader) and not is_packed:
-        space = replace(space, n_workers=tuple(workers))
-    if not space.on_card:
-        left_out = [
-            (replace(default, **{name_of(setting): value}), f"not tried on a CPU: {why}")
-            for setting, (value, why) in NOT_ON_CPU.items()
-            if space.is_free(setting) and getattr(default, name_of(setting)) != value
-        ]
-        threads = threads_to_try(n_cpus, machine.n_cpus_physical)
-        return replace(
-            space,
-            n_threads=threads if space.is_free(Training.n_threads) else (),
-            left_out=tuple(left_out),
-        )
-    may_compile = space.is_free(Training.torch_compile) and is_packed and plan.method != "qlora"
-    if space.is_free(Training.attention):
-        same = (replace(default, attention="varlen"), SAME_KERNEL)
-        space = replace(space, attentions=MASKED, left_out=(same,))
-    return replace(space, may_compile=may_compile)
 
 
-def threads_to_try(n_usable: int, n_physical: int | None) -> tuple[int, ...]:
+def threads_to_try(n_usable: int, n_physical: int | None) -> list[int]:
     """Return powers of two up to the usable threads, that number, and the physical cores."""
     powers = {1 << i for i in range(n_usable.bit_length()) if 1 << i <= n_usable}
-    return tuple(sorted(powers | {n_usable, min(n_physical or n_usable, n_usable)}))
+    return sorted(powers | {n_usable, min(n_physical or n_usable, n_usable)})
 
 
 def with_settings(plan: TrainPlan, settings: TunedSettings, spec: PlanSpec) -> TrainPlan:
@@ -143,16 +146,35 @@ class Search(Struct, kw_only=True):
         self._end_s = self.clock() + self.max_s
 
     def explore(self) -> None:
-        self._try(self.space.default)
-        if self.space.on_card:
-            self._explore_card()
-        else:
-            self._explore_cpu()
-        if not self.space.is_free(Training.batch_size):
+        """Try one kind of setting after the other, each with the best of the others so far."""
+        space, start = self.space, self.space.default
+        self._try(start)
+        if space.may_compile:
+            # Compiling takes tens of seconds and does not change the order of the rest.
+            start = replace(start, torch_compile=False)
+            self._try(start)
+        self._try_each(start, n_threads=space.n_threads)
+        if space.on_card:
+            self._descend(start)
+            if space.is_free(Training.attention):
+                self._try_each(start, attention=MASKED)
+        elif space.is_free(Training.batch_size):
+            base = self.best(start) or start
+            for rows in space.micro_batches:
+                self._try(self._with_rows(base, rows))
+            # The best number of threads may depend on the number of rows.
+            self._try_each(start, n_threads=space.n_threads)
+        base = self.best(start) or start
+        for n in space.n_workers:
+            kind: Loader = "workers" if n else "thread"
+            self._try(replace(base, loader=kind, dataloader_num_workers=n))
+        if space.may_compile:
+            self._try_each(start, torch_compile=(True,))
+        if not space.is_free(Training.batch_size):
             # Other splits of a batch whose split the manifest sets, to inform the user.
-            for rows in self.space.micro_batches:
-                self._try(self._with_rows(self.best() or self.space.default, rows))
-        self._leave_out(self.space.left_out)
+            for rows in space.micro_batches:
+                self._try(self._with_rows(self.best() or space.default, rows))
+        self._leave_out(space.left_out)
 
     def best(self, like: TunedSettings | None = None) -> TunedSettings | None:
         """Return the fastest that the manifest allows, on a tie the default or the simpler.
@@ -161,41 +183,25 @@ class Search(Struct, kw_only=True):
         """
         default, free = self.space.default, self.space.free
         rates = {
-            trial.settings: trial.tokens_per_s or 0.0
-            for trial in measured(self.trials.values())
-            if agrees(trial.settings, default, free)
-            and (like is None or trial.settings.torch_compile == like.torch_compile)
+            choice: rate
+            for choice, rate in self._rates(like).items()
+            if agrees(choice, default, free)
         }
         tied = (s for s in rates if rates[s] * (1 + TIE_FRACTION) >= max(rates.values()))
         return min(tied, key=self._complexity, default=None)
 
-    def _explore_card(self) -> None:
-        space, start = self.space, self.space.default
-        if space.may_compile:
-            # Compiling takes tens of seconds and does not change the order of the rest.
-            start = replace(start, torch_compile=False)
-            self._try(start)
-        self._descend(start)
-        best = self.best(like=start) or start
-        for attention in space.attentions:
-            self._try(replace(best, attention=attention))
-        self._try_workers(self.best(like=start) or start)
-        if space.may_compile:
-            self._try(replace(self.best(like=start) or start, torch_compile=True))
+    def _rates(self, like: TunedSettings | None) -> dict[TunedSettings, float]:
+        return {
+            trial.settings: trial.tokens_per_s or 0.0
+            for trial in measured(self.trials.values())
+            if like is None or trial.settings.torch_compile == like.torch_compile
+        }
 
-    def _explore_cpu(self) -> None:
-        space = self.space
-        for n_threads in space.n_threads:
-            self._try(replace(space.default, n_threads=n_threads))
-        start = self.best() or space.default
-        if space.is_free(Training.batch_size):
-            for rows in space.micro_batches:
-                self._try(self._with_rows(start, rows))
-            # The best number of threads may depend on the number of rows.
-            best = self.best() or space.default
-            for n_threads in space.n_threads:
-                self._try(replace(best, n_threads=n_threads))
-        self._try_workers(self.best() or space.default)
+    def _try_each(self, start: TunedSettings, **values: Iterable[Any]) -> None:
+        base = self.best(start) or start
+        for name, each in values.items():
+            for value in each:
+                self._try(replace(base, **{name: value}))
 
     def _descend(self, start: TunedSettings) -> None:
         """Try many rows first, then fewer, first keeping all activations, then recomputing them.
@@ -205,7 +211,8 @@ class Search(Struct, kw_only=True):
         """
         ran: list[int] = []
         space = self.space
-        micros = space.micro_batches if space.is_free(Training.batch_size) else [start.batch_size]
+        is_free = space.is_free(Training.batch_size)
+        micros = space.micro_batches if is_free else [start.batch_size]
         free = space.is_free(Training.gradient_checkpointing)
         for again in (False, True) if free else (space.default.gradient_checkpointing,):
             choices = [
@@ -232,26 +239,17 @@ class Search(Struct, kw_only=True):
         for choice, reason in choices:
             self.trials.setdefault(choice, _left_out(choice, reason, self.predict(choice)))
 
-    def _try_workers(self, base: TunedSettings) -> None:
-        for n in self.space.n_workers:
-            kind: Loader = "workers" if n else "thread"
-            self._try(replace(base, loader=kind, dataloader_num_workers=n))
-
     def _with_rows(self, base: TunedSettings, rows: int) -> TunedSettings:
         return replace(base, batch_size=rows, gradient_accumulation_steps=self.space.n_rows // rows)
 
     def _try(self, choice: TunedSettings) -> TuningTrial:
         if choice not in self.trials:
-            self.trials[choice] = self._tried(choice)
+            self.trials[choice] = self._find_or_run(choice)
         return self.trials[choice]
 
-    def _tried(self, choice: TunedSettings) -> TuningTrial:
+    def _find_or_run(self, choice: TunedSettings) -> TuningTrial:
         # A choice is given up below a share of the best so far of its kind.
-        rates = [
-            trial.tokens_per_s or 0.0
-            for trial in measured(self.trials.values())
-            if trial.settings.torch_compile == choice.torch_compile
-        ]
+        rates = self._rates(choice).values()
         least = WORTH_FRACTION * max(rates) if rates else None
         if (known := self.known.get(choice)) is not None:
             rate = known.tokens_per_s
@@ -260,12 +258,13 @@ class Search(Struct, kw_only=True):
             if known.outcome != "given up" or is_slow:
                 return known
         peak, usable = self.predict(choice), self.space.usable_bytes
-        is_default = choice == self.space.default
-        if peak is not None and usable is not None and peak > usable and not is_default:
-            sizes = f"{gib(peak)} are predicted and {usable / GIB:.1f} may be used"
-            return _left_out(choice, f"memory: {sizes}", peak)
-        if not is_default and self.clock() >= self._end_s:
-            return _left_out(choice, f"budget: the {self.max_s:g} s of the search were over", peak)
+        if choice != self.space.default:
+            if peak is not None and usable is not None and peak > usable:
+                sizes = f"{gib(peak)} are predicted and {usable / GIB:.1f} may be used"
+                return _left_out(choice, f"memory: {sizes}", peak)
+            if self.clock() >= self._end_s:
+                why = f"budget: the {self.max_s:g} s of the search were over"
+                return _left_out(choice, why, peak)
         result = self.run(choice, least)
         is_timed = result.n_timed_steps > 0 and math.isfinite(result.timed_s)
         trial = TuningTrial(

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from expertflow.core.errors import ConfigError, DataError, TrainingError
 from expertflow.core.files import remove, sha256_json
 from expertflow.core.locks import try_lock
-from expertflow.core.records import Record, read_record, write_record
+from expertflow.core.records import Record, fill_record, read_record, write_record
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.memory import peak_bytes
 from expertflow.plan.records import PlanSpec, TrainPlan
@@ -113,14 +113,12 @@ def tune(
     if pairs and best == pairs[0].best:
         speeds[best] = median(pair.best_tokens_per_s for pair in pairs)
         speeds[default] = median(pair.default_tokens_per_s for pair in pairs)
-    return TuningRecord(
-        expert=job.expert,
+    return fill_record(
+        TuningRecord,
+        plan,
         key=key,
-        hardware=plan.hardware,
         gpu_name=bench.kept.gpu_name,
         model=model_type,
-        sequence_length_tokens=plan.sequence_length_tokens,
-        global_batch_sequences=plan.global_batch_sequences,
         best=best,
         default=default,
         default_tokens_per_s=speeds[default],
@@ -161,7 +159,6 @@ class Bench(Struct, kw_only=True):
     run_trial: RunTrial
     path: Path
     kept: CachedTrials
-    gpu_name: str | None = None
 
     def run(self, settings: TunedSettings, least_tokens_per_s: float | None) -> TrialResult:
         trial = Trial(
@@ -182,7 +179,7 @@ class Bench(Struct, kw_only=True):
         finally:
             # A killed process leaves it behind.
             remove(self.job.scratch)
-        self.gpu_name = result.gpu_name or self.gpu_name
+        self.kept = replace(self.kept, gpu_name=result.gpu_name or self.kept.gpu_name)
         speed = f"{result.tokens_per_s:,.0f} tokens/s" if result.n_timed_steps else ""
         said = "; ".join(filter(None, (speed, result.problem)))
         log.info("%s: %s: %s", settings_words(settings), result.outcome, said)
@@ -196,7 +193,7 @@ class Bench(Struct, kw_only=True):
 
     def keep(self, trial: TuningTrial) -> None:
         others = tuple(t for t in self.kept.trials if t.settings != trial.settings)
-        self.write(gpu_name=self.gpu_name or self.kept.gpu_name, trials=(*others, trial))
+        self.write(trials=(*others, trial))
 
     def write(self, **changes: Any) -> None:
         self.kept = replace(self.kept, **changes)
