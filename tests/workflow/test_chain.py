@@ -1,7 +1,6 @@
 """The chain is declared once: rules, scripts, packages and drawings are held against it."""
 
 import re
-from pathlib import Path
 
 import pytest
 from support import ROOT, SCRIPTS
@@ -16,44 +15,6 @@ RULES = {
     for rule in RULE.finditer(path.read_text() + "\n")
 }
 DRAWN = re.compile(r"^[ |]*(\w+(?: / \w+)?)( \*|)  +(\S.*)$", re.MULTILINE)
-# A stage as a newcomer would add it: a rule, a script, a package, and a line of the chain.
-NEW_RULE = """
-rule count_documents:
-    input:
-        **wf.files("documents"),
-    output:
-        **wf.outputs("count_documents"),
-    log:
-        wf.log("count_documents"),
-    params:
-        **wf.params("count_documents", "expert"),
-    shell:
-        wf.command("count_documents")
-"""
-NEW_SCRIPT = """
-from expertflow.core import cli
-from expertflow.counting.count import count_documents
-
-cli.run_stage(count_documents)
-"""
-NEW_MODULE = """
-from typing import Any
-
-from expertflow.data.records import DocumentsRecord
-
-
-def count_documents(spec: Any, expert: str, documents: DocumentsRecord) -> dict[str, Any]:
-    return {"expert": expert, "n": documents.n_train_copies}
-"""
-NEW_LINE = """
-    Stage(
-        name="count_documents", package="counting", record="count.json", about="how many",
-        reads="deduplicate_documents",
-    ),
-"""
-LINE = """    Stage(
-        name="prepare_model",
-"""
 
 
 def test_rules_are_the_stages_and_short() -> None:
@@ -102,23 +63,3 @@ def test_the_drawings_show_the_chain(page: str) -> None:
     for side in ("documents", "tokens", ""):
         names = [stage.name for stage in CHAIN if stage.side == side]
         assert names == [name for name in drawn if name in names]
-
-
-@pytest.mark.chain
-def test_a_stage_is_added_by_its_rule_script_package_and_one_line(
-    finished: Workspace, tmp_path: Path
-) -> None:
-    space = finished.copy(tmp_path / "space")
-    library = space.root / "workflow" / "scripts" / "expertflow"
-    (space.root / "workflow/rules/count.smk").write_text(NEW_RULE)
-    (space.root / "workflow/scripts/count_documents.py").write_text(NEW_SCRIPT)
-    (library / "counting").mkdir()
-    for name, text in {"__init__.py": "", "count.py": NEW_MODULE}.items():
-        (library / "counting" / name).write_text(text)
-    space.edit("workflow/scripts/expertflow/chain.py", LINE, NEW_LINE + LINE)
-    target = "results/tiny/count.json"
-    assert space.jobs(target) == {"count_documents": 1}
-    space.run(target)
-    n = space.record("documents.json")["n_train_copies"]
-    assert space.record("count.json") == {"expert": "tiny", "n": n}
-    assert space.planned() == {"build_report"}

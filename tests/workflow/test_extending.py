@@ -1,0 +1,86 @@
+"""docs/extending.md is followed to the letter, in a copy of the project."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import ROOT
+from workflow_space import LIMIT_S, Workspace
+
+pytestmark = pytest.mark.chain
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+_, *PARTS = re.split(r"^## (.*)$", PAGE, flags=re.MULTILINE)
+RECIPES = dict(zip(PARTS[::2], PARTS[1::2], strict=True))
+# A place and the block below it: `path`, new | before `line` | in place of `line`.
+BLOCK = re.compile(
+    r"^`([^`]+)`, (new|before|in place of)(?: `([^`]+)`)?:\n\n```\w+\n(.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+COMMANDS = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def apply(space: Workspace, recipe: str) -> None:
+    for path, how, line, text in BLOCK.findall(recipe):
+        file = space.root / path
+        if how == "new":
+            assert not file.exists(), path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+            continue
+        anchor = line.replace("\\n", "\n")
+        before = file.read_text(encoding="utf-8")
+        assert before.count(anchor) == 1, f"{path}: {line}"
+        new = text.rstrip("\n") if how == "in place of" else text + anchor
+        file.write_text(before.replace(anchor, new), encoding="utf-8")
+
+
+def run_commands(space: Workspace, recipe: str) -> None:
+    (commands,) = COMMANDS.findall(recipe)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    # The smallest expert there is stands for the page's.
+    done = subprocess.run(
+        ["bash", "-euc", commands.replace("expert-sql", "tiny")],
+        cwd=space.root, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+
+
+def setting_is_used(space: Workspace) -> bool:
+    report, last = space.record("report.json"), (space.root / "results/tiny/steps.jsonl")
+    rate = json.loads(last.read_text().splitlines()[-1])["learning_rate"]
+    ratio = report["training_parameters"]["min_lr_ratio"]
+    return bool(ratio == 0.1 and rate > 0.1 * 1e-3)
+
+
+def stage_counts(space: Workspace) -> bool:
+    n = space.record("documents.json")["n_train_copies"]
+    assert space.planned() == {"build_report"}
+    return bool(space.record("count.json") == {"expert": "tiny", "n": n})
+
+
+CHECKS: dict[str, Callable[[Workspace], bool]] = {
+    "A training setting": setting_is_used,
+    "An optimizer, a schedule": lambda s: s.record("plan.json")["optim"] == "sgd",
+    "A scoring task": lambda s: (
+        s.record("evaluation.json")["after"]["score"]["metric"] == "begins_with"
+    ),
+    "A source kind": lambda s: (s.root / "results/shop/packing.json").is_file(),
+    "A stage": stage_counts,
+}
+
+
+def test_every_recipe_is_followed() -> None:
+    assert list(RECIPES) == list(CHECKS)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_recipe_works_as_written(space: Workspace, name: str) -> None:
+    (space.root / "docs").mkdir()
+    apply(space, RECIPES[name])
+    run_commands(space, RECIPES[name])
+    assert CHECKS[name](space)
