@@ -8,8 +8,8 @@ Makes:  results/{expert}/outcome.tar           report, records, model, logs; for
 The job opens the bundle in a folder of its own and runs the Snakefile there, so that a retry on the
 same disk resumes. --config takes gpu (cards of the job), threads, retries, place (that folder),
 guard: options of guard_run.py, such as --push s3://… to resume on another disk (copies lie below the
-expert's name there), and code: where this project lies in an image whose jobs get no copy of it. See
-docs/bundles.md.
+expert's name there), allow_own_code (of a bundle with a scoring task of its maker's), and code: where
+this project lies in an image whose jobs get no copy of it. See docs/bundles.md.
 """
 
 import sys
@@ -30,6 +30,7 @@ from expertflow.rental.guard.options import guard_command
 guard.set_environment(SCRIPTS, main=workflow.is_main_process)
 
 OPTIONS = config.get("guard", "")
+ALLOW = "--allow-own-code" if config.get("allow_own_code") else ""
 guard.one_line(guard_command)(OPTIONS, "any")
 
 
@@ -56,6 +57,7 @@ rule train_bundle:
         guard=lambda wildcards: guard_command(OPTIONS, wildcards.expert),
     shell:
         '{{ python "$EXPERTFLOW/open_bundle.py" {input:q} --directory {resources.place:q} --replace'
+        f" {ALLOW}"
         " && (cd {resources.place:q} && env -u SNAKEMAKE_PROFILE {resources.guard}"
         " snakemake results/{wildcards.expert:q}/report.json"
         ' -s "$EXPERTFLOW/../../Snakefile" --workflow-profile "$EXPERTFLOW/../../profiles/default"'

@@ -8,7 +8,8 @@ import pytest
 from made_up_documents import score, spec
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.scoring import find_task, task_names
+from expertflow.evaluate.records import OWN_TASK
+from expertflow.evaluate.scoring import find_task, make_task, task_names
 from expertflow.evaluate.tasks.json_schema import JsonSchema
 from expertflow.evaluate.tasks.multiple_choice import MultipleChoice, read_options, right_label
 from expertflow.evaluate.tasks.sql_execution import SqlExecution
@@ -103,6 +104,32 @@ def test_a_pattern_that_backtracks_without_end_is_ended_and_spares_the_others() 
     # Each new process also imports the task within its processor time.
     found = score(JsonSchema, answers, '{"a": "a"}', attributes={"cpu_s": 5}, schema=schema)
     assert [judgment.kind for judgment in found] == ["timed_out", "correct"]
+
+
+ISOLATED = """
+import os
+from expertflow.evaluate.scoring import IsolatedTask, Judgment
+
+class Hidden(IsolatedTask):
+    metric = "hidden"
+    fields = frozenset({"hint"})
+
+    @staticmethod
+    def judge_texts(answer, reference, hint):
+        assert "HOME" not in os.environ
+        return Judgment("correct" if answer == reference + hint else "wrong")
+"""
+
+
+def test_a_users_own_task_may_be_isolated(tmp_path: Path) -> None:
+    path = tmp_path / "hidden.py"
+    path.write_text(ISOLATED)
+    task = find_task(str(path))
+    assert task is not None and list(tmp_path.iterdir()) == [path]
+    assert [one.kind for one in score(task, ["ab", "a"], "a", hint="b")] == ["correct", "wrong"]
+    settings = spec(task="./hidden.py", artifacts={OWN_TASK: str(path)}, content={str(path): "0"})
+    with pytest.raises(EvaluationError, match=r"hidden\.py: changed since this run was planned"):
+        make_task(settings)
 
 
 # Options: numeric labels are not indices.

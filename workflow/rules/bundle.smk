@@ -24,4 +24,4 @@ rule make_bundle:
     params:
         **wf.params("make_bundle"),
     shell:
-        wf.command("make_bundle")
+        wf.command("make_bundle", "2> >(tee {log:q} >&2)")

@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path(), help="where Snakemake will run")
     parser.add_argument("--model", type=Path, help="folder with the base model's weights")
     parser.add_argument("--accept-other-code", action="store_true", help="let rules run again")
+    parser.add_argument("--allow-own-code", action="store_true", help="run its maker's own task")
     parser.add_argument("--replace", action="store_true", help="drop results that are there")
     parser.add_argument("--outcome", action="store_true", help="it is an outcome.tar")
     args = parser.parse_args()
@@ -47,6 +48,7 @@ def main() -> None:
         may_replace=args.replace,
         settings_here=manifest_here(index.expert, places),
         other_code=others,
+        allow_own_code=args.allow_own_code,
     )
     logging.info("%s: next, snakemake %s", "opened" if is_new else "was open already", target)
 

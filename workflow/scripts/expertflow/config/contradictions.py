@@ -11,7 +11,7 @@ from expertflow.core.settings import without_auto
 from expertflow.data.settings import FieldCheck
 from expertflow.data.shapes import parse_template
 from expertflow.data.sources.registry import source_kinds
-from expertflow.evaluate.scoring import find_task, task_names
+from expertflow.evaluate.scoring import find_task, is_own_task, task_names
 from expertflow.plan.settings import TrainingSection
 from expertflow.plan.switches import check_settings
 
@@ -70,12 +70,13 @@ def _is_set(settings: dict[str, Any], key: str) -> bool:
 
 
 def check_contradictions(
-    expert: dict[str, Any], *, where: str, bundled: Collection[str] = ()
+    expert: dict[str, Any], *, where: str, bundled: Collection[str] | None = None
 ) -> None:
     """Check complete settings; ConfigError names the key and the fix.
 
-    ``bundled`` names user files that may be absent.
+    ``bundled``, of an opened bundle, names user files that may be absent; no code in it is run.
     """
+    from_bundle, bundled = bundled is not None, bundled or ()
     training = from_json(TrainingSection, without_auto(expert["training"]), where=where)
     check_settings(training, name=lambda setting: f"{where}: training.{setting}")
     names = [source["name"] for source in expert["sources"]]
@@ -95,7 +96,8 @@ def check_contradictions(
             f"{where}: data.chat_template is {template!r}, and no such file is there; use auto,"
             " chatml, or the path of a Jinja file"
         )
-    check_task(expert["evaluation"], where)
+    if not (from_bundle and is_own_task(expert["evaluation"]["task"])):
+        check_task(expert["evaluation"], where)
     for source in expert["sources"]:
         _check_source(source, task=expert["evaluation"]["task"], where=where)
 

@@ -31,6 +31,8 @@ from expertflow.core.settings import without_auto
 from expertflow.data.lock import HashCache, lock_sources, unresolved_hub_sources, write_lock
 from expertflow.data.records import ExpertLock, SourceLock
 from expertflow.data.settings import SourceSpec
+from expertflow.evaluate.records import OWN_TASK
+from expertflow.evaluate.scoring import is_own_task
 from expertflow.plan.records import PlanSpec
 from expertflow.plan.settings import TrainingSection
 from expertflow.rental.bundle.records import (
@@ -141,9 +143,15 @@ class Expert:
             directories=[directory / "experts" for directory in self.directories],
             config=self.config,
             schemas=self.setup.schemas,
-            bundled={} if self.bundle is None else self.bundle.content,
+            bundled=None if self.bundle is None else self.bundle.content,
             told=self.told,
         )
+        task = settings["evaluation"]["task"]
+        if self.opened is not None and is_own_task(task) and not self.opened.allow_own_code:
+            raise ConfigError(
+                f"{self.results}: its evaluation.task is {task}, code that would run with your"
+                " rights, and the bundle was opened without --allow-own-code; open it again with it"
+            )
         made = settings["preset"] if self.bundle is None else self.bundle.config["preset"]
         if "preset" in self.setup.told and made != settings["preset"]:
             raise ConfigError(
@@ -252,9 +260,11 @@ class Expert:
 
     @property
     def own_artifacts(self) -> dict[str, str]:
-        """The user's files that scoring reads, as the manifest names them."""
-        places = self.settings["evaluation"]["artifacts"].items()
-        return {key: place for key, place in places if ":" not in place}
+        """The user's files that scoring reads, as the manifest names them, and a task of theirs."""
+        evaluation = self.settings["evaluation"]
+        own = {key: place for key, place in evaluation["artifacts"].items() if ":" not in place}
+        task = evaluation["task"]
+        return {**own, OWN_TASK: str(Path(task))} if is_own_task(task) else own
 
     @property
     def artifacts(self) -> dict[str, str]:

@@ -113,7 +113,7 @@ def load_expert(
     directories: list[Path],
     config: dict[str, Any],
     schemas: Schemas,
-    bundled: Collection[str] = (),
+    bundled: Collection[str] | None = None,
     told: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return an expert's settings, checked and complete.

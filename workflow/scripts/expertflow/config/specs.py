@@ -30,7 +30,7 @@ from expertflow.data.settings import (
     SourceSpec,
     category_name,
 )
-from expertflow.evaluate.records import EvaluationSpec
+from expertflow.evaluate.records import OWN_TASK, EvaluationSpec
 from expertflow.export.records import ExportSpec
 from expertflow.plan.records import PlanSpec
 from expertflow.rental.bundle.records import BundleSpec
@@ -259,7 +259,9 @@ def make_bundle(expert: Expert, _: Any) -> BundleSpec:
     generators = sorted({GENERATOR + str(s.generator) for s in sources if s.kind == "generated"})
     asked = [key for key, value in config.items() if value is True]
     rules = [stage.name for stage in stages_before("compare_experts", asked=asked)]
+    own_task = expert.own_artifacts.get(OWN_TASK)
     named = {**expert.benchmarks, **expert.model_files}
+    named |= {own_task: [Path(expert.artifacts[OWN_TASK])]} if own_task else {}
     content = {place: expert.hash_content({place: files}) for place, files in named.items()}
     return BundleSpec(
         expert=name,

@@ -251,9 +251,9 @@ class Workflow:
         own, places = expert.own_artifacts, expert.artifacts
         named = expert.settings["evaluation"]["artifacts"].items()
         made = f"{expert.results}/sources/generated"
-        return [
-            places[key] if key in own else f"{made}/{place.split(':')[0]}" for key, place in named
-        ]
+        generated = (place for key, place in named if key not in own)
+        folders = [f"{made}/{place.split(':')[0]}" for place in generated]
+        return [*folders, *(places[key] for key in own)]
 
     def ablation(self, wildcards: Any) -> list[str]:
         expert = self._expert(wildcards)

@@ -60,7 +60,7 @@ def noted(
 ) -> Noted:
     paths = {name: Path(place) for name, place in sorted(spec.artifacts.items())}
     how = Asked(
-        task=spec.task,
+        task=spec.task_name,
         metric=metric,
         max_new_tokens=spec.max_new_tokens,
         decoding=spec.decoding,

@@ -22,7 +22,7 @@ from expertflow.evaluate.likelihood import (
 )
 from expertflow.evaluate.questions import EvalExample
 from expertflow.evaluate.records import EvaluationSide, EvaluationSpec, Judgment
-from expertflow.evaluate.scoring import find_task
+from expertflow.evaluate.scoring import make_task, own_digest
 from expertflow.evaluate.statistics import NO_EXAMPLES, mean_interval, summarize
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import read_rows
@@ -108,8 +108,7 @@ class ModelEvaluator:
         self.spec, self._inputs = inputs.spec, inputs
         self.models = Models(inputs.load, inputs.checkpoint)
         self.codec = generate.PromptCodec(Engine(inputs.tokenizer), inputs.layout)
-        task = find_task(self.spec.task)
-        self.task = None if task is None else task(self.spec)
+        self.task = make_task(self.spec)
         self.metric = None if self.task is None else self.task.metric
         self.unavailable_reason = None if self.task is None else self.task.unavailable_reason()
         if self.unavailable_reason is not None:
@@ -122,7 +121,9 @@ class ModelEvaluator:
         return self.task is not None and self.unavailable_reason is None
 
     def tool_versions(self) -> dict[str, str]:
-        return self.task.tool_versions() if self.task and self.can_answer else {}
+        digest = own_digest(self.spec)
+        own = {} if digest is None else {self.spec.task_name: f"sha256:{digest}"}
+        return {**self.task.tool_versions(), **own} if self.task and self.can_answer else own
 
     def losses(self, place: Place) -> DocumentLosses:
         if place not in self._losses:

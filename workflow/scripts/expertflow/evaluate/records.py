@@ -9,6 +9,8 @@ from expertflow.core.records import Record
 
 # The task without a scorer.
 HELD_OUT_LOSS = "held_out_loss"
+# Among the artifacts: a user's file that defines the task.
+OWN_TASK = "own_task"
 Change = Literal["better", "worse", "no measurable change"]
 
 
@@ -51,10 +53,11 @@ class LmEvalSpec(Record, frozen=True, kw_only=True):
 class EvaluationSpec(Record, frozen=True, kw_only=True):
     """Settings of ``evaluate_expert``.
 
-    ``fields`` maps the task's arguments to record fields (for ``sql_execution``: ``database``),
-    ``artifacts`` names to files; ``content`` holds the hashes of files that the workflow does not
-    make. ``n_selection_examples`` questions, apart from the reported ones, choose among the kept
-    checkpoints; 0 takes the one that training published.
+    ``task`` is a name, or a user's file as the manifest names it, which lies at ``artifacts``'
+    ``OWN_TASK``. ``fields`` maps the task's arguments to record fields (for ``sql_execution``:
+    ``database``), ``artifacts`` names to files; ``content`` holds the hashes of files that the
+    workflow does not make. ``n_selection_examples`` questions, apart from the reported ones, choose
+    among the kept checkpoints; 0 takes the one that training published.
     """
 
     task: str

@@ -15,11 +15,11 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from expertflow.core.errors import EvaluationError
-from expertflow.core.files import sha256_text
+from expertflow.core.files import sha256_file, sha256_text
 from expertflow.core.plugins import list_modules
 from expertflow.evaluate.isolation.rows import one_line
 from expertflow.evaluate.isolation.worker import Worker, serve
-from expertflow.evaluate.records import HELD_OUT_LOSS, EvaluationSpec, Example, Judgment
+from expertflow.evaluate.records import HELD_OUT_LOSS, OWN_TASK, EvaluationSpec, Example, Judgment
 
 MEMORY_BYTES = 1 << 30
 
@@ -164,6 +164,25 @@ def task_names() -> list[str]:
     return [HELD_OUT_LOSS, *list_modules("expertflow.evaluate.tasks")]
 
 
+def is_own_task(task: str) -> bool:
+    return task.endswith(".py")
+
+
+def make_task(spec: EvaluationSpec) -> ScoringTask | None:
+    """Return the task that is set; raise EvaluationError if a user's file has changed or is bad."""
+    path = spec.artifacts.get(OWN_TASK)
+    if path is not None and own_digest(spec) != sha256_file(Path(path)):
+        raise EvaluationError(f"{path}: changed since this run was planned; run again")
+    task = find_task(path or spec.task)
+    return None if task is None else task(spec)
+
+
+def own_digest(spec: EvaluationSpec) -> str | None:
+    """Return the hash of a user's task, or null if it is one of this project."""
+    path = spec.artifacts.get(OWN_TASK)
+    return None if path is None else spec.content.get(path)
+
+
 def find_task(task: str) -> type[ScoringTask] | None:
     """Return the class of a task, named or in a user's ``*.py``; null for the held-out loss.
 
@@ -171,7 +190,7 @@ def find_task(task: str) -> type[ScoringTask] | None:
     """
     if task == HELD_OUT_LOSS:
         return None
-    if task.endswith(".py"):
+    if is_own_task(task):
         return _task_of(_load_file(Path(task)))
     return _task_of(importlib.import_module(f"expertflow.evaluate.tasks.{task}"))
 

@@ -79,6 +79,8 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
     members = describe(items)
     _check_recorded(results, members, lock=lock, model=model)
     named = {name: replace(f, path=f"{CARRIED}/{name}") for name, f in spec.files.items()}
+    if spec.own_code is not None:
+        log.warning("it carries your own code, %s; opening needs --allow-own-code", spec.own_code)
     index = BundleIndex(
         kind="bundle",
         expert=spec.expert,

@@ -8,6 +8,7 @@ from msgspec import field
 from expertflow.chain import CHAIN, stages_before
 from expertflow.core.records import Record
 from expertflow.data.records import ExpertLock
+from expertflow.evaluate.records import OWN_TASK
 from expertflow.staging.records import StageSpec
 from expertflow.tokens.records import TokenSpec
 
@@ -68,6 +69,14 @@ class BundleSpec(Record, frozen=True, kw_only=True):
         """Return the configuration keys that request optional stages."""
         return [key for key, value in self.config.items() if value is True]
 
+    @property
+    def own_code(self) -> str | None:
+        """The user's own scoring task, if any, as the manifest names it, and its hash."""
+        if (place := self.own_artifacts.get(OWN_TASK)) is None:
+            return None
+        digest, *_ = [*self.content.get(place, {}).values(), "unknown"]
+        return f"{place} (sha256 {digest})"
+
 
 class Member(Record, frozen=True, kw_only=True):
     name: str
@@ -92,12 +101,14 @@ class Opened(Record, frozen=True, kw_only=True):
     """The record of an opened bundle, which counts as long as this record exists.
 
     ``settings_here`` hashes this machine's manifest at the time, if it had one: an edited manifest
-    takes precedence again. ``other_code`` are rules whose code differs on this machine.
+    takes precedence again. ``other_code`` are rules whose code differs on this machine;
+    ``allow_own_code`` lets the maker's own scoring task run.
     """
 
     index: BundleIndex
     settings_here: str | None
     other_code: tuple[str, ...] = ()
+    allow_own_code: bool = False
 
 
 def own_artifact(expert: str, key: str, place: str) -> str:

@@ -46,20 +46,35 @@ def open_bundle(
     may_replace: bool = False,
     settings_here: str | None = None,
     other_code: tuple[str, ...] = (),
+    allow_own_code: bool = False,
 ) -> bool:
     """Lay a bundle's expert out in a working directory; return false if it was open already.
 
-    ``model`` is a folder with weights. Raise ConfigError if other results may not be dropped or a
-    run is making the expert; DataError if bundle or model are not as recorded; HardwareError if the
-    disk is too small or not writable.
+    ``model`` is a folder with weights. Raise ConfigError if other results may not be dropped, a run
+    is making the expert, or its maker's own code may not run; DataError if bundle or model are not
+    as recorded; HardwareError if the disk is too small or not writable.
     """
     if index.kind != "bundle":
         raise DataError(f"{bundle}: is an outcome; open it with --outcome")
     results = directory / "results" / index.expert
+    if (own_code := index.spec and index.spec.own_code) is not None:
+        what = f"{bundle}: carries its maker's own code, {own_code}"
+        if not allow_own_code:
+            raise ConfigError(
+                f"{what}; evaluation runs it with your rights. Read it, then --allow-own-code"
+            )
+        log.warning("%s, which evaluation runs with your rights", what)
+    opened = Opened(
+        index=index,
+        settings_here=settings_here,
+        other_code=other_code,
+        allow_own_code=allow_own_code,
+    )
     with _hold_expert(directory, index.expert):
         if (
             (results / OPENED).is_file()
-            and read_record(Opened, results / OPENED).index == index
+            and (before := read_record(Opened, results / OPENED)).index == index
+            and before.allow_own_code == allow_own_code
             and all(_is_same(directory / m.name, m) for m in index.members)
         ):
             _complete_model(index, results, model)
@@ -72,7 +87,6 @@ def open_bundle(
             )
         with _unpack(bundle, index, results) as partial:
             _complete_model(index, partial, model)
-            opened = Opened(index=index, settings_here=settings_here, other_code=other_code)
             write_record(partial / OPENED, opened)
             _adopt_provenance(partial, directory, index)
             remove(results)

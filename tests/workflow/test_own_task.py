@@ -1,0 +1,75 @@
+"""A scoring task in a user's own file: its content counts, and a bundle asks before it runs."""
+
+import json
+import os
+
+import pytest
+from bundle_boxes import BUNDLE, GPU_WORK, make_box
+from test_reruns import SCORE
+from workflow_space import REPORT, Workspace, manifest
+
+from expertflow.core.files import sha256_file
+
+pytestmark = pytest.mark.chain
+TASK = """
+from expertflow.evaluate.scoring import Judgment, ScoringTask
+
+
+class SameLength(ScoringTask):
+    metric = "same_length"
+
+    def judge(self, example, answer):
+        same = len(answer.strip()) == len(example.reference)
+        return Judgment("correct" if same else "other_length")
+"""
+
+
+def write_task(space: Workspace, text: str, name: str = "my_task.py") -> None:
+    (space.root / name).write_text(text)
+    evaluation = {**manifest()["evaluation"], "task": f"./{name}"}
+    space.write_manifest("tiny", {**manifest(), "evaluation": evaluation})
+
+
+def test_a_task_of_ones_own_scores_reruns_and_travels(space: Workspace) -> None:
+    write_task(space, TASK)
+    assert space.planned() == SCORE
+    space.run(REPORT)
+    report = space.record("report.json")["evaluation"]
+    digest = sha256_file(space.root / "my_task.py")
+    assert (report["task"], report["metric"]) == ("my_task.py", "same_length")
+    assert report["tools"]["my_task.py"] == f"sha256:{digest}"
+    assert report["after"]["value_fraction"] is not None
+    os.utime(space.root / "my_task.py")
+    assert space.planned() == set()
+    write_task(space, TASK.replace("strip", "rstrip"))
+    assert space.planned() == SCORE
+    assert "Params have changed" in space.run("-n", REPORT)
+    made = space.snakemake(BUNDLE)
+    assert "it carries your own code, my_task.py (sha256 " in made.stderr
+    box = make_box(space.root.with_name("box"), space)
+    refused = box.refused_to_open(space.root / BUNDLE)
+    assert "its maker's own code, my_task.py" in refused and "--allow-own-code" in refused
+    box.open(space.root / BUNDLE, "--allow-own-code")
+    assert box.planned() == GPU_WORK
+    # A bundle that hid its code is not run either.
+    marker = box.root / "results/tiny/.bundle/opened.json"
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), "allow_own_code": False}))
+    assert "opened without --allow-own-code" in box.refused(REPORT)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "other.py: no such file; correct evaluation.task"),
+        ("x = 1\n", "should define one subclass of ScoringTask, defines none"),
+        (TASK + TASK.replace("SameLength", "Other"), "defines SameLength, Other"),
+        ("import nothing_there\n", "ModuleNotFoundError: No module named 'nothing_there'"),
+    ],
+)
+def test_a_file_without_one_task_is_refused(
+    space: Workspace, text: str | None, message: str
+) -> None:
+    write_task(space, text or "", "other.py")
+    if text is None:
+        (space.root / "other.py").unlink()
+    assert message in space.refused(REPORT)
