@@ -13,7 +13,7 @@ from test_load import base
 from expertflow.config.workflow import Workflow
 from expertflow.core.files import sha256_text
 from expertflow.core.records import write_record
-from expertflow.rental.bundle.records import OPENED, BundleIndex, BundleSpec, Opened
+from expertflow.rental.bundle.records import OPENED, BundleIndex, BundleSpec, OpenedBundle
 from expertflow.tokens.records import TokenSpec
 
 MODEL = "~/a model"
@@ -31,7 +31,7 @@ def told(rule: str, bundle: BundleSpec | None = None, **changes: Any) -> Any:
     Path("config/experts/e.yaml").write_text(yaml.safe_dump({**base(), **changes}))
     if bundle is not None:
         index = BundleIndex(format=2, kind="bundle", expert="e", code={}, members=(), spec=bundle)
-        write_record(Path("results/e", OPENED), Opened(index=index, settings_here=None))
+        write_record(Path("results/e", OPENED), OpenedBundle(index=index, settings_here=None))
     workflow = Workflow(config={"experts": {"e": {}}}, basedir=ROOT, main=True)
     return json.loads(workflow.spec(rule)(SimpleNamespace(expert="e", source="s")))
 

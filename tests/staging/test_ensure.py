@@ -133,7 +133,7 @@ def test_a_disk_that_fails_in_the_midst_is_done_without(
 ) -> None:  # fmt: skip
     record = plan(rows, model, StageSpec(scratch=str(scratch)))
     shutil.rmtree(store_at(scratch))
-    monkeypatch.setattr(store, "_write", raising(number))
+    monkeypatch.setattr(store, "_copy_file", raising(number))
     with staged(record) as places:
         assert (places.rows, places.weights) == (rows.source, model.source)
         assert all(note.is_fallback and note.target is None for note in places.staged)

@@ -116,8 +116,14 @@ def test_a_source_that_is_not_what_its_key_says_is_never_marked(rows: Content, r
 def test_a_copy_that_differs_is_none(
     rows: Content, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = store._write
-    monkeypatch.setattr(store, "_write", lambda file, chunk: whole(file, chunk[:5]))
+    copy = store._copy_file
+
+    def lose_a_byte(source: Path, target: Path, stop: Any) -> Any:
+        hashes = copy(source, target, stop)
+        truncate(target)
+        return hashes
+
+    monkeypatch.setattr(store, "_copy_file", lose_a_byte)
     with pytest.raises(NotStagedError, match="check the disk"):
         ensure_staged(rows, root)
     assert not (root / rows.key).exists()

@@ -39,7 +39,7 @@ from expertflow.rental.bundle.records import (
     CARRIED,
     OPENED,
     BundleSpec,
-    Opened,
+    OpenedBundle,
     SettingsFile,
     own_artifact,
     own_tuning,
@@ -96,7 +96,7 @@ class Expert:
         self.config, self.told = setup.config, setup.told
         self.directories = setup.directories
         marker = self.results / OPENED
-        self.opened = read_record(Opened, marker) if marker.is_file() else None
+        self.opened = read_record(OpenedBundle, marker) if marker.is_file() else None
         self.bundle: BundleSpec | None = None
         if self.opened is not None:
             self.bundle = self.opened.index.spec
@@ -108,7 +108,7 @@ class Expert:
         else:
             self.hardware = HardwareTables(self.config, self.directories, setup.workflow_dir)
 
-    def _go_by(self, bundle: BundleSpec, opened: Opened) -> None:
+    def _go_by(self, bundle: BundleSpec, opened: OpenedBundle) -> None:
         setup, made = self.setup, bundle.config
         experts = {**setup.raw["experts"], **made["experts"]}
         merged = merge({**setup.raw, **made, "experts": experts}, setup.told)

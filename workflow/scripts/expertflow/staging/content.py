@@ -46,6 +46,7 @@ def weights_key(source: Path, weights_sha256: str) -> str:
 
 
 def key_of(kind: Kind, sha256s: dict[str, str]) -> str:
+    """Derive the key from the hashes of the files themselves."""
     ordered = sorted(sha256s.items())
     if kind == "rows":
         data = [(name, value) for name, value in ordered if name.endswith(ROWS)]

@@ -13,7 +13,6 @@ way. ``make prune`` removes copies that no result refers to.
 import fcntl
 import hashlib
 import logging
-import mmap
 import os
 import secrets
 import shutil
@@ -22,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from itertools import cycle
 from pathlib import Path
 from threading import Event
 from typing import IO, Any, TypeVar
@@ -45,7 +43,7 @@ SPACE_RESERVE = 1.1
 N_TRIES = 3
 # Others may be verifying a damaged copy; training holds it longer than this.
 PATIENCE_S, PAUSE_S = 30.0, 0.05
-# Each thread has two buffers: one is read and written while the other is hashed.
+# Each thread reads and writes one chunk while another is hashed.
 CHUNK_BYTES, N_THREADS = 4 << 20, 4
 T = TypeVar("T")
 
@@ -54,7 +52,7 @@ class NotStagedError(Exception):
     """A copy cannot be made here; the source is read in place."""
 
 
-class Stopped(Exception):
+class CopyCancelled(Exception):
     """Another file could not be copied, so this one need not be."""
 
 
@@ -237,33 +235,25 @@ def _map_files(work: Callable[[str, Event], T], names: list[str]) -> dict[str, T
 
 
 def _copy_file(source: Path, target: Path, stop: Event) -> FileHashes:
-    fast, exact, n_bytes = xxhash.xxh3_128(), hashlib.sha256(), 0
+    fast, exact, n_bytes, pending = xxhash.xxh3_128(), hashlib.sha256(), 0, None
     # SHA-256 is the slowest part by far, so it has its own thread.
-    with ThreadPoolExecutor(1) as hasher, target.open("xb", buffering=0) as out:
-        pending = None
+    with ThreadPoolExecutor(1) as hasher, target.open("xb") as out:
         for chunk in _read_chunks(source, stop):
             if pending is not None:
                 pending.result()
             pending = hasher.submit(exact.update, chunk)
             fast.update(chunk)
-            n_bytes += len(chunk)
-            _write(out.fileno(), chunk)
+            n_bytes += out.write(chunk)
+        out.flush()
         os.fsync(out.fileno())
         # So that verification reads the disk and not the page cache.
         os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return FileHashes(n_bytes=n_bytes, xxh3_128=fast.hexdigest(), sha256=exact.hexdigest())
 
 
-def _read_chunks(path: Path, stop: Event) -> Iterator[memoryview]:
-    """Yield a file's bytes; each chunk is valid until the second next one."""
-    buffers = cycle([memoryview(mmap.mmap(-1, CHUNK_BYTES)) for _ in range(2)])
+def _read_chunks(path: Path, stop: Event) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as stream:
-        while n := stream.readinto(buffer := next(buffers)):
+        while chunk := stream.read(CHUNK_BYTES):
             if stop.is_set():
-                raise Stopped
-            yield buffer[:n]
-
-
-def _write(descriptor: int, chunk: memoryview) -> None:
-    while chunk:
-        chunk = chunk[os.write(descriptor, chunk) :]
+                raise CopyCancelled
+            yield chunk

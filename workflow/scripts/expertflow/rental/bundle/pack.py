@@ -7,7 +7,7 @@ returns: results, records and logs, laid out where a run would put them.
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -24,29 +24,14 @@ from expertflow.core.files import (
 from expertflow.core.records import read_part, read_record, to_json
 from expertflow.data.records import DocumentsRecord, ExpertLock, ShardRecord
 from expertflow.data.shards import shard_names
+from expertflow.rental.bundle import records
 from expertflow.rental.bundle.provenance import (
     Provenance,
     adapt_inputs,
     provenance_text,
     read_provenance,
 )
-from expertflow.rental.bundle.records import (
-    ABLATION,
-    CARRIED,
-    FOLDERS,
-    MODEL,
-    OPENED,
-    PROVENANCE,
-    REPORT,
-    TIMESTAMP,
-    TOKENIZER,
-    BundleIndex,
-    BundleSpec,
-    Member,
-    Opened,
-    own_artifact,
-    own_tuning,
-)
+from expertflow.rental.bundle.records import BundleIndex, BundleSpec, Member, OpenedBundle
 from expertflow.rental.bundle.tar import Items, describe
 from expertflow.staging.records import StagingRecord
 from expertflow.tokens.arrow import ROWS_FILE
@@ -57,7 +42,6 @@ from expertflow.train.records import ModelRecord
 log = logging.getLogger(__name__)
 # In an outcome.
 RECORDS = ("*.json", "*.jsonl", "*.html", ".*.fingerprint")
-STAGING = "staging.json"
 
 
 def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
@@ -65,28 +49,27 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
     results = Path("results", spec.expert)
     lock = read_record(ExpertLock, results / "sources.lock.json")
     model = read_record(ModelRecord, results / "model.json")
-    items = _data_items(results, lock, spec.asked)
-    items |= _user_items(spec) | _artifact_items(results, spec)
-    items |= _folder_items(results / "packed") | _folder_items(results / TOKENIZER)
+    items = _data_items(results, lock, spec.asked) | _user_items(spec)
+    items |= _folder_items(results / "packed") | _folder_items(results / "tokenizer")
     if model.kind == "builtin":
-        items |= _folder_items(results / MODEL)
+        items |= _folder_items(results / "base_model")
     else:
         items |= _model_items(results, model, with_weights=spec.with_weights)
     for name, path in items.items():
         if isinstance(path, Path) and not path.is_file():
             raise DataError(f"{path}: is missing, needed for {name}; run again to make it")
-    items[f"{results}/{PROVENANCE}"] = _provenance_text(spec, items)
+    items[f"{results}/{records.PROVENANCE}"] = _provenance_text(spec, items)
     members = describe(items)
     _check_recorded(results, members, lock=lock, model=model)
-    named = {name: replace(f, path=f"{CARRIED}/{name}") for name, f in spec.files.items()}
     if spec.own_code is not None:
         log.warning("it carries your own code, %s; opening needs --allow-own-code", spec.own_code)
+    carried = {n: replace(f, path=f"{records.CARRIED}/{n}") for n, f in spec.files.items()}
     index = BundleIndex(
         kind="bundle",
         expert=spec.expert,
         code=spec.code,
         members=members,
-        spec=replace(spec, files=named),
+        spec=replace(spec, files=carried),
         lock=lock,
     )
     return index, items
@@ -97,9 +80,8 @@ def _data_items(results: Path, lock: ExpertLock, asked: list[str]) -> Items:
     files = [results / "sources.lock.json"]
     files += [results / "sources" / "locked" / f"{source.name}.json" for source in lock.sources]
     for stage in stages_before("make_bundle", asked=asked):
-        records = [results / path for path in expand_path(stage, stage.record, lock.sources)]
-        files += records
-        files += [note for record in records if (note := sidecar_of(record)).is_file()]
+        made = [results / path for path in expand_path(stage, stage.record, lock.sources)]
+        files += [*made, *filter(Path.is_file, map(sidecar_of, made))]
         for key, path in stage.files.items():
             if key not in stage.stays and not path.endswith("/"):
                 files += [results / place for place in expand_path(stage, path, lock.sources)]
@@ -107,43 +89,42 @@ def _data_items(results: Path, lock: ExpertLock, asked: list[str]) -> Items:
 
 
 def _folder_items(folder: Path) -> Items:
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != TIMESTAMP]
+    files = [p for p in folder.rglob("*") if p.is_file() and p.name != records.TIMESTAMP]
     if not files:
         raise DataError(f"{folder}: is empty; delete its record and run again")
-    return {**{file.as_posix(): file for file in files}, f"{folder.as_posix()}/{TIMESTAMP}": b""}
+    return {file.as_posix(): file for file in files} | {f"{folder}/{records.TIMESTAMP}": b""}
 
 
 def _user_items(spec: BundleSpec) -> Items:
-    items: Items = {}
+    """Return the settings, the tuning, and what scoring reads: the user's files or generated."""
+    results, items = Path("results", spec.expert), Items()
     for name, file in spec.files.items():
         if sha256_file(Path(file.path)) != file.sha256:
             raise DataError(f"{file.path}: changed while the bundle was made; run again")
-        items[f"results/{spec.expert}/{CARRIED}/{name}"] = Path(file.path)
-    for key, place in spec.own_artifacts.items():
-        items[own_artifact(spec.expert, key, place)] = Path(spec.artifacts[key]).expanduser()
+        items[f"{results}/{records.CARRIED}/{name}"] = Path(file.path)
     if spec.tuned is not None:
-        items[own_tuning(spec.expert)] = Path(spec.tuned).expanduser()
-    return items
-
-
-def _artifact_items(results: Path, spec: BundleSpec) -> Items:
-    items: Items = {}
-    for path in (Path(p) for key, p in spec.artifacts.items() if key not in spec.own_artifacts):
+        items[records.own_tuning(spec.expert)] = Path(spec.tuned).expanduser()
+    for key, place in spec.artifacts.items():
+        path = Path(place)
+        if key in spec.own_artifacts:
+            name = records.own_artifact(spec.expert, key, spec.own_artifacts[key])
+            items[name] = path.expanduser()
+            continue
         items |= _folder_items(path) if path.is_dir() else {path.as_posix(): path}
         source = path.relative_to(results).parts[2]
-        items[f"{results}/sources/generated/{source}/{TIMESTAMP}"] = b""
+        items[f"{results}/sources/generated/{source}/{records.TIMESTAMP}"] = b""
     return items
 
 
 def _model_items(results: Path, model: ModelRecord, *, with_weights: bool) -> Items:
     """Return tokenizer and settings of a hub or local model, and its weights if requested."""
-    folder, record = Path(model.path), results / "model.json"
+    folder, record, target = Path(model.path), results / "model.json", results / "base_model"
     if not (weights := set(weight_files(folder))):
         raise DataError(f"{folder}: the base model is gone; delete {record} and run again")
     wanted = [path for path in wanted_files(folder) if with_weights or path not in weights]
-    items: Items = {f"{results}/{MODEL}/{path.name}": path for path in wanted}
-    moved = _json_text(to_json(replace(model, path=f"{results}/{MODEL}")))
-    items |= {f"{results}/{MODEL}/{TIMESTAMP}": b"", record.as_posix(): moved}
+    items: Items = {f"{target}/{path.name}": path for path in wanted}
+    moved = _json_text(to_json(replace(model, path=str(target))))
+    items |= {f"{target}/{records.TIMESTAMP}": b"", record.as_posix(): moved}
     return items | _changed_sidecar(record, sha256=hashlib.sha256(moved).hexdigest())
 
 
@@ -160,72 +141,74 @@ def _json_text(value: object) -> bytes:
 
 
 def _provenance_text(spec: BundleSpec, items: Items) -> bytes:
-    records = read_provenance(spec.expert, items)
+    jobs = read_provenance(spec.expert, items)
     # The user's files are absent and unused.
     names: dict[str, str | None] = dict.fromkeys(spec.content)
     if spec.tuned is not None:
-        names[str(Path(spec.tuned).expanduser())] = own_tuning(spec.expert)
-    record = f"results/{spec.expert}/model.json"
-    hashes = {}
-    if isinstance(content := items[record], bytes):
-        hashes[record] = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        names[str(Path(spec.tuned).expanduser())] = records.own_tuning(spec.expert)
+    model, hashes = f"results/{spec.expert}/model.json", {}
+    if isinstance(content := items[model], bytes):
+        hashes[model] = f"sha256:{hashlib.sha256(content).hexdigest()}"
     outputs = {n for n in items if sidecar_of(Path(n)).as_posix() in items}
-    if unrecorded := sorted(outputs - set(records)):
+    if unrecorded := sorted(outputs - set(jobs)):
         log.warning(
             "Snakemake has no record of %s and %d more outputs: where the bundle is opened, later"
             " changes of their settings go unnoticed",
             unrecorded[0],
             len(unrecorded) - 1,
         )
-    return provenance_text(adapt_inputs(records, names, hashes))
+    return provenance_text(adapt_inputs(jobs, names, hashes))
 
 
 def _check_recorded(
     results: Path, members: Iterable[Member], *, lock: ExpertLock, model: ModelRecord
 ) -> None:
+    """Raise DataError if a file is not what its record says."""
     found = {member.name: member.sha256 for member in members}
-    for file, record, sha256 in _recorded_hashes(results, lock, model):
-        if found.get(file.as_posix()) != sha256:
-            raise DataError(f"{file}: is not what {record} says; delete {record} and run again")
-    folder, record = results / MODEL, results / "model.json"
+    packing = read_record(PackingRecord, results / "packing.json")
+    documents = read_record(DocumentsRecord, results / "documents.json")
+    recorded = {
+        f"packed/train/{ROWS_FILE}": ("packing.json", packing.train.sha256),
+        f"packed/held_out/{ROWS_FILE}": ("packing.json", packing.held_out.sha256),
+        "keep.arrow": ("documents.json", documents.sha256),
+        "tokenizer/tokenizer.json": ("tokenizer.json", model.tokenizer.sha256),
+        "base_model/tokenizer.json": ("model.json", model.tokenizer.sha256),
+    }
+    for source in lock.sources:
+        for shard in shard_names(source.n_shards):
+            name = f"documents/{source.name}/{shard}"
+            record = read_record(ShardRecord, results / f"{name}.json")
+            recorded[f"{name}.arrow"] = (f"{name}.json", record.sha256)
+    wrong = [name for name in recorded if found.get(f"{results}/{name}") != recorded[name][1]]
+    folder = results / "base_model"
     weights = sorted(n for n in found if Path(n).parent == folder and n.endswith(".safetensors"))
     # Weights that are not packed are checked when the bundle is opened.
     if weights and sha256_json([found[name] for name in weights]) != model.weights_sha256:
-        raise DataError(f"{folder}: is not what {record} says; delete {record} and run again")
-
-
-def _recorded_hashes(
-    results: Path, lock: ExpertLock, model: ModelRecord
-) -> Iterator[tuple[Path, Path, str]]:
-    packing = read_record(PackingRecord, results / "packing.json")
-    for split, packed in (("train", packing.train), ("held_out", packing.held_out)):
-        yield results / "packed" / split / ROWS_FILE, results / "packing.json", packed.sha256
-    documents = read_record(DocumentsRecord, results / "documents.json")
-    yield results / "keep.arrow", results / "documents.json", documents.sha256
-    for source in lock.sources:
-        for shard in shard_names(source.n_shards):
-            record = results / "documents" / source.name / f"{shard}.json"
-            yield record.with_suffix(".arrow"), record, read_record(ShardRecord, record).sha256
-    for folder, name in ((TOKENIZER, "tokenizer.json"), (MODEL, "model.json")):
-        yield results / folder / "tokenizer.json", results / name, model.tokenizer.sha256
+        recorded["base_model"] = ("model.json", model.weights_sha256)
+        wrong.append("base_model")
+    for name in wrong:
+        made_by = results / recorded[name][0]
+        raise DataError(
+            f"{results / name}: is not what {made_by} says; delete {made_by} and run again"
+        )
 
 
 def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:
     """Collect an outcome; raise DataError without an opened bundle or a report."""
     results = Path("results", expert)
-    if not (results / OPENED).is_file():
+    if not (results / records.OPENED).is_file():
         raise DataError(f"{results}: no bundle was opened here; run open_bundle.py first")
-    bundle = read_record(Opened, results / OPENED).index
+    bundle = read_record(OpenedBundle, results / records.OPENED).index
     assert bundle.spec is not None
-    if not (results / REPORT).is_file():
-        raise DataError(f"{results / REPORT}: is missing; run snakemake {results / REPORT} first")
-    came = {member.name: member for member in bundle.members}
+    report = results / "report.json"
+    if not report.is_file():
+        raise DataError(f"{report}: is missing; run snakemake {report} first")
+    came = {member.name: member.sha256 for member in bundle.members}
     items: Items = {path.as_posix(): path for path in _result_files(results)}
-    known = (name for name in sorted(items) if name in came)
-    brought = tuple(name for name in known if came[name].sha256 == sha256_file(Path(name)))
-    records = read_provenance(expert, set(items).difference(brought))
-    items |= _staged_at_home(results, bundle.spec, records)
-    items[f"{results}/{PROVENANCE}"] = provenance_text(records)
+    brought = tuple(n for n in sorted(items) if n in came and came[n] == sha256_file(Path(n)))
+    jobs = read_provenance(expert, set(items).difference(brought))
+    items |= _staged_at_home(results, bundle.spec, jobs)
+    items[f"{results}/{records.PROVENANCE}"] = provenance_text(jobs)
     index = BundleIndex(
         kind="outcome",
         expert=expert,
@@ -238,7 +221,7 @@ def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:
 
 def _result_files(results: Path) -> list[Path]:
     found = [path for pattern in RECORDS for path in results.glob(pattern)]
-    folders = {*FOLDERS, "logs", ABLATION}
+    folders = {*records.FOLDERS, "logs", "ablation"}
     if read_part(str, results / "training.json", "method") == "full":
         folders.remove("checkpoint")
     for folder in folders:
@@ -246,15 +229,16 @@ def _result_files(results: Path) -> list[Path]:
     return [path for path in found if path.is_file()]
 
 
-def _staged_at_home(results: Path, spec: BundleSpec, records: Provenance) -> Items:
+def _staged_at_home(results: Path, spec: BundleSpec, jobs: Provenance) -> Items:
     """Restore the staging settings of the bundle's origin in Snakemake's records.
 
     This machine's ``scratch`` affects no result; with it the origin would stage and train again.
     """
-    settings = (read_record(StagingRecord, results / STAGING).spec, spec.staging)
+    staging = results / "staging.json"
+    settings = (read_record(StagingRecord, staging).spec, spec.staging)
     used, at_home = (canonical_json(to_json(each)) for each in settings)
-    if record := records.get(f"{results}/{STAGING}"):
+    if job := jobs.get(staging.as_posix()):
         # Snakemake stores params as Python literals.
-        params = [repr(at_home) if p == repr(used) else p for p in record["params"] or ()]
-        record["params"] = sorted(params)
-    return _changed_sidecar(results / STAGING, spec_sha256=sha256_text(at_home))
+        params = job["params"] or ()
+        job["params"] = sorted(repr(at_home) if p == repr(used) else p for p in params)
+    return _changed_sidecar(staging, spec_sha256=sha256_text(at_home))

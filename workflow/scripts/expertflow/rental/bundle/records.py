@@ -18,8 +18,6 @@ FORMAT = 2
 CARRIED = ".bundle"
 OPENED = f"{CARRIED}/opened.json"
 PROVENANCE = f"{CARRIED}/provenance.json"
-# Not below CARRIED: records name these folders, even once the bundle no longer counts.
-MODEL, TOKENIZER = "base_model", "tokenizer"
 # The file in which Snakemake keeps the timestamp of a rule's output folder.
 TIMESTAMP = ".snakemake_timestamp"
 # In an outcome: the folders made after the plan.
@@ -30,7 +28,6 @@ FOLDERS = {
     for path in stage.files.values()
     if path.endswith("/")
 }
-REPORT, ABLATION = "report.json", "ablation"
 
 
 class SettingsFile(Record, frozen=True, kw_only=True):
@@ -97,7 +94,7 @@ class BundleIndex(Record, frozen=True, kw_only=True):
     brought: tuple[str, ...] = ()
 
 
-class Opened(Record, frozen=True, kw_only=True):
+class OpenedBundle(Record, frozen=True, kw_only=True):
     """The record of an opened bundle, which counts as long as this record exists.
 
     ``settings_here`` hashes this machine's manifest at the time, if it had one: an edited manifest

@@ -12,22 +12,12 @@ from typing import BinaryIO
 
 from expertflow.core.errors import ConfigError, DataError, HardwareError, TrainingError
 from expertflow.core.files import remove, sha256_file, sync, sync_directory
+from expertflow.core.format import gb
 from expertflow.core.locks import EXPERT_LOCKS, holder, sign, try_lock
 from expertflow.core.records import read_record, write_record
+from expertflow.rental.bundle import records
 from expertflow.rental.bundle.provenance import write_provenance
-from expertflow.rental.bundle.records import (
-    ABLATION,
-    CARRIED,
-    FOLDERS,
-    MODEL,
-    OPENED,
-    PROVENANCE,
-    REPORT,
-    TIMESTAMP,
-    BundleIndex,
-    Member,
-    Opened,
-)
+from expertflow.rental.bundle.records import BundleIndex, Member, OpenedBundle
 from expertflow.rental.bundle.tar import read_bundle
 from expertflow.train.records import ModelRecord
 
@@ -64,7 +54,7 @@ def open_bundle(
                 f"{what}; evaluation runs it with your rights. Read it, then --allow-own-code"
             )
         log.warning("%s, which evaluation runs with your rights", what)
-    opened = Opened(
+    opened = OpenedBundle(
         index=index,
         settings_here=settings_here,
         other_code=other_code,
@@ -72,22 +62,22 @@ def open_bundle(
     )
     with _hold_expert(directory, index.expert):
         if (
-            (results / OPENED).is_file()
-            and (before := read_record(Opened, results / OPENED)).index == index
+            (results / records.OPENED).is_file()
+            and (before := read_record(OpenedBundle, results / records.OPENED)).index == index
             and before.allow_own_code == allow_own_code
             and all(_is_same(directory / m.name, m) for m in index.members)
         ):
             _complete_model(index, results, model)
             return False
         if results.exists() and not may_replace:
-            is_bundle = (results / CARRIED).exists()
+            is_bundle = (results / records.CARRIED).exists()
             what = "an opened bundle, changed since or another one" if is_bundle else "results"
             raise ConfigError(
                 f"{results}: holds {what}; move it away, use --directory, or drop it with --replace"
             )
         with _unpack(bundle, index, results) as partial:
             _complete_model(index, partial, model)
-            write_record(partial / OPENED, opened)
+            write_record(partial / records.OPENED, opened)
             _adopt_provenance(partial, directory, index)
             remove(results)
             partial.rename(results)
@@ -111,9 +101,9 @@ def land_outcome(
             _refuse_others(index, directory)
         with _unpack(outcome, index, results) as partial:
             _adopt_provenance(partial, directory, index)
-            remove(partial / CARRIED)
+            remove(partial / records.CARRIED)
             _move_in(index, partial, results)
-    if (results / f"{ABLATION}.json").is_file():
+    if (results / "ablation.json").is_file():
         log.info(
             "%s: its report shows an ablation; keep ablate=true in the configuration here, with the"
             " same ablation settings, or the report is built again without it",
@@ -126,9 +116,8 @@ def _hold_expert(directory: Path, expert: str) -> Iterator[None]:
     """Lock an expert against runs and other openings; a failed block leaves nothing behind."""
     path = directory / EXPERT_LOCKS / f"{expert}.lock"
     with _undone_on_failure(path), path.open("a+", encoding="utf-8") as stream:
-        held = try_lock(stream) == "held"
-        known = holder(stream)
-        if held:
+        is_held, known = try_lock(stream) == "held", holder(stream)
+        if is_held:
             who = f", process {known['pid']} on {known['host']}" if known else ""
             raise ConfigError(
                 f"{directory / 'results' / expert}: is being made by another run{who}; wait for"
@@ -151,8 +140,8 @@ def _unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
         n_bytes, free = sum(m.n_bytes for m in index.members), shutil.disk_usage(parent).free
         if free < n_bytes * SPACE_RESERVE:
             raise HardwareError(
-                f"{parent}: {free / 1e9:.1f} GB free, {n_bytes / 1e9:.1f} GB needed for {bundle};"
-                " free some, or open it elsewhere with --directory"
+                f"{parent}: {gb(free)} free, {gb(n_bytes)} needed for {bundle}; free some, or open"
+                " it elsewhere with --directory"
             )
 
         def create(member: Member) -> BinaryIO:
@@ -161,15 +150,14 @@ def _unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
             return path.open("xb")
 
         try:
-            try:
-                read_bundle(bundle, index, create)
-                sync(partial)
-            except OSError as error:
-                raise HardwareError(
-                    f"{error.filename or parent}: cannot be written ({error.strerror}); open the"
-                    " bundle elsewhere with --directory"
-                ) from error
+            read_bundle(bundle, index, create)
+            sync(partial)
             yield partial
+        except OSError as error:
+            raise HardwareError(
+                f"{error.filename or parent}: cannot be written ({error.strerror}); open the"
+                " bundle elsewhere with --directory"
+            ) from error
         finally:
             remove(partial)
 
@@ -180,8 +168,8 @@ def _adopt_provenance(partial: Path, directory: Path, index: BundleIndex) -> Non
     time_s = float(int(time.time()))
     for path in [*partial.rglob("*"), partial]:
         os.utime(path, (time_s, time_s), follow_symlinks=False)
-    if not (path := partial / PROVENANCE).is_file():
-        raise DataError(f"{PROVENANCE}: is missing in the bundle; make the bundle again")
+    if not (path := partial / records.PROVENANCE).is_file():
+        raise DataError(f"{records.PROVENANCE}: is missing in the bundle; make the bundle again")
     write_provenance(directory, path.read_bytes(), expert=index.expert, time_s=time_s)
 
 
@@ -191,10 +179,11 @@ def _is_same(path: Path, member: Member) -> bool:
 
 
 def _complete_model(index: BundleIndex, results: Path, given: Path | None) -> None:
-    folder = f"results/{index.expert}/{MODEL}/"
+    folder = f"results/{index.expert}/base_model/"
     names = [member.name for member in index.members if member.name.startswith(folder)]
     if not any(name.endswith(".safetensors") for name in names):
-        link_weights(read_record(ModelRecord, results / "model.json"), given, results / MODEL)
+        model = read_record(ModelRecord, results / "model.json")
+        link_weights(model, given, results / "base_model")
 
 
 @contextlib.contextmanager
@@ -213,13 +202,10 @@ def _undone_on_failure(path: Path) -> Iterator[None]:
 
 def _refuse_others(index: BundleIndex, directory: Path) -> None:
     for member in index.members:
-        path = directory / member.name
-        name = member.name.split("/", 2)[2]
-        is_free = name.startswith((CARRIED, "logs/")) or name.endswith(TIMESTAMP)
+        path, name = directory / member.name, member.name.split("/", 2)[2]
+        is_free = name.startswith((records.CARRIED, "logs/")) or name.endswith(records.TIMESTAMP)
         is_kept = member.name in index.brought and name not in DECISIVE
-        if is_free or is_kept or not path.exists():
-            continue
-        if not _is_same(path, member):
+        if not (is_free or is_kept or not path.exists() or _is_same(path, member)):
             raise ConfigError(
                 f"{path}: is not of this outcome; move it away, use --directory, or drop it with"
                 " --replace"
@@ -227,11 +213,11 @@ def _refuse_others(index: BundleIndex, directory: Path) -> None:
 
 
 def _move_in(index: BundleIndex, partial: Path, results: Path) -> None:
-    for folder in FOLDERS:
+    for folder in records.FOLDERS:
         if (partial / folder).is_dir():
             remove(results / folder)
     files = [path for path in partial.rglob("*") if path.is_file()]
-    for path in sorted(files, key=lambda file: file.name == REPORT):
+    for path in sorted(files, key=lambda file: file.name == "report.json"):
         name = path.relative_to(partial).as_posix()
         target = results / name
         if not (f"results/{index.expert}/{name}" in index.brought and target.exists()):
