@@ -140,7 +140,7 @@ def test_memory_and_full_disks_are_skipped(tmp_path: Path, monkeypatch: pytest.M
     kind = "tmpfs"
     monkeypatch.setattr(disk, "file_system", lambda path: kind)
     (place,) = disk.describe_places([(tmp_path, "test")], measure=True)
-    assert place.is_memory and place.read_bytes_per_s is None and "memory" in place.read_method
+    assert place.read_bytes_per_s is None and "memory" in place.read_method
     kind = "ext4"
     free = psutil.disk_usage(str(tmp_path)).free
     (place,) = disk.describe_places([(tmp_path, "test")], measure=True, file_bytes=free // 3)
@@ -149,18 +149,11 @@ def test_memory_and_full_disks_are_skipped(tmp_path: Path, monkeypatch: pytest.M
     assert place.read_method == disk.NOT_ASKED
 
 
-def test_candidates_come_from_settings_then_habits(tmp_path: Path) -> None:
+def test_candidates_come_from_the_environment_then_habits(tmp_path: Path) -> None:
     (tmp_path / "mnt" / "nvme1").mkdir(parents=True)
-    found = list(disk.list_candidates("/x", {"SLURM_TMPDIR": "/s", "TMPDIR": ""}, tmp_path))
-    assert found[:2] == [(Path("/x"), "scratch setting"), (Path("/s"), "SLURM_TMPDIR")]
+    found = list(disk.list_candidates({"SLURM_TMPDIR": "/s", "TMPDIR": ""}, tmp_path))
+    assert found[0] == (Path("/s"), "SLURM_TMPDIR")
     assert tmp_path / "mnt" / "nvme1" in [path for path, _ in found]
-
-
-def test_a_partition_spins_as_its_disk_does(tmp_path: Path) -> None:
-    write(tmp_path, {"sda/queue/rotational": "1", "sda/sda1/size": "1"})
-    (tmp_path / "8:1").symlink_to(tmp_path / "sda" / "sda1")
-    assert disk.is_rotational(os.makedev(8, 1), tmp_path) is True
-    assert disk.is_rotational(os.makedev(0, 7), tmp_path) is None
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row["name"])

@@ -193,7 +193,6 @@ def test_a_resumed_run_goes_on_with_its_samples(tmp_path: Path) -> None:
         record = monitoring.monitor(
             output,
             interval=SamplingInterval(0.01),
-            duration_s=None,
             zero_s=time.time() - seen_s,
             goes_on=seen_s > 0,
             stop=lambda count=count: next(count) > 40,
@@ -292,9 +291,7 @@ def test_a_line_that_was_cut_takes_no_later_reading_with_it(tmp_path: Path) -> N
     path.write_text(json.dumps(to_json(sample(1, 5.0, starts=True))) + '\n{"elapsed_s": 2')
     assert [s.elapsed_s for s in read_samples(path)] == [1]
     interval = SamplingInterval()
-    monitoring.monitor(
-        path, interval=interval, duration_s=0, zero_s=None, goes_on=True, stop=lambda: True
-    )
+    monitoring.monitor(path, interval=interval, goes_on=True, stop=lambda: True)
     assert [s.starts for s in read_samples(path)] == [True, True]
 
 

@@ -80,11 +80,10 @@ def make_machine() -> dict[str, Any]:
         index=0, name=GPU, listed_as="H100 SXM", memory_total_bytes=80_000_000_000,
         memory_free_bytes=79_400_000_000, compute_capability="9.0", supports_bf16=True,
         supports_tf32=True, power_limit_w=700.0, unavailable={},
-        temperature_limits_c={"slowdown": 87.0, "shutdown": 92.0, "max_operating": 83.0},
     )  # fmt: skip
     disk = h.ScratchFacts(
-        path="/scratch", asked_by="config", file_system="ext4", is_memory=False,
-        is_rotational=False, free_bytes=900_000_000_000, total_bytes=960_000_000_000,
+        path="/scratch", asked_by="config", file_system="ext4",
+        free_bytes=900_000_000_000,
         read_bytes_per_s=2.9e9, read_method="256 MiB, past the page cache",
     )  # fmt: skip
     facts = h.MachineFacts(

@@ -263,8 +263,7 @@ class Machine:
         assert measure
         return tuple(
             ScratchFacts(
-                path=str(path), asked_by=why, file_system="xfs", is_memory=False,
-                is_rotational=None, free_bytes=1 << 40, total_bytes=1 << 40,
+                path=str(path), asked_by=why, file_system="xfs", free_bytes=1 << 40,
                 read_bytes_per_s=self.disks[path], read_method="256 MiB",
             )
             for path, why in places

@@ -21,13 +21,10 @@ TABLE = Path(__file__).resolve().parents[2] / "config" / "hardware" / "gpus.yaml
 def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("--output", type=Path, help="JSON record to write")
-    parser.add_argument("--scratch", help="the scratch directory of the configuration")
     parser.add_argument("--measure-disks", action="store_true", help="measure how fast they read")
     parser.add_argument("--gpus", type=Path, default=TABLE, help="table of known cards")
     args = parser.parse_args()
-    machine = probe_machine(
-        table=read_yaml(args.gpus)["gpus"], scratch=args.scratch, measure_disks=args.measure_disks
-    )
+    machine = probe_machine(table=read_yaml(args.gpus)["gpus"], measure_disks=args.measure_disks)
     if args.output is not None:
         write_record(args.output, machine)
     print(yaml.safe_dump(to_json(machine), sort_keys=False), end="")

@@ -3,6 +3,7 @@
 import math
 import mmap
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -27,11 +28,9 @@ Speed = tuple[float | None, str]
 
 
 def list_candidates(
-    configured: str | None, environment: Mapping[str, str], root: Path = Path("/")
+    environment: Mapping[str, str], root: Path = Path("/")
 ) -> Iterator[tuple[Path, str]]:
-    """Yield where a copy might lie, and why: a setting, a variable, or a usual place."""
-    if configured is not None:
-        yield Path(configured), "scratch setting"
+    """Yield where a copy might lie, and why: a variable, or a usual place."""
     for name in ("SLURM_TMPDIR", "TMPDIR"):
         if environment.get(name):
             yield Path(environment[name]), name
@@ -43,29 +42,26 @@ def list_candidates(
 def describe_places(
     places: Iterable[tuple[Path, str]], *, measure: bool, file_bytes: int = FILE_BYTES
 ) -> tuple[ScratchFacts, ...]:
+    """Describe the writable ones, once each; each device is measured once."""
     measured: dict[int, Speed] = {}
     found: dict[Path, ScratchFacts] = {}
     for path, asked_by in places:
         place = path.resolve()
         if place in found or not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
             continue
-        usage, kind, device = psutil.disk_usage(str(place)), file_system(place), place.stat().st_dev
-        is_memory = kind in IN_MEMORY
+        free, kind, device = shutil.disk_usage(place).free, file_system(place), place.stat().st_dev
         speed: Speed = None, NOT_ASKED
-        if is_memory:
+        if kind in IN_MEMORY:
             speed = None, "not measured: it is memory, and takes from what training has"
-        elif measure and usage.free < ROOM * file_bytes:
-            speed = None, f"not measured: only {gb(usage.free)} free"
+        elif measure and free < ROOM * file_bytes:
+            speed = None, f"not measured: only {gb(free)} free"
         elif measure:
             speed = measured[device] = measured.get(device) or measure_disk(place, file_bytes)
         found[place] = ScratchFacts(
             path=str(path),
             asked_by=asked_by,
             file_system=kind,
-            is_memory=is_memory,
-            is_rotational=None if is_memory else is_rotational(device),
-            free_bytes=usage.free,
-            total_bytes=usage.total,
+            free_bytes=free,
             read_bytes_per_s=speed[0],
             read_method=speed[1],
         )
@@ -141,13 +137,3 @@ def file_system(path: Path) -> str | None:
         if path.is_relative_to(mount) and len(mount.parts) >= best:
             best, kind = len(mount.parts), part.fstype
     return kind
-
-
-def is_rotational(device: int, root: Path = Path("/sys/dev/block")) -> bool | None:
-    place = root / f"{os.major(device)}:{os.minor(device)}"
-    # A partition's queue is its disk's.
-    for folder in (place, place.resolve().parent):
-        flag = folder / "queue" / "rotational"
-        if flag.is_file():
-            return flag.read_text(encoding="utf-8").strip() == "1"
-    return None

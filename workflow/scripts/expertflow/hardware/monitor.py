@@ -34,15 +34,14 @@ NICE = 5
 
 
 def run_command(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> None:
+    """Compare two summaries, replay readings, or watch; ``refuse`` ends with a usage error."""
+    # rich is imported late: beside a training nothing is shown, and the monitor is up at once.
     if args.compare is not None:
-        from rich.console import Console
-
         from expertflow.hardware.show import print_comparison
 
         before, after = args.compare
         names = (before.stem, after.stem) if before.stem != after.stem else ("before", "after")
-        old, new = (read_record(MonitorRecord, path) for path in (before, after))
-        print_comparison(old, new, Console(), names)
+        print_comparison(*(read_record(MonitorRecord, path) for path in args.compare), names)
         return
     if args.output is None:
         refuse("--output is missing: where to write the summary")
@@ -60,15 +59,14 @@ def run_command(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> 
             record = replay(readings, args.facts)
         write_record(args.output, record)
     if not args.quiet:
-        from rich.console import Console
-
         from expertflow.hardware.show import print_record
 
-        print_record(record, Console())
+        print_record(record)
 
 
 def _watch(args: argparse.Namespace, samples: Path, held: ExitStack) -> MonitorRecord:
     came: list[int] = []
+    end_s = math.inf if args.duration is None else time.monotonic() + args.duration
     # Given, not asked for here: the parent may be gone before this process is up.
     parent: int | None = args.with_parent
     if parent not in (None, os.getppid()):
@@ -80,23 +78,19 @@ def _watch(args: argparse.Namespace, samples: Path, held: ExitStack) -> MonitorR
         os.nice(NICE)
 
     def stop() -> bool:
-        return bool(came) or parent not in (None, os.getppid())
+        return bool(came) or time.monotonic() > end_s or parent not in (None, os.getppid())
 
     wait_for_others(held, samples, stop)
     watcher = None
     if not args.quiet:
-        # Imported here: beside a training nothing is shown, and the monitor should be up at once.
-        from rich.console import Console
-
         from expertflow.hardware.show import live
 
-        watcher = held.enter_context(live(Console(stderr=True)))
+        watcher = held.enter_context(live())
     return monitor(
         samples,
         interval=SamplingInterval(
             args.interval, steps=args.steps, n_steps_per_epoch=args.steps_per_epoch
         ),
-        duration_s=args.duration,
         zero_s=args.zero,
         goes_on=args.go_on,
         stop=stop,
@@ -126,15 +120,14 @@ def monitor(
     output: Path,
     *,
     interval: SamplingInterval,
-    duration_s: float | None,
-    zero_s: float | None,
-    goes_on: bool,
     stop: Callable[[], bool],
+    zero_s: float | None = None,
+    goes_on: bool = False,
     gpu: str | None = None,
     n_gpus: int | None = None,
     watcher: Watcher | None = None,
 ) -> MonitorRecord:
-    """Append one JSON line per reading to ``output`` until the time is over or ``stop`` says so.
+    """Append one JSON line per reading to ``output`` until ``stop`` says so.
 
     ``zero_s`` is the Unix time at which the clock of what is watched stood at zero. A resumed run
     ``goes_on`` with its file, and the summary covers all of it.
@@ -148,23 +141,22 @@ def monitor(
                 stream.seek(-1, os.SEEK_END)
                 if stream.read() != b"\n":
                     stream.write(b"\n")
-        start, cpu_s = time.monotonic(), time.process_time()
+        start_s, cpu_s = time.monotonic(), time.process_time()
         offset_s = 0.0 if zero_s is None else time.time() - zero_s
-        end = math.inf if duration_s is None else start + duration_s
         with output.open("a" if goes_on else "w", encoding="utf-8") as readings:
             going = True
             while going:
                 # Asked before the reading: the stretch ends with one, so that counters cover all.
-                going = not stop() and time.monotonic() < end
-                sample = sampler.read_sample(elapsed_s=offset_s + time.monotonic() - start)
+                going, now_s = not stop(), time.monotonic()
+                sample = sampler.read_sample(elapsed_s=offset_s + now_s - start_s)
                 readings.write(json.dumps(msgspec.to_builtins(sample)) + "\n")
                 readings.flush()
                 if watcher is not None:
                     watcher(sample, card)
-                due = min(end, start + sample.elapsed_s - offset_s + interval.next_s())
-                while going and not stop() and (left_s := due - time.monotonic()) > 0:
+                due_s = now_s + interval.next_s()
+                while going and not stop() and (left_s := due_s - time.monotonic()) > 0:
                     time.sleep(min(left_s, LONGEST_NAP_S))
-        wall_s = time.monotonic() - start
+        wall_s = time.monotonic() - start_s
         fraction = (time.process_time() - cpu_s) / wall_s if wall_s > 0 else None
         card = add_processes(card, gpus)
     samples = read_samples(output)

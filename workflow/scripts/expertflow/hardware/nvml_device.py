@@ -269,12 +269,10 @@ class Device(Struct):
         held: dict[int, dict[str, Any]] = {}
         for kind, question in PROCESSES.items():
             for process in self.ask(f"processes.{kind}", question) or []:
-                entry = {"pid": process.pid, "name": None, "kind": kind, "memory_used_bytes": None}
+                entry = {"pid": process.pid, "name": None, "memory_used_bytes": None}
                 entry = held.setdefault(process.pid, entry | {"gpu": self.index})
                 with suppress(psutil.Error):
                     entry["name"] = psutil.Process(process.pid).name()
-                if entry["kind"] != kind:
-                    entry["kind"] = "compute and graphics"
                 sizes = (process.usedGpuMemory, entry["memory_used_bytes"])
                 entry["memory_used_bytes"] = max((n for n in sizes if n is not None), default=None)
         return sorted(held.values(), key=lambda p: -(p["memory_used_bytes"] or 0))

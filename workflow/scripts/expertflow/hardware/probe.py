@@ -116,9 +116,7 @@ def cpu_flops_per_s(width: int = 1024, n_products: int = 5) -> float:
     return 2 * width**3 / fastest_s
 
 
-def probe_machine(
-    *, table: list[dict[str, Any]], scratch: str | None = None, measure_disks: bool = False
-) -> MachineFacts:
+def probe_machine(*, table: list[dict[str, Any]], measure_disks: bool = False) -> MachineFacts:
     lines = _read(Path("/proc/cpuinfo")).split("\n")
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     limit, total = memory_limit_bytes(), psutil.virtual_memory().total
@@ -142,7 +140,7 @@ def probe_machine(
         ram_usable_bytes=total if limit is None else min(total, limit),
         driver=gpus.driver,
         gpus=seen,
-        scratch=describe_places(list_candidates(scratch, os.environ), measure=measure_disks),
+        scratch=describe_places(list_candidates(os.environ), measure=measure_disks),
         simulated=gpus.simulated,
         unavailable=unavailable,
         remarks=gpus.remarks,
@@ -171,7 +169,7 @@ def least_free_gpu_memory(n_gpus: int) -> tuple[int, str] | None:
 
 def _describe_gpu(device: Device, table: list[dict[str, Any]]) -> GpuSeen:
     names = ("gpu_name", "memory_total_bytes", "memory_free_bytes", "compute_capability")
-    known, unavailable = device.figures(*names, "power_limit_w", "temperature_limits_c")
+    known, unavailable = device.figures(*names, "power_limit_w")
     name, capability = known.pop("gpu_name"), known.pop("compute_capability")
     row = None if name is None else find_row(name, table)
     if "gpu_name" in unavailable:

@@ -145,7 +145,6 @@ class GpuSeen(Record, frozen=True, kw_only=True):
     supports_bf16: bool | None
     supports_tf32: bool | None
     power_limit_w: float | None
-    temperature_limits_c: dict[str, float] | None
     unavailable: dict[str, str]
 
 
@@ -158,10 +157,7 @@ class ScratchFacts(Record, frozen=True, kw_only=True):
     path: str
     asked_by: str
     file_system: str | None
-    is_memory: bool
-    is_rotational: bool | None
     free_bytes: int
-    total_bytes: int
     read_bytes_per_s: float | None
     read_method: str
 

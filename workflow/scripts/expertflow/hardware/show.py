@@ -47,7 +47,8 @@ MAX_TIMES = 100
 
 
 @contextmanager
-def live(console: Console) -> Iterator[Watcher]:
+def live() -> Iterator[Watcher]:
+    console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda sample, _: console.print(escape(_line(sample)), highlight=False)
         return
@@ -89,7 +90,8 @@ def _figures(
     return table
 
 
-def print_record(record: MonitorRecord, console: Console) -> None:
+def print_record(record: MonitorRecord) -> None:
+    console = Console()
     if record.gpu_name is None:
         title = f"[bold]No GPU figures[/]: {escape(record.unavailable.get('gpu_name', 'unknown'))}"
     else:
@@ -101,9 +103,8 @@ def print_record(record: MonitorRecord, console: Console) -> None:
         console.print(escape(text), highlight=False)
 
 
-def print_comparison(
-    before: MonitorRecord, after: MonitorRecord, console: Console, names: tuple[str, str]
-) -> None:
+def print_comparison(before: MonitorRecord, after: MonitorRecord, names: tuple[str, str]) -> None:
+    console = Console()
     table = _table("", *names, "difference", "")
     for name, (words, unit, scale) in {**FIGURES, **TOTALS}.items():
         values = [getattr(record, name) for record in (before, after)]

@@ -217,7 +217,7 @@ def _may_hold(place: Path, content: Content) -> bool:
 
 def _choose_fastest(content: Content, note: Staged) -> tuple[Path | None, Staged]:
     speed, how = disk.measure_file(content.largest)
-    places = (p for p in disk.list_candidates(None, dict(os.environ)) if _may_hold(p[0], content))
+    places = (p for p in disk.list_candidates(os.environ) if _may_hold(p[0], content))
     found = disk.describe_places(places, measure=True)
     speeds = [place.read_bytes_per_s or 0.0 for place in found]
     note = replace(note, source_read_bytes_per_s=speed, source_read_method=how)
