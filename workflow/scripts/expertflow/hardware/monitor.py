@@ -41,7 +41,8 @@ def run_command(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> 
 
         before, after = args.compare
         names = (before.stem, after.stem) if before.stem != after.stem else ("before", "after")
-        print_comparison(*(read_record(MonitorRecord, path) for path in args.compare), names)
+        old, new = (read_record(MonitorRecord, path) for path in args.compare)
+        print_comparison(old, new, names)
         return
     if args.output is None:
         refuse("--output is missing: where to write the summary")
