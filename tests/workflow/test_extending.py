@@ -57,6 +57,11 @@ def setting_is_used(space: Workspace) -> bool:
     return bool(ratio == 0.1 and rate > 0.1 * 1e-3)
 
 
+def figure_is_shown(space: Workspace) -> bool:
+    n = space.record("report.json")["training_report"]["training"]["n_context_switches"]
+    return n >= 0 and "context switches" in (space.root / "results/tiny/report.html").read_text()
+
+
 def stage_counts(space: Workspace) -> bool:
     n = space.record("documents.json")["n_train_copies"]
     assert space.planned() == {"build_report"}
@@ -70,6 +75,8 @@ CHECKS: dict[str, Callable[[Workspace], bool]] = {
         s.record("evaluation.json")["after"]["score"]["metric"] == "begins_with"
     ),
     "A source kind": lambda s: (s.root / "results/shop/packing.json").is_file(),
+    "A measured figure": figure_is_shown,
+    "A finding": lambda s: "one-source" in {f["code"] for f in s.record("report.json")["findings"]},
     "A stage": stage_counts,
 }
 
