@@ -38,6 +38,13 @@ class Price(NamedTuple):
             return None
         return billed_hours(hours, self.billing_minutes) * self.usd_per_hour
 
+    def band(self, hours: Band, prefix: str = "") -> dict[str, Any]:
+        """Return hours and dollars by field: low, middle and high."""
+        found: dict[str, Any] = {}
+        for end, each in zip(("_low", "", "_high"), hours, strict=True):
+            found |= {f"{prefix}hours{end}": each, f"{prefix}usd{end}": self.usd(each)}
+        return found
+
 
 def billed_hours(hours: float, billing_minutes: float | None) -> float:
     """Round hours up to full billing steps, if there are any."""
@@ -109,12 +116,11 @@ def plan_cost(
     else:
         hours, parts = _prior_hours(plan, whole_peak, ignored)
     price = planned_price(spec, plan.gpu)
-    for end, each in zip(("_low", "", "_high"), hours, strict=True):
-        parts |= {f"predicted_hours{end}": each, f"predicted_usd{end}": price.usd(each)}
     return CostPlan(
         price_usd_per_hour=price.usd_per_hour,
         price_as_of=price.as_of,
         billing_minutes=price.billing_minutes,
+        **price.band(hours, "predicted_"),
         **parts,
     )
 
@@ -209,20 +215,13 @@ def _measured_reason(measured: Calibration, plan: TrainPlan, n_saves: int) -> st
 
 def check_budgets(cost: CostPlan, spec: PlanSpec) -> Iterator[tuple[Any, str, str]]:
     """Yield setting, value and outcome of each budget; raise ConfigError unless it is met."""
-    for setting, budget, value, high, show in (
-        (
-            Training.max_hours, spec.max_hours,
-            cost.predicted_hours, cost.predicted_hours_high, _hours_words,
-        ),
-        (
-            Training.max_usd, spec.max_usd,
-            cost.predicted_usd, cost.predicted_usd_high, _usd_words,
-        ),
-    ):  # fmt: skip
-        if budget is None:
-            continue
+    hours = (cost.predicted_hours, cost.predicted_hours_high, _hours_words)
+    usd = (cost.predicted_usd, cost.predicted_usd_high, _usd_words)
+    for setting, (value, high, show) in ((Training.max_hours, hours), (Training.max_usd, usd)):
         key, words = name_of(setting), "left out: the demo is on the CPU, where nothing can be held"
         words += " against it"
+        if (budget := getattr(spec, key)) is None:
+            continue
         if value is None or high is None:
             lacks = "no price is configured for it"
             if cost.predicted_hours is None:

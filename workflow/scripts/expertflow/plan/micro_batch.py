@@ -86,7 +86,14 @@ def _take_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> bool:
             reason = f"{reason}; {_sizes(draft, micro, checkpoint)}"
         if not _fits(draft, micro, checkpoint=checkpoint):
             if total is not None and peak is not None and peak > total:
-                _refuse_given(draft, micro, peak, total, checkpoint=checkpoint)
+                fitting = (n for n in range(micro)[:0:-1] if _fits(draft, n, checkpoint=checkpoint))
+                if (rows := next(fitting, None)) is None:
+                    _refuse(draft, checkpoint=checkpoint)
+                raise HardwareError(
+                    f"training.batch_size {micro} needs {gib(peak)} and {draft.hardware} has"
+                    f" {total / GIB:.1f}; set it to auto, or to {rows} or less with"
+                    f" gradient_accumulation_steps {-(-micro // rows)} times as many"
+                )
             reason = f"{reason}; it is predicted to fill the card to the brim"
     draft.choose(Training.batch_size, micro, reason)
     if checkpoint and spec.gradient_checkpointing is None:
@@ -97,19 +104,6 @@ def _take_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> bool:
                 f" {micro // plain[-1]} times as many fits without"
             )
     return _choose_checkpoint(draft, micro, checkpoint, sparing)
-
-
-def _refuse_given(
-    draft: PlanDraft, micro: int, peak: int, total: int, *, checkpoint: bool
-) -> NoReturn:
-    rows = next((n for n in range(micro)[:0:-1] if _fits(draft, n, checkpoint=checkpoint)), None)
-    if rows is None:
-        _refuse(draft, checkpoint=checkpoint)
-    raise HardwareError(
-        f"training.batch_size {micro} needs {gib(peak)} and {draft.hardware} has"
-        f" {total / GIB:.1f}; set it to auto, or to {rows} or less with"
-        f" gradient_accumulation_steps {-(-micro // rows)} times as many"
-    )
 
 
 def _micro_batch_by_tier(draft: PlanDraft) -> tuple[int, bool]:

@@ -132,10 +132,8 @@ def _laid_out(
 
 
 def _priced(hours: Band, price: Price) -> dict[str, Any]:
-    priced: dict[str, Any] = {"usd_per_hour": price.usd_per_hour, "price_as_of": price.as_of}
-    for end, each in zip(("_low", "", "_high"), hours, strict=True):
-        priced |= {f"hours{end}": each, f"usd{end}": price.usd(each)}
-    return priced
+    rate = {"usd_per_hour": price.usd_per_hour, "price_as_of": price.as_of}
+    return rate | price.band(hours)
 
 
 def _join(remarks: dict[str, bool]) -> str:

@@ -132,32 +132,31 @@ def choose_loader(spec: PlanSpec, packing: str) -> dict[Any, tuple[object, str]]
 
     Returns value and reason of each setting that this decides.
     """
-    wanted = spec.dataloader_num_workers
+    wanted, cite = spec.dataloader_num_workers, spec.cite_setting
     kind: Loader = "thread"
     why = "one thread: no dataloader_num_workers are asked for"
     if spec.loader is not None:
-        kind, why = spec.loader, spec.cite_setting(Training.loader)
+        kind, why = spec.loader, cite(Training.loader)
     elif packing != "none":
         why = "one thread: packed rows need no worker processes, measured slower with them"
     elif wanted:
         kind, why = "workers", f"unpacked rows, and dataloader_num_workers is {wanted}"
-    n_workers = wanted if kind == "workers" else 0
-    workers_why = spec.cite_setting(Training.dataloader_num_workers)
-    if kind == "thread":
-        unused = f"; dataloader_num_workers {wanted} is not used" if wanted else ""
-        workers_why = f"the thread needs none{unused}"
-    ahead, keeps = Training.dataloader_prefetch_factor, Training.dataloader_persistent_workers
+    number, ahead = Training.dataloader_num_workers, Training.dataloader_prefetch_factor
+    persistent = Training.dataloader_persistent_workers
     chosen: dict[Any, tuple[object, str]] = {
         Training.loader: (kind, why),
-        Training.dataloader_num_workers: (n_workers, workers_why),
-        ahead: (spec.dataloader_prefetch_factor, spec.cite_setting(ahead)),
-        keeps: (spec.dataloader_persistent_workers, spec.cite_setting(keeps)),
+        number: (wanted, cite(number)),
+        ahead: (spec.dataloader_prefetch_factor, cite(ahead)),
+        persistent: (spec.dataloader_persistent_workers, cite(persistent)),
     }
-    if kind == "workers" and not n_workers:
+    if kind == "thread":
+        unused = f"; dataloader_num_workers {wanted} is not used" if wanted else ""
+        chosen[number] = (0, f"the thread needs none{unused}")
+    elif not wanted:
         chosen[ahead] = (0, "no workers: every batch is made when it is asked for")
-    if not n_workers:
+    if kind == "thread" or not wanted:
         why = "there are no worker processes to keep from one epoch to the next"
-        chosen[keeps] = (False, why)
+        chosen[persistent] = (False, why)
     return chosen
 
 
