@@ -6,21 +6,20 @@ from expertflow.studies.estimate import estimate
 from expertflow.studies.records import (
     AblationSpec,
     ClaimedRatio,
-    Timing,
     Variant,
     VariantRecord,
 )
+from expertflow.train.records import TrialResult
 
 NO_RATIO = {"timings": (), "plan_timings": (), "ratio": None, "device": None}
 
 
-def timing(tokens_per_s: float, **changes: Any) -> Timing:
+def timing(tokens_per_s: float, **changes: Any) -> TrialResult:
     settings: dict[str, Any] = {
-        "tokens_per_s": tokens_per_s, "n_tokens": 1000, "timed_s": 1000 / tokens_per_s,
-        "startup_s": 1.0, "first_step_s": 0.5, "data_wait_fraction": 0.1, "padding_fraction": 0.2,
-        "save_s": None, "peak_memory_bytes": None, "loss_last": 5.0,
+        "outcome": "measured", "n_tokens": 1000, "timed_s": 1000 / tokens_per_s,
+        "data_wait_s": 100 / tokens_per_s, "n_padding_tokens": 250, "losses": (5.0,),
     }  # fmt: skip
-    return Timing(**{**settings, **changes})
+    return TrialResult(**{**settings, **changes})
 
 
 def variant(name: str, **changes: Any) -> Variant:
@@ -35,9 +34,8 @@ def measured(name: str, *ratios: float, plan: float = 100.0, **changes: Any) -> 
         "hardware": "cpu", "device": "cpu", "gpu_name": None, "plan_sha256": "p",
         "timings": tuple(timing(plan * r) for r in ratios),
         "plan_timings": tuple(timing(plan) for _ in ratios),
-        "ratio": estimate(ratios) if ratios else None, "tokens_per_s": None,
-        "plan_tokens_per_s": plan, "loss_differs": 0.0, "is_sane": True, "activated": (),
-        "machine": "2 processors", "versions": {"torch": "2"},
+        "ratio": estimate(ratios) if ratios else None, "loss_differs": 0.0, "is_sane": True,
+        "activated": (), "machine": "2 processors", "versions": {"torch": "2"},
     }  # fmt: skip
     return VariantRecord(**{**settings, **changes})
 

@@ -16,7 +16,7 @@ from expertflow.studies.compare_trials import (
     read_speed_ratios,
 )
 from expertflow.studies.variants import NotMeasurableError
-from expertflow.train.trial import TrialResult
+from expertflow.train.records import TrialResult
 
 
 def result(losses: list[float], *, tokens_per_step: float = 100, n_warmup: int = 2) -> TrialResult:

@@ -19,7 +19,8 @@ from expertflow.core.errors import TrainingError
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.studies.subprocess_runner import TrialRunner
-from expertflow.train.trial import Trial, TrialResult, run_trial
+from expertflow.train.records import TrialResult
+from expertflow.train.trial import Trial, run_trial
 
 
 def trial_of(folder: Path, **changes: Any) -> Trial:

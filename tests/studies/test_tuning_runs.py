@@ -14,7 +14,8 @@ from expertflow.plan.records import PlanSpec
 from expertflow.plan.tuned import TuningRecord
 from expertflow.studies.plan_expert import plan_expert
 from expertflow.studies.tune import TuneJob, tune
-from expertflow.train.trial import Trial, TrialResult
+from expertflow.train.records import TrialResult
+from expertflow.train.trial import Trial
 
 FREE: dict[str, Any] = {
     "method": "lora", "lora": LORA, "batch_size": None, "gradient_accumulation_steps": None,

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from expertflow.plan.tuned import TunedSettings, TuningTrial
 from expertflow.studies.search import Search, Space, threads_to_try
-from expertflow.train.trial import TrialResult
+from expertflow.train.records import TrialResult
 
 DEFAULT = TunedSettings(
     batch_size=4, gradient_accumulation_steps=4, gradient_checkpointing=False, attention="packed",

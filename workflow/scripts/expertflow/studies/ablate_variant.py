@@ -1,27 +1,27 @@
 """Time one variant against the plan, in alternating pairs of runs."""
 
 import importlib.metadata
-from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import sha256_file
-from expertflow.core.records import Record, fill_record, read_part, read_record
+from expertflow.core.records import Record, read_part, read_record
 from expertflow.hardware.probe import probe_machine
 from expertflow.hardware.records import name_processors
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.staging.records import StagingRecord
 from expertflow.studies import compare_trials, variants
 from expertflow.studies.estimate import estimate
-from expertflow.studies.records import Timing, VariantRecord, VariantSpec
+from expertflow.studies.records import VariantRecord, VariantSpec
 from expertflow.studies.subprocess_runner import TrialRunner, interruptible, scratch_folder
 from expertflow.studies.variants import IsThePlanError, NotMeasurableError
 from expertflow.tokens.arrow import read_rows
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.feed.on_the_fly import Documents
-from expertflow.train.trial import Trial, TrialResult
+from expertflow.train.records import TrialResult
+from expertflow.train.trial import Trial
 
 PACKAGES = ("torch", "transformers", "peft", "accelerate")
 
@@ -83,19 +83,18 @@ def _speed(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRec
     runner = TrialRunner()
     for i in range(spec.n_repeats):
         # The variant runs first in the first pair: if it fails, no run of the plan is wasted.
-        got: dict[str, TrialResult] = {}
-        for side in ("variant", "plan")[:: 1 if i % 2 == 0 else -1]:
-            got[side] = _run(runner, own if side == "variant" else plain, is_plan=side == "plan")
-            if got[side].outcome != "measured":
-                done, done_of_plan = zip(*pairs, strict=True) if pairs else ((), ())
-                return _failed(blank, got[side], done, done_of_plan)
-        pairs.append((got["variant"], got["plan"]))
-    timed, timed_of_plan = zip(*pairs, strict=True)
+        got = {}
+        for trial in (own, plain) if i % 2 == 0 else (plain, own):
+            result = _run(runner, trial, is_plan=trial is plain)
+            if result.outcome != "measured":
+                return _failed(blank, result, *zip(*pairs, strict=True))
+            got[trial is plain] = result
+        pairs.append((got[False], got[True]))
     losses = compare_trials.compare_losses(
         pairs, base=base, plan=setup.plan, other_rows=setup.rows != "packed"
     )
     return replace(
-        _measured(blank, timed, timed_of_plan),
+        _measured(blank, *zip(*pairs, strict=True)),
         reason=setup.forced,
         ratio=estimate([a.tokens_per_s / b.tokens_per_s for a, b in pairs]),
         **losses,
@@ -105,7 +104,7 @@ def _speed(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRec
 def _hours(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRecord:
     trial = replace(_trial(job, base, job.rows, job.spec.n_timed_steps), with_save=True)
     runner = TrialRunner()
-    results = [_run(runner, trial, is_plan=True) for _ in range(job.spec.n_repeats)]
+    results = tuple(_run(runner, trial, is_plan=True) for _ in range(job.spec.n_repeats))
     for result in results:
         if result.outcome != "measured":
             return _failed(blank, result)
@@ -156,44 +155,31 @@ def _run(runner: TrialRunner, trial: Trial, *, is_plan: bool) -> TrialResult:
     return result
 
 
-def _timing(result: TrialResult) -> Timing:
-    return fill_record(
-        Timing,
-        result,
-        data_wait_fraction=min(1.0, result.data_wait_s / result.timed_s),
-        padding_fraction=result.n_padding_tokens / (result.n_tokens + result.n_padding_tokens),
-        loss_last=compare_trials.loss_last(result),
-    )
-
-
 def _measured(
-    blank: VariantRecord, own: Sequence[TrialResult], plain: Sequence[TrialResult]
+    blank: VariantRecord, own: tuple[TrialResult, ...], plain: tuple[TrialResult, ...]
 ) -> VariantRecord:
     first = (*own, *plain)[0]
-    means = [sum(r.tokens_per_s for r in rs) / len(rs) if rs else None for rs in (own, plain)]
     return replace(
         blank,
         outcome="measured",
         device=first.device,
         gpu_name=first.gpu_name,
         activated=first.activated,
-        timings=tuple(map(_timing, own)),
-        plan_timings=tuple(map(_timing, plain)),
-        tokens_per_s=means[0],
-        plan_tokens_per_s=means[1],
+        timings=own,
+        plan_timings=plain,
     )
 
 
 def _failed(
     blank: VariantRecord,
     result: TrialResult,
-    own: Sequence[TrialResult] = (),
-    plain: Sequence[TrialResult] = (),
+    own: tuple[TrialResult, ...] = (),
+    plain: tuple[TrialResult, ...] = (),
 ) -> VariantRecord:
     return replace(
         blank,
         outcome="out of memory" if result.outcome == "out of memory" else "failed",
         reason=result.problem,
-        timings=tuple(map(_timing, own)),
-        plan_timings=tuple(map(_timing, plain)),
+        timings=own,
+        plan_timings=plain,
     )

@@ -119,8 +119,8 @@ def _bar(
         step=quotient(ratio, earlier) if ratio and earlier and ratio != earlier else None,
         usd_per_million_tokens=_usd(tokens_per_s, price),
         peak_memory_bytes=max(peaks, default=None),
-        padding_fraction=_mean([timing.padding_fraction for timing in own]),
-        data_wait_fraction=_mean([timing.data_wait_fraction for timing in own]),
+        padding_fraction=_mean([t.padding_fraction for t in own]),
+        data_wait_fraction=_mean([min(1.0, t.data_wait_s / t.timed_s) for t in own]),
     )
 
 

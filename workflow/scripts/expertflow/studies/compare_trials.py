@@ -14,7 +14,7 @@ from expertflow.plan.settings import Training
 from expertflow.staging.records import Staged
 from expertflow.studies.variants import NotMeasurableError, differences
 from expertflow.tokens.arrow import ROWS_FILE
-from expertflow.train.trial import TrialResult
+from expertflow.train.records import TrialResult
 
 # Allowed difference of losses, as a fraction of the plan's (judgments; docs/ablation.md).
 ROUNDING, OTHER_ROUNDING, OTHER_ORDER, OTHER_UPDATES = 0.01, 0.05, 0.10, 0.25
@@ -24,11 +24,6 @@ LAST_PART = 1 / 3
 SAME_UPDATES = 0.1
 # Settings that change what is learned.
 LEARNS_OTHERWISE = {name_of(Training.method), name_of(Training.lora)}
-
-
-def loss_last(result: TrialResult) -> float:
-    n = max(1, math.ceil(result.n_timed_steps * LAST_PART))
-    return float(np.mean(result.losses[-n:]))
 
 
 def compare_losses(

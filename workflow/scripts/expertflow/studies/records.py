@@ -9,6 +9,7 @@ from typing import Any, Literal
 from msgspec import field
 
 from expertflow.core.records import Record
+from expertflow.train.records import TrialResult
 
 # The plan's own rows; their documents, one a row, padded to the longest of a batch; or documents
 # tokenized in the training loop.
@@ -72,21 +73,6 @@ class VariantSpec(TrialLengths, frozen=True, kw_only=True):
     variant: Variant
 
 
-class Timing(Record, frozen=True, kw_only=True):
-    """One timed run of a pair. Tokens are those of documents, without padding."""
-
-    tokens_per_s: float
-    n_tokens: int
-    timed_s: float
-    startup_s: float
-    first_step_s: float
-    data_wait_fraction: float
-    padding_fraction: float
-    save_s: float | None
-    peak_memory_bytes: int | None
-    loss_last: float
-
-
 class Estimate(Record, frozen=True, kw_only=True):
     """A ratio with its 95 % interval and the extremes of the repeats."""
 
@@ -103,8 +89,8 @@ class VariantRecord(Record, frozen=True, kw_only=True):
     ``is the plan`` means that nothing would change, ``not measurable`` that this machine or model
     cannot do it. ``ratio`` is the variant's metric over the plan's, by pairs. ``loss_differs`` is
     its loss over the plan's, minus 1, after the same tokens; ``is_sane`` whether rounding or
-    another order of documents explain that. ``tokens_per_s`` are means of all runs. Two variants of
-    a plan with the same ``settings_sha256`` differ by noise alone.
+    another order of documents explain that. Two variants of a plan with the same
+    ``settings_sha256`` differ by noise alone.
     """
 
     expert: str
@@ -115,11 +101,9 @@ class VariantRecord(Record, frozen=True, kw_only=True):
     device: str | None = None
     gpu_name: str | None = None
     plan_sha256: str
-    timings: tuple[Timing, ...] = ()
-    plan_timings: tuple[Timing, ...] = ()
+    timings: tuple[TrialResult, ...] = ()
+    plan_timings: tuple[TrialResult, ...] = ()
     ratio: Estimate | None = None
-    tokens_per_s: float | None = None
-    plan_tokens_per_s: float | None = None
     loss_differs: float | None = None
     is_sane: bool | None = None
     activated: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ from expertflow.plan.tuned import (
     measured,
     settings_of,
 )
-from expertflow.train.trial import TrialResult
+from expertflow.train.records import TrialResult
 
 # A trial below this share of the best speed so far is given up after its first steps.
 WORTH_FRACTION = 0.9

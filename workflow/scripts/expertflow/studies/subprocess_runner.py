@@ -19,7 +19,8 @@ from expertflow.core.errors import ExpertflowError, Interrupted, TrainingError
 from expertflow.core.files import remove
 from expertflow.core.process import SIGNALS
 from expertflow.train.processes import RANK
-from expertflow.train.trial import Trial, TrialResult, run_trial
+from expertflow.train.records import TrialResult
+from expertflow.train.trial import Trial, run_trial
 
 # Imported once for all trials.
 PRELOADED = ["expertflow.train.trial", "transformers.models.qwen3"]

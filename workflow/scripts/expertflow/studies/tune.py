@@ -31,7 +31,8 @@ from expertflow.studies.estimate import estimate
 from expertflow.studies.plan_expert import card_names, check_card, cpu_name, draft_plan
 from expertflow.studies.search import Search, space_of, with_settings
 from expertflow.studies.variants import one_process
-from expertflow.train.trial import Trial, TrialResult
+from expertflow.train.records import TrialResult
+from expertflow.train.trial import Trial
 
 log = logging.getLogger(__name__)
 # Steps of a trial. Timing ends early if steps take long.

@@ -247,3 +247,40 @@ class TrainingRecord(RunSummary, frozen=True, kw_only=True):
     steps_path: str
     gpu_path: str
     versions: dict[str, str]
+
+
+class TrialResult(Record, frozen=True, kw_only=True):
+    """A trial's measurements; unless measured, only ``outcome`` and ``problem`` have meaning.
+
+    ``timed_s`` is the total of the timed steps, with the device idle at both ends, ``steps_s`` each
+    step's seconds, on the device if it is a GPU. ``startup_s`` is all before the first step;
+    ``losses`` are per target, of all steps.
+    """
+
+    outcome: Literal["measured", "given up", "out of memory", "failed"]
+    problem: str | None = None
+    device: str = ""
+    gpu_name: str | None = None
+    n_timed_steps: int = 0
+    n_tokens: int = 0
+    n_target_tokens: int = 0
+    n_padding_tokens: int = 0
+    timed_s: float = 0.0
+    steps_s: tuple[float, ...] = ()
+    data_wait_s: float = 0.0
+    startup_s: float = 0.0
+    first_step_s: float = 0.0
+    save_s: float | None = None
+    peak_memory_bytes: int | None = None
+    peak_host_rss_bytes: int = 0
+    losses: tuple[float, ...] = ()
+    activated: tuple[str, ...] = ()
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of documents, without padding, per second of the timed part."""
+        return self.n_tokens / self.timed_s if self.timed_s else 0.0
+
+    @property
+    def padding_fraction(self) -> float:
+        return self.n_padding_tokens / (self.n_tokens + self.n_padding_tokens)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec.structs import replace
@@ -22,7 +22,7 @@ from expertflow.core.records import Record, read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.train import loop, memory, processes, step_hooks
 from expertflow.train.feed.loader import load_batches
-from expertflow.train.records import ModelRecord
+from expertflow.train.records import ModelRecord, TrialResult
 from expertflow.train.run import (
     Diverged,
     Run,
@@ -64,39 +64,6 @@ class Trial(Record, frozen=True, kw_only=True):
     least_tokens_per_s: float | None = None
     documents: "Documents | None" = None
     with_save: bool = False
-
-
-class TrialResult(Record, frozen=True, kw_only=True):
-    """A trial's measurements; unless measured, only ``outcome`` and ``problem`` have meaning.
-
-    ``timed_s`` is the total of the timed steps, with the device idle at both ends, ``steps_s`` each
-    step's seconds, on the device if it is a GPU. ``startup_s`` is all before the first step;
-    ``losses`` are per target, of all steps.
-    """
-
-    outcome: Literal["measured", "given up", "out of memory", "failed"]
-    problem: str | None = None
-    device: str = ""
-    gpu_name: str | None = None
-    n_timed_steps: int = 0
-    n_tokens: int = 0
-    n_target_tokens: int = 0
-    n_padding_tokens: int = 0
-    timed_s: float = 0.0
-    steps_s: tuple[float, ...] = ()
-    data_wait_s: float = 0.0
-    startup_s: float = 0.0
-    first_step_s: float = 0.0
-    save_s: float | None = None
-    peak_memory_bytes: int | None = None
-    peak_host_rss_bytes: int = 0
-    losses: tuple[float, ...] = ()
-    activated: tuple[str, ...] = ()
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens of documents, without padding, per second of the timed part."""
-        return self.n_tokens / self.timed_s if self.timed_s else 0.0
 
 
 def run_trial(trial: Trial) -> TrialResult:
