@@ -112,9 +112,9 @@ def plan_cost(
     peak = peak_flops_per_s(plan.gpu, plan.precision, use_tf32=spec.use_tf32)
     whole_peak = None if peak is None else peak * spec.world_size
     if calibration is not None:
-        hours, parts = _measured_hours(calibration, plan, whole_peak)
+        hours, parts = _calibrated_cost(calibration, plan, whole_peak)
     else:
-        hours, parts = _prior_hours(plan, whole_peak, ignored)
+        hours, parts = _prior_cost(plan, whole_peak, ignored)
     price = planned_price(spec, plan.gpu)
     return CostPlan(
         price_usd_per_hour=price.usd_per_hour,
@@ -132,39 +132,37 @@ def prior_hours(flops: float, peak: float | None) -> Band:
     return low, middle, high
 
 
-def _prior_hours(
+def _prior_cost(
     plan: TrainPlan, peak: float | None, ignored: str | None
 ) -> tuple[Band, dict[str, Any]]:
     flops = plan.flops_per_token_hardware * plan.predicted_tokens
-    hours, reason = prior_hours(flops, peak), _prior_reason(plan, peak)
+    hours, again = prior_hours(flops, peak), flops / plan.model_flops - 1
+    if plan.gpu is None:
+        words = "no estimate on a CPU: its peak is not known; calibrate: true measures its speed"
+    elif peak is None:
+        words = (
+            f"no estimate: the {plan.precision} peak of {plan.gpu.name} is not known; calibrate:"
+            " true measures its speed"
+        )
+    else:
+        words = (
+            f"prior: {MFU_LOW:.0%} to {MFU_HIGH:.0%} of {plan.gpu.name}'s dense {plan.precision}"
+            " peak, uncalibrated"
+        )
+        if again > 0:
+            words += f"; checkpointing computes {again:.0%} more, which takes its time and is no"
+            words += " model FLOP"
+        words += "; start-up, saves and evaluation not included, as nothing was measured"
+        if plan.world_size > 1:
+            words += f"; {plan.world_size} cards, taken to share the work perfectly"
     return hours, {
-        "reason": reason if ignored is None else f"{reason}; {ignored}",
+        "reason": words if ignored is None else f"{words}; {ignored}",
         "mfu_fraction": None if peak is None else MFU_MIDDLE * plan.model_flops / flops,
         "step_hours": hours[1],
     }
 
 
-def _prior_reason(plan: TrainPlan, peak: float | None) -> str:
-    if plan.gpu is None:
-        return "no estimate on a CPU: its peak is not known; calibrate: true measures its speed"
-    if peak is None:
-        return (
-            f"no estimate: the {plan.precision} peak of {plan.gpu.name} is not known; calibrate:"
-            " true measures its speed"
-        )
-    words = f"prior: {MFU_LOW:.0%} to {MFU_HIGH:.0%} of {plan.gpu.name}'s dense {plan.precision}"
-    words += " peak, uncalibrated"
-    again = plan.flops_per_token_hardware * plan.predicted_tokens / plan.model_flops - 1
-    if again > 0:
-        words += f"; checkpointing computes {again:.0%} more, which takes its time and is no model"
-        words += " FLOP"
-    words += "; start-up, saves and evaluation not included, as nothing was measured"
-    if plan.world_size > 1:
-        words += f"; {plan.world_size} cards, taken to share the work perfectly"
-    return words
-
-
-def _measured_hours(
+def _calibrated_cost(
     measured: Calibration, plan: TrainPlan, peak: float | None
 ) -> tuple[Band, dict[str, Any]]:
     n_saves = count_saves(plan, measured.step_s)

@@ -35,7 +35,16 @@ def choose_batch(draft: PlanDraft) -> tuple[int, int, bool]:
     else:
         most = max(1, WANTED_GLOBAL_BATCH // n_cards)
         if micro > most:
-            micro, checkpoint = _lower(draft, micro, most, checkpoint=checkpoint)
+            because = (
+                f"{n_cards} processes share a global batch of about {WANTED_GLOBAL_BATCH} rows;"
+                f" {micro} would fit each"
+            )
+            # A power of two can be halved when memory runs out.
+            micro = draft.choose(Training.batch_size, 1 << (most.bit_length() - 1), because)
+            may_keep_all = checkpoint and spec.gradient_checkpointing is None
+            if may_keep_all and is_predicted_to_fit(draft, micro, checkpoint=False):
+                because = "not needed: activations of so few rows are predicted to fit"
+                checkpoint = draft.choose(Training.gradient_checkpointing, False, because)
         value = max(1, round(WANTED_GLOBAL_BATCH / (micro * n_cards)))
         shared = f" x {n_cards}" if n_cards > 1 else ""
         reason = (
@@ -43,22 +52,6 @@ def choose_batch(draft: PlanDraft) -> tuple[int, int, bool]:
             f" {micro * value * n_cards}"
         )
     return micro, draft.choose(Training.gradient_accumulation_steps, value, reason), checkpoint
-
-
-def _lower(draft: PlanDraft, micro: int, most: int, *, checkpoint: bool) -> tuple[int, bool]:
-    """Lower an automatic micro-batch so that all processes together reach the wanted batch."""
-    # A power of two can be halved when memory runs out.
-    lower = 1 << (most.bit_length() - 1)
-    because = (
-        f"{draft.spec.world_size} processes share a global batch of about {WANTED_GLOBAL_BATCH}"
-        f" rows; {micro} would fit each"
-    )
-    draft.choose(Training.batch_size, lower, because)
-    if checkpoint and draft.spec.gradient_checkpointing is None:
-        if is_predicted_to_fit(draft, lower, checkpoint=False):
-            because = "not needed: activations of so few rows are predicted to fit"
-            checkpoint = draft.choose(Training.gradient_checkpointing, False, because)
-    return lower, checkpoint
 
 
 def choose_micro_batch(draft: PlanDraft) -> tuple[int, bool]:

@@ -194,7 +194,7 @@ def choose_tuned(tuning: Tuning, plan: TrainPlan, draft: PlanDraft) -> AdoptedSe
         other, own = _first_difference(record.key, key)
         return f"left out: it was tuned for another run ({other}, not {own})"
     default, free = settings_of(plan), free_settings(spec)
-    found = _picked(record, default, free)
+    found = _find_fastest(record, default, free)
     if found is None:
         return "left out: nothing that was tried and agrees with the manifest could be run"
     filled = {name: getattr(found, name) for name in SEARCHED if name in free}
@@ -217,7 +217,7 @@ def _rates(record: TuningRecord) -> dict[TunedSettings, float]:
     return {t.settings: t.tokens_per_s for t in measured(record.trials) if t.tokens_per_s}
 
 
-def _picked(
+def _find_fastest(
     record: TuningRecord, default: TunedSettings, free: frozenset[str]
 ) -> TunedSettings | None:
     if record.best is not None and agrees(record.best, default, free):

@@ -5,16 +5,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import Struct, field
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from expertflow.core.format import GIB, gib
 from expertflow.core.records import Record
 from expertflow.core.settings import name_of
 from expertflow.hardware.probe import probe_machine
 from expertflow.plan.draft import PlanDraft
-from expertflow.plan.records import USABLE_FRACTION, PlanSpec, TrainPlan
+from expertflow.plan.records import USABLE_FRACTION, TrainPlan
 from expertflow.plan.settings import Loader, Training
-from expertflow.plan.switches import choose_loader
 from expertflow.plan.tuned import (
     TIE_FRACTION,
     TunedSettings,
@@ -115,13 +114,6 @@ def threads_to_try(n_usable: int, n_physical: int | None) -> list[int]:
     """Return powers of two up to the usable threads, that number, and the physical cores."""
     powers = {1 << i for i in range(n_usable.bit_length()) if 1 << i <= n_usable}
     return sorted(powers | {n_usable, min(n_physical or n_usable, n_usable)})
-
-
-def with_settings(plan: TrainPlan, settings: TunedSettings, spec: PlanSpec) -> TrainPlan:
-    kind, n_workers = settings.loader, settings.dataloader_num_workers
-    chosen = choose_loader(replace(spec, loader=kind, dataloader_num_workers=n_workers), "none")
-    follows = {name_of(setting): value for setting, (value, _) in chosen.items()}
-    return replace(plan, **{**asdict(settings), **follows})
 
 
 class Search(Struct, kw_only=True):

@@ -10,16 +10,18 @@ from statistics import median
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from expertflow.core.errors import ConfigError, DataError, TrainingError
 from expertflow.core.files import remove, sha256_json
 from expertflow.core.locks import try_lock
 from expertflow.core.records import Record, fill_record, read_record, write_record
+from expertflow.core.settings import name_of
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.memory import peak_bytes
 from expertflow.plan.records import PlanSpec, TrainPlan
 from expertflow.plan.resolve import plan_training
+from expertflow.plan.switches import choose_loader
 from expertflow.plan.tuned import (
     TIE_FRACTION,
     TunedSettings,
@@ -29,7 +31,7 @@ from expertflow.plan.tuned import (
 )
 from expertflow.studies.estimate import estimate
 from expertflow.studies.plan_expert import card_names, check_card, cpu_name, draft_plan
-from expertflow.studies.search import Search, space_of, with_settings
+from expertflow.studies.search import Search, space_of
 from expertflow.studies.variants import one_process
 from expertflow.train.records import TrialResult
 from expertflow.train.trial import Trial
@@ -162,8 +164,14 @@ class Bench(Struct, kw_only=True):
     kept: CachedTrials
 
     def run(self, settings: TunedSettings, least_tokens_per_s: float | None) -> TrialResult:
+        spec = replace(
+            self.job.spec,
+            loader=settings.loader,
+            dataloader_num_workers=settings.dataloader_num_workers,
+        )
+        follows = {name_of(s): value for s, (value, _) in choose_loader(spec, "none").items()}
         trial = Trial(
-            plan=with_settings(self.plan, settings, self.job.spec),
+            plan=replace(self.plan, **{**asdict(settings), **follows}),
             model=self.job.model,
             rows=self.job.rows,
             scratch=self.job.scratch,
