@@ -9,7 +9,7 @@ from support import ROOT, plan_spec
 
 from expertflow.core.errors import HardwareError
 from expertflow.plan.draft import PlanDraft
-from expertflow.plan.micro_batch import BUSY_TOKENS, choose_micro_batch
+from expertflow.plan.memory import BUSY_TOKENS, choose_micro_batch
 from expertflow.plan.records import USABLE_FRACTION, MemoryLine, MemoryTrace, TrainPlan
 from expertflow.plan.settings import LoraSpec
 

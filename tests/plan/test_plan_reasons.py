@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from plan_fixtures import PACKING, card, plan, reasons_of
 
 from expertflow.core.records import from_json, to_json
-from expertflow.plan.reasons import source_values
 from expertflow.plan.records import TrainPlan
+from expertflow.plan.resolve import source_values
 from expertflow.plan.show import plan_text
 from expertflow.tokens.records import LengthChoice
 

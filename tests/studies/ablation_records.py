@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from expertflow.studies.estimate import estimate
+from expertflow.studies.compare_trials import estimate
 from expertflow.studies.records import (
     AblationSpec,
     ClaimedRatio,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from expertflow.core.errors import DataError
 from expertflow.plan.records import TrainPlan
 from expertflow.studies.ablation import join_ablation, judge_claim
-from expertflow.studies.estimate import IS_ONE, estimate, quotient, t_quantile
+from expertflow.studies.compare_trials import IS_ONE, estimate, quotient, t_quantile
 from expertflow.studies.records import AblationRecord, AblationSpec, ClaimVerdict, VariantRecord
 
 TWICE = (1.95, 2.0, 2.05)

@@ -1,4 +1,6 @@
-"""Predict peak memory of a training step: from a traced step, or else from the model's shape.
+"""Predict the peak memory of a step, and choose the micro-batch by it.
+
+The prediction is from a traced step, or else from the model's shape.
 
     model       weights as stored: fp32 where trained, half or NF4 where frozen
     optimizer   persistent gradients (fp32) and two moments: 8 bytes, or 2 with 8-bit optimizers
@@ -10,15 +12,22 @@ layer and unit of width come from tracing Qwen3-0.6B, the highest of 0.6B to 8B 
 Both are for uncompiled layers; no card has confirmed either yet. Processes that shard the model
 divide model and optimizer among them, but not the step. What each gathers for a moment (a layer,
 the embeddings) is not counted.
+
+The micro-batch is chosen by that, or else by the card's size. Checkpointed layers are computed
+twice, about 30 % more work under an adapter, so checkpointing stays off if a micro-batch that keeps
+the card busy fits without it. Otherwise the smallest such micro-batch is checkpointed: larger ones
+save little, and an uncalibrated prediction may need the headroom.
 """
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
-from expertflow.core.format import GIB
+from expertflow.core.errors import HardwareError
+from expertflow.core.format import GIB, gib
 from expertflow.plan.draft import GRADIENT_BYTES, PlanDraft
 from expertflow.plan.flops import linear_weights
 from expertflow.plan.records import USABLE_FRACTION, MemoryLine, MemoryParts
+from expertflow.plan.settings import Training
 from expertflow.train.optimizers import OPTIMIZERS
 
 # Gated-MLP decoders, like those that the figures below were measured on.
@@ -29,6 +38,13 @@ LOSS_CHUNK_ROWS = {True: 1024, False: 256}
 RESERVE_BYTES, RESERVE_FRACTION = 1 << 30, 0.08
 WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 NF4_BYTES = 0.52
+CPU_MICRO_BATCH = 8
+WANTED_GLOBAL_BATCH = 16
+ROWS = (1, 2, 4, 8, 16)
+# Tokens per micro-batch from which a card counts as busy. A judgment: each token does about one
+# FLOP per byte of half-precision weights, and the cards of the table do 154 to 419 in the time it
+# takes to read a byte; so reading weights is at most a tenth of the work.
+BUSY_TOKENS = 4096
 
 
 class LayerBytes(NamedTuple):
@@ -126,3 +142,162 @@ def _prior_step_bytes(draft: PlanDraft, n_tokens: int, *, checkpoint: bool) -> f
     # Autocast keeps half-precision copies of trained weights until the forward pass is over.
     copies = 2 * draft.n_trainable if lora is None and precision != "fp32" else 0
     return activations + copies + rows * LOSS_BYTES_PER_VOCAB * facts.vocab_size
+
+
+def choose_batch(draft: PlanDraft) -> tuple[int, int, bool]:
+    """Choose micro-batch, accumulation and checkpointing; raise HardwareError if no row fits."""
+    micro, checkpoint = choose_micro_batch(draft)
+    spec, n_cards = draft.spec, draft.spec.world_size
+    if spec.gradient_accumulation_steps is not None:
+        value = spec.gradient_accumulation_steps
+        reason = spec.cite_setting(Training.gradient_accumulation_steps)
+    elif spec.batch_size is not None:
+        value, reason = 1, "the manifest sets the micro-batch and no accumulation"
+    else:
+        most = max(1, WANTED_GLOBAL_BATCH // n_cards)
+        if micro > most:
+            because = (
+                f"{n_cards} processes share a global batch of about {WANTED_GLOBAL_BATCH} rows;"
+                f" {micro} would fit each"
+            )
+            # A power of two can be halved when memory runs out.
+            micro = draft.choose(Training.batch_size, 1 << (most.bit_length() - 1), because)
+            may_keep_all = checkpoint and spec.gradient_checkpointing is None
+            if may_keep_all and is_predicted_to_fit(draft, micro, checkpoint=False):
+                because = "not needed: activations of so few rows are predicted to fit"
+                checkpoint = draft.choose(Training.gradient_checkpointing, False, because)
+        value = max(1, round(WANTED_GLOBAL_BATCH / (micro * n_cards)))
+        shared = f" x {n_cards}" if n_cards > 1 else ""
+        reason = (
+            f"for a global batch of about {WANTED_GLOBAL_BATCH} rows: {micro} x {value}{shared} are"
+            f" {micro * value * n_cards}"
+        )
+    return micro, draft.choose(Training.gradient_accumulation_steps, value, reason), checkpoint
+
+
+def choose_micro_batch(draft: PlanDraft) -> tuple[int, bool]:
+    """Choose micro-batch and checkpointing; raise HardwareError if no row fits."""
+    spec = draft.spec
+    checkpoint = bool(spec.gradient_checkpointing)
+    if spec.batch_size is not None:
+        return spec.batch_size, _take_given(draft, spec.batch_size, checkpoint=checkpoint)
+    if draft.gpu is None:
+        draft.choose(Training.batch_size, CPU_MICRO_BATCH, "default on a CPU")
+        return CPU_MICRO_BATCH, _choose_checkpoint(draft, CPU_MICRO_BATCH, checkpoint)
+    if is_predicted_to_fit(draft, 1, checkpoint=False) is None:
+        return _micro_batch_by_tier(draft)
+    return _micro_batch_by_memory(draft)
+
+
+def _take_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> bool:
+    spec = draft.spec
+    reason, sparing = spec.cite_setting(Training.batch_size), ""
+    if draft.gpu is not None:
+        if spec.gradient_checkpointing is None:
+            checkpoint = not _fits(draft, micro, checkpoint=False)
+        peak, total = peak_bytes(draft, micro, checkpoint=checkpoint), draft.memory_total_bytes
+        if peak is not None:
+            reason = f"{reason}; {_sizes(draft, micro, checkpoint)}"
+        if not _fits(draft, micro, checkpoint=checkpoint):
+            if total is not None and peak is not None and peak > total:
+                fitting = (n for n in range(micro)[:0:-1] if _fits(draft, n, checkpoint=checkpoint))
+                if (rows := next(fitting, None)) is None:
+                    _refuse(draft, checkpoint=checkpoint)
+                raise HardwareError(
+                    f"training.batch_size {micro} needs {gib(peak)} and {draft.hardware} has"
+                    f" {total / GIB:.1f}; set it to auto, or to {rows} or less with"
+                    f" gradient_accumulation_steps {-(-micro // rows)} times as many"
+                )
+            reason = f"{reason}; it is predicted to fill the card to the brim"
+    draft.choose(Training.batch_size, micro, reason)
+    if checkpoint and spec.gradient_checkpointing is None:
+        plain = [n for n in _fitting(draft, checkpoint=False) if micro % n == 0]
+        if plain and _tokens(draft, plain[-1]) >= BUSY_TOKENS:
+            sparing = (
+                f"; batch_size {plain[-1]} with gradient_accumulation_steps"
+                f" {micro // plain[-1]} times as many fits without"
+            )
+    return _choose_checkpoint(draft, micro, checkpoint, sparing)
+
+
+def _micro_batch_by_tier(draft: PlanDraft) -> tuple[int, bool]:
+    spec = draft.spec
+    size_gb = (draft.memory_total_bytes or 0) / 1e9
+    tiers = {
+        16: spec.gpu_memory_threshold_large_gb,
+        8: spec.gpu_memory_threshold_medium_gb,
+        4: spec.gpu_memory_threshold_small_gb,
+    }
+    micro = next((rows for rows, least_gb in tiers.items() if size_gb >= least_gb), 1)
+    reason = f"memory cannot be predicted for this model or card; tier of a {size_gb:.0f} GB card"
+    draft.choose(Training.batch_size, micro, reason)
+    checkpoint = spec.gradient_checkpointing is not False
+    reason = "on, as memory cannot be predicted"
+    return micro, draft.choose(Training.gradient_checkpointing, checkpoint, reason)
+
+
+def _micro_batch_by_memory(draft: PlanDraft) -> tuple[int, bool]:
+    wanted = draft.spec.gradient_checkpointing
+    plain = _fitting(draft, checkpoint=False) if wanted is not True else []
+    again = _fitting(draft, checkpoint=True) if wanted is not False else []
+    busy = min(n for n in ROWS if n == ROWS[-1] or _tokens(draft, n) >= BUSY_TOKENS)
+    if plain and (plain[-1] >= busy or not again or again[-1] <= plain[-1]):
+        micro, checkpoint, why = plain[-1], False, "the most rows that fit without checkpointing"
+    elif again:
+        micro, checkpoint = min(again[-1], busy), True
+        why = "the most rows that fit"
+        if again[-1] > busy:
+            why = f"{_tokens(draft, busy):,} tokens, enough to keep a card busy (a judgment)"
+    else:
+        _refuse(draft, checkpoint=wanted is not False)
+    draft.choose(Training.batch_size, micro, f"{why}; {_sizes(draft, micro, checkpoint)}")
+    if checkpoint and plain and wanted is None:
+        reason = (
+            f"without it no more than {_tokens(draft, plain[-1]):,} tokens fit; below"
+            f" {BUSY_TOKENS:,} a card is taken to be idle in part (a judgment)"
+        )
+        return micro, draft.choose(Training.gradient_checkpointing, checkpoint, reason)
+    return micro, _choose_checkpoint(draft, micro, checkpoint)
+
+
+def _fitting(draft: PlanDraft, *, checkpoint: bool) -> list[int]:
+    return [n for n in ROWS if _fits(draft, n, checkpoint=checkpoint)]
+
+
+def _tokens(draft: PlanDraft, n_rows: int) -> int:
+    return n_rows * draft.packing.sequence_length_tokens
+
+
+def _fits(draft: PlanDraft, micro: int, *, checkpoint: bool) -> bool:
+    return is_predicted_to_fit(draft, micro, checkpoint=checkpoint) is not False
+
+
+def _sizes(draft: PlanDraft, micro: int, checkpoint: bool) -> str:
+    total = draft.memory_total_bytes
+    now, twice = (peak_bytes(draft, n, checkpoint=checkpoint) or 0 for n in (micro, 2 * micro))
+    of = "" if total is None else f" of {total / GIB:.1f}"
+    return f"predicted {now / GIB:.1f}{of} GiB, and {twice / GIB:.1f} with {2 * micro} rows"
+
+
+def _refuse(draft: PlanDraft, *, checkpoint: bool) -> NoReturn:
+    needed = (peak_bytes(draft, 1, checkpoint=checkpoint) or 0) / GIB
+    ways = "use a larger card, method qlora, a smaller model, or a shorter max_seq_length"
+    if not checkpoint:
+        ways = f"set gradient_checkpointing to auto, or {ways}"
+    raise HardwareError(
+        f"one row of {draft.packing.sequence_length_tokens} tokens needs {needed:.1f} GiB and"
+        f" {draft.hardware} has less; {ways}"
+    )
+
+
+def _choose_checkpoint(draft: PlanDraft, micro: int, checkpoint: bool, more: str = "") -> bool:
+    if draft.spec.gradient_checkpointing is not None:
+        reason = draft.spec.cite_setting(Training.gradient_checkpointing)
+    elif draft.gpu is None:
+        reason = "off by default on a CPU"
+    elif checkpoint:
+        without = (peak_bytes(draft, micro, checkpoint=False) or 0) / GIB
+        reason = f"needed to fit: predicted {without:.1f} GiB without"
+    else:
+        reason = "not needed: activations are predicted to fit"
+    return draft.choose(Training.gradient_checkpointing, checkpoint, reason + more)

@@ -9,8 +9,7 @@ from expertflow.hardware.gpu_table import gpu_by_name
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import Band, Price, peak_flops_per_s, planned_price, price_of, prior_hours
 from expertflow.plan.draft import PlanDraft
-from expertflow.plan.memory import is_predicted_to_fit
-from expertflow.plan.micro_batch import choose_micro_batch
+from expertflow.plan.memory import choose_micro_batch, is_predicted_to_fit
 from expertflow.plan.records import USABLE_FRACTION, HardwareOption, TrainPlan
 from expertflow.plan.switches import choose_parallel
 from expertflow.train.optimizers import OPTIMIZERS

@@ -2,6 +2,9 @@
 
 A pure function of the manifest's settings, the packed rows, the model's shape and a *named* card:
 readings that change from minute to minute belong to the preflight of the training job.
+
+A manifest names the hand-run set-up it replaces in ``system``, as ``"B: repository model, RTX 2060
+6 GB"``. The values are those of its scripts and logs; what they do not state is left out.
 """
 
 import math
@@ -11,17 +14,36 @@ from msgspec.structs import replace
 
 from expertflow.core.settings import name_of
 from expertflow.plan import switches, tuned
-from expertflow.plan.claims import check_claims
+from expertflow.plan.claims import check_claims, time_words, usd_words
 from expertflow.plan.cost import check_budgets, plan_cost, speed_of
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.flops import CONVENTION, flops_doubts
-from expertflow.plan.memory import peak_bytes, peak_reason, predict_memory
-from expertflow.plan.micro_batch import choose_batch
+from expertflow.plan.memory import choose_batch, peak_bytes, peak_reason, predict_memory
 from expertflow.plan.options import compare_options
-from expertflow.plan.reasons import note_rest, source_values
-from expertflow.plan.records import Calibration, CostPlan, TrainPlan
+from expertflow.plan.records import Calibration, CostPlan, PlanSpec, TrainPlan
 from expertflow.plan.settings import Training
 from expertflow.plan.tuned import Tuning
+from expertflow.tokens.records import PackingRecord
+
+# What they had: A, four LoRA experts on an RTX 4090; B, a repository model on an RTX 2060; C, chain
+# of thought on an H100; D, 600k examples on an H100; E, 25 examples on an RTX 4090.
+SYSTEMS = "ABCDE"
+SOURCE_VALUES: dict[Any, tuple[str | None, ...]] = {
+    Training.batch_size: ("16", "4 on a 6 GB card, by tiers of memory", "2", "4", None),
+    Training.gradient_accumulation_steps: ("4", "2", "4", "2", None),
+    Training.gradient_checkpointing: ("False", None, "True", None, None),
+    TrainPlan.sequence_length_tokens: ("2048", None, "1536", None, None),
+    TrainPlan.precision: ("bf16", None, "bf16", None, None),
+    Training.dataloader_num_workers: ("8", "physical cores // 2", "4", "4", None),
+    Training.dataloader_prefetch_factor: ("8", None, "4", None, None),
+    Training.dataloader_persistent_workers: ("True", None, None, None, None),
+    Training.group_by_length: ("True", None, None, None, None),
+    Training.attention: ("sdpa", None, None, None, None),
+    Training.torch_compile: (None, None, None, "True", None),
+    Training.save_steps: ("250", None, None, "2000", None),
+    Training.collection_interval_seconds: ("1 s", "5 s", None, None, None),
+    Training.loader: (*[None] * 4, "a loop that waited for its data 83% of each batch"),
+}
 
 
 def plan_training(
@@ -55,7 +77,7 @@ def plan_training(
         draft.note(*budget)
     claims = check_claims(draft.spec.claims, speed_of(plan))
     plan = replace(plan, options=compare_options(draft, plan), claims=claims)
-    note_rest(draft, spec, plan)
+    _note_rest(draft, spec, plan)
     origins = plan.origins
     if adopted is not None:
         adopted.explain(draft.reasons)
@@ -66,6 +88,25 @@ def plan_training(
         for name, reason in draft.reasons.items()
     )
     return replace(plan, origins=origins, reasons=tuple(reasons))
+
+
+def source_values(system: str | None, *, n_steps: int) -> dict[str, str]:
+    """Return the values of the set-up that ``system`` names, by setting; none if unknown.
+
+    >>> source_values("B: repository model", n_steps=66)["n_warmup_steps"]
+    '10 = max(10, int(0.1 x 66))'
+    """
+    letter = (system or "").partition(":")[0].strip()
+    if letter not in tuple(SYSTEMS):
+        return {}
+    column = SYSTEMS.index(letter)
+    found = {name_of(setting): values[column] for setting, values in SOURCE_VALUES.items()}
+    if letter in "AB":
+        # The warm-up of B depends on the steps.
+        steps = max(10, int(0.1 * n_steps))
+        rule = f"{steps} = max(10, int(0.1 x {n_steps}))" if letter == "B" else "10% of the steps"
+        found[name_of(TrainPlan.n_warmup_steps)] = rule
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def resolve_settings(draft: PlanDraft) -> TrainPlan:
@@ -145,3 +186,51 @@ def _predict(draft: PlanDraft, micro: int, *, checkpoint: bool) -> dict[str, Any
         "flops_per_token_hardware": flops.hardware,
         "flops_convention": CONVENTION,
     }
+
+
+def _note_rest(draft: PlanDraft, spec: PlanSpec, plan: TrainPlan) -> None:
+    """Note what the plan leaves to time, the trainer, or packing."""
+    length = plan.sequence_length_tokens
+    draft.note(TrainPlan.sequence_length_tokens, length, _length_reason(draft.packing))
+    draft.note(Training.save_steps, plan.save_steps, _save_reason(spec, plan))
+    left = {
+        Training.eval_steps: "once an epoch",
+        Training.n_threads: "decided on the machine that trains, which a plan does not look at:"
+        " torch's own number, its physical cores as a rule",
+        Training.collection_interval_seconds: "the monitor's own: 1 s, or less where an epoch would"
+        " get fewer than 20 samples",
+    }
+    for setting, because in left.items():
+        asked, value = (getattr(made, name_of(setting)) for made in (spec, plan))
+        draft.note(setting, value or "auto", spec.cite_setting(setting) if asked else because)
+
+
+def _length_reason(packing: PackingRecord) -> str:
+    length, told = packing.sequence_length_tokens, [packing.length_reason]
+    others = sorted(packing.choices, key=lambda choice: choice.sequence_length_tokens)
+    shorter = [c for c in others if c.sequence_length_tokens < length][-1:]
+    longer = [c for c in others if c.sequence_length_tokens > length][:1]
+    same = [c for c in others if c.sequence_length_tokens == length]
+    for choice in (*shorter, *same, *longer):
+        n_over, cut = choice.n_over_long_documents, "no document is longer"
+        if n_over:
+            cut = f"{n_over:,} documents are longer, {choice.n_over_long_tokens:,} tokens in them"
+        rows = f"rows {choice.fill_fraction:.1%} full"
+        told.append(f"{choice.sequence_length_tokens}: {cut}, {rows}")
+    return "; ".join(filter(None, told))
+
+
+def _save_reason(spec: PlanSpec, plan: TrainPlan) -> str:
+    minutes, cost = spec.save_every_minutes, plan.cost
+    how = (
+        f"{spec.cite_setting(Training.save_steps)}, and every {minutes:g} minutes"
+        if spec.save_steps
+        else f"save_steps is null: at the end, and every {minutes:g} minutes"
+    )
+    if cost.step_hours is not None:
+        n_steps = min(plan.save_steps, plan.n_steps)
+        minutes = min(minutes, cost.step_hours * 60 / plan.n_steps * n_steps)
+    lost = f"an interruption loses at most {time_words(minutes / 60)}"
+    if cost.price_usd_per_hour is not None:
+        lost += f", {usd_words(minutes / 60 * cost.price_usd_per_hour)}"
+    return f"{how}; {lost}"

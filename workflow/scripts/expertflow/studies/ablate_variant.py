@@ -13,7 +13,7 @@ from expertflow.hardware.records import name_processors
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.staging.records import StagingRecord
 from expertflow.studies import compare_trials, variants
-from expertflow.studies.estimate import estimate
+from expertflow.studies.compare_trials import estimate
 from expertflow.studies.records import VariantRecord, VariantSpec
 from expertflow.studies.subprocess_runner import TrialRunner, interruptible, scratch_folder
 from expertflow.studies.variants import IsThePlanError, NotMeasurableError

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from expertflow.core.errors import DataError
 from expertflow.core.records import fill_record
 from expertflow.plan.records import TrainPlan
-from expertflow.studies.estimate import IS_ONE, quotient
+from expertflow.studies.compare_trials import IS_ONE, quotient
 from expertflow.studies.records import (
     AblationRecord,
     AblationSpec,

@@ -29,7 +29,7 @@ from expertflow.plan.tuned import (
     TuningTrial,
     tuning_key,
 )
-from expertflow.studies.estimate import estimate
+from expertflow.studies.compare_trials import estimate
 from expertflow.studies.plan_expert import card_names, check_card, cpu_name, draft_plan
 from expertflow.studies.search import Search, space_of
 from expertflow.studies.variants import one_process
