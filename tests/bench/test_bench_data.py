@@ -93,22 +93,6 @@ def test_what_the_question_does_not_name_stays(database: Path) -> None:
     assert list(variants([asked], database, n_each=5, seed=0)) == []
 
 
-def row(name: str, n_correct: int, low: float = 0.1) -> dict[str, Any]:
-    change = {"difference": 0.2, "ci95": [low, 0.3], "change": "better"}
-    return {
-        "name": name, "n_correct": n_correct, "n_examples": 100, "ci95": [0.0, 1.0],
-        "value_fraction": n_correct / 100, "reason": None, "expert_less_this": change,
-    }  # fmt: skip
-
-
-def test_the_bar_is_the_better_of_constant_and_template() -> None:
-    others = [row("nearest", 50, low=-0.1), row("after", 40)]
-    assert learned.beats_bar([row("constant", 3), row("template", 9), *others]) is True
-    assert learned.beats_bar([row("constant", 3), row("template", 9, low=-0.01), *others]) is False
-    assert learned.beats_bar([row("constant", 3, low=-0.01), row("template", 9), *others]) is True
-    assert learned.beats_bar(others) is None
-
-
 @pytest.mark.chain
 @pytest.mark.long
 def test_wikisql_runs_end_to_end(shared_data: Path, tmp_path: Path) -> None:

@@ -13,15 +13,9 @@ sys.path.insert(0, str(ROOT / "bench"))
 sys.path.insert(0, str(ROOT / "bench" / "peers"))
 
 from measured import Failed
-from orchestration import SCRIPTS, WHOLE, Copies, Timed, read_commands, tabulate
+from orchestration import Copies
 from side_by_side import finished, parsed, run_parts
 from turns import ratios, turns
-
-
-def test_every_other_repeat_runs_the_other_way_round() -> None:
-    order = turns(("ours", "peer"), 4)
-    assert [line for _, line in order] == ["ours", "peer", "peer", "ours"] * 2
-    assert [repeat for repeat, _ in order] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_a_machine_that_slows_down_changes_no_ratio_of_equals() -> None:
@@ -85,29 +79,6 @@ def test_the_environments_for_cpu_and_card_differ_by_liger_alone() -> None:
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory: pytest.TempPathFactory) -> Copies:
     return Copies(tmp_path_factory.mktemp("a b") / "copies", "results/x/packing.json")
-
-
-def test_snakemakes_cost_is_a_ratio_within_a_repeat(capsys: pytest.CaptureFixture[str]) -> None:
-    seconds = {WHOLE: (50.0, 64.0), SCRIPTS: (25.0, 16.0), "cold dry run": (2.0, 4.0),
-               "empty Snakefile": (1.0, 1.0)}  # fmt: skip
-    done = {
-        line: {i: Timed(wall_s=s, cpu_s=s / 2) for i, s in enumerate(both)}
-        for line, both in seconds.items()
-    }
-    found = tabulate(done)
-    assert found[f"{WHOLE} / {SCRIPTS}"]["median"] == 3
-    assert found[WHOLE]["cpu_s"]["median"] == 28.5
-    assert "3.00 (2.00-4.00)" in capsys.readouterr().out
-
-
-def test_commands_come_in_the_order_of_the_run_and_once(tmp_path: Path) -> None:
-    folder = tmp_path / ".snakemake" / "metadata"
-    (folder / "deep").mkdir(parents=True)
-    for name, command, start in (
-        ("a", "second", 2.0), ("deep/b", "first", 1.0), ("c", "second", 2.0), ("d", None, 0.0),
-    ):  # fmt: skip
-        (folder / name).write_text(json.dumps({"shellcmd": command, "starttime": start}))
-    assert read_commands(tmp_path) == ["first", "second"]
 
 
 def test_a_run_that_fails_is_no_measurement(copies: Copies) -> None:

@@ -7,11 +7,9 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from bare_python import bare_python
 from support import ROOT
@@ -90,32 +88,6 @@ def test_a_part_that_dies_is_told_and_the_kit_lives_on(
     monkeypatch.setattr(train_gpu.parts, "run", part)
     args = Namespace(start="fork", part_limit_s=60)
     assert train_gpu.launched("lora", work(tmp_path), args) == {"failed": said}
-
-
-def test_out_of_memory_halves_the_micro_batch_or_is_the_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def plan_of(work: Any, variant: Any, batch_size: int = 8) -> Any:
-        return SimpleNamespace(batch_size=batch_size)
-
-    def fits_two(work: Any, variant: Any, plan: Any, *_: Any) -> dict[str, Any]:
-        if plan.batch_size > 2:
-            raise torch.OutOfMemoryError("short of memory")
-        return {"micro_batch_size": plan.batch_size}
-
-    monkeypatch.setattr(training, "plan_of", plan_of)
-    events: list[str] = []
-    accelerator = SimpleNamespace(free_memory=lambda: events.append("let go"))
-    monkeypatch.setattr(training, "start", lambda plan: SimpleNamespace(accelerator=accelerator))
-    monkeypatch.setattr(training.gc, "collect", lambda: events.append("collected"))
-    monkeypatch.setattr(training, "_train", fits_two)
-    halved = training.train(work(tmp_path), training.Variant(), "lora")
-    assert halved == {"micro_batch_size": 2, "out_of_memory_at": [8, 4]}
-    # What accelerate holds must be let go of first, or there is nothing to collect.
-    assert events == ["let go", "collected"] * 2
-    # A variant is compared with the default way, so it keeps that one's micro-batch.
-    fixed = training.train(work(tmp_path, micro_batch=8), training.Variant(), "lora-x")
-    assert fixed == {"out_of_memory": "short of memory", "micro_batch_size": 8}
 
 
 def test_the_table_of_cards_is_read_as_yaml_reads_it() -> None:

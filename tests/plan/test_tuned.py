@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from plan_fixtures import PACKING, card, draft_of, seq
-from support import LORA, plan_spec
+from plan_fixtures import PACKING, card, plan, reasons_of, seq
+from support import LORA
 
 from expertflow.core.errors import HardwareError
-from expertflow.plan.records import PlanSpec, TrainPlan
-from expertflow.plan.resolve import plan_training
+from expertflow.plan.records import TrainPlan
 from expertflow.plan.tuned import (
     TunedSettings,
     Tuning,
@@ -23,19 +22,14 @@ FILE = "results/e/tuning.json"
 H100 = card("H100 SXM")
 
 
-def spec(**changes: Any) -> PlanSpec:
-    free = {"method": "lora", "lora": LORA, "batch_size": None, "gradient_accumulation_steps": None}
-    return plan_spec(**{**free, "n_threads": None, "tuned": FILE, **changes})
-
-
-def plan(settings: PlanSpec, record: TuningRecord | None = None, **more: Any) -> TrainPlan:
-    cpu = more.pop("cpu", None)
+def tuned_plan(record: TuningRecord | None = None, **changes: Any) -> TrainPlan:
+    """Plan for a card, an H100 unless another is given, by what a search found."""
+    cpu, gpu = changes.pop("cpu", None), changes.pop("gpu", H100)
     tuning = None if record is None else Tuning(record=record, cpu=cpu, trace=lambda _: None)
-    draft = draft_of(more.pop("gpu", H100), **more)
-    return plan_training(replace(draft, spec=settings), tuning=tuning)
+    return plan(gpu, tuning=tuning, **{"n_threads": None, "tuned": FILE, **changes})
 
 
-DEFAULT = settings_of(plan(spec()))
+DEFAULT = settings_of(tuned_plan())
 BEST = replace(
     DEFAULT, batch_size=DEFAULT.batch_size // 2,
     gradient_accumulation_steps=DEFAULT.gradient_accumulation_steps * 2,
@@ -49,7 +43,7 @@ def trial(settings: TunedSettings, speed: float) -> TuningTrial:
 
 def record(**changes: Any) -> TuningRecord:
     settings: dict[str, Any] = {
-        "expert": "e", "key": key_of(plan(spec())), "hardware": "H100 SXM",
+        "expert": "e", "key": key_of(tuned_plan()), "hardware": "H100 SXM",
         "gpu_name": "NVIDIA H100 80GB HBM3", "model": "qwen3", "sequence_length_tokens": 2048,
         "global_batch_sequences": 16, "best": BEST, "default": DEFAULT,
         "default_tokens_per_s": 1000.0, "best_tokens_per_s": 1310.0, "gain": 1.31,
@@ -63,29 +57,28 @@ def key_of(made: TrainPlan, cpu: str | None = None) -> str:
     return tuning_key(made, model_type="qwen3", packing=PACKING.packing, cpu=cpu)
 
 
-def reasons(made: TrainPlan) -> dict[str, str]:
-    return {reason.setting: reason.because for reason in made.reasons}
+def because_of(made: TrainPlan) -> dict[str, str]:
+    return {name: reason.because for name, reason in reasons_of(made).items()}
 
 
 def test_the_best_is_taken_and_every_setting_says_so() -> None:
-    made = plan(spec(), record())
+    made = tuned_plan(record())
     assert settings_of(made) == BEST
-    assert made.global_batch_sequences == plan(spec()).global_batch_sequences
+    assert made.global_batch_sequences == tuned_plan().global_batch_sequences
     assert made.may_halve_micro_batch
-    told = reasons(made)
+    told = because_of(made)
     because = "tuned: fastest of 2 on NVIDIA H100 80GB HBM3, 1.31 times the default [1.28, 1.34]"
     settings = ("gradient_accumulation_steps", "attention", "torch_compile", "n_threads", "loader")
     assert {told[setting] for setting in settings} == {because}
     assert told["batch_size"].startswith(f"{because}; predicted ")
     assert told["tuned"] == "counts where the manifest leaves a setting open"
-    values = {reason.setting: reason.value for reason in made.reasons}
-    assert values["tuned"] == FILE and values["attention"] == "flex"
+    values = reasons_of(made)
+    assert values["tuned"].value == FILE and values["attention"].value == "flex"
 
 
 def test_what_is_predicted_not_to_fit_is_refused() -> None:
-    small = card("RTX 2060")
-    packing = seq(512)
-    before = plan(spec(), gpu=small, packing=packing)
+    small: dict[str, Any] = {"gpu": card("RTX 2060"), "packing": seq(512)}
+    before = tuned_plan(**small)
     rows = before.global_batch_sequences
     greedy = replace(
         settings_of(before), batch_size=rows, gradient_accumulation_steps=1,
@@ -93,25 +86,18 @@ def test_what_is_predicted_not_to_fit_is_refused() -> None:
     )  # fmt: skip
     found = record(key=key_of(before), best=greedy, default=settings_of(before))
     with pytest.raises(HardwareError, match="GiB and RTX 2060 has"):
-        plan(spec(), found, gpu=small, packing=packing)
+        tuned_plan(found, **small)
 
 
-@pytest.mark.parametrize(
-    ("changes", "setting", "value"),
-    [
-        ({"torch_compile": True}, "torch_compile", "True"),
-        ({"attention": "sdpa"}, "attention", "sdpa"),
-    ],
-)
-def test_what_a_manifest_names_wins(changes: dict[str, Any], setting: str, value: str) -> None:
-    settings = spec(**changes)
-    default = settings_of(plan(settings))
+@pytest.mark.parametrize(("setting", "value"), [("torch_compile", True), ("attention", "sdpa")])
+def test_what_a_manifest_names_wins(setting: str, value: Any) -> None:
+    default = settings_of(tuned_plan(**{setting: value}))
     other = replace(default, batch_size=4, gradient_accumulation_steps=4)
     trials = (trial(DEFAULT, 1000), trial(default, 1000), trial(BEST, 1300), trial(other, 1100))
-    made = plan(settings, record(trials=trials))
+    made = tuned_plan(record(trials=trials), **{setting: value})
     assert settings_of(made) == other
-    told = reasons(made)
-    assert {r.setting: r.value for r in made.reasons}[setting] == value
+    told = because_of(made)
+    assert reasons_of(made)[setting].value == str(value)
     assert "of the manifest; wins over tuning, whose fastest trial had " in told[setting]
     assert "and 1.30 times the default's speed" in told[setting]
     words = "tuned: fastest that agrees with the manifest of 4 on NVIDIA H100 80GB HBM3"
@@ -123,37 +109,35 @@ def test_what_a_manifest_names_wins(changes: dict[str, Any], setting: str, value
     [
         ({"gpu": card("RTX 4090")}, "H100 SXM, not RTX 4090"),
         ({"packing": seq(1024)}, "rows of 2048 tokens, not"),
-        ({"spec": spec(method="full", lora=None)}, "parameters, not qwen3 of"),
-        ({"spec": spec(batch_size=4, gradient_accumulation_steps=1)}, "16 rows a step, not 4"),
-        ({"spec": spec(lora=replace(LORA, dropout=0.25))}, "dropout 0.25 on"),
-        ({"spec": spec(lora=replace(LORA, targets=("k_proj", "q_proj")))}, "on k_proj"),
-        ({"spec": spec(label_smoothing_factor=0.1)}, "label smoothing 0, not label smoothing 0.1"),
-        ({"spec": spec(bf16=False, fp16=True)}, "bf16 with TF32, not fp16 with TF32"),
+        ({"method": "full", "lora": None}, "parameters, not qwen3 of"),
+        ({"batch_size": 4, "gradient_accumulation_steps": 1}, "16 rows a step, not 4"),
+        ({"lora": replace(LORA, dropout=0.25)}, "dropout 0.25 on"),
+        ({"lora": replace(LORA, targets=("k_proj", "q_proj"))}, "on k_proj"),
+        ({"label_smoothing_factor": 0.1}, "label smoothing 0, not label smoothing 0.1"),
+        ({"bf16": False, "fp16": True}, "bf16 with TF32, not fp16 with TF32"),
     ],
 )
 def test_a_search_of_another_run_is_left_out(changes: dict[str, Any], says: str) -> None:
-    settings = changes.pop("spec", spec())
-    made = plan(settings, record(), **changes)
-    without = plan(settings, **changes)
-    assert settings_of(made) == settings_of(without)
-    assert reasons(made)["tuned"].startswith("left out: it was tuned for another run (")
-    assert says in reasons(made)["tuned"]
+    made = tuned_plan(record(), **changes)
+    assert settings_of(made) == settings_of(tuned_plan(**changes))
+    assert because_of(made)["tuned"].startswith("left out: it was tuned for another run (")
+    assert says in because_of(made)["tuned"]
 
 
 def test_a_search_on_another_processor_is_left_out() -> None:
-    before = plan(spec(), gpu=None)
+    before = tuned_plan(gpu=None)
     found = record(
         key=key_of(before, "AMD; 2"), hardware="cpu", gpu_name=None, default=settings_of(before),
         best=replace(settings_of(before), n_threads=1),
     )  # fmt: skip
-    assert plan(spec(), found, gpu=None, cpu="AMD; 2").n_threads == 1
-    other = plan(spec(), found, gpu=None, cpu="Intel")
+    assert tuned_plan(found, gpu=None, cpu="AMD; 2").n_threads == 1
+    other = tuned_plan(found, gpu=None, cpu="Intel")
     assert other.n_threads is None
-    assert "(cpu AMD, 2, not cpu Intel)" in reasons(other)["tuned"]
+    assert "(cpu AMD, 2, not cpu Intel)" in because_of(other)["tuned"]
 
 
 def test_a_default_that_none_beats_stays_with_its_reason() -> None:
-    made = plan(spec(), record(best=DEFAULT, gain=1.0, gain_low=None, gain_high=None))
+    made = tuned_plan(record(best=DEFAULT, gain=1.0, gain_low=None, gain_high=None))
     assert settings_of(made) == DEFAULT
-    because = reasons(made)["attention"]
+    because = because_of(made)["attention"]
     assert because.startswith("tuned: the default, which none was faster than by 2 %, of 2 on")

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from support import LORA, SCRIPTS, plan_spec, run_script, tiny_inputs, write_tiny_run
+from support import LORA, plan_spec, run_script, tiny_inputs, write_tiny_run
 
 from expertflow.core.errors import HardwareError, TrainingError
 from expertflow.core.records import read_record, to_json
@@ -164,17 +163,3 @@ def test_a_calibration_on_another_card_than_planned_is_refused(
     seen.gpus[0].name = "NVIDIA H100 80GB HBM3"
     monkeypatch.setattr(calibration, "run_job", lambda _: False)
     assert calibration.calibrate(job) is None
-
-
-def test_what_planning_and_training_import_is_imported_before(calibrated: Path) -> None:
-    spec = json.dumps(to_json(plan_spec(method="lora", lora=LORA)))
-    code = (
-        "import sys; from pathlib import Path; from expertflow.core import cli;"
-        " from expertflow.plan.records import PlanSpec;"
-        " from expertflow.studies.plan_expert import import_code;"
-        " import_code(Path(sys.argv[1]), cli.spec_from_text(PlanSpec, sys.argv[2]));"
-        " print('peft' in sys.modules, 'transformers.models.qwen3.modeling_qwen3' in sys.modules)"
-    )
-    command = [sys.executable, "-c", code, str(calibrated / "model.json"), spec]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=SCRIPTS)
-    assert done.stdout.split() == ["True", "True"], done.stderr
