@@ -23,7 +23,7 @@ from expertflow.staging.content import read_content
 from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
 from expertflow.tokens.arrow import INDEX, index_batch
-from expertflow.tokens.ragged import ragged
+from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import PackingSpec, TokenizerRecord, TokenShardRecord
 
 ROOT = Path(__file__).parents[1]
@@ -115,8 +115,8 @@ def token_shard(
     folder: Path, documents: list[list[int]], *, shard: str = "000"
 ) -> TokenShardRecord:
     """Write a token shard whose documents are supervised from their third token on."""
-    tokens = ragged(documents)
-    spans = ragged([[2, len(d)] if len(d) > 2 else [] for d in documents])
+    tokens = Ragged.from_lists(documents)
+    spans = Ragged.from_lists([[2, len(d)] if len(d) > 2 else [] for d in documents])
     ids, index = folder / f"{shard}.ids", folder / f"{shard}.arrow"
     ids.write_bytes(tokens.values.astype("<i4").tobytes())
     n = len(documents)

@@ -13,7 +13,7 @@ from expertflow.data.layout import chatml_layout
 from expertflow.plan.records import ModelFacts
 from expertflow.tokens.arrow import INDEX, index_batch
 from expertflow.tokens.pack import pack_sequences
-from expertflow.tokens.ragged import ragged
+from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import PackingRecord, PackingSpec, TokenizerRecord
 from expertflow.train.records import ModelRecord
 
@@ -108,7 +108,7 @@ def make_rows(folder: Path, name: str, *, packing: str) -> PackingRecord:
     folder.mkdir(parents=True)
     shard = token_shard(folder, documents)
     with pa.OSFile(shard.index_path, "wb") as sink, pa.ipc.new_stream(sink, INDEX) as writer:
-        spans = ragged([[int(s), int(n)] for s, n in zip(starts, lengths, strict=True)])
+        spans = Ragged.from_lists([[int(s), int(n)] for s, n in zip(starts, lengths, strict=True)])
         nothing: list[str | None] = [None] * len(lengths)
         writer.write_batch(index_batch(lengths, spans, [False] * len(lengths), nothing))
     keep = keep_list(folder, {"000": [i % 100 == 0 for i in range(len(lengths))]})

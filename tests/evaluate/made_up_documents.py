@@ -11,7 +11,7 @@ from expertflow.data.records import Body, ShardRecord, Turn
 from expertflow.data.shapes import frame_of
 from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, Judgment
 from expertflow.evaluate.scoring import ScoringTask
-from expertflow.tokens.ragged import Ragged, ragged
+from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import PackedSplit
 
 
@@ -21,7 +21,7 @@ class Letters:
     name, version, sha256 = "letters", "0", ""
 
     def encode_flat(self, texts: list[str]) -> Ragged:
-        return ragged([[ord(c) for c in text] for text in texts])
+        return Ragged.from_lists([[ord(c) for c in text] for text in texts])
 
     def decode(self, ids: list[int]) -> str:
         return "".join(map(chr, ids))

@@ -3,7 +3,7 @@
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from expertflow.tokens.ragged import Ragged, ragged
+from expertflow.tokens.ragged import Ragged
 
 VOCAB = 60
 END, PAD = 1, 0
@@ -35,7 +35,9 @@ class Pairs:
 
     def encode_flat(self, texts: list[str]) -> Ragged:
         pairs = ([text[i : i + 2] for i in range(0, len(text), 2)] for text in texts)
-        return ragged([[ord(a) - ord("A") + 26 * (ord(b) - ord("a")) for a, b in p] for p in pairs])
+        return Ragged.from_lists(
+            [[ord(a) - ord("A") + 26 * (ord(b) - ord("a")) for a, b in p] for p in pairs]
+        )
 
     def special_id(self, token: str) -> int:
         return {"<|endoftext|>": PAD, "<|im_end|>": END}[token]

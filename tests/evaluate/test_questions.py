@@ -25,7 +25,7 @@ from expertflow.evaluate.questions import (
 )
 from expertflow.evaluate.records import Decoding, Example, Judgment
 from expertflow.evaluate.tasks.multiple_choice import MultipleChoice
-from expertflow.tokens.ragged import Ragged, ragged
+from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.tokenize import tokenize
 
 LAYOUT = chatml_layout()
@@ -90,7 +90,7 @@ class Merging(Letters):
     """An engine that merges a blank with the following letter."""
 
     def encode_flat(self, texts: list[str]) -> Ragged:
-        return ragged([self.encode(text) for text in texts])
+        return Ragged.from_lists([self.encode(text) for text in texts])
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []

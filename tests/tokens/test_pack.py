@@ -12,7 +12,7 @@ from expertflow.core.errors import DataError
 from expertflow.tokens import load_splits
 from expertflow.tokens.arrow import INDEX, PackedRows, index_batch, read_rows
 from expertflow.tokens.pack import choose_length, pack_sequences
-from expertflow.tokens.ragged import ragged
+from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import DecodedSample, PackingRecord, PackingSpec, TokenShardRecord
 
 
@@ -173,7 +173,7 @@ def test_only_kept_documents_count_as_dropped(tmp_path: Path) -> None:
     shard = token_shard(tmp_path, [[1, 2, 3]] * 98)
     refused: list[str | None] = [None] * 98 + ["chat_template"] * 2
     with pa.OSFile(shard.index_path, "wb") as sink, pa.ipc.new_stream(sink, INDEX) as writer:
-        lengths, none = np.array([3] * 98 + [0, 0]), ragged([[]] * 100)
+        lengths, none = np.array([3] * 98 + [0, 0]), Ragged.from_lists([[]] * 100)
         writer.write_batch(index_batch(lengths, none, [False] * 100, refused))
     example = "s/98: chat_template (no system turn)"
     shard = replace(shard, n_documents=100, dropped_examples=(example,))

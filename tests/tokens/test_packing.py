@@ -14,7 +14,7 @@ from expertflow.tokens.packing import (
     count_targets,
     cut,
 )
-from expertflow.tokens.ragged import Ragged, ragged
+from expertflow.tokens.ragged import Ragged
 
 lengths = st.lists(st.integers(0, 300), max_size=200).map(lambda n: np.array(n, np.int32))
 
@@ -111,7 +111,7 @@ def test_lengths_around_the_row_length(row_length: int, more: int, overflow: str
 
 def test_spans_follow_their_document_into_a_row() -> None:
     # Tokens 3-6 and 9 of the document are supervised; the pieces hold its tokens 4-7 and 0-2.
-    spans = ragged([[3, 7, 9, 10], [3, 7], []])
+    spans = Ragged.from_lists([[3, 7, 9, 10], [3, 7], []])
     starts, sizes, offsets = np.array([4, 0, 0]), np.array([4, 3, 5]), np.array([10, 20, 30])
     assert clip_spans(spans, starts, sizes, offsets).tolist() == [[10, 13], [], []]
 
@@ -129,4 +129,4 @@ def test_targets_are_supervised_tokens_behind_another_of_their_document(
         rows.append(row)
         spans.append(edges)
         expected.append(sum(mark and i not in firsts for i, mark in enumerate(marks)))
-    assert count_targets(ragged(rows), ragged(spans)).tolist() == expected
+    assert count_targets(Ragged.from_lists(rows), Ragged.from_lists(spans)).tolist() == expected

@@ -23,7 +23,7 @@ from expertflow.tokens.engine import Engine
 from expertflow.tokens.records import TokenShardRecord, TokenSpec
 from expertflow.tokens.shard import pretokenize_shard
 from expertflow.tokens.store import ABANDONED_S, ensure_stored, prunable, publish
-from expertflow.tokens.tokenize import Drafted, Drafter, TokenBatch, tokenize
+from expertflow.tokens.tokenize import BatchDraft, Drafter, TokenBatch, tokenize
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 
 TEMPLATES = {
@@ -65,10 +65,9 @@ def batch_of(bodies: list[Body]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=["document_id", "frame", "texts"])
 
 
-def run(engine: Engine, layout: Layout, *bodies: Body) -> tuple[Drafter, Drafted, TokenBatch]:
-    drafter = Drafter(Renderer(layout))
-    drafted = drafter.draft(batch_of(list(bodies)))
-    return drafter, drafted, drafted.tokens(drafted.encode(engine), engine)
+def run(engine: Engine, layout: Layout, *bodies: Body) -> tuple[BatchDraft, TokenBatch]:
+    draft = Drafter(Renderer(layout)).draft(batch_of(list(bodies)))
+    return draft, draft.assemble(draft.encode(engine), engine)
 
 
 def mixed_bodies() -> list[Body]:
@@ -107,7 +106,7 @@ def test_columns_give_what_each_document_gives_alone(
     layout = replace(chatml_layout(), chat_template=TEMPLATES[template], added_tokens=("<tool>",))
     layout = replace(layout, text_special_tokens=policy)  # type: ignore[arg-type]
     bodies = mixed_bodies()
-    _, drafted, together = run(engine, layout, *bodies)
+    drafted, together = run(engine, layout, *bodies)
     renderer = Renderer(layout)
     n_dropped = 0
     for i, body in enumerate(bodies):
@@ -144,11 +143,12 @@ def test_samples_show_documents_with_what_is_learned(tmp_path: Path, tokenizer: 
 def test_what_the_policy_rejects_is_dropped_and_counted(engine: Engine) -> None:
     bodies = [*(pair(f"ask {i} <|im_end|>") for i in range(9)), pair("ask")]
     layout = replace(chatml_layout(), text_special_tokens="reject")
-    drafter, drafted, tokens = run(engine, layout, *bodies)
+    drafted, tokens = run(engine, layout, *bodies)
     assert drafted.dropped == ["special_token_text"] * 9 + [None]
     assert (tokens.ids.lengths > 0).tolist() == [False] * 9 + [True]
-    assert drafter.n_dropped == 9
-    assert drafter.dropped_examples[0].startswith("s/0: special_token_text")
+    assert [example[:23] for example in drafted.examples] == [
+        f"s/{i}: special_token_text" for i in range(3)
+    ]
 
 
 def write_documents(folder: Path, bodies: list[Body], shard: str = "000") -> ShardRecord:
@@ -228,7 +228,7 @@ def test_a_form_that_differs_is_not_believed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bodies = [pair(f"ask {i}") for i in range(20)]
-    _, _, expected = run(engine, chatml_layout(), *bodies)
+    _, expected = run(engine, chatml_layout(), *bodies)
     real = Renderer.form
 
     def wrong(self: Renderer, frame: bytes) -> DocumentForm | None:
@@ -236,7 +236,7 @@ def test_a_form_that_differs_is_not_believed(
         return form and form._replace(items=form.items[:-1])
 
     monkeypatch.setattr(Renderer, "form", wrong)
-    _, _, found = run(engine, chatml_layout(), *bodies)
+    _, found = run(engine, chatml_layout(), *bodies)
     assert found.ids.tolist() == expected.ids.tolist()
     assert "applied to every document" in caplog.text
 
@@ -261,7 +261,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
         raise ValueError
 
     with pytest.raises(ValueError):
-        ensure_stored(tmp_path, "k", failing)
+        ensure_stored(tmp_path, "k", failing, Path.is_dir)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -272,7 +272,7 @@ def test_of_two_that_make_the_same_the_first_to_end_is_taken(tmp_path: Path) -> 
         other.mkdir()
         (other / "ids").write_bytes(b"first")
 
-    folder, _ = ensure_stored(tmp_path, "k", slow)
+    folder, _ = ensure_stored(tmp_path, "k", slow, Path.is_dir)
     assert (folder / "ids").read_bytes() == b"first"
     assert list(tmp_path.iterdir()) == [folder]
 
@@ -284,7 +284,7 @@ def make_old(*paths: Path) -> None:
 
 
 def test_a_result_shares_the_bytes_and_outlives_the_store(tmp_path: Path) -> None:
-    folder, _ = ensure_stored(tmp_path / "store", "k", fill)
+    folder, _ = ensure_stored(tmp_path / "store", "k", fill, Path.is_dir)
     result = tmp_path / "results" / "a.ids"
     # What was just stored may be about to be linked.
     assert prunable(tmp_path / "store") == []

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from expertflow.core.files import replacing
 from expertflow.core.records import Record
-from expertflow.tokens.ragged import Ragged, concatenate, ragged
+from expertflow.tokens.ragged import Ragged, concatenate
 
 IDS_DTYPE = np.dtype("<i4")
 # ``dropped``: why a document has no tokens; ``special_text``: one of its texts contains a special
@@ -69,7 +69,7 @@ class PackedRows(Record, frozen=True):
 def packed_rows(
     input_ids_NL: NDArray[np.int32], seq_lengths: list[list[int]], spans: list[list[int]]
 ) -> PackedRows:
-    return PackedRows((input_ids_NL,), ragged(seq_lengths), ragged(spans))
+    return PackedRows((input_ids_NL,), Ragged.from_lists(seq_lengths), Ragged.from_lists(spans))
 
 
 def index_batch(

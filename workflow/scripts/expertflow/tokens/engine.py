@@ -4,20 +4,19 @@ fastokens is much faster but young, so every shard encodes a fixed set of awkwar
 first texts with both; a single different id falls back to ``tokenizers``.
 """
 
-import importlib.util
 import json
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tokenizers
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
-from expertflow.tokens.ragged import Ragged, ragged
+from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import TOKENIZER_FILES, EngineChoice
 
 TOKENIZER_FILE = TOKENIZER_FILES[0]
@@ -25,8 +24,11 @@ CHOSEN = "set in the manifest"
 
 
 class Encoder(ABC):
+    """A loaded tokenizer; ``reason`` says why it is this engine."""
+
     name: str
     version: str
+    reason = CHOSEN
 
     def __init__(self, directory: Path, tokenizer: Any) -> None:
         self.sha256 = sha256_file(directory / TOKENIZER_FILE)
@@ -83,12 +85,9 @@ class Engine(Encoder):
         self._tokenizer.encode_special_tokens = True
         return ids
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [item.ids for item in encoded]
-
     def encode_flat(self, texts: list[str]) -> Ragged:
-        return ragged(self.encode(texts))
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return Ragged.from_lists(item.ids for item in encoded)
 
 
 class FastEngine(Encoder):
@@ -102,7 +101,7 @@ class FastEngine(Encoder):
 
     def encode_flat(self, texts: list[str]) -> Ragged:
         if not texts:
-            return ragged()
+            return Ragged.from_lists()
         ids, offsets = self._tokenizer.encode_batch_flat(texts, split_special_tokens=True)
         # Ids are far below 2^31, so int32 is safe.
         return Ragged(np.frombuffer(ids, "<i4"), np.frombuffer(offsets, "<u8").astype(np.int64))
@@ -129,38 +128,31 @@ def _read_settings(directory: Path) -> str:
     return json.dumps(state, ensure_ascii=False)
 
 
-class Chosen(NamedTuple):
-    engine: Encoder
-    reason: str
-
-
-def choose_engine(directory: Path, *, wanted: EngineChoice, sample: list[str]) -> Chosen:
+def choose_engine(directory: Path, *, wanted: EngineChoice, sample: list[str]) -> Encoder:
     """Choose fastokens if it agrees with ``tokenizers``; DataError without a tokenizer."""
     if wanted == "tokenizers":
-        return Chosen(Engine(directory), CHOSEN)
-    if importlib.util.find_spec("fastokens") is None:
-        return Chosen(Engine(directory), "fastokens is not installed")
+        return Engine(directory)
     with ThreadPoolExecutor(1) as pool:
         # Takes a second for a large vocabulary, without holding the GIL.
         loading = pool.submit(FastEngine, directory)
         slow = Engine(directory)
         try:
             fast = loading.result()
+        except ModuleNotFoundError:
+            slow.reason = "fastokens is not installed"
+            return slow
         except (ImportError, ValueError, RuntimeError, NotImplementedError) as error:
             fault = " ".join(str(error).split())[:200]
-            return Chosen(slow, f"fastokens cannot load this tokenizer ({fault})")
+            slow.reason = f"fastokens cannot load this tokenizer ({fault})"
+            return slow
     texts = [*AWKWARD, *sample]
-    if (text := first_difference(slow, fast, texts)) is not None:
-        return Chosen(slow, f"fastokens gives other ids for {text[:40]!r}")
-    return Chosen(fast, f"the same ids as tokenizers {slow.version} on {len(texts)} texts")
-
-
-def first_difference(one: Encoder, other: Encoder, texts: list[str]) -> str | None:
-    expected, found = one.encode_flat(texts), other.encode_flat(texts)
+    expected, found = slow.encode_flat(texts), fast.encode_flat(texts)
     for i, text in enumerate(texts):
-        if not np.array_equal(found[i], expected[i]):
-            return text
-    return None
+        if not np.array_equal(expected[i], found[i]):
+            slow.reason = f"fastokens gives other ids for {text[:40]!r}"
+            return slow
+    fast.reason = f"the same ids as tokenizers {slow.version} on {len(texts)} texts"
+    return fast
 
 
 def _awkward_texts() -> tuple[str, ...]:

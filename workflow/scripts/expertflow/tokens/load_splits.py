@@ -19,7 +19,7 @@ from expertflow.core.records import Record
 from expertflow.data.documents import KeptRows, join_rows, keep_by_shard
 from expertflow.tokens.arrow import IDS_DTYPE, PAD_ID, PackedRows, from_arrow_lists, read_index
 from expertflow.tokens.packing import Pieces, clip_spans
-from expertflow.tokens.ragged import Ints, Ragged, concatenate, offsets_of, ragged
+from expertflow.tokens.ragged import Ints, Ragged, concatenate, offsets_of
 from expertflow.tokens.records import DecodedSample, TokenShardRecord
 
 N_SAMPLES = 3
@@ -48,21 +48,18 @@ class Splits(Record, frozen=True, kw_only=True):
     samples: tuple[DecodedSample, ...]
 
 
-_Part = tuple[NDArray[np.uint16], Ints, NDArray[np.int32], Ragged]
-_NO_INTS = np.empty(0, np.int64)
-_NOTHING: _Part = (_NO_INTS.astype(np.uint16), _NO_INTS, _NO_INTS.astype(np.int32), ragged())
-
-
 def load_splits(
     shards: Sequence[TokenShardRecord], keep: Path, *, max_rejected_fraction: float
 ) -> Splits:
     """Read the kept documents; DataError for too many rejects or a wrong file size."""
     keep_rows = keep_by_shard(keep)
-    parts: tuple[list[_Part], list[_Part]] = ([_NOTHING], [_NOTHING])
-    by_source: dict[str, Counter[str]] = {}
+    none = np.empty(0, np.int64)
+    # Of each document: shard, offset, length and side of the split.
+    columns = [(none.astype(np.uint16), none, none.astype(np.int32), none.astype(np.bool_))]
+    spans = [Ragged.from_lists()]
+    reasons: dict[str, Counter[str]] = {}
     samples: dict[str, list[DecodedSample]] = {}
     n_kept: Counter[str] = Counter()
-    paths = tuple(Path(shard.path) for shard in shards)
     n_special_text = n_dropped_held_out = 0
     for number, shard in enumerate(shards):
         rows = _rows_of(shard, keep_rows)
@@ -71,51 +68,52 @@ def load_splits(
         index = read_index(Path(shard.index_path))
         lengths = index["n_tokens"].to_numpy()
         offsets = offsets_of(lengths)
-        found, wanted = paths[number].stat().st_size, int(offsets[-1]) * IDS_DTYPE.itemsize
-        if found != wanted:
-            raise DataError(
-                f"{paths[number]}: {found} bytes, its index says {wanted}; delete it and run again"
-            )
-        spans = from_arrow_lists(index["spans"])
+        _check_size(shard.path, int(offsets[-1]) * IDS_DTYPE.itemsize)
         n_special_text += int(index["special_text"].to_numpy()[rows.rows].sum())
         n_kept[shard.source] += len(rows.rows)
         dropped = index["dropped"].take(rows.rows)
-        reasons = Counter(dropped.drop_null().to_pylist())
-        by_source.setdefault(shard.source, Counter()).update(reasons)
+        reasons.setdefault(shard.source, Counter()).update(dropped.drop_null().to_pylist())
         there = dropped.is_null().to_numpy()
         n_dropped_held_out += int((rows.held_out & ~there).sum())
-        for split, side in zip(parts, (~rows.held_out, rows.held_out), strict=True):
-            taken = np.repeat(rows.rows[side & there], rows.n_copies[side & there])
-            shard_of = np.full(len(taken), number, np.uint16)
-            split.append((shard_of, offsets[taken], lengths[taken], spans.take(taken)))
+        taken = np.repeat(rows.rows[there], rows.n_copies[there])
+        held_out = np.repeat(rows.held_out[there], rows.n_copies[there])
+        shard_of = np.full(len(taken), number, np.uint16)
+        columns.append((shard_of, offsets[taken], lengths[taken], held_out))
+        spans.append(from_arrow_lists(index["spans"]).take(taken))
         trained = rows.rows[~rows.held_out]
         own = [sample for row, sample in shard.samples if (trained == row).any()]
         samples.setdefault(shard.source, []).extend(own)
-    for source, reasons in by_source.items():
+    for source, counts in reasons.items():
         own_shards = [shard for shard in shards if shard.source == source]
-        _check_dropped(source, reasons, n_kept[source], own_shards, max_rejected_fraction)
-    train, held_out = (_split_documents(paths, split) for split in parts)
+        _check_dropped(source, counts, n_kept[source], own_shards, max_rejected_fraction)
+    shard_of, offset, length, is_held_out = map(np.concatenate, zip(*columns, strict=True))
+    all_spans = concatenate(spans)
+    train, evaluated = (
+        SplitDocuments(
+            paths=tuple(Path(shard.path) for shard in shards),
+            shard=shard_of[side],
+            offset=offset[side],
+            length=length[side],
+            spans=all_spans.take(np.flatnonzero(side)),
+        )
+        for side in (~is_held_out, is_held_out)
+    )
     # Documents of as many sources as possible.
     in_turn = zip_longest(*samples.values())
     return Splits(
         train=train,
-        held_out=held_out,
+        held_out=evaluated,
         n_special_text=n_special_text,
         n_dropped_held_out=n_dropped_held_out,
-        n_dropped_by_reason=sum(by_source.values(), Counter()),
+        n_dropped_by_reason=sum(reasons.values(), Counter()),
         samples=tuple(s for each in in_turn for s in each if s is not None)[:N_SAMPLES],
     )
 
 
-def _split_documents(paths: tuple[Path, ...], parts: list[_Part]) -> SplitDocuments:
-    shard, offset, length, spans = zip(*parts, strict=True)
-    return SplitDocuments(
-        paths=paths,
-        shard=np.concatenate(shard),
-        offset=np.concatenate(offset),
-        length=np.concatenate(length),
-        spans=concatenate(spans),
-    )
+def _check_size(path: str, n_bytes: int) -> None:
+    found = Path(path).stat().st_size
+    if found != n_bytes:
+        raise DataError(f"{path}: {found} bytes, its index says {n_bytes}; delete it, run again")
 
 
 def _rows_of(shard: TokenShardRecord, keep: dict[tuple[str, str], KeptRows]) -> KeptRows | None:
@@ -142,7 +140,7 @@ def _check_dropped(
     raise DataError(
         f"source {source}: the model's chat template cannot write {reasons.total()} of"
         f" {n_documents} documents ({said}), first {first}; set data.chat_template to one that"
-        " can, or mend the data"
+        " can, or correct the data"
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertflow.core.records import Record
-from expertflow.tokens.ragged import Ints, Ragged, offsets_of, ragged
+from expertflow.tokens.ragged import Ints, Ragged, offsets_of
 
 # The label of non-targets, which torch's cross-entropy ignores.
 IGNORE = -100
@@ -96,7 +96,7 @@ def best_fit_decreasing(lengths: NDArray[np.integer], *, row_length: int) -> Rag
         blocks.append(block.reshape(-1).astype(np.int32))
         per_row.append(np.full(group.n_rows, block.shape[1]))
     if not blocks:
-        return ragged()
+        return Ragged.from_lists()
     return Ragged(np.concatenate(blocks), offsets_of(np.concatenate(per_row)))
 
 
@@ -155,7 +155,7 @@ def concat_pieces(lengths: NDArray[np.integer], *, row_length: int) -> tuple[Pie
     edges = np.unique(np.concatenate(([0], ends, np.arange(0, total, row_length))))
     if total == 0:
         nothing = np.empty(0, np.int32)
-        return Pieces(nothing, nothing, nothing), ragged()
+        return Pieces(nothing, nothing, nothing), Ragged.from_lists()
     start = edges[:-1]
     document = np.searchsorted(ends, start, side="right")
     first = ends[document] - np.asarray(lengths, np.int64)[document]

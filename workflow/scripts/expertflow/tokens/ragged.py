@@ -19,6 +19,12 @@ class Ragged(Record, frozen=True):
     values: NDArray[np.int32]
     offsets: Ints
 
+    @classmethod
+    def from_lists(cls, lists: Iterable[Sequence[int]] = ()) -> "Ragged":
+        arrays = [np.asarray(item, dtype=np.int32) for item in lists]
+        lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+        return cls(np.concatenate([np.empty(0, np.int32), *arrays]), offsets_of(lengths))
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -41,14 +47,8 @@ class Ragged(Record, frozen=True):
         return [self[i].tolist() for i in range(len(self))]
 
 
-def ragged(lists: Iterable[Sequence[int]] = ()) -> Ragged:
-    arrays = [np.asarray(item, dtype=np.int32) for item in lists]
-    lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-    return Ragged(np.concatenate([np.empty(0, np.int32), *arrays]), offsets_of(lengths))
-
-
 def concatenate(parts: Iterable[Ragged]) -> Ragged:
-    parts = [ragged(), *parts]
+    parts = [Ragged.from_lists(), *parts]
     lengths = np.concatenate([part.lengths for part in parts])
     return Ragged(np.concatenate([part.values for part in parts]), offsets_of(lengths))
 

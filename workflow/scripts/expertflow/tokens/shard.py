@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
-from itertools import chain, islice, pairwise, starmap
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow as pa
 from msgspec.structs import asdict
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import remove, sha256_json
+from expertflow.core.files import sha256_json
 from expertflow.core.progress import Progress
 from expertflow.core.records import read_record, to_json, write_record
 from expertflow.data.documents import iter_batches
@@ -25,7 +25,7 @@ from expertflow.data.records import ShardRecord
 from expertflow.data.render import Renderer, training_texts
 from expertflow.data.shapes import body_of
 from expertflow.tokens.arrow import IDS_DTYPE, INDEX, index_batch
-from expertflow.tokens.engine import Chosen, Encoder, choose_engine
+from expertflow.tokens.engine import Encoder, choose_engine
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import (
     TOKENIZER_FILES,
@@ -37,7 +37,7 @@ from expertflow.tokens.records import (
     TokenSpec,
 )
 from expertflow.tokens.store import ensure_stored, publish
-from expertflow.tokens.tokenize import Drafted, Drafter, TokenBatch
+from expertflow.tokens.tokenize import N_EXAMPLES, BatchDraft, Drafter, TokenBatch
 
 log = logging.getLogger(__name__)
 IDS, INDEX_FILE, RECORD = "tokens.ids", "index.arrow", "record.json"
@@ -61,29 +61,27 @@ def pretokenize_shard(
     index: Path,
 ) -> TokenShardRecord:
     """Write some shards' ids and supervised spans, or take them from the store."""
-    made_from = [
-        [shard.sha256 for shard in shards],
-        tokenizer.sha256,
-        to_json(tokenizer.layout),
-        to_json(spec),
-        {name: _version(name) for name in ("fastokens", "tokenizers", "jinja2")},
-        code,
-    ]
+    packages = ("fastokens", "tokenizers", "jinja2")
+    key = sha256_json(
+        [
+            [shard.sha256 for shard in shards],
+            tokenizer.sha256,
+            to_json(tokenizer.layout),
+            to_json(spec),
+            {name: _version(name) for name in packages},
+            code,
+        ]
+    )
 
     def make(folder: Path) -> None:
-        stored = _tokenize_shards(name, spec, shards, tokenizer, folder)
-        write_record(folder / RECORD, stored)
+        write_record(folder / RECORD, _tokenize_shards(name, spec, shards, tokenizer, folder))
 
-    def ensure() -> tuple[Path, bool, StoredTokens]:
-        folder, was_there = ensure_stored(store, key, make)
-        return folder, was_there, read_record(StoredTokens, folder / RECORD)
+    def is_complete(folder: Path) -> bool:
+        n_tokens = read_record(StoredTokens, folder / RECORD).n_tokens
+        return (folder / IDS).stat().st_size == n_tokens * IDS_DTYPE.itemsize
 
-    key = sha256_json(made_from)
-    folder, was_there, stored = ensure()
-    if (folder / IDS).stat().st_size != stored.n_tokens * IDS_DTYPE.itemsize:
-        log.warning("%s is damaged; its tokens are made again", folder)
-        remove(folder)
-        folder, was_there, stored = ensure()
+    folder, was_there = ensure_stored(store, key, make, is_complete)
+    stored = read_record(StoredTokens, folder / RECORD)
     publish(folder / IDS, ids)
     publish(folder / INDEX_FILE, index)
     if was_there:
@@ -108,13 +106,13 @@ def _tokenize_shards(
     folder: Path,
 ) -> StoredTokens:
     renderer = Renderer(tokenizer.layout)
-    drafter = Drafter(renderer)
     documents = [Path(shard.path) for shard in shards]
-    drafts = (drafter.draft(part) for part in chain.from_iterable(map(iter_batches, documents)))
+    parts = chain.from_iterable(map(iter_batches, documents))
     n_documents = sum(shard.n_documents for shard in shards)
     progress = Progress(f"{shards[0].source}/{name}", total=n_documents, unit="documents tokenized")
     sample = [text for path in documents for text in _probe_texts(path, renderer, len(documents))]
-    n_tokens = 0
+    n_tokens = n_dropped = 0
+    examples: list[str] = []
     samples: list[tuple[int, DecodedSample]] = []
     with (
         ThreadPoolExecutor(1) as pool,
@@ -125,54 +123,58 @@ def _tokenize_shards(
         choosing = pool.submit(
             choose_engine, Path(tokenizer.path), wanted=spec.engine, sample=sample
         )
-        for drafted, tokens in _encoded(drafts, pool, choosing):
+        for draft, encoded in _encode(map(Drafter(renderer).draft, parts), pool, choosing):
+            tokens = draft.assemble(encoded, choosing.result())
             ids.write(np.ascontiguousarray(tokens.ids.values, IDS_DTYPE).data)
             lengths = tokens.ids.lengths
             writer.write_batch(
-                index_batch(lengths, tokens.spans, drafted.special_text, drafted.dropped)
+                index_batch(lengths, tokens.spans, draft.special_text, draft.dropped)
             )
-            written = [row for row, reason in enumerate(drafted.dropped) if reason is None]
+            written = [row for row, reason in enumerate(draft.dropped) if reason is None]
             for row in written[: N_SAMPLES - len(samples)]:
-                decoded = _decoded_sample(drafted, tokens, row, choosing.result().engine)
+                decoded = _decode_sample(draft, tokens, row, choosing.result())
                 samples.append((progress.n_done + row, decoded))
             n_tokens += int(lengths.sum())
-            progress.add(drafted.n_documents)
-        engine, reason = choosing.result()
+            n_dropped += draft.n_documents - len(written)
+            examples += draft.examples
+            progress.add(draft.n_documents)
+        engine = choosing.result()
     if engine.sha256 != tokenizer.sha256:
         raise DataError(
             f"{tokenizer.path}: its {TOKENIZER_FILES[0]} is not what its record says; delete"
             f" {tokenizer.path}.json and run again"
         )
-    log.info("engine %s %s: %s", engine.name, engine.version, reason)
+    log.info("engine %s %s: %s", engine.name, engine.version, engine.reason)
     log.info("%d documents, %d tokens in %.3f s", progress.n_done, n_tokens, progress.elapsed_s)
     return StoredTokens(
         n_documents=progress.n_done,
         n_tokens=n_tokens,
-        n_dropped=drafter.n_dropped,
-        dropped_examples=tuple(drafter.dropped_examples),
+        n_dropped=n_dropped,
+        dropped_examples=tuple(examples[:N_EXAMPLES]),
         samples=tuple(samples),
         engine=engine.name,
         engine_version=engine.version,
-        engine_reason=reason,
+        engine_reason=engine.reason,
         tokenizer_sha256=engine.sha256,
     )
 
 
-def _encoded(
-    drafts: Iterator[Drafted], pool: ThreadPoolExecutor, choosing: Future[Chosen]
-) -> Iterator[tuple[Drafted, TokenBatch]]:
-    def encode(drafted: Drafted) -> Ragged:
-        return drafted.encode(choosing.result().engine)
+def _encode(
+    drafts: Iterator[BatchDraft], pool: ThreadPoolExecutor, choosing: Future[Encoder]
+) -> Iterator[tuple[BatchDraft, Ragged]]:
+    """Encode in the pool's one thread, after the choice, a few batches ahead of what is taken."""
 
-    def finish(drafted: Drafted, ids: Future[Ragged]) -> tuple[Drafted, TokenBatch]:
-        return drafted, drafted.tokens(ids.result(), choosing.result().engine)
+    def encode(draft: BatchDraft) -> Ragged:
+        return draft.encode(choosing.result())
 
-    waiting: deque[tuple[Drafted, Future[Ragged]]] = deque()
-    for drafted in drafts:
-        waiting.append((drafted, pool.submit(encode, drafted)))
+    waiting: deque[tuple[BatchDraft, Future[Ragged]]] = deque()
+    for draft in drafts:
+        waiting.append((draft, pool.submit(encode, draft)))
         if len(waiting) > N_AHEAD:
-            yield finish(*waiting.popleft())
-    yield from starmap(finish, waiting)
+            first, encoding = waiting.popleft()
+            yield first, encoding.result()
+    for first, encoding in waiting:
+        yield first, encoding.result()
 
 
 def _version(package: str) -> str | None:
@@ -196,24 +198,22 @@ def _probe_texts(documents: Path, renderer: Renderer, n_shards: int) -> list[str
     return texts
 
 
-def _decoded_sample(
-    drafted: Drafted, tokens: TokenBatch, row: int, engine: Encoder
+def _decode_sample(
+    draft: BatchDraft, tokens: TokenBatch, row: int, engine: Encoder
 ) -> DecodedSample:
+    assert draft.document_ids is not None
     ids, learned = tokens.ids[row], tokens.spans[row].tolist()
     n = min(len(ids), SAMPLE_TOKENS)
-    edges = [0, *(at for at in learned if at < n), n]
-    pairs = list(zip(learned[::2], learned[1::2], strict=True))
+    # What is learned and what is not follow each other.
+    edges = [0, *(min(at, n) for at in learned), n]
     pieces = [
-        DecodedPiece(
-            text=engine.decode(ids[start:end].tolist()),
-            learned=any(low <= start < high for low, high in pairs),
-        )
-        for start, end in pairwise(edges)
+        DecodedPiece(text=engine.decode(ids[start:end].tolist()), learned=bool(i % 2))
+        for i, (start, end) in enumerate(pairwise(edges))
         if start < end
     ]
     return DecodedSample(
-        document_id=drafted.document_ids[row].as_py(),
+        document_id=draft.document_ids[row].as_py(),
         n_tokens=len(ids),
-        n_supervised_tokens=sum(high - low for low, high in pairs),
+        n_supervised_tokens=sum(learned[1::2]) - sum(learned[::2]),
         pieces=tuple(pieces),
     )

@@ -3,6 +3,7 @@
 Results are hard links into the store: instant, and without extra space.
 """
 
+import logging
 import tempfile
 import time
 from collections.abc import Callable
@@ -10,18 +11,24 @@ from pathlib import Path
 
 from expertflow.core.files import link_or_copy, remove, sync, sync_directory
 
+log = logging.getLogger(__name__)
 # A job fills its folder, and links what it takes, within this time.
 ABANDONED_S = 3600
 
 
-def ensure_stored(store: Path, key: str, make: Callable[[Path], None]) -> tuple[Path, bool]:
-    """Return the folder of ``key``, filled by ``make`` if new, and whether it existed.
+def ensure_stored(
+    store: Path, key: str, make: Callable[[Path], None], is_complete: Callable[[Path], bool]
+) -> tuple[Path, bool]:
+    """Return the folder of ``key``, filled by ``make`` if new or damaged, and whether it existed.
 
     Two jobs may make the same folder at once; both use the first one to finish.
     """
     folder = store / key
     if folder.is_dir():
-        return folder, True
+        if is_complete(folder):
+            return folder, True
+        log.warning("%s is damaged; its tokens are made again", folder)
+        remove(folder)
     store.mkdir(parents=True, exist_ok=True)
     # Not named by process: ids may coincide on two machines.
     partial = Path(tempfile.mkdtemp(dir=store, prefix=f".{key}.", suffix=".partial"))

@@ -24,7 +24,7 @@ from expertflow.data.shapes import body_of
 from expertflow.tokens.arrow import PAD_ID, PackedRows
 from expertflow.tokens.engine import Encoder, Engine
 from expertflow.tokens.packing import clip_spans
-from expertflow.tokens.ragged import Ints, Ragged, offsets_of, ragged, runs
+from expertflow.tokens.ragged import Ints, Ragged, offsets_of, runs
 
 log = logging.getLogger(__name__)
 # Texts up to this length are encoded once per batch, such as the newline after each turn.
@@ -48,10 +48,15 @@ class BatchDraft(Struct):
 
     Pieces are numbered from 0 for special tokens, from -1 down for texts. A chunk holds document
     numbers, pieces per document, and these pieces. A learned span is a row of four: document, its
-    piece index, and the ``edges`` numbers of the texts before its start and end.
+    piece index, and the ``edges`` numbers of the texts before its start and end. ``dropped`` are
+    the reasons why documents cannot be rendered, with the first few ``examples``.
     """
 
     n_documents: int
+    document_ids: pa.StringArray | None = None
+    special_text: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    dropped: list[str | None] = field(default_factory=list)
+    examples: list[str] = field(default_factory=list)
     special: dict[str, int] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
     edges: dict[str, int] = field(default_factory=dict)
@@ -94,7 +99,7 @@ class BatchDraft(Struct):
     def encode(self, engine: Encoder) -> Ragged:
         return engine.encode_flat([*self.texts, *self.edges])
 
-    def tokens(self, encoded: Ragged, engine: Encoder) -> TokenBatch:
+    def assemble(self, encoded: Ragged, engine: Encoder) -> TokenBatch:
         """Assemble drafted and encoded documents; those without a draft get no tokens.
 
         The text before a learned span is tokenized again by itself, to find where the span starts.
@@ -153,7 +158,7 @@ def tokenize(documents: Sequence[Sequence[Segment]], engine: Encoder) -> TokenBa
     draft = BatchDraft(len(documents))
     for number, document in enumerate(documents):
         draft.add(number, document)
-    return draft.tokens(draft.encode(engine), engine)
+    return draft.assemble(draft.encode(engine), engine)
 
 
 def _leading(edge: Ints, at: Ints, laid: Ragged, own: Sequence[np.ndarray]) -> Ints:
@@ -193,31 +198,18 @@ def _by_document(low: Ints, high: Ints, document: Ints, bounds: Ints) -> Ragged:
     return Ragged(merged.reshape(-1).astype(np.int32), offsets_of(2 * n_spans))
 
 
-class Drafted(BatchDraft, kw_only=True):
-    document_ids: pa.StringArray
-    special_text: NDArray[np.bool_]
-    dropped: list[str | None]
-
-
 class Drafter:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._forms: OrderedDict[bytes, DocumentForm | None] = OrderedDict()
-        self.n_dropped = 0
-        self.dropped_examples: list[str] = []
 
-    def draft(self, part: pa.RecordBatch) -> Drafted:
+    def draft(self, part: pa.RecordBatch) -> BatchDraft:
         """Lay out some documents; those that cannot be rendered get a reason and no tokens.
 
         Documents with one frame become columns if the layout does not depend on their texts.
         """
         n = part.num_rows
-        made = Drafted(
-            n,
-            document_ids=part["document_id"],
-            special_text=np.zeros(n, bool),
-            dropped=[None] * n,
-        )
+        made = BatchDraft(n, part["document_id"], np.zeros(n, bool), [None] * n)
         frames = part["frame"].dictionary_encode()
         codes = frames.indices.to_numpy()
         by_code = np.argsort(codes, kind="stable")
@@ -256,7 +248,7 @@ class Drafter:
         return True
 
     def _add_columns(
-        self, made: Drafted, frame: bytes, rows: NDArray[np.int64], texts: pa.ListArray
+        self, made: BatchDraft, frame: bytes, rows: NDArray[np.int64], texts: pa.ListArray
     ) -> NDArray[np.int64]:
         """Add documents of one form; return those to render one by one.
 
@@ -287,18 +279,18 @@ class Drafter:
         made.add_form(rows[~apart], form, columns)
         return rows[apart]
 
-    def _add_alone(self, made: Drafted, row: int, frame: bytes, texts: list[str]) -> None:
+    def _add_alone(self, made: BatchDraft, row: int, frame: bytes, texts: list[str]) -> None:
+        assert made.document_ids is not None
         body = body_of(frame, texts)
         made.special_text[row] = self._renderer.has_special_text(body)
         try:
             made.add(row, self._renderer.render(body))
         except Reject as reject:
             made.dropped[row] = reject.reason
-            self.n_dropped += 1
             example = f"{made.document_ids[row].as_py()}: {reject.reason} ({reject.detail})"
             log.warning("%s", example)
-            if len(self.dropped_examples) < N_EXAMPLES:
-                self.dropped_examples.append(example)
+            if len(made.examples) < N_EXAMPLES:
+                made.examples.append(example)
 
 
 class DocumentRows:
@@ -335,10 +327,12 @@ class DocumentRows:
 
     def take(self, chosen: NDArray[np.integer]) -> PackedRows:
         if self._table is None or not len(chosen):
-            return PackedRows((np.empty((0, self.length), np.int32),), ragged(), ragged())
+            return PackedRows(
+                (np.empty((0, self.length), np.int32),), Ragged.from_lists(), Ragged.from_lists()
+            )
         (part,) = self._table.take(pa.array(chosen)).combine_chunks().to_batches()
-        drafted = self._drafter.draft(part)
-        tokens = drafted.tokens(drafted.encode(self._engine), self._engine)
+        draft = self._drafter.draft(part)
+        tokens = draft.assemble(draft.encode(self._engine), self._engine)
         lengths = np.minimum(tokens.ids.lengths, self.length)
         ids_NL = np.full((len(chosen), self.length), PAD_ID, np.int32)
         places = runs(np.arange(len(chosen)) * self.length, lengths)
