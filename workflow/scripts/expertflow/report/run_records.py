@@ -6,7 +6,7 @@ from msgspec import Meta, defstruct
 
 from expertflow.core.records import Record
 from expertflow.core.settings import list_settings, name_of
-from expertflow.data.records import DatasetSource, DuplicateExample
+from expertflow.data.records import DuplicateExample
 from expertflow.hardware.records import Stats
 from expertflow.plan.records import ClaimCheck, HardwareOption, MemoryParts, Reason, TrainPlan
 from expertflow.plan.settings import LoraSpec, TrainingSection
@@ -50,9 +50,18 @@ class Model(Record, frozen=True, kw_only=True):
     convention: Annotated[str, doc("What the two counts include.", of="flops_convention")]
 
 
-class Source(DatasetSource, frozen=True, kw_only=True):
+class Source(Record, frozen=True, kw_only=True):
     """A data set, and the fate of its documents."""
 
+    name: Annotated[str, doc("Its name in the manifest.")]
+    kind: Annotated[str, doc("Where it came from.")]
+    revision: Annotated[Measured[str], doc("Commit on the hub or in git.")]
+    license: Annotated[Measured[str], doc("As the manifest states it.")]
+    n_files: Annotated[Count, doc("Files that were read.")]
+    n_bytes: Annotated[Count, doc("Their size.")]
+    n_records: Annotated[Measured[int], doc("Records in them.")]
+    sha256: Annotated[str, doc("Hash of their content.")]
+    notes: Annotated[tuple[str, ...], doc("What the source says of itself.")]
     n_train: Annotated[Count, doc("Documents that are trained on.")]
     n_held_out: Annotated[Count, doc("Documents held out.")]
     n_left_out: Annotated[Count, doc("Records rejected, filtered or dropped.")]
