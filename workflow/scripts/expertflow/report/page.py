@@ -9,7 +9,6 @@ from typing import NamedTuple
 from expertflow.chain import STAGES
 from expertflow.report import learned
 from expertflow.report.ablation_page import show_comparison
-from expertflow.report.charts.data import chart_data
 from expertflow.report.compare import COLORS
 from expertflow.report.headline import describe_subject, make_tiles
 from expertflow.report.inputs import ReportInputs
@@ -26,8 +25,8 @@ N_RECORDS = 3  # of one stage; report.json has all
 def render_page(report: Report, inputs: ReportInputs) -> str:
     from expertflow.report.charts import drawing as charts  # loads altair, which takes a second
 
-    data, evaluation = chart_data(report, inputs), report.evaluation
-    epochs, timeline = list(report.training_report.training.epoch_summaries), data.timeline
+    evaluation, hardware = report.evaluation, report.training_report.hardware
+    epochs = list(report.training_report.training.epoch_summaries)
     if len(epochs) > N_EPOCHS:  # the middle of many epochs adds little
         epochs = [*epochs[:3], *epochs[3 - N_EPOCHS :]]
     return render(
@@ -46,10 +45,10 @@ def render_page(report: Report, inputs: ReportInputs) -> str:
         colors=COLORS,
         kinds=_kinds(evaluation),
         left_out=_left_out(evaluation),
-        loss_chart=data.loss and charts.loss_chart(data.loss),
-        timeline=[charts.panel_chart(p, timeline) for p in timeline.panels] if timeline else [],
-        length_chart=charts.length_chart(data.lengths),
-        cuts=data.lengths.cuts,
+        loss_chart=charts.loss_chart(inputs),
+        timeline=charts.timeline_charts(inputs, hardware.reference_bands),
+        length_chart=charts.length_chart(inputs.packing),
+        cuts=charts.judge_lengths(inputs.packing),
         comparisons=[show_comparison(record) for record in report.comparison],
     )
 

@@ -1,11 +1,11 @@
 """Draw the report's charts: Vega-Altair specifications, rendered to SVG.
 
-Only this module and its frame import altair and vl-convert: they take a second to load.
+Only the modules of this package import altair and vl-convert: they take a second to load.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import altair as alt
 from msgspec.structs import replace
@@ -13,75 +13,163 @@ from msgspec.structs import replace
 from expertflow.report import format as f
 from expertflow.report.charts import frame as fr
 from expertflow.report.charts import series
-from expertflow.report.charts.data import Cut, LengthData, LossData, Panel, TimelineData
-from expertflow.report.charts.series import Point, Span
+from expertflow.report.charts.series import Interval, Point
+from expertflow.report.inputs import ReportInputs
+from expertflow.report.run_records import ReferenceBand
+from expertflow.tokens.records import PackingRecord
 
+GB = 1e-9
+LENGTHS_TO_JUDGE = (1536, 2048)  # what the set-ups that this replaces cut documents to
 LEAST_BAND_PX = 2  # a pause of two seconds in an hour still shows
 LINE_PX = 15
 CENTRE = 0.45  # labels right of it run to the left
 
 
-def loss_chart(loss: LossData) -> fr.Chart:
-    held_out = [{"x": mark.x, "y": mark.y} for mark in loss.held_out]
-    values = [y for p in loss.train for y in (p.low, p.high)]
-    values += [mark.y for mark in loss.held_out]
+def loss_chart(inputs: ReportInputs) -> fr.Chart | None:
+    train = series.envelope((step.step, step.loss) for step in inputs.steps)
+    if not train:
+        return None
+    held_out = [{"x": point.step, "y": point.loss} for point in inputs.training.eval_points]
+    last_step = inputs.steps[-1].step
+    label = f"Training loss from {f.loss(train[0].y)} to {f.loss(train[-1].y)} nats a token"
+    if held_out:
+        first, last = held_out[0]["y"], held_out[-1]["y"]
+        label += f", held-out loss from {f.loss(first)} to {f.loss(last)}"
+    values = [*(y for p in train for y in (p.low, p.high)), *(point["y"] for point in held_out)]
     room = 0.04 * (max(values) - min(values)) or 0.1
     low, high = min(values) - room, max(values) + room
-    start = 0.0 if any(mark.x == 0 for mark in loss.held_out) else loss.train[0].x
-    steps = alt.Scale(domain=[min(start, loss.last_step - 1), loss.last_step], nice=False)
+    start = 0.0 if any(point["x"] == 0 for point in held_out) else train[0].x
+    steps = alt.Scale(domain=[min(start, last_step - 1), last_step], nice=False)
     height = alt.Scale(domain=[low, high], nice=False)
 
-    def draw(form: fr.Form) -> list[alt.Chart]:
-        x = fr.x_axis(fr.round_ticks(start, loss.last_step, form.n_x_ticks), "steps", steps)
+    def draw(form: fr.ScreenForm) -> list[alt.Chart]:
+        x = fr.x_axis(fr.round_ticks(start, last_step, form.n_x_ticks), "steps", steps)
         y = fr.y_axis(fr.round_ticks(low, high, form.n_y_ticks + 1), height)
         held = alt.Chart(fr.rows(held_out)).encode(x=x, y=y)
         return [
-            *fr.curve(_fitting(loss.train, form), fr.BLUE, x, y),
+            *fr.curve(_fitting(train, form), fr.BLUE, x, y),
             held.mark_line(color=fr.ORANGE, strokeWidth=1, strokeDash=[3, 3]),
             held.mark_point(color=fr.ORANGE, filled=True, size=44, opacity=1),
         ]
 
-    return fr.both_sizes(draw, title="Loss", unit="nats a token", label=loss.label, height_px=190)
+    return fr.both_sizes(
+        draw, title="Loss", unit="nats a token", label=f"{label}, over {last_step:,} steps",
+        height_px=190,
+    )  # fmt: skip
 
 
-def panel_chart(panel: Panel, timeline: TimelineData) -> fr.Chart:
-    unit, scale = fr.time_unit(timeline.end_s)
-    end = timeline.end_s / scale
-    highest = max(point.high for point in panel.points)
+class Panel(NamedTuple):
+    """One quantity over time. ``limit`` is drawn as a dashed line with its label.
+
+    The axis reaches from ``bottom`` to ``top`` or to the greatest value, whichever is more.
+    """
+
+    quantity: str
+    title: str
+    unit: str
+    color: str
+    points: list[Point]
+    bottom: float = 0.0
+    top: float | None = None
+    limit: float | None = None
+    limit_label: str = ""
+
+
+def timeline_charts(inputs: ReportInputs, bands: Sequence[ReferenceBand]) -> list[fr.Chart]:
+    """Draw each quantity that was read over the run's time, with saves and evaluations marked."""
+    panels = [panel for panel in list_panels(inputs) if panel.points]
+    saves = [(p.elapsed_s, p.elapsed_s + p.save_s) for p in inputs.training.save_points]
+    evaluations = series.evaluation_spans(inputs.steps, inputs.training.eval_points)
+    ends_s = [*(panel.points[-1].x for panel in panels), *(e for _, e in (*saves, *evaluations))]
+    stripes = [(band, GB if band.unit == "bytes" else 1.0) for band in bands]
+    return [
+        _panel_chart(
+            panel,
+            [(x.system, x.low * k, x.high * k) for x, k in stripes if x.quantity == panel.quantity],
+            ((saves, fr.YELLOW), (evaluations, fr.PURPLE)),
+            max(ends_s),
+        )
+        for panel in panels
+    ]
+
+
+def list_panels(inputs: ReportInputs) -> list[Panel]:
+    monitor, samples = inputs.monitor, inputs.samples
+    total_gb = None if monitor.memory_total_bytes is None else monitor.memory_total_bytes * GB
+    slow_c = (monitor.temperature_limits_c or {}).get("slowdown")
+
+    def read(field: str, scale: float = 1.0) -> list[Point]:
+        values = ((sample.elapsed_s, getattr(sample, field)) for sample in samples)
+        return series.envelope((x, None if y is None else y * scale) for x, y in values)
+
+    return [
+        Panel("useful_tokens_per_s", "Useful tokens per second", "tok/s", fr.BLUE,
+              series.tokens_per_s(inputs.steps)),
+        Panel("tensor_active_percent", "Tensor cores active", "%", fr.GREEN,
+              read("tensor_active_percent"), top=100.0),
+        Panel("sm_active_percent", "SMs active", "%", fr.GREEN, read("sm_active_percent"),
+              top=100.0),
+        Panel("any_kernel_percent", "Any kernel running", "%", fr.GREEN,
+              read("utilization_percent"), top=100.0),
+        Panel("power_w", "Power", "W", fr.ORANGE, read("power_w"), limit=monitor.power_limit_w,
+              limit_label=f"limit {monitor.power_limit_w or 0:.0f} W"),
+        Panel("memory_used_bytes", "GPU memory in use", "GB", fr.PURPLE,
+              read("memory_used_bytes", GB), limit=total_gb,
+              limit_label=f"{total_gb or 0:.3g} GB in all"),
+        Panel("temperature_c", "GPU temperature", "°C", fr.ORANGE, read("temperature_c"),
+              bottom=20.0, limit=slow_c, limit_label=f"slow-down {slow_c or 0:.0f} °C"),
+        Panel("cpu_percent", "CPU", "% of all cores", fr.GREEN, read("cpu_percent"), top=100.0),
+        Panel("ram_used_bytes", "Host memory in use", "GB", fr.PURPLE, read("ram_used_bytes", GB)),
+    ]  # fmt: skip
+
+
+def _panel_chart(
+    panel: Panel,
+    stripes: list[tuple[str, float, float]],
+    pauses: Iterable[tuple[list[Interval], str]],
+    end_s: float,
+) -> fr.Chart:
+    unit, scale = fr.time_unit(end_s)
+    end, values = end_s / scale, panel.points
+    mean = sum(point.y for point in values) / len(values)
+    lowest, highest = min(p.low for p in values), max(p.high for p in values)
+    label = (
+        f"{panel.title} in {panel.unit} over {f.duration(end_s)}: mean {f.short(mean)}, "
+        f"from {f.short(lowest)} to {f.short(highest)}"
+    )
     limit = (panel.limit or 0.0) * 1.2  # leaves room for the label above the line
     top = max(panel.top or 0.0, limit, highest, panel.bottom + 1e-9)
     if panel.limit is None and panel.top is None:
         top = fr.rounded_up(top, 3)
-    bottom = min(panel.bottom, *(10 * math.floor(p.low / 10) for p in panel.points))
+    bottom = min(panel.bottom, 10 * math.floor(lowest / 10))
     time = alt.Scale(domain=[0, end], nice=False)
     height = alt.Scale(domain=[bottom, top], nice=False)
-    points = [replace(point, x=point.x / scale) for point in panel.points]
-    reference = [f"{s.label}: {s.low:g} to {s.high:g} {panel.unit}" for s in panel.reference]
-    bands = [{"x": 0, "x2": end, "y": s.low, "y2": s.high} for s in panel.reference]
-    stripes = alt.Chart(fr.rows(bands)).mark_rect(color=fr.GRAY, opacity=0.16)
+    points = [replace(point, x=point.x / scale) for point in values]
+    bands = [{"x": 0, "x2": end, "y": low, "y2": high} for _, low, high in stripes]
+    striped = alt.Chart(fr.rows(bands)).mark_rect(color=fr.GRAY, opacity=0.16)
 
-    def draw(form: fr.Form) -> list[alt.Chart]:
+    def draw(form: fr.ScreenForm) -> list[alt.Chart]:
         x = fr.x_axis(fr.round_ticks(0.0, end, form.n_x_ticks, fr.ROUND_TIMES), unit, time)
         ticks = fr.round_ticks(bottom, panel.limit or top, min(4, form.n_y_ticks))
         y, least = fr.y_axis(ticks, height), LEAST_BAND_PX * end / form.width_px
         return [
-            *([stripes.encode(x=x, x2="x2:Q", y=y, y2="y2:Q")] if panel.reference else []),
-            _bands(timeline.saves, fr.YELLOW, x, scale, least),
-            _bands(timeline.evaluations, fr.PURPLE, x, scale, least),
-            *fr.curve(_fitting(points, form), fr.NAMED[panel.color], x, y),
+            *([striped.encode(x=x, x2="x2:Q", y=y, y2="y2:Q")] if stripes else []),
+            *(_bands(spans, color, x, scale, least) for spans, color in pauses),
+            *fr.curve(_fitting(points, form), panel.color, x, y),
             *_limit(panel, y),
         ]
 
     return fr.both_sizes(
-        draw, title=panel.title, unit=panel.unit, label=panel.label, height_px=96,
-        note="; ".join(reference),
+        draw, title=panel.title, unit=panel.unit, height_px=96,
+        label=label if panel.limit is None else f"{label}; {panel.limit_label}",
+        note="; ".join(f"{who}: {low:g} to {high:g} {panel.unit}" for who, low, high in stripes),
     )  # fmt: skip
 
 
-def _bands(spans: tuple[Span, ...], color: str, x: alt.X, scale: float, least: float) -> alt.Chart:
+def _bands(spans: list[Interval], color: str, x: alt.X, scale: float, least: float) -> alt.Chart:
     values: list[dict[str, float]] = []
-    for span in spans:
-        start, end = span.start_s / scale, max(span.end_s / scale, span.start_s / scale + least)
+    for start_s, end_s in spans:
+        start, end = start_s / scale, max(end_s / scale, start_s / scale + least)
         if values and start - values[-1]["x2"] < least / 2:  # no gap that a screen could show
             values[-1]["x2"] = max(values[-1]["x2"], end)
         else:
@@ -101,43 +189,83 @@ def _limit(panel: Panel, y: alt.Y) -> list[alt.Chart]:
     ]
 
 
-def length_chart(lengths: LengthData) -> fr.Chart:
-    edges = lengths.edges
+class Cut(NamedTuple):
+    """A row length, and the share of documents that are longer; None where nobody counted."""
+
+    length_tokens: int
+    fraction: float | None
+    is_chosen: bool
+    label: str
+
+
+def judge_lengths(packing: PackingRecord) -> list[Cut]:
+    """Return what rows of the chosen length, and of those that others use, cut off."""
+    histogram, chosen = packing.histogram, packing.sequence_length_tokens
+    n_documents = sum(histogram.counts)
+    counted = {choice.sequence_length_tokens: choice for choice in packing.choices}
+    cuts = []
+    for length in sorted({chosen, *LENGTHS_TO_JUDGE}):
+        fraction: float | None = None
+        if length >= histogram.max:
+            fraction = 0.0
+        elif length in counted and n_documents:
+            fraction = counted[length].n_over_long_documents / n_documents
+        label = f"rows of {length:,}" if length == chosen else f"{length:,}"
+        if fraction is not None:
+            show = f.tenths if fraction >= 5e-4 else f.percent
+            label += f": cuts {show(fraction)}" if fraction else ": cuts none"
+        cuts.append(Cut(length, fraction, length == chosen, label.replace(f.NBSP, " ")))
+    return cuts
+
+
+def length_chart(packing: PackingRecord) -> fr.Chart:
+    """Draw the histogram of document lengths, with those cuts that lie where documents are."""
+    histogram, chosen = packing.histogram, packing.sequence_length_tokens
+    edges, counts = histogram.edges, histogram.counts
+    longest = max(chosen, 2 * histogram.max)
+    shown = [cut for cut in judge_lengths(packing) if cut.length_tokens <= longest]
     grows = edges[0] > 0 and edges[-1] - edges[-2] > 2 * (edges[1] - edges[0])
     bars = [
         {"x": low, "x2": high, "y": n}
-        for low, high, n in zip(edges, edges[1:], lengths.counts, strict=False)
+        for low, high, n in zip(edges, edges[1:], counts, strict=False)
     ]
     if grows:  # the short end, where nothing is, would take half the width
         bars = bars[next((i for i, bar in enumerate(bars) if bar["y"]), 0) :]
     start = bars[0]["x"] if bars else 0
-    end = max([edges[-1], *(cut.length_tokens * 1.02 for cut in lengths.shown)])
-    most = max([*lengths.counts, 1])
+    end = max([edges[-1], *(cut.length_tokens * 1.02 for cut in shown)])
+    most = max([*counts, 1])
     log: dict[str, Any] = {"type": "log", "base": 2} if grows else {}
     tokens = alt.Scale(domain=[start, end], nice=False, **log)
-    height = alt.Scale(domain=[0, most * (1.04 + 0.17 * len(lengths.shown))], nice=False)
+    height = alt.Scale(domain=[0, most * (1.04 + 0.17 * len(shown))], nice=False)
 
-    def draw(form: fr.Form) -> list[alt.Chart]:
+    def draw(form: fr.ScreenForm) -> list[alt.Chart]:
         ticks = _powers(start, end, form.n_x_ticks) if grows else _dozens(end, form.n_x_ticks)
         x = fr.x_axis(ticks, "tokens", tokens)
         y = fr.y_axis(fr.round_ticks(0, most, min(4, form.n_y_ticks)), height)
         bar = alt.Chart(fr.rows(bars)).mark_rect(
             color=fr.BLUE, stroke=None, xOffset=0.5, x2Offset=-0.5
         )
-        places = [_share(cut.length_tokens, start, end, log=grows) for cut in lengths.shown]
+        places = [_share(cut.length_tokens, start, end, log=grows) for cut in shown]
         cuts = [
-            _cut(lengths.shown[i], line, x, to_the_left=places[i] > CENTRE)
+            _cut(shown[i], line, x, to_the_left=places[i] > CENTRE)
             for line, i in enumerate(_outside_in(places))
         ]
         lines, texts = [cut[0] for cut in cuts], [text for cut in cuts for text in cut[1:]]
         return [bar.encode(x=x, x2="x2:Q", y=y, y2=alt.datum(0)), *lines, *texts]
 
-    unit = f"{sum(lengths.counts):,} documents by tokens"
-    if lengths.fill_fraction is not None:
-        unit += f"; rows are {f.percent(lengths.fill_fraction)} full"
-    return fr.both_sizes(
-        draw, title="Document length", unit=unit, label=lengths.label, height_px=170
+    n_documents, n_tokens = sum(counts), packing.train.n_tokens
+    unit, n_cells = (
+        f"{n_documents:,} documents by tokens",
+        n_tokens + packing.train.n_padding_tokens,
     )
+    if n_cells:
+        unit += f"; rows are {f.percent(n_tokens / n_cells)} full"
+    return fr.both_sizes(
+        draw, title="Document length", unit=unit, height_px=170,
+        label=f"Lengths of {n_documents:,} documents: half have at most {histogram.p50:,} tokens,"
+        f" 99 % at most {histogram.p99:,}, the longest {histogram.max:,};"
+        f" rows of {chosen:,} tokens",
+    )  # fmt: skip
 
 
 def _cut(cut: Cut, line: int, x: alt.X, *, to_the_left: bool) -> list[alt.Chart]:
@@ -178,6 +306,6 @@ def _dozens(end: float, n_max: int) -> list[float]:
     return [i * step for i in range(int(end / step) + 1)]
 
 
-def _fitting(points: Sequence[Point], form: fr.Form) -> list[Point]:
+def _fitting(points: Sequence[Point], form: fr.ScreenForm) -> list[Point]:
     """Return half as many bins for a phone."""
     return series.joined(points, -(-len(points) // 2)) if form is fr.NARROW else list(points)

@@ -56,7 +56,7 @@ class Chart(Record, frozen=True, kw_only=True):
     note: str = ""
 
 
-class Form(Record, frozen=True, kw_only=True):
+class ScreenForm(Record, frozen=True, kw_only=True):
     """What a size of screen allows. ``n_*_ticks`` are upper bounds."""
 
     width_px: int
@@ -65,12 +65,12 @@ class Form(Record, frozen=True, kw_only=True):
     n_y_ticks: int
 
 
-WIDE = Form(width_px=720, stretch=1.0, n_x_ticks=10, n_y_ticks=5)
-NARROW = Form(width_px=358, stretch=1.3, n_x_ticks=4, n_y_ticks=3)
+WIDE = ScreenForm(width_px=720, stretch=1.0, n_x_ticks=10, n_y_ticks=5)
+NARROW = ScreenForm(width_px=358, stretch=1.3, n_x_ticks=4, n_y_ticks=3)
 
 
 def both_sizes(
-    draw: Callable[[Form], list[alt.Chart]],
+    draw: Callable[[ScreenForm], list[alt.Chart]],
     *,
     title: str,
     unit: str,
@@ -149,7 +149,7 @@ def rows(values: list[dict[str, Any]]) -> alt.InlineData:
     return alt.InlineData(values=values)
 
 
-def _svg(layers: list[alt.Chart], form: Form, height_px: int, label: str) -> str:
+def _svg(layers: list[alt.Chart], form: ScreenForm, height_px: int, label: str) -> str:
     chart = (
         alt.layer(*layers)
         .properties(

@@ -19,9 +19,7 @@ class Point(Record, frozen=True, kw_only=True):
     high: float
 
 
-class Span(Record, frozen=True, kw_only=True):
-    start_s: float
-    end_s: float
+Interval = tuple[float, float]  # start and end
 
 
 def envelope(values: Iterable[tuple[float, float | None]], n_bins: int = N_BINS) -> list[Point]:
@@ -67,13 +65,13 @@ def durations_s(steps: Sequence[StepRecord]) -> list[float]:
     return result
 
 
-def evaluation_spans(steps: Sequence[StepRecord], points: Sequence[EvalPoint]) -> list[Span]:
+def evaluation_spans(steps: Sequence[StepRecord], points: Sequence[EvalPoint]) -> list[Interval]:
     end_s = {step.step: step.elapsed_s for step in steps}
     if steps and steps[0].step == 1:
         before_s = sum(point.eval_s for point in points if point.step == 0)
         end_s[0] = steps[0].elapsed_s - steps[0].step_s - before_s
     return [
-        Span(start_s=end_s[point.step], end_s=end_s[point.step] + point.eval_s)
+        (end_s[point.step], end_s[point.step] + point.eval_s)
         for point in points
         if point.step in end_s
     ]

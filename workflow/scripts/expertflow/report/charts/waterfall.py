@@ -39,7 +39,7 @@ def waterfall_chart(ladder: Ladder) -> fr.Chart:
     top = max(min(max(step.high or 0.0 for step in steps), LEAST_REACH * most), most)
     x = _x(fr.round_ticks(0, top, N_TICKS), SHORT, alt.Scale(domain=[0, top * 1.01], nice=False))
 
-    def draw(form: fr.Form) -> list[alt.Chart]:
+    def draw(form: fr.ScreenForm) -> list[alt.Chart]:
         texts = [_figure(step, form) for step in steps]
         return [
             *_frame(len(steps), x),
@@ -76,7 +76,7 @@ def changes_chart(bars: tuple[Bar, ...]) -> fr.Chart | None:
     scale = alt.Scale(type="log", domain=[low / 1.03, high * 1.03], nice=False)
     x = _x(_times(low, high), TIMES, scale)
 
-    def draw(form: fr.Form) -> list[alt.Chart]:
+    def draw(form: fr.ScreenForm) -> list[alt.Chart]:
         texts = [
             f.factor(ratio.value)
             + ("" if form is fr.NARROW else f" ({interval(ratio)})")
@@ -189,7 +189,7 @@ def _dots(
     return layers
 
 
-def _letter(names: list[str], figures: list[str], form: fr.Form) -> list[alt.Chart]:
+def _letter(names: list[str], figures: list[str], form: fr.ScreenForm) -> list[alt.Chart]:
     limit = round((NARROW_NAME_FRACTION if form is fr.NARROW else NAME_FRACTION) * form.width_px)
     layers = []
     for labels, x, mark in (
@@ -202,7 +202,7 @@ def _letter(names: list[str], figures: list[str], form: fr.Form) -> list[alt.Cha
     return layers
 
 
-def _figure(step: Step, form: fr.Form) -> str:
+def _figure(step: Step, form: fr.ScreenForm) -> str:
     if step.tokens_per_s is None:
         return step.outcome
     if step.factor is None:
