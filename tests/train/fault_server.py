@@ -33,7 +33,7 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
     "save_file": (checkpoint, "save_file"),
     "sync": (files, "sync"),
     "sync_directory": (files, "sync_directory"),
-    "prune": (checkpoint, "prune"),
+    "prune": (checkpoint_files, "prune"),
     "hide": (checkpoint_files, "hide"),
     "export": (job.publish, "write_candidates"),
     "candidate": (job.publish, "_export"),

@@ -15,8 +15,8 @@ from test_batches import LENGTH, made_up_rows, same
 from tiny_net import train_plan
 
 from expertflow.plan.records import TrainPlan
-from expertflow.train.feed.batches import Batch, Collator
-from expertflow.train.feed.loader import BufferGroup, Feed, ThreadLoader, load_batches
+from expertflow.train.feed.batches import Batch, Buffers, Collator
+from expertflow.train.feed.loader import Feed, ThreadLoader, load_batches
 from expertflow.train.feed.order import RowOrder
 
 CPU = torch.device("cpu")
@@ -125,7 +125,7 @@ def test_a_batch_is_valid_until_the_next_is_asked_for() -> None:
             time.sleep(0.002)  # the thread runs ahead as far as it may
             assert same(batch, expected)
             memory.add(batch.input_ids_BL.data_ptr())
-    assert len(memory) == 4 < len(wanted)
+    assert len(memory) == 6 < len(wanted)
 
 
 class Gate(Struct):
@@ -145,13 +145,13 @@ class Gate(Struct):
 def test_buffers_wait_for_the_copies_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that runs behind still reads them; waiting for it is no waiting for data."""
     gate = Gate(threading.Event(), threading.Event())
-    made = BufferGroup.__init__
+    made = Buffers.__init__
 
-    def gated(self: BufferGroup, *arguments: Any) -> None:
-        made(self, *arguments)
-        self._done = gate
+    def gated(self: Buffers, *arguments: Any, **named: Any) -> None:
+        made(self, *arguments, **named)
+        self.copied = gate  # type: ignore[assignment]
 
-    monkeypatch.setattr(BufferGroup, "__init__", gated)
+    monkeypatch.setattr(Buffers, "__init__", gated)
     feed = made_up_feed()
     wanted = [feed.collator.batch(rows) for rows in feed.between(0, N_STEPS)]
     behind = torch.device("meta")  # anything that is not the host
@@ -182,7 +182,7 @@ def test_targets_of_a_step_count_all_ranks() -> None:
     feed = made_up_feed()
     for step in range(N_STEPS):
         made = [feed.collator.batch(rows) for rows in feed.micro_batches(step)]
-        assert feed.n_targets(step) == sum(batch.n_target_tokens for batch in made)
+        assert feed.count_tokens(step)[0] == sum(batch.n_target_tokens for batch in made)
     two = [
         Feed(
             collator=feed.collator, order=feed.order, micro_batch_size=4, n_steps=N_STEPS,
@@ -192,5 +192,5 @@ def test_targets_of_a_step_count_all_ranks() -> None:
     ]  # fmt: skip
     rows = [np.concatenate(rank.micro_batches(3)) for rank in two]
     assert sorted(np.concatenate(rows)) == sorted(np.concatenate(feed.micro_batches(3)))
-    assert two[0].n_targets(3) == two[1].n_targets(3) == feed.n_targets(3)
+    assert two[0].count_tokens(3)[0] == two[1].count_tokens(3)[0] == feed.count_tokens(3)[0]
     assert two[0].collator.rows.length == LENGTH

@@ -22,7 +22,7 @@ from msgspec.structs import asdict, replace
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import remove, sha256_json, write_text
-from expertflow.core.process import stop_group
+from expertflow.core.process import end_with_parent, stop_group
 from expertflow.core.records import Record, read_record, to_json, write_record
 from expertflow.hardware.monitor import write_missing_record
 from expertflow.plan.override import override
@@ -66,12 +66,14 @@ class TrainingJob(Record, frozen=True, kw_only=True):
 
 def run_job(job: TrainingJob) -> bool:
     """Finish the job's state and publish it; return False in a process that only helps."""
-    processes.stop_with_launcher()
+    if processes.RANK in os.environ:
+        # A launcher puts each process in its own session, out of reach of a signal to its group.
+        end_with_parent()
     packing = read_record(PackingRecord, job.packing)
     inputs = _read_inputs(job, packing)
     plan, state = inputs.plan, inputs.state
     decision = processes.RankZeroDecision()
-    if processes.is_helper():
+    if os.environ.get(processes.RANK, "0") != "0":
         # Rank 0 waits for the lock and verifies finished results to the byte.
         if decision.wait():
             with _staged(job, inputs) as (placed, _):
@@ -88,10 +90,7 @@ def run_job(job: TrainingJob) -> bool:
             processes.relaunch(plan.world_size)
         decision.announce(go_on=summary is None)
         summary = summary or _train(job, inputs, packing)
-        outputs = {"checkpoint": job.checkpoint}
-        for file in publish.LOGS:
-            outputs[file] = job.output.with_name(file)
-        publish.publish(state, outputs)
+        publish.publish(state, checkpoint=job.checkpoint, folder=job.output.parent)
         publish_profile(state, job.output.with_name(PROFILE), summary, n_wanted=plan.profile_steps)
         readings = json.loads((state / PREFLIGHT).read_text(encoding="utf-8"))
     record = TrainingRecord(
@@ -101,9 +100,9 @@ def run_job(job: TrainingJob) -> bool:
         versions=readings["versions"],
         on_the_fly=inputs.documents is not None,
         packing_sha256=sha256_json([packing.train.sha256, packing.held_out.sha256]),
-        checkpoint_path=str(outputs["checkpoint"]),
-        steps_path=str(outputs["steps.jsonl"]),
-        gpu_path=str(outputs["gpu.jsonl"]),
+        checkpoint_path=str(job.checkpoint),
+        steps_path=str(job.output.with_name(STEPS_FILE)),
+        gpu_path=str(job.output.with_name(SAMPLES)),
     )
     write_record(job.output, record)
     return True

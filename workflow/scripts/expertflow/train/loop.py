@@ -44,7 +44,7 @@ def step(run: Run, batches: Iterator[Batch]) -> PendingStep:
     start, waited = time.perf_counter(), clock.seconds["data_wait"]
     run.timer.begin(index)
     with clock.part("data_wait"):
-        n_targets, n_tokens = run.feed.n_targets(index), run.feed.n_tokens(index)
+        n_targets, n_tokens = run.feed.count_tokens(index)
     loss, n_padding = _accumulate(run, batches, n_targets=n_targets)
     rate = learning_rate(index, run.plan)
     with run.timer.part("optimizer"), memory_advice(run.plan, run.device):
@@ -102,10 +102,8 @@ def _next(run: Run, batches: Iterator[Batch]) -> Batch:
 def on_device(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cpu":
         return batch
-    names = TENSORS[:3]
-    return replace(
-        batch, **{name: getattr(batch, name).to(device, non_blocking=True) for name in names}
-    )
+    moved = {name: getattr(batch, name).to(device, non_blocking=True) for name in TENSORS[:3]}
+    return replace(batch, **moved)
 
 
 def _update(run: Run, rate: float) -> torch.Tensor:

@@ -157,8 +157,6 @@ class _FusedDropout(torch.nn.Dropout):
 
 
 class _WideLayerNorm(torch.nn.LayerNorm):
-    """LayerNorm in fp32, as under CUDA's autocast."""
-
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight, bias = (None if t is None else t.float() for t in (self.weight, self.bias))
         shape = self.normalized_shape
@@ -316,7 +314,6 @@ def _rows_to_trace(run: TracedRun, given: int | None, length: int) -> list[int]:
 
 
 def import_code(base: Path, *, adapter: bool) -> None:
-    """Import what a trace will, so that it is not timed with it."""
     # The mapping imports a class on access.
     transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(read_config(base)), None)
     if adapter:
@@ -346,7 +343,6 @@ def whole_model(
 def trace(
     run: TracedRun, n_layers: int, n_rows: int, length: int, *, checkpoint: bool
 ) -> tuple[int, int, dict[str, int]]:
-    """Trace a step; return bytes of model and gradients, and of each phase beyond them."""
     net = build(run, n_layers=n_layers, checkpoint=checkpoint)
     with as_on_card(run):
         materialize(net)

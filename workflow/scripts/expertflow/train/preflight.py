@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from expertflow.core.errors import HardwareError
 from expertflow.core.format import gb
@@ -158,11 +159,6 @@ def _versions(plan: TrainPlan) -> dict[str, str]:
     needed = [*((name, "install envs/") for name in PACKAGES), *needed_packages(plan)]
     found = {name: package_version(name, remedy) for name, remedy in needed}
     for name, floor in FLOORS.items():
-        if _numbers(found[name]) < _numbers(floor):
+        if Version(found[name]) < Version(floor):
             raise HardwareError(f"{name} {found[name]} is older than {floor}; upgrade it")
     return found
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    release = version.split("+")[0]
-    return tuple(int(part) for part in release.split(".") if part.isdigit())

@@ -22,7 +22,6 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from expertflow.core.errors import TrainingError
-from expertflow.core.process import end_with_parent
 from expertflow.core.records import to_json
 from expertflow.plan.records import TrainPlan
 from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
@@ -78,7 +77,7 @@ class Processes:
         return [theirs.tolist() for theirs in found]
 
     def add_up(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over all processes. A collective."""
+        """Sum over all processes. A collective."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
@@ -153,19 +152,6 @@ def start(plan: TrainPlan, *, tracker_directory: str | None = None) -> Processes
     return Processes(accelerator)
 
 
-def is_helper() -> bool:
-    return os.environ.get(RANK, "0") != "0"
-
-
-def stop_with_launcher() -> None:
-    """Ask the kernel for a SIGTERM when the launcher, if any, ends; Linux only.
-
-    The launcher puts each process in its own session, out of reach of a signal to its group.
-    """
-    if RANK in os.environ:
-        end_with_parent()
-
-
 def wrap(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:
     if plan.world_size == 1:
         return loss
@@ -180,12 +166,6 @@ def wrap(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:
     for module in (*decoder_layers(causal_lm(loss.model)), loss):
         fully_shard(module)
     return loss
-
-
-def reshard(loss: Any) -> None:
-    """Free the full parameters left gathered by a forward pass without a backward one."""
-    if hasattr(loss, "reshard"):
-        loss.reshard()
 
 
 @contextmanager

@@ -41,7 +41,8 @@ from expertflow.train.records import (
     TimeSpent,
 )
 from expertflow.train.run import Progress, Run
-from expertflow.train.saved import checkpoint, checkpoint_files
+from expertflow.train.saved import checkpoint as checkpoints
+from expertflow.train.saved import checkpoint_files
 from expertflow.train.saved.checkpoint_files import WEIGHTS, difference, fingerprints
 from expertflow.train.timing import PARTS, is_sampled
 
@@ -109,14 +110,14 @@ def choose_weights(run: Run) -> int:
         return step
     run.saver.wait()
     run.processes.accelerator.wait_for_everyone()
-    directory = checkpoint.agree_on(checkpoint_files.best(run.state), run.state, run.processes)
+    directory = checkpoints.agree_on(checkpoint_files.best(run.state), run.state, run.processes)
     if directory is None:
         log.warning("no checkpoint of the best weights is whole; the last ones count")
         return step
     found = checkpoint_files.step_of(directory)
     if found != best.step:
         log.warning("the checkpoint after step %d, the best one, is damaged", best.step)
-    checkpoint.restore_weights(directory, model=run.net)
+    checkpoints.restore_weights(directory, model=run.net)
     log.info("the weights after step %d are the best that were saved; they count", found)
     return found
 
@@ -140,7 +141,7 @@ def write_candidates(run: Run, target: Path, *, published: int) -> tuple[Candida
     with writing as partial:
         add(published, partial, ".")
         for directory in _others(run, published):
-            checkpoint.restore_weights(directory, model=run.net)
+            checkpoints.restore_weights(directory, model=run.net)
             step = checkpoint_files.step_of(directory)
             add(step, partial, f"steps/step-{step:08d}")
     return tuple(sorted(found, key=lambda candidate: candidate.step))
@@ -159,7 +160,7 @@ def _others(run: Run, published: int) -> list[Path]:
             own.append(directory)
     [n], *_ = run.processes.of_all(len(own))
     agreed = (
-        checkpoint.agree_on(own[i] if own else None, run.state, run.processes) for i in range(n)
+        checkpoints.agree_on(own[i] if own else None, run.state, run.processes) for i in range(n)
     )
     return [directory for directory in agreed if directory is not None]
 
@@ -185,12 +186,12 @@ def _export(run: Run, target: Path) -> None:
     (target / "README.md").unlink(missing_ok=True)
 
 
-def publish(state: Path, outputs: dict[str, Path]) -> None:
-    remove(outputs["checkpoint"])
-    link_or_copy_tree(state / "final", outputs["checkpoint"])
+def publish(state: Path, *, checkpoint: Path, folder: Path) -> None:
+    remove(checkpoint)
+    link_or_copy_tree(state / "final", checkpoint)
     for name in LOGS:
-        remove(outputs[name])
-        link_or_copy(state / name, outputs[name])
+        remove(folder / name)
+        link_or_copy(state / name, folder / name)
 
 
 def summarize(run: Run, *, published: int, candidates: tuple[Candidate, ...]) -> RunSummary:
@@ -254,7 +255,6 @@ def _mean_parts(steps: float, **parts: float) -> SampledSteps:
 
 
 def _epoch_summaries(progress: Progress, steps_per_epoch: int) -> tuple[EpochSummary, ...]:
-    """Return one entry per epoch started, with its last held-out loss."""
     summaries = []
     epochs = sorted((int(key), sums) for key, sums in progress.epochs.items())
     for epoch, (n, loss_sum, tokens, seconds) in epochs:

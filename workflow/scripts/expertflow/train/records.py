@@ -31,8 +31,6 @@ class ModelSpec(Record, frozen=True, kw_only=True):
 
 
 class ModelRecord(Record, frozen=True, kw_only=True):
-    """A base model on disk with hashes and its tokenizer's record."""
-
     name: str
     kind: Literal["builtin", "local", "hub"]
     revision: str | None

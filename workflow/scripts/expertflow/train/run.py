@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec import Struct, field
-from msgspec.structs import fields
 from tqdm import tqdm
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.process import noted_signals
-from expertflow.core.records import Record, from_json, to_json
+from expertflow.core.records import Record, from_json
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows, read_rows
 from expertflow.train.device import activate
@@ -103,15 +102,6 @@ class Progress(Struct, kw_only=True):
         """The evaluation with the lowest held-out loss, except the untrained model's."""
         trained = [point for point in self.eval_points if point.step > 0]
         return min(trained, key=lambda point: point.loss, default=None)
-
-    def saved(self) -> dict[str, Any]:
-        losses = {point.step: point.loss for point in self.eval_points}
-        return {**to_json(self), "held_out_loss": losses.get(self.step)}
-
-    @classmethod
-    def restored(cls, saved: dict[str, Any]) -> "Progress":
-        progress: Progress = from_json(cls, {key.name: saved[key.name] for key in fields(cls)})
-        return progress
 
 
 class Run(Struct, kw_only=True):
@@ -246,7 +236,8 @@ def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[Progress, Cl
         progress = Progress(started_at=datetime.now(UTC).isoformat(timespec="seconds"))
     else:
         saved = checkpoint_files.read_progress(directory)
-        progress, earlier = Progress.restored(saved), saved["clock"] | earlier
+        known = {key: saved[key] for key in Progress.__struct_fields__}
+        progress, earlier = from_json(Progress, known), saved["clock"] | earlier
     return progress, Clock(earlier, since_process_start=since_start)
 
 

@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from msgspec.structs import asdict
 
 from expertflow.core.errors import Interrupted
 from expertflow.core.files import read_json_lines, write_text
+from expertflow.core.records import to_json
 from expertflow.train.memory import memory_advice
 from expertflow.train.model.packed import held_out_loss
-from expertflow.train.processes import reshard
 from expertflow.train.records import EvalPoint, SavePoint, StepRecord
 from expertflow.train.run import Diverged, Run
 from expertflow.train.saved import checkpoint, checkpoint_files
@@ -60,7 +61,9 @@ def evaluate(run: Run) -> bool:
             rank=processes.rank,
             add_up=processes.add_up,
         )
-    reshard(run.loss)
+    if hasattr(run.loss, "reshard"):
+        # Free the full parameters left gathered by a forward pass without a backward one.
+        run.loss.reshard()
     if not math.isfinite(loss):
         raise Diverged(
             f"the held-out loss after step {progress.step} is {loss}; lower"
@@ -103,8 +106,10 @@ def save(run: Run) -> None:
         # One snapshot at a time: two would be twice the host memory.
         run.saver.wait()
         run.progress.n_saves += 1
+        losses = {point.step: point.loss for point in run.progress.eval_points}
         saved = {
-            **run.progress.saved(),
+            **to_json(run.progress),
+            "held_out_loss": losses.get(run.progress.step),
             "clock": run.clock.totals(),
             "seed": run.plan.seed,
             "run": run.state.name,
@@ -208,7 +213,6 @@ def _check(run: Run, record: StepRecord) -> None:
 
 
 def _book(run: Run, record: StepRecord) -> None:
-    """Add a step to its epoch's sums, and to the sums of the parts if timed."""
     progress = run.progress
     if record.step == 1:
         progress.loss_first = record.loss
@@ -233,11 +237,10 @@ def _report_progress(run: Run, records: list[StepRecord]) -> None:
         "tokens_per_s": sum(record.n_tokens for record in records) / (mean_s * len(records)),
         "remaining_s": mean_s * (plan.n_steps - last.step),
     }
-    minutes, seconds = divmod(round(values["remaining_s"]), 60)
-    hours, minutes = divmod(minutes, 60)
+    left = timedelta(seconds=round(values["remaining_s"]))
     line = (
         f"loss {last.loss:.4f} lr {last.learning_rate:.2e} {values['tokens_per_s']:,.0f} tokens/s"
-        f" {hours}:{minutes:02}:{seconds:02} left"
+        f" {left} left"
     )
     if (price := plan.cost.price_usd_per_hour) is not None:
         values["usd_so_far"] = run.clock.wall_s / 3600 * price

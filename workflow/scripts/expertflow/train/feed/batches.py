@@ -24,12 +24,11 @@ from expertflow.train.feed.order import Rows
 MULTIPLE = 8
 # Rows whose targets are counted at a time, to limit memory on large data sets.
 COUNTED_ROWS = 1 << 16
-# Micro-batch rows up to which the maximum number of documents is computed exactly.
-MAX_BATCH_ROWS = 1 << 10
 # Cached views; making one takes longer than filling a short one.
 MAX_VIEWS = 64
 # A batch's [B, L] tensors on the device, and the bounds.
 TENSORS = ("input_ids_BL", "position_ids_BL", "labels_BL", "cu_seqlens")
+CPU = torch.device("cpu")
 Ints = NDArray[np.integer]
 
 
@@ -74,11 +73,16 @@ def _received(whole: torch.Tensor, rest: dict[str, Any]) -> Batch:
 
 
 class Buffers:
-    """Reusable memory for some micro-batches, pinned if a GPU reads it."""
+    """Reusable memory for some micro-batches, filled and released together.
+
+    A GPU reads it later, so it is pinned, and an event behind all copies tells when they are done.
+    """
 
     def __init__(
-        self, n_rows: int, length: int, *, n_batches: int = 1, pinned: bool = False
+        self, n_rows: int, length: int, *, n_batches: int = 1, device: torch.device = CPU
     ) -> None:
+        pinned = device.type == "cuda"
+        self.copied = torch.cuda.Event(blocking=True) if pinned else None  # type: ignore[no-untyped-call]
         n = n_rows * length * n_batches
         sizes = (n, n, n, n + n_batches)
         self.all_tensors = [torch.empty(k, dtype=torch.int32, pin_memory=pinned) for k in sizes]
@@ -108,7 +112,9 @@ class Collator:
         self.n_tokens_N = rows.seq_lengths.sums()
         self.n_targets_N = targets_per_row(rows)
         self.cuts = len(rows.seq_lengths.values) == len(rows)
-        self._max_documents = _max_documents(rows, self.n_tokens_N)
+        # The most documents of 0, 1, 2 ... rows, each row's padding being one more.
+        n_documents_N = np.diff(rows.seq_lengths.offsets) + (self.n_tokens_N < rows.length)
+        self._max_documents = offsets_of(np.sort(n_documents_N)[::-1])
 
     def batch(self, chosen: Rows, buffers: Buffers | None = None) -> Batch:
         return self.batches([chosen], buffers)[0]
@@ -153,7 +159,7 @@ class Collator:
                     position_ids_BL=positions_BL,
                     labels_BL=labels_BL,
                     cu_seqlens=buffers.all_tensors[3][first:last],
-                    max_documents=self.max_documents(len(part)),
+                    max_documents=int(self._max_documents[min(len(part), len(self.rows))]),
                     max_length=length,
                     n_tokens=n_tokens[i],
                     n_target_tokens=n_targets[i],
@@ -162,21 +168,13 @@ class Collator:
             )
         return made
 
-    def max_documents(self, n_rows: int) -> int:
-        known = self._max_documents
-        if n_rows < len(known):
-            return known[n_rows]
-        return known[-1] + (n_rows - len(known) + 1) * (known[-1] - known[-2])
-
     def _lengths(self, n_tokens_B: Ints, first_rows_P: Ints) -> Ints:
-        full = self.rows.length
         if not self.cuts:
-            return np.full(len(first_rows_P), full)
+            return np.full(len(first_rows_P), self.rows.length)
         longest_P: Ints = np.maximum.reduceat(n_tokens_B, first_rows_P)
-        return np.minimum(-(-longest_P // MULTIPLE) * MULTIPLE, full)
+        return np.minimum(-(-longest_P // MULTIPLE) * MULTIPLE, self.rows.length)
 
     def _derive(self, buffers: Buffers, chosen: Rows, n_tokens_B: Ints, length_B: Ints) -> Ints:
-        """Fill in positions and labels; return the bounds of all documents and paddings."""
         lengths = _document_lengths(self.rows.seq_lengths, chosen, length_B - n_tokens_B)
         bounds = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=bounds[1:])
@@ -197,14 +195,6 @@ def targets_per_row(rows: PackedRows) -> NDArray[np.int64]:
         part = np.arange(start, min(start + COUNTED_ROWS, len(rows)))
         counts[part] = count_targets(rows.seq_lengths.take(part), rows.spans.take(part))
     return counts
-
-
-def _max_documents(rows: PackedRows, n_tokens_N: NDArray[np.integer]) -> list[int]:
-    n_N = np.diff(rows.seq_lengths.offsets) + (n_tokens_N < rows.length)
-    rest = len(n_N) - MAX_BATCH_ROWS
-    most = np.partition(n_N, rest)[rest:] if rest > 0 else n_N
-    sums: list[int] = offsets_of(np.sort(most)[::-1]).tolist()
-    return sums
 
 
 def _document_lengths(documents: Ragged, chosen: Rows, padding_B: NDArray[np.integer]) -> Ints:

@@ -34,13 +34,10 @@ class BaseFeed(Struct, kw_only=True):
         """Return the rows of a step over all ranks, and their collator."""
         raise NotImplementedError
 
-    def n_targets(self, step: int) -> int:
+    def count_tokens(self, step: int) -> tuple[int, int]:
+        """Return a step's targets and tokens over all ranks."""
         collator, rows = self.step_rows(step)
-        return int(collator.n_targets_N[rows].sum())
-
-    def n_tokens(self, step: int) -> int:
-        collator, rows = self.step_rows(step)
-        return int(collator.n_tokens_N[rows].sum())
+        return int(collator.n_targets_N[rows].sum()), int(collator.n_tokens_N[rows].sum())
 
     def micro_batches(self, step: int) -> list[Rows]:
         """Return the rows of a step's micro-batches on this rank, equally many on every rank.
@@ -109,31 +106,6 @@ def load_batches(
     return closing(_by_workers(feed, step, plan=plan, device=device))
 
 
-class BufferGroup:
-    """Buffers of some micro-batches, filled and released together.
-
-    A GPU copies from them later; an event behind all queued copies signals when they are done.
-    """
-
-    def __init__(self, feed: Feed, n_batches: int, device: torch.device) -> None:
-        cuda = device.type == "cuda"
-        self._n_batches, length = n_batches, feed.collator.rows.length
-        self._buffers = Buffers(feed.micro_batch_size, length, n_batches=n_batches, pinned=cuda)
-        self._done = torch.cuda.Event(blocking=True) if cuda else None  # type: ignore[no-untyped-call]
-
-    def fill(self, collator: Collator, todo: Iterator[Rows]) -> list[Batch]:
-        parts = list(islice(todo, self._n_batches))
-        return collator.batches(parts, self._buffers) if parts else []
-
-    def wait(self) -> None:
-        if self._done is not None:
-            self._done.synchronize()
-
-    def used(self) -> None:
-        if self._done is not None:
-            self._done.record()
-
-
 class ThreadLoader(Iterator[Batch]):
     """Micro-batches that one thread makes ahead, ``n_prefetch`` at a time.
 
@@ -144,11 +116,12 @@ class ThreadLoader(Iterator[Batch]):
 
     def __init__(self, feed: Feed, step: int, *, n_prefetch: int, device: torch.device) -> None:
         self._collator, self._todo = feed.collator, feed.between(step, feed.n_steps)
-        self._free: SimpleQueue[BufferGroup | None] = SimpleQueue()
-        self._filled: SimpleQueue[tuple[BufferGroup, list[Batch]] | None] = SimpleQueue()
-        self._on_cpu, self.device_wait_s = device.type == "cpu", 0.0
-        for _ in range(2 if device.type == "cpu" else 3):
-            self._free.put(BufferGroup(feed, n_prefetch, device))
+        self._free: SimpleQueue[Buffers | None] = SimpleQueue()
+        self._filled: SimpleQueue[tuple[Buffers, list[Batch]] | None] = SimpleQueue()
+        self._n_prefetch, self.device_wait_s = n_prefetch, 0.0
+        size = feed.micro_batch_size, feed.collator.rows.length
+        for _ in range(3):
+            self._free.put(Buffers(*size, n_batches=n_prefetch, device=device))
         self._batches = self._in_turn()
 
     def __enter__(self) -> "ThreadLoader":
@@ -165,29 +138,28 @@ class ThreadLoader(Iterator[Batch]):
         return next(self._batches)
 
     def _in_turn(self) -> Iterator[Batch]:
-        before: BufferGroup | None = None
+        before: Buffers | None = None
         while (filled := self._filled.get()) is not None:
-            group, batches = filled
+            buffers, batches = filled
             yield from batches
-            group.used()
-            if self._on_cpu:
-                self._free.put(group)
-                continue
+            if buffers.copied is not None:
+                buffers.copied.record()
             if before is not None:
-                # The device still has this group to process, so it does not idle meanwhile.
+                # The device still has the next group to process, so it does not idle meanwhile.
                 start = time.perf_counter()
-                before.wait()
+                if before.copied is not None:
+                    before.copied.synchronize()
                 self.device_wait_s += time.perf_counter() - start
                 self._free.put(before)
-            before = group
+            before = buffers
         self._filling.result()
 
     def _fill(self) -> None:
-        while (group := self._free.get()) is not None:
-            batches = group.fill(self._collator, self._todo)
-            if not batches:
+        while (buffers := self._free.get()) is not None:
+            parts = list(islice(self._todo, self._n_prefetch))
+            if not parts:
                 return
-            self._filled.put((group, batches))
+            self._filled.put((buffers, self._collator.batches(parts, buffers)))
 
 
 def _leave_signals_to_the_trainer(_: int) -> None:

@@ -147,7 +147,6 @@ def _attend_varlen(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """Run the variable-length kernel over all rows as one list of documents."""
     batch, n_heads, length, _width = heads[0].shape
     # Under autocast, Qwen3's norms leave queries and keys in fp32, which the kernel rejects.
     dtype = heads[2].dtype if heads[2].dtype in HALF else torch.get_autocast_dtype("cuda")

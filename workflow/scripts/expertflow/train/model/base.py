@@ -115,7 +115,6 @@ def read_facts(directory: Path) -> ModelFacts:
 
 
 def _make_builtin(spec: ModelSpec, tokenizer: TokenizerRecord, output: Path) -> None:
-    """Write the tokenizer and random weights, a pure function of shape and seed."""
     if spec.model != TINY_QWEN3:
         raise TrainingError(f"model {spec.model!r} is not known; the builtin one is {TINY_QWEN3}")
     import torch

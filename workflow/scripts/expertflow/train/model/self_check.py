@@ -78,7 +78,6 @@ def check_model(loss: PackedLoss) -> str:
 
 
 def _head_difference(lm: PreTrainedModel) -> float:
-    """Compare logits of the model and of its head matrix on made-up hidden states."""
     weight_VH = head_weight(lm)
     probe_NH = torch.randn(4, weight_VH.shape[1], generator=torch.Generator().manual_seed(0))
     probe_NH = probe_NH.to(weight_VH.device, weight_VH.dtype)
@@ -99,7 +98,6 @@ def _head_difference(lm: PreTrainedModel) -> float:
 
 
 def _document_difference(lm: PreTrainedModel) -> float:
-    """Compare packed documents with each alone in the model's own attention; return the worst."""
     n_ids = lm.get_input_embeddings().weight.shape[0]
     ids = (np.arange(2 * LENGTH) * 7919 + 1) % n_ids
     rows = packed_rows(ids.reshape(2, LENGTH).astype(np.int32), LENGTHS, [[], []])

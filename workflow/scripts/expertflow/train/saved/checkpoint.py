@@ -33,22 +33,8 @@ from expertflow.train.model.weights import (
     unwrapped,
 )
 from expertflow.train.processes import Processes
-from expertflow.train.saved.checkpoint_files import (
-    OPTIMIZER,
-    OURS,
-    PROGRESS,
-    TENSORS,
-    WEIGHTS,
-    damage,
-    directory_of,
-    fingerprints,
-    hide,
-    n_bytes,
-    prune,
-    read_progress,
-    read_record,
-    step_of,
-)
+from expertflow.train.saved import checkpoint_files as files
+from expertflow.train.saved.checkpoint_files import OPTIMIZER, OURS, PROGRESS, TENSORS, WEIGHTS
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +108,7 @@ def _host_copy(whole: torch.Tensor) -> torch.Tensor:
 
 
 def write(state: Path, snapshot: Snapshot, *, keep: int) -> Path:
-    """Write a checkpoint; then remove all but the newest ``keep`` and the best one."""
-    target = directory_of(state, snapshot.step)
+    target = files.directory_of(state, snapshot.step)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Flush the steps up to this one: after a power cut they could not be written again.
@@ -134,13 +119,13 @@ def write(state: Path, snapshot: Snapshot, *, keep: int) -> Path:
             _fill(partial, snapshot)
             sync_directory(partial)
             if target.exists():
-                hide(target)
+                files.hide(target)
     except (OSError, SafetensorError) as error:
         raise HardwareError(
             f"{target}: the checkpoint could not be written ({error}); free space there, or lower"
             " training.save_total_limit; earlier checkpoints stay"
         ) from error
-    prune(state, keep)
+    files.prune(state, keep)
     return target
 
 
@@ -148,7 +133,7 @@ def _fill(directory: Path, snapshot: Snapshot) -> None:
     directory.mkdir()
     save_file(snapshot.weights, directory / WEIGHTS)
     save_file(snapshot.optimizer, directory / OPTIMIZER)
-    ours = {**snapshot.progress[OURS], **fingerprints(directory, TENSORS)}
+    ours = {**snapshot.progress[OURS], **files.fingerprints(directory, TENSORS)}
     text = json.dumps({**snapshot.progress, OURS: ours})
     (directory / PROGRESS).write_text(text, encoding="utf-8")
 
@@ -168,7 +153,7 @@ def restore(
     TrainingError if files are damaged or belong to another model or optimizer.
     """
     restore_weights(directory, model=model)
-    ours = read_record(directory)[OURS]
+    ours = files.read_record(directory)[OURS]
     kind = type(unwrapped(optimizer)).__name__
     if ours["optimizer_class"] != kind:
         raise TrainingError(
@@ -180,7 +165,7 @@ def restore(
     load_optimizer_state(optimizer, model, tensors, ours["optimizer"])
     if scaler and ours["scaler"]:
         scaler.load_state_dict(ours["scaler"])
-    progress = read_progress(directory)
+    progress = files.read_progress(directory)
     device = next(model.parameters()).device
     if (ours["world_size"], ours["device"]) == (world_size, device.type):
         _set_random_states(states, rank=rank, device=device)
@@ -198,7 +183,7 @@ def restore(
 
 
 def restore_weights(directory: Path, *, model: Any) -> None:
-    if found := damage(directory):
+    if found := files.damage(directory):
         raise TrainingError(f"{directory}: {found}; remove it, and the one before it is used")
     load_trainable_state(model, load_file(directory / WEIGHTS))
 
@@ -240,12 +225,12 @@ def agree_on(
     """
     if processes.world_size == 1:
         return own
-    [step], *_ = processes.of_all(NO_STEP if own is None else step_of(own))
+    [step], *_ = processes.of_all(NO_STEP if own is None else files.step_of(own))
     if step == NO_STEP:
         return None
-    directory = directory_of(state, step)
+    directory = files.directory_of(state, step)
     deadline_s = time.monotonic() + within_s
-    while (found := damage(directory)) is not None:
+    while (found := files.damage(directory)) is not None:
         if time.monotonic() >= deadline_s:
             raise TrainingError(
                 f"{directory}: process {processes.rank} cannot go on from it as the first one does,"
@@ -284,7 +269,7 @@ class Saver:
         start = time.perf_counter()
         written = write(self._state, snapshot, keep=self._keep)
         self.written_s += time.perf_counter() - start
-        self.n_bytes = n_bytes(written)
+        self.n_bytes = files.n_bytes(written)
 
     def __enter__(self) -> Self:
         return self
