@@ -24,10 +24,10 @@ from transformers import Qwen3Config
 from expertflow.plan.settings import LoraSpec
 from expertflow.train.memory_trace import (
     TracedRun,
-    build,
+    build_model,
     follow_step,
-    materialize,
-    trace,
+    materialize_weights,
+    trace_step,
     whole_model,
 )
 
@@ -86,7 +86,7 @@ def traced(config: Any, kind: str, n_rows: int, length: int) -> dict[str, Any]:
         model, gradients, step = whole_model(run, n_rows, length, checkpoint=checkpoint)
         row[f"{name}_s"] = round(time.perf_counter() - begun, 2)
         row |= {"model_bytes": model, "gradient_bytes": gradients, f"{name}_step_bytes": step}
-        tops = [trace(run, n, n_rows, length, checkpoint=checkpoint)[2]["top"] for n in (2, 3)]
+        tops = [trace_step(run, n, n_rows, length, checkpoint=checkpoint)[2]["top"] for n in (2, 3)]
         per_layer = (tops[1] - tops[0]) / (n_rows * length * config.hidden_size)
         row[f"{name}_bytes_per_token_layer_hidden"] = round(per_layer, 2)
     return row
@@ -102,13 +102,13 @@ def measured(n_rows: int, length: int) -> dict[str, int]:
         config=config, method="full", lora=None, attention="eager", dtype=torch.float32,
         kernel=True, supervised_fraction=0.3,
     )  # fmt: skip
-    warm = build(run, n_layers=1, checkpoint=False)
-    materialize(warm)
+    warm = build_model(run, n_layers=1, checkpoint=False)
+    materialize_weights(warm)
     follow_step(warm, run, 1, 64)
     del warm
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    net = build(run, n_layers=6, checkpoint=False)
-    materialize(net)
+    net = build_model(run, n_layers=6, checkpoint=False)
+    materialize_weights(net)
     model, gradients, phases = follow_step(net, run, n_rows, length)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     return {"traced_bytes": model + gradients + max(phases.values()), "grown_bytes": grown}

@@ -46,8 +46,8 @@ from expertflow.hardware.nvml import open_gpus
 from expertflow.train import processes
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.job import run_monitor
-from expertflow.train.loop import step
-from expertflow.train.run import assemble
+from expertflow.train.loop import train_step
+from expertflow.train.run import assemble_run
 from expertflow.train.saved.checkpoint import Saver
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -156,15 +156,15 @@ def spread(name: str, values: list[float]) -> dict[str, float]:
 def steps(folder: Path) -> Iterator[tuple[Any, Any]]:
     """Yield a function that trains for some seconds and returns the seconds a step took."""
     inputs = made(folder / "run", n_steps=10**6)
-    group = processes.start(inputs.plan)
+    group = processes.start_processes(inputs.plan)
     with Saver(inputs.state, keep=1) as saver:
-        run = assemble(inputs, processes=group, saver=saver, stop=lambda: False, directory=None)
+        run = assemble_run(inputs, processes=group, saver=saver, stop=lambda: False, directory=None)
         with load_batches(run.feed, 0, plan=run.plan, device=run.device) as batches:
 
             def do(seconds: float) -> float:
                 n, start = 0, time.perf_counter()
                 while not n or time.perf_counter() - start < seconds:
-                    float(step(run, batches).loss)
+                    float(train_step(run, batches).loss)
                     n += 1
                 return (time.perf_counter() - start) / n
 

@@ -17,9 +17,9 @@ from expertflow.train.model import attention
 from expertflow.train.model.load import DTYPES, load_base
 from expertflow.train.model.packed import causal_lm, head_weight, hidden_states
 from expertflow.train.model.weights import weights_sha256
-from expertflow.train.processes import start
+from expertflow.train.processes import start_processes
 from expertflow.train.saved import checkpoint_files
-from expertflow.train.step_hooks import save
+from expertflow.train.step_hooks import save_checkpoint
 from gpu_kit.training import Session, Variant, Work, plan_of
 
 N_STEPS, STOP_AT = 6, 3
@@ -40,7 +40,7 @@ def route(work: Work) -> Check:
     """Return which kernels this machine has, and which one training uses."""
     device = torch.device(work.device)
     plan = plan_of(work, Variant())
-    words = attention.describe(plan.attention, device=device, dtype=DTYPES[plan.precision])
+    words = attention.describe_route(plan.attention, device=device, dtype=DTYPES[plan.precision])
     impls = getattr(torch.nn.attention, "list_flash_attention_impls", list)()
     figures = {
         "route": words,
@@ -126,7 +126,7 @@ def same_weights_after_resume(work: Work) -> Check:
         work, variant, deterministic=True, max_steps=N_STEPS, gradient_accumulation_steps=2,
         warmup_ratio=0.1, save_steps=STOP_AT,
     )  # fmt: skip
-    processes = start(plan)
+    processes = start_processes(plan)
 
     def run(name: str, n_steps: int, resume: Path | None = None) -> str:
         # Each run compiles as one in a new process would, and never falls back for want of room.
@@ -135,7 +135,7 @@ def same_weights_after_resume(work: Work) -> Check:
         try:
             while session.run.progress.step < n_steps:
                 session.step()
-            save(session.run)
+            save_checkpoint(session.run)
             session.run.saver.wait()
             return weights_sha256(session.run.net)
         finally:
@@ -145,7 +145,7 @@ def same_weights_after_resume(work: Work) -> Check:
 
     straight, again = run("straight", N_STEPS), run("again", N_STEPS)
     run("stopped", STOP_AT)
-    saved = checkpoint_files.newest(work.folder / "states" / "stopped")
+    saved = checkpoint_files.newest_checkpoint(work.folder / "states" / "stopped")
     resumed = run("stopped", N_STEPS, saved)
     other = run("fewer", N_STEPS - 1)
     return Check(

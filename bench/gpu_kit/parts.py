@@ -12,7 +12,7 @@ from expertflow.core.errors import HardwareError
 from expertflow.core.records import to_json
 from expertflow.plan.flops import CONVENTION, linear_weights
 from expertflow.train.memory import OutOfMemory
-from expertflow.train.processes import start
+from expertflow.train.processes import start_processes
 from gpu_kit.ceilings import ceilings
 from gpu_kit.checks import CHECKS
 from gpu_kit.fixtures import LENGTHS_WORDS, SIZES, make_model, make_rows
@@ -100,7 +100,7 @@ def profile_steps(work: Work) -> dict[str, Any]:
     """Profile the default LoRA step."""
     variant = Variant()
     plan = plan_of(work, variant)
-    session = Session(work, variant, plan, name="profile", processes=start(plan))
+    session = Session(work, variant, plan, name="profile", processes=start_processes(plan))
     try:
         for _ in range(WARM_UP + 2):
             session.step()

@@ -24,10 +24,10 @@ from expertflow.tokens.records import PackingRecord
 from expertflow.train import loop
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.memory import OutOfMemory, warm_up_compile
-from expertflow.train.processes import Processes, start
-from expertflow.train.run import TrainInputs, assemble
+from expertflow.train.processes import Processes, start_processes
+from expertflow.train.run import TrainInputs, assemble_run
 from expertflow.train.saved.checkpoint import Saver
-from expertflow.train.step_hooks import flush
+from expertflow.train.step_hooks import flush_steps
 from gpu_kit.cards import card
 from gpu_kit.ceilings import wait
 from gpu_kit.fixtures import SIZES, model_record
@@ -123,7 +123,7 @@ class Session:
             state=state,
         )
         saver = self.stack.enter_context(Saver(state, keep=2))
-        self.run = assemble(
+        self.run = assemble_run(
             inputs, processes=processes, saver=saver, stop=lambda: False, directory=checkpoint
         )
         if variant.all_rows_loss:
@@ -140,13 +140,13 @@ class Session:
     def step(self) -> None:
         """Do one step of the loop, and fetch losses as often as the plan says."""
         run = self.run
-        run.pending.append(loop.step(run, self.batches))
+        run.pending.append(loop.train_step(run, self.batches))
         if run.progress.step % run.plan.logging_steps == 0:
-            flush(run)
+            flush_steps(run)
 
     def losses(self) -> list[float]:
         """Fetch what is pending; give the losses of all steps so far."""
-        flush(self.run)
+        flush_steps(self.run)
         return [line["loss"] for line in read_json_lines(self.run.state / "steps.jsonl")]
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ def train(work: Work, variant: Variant, name: str) -> dict[str, Any]:
     Where the product would go on with half the micro-batch, so does this.
     """
     plan = plan_of(work, variant)
-    processes = start(plan)
+    processes = start_processes(plan)
     tried: list[int] = []
     while True:
         try:
@@ -217,7 +217,7 @@ def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
     for _ in range(WARM_UP - 1):
         session.step()
     warm_up_compile(run, work.n_steps)
-    flush(run)
+    flush_steps(run)
     wait(work.device)
     before = run.progress.n_tokens, run.progress.n_padding_tokens, run.clock.seconds["data_wait"]
     start_s, marks = time.perf_counter(), [_mark(cuda)]

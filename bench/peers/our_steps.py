@@ -46,7 +46,7 @@ def main() -> None:
         rows=folder / "bfd" / "packed", scratch=args.output.with_suffix(".scratch"),
         n_warmup_steps=case["n_warmup_steps"], n_timed_steps=case["n_timed_steps"],
     )  # fmt: skip
-    loop.step, began_cpu_s, ended_cpu_s = stamped(loop.step)
+    loop.train_step, began_cpu_s, ended_cpu_s = stamped(loop.train_step)
     took = run_trial(trial)
     if took.outcome != "measured":
         sys.exit(f"error: {took.outcome}: {took.problem}")

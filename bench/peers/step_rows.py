@@ -11,10 +11,10 @@ from expertflow.tokens.arrow import PackedRows, packed_rows, read_rows
 
 def rows_by_step(packed: Path, plan: TrainPlan, shift: int) -> Iterator[PackedRows]:
     """Return the rows of every step; ``shift`` starts at a later one."""
-    from expertflow.train.feed.loader import feed_of
+    from expertflow.train.feed.loader import make_feed
 
     rows = read_rows(packed)
-    order = feed_of(plan, rows).order
+    order = make_feed(plan, rows).order
     for step in range(plan.n_steps):
         chosen = order.rows_of_step((step + shift) % plan.n_steps)
         n_short = plan.global_batch_sequences - len(chosen)

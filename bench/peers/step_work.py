@@ -32,7 +32,7 @@ from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.tokens.arrow import read_rows, write_rows
 from expertflow.tokens.export_rows import export_rows
 from expertflow.train.optimizers import learning_rate
-from expertflow.train.processes import start
+from expertflow.train.processes import start_processes
 
 # Enough documents that no step of a measurement is of a second epoch.
 SMALL = ModelFacts(
@@ -126,7 +126,7 @@ def settings(plan: TrainPlan) -> dict[str, Any]:
 def adapter(work: Work, variant: Variant, plan: TrainPlan) -> Path:
     """Save the adapter as our run begins with it."""
     folder = work.folder / "adapter"
-    session = Session(work, variant, plan, name="adapter", processes=start(plan))
+    session = Session(work, variant, plan, name="adapter", processes=start_processes(plan))
     try:
         session.run.net.save_pretrained(folder)
     finally:

@@ -19,13 +19,13 @@ from expertflow.evaluate.choose_checkpoint import (
 )
 from expertflow.evaluate.records import Judgment, Published, TaskScore
 from expertflow.evaluate.statistics import summarize
-from expertflow.train.records import Candidate
+from expertflow.train.records import KeptWeights
 
 
 def training(*losses: float | None, published: int) -> Any:
     """Return a training that kept steps 10, 20, … with these held-out losses."""
     candidates = tuple(
-        Candidate(
+        KeptWeights(
             step=step, held_out_loss=loss, weights_sha256=f"w{step}",
             path="." if step == published else f"steps/step-{step:08d}",
         )

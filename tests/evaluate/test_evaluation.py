@@ -24,7 +24,7 @@ from expertflow.evaluate.questions import EvalExample
 from expertflow.evaluate.records import EvaluationRecord, Example, JudgeSpec, Judgment
 from expertflow.evaluate.tasks.exact_match import ExactMatch
 from expertflow.tokens.arrow import ROWS_FILE
-from expertflow.train.records import Candidate
+from expertflow.train.records import KeptWeights
 
 N_HELD_OUT, N_TRAINING = 60, 40
 END = "\x02"
@@ -87,7 +87,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def training(*steps: int, published: int, packing_sha256: str) -> Any:
     candidates = tuple(
-        Candidate(
+        KeptWeights(
             step=step, held_out_loss=None if step == 10 else 1.0, weights_sha256=f"w{step}",
             path="." if step == published else f"steps/step-{step:08d}",
         )

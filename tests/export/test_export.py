@@ -22,7 +22,7 @@ from expertflow.core.records import read_record
 from expertflow.evaluate.records import Decoding, Published
 from expertflow.export.model_files import published_folder, read_system_prompt
 from expertflow.tokens.arrow import read_rows
-from expertflow.train.records import Candidate, TrainingRecord
+from expertflow.train.records import KeptWeights, TrainingRecord
 
 # A process that fails at the first network access.
 LOAD = """
@@ -151,7 +151,7 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def training(*candidates: Candidate) -> Any:
+def training(*candidates: KeptWeights) -> Any:
     return SimpleNamespace(expert="e", candidates=candidates)
 
 
@@ -163,8 +163,8 @@ def published(step: int, path: str, sha256: str) -> Published:
 
 def test_the_weights_that_evaluation_chose_are_found(tmp_path: Path) -> None:
     kept = training(
-        Candidate(step=3, held_out_loss=None, path="steps/step-00000003", weights_sha256="a"),
-        Candidate(step=6, held_out_loss=1.0, path=".", weights_sha256="b"),
+        KeptWeights(step=3, held_out_loss=None, path="steps/step-00000003", weights_sha256="a"),
+        KeptWeights(step=6, held_out_loss=1.0, path=".", weights_sha256="b"),
     )
     (tmp_path / "steps" / "step-00000003").mkdir(parents=True)
     early = published(3, "steps/step-00000003", "a")
@@ -180,6 +180,6 @@ def test_weights_that_are_not_below_the_checkpoint_are_refused(tmp_path: Path, p
     (tmp_path / "elsewhere").mkdir()
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
-    kept = training(Candidate(step=9, held_out_loss=None, path=path, weights_sha256="a"))
+    kept = training(KeptWeights(step=9, held_out_loss=None, path=path, weights_sha256="a"))
     with pytest.raises(TrainingError, match="no such weights below"):
         published_folder(checkpoint, published(9, path, "a"), kept)

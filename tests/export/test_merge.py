@@ -154,7 +154,7 @@ def test_an_adapter_trained_on_4_bits_does_not_fit_the_original_base(
     rows = sample_rows(held_out_rows())
     losses = [ask(model, rows).loss for model in (load(what), original)]
     assert abs(losses[1] - losses[0]) > 2 * MAX_LOSS_DIFFERENCE
-    monkeypatch.setattr(merge, "mergeable", lambda model, checkpoint: original)
+    monkeypatch.setattr(merge, "make_mergeable", lambda model, checkpoint: original)
     with pytest.raises(TrainingError, match="merging moved the held-out loss"):
         export(what, tmp_path / "merged")
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]

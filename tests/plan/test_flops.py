@@ -18,7 +18,13 @@ from expertflow.plan.flops import (
 from expertflow.plan.records import ModelFacts
 from expertflow.plan.settings import LoraSpec
 from expertflow.train.feed.batches import Batch
-from expertflow.train.memory_trace import TracedRun, as_on_card, build, materialize, sample_batch
+from expertflow.train.memory_trace import (
+    TracedRun,
+    as_on_card,
+    build_model,
+    materialize_weights,
+    sample_batch,
+)
 from expertflow.train.model.packed import PackedLoss
 
 FACTS = ModelFacts(
@@ -107,7 +113,7 @@ def run_of(lora: LoraSpec | None, config: PretrainedConfig = CONFIG) -> TracedRu
 
 
 def built(run: TracedRun, *, checkpoint: bool) -> Any:
-    net = build(run, n_layers=FACTS.n_layers, checkpoint=checkpoint)
+    net = build_model(run, n_layers=FACTS.n_layers, checkpoint=checkpoint)
     if run.lora is not None:
         # Without it, the lowest layer spares its input gradients: 1 layer of 3 here, of 28 there.
         net.enable_input_require_grads()
@@ -119,7 +125,7 @@ def counted(run: TracedRun, n_rows: int, *, checkpoint: bool) -> float:
     batch = sample_batch(DOCUMENTS, n_rows, SUPERVISED)
     net = built(run, checkpoint=checkpoint)
     with as_on_card(run), torch.autocast("cpu", dtype=run.dtype):
-        materialize(net)
+        materialize_weights(net)
         flops = count_step_flops(net, batch, sum_len_sq=n_rows * SUM_LEN_SQ)
     return flops / batch.n_tokens
 
@@ -161,7 +167,7 @@ def test_mlps_without_gate(config: PretrainedConfig, targets: tuple[str, ...], f
     assert formula(run.lora, checkpoint=False, facts=facts).model == pytest.approx(seen, rel=0.01)
     assert flops_doubts(facts, run.lora) == ""
     if not full:
-        net = build(run, n_layers=FACTS.n_layers, checkpoint=False)
+        net = build_model(run, n_layers=FACTS.n_layers, checkpoint=False)
         trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
         assert adapter_weights(facts, run.lora) == trained
 
@@ -179,6 +185,6 @@ def test_the_route_of_the_cpu_does_the_same_work(kind: str) -> None:
     """Real tensors, one SDPA call a document."""
     run = run_of(KINDS[kind])
     net, batch = built(run, checkpoint=False).float(), sample_batch(DOCUMENTS, 1, SUPERVISED)
-    materialize(net)
+    materialize_weights(net)
     seen = count_step_flops(net, batch, sum_len_sq=SUM_LEN_SQ) / batch.n_tokens
     assert formula(run.lora, checkpoint=False).model == pytest.approx(seen, rel=0.01)

@@ -37,7 +37,7 @@ def unfinished(state: Path, *, save_s: float = 0.0) -> None:
     folder.mkdir(parents=True)
     names = ["weights.safetensors"]
     (folder / names[0]).write_text("half")
-    ours = checkpoint_files.fingerprints(folder, names)
+    ours = checkpoint_files.hash_contents(folder, names)
     progress = {checkpoint_files.OURS: ours, "save_points": [{"save_s": save_s}]}
     (folder / "progress.json").write_text(json.dumps(progress))
 

@@ -37,12 +37,12 @@ def save(state: Path, step: int, *, held_out_loss: float | None = None) -> None:
     names = (checkpoint_files.WEIGHTS, checkpoint_files.OPTIMIZER)
     for name in names:
         (folder / name).write_text(f"{name} after step {step}")
-    ours = checkpoint_files.fingerprints(folder, names)
+    ours = checkpoint_files.hash_contents(folder, names)
     progress = {"step": step, "held_out_loss": held_out_loss, checkpoint_files.OURS: ours}
     (folder / checkpoint_files.PROGRESS).write_text(json.dumps(progress))
     with (state / "steps.jsonl").open("a") as stream:
         stream.write(json.dumps({"step": step}) + "\n")
-    checkpoint_files.prune(state, keep=1)
+    checkpoint_files.prune_checkpoints(state, keep=1)
 
 
 def finish(state: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_pushed_state_comes_back_whole(place: Place, state: Path, tmp_path: Pa
     back = tmp_path / "fresh" / "sums" / "abc"
     # The newest checkpoint, the best one and the logs; no lock, nothing half-written.
     assert files_below(back) == [name for name in files_below(state) if name != "lock"]
-    assert checkpoint_files.best(back) == back / "checkpoints" / "step-00000020"
+    assert checkpoint_files.best_checkpoint(back) == back / "checkpoints" / "step-00000020"
     checkpoints = [path / "checkpoints" for path in (state, back)]
     assert sha256_directory(checkpoints[0]) == sha256_directory(checkpoints[1])
     assert not list((tmp_path / "here" / ".guard" / "hold").rglob("*.safetensors"))
@@ -126,7 +126,7 @@ def test_a_spoiled_push_gives_way(place: Place, state: Path, tmp_path: Path) -> 
     place.write(file, place.read(file)[:-1] + b"x")
     (said,) = pull_states(tmp_path / "fresh", store)
     assert "step-00000020 pulled" in said
-    newest = checkpoint_files.newest(tmp_path / "fresh" / "sums" / "abc")
+    newest = checkpoint_files.newest_checkpoint(tmp_path / "fresh" / "sums" / "abc")
     assert newest is not None and newest.name == "step-00000020"
     # Known to be damaged, it is not taken for a push of that step any more.
     push(state, store)
@@ -222,7 +222,7 @@ def test_what_is_further_here_stays(place: Place, state: Path, tmp_path: Path) -
     store = push_steps(state, place, 20)
     save(state, 40)
     assert pull_states(tmp_path / "here", store) == []
-    newest = checkpoint_files.newest(state)
+    newest = checkpoint_files.newest_checkpoint(state)
     assert newest is not None and newest.name == "step-00000040"
 
 

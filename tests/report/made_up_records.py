@@ -264,7 +264,7 @@ def make_training() -> t.TrainingRecord:
         seed=42, n_params_total=600_637_440, n_params_trainable=4_587_520, n_steps=N_STEPS,
         n_epochs=2.0, stopped_early_at_step=None, published_step=N_STEPS,
         candidates=tuple(
-            t.Candidate(step=point.step, held_out_loss=point.loss, weights_sha256="7c" * 32,
+            t.KeptWeights(step=point.step, held_out_loss=point.loss, weights_sha256="7c" * 32,
                         path=f"candidates/step-{point.step}") for point in points[2::2]
         ),
         micro_batch_size=16,

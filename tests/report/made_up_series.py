@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from expertflow.core.records import to_json
 from expertflow.hardware import records as h
-from expertflow.train.profiler import N_KERNELS, NOT_ASKED, Span, kernel_table
+from expertflow.train.profiler import N_KERNELS, NOT_ASKED, KernelLaunch, kernel_table
 from expertflow.train.records import KernelProfile, StepRecord
 
 GPU = "NVIDIA H100 80GB HBM3"
@@ -167,7 +167,7 @@ def make_profile() -> KernelProfile:
     for name, taken_us in KERNELS.items():
         for _ in range(5):
             spans.append(
-                Span(name=name, start_us=now_us, end_us=now_us + taken_us, self_us=taken_us)
+                KernelLaunch(name=name, start_us=now_us, end_us=now_us + taken_us, self_us=taken_us)
             )
             now_us += taken_us / 0.9
     table = kernel_table(spans)

@@ -12,16 +12,16 @@ from tiny_run import assigned
 
 from expertflow.core.errors import TrainingError
 from expertflow.train import job
-from expertflow.train.processes import start
+from expertflow.train.processes import start_processes
 from expertflow.train.saved import checkpoint, checkpoint_files
 
 
 def main(folder: Path) -> None:
     inputs = assigned(folder)
-    state, processes = inputs.state, start(inputs.plan)
+    state, processes = inputs.state, start_processes(inputs.plan)
     rank = processes.rank
     assert processes.of_all(rank, 7) == [[0, 7], [1, 7]]
-    old, new = checkpoint_files.complete(state)
+    old, new = checkpoint_files.complete_checkpoints(state)
 
     assert checkpoint.agree_on((new, old)[rank], state, processes) == new
     assert checkpoint.agree_on((new, None)[rank], state, processes) == new
@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
         checkpoint.agree_on(new, mine, processes, within_s=0.0)
 
     if rank == 1:
-        checkpoint_files.newest = lambda _: old
+        checkpoint_files.newest_checkpoint = lambda _: old
     outcome = job.train_expert(inputs, processes)
     assert outcome.resumed_at_steps == (4,)
 

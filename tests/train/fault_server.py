@@ -29,12 +29,12 @@ from expertflow.train.timing import Clock
 
 # What a checkpoint goes through, and how a run ends.
 FUNCTIONS: dict[str, tuple[Any, str]] = {
-    "take": (checkpoint, "take"),
+    "take": (checkpoint, "take_snapshot"),
     "save_file": (checkpoint, "save_file"),
     "sync": (files, "sync"),
     "sync_directory": (files, "sync_directory"),
-    "prune": (checkpoint_files, "prune"),
-    "hide": (checkpoint_files, "hide"),
+    "prune": (checkpoint_files, "prune_checkpoints"),
+    "hide": (checkpoint_files, "hide_checkpoint"),
     "export": (job.publish, "write_candidates"),
     "candidate": (job.publish, "_export"),
     "unmoved": (job.publish, "check_inputs_unmoved"),

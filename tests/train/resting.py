@@ -37,7 +37,7 @@ def main() -> None:
     from expertflow.core import cli
     from expertflow.train import step_hooks
 
-    save = step_hooks.save
+    save = step_hooks.save_checkpoint
 
     def save_and_rest(run: Any) -> None:
         save(run)
@@ -48,7 +48,7 @@ def main() -> None:
             while not run.stop() and not go_on.exists() and time.monotonic() < end:
                 time.sleep(0.01)
 
-    step_hooks.save = save_and_rest
+    step_hooks.save_checkpoint = save_and_rest
     cli.run(train_expert.main)
 
 

@@ -33,26 +33,26 @@ def main(folder: Path) -> None:
     optimizer = make_optimizer(net, plan)
     how = {"model": net, "optimizer": optimizer, "scaler": None, "rank": rank, "world_size": 2}
 
-    one = checkpoint_files.newest(folder / "one")
+    one = checkpoint_files.newest_checkpoint(folder / "one")
     assert one is not None
-    checkpoint.restore(one, **how)
+    checkpoint.restore_checkpoint(one, **how)
     taken = snapshot(net, optimizer, step=3)
     assert (taken is not None) == (rank == 0)
     if taken is not None:
-        checkpoint.write(folder / "one_by_two", taken, keep=1)
+        checkpoint.write_checkpoint(folder / "one_by_two", taken, keep=1)
 
     torch.manual_seed(rank)
     steps(net, optimizer, plan, of=range(3, 5))
     taken = snapshot(net, optimizer, step=5)
     if taken is not None:
-        checkpoint.write(folder / "two", taken, keep=1)
+        checkpoint.write_checkpoint(folder / "two", taken, keep=1)
     dist.barrier()
     draw, sha256 = torch.rand(4), weights_sha256(net)
     steps(net, optimizer, plan, of=range(5, 7))
     goal = weights_sha256(net)
-    two = checkpoint_files.newest(folder / "two")
+    two = checkpoint_files.newest_checkpoint(folder / "two")
     assert two is not None
-    checkpoint.restore(two, **how)
+    checkpoint.restore_checkpoint(two, **how)
     assert weights_sha256(net) == sha256
     assert torch.equal(torch.rand(4), draw), "each rank has its own random numbers back"
     steps(net, optimizer, plan, of=range(5, 7))

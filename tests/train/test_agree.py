@@ -70,7 +70,7 @@ def test_what_is_finished_is_published_without_a_launcher(
     def refuse(_: int) -> None:
         raise AssertionError("there is nothing to train")
 
-    monkeypatch.setattr(processes, "relaunch", refuse)
+    monkeypatch.setattr(processes, "launch_processes", refuse)
     assert job.run_job(training_job(finished))
     assert json.loads((finished / "training.json").read_text())["n_sessions"] == 1
 

@@ -62,7 +62,7 @@ def newest(
 def test_a_call_a_document_is_attention_within_documents(
     window: int | None, scaling: float | None
 ) -> None:
-    out, _ = attention.attend(
+    out, _ = attention.attention_forward(
         MODULE, *heads(), None, scaling=scaling, sliding_window=window, document_bounds=BOUNDS
     )
     torch.testing.assert_close(out, dense(window, scaling or 8**-0.5))
@@ -79,7 +79,9 @@ def test_repeated_heads_attend_alike(monkeypatch: pytest.MonkeyPatch, window: in
 
     monkeypatch.setattr(attention, "scaled_dot_product_attention", sdpa)
     monkeypatch.setattr(attention, "needs_own_heads", lambda _: True)
-    out, _ = attention.attend(MODULE, *heads(), None, sliding_window=window, document_bounds=BOUNDS)
+    out, _ = attention.attention_forward(
+        MODULE, *heads(), None, sliding_window=window, document_bounds=BOUNDS
+    )
     torch.testing.assert_close(out, dense(window, 8**-0.5))
     assert not any(grouped)
 
@@ -92,7 +94,7 @@ def test_every_release_of_the_kernel_is_asked_rightly(
 ) -> None:
     monkeypatch.setattr(attention, "KERNEL", newest)
     monkeypatch.setattr(attention, "TAKES_GROUPED_HEADS", grouped)
-    out, _ = attention.attend(
+    out, _ = attention.attention_forward(
         MODULE, *heads(torch.float16), None, scaling=scaling, sliding_window=window,
         cu_seq_lens_q=BOUNDS,
     )  # fmt: skip
@@ -118,7 +120,9 @@ def test_the_kernel_of_this_torch_takes_what_it_is_given() -> None:
 )
 def test_what_cannot_be_honored_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(TrainingError, match=message) as caught:
-        attention.attend(MODULE, *heads(), None, **{"document_bounds": BOUNDS, **options})
+        attention.attention_forward(
+            MODULE, *heads(), None, **{"document_bounds": BOUNDS, **options}
+        )
     assert "\n" not in str(caught.value)
 
 
@@ -150,7 +154,7 @@ def model(name: str = attention.NAME, dtype: torch.dtype = torch.float32) -> Any
     ],
 )
 def test_routes_on_a_cpu_are_described(name: str, said: str) -> None:
-    assert attention.describe(name, device=CPU, dtype=torch.float32) == said
+    assert attention.describe_route(name, device=CPU, dtype=torch.float32) == said
 
 
 @pytest.mark.parametrize(
@@ -159,7 +163,7 @@ def test_routes_on_a_cpu_are_described(name: str, said: str) -> None:
 )
 def test_a_route_that_cannot_run_here_is_refused(name: str, message: str) -> None:
     with pytest.raises(TrainingError, match=message):
-        attention.describe(name, device=CPU, dtype=torch.bfloat16)
+        attention.describe_route(name, device=CPU, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +182,7 @@ def test_the_kernel_runs_in_half_from_ampere_on(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     found = attention.varlen_unavailable_reason(CUDA, dtype)
     assert found is None if hindrance is None else hindrance in str(found)
-    said = attention.describe("packed", device=CUDA, dtype=dtype)
+    said = attention.describe_route("packed", device=CUDA, dtype=dtype)
     assert said.startswith("variable-length kernel") == (hindrance is None)
 
 

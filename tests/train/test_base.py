@@ -24,12 +24,12 @@ from expertflow.data.layout import CHATML
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.records import TokenizerSpec
 from expertflow.tokens.tokenizer import prepare_tokenizer, save_tokenizer, train_tokenizer
-from expertflow.train.model.base import prepare_model, read_facts, wanted_files
+from expertflow.train.model.base import list_model_files, prepare_model, read_facts
 from expertflow.train.model.load import (
     ADAPTER_FILE,
+    describe_weights,
     load_base,
     load_for_training,
-    loaded_words,
     name_base,
 )
 from expertflow.train.records import ModelRecord, ModelSpec
@@ -207,7 +207,7 @@ def test_license_texts_and_tokenizer_models_are_downloaded_and_packed(
     wanted = files.keys() - {"README.md", "pytorch_model.bin"}
     assert {path.name for path in folder.iterdir()} == wanted
     # A bundle packs these.
-    assert {path.name for path in wanted_files(folder)} == wanted
+    assert {path.name for path in list_model_files(folder)} == wanted
     assert (folder / "LICENSE").read_bytes() == b"LICENSE"
 
 
@@ -241,7 +241,7 @@ def test_a_frozen_base_is_held_in_half_under_an_adapter_in_fp32(
     net = load_for_training(plan, run[1], CPU)
     found = {("lora" in name, p.requires_grad, p.dtype) for name, p in net.named_parameters()}
     assert found == {(True, True, torch.float32), (False, False, torch.bfloat16)}
-    assert loaded_words(net, plan) == "base frozen in bf16, adapter in fp32"
+    assert describe_weights(net, plan) == "base frozen in bf16, adapter in fp32"
 
 
 def test_weights_that_learn_are_in_fp32_under_half_precision(
@@ -250,7 +250,7 @@ def test_weights_that_learn_are_in_fp32_under_half_precision(
     plan = replace(run[0], precision="bf16", method="full", lora=None)
     net = load_for_training(plan, run[1], CPU)
     assert {(p.requires_grad, p.dtype) for p in net.parameters()} == {(True, torch.float32)}
-    assert loaded_words(net, plan) == "all weights trained, in fp32"
+    assert describe_weights(net, plan) == "all weights trained, in fp32"
 
 
 def test_activation_checkpointing_is_on_in_every_layer(run: tuple[TrainPlan, ModelRecord]) -> None:

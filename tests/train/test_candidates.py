@@ -43,7 +43,7 @@ def test_each_kept_checkpoint_is_a_model_of_its_own(tmp_path: Path, lora: Any) -
     inputs = made(tmp_path, lora=lora, n_steps=16, eval_steps=5)
     outcome = train(inputs)
     state = inputs.state
-    kept = [checkpoint_files.step_of(path) for path in checkpoint_files.complete(state)]
+    kept = [checkpoint_files.step_of(path) for path in checkpoint_files.complete_checkpoints(state)]
     found = outcome.candidates
     assert [c.step for c in found] == kept and len(kept) >= 2
     assert [c.path for c in found] == [f"steps/step-{s:08d}" for s in kept[:-1]] + ["."]

@@ -38,16 +38,21 @@ RUNS = [
 
 def restored(directory: Path, net: Any, optimizer: Any, **how: Any) -> dict[str, Any]:
     how = {"rank": 0, "world_size": 1, "scaler": None, **how}
-    return checkpoint.restore(directory, model=net, optimizer=optimizer, **how)
+    return checkpoint.restore_checkpoint(directory, model=net, optimizer=optimizer, **how)
 
 
 def saved(state: Path, *, step: int, loss: float | None = None, keep: int = 9) -> Path:
     net, optimizer = trained(PLAN)
-    return checkpoint.write(state, snapshot(net, optimizer, step=step, loss=loss), keep=keep)
+    return checkpoint.write_checkpoint(
+        state, snapshot(net, optimizer, step=step, loss=loss), keep=keep
+    )
 
 
 def names(state: Path) -> list[int]:
-    return [int(path.name.removeprefix("step-")) for path in checkpoint_files.complete(state)]
+    return [
+        int(path.name.removeprefix("step-"))
+        for path in checkpoint_files.complete_checkpoints(state)
+    ]
 
 
 @pytest.mark.parametrize(("method", "optim", "dtype"), RUNS)
@@ -57,7 +62,7 @@ def test_a_resumed_run_goes_on_bit_by_bit(
     plan = train_plan(optim=optim)
     net, optimizer = trained(plan, method, dtype=dtype)
     random.gauss(0, 1)  # leaves a second number behind
-    path = checkpoint.write(tmp_path, snapshot(net, optimizer, step=3), keep=1)
+    path = checkpoint.write_checkpoint(tmp_path, snapshot(net, optimizer, step=3), keep=1)
     expected_random = random.gauss(0, 1)
     steps(net, optimizer, plan, of=range(3, 8))
 
@@ -73,11 +78,13 @@ def test_a_snapshot_does_not_change_while_training_goes_on(tmp_path: Path) -> No
     net, optimizer = trained(PLAN)
     points = [1.0]
     progress = {"step": 3, "seed": 1, "points": points}
-    taken: Any = checkpoint.take(model=net, optimizer=optimizer, scaler=None, progress=progress)
-    first = checkpoint.write(tmp_path / "a", taken, keep=1)
+    taken: Any = checkpoint.take_snapshot(
+        model=net, optimizer=optimizer, scaler=None, progress=progress
+    )
+    first = checkpoint.write_checkpoint(tmp_path / "a", taken, keep=1)
     steps(net, optimizer, PLAN, of=range(3, 6))
     points.append(2.0)
-    second = checkpoint.write(tmp_path / "b", taken, keep=1)
+    second = checkpoint.write_checkpoint(tmp_path / "b", taken, keep=1)
     assert content(second) == content(first)
     assert checkpoint_files.read_progress(second)["points"] == [1.0]
 
@@ -109,12 +116,12 @@ def test_files_and_directories_are_on_the_disk_before_and_after_the_rename(
 
 def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     saved(tmp_path / "other", step=1)
-    assert checkpoint_files.best(tmp_path / "other") is None
-    assert checkpoint_files.newest(tmp_path / "elsewhere") is None
+    assert checkpoint_files.best_checkpoint(tmp_path / "other") is None
+    assert checkpoint_files.newest_checkpoint(tmp_path / "elsewhere") is None
     for step, loss in [(1, 3.0), (2, 1.0), (3, None), (4, math.nan), (5, 1.0), (6, 2.0)]:
         saved(tmp_path, step=step, loss=loss, keep=2)
     assert names(tmp_path) == [2, 5, 6]
-    assert checkpoint_files.best(tmp_path) == tmp_path / "checkpoints" / "step-00000002"
+    assert checkpoint_files.best_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step-00000002"
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
@@ -135,7 +142,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
         restored(bad, net, optimizer)
     assert "\n" not in str(caught.value)
     with caplog.at_level(logging.WARNING):
-        assert checkpoint_files.newest(tmp_path) == good
+        assert checkpoint_files.newest_checkpoint(tmp_path) == good
     assert name in caplog.text and str(bad) in caplog.text
     saved(tmp_path, step=3, keep=2)
     assert names(tmp_path) == [1, 3] and not bad.exists()
@@ -150,7 +157,7 @@ def test_what_a_power_cut_left_full_of_zeros_is_removed(
     spoilt = saved(tmp_path, step=1, loss=0.5) if loss else saved(tmp_path, step=3)
     good = saved(tmp_path, step=2, loss=loss)
     (spoilt / name).write_bytes(bytes((spoilt / name).stat().st_size))
-    assert spoilt in checkpoint_files.complete(tmp_path)
+    assert spoilt in checkpoint_files.complete_checkpoints(tmp_path)
     with caplog.at_level(logging.WARNING):
         checkpoint_files.remove_partials(tmp_path)
     assert f"{spoilt} is removed: {name} does not hold what was written" in caplog.text
@@ -206,8 +213,10 @@ def test_the_scaler_comes_back(tmp_path: Path) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(torch.zeros(()))
     progress = {"step": 1, "seed": 1}
-    taken: Any = checkpoint.take(model=net, optimizer=optimizer, scaler=scaler, progress=progress)
-    path = checkpoint.write(tmp_path, taken, keep=1)
+    taken: Any = checkpoint.take_snapshot(
+        model=net, optimizer=optimizer, scaler=scaler, progress=progress
+    )
+    path = checkpoint.write_checkpoint(tmp_path, taken, keep=1)
     other = torch.amp.GradScaler("cpu")
     assert restored(path, net, optimizer, scaler=other) == progress
     assert other.state_dict() == scaler.state_dict()
@@ -245,14 +254,14 @@ def test_training_goes_on_while_a_snapshot_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on, order = threading.Event(), []
-    really_write = checkpoint.write
+    really_write = checkpoint.write_checkpoint
 
     def write(state: Path, taken: Snapshot, *, keep: int) -> Path:
         assert go_on.wait(120)
         order.append(taken.step)
         return really_write(state, taken, keep=keep)
 
-    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(checkpoint, "write_checkpoint", write)
     with Saver(tmp_path, keep=2) as writer:
         writer.submit(taken(1))
         order.append(0)
@@ -293,7 +302,7 @@ def test_the_error_of_the_training_is_the_one_to_see(
 def test_a_kill_while_an_old_one_is_removed_leaves_no_half_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    checkpoint.write(tmp_path, taken(1), keep=1)
+    checkpoint.write_checkpoint(tmp_path, taken(1), keep=1)
 
     def killed(path: Path) -> None:
         min(path.iterdir()).unlink()
@@ -302,8 +311,12 @@ def test_a_kill_while_an_old_one_is_removed_leaves_no_half_of_it(
     with monkeypatch.context() as patched:
         patched.setattr(files.shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
-            checkpoint.write(tmp_path, taken(step), keep=1)
-    assert checkpoint_files.complete(tmp_path) == [tmp_path / "checkpoints" / f"step-{step:08d}"]
-    assert checkpoint_files.complete(tmp_path) == sorted(tmp_path.glob("checkpoints/step-*"))
+            checkpoint.write_checkpoint(tmp_path, taken(step), keep=1)
+    assert checkpoint_files.complete_checkpoints(tmp_path) == [
+        tmp_path / "checkpoints" / f"step-{step:08d}"
+    ]
+    assert checkpoint_files.complete_checkpoints(tmp_path) == sorted(
+        tmp_path.glob("checkpoints/step-*")
+    )
     checkpoint_files.remove_partials(tmp_path)
     assert folders(tmp_path) == [f"step-{step:08d}"]

@@ -55,7 +55,7 @@ def made(config: Any, route: str, *, adapter: bool = False, checkpointing: bool 
     torch.manual_seed(0)
     # A copy, for the attention is written into the config, which two models must not share.
     model = transformers.AutoModelForCausalLM.from_config(
-        deepcopy(config), attn_implementation=attention.implementation(route)
+        deepcopy(config), attn_implementation=attention.transformers_name(route)
     )
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

@@ -12,7 +12,7 @@ import pytest
 from expertflow.core.errors import TrainingError
 from expertflow.train import processes
 from expertflow.train.processes import launch_command
-from expertflow.train.run import catching_signals
+from expertflow.train.run import stop_on_signals
 
 COMMAND = ["train_expert.py", "--output", "a b.json"]
 
@@ -83,7 +83,7 @@ def inherited(request: pytest.FixtureRequest) -> Iterator[signal.Handlers]:
 
 
 def test_the_trainer(inherited: signal.Handlers) -> None:
-    with catching_signals() as stop:
+    with stop_on_signals() as stop:
         os.kill(os.getpid(), signal.SIGHUP)
         assert stop() == (inherited is signal.SIG_DFL)
     assert signal.getsignal(signal.SIGHUP) is inherited
@@ -96,7 +96,7 @@ def test_a_trainer_in_the_background_of_a_script_still_saves_and_ends(
     """A shell starts it with interrupts ignored."""
     before = signal.signal(number, signal.SIG_IGN)
     try:
-        with catching_signals() as stop:
+        with stop_on_signals() as stop:
             os.kill(os.getpid(), number)
             assert stop()
     finally:
@@ -113,7 +113,7 @@ def test_the_launcher_of_several(
         monkeypatch.delenv(variable)
     for exec_ in ("execv", "execvp"):
         monkeypatch.setattr(os, exec_, lambda *_: None)
-    processes.relaunch(2)
+    processes.launch_processes(2)
     heard = os.environ.get(name, "SIGHUP").split(",")
     assert ("SIGHUP" in heard) == (inherited is signal.SIG_DFL)
     assert inherited is signal.SIG_DFL or {"SIGTERM", "SIGINT"} <= set(heard)

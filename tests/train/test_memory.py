@@ -13,7 +13,7 @@ from expertflow.plan.records import TrainPlan
 from expertflow.train import memory
 from expertflow.train import run as assembling
 from expertflow.train.feed.batches import Batch
-from expertflow.train.memory import OutOfMemory, advice
+from expertflow.train.memory import OutOfMemory, describe_shortage
 from expertflow.train.model import packed
 from expertflow.train.model.packed import PackedLoss
 from expertflow.train.run import TrainInputs
@@ -34,14 +34,14 @@ def plan(tmp_path: Path) -> TrainPlan:
 
 
 def test_advice_names_batch_prediction_and_change(plan: TrainPlan) -> None:
-    said = advice(replace(plan, predicted_peak_bytes=3 << 30), CPU)
+    said = describe_shortage(replace(plan, predicted_peak_bytes=3 << 30), CPU)
     assert said == (
         "out of memory at micro-batch 8 (predicted 3.0 GiB, unknown free); set training.batch_size"
         " to 4 and gradient_accumulation_steps to 2 (the global batch stays)"
     )
     one = replace(plan, batch_size=1)
-    assert "gradient_checkpointing to true" in advice(one, CPU)
-    assert "method qlora" in advice(replace(one, gradient_checkpointing=True), CPU)
+    assert "gradient_checkpointing to true" in describe_shortage(one, CPU)
+    assert "method qlora" in describe_shortage(replace(one, gradient_checkpointing=True), CPU)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_batch_that_was_asked_for_is_not_changed(
     short_of_memory(monkeypatch, most_rows=2, from_call=1)
     with pytest.raises(OutOfMemory, match=r"set training\.batch_size to 2"):
         train(inputs)
-    assert memory.retries(inputs.state) == ()
+    assert memory.read_retries(inputs.state) == ()
 
 
 def test_it_is_given_up_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_it_is_given_up_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     short_of_memory(monkeypatch, most_rows=0, from_call=1)
     with pytest.raises(OutOfMemory, match="at micro-batch 1 "):
         train(inputs)
-    assert len(memory.retries(inputs.state)) == memory.MAX_RETRIES
+    assert len(memory.read_retries(inputs.state)) == memory.MAX_RETRIES
 
 
 def test_the_longest_rows_are_tried_first_and_leave_no_trace(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_longest_rows_are_tried_first_and_leave_no_trace(tmp_path: Path) -> 
         before = torch.get_rng_state()
         run.loss.train()
         memory.probe_longest_batch(run)
-        assert checkpoint_files.complete(run.state) == []
+        assert checkpoint_files.complete_checkpoints(run.state) == []
     longest = int(run.feed.collator.n_tokens_N.argmax())
     assert longest in seen[0] and len(seen) == 1
     assert torch.equal(torch.get_rng_state(), before)

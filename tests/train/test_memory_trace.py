@@ -14,7 +14,7 @@ from expertflow.plan.memory import step_bytes_at
 from expertflow.plan.records import MemoryTrace
 from expertflow.plan.settings import LoraSpec
 from expertflow.train import memory_trace
-from expertflow.train.memory_trace import LiveBytes, TracedRun, build, materialize
+from expertflow.train.memory_trace import LiveBytes, TracedRun, build_model, materialize_weights
 
 SHAPE = {
     "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4,
@@ -66,17 +66,17 @@ def test_a_step_without_data_has_the_bytes_of_a_real_one(method: str, checkpoint
     """With eager attention, as the CPU has no variable-length kernel."""
     run = run_of("full" if method == "full" else "lora", DORA if method == "dora" else LORA)
     run = replace(run, attention="eager", dtype=torch.float32)
-    real = build(run, n_layers=2, checkpoint=checkpoint)
-    materialize(real)
+    real = build_model(run, n_layers=2, checkpoint=checkpoint)
+    materialize_weights(real)
     seen = memory_trace.follow_step(real, run, 2, 48)
-    assert seen == memory_trace.trace(run, 2, 2, 48, checkpoint=checkpoint)
+    assert seen == memory_trace.trace_step(run, 2, 2, 48, checkpoint=checkpoint)
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_layers_are_extended_exactly(method: str, checkpoint: bool) -> None:
     run = run_of(method)
-    model, gradients, phases = memory_trace.trace(run, 5, 2, 128, checkpoint=checkpoint)
+    model, gradients, phases = memory_trace.trace_step(run, 5, 2, 128, checkpoint=checkpoint)
     extended = memory_trace.whole_model(run, 2, 128, checkpoint=checkpoint)
     assert extended == (model, gradients, max(phases.values()))
 
@@ -84,7 +84,7 @@ def test_layers_are_extended_exactly(method: str, checkpoint: bool) -> None:
 def test_a_checkpointed_layer_keeps_its_input_and_no_more() -> None:
     """Two bytes an element of the hidden states, and the bounds of its documents once for all."""
     run, n_tokens = run_of(), 2 * 128
-    phases = [memory_trace.trace(run, n, 2, 128, checkpoint=True)[2]["top"] for n in (3, 4)]
+    phases = [memory_trace.trace_step(run, n, 2, 128, checkpoint=True)[2]["top"] for n in (3, 4)]
     assert phases[1] - phases[0] == 2 * QWEN3.hidden_size * n_tokens
 
 
@@ -92,7 +92,7 @@ def test_weights_are_counted_as_they_are_held(tmp_path: Path) -> None:
     lora = traced(tmp_path).lines[0]
     n_adapter = 5 * 4 * (64 + 128 + 64 + 64)
     n_base = sum(
-        p.numel() for p in build(run_of("full"), n_layers=5, checkpoint=False).parameters()
+        p.numel() for p in build_model(run_of("full"), n_layers=5, checkpoint=False).parameters()
     )
     assert lora.gradient_bytes == 4 * n_adapter
     # Half precision, and 32 fp32 frequencies twice for the rotation.

@@ -14,7 +14,7 @@ from expertflow.plan.records import TrainPlan
 from expertflow.train import preflight as module
 from expertflow.train.model.base import read_facts
 from expertflow.train.model.load import load_base
-from expertflow.train.preflight import preflight
+from expertflow.train.preflight import run_preflight
 
 Usage = namedtuple("Usage", "total used free")
 H100 = GpuFacts(name="H100 SXM", source="test")
@@ -27,7 +27,7 @@ def plan(tmp_path: Path) -> TrainPlan:
 
 
 def test_readings_are_taken_before_training(plan: TrainPlan, tmp_path: Path) -> None:
-    readings = preflight(plan, tmp_path / "state")
+    readings = run_preflight(plan, tmp_path / "state")
     assert readings["free_disk_bytes"] > readings["needed_disk_bytes"] > 0
     assert readings["bf16_supported"] is None
     machine = readings["machine"]
@@ -75,7 +75,7 @@ def test_a_card_that_others_hold_is_refused_by_name(
     with pytest.raises(
         HardwareError, match=r"needs 40\.0 GB .* held by python \(pid 7, 70\.0 GB\)"
     ):
-        preflight(wanted, tmp_path / "state")
+        run_preflight(wanted, tmp_path / "state")
 
 
 def test_products_are_made_to_repeat_before_the_first_one(
@@ -105,7 +105,7 @@ def test_a_disk_without_room_for_checkpoints_is_refused(
 ) -> None:
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: Usage(10, 10, 0))
     with pytest.raises(HardwareError, match=r"0\.0 GB free and .* needed for 4 checkpoints"):
-        preflight(plan, tmp_path / "state")
+        run_preflight(plan, tmp_path / "state")
 
 
 def test_a_plan_for_a_card_is_refused_without_one(
@@ -113,7 +113,7 @@ def test_a_plan_for_a_card_is_refused_without_one(
 ) -> None:
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
     with pytest.raises(HardwareError, match="the plan is for H100 SXM and torch sees no CUDA"):
-        preflight(replace(plan, gpu=H100), tmp_path / "state")
+        run_preflight(replace(plan, gpu=H100), tmp_path / "state")
 
 
 def test_an_old_package_is_refused(
@@ -121,7 +121,7 @@ def test_an_old_package_is_refused(
 ) -> None:
     monkeypatch.setitem(module.FLOORS, "torch", "99.0")
     with pytest.raises(HardwareError, match=r"torch .* is older than 99\.0"):
-        preflight(plan, tmp_path / "state")
+        run_preflight(plan, tmp_path / "state")
 
 
 def test_an_unreadable_model_is_named(tmp_path: Path) -> None:

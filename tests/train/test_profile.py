@@ -208,7 +208,7 @@ def test_a_run_that_is_broken_off_amid_its_steps_is_watched_anew(
 ) -> None:
     """But where memory ran out, which watching may have caused."""
     inputs = made(tmp_path / "run", n_steps=N_STEPS, profile_steps=5, save_steps=4)
-    step = loop.step
+    step = loop.train_step
 
     def breaks(run: Any, batches: Any) -> Any:
         if run.progress.step == 14:
@@ -218,13 +218,13 @@ def test_a_run_that_is_broken_off_amid_its_steps_is_watched_anew(
             os.kill(os.getpid(), signal.SIGTERM)
         return step(run, batches)
 
-    monkeypatch.setattr(loop, "step", breaks)
+    monkeypatch.setattr(loop, "train_step", breaks)
     window = choose_window(inputs.plan, 0)
     assert window is not None and 14 in window.steps[:-1]
     with pytest.raises(error):
         train(inputs)
     assert (inputs.state / PROFILE / KERNELS).exists() == (error is MemoryError)
-    monkeypatch.setattr(loop, "step", step)
+    monkeypatch.setattr(loop, "train_step", step)
     outcome = train(assigned(tmp_path / "run"))
     assert outcome.resumed_at_steps == (15 if error is Interrupted else 12,)
     first = profile_of(inputs.state)

@@ -17,7 +17,7 @@ from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows, packed_rows
 from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.model import load as loading
-from expertflow.train.model.load import load_for_scoring, load_for_training, loaded_words
+from expertflow.train.model.load import describe_weights, load_for_scoring, load_for_training
 from expertflow.train.model.packed import PackedLoss, causal_lm, held_out_loss
 from expertflow.train.model.weights import load_trainable_state, trainable_state, weights_sha256
 from expertflow.train.records import ModelRecord
@@ -114,7 +114,7 @@ def test_layers_are_in_4_bits_and_embeddings_and_head_are_not(
     assert (state.quant_type, state.nested) == ("nf4", True)
     assert type(lm.get_output_embeddings()) is torch.nn.Linear
     assert lm.get_output_embeddings().weight.dtype == torch.float32
-    assert loaded_words(net, run[0]).startswith(
+    assert describe_weights(net, run[0]).startswith(
         "base in NF4, double quantized, fp32 compute: 14 layers;"
     )
 

@@ -17,7 +17,7 @@ from expertflow.train.model.packed import PackedLoss
 from expertflow.train.records import RunSummary
 from expertflow.train.run import Diverged, PendingStep, TrainInputs
 from expertflow.train.saved import checkpoint_files
-from expertflow.train.step_hooks import flush
+from expertflow.train.step_hooks import flush_steps
 
 
 def steps(inputs: TrainInputs) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def test_a_run_stops_early_and_publishes_its_best_weights(tmp_path: Path) -> Non
     best = min(set(losses) - {0}, key=losses.__getitem__)
     assert best < outcome.n_steps
     assert outcome.published_step == best
-    directory = checkpoint_files.best(inputs.state)
+    directory = checkpoint_files.best_checkpoint(inputs.state)
     assert directory is not None and directory.name == f"step-{best:08d}"
     kept = load_file(directory / checkpoint_files.WEIGHTS)
     published = load_file(inputs.state / "final" / "model.safetensors")
@@ -51,15 +51,15 @@ def test_trackers_end_before_the_clock_is_read(
     """A tracker may wait for its network at the end, and that is time of the run."""
     done: list[str] = []
     inputs = made(tmp_path, n_steps=2)
-    group = processes.start(inputs.plan)
+    group = processes.start_processes(inputs.plan)
     group.accelerator.trackers = [SimpleNamespace(finish=lambda: done.append("tracker"))]
-    summarize = publish.summarize
+    summarize = publish.summarize_run
 
     def told(*arguments: Any, **named: Any) -> RunSummary:
         done.append("clock")
         return summarize(*arguments, **named)
 
-    monkeypatch.setattr(publish, "summarize", told)
+    monkeypatch.setattr(publish, "summarize_run", told)
     job.train_expert(inputs, group)
     assert done == ["tracker", "clock"]
 
@@ -92,7 +92,9 @@ def test_a_run_that_diverges_stops_and_keeps_its_last_good_state(
     with pytest.raises(Diverged, match=rf"step 8 diverged: {problem}") as caught:
         train(inputs)
     assert f"the last good state is {inputs.state}/checkpoints/step-00000005" in str(caught.value)
-    assert [path.name for path in checkpoint_files.complete(inputs.state)] == ["step-00000005"]
+    assert [path.name for path in checkpoint_files.complete_checkpoints(inputs.state)] == [
+        "step-00000005"
+    ]
     assert [step["step"] for step in steps(inputs)] == [1, 2, 3, 4, 5]
 
 
@@ -141,9 +143,9 @@ def test_a_damaged_best_checkpoint_is_not_passed_off_as_published(tmp_path: Path
         assert best is not None and best.step < 60
         damaged = inputs.state / "checkpoints" / f"step-{best.step:08d}"
         (damaged / checkpoint_files.OPTIMIZER).write_bytes(b"cut")
-        outcome = publish.finish(run)
+        outcome = publish.finish_run(run)
     assert outcome.published_step != best.step
-    kept = checkpoint_files.best(inputs.state)
+    kept = checkpoint_files.best_checkpoint(inputs.state)
     assert kept is not None and kept.name == f"step-{outcome.published_step:08d}"
     published = load_file(inputs.state / "final" / "model.safetensors")
     saved = load_file(kept / checkpoint_files.WEIGHTS)
@@ -179,4 +181,4 @@ def test_steps_that_a_scaler_skips_for_ever_end_the_run(
         )  # fmt: skip
         run.pending.append(skipped)
         with pytest.raises(Diverged) if diverged else contextlib.nullcontext():
-            flush(run)
+            flush_steps(run)

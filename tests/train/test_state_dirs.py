@@ -19,7 +19,7 @@ from support import SCRIPTS
 
 from expertflow.core.errors import TrainingError
 from expertflow.train.saved import state_dirs
-from expertflow.train.saved.state_dirs import locked, prunable
+from expertflow.train.saved.state_dirs import lock_state, prunable_states
 
 HOLD = """
 import sys, time
@@ -47,7 +47,7 @@ def test_a_lock_dies_with_its_process(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert json.loads((tmp_path / "lock").read_text())["pid"] == process.pid
-    with locked(tmp_path, elsewhere_s=0):
+    with lock_state(tmp_path, elsewhere_s=0):
         assert json.loads((tmp_path / "lock").read_text())["pid"] != process.pid
 
 
@@ -65,7 +65,7 @@ def test_one_on_this_machine_is_waited_for(
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with caplog.at_level(logging.WARNING), locked(tmp_path, elsewhere_s=0):
+    with caplog.at_level(logging.WARNING), lock_state(tmp_path, elsewhere_s=0):
         assert process.wait(60) == -signal.SIGKILL
     killer.join()
     assert len(caplog.records) > 1, "it is told again and again"
@@ -78,7 +78,7 @@ def test_one_elsewhere_is_waited_for_so_long_and_then_refused(tmp_path: Path, si
     with (tmp_path / "lock").open() as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         with pytest.raises(TrainingError, match="stop it, and run again") as caught:
-            with locked(tmp_path, elsewhere_s=1.0):
+            with lock_state(tmp_path, elsewhere_s=1.0):
                 raise AssertionError("it is held")
     place = "process 7 on elsewhere" if "host" in signed else "process unknown on an unknown"
     assert place in str(caught.value) and "\n" not in str(caught.value)
@@ -97,7 +97,7 @@ def test_where_there_are_no_locks_a_trainer_goes_on_and_says_so(
     tmp_path: Path, without_locks: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     without_locks()
-    with caplog.at_level(logging.WARNING), locked(tmp_path):
+    with caplog.at_level(logging.WARNING), lock_state(tmp_path):
         assert "pid" in json.loads((tmp_path / "lock").read_text())
     assert "this file system has no locks" in caplog.text
 
@@ -126,7 +126,7 @@ def test_published_running_and_resumable_states_stay(tmp_path: Path) -> None:
     (tmp_path / "state" / ".tokens" / "abc").mkdir(parents=True)
     with (running / "lock").open() as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        assert set(prunable(tmp_path / "results", tmp_path / "state")) == {old, abandoned}
+        assert set(prunable_states(tmp_path / "results", tmp_path / "state")) == {old, abandoned}
     assert published.is_dir() and resumable.is_dir()
 
 
@@ -134,7 +134,7 @@ def test_the_last_model_stays_when_a_retraining_failed(tmp_path: Path) -> None:
     older = state(tmp_path, "older", finished=True, age=40)
     state(tmp_path, "last", finished=True, age=30)
     state(tmp_path, "failed", finished=False, age=10)
-    assert prunable(tmp_path / "results", tmp_path / "state") == [older]
+    assert prunable_states(tmp_path / "results", tmp_path / "state") == [older]
 
 
 def test_nothing_is_removed_where_nobody_can_tell_what_is_in_use(
@@ -142,6 +142,6 @@ def test_nothing_is_removed_where_nobody_can_tell_what_is_in_use(
 ) -> None:
     for age in (30, 40):
         state(tmp_path, f"age-{age}", finished=True, age=age)
-    assert prunable(tmp_path / "results", tmp_path / "state")
+    assert prunable_states(tmp_path / "results", tmp_path / "state")
     without_locks()
-    assert not prunable(tmp_path / "results", tmp_path / "state")
+    assert not prunable_states(tmp_path / "results", tmp_path / "state")

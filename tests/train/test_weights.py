@@ -76,7 +76,7 @@ def test_what_is_not_finite_is_named(value: float, dtype: torch.dtype) -> None:
 def test_what_two_processes_saved_one_resumes_and_the_other_way_round(tmp_path: Path) -> None:
     plan = train_plan()
     net, optimizer = trained(plan)
-    one = checkpoint.write(tmp_path / "one", snapshot(net, optimizer, step=3), keep=1)
+    one = checkpoint.write_checkpoint(tmp_path / "one", snapshot(net, optimizer, step=3), keep=1)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--local-addr=127.0.0.1", "--nproc-per-node=2"]
     command += [str(Path(__file__).with_name("sharded_run.py")), str(tmp_path)]
@@ -88,18 +88,22 @@ def test_what_two_processes_saved_one_resumes_and_the_other_way_round(tmp_path: 
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["n_sharded"] == len(trainable_state(net))
 
-    again = checkpoint_files.newest(tmp_path / "one_by_two")
+    again = checkpoint_files.newest_checkpoint(tmp_path / "one_by_two")
     assert again is not None
     assert content(again) == content(one)
 
-    two = checkpoint_files.newest(tmp_path / "two")
+    two = checkpoint_files.newest_checkpoint(tmp_path / "two")
     assert two is not None
     assert content(two) != content(one), "two processes went on training"
     other = tiny_net(seed=5)
     new = make_optimizer(other, plan)
-    checkpoint.restore(two, model=other, optimizer=new, scaler=None, rank=0, world_size=1)
+    checkpoint.restore_checkpoint(
+        two, model=other, optimizer=new, scaler=None, rank=0, world_size=1
+    )
     assert weights_sha256(other) == report["weights_sha256"]
-    by_one = checkpoint.write(tmp_path / "two_by_one", snapshot(other, new, step=5), keep=1)
+    by_one = checkpoint.write_checkpoint(
+        tmp_path / "two_by_one", snapshot(other, new, step=5), keep=1
+    )
     assert content(by_one) == content(two)
 
 

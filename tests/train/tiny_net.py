@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from expertflow.plan.records import TrainPlan
 from expertflow.train.optimizers import learning_rate, make_optimizer
-from expertflow.train.saved.checkpoint import take
+from expertflow.train.saved.checkpoint import take_snapshot
 from expertflow.train.saved.checkpoint_files import OPTIMIZER, PROGRESS, WEIGHTS
 
 WIDTH = 64  # 64 x 64 is the smallest matrix whose moments 8-bit AdamW keeps in 8 bits
@@ -78,7 +78,7 @@ def trained(plan: TrainPlan, method: str = "full", n_steps: int = 3, **how: Any)
 
 def snapshot(net: Any, optimizer: Any, *, step: int, loss: float | None = None) -> Any:
     progress = {"step": step, "seed": 1, "held_out_loss": loss, "clock": {"wall": 1.5}}
-    return take(model=net, optimizer=optimizer, scaler=None, progress=progress)
+    return take_snapshot(model=net, optimizer=optimizer, scaler=None, progress=progress)
 
 
 def content(directory: Path) -> dict[str, Any]:

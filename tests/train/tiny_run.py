@@ -12,7 +12,7 @@ from expertflow.plan.records import TrainPlan
 from expertflow.staging.records import StagingRecord
 from expertflow.train import job, processes
 from expertflow.train.records import ModelRecord, RunSummary
-from expertflow.train.run import Run, TrainInputs, assemble
+from expertflow.train.run import TrainingRun, TrainInputs, assemble_run
 from expertflow.train.saved import checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
 
@@ -35,11 +35,11 @@ def assigned(folder: Path) -> TrainInputs:
 
 
 def train(inputs: TrainInputs) -> RunSummary:
-    return job.train_expert(inputs, processes.start(inputs.plan))
+    return job.train_expert(inputs, processes.start_processes(inputs.plan))
 
 
 @contextmanager
-def assembled(inputs: TrainInputs, *, keep: int = 1) -> Iterator[Run]:
-    group = processes.start(inputs.plan)
+def assembled(inputs: TrainInputs, *, keep: int = 1) -> Iterator[TrainingRun]:
+    group = processes.start_processes(inputs.plan)
     with Saver(inputs.state, keep=keep) as saver:
-        yield assemble(inputs, processes=group, saver=saver, stop=lambda: False, directory=None)
+        yield assemble_run(inputs, processes=group, saver=saver, stop=lambda: False, directory=None)

@@ -143,8 +143,8 @@ def let_trainings_rest(space: Workspace) -> None:
     """
     space.edit(
         "workflow/scripts/expertflow/train/step_hooks.py",
-        "        save(run)\n    if told",
-        """        save(run)
+        "        save_checkpoint(run)\n    if told",
+        """        save_checkpoint(run)
         run.saver.wait()
         from pathlib import Path
         while not (told or run.is_over or run.stop()):

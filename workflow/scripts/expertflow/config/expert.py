@@ -332,9 +332,9 @@ def _model_folder(place: str) -> list[Path]:
     folder = Path(place).expanduser()
     if not folder.is_dir():
         return []
-    from expertflow.train.model.base import wanted_files
+    from expertflow.train.model.base import list_model_files
 
-    return [Path(place) / file.name for file in wanted_files(folder)]
+    return [Path(place) / file.name for file in list_model_files(folder)]
 
 
 def _is_same_model(here: dict[str, str], bundled: dict[str, str]) -> bool:

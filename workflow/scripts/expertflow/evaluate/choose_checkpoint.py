@@ -11,7 +11,7 @@ from pathlib import Path
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.records import CandidateScore, EvaluationSpec, Published, TaskScore
-from expertflow.train.records import Candidate, TrainingRecord
+from expertflow.train.records import KeptWeights, TrainingRecord
 
 # With fewer, a score's interval is 40 points wide and the choice would be chance.
 MIN_QUESTIONS = 20
@@ -56,17 +56,19 @@ def as_trained(training: TrainingRecord, why: str, *, by_loss: bool = False) -> 
     return _publish(in_order(training)[-1], f"{told}; {CHOSEN_BY_LOSS}" if by_loss else told)
 
 
-def in_order(training: TrainingRecord) -> list[Candidate]:
+def in_order(training: TrainingRecord) -> list[KeptWeights]:
     """Return the candidates with training's own last, so that it is still loaded afterwards."""
     return sorted(training.candidates, key=lambda one: one.step == training.published_step)
 
 
 def chosen(
-    training: TrainingRecord, scores: Sequence[tuple[Candidate, TaskScore]], n_questions: int
+    training: TrainingRecord,
+    scores: Sequence[tuple[KeptWeights, TaskScore]],
+    n_questions: int,
 ) -> Published:
     """Publish the best score; ties go to the lowest held-out loss, then the latest step."""
 
-    def rank(scored: tuple[Candidate, TaskScore]) -> tuple[int, float, int]:
+    def rank(scored: tuple[KeptWeights, TaskScore]) -> tuple[int, float, int]:
         loss = scored[0].held_out_loss
         return scored[1].n_correct, -(math.inf if loss is None else loss), scored[0].step
 
@@ -89,7 +91,10 @@ def chosen(
 
 
 def _publish(
-    weights: Candidate, why: str, n_questions: int = 0, candidates: tuple[CandidateScore, ...] = ()
+    weights: KeptWeights,
+    why: str,
+    n_questions: int = 0,
+    candidates: tuple[CandidateScore, ...] = (),
 ) -> Published:
     return Published(
         step=weights.step,

@@ -28,7 +28,7 @@ from expertflow.export.records import ExportRecord, ExportSpec, MergedInto
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.engine import Engine
 from expertflow.train.model.base import weight_files
-from expertflow.train.model.load import load_base, load_for_export, mergeable
+from expertflow.train.model.load import load_base, load_for_export, make_mergeable
 from expertflow.train.model.packed import PackedLoss, causal_lm, held_out_loss
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def _write_weights(
     before = ask(model, sample)
     merged_into: MergedInto = None
     if hasattr(model, "merge_and_unload"):
-        plain = mergeable(model, trained.folder)
+        plain = make_mergeable(model, trained.folder)
         merged_into = "base" if plain is model else "dequantized base"
         plain = plain.merge_and_unload()
     else:

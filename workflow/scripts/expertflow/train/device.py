@@ -16,7 +16,7 @@ N_WARMUP, N_TIMED = 5, 15
 SHORTAGES = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
-def activate(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
+def apply_switches(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
     if plan.n_threads is not None:
         torch.set_num_threads(plan.n_threads)
     torch.backends.cuda.matmul.allow_tf32 = plan.use_tf32
@@ -57,7 +57,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(s in str(error) for s in SHORTAGES)
 
 
-def measured_matmul_flops_per_s(dtype: torch.dtype) -> float:
+def measure_matmul_flops_per_s(dtype: torch.dtype) -> float:
     """Return the GPU's FLOP/s in the median product of two square matrices.
 
     The data is random, since products of zeros draw less power and run at higher clocks.

@@ -33,14 +33,14 @@ from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import loop, memory, processes, publish
 from expertflow.train.feed.on_the_fly import Documents
-from expertflow.train.preflight import preflight
+from expertflow.train.preflight import run_preflight
 from expertflow.train.processes import Processes
 from expertflow.train.profiler import PROFILE, publish_profile
 from expertflow.train.records import ModelRecord, RunSummary, TrainingRecord
-from expertflow.train.run import Diverged, TrainInputs, assemble, catching_signals
+from expertflow.train.run import Diverged, TrainInputs, assemble_run, stop_on_signals
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
-from expertflow.train.saved.state_dirs import locked
+from expertflow.train.saved.state_dirs import lock_state
 from expertflow.train.step_hooks import STEPS_FILE, truncate_log
 from expertflow.train.timing import process_age_s
 
@@ -77,9 +77,9 @@ def run_job(job: TrainingJob) -> bool:
         # Rank 0 waits for the lock and verifies finished results to the byte.
         if decision.wait():
             with _staged(job, inputs) as (placed, _):
-                train_expert(placed, processes.start(plan))
+                train_expert(placed, processes.start_processes(plan))
         return False
-    with locked(state):
+    with lock_state(state):
         summary = publish.read_outcome(state)
         if summary is None:
             # A diverged run must not cost another retry.
@@ -87,10 +87,10 @@ def run_job(job: TrainingJob) -> bool:
                 said = verdict.read_text(encoding="utf-8")
                 raise TrainingError(f"{said}; it is the same run again")
             # A launcher holds no lock: its rank 0 looks again once it has it.
-            processes.relaunch(plan.world_size)
+            processes.launch_processes(plan.world_size)
         decision.announce(go_on=summary is None)
         summary = summary or _train(job, inputs, packing)
-        publish.publish(state, checkpoint=job.checkpoint, folder=job.output.parent)
+        publish.publish_results(state, checkpoint=job.checkpoint, folder=job.output.parent)
         publish_profile(state, job.output.with_name(PROFILE), summary, n_wanted=plan.profile_steps)
         readings = json.loads((state / PREFLIGHT).read_text(encoding="utf-8"))
     record = TrainingRecord(
@@ -122,7 +122,7 @@ def _read_inputs(job: TrainingJob, packing: PackingRecord) -> TrainInputs:
                 " and --keep to tokenize on the fly"
             )
         plan, code = documents.planned(plan), f"{code}, on the fly, {documents.sha256}"
-    name = publish.fingerprint(plan=plan, packing=packing, model=model, code=code)
+    name = publish.fingerprint_run(plan=plan, packing=packing, model=model, code=code)
     return TrainInputs(
         plan=plan, model=model, rows=rows, state=job.state / name, documents=documents
     )
@@ -137,12 +137,12 @@ def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> Run
             rows = placed.rows / "train" / ROWS_FILE
             publish.check_inputs_unmoved(packing, placed.rows)
         staging = {note.kind: to_json(note) for note in places.staged}
-        readings = preflight(plan, state, rows) | {"staging": staging}
+        readings = run_preflight(plan, state, rows) | {"staging": staging}
         write_record(state / PLAN, plan)
         write_record(state / PREFLIGHT, readings)
         try:
             with run_monitor(state, plan, seen_s=placed.seen_s):
-                group = processes.start(plan, tracker_directory=str(state))
+                group = processes.start_processes(plan, tracker_directory=str(state))
                 summary = train_expert(placed, group)
         except Diverged as error:
             write_text(state / DIVERGED, str(error))
@@ -174,7 +174,7 @@ def train_expert(inputs: TrainInputs, processes: Processes) -> RunSummary:
     micro-batch. Raises Interrupted after a signal; run again to resume.
     """
     first = True
-    with catching_signals() as stop:
+    with stop_on_signals() as stop:
         while True:
             plan = memory.apply_oom_retries(inputs.plan, inputs.state)
             # As rank 0 reads it.
@@ -199,12 +199,12 @@ def train_expert(inputs: TrainInputs, processes: Processes) -> RunSummary:
 def _attempt(inputs: TrainInputs, processes: Processes, stop: Callable[[], bool]) -> RunSummary:
     state = inputs.state
     with Saver(state, keep=inputs.plan.save_total_limit) as saver:
-        newest = checkpoint.agree_on(checkpoint_files.newest(state), state, processes)
-        run = assemble(inputs, processes=processes, saver=saver, stop=stop, directory=newest)
+        newest = checkpoint.agree_on(checkpoint_files.newest_checkpoint(state), state, processes)
+        run = assemble_run(inputs, processes=processes, saver=saver, stop=stop, directory=newest)
         truncate_log(run)
         memory.probe_longest_batch(run)
         loop.train(run)
-        return publish.finish(run)
+        return publish.finish_run(run)
 
 
 @contextmanager

@@ -17,29 +17,29 @@ from expertflow.train.memory import memory_advice
 from expertflow.train.optimizers import learning_rate
 from expertflow.train.processes import no_gradient_sync
 from expertflow.train.profiler import StepProfiler
-from expertflow.train.run import PendingStep, Run
-from expertflow.train.step_hooks import after_step, evaluate
+from expertflow.train.run import PendingStep, TrainingRun
+from expertflow.train.step_hooks import after_step, evaluate_held_out
 
 
-def train(run: Run) -> None:
+def train(run: TrainingRun) -> None:
     run.loss.train()
     run.clock.started()
     run.saved_at_s = run.clock.wall_s
     run.fetched_at_s = time.perf_counter()
     if run.progress.step == 0:
-        evaluate(run)
+        evaluate_held_out(run)
     first = run.progress.step
     feed = load_batches(run.feed, first, plan=run.plan, device=run.device)
     with feed as batches, StepProfiler(run) as profiler:
         while not run.is_over:
             profiler.begin()
             with run.clock.part("steps"):
-                run.pending.append(step(run, batches))
+                run.pending.append(train_step(run, batches))
             profiler.end()
             after_step(run)
 
 
-def step(run: Run, batches: Iterator[Batch]) -> PendingStep:
+def train_step(run: TrainingRun, batches: Iterator[Batch]) -> PendingStep:
     progress, clock, index = run.progress, run.clock, run.progress.step
     start, waited = time.perf_counter(), clock.seconds["data_wait"]
     run.timer.begin(index)
@@ -67,7 +67,9 @@ def step(run: Run, batches: Iterator[Batch]) -> PendingStep:
     )
 
 
-def _accumulate(run: Run, batches: Iterator[Batch], *, n_targets: int) -> tuple[torch.Tensor, int]:
+def _accumulate(
+    run: TrainingRun, batches: Iterator[Batch], *, n_targets: int
+) -> tuple[torch.Tensor, int]:
     """Sum gradients of the mean loss per target; return this process's loss share and padding.
 
     Distributed wrappers average over processes, hence their number as a factor.
@@ -90,7 +92,7 @@ def _accumulate(run: Run, batches: Iterator[Batch], *, n_targets: int) -> tuple[
     return total, n_padding
 
 
-def _next(run: Run, batches: Iterator[Batch]) -> Batch:
+def _next(run: TrainingRun, batches: Iterator[Batch]) -> Batch:
     """Return the next batch; waiting for a busy device does not count as waiting for data."""
     before = getattr(batches, "device_wait_s", 0.0)
     with run.clock.part("data_wait"):
@@ -106,7 +108,7 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     return replace(batch, **moved)
 
 
-def _update(run: Run, rate: float) -> torch.Tensor:
+def _update(run: TrainingRun, rate: float) -> torch.Tensor:
     for group in run.optimizer.param_groups:
         group["lr"] = rate
     parameters = [p for group in run.optimizer.param_groups for p in group["params"]]

@@ -18,7 +18,7 @@ from expertflow.train.feed.batches import Batch
 from expertflow.train.feed.loader import Feed
 from expertflow.train.model.packed import padded_bounds
 from expertflow.train.records import MemoryRetry
-from expertflow.train.run import Run
+from expertflow.train.run import TrainingRun
 from expertflow.train.saved import checkpoint_files
 
 log = logging.getLogger(__name__)
@@ -38,12 +38,12 @@ def memory_advice(plan: TrainPlan, device: torch.device) -> Iterator[None]:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemory(advice(plan, device)) from error
+        raise OutOfMemory(describe_shortage(plan, device)) from error
 
 
-def advice(plan: TrainPlan, device: torch.device) -> str:
+def describe_shortage(plan: TrainPlan, device: torch.device) -> str:
     if plan.batch_size > 1:
-        less = halved(plan)
+        less = halve_micro_batch(plan)
         change = (
             f"set training.batch_size to {less.batch_size} and gradient_accumulation_steps to"
             f" {less.gradient_accumulation_steps} (the global batch stays)"
@@ -58,19 +58,19 @@ def advice(plan: TrainPlan, device: torch.device) -> str:
     return f"out of memory at micro-batch {plan.batch_size} ({said}, {free} free); {change}"
 
 
-def halved(plan: TrainPlan) -> TrainPlan:
+def halve_micro_batch(plan: TrainPlan) -> TrainPlan:
     micro = plan.batch_size // 2
     share = plan.global_batch_sequences // plan.world_size
     return replace(plan, batch_size=micro, gradient_accumulation_steps=-(-share // micro))
 
 
-def retries(state: Path) -> tuple[MemoryRetry, ...]:
+def read_retries(state: Path) -> tuple[MemoryRetry, ...]:
     path = state / RETRIES_FILE
     return read_record(tuple[MemoryRetry, ...], path) if path.is_file() else ()
 
 
 def apply_oom_retries(plan: TrainPlan, state: Path) -> TrainPlan:
-    known = retries(state)
+    known = read_retries(state)
     if not known or not plan.may_halve_micro_batch:
         return plan
     last = known[-1]
@@ -83,12 +83,12 @@ def apply_oom_retries(plan: TrainPlan, state: Path) -> TrainPlan:
 
 def note_retry(plan: TrainPlan, state: Path, error: OutOfMemory) -> None:
     """Let the next attempt take half the micro-batch, or raise if there must be none."""
-    known = retries(state)
+    known = read_retries(state)
     if not plan.may_halve_micro_batch or plan.batch_size < 2 or len(known) >= MAX_RETRIES:
         raise error
-    newest = checkpoint_files.newest(state)
+    newest = checkpoint_files.newest_checkpoint(state)
     done = 0 if newest is None else checkpoint_files.step_of(newest)
-    less = halved(plan)
+    less = halve_micro_batch(plan)
     retry = MemoryRetry(
         after_step=done,
         micro_batch_size=less.batch_size,
@@ -102,7 +102,7 @@ def note_retry(plan: TrainPlan, state: Path, error: OutOfMemory) -> None:
     log.warning("%s; continuing so after step %d", error, done)
 
 
-def probe_longest_batch(run: Run) -> None:
+def probe_longest_batch(run: TrainingRun) -> None:
     """Run the longest micro-batch, so that a run that does not fit fails at once.
 
     Row lengths differ only if rows are cut to the longest of their batch.
@@ -113,7 +113,7 @@ def probe_longest_batch(run: Run) -> None:
         _try_batches(run, iter([feed.collator.batch(longest)]))
 
 
-def warm_up_compile(run: Run, n_steps: int) -> int:
+def warm_up_compile(run: TrainingRun, n_steps: int) -> int:
     """Run and discard one micro-batch of each shape in the next steps; return how many.
 
     Rows cut to the longest of their batch have too many shapes for that.
@@ -137,7 +137,7 @@ def warm_up_compile(run: Run, n_steps: int) -> int:
     return len(known)
 
 
-def _try_batches(run: Run, batches: Iterator[Batch]) -> None:
+def _try_batches(run: TrainingRun, batches: Iterator[Batch]) -> None:
     """Run batches forward and backward, leaving gradients and random numbers unchanged."""
     devices = [run.device] if run.device.type == "cuda" else []
     with torch.random.fork_rng(devices), memory_advice(run.plan, run.device):

@@ -71,7 +71,7 @@ def read_config(directory: Path) -> transformers.PretrainedConfig:
     return config
 
 
-def build(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
+def build_model(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
     """Build the model as training would, without weights."""
     short, family = copy.deepcopy(run.config), run.config.model_type
     if kinds := getattr(short, "layer_types", None):
@@ -82,7 +82,7 @@ def build(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
             net: Any = transformers.AutoModelForCausalLM.from_config(
                 short,
                 dtype=torch.float32 if run.method == "full" else run.dtype,
-                attn_implementation=attention.implementation(run.attention),
+                attn_implementation=attention.transformers_name(run.attention),
                 trust_remote_code=False,
             )
             if checkpoint:
@@ -109,7 +109,7 @@ def build(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
     return net.train()
 
 
-def materialize(net: Any) -> None:
+def materialize_weights(net: Any) -> None:
     """Give the weights storage; a tied one has one (``to_empty`` would make two)."""
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for module in net.modules():
@@ -326,10 +326,10 @@ def whole_model(
     """Return bytes of the model, the gradients and the rest of a step, with all layers."""
     n_layers = run.config.num_hidden_layers
     if n_layers <= FEWEST_LAYERS + 1:
-        model, gradients, phases = trace(run, n_layers, n_rows, length, checkpoint=checkpoint)
+        model, gradients, phases = trace_step(run, n_layers, n_rows, length, checkpoint=checkpoint)
         return model, gradients, max(phases.values())
     fewer, more = (
-        trace(run, FEWEST_LAYERS + i, n_rows, length, checkpoint=checkpoint) for i in (0, 1)
+        trace_step(run, FEWEST_LAYERS + i, n_rows, length, checkpoint=checkpoint) for i in (0, 1)
     )
     n_further = n_layers - FEWEST_LAYERS
     model, gradients = (fewer[i] + n_further * (more[i] - fewer[i]) for i in (0, 1))  # type: ignore[operator]
@@ -340,12 +340,12 @@ def whole_model(
     return model, gradients, max(*phases.values(), fewer[2]["bottom"])
 
 
-def trace(
+def trace_step(
     run: TracedRun, n_layers: int, n_rows: int, length: int, *, checkpoint: bool
 ) -> tuple[int, int, dict[str, int]]:
-    net = build(run, n_layers=n_layers, checkpoint=checkpoint)
+    net = build_model(run, n_layers=n_layers, checkpoint=checkpoint)
     with as_on_card(run):
-        materialize(net)
+        materialize_weights(net)
         return follow_step(net, run, n_rows, length)
 
 

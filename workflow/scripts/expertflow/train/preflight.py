@@ -27,7 +27,7 @@ from expertflow.hardware.probe import (
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.switches import needed_packages
-from expertflow.train.device import fix_workspaces, measured_matmul_flops_per_s
+from expertflow.train.device import fix_workspaces, measure_matmul_flops_per_s
 from expertflow.train.model.load import DTYPES
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ STATE_BYTES_PER_TRAINED_PARAMETER = 12
 WEIGHT_BYTES_PER_TRAINED_PARAMETER = 4
 
 
-def preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[str, Any]:
+def run_preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[str, Any]:
     """Check disk, device and versions, and refuse an impossible run; return the readings.
 
     ``rows`` is the file of training rows whose read speed is measured.
@@ -142,7 +142,7 @@ def _measured_peak(plan: TrainPlan) -> float | None:
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = plan.use_tf32
     try:
-        return measured_matmul_flops_per_s(dtype)
+        return measure_matmul_flops_per_s(dtype)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
         # Return the product's memory to training.

@@ -130,7 +130,7 @@ class RankZeroDecision:
             ) from error
 
 
-def start(plan: TrainPlan, *, tracker_directory: str | None = None) -> Processes:
+def start_processes(plan: TrainPlan, *, tracker_directory: str | None = None) -> Processes:
     """Join the run's processes; the one with a directory for trackers starts them."""
     tracked = plan.report_to != "none" and tracker_directory is not None
     accelerator = Accelerator(
@@ -152,7 +152,7 @@ def start(plan: TrainPlan, *, tracker_directory: str | None = None) -> Processes
     return Processes(accelerator)
 
 
-def wrap(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:
+def wrap_model(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:
     if plan.world_size == 1:
         return loss
     if plan.parallel == "ddp":
@@ -179,7 +179,7 @@ def no_gradient_sync(loss: Any, *, when: bool) -> Iterator[None]:
     yield
 
 
-def relaunch(world_size: int) -> None:
+def launch_processes(world_size: int) -> None:
     if world_size == 1 or RANK in os.environ:
         return
     # In the environment, as not every supported torch has the flag.

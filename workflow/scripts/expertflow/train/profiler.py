@@ -20,7 +20,7 @@ from expertflow.core.files import link_or_copy, remove, replacing
 from expertflow.core.records import read_record, write_record
 from expertflow.plan.records import TrainPlan
 from expertflow.train.records import Kernel, KernelProfile, RunSummary
-from expertflow.train.run import Run, one_line
+from expertflow.train.run import TrainingRun, one_line
 from expertflow.train.timing import is_sampled
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ MAX_TRACE_BYTES = 1 << 30
 HOST = b'"host_name"'
 
 
-class Span(NamedTuple):
+class KernelLaunch(NamedTuple):
     """One launch of a kernel. ``self_us`` is its time without nested calls."""
 
     name: str
@@ -74,7 +74,7 @@ def busy_us(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def kernel_table(spans: Iterable[Span]) -> tuple[Kernel, ...]:
+def kernel_table(spans: Iterable[KernelLaunch]) -> tuple[Kernel, ...]:
     n_calls: defaultdict[str, int] = defaultdict(int)
     taken_us: defaultdict[str, float] = defaultdict(float)
     for span in spans:
@@ -86,7 +86,7 @@ def kernel_table(spans: Iterable[Span]) -> tuple[Kernel, ...]:
     )
 
 
-def device_spans(profiler: profile, device: str = "CUDA") -> list[Span]:
+def device_spans(profiler: profile, device: str = "CUDA") -> list[KernelLaunch]:
     """Return a device's spans from the profiler's list; its tree takes kilobytes per event."""
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
     if results is None:
@@ -101,18 +101,18 @@ def device_spans(profiler: profile, device: str = "CUDA") -> list[Span]:
         if event.is_hidden_event() or name.startswith(ANNOTATIONS):
             continue
         start_us, end_us = (event.start_ns() - zero_ns) / 1e3, (event.end_ns() - zero_ns) / 1e3
-        spans.append(Span(name, start_us, end_us, end_us - start_us))
+        spans.append(KernelLaunch(name, start_us, end_us, end_us - start_us))
     return spans
 
 
-def operator_spans(profiler: profile) -> list[Span]:
+def operator_spans(profiler: profile) -> list[KernelLaunch]:
     spans = []
     for event in profiler.events() or ():  # type: ignore[no-untyped-call]
         is_mark = getattr(event, "is_user_annotation", False) or event.name.startswith(ANNOTATIONS)
         if event.device_type.name == "CUDA" or is_mark:
             continue
         start_us, end_us = float(event.time_range.start), float(event.time_range.end)
-        spans.append(Span(event.name, start_us, end_us, float(event.self_cpu_time_total)))
+        spans.append(KernelLaunch(event.name, start_us, end_us, float(event.self_cpu_time_total)))
     return spans
 
 
@@ -178,7 +178,7 @@ class StepProfiler:
     A profiler that fails or is interrupted does not affect the run.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self._run, self._folder = run, run.state / PROFILE
         self._first, self._window = run.progress.step, None
         self._profiler: profile | None = None
@@ -267,7 +267,7 @@ class StepProfiler:
     def _record(
         self,
         window: Window,
-        spans: list[Span],
+        spans: list[KernelLaunch],
         taken_s: float,
         trace: tuple[int | None, str | None],
         pause_s: float,

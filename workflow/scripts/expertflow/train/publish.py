@@ -30,20 +30,20 @@ from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import memory
 from expertflow.train.model.load import name_base
-from expertflow.train.model.weights import gathered, weights_sha256
+from expertflow.train.model.weights import gather_full, weights_sha256
 from expertflow.train.records import (
     NOT_ON_CPU,
-    Candidate,
     EpochSummary,
+    KeptWeights,
     ModelRecord,
     RunSummary,
     SampledSteps,
     TimeSpent,
 )
-from expertflow.train.run import Progress, Run
+from expertflow.train.run import TrainingRun, TrainProgress
 from expertflow.train.saved import checkpoint as checkpoints
 from expertflow.train.saved import checkpoint_files
-from expertflow.train.saved.checkpoint_files import WEIGHTS, difference, fingerprints
+from expertflow.train.saved.checkpoint_files import WEIGHTS, find_difference, hash_contents
 from expertflow.train.timing import PARTS, is_sampled
 
 log = logging.getLogger(__name__)
@@ -66,12 +66,14 @@ _UNDECIDED = tuple(s.name for s in list_settings(Training) if "weights" not in s
 BEHIND = "the device runs behind the host; see sampled_steps for the steps that were timed"
 
 
-class Outcome(Record, frozen=True, kw_only=True):
+class FinishedRun(Record, frozen=True, kw_only=True):
     summary: RunSummary
     files: dict[str, dict[str, Any]]
 
 
-def fingerprint(*, plan: TrainPlan, packing: PackingRecord, model: ModelRecord, code: str) -> str:
+def fingerprint_run(
+    *, plan: TrainPlan, packing: PackingRecord, model: ModelRecord, code: str
+) -> str:
     """Hash everything that decides the trained weights; prices and predictions do not."""
     decided = to_json(plan)
     for key in (*_SAID, *_UNDECIDED):
@@ -90,7 +92,7 @@ def check_inputs_unmoved(packing: PackingRecord, rows: Path) -> None:
             )
 
 
-def finish(run: Run) -> RunSummary:
+def finish_run(run: TrainingRun) -> RunSummary:
     if run.bar is not None:
         run.bar.close()
     published = choose_weights(run)
@@ -99,18 +101,20 @@ def finish(run: Run) -> RunSummary:
         candidates = write_candidates(run, run.state / "final", published=published)
     with run.clock.part("other"):
         run.processes.end_trackers()
-    summary = summarize(run, published=published, candidates=candidates)
+    summary = summarize_run(run, published=published, candidates=candidates)
     run.processes.shutdown_process_group()
     return summary
 
 
-def choose_weights(run: Run) -> int:
+def choose_weights(run: TrainingRun) -> int:
     best, step = run.progress.best, run.progress.step
     if not run.plan.load_best_model_at_end or best is None or best.step == step:
         return step
     run.saver.wait()
     run.processes.accelerator.wait_for_everyone()
-    directory = checkpoints.agree_on(checkpoint_files.best(run.state), run.state, run.processes)
+    directory = checkpoints.agree_on(
+        checkpoint_files.best_checkpoint(run.state), run.state, run.processes
+    )
     if directory is None:
         log.warning("no checkpoint of the best weights is whole; the last ones count")
         return step
@@ -122,19 +126,19 @@ def choose_weights(run: Run) -> int:
     return found
 
 
-def write_candidates(run: Run, target: Path, *, published: int) -> tuple[Candidate, ...]:
+def write_candidates(run: TrainingRun, target: Path, *, published: int) -> tuple[KeptWeights, ...]:
     """Write the model's weights, those of step ``published``, and all other candidates.
 
     The folder appears atomically. The model holds other weights afterwards. A collective.
     """
     losses = {point.step: point.loss for point in run.progress.eval_points}
-    found: list[Candidate] = []
+    found: list[KeptWeights] = []
 
     def add(step: int, folder: Path, path: str) -> None:
         _export(run, folder / path)
         sha256 = weights_sha256(run.net)
         loss = losses.get(step)
-        found.append(Candidate(step=step, held_out_loss=loss, path=path, weights_sha256=sha256))
+        found.append(KeptWeights(step=step, held_out_loss=loss, path=path, weights_sha256=sha256))
 
     # Only rank 0 writes.
     writing = replacing(target) if run.processes.is_first else nullcontext(target)
@@ -147,14 +151,16 @@ def write_candidates(run: Run, target: Path, *, published: int) -> tuple[Candida
     return tuple(sorted(found, key=lambda candidate: candidate.step))
 
 
-def _others(run: Run, published: int) -> list[Path]:
+def _others(run: TrainingRun, published: int) -> list[Path]:
     """List the complete checkpoints but the published one, as rank 0 sees them. A collective."""
     own = []
-    for directory in checkpoint_files.complete(run.state) if run.processes.is_first else ():
+    for directory in (
+        checkpoint_files.complete_checkpoints(run.state) if run.processes.is_first else ()
+    ):
         if checkpoint_files.step_of(directory) == published:
             continue
         # An earlier session may have written it, before a power cut.
-        if found := checkpoint_files.damage(directory, contents=[WEIGHTS]):
+        if found := checkpoint_files.find_damage(directory, contents=[WEIGHTS]):
             log.warning("%s is no candidate: %s", directory, found)
         else:
             own.append(directory)
@@ -165,7 +171,7 @@ def _others(run: Run, published: int) -> list[Path]:
     return [directory for directory in agreed if directory is not None]
 
 
-def _export(run: Run, target: Path) -> None:
+def _export(run: TrainingRun, target: Path) -> None:
     whole = None
     if run.plan.world_size > 1 and run.plan.parallel == "fsdp":
         # The adapter, or all weights, gathered from all processes. A head tied to the embedding has
@@ -173,7 +179,7 @@ def _export(run: Run, target: Path) -> None:
         of_all = run.plan.lora is None
         wanted = {n for n, p in run.net.named_parameters() if p.requires_grad or of_all}
         state = run.net.state_dict()
-        whole = {name: gathered(t).cpu() for name, t in state.items() if name in wanted}
+        whole = {name: gather_full(t).cpu() for name, t in state.items() if name in wanted}
     if not run.processes.is_first:
         return
     target.mkdir(parents=True)
@@ -186,7 +192,7 @@ def _export(run: Run, target: Path) -> None:
     (target / "README.md").unlink(missing_ok=True)
 
 
-def publish(state: Path, *, checkpoint: Path, folder: Path) -> None:
+def publish_results(state: Path, *, checkpoint: Path, folder: Path) -> None:
     remove(checkpoint)
     link_or_copy_tree(state / "final", checkpoint)
     for name in LOGS:
@@ -194,7 +200,9 @@ def publish(state: Path, *, checkpoint: Path, folder: Path) -> None:
         link_or_copy(state / name, folder / name)
 
 
-def summarize(run: Run, *, published: int, candidates: tuple[Candidate, ...]) -> RunSummary:
+def summarize_run(
+    run: TrainingRun, *, published: int, candidates: tuple[KeptWeights, ...]
+) -> RunSummary:
     plan, progress, on_cpu = run.plan, run.progress, run.device.type == "cpu"
     # Fields with the same name in the plan and in the progress.
     known = {**asdict(plan), **asdict(progress)}
@@ -213,7 +221,7 @@ def summarize(run: Run, *, published: int, candidates: tuple[Candidate, ...]) ->
             "candidates": candidates,
             "micro_batch_size": plan.batch_size,
             "n_accumulation_steps": plan.gradient_accumulation_steps,
-            "memory_retries": memory.retries(run.state),
+            "memory_retries": memory.read_retries(run.state),
             "sampled_steps": _mean_parts(**progress.sampled) if progress.sampled else None,
             "epoch_summaries": _epoch_summaries(progress, plan.n_steps_per_epoch),
             "time": _time_spent(run.clock.totals(), on_cpu=on_cpu),
@@ -229,7 +237,7 @@ def summarize(run: Run, *, published: int, candidates: tuple[Candidate, ...]) ->
     )
 
 
-def _unavailable(run: Run) -> dict[str, str]:
+def _unavailable(run: TrainingRun) -> dict[str, str]:
     if run.device.type == "cpu":
         names = (
             "peak_memory_allocated_bytes", "peak_memory_reserved_bytes", "time.gpu_idle_s",
@@ -254,7 +262,7 @@ def _mean_parts(steps: float, **parts: float) -> SampledSteps:
     return SampledSteps(n_steps=int(steps), **{f"{name}_s": parts[name] / steps for name in PARTS})
 
 
-def _epoch_summaries(progress: Progress, steps_per_epoch: int) -> tuple[EpochSummary, ...]:
+def _epoch_summaries(progress: TrainProgress, steps_per_epoch: int) -> tuple[EpochSummary, ...]:
     summaries = []
     epochs = sorted((int(key), sums) for key, sums in progress.epochs.items())
     for epoch, (n, loss_sum, tokens, seconds) in epochs:
@@ -299,8 +307,8 @@ def write_outcome(state: Path, summary: RunSummary) -> None:
         sync(state / name)
     files = (path for path in (state / "final").rglob("*") if path.is_file())
     model = sorted(path.relative_to(state).as_posix() for path in files)
-    made = fingerprints(state, [*model, *LOGS])
-    write_record(state / OUTCOME, Outcome(summary=summary, files=made))
+    made = hash_contents(state, [*model, *LOGS])
+    write_record(state / OUTCOME, FinishedRun(summary=summary, files=made))
 
 
 def read_outcome(state: Path) -> RunSummary | None:
@@ -309,8 +317,8 @@ def read_outcome(state: Path) -> RunSummary | None:
     if not path.is_file():
         return None
     try:
-        outcome = read_record(Outcome, path)
-        found = difference(state, outcome.files, contents=outcome.files["xxh3"])
+        outcome = read_record(FinishedRun, path)
+        found = find_difference(state, outcome.files, contents=outcome.files["xxh3"])
     except (DataError, KeyError) as error:
         found = f"{OUTCOME} cannot be read ({error})"
     if found is None:

@@ -133,7 +133,7 @@ class TimeSpent(Record, frozen=True, kw_only=True):
     gpu_idle_s: float | None
 
 
-class Candidate(Record, frozen=True, kw_only=True):
+class KeptWeights(Record, frozen=True, kw_only=True):
     """Weights that training kept. ``path`` is relative to the checkpoint's folder, ``.`` itself."""
 
     step: int
@@ -203,7 +203,7 @@ class RunSummary(Record, frozen=True, kw_only=True):
     n_epochs: float
     stopped_early_at_step: int | None
     published_step: int
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[KeptWeights, ...]
     micro_batch_size: int
     n_accumulation_steps: int
     memory_retries: tuple[MemoryRetry, ...]

@@ -19,16 +19,16 @@ from expertflow.core.process import noted_signals
 from expertflow.core.records import Record, from_json
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows, read_rows
-from expertflow.train.device import activate
-from expertflow.train.feed.loader import BaseFeed, feed_of
-from expertflow.train.model.attention import activate_flash_3, describe
+from expertflow.train.device import apply_switches
+from expertflow.train.feed.loader import BaseFeed, make_feed
+from expertflow.train.model.attention import activate_flash_3, describe_route
 from expertflow.train.model.compiled import compile_layers
-from expertflow.train.model.load import DTYPES, load_for_training, loaded_words
+from expertflow.train.model.load import DTYPES, describe_weights, load_for_training
 from expertflow.train.model.loss import loss_route
 from expertflow.train.model.packed import PackedLoss, causal_lm, head_weight
 from expertflow.train.model.self_check import check_model
 from expertflow.train.optimizers import make_optimizer
-from expertflow.train.processes import Processes, wrap
+from expertflow.train.processes import Processes, wrap_model
 from expertflow.train.records import EvalPoint, ModelRecord, SavePoint
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
@@ -51,7 +51,7 @@ def one_line(error: BaseException) -> str:
 
 
 @contextmanager
-def catching_signals() -> Iterator[Callable[[], bool]]:
+def stop_on_signals() -> Iterator[Callable[[], bool]]:
     """End the run after the current step at SIGTERM, SIGINT or SIGHUP, but for nohup's SIGHUP."""
     with noted_signals(ignorable=[signal.SIGHUP]) as came:
         yield lambda: bool(came)
@@ -75,7 +75,7 @@ class TrainInputs(Record, frozen=True, kw_only=True):
     seen_s: float = 0.0
 
 
-class Progress(Struct, kw_only=True):
+class TrainProgress(Struct, kw_only=True):
     """A run's progress: what a checkpoint keeps besides tensors.
 
     ``epochs`` sums steps, losses, tokens and seconds by epoch; ``sampled`` sums device seconds of
@@ -104,7 +104,7 @@ class Progress(Struct, kw_only=True):
         return min(trained, key=lambda point: point.loss, default=None)
 
 
-class Run(Struct, kw_only=True):
+class TrainingRun(Struct, kw_only=True):
     """All objects of a run; steps call ``loss``, the (wrapped) ``PackedLoss`` of ``net``."""
 
     plan: TrainPlan
@@ -120,7 +120,7 @@ class Run(Struct, kw_only=True):
     timer: StepTimer
     saver: Saver
     stop: Callable[[], bool]
-    progress: Progress
+    progress: TrainProgress
     activated: tuple[str, ...]
     pending: list["PendingStep"] = field(default_factory=list)
     saved_at_s: float = 0.0
@@ -145,29 +145,29 @@ class PendingStep(Struct, kw_only=True):
     parts: Callable[[], dict[str, float]] | None
 
 
-def assemble(
+def assemble_run(
     inputs: TrainInputs,
     *,
     processes: Processes,
     saver: Saver,
     stop: Callable[[], bool],
     directory: Path | None,
-) -> Run:
+) -> TrainingRun:
     plan, model = inputs.plan, inputs.model
     progress, clock = _progress(inputs, directory)
     feed, held_out, data = _data(inputs, processes)
-    words = [*activate(plan, processes.device), data]
+    words = [*apply_switches(plan, processes.device), data]
     torch.manual_seed(plan.seed)
     try:
         net = load_for_training(plan, model, processes.device, weights=inputs.weights)
-        words.append(loaded_words(net, plan))
+        words.append(describe_weights(net, plan))
         loss, more = _loss(net, plan, processes)
     except torch.OutOfMemoryError as error:
         raise TrainingError(
             f"{model.name} alone does not fit into the memory of this {plan.hardware};"
             " use method qlora, a smaller model or a larger card"
         ) from error
-    run = Run(
+    run = TrainingRun(
         plan=plan,
         model=model,
         state=inputs.state,
@@ -198,7 +198,7 @@ def assemble(
 def _loss(net: Any, plan: TrainPlan, processes: Processes) -> tuple[torch.nn.Module, list[str]]:
     device, smoothing = processes.device, plan.label_smoothing_factor
     loss = PackedLoss(net, label_smoothing=smoothing)
-    kernel = describe(plan.attention, device=device, dtype=DTYPES[plan.precision])
+    kernel = describe_route(plan.attention, device=device, dtype=DTYPES[plan.precision])
     flash = activate_flash_3(device) if device.type == "cuda" else "no CUDA kernels"
     words = [f"attention {plan.attention}: {kernel}; {flash}"]
     with processes.accelerator.autocast():
@@ -207,13 +207,13 @@ def _loss(net: Any, plan: TrainPlan, processes: Processes) -> tuple[torch.nn.Mod
     compiled = "compilation off"
     if plan.torch_compile:
         compiled = compile_layers(net, dtype=DTYPES[plan.precision])
-    return wrap(loss, plan), [*words, f"loss {route}", checked, compiled]
+    return wrap_model(loss, plan), [*words, f"loss {route}", checked, compiled]
 
 
 def _data(inputs: TrainInputs, processes: Processes) -> tuple[BaseFeed, PackedRows, str]:
     plan, rows, documents = inputs.plan, inputs.rows, inputs.documents
     if documents is None:
-        feed = feed_of(plan, read_rows(rows / "train"), rank=processes.rank)
+        feed = make_feed(plan, read_rows(rows / "train"), rank=processes.rank)
         said = f"pre-tokenized data from {rows}, {plan.n_sequences} rows"
         return feed, read_rows(rows / "held_out"), said
     if plan.world_size > 1:
@@ -228,22 +228,22 @@ def _data(inputs: TrainInputs, processes: Processes) -> tuple[BaseFeed, PackedRo
     return (*read_on_the_fly(plan, inputs.model, documents), said)
 
 
-def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[Progress, Clock]:
+def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[TrainProgress, Clock]:
     since_start = inputs.since_start
     # A second attempt of this process includes the first one's time.
     earlier = {"wall": inputs.seen_s + (0.0 if since_start else process_age_s())}
     if directory is None:
-        progress = Progress(started_at=datetime.now(UTC).isoformat(timespec="seconds"))
+        progress = TrainProgress(started_at=datetime.now(UTC).isoformat(timespec="seconds"))
     else:
         saved = checkpoint_files.read_progress(directory)
-        known = {key: saved[key] for key in Progress.__struct_fields__}
-        progress, earlier = from_json(Progress, known), saved["clock"] | earlier
+        known = {key: saved[key] for key in TrainProgress.__struct_fields__}
+        progress, earlier = from_json(TrainProgress, known), saved["clock"] | earlier
     return progress, Clock(earlier, since_process_start=since_start)
 
 
-def _resume(run: Run, directory: Path) -> None:
+def _resume(run: TrainingRun, directory: Path) -> None:
     progress, processes = run.progress, run.processes
-    saved = checkpoint.restore(
+    saved = checkpoint.restore_checkpoint(
         directory,
         model=run.net,
         optimizer=run.optimizer,

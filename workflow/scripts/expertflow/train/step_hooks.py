@@ -17,7 +17,7 @@ from expertflow.core.records import to_json
 from expertflow.train.memory import memory_advice
 from expertflow.train.model.packed import held_out_loss
 from expertflow.train.records import EvalPoint, SavePoint, StepRecord
-from expertflow.train.run import Diverged, Run
+from expertflow.train.run import Diverged, TrainingRun
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.timing import PARTS
 
@@ -28,27 +28,27 @@ EXPLODED = 2.0
 SHOWN_ROWS = 16
 
 
-def after_step(run: Run) -> None:
+def after_step(run: TrainingRun) -> None:
     """Log, evaluate and save as scheduled; after a signal, stop once the state is saved."""
     plan, progress = run.plan, run.progress
     improved = False
     if progress.step % plan.logging_steps == 0 or run.is_over:
-        flush(run)
+        flush_steps(run)
     if progress.step % plan.eval_steps == 0 or run.is_over:
-        improved = evaluate(run)
+        improved = evaluate_held_out(run)
     overdue = run.clock.wall_s - run.saved_at_s > plan.save_every_minutes * 60
     told, overdue = run.processes.any_of(run.stop(), overdue)
     wanted = told or overdue or (improved and plan.load_best_model_at_end)
     if wanted or run.is_over or progress.step % plan.save_steps == 0:
-        save(run)
+        save_checkpoint(run)
     if told and not run.is_over:
         run.saver.wait()
         raise Interrupted(f"stopped after step {progress.step}")
 
 
-def evaluate(run: Run) -> bool:
+def evaluate_held_out(run: TrainingRun) -> bool:
     """Measure the held-out loss; return whether it is the lowest so far."""
-    flush(run)
+    flush_steps(run)
     plan, progress, processes = run.plan, run.progress, run.processes
     start, best = time.perf_counter(), progress.best
     scope = memory_advice(plan, run.device)
@@ -99,8 +99,8 @@ def out_of_patience(points: Sequence[EvalPoint], patience: int | None, min_delta
     return waited >= patience
 
 
-def save(run: Run) -> None:
-    flush(run)
+def save_checkpoint(run: TrainingRun) -> None:
+    flush_steps(run)
     start, elapsed_s = time.perf_counter(), run.clock.wall_s
     with run.clock.part("checkpoint"):
         # One snapshot at a time: two would be twice the host memory.
@@ -116,7 +116,7 @@ def save(run: Run) -> None:
             "order_sha256": run.feed.order.sha256_of_step(run.progress.step),
         }
         try:
-            snapshot = checkpoint.take(
+            snapshot = checkpoint.take_snapshot(
                 model=run.net,
                 optimizer=run.optimizer,
                 scaler=run.processes.accelerator.scaler,
@@ -132,7 +132,7 @@ def save(run: Run) -> None:
     run.progress.save_points += (point,)
 
 
-def flush(run: Run) -> None:
+def flush_steps(run: TrainingRun) -> None:
     """Fetch pending losses from the device, check them, and append them to steps.jsonl."""
     if not run.pending:
         return
@@ -175,7 +175,7 @@ def flush(run: Run) -> None:
     _report_progress(run, records)
 
 
-def truncate_log(run: Run) -> None:
+def truncate_log(run: TrainingRun) -> None:
     path = run.state / STEPS_FILE
     if run.processes.is_first and path.is_file():
         done = [line for line in read_json_lines(path) if line["step"] <= run.progress.step]
@@ -185,7 +185,7 @@ def truncate_log(run: Run) -> None:
             log.warning("%s: %d steps are missing; the weights are not touched by it", path, n_lost)
 
 
-def _check(run: Run, record: StepRecord) -> None:
+def _check(run: TrainingRun, record: StepRecord) -> None:
     # A loss scaler skips steps whose gradients overflow, in order to find its scale. Below 1 it has
     # found none, and would skip steps until the end.
     scaler = run.processes.accelerator.scaler
@@ -205,14 +205,14 @@ def _check(run: Run, record: StepRecord) -> None:
     rows = run.feed.order.rows_of_step(record.step - 1).tolist()
     shown = ", ".join(map(str, rows[:SHOWN_ROWS])) + (" ..." if len(rows) > SHOWN_ROWS else "")
     run.saver.wait()
-    good = checkpoint_files.newest(run.state) or "the start"
+    good = checkpoint_files.newest_checkpoint(run.state) or "the start"
     raise Diverged(
         f"step {record.step} diverged: {problem}; its rows are {shown}; the last good state is"
         f" {good}; lower training.learning_rate ({run.plan.learning_rate:g}) or check the data"
     )
 
 
-def _book(run: Run, record: StepRecord) -> None:
+def _book(run: TrainingRun, record: StepRecord) -> None:
     progress = run.progress
     if record.step == 1:
         progress.loss_first = record.loss
@@ -228,7 +228,7 @@ def _book(run: Run, record: StepRecord) -> None:
             sampled[name] = sampled.get(name, 0.0) + getattr(record, f"{name}_s")
 
 
-def _report_progress(run: Run, records: list[StepRecord]) -> None:
+def _report_progress(run: TrainingRun, records: list[StepRecord]) -> None:
     last, plan = records[-1], run.plan
     mean_s = sum(record.step_s for record in records) / len(records)
     values: dict[str, Any] = {

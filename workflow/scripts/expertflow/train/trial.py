@@ -25,11 +25,11 @@ from expertflow.train.feed.loader import load_batches
 from expertflow.train.records import ModelRecord, TrialResult
 from expertflow.train.run import (
     Diverged,
-    Run,
+    TrainingRun,
     TrainInputs,
-    assemble,
-    catching_signals,
+    assemble_run,
     one_line,
+    stop_on_signals,
 )
 from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.timing import mark_time, seconds_between
@@ -91,9 +91,9 @@ def run_trial(trial: Trial) -> TrialResult:
 
 
 @contextmanager
-def _assembled(trial: Trial, plan: TrainPlan) -> Iterator[Run]:
+def _assembled(trial: Trial, plan: TrainPlan) -> Iterator[TrainingRun]:
     state = trial.scratch
-    with catching_signals() as stop:
+    with stop_on_signals() as stop:
         try:
             remove(state)
             state.mkdir(parents=True)
@@ -102,13 +102,13 @@ def _assembled(trial: Trial, plan: TrainPlan) -> Iterator[Run]:
                 plan=plan, model=model, rows=trial.rows, state=state, documents=documents
             )
             with Saver(state, keep=1) as saver:
-                group = processes.start(plan)
-                yield assemble(inputs, processes=group, saver=saver, stop=stop, directory=None)
+                group = processes.start_processes(plan)
+                yield assemble_run(inputs, processes=group, saver=saver, stop=stop, directory=None)
         finally:
             remove(state)
 
 
-def _timed(trial: Trial, run: Run, began_s: float) -> TrialResult:
+def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
     cuda = run.device.type == "cuda"
     run.loss.train()
     memory.probe_longest_batch(run)
@@ -118,7 +118,7 @@ def _timed(trial: Trial, run: Run, began_s: float) -> TrialResult:
     with load_batches(run.feed, 0, plan=run.plan, device=run.device) as batches:
 
         def step() -> None:
-            run.pending.append(loop.step(run, batches))
+            run.pending.append(loop.train_step(run, batches))
             if run.stop():
                 raise Interrupted(f"stopped after step {run.progress.step} of a trial")
 
@@ -139,7 +139,7 @@ def _timed(trial: Trial, run: Run, began_s: float) -> TrialResult:
     if trial.with_save:
         # The seconds for which training would have waited.
         start_s = time.perf_counter()
-        step_hooks.save(run)
+        step_hooks.save_checkpoint(run)
         save_s = time.perf_counter() - start_s
         run.saver.wait()
     return TrialResult(
@@ -163,7 +163,7 @@ def _timed(trial: Trial, run: Run, began_s: float) -> TrialResult:
     )
 
 
-def _warm_up(trial: Trial, run: Run, step: Callable[[], None]) -> float:
+def _warm_up(trial: Trial, run: TrainingRun, step: Callable[[], None]) -> float:
     first_s = 0.0
     for i in range(max(1, trial.n_warmup_steps)):
         start_s = time.perf_counter()
@@ -178,7 +178,9 @@ def _warm_up(trial: Trial, run: Run, step: Callable[[], None]) -> float:
     return first_s
 
 
-def _step_on(trial: Trial, run: Run, step: Callable[[], None], marks: list[Any]) -> str | None:
+def _step_on(
+    trial: Trial, run: TrainingRun, step: Callable[[], None], marks: list[Any]
+) -> str | None:
     """Run the timed steps and mark where each ends; return why they were abandoned, if so."""
     cuda, start_s = run.device.type == "cuda", time.perf_counter()
     n_before, least = run.progress.n_tokens, trial.least_tokens_per_s
@@ -198,12 +200,12 @@ def _step_on(trial: Trial, run: Run, step: Callable[[], None], marks: list[Any])
     return None
 
 
-def _fetch(run: Run, losses: list[float]) -> None:
+def _fetch(run: TrainingRun, losses: list[float]) -> None:
     pending = list(run.pending)
-    step_hooks.flush(run)
+    step_hooks.flush_steps(run)
     losses += [float(step.loss) for step in pending]
 
 
-def _wait(run: Run) -> None:
+def _wait(run: TrainingRun) -> None:
     if run.device.type == "cuda":
         torch.cuda.synchronize(run.device)

@@ -36,7 +36,7 @@ from expertflow.rental.bundle.tar import Items, describe
 from expertflow.staging.records import StagingRecord
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
-from expertflow.train.model.base import wanted_files, weight_files
+from expertflow.train.model.base import list_model_files, weight_files
 from expertflow.train.records import ModelRecord
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def _model_items(results: Path, model: ModelRecord, *, with_weights: bool) -> It
     folder, record, target = Path(model.path), results / "model.json", results / "base_model"
     if not (weights := set(weight_files(folder))):
         raise DataError(f"{folder}: the base model is gone; delete {record} and run again")
-    wanted = [path for path in wanted_files(folder) if with_weights or path not in weights]
+    wanted = [path for path in list_model_files(folder) if with_weights or path not in weights]
     items: Items = {f"{target}/{path.name}": path for path in wanted}
     moved = _json_text(to_json(replace(model, path=str(target))))
     items |= {f"{target}/{records.TIMESTAMP}": b"", record.as_posix(): moved}

@@ -167,7 +167,7 @@ class Copies:
 
     def reserve_s(self, floor_s: float) -> float:
         """Return the seconds to reserve for the last save and copies, from measurements so far."""
-        found = map(checkpoint_files.newest, self._unpublished(self._published()))
+        found = map(checkpoint_files.newest_checkpoint, self._unpublished(self._published()))
         newest = [path for path in found if path is not None]
         progresses = map(checkpoint_files.read_progress, newest)
         points = (point for progress in progresses for point in progress.get("save_points", []))

@@ -119,7 +119,7 @@ def _progress_of(state: Path) -> str | None:
     """Return the newest checkpoint's name, ``finished`` for a model; names sort by progress."""
     if (state / OUTCOME).is_file() and (state / FINAL).is_dir():
         return FINISHED
-    newest = checkpoint_files.newest(state)
+    newest = checkpoint_files.newest_checkpoint(state)
     return None if newest is None else newest.name
 
 
@@ -157,7 +157,7 @@ def _lay_out(state: Path, folder: Path) -> tuple[str, list[str]]:
         kept = [state / FINAL]
     else:
         # The best checkpoint is needed too if the run publishes its best weights.
-        found = (checkpoint_files.newest(state), checkpoint_files.best(state))
+        found = (checkpoint_files.newest_checkpoint(state), checkpoint_files.best_checkpoint(state))
         kept = [path for path in dict.fromkeys(found) if path is not None]
         name = kept[0].name
     laid = []
@@ -213,8 +213,8 @@ def _intact_progress_of(state: Path) -> str | None:
     name = _progress_of(state)
     if name in (None, FINISHED):
         return name
-    for path in reversed(checkpoint_files.complete(state)):
-        found = checkpoint_files.damage(path, contents=checkpoint_files.TENSORS)
+    for path in reversed(checkpoint_files.complete_checkpoints(state)):
+        found = checkpoint_files.find_damage(path, contents=checkpoint_files.TENSORS)
         if found is None:
             return path.name
         log.warning("%s does not count: %s", path, found)

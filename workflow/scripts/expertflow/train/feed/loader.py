@@ -76,7 +76,7 @@ class Feed(BaseFeed, kw_only=True):
         return chain.from_iterable(self.micro_batches(s) for s in range(step, end))
 
 
-def feed_of(plan: TrainPlan, rows: PackedRows, *, rank: int = 0) -> Feed:
+def make_feed(plan: TrainPlan, rows: PackedRows, *, rank: int = 0) -> Feed:
     collator = Collator(rows)
     order = RowOrder(
         n_rows=len(rows),

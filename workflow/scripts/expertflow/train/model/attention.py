@@ -38,11 +38,11 @@ KERNEL: Callable[..., Any] = varlen.varlen_attn
 TAKES_GROUPED_HEADS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 
-def implementation(attention: str) -> str:
+def transformers_name(attention: str) -> str:
     return IMPLEMENTATIONS.get(attention, attention)
 
 
-def attend(
+def attention_forward(
     module: torch.nn.Module,
     query_BHLD: torch.Tensor,
     key_BKLD: torch.Tensor,
@@ -163,7 +163,7 @@ def _attend_varlen(
     return result
 
 
-def describe(attention: str, *, device: torch.device, dtype: torch.dtype) -> str:
+def describe_route(attention: str, *, device: torch.device, dtype: torch.dtype) -> str:
     """Describe the kernel of a route; refuse one that does not run here."""
     if attention in (NAME, "varlen"):
         reason = varlen_unavailable_reason(device, dtype)
@@ -174,7 +174,7 @@ def describe(attention: str, *, device: torch.device, dtype: torch.dtype) -> str
         return f"one SDPA call a document, as {reason}"
     if attention == "flex" and device.type == "cpu":
         raise TrainingError("training.attention flex has no backward pass on a CPU; use auto")
-    return f"{implementation(attention)} of transformers, documents apart by a mask"
+    return f"{transformers_name(attention)} of transformers, documents apart by a mask"
 
 
 def varlen_unavailable_reason(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -200,7 +200,9 @@ def activate_flash_3(device: torch.device) -> str:
     return "FlashAttention-3"
 
 
-def masks(attention: str, config: Any, position_ids_BL: torch.Tensor, dtype: torch.dtype) -> Any:
+def make_masks(
+    attention: str, config: Any, position_ids_BL: torch.Tensor, dtype: torch.dtype
+) -> Any:
     """Return the mask for a transformers kernel, or one per kind of layer if they differ.
 
     ``attention`` is transformers' kernel name, ``config`` the text model's.
@@ -264,4 +266,4 @@ def _block_mask(position_ids_BL: torch.Tensor, window: int | None) -> Any:
     return create_block_mask(may_look, batch, None, length, length, device=str(document_BL.device))
 
 
-AttentionInterface.register(NAME, attend)
+AttentionInterface.register(NAME, attention_forward)

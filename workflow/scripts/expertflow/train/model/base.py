@@ -76,7 +76,7 @@ def weight_files(directory: Path) -> list[Path]:
     return [file for file in files if not file.name.startswith("consolidated")]
 
 
-def wanted_files(directory: Path) -> list[Path]:
+def list_model_files(directory: Path) -> list[Path]:
     """List the files of a model's folder to read or pass on, sorted by name."""
     files = {file for pattern in WANTED_FILES for file in directory.glob(pattern)}
     weights = set(weight_files(directory))

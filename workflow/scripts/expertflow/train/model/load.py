@@ -52,7 +52,7 @@ def load_base(
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=dtype,
-            attn_implementation=attention.implementation(attention_name),
+            attn_implementation=attention.transformers_name(attention_name),
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
@@ -168,7 +168,7 @@ def load_for_training(
     return net if quantized else net.to(device)
 
 
-def loaded_words(net: Any, plan: TrainPlan) -> str:
+def describe_weights(net: Any, plan: TrainPlan) -> str:
     if plan.method == "full":
         return "all weights trained, in fp32"
     dtypes = {p.dtype for p in net.parameters() if p.requires_grad}
@@ -252,7 +252,7 @@ def load_for_export(
     return net.eval()
 
 
-def mergeable(model: Any, checkpoint: Path) -> Any:
+def make_mergeable(model: Any, checkpoint: Path) -> Any:
     """Return the adapter on a base into which it merges without loss.
 
     If trained on 4 bits, that is the dequantized base, quantization errors included.

@@ -22,14 +22,14 @@ def trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def gathered(tensor: torch.Tensor) -> torch.Tensor:
+def gather_full(tensor: torch.Tensor) -> torch.Tensor:
     """Return a full tensor on its device, sharing memory unless it was sharded."""
     tensor = tensor.detach()
     whole: torch.Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return whole.contiguous()
 
 
-def distributed(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def shard_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if not isinstance(like, DTensor):
         return whole.to(like.device, copy=True)
     # Every rank has the full tensor, so nothing is sent.
@@ -42,7 +42,7 @@ def distributed(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def trainable_state(model: Any, copy: Copy = torch.Tensor.cpu) -> dict[str, torch.Tensor]:
     """Return the full trained parameters by name, one after the other through ``copy``."""
-    return {name: copy(gathered(p)) for name, p in trained_parameters(model).items()}
+    return {name: copy(gather_full(p)) for name, p in trained_parameters(model).items()}
 
 
 def load_trainable_state(model: Any, state: Mapping[str, torch.Tensor]) -> None:
@@ -58,14 +58,14 @@ def load_trainable_state(model: Any, state: Mapping[str, torch.Tensor]) -> None:
             )
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(distributed(state[name], parameter))
+            parameter.copy_(shard_like(state[name], parameter))
 
 
 def optimizer_state(
     optimizer: Any, model: Any, copy: Copy = torch.Tensor.cpu
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the optimizer's full tensors, through ``copy``, and numbers as ``parameter/key``."""
-    states, parameters = unwrapped(optimizer).state, trained_parameters(model)
+    states, parameters = unwrap_optimizer(optimizer).state, trained_parameters(model)
     if lost := len(set(states) - set(parameters.values())):
         raise TrainingError(
             f"the optimizer holds the states of {lost} parameters that the model does not show;"
@@ -81,7 +81,7 @@ def optimizer_state(
             elif value.dim() == 0:
                 scalars[f"{name}/{key}"] = value
             else:
-                tensors[f"{name}/{key}"] = copy(gathered(value))
+                tensors[f"{name}/{key}"] = copy(gather_full(value))
     if scalars:
         # One device synchronization instead of one per parameter.
         numbers = torch.stack([value.detach().float() for value in scalars.values()]).tolist()
@@ -93,7 +93,7 @@ def load_optimizer_state(
     optimizer: Any, model: Any, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]
 ) -> None:
     """Load full tensors and numbers; a float was a tensor of torch's, any other number was none."""
-    optimizer, parameters = unwrapped(optimizer), trained_parameters(model)
+    optimizer, parameters = unwrap_optimizer(optimizer), trained_parameters(model)
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     optimizer.state.clear()
     for key, value in {**tensors, **values}.items():
@@ -105,13 +105,13 @@ def load_optimizer_state(
             place = parameter.device if on_device else "cpu"
             value = torch.tensor(value, dtype=torch.float32, device=place)
         elif isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-            value = distributed(value, parameter)
+            value = shard_like(value, parameter)
         elif isinstance(value, torch.Tensor):
             value = value.to(parameter.device, copy=True)
         optimizer.state[parameter][what] = value
 
 
-def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
+def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     """Return the optimizer itself, without the wrapper for a loss scaler."""
     inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
     return inner
@@ -147,5 +147,5 @@ def weights_sha256(model: Any) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(trained_parameters(model).items()):
         digest.update(name.encode())
-        digest.update(gathered(parameter).cpu().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(gather_full(parameter).cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -30,7 +30,7 @@ from expertflow.train.model.weights import (
     load_trainable_state,
     optimizer_state,
     trainable_state,
-    unwrapped,
+    unwrap_optimizer,
 )
 from expertflow.train.processes import Processes
 from expertflow.train.saved import checkpoint_files as files
@@ -58,7 +58,7 @@ class Snapshot(Record, frozen=True, kw_only=True):
     progress: dict[str, Any]
 
 
-def take(
+def take_snapshot(
     *,
     model: Any,
     optimizer: torch.optim.Optimizer,
@@ -87,7 +87,7 @@ def take(
     ours = {
         "world_size": dist.get_world_size() if several else 1,
         "device": device.type,
-        "optimizer_class": type(unwrapped(optimizer)).__name__,
+        "optimizer_class": type(unwrap_optimizer(optimizer)).__name__,
         "optimizer": values,
         "scaler": scaler.state_dict() if scaler else {},
     }
@@ -107,7 +107,7 @@ def _host_copy(whole: torch.Tensor) -> torch.Tensor:
     return host.copy_(whole, non_blocking=pinned)
 
 
-def write(state: Path, snapshot: Snapshot, *, keep: int) -> Path:
+def write_checkpoint(state: Path, snapshot: Snapshot, *, keep: int) -> Path:
     target = files.directory_of(state, snapshot.step)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -119,13 +119,13 @@ def write(state: Path, snapshot: Snapshot, *, keep: int) -> Path:
             _fill(partial, snapshot)
             sync_directory(partial)
             if target.exists():
-                files.hide(target)
+                files.hide_checkpoint(target)
     except (OSError, SafetensorError) as error:
         raise HardwareError(
             f"{target}: the checkpoint could not be written ({error}); free space there, or lower"
             " training.save_total_limit; earlier checkpoints stay"
         ) from error
-    files.prune(state, keep)
+    files.prune_checkpoints(state, keep)
     return target
 
 
@@ -133,12 +133,12 @@ def _fill(directory: Path, snapshot: Snapshot) -> None:
     directory.mkdir()
     save_file(snapshot.weights, directory / WEIGHTS)
     save_file(snapshot.optimizer, directory / OPTIMIZER)
-    ours = {**snapshot.progress[OURS], **files.fingerprints(directory, TENSORS)}
+    ours = {**snapshot.progress[OURS], **files.hash_contents(directory, TENSORS)}
     text = json.dumps({**snapshot.progress, OURS: ours})
     (directory / PROGRESS).write_text(text, encoding="utf-8")
 
 
-def restore(
+def restore_checkpoint(
     directory: Path,
     *,
     model: Any,
@@ -154,7 +154,7 @@ def restore(
     """
     restore_weights(directory, model=model)
     ours = files.read_record(directory)[OURS]
-    kind = type(unwrapped(optimizer)).__name__
+    kind = type(unwrap_optimizer(optimizer)).__name__
     if ours["optimizer_class"] != kind:
         raise TrainingError(
             f"{directory}: the optimizer was {ours['optimizer_class']} and is {kind} in this run;"
@@ -183,7 +183,7 @@ def restore(
 
 
 def restore_weights(directory: Path, *, model: Any) -> None:
-    if found := files.damage(directory):
+    if found := files.find_damage(directory):
         raise TrainingError(f"{directory}: {found}; remove it, and the one before it is used")
     load_trainable_state(model, load_file(directory / WEIGHTS))
 
@@ -230,7 +230,7 @@ def agree_on(
         return None
     directory = files.directory_of(state, step)
     deadline_s = time.monotonic() + within_s
-    while (found := files.damage(directory)) is not None:
+    while (found := files.find_damage(directory)) is not None:
         if time.monotonic() >= deadline_s:
             raise TrainingError(
                 f"{directory}: process {processes.rank} cannot go on from it as the first one does,"
@@ -267,7 +267,7 @@ class Saver:
 
     def _write(self, snapshot: Snapshot) -> None:
         start = time.perf_counter()
-        written = write(self._state, snapshot, keep=self._keep)
+        written = write_checkpoint(self._state, snapshot, keep=self._keep)
         self.written_s += time.perf_counter() - start
         self.n_bytes = files.n_bytes(written)
 

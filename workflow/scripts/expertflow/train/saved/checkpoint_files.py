@@ -18,14 +18,14 @@ TENSORS = (WEIGHTS, OPTIMIZER)
 OURS = "checkpoint"
 
 
-def fingerprints(directory: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def hash_contents(directory: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {
         "n_bytes": {name: (directory / name).stat().st_size for name in names},
         "xxh3": hash_files(directory, list(names)),
     }
 
 
-def difference(
+def find_difference(
     directory: Path, wanted: dict[str, dict[str, Any]], *, contents: Iterable[str]
 ) -> str | None:
     """Return how files differ from ``wanted``: in size, or in their bytes if in ``contents``."""
@@ -41,14 +41,14 @@ def difference(
     return None
 
 
-def damage(directory: Path, *, contents: Iterable[str] = ()) -> str | None:
+def find_damage(directory: Path, *, contents: Iterable[str] = ()) -> str | None:
     """Return what is wrong with a checkpoint's files, if anything.
 
     A power cut may leave zero-filled files of the right size, which only ``contents`` finds.
     """
     try:
         wanted = read_record(directory)[OURS]
-        return difference(directory, wanted, contents=contents)
+        return find_difference(directory, wanted, contents=contents)
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         return f"{PROGRESS} cannot be read ({type(error).__name__}: {error})"
 
@@ -61,20 +61,22 @@ def step_of(directory: Path) -> int:
     return int(directory.name.removeprefix("step-"))
 
 
-def complete(state: Path) -> list[Path]:
-    damages = {path: damage(path) for path in sorted((state / "checkpoints").glob("step-*"))}
+def complete_checkpoints(state: Path) -> list[Path]:
+    damages = {path: find_damage(path) for path in sorted((state / "checkpoints").glob("step-*"))}
     for path, found in damages.items():
         if found is not None:
             log.warning("%s is left out: %s", path, found)
     return [path for path, found in damages.items() if found is None]
 
 
-def newest(state: Path) -> Path | None:
-    return next(reversed(complete(state)), None)
+def newest_checkpoint(state: Path) -> Path | None:
+    return next(reversed(complete_checkpoints(state)), None)
 
 
-def best(state: Path) -> Path | None:
-    losses = {path: read_progress(path).get("held_out_loss") for path in complete(state)}
+def best_checkpoint(state: Path) -> Path | None:
+    losses = {
+        path: read_progress(path).get("held_out_loss") for path in complete_checkpoints(state)
+    }
     known = {path: loss for path, loss in losses.items() if loss is not None and loss == loss}
     return min(known, key=known.__getitem__) if known else None
 
@@ -95,23 +97,23 @@ def n_bytes(directory: Path) -> int:
 def last_seen_s(state: Path) -> float:
     """Return the run's clock at the last checkpoint or sample of its last session."""
     times = [0.0]
-    if saved := complete(state):
+    if saved := complete_checkpoints(state):
         times.append(read_progress(saved[-1])["clock"]["wall"])
     if (state / "gpu.jsonl").is_file():
         times += [sample["elapsed_s"] for sample in read_json_lines(state / "gpu.jsonl")]
     return max(times)
 
 
-def prune(state: Path, keep: int) -> None:
-    kept = {*complete(state)[-max(1, keep) :], best(state)}
+def prune_checkpoints(state: Path, keep: int) -> None:
+    kept = {*complete_checkpoints(state)[-max(1, keep) :], best_checkpoint(state)}
     for path in sorted((state / "checkpoints").glob("step-*")):
         if path not in kept:
-            hide(path)
+            hide_checkpoint(path)
     for path in (state / "checkpoints").glob(".*.old.partial"):
         remove(path)
 
 
-def hide(path: Path) -> None:
+def hide_checkpoint(path: Path) -> None:
     """Rename a checkpoint away, so that a kill during its removal leaves no half of it."""
     path.rename(path.with_name(f".{path.name}.{time.monotonic_ns()}.old.partial"))
 
@@ -122,14 +124,14 @@ def remove_partials(state: Path) -> None:
     The newest and the best checkpoint are verified to the byte, since a session relies on them.
     """
     whole: set[Path] = set()
-    for choose in (newest, best):
+    for choose in (newest_checkpoint, best_checkpoint):
         while (path := choose(state)) is not None and path not in whole:
-            found = damage(path, contents=TENSORS)
+            found = find_damage(path, contents=TENSORS)
             if found is None:
                 whole.add(path)
                 break
             log.warning("%s is removed: %s", path, found)
-            hide(path)
+            hide_checkpoint(path)
     for folder in (state / "checkpoints", state / "profile"):
         for path in folder.glob(".*.partial"):
             remove(path)

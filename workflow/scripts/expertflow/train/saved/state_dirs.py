@@ -21,7 +21,7 @@ POLL_S, TOLD_EVERY_S = 0.5, 60.0
 
 
 @contextmanager
-def locked(state: Path, *, elsewhere_s: float = ELSEWHERE_S) -> Iterator[None]:
+def lock_state(state: Path, *, elsewhere_s: float = ELSEWHERE_S) -> Iterator[None]:
     """Hold the state directory for one trainer; the lock dies with its process.
 
     A killed Snakemake leaves its trainer running. Wait for one on this machine, since its results
@@ -56,7 +56,7 @@ def _wait(stream: IO[str], state: Path, elsewhere_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def prunable(results: Path, state: Path) -> list[Path]:
+def prunable_states(results: Path, state: Path) -> list[Path]:
     """List removable states: not published by their expert, and not in use.
 
     An unfinished state may be resumed, so the newest one stays.
