@@ -17,7 +17,7 @@ from expertflow.data.documents import (
     DocumentWriter,
     NewDocument,
     group_hash,
-    keep_by_shard,
+    read_keep,
     text_hash,
 )
 from expertflow.data.near import Signer
@@ -216,7 +216,7 @@ def test_the_keep_list_is_read_back(tmp_path: Path) -> None:
         write_shard(tmp_path, rows(*"ag"), shard="001"),
     ]
     run(tmp_path, shards, spec(weights={"s": 2.0}))
-    kept = keep_by_shard(tmp_path / "keep.arrow")["s", "001"]
+    kept = read_keep(tmp_path / "keep.arrow")["s", "001"]
     assert kept.rows.tolist() == [1]
     assert kept.n_copies.tolist() == [1 if kept.held_out[0] else 2]
 
@@ -234,8 +234,8 @@ def test_too_many_rejects_of_a_source_stop_the_run(tmp_path: Path) -> None:
         run(tmp_path, shards, spec(max_rejected_fraction=0.05))
     assert str(caught.value) == (
         "source s: 3 of 40 records rejected: missing_field 2, not_json 1; first: d.jsonl, line 3:"
-        " missing_field; see results/e/documents/s/*.rejected.jsonl; mend the data or the template,"
-        " or raise data.max_rejected_fraction (0.05)"
+        " missing_field; see results/e/documents/s/*.rejected.jsonl; correct the data or the"
+        " template, or raise data.max_rejected_fraction (0.05)"
     )
 
 

@@ -116,7 +116,7 @@ def test_benchmarks_are_read_by_their_template(tmp_path: Path) -> None:
     ("records", "message"),
     [
         ([{"question": QUESTION}, {"q": "x"}], r"test.jsonl, line 2: .*question.*'{question}'"),
-        ([{"question": QUESTION}, [1]], r"test.jsonl, line 2: .*mend the record"),
+        ([{"question": QUESTION}, [1]], r"test.jsonl, line 2: .*correct the record"),
         ([{"question": ""}], r"line 1: "),
     ],
 )

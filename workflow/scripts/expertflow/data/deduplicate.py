@@ -93,7 +93,7 @@ def check_source(shards: list[ShardRecord], spec: DeduplicateSpec, *, expert: st
     if rejected.total() > spec.max_rejected_fraction * n_records:
         raise DataError(
             f"source {name}: {rejected.total()} of {n_records} records rejected:"
-            f" {_by_size(rejected)}{first}; {see}; mend the data or the template, or raise"
+            f" {_by_size(rejected)}{first}; {see}; correct the data or the template, or raise"
             f" data.max_rejected_fraction ({spec.max_rejected_fraction})"
         )
     if not n_records:
@@ -105,8 +105,8 @@ def check_source(shards: list[ShardRecord], spec: DeduplicateSpec, *, expert: st
         lost = rejected + _sum(shard.n_filtered_by_reason for shard in shards)
         why = f": {_by_size(lost)}{first}; {see}" if lost else ""
         raise DataError(
-            f"source {name}: none of its {n_records} records is left{why}; mend the data, or"
-            " correct the source's path, where, checks or template"
+            f"source {name}: none of its {n_records} records is left{why}; correct the data, or"
+            " the source's path, where, checks or template"
         )
 
 
@@ -145,20 +145,22 @@ def write_keep(
     edge: int,
     copies: NDArray[np.int32],
 ) -> None:
-    with replacing(path) as partial, pa.OSFile(str(partial), "wb") as sink:
-        with pa.ipc.new_stream(sink, KEEP) as writer:
-            for shard, part in row_ranges(shards):
-                kept = np.flatnonzero(columns.status[part] == KEPT)
-                for start in range(0, len(kept), KEEP_BATCH_ROWS):
-                    rows = kept[start : start + KEEP_BATCH_ROWS]
-                    batch = [
-                        pa.repeat(pa.scalar(shard.source), len(rows)),
-                        pa.repeat(pa.scalar(shard.shard), len(rows)),
-                        pa.array(rows.astype(np.int32)),
-                        pa.array(held_out(columns.group[part][rows], edge)),
-                        pa.array(copies[part][rows]),
-                    ]
-                    writer.write_batch(pa.RecordBatch.from_arrays(batch, schema=KEEP))
+    with (
+        replacing(path) as partial,
+        pa.OSFile(str(partial), "wb") as sink,
+        pa.ipc.new_stream(sink, KEEP) as writer,
+    ):
+        for shard, part in row_ranges(shards):
+            rows = np.flatnonzero(columns.status[part] == KEPT)
+            if len(rows):
+                kept = {
+                    "source": pa.repeat(shard.source, len(rows)),
+                    "shard": pa.repeat(shard.shard, len(rows)),
+                    "row": pa.array(rows.astype(np.int32)),
+                    "held_out": pa.array(held_out(columns.group[part][rows], edge)),
+                    "n_copies": pa.array(copies[part][rows]),
+                }
+                writer.write_table(pa.table(kept, schema=KEEP), KEEP_BATCH_ROWS)
 
 
 def _source_counts(shards: list[ShardRecord], name: str, n_kept: int, n_train: int) -> SourceCounts:

@@ -12,7 +12,6 @@ is salted: a data set may itself be cut by a plain hash of the same key, which w
 import hashlib
 import unicodedata
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,19 +99,18 @@ class KeptRows(NamedTuple):
     n_copies: NDArray[np.int32]
 
 
-def iter_keep(path: Path) -> Iterator[tuple[tuple[str, str], KeptRows]]:
-    """Yield each shard's (source, shard) and kept rows, in manifest order."""
+def read_keep(path: Path) -> dict[tuple[str, str], KeptRows]:
+    """Read the kept rows of each shard by (source, shard), in manifest order."""
+    names = ("row", "held_out", "n_copies")
+    parts: dict[tuple[str, str], list[KeptRows]] = {}
     with pa.memory_map(str(path)) as source:
-        batches = (batch for batch in pa.ipc.open_stream(source) if batch.num_rows)
-        # Each batch belongs to one shard.
-        for key, own in groupby(batches, lambda b: (b["source"][0].as_py(), b["shard"][0].as_py())):
-            names = ("row", "held_out", "n_copies")
-            parts = [[b[name].to_numpy(zero_copy_only=False) for name in names] for b in own]
-            yield key, join_rows([KeptRows(*part) for part in parts])
-
-
-def keep_by_shard(path: Path) -> dict[tuple[str, str], KeptRows]:
-    return dict(iter_keep(path))
+        for batch in pa.ipc.open_stream(source):
+            # Each batch belongs to one shard.
+            if batch.num_rows:
+                key = batch["source"][0].as_py(), batch["shard"][0].as_py()
+                columns = (batch[name].to_numpy(zero_copy_only=False) for name in names)
+                parts.setdefault(key, []).append(KeptRows(*columns))
+        return {key: join_rows(own) for key, own in parts.items()}
 
 
 def join_rows(parts: Sequence[KeptRows]) -> KeptRows:
@@ -123,7 +121,7 @@ def iter_kept(
     shards: list[ShardRecord], keep: Path, *, held_out: bool | None = None
 ) -> Iterator[Document]:
     by_name = {(shard.source, shard.shard): shard for shard in shards}
-    for key, kept in iter_keep(keep):
+    for key, kept in read_keep(keep).items():
         if held_out is not None:
             side = kept.held_out == held_out
             kept = KeptRows(*(column[side] for column in kept))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from expertflow.core.strict_json import parse_json
-from expertflow.data.parse import INT64_MIN, UINT64_MAX
+from expertflow.data.parse import INT64_MIN, UINT64_MAX, has_lone_surrogate
 from expertflow.data.records import ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.settings import SourceSpec
@@ -177,7 +177,7 @@ def _check_json(value: Any, place: str, reason: str) -> None:
         elif isinstance(item, list):
             todo += item
         elif isinstance(item, str):
-            if not item.isascii() and any("\ud800" <= char <= "\udfff" for char in item):
+            if has_lone_surrogate(item):
                 raise Reject(reason, "half of a character", field=place, value=item)
             if "\0" in item:
                 raise Reject("nul_character", "the text holds U+0000", field=place, value=item)

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import orjson
 
@@ -21,7 +21,6 @@ INT64_MIN, UINT64_MAX = -(1 << 63), (1 << 64) - 1
 _FLOAT_MIN, _FLOAT_MAX = float(INT64_MIN), float(UINT64_MAX)
 _DOUBTFUL = 1 << 60
 _BLANKS = b" \t\r\n"
-_BOM = b"\xef\xbb\xbf"
 _LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
 _PYTHON = re.compile(r"[urb]?'|None\b|True\b|False\b")
 _CUT_NUMBER = re.compile(r"-|\.|\.?\d*[eE][+-]?")
@@ -30,12 +29,14 @@ _CUT_ESCAPE = re.compile(r"\\?u?[0-9a-fA-F]{0,4}")
 
 def parse_object(line: bytes) -> dict[str, Any]:
     """Parse one JSON object; Reject whatever other readers might read differently."""
+    value, complaint = None, ""
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        _classify(line, str(error))
+        complaint = str(error)
     if type(value) is not dict:
-        _classify(line, "")
+        _check_slowly(line)
+        raise Reject("not_json", complaint, value=_start(line))
     n_keys = _count_keys(value, 1)
     doubtful = line.count(b":") != n_keys and _may_have_more_keys(line, n_keys)
     if doubtful or (b"\\" in line and b"\\u0000" in line):
@@ -71,14 +72,15 @@ def _count_keys(box: Any, depth: int) -> int:
     return n_keys
 
 
-def _classify(line: bytes, complaint: str) -> NoReturn:
-    _check_slowly(line)
-    raise Reject("not_json", complaint, value=_start(line))
-
-
 def _check_slowly(line: bytes) -> None:
-    text = _decoded(line)
-    if line.startswith(_BOM):
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.end == len(line) and error.reason == "unexpected end of data":
+            raise Reject("truncated", "ends within a character", value=_start(line)) from error
+        detail = f"byte {line[error.start]:#04x} at {error.start + 1}: {error.reason}"
+        raise Reject("not_utf8", detail, value=_start(line)) from error
+    if text.startswith("\ufeff"):
         raise Reject("byte_order_mark", "stands in the middle of the file", value=text[1:])
     if "\0" in text:
         raise Reject("nul_character", "NUL bytes stand in the text", value=text)
@@ -98,18 +100,12 @@ def _check_slowly(line: bytes) -> None:
             raise part
         if "\0" in part:
             raise Reject("nul_character", "a \\u0000 escape", field=field, value=part)
-        if not part.isascii() and any("\ud800" <= char <= "\udfff" for char in part):
+        if has_lone_surrogate(part):
             raise Reject("lone_surrogate", "half of a character", field=field, value=part)
 
 
-def _decoded(line: bytes) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if error.end == len(line) and error.reason == "unexpected end of data":
-            raise Reject("truncated", "ends within a character", value=_start(line)) from error
-        detail = f"byte {line[error.start]:#04x} at {error.start + 1}: {error.reason}"
-        raise Reject("not_utf8", detail, value=_start(line)) from error
+def has_lone_surrogate(text: str) -> bool:
+    return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _start(line: bytes) -> str:
@@ -149,14 +145,12 @@ def _leaves(value: Any) -> Iterator[tuple[str | None, str | Reject]]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        seen = set()
-        for key, item in pairs:
-            if key in seen:
-                name = excerpt(key)
-                raise Reject("duplicate_key", "stands twice in one object", field=name, value=item)
-            seen.add(key)
+    value: dict[str, Any] = {}
+    for key, item in pairs:
+        if key in value:
+            name = excerpt(key)
+            raise Reject("duplicate_key", "stands twice in one object", field=name, value=item)
+        value[key] = item
     return value
 
 

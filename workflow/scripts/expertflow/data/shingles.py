@@ -27,7 +27,6 @@ _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 BLANK = 0x20
-BARRIER = "\x00"
 _BLANKS = bytes([*range(1, 14), *range(0x1C, 0x20), BLANK])
 _PUNCTUATION = bytes(c for c in range(0x21, 0x80) if not (chr(c).isalnum() or chr(c) == "_"))
 # Marks within words that ``\w`` misses: accents, points, Indic vowel signs.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import Record
-from expertflow.data.documents import KeptRows, join_rows, keep_by_shard
+from expertflow.data.documents import KeptRows, join_rows, read_keep
 from expertflow.tokens.arrow import IDS_DTYPE, PAD_ID, PackedRows, from_arrow_lists, read_index
 from expertflow.tokens.packing import Pieces, clip_spans
 from expertflow.tokens.ragged import Ints, Ragged, concatenate, offsets_of
@@ -52,7 +52,7 @@ def load_splits(
     shards: Sequence[TokenShardRecord], keep: Path, *, max_rejected_fraction: float
 ) -> Splits:
     """Read the kept documents; DataError for too many rejects or a wrong file size."""
-    keep_rows = keep_by_shard(keep)
+    keep_rows = read_keep(keep)
     none = np.empty(0, np.int64)
     # Of each document: shard, offset, length and side of the split.
     columns = [(none.astype(np.uint16), none, none.astype(np.int32), none.astype(np.bool_))]

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from expertflow.core.records import Record
-from expertflow.data.documents import KeptRows, iter_batches, keep_by_shard
+from expertflow.data.documents import KeptRows, iter_batches, read_keep
 from expertflow.data.records import Layout, Segment, ShardRecord
 from expertflow.data.reject import Reject
 from expertflow.data.render import Blank, DocumentForm, Renderer
@@ -310,7 +310,7 @@ class DocumentRows:
         layout: Layout,
         length: int,
     ) -> None:
-        kept = keep_by_shard(keep)
+        kept = read_keep(keep)
         parts = [
             part
             for shard in shards

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import Record, read_record
-from expertflow.data.documents import keep_by_shard
+from expertflow.data.documents import read_keep
 from expertflow.data.records import ShardRecord
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
@@ -34,7 +34,7 @@ class Documents(Record, frozen=True, kw_only=True):
         own = {(r.source, r.shard) for r in (read_record(ShardRecord, p) for p in self.shards)}
         n_rows = sum(
             int(rows.n_copies[~rows.held_out].sum())
-            for key, rows in keep_by_shard(self.keep).items()
+            for key, rows in read_keep(self.keep).items()
             if key in own
         )
         per_epoch = max(1, -(-n_rows // plan.global_batch_sequences))
