@@ -18,9 +18,7 @@ PAGE = """# Training settings
 Made by `workflow/scripts/write_settings.py` from the declarations in
 `workflow/scripts/expertflow/plan/settings.py`; do not edit.
 
-Keys of `training` in a manifest. *Affects* says what another value changes: the weights, the speed
-of a step, the length of the run, its schedule in steps, the processes that share it, or what is
-written down of it (log).
+Keys of `training` in a manifest.
 """
 NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
 WORDS = {
@@ -62,7 +60,7 @@ def _page() -> str:
     lines = []
     for setting in list_settings(TrainingSection):
         lines += rows if setting.kind is LoraSpec else [_row(setting.name, setting)]
-    table = ["| setting | value | default | affects | |", "|---|---|---|---|---|", *lines]
+    table = ["| setting | value | default | |", "|---|---|---|---|", *lines]
     return PAGE + "\n" + "\n".join(table) + "\n"
 
 
@@ -70,7 +68,7 @@ def _row(name: str, setting: SettingInfo) -> str:
     default = setting.schema.get("default")
     shown = "null" if default is None else _text(default)
     value = " ".join(_value(setting))
-    return f"| `{name}` | {value} | {shown} | {', '.join(setting.affects)} | {setting.text} |"
+    return f"| `{name}` | {value} | {shown} | {setting.text} |"
 
 
 def _value(setting: SettingInfo) -> Iterator[str]:
