@@ -1,5 +1,6 @@
 """A setting is declared once: schema, flags, documentation and lists follow from it."""
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -135,6 +136,34 @@ def test_a_new_setting_is_one_declaration(tree: Path) -> None:
         "assert 'adam_epsilon_warmup' not in _UNDECIDED\n"
     )
     run("-c", code)
+
+
+# Words of settings that are also a number format, a method, an origin.
+VALUES = {"bf16", "fp16", "lora", "tuned"}
+# Where a word is a key of another record, a source's seed, or torch's own name.
+OTHER_WORDS = {
+    "config": {"seed"},
+    "data": {"seed"},
+    "rental": {"max_usd", "method"},
+    "report": {setting.name for setting in list_settings(TrainingSection)},  # paths of report.json
+    "train": {
+        "learning_rate", "loader", "n_threads", "packing", "seed", "weight_decay", "world_size",
+    },
+}  # fmt: skip
+
+
+def test_only_its_declaration_spells_a_settings_name() -> None:
+    names = {setting.name for setting in list_settings(TrainingSection)} - VALUES
+    package, found = SCRIPTS / "expertflow", []
+    for path in sorted(package.rglob("*.py")):
+        place = path.relative_to(package)
+        if place == Path("plan/settings.py"):
+            continue
+        words = names - OTHER_WORDS.get(place.parts[0], set())
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        texts = (node for node in nodes if isinstance(node, ast.Constant))
+        found += [f"{place}:{text.lineno}: {text.value}" for text in texts if text.value in words]
+    assert not found, "ask the field instead, as name_of(Training.seed)"
 
 
 def test_every_flag_is_a_setting() -> None:

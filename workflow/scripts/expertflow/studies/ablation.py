@@ -46,12 +46,23 @@ def join_ablation(
             f"{expert}: the variants' records are of {len(plans)} different plans; delete"
             f" results/{expert}/ablation and run again"
         )
-    by_name = _without_noise(spec, by_name)
     speeds = [t.tokens_per_s for record in records for t in record.plan_timings]
     speed = median(speeds) if speeds else None
     # The price may be for all cards, but the runs use one.
     price = plan.cost.price_usd_per_hour if plan.world_size == 1 else None
-    ladders = dict.fromkeys(variant.of for variant in spec.variants if variant.of is not None)
+    ladders: dict[str | None, list[str]] = {}
+    rungs: dict[tuple[str | None, int | None], VariantRecord] = {}
+    bars = []
+    for variant in spec.variants:
+        record, before = by_name[variant.name], rungs.get((variant.of, (variant.rung or 0) - 1))
+        if before and before.outcome == record.outcome == "measured" and _run_alike(before, record):
+            # Nothing but noise tells it from the rung before.
+            reason = "; ".join(filter(None, (AS_BEFORE, record.reason)))
+            record = replace(before, variant=record.variant, reason=reason)
+        by_name[variant.name] = rungs[variant.of, variant.rung] = record
+        bars.append(_bar(variant, record, before, speed, price))
+        if variant.of is not None:
+            ladders.setdefault(variant.of, []).append(variant.name)
     first = next((r for r in records if r.device is not None), records[0])
     return fill_record(
         AblationRecord,
@@ -63,8 +74,8 @@ def join_ablation(
         price_as_of=None if price is None else plan.cost.price_as_of,
         plan_tokens_per_s=speed,
         plan_usd_per_million_tokens=_usd(speed, price),
-        ladders=tuple(tuple(v.name for v in spec.variants if v.of == name) for name in ladders),
-        bars=tuple(_bar(spec, variant, by_name, speed, price) for variant in spec.variants),
+        ladders=tuple(map(tuple, ladders.values())),
+        bars=tuple(bars),
         claims=tuple(judge_claim(claim, by_name) for claim in spec.claims),
         versions=_versions(records),
         unavailable=_unavailable(plan, speed, price),
@@ -72,36 +83,13 @@ def join_ablation(
     )
 
 
-def _before(
-    spec: AblationSpec, variant: Variant, by_name: dict[str, VariantRecord]
-) -> VariantRecord | None:
-    if variant.rung is None:
-        return None
-    place = (variant.of, variant.rung - 1)
-    return next((by_name[v.name] for v in spec.variants if (v.of, v.rung) == place), None)
-
-
-def _without_noise(
-    spec: AblationSpec, by_name: dict[str, VariantRecord]
-) -> dict[str, VariantRecord]:
-    """Replace the results of a rung that ran with the same settings as the one before."""
-    found = dict(by_name)
-    for variant in spec.variants:
-        own, earlier = found[variant.name], _before(spec, variant, found)
-        if earlier and earlier.outcome == own.outcome == "measured" and _run_alike(earlier, own):
-            reason = "; ".join(filter(None, (AS_BEFORE, own.reason)))
-            found[variant.name] = replace(earlier, variant=own.variant, reason=reason)
-    return found
-
-
 def _bar(
-    spec: AblationSpec,
     variant: Variant,
-    by_name: dict[str, VariantRecord],
+    record: VariantRecord,
+    before: VariantRecord | None,
     speed: float | None,
     price: float | None,
 ) -> Bar:
-    record, before = by_name[variant.name], _before(spec, variant, by_name)
     ratio, earlier = _ratio(record), before and _ratio(before)
     tokens_per_s = None
     if ratio is not None and speed is not None and variant.metric == "tokens_per_s":
