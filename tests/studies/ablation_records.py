@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from expertflow.studies.compare_trials import estimate
+from expertflow.studies.compare_trials import estimate_ratio
 from expertflow.studies.records import (
     AblationSpec,
     ClaimedRatio,
@@ -34,7 +34,7 @@ def measured(name: str, *ratios: float, plan: float = 100.0, **changes: Any) -> 
         "hardware": "cpu", "device": "cpu", "gpu_name": None, "plan_sha256": "p",
         "timings": tuple(timing(plan * r) for r in ratios),
         "plan_timings": tuple(timing(plan) for _ in ratios),
-        "ratio": estimate(ratios) if ratios else None, "loss_differs": 0.0, "is_sane": True,
+        "ratio": estimate_ratio(ratios) if ratios else None, "loss_differs": 0.0, "is_sane": True,
         "activated": (), "machine": "2 processors", "versions": {"torch": "2"},
     }  # fmt: skip
     return VariantRecord(**{**settings, **changes})

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from expertflow.core.errors import DataError
 from expertflow.plan.records import TrainPlan
 from expertflow.studies.ablation import join_ablation, judge_claim
-from expertflow.studies.compare_trials import IS_ONE, estimate, quotient, t_quantile
+from expertflow.studies.compare_trials import IS_ONE, divide_estimates, estimate_ratio, t_quantile
 from expertflow.studies.records import AblationRecord, AblationSpec, ClaimVerdict, VariantRecord
 
 TWICE = (1.95, 2.0, 2.05)
@@ -27,7 +27,7 @@ def test_quantiles_are_those_of_the_tables(n: int, value: float) -> None:
 
 def test_an_interval_is_that_of_the_logarithms() -> None:
     # Logarithms -0.1, 0, 0.1: mean 0, deviation 0.1, half-width 4.3027 * 0.1 / sqrt(3).
-    found = estimate([math.exp(-0.1), 1.0, math.exp(0.1)])
+    found = estimate_ratio([math.exp(-0.1), 1.0, math.exp(0.1)])
     assert found.value == pytest.approx(1)
     assert math.log(found.high) == pytest.approx(4.3027 * 0.1 / math.sqrt(3), abs=1e-5)
     assert found.low == pytest.approx(1 / found.high)
@@ -36,22 +36,22 @@ def test_an_interval_is_that_of_the_logarithms() -> None:
 
 def test_a_single_ratio_has_no_interval() -> None:
     with pytest.raises(ValueError, match="1 ratios"):
-        estimate([2.0])
+        estimate_ratio([2.0])
 
 
 def test_quotients_add_half_widths_in_squares() -> None:
-    of, to = estimate([1.9, 2.0, 2.1]), estimate([0.5, 0.52, 0.48])
-    found = quotient(of, to)
+    of, to = estimate_ratio([1.9, 2.0, 2.1]), estimate_ratio([0.5, 0.52, 0.48])
+    found = divide_estimates(of, to)
     assert found.value == pytest.approx(of.value / to.value)
     squares = [math.log(e.high / e.value) ** 2 for e in (of, to)]
     assert math.log(found.high / found.value) ** 2 == pytest.approx(sum(squares))
     assert found.least == pytest.approx(1.9 / 0.52) and found.most == pytest.approx(2.1 / 0.48)
-    assert quotient(of, IS_ONE).low == pytest.approx(of.low)
+    assert divide_estimates(of, IS_ONE).low == pytest.approx(of.low)
 
 
 def test_nineteen_of_twenty_intervals_hold_the_truth() -> None:
     rng = np.random.default_rng(0)
-    found = [estimate(np.exp(rng.normal(0.3, 0.1, 3)).tolist()) for _ in range(2000)]
+    found = [estimate_ratio(np.exp(rng.normal(0.3, 0.1, 3)).tolist()) for _ in range(2000)]
     held = np.mean([e.low <= math.exp(0.3) <= e.high for e in found])
     assert held == pytest.approx(0.95, abs=0.015)
 

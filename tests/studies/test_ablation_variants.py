@@ -15,10 +15,10 @@ from expertflow.studies.variants import (
     FirstRows,
     IsThePlanError,
     NotMeasurableError,
-    Setup,
+    VariantSetup,
     first_rows,
-    one_process,
     set_up_variant,
+    with_one_process,
 )
 from expertflow.tokens.arrow import read_rows
 from expertflow.tokens.records import PackingRecord
@@ -45,7 +45,7 @@ def first_of(folder: Path) -> FirstRows:
     return first_rows(plan_of(folder), read_rows(folder / "packed" / "train"), n_steps=5)
 
 
-def resolved(folder: Path, base: TrainPlan | None = None, **variant: Any) -> Setup:
+def resolved(folder: Path, base: TrainPlan | None = None, **variant: Any) -> VariantSetup:
     settings: dict[str, Any] = {"name": "v", "label": "v", "rows": "packed", "training": {}}
     return set_up_variant(
         base or plan_of(folder),
@@ -145,6 +145,6 @@ def test_several_processes_become_one(tiny: Path) -> None:
     facts = read_part(ModelFacts, tiny / "model.json", "facts")
     base = plan_of(tiny)
     two = replace(base, world_size=2, global_batch_sequences=16)
-    one = one_process(two, packing=packing, facts=facts)
+    one = with_one_process(two, packing=packing, facts=facts)
     assert (one.world_size, one.global_batch_sequences, one.batch_size) == (1, 8, 4)
-    assert one_process(base, packing=packing, facts=facts) is base
+    assert with_one_process(base, packing=packing, facts=facts) is base

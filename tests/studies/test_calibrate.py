@@ -17,7 +17,7 @@ from expertflow.hardware import gpu_table
 from expertflow.plan.records import Calibration, TrainPlan
 from expertflow.studies import calibrate as calibration
 from expertflow.studies import plan_expert
-from expertflow.studies.calibrate import CalibrationJob, levels, shorten_plan, take_times
+from expertflow.studies.calibrate import CalibrationJob, shorten_plan, step_levels, take_times
 from expertflow.train.records import EvalPoint, SavePoint, StepRecord
 
 
@@ -114,9 +114,9 @@ def steps(seconds: list[float]) -> list[StepRecord]:
 
 def test_short_epochs_are_timed_whole() -> None:
     uneven = np.array([2.0, 1.0] * 8)
-    assert levels(uneven, per_epoch=2).tolist() == [1.5] * 8
-    assert levels(uneven, per_epoch=5) is uneven
-    assert levels(np.array([9.0, *uneven]), per_epoch=2).tolist() == [1.5] * 8
+    assert step_levels(uneven, per_epoch=2).tolist() == [1.5] * 8
+    assert step_levels(uneven, per_epoch=5) is uneven
+    assert step_levels(np.array([9.0, *uneven]), per_epoch=2).tolist() == [1.5] * 8
 
 
 def test_the_parts_of_a_short_run_add_up_to_it(tmp_path: Path) -> None:

@@ -150,7 +150,9 @@ def _first_difference(theirs: str, ours: str) -> tuple[str, str]:
     return next(((t, o) for t, o in pairs if t != o), (theirs, ours))
 
 
-def usable(calibration: Calibration | None, key: str) -> tuple[Calibration | None, str | None]:
+def match_calibration(
+    calibration: Calibration | None, key: str
+) -> tuple[Calibration | None, str | None]:
     """Return the calibration if it belongs to this plan, else null and the reason."""
     if calibration is None or calibration.key == key:
         return calibration, None
@@ -182,7 +184,7 @@ def free_settings(spec: PlanSpec) -> frozenset[str]:
     return frozenset(free)
 
 
-def agrees(settings: TunedSettings, default: TunedSettings, free: frozenset[str]) -> bool:
+def is_allowed(settings: TunedSettings, default: TunedSettings, free: frozenset[str]) -> bool:
     return all(getattr(settings, n) == getattr(default, n) for n in SEARCHED if n not in free)
 
 
@@ -209,20 +211,22 @@ def choose_tuned(tuning: Tuning, plan: TrainPlan, draft: PlanDraft) -> AdoptedSe
     )
 
 
-def measured(trials: Iterable[TuningTrial]) -> list[TuningTrial]:
+def measured_trials(trials: Iterable[TuningTrial]) -> list[TuningTrial]:
     return [trial for trial in trials if trial.outcome == "measured"]
 
 
 def _rates(record: TuningRecord) -> dict[TunedSettings, float]:
-    return {t.settings: t.tokens_per_s for t in measured(record.trials) if t.tokens_per_s}
+    return {t.settings: t.tokens_per_s for t in measured_trials(record.trials) if t.tokens_per_s}
 
 
 def _find_fastest(
     record: TuningRecord, default: TunedSettings, free: frozenset[str]
 ) -> TunedSettings | None:
-    if record.best is not None and agrees(record.best, default, free):
+    if record.best is not None and is_allowed(record.best, default, free):
         return record.best
-    rates = {known: rate for known, rate in _rates(record).items() if agrees(known, default, free)}
+    rates = {
+        known: rate for known, rate in _rates(record).items() if is_allowed(known, default, free)
+    }
     if not rates:
         return None
     fastest = max(rates, key=lambda settings: rates[settings])

@@ -13,7 +13,7 @@ from expertflow.hardware.records import name_processors
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.staging.records import StagingRecord
 from expertflow.studies import compare_trials, variants
-from expertflow.studies.compare_trials import estimate
+from expertflow.studies.compare_trials import estimate_ratio
 from expertflow.studies.records import VariantRecord, VariantSpec
 from expertflow.studies.subprocess_runner import TrialRunner, interruptible, scratch_folder
 from expertflow.studies.variants import IsThePlanError, NotMeasurableError
@@ -55,7 +55,7 @@ def ablate_variant(job: VariantJob) -> VariantRecord:
     )
     packing = read_record(PackingRecord, job.packing)
     facts = read_part(ModelFacts, job.model, "facts")
-    base = variants.one_process(planned, packing=packing, facts=facts)
+    base = variants.with_one_process(planned, packing=packing, facts=facts)
     with interruptible(), scratch_folder(job.scratch):
         try:
             return measure[job.spec.variant.metric](job, base, blank)
@@ -96,7 +96,7 @@ def _speed(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRec
     return replace(
         _measured(blank, *zip(*pairs, strict=True)),
         reason=setup.forced,
-        ratio=estimate([a.tokens_per_s / b.tokens_per_s for a, b in pairs]),
+        ratio=estimate_ratio([a.tokens_per_s / b.tokens_per_s for a, b in pairs]),
         **losses,
     )
 
@@ -109,17 +109,17 @@ def _hours(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRec
         if result.outcome != "measured":
             return _failed(blank, result)
     ratios, how = compare_trials.hours_ratios(base, results, saves=job.spec.variant.saves)
-    return replace(_measured(blank, (), results), reason=how, ratio=estimate(ratios))
+    return replace(_measured(blank, (), results), reason=how, ratio=estimate_ratio(ratios))
 
 
 def _read_speed(job: VariantJob, _: TrainPlan, blank: VariantRecord) -> VariantRecord:
     assert job.staging is not None
     staged = read_record(StagingRecord, job.staging).rows
     ratios, how = compare_trials.read_speed_ratios(staged, n_repeats=job.spec.n_repeats)
-    return replace(blank, outcome="measured", reason=how, ratio=estimate(ratios))
+    return replace(blank, outcome="measured", reason=how, ratio=estimate_ratio(ratios))
 
 
-def _varied(job: VariantJob, setup: variants.Setup, first: variants.FirstRows) -> Trial:
+def _varied(job: VariantJob, setup: variants.VariantSetup, first: variants.FirstRows) -> Trial:
     rows, documents, plan = job.rows, None, setup.plan
     if setup.rows == "unpacked":
         rows = job.scratch / "rows"

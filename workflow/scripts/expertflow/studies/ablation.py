@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from expertflow.core.errors import DataError
 from expertflow.core.records import fill_record
 from expertflow.plan.records import TrainPlan
-from expertflow.studies.compare_trials import IS_ONE, quotient
+from expertflow.studies.compare_trials import IS_ONE, divide_estimates
 from expertflow.studies.records import (
     AblationRecord,
     AblationSpec,
@@ -104,7 +104,7 @@ def _bar(
         # Its ratio is null for the plan itself, which was not measured against itself.
         record,
         tokens_per_s=tokens_per_s,
-        step=quotient(ratio, earlier) if ratio and earlier and ratio != earlier else None,
+        step=divide_estimates(ratio, earlier) if ratio and earlier and ratio != earlier else None,
         usd_per_million_tokens=_usd(tokens_per_s, price),
         peak_memory_bytes=max(peaks, default=None),
         padding_fraction=_mean([t.padding_fraction for t in own]),
@@ -184,7 +184,7 @@ def judge_claim(claim: ClaimedRatio, records: dict[str, VariantRecord]) -> Claim
     one, other = _ratio(of), _ratio(to)
     assert one is not None and other is not None
     # A ratio to the plan needs no division, which would only add rounding.
-    measured = one if other == IS_ONE else quotient(one, other)
+    measured = one if other == IS_ONE else divide_estimates(one, other)
     verdict, reason = _verdict(measured, low=claim.low, high=claim.high)
     both = [record for record in (of, to) if record is not None]
     if metric == "tokens_per_s":

@@ -157,7 +157,7 @@ def take_times(
     # From the end of one step to that of the next, including logging.
     between = np.diff([step.elapsed_s for step in steps])
     seconds = np.concatenate(([steps[0].step_s], between))[n_warmup:]
-    level = levels(seconds, per_epoch=plan.n_steps_per_epoch)
+    level = step_levels(seconds, per_epoch=plan.n_steps_per_epoch)
     low, middle, high = (float(q) for q in np.quantile(level, (0.25, 0.5, 0.75)))
     save_s = sum(point.save_s for point in record.save_points) / len(record.save_points)
     eval_s = record.eval_points[-1].eval_s
@@ -183,7 +183,7 @@ def take_times(
     )
 
 
-def levels(seconds: NDArray[np.float64], *, per_epoch: int) -> NDArray[np.float64]:
+def step_levels(seconds: NDArray[np.float64], *, per_epoch: int) -> NDArray[np.float64]:
     """Return step times, or means of short epochs, whose last step may hold fewer rows."""
     n_epochs = len(seconds) // per_epoch
     if n_epochs < EPOCHS_TIMED:

@@ -17,7 +17,7 @@ from expertflow.plan.records import TrainPlan
 from expertflow.plan.settings import Training
 from expertflow.staging.records import Staged
 from expertflow.studies.records import Estimate
-from expertflow.studies.variants import NotMeasurableError, differences
+from expertflow.studies.variants import NotMeasurableError, changed_settings
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.train.records import TrialResult
 
@@ -34,7 +34,7 @@ TAIL = 0.975
 IS_ONE = Estimate(value=1.0, low=1.0, high=1.0, least=1.0, most=1.0)
 
 
-def estimate(ratios: Sequence[float]) -> Estimate:
+def estimate_ratio(ratios: Sequence[float]) -> Estimate:
     """Return the geometric mean of ratios, its interval, and the extremes."""
     if len(ratios) < 2:
         raise ValueError(f"{len(ratios)} ratios have no spread")
@@ -50,7 +50,7 @@ def estimate(ratios: Sequence[float]) -> Estimate:
     )
 
 
-def quotient(of: Estimate, to: Estimate) -> Estimate:
+def divide_estimates(of: Estimate, to: Estimate) -> Estimate:
     """Divide two independently measured ratios to the same thing.
 
     Half-widths of logarithms add in squares, each with the quantile of its own few degrees of
@@ -106,7 +106,7 @@ def compare_losses(
 ) -> dict[str, Any]:
     """Return the fields of a variant's record that compare its losses with the plan's."""
     differs = float(np.mean([_differs(own, plain) for own, plain in pairs]))
-    if differences(base, plan) & LEARNS_OTHERWISE:
+    if changed_settings(base, plan) & LEARNS_OTHERWISE:
         because = "another adapter learns otherwise"
         return {"loss_differs": differs, "loss_bound_because": because}
     own, plain = pairs[0]

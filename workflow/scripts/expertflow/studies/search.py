@@ -18,9 +18,9 @@ from expertflow.plan.tuned import (
     TIE_FRACTION,
     TunedSettings,
     TuningTrial,
-    agrees,
     free_settings,
-    measured,
+    is_allowed,
+    measured_trials,
     settings_of,
 )
 from expertflow.train.records import TrialResult
@@ -177,7 +177,7 @@ class Search(Struct, kw_only=True):
         rates = {
             choice: rate
             for choice, rate in self._rates(like).items()
-            if agrees(choice, default, free)
+            if is_allowed(choice, default, free)
         }
         tied = (s for s in rates if rates[s] * (1 + TIE_FRACTION) >= max(rates.values()))
         return min(tied, key=self._complexity, default=None)
@@ -185,7 +185,7 @@ class Search(Struct, kw_only=True):
     def _rates(self, like: TunedSettings | None) -> dict[TunedSettings, float]:
         return {
             trial.settings: trial.tokens_per_s or 0.0
-            for trial in measured(self.trials.values())
+            for trial in measured_trials(self.trials.values())
             if like is None or trial.settings.torch_compile == like.torch_compile
         }
 

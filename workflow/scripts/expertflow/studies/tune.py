@@ -29,10 +29,10 @@ from expertflow.plan.tuned import (
     TuningTrial,
     tuning_key,
 )
-from expertflow.studies.compare_trials import estimate
+from expertflow.studies.compare_trials import estimate_ratio
 from expertflow.studies.plan_expert import card_names, check_card, cpu_name, draft_plan
 from expertflow.studies.search import Search, space_of
-from expertflow.studies.variants import one_process
+from expertflow.studies.variants import with_one_process
 from expertflow.train.records import TrialResult
 from expertflow.train.trial import Trial
 
@@ -94,7 +94,7 @@ def tune(
     packing, model_type = draft.packing.packing, draft.facts.model_type
     key = tuning_key(plan, model_type=model_type, packing=packing, cpu=cpu_name(draft.gpu))
     made_by = (job.code, *(f"{name} {metadata.version(name)}" for name in LIBRARIES))
-    alone = one_process(plan, packing=draft.packing, facts=draft.facts)
+    alone = with_one_process(plan, packing=draft.packing, facts=draft.facts)
     with open_cache(job.cache, CachedTrials(key=key, made_by=made_by)) as (path, kept):
         bench = Bench(job=job, draft=draft, plan=alone, run_trial=run_trial, path=path, kept=kept)
         # Failures are retried, also out of memory, as another process may have held it.
@@ -276,7 +276,7 @@ def _judge(
         n_pairs = len(pairs)
         log.info("%s: %d of %d pairs: the default stays", settings_words(best), n_pairs, N_PAIRS)
         return default, None, None, None
-    gain = estimate([pair.best_tokens_per_s / pair.default_tokens_per_s for pair in pairs])
+    gain = estimate_ratio([pair.best_tokens_per_s / pair.default_tokens_per_s for pair in pairs])
     if gain.value < 1 + TIE_FRACTION or gain.low <= 1:
         found = f"{gain.value:.3f} times the default [{gain.low:.3f}, {gain.high:.3f}]"
         log.info("%s: %s: a tie", settings_words(best), found)

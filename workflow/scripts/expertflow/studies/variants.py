@@ -54,7 +54,7 @@ class FirstRows(Record, frozen=True, kw_only=True):
         return self.n_tokens / len(self.chosen)
 
 
-class Setup(Record, frozen=True, kw_only=True):
+class VariantSetup(Record, frozen=True, kw_only=True):
     """How to run a variant; ``forced`` names changes that its rows require beyond its settings."""
 
     plan: TrainPlan
@@ -72,7 +72,7 @@ class IsThePlanError(Exception):
     pass
 
 
-def one_process(plan: TrainPlan, *, packing: PackingRecord, facts: ModelFacts) -> TrainPlan:
+def with_one_process(plan: TrainPlan, *, packing: PackingRecord, facts: ModelFacts) -> TrainPlan:
     if plan.world_size == 1:
         return plan
     return override(plan, {name_of(Training.world_size): 1}, packing=packing, facts=facts)
@@ -87,7 +87,7 @@ def set_up_variant(
     n_timed_steps: int,
     packing: PackingRecord,
     facts: ModelFacts,
-) -> Setup:
+) -> VariantSetup:
     """Resolve a variant; ``is_unpacked``: the plan's own rows hold one document each.
 
     Raises IsThePlanError if nothing would change, and NotMeasurableError if the plan, the card or
@@ -111,7 +111,7 @@ def set_up_variant(
     except ConfigError as error:
         raise NotMeasurableError(str(error)) from error
     unlike_rows = variant.rows == "on_the_fly" or (variant.rows == "unpacked" and not is_unpacked)
-    if not differences(base, plan) and not unlike_rows:
+    if not changed_settings(base, plan) and not unlike_rows:
         raise IsThePlanError("nothing would change")
     _check_device(base.gpu, plan)
     per_row, forced = first.tokens_per_row, None
@@ -127,8 +127,8 @@ def set_up_variant(
     per_step = per_row * min(plan.global_batch_sequences, plan.n_sequences)
     of_plan = first.tokens_per_row * min(base.global_batch_sequences, base.n_sequences)
     n_steps = max(3, math.ceil(n_timed_steps * of_plan / per_step - 1e-6))
-    settings = to_json({name: getattr(plan, name) for name in sorted(differences(base, plan))})
-    return Setup(
+    settings = to_json({name: getattr(plan, name) for name in sorted(changed_settings(base, plan))})
+    return VariantSetup(
         plan=plan,
         rows=rows,
         n_timed_steps=n_steps,
@@ -137,7 +137,7 @@ def set_up_variant(
     )
 
 
-def differences(base: TrainPlan, plan: TrainPlan) -> set[str]:
+def changed_settings(base: TrainPlan, plan: TrainPlan) -> set[str]:
     return {name for name in MOVABLE if getattr(base, name) != getattr(plan, name)}
 
 
