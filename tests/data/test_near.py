@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from expertflow.core.errors import DataError
 from expertflow.data import near as near_module
 from expertflow.data import shingles
-from expertflow.data.near import Bands, NearIndex, Signer, choose_bands
+from expertflow.data.near import NearIndex, Signer, chance_of_match, choose_bands
 from expertflow.data.settings import NearSpec
 from expertflow.data.shingles import run_hashes, spelled, word_hashes
 
@@ -83,12 +83,11 @@ def test_a_long_text_is_signed_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("n_permutations", [64, 128, 256])
 def test_a_pair_at_the_threshold_is_found(threshold: float, n_permutations: int) -> None:
     spec = NearSpec(threshold=threshold, n_words=5, n_permutations=n_permutations)
-    bands = choose_bands(spec)
-    assert bands.n_bands * bands.n_values <= n_permutations
-    assert bands.chance(threshold) >= 0.95
-    n_values = bands.n_values + 1
-    longer = Bands(n_bands=n_permutations // n_values, n_values=n_values)
-    assert longer.chance(threshold) < 0.95
+    n_bands, n_values = choose_bands(spec)
+    assert n_bands * n_values <= n_permutations
+    assert chance_of_match(threshold, n_bands, n_values) >= 0.95
+    longer = n_values + 1
+    assert chance_of_match(threshold, n_permutations // longer, longer) < 0.95
 
 
 def test_near_pairs_are_found_and_others_are_not(tmp_path: Path) -> None:

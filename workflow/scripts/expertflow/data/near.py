@@ -13,7 +13,6 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,30 +64,29 @@ def _half(hashes: Hashes) -> Halves:
     return (hashes >> np.uint64(32)).astype(np.uint32)
 
 
-class Bands(NamedTuple):
-    n_bands: int
-    n_values: int
-
-    def chance(self, similarity: float) -> float:
-        return float(1 - (1 - similarity**self.n_values) ** self.n_bands)
-
-
-def choose_bands(spec: NearSpec) -> Bands:
+def choose_bands(spec: NearSpec) -> tuple[int, int]:
+    """Return the number of bands and of values per band."""
     for n_values in range(spec.n_permutations, 1, -1):
-        bands = Bands(n_bands=spec.n_permutations // n_values, n_values=n_values)
-        if bands.chance(spec.threshold) >= RECALL:
-            return bands
-    return Bands(n_bands=spec.n_permutations, n_values=1)
+        n_bands = spec.n_permutations // n_values
+        if chance_of_match(spec.threshold, n_bands, n_values) >= RECALL:
+            return n_bands, n_values
+    return spec.n_permutations, 1
+
+
+def chance_of_match(similarity: float, n_bands: int, n_values: int) -> float:
+    """Return the chance that two documents have an equal band."""
+    return 1 - (1 - similarity**n_values) ** n_bands
 
 
 class NearIndex:
     """Signatures and band keys in temporary files: 656 bytes per document by default."""
 
     def __init__(self, spec: NearSpec, *, n_documents: int, folder: Path) -> None:
-        self.spec, self.bands, self.n_documents = spec, choose_bands(spec), n_documents
+        self.spec, self.n_documents = spec, n_documents
+        self.n_bands, self.n_values = choose_bands(spec)
         self.n_needed = math.ceil(spec.threshold * spec.n_permutations - 1e-9)
         self._n_added = 0
-        n_bytes = n_documents * (4 * spec.n_permutations + 8 * self.bands.n_bands)
+        n_bytes = n_documents * (4 * spec.n_permutations + 8 * self.n_bands)
         n_free = shutil.disk_usage(folder).free
         if n_bytes > n_free:
             raise DataError(
@@ -107,7 +105,7 @@ class NearIndex:
 
     def add(self, signatures: Signatures) -> None:
         self._signatures.write(np.ascontiguousarray(signatures, np.uint32).data)
-        n_bands, n_values = self.bands
+        n_bands, n_values = self.n_bands, self.n_values
         used = signatures[:, : n_bands * n_values].astype(np.uint64)
         factors = random_numbers(n_values, seed=4) | np.uint64(1)
         parts = used.reshape(len(used), n_bands, n_values)
@@ -127,7 +125,7 @@ class NearIndex:
         self._signatures.flush()
         self._keys.flush()
         leaders = np.full(self.n_documents, -1, np.int32)
-        for band in range(self.bands.n_bands if self.n_documents else 0):
+        for band in range(self.n_bands if self.n_documents else 0):
             start, shape = 8 * band * self.n_documents, self.n_documents
             keys = np.memmap(self._keys, np.uint64, "r", offset=start, shape=shape)
             self._lead(*find_buckets(keys), leaders)

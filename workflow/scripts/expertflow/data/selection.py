@@ -90,23 +90,22 @@ def split_edge(columns: Columns, fraction: float, *, expert: str) -> int:
     kept = columns.status == KEPT
     least = int(np.min(columns.group, where=kept, initial=np.uint64(N_PLACES - 1)))
     most = int(np.max(columns.group, where=kept, initial=np.uint64(0)))
-    if least >= most:
-        n = int(kept.sum())
-        chosen = [STATUS.index(rule) for rule in RULES]
-        groups = columns.group[kept | np.isin(columns.status, chosen)]
-        # The limits are the cause if there were enough groups before.
-        if len(groups) and groups.min() < groups.max():
-            limits = [LIMITS[rule] for rule in RULES if STATUS.index(rule) in columns.status]
-            raise DataError(
-                f"{expert}: {n} documents are left after caps; raise"
-                f" {' and '.join(limits)}, so that one can be held out"
-            )
+    if least < most:
+        return min(max(math.ceil(fraction * N_PLACES), least + 1), most)
+    n = int(kept.sum())
+    limited = [rule for rule in RULES if STATUS.index(rule) in columns.status]
+    before = kept | np.isin(columns.status, [STATUS.index(rule) for rule in limited])
+    # The limits are the cause if there were enough groups before.
+    if len(np.unique(columns.group[before])) > 1:
         raise DataError(
-            f"{expert}: {n} documents are too few to hold one out;"
-            + (" all are of one group;" if n > 1 else "")
-            + f" add records, or check what was rejected in results/{expert}/documents/"
+            f"{expert}: {n} documents are left after caps; raise"
+            f" {' and '.join(LIMITS[rule] for rule in limited)}, so that one can be held out"
         )
-    return min(max(math.ceil(fraction * N_PLACES), least + 1), most)
+    raise DataError(
+        f"{expert}: {n} documents are too few to hold one out;"
+        + (" all are of one group;" if n > 1 else "")
+        + f" add records, or check what was rejected in results/{expert}/documents/"
+    )
 
 
 def held_out(group: Hashes, edge: int) -> NDArray[np.bool_]:

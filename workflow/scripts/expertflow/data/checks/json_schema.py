@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, cast
 
 import regex
 from jsonschema import Draft202012Validator, FormatChecker, validators
@@ -78,7 +78,10 @@ class SchemaValidators:
             return None, ("schema_invalid", clip(error))
         if not isinstance(schema, dict | bool):
             return None, ("schema_invalid", "a schema is an object, true or false")
-        draft = _draft(schema)
+        draft: Any = Draft202012Validator
+        if isinstance(schema, dict) and "$schema" in schema:
+            named, validator_for = schema["$schema"], cast(Any, validators.validator_for)
+            draft = validator_for(schema, default=None) if isinstance(named, str) else None
         if draft is None:
             return None, ("schema_unresolvable", "$schema names no draft from 3 to 2020-12")
         try:
@@ -119,15 +122,6 @@ def _count_values(instance: Any) -> int:
         elif isinstance(value, dict):
             left += value.values()
     return count
-
-
-def _draft(schema: Any) -> Any:
-    if isinstance(schema, bool) or "$schema" not in schema:
-        return Draft202012Validator
-    if not isinstance(schema["$schema"], str):
-        return None
-    validator_for: Any = validators.validator_for
-    return validator_for(schema, default=None)
 
 
 def pattern_keywords(

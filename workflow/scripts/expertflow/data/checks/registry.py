@@ -103,44 +103,31 @@ def _check_length(text: str, _: dict[str, Any], check: FieldCheck) -> None:
         raise Filtered("too_long", f"{n} characters, at most {high}")
 
 
-def _read_json(value: Any, _: dict[str, Any], check: FieldCheck) -> Any:
+def _check_json(value: Any, record: dict[str, Any], check: FieldCheck) -> None:
+    """Check that a value is strict JSON, valid under the schema in another field if one is named.
+
+    The schema's draft is its ``$schema``, else 2020-12. ``format`` is not asserted. Nothing is
+    fetched: external references to all but the drafts' own schemas fail.
+    """
+    place, schema, instance = check.schema_field, None, value
+    if place is not None:
+        schema = look_up(record, place)
+        if schema is MISSING:
+            raise Reject("missing_field", "a check needs the schema in it", field=place)
+        if schema is None:
+            raise Filtered("schema_missing", "the record has no schema", field=place)
     if isinstance(value, str):
         try:
-            return parse_json(value)
+            instance = parse_json(value)
         except ValueError as error:
             raise Filtered("json_unparsable", clip(error)) from error
-    if isinstance(value, dict | list) and (n := depth(value)) > MAX_DEPTH:
+    elif isinstance(value, dict | list) and (n := depth(value)) > MAX_DEPTH:
         raise Filtered("json_unparsable", f"nested {n:,} levels deep, at most {MAX_DEPTH}")
-    if not isinstance(value, dict | list | bool | int | float):
+    elif not isinstance(value, dict | list | bool | int | float):
         kind = type(value).__name__
         raise Filtered("not_text", f"it holds a {kind}", field=check.field, value=value)
-    return value
-
-
-def _check_json(value: Any, record: dict[str, Any], check: FieldCheck) -> None:
-    _read_json(value, record, check)
-
-
-def _find_schema_problem(check: FieldCheck) -> str | None:
-    if check.schema_field and check.schema_field != check.field:
-        return None
-    fault = "is the field itself" if check.schema_field else "is unset"
-    return f"schema_field {fault}; name the field that holds the schema"
-
-
-def _check_json_schema(value: Any, record: dict[str, Any], check: FieldCheck) -> None:
-    """Check a value by a schema, whose draft is its ``$schema``, else 2020-12.
-
-    ``format`` is not asserted. Nothing is fetched: external references to all but the drafts' own
-    schemas fail.
-    """
-    place = str(check.schema_field)
-    schema = look_up(record, place)
-    if schema is MISSING:
-        raise Reject("missing_field", "a check needs the schema in it", field=place)
-    if schema is None:
-        raise Filtered("schema_missing", "the record has no schema", field=place)
-    instance = _read_json(value, record, check)
+    if place is None:
+        return
     if isinstance(value, str) and len(value) > MAX_JSON_CHARS:
         detail = f"longer than {MAX_JSON_CHARS:,} characters, too long to judge"
         raise Filtered("schema_too_costly", detail)
@@ -148,6 +135,13 @@ def _check_json_schema(value: Any, record: dict[str, Any], check: FieldCheck) ->
         if fault[0] == "json_schema_violation":
             raise Filtered(*fault)
         raise Filtered(*fault, field=place, value=schema if isinstance(schema, str) else None)
+
+
+def _find_schema_problem(check: FieldCheck) -> str | None:
+    if check.schema_field and check.schema_field != check.field:
+        return None
+    fault = "is the field itself" if check.schema_field else "is unset"
+    return f"schema_field {fault}; name the field that holds the schema"
 
 
 @cache
@@ -160,9 +154,7 @@ def _validators() -> Any:
 KINDS: dict[CheckName, CheckKind] = {
     "sql": CheckKind(sql.check_sql, ("dialect", "transpile_to"), sql.find_problem),
     "json": CheckKind(_check_json, of_text=False),
-    "json_schema": CheckKind(
-        _check_json_schema, ("schema_field",), _find_schema_problem, of_text=False
-    ),
+    "json_schema": CheckKind(_check_json, ("schema_field",), _find_schema_problem, of_text=False),
     "cypher": CheckKind(cypher.check_cypher),
     "typescript": CheckKind(typescript.check_typescript),
     "length": CheckKind(_check_length, ("min_chars", "max_chars"), _find_length_problem),
