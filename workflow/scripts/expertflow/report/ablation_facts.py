@@ -50,7 +50,7 @@ class Ladder(Record, frozen=True, kw_only=True):
         return tuple(step for step in self.steps if step.tokens_per_s is None)
 
 
-def divided(one: Estimate, other: Estimate) -> Estimate:
+def divide_estimates(one: Estimate, other: Estimate) -> Estimate:
     """Divide two ratios to the plan; the returned interval is an upper bound on the true one."""
     return Estimate(
         value=one.value / other.value, low=one.low / other.high, high=one.high / other.low,
@@ -64,7 +64,7 @@ def changes(record: AblationRecord) -> tuple[Bar, ...]:
     return tuple(sorted(single, key=lambda bar: bar.ratio.value if bar.ratio else math.inf))
 
 
-def label(bar: Bar) -> str:
+def label_bar(bar: Bar) -> str:
     return f"{bar.label} ({METRICS[bar.metric]})" if METRICS[bar.metric] else bar.label
 
 
@@ -113,12 +113,12 @@ def _ladder(rungs: list[Bar], plan: Bar | None, plan_tokens_per_s: float) -> Lad
             label=plan.label if plan else PLAN_LABEL,
             tokens_per_s=plan_tokens_per_s,
             before=plan_tokens_per_s * last.value,
-            factor=None if last is SAME else divided(SAME, last),
+            factor=None if last is SAME else divide_estimates(SAME, last),
             is_plan=True,
         )
     )
     start = next(step for step in steps if step.tokens_per_s is not None)
-    name, whole = rungs[0].of or "", divided(SAME, first)
+    name, whole = rungs[0].of or "", divide_estimates(SAME, first)
     product = math.prod(step.factor.value for step in steps if step.factor)
     if abs(product / whole.value - 1) > AGREE_FRACTION:
         raise DataError(
@@ -132,7 +132,7 @@ def _step(bar: Bar, before: Estimate | None, plan_tokens_per_s: float) -> Step:
     ratio, factor = rung_ratio(bar), None
     # No change: the plan repeated, or a rung that runs exactly like the one before.
     if ratio is not None and before is not None and ratio != before:
-        factor = bar.step or divided(ratio, before)
+        factor = bar.step or divide_estimates(ratio, before)
     spread = None if ratio is SAME else ratio
     return Step(
         label=bar.label,
@@ -146,11 +146,11 @@ def _step(bar: Bar, before: Estimate | None, plan_tokens_per_s: float) -> Step:
     )
 
 
-def interval(ratio: Estimate) -> str:
-    return f"{bare(ratio.low)} to {bare(ratio.high)}"
+def format_interval(ratio: Estimate) -> str:
+    return f"{bare_factor(ratio.low)} to {bare_factor(ratio.high)}"
 
 
-def bare(ratio: float) -> str:
+def bare_factor(ratio: float) -> str:
     return f.factor(ratio)[1:]
 
 
@@ -159,5 +159,5 @@ def steps_that_count(ladder: Ladder) -> list[tuple[str, Estimate]]:
     return sorted(found, key=lambda item: -item[1].value)
 
 
-def quoted(label: str) -> str:
+def quote(label: str) -> str:
     return f"\u201c{label}\u201d"

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from msgspec.structs import asdict
 
 from expertflow.core.format import show_hidden
+from expertflow.report import ablation_facts
 from expertflow.report import format as f
 from expertflow.report.learned import format_difference, format_interval
 from expertflow.report.measured import NO_REASON, NOT_MEASURED, Missing, is_measured
@@ -33,6 +34,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "text": str,
     "repr": repr,
     "fields": asdict,
+    "ratio_interval": ablation_facts.format_interval,
+    "bare_factor": ablation_facts.bare_factor,
     "in_format": lambda value, name: getattr(f, name)(value),
     "in_unit": lambda value, unit: UNITS[unit](value),
     "difference": format_difference,

@@ -10,7 +10,7 @@ import altair as alt
 
 from expertflow.report import ablation_facts as facts
 from expertflow.report import format as f
-from expertflow.report.ablation_facts import Ladder, Step, interval
+from expertflow.report.ablation_facts import Ladder, Step, format_interval
 from expertflow.report.charts import frame as fr
 from expertflow.studies.records import Bar, Estimate
 
@@ -63,7 +63,7 @@ def changes_chart(bars: tuple[Bar, ...]) -> fr.Chart | None:
     drawn = [(bar, bar.ratio) for bar in bars if bar.ratio]
     if not drawn:
         return None
-    names = [facts.label(bar) for bar, _ in drawn]
+    names = [facts.label_bar(bar) for bar, _ in drawn]
     values = [ratio.value for _, ratio in drawn]
     low = max(
         min(1 / LEAST_REACH, *(min(ratio.least, ratio.low) for _, ratio in drawn)),
@@ -79,7 +79,7 @@ def changes_chart(bars: tuple[Bar, ...]) -> fr.Chart | None:
     def draw(form: fr.ScreenForm) -> list[alt.Chart]:
         texts = [
             f.factor(ratio.value)
-            + ("" if form is fr.NARROW else f" ({interval(ratio)})")
+            + ("" if form is fr.NARROW else f" ({format_interval(ratio)})")
             + _odd(bar)
             for bar, ratio in drawn
         ]
@@ -207,7 +207,7 @@ def _figure(step: Step, form: fr.ScreenForm) -> str:
         return step.outcome
     if step.factor is None:
         return f.short(step.tokens_per_s)
-    spread = "" if form is fr.NARROW else f" ({interval(step.factor)})"
+    spread = "" if form is fr.NARROW else f" ({format_interval(step.factor)})"
     return f"{f.factor(step.factor.value)}{spread} \u00b7 {f.short(step.tokens_per_s)}"
 
 

@@ -94,12 +94,13 @@ def switch_costs(report: Report) -> Findings:
     if not found:
         return
     record, best, ratio = max(found, key=lambda item: item[2].value)
-    others = [facts.quoted(bar.label) for _, bar, _ in reversed(found) if bar is not best]
+    others = [facts.quote(bar.label) for _, bar, _ in reversed(found) if bar is not best]
     more = f"; so are {', '.join(others)}" if others else ""
     yield finding(
         "switch-costs",
-        evidence=f"with {facts.quoted(best.label)} the plan trains {f.factor(ratio.value)} as fast"
-        f" (95 % interval {facts.interval(ratio)}, over {record.n_repeats} pairs of runs){more}",
+        evidence=f"with {facts.quote(best.label)} the plan trains {f.factor(ratio.value)} as fast"
+        f" (95 % interval {facts.format_interval(ratio)}, over {record.n_repeats} pairs of"
+        f" runs){more}",
         threshold=f"no single change whose interval lies above {f.factor(facts.NOTABLE)}",
         origin="measured by the ablation",
         recommendation=f"the settings of variant {best.name} (config/ablations), or tune this"
