@@ -126,15 +126,6 @@ def test_what_cannot_be_honored_is_refused(options: dict[str, Any], message: str
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("window", [None, 5])
-def test_the_block_mask_is_the_document_mask(window: int | None) -> None:
-    from torch.nn.attention.flex_attention import create_mask
-
-    made = attention._block_mask(POSITIONS, window)
-    dense_mask = create_mask(made.mask_mod, 2, 1, 32, 32, device="cpu")
-    assert torch.equal(dense_mask, attention.document_mask(POSITIONS, window))
-
-
 def packed_batch(chosen: list[int]) -> Batch:
     ids = np.zeros((3, 32), np.int32)
     rows = packed_rows(ids, [[10, 7, 15], [20, 5], [32]], [[], [], []])

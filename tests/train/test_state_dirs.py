@@ -24,8 +24,8 @@ from expertflow.train.saved.state_dirs import lock_state, prunable_states
 HOLD = """
 import sys, time
 from pathlib import Path
-from expertflow.train.saved.state_dirs import locked
-with locked(Path(sys.argv[1])):
+from expertflow.train.saved.state_dirs import lock_state
+with lock_state(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """

@@ -114,7 +114,6 @@ def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
     memory.probe_longest_batch(run)
     run.clock.started()
     run.fetched_at_s = time.perf_counter()
-    losses: list[float] = []
     with load_batches(run.feed, 0, plan=run.plan, device=run.device) as batches:
 
         def step() -> None:
@@ -125,7 +124,7 @@ def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
         startup_s = time.perf_counter() - began_s
         first_s = _warm_up(trial, run, step)
         memory.warm_up_compile(run, trial.n_timed_steps)
-        _fetch(run, losses)
+        losses = _fetch(run)
         _wait(run)
         before = {name: getattr(run.progress, name) for name in COUNTS}
         waited_s, start_s = run.clock.seconds["data_wait"], time.perf_counter()
@@ -134,7 +133,7 @@ def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
         _wait(run)
         timed_s = time.perf_counter() - start_s
         waited_s = run.clock.seconds["data_wait"] - waited_s
-        _fetch(run, losses)
+        losses += _fetch(run)
     save_s = None
     if trial.with_save:
         # The seconds for which training would have waited.
@@ -200,10 +199,10 @@ def _step_on(
     return None
 
 
-def _fetch(run: TrainingRun, losses: list[float]) -> None:
+def _fetch(run: TrainingRun) -> list[float]:
     pending = list(run.pending)
     step_hooks.flush_steps(run)
-    losses += [float(step.loss) for step in pending]
+    return [float(step.loss) for step in pending]
 
 
 def _wait(run: TrainingRun) -> None:

@@ -7,11 +7,10 @@ Shapes: N rows in all, B rows of a batch or of several, L tokens a row, P batche
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from expertflow.core.records import Record
@@ -53,23 +52,8 @@ class Batch(Record, frozen=True, kw_only=True):
     def n_padding_tokens(self) -> int:
         return self.input_ids_BL.numel() - self.n_tokens
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as one tensor, since each tensor sent by a worker costs a connection."""
-        whole = torch.cat([getattr(self, name).reshape(-1) for name in TENSORS])
-        rest = {name: value for name, value in asdict(self).items() if name not in TENSORS}
-        return _received, (whole, rest)
-
     def pin_memory(self) -> "Batch":
         return replace(self, **{name: getattr(self, name).pin_memory() for name in TENSORS})
-
-
-def _received(whole: torch.Tensor, rest: dict[str, Any]) -> Batch:
-    length = rest["max_length"]
-    n = len(rest["rows"]) * length
-    sizes = [n, n, n, len(whole) - 3 * n]
-    *by_row, cu_seqlens = whole.split(sizes)  # type: ignore[no-untyped-call]
-    tensors = (*(tensor.view(-1, length) for tensor in by_row), cu_seqlens)
-    return Batch(**dict(zip(TENSORS, tensors, strict=True)), **rest)
 
 
 class Buffers:

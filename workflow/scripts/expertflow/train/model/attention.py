@@ -1,15 +1,14 @@
 """Attention within the documents of a packed row.
 
 Ours is registered with transformers under a name without a mask function, so it builds no mask and
-passes our keyword arguments through. Missing lengths are an error, never full attention. The
-kernels of transformers, for comparison, get a mask.
+passes our keyword arguments through. Missing lengths are an error, never full attention. For its
+own kernels, here to compare with, transformers makes masks from the position ids.
 
 Shapes: B rows, H query heads, K key heads, L tokens a row, N of a document, D head width.
 """
 
 import inspect
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -114,7 +113,7 @@ def _attend_documents(
             query[start:end].transpose(0, 1)[None],
             key[start:end].transpose(0, 1)[None],
             value[start:end].transpose(0, 1)[None],
-            attn_mask=causal_mask(end - start, window, query.device) if cut else None,
+            attn_mask=_window_mask(end - start, window, query.device) if cut else None,
             is_causal=not cut,
             dropout_p=dropout,
             scale=scaling,
@@ -123,6 +122,11 @@ def _attend_documents(
         documents.append(out_1HND[0].transpose(0, 1))
     out = torch.cat(documents)
     return out.view(batch, length, *out.shape[1:])
+
+
+def _window_mask(length: int, window: int | None, device: torch.device) -> torch.Tensor:
+    causal_NN = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return causal_NN if window is None else causal_NN.triu(1 - window)
 
 
 def needs_own_heads(query: torch.Tensor) -> bool:
@@ -198,72 +202,6 @@ def activate_flash_3(device: torch.device) -> str:
     except (ImportError, RuntimeError) as error:
         return f"no FlashAttention-3: it cannot be loaded ({' '.join(str(error).split())[:120]})"
     return "FlashAttention-3"
-
-
-def make_masks(
-    attention: str, config: Any, position_ids_BL: torch.Tensor, dtype: torch.dtype
-) -> Any:
-    """Return the mask for a transformers kernel, or one per kind of layer if they differ.
-
-    ``attention`` is transformers' kernel name, ``config`` the text model's.
-    """
-    make: Callable[[torch.Tensor, int | None], Any]
-    if attention == FLEX:
-        make = _block_mask
-    elif attention == "sdpa":
-        make = document_mask
-    else:
-        make = partial(_additive_mask, dtype=dtype)
-    kinds, window = layer_kinds(config), getattr(config, "sliding_window", None)
-    if "sliding_attention" in kinds:
-        windows = {"full_attention": None, "sliding_attention": window}
-        return {kind: make(position_ids_BL, windows[kind]) for kind in sorted(kinds)}
-    # Families that do not distinguish layers use the window in all of them.
-    return make(position_ids_BL, None if kinds else window)
-
-
-def layer_kinds(config: Any) -> frozenset[str]:
-    return frozenset(getattr(config, "layer_types", None) or ())
-
-
-def document_mask(position_ids_BL: torch.Tensor, window: int | None = None) -> torch.Tensor:
-    """Return the [B, 1, L, L] mask, true where a query may see a key.
-
-    A document starts at each position 0.
-    """
-    document_BL = (position_ids_BL == 0).cumsum(dim=1)
-    same_BLL = document_BL[:, :, None] == document_BL[:, None, :]
-    causal_LL = causal_mask(position_ids_BL.shape[1], window, position_ids_BL.device)
-    return (same_BLL & causal_LL)[:, None]
-
-
-def causal_mask(length: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Return the [L, L] mask of one document, true where a query may see a key."""
-    mask_LL = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    return mask_LL if window is None else mask_LL.triu(1 - window)
-
-
-def _additive_mask(
-    position_ids_BL: torch.Tensor, window: int | None, *, dtype: torch.dtype
-) -> torch.Tensor:
-    mask = document_mask(position_ids_BL, window)
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
-
-
-def _block_mask(position_ids_BL: torch.Tensor, window: int | None) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    document_BL = (position_ids_BL == 0).cumsum(dim=1)
-    batch, length = position_ids_BL.shape
-    reach = length if window is None else window
-
-    def may_look(
-        row: torch.Tensor, _head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-    ) -> torch.Tensor:
-        same = document_BL[row, query] == document_BL[row, key]
-        return same & (query >= key) & (query - key < reach)
-
-    return create_block_mask(may_look, batch, None, length, length, device=str(document_BL.device))
 
 
 AttentionInterface.register(NAME, attention_forward)

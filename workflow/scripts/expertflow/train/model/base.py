@@ -61,9 +61,7 @@ def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, directory: Path) 
         path=str(path),
         license=spec.license,
         facts=facts,
-        n_parameters=sum(
-            _count_parameters(file, tied=facts.tie_word_embeddings) for file in weights
-        ),
+        n_parameters=_count_parameters(weights, tied=facts.tie_word_embeddings),
         n_weight_bytes=sum(file.stat().st_size for file in weights),
         weights_sha256=hash_weights(path),
         tokenizer=tokenizer,
@@ -79,12 +77,8 @@ def weight_files(directory: Path) -> list[Path]:
 def list_model_files(directory: Path) -> list[Path]:
     """List the files of a model's folder to read or pass on, sorted by name."""
     files = {file for pattern in WANTED_FILES for file in directory.glob(pattern)}
-    weights = set(weight_files(directory))
-    return sorted(
-        file
-        for file in files
-        if file.is_file() and (file.suffix != ".safetensors" or file in weights)
-    )
+    others = set(directory.glob("*.safetensors")) - set(weight_files(directory))
+    return sorted(file for file in files - others if file.is_file())
 
 
 def hash_weights(directory: Path) -> str:
@@ -139,11 +133,14 @@ def _make_builtin(spec: ModelSpec, tokenizer: TokenizerRecord, output: Path) -> 
         Qwen3ForCausalLM(config).save_pretrained(partial)
 
 
-def _count_parameters(path: Path, *, tied: bool) -> int:
-    """Count a file's parameters; a stored tied head counts once, as embedding."""
+def _count_parameters(files: list[Path], *, tied: bool) -> int:
+    """Count the stored parameters; a tied head counts once, as embedding."""
     from safetensors import safe_open
 
-    with safe_open(path, framework="np") as file:
-        names = [key for key in file.keys() if not (tied and key == "lm_head.weight")]  # noqa: SIM118
-        shapes = [file.get_slice(name).get_shape() for name in names]
-    return sum(map(math.prod, shapes))
+    n_parameters = 0
+    for path in files:
+        with safe_open(path, framework="np") as file:
+            for name in file.keys():  # noqa: SIM118
+                if not (tied and name == "lm_head.weight"):
+                    n_parameters += math.prod(file.get_slice(name).get_shape())
+    return n_parameters

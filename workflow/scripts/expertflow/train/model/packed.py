@@ -87,10 +87,8 @@ def head_weight(lm: PreTrainedModel) -> torch.Tensor:
 
 def document_kwargs(lm: PreTrainedModel, batch: Batch, positions: torch.Tensor) -> dict[str, Any]:
     device, dtype = positions.device, product_dtype(positions.device, lm.dtype)
-    name = lm.config._attn_implementation
-    if name != attention.NAME:
-        config = lm.config.get_text_config()
-        return {"attention_mask": attention.make_masks(name, config, positions, dtype)}
+    if lm.config._attn_implementation != attention.NAME:
+        return {}
     if attention.varlen_unavailable_reason(device, dtype) is None:
         return {"cu_seq_lens_q": padded_bounds(batch, device), "max_length_q": batch.max_length}
     return {"document_bounds": padded_bounds(batch, batch.cu_seqlens.device)}

@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from expertflow.core.errors import TrainingError
 from expertflow.tokens.arrow import packed_rows
 from expertflow.train.feed.batches import Collator
-from expertflow.train.model.attention import layer_kinds
 from expertflow.train.model.loss import product_dtype
 from expertflow.train.model.packed import (
     PackedLoss,
@@ -54,7 +53,8 @@ def check_model(loss: PackedLoss) -> str:
     """
     lm = causal_lm(loss.model)
     family, device = lm.config.model_type, next(lm.parameters()).device
-    unknown = sorted(layer_kinds(lm.config.get_text_config()) - KINDS)
+    kinds = getattr(lm.config.get_text_config(), "layer_types", None) or ()
+    unknown = sorted(set(kinds) - KINDS)
     if unknown:
         raise TrainingError(
             f"{family} has layers of {', '.join(unknown)}, which cannot keep packed documents"
