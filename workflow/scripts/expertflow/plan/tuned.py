@@ -68,6 +68,15 @@ class TuningRecord(Record, frozen=True, kw_only=True):
     search_s: float
     was_cached: bool
 
+    @property
+    def rates(self) -> dict[TunedSettings, float]:
+        """Tokens a second of the choices that were timed."""
+        return {t.settings: t.tokens_per_s for t in measured_trials(self.trials) if t.tokens_per_s}
+
+    def speedup(self, settings: TunedSettings) -> float | None:
+        ours, default = self.rates.get(settings), self.rates.get(self.default)
+        return ours / default if ours and default else None
+
 
 # Settings of a search, by their manifest names.
 SEARCHED = TunedSettings.__struct_fields__
@@ -196,42 +205,35 @@ def choose_tuned(tuning: Tuning, plan: TrainPlan, draft: PlanDraft) -> AdoptedSe
         other, own = _first_difference(record.key, key)
         return f"left out: it was tuned for another run ({other}, not {own})"
     default, free = settings_of(plan), free_settings(spec)
-    found = _find_fastest(record, default, free)
-    if found is None:
-        return "left out: nothing that was tried and agrees with the manifest could be run"
+    found, rates, overruled = record.best, record.rates, {}
+    if found is None or not is_allowed(found, default, free):
+        allowed = {s: rate for s, rate in rates.items() if is_allowed(s, default, free)}
+        if not allowed:
+            return "left out: nothing that was tried and agrees with the manifest could be run"
+        found = max(allowed, key=lambda settings: allowed[settings])
+        if allowed.get(default, 0.0) * (1 + TIE_FRACTION) >= allowed[found]:
+            found = default
     filled = {name: getattr(found, name) for name in SEARCHED if name in free}
     attention = name_of(TunedSettings.attention)
     if filled.get(attention) == "packed":
         filled[attention] = spec.attention
+    fastest = max(rates, key=lambda settings: rates[settings], default=None)
+    if fastest is not None and (ratio := record.speedup(fastest)) is not None:
+        # Settings of the manifest stay, although another value was faster.
+        overruled = {
+            name: f"wins over tuning, whose fastest trial had {value} and {ratio:.2f} times the"
+            " default's speed"
+            for name in SEARCHED
+            if name not in free and (value := getattr(fastest, name)) != getattr(found, name)
+        }
+    because = _because(record, found, default)
     return AdoptedSettings(
-        spec=replace(spec, **filled),
-        because=_because(record, found, default),
-        free=free,
-        overruled=_overruled(record, found, free),
+        spec=replace(spec, **filled), because=because, free=free, overruled=overruled
     )
 
 
 def measured_trials(trials: Iterable[TuningTrial]) -> list[TuningTrial]:
     return [trial for trial in trials if trial.outcome == "measured"]
-
-
-def _rates(record: TuningRecord) -> dict[TunedSettings, float]:
-    return {t.settings: t.tokens_per_s for t in measured_trials(record.trials) if t.tokens_per_s}
-
-
-def _find_fastest(
-    record: TuningRecord, default: TunedSettings, free: frozenset[str]
-) -> TunedSettings | None:
-    if record.best is not None and is_allowed(record.best, default, free):
-        return record.best
-    rates = {
-        known: rate for known, rate in _rates(record).items() if is_allowed(known, default, free)
-    }
-    if not rates:
-        return None
-    fastest = max(rates, key=lambda settings: rates[settings])
-    is_tie = rates.get(default, 0.0) * (1 + TIE_FRACTION) >= rates[fastest]
-    return default if is_tie else fastest
 
 
 def _because(record: TuningRecord, found: TunedSettings, default: TunedSettings) -> str:
@@ -249,25 +251,5 @@ def _because(record: TuningRecord, found: TunedSettings, default: TunedSettings)
         low, high = record.gain_low, record.gain_high
         between = "" if low is None else f" [{low:.2f}, {high:.2f}]"
         return f"{words}, {record.gain:.2f} times the default{between}"
-    ratio = None if found == record.best else _ratio(record, found)
+    ratio = None if found == record.best else record.speedup(found)
     return words if ratio is None else f"{words}, {ratio:.2f} times the default in one trial each"
-
-
-def _overruled(record: TuningRecord, found: TunedSettings, free: frozenset[str]) -> dict[str, str]:
-    """Return why manifest settings stay although another value was faster in the search."""
-    rates = _rates(record)
-    fastest = max(rates, key=lambda settings: rates[settings], default=None)
-    if fastest is None or (ratio := _ratio(record, fastest)) is None:
-        return {}
-    return {
-        name: f"wins over tuning, whose fastest trial had {value} and {ratio:.2f} times the"
-        " default's speed"
-        for name in SEARCHED
-        if name not in free and (value := getattr(fastest, name)) != getattr(found, name)
-    }
-
-
-def _ratio(record: TuningRecord, settings: TunedSettings) -> float | None:
-    rates = _rates(record)
-    mine, default = rates.get(settings), rates.get(record.default)
-    return mine / default if mine and default else None
