@@ -34,11 +34,6 @@ def test_an_interval_is_that_of_the_logarithms() -> None:
     assert (found.least, found.most) == (math.exp(-0.1), math.exp(0.1))
 
 
-def test_a_single_ratio_has_no_interval() -> None:
-    with pytest.raises(ValueError, match="1 ratios"):
-        estimate_ratio([2.0])
-
-
 def test_quotients_add_half_widths_in_squares() -> None:
     of, to = estimate_ratio([1.9, 2.0, 2.1]), estimate_ratio([0.5, 0.52, 0.48])
     found = divide_estimates(of, to)
@@ -84,18 +79,42 @@ def test_a_verdict_follows_from_the_interval(
     assert found.measured == measured("fast", *ratios).ratio
 
 
-def test_a_claim_that_the_interval_reaches_beyond_is_told() -> None:
-    wide = verdict("v", "plan", measured("v", 1.5, 1.9, 2.3), low=1.2, high=2.0)
-    assert wide.verdict == "as claimed"
-    assert wide.reason == "the interval reaches beyond what was said"
-    narrow = verdict("v", "plan", measured("v", 1.5, 1.51, 1.52), low=1.2, high=2.0)
-    assert (narrow.verdict, narrow.reason) == ("as claimed", None)
+ALIKE = {"settings_sha256": "s"}
+HALF = variant("half", metric="hours", saves=0.5)
+HOURS = "600 steps of 1 s and 28 saves of 2 s"
 
 
-def test_variants_that_are_run_alike_are_not_compared() -> None:
-    a, b = (measured(name, *TWICE, settings_sha256="s") for name in "ab")
-    found = verdict("a", "b", a, b)
-    assert (found.verdict, found.reason) == ("not measurable", "a and b are one and the same here")
+@pytest.mark.parametrize(
+    ("of", "to", "records", "bounds", "expected", "said"),
+    [
+        ("v", "plan", [measured("v", 1.5, 1.9, 2.3)], {"low": 1.2, "high": 2.0}, "as claimed",
+         "the interval reaches beyond what was said"),
+        ("v", "plan", [measured("v", 1.5, 1.51, 1.52)], {"low": 1.2, "high": 2.0}, "as claimed",
+         None),
+        # Variants that are run alike are not compared; one that is the plan stands for it.
+        ("a", "b", [measured(name, *TWICE, **ALIKE) for name in "ab"], {}, "not measurable",
+         "a and b are one and the same here"),
+        ("a", "b", [measured("a", *TWICE), plain("b")], {"low": 1.2, "high": 2.5}, "as claimed",
+         "b is the plan here"),
+        # What has no answer has a reason.
+        ("a", "b", [plain("a", "TF32 is of CUDA cards"), plain("b")], {}, "not measurable",
+         "one and the same here: TF32 is of CUDA cards"),
+        ("a", "plan", [plain("a")], {}, "not measurable", "one and the same here"),
+        ("a", "b", [measured("a", *TWICE), hopeless("b", "no compiler")], {}, "not measurable",
+         "b: not measurable, no compiler"),
+        ("a", "plan", [hopeless("a", "CUDA out of memory", "out of memory")], {}, "not measurable",
+         "out of memory"),
+        ("half", "plan", [measured("half", 1.012, 1.012, 1.0121, variant=HALF, reason=HOURS)],
+         {"low": 1.053, "high": 1.111}, "less", HOURS),
+    ],
+)  # fmt: skip
+def test_a_verdict_has_its_reason(
+    of: str, to: str, records: list[VariantRecord], bounds: Any, expected: str, said: str | None
+) -> None:
+    found = verdict(of, to, *records, **bounds)
+    assert found.verdict == expected and (found.measured is None) is (expected == "not measurable")
+    assert found.reason is None if said is None else said in (found.reason or "")
+    assert found.metric == ("hours" if of == "half" else "tokens_per_s")
 
 
 def test_the_plan_against_a_slower_variant_turns_the_ratio() -> None:
@@ -103,30 +122,6 @@ def test_the_plan_against_a_slower_variant_turns_the_ratio() -> None:
     assert found.measured is not None
     assert found.measured.value == pytest.approx(5, rel=0.01) and found.verdict == "as claimed"
     assert found.measured.least == pytest.approx(1 / 0.21)
-
-
-def test_a_variant_that_is_the_plan_stands_for_it() -> None:
-    found = verdict("a", "b", measured("a", *TWICE), plain("b"), low=1.2, high=2.5)
-    assert found.verdict == "as claimed" and "b is the plan here" in (found.reason or "")
-
-
-def test_what_has_no_answer_has_a_reason() -> None:
-    both = verdict("a", "b", plain("a", "TF32 is of CUDA cards"), plain("b"))
-    assert both.verdict == "not measurable" and both.measured is None
-    assert "one and the same here: TF32 is of CUDA cards" in (both.reason or "")
-    same = verdict("a", "plan", plain("a"))
-    assert same.verdict == "not measurable"
-    none = verdict("a", "b", measured("a", *TWICE), hopeless("b", "no compiler"))
-    assert none.verdict == "not measurable" and none.reason == "b: not measurable, no compiler"
-    full = verdict("a", "plan", hopeless("a", "CUDA out of memory", "out of memory"))
-    assert full.verdict == "not measurable" and "out of memory" in (full.reason or "")
-
-
-def test_hours_say_their_arithmetic() -> None:
-    half, how = variant("half", metric="hours", saves=0.5), "600 steps of 1 s and 28 saves of 2 s"
-    saves = measured("half", 1.012, 1.012, 1.0121, variant=half, reason=how)
-    found = verdict("half", "plan", saves, low=1.053, high=1.111)
-    assert (found.verdict, found.metric, found.reason) == ("less", "hours", how)
 
 
 def joined(

@@ -143,15 +143,6 @@ def test_a_spoilt_cache_is_tuned_anew(tiny: Path, tmp_path: Path) -> None:
     assert not machine.tune(job(tiny, tmp_path)).was_cached and machine.ran
 
 
-def test_what_was_timed_before_an_end_is_kept(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        Machine(stops_after=2).tune(job(tiny, tmp_path))
-    after = Machine()
-    assert after.tune(job(tiny, tmp_path)).was_cached
-    first = {trial.plan.n_threads for trial in after.ran[:1]}
-    assert first == {2}, "the default and one thread are known"
-
-
 def test_what_cannot_be_run_is_no_end(tiny: Path, tmp_path: Path) -> None:
     def broken(trial: Trial) -> TrialResult:
         raise TrainingError("a kernel\nis missing")

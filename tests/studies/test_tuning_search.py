@@ -171,16 +171,6 @@ def test_a_cpu_tunes_threads_and_rows() -> None:
     assert search.trials[skipped[0]].reason == "not tried on a CPU"
 
 
-def test_known_trials_are_taken_over() -> None:
-    first, kept = Card(speed), []
-    found = first.search(keep=kept.append)
-    assert [trial.settings for trial in kept] == first.ran
-    second = Card(speed)
-    again = second.search(known={trial.settings: trial for trial in kept})
-    assert second.ran == [] and again.best() == found.best()
-    assert again.trials == found.trials
-
-
 def test_what_another_search_gave_up_is_run_again_where_it_may_be_worth_it() -> None:
     kept: list[TuningTrial] = []
     Card(speed).search(keep=kept.append)
