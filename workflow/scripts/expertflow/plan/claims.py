@@ -97,7 +97,19 @@ def _check_steps(claim: Claim, hours: float | None, told: str) -> Outcomes:
         said = f"{claim.duration} on a progress bar is {form}, {time_words(shown)}"
         yield _outcome(said, shown, claim.hours, told)
     if n_steps is not None and rate is not None:
-        yield _check_rate(claim, n_steps / rate / 3600, hours, told)
+        computed = n_steps / rate / 3600
+        said = f"{n_steps:,} steps at {rate:g} a second are {time_words(computed)}"
+        usd, words = None, [] if hours is None else [told]
+        if claim.usd_per_hour is not None:
+            usd = computed * claim.usd_per_hour
+            said += f", about {usd_words(usd)} at {usd_words(claim.usd_per_hour)} an hour"
+            words += [] if claim.usd is None else [usd_words(claim.usd)]
+        if hours is not None:
+            yield _outcome(said, computed, hours, " and ".join(words))
+        elif usd is not None and claim.usd is not None:
+            yield _outcome(said, usd, claim.usd, " and ".join(words))
+        else:
+            yield True, said
     if rate is not None and tokens is None:
         said = f"{rate:g} steps a second mean nothing without tokens per step"
         yield False, f"{said}; say how many tokens a step has"
@@ -111,20 +123,6 @@ def _check_steps(claim: Claim, hours: float | None, told: str) -> Outcomes:
         said = f"{claim.n_documents:,} documents x {epochs:g} / {claim.batch_size} a step"
         said += f" are {steps:,.0f} steps"
         yield (True, said) if n_steps is None else _outcome(said, steps, n_steps, f"{n_steps:,}")
-
-
-def _check_rate(claim: Claim, computed: float, hours: float | None, told: str) -> tuple[bool, str]:
-    said = f"{claim.n_steps:,} steps at {claim.steps_per_s:g} a second are {time_words(computed)}"
-    usd, words = None, [] if hours is None else [told]
-    if claim.usd_per_hour is not None:
-        usd = computed * claim.usd_per_hour
-        said += f", about {usd_words(usd)} at {usd_words(claim.usd_per_hour)} an hour"
-        words += [] if claim.usd is None else [usd_words(claim.usd)]
-    if hours is not None:
-        return _outcome(said, computed, hours, " and ".join(words))
-    if usd is not None and claim.usd is not None:
-        return _outcome(said, usd, claim.usd, " and ".join(words))
-    return True, said
 
 
 def _check_hours(claim: Claim, hours: float, told: str) -> Outcomes:

@@ -190,7 +190,7 @@ def choose_micro_batch(draft: PlanDraft) -> tuple[int, bool]:
 
 
 def _take_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> bool:
-    spec = draft.spec
+    spec, length = draft.spec, draft.packing.sequence_length_tokens
     reason, sparing = spec.cite_setting(Training.batch_size), ""
     if draft.gpu is not None:
         if spec.gradient_checkpointing is None:
@@ -212,7 +212,7 @@ def _take_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> bool:
     draft.choose(Training.batch_size, micro, reason)
     if checkpoint and spec.gradient_checkpointing is None:
         plain = [n for n in _fitting(draft, checkpoint=False) if micro % n == 0]
-        if plain and _tokens(draft, plain[-1]) >= BUSY_TOKENS:
+        if plain and plain[-1] * length >= BUSY_TOKENS:
             sparing = (
                 f"; batch_size {plain[-1]} with gradient_accumulation_steps"
                 f" {micro // plain[-1]} times as many fits without"
@@ -237,23 +237,23 @@ def _micro_batch_by_tier(draft: PlanDraft) -> tuple[int, bool]:
 
 
 def _micro_batch_by_memory(draft: PlanDraft) -> tuple[int, bool]:
-    wanted = draft.spec.gradient_checkpointing
+    wanted, length = draft.spec.gradient_checkpointing, draft.packing.sequence_length_tokens
     plain = _fitting(draft, checkpoint=False) if wanted is not True else []
     again = _fitting(draft, checkpoint=True) if wanted is not False else []
-    busy = min(n for n in ROWS if n == ROWS[-1] or _tokens(draft, n) >= BUSY_TOKENS)
+    busy = min(n for n in ROWS if n == ROWS[-1] or n * length >= BUSY_TOKENS)
     if plain and (plain[-1] >= busy or not again or again[-1] <= plain[-1]):
         micro, checkpoint, why = plain[-1], False, "the most rows that fit without checkpointing"
     elif again:
         micro, checkpoint = min(again[-1], busy), True
         why = "the most rows that fit"
         if again[-1] > busy:
-            why = f"{_tokens(draft, busy):,} tokens, enough to keep a card busy (a judgment)"
+            why = f"{busy * length:,} tokens, enough to keep a card busy (a judgment)"
     else:
         _refuse(draft, checkpoint=wanted is not False)
     draft.choose(Training.batch_size, micro, f"{why}; {_sizes(draft, micro, checkpoint)}")
     if checkpoint and plain and wanted is None:
         reason = (
-            f"without it no more than {_tokens(draft, plain[-1]):,} tokens fit; below"
+            f"without it no more than {plain[-1] * length:,} tokens fit; below"
             f" {BUSY_TOKENS:,} a card is taken to be idle in part (a judgment)"
         )
         return micro, draft.choose(Training.gradient_checkpointing, checkpoint, reason)
@@ -262,10 +262,6 @@ def _micro_batch_by_memory(draft: PlanDraft) -> tuple[int, bool]:
 
 def _fitting(draft: PlanDraft, *, checkpoint: bool) -> list[int]:
     return [n for n in ROWS if _fits(draft, n, checkpoint=checkpoint)]
-
-
-def _tokens(draft: PlanDraft, n_rows: int) -> int:
-    return n_rows * draft.packing.sequence_length_tokens
 
 
 def _fits(draft: PlanDraft, micro: int, *, checkpoint: bool) -> bool:

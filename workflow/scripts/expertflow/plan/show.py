@@ -151,12 +151,12 @@ def _row(option: HardwareOption, options: tuple[HardwareOption, ...]) -> tuple[s
         "-" if option.micro_batch_size is None else str(option.micro_batch_size),
         _band(short_time, option.hours, option.hours_low, option.hours_high),
         rate,
-        _band(short_usd, option.usd, option.usd_low, option.usd_high),
+        _band(_short_usd, option.usd, option.usd_low, option.usd_high),
         "; ".join(filter(None, (*marks, option.remark))),
     )
 
 
-def short_usd(usd: float) -> str:
+def _short_usd(usd: float) -> str:
     return f"{usd:.2f}" if usd >= 0.1 else f"{usd:.2g}"
 
 

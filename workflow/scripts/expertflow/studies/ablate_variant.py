@@ -16,7 +16,7 @@ from expertflow.studies import compare_trials, variants
 from expertflow.studies.compare_trials import estimate_ratio
 from expertflow.studies.records import VariantRecord, VariantSpec
 from expertflow.studies.subprocess_runner import TrialRunner, interruptible, scratch_folder
-from expertflow.studies.variants import IsThePlanError, NotMeasurableError
+from expertflow.studies.variants import NotMeasurableError
 from expertflow.tokens.arrow import read_rows
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.feed.on_the_fly import Documents
@@ -59,10 +59,8 @@ def ablate_variant(job: VariantJob) -> VariantRecord:
     with interruptible(), scratch_folder(job.scratch):
         try:
             return measure[job.spec.variant.metric](job, base, blank)
-        except IsThePlanError as reason:
-            return replace(blank, outcome="is the plan", reason=str(reason))
         except NotMeasurableError as reason:
-            return replace(blank, reason=str(reason))
+            return replace(blank, outcome=reason.outcome, reason=str(reason))
 
 
 def _speed(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRecord:

@@ -67,9 +67,11 @@ class VariantSetup(Record, frozen=True, kw_only=True):
 class NotMeasurableError(Exception):
     """A variant requires something that this machine or model cannot do."""
 
+    outcome = "not measurable"
 
-class IsThePlanError(Exception):
-    pass
+
+class IsThePlanError(NotMeasurableError):
+    outcome = "is the plan"
 
 
 def with_one_process(plan: TrainPlan, *, packing: PackingRecord, facts: ModelFacts) -> TrainPlan:
