@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import sha256_file
-from expertflow.core.records import Record, read_part, read_record
+from expertflow.core.records import Record, fill_record, read_part, read_record
 from expertflow.hardware.probe import probe_machine
 from expertflow.hardware.records import name_processors
 from expertflow.plan.records import ModelFacts, TrainPlan
@@ -130,14 +130,14 @@ def _varied(job: VariantJob, setup: variants.VariantSetup, first: variants.First
 
 
 def _trial(job: VariantJob, plan: TrainPlan, rows: Path, n_timed_steps: int) -> Trial:
-    return Trial(
+    return fill_record(
+        Trial,
+        job,
+        job.spec,
         plan=plan,
-        model=job.model,
         rows=rows,
         scratch=job.scratch / "trial",
-        n_warmup_steps=job.spec.n_warmup_steps,
         n_timed_steps=n_timed_steps,
-        max_timed_s=job.spec.max_timed_s,
     )
 
 

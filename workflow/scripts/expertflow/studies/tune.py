@@ -109,26 +109,15 @@ def tune(
             known=known,
         )
         search.explore()
-        default, best = search.space.default, search.best()
-        pairs = _pairs(bench, search, best, end_s=began_s + job.max_seconds)
-    best, gain, gain_low, gain_high = _judge(search, best, pairs)
-    speeds = {settings: trial.tokens_per_s for settings, trial in search.trials.items()}
-    if pairs and best == pairs[0].best:
-        speeds[best] = median(pair.best_tokens_per_s for pair in pairs)
-        speeds[default] = median(pair.default_tokens_per_s for pair in pairs)
+        judged = _judge(bench, search, search.best(), end_s=began_s + job.max_seconds)
     return fill_record(
         TuningRecord,
         plan,
+        **judged,
         key=key,
         gpu_name=bench.kept.gpu_name,
         model=model_type,
-        best=best,
-        default=default,
-        default_tokens_per_s=speeds[default],
-        best_tokens_per_s=None if best is None else speeds[best],
-        gain=gain,
-        gain_low=gain_low,
-        gain_high=gain_high,
+        default=search.space.default,
         trials=tuple(search.trials.values()),
         search_s=clock() - began_s,
         was_cached=any(trial is known.get(t) for t, trial in search.trials.items()),
@@ -170,11 +159,10 @@ class Bench(Struct, kw_only=True):
             dataloader_num_workers=settings.dataloader_num_workers,
         )
         follows = {name_of(s): value for s, (value, _) in choose_loader(spec, "none").items()}
-        trial = Trial(
+        trial = fill_record(
+            Trial,
+            self.job,
             plan=replace(self.plan, **{**asdict(settings), **follows}),
-            model=self.job.model,
-            rows=self.job.rows,
-            scratch=self.job.scratch,
             n_warmup_steps=N_WARMUP,
             n_timed_steps=N_TIMED,
             max_timed_s=MAX_TIMED_S,
@@ -231,13 +219,45 @@ def _check(plan: TrainPlan) -> None:
         check_card(plan.gpu, name, study="tuning", verb="tune")
 
 
-def _pairs(
+def _judge(
     bench: Bench, search: Search, best: TunedSettings | None, *, end_s: float
-) -> tuple[Pair, ...]:
-    """Time best and default alternately while time is left, adding to earlier pairs."""
+) -> dict[str, Any]:
+    """Return the winner and its gain with interval: the default unless the gain is certain.
+
+    Best and default are timed alternately while time is left, adding to earlier pairs.
+    """
     default = search.space.default
-    if best is None or best == default or search.trials[default].outcome != "measured":
-        return ()
+    speeds = {settings: trial.tokens_per_s for settings, trial in search.trials.items()}
+
+    def winner(settings: TunedSettings | None, *gain: float | None) -> dict[str, Any]:
+        return {
+            "best": settings,
+            **dict(zip(("gain", "gain_low", "gain_high"), (*gain, None, None, None), strict=False)),
+            "default_tokens_per_s": speeds[default],
+            "best_tokens_per_s": None if settings is None else speeds[settings],
+        }
+
+    if best == default:
+        return winner(best, 1.0)
+    if best is None or search.trials[default].outcome != "measured":
+        return winner(best)
+    pairs = _time_pairs(bench, search, best, end_s=end_s)
+    if len(pairs) < N_PAIRS:
+        n_pairs = len(pairs)
+        log.info("%s: %d of %d pairs: the default stays", settings_words(best), n_pairs, N_PAIRS)
+        return winner(default)
+    gain = estimate_ratio([pair.best_tokens_per_s / pair.default_tokens_per_s for pair in pairs])
+    if gain.value < 1 + TIE_FRACTION or gain.low <= 1:
+        found = f"{gain.value:.3f} times the default [{gain.low:.3f}, {gain.high:.3f}]"
+        log.info("%s: %s: a tie", settings_words(best), found)
+        return winner(default, 1.0)
+    speeds[best] = median(pair.best_tokens_per_s for pair in pairs)
+    speeds[default] = median(pair.default_tokens_per_s for pair in pairs)
+    return winner(best, gain.value, gain.low, gain.high)
+
+
+def _time_pairs(bench: Bench, search: Search, best: TunedSettings, *, end_s: float) -> list[Pair]:
+    default = search.space.default
     pairs = [p for p in bench.kept.pairs if (p.best, p.default) == (best, default)]
     # Compiled code is cached by then.
     trials = search.trials[best], search.trials[default]
@@ -260,25 +280,4 @@ def _pairs(
         pairs.append(pair)
         bench.write(pairs=(*bench.kept.pairs, pair))
         took_s = search.clock() - start_s
-    return tuple(pairs)
-
-
-def _judge(
-    search: Search, best: TunedSettings | None, pairs: tuple[Pair, ...]
-) -> tuple[TunedSettings | None, float | None, float | None, float | None]:
-    """Return the winner and its gain with interval: the default unless the gain is certain."""
-    default = search.space.default
-    if best is None or best == default:
-        return best, None if best is None else 1.0, None, None
-    if search.trials[default].outcome != "measured":
-        return best, None, None, None
-    if len(pairs) < N_PAIRS:
-        n_pairs = len(pairs)
-        log.info("%s: %d of %d pairs: the default stays", settings_words(best), n_pairs, N_PAIRS)
-        return default, None, None, None
-    gain = estimate_ratio([pair.best_tokens_per_s / pair.default_tokens_per_s for pair in pairs])
-    if gain.value < 1 + TIE_FRACTION or gain.low <= 1:
-        found = f"{gain.value:.3f} times the default [{gain.low:.3f}, {gain.high:.3f}]"
-        log.info("%s: %s: a tie", settings_words(best), found)
-        return default, 1.0, None, None
-    return best, gain.value, gain.low, gain.high
+    return pairs
