@@ -4,10 +4,9 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 
 from expertflow.core.errors import DataError
-from expertflow.data.formats.lines import bounded_lines, read_record
+from expertflow.data.formats.lines import iter_lines, read_record
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
 from expertflow.data.records import DataFile
 from expertflow.data.reject import RawRecord, Reject
@@ -19,8 +18,15 @@ def iter_all(
     stream: io.BufferedReader, file: DataFile, options: ReadOptions
 ) -> Iterator[RawRecord]:
     rows, names = read_header(stream, file, options)
+
+    def parse(row: list[str]) -> dict[str, str]:
+        if len(row) != len(names):
+            found = f"{len(row)} values for {len(names)} columns"
+            raise Reject("ragged_row", found, value=row[-1])
+        return dict(zip(names, row, strict=True))
+
     for number, row in rows:
-        yield read_record(partial(_value, names=names), row, file.path, number)
+        yield read_record(parse, row, file.path, number)
 
 
 def _rows(
@@ -32,7 +38,7 @@ def _rows(
 
     def decode() -> Iterator[str]:
         nonlocal number
-        for line, _ in bounded_lines(stream):
+        for line, _ in iter_lines(stream):
             number += 1
             if isinstance(line, Reject):
                 faults.append(line)
@@ -68,13 +74,6 @@ def _rows(
         else:
             if row or faults:
                 yield first, faults[0] if faults else row
-
-
-def _value(row: list[str], names: list[str]) -> dict[str, str]:
-    if len(row) != len(names):
-        found = f"{len(row)} values for {len(names)} columns"
-        raise Reject("ragged_row", found, value=row[-1])
-    return dict(zip(names, row, strict=True))
 
 
 def read_header(

@@ -14,7 +14,7 @@ from typing import Any
 
 from expertflow.core.errors import DataError
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
-from expertflow.data.formats.streams import BOM, BUFFER_BYTES, open_bytes, recoded
+from expertflow.data.formats.streams import BOM, BUFFER_BYTES, open_bytes, recode_line
 from expertflow.data.parse import parse_object
 from expertflow.data.records import DataFile
 from expertflow.data.reject import RawRecord, Reject
@@ -34,7 +34,7 @@ def iter_range(
     if options.encoding != "utf-8":
 
         def parse(line: bytes) -> dict[str, Any]:
-            return parse_object(recoded(line, options.encoding))
+            return parse_object(recode_line(line, options.encoding))
 
     with open_bytes(Path(file.path), None) as stream:
         if low > 0:
@@ -46,7 +46,7 @@ def iter_range(
         if start >= high:
             return
         number = 1 + _n_lines_before(start, file, block_bytes)
-        for line, n_bytes in bounded_lines(stream):
+        for line, n_bytes in iter_lines(stream):
             if isinstance(line, Reject) or not line.isspace():
                 yield read_record(parse, line, file.path, number)
             number += 1
@@ -65,7 +65,6 @@ def iter_texts(
     stream: io.BufferedReader, file: DataFile, options: ReadOptions
 ) -> Iterator[RawRecord]:
     path = Path(file.path)
-    unit = "file" if options.text_records == "file" else "line"
 
     def parse(piece: bytes) -> dict[str, Any]:
         try:
@@ -78,20 +77,16 @@ def iter_texts(
             raise Reject("nul_character", "NUL stands in the text", value=text)
         return {"text": text.replace("\r\n", "\n"), "name": path.name}
 
-    pieces: Iterator[Piece]
     if options.text_records == "file":
-        whole = stream.read(MAX_RECORD_BYTES + 1)
-        if len(whole) > MAX_RECORD_BYTES:
+        content = stream.read(MAX_RECORD_BYTES + 1)
+        if len(content) > MAX_RECORD_BYTES:
             raise too_long(path)
-        pieces = iter([(1, whole)])
-    elif options.text_records == "paragraph":
-        pieces = _paragraphs(stream)
-    else:
-        pieces = _lines(stream)
-    for number, piece in pieces:
-        if unit == "line" and isinstance(piece, bytes):
-            piece = piece.rstrip(b"\r\n")
-        yield read_record(parse, piece, file.path, number, unit)
+        yield read_record(parse, content, file.path, 1, "file")
+        return
+    pieces = _paragraphs if options.text_records == "paragraph" else _lines
+    for number, piece in pieces(stream):
+        raw = piece if isinstance(piece, Reject) else piece.rstrip(b"\r\n")
+        yield read_record(parse, raw, file.path, number)
 
 
 def read_record(
@@ -108,7 +103,7 @@ def read_record(
         return RawRecord(path=path, number=number, unit=unit, value=None, fault=fault)
 
 
-def bounded_lines(stream: io.BufferedReader) -> Iterator[tuple[bytes | Reject, int]]:
+def iter_lines(stream: io.BufferedReader) -> Iterator[tuple[bytes | Reject, int]]:
     max_bytes = MAX_RECORD_BYTES
     for line in iter(partial(stream.readline, max_bytes + 1), b""):
         if len(line) > max_bytes and line[-1] != _NEWLINE:
@@ -168,7 +163,7 @@ def _n_lines_before(position: int, file: DataFile, block_bytes: int) -> int:
 
 
 def _lines(stream: io.BufferedReader) -> Iterator[Piece]:
-    for number, (line, _) in enumerate(bounded_lines(stream), start=1):
+    for number, (line, _) in enumerate(iter_lines(stream), start=1):
         if isinstance(line, Reject) or not line.isspace():
             yield number, line
 
@@ -176,7 +171,7 @@ def _lines(stream: io.BufferedReader) -> Iterator[Piece]:
 def _paragraphs(stream: io.BufferedReader) -> Iterator[Piece]:
     parts: list[bytes] = []
     first = n_bytes = 0
-    for number, (line, length) in enumerate(chain(bounded_lines(stream), [(b"\n", 1)]), start=1):
+    for number, (line, length) in enumerate(chain(iter_lines(stream), [(b"\n", 1)]), start=1):
         if isinstance(line, bytes) and line.isspace():
             if n_bytes:
                 yield first, b"".join(parts) if n_bytes <= MAX_RECORD_BYTES else too_large()

@@ -124,7 +124,7 @@ def _unpack(read: Callable[[int], bytes], path: Path, compression: Compression) 
         ) from error
 
 
-def recoded(line: bytes, encoding: str) -> bytes:
+def recode_line(line: bytes, encoding: str) -> bytes:
     """Convert a line to UTF-8; undecodable bytes stay, for the UTF-8 check to find."""
     try:
         return line.decode(encoding, "surrogateescape").encode("utf-8", "surrogateescape")

@@ -91,13 +91,13 @@ def extract_commits(
     shallow (parents missing from a shallow clone), paths, languages, too_many_files, big_files
     (more than git can exclude), and max_commits for those not looked at.
     """
-    n_records = 0
+    is_empty = True
     with open_store(repository, ref=options.ref) as store:
         with closing(HistoryReader(store.git_dir, options)) as reader:
             for record in _History(store, reader, skipped).read_records():
-                n_records += 1
+                is_empty = False
                 yield record
-    if not n_records:
+    if is_empty:
         why = ", ".join(f"{reason} {n}" for reason, n in sorted(skipped.items()))
         raise DataError(
             f"{repository}: no commit of {options.ref} is selected; widen the options"

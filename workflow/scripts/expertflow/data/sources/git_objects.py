@@ -150,7 +150,8 @@ class HistoryReader:
         with contextlib.closing(GitPipe(self._git_dir, *command)) as patch:
             changes = self._parse_changes(patch, commit_id)
         decode = _Decoder()
-        files = [*changes.files, *(_file(decode(path), None, None, None) for path in big)]
+        counts = [b"-\t-\t" + path for path in big]
+        files = [*changes.files, *_parse_files(counts, decode)]
         files.sort(key=lambda file: str(file["path"]))
         return changes._replace(files=files, replaced=changes.replaced or decode.replaced)
 
@@ -217,10 +218,10 @@ class HistoryReader:
                 break
         else:
             del answer[n_bytes - len(sentinel) :]
-        patch = bytes(answer[patch_at:]) if patch_at else b""
-        counts = bytes(answer[: patch_at - 2]) if patch_at else b""
-        decode = _Decoder()
-        files = _parse_files(counts.split(b"\0")[1:], decode)
+        if not patch_at:
+            return Changes([], "", False, False)
+        patch, decode = bytes(answer[patch_at:]), _Decoder()
+        files = _parse_files(bytes(answer[: patch_at - 2]).split(b"\0")[1:], decode)
         text = _cut(patch, max_bytes, decode)
         return Changes(files, text, len(patch) > max_bytes, decode.replaced)
 
@@ -286,16 +287,10 @@ def _parse_files(counts: list[bytes], decode: _Decoder) -> list[dict[str, Any]]:
         if not path:
             old, path = decode(next(parts)), next(parts)
         # Git writes "-" for binary files.
-        numbers = [None if number == b"-" else int(number) for number in (n_added, n_deleted)]
-        files.append(_file(decode(path), old, *numbers))
+        added, deleted = (None if n == b"-" else int(n) for n in (n_added, n_deleted))
+        names = {"path": decode(path), "renamed_from": old}
+        files.append({**names, "n_added": added, "n_deleted": deleted})
     return files
-
-
-def _file(
-    path: str, renamed_from: str | None, n_added: int | None, n_deleted: int | None
-) -> dict[str, Any]:
-    numbers = {"n_added": n_added, "n_deleted": n_deleted}
-    return {"path": path, "renamed_from": renamed_from, **numbers}
 
 
 def _cut(patch: bytes, max_bytes: int, decode: _Decoder) -> str:
