@@ -37,7 +37,8 @@ def rows(files):
 
 def result(source):
     try:
-        fetched = hub.HubDataset(SourceSpec(name="s", kind="hub", **source)).fetch(None, None)
+        spec = SourceSpec(name="s", kind="hub", **source)
+        fetched = hub.HubDataset(spec).fetch(None, None)
     except DataError as error:
         return {"error": str(error)}
     files = fetched.files

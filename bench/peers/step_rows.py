@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from expertflow.plan.records import TrainPlan
-from expertflow.tokens.arrow import PackedRows, packed_rows, read_rows
+from expertflow.tokens.arrow import PackedRows, read_rows
 
 
 def rows_by_step(packed: Path, plan: TrainPlan, shift: int) -> Iterator[PackedRows]:
@@ -22,7 +22,7 @@ def rows_by_step(packed: Path, plan: TrainPlan, shift: int) -> Iterator[PackedRo
         ids = np.concatenate([rows.take_ids(chosen), np.zeros((n_short, rows.length), np.int32)])
         lengths = rows.seq_lengths.take(chosen).tolist() + [[rows.length]] * n_short
         spans = rows.spans.take(chosen).tolist() + [[]] * n_short
-        yield packed_rows(ids, lengths, spans)
+        yield PackedRows.from_lists(ids, lengths, spans)
 
 
 def tokenizer(folder: Path) -> Path:

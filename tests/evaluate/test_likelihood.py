@@ -23,7 +23,7 @@ from expertflow.evaluate.likelihood import choose_options, document_losses, log_
 from expertflow.evaluate.questions import EvalExample
 from expertflow.evaluate.records import Example
 from expertflow.evaluate.tasks.multiple_choice import MultipleChoice
-from expertflow.tokens.arrow import PackedRows, packed_rows
+from expertflow.tokens.arrow import PackedRows
 from expertflow.train.model import attention
 from expertflow.train.model.load import add_adapter
 from expertflow.train.model.packed import PackedLoss, causal_lm, held_out_loss
@@ -165,7 +165,7 @@ def made_rows() -> PackedRows:
     ids = np.random.default_rng(0).integers(2, VOCAB, (5, 24)).astype(np.int32)
     lengths = [[24], [14, 10], [5, 6, 7], [1, 2, 21], [23]]
     spans = [[], [2, 14, 16, 24], [0, 3, 7, 11, 15, 18], [0, 24], [20, 23]]
-    return packed_rows(ids, lengths, spans)
+    return PackedRows.from_lists(ids, lengths, spans)
 
 
 def one_by_one(model: Qwen3ForCausalLM, rows: PackedRows) -> tuple[list[float], list[int]]:

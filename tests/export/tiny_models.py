@@ -14,7 +14,7 @@ from expertflow.evaluate.records import Decoding, Published
 from expertflow.export.merge import ATTENTION, Trained, export_model
 from expertflow.export.records import ExportRecord, ExportSpec
 from expertflow.plan.settings import LoraSpec
-from expertflow.tokens.arrow import PackedRows, packed_rows
+from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 from expertflow.train.model.load import add_adapter, load_base, load_for_export
 from expertflow.train.model.weights import weights_sha256
@@ -55,7 +55,9 @@ def write_base(
 def held_out_rows(n: int = 5) -> PackedRows:
     """Return rows, the first without targets."""
     ids = np.random.default_rng(0).integers(0, VOCAB_SIZE, (n, 24)).astype(np.int32)
-    return packed_rows(ids, [[24], *[[14, 10]] * (n - 1)], [[], *[[2, 14, 16, 24]] * (n - 1)])
+    return PackedRows.from_lists(
+        ids, [[24], *[[14, 10]] * (n - 1)], [[], *[[2, 14, 16, 24]] * (n - 1)]
+    )
 
 
 def load(what: Trained, method: str | None = None) -> Any:

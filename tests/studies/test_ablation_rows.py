@@ -9,7 +9,7 @@ from support import write_tiny_run
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.studies.variants import first_rows, split_documents, write_unpacked
-from expertflow.tokens.arrow import PackedRows, packed_rows, read_rows
+from expertflow.tokens.arrow import PackedRows, read_rows
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.feed.batches import Collator, targets_per_row
 
@@ -47,7 +47,7 @@ def random_rows(seed: int, *, n_rows: int = 40, length: int = 48) -> PackedRows:
             spans[-1] += edges[: len(edges) // 2 * 2].tolist()
             lengths[-1].append(n)
             at += n
-    return packed_rows(ids, lengths, spans)
+    return PackedRows.from_lists(ids, lengths, spans)
 
 
 @pytest.mark.parametrize("seed", range(8))

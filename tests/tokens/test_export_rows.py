@@ -14,8 +14,8 @@ from support import ROOT
 
 from expertflow.core.errors import DataError
 from expertflow.tokens import export_rows as module
-from expertflow.tokens.arrow import ROWS_FILE, PackedRows, packed_rows, write_rows
-from expertflow.tokens.export_rows import export_rows, supervised
+from expertflow.tokens.arrow import ROWS_FILE, PackedRows, write_rows
+from expertflow.tokens.export_rows import export_rows, target_mask
 from expertflow.train.feed.batches import Collator
 
 LENGTH = 8
@@ -34,7 +34,7 @@ LABELS = [
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    rows = packed_rows(IDS, SEQ_LENGTHS, SPANS)
+    rows = PackedRows.from_lists(IDS, SEQ_LENGTHS, SPANS)
     write_rows(tmp_path / "train", [rows], length=LENGTH)
     return tmp_path / "train"
 
@@ -79,14 +79,14 @@ def many_rows(draw: st.DrawFn) -> PackedRows:
         bounds = sorted(draw(st.sets(st.integers(0, cuts[-1]), max_size=8)))
         spans.append(bounds[: len(bounds) // 2 * 2])
     ids = np.arange(1, 1 + 32 * len(spans), dtype=np.int32).reshape(-1, 32)
-    return packed_rows(ids, seq_lengths, spans)
+    return PackedRows.from_lists(ids, seq_lengths, spans)
 
 
 @given(many_rows(), st.randoms(use_true_random=False))
 def test_targets_are_those_of_our_own_batches(rows: PackedRows, random: object) -> None:
     chosen = np.array(random.sample(range(len(rows)), len(rows)))  # type: ignore[attr-defined]
     ids = rows.take_ids(chosen)
-    labels = np.where(supervised(rows, chosen), ids, -100)
+    labels = np.where(target_mask(rows, chosen), ids, -100)
     ours = Collator(rows).batch(chosen).labels_BL.numpy()
     # Where every row holds one document, our batches end with the longest.
     width = ours.shape[1]

@@ -12,7 +12,7 @@ from expertflow.tokens.packing import (
     concat_pieces,
     count_rows,
     count_targets,
-    cut,
+    cut_documents,
 )
 from expertflow.tokens.ragged import Ragged
 
@@ -20,7 +20,7 @@ lengths = st.lists(st.integers(0, 300), max_size=200).map(lambda n: np.array(n, 
 
 
 def filled(pieces: Pieces, rows: Ragged) -> list[int]:
-    return Ragged(pieces.length[rows.values], rows.offsets).sums().tolist()
+    return Ragged(pieces.length[rows.values], rows.offsets).sum_lists().tolist()
 
 
 def as_tuples(pieces: Pieces) -> list[tuple[int, int, int]]:
@@ -59,7 +59,7 @@ def test_equal_lengths_keep_their_order(sizes: list[int], row_length: int) -> No
 
 @given(lengths, st.integers(8, 300), st.sampled_from(["split", "truncate", "drop"]))
 def test_no_token_is_lost_or_invented(sizes: np.ndarray, row_length: int, overflow: str) -> None:
-    pieces = cut(sizes, row_length=row_length, overflow=overflow)
+    pieces = cut_documents(sizes, row_length=row_length, overflow=overflow)
     rows = best_fit_decreasing(pieces.length, row_length=row_length)
     assert sorted(rows.values.tolist()) == list(range(len(pieces.length)))
     assert max(filled(pieces, rows), default=0) <= row_length
@@ -97,7 +97,7 @@ def test_many_documents_fill_rows_to_the_bound(row_length: int) -> None:
 @pytest.mark.parametrize("more", [-1, 0, 1])
 @pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
 def test_lengths_around_the_row_length(row_length: int, more: int, overflow: str) -> None:
-    pieces = cut(np.array([row_length + more]), row_length=row_length, overflow=overflow)
+    pieces = cut_documents(np.array([row_length + more]), row_length=row_length, overflow=overflow)
     if more <= 0:
         assert as_tuples(pieces) == [(0, 0, row_length + more)]
         assert (pieces.n_split, pieces.n_truncated, pieces.n_dropped) == (0, 0, 0)

@@ -22,7 +22,7 @@ from expertflow.tokens.arrow import from_arrow_lists, read_index
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.records import TokenShardRecord, TokenSpec
 from expertflow.tokens.shard import pretokenize_shard
-from expertflow.tokens.store import ABANDONED_S, ensure_stored, prunable, publish
+from expertflow.tokens.store import ABANDONED_S, ensure_stored, find_prunable, publish_file
 from expertflow.tokens.tokenize import BatchDraft, Drafter, TokenBatch, tokenize
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 
@@ -66,8 +66,8 @@ def batch_of(bodies: list[Body]) -> pa.RecordBatch:
 
 
 def run(engine: Engine, layout: Layout, *bodies: Body) -> tuple[BatchDraft, TokenBatch]:
-    draft = Drafter(Renderer(layout)).draft(batch_of(list(bodies)))
-    return draft, draft.assemble(draft.encode(engine), engine)
+    draft = Drafter(Renderer(layout)).draft_batch(batch_of(list(bodies)))
+    return draft, draft.assemble_tokens(draft.encode_texts(engine), engine)
 
 
 def mixed_bodies() -> list[Body]:
@@ -287,24 +287,24 @@ def test_a_result_shares_the_bytes_and_outlives_the_store(tmp_path: Path) -> Non
     folder, _ = ensure_stored(tmp_path / "store", "k", fill, Path.is_dir)
     result = tmp_path / "results" / "a.ids"
     # What was just stored may be about to be linked.
-    assert prunable(tmp_path / "store") == []
+    assert find_prunable(tmp_path / "store") == []
     for _ in range(2):
-        publish(folder / "ids", result)
+        publish_file(folder / "ids", result)
         assert result.stat().st_ino == (folder / "ids").stat().st_ino
     make_old(folder / "ids", folder)
-    assert prunable(tmp_path / "store") == []
+    assert find_prunable(tmp_path / "store") == []
     result.unlink()
-    assert prunable(tmp_path / "store") == [folder]
+    assert find_prunable(tmp_path / "store") == [folder]
 
 
 def test_what_a_killed_job_left_is_pruned_later(tmp_path: Path) -> None:
     partial = tmp_path / ".k.123.partial"
     partial.mkdir()
     fill(partial)
-    assert prunable(tmp_path) == []
+    assert find_prunable(tmp_path) == []
     make_old(partial)
     # Its file was written to just now.
-    assert prunable(tmp_path) == []
+    assert find_prunable(tmp_path) == []
     make_old(partial / "ids", partial)
-    assert prunable(tmp_path) == [partial]
-    assert prunable(tmp_path / "nothing") == []
+    assert find_prunable(tmp_path) == [partial]
+    assert find_prunable(tmp_path / "nothing") == []

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from expertflow.core.errors import TrainingError
-from expertflow.tokens.arrow import packed_rows
+from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.model import attention
 
@@ -128,7 +128,7 @@ def test_what_cannot_be_honored_is_refused(options: dict[str, Any], message: str
 
 def packed_batch(chosen: list[int]) -> Batch:
     ids = np.zeros((3, 32), np.int32)
-    rows = packed_rows(ids, [[10, 7, 15], [20, 5], [32]], [[], [], []])
+    rows = PackedRows.from_lists(ids, [[10, 7, 15], [20, 5], [32]], [[], [], []])
     return Collator(rows).batch(np.array(chosen))
 
 

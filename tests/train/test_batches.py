@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expertflow.tokens.arrow import PackedRows, packed_rows, read_rows, write_rows
+from expertflow.tokens.arrow import PackedRows, read_rows, write_rows
 from expertflow.tokens.packing import IGNORE
 from expertflow.train.feed.batches import Batch, Buffers, Collator, targets_per_row
 from expertflow.train.feed.order import RowOrder
@@ -24,7 +24,7 @@ def made_up_rows(n_rows: int, *, seed: int = 0, n_documents: int = 4) -> PackedR
         edges = rng.choice(np.arange(cuts.max() + 1), 2 * rng.integers(0, 3), replace=True)
         spans.append(np.sort(edges).tolist())
     ids = rng.integers(0, 97, (n_rows, LENGTH)).astype(np.int32)
-    return packed_rows(ids, lengths, spans)
+    return PackedRows.from_lists(ids, lengths, spans)
 
 
 def by_hand(rows: PackedRows, row: int) -> tuple[list[int], list[int], list[int]]:
@@ -98,7 +98,7 @@ def test_no_batch_has_more_documents_than_said(seed: int, n_rows: int) -> None:
 
 def test_rows_of_one_document_are_cut_to_the_longest_of_their_batch() -> None:
     ids = np.arange(4 * LENGTH, dtype=np.int32).reshape(4, LENGTH)
-    rows = packed_rows(ids, [[3], [9], [24], [8]], [[1, 3], [0, 9], [], [0, 8]])
+    rows = PackedRows.from_lists(ids, [[3], [9], [24], [8]], [[1, 3], [0, 9], [], [0, 8]])
     collator = Collator(rows)
     shapes = [collator.batch(np.array(c)).input_ids_BL.shape for c in ([0, 3], [0, 1], [2, 0])]
     assert shapes == [(2, 8), (2, 16), (2, 24)]

@@ -14,7 +14,7 @@ from test_attention_routes import newest
 from test_families import FAMILIES, made
 
 from expertflow.core.errors import TrainingError
-from expertflow.tokens.arrow import PackedRows, packed_rows
+from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Collator
 from expertflow.train.model import attention, compiled
 from expertflow.train.model.compiled import compile_layers
@@ -28,7 +28,7 @@ PAIRS = [[0, 1], [2, 3], [1, 2], [3, 0]]
 @pytest.fixture
 def rows() -> PackedRows:
     ids = np.random.default_rng(0).integers(0, 97, (4, 32)).astype(np.int32)
-    return packed_rows(ids, LENGTHS, [[2, sum(lengths)] for lengths in LENGTHS])
+    return PackedRows.from_lists(ids, LENGTHS, [[2, sum(lengths)] for lengths in LENGTHS])
 
 
 @pytest.fixture

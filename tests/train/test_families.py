@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from expertflow.core.errors import TrainingError
 from expertflow.plan.settings import LoraSpec
-from expertflow.tokens.arrow import PackedRows, packed_rows
+from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.model import attention
 from expertflow.train.model.load import add_adapter
@@ -47,7 +47,7 @@ LORA = LoraSpec(
 @pytest.fixture
 def rows() -> PackedRows:
     ids = np.random.default_rng(0).integers(0, 97, (2, LENGTH)).astype(np.int32)
-    return packed_rows(ids, LENGTHS, SPANS)
+    return PackedRows.from_lists(ids, LENGTHS, SPANS)
 
 
 def made(config: Any, route: str, *, adapter: bool = False, checkpointing: bool = False) -> Any:

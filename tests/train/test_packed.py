@@ -10,7 +10,7 @@ from test_attention_routes import CPU, packed_batch
 from test_families import FAMILIES, LENGTHS, SPANS, made
 
 from expertflow.core.errors import TrainingError
-from expertflow.tokens.arrow import packed_rows
+from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.model import attention
 from expertflow.train.model.packed import PackedLoss, padded_bounds
@@ -20,7 +20,7 @@ from expertflow.train.model.self_check import check_model
 @pytest.fixture
 def batch() -> Batch:
     ids = np.random.default_rng(0).integers(0, 97, (2, 32)).astype(np.int32)
-    return Collator(packed_rows(ids, LENGTHS, SPANS)).batch(np.arange(2))
+    return Collator(PackedRows.from_lists(ids, LENGTHS, SPANS)).batch(np.arange(2))
 
 
 def test_bounds_of_few_documents_have_one_shape_whatever_the_batch_holds() -> None:
@@ -36,7 +36,7 @@ def test_bounds_of_many_documents_have_few_shapes(
     chosen: list[int], n_documents: int, n_bounds: int
 ) -> None:
     lengths = [[1] * 256, [2] * 128, [256]]
-    rows = packed_rows(np.zeros((3, 256), np.int32), lengths, [[], [], []])
+    rows = PackedRows.from_lists(np.zeros((3, 256), np.int32), lengths, [[], [], []])
     batch = Collator(rows).batch(np.array(chosen))
     bounds = padded_bounds(batch, CPU)
     assert len(batch.cu_seqlens) == n_documents + 1 and len(bounds) == n_bounds + 1

@@ -14,7 +14,7 @@ from support import LORA, write_tiny_run
 from expertflow.core.errors import TrainingError
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
-from expertflow.tokens.arrow import PackedRows, packed_rows
+from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.model import load as loading
 from expertflow.train.model.load import describe_weights, load_for_scoring, load_for_training
@@ -59,7 +59,7 @@ def load(run: tuple[TrainPlan, ModelRecord]) -> Load:
 @pytest.fixture
 def rows() -> PackedRows:
     ids = np.random.default_rng(0).integers(0, 97, (2, 32)).astype(np.int32)
-    return packed_rows(ids, LENGTHS, [[2, 20, 22, 32], [2, 32]])
+    return PackedRows.from_lists(ids, LENGTHS, [[2, 20, 22, 32], [2, 32]])
 
 
 def batch_of(rows: PackedRows) -> Batch:
@@ -143,7 +143,7 @@ def test_packed_documents_learn_as_separate_ones(
     PackedLoss(packed)(batch_of(rows)).backward()
     for row, start, n in ((0, 0, 20), (0, 20, 12), (1, 0, 32)):
         ids = rows.parts_NL[0][row : row + 1, start : start + n]
-        single = packed_rows(ids, [[n]], [[2, n]])
+        single = PackedRows.from_lists(ids, [[n]], [[2, n]])
         PackedLoss(alone)(Collator(single).batch(np.arange(1))).backward()
     expected, found = gradients(alone), gradients(packed)
     assert len(found) >= 12

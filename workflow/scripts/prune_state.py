@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path("state"))
     parser.add_argument("--dry-run", action="store_true", help="only list them")
     args = parser.parse_args()
-    found = prunable_states(args.results, args.state) + store.prunable(args.state / TOKENS)
+    found = prunable_states(args.results, args.state) + store.find_prunable(args.state / TOKENS)
     for path in found if not args.dry_run else ():
         remove(path)
     for path in found + prune_copies(args.results, dry_run=args.dry_run):

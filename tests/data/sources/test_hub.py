@@ -275,5 +275,5 @@ def test_a_disk_that_fills_up_ends_in_one_line() -> None:
     ],
 )
 def test_quoted_texts_hold_no_secret(text: str) -> None:
-    said = hub_errors.explain(SOURCE, ValueError(text))
+    said = hub_errors.explain_error(SOURCE, ValueError(text))
     assert "[hidden]" in said and TOKEN not in said and "abc.def" not in said

@@ -13,7 +13,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 from expertflow.data.formats import delimited, json_values, lines, tables
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
-from expertflow.data.formats.streams import SUFFIXES, open_utf8, sniff
+from expertflow.data.formats.streams import SUFFIXES, open_utf8, sniff_format
 from expertflow.data.records import Compression, DataFile, FileFormat
 from expertflow.data.reject import RawRecord
 
@@ -54,9 +54,9 @@ def describe(
     path: Path, *, sha256: str | None = None, options: dict[str, Any] | None = None
 ) -> DataFile:
     """Inspect a raw file, counting records if that needs no parsing; DataError if unusable."""
-    reading = ReadOptions.among(options or {})
+    reading = ReadOptions.select_known(options or {})
     kind, compression = format_of(path)
-    notes = sniff(path, kind, compression)
+    notes = sniff_format(path, kind, compression)
     n_records: int | None = None
     n_newlines: tuple[int, ...] = ()
     n_bytes = path.stat().st_size
@@ -86,7 +86,7 @@ def iter_shard(
     files: tuple[DataFile, ...], *, index: int, n_shards: int, options: dict[str, Any] | None = None
 ) -> Iterator[RawRecord]:
     """Yield a shard's records in file order; DataError if one is cut off."""
-    reading = ReadOptions.among(options or {})
+    reading = ReadOptions.select_known(options or {})
     total = sum(file.n_bytes for file in files)
     start, stop = total * index // n_shards, total * (index + 1) // n_shards
     offset = 0

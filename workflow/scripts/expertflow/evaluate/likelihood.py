@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from expertflow.core.records import Record
 from expertflow.evaluate.generate import Answer, halved, positions_of
 from expertflow.evaluate.questions import EvalExample, Pair
-from expertflow.tokens.arrow import PackedRows, packed_rows
+from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Buffers, Collator
 from expertflow.train.model.loss import chunk_rows, targets_of
 from expertflow.train.model.packed import causal_lm, head_weight, hidden_states
@@ -109,7 +109,7 @@ def log_likelihoods(
         prompt, continuation = pairs[i]
         row[: lengths[i]] = prompt + continuation
         spans.append([len(prompt), lengths[i]] if continuation else [])
-    rows, losses = packed_rows(ids, [[lengths[i]] for i in fits], spans), None
+    rows, losses = PackedRows.from_lists(ids, [[lengths[i]] for i in fits], spans), None
     while losses is None:
         try:
             losses = document_losses(model, rows, micro_batch_size=batch_size)

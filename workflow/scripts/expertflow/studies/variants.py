@@ -23,7 +23,7 @@ from expertflow.plan.settings import Training
 from expertflow.studies.records import Rows, Variant
 from expertflow.tokens.arrow import PAD_ID, PackedRows, read_rows, write_rows
 from expertflow.tokens.packing import clip_spans
-from expertflow.tokens.ragged import Ragged, offsets_of, runs
+from expertflow.tokens.ragged import Ragged, offsets_of, run_indices
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.feed.order import RowOrder
 
@@ -189,7 +189,7 @@ def _check_device(gpu: GpuFacts | None, plan: TrainPlan) -> None:
 
 
 def first_rows(plan: TrainPlan, rows: PackedRows, *, n_steps: int) -> FirstRows:
-    lengths = rows.seq_lengths.sums()
+    lengths = rows.seq_lengths.sum_lists()
     order = RowOrder(
         n_rows=len(rows),
         global_batch=plan.global_batch_sequences,
@@ -227,8 +227,8 @@ def split_documents(rows: PackedRows, chosen: NDArray[np.int64]) -> PackedRows:
     starts = ends[:-1] - np.repeat(ends[documents.offsets[:-1]], per_row)
     packed_BL = rows.take_ids(chosen).reshape(-1)
     ids_NL = np.full((len(lengths), rows.length), PAD_ID, np.int32)
-    to = runs(np.arange(len(lengths)) * rows.length, lengths)
-    ids_NL.reshape(-1)[to] = packed_BL[runs(owner * rows.length + starts, lengths)]
+    to = run_indices(np.arange(len(lengths)) * rows.length, lengths)
+    ids_NL.reshape(-1)[to] = packed_BL[run_indices(owner * rows.length + starts, lengths)]
     nowhere = np.zeros(len(lengths), np.int64)
     spans = clip_spans(rows.spans.take(chosen[owner]), starts, lengths, nowhere)
     one_each = Ragged(documents.values, np.arange(len(lengths) + 1))

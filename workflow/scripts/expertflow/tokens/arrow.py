@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from expertflow.core.files import replacing
 from expertflow.core.records import Record
-from expertflow.tokens.ragged import Ragged, concatenate
+from expertflow.tokens.ragged import Ragged, concat_ragged
 
 IDS_DTYPE = np.dtype("<i4")
 # ``dropped``: why a document has no tokens; ``special_text``: one of its texts contains a special
@@ -45,6 +45,15 @@ class PackedRows(Record, frozen=True):
     seq_lengths: Ragged
     spans: Ragged
 
+    @classmethod
+    def from_lists(
+        cls,
+        input_ids_NL: NDArray[np.int32],
+        seq_lengths: Iterable[Sequence[int]],
+        spans: Iterable[Sequence[int]],
+    ) -> "PackedRows":
+        return cls((input_ids_NL,), Ragged.from_lists(seq_lengths), Ragged.from_lists(spans))
+
     def __len__(self) -> int:
         return len(self.seq_lengths)
 
@@ -64,12 +73,6 @@ class PackedRows(Record, frozen=True):
         for i, row in enumerate(rows.tolist()):
             out[i] = self.parts_NL[row // height][row % height]
         return out
-
-
-def packed_rows(
-    input_ids_NL: NDArray[np.int32], seq_lengths: list[list[int]], spans: list[list[int]]
-) -> PackedRows:
-    return PackedRows((input_ids_NL,), Ragged.from_lists(seq_lengths), Ragged.from_lists(spans))
 
 
 def index_batch(
@@ -166,6 +169,6 @@ def arrow_lists(lists: Ragged) -> pa.ListArray:
 
 def from_arrow_lists(column: pa.ChunkedArray) -> Ragged:
     # Both handle a sliced chunk; the raw buffers do not.
-    return concatenate(
+    return concat_ragged(
         Ragged(chunk.flatten().to_numpy(), chunk.offsets.to_numpy()) for chunk in column.chunks
     )

@@ -23,7 +23,7 @@ from expertflow.tokens.arrow import (
     write_dataset,
 )
 from expertflow.tokens.packing import IGNORE
-from expertflow.tokens.ragged import Ragged, offsets_of, runs
+from expertflow.tokens.ragged import Ragged, offsets_of, run_indices
 
 Targets = Literal["labels", "completion_mask"]
 Mask = NDArray[np.bool_]
@@ -47,7 +47,7 @@ def export_rows(source: Path, output: Path, *, targets: Targets, padded: bool) -
         for start in range(0, len(rows), height):
             chosen = np.arange(start, min(start + height, len(rows)))
             ids_NL, lengths = rows.take_ids(chosen), rows.seq_lengths.take(chosen)
-            target_NL = supervised(rows, chosen)
+            target_NL = target_mask(rows, chosen)
             counts[:] += lengths.values.sum(), target_NL.sum()
             if targets == "labels":
                 values_NL = np.where(target_NL, ids_NL, np.int32(IGNORE))
@@ -64,17 +64,17 @@ def export_rows(source: Path, output: Path, *, targets: Targets, padded: bool) -
     return ExportSummary(n_rows=len(rows), n_tokens=n_tokens, n_target_tokens=n_targets)
 
 
-def supervised(rows: PackedRows, chosen: NDArray[np.integer]) -> Mask:
+def target_mask(rows: PackedRows, chosen: NDArray[np.integer]) -> Mask:
     """Return the [B, L] target mask: in a supervised span, not first in a document."""
     length = rows.length
     mask = np.zeros(len(chosen) * length, np.bool_)
     spans = rows.spans.take(chosen)
     # Spans are pairs, so both bounds of a span are in the same row.
     bounds = spans.values + np.repeat(np.arange(len(chosen)) * length, spans.lengths)
-    mask[runs(bounds[::2], bounds[1::2] - bounds[::2])] = True
+    mask[run_indices(bounds[::2], bounds[1::2] - bounds[::2])] = True
     lengths = rows.seq_lengths.take(chosen)
     # Documents start where the previous ones end, shifted by the padding of earlier rows.
-    padding = offsets_of(length - lengths.sums())[:-1]
+    padding = offsets_of(length - lengths.sum_lists())[:-1]
     mask[offsets_of(lengths.values)[:-1] + np.repeat(padding, lengths.lengths)] = False
     return mask.reshape(len(chosen), length)
 
@@ -83,7 +83,7 @@ def _columns(
     ids_NL: NDArray[np.int32], values_NL: NDArray[np.integer], lengths: Ragged, *, padded: bool
 ) -> list[pa.Array]:
     n_rows, length = ids_NL.shape
-    used = lengths.sums()
+    used = lengths.sum_lists()
     ids, values = ids_NL.reshape(-1), values_NL.reshape(-1)
     if padded:
         lists = [pa.FixedSizeListArray.from_arrays(pa.array(v), length) for v in (ids, values)]
@@ -93,7 +93,7 @@ def _columns(
         listed = np.insert(lengths.values, lengths.offsets[at + 1], padding[at])
         lengths = Ragged(listed, offsets_of(lengths.lengths + (padding > 0)))
     else:
-        kept = runs(np.arange(n_rows) * length, used)
+        kept = run_indices(np.arange(n_rows) * length, used)
         offsets = pa.array(offsets_of(used), pa.int32())
         lists = [pa.ListArray.from_arrays(offsets, pa.array(v[kept])) for v in (ids, values)]
     return [lists[0], arrow_lists(lengths), lists[1]]

@@ -19,7 +19,7 @@ from expertflow.core.records import Record
 from expertflow.data.documents import KeptRows, join_rows, read_keep
 from expertflow.tokens.arrow import IDS_DTYPE, PAD_ID, PackedRows, from_arrow_lists, read_index
 from expertflow.tokens.packing import Pieces, clip_spans
-from expertflow.tokens.ragged import Ints, Ragged, concatenate, offsets_of
+from expertflow.tokens.ragged import Ints, Ragged, concat_ragged, offsets_of
 from expertflow.tokens.records import DecodedSample, TokenShardRecord
 
 N_SAMPLES = 3
@@ -87,7 +87,7 @@ def load_splits(
         own_shards = [shard for shard in shards if shard.source == source]
         _check_dropped(source, counts, n_kept[source], own_shards, max_rejected_fraction)
     shard_of, offset, length, is_held_out = map(np.concatenate, zip(*columns, strict=True))
-    all_spans = concatenate(spans)
+    all_spans = concat_ragged(spans)
     train, evaluated = (
         SplitDocuments(
             paths=tuple(Path(shard.path) for shard in shards),
@@ -161,7 +161,7 @@ def row_batches(
             part = rows.take(np.arange(first, min(first + per_batch, len(rows))))
             numbers = part.values
             lengths = Ragged(pieces.length[numbers], part.offsets)
-            n_tokens = lengths.sums()
+            n_tokens = lengths.sum_lists()
             # Position of each piece in its row, and of the row in the batch.
             before = offsets_of(lengths.values)[:-1]
             at = before - np.repeat(offsets_of(n_tokens)[:-1], lengths.lengths)

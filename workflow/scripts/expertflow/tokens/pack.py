@@ -19,7 +19,7 @@ from expertflow.tokens.packing import (
     concat_pieces,
     count_rows,
     count_targets,
-    cut,
+    cut_documents,
 )
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import (
@@ -155,7 +155,7 @@ def _pack_split(
 def plan_rows(lengths: NDArray[np.int32], spec: PackingSpec, length: int) -> tuple[Pieces, Ragged]:
     if spec.packing == "concat":
         return concat_pieces(lengths, row_length=length)
-    pieces = cut(lengths, row_length=length, overflow=spec.overflow)
+    pieces = cut_documents(lengths, row_length=length, overflow=spec.overflow)
     if spec.packing == "bfd":
         return pieces, best_fit_decreasing(pieces.length, row_length=length)
     n = len(pieces.length)

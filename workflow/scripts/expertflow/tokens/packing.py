@@ -48,7 +48,7 @@ class Group(NamedTuple):
     filled: Filled
 
 
-def cut(lengths: NDArray[np.integer], *, row_length: int, overflow: str) -> Pieces:
+def cut_documents(lengths: NDArray[np.integer], *, row_length: int, overflow: str) -> Pieces:
     """Split over-long documents, truncate them to their first piece, or drop them."""
     lengths = np.asarray(lengths, np.int32)
     long = lengths > row_length
@@ -143,7 +143,7 @@ def fill_rows(counts: NDArray[np.integer], *, row_length: int) -> Iterator[Group
 
 
 def count_rows(lengths: NDArray[np.integer], *, row_length: int) -> int:
-    pieces = cut(lengths, row_length=row_length, overflow="split").length
+    pieces = cut_documents(lengths, row_length=row_length, overflow="split").length
     counts = np.bincount(pieces, minlength=row_length + 1)
     return sum(group.n_rows for group in fill_rows(counts, row_length=row_length))
 
@@ -184,7 +184,7 @@ def clip_spans(spans: Ragged, starts: Ints, lengths: Ints, offsets: Ints) -> Rag
 def count_targets(seq_lengths: Ragged, spans: Ragged) -> Ints:
     """Count supervised tokens per row, except each document's first, which has no context."""
     n_rows = len(seq_lengths)
-    row_starts = offsets_of(seq_lengths.sums())
+    row_starts = offsets_of(seq_lengths.sum_lists())
     firsts = offsets_of(seq_lengths.values)[:-1]
     owner = np.repeat(np.arange(n_rows), spans.lengths // 2)
     low = spans.values[::2] + row_starts[owner]

@@ -35,19 +35,19 @@ class Ragged(Record, frozen=True):
     def lengths(self) -> Ints:
         return np.diff(self.offsets)
 
-    def sums(self) -> Ints:
+    def sum_lists(self) -> Ints:
         total = np.concatenate(([0], np.cumsum(self.values, dtype=np.int64)))
         return np.asarray(total[self.offsets[1:]] - total[self.offsets[:-1]])
 
     def take(self, which: NDArray[np.integer]) -> "Ragged":
         starts, lengths = self.offsets[which], self.offsets[which + 1] - self.offsets[which]
-        return Ragged(self.values[runs(starts, lengths)], offsets_of(lengths))
+        return Ragged(self.values[run_indices(starts, lengths)], offsets_of(lengths))
 
     def tolist(self) -> list[list[int]]:
         return [self[i].tolist() for i in range(len(self))]
 
 
-def concatenate(parts: Iterable[Ragged]) -> Ragged:
+def concat_ragged(parts: Iterable[Ragged]) -> Ragged:
     parts = [Ragged.from_lists(), *parts]
     lengths = np.concatenate([part.lengths for part in parts])
     return Ragged(np.concatenate([part.values for part in parts]), offsets_of(lengths))
@@ -60,10 +60,10 @@ def offsets_of(lengths: NDArray[np.integer]) -> Ints:
     return offsets
 
 
-def runs(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> Ints:
+def run_indices(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> Ints:
     """Return the indices start, start + 1 ... of all runs.
 
-    >>> runs(np.array([5, 0]), np.array([2, 3])).tolist()
+    >>> run_indices(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
     """
     offsets = offsets_of(lengths)

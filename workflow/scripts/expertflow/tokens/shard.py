@@ -36,7 +36,7 @@ from expertflow.tokens.records import (
     TokenShardRecord,
     TokenSpec,
 )
-from expertflow.tokens.store import ensure_stored, publish
+from expertflow.tokens.store import ensure_stored, publish_file
 from expertflow.tokens.tokenize import N_EXAMPLES, BatchDraft, Drafter, TokenBatch
 
 log = logging.getLogger(__name__)
@@ -82,8 +82,8 @@ def pretokenize_shard(
 
     folder, was_there = ensure_stored(store, key, make, is_complete)
     stored = read_record(StoredTokens, folder / RECORD)
-    publish(folder / IDS, ids)
-    publish(folder / INDEX_FILE, index)
+    publish_file(folder / IDS, ids)
+    publish_file(folder / INDEX_FILE, index)
     if was_there:
         log.info("taken from the store: %s tokens", f"{stored.n_tokens:,}")
     return TokenShardRecord(
@@ -123,8 +123,8 @@ def _tokenize_shards(
         choosing = pool.submit(
             choose_engine, Path(tokenizer.path), wanted=spec.engine, sample=sample
         )
-        for draft, encoded in _encode(map(Drafter(renderer).draft, parts), pool, choosing):
-            tokens = draft.assemble(encoded, choosing.result())
+        for draft, encoded in _encode(map(Drafter(renderer).draft_batch, parts), pool, choosing):
+            tokens = draft.assemble_tokens(encoded, choosing.result())
             ids.write(np.ascontiguousarray(tokens.ids.values, IDS_DTYPE).data)
             lengths = tokens.ids.lengths
             writer.write_batch(
@@ -165,7 +165,7 @@ def _encode(
     """Encode in the pool's one thread, after the choice, a few batches ahead of what is taken."""
 
     def encode(draft: BatchDraft) -> Ragged:
-        return draft.encode(choosing.result())
+        return draft.encode_texts(choosing.result())
 
     waiting: deque[tuple[BatchDraft, Future[Ragged]]] = deque()
     for draft in drafts:

@@ -46,12 +46,12 @@ def ensure_stored(
     return folder, False
 
 
-def publish(source: Path, target: Path) -> None:
+def publish_file(source: Path, target: Path) -> None:
     target.unlink(missing_ok=True)
     link_or_copy(source, target)
 
 
-def prunable(store: Path) -> list[Path]:
+def find_prunable(store: Path) -> list[Path]:
     if not store.is_dir():
         return []
     return [path for path in sorted(store.iterdir()) if path.is_dir() and not _in_use(path)]

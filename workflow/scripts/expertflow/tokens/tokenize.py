@@ -24,7 +24,7 @@ from expertflow.data.shapes import body_of
 from expertflow.tokens.arrow import PAD_ID, PackedRows
 from expertflow.tokens.engine import Encoder, Engine
 from expertflow.tokens.packing import clip_spans
-from expertflow.tokens.ragged import Ints, Ragged, offsets_of, runs
+from expertflow.tokens.ragged import Ints, Ragged, offsets_of, run_indices
 
 log = logging.getLogger(__name__)
 # Texts up to this length are encoded once per batch, such as the newline after each turn.
@@ -64,7 +64,7 @@ class BatchDraft(Struct):
     _chunks: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
     _learned: list[Ints] = field(default_factory=list)
 
-    def add(self, number: int, segments: Sequence[Segment]) -> None:
+    def add_document(self, number: int, segments: Sequence[Segment]) -> None:
         pieces = [self._piece(segment) for segment in segments]
         learned = [
             [number, i, self._edge(s.text, start), self._edge(s.text, end)]
@@ -96,10 +96,10 @@ class BatchDraft(Struct):
                 self._learned[-1][:, 0] = numbers
         self._chunks.append((numbers, np.full(n, len(form.items)), pieces.reshape(-1)))
 
-    def encode(self, engine: Encoder) -> Ragged:
+    def encode_texts(self, engine: Encoder) -> Ragged:
         return engine.encode_flat([*self.texts, *self.edges])
 
-    def assemble(self, encoded: Ragged, engine: Encoder) -> TokenBatch:
+    def assemble_tokens(self, encoded: Ragged, engine: Encoder) -> TokenBatch:
         """Assemble drafted and encoded documents; those without a draft get no tokens.
 
         The text before a learned span is tokenized again by itself, to find where the span starts.
@@ -134,7 +134,7 @@ class BatchDraft(Struct):
         order = np.argsort(numbers)
         per_document = np.zeros(self.n_documents, np.int64)
         per_document[numbers] = counts
-        laid = pieces[runs(offsets_of(counts)[:-1][order], counts[order])]
+        laid = pieces[run_indices(offsets_of(counts)[:-1][order], counts[order])]
         return laid, offsets_of(per_document)
 
     def _piece(self, segment: Segment) -> int:
@@ -157,8 +157,8 @@ class BatchDraft(Struct):
 def tokenize(documents: Sequence[Sequence[Segment]], engine: Encoder) -> TokenBatch:
     draft = BatchDraft(len(documents))
     for number, document in enumerate(documents):
-        draft.add(number, document)
-    return draft.assemble(draft.encode(engine), engine)
+        draft.add_document(number, document)
+    return draft.assemble_tokens(draft.encode_texts(engine), engine)
 
 
 def _leading(edge: Ints, at: Ints, laid: Ragged, own: Sequence[np.ndarray]) -> Ints:
@@ -203,7 +203,7 @@ class Drafter:
         self._renderer = renderer
         self._forms: OrderedDict[bytes, DocumentForm | None] = OrderedDict()
 
-    def draft(self, part: pa.RecordBatch) -> BatchDraft:
+    def draft_batch(self, part: pa.RecordBatch) -> BatchDraft:
         """Lay out some documents; those that cannot be rendered get a reason and no tokens.
 
         Documents with one frame become columns if the layout does not depend on their texts.
@@ -284,7 +284,7 @@ class Drafter:
         body = body_of(frame, texts)
         made.special_text[row] = self._renderer.has_special_text(body)
         try:
-            made.add(row, self._renderer.render(body))
+            made.add_document(row, self._renderer.render(body))
         except Reject as reject:
             made.dropped[row] = reject.reason
             example = f"{made.document_ids[row].as_py()}: {reject.reason} ({reject.detail})"
@@ -331,12 +331,14 @@ class DocumentRows:
                 (np.empty((0, self.length), np.int32),), Ragged.from_lists(), Ragged.from_lists()
             )
         (part,) = self._table.take(pa.array(chosen)).combine_chunks().to_batches()
-        draft = self._drafter.draft(part)
-        tokens = draft.assemble(draft.encode(self._engine), self._engine)
+        draft = self._drafter.draft_batch(part)
+        tokens = draft.assemble_tokens(draft.encode_texts(self._engine), self._engine)
         lengths = np.minimum(tokens.ids.lengths, self.length)
         ids_NL = np.full((len(chosen), self.length), PAD_ID, np.int32)
-        places = runs(np.arange(len(chosen)) * self.length, lengths)
-        ids_NL.reshape(-1)[places] = tokens.ids.values[runs(tokens.ids.offsets[:-1], lengths)]
+        places = run_indices(np.arange(len(chosen)) * self.length, lengths)
+        ids_NL.reshape(-1)[places] = tokens.ids.values[
+            run_indices(tokens.ids.offsets[:-1], lengths)
+        ]
         starts = np.zeros(len(chosen), np.int64)
         return PackedRows(
             (ids_NL,),

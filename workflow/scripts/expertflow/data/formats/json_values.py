@@ -36,24 +36,24 @@ class _Window:
         self.line = 1
         self._stream = stream
 
-    def more(self) -> bool:
+    def read_more(self) -> bool:
         """Read more, by the size of the element so far, so that long ones take linear time."""
         kept = self.buffer[self.pos :]
         chunk = self._stream.read(max(BUFFER_BYTES, len(kept)))
         self.buffer, self.pos = kept + chunk, 0
         return bool(chunk)
 
-    def advance(self, to: int) -> None:
-        self.line += self.buffer.count(b"\n", self.pos, to)
-        self.pos = to
+    def advance_to(self, position: int) -> None:
+        self.line += self.buffer.count(b"\n", self.pos, position)
+        self.pos = position
 
     def peek(self) -> bytes:
         while True:
             if found := _NOT_BLANK.search(self.buffer, self.pos):
-                self.advance(found.start())
+                self.advance_to(found.start())
                 return found[0]
-            self.advance(len(self.buffer))
-            if not self.more():
+            self.advance_to(len(self.buffer))
+            if not self.read_more():
                 return b""
 
 
@@ -63,15 +63,15 @@ def _elements(window: _Window, path: str) -> Iterator[tuple[int, bytes | Reject]
         line = window.line
         if byte == b"[" and not in_array:
             in_array, comma_due = True, False
-            window.advance(window.pos + 1)
+            window.advance_to(window.pos + 1)
         elif byte == b"]" and in_array:
             in_array = False
-            window.advance(window.pos + 1)
+            window.advance_to(window.pos + 1)
         elif byte == b",":
             if not (in_array and comma_due):
                 yield line, Reject("not_json", "a comma stands where an object should", value=",")
             comma_due = False
-            window.advance(window.pos + 1)
+            window.advance_to(window.pos + 1)
         else:
             if in_array and comma_due:
                 yield line, Reject("not_json", "no comma stands before this element")
@@ -94,14 +94,14 @@ def _take(window: _Window, path: str) -> bytes | Reject:
             fault = too_large()
             at = _forget(window, at)
         done = at - window.pos
-        if not window.more():
+        if not window.read_more():
             raise DataError(
                 f"{path}: ends within what begins on line {first}; a bracket is missing there, or"
                 " the download is incomplete"
             )
         at = done
     element = window.buffer[window.pos : at]
-    window.advance(at)
+    window.advance_to(at)
     if len(element) > MAX_RECORD_BYTES:
         fault = too_large()
     return fault or element
@@ -127,7 +127,7 @@ def _scan(buffer: bytes, at: int, depth: int) -> tuple[int, int, bool]:
 
 def _forget(window: _Window, at: int) -> int:
     """Drop the read part of a too-large element; keep the quote of an open string."""
-    window.advance(at)
+    window.advance_to(at)
     cut = _TOKEN.match(window.buffer, at)
     window.buffer = b'"' + window.buffer[cut.end() :] if cut else b""
     window.pos = 0
@@ -138,9 +138,9 @@ def _take_plain(window: _Window) -> bytes:
     while True:
         found = _PLAIN.match(window.buffer, window.pos)
         end = found.end() if found else window.pos
-        if end < len(window.buffer) or end - window.pos > BUFFER_BYTES or not window.more():
+        if end < len(window.buffer) or end - window.pos > BUFFER_BYTES or not window.read_more():
             break
     end = max(end, window.pos + 1)
     plain = window.buffer[window.pos : end]
-    window.advance(end)
+    window.advance_to(end)
     return plain

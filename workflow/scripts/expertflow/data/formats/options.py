@@ -47,7 +47,7 @@ class ReadOptions(SourceOptions, frozen=True, kw_only=True):
             _check_delimiter(self.delimiter)
 
     @classmethod
-    def among(cls, options: dict[str, Any]) -> "ReadOptions":
+    def select_known(cls, options: dict[str, Any]) -> "ReadOptions":
         """Select the reading options; other kinds of source have different ones."""
         known = cls.__struct_fields__
         return cls.from_manifest({key: options[key] for key in options if key in known})

@@ -132,7 +132,7 @@ def recode_line(line: bytes, encoding: str) -> bytes:
         return b"\xff" + line
 
 
-def sniff(path: Path, kind: FileFormat, compression: Compression | None) -> tuple[str, ...]:
+def sniff_format(path: Path, kind: FileFormat, compression: Compression | None) -> tuple[str, ...]:
     """Return notes on anything unusual; DataError if a file is not what its name says."""
     with open_bytes(path, None) as stream:
         packed = stream.read(HEAD_BYTES)

@@ -136,7 +136,7 @@ class _History:
         selected = []
         commits = self.reader.read_commits(list(self.parents))
         for commit_id, commit in zip(self.parents, commits, strict=True):
-            self.contributors.add(commit)
+            self.contributors.add_commit(commit)
             reason = self._reason_against(commit_id, commit)
             if reason:
                 self.skipped[reason] += 1
@@ -250,7 +250,7 @@ class Contributors:
         # By first word: lengths of the names that start with it, longest first, and the names.
         self._names: dict[str, tuple[list[int], dict[str, str]]] = {}
 
-    def add(self, commit: Commit) -> None:
+    def add_commit(self, commit: Commit) -> None:
         self._add_person(commit.author)
         if commit.committer.e_mail.lower() not in _SITES:
             self._add_person(commit.committer)

@@ -91,7 +91,7 @@ class HistoryReader:
     def __init__(self, git_dir: Path, options: GitOptions) -> None:
         self.options = options
         self._git_dir = git_dir
-        self._pathspecs = options.pathspecs()
+        self._pathspecs = options.pathspecs
         specs = ("--", *self._pathspecs) if self._pathspecs else ()
         paths = ("--", *options.paths) if options.paths else ()
         raw = ("--raw", "--no-abbrev", "--no-renames")
@@ -108,7 +108,9 @@ class HistoryReader:
 
     def read_commits(self, commit_ids: Sequence[str]) -> Iterator[Commit]:
         for batch in split_batches(commit_ids):
-            stdout = self._cat.ask("".join(f"{commit_id}\n" for commit_id in batch).encode())
+            stdout = self._cat.send_question(
+                "".join(f"{commit_id}\n" for commit_id in batch).encode()
+            )
             for commit_id in batch:
                 answer = stdout.readline().split()
                 if len(answer) != 3:
@@ -157,10 +159,10 @@ class HistoryReader:
 
     def _parse_touched(self, commit_ids: Sequence[str]) -> list[TouchedFiles]:
         """Parse ``diff-tree --raw -z``, keeping at most ``max_files`` files per commit."""
-        endings = tuple(ending.encode() for ending in self.options.endings())
+        endings = tuple(ending.encode() for ending in self.options.endings)
         touched = [TouchedFiles() for _ in commit_ids]
         question = b"".join(commit.encode() + b"\n" + self._sentinel for commit in commit_ids)
-        fields = self._fields(self._touched.ask(question), len(commit_ids))
+        fields = self._fields(self._touched.send_question(question), len(commit_ids))
         for index, part in fields:
             if not part.startswith(b":"):
                 continue  # the commit's id, which git repeats
@@ -190,7 +192,7 @@ class HistoryReader:
     def _big_paths(self, touched: TouchedFiles) -> list[bytes]:
         found: dict[bytes, None] = {}
         for batch in split_batches(touched.loaded):
-            stdout = self._sizes.ask(b"".join(blob + b"\n" for blob, _ in batch))
+            stdout = self._sizes.send_question(b"".join(blob + b"\n" for blob, _ in batch))
             for _, path in batch:
                 # For a submodule the answer is "... missing".
                 answer = stdout.readline().strip()
@@ -201,7 +203,7 @@ class HistoryReader:
     def _parse_changes(self, diff: GitPipe, commit_id: str) -> Changes:
         """Read one answer: id NUL, counts each ended by NUL, one more NUL, then the patch."""
         sentinel, max_bytes = self._sentinel, self.options.max_diff_bytes
-        stdout = diff.ask(commit_id.encode() + b"\n" + sentinel)
+        stdout = diff.send_question(commit_id.encode() + b"\n" + sentinel)
         answer, tail = bytearray(), b""
         n_bytes, patch_at = 0, 0
         while tail != sentinel:

@@ -77,15 +77,17 @@ class GitOptions(SourceOptions, frozen=True, kw_only=True):
             return since is None and until is None
         return (since is None or when >= since) and (until is None or when <= until)
 
+    @property
     def endings(self) -> tuple[str, ...]:
         return tuple(f".{ending}" for name in self.languages for ending in LANGUAGES[name])
 
+    @property
     def pathspecs(self) -> tuple[str, ...]:
         """Return the wanted files' pathspecs, in which "*" also matches "/"."""
         if not self.languages:
             return self.paths
         wanted: dict[str, None] = {}
-        for ending in self.endings():
+        for ending in self.endings:
             for path in self.paths or ("*",):
                 if path.endswith(ending):
                     wanted[path] = None

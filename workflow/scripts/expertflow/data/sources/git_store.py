@@ -39,7 +39,7 @@ class GitPipe:
         self._command = _command(git_dir, *arguments)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, question: bytes) -> io.BufferedReader:
+    def send_question(self, question: bytes) -> io.BufferedReader:
         """Send a question; return a stream of answers. DataError if an object is missing."""
         if self._process is None:
             self._process = subprocess.Popen(

@@ -271,7 +271,7 @@ def _open_commit(repository: str, wanted: str | None) -> CachedCommit:
 
     unreachable = None
     try:
-        hub_errors.retrier(repository)(ask)
+        hub_errors.make_retrier(repository)(ask)
     except hub_errors.library_errors() as error:
         if not hub_errors.is_unreachable(error):
             raise
@@ -344,7 +344,7 @@ def _download(repository: str, commit: CachedCommit, missing: list[str]) -> None
     what = f"{repository}@{commit.folder.name[:8]}"
     log.info("%s: downloading %d files, %s", what, len(missing), _mb(n_bytes))
     with _report_progress(what, commit, sizes):
-        hub_errors.retrier(what)(_download_files, repository, commit.folder.name, missing)
+        hub_errors.make_retrier(what)(_download_files, repository, commit.folder.name, missing)
     if still := commit.find_missing(missing):
         raise DataError(f"{still[0]} did not arrive; run again")
     log.info("%s: downloaded", what)

@@ -38,7 +38,7 @@ def without_secrets(text: str) -> str:
     return SECRET.sub("[hidden]", text)
 
 
-def retrier(what: str) -> "Retrying":
+def make_retrier(what: str) -> "Retrying":
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
     def warn(state: "RetryCallState") -> None:
@@ -66,7 +66,7 @@ def one_line(source: SourceSpec) -> Iterator[None]:
     except DataError as error:
         raise DataError(f"source {source.name}: {error}") from error.__cause__
     except library_errors() as error:
-        raise DataError(f"source {source.name}: {explain(source, error)}") from error
+        raise DataError(f"source {source.name}: {explain_error(source, error)}") from error
 
 
 def library_errors() -> tuple[type[Exception], ...]:
@@ -78,7 +78,7 @@ def library_errors() -> tuple[type[Exception], ...]:
     return (OSError, ValueError, RuntimeError, *own)
 
 
-def explain(source: SourceSpec, error: BaseException) -> str:
+def explain_error(source: SourceSpec, error: BaseException) -> str:
     _, text = min((_fault(source, cause) for cause in _chain(error)), key=itemgetter(0))
     if text:
         return text

@@ -7,7 +7,7 @@ from pathlib import Path
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 from expertflow.data.formats.options import ReadOptions
-from expertflow.data.formats.streams import sniff
+from expertflow.data.formats.streams import sniff_format
 from expertflow.data.formats.tables import count_rows
 from expertflow.data.read import can_be_cut, describe, format_of
 from expertflow.data.records import LockedFile, SourceLock
@@ -71,7 +71,7 @@ def find_files(pattern: str) -> list[Path]:
     for path in paths:
         if path.stat().st_size == 0:
             raise DataError(f"{path} is empty; remove it or fill it")
-        sniff(path, *format_of(path))
+        sniff_format(path, *format_of(path))
     return paths
 
 

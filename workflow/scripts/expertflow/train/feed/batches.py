@@ -93,7 +93,7 @@ class Collator:
 
     def __init__(self, rows: PackedRows) -> None:
         self.rows = rows
-        self.n_tokens_N = rows.seq_lengths.sums()
+        self.n_tokens_N = rows.seq_lengths.sum_lists()
         self.n_targets_N = targets_per_row(rows)
         self.cuts = len(rows.seq_lengths.values) == len(rows)
         # The most documents of 0, 1, 2 ... rows, each row's padding being one more.

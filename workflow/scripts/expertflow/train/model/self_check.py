@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from expertflow.core.errors import TrainingError
-from expertflow.tokens.arrow import packed_rows
+from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Collator
 from expertflow.train.model.loss import product_dtype
 from expertflow.train.model.packed import (
@@ -100,7 +100,7 @@ def _head_difference(lm: PreTrainedModel) -> float:
 def _document_difference(lm: PreTrainedModel) -> float:
     n_ids = lm.get_input_embeddings().weight.shape[0]
     ids = (np.arange(2 * LENGTH) * 7919 + 1) % n_ids
-    rows = packed_rows(ids.reshape(2, LENGTH).astype(np.int32), LENGTHS, [[], []])
+    rows = PackedRows.from_lists(ids.reshape(2, LENGTH).astype(np.int32), LENGTHS, [[], []])
     batch = Collator(rows).batch(np.arange(2))
     try:
         packed_NH = hidden_states(lm, batch).flatten(0, 1)

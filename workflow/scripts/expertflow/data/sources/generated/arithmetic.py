@@ -4,7 +4,12 @@ import operator
 from collections.abc import Callable
 from random import Random
 
-from expertflow.data.sources.generated.generator import GIVEN_NAMES, Record, build_generator, say
+from expertflow.data.sources.generated.generator import (
+    GIVEN_NAMES,
+    Record,
+    build_generator,
+    fill_pattern,
+)
 
 _THINGS = (
     *("apples", "books", "cards", "coins", "eggs", "flowers", "keys", "marbles", "nuts", "pears"),
@@ -26,7 +31,7 @@ def make_record(rng: Random) -> Record:
         words["boxes"] = rng.choice(_BOXES)
     signs, numbers, patterns = family(rng)
     words |= dict(zip(("first", "second", "third"), map(str, numbers), strict=False))
-    question = say(rng, *patterns, gains=_GAINS, loses=_LOSSES, **words)
+    question = fill_pattern(rng, *patterns, gains=_GAINS, loses=_LOSSES, **words)
     result, steps = numbers[0], []
     for sign, number in zip(signs, numbers[1:], strict=True):
         before, result = result, _SIGNS[sign](result, number)

@@ -35,10 +35,10 @@ NOUNS = (
 )
 
 
-def say(rng: Random, *patterns: str, **words: Any) -> str:
+def fill_pattern(rng: Random, *patterns: str, **words: Any) -> str:
     """Fill all patterns in order and return one; braces hold alternatives or a word's name.
 
-    >>> say(Random(0), "{Show|List} the {key}.", key="age")
+    >>> fill_pattern(Random(0), "{Show|List} the {key}.", key="age")
     'List the age.'
     """
 

@@ -36,14 +36,14 @@ def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]
     with replacing(repository) as partial:
         options = ("--quiet", "--bare", "--template=", "--initial-branch=main")
         run_git(None, "init", *options, str(partial), failure=f"{partial}: cannot be made")
-        stream = "".join(history(n_commits=n_documents, seed=seed)).encode()
+        stream = "".join(export_history(n_commits=n_documents, seed=seed)).encode()
         run_git(partial, "fast-import", "--quiet", stdin=stream, failure="git fast-import failed")
     commits = extract_commits(repository, GitOptions(), Counter())
     write_records(directory, ({"id": record["commit"], **record} for record in commits))
     return {"repository": repository}
 
 
-def history(*, n_commits: int, seed: int) -> Iterator[str]:
+def export_history(*, n_commits: int, seed: int) -> Iterator[str]:
     """Yield a fast-import stream of ``n_commits`` commits, plus a merge after each branch."""
     rng = Random(seed)
     files: Files = {}

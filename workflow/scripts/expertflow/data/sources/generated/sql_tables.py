@@ -86,7 +86,7 @@ songs, tracks
 """
 
 
-class Column(Struct, frozen=True, kw_only=True):
+class TableColumn(Struct, frozen=True, kw_only=True):
     name: str
     phrases: tuple[str, ...]
     values: tuple[str, ...] | range
@@ -101,10 +101,10 @@ class Table(Struct, frozen=True):
 
     name: str
     nouns: tuple[str, ...]
-    label: Column
-    columns: tuple[Column, ...]
-    texts: tuple[Column, ...]
-    numbers: tuple[Column, ...]
+    label: TableColumn
+    columns: tuple[TableColumn, ...]
+    texts: tuple[TableColumn, ...]
+    numbers: tuple[TableColumn, ...]
     key: str
 
     @property
@@ -125,14 +125,14 @@ class Domain(Struct, frozen=True):
         return f"{child} JOIN {parent} ON {child}.{self.child.key} = {parent}.id"
 
 
-def _column(text: str) -> Column:
+def _column(text: str) -> TableColumn:
     head, _, listed = text.strip().partition(" = ")
     name, _, phrases = head.partition(": ")
     values: tuple[str, ...] | range = _VOCABULARIES.get(listed) or tuple(listed.split(", "))
     if " to " in listed:
         low, high, step = map(int, listed.replace(" by ", " to ").split(" to "))
         values = range(low, high + 1, step)
-    return Column(name=name, phrases=tuple((phrases or name).split(", ")), values=values)
+    return TableColumn(name=name, phrases=tuple((phrases or name).split(", ")), values=values)
 
 
 def _table(text: str, key: str = "") -> Table:

@@ -11,11 +11,11 @@ from expertflow.data.sources.generated.generator import (
     GIVEN_NAMES,
     NOUNS,
     Record,
-    say,
+    fill_pattern,
     unique_records,
     write_records,
 )
-from expertflow.data.sources.generated.sql_tables import DOMAINS, Column, Domain, Table
+from expertflow.data.sources.generated.sql_tables import DOMAINS, Domain, Table, TableColumn
 
 N_PARENT_ROWS = 24
 N_CHILD_ROWS = 160
@@ -104,7 +104,7 @@ def make_record(rng: Random) -> Record:
     return {"question": question, "schema": schema, "sql": sql, "database": "database"}
 
 
-def _simple(rng: Random, column: Column, prefix: str = "") -> Pair:
+def _simple(rng: Random, column: TableColumn, prefix: str = "") -> Pair:
     phrase, name = rng.choice(column.phrases), f"{prefix}{column.name}"
     if column.is_text:
         value = rng.choice(column.values)
@@ -140,8 +140,8 @@ def _condition(rng: Random, table: Table, *, prefix: str = "", compound: float =
     return f"{words_1} or {words_2}", f"{sql_1} OR {sql_2}"
 
 
-def _say(rng: Random, *patterns: str, **words: tuple[str, ...]) -> str:
-    return say(rng, *patterns, Show=_SHOW, show=_SHOW_NOW, having=_HAVING, **words)
+def _fill_words(rng: Random, *patterns: str, **words: tuple[str, ...]) -> str:
+    return fill_pattern(rng, *patterns, Show=_SHOW, show=_SHOW_NOW, having=_HAVING, **words)
 
 
 def _ask_rows(rng: Random, table: Table) -> Pair:
@@ -151,7 +151,7 @@ def _ask_rows(rng: Random, table: Table) -> Pair:
         columns = rng.sample((table.label, *table.columns), 2)
     asked = " and ".join(rng.choice(column.phrases) for column in columns)
     noun = rng.choice(table.nouns)
-    question = _say(
+    question = _fill_words(
         rng,
         f"{{Show}} the {asked} of {noun} {{having}} {words}.",
         f"What is the {asked} of the {noun} {{having}} {words}?",
@@ -164,7 +164,7 @@ def _ask_rows(rng: Random, table: Table) -> Pair:
 def _ask_count(rng: Random, table: Table) -> Pair:
     words, where = _condition(rng, table)
     noun, pattern = rng.choice(table.nouns), rng.choice(_COUNT)
-    question = _say(rng, pattern.format(f"{noun} {{having}} {words}"))
+    question = _fill_words(rng, pattern.format(f"{noun} {{having}} {words}"))
     return f"{question}?", f"SELECT COUNT(*) FROM {table.name} WHERE {where}"
 
 
@@ -174,7 +174,7 @@ def _ask_aggregate(rng: Random, table: Table) -> Pair:
     words, where = _condition(rng, table, compound=0.15)
     asked = f"{rng.choice(names)} {rng.choice(column.phrases)}"
     noun = rng.choice(table.nouns)
-    question = _say(
+    question = _fill_words(
         rng,
         f"What is the {asked} of {noun} {{having}} {words}?",
         f"{{Show}} the {asked} among {noun} {{having}} {words}.",
@@ -188,7 +188,7 @@ def _ask_groups(rng: Random, table: Table) -> Pair:
     name, noun, clause = rng.choice(by.phrases), rng.choice(table.nouns), ""
     if rng.random() < 0.6:
         words, where = _simple(rng, rng.choice(table.numbers))
-        noun, clause = _say(rng, f"{noun} {{having}} {words}"), f" WHERE {where}"
+        noun, clause = _fill_words(rng, f"{noun} {{having}} {words}"), f" WHERE {where}"
     value = "COUNT(*)"
     patterns = [f"How many {noun} are there for each {name}?", f"Count the {noun} per {name}."]
     if rng.random() >= 0.5:
@@ -202,13 +202,13 @@ def _ask_groups(rng: Random, table: Table) -> Pair:
             f"Per {name}, {{show}} the {asked} of {noun}.",
         ]
     sql = f"SELECT {by.name}, {value} FROM {table.name}{clause} GROUP BY {by.name}"
-    return _say(rng, *patterns), sql
+    return _fill_words(rng, *patterns), sql
 
 
 def _ask_having(rng: Random, table: Table) -> Pair:
     by, least = rng.choice(table.texts), rng.randint(2, 30)
     noun, name = rng.choice(table.nouns), rng.choice(by.phrases)
-    question = _say(
+    question = _fill_words(
         rng,
         f"Which {name} has more than {least} {noun}?",
         f"{{Show}} every {name} with over {least} {noun}.",
@@ -222,7 +222,7 @@ def _ask_top(rng: Random, table: Table) -> Pair:
     direction, names = rng.choice((("DESC", _AGGREGATES[1][1]), ("ASC", _AGGREGATES[2][1])))
     n_rows, asked = rng.randint(2, 12), rng.choice((table.label, *table.texts))
     noun, best = rng.choice(table.nouns), f"{rng.choice(names)} {rng.choice(column.phrases)}"
-    question = _say(
+    question = _fill_words(
         rng,
         f"{{Show}} the {{asked}} of the {n_rows} {noun} with the {best}.",
         f"Which {n_rows} {noun} have the {best}? Give the {{asked}}.",
@@ -237,7 +237,7 @@ def _ask_sorted(rng: Random, table: Table) -> Pair:
     column = rng.choice(table.numbers)
     direction, names = rng.choice(_ORDERS)
     noun = f"{rng.choice(table.nouns)} {{having}} {words}"
-    question = _say(
+    question = _fill_words(
         rng,
         f"{{Show}} the {{label}} of {noun}, {{sorted|ordered}} by {{name}} in {{order}}.",
         label=table.label.phrases,
@@ -252,7 +252,7 @@ def _ask_distinct(rng: Random, table: Table) -> Pair:
     column = rng.choice(table.texts)
     words, where = _simple(rng, rng.choice(table.numbers))
     noun, name = rng.choice(table.nouns), rng.choice(column.phrases)
-    question = _say(
+    question = _fill_words(
         rng,
         f"{{Show}} each different {name} of {noun} {{having}} {words}.",
         f"Which distinct {name} do {noun} {{having}} {words} have?",
@@ -265,7 +265,7 @@ def _join_rows(rng: Random, domain: Domain) -> Pair:
     words, where = _condition(rng, parent, prefix=f"{parent.name}.", compound=0.1)
     asked = rng.choice((child.label, *child.columns))
     noun, owner = rng.choice(child.nouns), rng.choice(parent.nouns)
-    question = _say(
+    question = _fill_words(
         rng,
         f"{{Show}} the {{asked}} of {noun} that belong to {owner} {{having}} {words}.",
         f"What is the {{asked}} of {noun} of {owner} {{having}} {words}?",
@@ -278,7 +278,7 @@ def _join_count(rng: Random, domain: Domain) -> Pair:
     parent, child = domain.parent, domain.child
     words, where = _condition(rng, parent, prefix=f"{parent.name}.", compound=0.1)
     pattern = f"{{noun}} of {{owner}} {{having}} {words}"
-    noun = _say(rng, pattern, noun=child.nouns, owner=parent.nouns)
+    noun = _fill_words(rng, pattern, noun=child.nouns, owner=parent.nouns)
     question = rng.choice(_COUNT).format(noun)
     return f"{question}?", f"SELECT COUNT(*) FROM {domain.join} WHERE {where}"
 
@@ -292,7 +292,7 @@ def _join_groups(rng: Random, domain: Domain) -> Pair:
     pattern = (
         f"For each {{name}} of the {{owner}}, {{show}} the {asked} of {{noun}} {{having}} {words}."
     )
-    question = _say(rng, pattern, name=by.phrases, owner=parent.nouns, noun=child.nouns)
+    question = _fill_words(rng, pattern, name=by.phrases, owner=parent.nouns, noun=child.nouns)
     select = f"{parent.name}.{by.name}, {function}({child.name}.{column.name})"
     return (
         question,

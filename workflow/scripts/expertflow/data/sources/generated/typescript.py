@@ -4,7 +4,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from expertflow.data.sources.generated.generator import Record, build_generator, say
+from expertflow.data.sources.generated.generator import Record, build_generator, fill_pattern
 
 _ENTITIES = (
     *("User", "Order", "Product", "Invoice", "Ticket", "Book", "Player", "Team", "Account"),
@@ -133,7 +133,7 @@ def make_record(rng: Random) -> Record:
     draw, description, code = rng.choice(_FAMILIES)
     entity = rng.choice(_ENTITIES)
     words = {"entity": entity, "many": f"{entity.lower()}s", **draw(rng)}
-    told = say(rng, description, **words)
+    told = fill_pattern(rng, description, **words)
     return {"prompt": f"/** {told} */", "completion": code.format(**words)}
 
 
