@@ -14,7 +14,7 @@ import ssl
 import time
 from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import httpx2
@@ -26,9 +26,6 @@ from expertflow.evaluate.records import JudgeSpec
 LOG = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES = 1 << 20
-
-# Newer models refuse `max_tokens` and any temperature, and need `max_completion_tokens`.
-Style = Literal["old", "new"]
 # Larger counts or waits are nonsense, and not exact as floats.
 MAX_COUNT = 2**53 - 1
 _WORTH_ANOTHER_TRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
@@ -46,7 +43,7 @@ class Patience(Record, frozen=True, kw_only=True):
     n_failures: int = 8
 
 
-class Reply(Record, frozen=True, kw_only=True):
+class JudgeReply(Record, frozen=True, kw_only=True):
     text: str
     n_input_tokens: int | None
     n_output_tokens: int | None
@@ -55,21 +52,15 @@ class Reply(Record, frozen=True, kw_only=True):
 class JudgeError(Exception):
     """A failed request; ``is_final``: others will fail too, ``is_busy``: retry after ``wait_s``."""
 
-    def __init__(
-        self,
-        reason: str,
-        *,
-        is_final: bool = False,
-        is_busy: bool = False,
-        timed_out: bool = False,
-        wait_s: float | None = None,
-    ) -> None:
+    is_final = is_busy = timed_out = False
+    wait_s: float | None = None
+
+    def __init__(self, reason: str, **more: Any) -> None:
         super().__init__(reason)
-        self.is_final, self.is_busy = is_final, is_busy or timed_out
-        self.timed_out, self.wait_s = timed_out, wait_s
+        vars(self).update(more)
 
 
-def shown(endpoint: str) -> str:
+def redact_address(endpoint: str) -> str:
     """Return an address without user, query and fragment, as it may be recorded."""
     address = endpoint.partition("?")[0].partition("#")[0]
     scheme, found, rest = address.partition("://")
@@ -81,12 +72,11 @@ class JudgeClient:
     def __init__(self, spec: JudgeSpec, patience: Patience, *, deadline: float) -> None:
         """Check address and key, raising ConfigError; ``deadline`` is of ``time.monotonic``."""
         self._spec, self._patience, self._deadline = spec, patience, deadline
-        address = _checked_address(spec.endpoint)
-        key = _read_key(spec.api_key_env)
-        if key and address.scheme == "http" and not _is_this_machine(address):
+        address, key = _parse_address(spec.endpoint), _read_key(spec.api_key_env)
+        if key and address.scheme == "http" and not _is_this_machine(address.hostname or ""):
             raise ConfigError(
-                f"evaluation.judge.endpoint {shown(spec.endpoint)}: a key must not travel over "
-                "plain http; use https, or no api_key_env"
+                f"evaluation.judge.endpoint {redact_address(spec.endpoint)}: a key must not travel "
+                "over plain http; use https, or no api_key_env"
             )
         url = spec.endpoint.rstrip("/")
         self._url = url if url.endswith("/chat/completions") else f"{url}/chat/completions"
@@ -102,22 +92,24 @@ class JudgeClient:
         # It would log each request.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         self._not_before = 0.0
-        self._style: Style | None = None  # of the first request that was answered
+        # Newer models refuse `max_tokens` and any temperature, and need `max_completion_tokens`;
+        # null until a request was answered.
+        self._is_newer: bool | None = None
 
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def ask(self, messages: Sequence[dict[str, str]]) -> Reply:
+    async def ask(self, messages: Sequence[dict[str, str]]) -> JudgeReply:
         """Send one chat and return the reply, retrying as ``Patience`` allows; raise JudgeError."""
         wait_s, n_timeouts = self._patience.first_wait_s, 0
-        style = self._style or "old"
+        newer = bool(self._is_newer)
         for attempt in range(1, self._patience.n_attempts + 1):
             await self._wait()
             try:
-                if (reply := await self._send(messages, style)) is not None:
+                if (reply := await self._send(messages, newer)) is not None:
                     return reply
-                # The prompt may be too long instead, so the style is kept only once answered.
-                style = "new"
+                # The prompt may be too long instead, so this is kept only once answered.
+                newer = True
             except JudgeError as error:
                 n_timeouts += error.timed_out
                 is_last = attempt == self._patience.n_attempts
@@ -136,20 +128,20 @@ class JudgeClient:
             if self._not_before >= self._deadline:
                 break
             await asyncio.sleep(wait_s)
-        if time.monotonic() >= self._deadline or self._not_before >= self._deadline:
+        if max(time.monotonic(), self._not_before) >= self._deadline:
             raise JudgeError("the time for the whole judging is used up", is_final=True)
 
-    async def _send(self, messages: Sequence[dict[str, str]], style: Style) -> Reply | None:
+    async def _send(self, messages: Sequence[dict[str, str]], newer: bool) -> JudgeReply | None:
         """Send once; null if the endpoint refuses and may want another style."""
         limit_s = min(self._spec.timeout_s, max(0.01, self._deadline - time.monotonic()))
         request: dict[str, Any] = {"model": self._spec.model, "messages": list(messages)}
-        if style == "new":
+        if newer:
             request["max_completion_tokens"] = self._spec.max_tokens
         else:
             request |= {"max_tokens": self._spec.max_tokens, "temperature": 0}
         sent = json.dumps(request).encode("ascii")
         status, retry_after, body = await self._exchange(sent, limit_s)
-        if status == 400 and style == "old" and self._style != "old":
+        if status == 400 and not newer and self._is_newer is not False:
             return None
         if status in _WORTH_ANOTHER_TRY:
             raise JudgeError(f"HTTP {status}", is_busy=True, wait_s=_seconds(retry_after))
@@ -157,12 +149,13 @@ class JudgeClient:
             raise JudgeError(f"HTTP {status}: redirects are not followed", is_final=True)
         if status != 200:
             raise JudgeError(f"HTTP {status}", is_final=status in (401, 402, 403, 404, 405))
-        if self._style is None and style == "new":
-            LOG.warning(
-                "judge: HTTP 400 to max_tokens with temperature 0; "
-                "asking with max_completion_tokens, without temperature"
-            )
-        self._style = self._style or style
+        if self._is_newer is None:
+            self._is_newer = newer
+            if newer:
+                LOG.warning(
+                    "judge: HTTP 400 to max_tokens with temperature 0; "
+                    "asking with max_completion_tokens, without temperature"
+                )
         return _read_reply(body)
 
     async def _exchange(self, body: bytes, limit_s: float) -> tuple[int, str | None, bytes]:
@@ -179,7 +172,8 @@ class JudgeClient:
                         raise JudgeError(f"a reply of more than {MAX_REPLY_BYTES:,} bytes")
                 return response.status_code, response.headers.get("Retry-After"), content
         except TimeoutError:
-            raise JudgeError(f"no reply within {limit_s:g} s", timed_out=True) from None
+            why = f"no reply within {limit_s:g} s"
+            raise JudgeError(why, is_busy=True, timed_out=True) from None
         except (UnicodeError, httpx2.InvalidURL):
             raise JudgeError("the endpoint's host is no name", is_final=True) from None
         except (OSError, httpx2.HTTPError) as error:
@@ -191,23 +185,20 @@ class JudgeClient:
             raise JudgeError(f"no connection ({type(cause).__name__})", is_busy=True) from None
 
 
-def _read_reply(body: bytes) -> Reply:
+def _read_reply(body: bytes) -> JudgeReply:
     try:
         reply = json.loads(body)
         content = reply["choices"][0]["message"]["content"]
     except (ValueError, RecursionError, LookupError, TypeError):
-        raise JudgeError("the reply is no chat completion") from None
+        content = None
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict)]
         content = "".join(text for text in texts if isinstance(text, str))
     if not isinstance(content, str):
         raise JudgeError("the reply is no chat completion")
     usage = reply.get("usage")
-    return Reply(
-        text=content,
-        n_input_tokens=_count(usage, "prompt_tokens"),
-        n_output_tokens=_count(usage, "completion_tokens"),
-    )
+    n_input, n_output = (_count(usage, f"{kind}_tokens") for kind in ("prompt", "completion"))
+    return JudgeReply(text=content, n_input_tokens=n_input, n_output_tokens=n_output)
 
 
 def _count(usage: object, key: str) -> int | None:
@@ -219,21 +210,18 @@ def _count(usage: object, key: str) -> int | None:
 
 def _seconds(retry_after: str | None) -> float | None:
     """Parse ``Retry-After``, a number of seconds or a date; null for anything else."""
-    if retry_after is None:
-        return None
     try:
-        wait_s = int(retry_after)
+        wait_s = int(retry_after or "")
+        return float(max(0, wait_s)) if wait_s <= MAX_COUNT else None
     except ValueError:
         pass
-    else:
-        return float(max(0, wait_s)) if wait_s <= MAX_COUNT else None
     try:
-        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+        return max(0.0, parsedate_to_datetime(retry_after or "").timestamp() - time.time())
     except (ValueError, OverflowError):
         return None
 
 
-def _checked_address(endpoint: str) -> SplitResult:
+def _parse_address(endpoint: str) -> SplitResult:
     """Parse scheme, host and path; errors never repeat the address, which may hold a secret."""
     try:
         address = urlsplit(endpoint)
@@ -243,12 +231,11 @@ def _checked_address(endpoint: str) -> SplitResult:
     if address.scheme not in ("http", "https") or not address.hostname or port == 0:
         raise ConfigError("evaluation.judge.endpoint is no address; write https://host/v1")
     if "@" in address.netloc or address.query or address.fragment:
-        # Not repeated: it may hold a secret.
         raise ConfigError(
             "evaluation.judge.endpoint holds a user, query or fragment; "
             "give scheme, host and path, and the key by api_key_env"
         )
-    if any(ord(char) <= 32 or ord(char) > 126 for char in endpoint):
+    if not _is_plain(endpoint):
         raise ConfigError("evaluation.judge.endpoint holds a blank or no ASCII; write it encoded")
     return address
 
@@ -260,15 +247,17 @@ def _read_key(name: str | None) -> str | None:
     key = os.environ.get(name, "").strip()
     if not key:
         raise ConfigError(f"the environment variable {name} is not set; it should hold the key")
-    if any(ord(char) <= 32 or ord(char) > 126 for char in key):
+    if not _is_plain(key):
         raise ConfigError(f"the environment variable {name} holds what no key can; set it again")
     return key
 
 
-def _is_this_machine(address: SplitResult) -> bool:
-    if address.hostname == "localhost":
-        return True
+def _is_plain(text: str) -> bool:
+    return all(32 < ord(char) <= 126 for char in text)
+
+
+def _is_this_machine(host: str) -> bool:
     try:
-        return ipaddress.ip_address(address.hostname or "").is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

@@ -20,7 +20,13 @@ from typing import Literal
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record
-from expertflow.evaluate.judge.client import JudgeClient, JudgeError, Patience, Reply, shown
+from expertflow.evaluate.judge.client import (
+    JudgeClient,
+    JudgeError,
+    JudgeReply,
+    Patience,
+    redact_address,
+)
 from expertflow.evaluate.records import Example, JudgeResult, JudgeSpec
 from expertflow.evaluate.statistics import wilson_interval
 
@@ -50,7 +56,7 @@ class JudgedPair(Record, frozen=True):
 
 class _Opinion(Record, frozen=True):
     side: Side | None
-    reply: Reply | None = None
+    reply: JudgeReply | None = None
     reason: str | None = None
 
 
@@ -73,13 +79,21 @@ def judge_pairs(
     try:
         deadline = started + 2 * spec.timeout_s * (1 + rounds)
         client = JudgeClient(spec, patience, deadline=deadline)
-        LOG.info("judge: %d pairs go to %s (%s)", len(chosen), shown(spec.endpoint), spec.model)
-        opinions = asyncio.run(_Asking(client, spec, patience).about(chosen, seed))
+        LOG.info(
+            "judge: %d pairs go to %s (%s)", len(chosen), redact_address(spec.endpoint), spec.model
+        )
+        opinions = asyncio.run(_Asking(client, spec, patience).ask_all(chosen, seed))
     except ConfigError as error:
         reason = str(error)
-    result = _count(spec, opinions, n_pairs=len(chosen), reason=reason, started=started)
+    reasons = Counter(one.reason for one in opinions if one.reason is not None)
+    if reason is None and reasons:
+        # The most frequent; the first by name if tied.
+        often, n = min(reasons.items(), key=lambda entry: (-entry[1], entry[0]))
+        reason = f"{often} ({n} of {reasons.total()} requests that came to nothing)"
+    wall_s = time.monotonic() - started
+    result = _count(spec, opinions, n_pairs=len(chosen), reason=reason, wall_s=wall_s)
     if result.n_failed:
-        LOG.warning("judge: %d of %d pairs failed: %s", result.n_failed, len(chosen), result.reason)
+        LOG.warning("judge: %d of %d pairs failed: %s", result.n_failed, len(chosen), reason)
     return result
 
 
@@ -92,15 +106,13 @@ class _Asking:
         self._n_failures = 0
         self._ended: str | None = None
 
-    async def about(self, pairs: Sequence[JudgedPair], seed: int) -> list[_Opinion]:
+    async def ask_all(self, pairs: Sequence[JudgedPair], seed: int) -> list[_Opinion]:
         """Return two opinions for each pair, one after the other."""
         swaps = random.Random(seed + 1)
-        orders = [(first, not first) for first in (swaps.random() < 0.5 for _ in pairs)]
-        requests = [
-            self._ask(pair, after_is_a)
-            for pair, order in zip(pairs, orders, strict=True)
-            for after_is_a in order
-        ]
+        requests = []
+        for pair in pairs:
+            first = swaps.random() < 0.5
+            requests += [self._ask(pair, first), self._ask(pair, not first)]
         async with aclosing(self._client):
             return await asyncio.gather(*requests)
 
@@ -137,21 +149,33 @@ def _count(
     *,
     n_pairs: int,
     reason: str | None,
-    started: float,
+    wall_s: float,
 ) -> JudgeResult:
-    sides = [opinion.side for opinion in opinions]
-    pairs = zip(sides[::2], sides[1::2], strict=True)
-    judged = [(first, second) for first, second in pairs if first and second]
+    pairs = zip(opinions[::2], opinions[1::2], strict=True)
+    judged = [(a.side, b.side) for a, b in pairs if a.side and b.side]
     agreed = Counter(first for first, second in judged if first == second)
     n_inconsistent = sum(first != second for first, second in judged)
     n_wins, n_losses, n_ties = agreed["after"], agreed["before"], agreed["tie"] + n_inconsistent
     replies = [opinion.reply for opinion in opinions if opinion.reply is not None]
-    unheard = bool(n_pairs - len(judged)) and not replies  # sent requests may still be billed
-    n_input = None if unheard else _total([reply.n_input_tokens for reply in replies])
-    n_output = None if unheard else _total([reply.n_output_tokens for reply in replies])
+    counts = [(reply.n_input_tokens, reply.n_output_tokens) for reply in replies]
+    if len(judged) < n_pairs and not replies:
+        counts = [(None, None)]  # sent requests may still be billed
+    n_input, n_output = (
+        None if None in side else sum(n for n in side if n is not None)
+        for side in (list(zip(*counts, strict=True)) or [(), ()])
+    )
+    n_decided, ci95, usd = n_wins + n_losses, None, None
+    if n_decided:
+        # The interval of wins among decided pairs, moved by the ties.
+        low, high = wilson_interval(n_wins, n_decided)
+        n = n_decided + n_ties
+        ci95 = (low * n_decided + n_ties / 2) / n, (high * n_decided + n_ties / 2) / n
+    price_in, price_out = spec.usd_per_million_input_tokens, spec.usd_per_million_output_tokens
+    if not (n_input is None or n_output is None or price_in is None or price_out is None):
+        usd = (n_input * price_in + n_output * price_out) / 1e6
     return JudgeResult(
         model=spec.model,
-        endpoint=shown(spec.endpoint),
+        endpoint=redact_address(spec.endpoint),
         n_pairs=n_pairs,
         n_wins=n_wins,
         n_losses=n_losses,
@@ -159,43 +183,13 @@ def _count(
         n_inconsistent=n_inconsistent,
         n_failed=n_pairs - len(judged),
         win_fraction=(n_wins + n_ties / 2) / len(judged) if judged else None,
-        ci95=_interval(n_wins, n_losses, n_ties),
+        ci95=ci95,
         n_input_tokens=n_input,
         n_output_tokens=n_output,
-        usd=_usd(spec, n_input, n_output),
-        wall_s=time.monotonic() - started,
-        reason=reason or _commonest([o.reason for o in opinions if o.reason is not None]),
+        usd=usd,
+        wall_s=wall_s,
+        reason=reason,
     )
-
-
-def _interval(n_wins: int, n_losses: int, n_ties: int) -> tuple[float, float] | None:
-    """Return the interval of wins among decided pairs, moved by the ties."""
-    n_decided = n_wins + n_losses
-    if not n_decided:
-        return None
-    low, high = wilson_interval(n_wins, n_decided)
-    n = n_decided + n_ties
-    return (low * n_decided + n_ties / 2) / n, (high * n_decided + n_ties / 2) / n
-
-
-def _total(counts: Sequence[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
-
-
-def _usd(spec: JudgeSpec, n_input: int | None, n_output: int | None) -> float | None:
-    price_in, price_out = spec.usd_per_million_input_tokens, spec.usd_per_million_output_tokens
-    if n_input is None or n_output is None or price_in is None or price_out is None:
-        return None
-    return (n_input * price_in + n_output * price_out) / 1e6
-
-
-def _commonest(reasons: Sequence[str]) -> str | None:
-    """Return the most frequent reason and its count; the first by name if tied."""
-    if not reasons:
-        return None
-    reason, n = min(Counter(reasons).items(), key=lambda entry: (-entry[1], entry[0]))
-    return f"{reason} ({n} of {len(reasons)} requests that came to nothing)"
 
 
 def make_messages(criterion: str, example: Example, a: str, b: str) -> list[dict[str, str]]:
