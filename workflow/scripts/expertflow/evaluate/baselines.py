@@ -9,7 +9,7 @@ the last number, ... Places are generic, as nothing here knows the task of a pro
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache, partial
 from itertools import chain, zip_longest
 from math import isqrt, log
 
@@ -18,7 +18,7 @@ import numpy as np
 from expertflow.core.errors import EvaluationError
 from expertflow.core.records import Record
 from expertflow.evaluate.questions import Judge, unusable
-from expertflow.evaluate.records import Example, Judgment
+from expertflow.evaluate.records import Example
 
 # Budget of judgments for learning constants, and for templates.
 N_JUDGMENTS = 400
@@ -52,7 +52,7 @@ Places = dict[str, str]
 Answering = Callable[[Example], str]
 
 
-class BaselinePredictor(Record, frozen=True, kw_only=True):
+class BaselinePredictor(Record, frozen=True):
     name: str
     description: str
     answer: Answering
@@ -67,17 +67,24 @@ class Finder:
         often = sorted(n_prompts.items(), key=lambda item: (-item[1], item[0]))
         self._marks = [word for word, n in often[:MAX_MARKS] if n >= least]
         # All templates are filled in for a prompt before the next one.
-        self.places = lru_cache(maxsize=1)(self._find)
+        self.find_places = lru_cache(maxsize=1)(self._find)
 
     def _find(self, prompt: str) -> Places:
         found: Places = {}
+
+        def add(what: str, texts: Sequence[str]) -> None:
+            for i, text in enumerate(texts[:MAX_INDEX]):
+                found[f"{what} {i + 1}"] = text
+            for i, text in enumerate(reversed(texts[-MAX_INDEX:])):
+                found[f"{what} {i + 1} from the end"] = text
+
         quoted = [next(filter(None, match.groups())) for match in QUOTED.finditer(prompt)]
         last_line = prompt.rstrip().rpartition("\n")[2]
-        _count(found, "quoted text that the last line repeats", _repeated(quoted, last_line))
-        _count(found, "quoted text", quoted)
-        _count(found, "number of the last line", NUMBER.findall(last_line))
-        _count(found, "number", NUMBER.findall(prompt))
-        _count(found, "name in the last line", NAME.findall(last_line)[1:])
+        add("quoted text that the last line repeats", _repeated(quoted, last_line))
+        add("quoted text", quoted)
+        add("number of the last line", NUMBER.findall(last_line))
+        add("number", NUMBER.findall(prompt))
+        add("name in the last line", NAME.findall(last_line)[1:])
         words = list(WORD.finditer(prompt))
         end = len(prompt.rstrip(" \n\t.?!\"'"))
         last = {match[0].lower(): i for i, match in enumerate(words)}
@@ -88,19 +95,12 @@ class Finder:
                 rest = prompt[after.start() : end]
                 if "\n" not in rest:
                     found[f"all after {mark!r}"] = rest
-        _count(found, "word", [match[0] for match in words])
+        add("word", [match[0] for match in words])
         return found
 
 
 def _words(text: str) -> list[str]:
     return [word.lower() for word in WORD.findall(text)]
-
-
-def _count(found: Places, what: str, texts: Sequence[str]) -> None:
-    for i, text in enumerate(texts[:MAX_INDEX]):
-        found[f"{what} {i + 1}"] = text
-    for i, text in enumerate(reversed(texts[-MAX_INDEX:])):
-        found[f"{what} {i + 1} from the end"] = text
 
 
 def _repeated(quoted: Sequence[str], line: str) -> list[str]:
@@ -114,17 +114,14 @@ class Slot(Record, frozen=True):
     case: str
 
 
-class Template(Record, frozen=True):
-    parts: tuple[str | Slot, ...]
+Template = tuple[str | Slot, ...]
 
-    def fill(self, places: Places) -> str:
-        return "".join(
-            part if isinstance(part, str) else CASES[part.case](places.get(part.place, ""))
-            for part in self.parts
-        )
 
-    def answering(self, finder: Finder) -> Answering:
-        return lambda example: self.fill(finder.places(example.prompt))
+def fill(template: Template, places: Places) -> str:
+    return "".join(
+        part if isinstance(part, str) else CASES[part.case](places.get(part.place, ""))
+        for part in template
+    )
 
 
 class TemplateMaker:
@@ -133,24 +130,20 @@ class TemplateMaker:
     def __init__(self, examples: Sequence[Example]) -> None:
         self.examples = examples
         self.finder = Finder([example.prompt for example in examples])
-        self._made: dict[str, Template] = {}
-
-    @cached_property
-    def _usual(self) -> Counter[str | Slot]:
-        usual: Counter[str | Slot] = Counter()
-        for example in self.examples:
+        self._usual: Counter[str | Slot] = Counter()
+        for example in examples:
             slots = self._slots(example.prompt)
-            seen: set[str | Slot] = set()
-            for piece in _pieces(example.reference, slots):
-                seen.add(piece)
-                seen.update(slots.get(piece, ()))
-            usual.update(seen)
-        return usual
+            pieces = _pieces(example.reference, slots)
+            self._usual.update({*pieces, *(slot for one in pieces for slot in slots.get(one, ()))})
+        self._made: dict[str, Template] = {}
 
     def template(self, example: Example) -> Template:
         if example.document_id not in self._made:
             self._made[example.document_id] = self._make(example)
         return self._made[example.document_id]
+
+    def fill(self, template: Template, example: Example) -> str:
+        return fill(template, self.finder.find_places(example.prompt))
 
     def _make(self, example: Example) -> Template:
         slots = self._slots(example.prompt)
@@ -162,11 +155,11 @@ class TemplateMaker:
                 parts[-1] += part
             else:
                 parts.append(part)
-        return Template(tuple(parts))
+        return tuple(parts)
 
     def _slots(self, prompt: str) -> dict[str, list[Slot]]:
         slots: dict[str, list[Slot]] = {}
-        for place, text in self.finder.places(prompt).items():
+        for place, text in self.finder.find_places(prompt).items():
             for case, written in CASES.items():
                 if not case or written(text) != text:
                     slots.setdefault(written(text), []).append(Slot(place, case))
@@ -188,87 +181,71 @@ def make_baselines(judge: Judge, training: Sequence[Example], seed: int) -> list
         return []
     order = np.random.default_rng(seed).permutation(len(usable)).tolist()
     n_probes = min(MAX_PROBES, len(usable) // 4)
-    probes = _Probes([usable[i] for i in order[:n_probes]], judge)
+    probes = [usable[i] for i in order[:n_probes]]
     fitted = [usable[i] for i in sorted(order[n_probes:])]
     maker = TemplateMaker(fitted)
-    return [_constant(fitted, probes), *_template(maker, probes), *_nearest(maker)]
-
-
-class _Probes:
-    def __init__(self, examples: list[Example], judge: Judge) -> None:
-        self._examples, self._judge = examples, judge
-
-    def best(self, candidates: Sequence[Answering]) -> int:
-        if len(candidates) == 1:
-            return 0
-        asked = self._examples[: max(N_JUDGMENTS // len(candidates), 1)]
-        try:
-            judgments = self._judged(asked, candidates)
-        except EvaluationError:
-            # Unusable references say nothing about a candidate.
-            bad = unusable(asked, self._judge)
-            asked = [example for i, example in enumerate(asked) if i not in bad]
-            if not asked:
-                raise
-            judgments = self._judged(asked, candidates)
-        correct = np.array([judgment.correct for judgment in judgments])
-        return int(correct.reshape(len(candidates), len(asked)).sum(axis=1).argmax())
-
-    def _judged(self, asked: list[Example], candidates: Sequence[Answering]) -> list[Judgment]:
-        answers = [answer(example) for answer in candidates for example in asked]
-        return self._judge(asked * len(candidates), answers)
-
-
-def _constant(fitted: Sequence[Example], probes: _Probes) -> BaselinePredictor:
-    def always(text: str) -> Answering:
-        return lambda _: text
 
     texts = _constants(fitted, isqrt(N_JUDGMENTS // 2))
-    answers = [always(text) for text in texts]
-    best = probes.best(answers)
-    what = f"always answers {_shown(texts[best])}"
-    return BaselinePredictor(name="constant", description=what, answer=answers[best])
+    constant = texts[_best(judge, probes, [[text] * n_probes for text in texts])]
+    description = f"always answers {_shown(constant)}"
+    found = [BaselinePredictor("constant", description, lambda _: constant)]
+    if forms := _frequent_templates(maker):
+        answers = [[maker.fill(form, probe) for probe in probes] for form in forms]
+        best = forms[_best(judge, probes, answers)]
+        parts = (x if isinstance(x, str) else f"⟨{x.place}{x.case}⟩" for x in best)
+        description = f"fills in {_shown(''.join(parts))}"
+        found.append(BaselinePredictor("template", description, partial(maker.fill, best)))
+    return [*found, *_nearest(maker)]
+
+
+def _best(judge: Judge, probes: Sequence[Example], candidates: Sequence[list[str]]) -> int:
+    """Return the candidate whose answers to the probes are right most often."""
+    if len(candidates) == 1:
+        return 0
+    asked = range(min(len(probes), max(N_JUDGMENTS // len(candidates), 1)))
+
+    def count_correct(asked: Sequence[int]) -> list[int]:
+        answers = [candidate[i] for candidate in candidates for i in asked]
+        judgments = judge([probes[i] for i in asked] * len(candidates), answers)
+        correct = np.array([judgment.correct for judgment in judgments])
+        counts: list[int] = correct.reshape(len(candidates), len(asked)).sum(axis=1).tolist()
+        return counts
+
+    try:
+        counts = count_correct(asked)
+    except EvaluationError:
+        # Unusable references say nothing about a candidate.
+        bad = unusable([probes[i] for i in asked], judge)
+        if len(bad) == len(asked):
+            raise
+        counts = count_correct([i for i in asked if i not in bad])
+    return counts.index(max(counts))
 
 
 def _constants(fitted: Sequence[Example], n: int) -> list[str]:
     """Pick alternately from three orders: frequent answers, frequent endings, and all answers."""
     texts = Counter(example.reference for example in fitted)
-    ends = Counter(_last_word(example.reference) for example in fitted)
+    ends = Counter(example.reference.split()[-1] for example in fitted)
     often = [text for text, count in texts.most_common() if count > 1]
     ending = {end: "" for end, count in ends.most_common() if count > 1}
     for text in sorted(texts, key=len, reverse=True):
-        if _last_word(text) in ending:
-            ending[_last_word(text)] = text  # the shortest of its ending
+        if (end := text.split()[-1]) in ending:
+            ending[end] = text  # the shortest of its ending
     step = max(len(texts) // n, 1)
     orders = ([*often], [*ending.values()], [*texts][::step])
     in_turn = chain.from_iterable(zip_longest(*orders))
     return list(dict.fromkeys(text for text in in_turn if text is not None))[:n]
 
 
-def _last_word(text: str) -> str:
-    return text.split()[-1]
-
-
-def _template(maker: TemplateMaker, probes: _Probes) -> list[BaselinePredictor]:
-    """Judge the recurring templates with the most exact matches, which cost no judgment."""
+def _frequent_templates(maker: TemplateMaker) -> list[Template]:
+    """Return the recurring templates with the most exact matches, which cost no judgment."""
     counts = Counter(maker.template(example) for example in maker.examples)
     often = [form for form, count in counts.most_common(MAX_TEMPLATES) if count > 1]
-    if not often:
-        return []
     exact = dict.fromkeys(often, 0)
     for example in maker.examples:
-        places = maker.finder.places(example.prompt)
         for form in often:
-            exact[form] += form.fill(places) == example.reference
-    ranked = sorted(often, key=lambda form: -exact[form])[:N_JUDGED_TEMPLATES]
-    answers = [form.answering(maker.finder) for form in ranked]
-    best = probes.best(answers)
-    text = "".join(
-        part if isinstance(part, str) else f"⟨{part.place}{part.case}⟩"
-        for part in ranked[best].parts
-    )
-    what = f"fills in {_shown(text)}"
-    return [BaselinePredictor(name="template", description=what, answer=answers[best])]
+            exact[form] += maker.fill(form, example) == example.reference
+    return sorted(often, key=lambda form: -exact[form])[:N_JUDGED_TEMPLATES]
 
 
 def _nearest(maker: TemplateMaker) -> list[BaselinePredictor]:
@@ -282,18 +259,16 @@ def _nearest(maker: TemplateMaker) -> list[BaselinePredictor]:
     def nearest(example: Example) -> Example:
         return maker.examples[index.nearest(example.prompt)]
 
-    def filled_in(example: Example) -> str:
-        return maker.template(nearest(example)).fill(maker.finder.places(example.prompt))
+    def fill_in(example: Example) -> str:
+        return maker.fill(maker.template(nearest(example)), example)
 
     given = "answers as the training question with the most like words (TF-IDF)"
     filled = (
         f"{given}, with words of its prompt replaced by those at the same places of the new one"
     )
     return [
-        BaselinePredictor(
-            name="nearest", description=given, answer=lambda example: nearest(example).reference
-        ),
-        BaselinePredictor(name="nearest_filled", description=filled, answer=filled_in),
+        BaselinePredictor("nearest", given, lambda example: nearest(example).reference),
+        BaselinePredictor("nearest_filled", filled, fill_in),
     ]
 
 
