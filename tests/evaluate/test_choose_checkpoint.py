@@ -42,7 +42,7 @@ def score(n_correct: int, n: int = 40) -> TaskScore:
 
 def choice(run: Any, *n_correct: int) -> Published:
     scored = dict(zip((c.step for c in run.candidates), map(score, n_correct), strict=True))
-    return chosen(run, [(c, scored[c.step]) for c in in_order(run)], 40)
+    return chosen([(c, scored[c.step]) for c in in_order(run)], 40)
 
 
 def test_the_best_score_wins_over_the_lowest_loss() -> None:

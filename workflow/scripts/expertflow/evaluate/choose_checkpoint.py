@@ -8,6 +8,7 @@ training chose by it, the reported loss is biased by the choice.
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.records import CandidateScore, EvaluationSpec, Published, TaskScore
@@ -61,11 +62,7 @@ def in_order(training: TrainingRecord) -> list[KeptWeights]:
     return sorted(training.candidates, key=lambda one: one.step == training.published_step)
 
 
-def chosen(
-    training: TrainingRecord,
-    scores: Sequence[tuple[KeptWeights, TaskScore]],
-    n_questions: int,
-) -> Published:
+def chosen(scores: Sequence[tuple[KeptWeights, TaskScore]], n_questions: int) -> Published:
     """Publish the best score; ties go to the lowest held-out loss, then the latest step."""
 
     def rank(scored: tuple[KeptWeights, TaskScore]) -> tuple[int, float, int]:
@@ -87,23 +84,12 @@ def chosen(
     if n_others:
         others = "another has" if n_others == 1 else f"{n_others} others have"
         told += f", which {others} too; the lowest held-out loss decides, then the latest step"
-    return _publish(best, told, n_questions, candidates)
+    return _publish(best, told, n_questions=n_questions, candidates=candidates)
 
 
-def _publish(
-    weights: KeptWeights,
-    why: str,
-    n_questions: int = 0,
-    candidates: tuple[CandidateScore, ...] = (),
-) -> Published:
-    return Published(
-        step=weights.step,
-        path=weights.path,
-        weights_sha256=weights.weights_sha256,
-        reason=why,
-        n_questions=n_questions,
-        candidates=candidates,
-    )
+def _publish(weights: KeptWeights, reason: str, **choice: Any) -> Published:
+    own = {name: getattr(weights, name) for name in ("step", "path", "weights_sha256")}
+    return Published(**own, reason=reason, **choice)
 
 
 def check_there(training: TrainingRecord, checkpoint: Path) -> None:

@@ -103,7 +103,7 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
 def _questions(
     inputs: EvalInputs, held_out: list[Document], evaluator: ModelEvaluator
 ) -> Questions:
-    if evaluator.task is None or evaluator.unavailable_reason is not None:
+    if evaluator.task is None:
         return Questions([], [], [])
     spec = inputs.spec
     if len(inputs.training.candidates) == 1:
@@ -132,7 +132,7 @@ def _published(
         judgments = evaluator.answers(candidate.path, selection).judgments
         scores.append((candidate, summarize(evaluator.metric, judgments)))
         log.info("step %d: %d of %d", candidate.step, scores[-1][1].n_correct, len(selection))
-    return chosen(training, scores, len(selection))
+    return chosen(scores, len(selection))
 
 
 class ModelComparison(Record, frozen=True):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from msgspec import field
+from msgspec.structs import asdict
 
 from expertflow.core.records import Record
 from expertflow.data.records import Layout, ShardRecord
@@ -90,40 +91,37 @@ class Generations(Record, frozen=True, kw_only=True):
     n_cut_off: int | None = None
 
 
-class ModelOutcome(Record, frozen=True, kw_only=True):
+class ModelOutcome(Generations, frozen=True, kw_only=True):
     """One model's results; ``reference_losses`` are nats a token on each question's reference."""
 
     side: EvaluationSide
     losses: DocumentLosses
-    texts: list[str]
-    judgments: list[Judgment]
     reference_losses: list[float | None]
     harness: lm_eval_hook.Figures
 
 
 class ModelEvaluator:
-    """``task`` is null if nothing is generated; ``unavailable_reason`` is why nothing is scored."""
+    """``task`` is null if nothing is scored; ``unavailable_reason`` is why, if it has a metric."""
 
     def __init__(self, inputs: EvalInputs) -> None:
         self.spec, self._inputs = inputs.spec, inputs
         self.models = Models(inputs.load, inputs.checkpoint)
         self.codec = generate.PromptCodec(Engine(inputs.tokenizer), inputs.layout)
         self.task = make_task(self.spec)
-        self.metric = None if self.task is None else self.task.metric
-        self.unavailable_reason = None if self.task is None else self.task.unavailable_reason()
-        if self.unavailable_reason is not None:
-            log.warning("%s: nothing is generated: %s", inputs.plan.expert, self.unavailable_reason)
+        self.metric = self.unavailable_reason = None
+        if self.task is not None:
+            self.metric = self.task.metric
+            self.unavailable_reason = self.task.unavailable_reason()
+        if (why := self.unavailable_reason) is not None:
+            log.warning("%s: nothing is generated: %s", inputs.plan.expert, why)
+            self.task = None
         self._held_out = read_rows(inputs.rows / "held_out")
         self._losses: dict[Place, DocumentLosses] = {}
-
-    @property
-    def can_answer(self) -> bool:
-        return self.task is not None and self.unavailable_reason is None
 
     def tool_versions(self) -> dict[str, str]:
         digest = own_digest(self.spec)
         own = {} if digest is None else {self.spec.task_name: f"sha256:{digest}"}
-        return {**self.task.tool_versions(), **own} if self.task and self.can_answer else own
+        return {**self.task.tool_versions(), **own} if self.task else own
 
     def losses(self, place: Place) -> DocumentLosses:
         if place not in self._losses:
@@ -147,7 +145,7 @@ class ModelEvaluator:
     def outcome(self, place: Place, asked: list[EvalExample]) -> ModelOutcome:
         losses = self.losses(place)
         log.info("%d questions", len(asked))
-        asked = asked if self.can_answer else []
+        asked = asked if self.task else []
         likelihoods = log_likelihoods(
             self.models.get(place),
             [one.reference for one in asked],
@@ -157,8 +155,7 @@ class ModelEvaluator:
         found = self.answers(place, asked) if asked else Generations()
         score = None
         if self.metric is not None:
-            why = self.unavailable_reason or NO_EXAMPLES
-            score = summarize(self.metric, found.judgments, empty_reason=why)
+            score = summarize(self.metric, found.judgments, self.unavailable_reason or NO_EXAMPLES)
         loss = self.held_out_loss(place)
         ci95 = mean_interval(losses.nats_D, losses.n_targets_D, self.spec.seed)
         side = EvaluationSide(
@@ -174,10 +171,9 @@ class ModelEvaluator:
             n_cut_off=found.n_cut_off,
         )
         return ModelOutcome(
+            **asdict(found),
             side=side,
             losses=losses,
-            texts=found.texts,
-            judgments=found.judgments,
             # Null if the reference exceeds the model's positions.
             reference_losses=[-nats / n if isfinite(nats) else None for nats, n in likelihoods],
             harness=self._run_harness(place),

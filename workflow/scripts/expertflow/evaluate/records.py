@@ -165,8 +165,8 @@ class Published(Record, frozen=True, kw_only=True):
     path: str
     weights_sha256: str
     reason: str
-    n_questions: int
-    candidates: tuple[CandidateScore, ...]
+    n_questions: int = 0
+    candidates: tuple[CandidateScore, ...] = ()
 
 
 class BaselineScore(Record, frozen=True, kw_only=True):

@@ -111,9 +111,7 @@ def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
     return low, high
 
 
-def summarize(
-    metric: str, judgments: Sequence[Judgment], *, empty_reason: str = NO_EXAMPLES
-) -> TaskScore:
+def summarize(metric: str, judgments: Sequence[Judgment], empty: str = NO_EXAMPLES) -> TaskScore:
     n, n_correct = len(judgments), sum(judgment.correct for judgment in judgments)
     counts = Counter(judgment.kind for judgment in judgments)
     return TaskScore(
@@ -123,5 +121,5 @@ def summarize(
         value_fraction=n_correct / n if n else None,
         ci95=wilson_interval(n_correct, n) if n else None,
         n_by_kind=dict(sorted(counts.items())),
-        reason=None if n else empty_reason,
+        reason=None if n else empty,
     )
