@@ -10,15 +10,15 @@ from made_up_documents import spec
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.choose_checkpoint import (
     MIN_QUESTIONS,
-    as_trained,
-    check_there,
-    chosen,
-    in_order,
+    check_weights,
+    choose_best,
+    explain_no_choice,
     n_to_report,
-    no_choice,
+    order_candidates,
+    publish_trained,
 )
 from expertflow.evaluate.records import Judgment, Published, TaskScore
-from expertflow.evaluate.statistics import summarize
+from expertflow.evaluate.statistics import summarize_judgments
 from expertflow.train.records import KeptWeights
 
 
@@ -35,14 +35,14 @@ def training(*losses: float | None, published: int) -> Any:
 
 
 def score(n_correct: int, n: int = 40) -> TaskScore:
-    return summarize(
+    return summarize_judgments(
         "accuracy", [Judgment("correct" if i < n_correct else "wrong") for i in range(n)]
     )
 
 
 def choice(run: Any, *n_correct: int) -> Published:
     scored = dict(zip((c.step for c in run.candidates), map(score, n_correct), strict=True))
-    return chosen([(c, scored[c.step]) for c in in_order(run)], 40)
+    return choose_best([(c, scored[c.step]) for c in order_candidates(run)], 40)
 
 
 def test_the_best_score_wins_over_the_lowest_loss() -> None:
@@ -88,19 +88,19 @@ def test_there_may_be_nothing_to_choose(
 ) -> None:
     settings = spec(**{"n_selection_examples": 100, **changes})
     run = training(*losses, published=10)
-    found = no_choice(settings, run, n_questions, unavailable)
+    found = explain_no_choice(settings, run, n_questions, unavailable)
     if why is None:
         assert found is None
         return
     assert found is not None and why in found
-    published = as_trained(run, found)
+    published = publish_trained(run, found)
     assert (published.step, published.path, published.candidates) == (10, ".", ())
     assert published.reason == f"the weights that training published: {found}"
 
 
 def test_weights_that_training_chose_by_loss_are_told_so() -> None:
     run = training(0.1, 0.2, published=10)
-    found = as_trained(run, "no metric", by_loss=True).reason
+    found = publish_trained(run, "no metric", by_loss=True).reason
     assert "by the lowest held-out loss, so the reported loss is too good" in found
 
 
@@ -120,7 +120,7 @@ def test_weights_that_are_missing_are_told_before_a_model_is_loaded(tmp_path: Pa
     run = training(0.1, 0.2, published=20)
     for name, file in ((".", "config.json"), ("steps/step-00000010", "adapter_config.json")):
         with pytest.raises(EvaluationError, match="are missing; run train_expert again"):
-            check_there(run, tmp_path)
+            check_weights(run, tmp_path)
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
         (tmp_path / name / file).write_text("{}")
-    check_there(run, tmp_path)
+    check_weights(run, tmp_path)

@@ -10,7 +10,7 @@ import pytest
 from made_up_documents import spec
 
 from expertflow.evaluate import earlier
-from expertflow.evaluate.earlier import Noted, compare, note, noted, read
+from expertflow.evaluate.earlier import PastRun, append_run, compare_runs, make_run, read_runs
 from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, Judgment
 
 HOW = spec()
@@ -18,14 +18,14 @@ HOW = spec()
 
 def run(
     weights: str, correct: str, *, first: int = 0, how: EvaluationSpec = HOW, metric: str = "m"
-) -> Noted:
+) -> PastRun:
     """Return an evaluation from question ``first`` on, with an x for each right answer."""
     examples = [
         Example(document_id=str(i), prompt=f"q{first + i}", reference="r", fields={})
         for i in range(len(correct))
     ]
     verdicts = [Judgment("correct" if c == "x" else "wrong") for c in correct]
-    return noted(how, metric, weights, examples, verdicts)
+    return make_run(how, metric, weights, examples, verdicts)
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_the_first_evaluation_has_none_before_it(path: Path) -> None:
-    assert compare(run("a", "xx"), path, seed=0) is None
+    assert compare_runs(run("a", "xx"), path, seed=0) is None
     assert not path.exists()
 
 
 def test_a_step_backwards_is_told_on_shared_questions(path: Path) -> None:
-    note(run("a", "x" * 30), path)
-    found = compare(run("b", "x" * 10 + "." * 20, first=10), path, seed=0)
+    append_run(run("a", "x" * 30), path)
+    found = compare_runs(run("b", "x" * 10 + "." * 20, first=10), path, seed=0)
     assert found is not None and found.change is not None
     assert (found.weights_sha256, found.n_shared_questions) == ("a", 20)
     assert found.value_fraction == 1.0
@@ -50,18 +50,18 @@ def test_a_step_backwards_is_told_on_shared_questions(path: Path) -> None:
 
 def test_the_same_weights_are_no_earlier_run(path: Path) -> None:
     for weights, correct in (("a", "x."), ("b", "xx"), ("b", "xx")):
-        note(run(weights, correct), path)
-    found = compare(run("b", "xx"), path, seed=0)
+        append_run(run(weights, correct), path)
+    found = compare_runs(run("b", "xx"), path, seed=0)
     assert found is not None and found.weights_sha256 == "a"
-    assert [before.weights_sha256 for before in read(path)] == ["a", "b"]
+    assert [before.weights_sha256 for before in read_runs(path)] == ["a", "b"]
 
 
 def test_the_newest_that_asked_the_same_counts(path: Path) -> None:
-    note(run("old", "x."), path)
-    note(run("new", "..", first=50), path)
-    found = compare(run("now", "xx"), path, seed=0)
+    append_run(run("old", "x."), path)
+    append_run(run("new", "..", first=50), path)
+    found = compare_runs(run("now", "xx"), path, seed=0)
     assert found is not None and (found.weights_sha256, found.n_shared_questions) == ("old", 2)
-    unlike = compare(run("now", "x", first=90), path, seed=0)
+    unlike = compare_runs(run("now", "x", first=90), path, seed=0)
     assert unlike is not None and unlike.weights_sha256 == "new"
     assert (unlike.n_shared_questions, unlike.value_fraction, unlike.change) == (0, None, None)
 
@@ -77,9 +77,9 @@ def test_the_newest_that_asked_the_same_counts(path: Path) -> None:
     ],
 )
 def test_what_was_asked_otherwise_is_not_compared(path: Path, changes: Any) -> None:
-    note(run("a", "x"), path)
-    assert compare(run("b", "x", how=spec(**changes)), path, seed=0) is None
-    assert compare(run("b", "x", metric="other"), path, seed=0) is None
+    append_run(run("a", "x"), path)
+    assert compare_runs(run("b", "x", how=spec(**changes)), path, seed=0) is None
+    assert compare_runs(run("b", "x", metric="other"), path, seed=0) is None
 
 
 @pytest.mark.parametrize(
@@ -88,27 +88,27 @@ def test_what_was_asked_otherwise_is_not_compared(path: Path, changes: Any) -> N
 def test_a_damaged_line_is_left_out(
     path: Path, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    note(run("a", "x"), path)
+    append_run(run("a", "x"), path)
     with path.open("ab") as stream:
         stream.write(line.encode("latin-1") + b"\n")
     with caplog.at_level(logging.WARNING):
-        note(run("b", "x"), path)
+        append_run(run("b", "x"), path)
     assert f"{path}, line 2 is left out" in caplog.text
     caplog.clear()
-    assert [before.weights_sha256 for before in read(path)] == ["a", "b"] and not caplog.text
+    assert [before.weights_sha256 for before in read_runs(path)] == ["a", "b"] and not caplog.text
 
 
 def test_what_a_record_gives_the_scorer_is_part_of_its_question(path: Path) -> None:
     how = spec(fields={"tests": "checks"})
 
-    def graded(weights: str, tests: str) -> Noted:
+    def graded(weights: str, tests: str) -> PastRun:
         fields = {"checks": tests, "unread": weights}
         example = Example(document_id="0", prompt="q", reference="r", fields=fields)
-        return noted(how, "m", weights, [example], [Judgment("correct")])
+        return make_run(how, "m", weights, [example], [Judgment("correct")])
 
-    note(graded("a", "assert(1)"), path)
+    append_run(graded("a", "assert(1)"), path)
     for tests, n_shared in (("assert(1)", 1), ("assert(2)", 0)):
-        found = compare(graded("b", tests), path, seed=0)
+        found = compare_runs(graded("b", tests), path, seed=0)
         assert found is not None and found.n_shared_questions == n_shared
 
 
@@ -124,14 +124,14 @@ def test_artifacts_are_named_by_their_content(tmp_path: Path) -> None:
 
 def test_the_newest_fifty_are_kept(path: Path) -> None:
     for i in range(earlier.N_KEPT + 3):
-        note(run(f"w{i}", "x"), path)
-    kept = read(path)
+        append_run(run(f"w{i}", "x"), path)
+    kept = read_runs(path)
     assert (len(kept), kept[0].weights_sha256) == (earlier.N_KEPT, "w3")
 
 
 def _note_some(path: Path, name: str) -> None:
     for i in range(8):
-        note(run(f"{name}{i}", "x"), path)
+        append_run(run(f"{name}{i}", "x"), path)
 
 
 def test_two_at_once_lose_nothing(path: Path) -> None:
@@ -139,7 +139,7 @@ def test_two_at_once_lose_nothing(path: Path) -> None:
     with ThreadPoolExecutor(2) as writers:
         for written in [writers.submit(_note_some, path, name) for name in "ab"]:
             written.result(timeout=120)
-    assert len(read(path)) == 16
+    assert len(read_runs(path)) == 16
     # Only complete lines, and no temporary files.
     assert all(json.loads(line) for line in path.read_text().splitlines())
     assert sorted(file.name for file in path.parent.iterdir()) == ["e.jsonl", "e.lock"]
@@ -150,5 +150,5 @@ def test_a_folder_that_cannot_be_written_costs_the_note_only(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     with caplog.at_level(logging.WARNING):
-        note(run("a", "x"), tmp_path / "file" / "e.jsonl")
+        append_run(run("a", "x"), tmp_path / "file" / "e.jsonl")
     assert "is not noted for later ones" in caplog.text

@@ -75,7 +75,7 @@ class Shelf:
 
 @pytest.fixture(autouse=True)
 def words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluator.generate, "answers", speak)
+    monkeypatch.setattr(evaluator.generate, "generate_answers", speak)
     monkeypatch.setattr(evaluator, "document_losses", document_losses)
     monkeypatch.setattr(evaluator, "log_likelihoods", likelihoods)
     monkeypatch.setattr(statistics, "N_RESAMPLES", 500)
@@ -223,7 +223,7 @@ def test_where_a_task_cannot_be_scored_nothing_is_generated(
         raise AssertionError("nothing is to be generated")
 
     monkeypatch.setattr(ExactMatch, "unavailable_reason", lambda *_: "Node is missing")
-    monkeypatch.setattr(evaluator.generate, "answers", refuse)
+    monkeypatch.setattr(evaluator.generate, "generate_answers", refuse)
     record = evaluate_expert(made(tmp_path, Shelf({"base": 2, "checkpoint": 9})))
     assert record.after.score is not None
     assert (record.after.score.value_fraction, record.after.score.n_examples) == (None, 0)
@@ -271,10 +271,10 @@ def test_pieces_of_a_single_document_are_one(tmp_path: Path) -> None:
     inputs = made(tmp_path, Shelf({"base": 2}), task="held_out_loss")
     inputs.packing.held_out = packed_split(1, "h")  # type: ignore[misc]
     asks = ModelEvaluator(inputs)
-    found = asks.outcome(None, [])
+    found = asks.evaluate_model(None, [])
     assert (found.side.held_out_loss_ci95, found.side.perplexity_ci95) == (None, None)
     assert found.side.n_documents == 1
-    (change,) = ModelComparison(asks, [], found, found).changes()
+    (change,) = ModelComparison(asks, [], found, found).estimate_changes()
     assert (change.n, change.change) == (1, "no measurable change")
 
 
@@ -358,9 +358,9 @@ def test_a_question_that_was_not_asked_is_wrong_and_not_cut_off(
     n_cut_off: Any,
     n_tokens: Any,
 ) -> None:
-    monkeypatch.setattr(evaluator.generate, "answers", lambda *_, **__: ANSWERS)
+    monkeypatch.setattr(evaluator.generate, "generate_answers", lambda *_, **__: ANSWERS)
     monkeypatch.setattr(evaluator, "choose_options", lambda *_, **__: ANSWERS)
-    found = asker(tmp_path, task, fields).answers(None, questions(3))
+    found = asker(tmp_path, task, fields).answer_questions(None, questions(3))
     assert (found.n_cut_off, found.n_tokens) == (n_cut_off, n_tokens)
     assert [verdict.kind for verdict in found.judgments] == ["correct", "correct", "not_asked"]
     assert found.judgments[2].detail == "no position"
@@ -373,6 +373,6 @@ def test_the_worst_whose_loss_is_unknown_come_last(tmp_path: Path) -> None:
     )
     found = ModelComparison(
         asker(tmp_path, "exact_match", {}), questions(4), outcome, outcome
-    ).worst()
+    ).pick_worst()
     assert [one.document_id for one in found] == ["s/3", "s/1", "s/0", "s/2"]
     assert [one.reference_loss for one in found] == [2.0, 1.0, None, None]

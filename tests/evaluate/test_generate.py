@@ -13,7 +13,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3ForCausalLM
 from expertflow.core.errors import EvaluationError
 from expertflow.data.layout import chatml_layout
 from expertflow.evaluate import generate
-from expertflow.evaluate.generate import Answer, Draws, PromptCodec, answers, finished
+from expertflow.evaluate.generate import Answer, Draws, PromptCodec, finish_answer, generate_answers
 from expertflow.evaluate.records import Decoding
 from expertflow.train.model import attention
 
@@ -29,7 +29,7 @@ def model() -> Qwen3ForCausalLM:
 
 def ask(model: Any, asked: list[list[int]], batch_size: int = 4, **changes: Any) -> list[Answer]:
     how = spec(**{"batch_size": batch_size, "max_new_tokens": 12, **changes})
-    return answers(model, asked, CODEC, how)
+    return generate_answers(model, asked, CODEC, how)
 
 
 @pytest.mark.parametrize("decoding", [Decoding(), SAMPLED])
@@ -92,7 +92,7 @@ def test_a_stop_text_across_tokens_ends_an_answer(model: Qwen3ForCausalLM) -> No
 
 def test_an_answer_that_is_cut_off_has_not_ended() -> None:
     def done(ids: list[int], *stops: str) -> Answer:
-        return finished(ids, engine=ENGINE, ends=frozenset({END}), stops=stops)
+        return finish_answer(ids, ENGINE, ends=frozenset({END}), stops=stops)
 
     assert done([2, 3]) == Answer("CaDa", 2, ended=False)
     assert done([2, 3, END, 5]) == Answer("CaDa", 3, ended=True)
@@ -101,7 +101,7 @@ def test_an_answer_that_is_cut_off_has_not_ended() -> None:
     thinks: Any = SimpleNamespace(
         decode=lambda ids: "<think>\nhm\n</think>\n\n" + ENGINE.decode(ids)
     )
-    answer = finished([2, END], engine=thinks, ends=frozenset({END}), stops=())
+    answer = finish_answer([2, END], thinks, ends=frozenset({END}), stops=())
     assert answer == Answer("Ca", 2, ended=True)
 
 
@@ -188,7 +188,7 @@ def test_what_did_not_fit_is_let_go_before_memory_is_given_back(
     try:
         write()
     except RuntimeError as caught:
-        assert generate.halved(6, caught) == 3
+        assert generate.halve_batch(6, caught) == 3
     assert held == [None]
 
 

@@ -118,8 +118,8 @@ def test_a_bad_reference_names_its_document(script: Path) -> None:
     "query", ["RETURN " + "[" * 700 + "1" + "]" * 700, "RETURN '\ud800'", "RETURN '\\ud800' AS x"]
 )
 def test_odd_text_and_results_do_not_end_the_process(query: str, server: GraphServer) -> None:
-    assert server.ask("RETURN 1").rows
-    answer = server.ask(query)
+    assert server.run_query("RETURN 1").rows
+    answer = server.run_query(query)
     assert (answer.kind, "process" in answer.detail) == ("not_executed", False)
     assert server._worker.is_running
 
@@ -131,7 +131,7 @@ def test_rows_that_cannot_be_read_are_a_verdict(
     def ask(_server: GraphServer, _query: str) -> QueryAnswer:
         raise fault(*(("utf-8", "x", 0, 1, "no") if fault is UnicodeEncodeError else ()))
 
-    monkeypatch.setattr(GraphServer, "ask", ask)
+    monkeypatch.setattr(GraphServer, "run_query", ask)
     verdict = judge(script, "MATCH (p:Person) RETURN p.name")
     assert verdict.kind == "not_executed"
     assert fault.__name__ in verdict.detail
@@ -176,11 +176,11 @@ def test_hostile_queries_harm_nothing(query: str, server: GraphServer, tmp_path:
     secret = tmp_path / "secret.csv"
     secret.write_text("a-secret-of-the-machine")
     before = sorted(path.name for path in tmp_path.iterdir())
-    answer = server.ask(query.replace("{secret}", str(secret)))
+    answer = server.run_query(query.replace("{secret}", str(secret)))
     assert "a-secret" not in repr(answer)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     # The graph is unchanged, even if its process had to be restarted.
-    count = server.ask("MATCH (p:Person) RETURN p.name ORDER BY p.name")
+    count = server.run_query("MATCH (p:Person) RETURN p.name ORDER BY p.name")
     assert count.rows == (("text Ada",), ("text Bob",), ("text Cy",))
 
 

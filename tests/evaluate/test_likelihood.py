@@ -18,7 +18,7 @@ from transformers import Qwen3ForCausalLM
 from expertflow.data.layout import chatml_layout
 from expertflow.evaluate import likelihood
 from expertflow.evaluate.evaluator import Models
-from expertflow.evaluate.generate import PromptCodec, answers
+from expertflow.evaluate.generate import PromptCodec, generate_answers
 from expertflow.evaluate.likelihood import choose_options, document_losses, log_likelihoods
 from expertflow.evaluate.questions import EvalExample
 from expertflow.evaluate.records import Example
@@ -62,7 +62,7 @@ def test_a_model_that_was_asked_can_be_let_go() -> None:
     models = Models(lambda _: add_adapter(tiny_qwen3(), LORA).eval(), Path("checkpoint"))
     model = weakref.ref(causal_lm(models.get(None)))
     how = spec(max_new_tokens=4)
-    answers(models.get(None), prompts(3, 5), PromptCodec(Pairs(), chatml_layout()), how)
+    generate_answers(models.get(None), prompts(3, 5), PromptCodec(Pairs(), chatml_layout()), how)
     log_likelihoods(models.get(None), PAIRS, pad_id=PAD, batch_size=2)
     models.release()
     assert model() is None, "two models would be on a card"
@@ -140,7 +140,7 @@ def test_labels_are_compared_where_the_data_answers_by_labels() -> None:
         (" Ba\n", ["Aa", "Ba"]), ("Ha", ["Ga", "Ha"]), ("The answer is Ha", ["Ga", "Ha"])
     ):  # fmt: skip
         example = Example(document_id="d", prompt="q", reference=reference, fields=fields)
-        assert MultipleChoice(spec(fields=FIELDS)).options(example) == wanted
+        assert MultipleChoice(spec(fields=FIELDS)).list_options(example) == wanted
 
 
 @pytest.mark.parametrize("options", [["GaHaIaJa", "Ga"], ["GaHaIa", "HaIaGa"]])

@@ -13,7 +13,7 @@ from made_up_model import tiny_qwen3
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate import lm_eval_hook
-from expertflow.evaluate.lm_eval_hook import figures, paired
+from expertflow.evaluate.lm_eval_hook import pair_scores, read_figures
 from expertflow.evaluate.records import LmEvalScore, LmEvalSpec
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 
@@ -68,8 +68,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def run(spec: LmEvalSpec, tokenizer: Path) -> list[LmEvalScore]:
-    sides = [lm_eval_hook.measure(tiny(), spec, tokenizer=tokenizer, batch_size=4) for _ in "ab"]
-    return paired(*sides)
+    sides = [lm_eval_hook.run_tasks(tiny(), spec, tokenizer=tokenizer, batch_size=4) for _ in "ab"]
+    return pair_scores(*sides)
 
 
 def test_both_models_are_measured_alike(calls: list[dict[str, Any]], tokenizer: Path) -> None:
@@ -121,7 +121,7 @@ def test_batches_that_do_not_fit_are_halved(
         return evaluate(**options)
 
     monkeypatch.setattr(evaluator, "simple_evaluate", fits)
-    found = lm_eval_hook.measure(tiny(), SPEC, tokenizer=tokenizer, batch_size=4)
+    found = lm_eval_hook.run_tasks(tiny(), SPEC, tokenizer=tokenizer, batch_size=4)
     assert sizes == [4, 2, 1] and found["one", "acc"][0] == 0.25
 
 
@@ -131,16 +131,16 @@ def test_results_are_read_by_task_and_metric() -> None:
         "part": {"acc,none": 0.1, "acc_stderr,none": 0.2},
         "sums": {"exact_match,strict": 0.3, "exact_match_stderr,strict": float("nan")},
     }
-    assert figures(results, ["group", "sums"]) == {
+    assert read_figures(results, ["group", "sums"]) == {
         ("group", "acc"): (0.5, None),
         ("sums", "exact_match (strict)"): (0.3, None),
     }
     # A tag names tasks but is not one.
-    assert ("part", "acc") in figures(results, ["tag"])
+    assert ("part", "acc") in read_figures(results, ["tag"])
 
 
 def test_what_one_side_lacks_is_null() -> None:
-    scores = paired({("b", "acc"): (0.5, 0.1)}, {("a", "acc"): (1.0, None)})
+    scores = pair_scores({("b", "acc"): (0.5, 0.1)}, {("a", "acc"): (1.0, None)})
     assert [(s.task, s.before, s.after) for s in scores] == [("a", None, 1.0), ("b", 0.5, None)]
 
 

@@ -15,13 +15,13 @@ from expertflow.data.records import Body, Layout
 from expertflow.data.render import Renderer
 from expertflow.evaluate.answer_text import without_thoughts
 from expertflow.evaluate.generate import PromptCodec
-from expertflow.evaluate.leakage import seeded_key
+from expertflow.evaluate.leakage import key_by_seed
 from expertflow.evaluate.questions import (
     EvalExample,
     Questions,
     choose_questions,
-    examples,
-    unusable,
+    find_unusable,
+    make_examples,
 )
 from expertflow.evaluate.records import Decoding, Example, Judgment
 from expertflow.evaluate.tasks.multiple_choice import MultipleChoice
@@ -56,8 +56,8 @@ class Task(MultipleChoice):
                 raise EvaluationError(f"document {example.document_id}: no number")
         return [Judgment("correct") for _ in answers]
 
-    def options(self, example: Example) -> list[str]:
-        return super().options(example) if self.spec.task == "multiple_choice" else []
+    def list_options(self, example: Example) -> list[str]:
+        return super().list_options(example) if self.spec.task == "multiple_choice" else []
 
 
 def choose(
@@ -172,7 +172,7 @@ def test_what_asks_nothing_is_left_out() -> None:
     plain = replace(MANY[0], body=Body(text="only a text"))
     refusing = replace(LAYOUT, text_special_tokens="reject")
     special = document(1, "<|im_end|>")
-    found = examples([plain, special, MANY[2]], refusing)
+    found = make_examples([plain, special, MANY[2]], refusing)
     assert [example.document_id for example in found] == ["s/2"]
 
 
@@ -183,13 +183,13 @@ def example(number: int, reference: str) -> Example:
 def test_each_bad_one_is_named_and_few_starts_find_it() -> None:
     task = Task(spec())
     asked = [example(i, "bad" if i in (3, 4, 90) else "good") for i in range(100)]
-    assert unusable(asked, task.score) == {i: f"document d{i}: no number" for i in (3, 4, 90)}
+    assert find_unusable(asked, task.score) == {i: f"document d{i}: no number" for i in (3, 4, 90)}
     assert task.n_starts < 50
 
 
 def test_others_take_the_place_of_bad_ones_in_the_order() -> None:
     documents = [document(i, f"q{i}", "" if i % 10 else "bad") for i in range(60)]
-    ordered = sorted(documents, key=seeded_key(0))
+    ordered = sorted(documents, key=key_by_seed(0))
     expected = [one.document_id for one in ordered if one.row % 10][:24]
     found = choose(documents, max_examples=20, n_selection_examples=4)
     assert ids([*found.reported, *found.selection]) == expected

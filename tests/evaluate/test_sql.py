@@ -230,9 +230,9 @@ ENDLESS = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n) SELE
 def test_each_query_has_a_budget_of_its_own(item: Path) -> None:
     reader = Reader(Limits(n_instructions=300_000))
     query = ENDLESS.replace("FROM n)", "FROM n LIMIT 10000)") + "count(*) FROM n"
-    kinds = {reader.run(query, item).kind for _ in range(5)}
+    kinds = {reader.run_query(query, item).kind for _ in range(5)}
     assert kinds == {"rows"}
-    assert Reader(Limits(n_instructions=50_000)).run(query, item).kind == "timed_out"
+    assert Reader(Limits(n_instructions=50_000)).run_query(query, item).kind == "timed_out"
     reader.close()
 
 

@@ -8,7 +8,12 @@ from numpy.typing import NDArray
 
 from expertflow.evaluate import statistics
 from expertflow.evaluate.records import Judgment
-from expertflow.evaluate.statistics import mean_interval, paired_change, summarize, wilson_interval
+from expertflow.evaluate.statistics import (
+    estimate_change,
+    mean_interval,
+    summarize_judgments,
+    wilson_interval,
+)
 
 N_SIMULATIONS = 400
 
@@ -21,11 +26,11 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_difference_is_after_less_before() -> None:
     before, after = [True] * 30 + [False] * 70, [True] * 60 + [False] * 40
-    found = paired_change("accuracy", before, after, higher_is_better=True, seed=0)
+    found = estimate_change("accuracy", before, after, higher_is_better=True, seed=0)
     assert found.difference == pytest.approx(0.3)
     assert found.ci95[0] < 0.3 < found.ci95[1]
     assert (found.quantity, found.n, found.change) == ("accuracy", 100, "better")
-    back = paired_change("accuracy", after, before, higher_is_better=True, seed=0)
+    back = estimate_change("accuracy", after, before, higher_is_better=True, seed=0)
     assert back.change == "worse"
     assert back.ci95 == pytest.approx((-found.ci95[1], -found.ci95[0]), abs=0.01)
 
@@ -35,7 +40,7 @@ def test_a_lower_loss_is_better_and_documents_count_by_their_targets() -> None:
     n_targets = rng.integers(1, 50, 80)
     before = rng.gamma(2.0, 1.0, 80)
     after = before - 0.3 - 0.1 * rng.random(80)
-    found = paired_change(
+    found = estimate_change(
         "loss", before, after, weights=n_targets, higher_is_better=False, seed=0
     )  # fmt: skip
     assert found.change == "better"
@@ -50,7 +55,7 @@ def test_a_lower_loss_is_better_and_documents_count_by_their_targets() -> None:
 )
 def test_a_handful_of_questions_proves_nothing(n_differing: int, change: str | None) -> None:
     """All became right that were wrong: by a sign test 2 x 0.5^5 = 0.06 for five."""
-    found = paired_change(
+    found = estimate_change(
         "m", [0] * n_differing + [1] * 4, [1] * (n_differing + 4), higher_is_better=True, seed=0
     )
     assert found.change == (change or "no measurable change")
@@ -59,9 +64,9 @@ def test_a_handful_of_questions_proves_nothing(n_differing: int, change: str | N
 def test_the_same_seed_gives_the_same_bits() -> None:
     rng = np.random.default_rng(1)
     before, after = rng.random(300), rng.random(300)
-    first = paired_change("m", before, after, higher_is_better=True, seed=5)
-    assert paired_change("m", before, after, higher_is_better=True, seed=5) == first
-    assert paired_change("m", before, after, higher_is_better=True, seed=6).ci95 != first.ci95
+    first = estimate_change("m", before, after, higher_is_better=True, seed=5)
+    assert estimate_change("m", before, after, higher_is_better=True, seed=5) == first
+    assert estimate_change("m", before, after, higher_is_better=True, seed=6).ci95 != first.ci95
 
 
 def covered(truth: float, interval: tuple[float, float]) -> bool:
@@ -78,7 +83,7 @@ def test_the_interval_of_a_metric_covers_the_truth(n: int) -> None:
         drawn = rng.random(n)
         before = (drawn < 0.10) | (drawn > 0.80)
         after = ((drawn >= 0.10) & (drawn < 0.35)) | (drawn > 0.80)
-        found = paired_change("m", before, after, higher_is_better=True, seed=seed)
+        found = estimate_change("m", before, after, higher_is_better=True, seed=seed)
         n_held += covered(0.15, found.ci95)
         n_better += found.change == "better"
     assert 0.92 <= n_held / N_SIMULATIONS <= 0.98
@@ -94,7 +99,7 @@ def test_chance_is_rarely_taken_for_a_change(n_differing: float) -> None:
     for seed in range(N_SIMULATIONS):
         drawn = rng.random(200)
         before, after = drawn < n_differing / 2, drawn > 1 - n_differing / 2
-        found = paired_change("m", before, after, higher_is_better=True, seed=seed)
+        found = estimate_change("m", before, after, higher_is_better=True, seed=seed)
         n_wrong += found.change != "no measurable change"
     assert n_wrong / N_SIMULATIONS <= 0.075
 
@@ -137,7 +142,7 @@ def test_one_document_has_no_interval() -> None:
 
 def test_pairs_that_do_not_match_are_refused() -> None:
     with pytest.raises(ValueError, match="0 pairs"):
-        paired_change("m", [], [], higher_is_better=True, seed=0)
+        estimate_change("m", [], [], higher_is_better=True, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +179,7 @@ def test_wilson_interval_refuses_what_is_no_proportion(n_correct: int, n: int) -
 
 def test_summarize_counts_by_kind() -> None:
     kinds = ("wrong_rows", "correct", "empty", "correct")
-    score = summarize("execution_accuracy", [Judgment(kind) for kind in kinds])
+    score = summarize_judgments("execution_accuracy", [Judgment(kind) for kind in kinds])
     assert (score.metric, score.n_examples, score.n_correct) == ("execution_accuracy", 4, 2)
     assert score.value_fraction == 0.5
     assert score.ci95 == wilson_interval(2, 4)
@@ -183,6 +188,6 @@ def test_summarize_counts_by_kind() -> None:
 
 
 def test_summarize_of_nothing_is_unknown_and_says_why() -> None:
-    score = summarize("exact_match", [])
+    score = summarize_judgments("exact_match", [])
     assert (score.value_fraction, score.ci95, score.n_by_kind) == (None, None, {})
     assert score.reason

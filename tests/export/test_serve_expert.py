@@ -17,7 +17,7 @@ import serve_expert
 from expertflow.core import cli
 from expertflow.core.errors import ConfigError
 from expertflow.data.records import Turn
-from expertflow.evaluate.generate import PromptCodec, answers
+from expertflow.evaluate.generate import PromptCodec, generate_answers
 from expertflow.evaluate.records import Decoding, EvaluationSpec
 from expertflow.export.model_files import set_decoding, write_system_prompt
 from expertflow.export.serve import Expert, answer_once, chat, find_model, load_expert, visible
@@ -47,7 +47,7 @@ def as_scored(expert: Expert, turns: list[Turn], decoding: Decoding | None = Non
         batch_size=1, decoding=decoding or Decoding(),
     )  # fmt: skip
     codec = PromptCodec(expert.engine, expert.layout)
-    found = answers(expert.model, [expert.prompt_ids(turns)], codec, how)
+    found = generate_answers(expert.model, [expert.prompt_ids(turns)], codec, how)
     return found[0].text
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.records import Record
-from expertflow.evaluate.questions import Judge, unusable
+from expertflow.evaluate.questions import Judge, find_unusable
 from expertflow.evaluate.records import Example
 
 # Budget of judgments for learning constants, and for templates.
@@ -117,7 +117,7 @@ class Slot(Record, frozen=True):
 Template = tuple[str | Slot, ...]
 
 
-def fill(template: Template, places: Places) -> str:
+def fill_template(template: Template, places: Places) -> str:
     return "".join(
         part if isinstance(part, str) else CASES[part.case](places.get(part.place, ""))
         for part in template
@@ -137,13 +137,13 @@ class TemplateMaker:
             self._usual.update({*pieces, *(slot for one in pieces for slot in slots.get(one, ()))})
         self._made: dict[str, Template] = {}
 
-    def template(self, example: Example) -> Template:
+    def find_template(self, example: Example) -> Template:
         if example.document_id not in self._made:
             self._made[example.document_id] = self._make(example)
         return self._made[example.document_id]
 
-    def fill(self, template: Template, example: Example) -> str:
-        return fill(template, self.finder.find_places(example.prompt))
+    def answer_with(self, template: Template, example: Example) -> str:
+        return fill_template(template, self.finder.find_places(example.prompt))
 
     def _make(self, example: Example) -> Template:
         slots = self._slots(example.prompt)
@@ -190,11 +190,11 @@ def make_baselines(judge: Judge, training: Sequence[Example], seed: int) -> list
     description = f"always answers {_shown(constant)}"
     found = [BaselinePredictor("constant", description, lambda _: constant)]
     if forms := _frequent_templates(maker):
-        answers = [[maker.fill(form, probe) for probe in probes] for form in forms]
+        answers = [[maker.answer_with(form, probe) for probe in probes] for form in forms]
         best = forms[_best(judge, probes, answers)]
         parts = (x if isinstance(x, str) else f"⟨{x.place}{x.case}⟩" for x in best)
         description = f"fills in {_shown(''.join(parts))}"
-        found.append(BaselinePredictor("template", description, partial(maker.fill, best)))
+        found.append(BaselinePredictor("template", description, partial(maker.answer_with, best)))
     return [*found, *_nearest(maker)]
 
 
@@ -215,7 +215,7 @@ def _best(judge: Judge, probes: Sequence[Example], candidates: Sequence[list[str
         counts = count_correct(asked)
     except EvaluationError:
         # Unusable references say nothing about a candidate.
-        bad = unusable([probes[i] for i in asked], judge)
+        bad = find_unusable([probes[i] for i in asked], judge)
         if len(bad) == len(asked):
             raise
         counts = count_correct([i for i in asked if i not in bad])
@@ -239,12 +239,12 @@ def _constants(fitted: Sequence[Example], n: int) -> list[str]:
 
 def _frequent_templates(maker: TemplateMaker) -> list[Template]:
     """Return the recurring templates with the most exact matches, which cost no judgment."""
-    counts = Counter(maker.template(example) for example in maker.examples)
+    counts = Counter(maker.find_template(example) for example in maker.examples)
     often = [form for form, count in counts.most_common(MAX_TEMPLATES) if count > 1]
     exact = dict.fromkeys(often, 0)
     for example in maker.examples:
         for form in often:
-            exact[form] += maker.fill(form, example) == example.reference
+            exact[form] += maker.answer_with(form, example) == example.reference
     return sorted(often, key=lambda form: -exact[form])[:N_JUDGED_TEMPLATES]
 
 
@@ -257,10 +257,10 @@ def _nearest(maker: TemplateMaker) -> list[BaselinePredictor]:
     index = Index([example.prompt for example in maker.examples])
 
     def nearest(example: Example) -> Example:
-        return maker.examples[index.nearest(example.prompt)]
+        return maker.examples[index.find_nearest(example.prompt)]
 
     def fill_in(example: Example) -> str:
-        return maker.fill(maker.template(nearest(example)), example)
+        return maker.answer_with(maker.find_template(nearest(example)), example)
 
     given = "answers as the training question with the most like words (TF-IDF)"
     filled = (
@@ -290,7 +290,7 @@ class Index:
             word: tuple(map(np.array, zip(*at, strict=True))) for word, at in found.items()
         }
 
-    def nearest(self, text: str) -> int:
+    def find_nearest(self, text: str) -> int:
         likeness = np.zeros(self._n)
         for word, n in sorted(_count_words(text).items()):
             if word in self._found:

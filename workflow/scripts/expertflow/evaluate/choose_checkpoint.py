@@ -24,7 +24,7 @@ CHOSEN_BY_LOSS = (
 )
 
 
-def no_choice(
+def explain_no_choice(
     spec: EvaluationSpec, training: TrainingRecord, n_questions: int, unavailable_reason: str | None
 ) -> str | None:
     """Return why there is nothing to choose, or null."""
@@ -51,18 +51,20 @@ def n_to_report(n_questions: int, spec: EvaluationSpec) -> int:
     return min(n_most, n_questions - n_choice)
 
 
-def as_trained(training: TrainingRecord, why: str, *, by_loss: bool = False) -> Published:
+def publish_trained(training: TrainingRecord, why: str, *, by_loss: bool = False) -> Published:
     """Publish what training published; ``by_loss``: training chose it by the held-out loss."""
     told = f"the weights that training published: {why}"
-    return _publish(in_order(training)[-1], f"{told}; {CHOSEN_BY_LOSS}" if by_loss else told)
+    return _publish(
+        order_candidates(training)[-1], f"{told}; {CHOSEN_BY_LOSS}" if by_loss else told
+    )
 
 
-def in_order(training: TrainingRecord) -> list[KeptWeights]:
+def order_candidates(training: TrainingRecord) -> list[KeptWeights]:
     """Return the candidates with training's own last, so that it is still loaded afterwards."""
     return sorted(training.candidates, key=lambda one: one.step == training.published_step)
 
 
-def chosen(scores: Sequence[tuple[KeptWeights, TaskScore]], n_questions: int) -> Published:
+def choose_best(scores: Sequence[tuple[KeptWeights, TaskScore]], n_questions: int) -> Published:
     """Publish the best score; ties go to the lowest held-out loss, then the latest step."""
 
     def rank(scored: tuple[KeptWeights, TaskScore]) -> tuple[int, float, int]:
@@ -92,7 +94,7 @@ def _publish(weights: KeptWeights, reason: str, **choice: Any) -> Published:
     return Published(**own, reason=reason, **choice)
 
 
-def check_there(training: TrainingRecord, checkpoint: Path) -> None:
+def check_weights(training: TrainingRecord, checkpoint: Path) -> None:
     """Raise if the weights of any candidate are missing."""
     for candidate in training.candidates:
         folder = checkpoint / candidate.path

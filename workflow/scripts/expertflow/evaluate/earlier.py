@@ -23,14 +23,14 @@ from expertflow.core.files import (
 from expertflow.core.locks import try_lock
 from expertflow.core.records import Record, from_json, to_json
 from expertflow.evaluate.records import Decoding, EarlierRun, EvaluationSpec, Example, Judgment
-from expertflow.evaluate.statistics import paired_change
+from expertflow.evaluate.statistics import estimate_change
 
 log = logging.getLogger(__name__)
 N_KEPT = 50
 HASH_CHARS = 32
 
 
-class Asked(Record, frozen=True, kw_only=True):
+class ScoringSetup(Record, frozen=True, kw_only=True):
     """How questions were asked and judged. ``artifacts`` are hashes of the files scoring read."""
 
     task: str
@@ -42,24 +42,24 @@ class Asked(Record, frozen=True, kw_only=True):
     artifacts: dict[str, str]
 
 
-class Noted(Record, frozen=True, kw_only=True):
+class PastRun(Record, frozen=True, kw_only=True):
     """An evaluation's results by question; only those with equal ``how`` are compared."""
 
     evaluated_at: str
     weights_sha256: str
-    how: Asked
+    how: ScoringSetup
     correct: dict[str, bool]
 
 
-def noted(
+def make_run(
     spec: EvaluationSpec,
     metric: str,
     weights_sha256: str,
     examples: Sequence[Example],
     judgments: Sequence[Judgment],
-) -> Noted:
+) -> PastRun:
     paths = {name: Path(place) for name, place in sorted(spec.artifacts.items())}
-    how = Asked(
+    how = ScoringSetup(
         task=spec.task_name,
         metric=metric,
         max_new_tokens=spec.max_new_tokens,
@@ -77,14 +77,14 @@ def noted(
         said = [example.prompt, example.reference, given]
         correct[sha256_text(canonical_json(said))[:HASH_CHARS]] = judgment.correct
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Noted(evaluated_at=now, weights_sha256=weights_sha256, how=how, correct=correct)
+    return PastRun(evaluated_at=now, weights_sha256=weights_sha256, how=how, correct=correct)
 
 
-def compare(now: Noted, path: Path, *, seed: int) -> EarlierRun | None:
+def compare_runs(now: PastRun, path: Path, *, seed: int) -> EarlierRun | None:
     """Compare with the newest evaluation of other weights, if only by name."""
     others = [
         one
-        for one in reversed(read(path))
+        for one in reversed(read_runs(path))
         if one.weights_sha256 != now.weights_sha256 and one.how == now.how
     ]
     if not others:
@@ -95,7 +95,7 @@ def compare(now: Noted, path: Path, *, seed: int) -> EarlierRun | None:
     if shared:
         said, says = ([run.correct[key] for key in shared] for run in (before, now))
         value = sum(said) / len(said)
-        change = paired_change(now.how.metric, said, says, higher_is_better=True, seed=seed)
+        change = estimate_change(now.how.metric, said, says, higher_is_better=True, seed=seed)
     return EarlierRun(
         evaluated_at=before.evaluated_at,
         weights_sha256=before.weights_sha256,
@@ -105,13 +105,13 @@ def compare(now: Noted, path: Path, *, seed: int) -> EarlierRun | None:
     )
 
 
-def note(now: Noted, path: Path) -> None:
+def append_run(now: PastRun, path: Path) -> None:
     """Append an evaluation atomically, under a lock; repeats add nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("a") as lock:
             try_lock(lock, wait=True)
-            known = read(path)
+            known = read_runs(path)
             if known and replace(known[-1], evaluated_at=now.evaluated_at) == now:
                 return
             lines = (canonical_json(to_json(run)) for run in (*known, now)[-N_KEPT:])
@@ -121,13 +121,13 @@ def note(now: Noted, path: Path) -> None:
         log.warning("%s: this evaluation is not noted for later ones (%s)", path, error)
 
 
-def read(path: Path) -> list[Noted]:
+def read_runs(path: Path) -> list[PastRun]:
     if not path.is_file():
         return []
-    found: list[Noted] = []
+    found: list[PastRun] = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            found.append(from_json(Noted, json.loads(line)))
+            found.append(from_json(PastRun, json.loads(line)))
         except (ValueError, DataError) as error:
             log.warning("%s, line %d is left out: %.120s", path, number, error)
     return found

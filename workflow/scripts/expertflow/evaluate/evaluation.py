@@ -17,16 +17,16 @@ from expertflow.data.documents import Document
 from expertflow.evaluate import earlier, lm_eval_hook
 from expertflow.evaluate.baselines import BaselinePredictor, make_baselines
 from expertflow.evaluate.choose_checkpoint import (
-    as_trained,
-    check_there,
-    chosen,
-    in_order,
-    no_choice,
+    check_weights,
+    choose_best,
+    explain_no_choice,
+    order_candidates,
+    publish_trained,
 )
 from expertflow.evaluate.evaluator import EvalInputs, ModelEvaluator, ModelOutcome
 from expertflow.evaluate.judge.comparison import JudgedPair, judge_pairs
 from expertflow.evaluate.leakage import check_trained_rows, read_split
-from expertflow.evaluate.questions import EvalExample, Questions, choose_questions, examples
+from expertflow.evaluate.questions import EvalExample, Questions, choose_questions, make_examples
 from expertflow.evaluate.records import (
     BaselineScore,
     EvaluationRecord,
@@ -40,7 +40,7 @@ from expertflow.evaluate.records import (
     Published,
 )
 from expertflow.evaluate.scoring import ScoringTask
-from expertflow.evaluate.statistics import NO_EXAMPLES, paired_change, summarize
+from expertflow.evaluate.statistics import NO_EXAMPLES, estimate_change, summarize_judgments
 
 log = logging.getLogger(__name__)
 N_SAMPLES = 12
@@ -56,39 +56,39 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
     start = time.perf_counter()
     spec, training, expert = inputs.spec, inputs.training, inputs.plan.expert
     check_trained_rows(expert, training=training, packing=inputs.packing, rows=inputs.rows)
-    check_there(training, inputs.checkpoint)
+    check_weights(training, inputs.checkpoint)
     split = read_split(expert, inputs.shards, inputs.keep, packing=inputs.packing, seed=spec.seed)
     evaluator = ModelEvaluator(inputs)
     questions = _questions(inputs, split.held_out, evaluator)
     asked = questions.reported
-    before = evaluator.outcome(None, asked)
+    before = evaluator.evaluate_model(None, asked)
     published = _published(inputs, evaluator, questions.selection)
-    after = evaluator.outcome(published.path, asked)
+    after = evaluator.evaluate_model(published.path, asked)
     evaluator.models.release()
     comparison = ModelComparison(evaluator, asked, before, after)
     memory, this = inputs.state / f"{expert}.jsonl", None
     if evaluator.metric is not None and after.judgments:
         said = [one.example for one in asked]
         weights = published.weights_sha256
-        this = earlier.noted(spec, evaluator.metric, weights, said, after.judgments)
+        this = earlier.make_run(spec, evaluator.metric, weights, said, after.judgments)
     record = EvaluationRecord(
         expert=expert,
         task=spec.task_name,
         before=before.side,
         after=after.side,
-        changes=comparison.changes(),
+        changes=comparison.estimate_changes(),
         published=published,
-        baselines=comparison.baselines(examples(split.training, inputs.layout)),
-        earlier=None if this is None else earlier.compare(this, memory, seed=spec.seed),
-        judge=comparison.judged(),
-        lm_eval=comparison.harness(),
+        baselines=comparison.score_baselines(make_examples(split.training, inputs.layout)),
+        earlier=None if this is None else earlier.compare_runs(this, memory, seed=spec.seed),
+        judge=comparison.ask_judge(),
+        lm_eval=comparison.pair_harness(),
         decoding=spec.decoding,
         n_held_out_documents=len(split.held_out),
         n_documents_shared_with_training=0,
         n_questions_shared_with_training=split.n_shared_questions,
         n_unusable_references=len(questions.unusable),
-        samples=comparison.samples(),
-        worst=comparison.worst(),
+        samples=comparison.pick_samples(),
+        worst=comparison.pick_worst(),
         answers_path=str(inputs.answers_path),
         tools=evaluator.tool_versions(),
         unavailable={},
@@ -96,7 +96,7 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
     )
     comparison.write_answers(inputs.answers_path)
     if this is not None:
-        earlier.note(this, memory)
+        earlier.append_run(this, memory)
     return replace(record, unavailable=comparison.unavailable_parts(record, questions.unusable))
 
 
@@ -116,23 +116,23 @@ def _published(
     inputs: EvalInputs, evaluator: ModelEvaluator, selection: list[EvalExample]
 ) -> Published:
     training, expert = inputs.training, inputs.plan.expert
-    why = no_choice(inputs.spec, training, len(selection), evaluator.unavailable_reason)
+    why = explain_no_choice(inputs.spec, training, len(selection), evaluator.unavailable_reason)
     if why is not None:
         log.info("%s: no choice among checkpoints: %s", expert, why)
-        return as_trained(training, why, by_loss=inputs.plan.load_best_model_at_end)
+        return publish_trained(training, why, by_loss=inputs.plan.load_best_model_at_end)
     scores = []
     # Training measures in other batches, so a table must not mix its losses with these.
     all_measured = all(one.held_out_loss is not None for one in training.candidates)
-    for candidate in in_order(training):
+    for candidate in order_candidates(training):
         assert evaluator.metric is not None, "a choice without a metric"
         if not all_measured:
             # Training measured other steps, and the weights are loaded anyway.
-            loss = evaluator.held_out_loss(candidate.path)
+            loss = evaluator.mean_loss(candidate.path)
             candidate = replace(candidate, held_out_loss=loss)
-        judgments = evaluator.answers(candidate.path, selection).judgments
-        scores.append((candidate, summarize(evaluator.metric, judgments)))
+        judgments = evaluator.answer_questions(candidate.path, selection).judgments
+        scores.append((candidate, summarize_judgments(evaluator.metric, judgments)))
         log.info("step %d: %d of %d", candidate.step, scores[-1][1].n_correct, len(selection))
-    return chosen(scores, len(selection))
+    return choose_best(scores, len(selection))
 
 
 class ModelComparison(Record, frozen=True):
@@ -148,11 +148,11 @@ class ModelComparison(Record, frozen=True):
     def spec(self) -> EvaluationSpec:
         return self.evaluator.spec
 
-    def changes(self) -> tuple[PairedChange, ...]:
+    def estimate_changes(self) -> tuple[PairedChange, ...]:
         before, after = self.before.losses, self.after.losses
         n_D = before.n_targets_D
         there = n_D > 0
-        loss = paired_change(
+        loss = estimate_change(
             "held_out_loss",
             before.nats_D[there] / n_D[there],
             after.nats_D[there] / n_D[there],
@@ -164,7 +164,7 @@ class ModelComparison(Record, frozen=True):
             return (loss,)
         return (self._change_from(self.before.judgments), loss)
 
-    def baselines(self, learnt_from: Sequence[Example]) -> tuple[BaselineScore, ...]:
+    def score_baselines(self, learnt_from: Sequence[Example]) -> tuple[BaselineScore, ...]:
         task = self.evaluator.task
         if not self.spec.baselines:
             return self._without("baselines", "evaluation.baselines is false")
@@ -185,7 +185,7 @@ class ModelComparison(Record, frozen=True):
     ) -> BaselineScore:
         asked = [one.example for one in self.asked]
         judgments = task.score(asked, [baseline.answer(example) for example in asked])
-        score = summarize(task.metric, judgments)
+        score = summarize_judgments(task.metric, judgments)
         log.info("baseline %s: %d of %d", baseline.name, score.n_correct, score.n_examples)
         return BaselineScore(
             name=baseline.name,
@@ -198,16 +198,16 @@ class ModelComparison(Record, frozen=True):
         assert self.evaluator.metric is not None, "judgments without a metric"
         sides = ([one.correct for one in each] for each in (judgments, self.after.judgments))
         seed = self.spec.seed
-        return paired_change(self.evaluator.metric, *sides, higher_is_better=True, seed=seed)
+        return estimate_change(self.evaluator.metric, *sides, higher_is_better=True, seed=seed)
 
-    def harness(self) -> tuple[LmEvalScore, ...]:
+    def pair_harness(self) -> tuple[LmEvalScore, ...]:
         if self.spec.lm_eval is None:
             return self._without("lm_eval", "evaluation.lm_eval is not set")
         if (why := lm_eval_hook.unavailable_reason()) is not None:
             return self._without("lm_eval", why)
-        return tuple(lm_eval_hook.paired(self.before.harness, self.after.harness))
+        return tuple(lm_eval_hook.pair_scores(self.before.harness, self.after.harness))
 
-    def judged(self) -> JudgeResult | None:
+    def ask_judge(self) -> JudgeResult | None:
         spec = self.spec
         if spec.judge is None or not self.after.judgments:
             unset = "evaluation.judge is not set"
@@ -270,13 +270,13 @@ class ModelComparison(Record, frozen=True):
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
         write_text(path, "".join(lines))
 
-    def samples(self) -> tuple[EvaluationSample, ...]:
+    def pick_samples(self) -> tuple[EvaluationSample, ...]:
         """Pick right and wrong answers alternately, as long as there are both."""
         right = [i for i, judgment in enumerate(self.after.judgments) if judgment.correct]
         in_turn = [i for pair in zip_longest(right, self._wrong()) for i in pair if i is not None]
         return tuple(map(self._sample, in_turn[:N_SAMPLES]))
 
-    def worst(self) -> tuple[EvaluationSample, ...]:
+    def pick_worst(self) -> tuple[EvaluationSample, ...]:
         """Pick wrong answers: right before first, then by descending loss, unknown losses last."""
 
         def place(i: int) -> tuple[bool, bool, float]:

@@ -24,7 +24,7 @@ from expertflow.evaluate.likelihood import (
 from expertflow.evaluate.questions import EvalExample
 from expertflow.evaluate.records import EvaluationSide, EvaluationSpec, Judgment
 from expertflow.evaluate.scoring import make_task, own_digest
-from expertflow.evaluate.statistics import NO_EXAMPLES, mean_interval, summarize
+from expertflow.evaluate.statistics import NO_EXAMPLES, mean_interval, summarize_judgments
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import read_rows
 from expertflow.tokens.engine import Engine
@@ -123,7 +123,7 @@ class ModelEvaluator:
         own = {} if digest is None else {self.spec.task_name: f"sha256:{digest}"}
         return {**self.task.tool_versions(), **own} if self.task else own
 
-    def losses(self, place: Place) -> DocumentLosses:
+    def measure_losses(self, place: Place) -> DocumentLosses:
         if place not in self._losses:
             batch_size = self._inputs.plan.batch_size
             losses = document_losses(
@@ -137,13 +137,13 @@ class ModelEvaluator:
             self._losses[place] = losses
         return self._losses[place]
 
-    def held_out_loss(self, place: Place) -> float:
+    def mean_loss(self, place: Place) -> float:
         """Return the mean loss in nats a target."""
-        losses = self.losses(place)
+        losses = self.measure_losses(place)
         return float(losses.nats_D.sum() / losses.n_targets_D.sum())
 
-    def outcome(self, place: Place, asked: list[EvalExample]) -> ModelOutcome:
-        losses = self.losses(place)
+    def evaluate_model(self, place: Place, asked: list[EvalExample]) -> ModelOutcome:
+        losses = self.measure_losses(place)
         log.info("%d questions", len(asked))
         asked = asked if self.task else []
         likelihoods = log_likelihoods(
@@ -152,11 +152,13 @@ class ModelEvaluator:
             pad_id=self.codec.pad_id,
             batch_size=self.spec.batch_size,
         )
-        found = self.answers(place, asked) if asked else Generations()
+        found = self.answer_questions(place, asked) if asked else Generations()
         score = None
         if self.metric is not None:
-            score = summarize(self.metric, found.judgments, self.unavailable_reason or NO_EXAMPLES)
-        loss = self.held_out_loss(place)
+            score = summarize_judgments(
+                self.metric, found.judgments, self.unavailable_reason or NO_EXAMPLES
+            )
+        loss = self.mean_loss(place)
         ci95 = mean_interval(losses.nats_D, losses.n_targets_D, self.spec.seed)
         side = EvaluationSide(
             held_out_loss=loss,
@@ -188,16 +190,16 @@ class ModelEvaluator:
             return {}
         model, tokenizer = self.models.get(place), self._inputs.tokenizer
         batch_size = self.spec.batch_size
-        return lm_eval_hook.measure(model, spec, tokenizer=tokenizer, batch_size=batch_size)
+        return lm_eval_hook.run_tasks(model, spec, tokenizer=tokenizer, batch_size=batch_size)
 
-    def answers(self, place: Place, asked: Sequence[EvalExample]) -> Generations:
+    def answer_questions(self, place: Place, asked: Sequence[EvalExample]) -> Generations:
         """Generate and judge a model's answers; loading the model is not timed."""
         assert self.task is not None, "a task without a scorer"
         model, generates = self.models.get(place), not self.task.is_choice
         start = time.perf_counter()
         if generates:
             prompts = [one.prompt_ids for one in asked]
-            found = generate.answers(model, prompts, self.codec, self.spec)
+            found = generate.generate_answers(model, prompts, self.codec, self.spec)
         else:
             found = choose_options(
                 model, asked, pad_id=self.codec.pad_id, batch_size=self.spec.batch_size

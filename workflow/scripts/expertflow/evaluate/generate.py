@@ -66,7 +66,7 @@ class PromptCodec(Record, frozen=True):
         return self.engine.special_id(self.layout.text_end)
 
 
-def answers(
+def generate_answers(
     model: Any, prompts: Sequence[list[int]], codec: PromptCodec, spec: EvaluationSpec
 ) -> list[Answer]:
     """Continue each prompt (token ids) to its end; answers keep the order of the prompts.
@@ -94,7 +94,7 @@ def answers(
         found[i] = Answer("", 0, ended=False, not_asked=why)
     waiting = sorted((i for i in range(len(prompts)) if rooms[i]), key=lambda i: len(prompts[i]))
     progress = Progress("answering", total=len(waiting), unit="questions")
-    with torch.inference_mode(), generating(lm, ends=ends, pad_id=codec.pad_id):
+    with torch.inference_mode(), generation_mode(lm, ends=ends, pad_id=codec.pad_id):
         while waiting:
             chosen = waiting[:batch_size]
             try:
@@ -102,10 +102,12 @@ def answers(
                     lm, [prompts[i] for i in chosen], [rooms[i] for i in chosen], codec.engine, spec
                 )
             except RuntimeError as error:
-                batch_size = halved(len(chosen), error)
+                batch_size = halve_batch(len(chosen), error)
                 continue
             for i, row in zip(chosen, rows, strict=True):
-                found[i] = finished(row, engine=codec.engine, ends=ends, stops=spec.decoding.stop)
+                found[i] = finish_answer(
+                    row, engine=codec.engine, ends=ends, stops=spec.decoding.stop
+                )
             del waiting[: len(chosen)]
             progress.add(len(chosen))
     return [found[i] for i in range(len(prompts))]
@@ -124,8 +126,8 @@ def end_ids(config: Any, *more: int) -> frozenset[int]:
     return frozenset({*own, *more})
 
 
-def finished(
-    ids: list[int], *, engine: Encoder, ends: frozenset[int], stops: tuple[str, ...]
+def finish_answer(
+    ids: list[int], engine: Encoder, *, ends: frozenset[int], stops: tuple[str, ...]
 ) -> Answer:
     """Cut generated ids at an end token or stop text, and drop the thoughts."""
     end = next((i for i, token in enumerate(ids) if token in ends), None)
@@ -136,7 +138,7 @@ def finished(
     return Answer(answer, n_tokens, ended=stopped or end is not None)
 
 
-def halved(n_rows: int, error: RuntimeError) -> int:
+def halve_batch(n_rows: int, error: RuntimeError) -> int:
     """Return half of a batch that ran out of memory; re-raise for one row or another error."""
     if not is_out_of_memory(error):
         raise error
@@ -153,7 +155,7 @@ def halved(n_rows: int, error: RuntimeError) -> int:
 
 
 @contextmanager
-def generating(lm: PreTrainedModel, *, ends: frozenset[int], pad_id: int) -> Iterator[None]:
+def generation_mode(lm: PreTrainedModel, *, ends: frozenset[int], pad_id: int) -> Iterator[None]:
     """Set the attention and decoding settings that generation needs, then restore the model's own.
 
     Transformers fills missing settings from the model's own, e.g. a repetition penalty, which the

@@ -44,8 +44,8 @@ def read_split(
 
     held_out = list(side("held_out"))
     known = HeldOutHashes(held_out)
-    passing = (document for document in side("train") if known.saw(document))
-    training = heapq.nsmallest(N_TRAINING_EXAMPLES, passing, key=seeded_key(seed))
+    passing = (document for document in side("train") if known.mark_shared(document))
+    training = heapq.nsmallest(N_TRAINING_EXAMPLES, passing, key=key_by_seed(seed))
     # Documents that the template cannot render are missing in the rows.
     dropped = packing.n_dropped_by_reason or packing.n_dropped_held_out
     for name, split in (("held_out", packing.held_out), ("train", packing.train)):
@@ -82,7 +82,7 @@ def check_trained_rows(
         )
 
 
-def seeded_key(seed: int) -> Callable[[Document], str]:
+def key_by_seed(seed: int) -> Callable[[Document], str]:
     """Return a sort key that depends on nothing but the seed and a document's content."""
     return lambda document: sha256_text(f"{seed}:{document.text_hash}")
 
@@ -108,7 +108,7 @@ class HeldOutHashes:
                 said = _said_before(document.body, last_answer(document.body))
                 self._last_words.update(map(normalized, said[-1:]))
 
-    def saw(self, document: Document) -> bool:
+    def mark_shared(self, document: Document) -> bool:
         """Compare a training document; always true, to serve as a filter in a pipeline."""
         if document.text_hash in self._texts:
             self._seen.add(document.text_hash)

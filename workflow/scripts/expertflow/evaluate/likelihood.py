@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from expertflow.core.records import Record
-from expertflow.evaluate.generate import Answer, halved, positions_of
+from expertflow.evaluate.generate import Answer, halve_batch, positions_of
 from expertflow.evaluate.questions import EvalExample, Pair
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Buffers, Collator
@@ -114,7 +114,7 @@ def log_likelihoods(
         try:
             losses = document_losses(model, rows, micro_batch_size=batch_size)
         except RuntimeError as error:
-            batch_size = halved(min(batch_size, len(fits)), error)
+            batch_size = halve_batch(min(batch_size, len(fits)), error)
     sums = zip(fits, losses.nats_D.tolist(), losses.n_targets_D.tolist(), strict=True)
     for i, nats, n in sums:
         found[i] = -nats, n

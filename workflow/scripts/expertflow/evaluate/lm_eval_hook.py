@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.generate import end_ids, generating, halved
+from expertflow.evaluate.generate import end_ids, generation_mode, halve_batch
 from expertflow.evaluate.isolation.rows import one_line
 from expertflow.evaluate.records import LmEvalScore, LmEvalSpec
 from expertflow.train.model.packed import causal_lm
@@ -43,7 +43,7 @@ def unavailable_reason() -> str | None:
     return None
 
 
-def paired(before: Figures, after: Figures) -> list[LmEvalScore]:
+def pair_scores(before: Figures, after: Figures) -> list[LmEvalScore]:
     scores = []
     for key in sorted(before.keys() | after.keys()):
         (value, stderr), (new, new_stderr) = (
@@ -56,7 +56,7 @@ def paired(before: Figures, after: Figures) -> list[LmEvalScore]:
     return scores
 
 
-def measure(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -> Figures:
+def run_tasks(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -> Figures:
     """Run tasks, given by name or as the path of a YAML file, on a loaded model.
 
     The harness keeps the logits of all tokens of a batch, so it may need smaller batches than
@@ -85,7 +85,7 @@ def measure(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -
         }
         results = None
         try:
-            with generating(lm, ends=ends, pad_id=pad):
+            with generation_mode(lm, ends=ends, pad_id=pad):
                 while results is None:
                     wrapped = models.HFLM(
                         pretrained=lm, tokenizer=words, batch_size=batch_size,
@@ -94,17 +94,17 @@ def measure(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -
                     try:
                         results = evaluator.simple_evaluate(model=wrapped, **options)
                     except RuntimeError as error:
-                        batch_size = halved(batch_size, error)
+                        batch_size = halve_batch(batch_size, error)
         # All of these are raised by loaders if a task's data is missing.
         except (OSError, ValueError, KeyError) as error:
             raise EvaluationError(
                 f"evaluation.lm_eval.tasks {', '.join(names)}: {one_line(error)}; name known tasks,"
                 " and download their data before"
             ) from error
-    return figures(results["results"], names)
+    return read_figures(results["results"], names)
 
 
-def figures(results: dict[str, dict[str, Any]], names: list[str]) -> Figures:
+def read_figures(results: dict[str, dict[str, Any]], names: list[str]) -> Figures:
     """Read the results, without the members of a group that was asked for as a group."""
     wanted = set(names) if set(names) <= set(results) else set(results)
     found: Figures = {}

@@ -16,7 +16,7 @@ from expertflow.data.render import Renderer, answered, question_of, question_tex
 from expertflow.evaluate.answer_text import without_thoughts
 from expertflow.evaluate.choose_checkpoint import n_to_report
 from expertflow.evaluate.generate import PromptCodec
-from expertflow.evaluate.leakage import seeded_key
+from expertflow.evaluate.leakage import key_by_seed
 from expertflow.evaluate.records import EvaluationSpec, Example, Judgment
 from expertflow.evaluate.scoring import ScoringTask
 from expertflow.tokens.engine import Engine
@@ -74,14 +74,14 @@ def choose_questions(
     template writes a stop text before every answer, or a record's options cannot be read.
     """
     renderer = Renderer(codec.layout)
-    ordered = sorted(documents, key=seeded_key(spec.seed))
+    ordered = sorted(documents, key=key_by_seed(spec.seed))
     kept, reasons = _choose_judgeable(ordered, renderer, spec, task.score)
     found = list(_made(lambda one: _eval_example(renderer, one, task, codec.engine), kept))
     n_reported = n_to_report(len(found), spec)
     return Questions(found[:n_reported], found[n_reported:], reasons)
 
 
-def examples(documents: Iterable[Document], layout: Layout) -> list[Example]:
+def make_examples(documents: Iterable[Document], layout: Layout) -> list[Example]:
     """Return documents as examples, in order, without those that are no questions."""
     renderer = Renderer(layout)
     return list(_made(lambda one: _example(renderer, one)[0], documents))
@@ -97,7 +97,7 @@ def _choose_judgeable(
     reasons: list[str] = []
     n_next = min(N_FIRST, n_wanted)
     while tried := list(islice(questions, n_next)):
-        found = unusable([example for _, example in tried], judge)
+        found = find_unusable([example for _, example in tried], judge)
         kept += [document for i, (document, _) in enumerate(tried) if i not in found]
         reasons += [found[i] for i in sorted(found)]
         if not kept:
@@ -114,7 +114,7 @@ def _choose_judgeable(
     return kept, reasons
 
 
-def unusable(asked: Sequence[Example], judge: Judge) -> dict[int, str]:
+def find_unusable(asked: Sequence[Example], judge: Judge) -> dict[int, str]:
     """Map indices of unjudgeable references to reasons; bisects, as judges may start a process."""
     if not asked:
         return {}
@@ -124,8 +124,8 @@ def unusable(asked: Sequence[Example], judge: Judge) -> dict[int, str]:
         if len(asked) == 1:
             return {0: str(error)}
         middle = len(asked) // 2
-        later = unusable(asked[middle:], judge)
-        return unusable(asked[:middle], judge) | {middle + i: why for i, why in later.items()}
+        later = find_unusable(asked[middle:], judge)
+        return find_unusable(asked[:middle], judge) | {middle + i: why for i, why in later.items()}
     return {}
 
 
@@ -157,7 +157,7 @@ def _eval_example(
 ) -> EvalExample:
     """Tokenize a question with its answer, any answer and each option, as in training."""
     example, prompt = _example(renderer, document)
-    texts = task.options(example)
+    texts = task.list_options(example)
     any_answer = answered(renderer, document.body, ANY_ANSWER)
     _check_stops(any_answer, task.spec.decoding.stop)
     batch = tokenize(

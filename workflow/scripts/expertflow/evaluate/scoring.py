@@ -18,7 +18,7 @@ from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_text
 from expertflow.core.plugins import list_modules
 from expertflow.evaluate.isolation.rows import one_line
-from expertflow.evaluate.isolation.worker import Worker, serve
+from expertflow.evaluate.isolation.worker import Worker, serve_messages
 from expertflow.evaluate.records import HELD_OUT_LOSS, OWN_TASK, EvaluationSpec, Example, Judgment
 
 MEMORY_BYTES = 1 << 30
@@ -29,7 +29,7 @@ class ScoringTask:
 
     ``fields`` and ``artifacts`` are the inputs that a manifest may name, ``required`` the mandatory
     ones, as ``fields.name`` or ``artifacts.name``; ``packages`` are distributions whose versions
-    can change a judgment. ``is_choice``: the likelihoods of ``options`` are compared, and nothing
+    can change a judgment. ``is_choice``: likelihoods of ``list_options`` are compared, and nothing
     is generated.
     """
 
@@ -63,7 +63,7 @@ class ScoringTask:
                 judgments.append(self.judge(example, answer))
         return judgments
 
-    def options(self, example: Example) -> list[str]:
+    def list_options(self, example: Example) -> list[str]:
         """Return the texts that a choice is made among."""
         return []
 
@@ -156,7 +156,7 @@ def main(options: dict[str, Any]) -> None:
             return "timed_out", "ran out of memory"
         return judgment.kind, judgment.detail
 
-    serve(answer, memory_bytes=MEMORY_BYTES, cpu_s=options["cpu_s"])
+    serve_messages(answer, memory_bytes=MEMORY_BYTES, cpu_s=options["cpu_s"])
 
 
 def task_names() -> list[str]:

@@ -26,7 +26,7 @@ MIN_DIFFERING = 6
 NO_EXAMPLES = "no held-out examples to score"
 
 
-def paired_change(
+def estimate_change(
     quantity: str,
     before: ArrayLike,
     after: ArrayLike,
@@ -111,7 +111,9 @@ def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
     return low, high
 
 
-def summarize(metric: str, judgments: Sequence[Judgment], empty: str = NO_EXAMPLES) -> TaskScore:
+def summarize_judgments(
+    metric: str, judgments: Sequence[Judgment], empty: str = NO_EXAMPLES
+) -> TaskScore:
     n, n_correct = len(judgments), sum(judgment.correct for judgment in judgments)
     counts = Counter(judgment.kind for judgment in judgments)
     return TaskScore(

@@ -20,13 +20,13 @@ from expertflow.evaluate.cypher.tokens import (
     Entity,
     Path,
     Token,
-    at,
-    closing_brackets,
+    bracket_step,
     find_paths,
     is_operator,
-    nesting,
+    match_brackets,
     number_variables,
     read_path,
+    token_at,
 )
 
 Tokens = list[Token]
@@ -64,7 +64,9 @@ def common_form(tokens: Sequence[Token]) -> Tokens:
 
 def _projects_all(tokens: Tokens) -> bool:
     before = [Token("keyword", word) for word in ("RETURN", "WITH", "DISTINCT")]
-    return any(is_operator(t, "*") and at(tokens, i - 1) in before for i, t in enumerate(tokens))
+    return any(
+        is_operator(t, "*") and token_at(tokens, i - 1) in before for i, t in enumerate(tokens)
+    )
 
 
 def _with_conditions_outside(tokens: Tokens) -> Tokens:
@@ -77,7 +79,7 @@ def _with_conditions_outside(tokens: Tokens) -> Tokens:
             continue
         pattern, conditions, n_new = _split_maps(pattern, paths, n_new)
         after = end
-        if at(result, end) == _WHERE:
+        if token_at(result, end) == _WHERE:
             after = _end_of_clause(result, end + 1)
             parts = _conjunction(result[end + 1 : after])
             if parts is None and conditions:
@@ -93,9 +95,9 @@ def _where(conditions: list[Tokens]) -> Tokens:
 
 def _all_paths(tokens: Tokens) -> list[Path] | None:
     """Parse ``name = path, path, …``; null for anything else."""
-    closes, paths, index = closing_brackets(tokens), [], 0
+    closes, paths, index = match_brackets(tokens), [], 0
     while index < len(tokens):
-        if tokens[index].kind in VARIABLES and is_operator(at(tokens, index + 1), "="):
+        if tokens[index].kind in VARIABLES and is_operator(token_at(tokens, index + 1), "="):
             index += 2
         path = read_path(tokens, index, closes)
         if path is None or (path.end < len(tokens) and tokens[path.end] != _COMMA):
@@ -196,7 +198,7 @@ def _turn_paths(tokens: Tokens) -> Tokens:
     result = list(tokens)
     for path in find_paths(tokens):
         # Named paths, shortest paths, repeated parts and lists of relationships are directed.
-        before, after = at(tokens, path.start - 1), at(tokens, path.end)
+        before, after = token_at(tokens, path.start - 1), token_at(tokens, path.end)
         is_whole = before.kind == "keyword" or is_operator(before, *",[{")
         is_whole &= after.kind in ("keyword", "") or is_operator(after, *",]}|")
         is_list = any(r.has_length and r.variable is not None for r in path.relationships)
@@ -212,7 +214,7 @@ def _turned(tokens: Tokens, path: Path) -> Tokens:
     pairs = zip(path.nodes[:-1], path.relationships, strict=True)
     for node, relationship in reversed(list(pairs)):
         body = tokens[relationship.body[0] : relationship.body[1]]
-        if is_operator(at(tokens, relationship.body[0] - 1), "["):
+        if is_operator(token_at(tokens, relationship.body[0] - 1), "["):
             body = [Token("operator", "["), *body, Token("operator", "]")]
         words = tokens[relationship.start : relationship.end]
         is_left, is_right = words[0] == left, words[-1] == right
@@ -223,7 +225,7 @@ def _turned(tokens: Tokens, path: Path) -> Tokens:
 
 def _without_column_names(tokens: Tokens) -> Tokens:
     tokens = [t for t in tokens if t.kind != "keyword" or t.text not in ("ASC", "ASCENDING")]
-    closes, returns, index = closing_brackets(tokens), [], 0
+    closes, returns, index = match_brackets(tokens), [], 0
     while index < len(tokens):
         if tokens[index] == _RETURN:
             returns.append(index)
@@ -231,7 +233,7 @@ def _without_column_names(tokens: Tokens) -> Tokens:
     if not returns or any(t == _UNION for t in tokens):
         return tokens
     start = returns[-1] + 1
-    start += at(tokens, start) == _DISTINCT
+    start += token_at(tokens, start) == _DISTINCT
     end = _end_of_clause(tokens, start)
     items = _split(tokens[start:end], _COMMA)
     others = [*tokens[: returns[-1]], *(token for item in items for token in item[:-1])]
@@ -269,10 +271,10 @@ def _put_in_order(tail: Tokens, stands_for: dict[str, Tokens]) -> Tokens | None:
 def _end_of_clause(tokens: Tokens, start: int) -> int:
     level = 0
     for index in range(start, len(tokens)):
-        level += nesting(tokens[index])
+        level += bracket_step(tokens[index])
         if level < 0:
             return index
-        token, before = tokens[index], at(tokens, index - 1)
+        token, before = tokens[index], token_at(tokens, index - 1)
         opens_clause = token.kind == "keyword" and token.text in _CLAUSE_WORDS
         opens_clause &= token.text != "WITH" or before.text not in ("STARTS", "ENDS")
         if level == 0 and (opens_clause or is_operator(token, ";")):
@@ -285,7 +287,7 @@ def _split(tokens: Sequence[Token], separator: Token) -> list[Tokens]:
     parts: list[Tokens] = [[]]
     level = 0
     for token in tokens:
-        level += nesting(token)
+        level += bracket_step(token)
         if level == 0 and token == separator:
             parts.append([])
         else:

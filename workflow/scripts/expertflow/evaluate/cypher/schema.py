@@ -20,10 +20,10 @@ from expertflow.evaluate.cypher.tokens import (
     Entity,
     Path,
     Token,
-    at,
+    bracket_step,
     find_paths,
     is_operator,
-    nesting,
+    token_at,
 )
 from expertflow.evaluate.records import Judgment
 
@@ -56,7 +56,7 @@ class GraphSchema(Struct):
     types: Properties = field(default_factory=dict)
     ends: set[tuple[str, str, str]] = field(default_factory=set)
 
-    def join(self, start: str, kind: str, end: str, keys: set[str] | None = None) -> None:
+    def add_relation(self, start: str, kind: str, end: str, keys: set[str] | None = None) -> None:
         # Some texts list no label without properties.
         _add(self.nodes, start, None)
         _add(self.nodes, end, None)
@@ -81,9 +81,9 @@ def _from_lines(lines: Iterable[str]) -> GraphSchema:
     for line in chain.from_iterable(parts):
         if (found := _PATTERN.match(line)) is not None:
             keys = None if found[3] is None else _keys("{" + found[3] + "}")
-            schema.join(found[1], found[2], found[4], keys)
+            schema.add_relation(found[1], found[2], found[4], keys)
         elif (found := _TRIPLE.match(line)) is not None:
-            schema.join(found[1], found[2], found[3])
+            schema.add_relation(found[1], found[2], found[3])
         elif (found := _NODE.match(line)) is not None:
             _add(schema.nodes, found[1], _keys(found[2]))
         elif line.rstrip().endswith(":"):
@@ -165,7 +165,7 @@ class NameFaults:
         relationships = self._bind(r for path in self._paths for r in path.relationships)
         self._sides = ((self._nodes, schema.nodes), (relationships, schema.types))
 
-    def first(self) -> Judgment | None:
+    def find_first(self) -> Judgment | None:
         return next(self._all(), None)
 
     def _all(self) -> Iterator[Judgment]:
@@ -202,8 +202,8 @@ class NameFaults:
                     if entity.keys is not None and names is not None:
                         yield from self._of_keys(entity.keys, names, known)
         for index, token in enumerate(self._tokens):
-            key = at(self._tokens, index + 2)
-            is_property = is_operator(at(self._tokens, index + 1), ".") and key.kind == "name"
+            key = token_at(self._tokens, index + 2)
+            is_property = is_operator(token_at(self._tokens, index + 1), ".") and key.kind == "name"
             if token.kind in VARIABLES and is_property:
                 for bound, known in self._sides:
                     if (names := bound.get(token.text)) is not None:
@@ -215,8 +215,10 @@ class NameFaults:
         level = 0
         for index in range(*keys):
             token = self._tokens[index]
-            level += nesting(token)
-            is_key = token.kind == "name" and is_operator(at(self._tokens, index - 1), "{", ",")
+            level += bracket_step(token)
+            is_key = token.kind == "name" and is_operator(
+                token_at(self._tokens, index - 1), "{", ","
+            )
             if level == 1 and is_key:
                 yield from _unless_known(token.text, names, known)
 
@@ -247,7 +249,7 @@ def _rebound(tokens: Sequence[Token]) -> set[str]:
     """Find variables rebound by AS or as the element of a list."""
     found = set()
     for index, token in enumerate(tokens):
-        before, after = at(tokens, index - 1), at(tokens, index + 1)
+        before, after = token_at(tokens, index - 1), token_at(tokens, index + 1)
         is_element = after == Token("keyword", "IN") and is_operator(before, "[", "(", ",")
         if token.kind in VARIABLES and (before == Token("keyword", "AS") or is_element):
             found.add(token.text)

@@ -1,4 +1,4 @@
-"""Tokenize and classify Cypher, and find its path patterns."""
+"""Tokenize and classify_words Cypher, and find its path patterns."""
 
 import re
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ def tokenize(query: str) -> list[Token] | None:
     return tokens
 
 
-def classify(tokens: Sequence[Token]) -> list[Token]:
+def classify_words(tokens: Sequence[Token]) -> list[Token]:
     """Classify words: keywords, functions, names (of labels, keys, properties), variables."""
     keys, called = _map_keys(tokens), _called(tokens)
     names = keys | _labels(tokens, keys)
@@ -76,8 +76,8 @@ def classify(tokens: Sequence[Token]) -> list[Token]:
         if token.kind in _WORDS:
             kind = "name" if index in names else _kind(tokens, index, called)
             if kind == "keyword":
-                in_yield = token.text.upper() == "YIELD" or (in_yield and says(token, "AS"))
-            elif kind == "variable" and in_yield and not says(at(tokens, index - 1), "AS"):
+                in_yield = token.text.upper() == "YIELD" or (in_yield and is_word(token, "AS"))
+            elif kind == "variable" and in_yield and not is_word(token_at(tokens, index - 1), "AS"):
                 kind = "yielded"
             # Case-insensitive in Cypher; functions of plug-ins (``apoc.…``) are not.
             text = token.text.upper() if kind in ("keyword", "command") else token.text
@@ -87,15 +87,15 @@ def classify(tokens: Sequence[Token]) -> list[Token]:
 
 
 def _kind(tokens: Sequence[Token], index: int, called: set[int]) -> str:
-    token, before = tokens[index], at(tokens, index - 1)
+    token, before = tokens[index], token_at(tokens, index - 1)
     if is_operator(before, "."):
         return "plugin" if index in called else "name"
     if _is_keyword(token):
         return "keyword"
-    if index in called or says(before, "CALL"):
-        return "function" if is_operator(at(tokens, index + 1), "(", "{") else "plugin"
+    if index in called or is_word(before, "CALL"):
+        return "function" if is_operator(token_at(tokens, index + 1), "(", "{") else "plugin"
     # Two plain words in a row (`SHOW INDEXES`, `LOAD CSV`) are a command.
-    around = (before, at(tokens, index + 1))
+    around = (before, token_at(tokens, index + 1))
     is_command = any(t.kind in _WORDS and not _is_keyword(t) for t in around)
     return "command" if is_command else "variable"
 
@@ -104,7 +104,7 @@ def _map_keys(tokens: Sequence[Token]) -> set[int]:
     keys: set[int] = set()
     in_map = [False]  # for each open bracket, after a first entry for none
     for index, token in enumerate(tokens):
-        before, after = at(tokens, index - 1), at(tokens, index + 1)
+        before, after = token_at(tokens, index - 1), token_at(tokens, index + 1)
         between = is_operator(before, "{", ",") and is_operator(after, ":")
         if is_operator(token, "(", "[", "{"):
             in_map.append(token.text == "{" and before.text.upper() not in _BEFORE_SUBQUERY)
@@ -121,15 +121,15 @@ def _labels(tokens: Sequence[Token], keys: set[int]) -> set[int]:
     for index, token in enumerate(tokens):
         if token.kind in _WORDS:
             before = _skip_back(tokens, index - 1, "!", "(")
-            joined = is_operator(at(tokens, before), "|", "&")
+            joined = is_operator(token_at(tokens, before), "|", "&")
             joined = joined and _skip_back(tokens, before - 1, ")") in labels
-            if joined or (is_operator(at(tokens, before), ":") and before - 1 not in keys):
+            if joined or (is_operator(token_at(tokens, before), ":") and before - 1 not in keys):
                 labels.add(index)
     return labels
 
 
 def _skip_back(tokens: Sequence[Token], index: int, *operators: str) -> int:
-    while is_operator(at(tokens, index), *operators):
+    while is_operator(token_at(tokens, index), *operators):
         index -= 1
     return index
 
@@ -138,7 +138,7 @@ def _called(tokens: Sequence[Token]) -> set[int]:
     """Find the words of ``name.name.name(``, from right to left so that long chains stay cheap."""
     called: set[int] = set()
     for index in range(len(tokens) - 1, -1, -1):
-        after = at(tokens, index + 1)
+        after = token_at(tokens, index + 1)
         subquery = is_operator(after, "{") and tokens[index].text.upper() in _BEFORE_SUBQUERY
         in_chain = is_operator(after, ".") and index + 2 in called
         if tokens[index].kind in _WORDS and (is_operator(after, "(") or subquery or in_chain):
@@ -160,7 +160,7 @@ def number_variables(tokens: Sequence[Token]) -> list[Token]:
     return result
 
 
-def at(tokens: Sequence[Token], index: int) -> Token:
+def token_at(tokens: Sequence[Token], index: int) -> Token:
     return tokens[index] if 0 <= index < len(tokens) else Token("", "")
 
 
@@ -168,11 +168,11 @@ def is_operator(token: Token, *operators: str) -> bool:
     return token.kind == "operator" and token.text in operators
 
 
-def nesting(token: Token) -> int:
+def bracket_step(token: Token) -> int:
     return is_operator(token, "(", "[", "{") - is_operator(token, ")", "]", "}")
 
 
-def says(token: Token, keyword: str) -> bool:
+def is_word(token: Token, keyword: str) -> bool:
     return token.kind == "word" and token.text.upper() == keyword
 
 
@@ -211,7 +211,7 @@ class Path(Record, frozen=True, kw_only=True):
         return self.nodes[-1].end
 
 
-def closing_brackets(tokens: Sequence[Token]) -> dict[int, int]:
+def match_brackets(tokens: Sequence[Token]) -> dict[int, int]:
     pairs, closes = {}, {")": "(", "]": "[", "}": "{"}
     opened: list[int] = []
     for index, token in enumerate(tokens):
@@ -227,15 +227,15 @@ def closing_brackets(tokens: Sequence[Token]) -> dict[int, int]:
 
 def has_closed_brackets(tokens: Sequence[Token]) -> bool:
     n_brackets = sum(is_operator(token, *"()[]{}") for token in tokens)
-    return n_brackets == 2 * len(closing_brackets(tokens))
+    return n_brackets == 2 * len(match_brackets(tokens))
 
 
 def find_paths(tokens: Sequence[Token]) -> list[Path]:
     """Find all path patterns; ``(a)`` alone, maybe an expression, needs MATCH, a label or keys."""
-    closes = closing_brackets(tokens)
+    closes = match_brackets(tokens)
     paths, index = [], 0
     while index < len(tokens):
-        before = at(tokens, index - 1)
+        before = token_at(tokens, index - 1)
         is_start = is_operator(tokens[index], "(") and before.kind not in _CALLED
         path = read_path(tokens, index, closes) if is_start else None
         index += 1
@@ -263,27 +263,27 @@ def read_path(tokens: Sequence[Token], start: int, closes: dict[int, int]) -> Pa
 
 
 def _node(tokens: Sequence[Token], start: int, closes: dict[int, int]) -> Entity | None:
-    if not is_operator(at(tokens, start), "(") or start not in closes:
+    if not is_operator(token_at(tokens, start), "(") or start not in closes:
         return None
     end = closes[start] + 1
     return _entity(tokens, (start, end), (start + 1, end - 1), closes, "")
 
 
 def _relationship(tokens: Sequence[Token], start: int, closes: dict[int, int]) -> Entity | None:
-    index, is_left = start, is_operator(at(tokens, start), "<")
+    index, is_left = start, is_operator(token_at(tokens, start), "<")
     index += is_left
-    if not is_operator(at(tokens, index), "-"):
+    if not is_operator(token_at(tokens, index), "-"):
         return None
     index += 1
     body = (index, index)
-    if is_operator(at(tokens, index), "["):
+    if is_operator(token_at(tokens, index), "["):
         if index not in closes:
             return None
         body = (index + 1, closes[index])
         index = closes[index] + 1
-    if not is_operator(at(tokens, index), "-"):
+    if not is_operator(token_at(tokens, index), "-"):
         return None
-    is_right = is_operator(at(tokens, index + 1), ">")
+    is_right = is_operator(token_at(tokens, index + 1), ">")
     direction = "" if is_left == is_right else "<" if is_left else ">"
     return _entity(tokens, (start, index + 1 + is_right), body, closes, direction)
 

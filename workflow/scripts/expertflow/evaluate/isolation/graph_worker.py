@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.evaluate.isolation.rows import NO_TEXT, REFUSED_FUNCTIONS, one_line
-from expertflow.evaluate.isolation.worker import allow_processor_time, serve, set_limit
+from expertflow.evaluate.isolation.worker import allow_processor_time, serve_messages, set_limit
 
 N_INSTRUCTIONS = 100_000_000
 RESULT_BYTES = 10_000_000
@@ -63,7 +63,7 @@ class _Graph:
         self._n_left -= _INSTRUCTIONS_PER_CHECK
         return self._n_left < 0
 
-    def ask(self, query: str) -> tuple[str, Any]:
+    def run_query(self, query: str) -> tuple[str, Any]:
         """Run one query; return ``rows`` with lists of cells, or a kind of failure and why."""
         import apsw
 
@@ -125,7 +125,7 @@ def main(_options: dict[str, str]) -> None:
     def answer(message: dict[str, str]) -> tuple[str, Any]:
         nonlocal graph
         if graph is not None:
-            return graph.ask(message["query"])
+            return graph.run_query(message["query"])
         import apsw
 
         allow_processor_time(BUILD_CPU_S)
@@ -139,4 +139,4 @@ def main(_options: dict[str, str]) -> None:
         set_limit(resource.RLIMIT_NOFILE, free)
         return "ready", ""
 
-    serve(answer, memory_bytes=MEMORY_BYTES, cpu_s=CPU_S)
+    serve_messages(answer, memory_bytes=MEMORY_BYTES, cpu_s=CPU_S)

@@ -23,7 +23,7 @@ from expertflow.evaluate.isolation.rows import (
     one_line,
     same_rows,
 )
-from expertflow.evaluate.isolation.worker import serve
+from expertflow.evaluate.isolation.worker import serve_messages
 
 _TOKEN = re.compile(
     r"""(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))
@@ -78,7 +78,7 @@ class Reader:
         self._limits = limits
         self._open: tuple[Path, sqlite3.Connection] | None = None
 
-    def run(self, query: str, database: Path) -> QueryAnswer:
+    def run_query(self, query: str, database: Path) -> QueryAnswer:
         """Run one SELECT and return its rows; any other outcome is a kind of failure."""
         limits = self._limits
         if (n := limits.n_query_chars) < len(query):
@@ -210,12 +210,12 @@ def main(options: dict[str, Any]) -> None:
         database = Path(message["database"])
         if "reference" in message:
             ordered = is_ordered(clean_query(message["reference"]))
-            wanted = reader.run(message["reference"], database)
+            wanted = reader.run_query(message["reference"], database)
             return wanted.kind, wanted.detail
-        found = reader.run(message["prediction"], database)
+        found = reader.run_query(message["prediction"], database)
         if found.kind != "rows":
             return found.kind, found.detail
         same = same_rows(found.rows, wanted.rows, ordered=ordered)
         return "correct" if same and found.n_columns == wanted.n_columns else "wrong_rows", ""
 
-    serve(answer, memory_bytes=limits.memory_bytes, cpu_s=limits.cpu_s)
+    serve_messages(answer, memory_bytes=limits.memory_bytes, cpu_s=limits.cpu_s)

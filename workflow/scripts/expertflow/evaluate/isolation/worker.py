@@ -2,7 +2,7 @@
 
 ``Worker`` is the caller's side. This file is also the script of the process, started by path and
 isolated (-I): it imports neither the caller's script and libraries nor anything from the
-environment. It runs ``main`` of a module, which calls ``serve`` to set limits and answer messages
+environment. It runs ``main`` of a module, which calls ``serve_messages`` to set limits and answer
 until the pipe closes.
 """
 
@@ -102,7 +102,7 @@ def allow_processor_time(cpu_s: int) -> None:
     set_limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + cpu_s)
 
 
-def serve(answer: Answer, *, memory_bytes: int, cpu_s: int) -> None:
+def serve_messages(answer: Answer, *, memory_bytes: int, cpu_s: int) -> None:
     """Answer messages within limits, until the pipe closes."""
     set_limit(resource.RLIMIT_AS, memory_bytes)
     for none_of in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):

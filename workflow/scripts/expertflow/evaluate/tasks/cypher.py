@@ -21,7 +21,7 @@ from expertflow.evaluate.cypher.forms import common_form
 from expertflow.evaluate.cypher.schema import NameFaults, read_schema
 from expertflow.evaluate.cypher.tokens import (
     Token,
-    classify,
+    classify_words,
     has_closed_brackets,
     number_variables,
     tokenize,
@@ -36,7 +36,7 @@ GRAPH_PACKAGES = ("graphqlite", "apsw")
 WALL_S = 60.0
 BUILD_S = 300.0
 MAX_ROWS = 10_000
-# Raised by odd rows: nesting, huge numbers, lone surrogates.
+# Raised by odd rows: bracket_step, huge numbers, lone surrogates.
 _ODD_ROWS = (ArithmeticError, MemoryError, RecursionError, TypeError, ValueError)
 _FINAL_SEMICOLON = Token("operator", ";")
 _RETURN, _ORDER = Token("keyword", "RETURN"), Token("keyword", "ORDER")
@@ -81,7 +81,7 @@ class Cypher(IsolatedTask):
         if not examples or self.graph is None:
             return judgments
         with closing(GraphServer(Path(self.graph))) as server:
-            ask = cache(server.ask)
+            ask = cache(server.run_query)
             references = [example.reference for example in examples]
             return [
                 _settle(*each, ask) for each in zip(references, answers, judgments, strict=True)
@@ -131,10 +131,10 @@ def _name_fault(found: list[Token], wanted: list[Token], text: str) -> Judgment 
     schema = read_schema(text)
     if schema is None:
         return Judgment("different", "names not checked: the schema has no known form")
-    if (own := NameFaults(wanted, schema).first()) is not None:
+    if (own := NameFaults(wanted, schema).find_first()) is not None:
         why = f"names not checked: the reference has {own.kind} {own.detail}"
         return Judgment("different", why)
-    return NameFaults(found, schema).first()
+    return NameFaults(found, schema).find_first()
 
 
 def _words(query: str) -> list[Token] | None:
@@ -143,7 +143,7 @@ def _words(query: str) -> list[Token] | None:
         return None
     while tokens and tokens[-1] == _FINAL_SEMICOLON:
         tokens.pop()
-    return classify(tokens)
+    return classify_words(tokens)
 
 
 def _read(query: str) -> Reading:
@@ -163,7 +163,7 @@ class GraphServer:
         self._worker = Worker(graph_worker.__name__, {}, wall_s=WALL_S, quiet=True)
         self.close = self._worker.close
 
-    def ask(self, query: str) -> QueryAnswer:
+    def run_query(self, query: str) -> QueryAnswer:
         """Run one query: ``rows``, ``not_executed`` or ``timed_out``; raise without a graph."""
         if not self._worker.is_running:
             if not self._script.is_file():

@@ -32,7 +32,7 @@ class MultipleChoice(ScoringTask):
             return Judgment("correct")
         return Judgment("wrong_choice", f"chose {chosen}, right is {wanted}")
 
-    def options(self, example: Example) -> list[str]:
+    def list_options(self, example: Example) -> list[str]:
         """Return the options as the data words them: labels if the reference is one, else texts."""
         choices = self.read_field(example, "choices")
         with name_document(example):
