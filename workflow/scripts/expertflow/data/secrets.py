@@ -12,9 +12,9 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from expertflow.core.errors import DataError
-from expertflow.core.records import Record
 
 PLUGINS = (
     *("ArtifactoryDetector", "AWSKeyDetector", "AzureStorageKeyDetector", "BasicAuthDetector"),
@@ -25,11 +25,11 @@ PLUGINS = (
     *("StripeDetector", "TelegramBotTokenDetector", "TwilioKeyDetector"),
 )
 _MORE = {
-    "Private Key": r"BEGIN ENCRYPTED PRIVATE KEY|PuTTY-User-Key-File-3",
-    "GitHub Token": r"github_pat_[0-9A-Za-z_]{82}",
-    "GitLab Token": r"glpat-[0-9A-Za-z_-]{27,300}\.[0-9a-z]{9}",
-    "Google API Key": r"AIza[0-9A-Za-z_-]{35}(?![0-9A-Za-z_-])",
-    "Hugging Face Token": r"hf_[A-Za-z]{34}(?![0-9A-Za-z])",
+    "Private Key": re.compile(r"BEGIN ENCRYPTED PRIVATE KEY|PuTTY-User-Key-File-3"),
+    "GitHub Token": re.compile(r"github_pat_[0-9A-Za-z_]{82}"),
+    "GitLab Token": re.compile(r"glpat-[0-9A-Za-z_-]{27,300}\.[0-9a-z]{9}"),
+    "Google API Key": re.compile(r"AIza[0-9A-Za-z_-]{35}(?![0-9A-Za-z_-])"),
+    "Hugging Face Token": re.compile(r"hf_[A-Za-z]{34}(?![0-9A-Za-z])"),
 }
 # Some patterns take quadratic time in the line length. Longer lines are read in overlapping windows
 # to keep it linear; only a credential longer than the overlap may be missed.
@@ -55,17 +55,16 @@ _PSEUDONYM = re.compile(r"person-[0-9a-f]{12}@example\.org")
 _KEY = b"expertflow e-mail"
 
 
-class Detector(Record, frozen=True, kw_only=True):
-    """A kind of credential; any text in which ``find`` matches also matches one of ``gates``."""
+class Detector(NamedTuple):
+    """A kind of credential; any text with a line that holds one also matches one of ``gates``."""
 
     kind: str
     gates: tuple[re.Pattern[str], ...]
     find: Callable[[str], Iterable[str]]
-    is_shown: Callable[[str], bool] | None = None
+    is_placeholder: Callable[[str], bool] = lambda _: False
 
     def finds(self, line: str) -> bool:
-        """Return whether a line contains such a credential, and not just a placeholder."""
-        return any(not (self.is_shown and self.is_shown(value)) for value in self.find(line))
+        return not all(map(self.is_placeholder, self.find(line)))
 
 
 def find_secrets(text: str) -> list[str]:
@@ -92,7 +91,7 @@ def detectors() -> tuple[Detector, ...]:
     from detect_secrets.filters import heuristic
     from detect_secrets.settings import get_plugins, transient_settings
 
-    def is_place(value: str) -> bool:
+    def is_placeholder(value: str) -> bool:
         # "<password>", "{password}", "12345", "%%": a placeholder, or not worth hiding.
         tests = (heuristic.is_templated_secret, heuristic.is_sequential_string)
         return any(test(value) for test in (*tests, heuristic.is_not_alphanumeric_string))
@@ -105,19 +104,14 @@ def detectors() -> tuple[Detector, ...]:
         raise DataError(
             "detect-secrets: it lacks a detector; install the pinned version"
         ) from error
-    found = [
-        Detector(
-            kind=plugin.secret_type,
-            gates=tuple(_gate(pattern) for pattern in plugin.denylist),
-            # Unlike analyze_line, analyze_string never asks a provider to verify a key.
-            find=plugin.analyze_string,
-            is_shown=is_place if type(plugin).__name__ == "BasicAuthDetector" else None,
-        )
-        for plugin in plugins
-    ]
-    for kind, text in _MORE.items():
-        pattern = re.compile(text)
-        found.append(Detector(kind=kind, gates=(pattern,), find=pattern.findall))
+    found = [Detector(kind, (pattern,), pattern.findall) for kind, pattern in _MORE.items()]
+    for plugin in plugins:
+        gates = tuple(_gate(pattern) for pattern in plugin.denylist)
+        # Unlike analyze_line, analyze_string never asks a provider to verify a key.
+        detector = Detector(plugin.secret_type, gates, plugin.analyze_string)
+        if type(plugin).__name__ == "BasicAuthDetector":
+            detector = detector._replace(is_placeholder=is_placeholder)
+        found.append(detector)
     return tuple(found)
 
 

@@ -8,33 +8,40 @@ import re
 
 from expertflow.core.records import Record
 
-# Terms evident from names as ``normal`` spells them: cc-by-nc-sa-4.0, gpl-3.0 …
+# Terms, the most severe first: how a license's name, as ``normal`` spells it, tells of them (null:
+# not by its words), and what they mean.
 TERMS = {
-    "non-commercial": re.compile(
-        r"\bnc\b|non-?commercial|\bresearch\b|\bacademic|\bamlr\b|\bc-uda\b"
+    "non-commercial": (
+        r"\bnc\b|non-?commercial|\bresearch\b|\bacademic|\bamlr\b|\bc-uda\b",
+        "it allows no commercial use; a model that learned from it may be bound too",
     ),
-    "no-derivatives": re.compile(r"\bnd\b|no-?deriv"),
-    "reserved": re.compile(r"rights-reserved|\bproprietary\b"),
-    "share-alike": re.compile(
-        r"\bsa\b|share-?alike|\ba?gpl|\bodbl\b|\bgfdl\b|\bcdla-sharing\b|\bosl\b|\beupl\b"
+    "no-derivatives": (
+        r"\bnd\b|no-?deriv",
+        "it allows no adaptations to be passed on; a model may count as one",
     ),
-    "weak copyleft": re.compile(r"\blgpl|\bmpl\b|\bepl\b|\bcddl\b|\bms-pl\b"),
-    "own terms": re.compile(r"llama|\bgemma|rail\b"),
-}
-# Most severe first.
-MEANINGS = {
-    "non-commercial": "it allows no commercial use; a model that learned from it may be bound too",
-    "no-derivatives": "it allows no adaptations to be passed on; a model may count as one",
-    "reserved": "it permits nothing by itself; ask its holder before you use the model",
-    "not stated": "no license is stated, which by itself permits nothing",
-    "unknown terms": "its name says nothing that is known about the terms; read them before you use"
-    " the model",
-    "own terms": "it sets conditions of its own, such as forbidden uses and names to give; read it"
-    " before you pass the model on",
-    "share-alike": "adaptations are to be passed on under the same license; a model may count as"
-    " one",
-    "weak copyleft": "changed files stay under the same license, what is built with them need not;"
-    " whether a model is the one or the other is open",
+    "reserved": (
+        r"rights-reserved|\bproprietary\b",
+        "it permits nothing by itself; ask its holder before you use the model",
+    ),
+    "not stated": (None, "no license is stated, which by itself permits nothing"),
+    "unknown terms": (
+        None,
+        "its name says nothing that is known about the terms; read them before you use the model",
+    ),
+    "own terms": (
+        r"llama|\bgemma|rail\b",
+        "it sets conditions of its own, such as forbidden uses and names to give; read it before"
+        " you pass the model on",
+    ),
+    "share-alike": (
+        r"\bsa\b|share-?alike|\ba?gpl|\bodbl\b|\bgfdl\b|\bcdla-sharing\b|\bosl\b|\beupl\b",
+        "adaptations are to be passed on under the same license; a model may count as one",
+    ),
+    "weak copyleft": (
+        r"\blgpl|\bmpl\b|\bepl\b|\bcddl\b|\bms-pl\b",
+        "changed files stay under the same license, what is built with them need not; whether a"
+        " model is the one or the other is open",
+    ),
 }
 # These require no more than attribution.
 PERMISSIVE = frozenset({
@@ -69,6 +76,17 @@ class Licensed(Record, frozen=True, kw_only=True):
         return tuple(sorted({normal(part) for part in SEVERAL.split(self.license or "")} - {""}))
 
     @property
+    def terms(self) -> set[str]:
+        """The keys of ``TERMS`` that hold for it."""
+        known = {
+            term: {part for part in self.parts if pattern and re.search(pattern, part)}
+            for term, (pattern, _) in TERMS.items()
+        }
+        known["not stated"] = set() if self.parts else {""}
+        known["unknown terms"] = set(self.parts).difference(HUB_LICENSES, *known.values())
+        return {term for term, parts in known.items() if parts}
+
+    @property
     def words(self) -> str:
         what = "base model " if self.is_base else ""
         return f"{what}{self.name} ({self.license or 'not stated'})"
@@ -82,21 +100,8 @@ def normal(name: str) -> str:
 
 def conflicts(made_from: list[Licensed]) -> list[str]:
     """Return what may prevent using or passing on the model, most severe first, one line each."""
-
-    def is_known(part: str) -> bool:
-        return part in HUB_LICENSES or any(pattern.search(part) for pattern in TERMS.values())
-
-    found = {
-        term: [item for item in made_from if any(map(pattern.search, item.parts))]
-        for term, pattern in TERMS.items()
-    }
-    found["not stated"] = [item for item in made_from if not item.parts]
-    found["unknown terms"] = [item for item in made_from if not all(map(is_known, item.parts))]
-    lines = [
-        f"{term}: {_list(found[term])} - {meaning}."
-        for term, meaning in MEANINGS.items()
-        if found[term]
-    ]
+    found = {term: [item for item in made_from if term in item.terms] for term in TERMS}
+    lines = [f"{term}: {_list(found[term])} - {TERMS[term][1]}." for term in TERMS if found[term]]
     strict = [item for item in made_from if not set(item.parts) <= PERMISSIVE]
     for item in found["share-alike"]:
         if others := [other for other in strict if other.parts != item.parts]:

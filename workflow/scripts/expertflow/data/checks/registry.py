@@ -65,19 +65,13 @@ def build_checks(
 
 
 def _find_kind(check: FieldCheck, source: str) -> CheckKind:
-    kind = KINDS.get(check.check)
-    if kind is None:
-        raise ConfigError(
-            f"source {source}, field {check.field!r}: check {check.check!r} is unknown; "
-            f"use one of {', '.join(KINDS)}"
-        )
+    kind = KINDS[check.check]
     others = (key for known in KINDS.values() for key in known.keys if key not in kind.keys)
     foreign = next((key for key in others if getattr(check, key) not in (None, ())), None)
+    own = ", ".join(kind.keys) or "no key besides field"
+    problem = kind.find_problem(check)
     if foreign is not None:
-        own = ", ".join(kind.keys) or "no key besides field"
-        problem: str | None = f"{foreign} is of another check; remove it (this one reads {own})"
-    else:
-        problem = kind.find_problem(check)
+        problem = f"{foreign} is of another check; remove it (this one reads {own})"
     if problem is not None:
         raise ConfigError(f"source {source}, check {check.check} of {check.field!r}: {problem}")
     return kind
@@ -87,9 +81,6 @@ def _find_length_problem(check: FieldCheck) -> str | None:
     low, high = check.min_chars, check.max_chars
     if low is None and high is None:
         return "min_chars and max_chars are unset; set one of them"
-    for key, n in (("min_chars", low), ("max_chars", high)):
-        if n is not None and n < 0:
-            return f"{key} is {n}; use 0 or more"
     if low is not None and high is not None and low > high:
         return f"min_chars {low} is above max_chars {high}; swap or drop one"
     return None
