@@ -65,12 +65,6 @@ def test_any_tar_program_reads_it(tmp_path: Path, items: Items) -> None:
     assert listed.returncode == 0 and not listed.stderr
 
 
-def test_the_same_content_gives_the_same_bytes(tmp_path: Path, items: Items) -> None:
-    first = make(tmp_path / "1.tar", items)
-    second = make(tmp_path / "2.tar", dict(reversed(items.items())))
-    assert first.read_bytes() == second.read_bytes()
-
-
 @pytest.mark.parametrize("title", FORGERIES)
 def test_a_forged_bundle_is_refused_in_one_line_and_leaves_nothing(
     tmp_path: Path, title: str
@@ -110,12 +104,9 @@ def test_a_path_without_a_bundle_is_named(tmp_path: Path, place: str) -> None:
         read_index(tmp_path / place)
 
 
-def test_a_name_that_could_not_be_opened_is_not_packed(tmp_path: Path) -> None:
+def test_what_could_not_be_opened_is_not_packed(tmp_path: Path, items: Items) -> None:
     with pytest.raises(DataError, match="two of its members have one place"):
         make(tmp_path / "b.tar", {"results/e/A": b"", "results/e/a": b""})
-
-
-def test_a_file_that_changes_meanwhile_leaves_no_bundle(tmp_path: Path, items: Items) -> None:
     index = index_of(items)
     (tmp_path / "rows").write_bytes(b"ROWS" * 300)
     with pytest.raises(DataError, match="changed while it was packed"):
@@ -139,8 +130,12 @@ def run_at_work(folder: Path) -> Iterator[None]:
 
 def test_a_run_that_makes_the_expert_is_left_alone(tmp_path: Path) -> None:
     path = make(tmp_path / "b.tar")
+    (tmp_path / LOCK).parent.mkdir(parents=True)
+    (tmp_path / LOCK).write_text('{"host": "h", "pid": 1, "slurm_runs": ["a"]}\n')
     assert start(tmp_path, path)
-    assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    # What a run left for the next one stays.
+    signed = json.loads((tmp_path / LOCK).read_text())
+    assert (signed["pid"], signed["slurm_runs"]) == (os.getpid(), ["a"])
     with (
         run_at_work(tmp_path),
         pytest.raises(ConfigError, match="made by another run, process 123 on a-host; wait for it"),
@@ -149,13 +144,6 @@ def test_a_run_that_makes_the_expert_is_left_alone(tmp_path: Path) -> None:
     outcome = make(tmp_path / "o.tar", kind="outcome")
     with run_at_work(tmp_path), pytest.raises(ConfigError, match="made by another run"):
         land_outcome(outcome, read_index(outcome), tmp_path, may_replace=True)
-
-
-def test_what_a_run_left_for_the_next_one_stays(tmp_path: Path) -> None:
-    (tmp_path / LOCK).parent.mkdir(parents=True)
-    (tmp_path / LOCK).write_text('{"host": "h", "pid": 1, "slurm_runs": ["a"]}\n')
-    assert start(tmp_path, make(tmp_path / "b.tar"))
-    assert json.loads((tmp_path / LOCK).read_text())["slurm_runs"] == ["a"]
 
 
 def test_what_killed_openings_left_goes(tmp_path: Path) -> None:
@@ -198,10 +186,6 @@ def test_weights_that_went_away_are_linked_again(tmp_path: Path) -> None:
     assert not start(tmp_path, path, model=there)
     link = tmp_path / "results" / "e" / "base_model" / "model.safetensors"
     assert link.resolve() == there / "model.safetensors"
-    (there / "model.safetensors").write_text("others!")
-    with pytest.raises(DataError, match="its weights are not those of the bundle"):
-        start(tmp_path, path, model=there)
-    assert link.is_symlink()
 
 
 def test_an_outcome_needs_an_opened_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,13 +153,6 @@ def test_a_stop_command_that_hangs_has_failed(
     wait_for(lambda: is_alone(tmp_path), said="what the stop command started goes on")
 
 
-def test_a_signal_ends_the_tries_of_the_stop_command(tmp_path: Path) -> None:
-    hook = ("--on-finish", "echo x >> tries; kill -INT $PPID; exit 9", "--without-sync")
-    code, out = run(tmp_path, *hook, command=["true"])
-    assert code == 85, out
-    assert (tmp_path / "tries").read_text() == "x\n"
-
-
 def test_no_notice_command_leaves_children_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

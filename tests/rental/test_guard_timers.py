@@ -55,12 +55,6 @@ def test_no_card_no_timer_and_it_is_said(tmp_path: Path) -> None:
     assert record(tmp_path)["idle_timer"].startswith("off: ")
 
 
-def test_the_idle_timer_can_be_turned_off(library: Path, tmp_path: Path) -> None:
-    env = driver(library, tmp_path, utilization=0)
-    code, out = run(tmp_path, "--idle-minutes", "0", command=["true"], env=env)
-    assert code == 0 and "idle timer off: --idle-minutes 0" in out
-
-
 def test_a_card_that_does_not_tell_is_not_judged(library: Path, tmp_path: Path) -> None:
     env = driver(library, tmp_path, fail__utilization=3)
     code, out = run(tmp_path, *SHORT, command=trainer(tmp_path, n_steps=300), env=env)
@@ -108,10 +102,3 @@ def test_work_is_no_standstill(
     finally:
         kill_group(process)
     assert any(found) is not is_alive
-
-
-def test_a_command_that_asks_for_notices_may_hang(tmp_path: Path) -> None:
-    guard = start_trainer(tmp_path, "--notice-command", "sleep 3600")
-    guard.terminate()
-    code, out = end(guard)
-    assert code == 143, out

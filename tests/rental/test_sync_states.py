@@ -14,7 +14,7 @@ from stores import Place, every_kind, local
 
 from expertflow.core.files import sha256_directory
 from expertflow.rental.sync import states
-from expertflow.rental.sync.states import pull_states, push_state, states_below
+from expertflow.rental.sync.states import pull_states, push_state
 from expertflow.rental.sync.store import Store, SyncFailed, files_below
 from expertflow.train.saved import checkpoint_files
 
@@ -24,7 +24,9 @@ KEY = "state/sums/abc"
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     path = tmp_path / "here" / "sums" / "abc"
-    (path / "checkpoints").mkdir(parents=True)
+    # Beside states lie folders that are none.
+    for name in (".guard/x", "sums/.abc.7.partial", "sums/abc/checkpoints"):
+        (tmp_path / "here" / name).mkdir(parents=True)
     for name in ("steps.jsonl", "plan.json", "lock", ".steps.jsonl.7.partial"):
         (path / name).write_text("{}\n")
     return path
@@ -183,12 +185,6 @@ def test_finished_is_further_than_unfinished(place: Place, state: Path, tmp_path
     assert not (back / "checkpoints").exists()
 
 
-def test_states_are_told_from_what_lies_beside_them(tmp_path: Path) -> None:
-    for name in ("sums/abc", "sums/.abc.7.partial", ".tokens/x", ".guard/hold"):
-        (tmp_path / name).mkdir(parents=True)
-    assert states_below(tmp_path) == [tmp_path / "sums" / "abc"]
-
-
 @local
 def test_a_push_whose_copy_went_away_is_none(place: Place, state: Path, tmp_path: Path) -> None:
     store = push_steps(state, place, 20)
@@ -239,23 +235,17 @@ def test_a_state_in_use_is_left_alone(place: Place, state: Path, tmp_path: Path)
 
 
 @local
-def test_a_manifest_that_is_none_gives_way(place: Place, state: Path, tmp_path: Path) -> None:
-    store = push_steps(state, place, 20, 40)
-    place.write(f"{KEY}/step-00000040.json", b"{")
-    (said,) = pull_states(tmp_path / "fresh", store)
-    assert "step-00000020 pulled" in said
-
-
-@local
+@pytest.mark.parametrize("name", [b"../steps.jsonl", None])
 def test_a_store_cannot_write_outside_the_state(
-    place: Place, state: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    place: Place, state: Path, tmp_path: Path, name: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = push_steps(state, place, 20)
-    text = place.read(f"{KEY}/step-00000020.json").replace(b'"steps.jsonl"', b'"../steps.jsonl"')
-    place.write(f"{KEY}/step-00000020.json", text)
+    text = place.read(f"{KEY}/step-00000020.json")
+    bad = b"{" if name is None else text.replace(b"steps.jsonl", name)
+    place.write(f"{KEY}/step-00000020.json", bad)
     with caplog.at_level(logging.WARNING), pytest.raises(SyncFailed, match=r"damaged.*--no-pull"):
         pull_states(tmp_path / "fresh", store)
-    assert "no name of a file" in caplog.text
+    assert ("not a JSON record" if name is None else "no name of a file") in caplog.text
     assert not (tmp_path / "fresh" / "sums" / "abc").exists()
 
 

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -117,16 +116,6 @@ def test_breaking_off_ends_rsync(
     with pytest.raises(SyncFailed, match="broken off"):
         store.send(folder, "k", ["a.json"])
     breaking.join()
-
-
-def test_places_that_take_nothing_are_told(tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "a file").write_text("")
-    with pytest.raises(SyncFailed, match="not copied"):
-        open_store(str(tmp_path / "a file"), threading.Event()).send(folder, "k", ["a.json"])
-    if shutil.which("rsync") is not None:
-        remote = open_store("rsync://localhost:1/module", threading.Event())
-        with pytest.raises(SyncFailed, match="rsync ended with exit code"):
-            remote.send(folder, "k", ["a.json"])
 
 
 @s3
