@@ -29,56 +29,59 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_the_tightest_group_above_a_process_counts(tmp_path: Path) -> None:
-    root = write(tmp_path, {
-        "proc/self/cgroup": "0::/job/step",
-        "sys/fs/cgroup/job/cpu.max": "150000 100000",
-        "sys/fs/cgroup/job/step/cpu.max": "max 100000",
-        "sys/fs/cgroup/job/memory.max": "8000000000",
-        "sys/fs/cgroup/job/step/memory.max": "9000000000",
-    })  # fmt: skip
-    assert (cpu_quota(root), memory_limit_bytes(root)) == (1.5, 8 * 10**9)
-
-
-def test_memory_that_is_left_is_bounded_by_the_group(tmp_path: Path) -> None:
-    root = write(tmp_path, {
-        "proc/self/cgroup": "0::/job",
-        "sys/fs/cgroup/job/memory.max": "8000000",
-        "sys/fs/cgroup/job/memory.current": "7000000",
-        "sys/fs/cgroup/job/memory.stat": "anon 6500000\ninactive_file 500000",
-    })  # fmt: skip
-    assert memory_left_bytes(root) == probe.free_memory_bytes(root) == 1_500_000
-    old = write(tmp_path / "old", {
-        "proc/self/cgroup": "3:memory:/",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "8000000",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": "9000000",
-    })  # fmt: skip
-    assert memory_left_bytes(old) == 0
-
-
-def test_version_1_is_understood_and_its_no_limit_too(tmp_path: Path) -> None:
-    root = write(tmp_path, {
-        "proc/self/cgroup": "4:cpu,cpuacct:/slurm\n3:memory:/slurm\n2:cpuset:/",
-        "sys/fs/cgroup/cpu,cpuacct/slurm/cpu.cfs_quota_us": "400000",
-        "sys/fs/cgroup/cpu,cpuacct/slurm/cpu.cfs_period_us": "100000",
-        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1",
-        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
-        "sys/fs/cgroup/memory/slurm/memory.limit_in_bytes": "9223372036854771712",
-    })  # fmt: skip
-    assert (cpu_quota(root), memory_limit_bytes(root)) == (4.0, None)
-
-
-def test_a_path_of_the_host_is_passed_over_in_a_container(tmp_path: Path) -> None:
-    root = write(tmp_path, {
-        "proc/self/cgroup": "0::/docker/abc", "sys/fs/cgroup/cpu.max": "200000 100000",
-    })  # fmt: skip
-    assert cpu_quota(root) == 2.0
-
-
-def test_without_groups_there_is_no_limit(tmp_path: Path) -> None:
-    assert (cpu_quota(tmp_path), memory_limit_bytes(tmp_path)) == (None, None)
-    assert memory_left_bytes(tmp_path) is None
-    assert probe.free_memory_bytes(tmp_path) > 0
+@pytest.mark.parametrize(
+    ("files", "cpus", "memory", "left"),
+    [
+        ({}, None, None, None),
+        # The tightest group above a process counts.
+        (
+            {
+                "proc/self/cgroup": "0::/job/step",
+                "sys/fs/cgroup/job/cpu.max": "150000 100000",
+                "sys/fs/cgroup/job/step/cpu.max": "max 100000",
+                "sys/fs/cgroup/job/memory.max": "8000000000",
+                "sys/fs/cgroup/job/step/memory.max": "9000000000",
+            },
+            1.5, 8 * 10**9, None,
+        ),
+        # Idle cached files are free.
+        (
+            {
+                "proc/self/cgroup": "0::/job",
+                "sys/fs/cgroup/job/memory.max": "8000000",
+                "sys/fs/cgroup/job/memory.current": "7000000",
+                "sys/fs/cgroup/job/memory.stat": "anon 6500000\ninactive_file 500000",
+            },
+            None, 8_000_000, 1_500_000,
+        ),
+        # Version 1, and its number for no limit.
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/slurm\n3:memory:/slurm\n2:cpuset:/",
+                "sys/fs/cgroup/cpu,cpuacct/slurm/cpu.cfs_quota_us": "400000",
+                "sys/fs/cgroup/cpu,cpuacct/slurm/cpu.cfs_period_us": "100000",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+                "sys/fs/cgroup/memory/slurm/memory.limit_in_bytes": "9223372036854771712",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "8000000",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "9000000",
+            },
+            4.0, 8_000_000, 0,
+        ),
+        # In a container the path is one of the host.
+        (
+            {"proc/self/cgroup": "0::/docker/abc", "sys/fs/cgroup/cpu.max": "200000 100000"},
+            2.0, None, None,
+        ),
+    ],
+)  # fmt: skip
+def test_a_group_bounds_processors_and_memory(
+    tmp_path: Path, files: dict[str, str], cpus: float | None, memory: int | None, left: int | None
+) -> None:
+    root = write(tmp_path, files)
+    assert (cpu_quota(root), memory_limit_bytes(root)) == (cpus, memory)
+    assert memory_left_bytes(root) == left
+    assert probe.free_memory_bytes(root) == left or (left is None and probe.free_memory_bytes(root))
 
 
 @pytest.mark.parametrize(("quota", "n"), [("50000", 1), ("250000", 2), ("max", 6)])

@@ -106,10 +106,10 @@ def text(content: bytes) -> Forge:
     return lambda path: raw(path, content, members())
 
 
-def second(info: tuple[tarfile.TarInfo, bytes]) -> Forge:
+def second(name: str, content: bytes = b"weights", **changes: Any) -> Forge:
     """Forge a bundle whose second member has another header than the index says."""
     parts = members()
-    return lambda path: raw(path, sealed(index_value()), [parts[0], info, *parts[2:]])
+    return listed([parts[0], member(name, content, **changes), *parts[2:]])
 
 
 def listed(parts: list[tuple[tarfile.TarInfo, bytes]]) -> Forge:
@@ -182,22 +182,25 @@ def odd_indices() -> Iterator[tuple[str, Forge]]:
 
 
 def odd_archives() -> Iterator[tuple[str, Forge]]:
-    name, content = sorted(ITEMS)[1], b"weights"
+    name = sorted(ITEMS)[1]
     for title, kind in {
         "symlink": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE, "character device": b"3",
         "block device": b"4", "directory": tarfile.DIRTYPE, "fifo": tarfile.FIFOTYPE,
         "contiguous": tarfile.CONTTYPE, "sparse": tarfile.GNUTYPE_SPARSE,
     }.items():  # fmt: skip
-        yield title, second(member(name, content, type=kind, linkname="/etc/passwd"))
-    yield "pax path", second(member(name, content, pax_headers={"path": "/etc/passwd"}))
-    yield "pax size", second(member(name, content, pax_headers={"size": "1"}))
-    yield "pax sparse", second(member(name, content, pax_headers={"GNU.sparse.size": "9"}))
-    yield "pax comment", second(member(name, content, pax_headers={"comment": "x"}))
-    yield "setuid", second(member(name, content, mode=0o4755))
-    yield "a time", second(member(name, content, mtime=1))
-    yield "another name", second(member("results/e/other", content))
-    yield "another size", second(member(name, content, size=600))
-    yield "another content", second(member(name, b"WEIGHTS"))
+        yield title, second(name, type=kind, linkname="/etc/passwd")
+    for header in (
+        {"path": "/etc/passwd"},
+        {"size": "1"},
+        {"GNU.sparse.size": "9"},
+        {"comment": "x"},
+    ):
+        yield f"pax {next(iter(header))}", second(name, pax_headers=header)
+    yield "setuid", second(name, mode=0o4755)
+    yield "a time", second(name, mtime=1)
+    yield "another name", second("results/e/other")
+    yield "another size", second(name, size=600)
+    yield "another content", second(name, b"WEIGHTS")
     parts = members()
     yield "a member too many", listed([*parts, member("results/e/z")])
     yield "a member too few", listed(parts[:-1])
