@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 from support import SCRIPTS
 
 from expertflow.core import cli
@@ -83,17 +82,6 @@ def test_nothing_is_taken_across_a_pause() -> None:
     readings = [0.0, None, 50.0, 5.0, 15.0]
     record = summarize([sample(t, 1.0, energy_j=value) for t, value in enumerate(readings)])
     assert record.energy_j == pytest.approx(50 + 10)
-
-
-def test_a_reading_is_written_without_what_it_lacks_and_read_back_whole(tmp_path: Path) -> None:
-    full = sample(
-        1, 2.0, throttle_reasons=("sw_thermal",), lost={"power_w": "Timeout"}, starts=True
-    )
-    for reading in (full, sample(1, None), replace(full, throttle_reasons=())):
-        path = tmp_path / "gpu.jsonl"
-        path.write_text(json.dumps(msgspec.to_builtins(reading)))
-        assert read_samples(path) == [reading]
-    assert "sm_clock_mhz" not in msgspec.to_builtins(full)
 
 
 # Heat is judged by the card's own limits, and a cool one is no fault; few samples say nothing.
@@ -232,18 +220,6 @@ def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert json.loads(output.read_text())["n_samples"] >= 1
 
 
-def test_a_reading_counts_for_its_time_whatever_the_pace() -> None:
-    # 90 s idle at ten a second, 600 s busy at one: by readings it would be 40 %.
-    idle = [sample(t / 10, 0.0, starts=t == 0) for t in range(901)]
-    busy = [sample(90.0 + t, 100.0) for t in range(1, 601)]
-    record = summarize([*idle, *busy], H100)
-    known = record.any_kernel_percent
-    assert known is not None and known.mean == pytest.approx(100 * 600 / 690)
-    assert (known.min, known.p5, known.p50, known.max) == (0.0, 0.0, 100.0, 100.0)
-    assert record.assessment == ()
-    assert record.effective_interval_s == pytest.approx(0.1)
-
-
 def test_a_value_stands_for_the_time_since_the_one_before() -> None:
     known = compute_stats(
         [
@@ -256,6 +232,13 @@ def test_a_value_stands_for_the_time_since_the_one_before() -> None:
     assert known is not None
     assert known.mean == pytest.approx((10 * 1 + 20 * 3 + 30 * 1) / 5)
     assert (known.p50, known.max) == (20.0, 90.0)
+    # 90 s idle at ten a second, 600 s busy at one: by readings it would be 40 %.
+    idle = [sample(t / 10, 0.0, starts=t == 0) for t in range(901)]
+    record = summarize([*idle, *(sample(90.0 + t, 100.0) for t in range(1, 601))], H100)
+    known = record.any_kernel_percent
+    assert known is not None and known.mean == pytest.approx(100 * 600 / 690)
+    assert (known.min, known.p5, known.p50, known.max) == (0.0, 0.0, 100.0, 100.0)
+    assert record.assessment == () and record.effective_interval_s == pytest.approx(0.1)
     alone = compute_stats([sample(5, 7.0, starts=True)], "utilization_percent")
     assert alone is not None and (alone.mean, alone.p50) == (7.0, 7.0)
 
@@ -276,8 +259,13 @@ def test_scripts_count_cards_as_the_driver_does(
 
 def test_a_line_that_was_cut_takes_no_later_reading_with_it(tmp_path: Path) -> None:
     path = tmp_path / "gpu.jsonl"
-    path.write_text(json.dumps(to_json(sample(1, 5.0, starts=True))) + '\n{"elapsed_s": 2')
-    assert [s.elapsed_s for s in read_samples(path)] == [1]
+    full = sample(
+        1, 2.0, throttle_reasons=("sw_thermal",), lost={"power_w": "Timeout"}, starts=True
+    )
+    # A reading is written without what it lacks.
+    assert "sm_clock_mhz" not in msgspec.to_builtins(full)
+    path.write_text(json.dumps(msgspec.to_builtins(full)) + '\n{"elapsed_s": 2')
+    assert read_samples(path) == [full]
     interval = SamplingInterval()
     monitoring.monitor(path, interval=interval, goes_on=True, stop=lambda: True)
     assert [s.starts for s in read_samples(path)] == [True, True]

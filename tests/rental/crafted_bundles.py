@@ -189,13 +189,9 @@ def odd_archives() -> Iterator[tuple[str, Forge]]:
         "contiguous": tarfile.CONTTYPE, "sparse": tarfile.GNUTYPE_SPARSE,
     }.items():  # fmt: skip
         yield title, second(name, type=kind, linkname="/etc/passwd")
-    for header in (
-        {"path": "/etc/passwd"},
-        {"size": "1"},
-        {"GNU.sparse.size": "9"},
-        {"comment": "x"},
-    ):
-        yield f"pax {next(iter(header))}", second(name, pax_headers=header)
+    pax = {"path": "/etc/passwd", "size": "1", "GNU.sparse.size": "9", "comment": "x"}
+    for key, value in pax.items():
+        yield f"pax {key}", second(name, pax_headers={key: value})
     yield "setuid", second(name, mode=0o4755)
     yield "a time", second(name, mtime=1)
     yield "another name", second("results/e/other")

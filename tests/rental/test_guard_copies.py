@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from stores import Place, local
 from support import wait_for
 
@@ -72,13 +73,6 @@ def sessions_there(place: Place, folder: Path) -> tuple[PaidSession, ...]:
     return read_ledger(folder / "back" / "ledger.json").sessions
 
 
-def push(copies: Copies) -> None:
-    copies.push_soon()
-    assert copies._pushing is not None
-    wait_for(copies._pushing.done, said="the push did not end")
-    copies.check_push()
-
-
 @local
 def test_no_results_are_not_taken_for_copied_ones(place: Place, tmp_path: Path) -> None:
     copies = copies_of(tmp_path, place)
@@ -130,18 +124,14 @@ def test_a_failing_disk_is_a_failed_copy(place: Place, tmp_path: Path) -> None:
 def test_a_failed_push_does_not_end_training(place: Place, tmp_path: Path) -> None:
     unfinished(tmp_path / "state" / "a" / "f")
     copies = copies_of(tmp_path, place)
-    fail_at(copies, "state/a", RuntimeError("unheard of"))
-    push(copies)
-    assert "unheard of" in copies.failures[-1]
-
-
-@local
-def test_the_ledger_goes_first(place: Place, tmp_path: Path) -> None:
-    unfinished(tmp_path / "state" / "a" / "f")
-    copies = copies_of(tmp_path, place)
     session = spend(tmp_path, 0.0)
-    fail_at(copies, "state/a")
-    push(copies)
+    fail_at(copies, "state/a", RuntimeError("unheard of"))
+    copies.push_soon()
+    assert copies._pushing is not None
+    wait_for(copies._pushing.done, said="the push did not end")
+    copies.check_push()
+    assert "unheard of" in copies.failures[-1]
+    # The ledger goes first.
     assert sessions_there(place, tmp_path) == (session,)
 
 
@@ -149,6 +139,11 @@ def test_the_ledger_goes_first(place: Place, tmp_path: Path) -> None:
 def test_two_machines_keep_each_others_dollars(place: Place, tmp_path: Path) -> None:
     one, two = (copies_of(tmp_path / name, place) for name in ("one", "two"))
     sessions = (spend(tmp_path / "one", 0.0), spend(tmp_path / "two", 100.0))
+    # An earlier, shorter note of the same session.
+    write_record(
+        tmp_path / "two/state/.guard/ledger.json",
+        Ledger(sessions=(replace(sessions[0], end_s=5.0), sessions[1])),
+    )
     one.send_ledger()
     two.send_ledger()
     one.send_ledger()

@@ -10,13 +10,7 @@ from guarded import BUDGET, guard_ahead, record, run, trainer
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import write_record
-from expertflow.rental.guard.ledger import (
-    Ledger,
-    Meter,
-    PaidSession,
-    merge_ledgers,
-    read_ledger,
-)
+from expertflow.rental.guard.ledger import Ledger, Meter, PaidSession, read_ledger
 
 
 class Clock:
@@ -62,14 +56,6 @@ def test_a_machine_that_was_paid_all_along_is_counted_once(tmp_path: Path) -> No
     assert meter.usd() == pytest.approx(2.0, abs=0.01)
     meter.note()
     assert Meter(path, usd_per_hour=1.0, clock=Clock()).usd_before == pytest.approx(2.0, abs=0.01)
-
-
-def test_ledgers_of_two_machines_are_put_together() -> None:
-    first = PaidSession(start_s=0.0, end_s=10.0, usd_per_hour=1.0)
-    longer = PaidSession(start_s=0.0, end_s=30.0, usd_per_hour=1.0)
-    second = PaidSession(start_s=50.0, end_s=60.0, usd_per_hour=1.0)
-    here, there = Ledger(sessions=(first, second)), Ledger(sessions=(longer,))
-    assert merge_ledgers(here, there, judged=Ledger()).sessions == (longer, second)
 
 
 def test_a_spoiled_ledger_is_no_empty_one(tmp_path: Path) -> None:

@@ -214,15 +214,6 @@ def test_a_push_that_nobody_compared_is_compared(place: Place, state: Path, tmp_
 
 
 @local
-def test_what_is_further_here_stays(place: Place, state: Path, tmp_path: Path) -> None:
-    store = push_steps(state, place, 20)
-    save(state, 40)
-    assert pull_states(tmp_path / "here", store) == []
-    newest = checkpoint_files.newest_checkpoint(state)
-    assert newest is not None and newest.name == "step-00000040"
-
-
-@local
 def test_a_state_in_use_is_left_alone(place: Place, state: Path, tmp_path: Path) -> None:
     store = push_steps(state, place, 20)
     busy = tmp_path / "fresh" / "sums" / "abc"
@@ -268,3 +259,8 @@ def test_a_checkpoint_that_was_spoiled_here_is_brought_back(place: Place, state:
     weights.write_bytes(bytes(len(good)))
     (said,) = pull_states(state.parents[1], store)
     assert "step-00000020 pulled" in said and weights.read_bytes() == good
+    # What is further here stays.
+    save(state, 40)
+    assert pull_states(state.parents[1], store) == []
+    newest = checkpoint_files.newest_checkpoint(state)
+    assert newest is not None and newest.name == "step-00000040"

@@ -17,7 +17,6 @@ from expertflow.rental.sync.store import (
     check_destination,
     check_key,
     files_below,
-    without_secrets,
 )
 from expertflow.rental.sync.stores import S3Store, open_store
 
@@ -164,8 +163,8 @@ def test_without_rsync_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_addresses_and_names() -> None:
-    assert without_secrets("rsync://me:secret@host/m") == "rsync://host/m"
-    assert without_secrets("s3://bucket/x?token=y") == "s3://bucket/x"
+    for address in ("rsync://me:secret@host/m", "rsync://host/m?token=y"):
+        assert open_store(address, threading.Event()).shown == "rsync://host/m"
     for wrong in ("", "s3://", "s3:///x"):
         with pytest.raises(ConfigError, match="destination"):
             check_destination(wrong)
@@ -190,18 +189,9 @@ def test_a_linked_folder_is_sent_in_full(place: Place, folder: Path, tmp_path: P
     assert place.read("results/in/linked/w") == b"weights"
 
 
-def test_what_cannot_be_listed_is_not_taken_for_sent(folder: Path) -> None:
-    (folder / "in" / "up").symlink_to(folder)
-    with pytest.raises(SyncFailed, match="up: a link to a folder that it lies in"):
-        files_below(folder)
-    (folder / "in" / "up").unlink()
-    (folder / "broken").symlink_to("nowhere")
-    with pytest.raises(SyncFailed, match="broken: a link that leads nowhere"):
-        files_below(folder)
-    assert "in/e" in files_below(folder, only_a_look=True)
-
-
-def test_an_unreadable_folder_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_listed_is_not_taken_for_sent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scandir = os.scandir
 
     def failing(path: Any) -> Any:
@@ -209,6 +199,15 @@ def test_an_unreadable_folder_is_told(folder: Path, monkeypatch: pytest.MonkeyPa
             raise OSError(errno.EIO, "no answer", str(path))
         return scandir(path)
 
+    for name, target, problem in (
+        ("in/up", folder, "up: a link to a folder that it lies in"),
+        ("broken", "nowhere", "broken: a link that leads nowhere"),
+    ):
+        (folder / name).symlink_to(target)
+        with pytest.raises(SyncFailed, match=problem):
+            files_below(folder)
+        assert "in/e" in files_below(folder, only_a_look=True)
+        (folder / name).unlink()
     monkeypatch.setattr(os, "scandir", failing)
     with pytest.raises(SyncFailed, match="in: cannot be listed: no answer"):
         files_below(folder)

@@ -15,6 +15,10 @@ SIMULATED = "SIMULATED"
 HIDDEN = "CUDA_VISIBLE_DEVICES hides every GPU"
 MIG = "CUDA_VISIBLE_DEVICES names a MIG instance; its share of a card is not watched"
 MIG_MODE = "the card is in MIG mode; a share of a card is not watched"
+UNORDERED = (
+    "cards of several kinds: CUDA counts them by speed and the driver by the bus, so the card"
+    " watched may not be the one in use; set CUDA_DEVICE_ORDER=PCI_BUS_ID or name a UUID"
+)
 # An entry counts as far as it is a number.
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 
@@ -65,17 +69,26 @@ def _find(which: str | None, n_gpus: int | None) -> Gpus:
             refused[i] = error
     if refused and not handles:
         return Gpus(driver=driver, reason=f"NVML: {next(iter(refused.values()))}")
+    # A card that is kept from this job is none of its own; one that is lost should be there.
+    remarks = tuple(
+        f"the driver's card {i} cannot be opened (NVML: {error}): those after it may be counted"
+        " otherwise by CUDA, unless a UUID names them"
+        for i, error in refused.items()
+        if error.value != pynvml.NVML_ERROR_NO_PERMISSION
+    )
     devices = [Device(index=i, handle=handle) for i, handle in enumerate(handles)]
     uuids = [device.figure("uuid") for device in devices]
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
-    remarks = _lost_remarks(refused)
     if which is not None:
         index = gpu_index(which, uuids)
         indexes: tuple[int, ...] = () if index is None else (index,)
         reason = f"no GPU {which} here" if index is None else None
     else:
         indexes, reason = visible_gpus(setting, uuids)
-        remarks += _order_remarks(setting, [device.figure("gpu_name") for device in devices])
+        by_uuid = setting is not None and setting.strip().startswith("GPU-")
+        is_ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or by_uuid
+        if not is_ordered and len({device.figure("gpu_name") for device in devices}) > 1:
+            remarks += (UNORDERED,)
     chosen = tuple(devices[i] for i in indexes)[:n_gpus]
     if any(device.is_split() for device in chosen):
         # Its figures are of all instances together, and a job has one of them.
@@ -85,27 +98,6 @@ def _find(which: str | None, n_gpus: int | None) -> Gpus:
     names = [device.figure("gpu_name") or "" for device in chosen]
     simulated = any(text.startswith(SIMULATED) for text in (driver, *names))
     return Gpus(devices=chosen, driver=driver, reason=reason, simulated=simulated, remarks=remarks)
-
-
-def _lost_remarks(refused: dict[int, pynvml.NVMLError]) -> tuple[str, ...]:
-    """Name the cards that should be there; one that is kept from this job is none of its own."""
-    return tuple(
-        f"the driver's card {i} cannot be opened (NVML: {error}): those after it may be counted"
-        " otherwise by CUDA, unless a UUID names them"
-        for i, error in refused.items()
-        if error.value != pynvml.NVML_ERROR_NO_PERMISSION
-    )
-
-
-def _order_remarks(setting: str | None, names: list[str | None]) -> tuple[str, ...]:
-    by_bus = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    by_uuid = setting is not None and setting.strip().startswith("GPU-")
-    if by_bus or by_uuid or len(set(names)) < 2:
-        return ()
-    return (
-        "cards of several kinds: CUDA counts them by speed and the driver by the bus, so the card"
-        " watched may not be the one in use; set CUDA_DEVICE_ORDER=PCI_BUS_ID or name a UUID",
-    )
 
 
 def visible_gpus(

@@ -25,12 +25,7 @@ from expertflow.core.records import read_part, read_record, to_json
 from expertflow.data.records import DocumentsRecord, ExpertLock, ShardRecord
 from expertflow.data.shards import shard_names
 from expertflow.rental.bundle import records
-from expertflow.rental.bundle.provenance import (
-    Provenance,
-    adapt_inputs,
-    provenance_text,
-    read_provenance,
-)
+from expertflow.rental.bundle.provenance import Provenance, adapt_inputs, read_provenance
 from expertflow.rental.bundle.records import BundleIndex, BundleSpec, Member, OpenedBundle
 from expertflow.rental.bundle.tar import Items, describe
 from expertflow.staging.records import StagingRecord
@@ -157,7 +152,7 @@ def _provenance_text(spec: BundleSpec, items: Items) -> bytes:
             unrecorded[0],
             len(unrecorded) - 1,
         )
-    return provenance_text(adapt_inputs(jobs, names, hashes))
+    return canonical_json(adapt_inputs(jobs, names, hashes)).encode()
 
 
 def _check_recorded(
@@ -208,7 +203,7 @@ def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:
     brought = tuple(n for n in sorted(items) if n in came and came[n] == sha256_file(Path(n)))
     jobs = read_provenance(expert, set(items).difference(brought))
     items |= _staged_at_home(results, bundle.spec, jobs)
-    items[f"{results}/{records.PROVENANCE}"] = provenance_text(jobs)
+    items[f"{results}/{records.PROVENANCE}"] = canonical_json(jobs).encode()
     index = BundleIndex(
         kind="outcome",
         expert=expert,

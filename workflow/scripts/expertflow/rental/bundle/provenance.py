@@ -90,10 +90,6 @@ def write_provenance(directory: Path, text: bytes, *, expert: str, time_s: float
         store._write_record(key, whole)
 
 
-def provenance_text(records: Provenance) -> bytes:
-    return canonical_json(records).encode()
-
-
 def _check_records(text: bytes, expert: str) -> Provenance:
     where = "the bundle's records of Snakemake"
     records = parse_json(text, where)

@@ -21,9 +21,6 @@ class PaidSession(Record, frozen=True, kw_only=True):
     end_s: float
     usd_per_hour: float
 
-    def usd(self) -> float:
-        return max(0.0, self.end_s - self.start_s) / 3600 * self.usd_per_hour
-
 
 class Ledger(Record, frozen=True, kw_only=True):
     sessions: tuple[PaidSession, ...] = ()
@@ -55,7 +52,8 @@ class Meter:
             earlier = (*(replace(s, end_s=min(s.end_s, start_s)) for s in before), *later)
         self._path, self._earlier = path, earlier
         self._price, self._limit = usd_per_hour, max_usd
-        self.usd_before = sum((s.usd() for s in earlier), 0.0)
+        paid = (max(0.0, s.end_s - s.start_s) / 3600 * s.usd_per_hour for s in earlier)
+        self.usd_before = sum(paid, 0.0)
         self._start_s, self._clock, self._zero_s = start_s, clock, clock() - (now_s - start_s)
 
     def usd(self, *, ahead_s: float = 0.0) -> float | None:

@@ -16,7 +16,7 @@ from expertflow.core.records import Record
 S3 = "s3://"
 REMOTE = re.compile(r"^(rsync://|[^/]+:)")
 # user:password@ of an address, and its query string.
-_SECRETS = re.compile(r"(?<=://)[^/@]+@|\?.*$")
+SECRETS = re.compile(r"(?<=://)[^/@]+@|\?.*$")
 
 
 class SyncFailed(HardwareError):
@@ -105,10 +105,6 @@ class Store(ABC):
 
 def is_local(destination: str) -> bool:
     return not destination.startswith(S3) and REMOTE.match(destination) is None
-
-
-def without_secrets(destination: str) -> str:
-    return _SECRETS.sub("", destination)
 
 
 def check_destination(destination: str) -> None:

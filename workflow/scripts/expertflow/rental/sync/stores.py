@@ -18,6 +18,7 @@ from expertflow.core.files import remove, replacing, sha256_file
 from expertflow.core.process import Stopped, run_until
 from expertflow.rental.sync.store import (
     S3,
+    SECRETS,
     NotThere,
     Store,
     SyncFailed,
@@ -25,7 +26,6 @@ from expertflow.rental.sync.store import (
     check_key,
     failing_as,
     is_local,
-    without_secrets,
 )
 
 # rsync's exit code for, among other errors, a missing file or folder.
@@ -111,7 +111,7 @@ class RsyncStore(Store):
     """A folder elsewhere, by ssh without a password (host:path) or a daemon (rsync://…)."""
 
     def __init__(self, destination: str, cancel: threading.Event) -> None:
-        super().__init__(without_secrets(destination), cancel)
+        super().__init__(SECRETS.sub("", destination), cancel)
         if shutil.which("rsync") is None:
             raise ConfigError(
                 f"{self.shown}: rsync is not installed here; install it"
@@ -322,9 +322,7 @@ class S3Store(Store):
 
 
 def _whole(parts: list[bytes]) -> bytes:
-    if len(parts) == 1:
-        return parts[0]
-    return hashlib.sha256(b"".join(parts)).digest()
+    return parts[0] if len(parts) == 1 else hashlib.sha256(b"".join(parts)).digest()
 
 
 def _text(digest: bytes) -> str:
