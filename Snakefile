@@ -59,7 +59,6 @@ BASEDIR = Path(workflow.current_basedir.get_path_or_uri(secret_free=False))
 sys.path.insert(0, str(BASEDIR / "workflow" / "scripts"))
 
 from expertflow.config.attach import attach
-from expertflow.config.workflow import files_of
 
 # The user's own config/ in the working directory wins over the one beside this file.
 OWN_CONFIG = Path("config", "config.yaml")

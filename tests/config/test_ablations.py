@@ -12,7 +12,6 @@ from expertflow.config.ablations import ablation_spec, variant_spec
 from expertflow.core.errors import ConfigError
 from expertflow.studies.records import AblationSpec
 
-SCHEMAS = ROOT / "workflow" / "schemas"
 ONE = {"name": "one", "label": "One", "training": {"attention": "sdpa"}}
 
 
@@ -21,7 +20,7 @@ def read(*directories: Path, files: tuple[str, ...] = ("mine",)) -> AblationSpec
         "files": list(files), "n_repeats": 3, "n_warmup_steps": 5, "n_timed_steps": 20,
         "max_seconds": 60,
     }  # fmt: skip
-    return ablation_spec({"preset": "demo", "ablation": settings}, list(directories), SCHEMAS)
+    return ablation_spec({"preset": "demo", "ablation": settings}, directories)
 
 
 def written(folder: Path, value: dict[str, Any], name: str = "mine") -> Path:

@@ -16,7 +16,7 @@ from support import ROOT, SCRIPTS
 
 from expertflow.config.catalog import (
     NamedSource,
-    catalog,
+    build_catalog,
     print_catalog,
     scan_caches,
 )
@@ -50,7 +50,7 @@ def write_config(folder: Path, experts: dict[str, list[dict[str, Any]]]) -> None
 
 
 def sources(preset: str = "both") -> dict[str, NamedSource]:
-    found = catalog(preset, basedir=ROOT)
+    found = build_catalog(preset)
     assert found.problems == ()
     return {source.location: source for source in found.sources}
 
@@ -60,12 +60,12 @@ def test_the_projects_own_experts_are_listed_in_both_presets(home: Path) -> None
     (home.parent / "config" / "config.yaml").write_text(
         (ROOT / "config" / "config.yaml").read_text()
     )
-    found = catalog("both", basedir=ROOT)
+    found = build_catalog("both")
     users = {use.expert for source in found.sources for use in source.used_by}
     assert users == set(yaml.safe_load((ROOT / "config" / "config.yaml").read_text())["experts"])
     kinds = {source.kind: source.status for source in found.sources}
     assert kinds["hub"] == "missing" and kinds["generated"] == "generated"
-    demo, full = (catalog(preset, basedir=ROOT).sources for preset in ("demo", "full"))
+    demo, full = (build_catalog(preset).sources for preset in ("demo", "full"))
     assert not any(source.kind == "hub" for source in demo)
     assert any(source.kind == "hub" for source in full)
 
@@ -129,7 +129,7 @@ def test_each_kind_says_what_is_here(home: Path) -> None:
 def test_one_faulty_manifest_does_not_hide_the_others(home: Path) -> None:
     good = [{"name": "l", "kind": "local", "path": "no.jsonl"}]
     write_config(home.parent, {"good": good, "bad": [{"name": "x", "kind": "hub"}]})
-    found = catalog("both", basedir=ROOT)
+    found = build_catalog("both")
     assert [source.status for source in found.sources] == ["missing"]
     assert len(found.problems) >= 1 and all("bad.yaml" in text for text in found.problems)
 
@@ -141,7 +141,7 @@ def test_tables_fit_the_terminal_and_flag_what_has_no_license(home: Path, width:
     )
     write_prepared_cache(home, 12345, repository="someone/sums", commit=COMMIT)
     text = io.StringIO()
-    print_catalog(catalog("demo", basedir=ROOT), Console(file=text, width=width))
+    print_catalog(build_catalog("demo"), Console(file=text, width=width))
     lines = text.getvalue().splitlines()
     table = [line for line in lines if not line.startswith(("downloaded:", "prepared:"))]
     assert max(map(len, table)) <= width

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from support import ROOT
 
+from expertflow.config.expert import RunContext
 from expertflow.config.forecast import CPU_SHARE
 from expertflow.config.workflow import Workflow
 from expertflow.core.files import sha256_file, sha256_text
@@ -64,7 +64,7 @@ class Place:
     @property
     def workflow(self) -> Workflow:
         Path("config/experts/e.yaml").write_text(yaml.safe_dump(self.manifest))
-        return Workflow(config={"experts": {"e": {}}, **self.config}, basedir=ROOT, main=True)
+        return Workflow(RunContext(config={"experts": {"e": {}}, **self.config}))
 
     def record(self, rule: str, name: str, value: Any, **of: str) -> None:
         """Write a record as the rule would with the settings and the code of now."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from support import ROOT
-from test_load import SCHEMAS, base, load
+from test_load import base, load
 
 from expertflow.config.hardware_tables import HardwareTables, calibration_spec
 from expertflow.config.load import load_config
@@ -21,8 +21,8 @@ def tables(folder: Path, prices: Any = None, **config: Any) -> HardwareTables:
     (folder / "hardware").mkdir(exist_ok=True)
     if prices is not None:
         (folder / "hardware" / "prices.yaml").write_text(yaml.safe_dump({"prices": prices}))
-    settings = load_config({"experts": {"e": {}}, **config}, SCHEMAS)
-    return HardwareTables(settings, [folder, ROOT / "config"], ROOT / "workflow")
+    settings = load_config({"experts": {"e": {}}, **config})
+    return HardwareTables(settings, [folder, ROOT / "config"])
 
 
 def spec(folder: Path, prices: Any = None, **config: Any) -> PlanSpec:

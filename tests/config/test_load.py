@@ -6,11 +6,9 @@ import pytest
 import yaml
 from support import ROOT
 
-from expertflow.config.load import WORDS, Schemas, load_config, load_expert, scalars
-from expertflow.config.validate import FORMER_NAMES
+from expertflow.config.load import WORDS, load_config, load_expert, scalars
+from expertflow.config.validate import FORMER_NAMES, read_schema
 from expertflow.core.errors import ConfigError
-
-SCHEMAS = Schemas.read(ROOT / "workflow" / "schemas")
 
 
 def base() -> dict[str, Any]:
@@ -24,8 +22,8 @@ def base() -> dict[str, Any]:
 
 def load(tmp_path: Path, value: dict[str, Any], **config: Any) -> dict[str, Any]:
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(value))
-    settings = load_config({"experts": {"e": {}}, **config}, SCHEMAS)
-    return load_expert("e", directories=[tmp_path], config=settings, schemas=SCHEMAS)
+    settings = load_config({"experts": {"e": {}}, **config})
+    return load_expert("e", folders=[tmp_path], config=settings)
 
 
 def test_defaults_fill_what_a_manifest_leaves_out(tmp_path: Path) -> None:
@@ -53,8 +51,8 @@ def test_later_settings_win(tmp_path: Path) -> None:
 
 def test_a_json_manifest_does_as_well(tmp_path: Path) -> None:
     (tmp_path / "j.json").write_text(json.dumps(base()))
-    settings = load_config({"experts": {"j": {}}}, SCHEMAS)
-    expert = load_expert("j", directories=[tmp_path], config=settings, schemas=SCHEMAS)
+    settings = load_config({"experts": {"j": {}}})
+    expert = load_expert("j", folders=[tmp_path], config=settings)
     assert expert["model"] == "builtin:tiny-qwen3"
 
 
@@ -232,9 +230,9 @@ def test_a_commit_id_that_looks_like_a_number_stays_a_text() -> None:
 
 def test_an_unknown_expert_gets_a_suggestion(tmp_path: Path) -> None:
     (tmp_path / "expert-sql.yaml").write_text("{}")
-    settings = load_config({"experts": {}}, SCHEMAS)
+    settings = load_config({"experts": {}})
     with pytest.raises(ConfigError, match="did you mean 'expert-sql'"):
-        load_expert("expert-sqk", directories=[tmp_path], config=settings, schemas=SCHEMAS)
+        load_expert("expert-sqk", folders=[tmp_path], config=settings)
 
 
 @pytest.mark.parametrize(
@@ -244,8 +242,8 @@ def test_an_unknown_expert_gets_a_suggestion(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("preset", ["demo", "full"])
 def test_every_shipped_manifest_loads(path: Path, preset: str) -> None:
-    config = load_config({"experts": {path.stem: {}}, "preset": preset}, SCHEMAS)
-    expert = load_expert(path.stem, directories=[path.parent], config=config, schemas=SCHEMAS)
+    config = load_config({"experts": {path.stem: {}}, "preset": preset})
+    expert = load_expert(path.stem, folders=[path.parent], config=config)
     assert expert["description"]
 
 
@@ -262,8 +260,8 @@ def described(schema: dict[str, Any], where: str = "") -> list[str]:
 
 
 def test_every_setting_is_described() -> None:
-    assert described(SCHEMAS.expert) == []
-    assert described(SCHEMAS.config) == []
+    assert described(read_schema("expert")) == []
+    assert described(read_schema("config")) == []
 
 
 def test_numbers_inside_an_object_of_the_command_line_are_numbers() -> None:
@@ -271,7 +269,7 @@ def test_numbers_inside_an_object_of_the_command_line_are_numbers() -> None:
     sources = [{"name": "1.5", "kind": "hub", "id": "a/b", "revision": "1234567", "text": "{t}"}]
     own = {"training": {"logging_steps": "5"}, "sources": [*sources, {"revision": "1.0"}]}
     given = {"training": {"max_steps": "30", "max_usd": "2.5"}, "experts": {"e": own}}
-    settings = load_config(given, SCHEMAS)
+    settings = load_config(given)
     assert (settings["training"]["max_steps"], settings["training"]["max_usd"]) == (30, 2.5)
     expert = settings["experts"]["e"]
     assert expert["training"]["logging_steps"] == 5
@@ -291,7 +289,7 @@ def below(node: dict[str, Any], path: str) -> bool:
 
 
 def test_former_names_lead_to_settings_that_exist_and_are_none_themselves() -> None:
-    expert, defs = SCHEMAS.expert, SCHEMAS.expert["$defs"]
+    expert, defs = read_schema("expert"), read_schema("expert")["$defs"]
     places = [
         defs["training"],
         defs["source"],

@@ -3,13 +3,11 @@
 from pathlib import Path
 
 import pytest
-from support import ROOT
 
-from expertflow.config.load import Schemas, load_expert
+from expertflow.config.load import load_expert
 from expertflow.config.read_yaml import at_line, read_yaml
 from expertflow.core.errors import ConfigError
 
-SCHEMAS = Schemas.read(ROOT / "workflow" / "schemas")
 GOOD = """\
 description: d
 model: builtin:tiny-qwen3
@@ -102,7 +100,7 @@ def test_a_wrong_setting_has_its_line(tmp_path: Path, text: str, said: str) -> N
 
 def loaded(tmp_path: Path, **own: object) -> list[dict[str, object]]:
     config = {"preset": "full", "training": {}, "experts": {"mine": own}}
-    expert = load_expert("mine", directories=[tmp_path], config=config, schemas=SCHEMAS)
+    expert = load_expert("mine", folders=[tmp_path], config=config)
     sources: list[dict[str, object]] = expert["sources"]
     return sources
 

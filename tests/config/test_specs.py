@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
-from support import ROOT
 from test_load import base
 
+from expertflow.config.expert import RunContext
 from expertflow.config.workflow import Workflow
 from expertflow.core.files import sha256_text
 from expertflow.core.records import write_record
@@ -32,7 +32,7 @@ def told(rule: str, bundle: BundleSpec | None = None, **changes: Any) -> Any:
     if bundle is not None:
         index = BundleIndex(format=2, kind="bundle", expert="e", code={}, members=(), spec=bundle)
         write_record(Path("results/e", OPENED), OpenedBundle(index=index, settings_here=None))
-    workflow = Workflow(config={"experts": {"e": {}}}, basedir=ROOT, main=True)
+    workflow = Workflow(RunContext(config={"experts": {"e": {}}}))
     return json.loads(workflow.spec(rule)(SimpleNamespace(expert="e", source="s")))
 
 
@@ -133,12 +133,8 @@ def test_trainings_that_do_not_fit_end_the_run_before_any_job(rule: str) -> None
 
     def refuse(rule: str, limit: int, *, main: bool = True) -> None:
         wildcards = SimpleNamespace(expert="e")
-        workflow = Workflow(
-            config={"experts": {"e": {}}},
-            basedir=ROOT,
-            main=main,
-            gpu_limit=SimpleNamespace(value=limit),
-        )
+        run = RunContext(config={"experts": {"e": {}}}, main=main, gpu_limit=limit)
+        workflow = Workflow(run)
         assert workflow.checked(rule, 3)(wildcards) == 3
 
     refuse(rule, 2)

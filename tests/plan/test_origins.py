@@ -8,15 +8,13 @@ import yaml
 from support import ROOT, write_tiny_run
 
 from expertflow.config.hardware_tables import HardwareTables
-from expertflow.config.load import Schemas, load_config, load_expert
-from expertflow.config.stated import stated_text
+from expertflow.config.load import describe_origins, load_config, load_expert
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.settings import Training
 from expertflow.plan.show import plan_text
 
-SCHEMAS = Schemas.read(ROOT / "workflow" / "schemas")
 MANIFEST: dict[str, Any] = {
     "description": "d",
     "model": "builtin:tiny-qwen3",
@@ -31,7 +29,7 @@ def loaded(folder: Path, manifest: dict[str, Any] | None = None, **config: Any) 
     (folder / "mine.yaml").write_text(yaml.safe_dump(manifest or MANIFEST), encoding="utf-8")
     settings = {"preset": "demo", "training": {}, "experts": {"mine": {}}, **config}
     told = settings.pop("told", {})
-    return load_expert("mine", directories=[folder], config=settings, schemas=SCHEMAS, told=told)
+    return load_expert("mine", folders=[folder], config=settings, told=told)
 
 
 def test_the_last_to_name_a_setting_is_its_origin(tmp_path: Path) -> None:
@@ -74,8 +72,8 @@ def test_the_length_of_rows_has_an_origin_where_it_is_set(tmp_path: Path) -> Non
     def told(length: object) -> dict[str, str]:
         training = {**MANIFEST["training"], "max_seq_length": length}
         expert = loaded(tmp_path, {**MANIFEST, "training": training})
-        config = load_config({"experts": {"mine": {}}}, SCHEMAS)
-        tables = HardwareTables(config, [ROOT / "config"], ROOT / "workflow")
+        config = load_config({"experts": {"mine": {}}})
+        tables = HardwareTables(config, [ROOT / "config"])
         return dict(tables.plan_spec(expert).origins)
 
     assert told(64)["sequence_length_tokens"] == "manifest"
@@ -89,7 +87,7 @@ def test_a_manifest_states_where_its_values_come_from(tmp_path: Path) -> None:
         "sources.mine.text": {"from": "own"},
     }
     loaded(tmp_path, {**MANIFEST, "origins": origins})
-    text = stated_text(tmp_path / "mine.yaml")
+    text = describe_origins(tmp_path / "mine.yaml")
     assert "training.learning_rate 0.001: a public recipe has it; the recipe's own" in text
     assert "sources.mine.text {a}: chosen here" in text
 

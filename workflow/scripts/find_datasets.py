@@ -9,7 +9,6 @@ With --spec, as a workflow step: describe one expert's sources.
 import importlib
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 from expertflow.core import cli
@@ -28,8 +27,8 @@ def print_catalog() -> None:
     args = parser.parse_args()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly in a pipe to head
     # Imported on demand: the workflow step does not depend on how tables look.
-    shown = importlib.import_module("expertflow.config.catalog")
-    shown.show(args.preset, as_json=args.json, basedir=Path(__file__).resolve().parents[2])
+    module = importlib.import_module("expertflow.config.catalog")
+    module.show_catalog(args.preset, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,12 @@ import logging
 from pathlib import Path
 
 from expertflow.config.code_digest import other_code
-from expertflow.config.load import manifest_here
+from expertflow.config.load import hash_manifest
+from expertflow.config.validate import BASEDIR
 from expertflow.core import cli
 from expertflow.core.errors import ConfigError
 from expertflow.rental.bundle.tar import read_index
 from expertflow.rental.bundle.unpack import land_outcome, open_bundle
-
-SCRIPTS = Path(__file__).resolve().parent
 
 
 def main() -> None:
@@ -33,20 +32,20 @@ def main() -> None:
         land_outcome(args.bundle, index, args.directory, may_replace=args.replace)
         logging.info("%s is here, checked; see report.html beside it", args.directory / target)
         return
-    others = other_code(index.code, SCRIPTS)
+    others = other_code(index.code)
     if others and not args.accept_other_code:
         raise ConfigError(
             f"{args.bundle}: made by other code than this checkout's: {', '.join(others)}; check"
             " out the code it was made by, or let these rules run again with --accept-other-code"
         )
-    places = [args.directory / "config", SCRIPTS.parents[1] / "config"]
+    places = [args.directory / "config", BASEDIR / "config"]
     is_new = open_bundle(
         args.bundle,
         index,
         args.directory,
         model=args.model,
         may_replace=args.replace,
-        settings_here=manifest_here(index.expert, places),
+        settings_here=hash_manifest(index.expert, places),
         other_code=others,
         allow_own_code=args.allow_own_code,
     )

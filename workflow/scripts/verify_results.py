@@ -12,8 +12,6 @@ from expertflow.config.code_digest import rule_digest
 from expertflow.core import cli
 from expertflow.core.files import sha256_file
 
-SCRIPTS = Path(__file__).resolve().parent
-
 
 def main() -> None:
     parser = cli.parser(__doc__)
@@ -31,7 +29,7 @@ def main() -> None:
             verdict = "missing"
         elif sha256_file(output) != made["sha256"]:
             verdict, changed = "CHANGED since it was written", changed + 1
-        elif rule_digest(made["rule"], SCRIPTS) != made["code"]:
+        elif rule_digest(made["rule"]) != made["code"]:
             verdict = "whole; made by other code"
         else:
             verdict = "whole"

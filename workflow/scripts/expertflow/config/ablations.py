@@ -1,12 +1,13 @@
 """Read the variant lists of config/ablations and refuse impossible ones."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from expertflow.config.read_yaml import SUFFIXES, read_yaml, suggest
-from expertflow.config.validate import check
+from expertflow.config.read_yaml import suggest
+from expertflow.config.validate import check, find_file, read_checked
 from expertflow.core.errors import ConfigError
 from expertflow.studies.records import (
     PLAN,
@@ -20,16 +21,15 @@ from expertflow.studies.records import (
 Settings = dict[str, Any]
 
 
-def ablation_spec(config: Settings, directories: list[Path], schemas: Path) -> AblationSpec:
+def ablation_spec(config: Settings, folders: Sequence[Path]) -> AblationSpec:
     """Return the configured files' variants and claims; ConfigError if one is missing or wrong."""
-    settings, schema = config["ablation"], read_yaml(schemas / "ablation.schema.yaml")
+    settings = config["ablation"]
     variants: dict[str, Variant] = {}
     claims: list[tuple[Path, ClaimedRatio]] = []
-    for name in settings["files"]:
-        path = find_ablation(name, directories)
-        value = read_yaml(path)
-        check(value, schema, where=str(path))
-        new = _ladder(name, value["ladder"], path) if "ladder" in value else _singles(value, path)
+    for path in ablation_files(config, folders):
+        value = read_checked(path, "ablation")
+        ladder = value.get("ladder")
+        new = _singles(value, path) if ladder is None else _ladder(path.stem, ladder, path)
         for variant in new:
             if variant.name in variants:
                 raise ConfigError(
@@ -56,31 +56,25 @@ def variant_spec(spec: AblationSpec, name: str) -> VariantSpec:
 
     Raises ConfigError if there is no such variant.
     """
-    names = [variant.name for variant in spec.variants]
-    if name not in names:
-        raise ConfigError(f"no variant is named {name!r} in ablation.files; {suggest(name, names)}")
-    variant = replace(spec.variants[names.index(name)], label="", of=None, rung=None, undone=())
+    named = {variant.name: variant for variant in spec.variants}
+    if name not in named:
+        raise ConfigError(f"no variant is named {name!r} in ablation.files; {suggest(name, named)}")
+    variant = replace(named[name], label="", of=None, rung=None, undone=())
     lengths = ("n_repeats", "n_warmup_steps", "n_timed_steps", "max_timed_s")
     return VariantSpec(variant=variant, **{key: getattr(spec, key) for key in lengths})
 
 
-def ablation_files(config: Settings, directories: list[Path]) -> dict[str, Path]:
-    paths = [find_ablation(name, directories) for name in config["ablation"]["files"]]
-    return {f"ablations/{path.name}": path for path in paths}
-
-
-def find_ablation(name: str, directories: list[Path]) -> Path:
-    """Find a list of variants in the first directory that has it; ConfigError if none does."""
-    folders = [directory / "ablations" for directory in directories]
-    for folder in folders:
-        for suffix in SUFFIXES:
-            if (path := folder / f"{name}{suffix}").is_file():
-                return path
-    known = sorted({p.stem for d in folders for p in d.glob("*") if p.suffix in SUFFIXES})
-    raise ConfigError(
-        f"ablation.files names {name!r} (config/ablations/{name}.yaml), which is not there;"
-        f" {suggest(name, known)}"
-    )
+def ablation_files(config: Settings, folders: Sequence[Path]) -> list[Path]:
+    """Find the configured lists of variants; ConfigError if one is missing."""
+    places = [folder / "ablations" for folder in folders]
+    return [
+        find_file(
+            name,
+            places,
+            f"ablation.files names {name!r} and config/ablations/{name}.yaml is not there",
+        )
+        for name in config["ablation"]["files"]
+    ]
 
 
 def _singles(value: Settings, path: Path) -> list[Variant]:
@@ -108,7 +102,8 @@ def _singles(value: Settings, path: Path) -> list[Variant]:
 def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
     start = Variant(**{"rows": "packed", "training": {}, **ladder["start"], "of": of, "rung": 0})
     _check_training(start, path)
-    rungs, training, rows = [start], dict(start.training), start.rows
+    rungs, training = [start], dict(start.training)
+    order = get_args(Rows)
     for i, step in enumerate(ladder["steps"], 1):
         undone = list(step.get("as_planned", []))
         for key in undone:
@@ -118,20 +113,19 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
                     f" before has changed; {suggest(key, training)}"
                 )
             del training[key]
-        new_rows: Rows = step.get("rows", rows)
-        if new_rows != rows:
+        before = rungs[-1].rows
+        rows: Rows = step.get("rows", before)
+        if rows != before:
             undone.append("rows")
         if not undone:
             raise ConfigError(
                 f"{path}: step {step['name']!r} changes nothing; give as_planned, or other rows"
             )
-        order = get_args(Rows)
-        if order.index(new_rows) > order.index(rows):
+        if order.index(rows) > order.index(before):
             raise ConfigError(
-                f"{path}: step {step['name']!r} goes from rows {rows} to {new_rows}, away from the"
+                f"{path}: step {step['name']!r} goes from rows {before} to {rows}, away from the"
                 " plan; a ladder leads to it"
             )
-        rows = new_rows
         rungs.append(
             Variant(
                 name=step["name"],
@@ -143,7 +137,7 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
                 undone=tuple(undone),
             )
         )
-    left = [*sorted(training), *(["rows"] if rows != "packed" else [])]
+    left = [*sorted(training), *(["rows"] if rungs[-1].rows != "packed" else [])]
     if left:
         raise ConfigError(
             f"{path}: the ladder's last step leaves {', '.join(left)} as the start has them; add a"
@@ -153,7 +147,7 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
 
 
 def _check_training(variant: Variant, path: Path) -> None:
-    # Here, as it brings all that resolves a plan, and few runs have an ablation.
+    # Imported here: it brings all that resolves a plan, and few runs have an ablation.
     from expertflow.plan.override import flags
 
     # What decides how fast a step is; not the number of processes, as a variant is timed in one.

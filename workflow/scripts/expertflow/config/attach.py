@@ -7,16 +7,21 @@ is built, after all that the including Snakefile registers, whose own hooks run 
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
+from snakemake.persistence.file import FilePersistence  # type: ignore[import-untyped]
 
-from expertflow.config import allocation, run_lock
+from expertflow.config import run_lock
+from expertflow.config.code_digest import SCRIPTS
 from expertflow.config.corrupt_records import remove_corrupt_records
+from expertflow.config.expert import RunContext
 from expertflow.config.guard import fail, note, one_line, set_environment
 from expertflow.config.read_yaml import read_yaml
 from expertflow.config.workflow import Workflow
@@ -41,8 +46,9 @@ _attached: list[Workflow] = []
 @one_line
 def attach(run: Any, config: dict[str, Any], basedir: Path) -> Workflow:
     """Return the bridge between a Snakefile in ``basedir`` and ``run``, Snakemake's workflow."""
-    main, limit = run.is_main_process, run.global_resources.get("gpu")
-    looks = only_looks(sys.argv[1:], dryrun=run.output_settings.dryrun)
+    main, is_dry = run.is_main_process, run.output_settings.dryrun
+    limit = getattr(run.global_resources.get("gpu"), "value", None)
+    looks = only_looks(sys.argv[1:], dryrun=is_dry)
     paths = run.modifier.path_modifier
     if paths.prefix or paths.modifies_prefixes:
         fail("results/ and state/ take no prefix; leave it out of the module, and use --directory")
@@ -52,23 +58,24 @@ def attach(run: Any, config: dict[str, Any], basedir: Path) -> Workflow:
     if main:
         remove_corrupt_records(Path("results"), looks=looks)
     wf = Workflow(
-        config=config,
-        basedir=basedir,
-        main=main,
-        looks=looks,
-        told=told,
-        gpu_limit=limit,
-        # Jobs of one group must agree on every text: none there. Groups are not known before.
-        shows_forecast=lambda: (
-            run.output_settings.dryrun and not run.group_settings.group_components
+        RunContext(
+            config=config,
+            main=main,
+            told=told,
+            looks=looks,
+            gpu_limit=limit,
+            elsewhere=run.resource_settings.nodes is not None,
+            checks=is_dry or not looks,
         ),
-        elsewhere=run.resource_settings.nodes is not None,
-        checks=run.output_settings.dryrun or not looks,
+        # Jobs of one group must agree on every text: none there. Groups are not known before.
+        shows_forecast=lambda: is_dry and not run.group_settings.group_components,
+        # Half a second: parsing all modules.
+        reads_code=cache(lambda: not is_dry or has_records(run.persistence)),
         on_first_use=lambda: _register_hooks(run),
         # Snakemake may have looked into the folder before the lock was written there.
         on_lock=lambda path: run.iocache.exists_local.__setitem__(path, True),
     )
-    set_environment(wf.scripts, main=main)
+    set_environment(SCRIPTS, main=main)
     if main:
         run_lock.sign_jobs()
         if not looks:
@@ -76,6 +83,12 @@ def attach(run: Any, config: dict[str, Any], basedir: Path) -> Workflow:
         note_missing_table(run.output_settings, basedir)
         _attached.append(wf)
     return wf
+
+
+def has_records(persistence: Any) -> bool:
+    """Return whether Snakemake may have recorded a job of this folder; if not, all of them run."""
+    is_known = isinstance(persistence, FilePersistence)
+    return not is_known or any((Path(persistence.path) / "metadata").iterdir())
 
 
 def _told(run: Any, config: dict[str, Any]) -> dict[str, Any]:
@@ -101,8 +114,7 @@ def _register_hooks(run: Any) -> None:
         after(log)
         experts = [expert for wf in _attached for expert in wf.experts]
         if reports := reports_to_sum_up(run.dag_settings.targets, experts):
-            script = _attached[0].scripts / "show_report.py"
-            subprocess.run([sys.executable, script, *reports], check=True)
+            subprocess.run([sys.executable, SCRIPTS / "show_report.py", *reports], check=True)
 
     run.onstart(start)
     run.onsuccess(success)
@@ -115,7 +127,11 @@ def _before_first_job(run: Any) -> None:
             "--keep-incomplete would record half-written outputs as complete; run without it:"
             " training resumes from state/ anyway"
         )
-    allocation.refuse_missing_slurm(run.executor_plugin.name)
+    if run.executor_plugin.name == "slurm" and shutil.which("sbatch") is None:
+        fail(
+            "profiles/slurm submits with sbatch, which is not found here; run Snakemake on a login"
+            " node of the cluster, or leave the profile out"
+        )
     ours = [job for job in run.dag.needrun_jobs() if stage_of(job)]
     run_lock.hold(ours, slurm_run=run_lock.slurm_run_name(run))
 
@@ -135,12 +151,12 @@ def only_looks(arguments: Sequence[str], *, dryrun: bool) -> bool:
     return dryrun or bool(options & LOOKS and "--report-after-run" not in options)
 
 
-def refuse_unlimited_gpus(limit: Any) -> None:
+def refuse_unlimited_gpus(limit: int | None) -> None:
     """End the run if nothing bounds the trainings that may run at once.
 
     Snakemake takes an undeclared resource, and one of 0, for any number.
     """
-    if limit is None or not limit.value:
+    if not limit:
         fail(
             "resource gpu is not limited, so any number of trainings could start at once; add"
             " --resources gpu=1, or use the profiles beside the Snakefile"

@@ -14,8 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from expertflow.config.expert import source_specs
-from expertflow.config.load import Schemas, load_config, load_expert
-from expertflow.config.read_yaml import SUFFIXES, read_yaml
+from expertflow.config.load import load_config, load_expert
+from expertflow.config.read_yaml import read_yaml
+from expertflow.config.validate import BASEDIR, FOLDERS, list_files
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import Record, to_json
@@ -25,7 +26,8 @@ from expertflow.data.sources.registry import open_source
 
 Preset = Literal["demo", "full"]
 PRESETS: dict[str, tuple[Preset, ...]] = {
-    **{"demo": ("demo",), "full": ("full",)},
+    "demo": ("demo",),
+    "full": ("full",),
     "both": ("demo", "full"),
 }
 NO_LICENSE, UNKNOWN = "[bold red]no license[/]", "-"
@@ -84,16 +86,31 @@ class Catalog(Record, frozen=True, kw_only=True):
     problems: tuple[str, ...]
 
 
-def catalog(preset: str, *, basedir: Path) -> Catalog:
-    """Look through the caches and through all configured experts.
-
-    A ``config/`` of the working directory wins over the one of ``basedir``, as in a run.
-    """
-    uses, problems = _uses(PRESETS[preset], basedir)
+def build_catalog(preset: str) -> Catalog:
+    """Look through the caches and through all configured experts."""
+    path = next((p for folder in FOLDERS if (p := folder / "config.yaml").is_file()), None)
+    if path is None:
+        raise ConfigError(f"{BASEDIR}/config/config.yaml: missing; run in a copy of the project")
+    config = read_yaml(path)
+    uses: dict[str, tuple[SourceSpec, dict[str, list[Preset]]]] = {}
+    problems: dict[str, None] = {}
+    for one in PRESETS[preset]:
+        settings = load_config({**config, "preset": one})
+        own = list_files([Path("config/experts")])
+        for name in dict.fromkeys([*settings["experts"], *sorted(own)]):
+            folders = [folder / "experts" for folder in FOLDERS]
+            try:
+                expert = load_expert(name, folders=folders, config=settings)
+            except ConfigError as error:
+                problems[str(error)] = None
+                continue
+            for spec in source_specs(expert):
+                _, users = uses.setdefault(_identity(spec), (spec, {}))
+                users.setdefault(name, []).append(one)
     return Catalog(
         cache=scan_caches(),
-        sources=tuple(_named(spec, names) for spec, names in uses),
-        problems=problems,
+        sources=tuple(_named(spec, users) for spec, users in uses.values()),
+        problems=tuple(problems),
     )
 
 
@@ -111,16 +128,18 @@ def scan_caches() -> CacheReport:
     prepared: dict[str, tuple[cache.Prepared, ...]] = {}
     for root in sorted(path for path in arrow.glob("*") if path.is_dir()):
         # Without its downloaded files, a data set's id follows from the folder alone.
-        if configs := cache.list_prepared(root):
-            prepared[roots.get(root, root.name.replace("___", "/"))] = tuple(configs)
+        if found_here := cache.list_prepared(root):
+            prepared[roots.get(root, root.name.replace("___", "/"))] = tuple(found_here)
     datasets = []
     for name in sorted({*repositories, *prepared}):
-        commits, n_bytes = (), sum(p.n_bytes for p in prepared.get(name, ()))
-        if repository := repositories.get(name):
-            commits = tuple(sorted(revision.commit_hash for revision in repository.revisions))
-            n_bytes += repository.size_on_disk
+        repository, configs = repositories.get(name), prepared.get(name, ())
+        revisions = () if repository is None else repository.revisions
+        n_downloaded = 0 if repository is None else repository.size_on_disk
         row = CachedDataset(
-            id=name, commits=commits, n_bytes=n_bytes, prepared=prepared.get(name, ())
+            id=name,
+            commits=tuple(sorted(revision.commit_hash for revision in revisions)),
+            n_bytes=n_downloaded + sum(p.n_bytes for p in configs),
+            prepared=configs,
         )
         datasets.append(row)
     return CacheReport(
@@ -129,42 +148,6 @@ def scan_caches() -> CacheReport:
         datasets=tuple(datasets),
         damaged=tuple(damaged),
     )
-
-
-def _uses(
-    presets: tuple[Preset, ...], basedir: Path
-) -> tuple[list[tuple[SourceSpec, tuple[Use, ...]]], tuple[str, ...]]:
-    """List the distinct sources with the experts that use them, in the order of the config."""
-    schemas = Schemas.read(basedir / "workflow" / "schemas")
-    directories = [Path("config"), basedir / "config"]
-    path = next((p for d in directories if (p := d / "config.yaml").is_file()), None)
-    if path is None:
-        raise ConfigError(f"{basedir}/config/config.yaml: missing; run in a copy of the project")
-    config = read_yaml(path)
-    uses: dict[str, tuple[SourceSpec, dict[str, list[Preset]]]] = {}
-    problems: dict[str, None] = {}
-    for preset in presets:
-        settings = load_config({**config, "preset": preset}, schemas)
-        own = {path.stem for path in Path("config/experts").glob("*") if path.suffix in SUFFIXES}
-        for name in dict.fromkeys([*settings["experts"], *sorted(own)]):
-            try:
-                expert = load_expert(
-                    name,
-                    directories=[d / "experts" for d in directories],
-                    config=settings,
-                    schemas=schemas,
-                )
-            except ConfigError as error:
-                problems[str(error)] = None
-                continue
-            for spec in source_specs(expert):
-                _, users = uses.setdefault(_identity(spec), (spec, {}))
-                users.setdefault(name, []).append(preset)
-    found = [
-        (spec, tuple(Use(expert=name, presets=tuple(where)) for name, where in users.items()))
-        for spec, users in uses.values()
-    ]
-    return found, tuple(problems)
 
 
 def _identity(spec: SourceSpec) -> str:
@@ -176,7 +159,7 @@ def _location(spec: SourceSpec) -> str:
     return str(spec.id or spec.generator or spec.path)
 
 
-def _named(spec: SourceSpec, used_by: tuple[Use, ...]) -> NamedSource:
+def _named(spec: SourceSpec, users: dict[str, list[Preset]]) -> NamedSource:
     source = open_source(spec)
     found = source.look_up()._asdict()
     card = found.pop("license")
@@ -190,12 +173,12 @@ def _named(spec: SourceSpec, used_by: tuple[Use, ...]) -> NamedSource:
         **found,
         license=spec.license or card,
         license_origin="manifest" if spec.license else "card" if card else None,
-        used_by=used_by,
+        used_by=tuple(Use(expert=name, presets=tuple(users[name])) for name in users),
     )
 
 
-def show(preset: str, *, as_json: bool, basedir: Path) -> None:
-    found = catalog(preset, basedir=basedir)
+def show_catalog(preset: str, *, as_json: bool) -> None:
+    found = build_catalog(preset)
     if as_json:
         print(json.dumps(to_json(found), indent=2, ensure_ascii=False, default=str))
     else:

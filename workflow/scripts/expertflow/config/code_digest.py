@@ -11,7 +11,6 @@ import contextlib
 import gc
 import hashlib
 import json
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -21,6 +20,7 @@ from expertflow.core.files import sha256_text, write_text
 PACKAGE = "expertflow"
 # The functions of core.plugins that find modules in a folder.
 IN_FOLDERS = ("import_members", "list_modules")
+SCRIPTS = Path(__file__).parents[2]
 # Entries that are kept: several versions of all modules.
 MAX_KNOWN = 4000
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -44,42 +44,32 @@ RESOURCES = {
 }
 
 
-def rule_digest(rule: str, scripts: Path) -> str:
-    """Digest a rule's script, all project modules it imports, and its resources byte by byte."""
+def rule_digest(rule: str, scripts: Path = SCRIPTS) -> str:
+    """Digest a rule's script, all project modules it imports, and its resources byte by byte.
+
+    ``GENERATOR`` and a name stand for a generator; FileNotFoundError if there is none.
+    """
     digest = hashlib.sha256()
     for path in sorted(scripts.parent / name for name in RESOURCES.get(rule, ())):
         digest.update(path.read_bytes())
-    return _hash_modules(scripts / f"{rule}.py", scripts, digest)
+    folder = scripts.joinpath(*GENERATORS.split(".")) if rule.startswith(GENERATOR) else scripts
+    script = folder / f"{rule.removeprefix(GENERATOR)}.py"
+    for path in sorted(reachable(script, scripts)):
+        place, code = path.relative_to(scripts).as_posix(), _read_module(path).sha256
+        digest.update(f"{place}\n{code}\n".encode())
+    parsed_modules.save()
+    return digest.hexdigest()[:16]
 
 
-def generator_digest(generator: str, scripts: Path) -> str:
-    """Digest a generator and all it imports; FileNotFoundError if there is none of this name."""
-    return _hash_modules(_generator_path(generator, scripts), scripts, hashlib.sha256())
-
-
-def chain_digests(names: Iterable[str], scripts: Path) -> dict[str, str]:
-    """Digest rules, and generators, whose names begin with ``GENERATOR``."""
-    return {
-        name: generator_digest(name.removeprefix(GENERATOR), scripts)
-        if name.startswith(GENERATOR)
-        else rule_digest(name, scripts)
-        for name in names
-    }
-
-
-def other_code(made_by: dict[str, str], scripts: Path) -> tuple[str, ...]:
-    """Return the rules and generators whose code in ``scripts`` differs or is missing."""
+def other_code(made_by: dict[str, str]) -> tuple[str, ...]:
+    """Return the rules and generators whose code here differs or is missing."""
     found = []
     for name, code in sorted(made_by.items()):
         with contextlib.suppress(FileNotFoundError):
-            if code == chain_digests([name], scripts)[name]:
+            if code == rule_digest(name):
                 continue
         found.append(name)
     return tuple(found)
-
-
-def _generator_path(generator: str, scripts: Path) -> Path:
-    return scripts.joinpath(*GENERATORS.split("."), f"{generator}.py")
 
 
 def reachable(path: Path, root: Path) -> set[Path]:
@@ -92,15 +82,6 @@ def reachable(path: Path, root: Path) -> set[Path]:
             seen.add(current)
             waiting += _imported(current, root)
     return seen
-
-
-def _hash_modules(script: Path, root: Path, digest: "hashlib._Hash") -> str:
-    for path in sorted(reachable(script, root)):
-        digest.update(
-            f"{path.relative_to(root).as_posix()}\n{_read_module(path).sha256}\n".encode()
-        )
-    parsed_modules.save()
-    return digest.hexdigest()[:16]
 
 
 class _Module(NamedTuple):

@@ -9,22 +9,19 @@ import contextlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
+
 from expertflow.config.ablations import ablation_files, ablation_spec
-from expertflow.config.code_digest import generator_digest
+from expertflow.config.code_digest import GENERATOR, rule_digest
 from expertflow.config.guard import note
 from expertflow.config.hardware_tables import HardwareTables
-from expertflow.config.load import (
-    Schemas,
-    find_manifest,
-    load_config,
-    load_expert,
-    manifest_here,
-    merge,
-)
+from expertflow.config.load import find_manifest, hash_manifest, load_config, load_expert, merge
+from expertflow.config.validate import FOLDERS
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record, from_json, read_record
 from expertflow.core.settings import without_auto
@@ -62,71 +59,64 @@ def check_writable(*folders: Path) -> None:
             raise ConfigError(f"{there}: {problem}; correct its permissions, or use --directory")
 
 
-class Setup(Record, frozen=True, kw_only=True):
-    """Shared settings of a run's experts.
+class RunContext(Record, frozen=True, kw_only=True):
+    """What a run of Snakemake was told, and what it is for.
 
-    ``raw`` is the configuration before it was checked, ``told`` the part from the command line.
-    ``looks``: nothing is run; ``main`` is false in the jobs that Snakemake starts elsewhere.
+    ``config`` is the configuration before it is checked, ``told`` the part from the command line.
+    ``main`` is false in the jobs that Snakemake starts elsewhere. ``looks``: nothing is run.
+    ``gpu_limit`` is Snakemake's for all jobs together. ``elsewhere``: other machines run the jobs.
+    ``checks``: jobs are run or listed, and what they need is looked for.
     """
 
-    raw: Settings
-    told: Settings
     config: Settings
-    schemas: Schemas
-    directories: list[Path]
-    workflow_dir: Path
-    hashes: HashCache
-    main: bool
-    looks: bool
-
-    @property
-    def scripts(self) -> Path:
-        return self.workflow_dir / "scripts"
+    main: bool = True
+    told: Settings = field(default_factory=dict)
+    looks: bool = False
+    gpu_limit: int | None = None
+    elsewhere: bool = False
+    checks: bool = True
 
 
-class Expert:
-    """Settings are loaded, checked and locked when they are first asked for.
+class ConfiguredExpert:
+    """An expert whose settings are loaded, checked and locked when they are first asked for.
 
-    ``told`` is what the command line says of the configuration, here or where the bundle was made.
+    ``config`` is the run's checked configuration, or that of an opened bundle. ``told`` is what the
+    command line says of it, here or where the bundle was made.
     """
 
-    def __init__(self, name: str, setup: Setup) -> None:
-        self.name, self.setup = name, setup
+    def __init__(self, name: str, run: RunContext, config: Settings, hashes: HashCache) -> None:
+        self.name, self.run, self.hashes = name, run, hashes
         self.results = Path("results", name)
-        self.config, self.told = setup.config, setup.told
-        self.directories = setup.directories
+        self.config, self.told = config, run.told
+        self.folders: Sequence[Path] = FOLDERS
         marker = self.results / OPENED
         self.opened = read_record(OpenedBundle, marker) if marker.is_file() else None
-        self.bundle: BundleSpec | None = None
+        self.bundle = None if self.opened is None else self.opened.index.spec
+        carried = [self.results / CARRIED, *FOLDERS]
         if self.opened is not None:
-            self.bundle = self.opened.index.spec
             if self.bundle is None:
                 raise ConfigError(
                     f"{marker}: holds no settings; open the bundle again with --replace"
                 )
-            self._go_by(self.bundle, self.opened)
-        else:
-            self.hardware = HardwareTables(self.config, self.directories, setup.workflow_dir)
+            self._use_bundle(self.bundle, self.opened, carried)
+        self.hardware = HardwareTables(self.config, carried if self.opened else FOLDERS)
 
-    def _go_by(self, bundle: BundleSpec, opened: OpenedBundle) -> None:
-        setup, made = self.setup, bundle.config
-        experts = {**setup.raw["experts"], **made["experts"]}
-        merged = merge({**setup.raw, **made, "experts": experts}, setup.told)
-        self.config = load_config(merged, setup.schemas)
-        self.told = merge(bundle.told, setup.told)
-        carried = [self.results / CARRIED, *setup.directories]
-        self.hardware = HardwareTables(self.config, carried, setup.workflow_dir)
+    def _use_bundle(self, bundle: BundleSpec, opened: OpenedBundle, carried: list[Path]) -> None:
+        run, made = self.run, bundle.config
+        experts = {**run.config["experts"], **made["experts"]}
+        self.config = load_config(merge({**run.config, **made, "experts": experts}, run.told))
+        self.told = merge(bundle.told, run.told)
         place = f"{self.results}/{CARRIED}/experts"
         files = bundle.files.items()
         made_with = next((file.sha256 for key, file in files if key.startswith("experts/")), None)
-        if manifest_here(self.name, setup.directories) == opened.settings_here:
-            self.directories = carried
-            if setup.main and opened.settings_here not in (None, made_with):
+        if hash_manifest(self.name, FOLDERS) == opened.settings_here:
+            self.folders = carried
+            if run.main and opened.settings_here not in (None, made_with):
                 note(
                     f"{self.name}: goes by the manifest of its bundle, in {place}; config/experts"
                     " has another"
                 )
-        elif setup.main:
+        elif run.main:
             note(
                 f"{self.name}: its manifest in config/experts changed since its bundle was opened,"
                 f" and counts; the bundle's is in {place}"
@@ -140,9 +130,8 @@ class Expert:
         """
         settings = load_expert(
             self.name,
-            directories=[directory / "experts" for directory in self.directories],
+            folders=[folder / "experts" for folder in self.folders],
             config=self.config,
-            schemas=self.setup.schemas,
             bundled=None if self.bundle is None else self.bundle.content,
             told=self.told,
         )
@@ -153,7 +142,7 @@ class Expert:
                 " rights, and the bundle was opened without --allow-own-code; open it again with it"
             )
         made = settings["preset"] if self.bundle is None else self.bundle.config["preset"]
-        if "preset" in self.setup.told and made != settings["preset"]:
+        if "preset" in self.run.told and made != settings["preset"]:
             raise ConfigError(
                 f"{self.results} is an opened bundle of the {made} preset and the command line says"
                 f" preset={self.config['preset']}; leave it out, or make a bundle with that preset"
@@ -177,7 +166,7 @@ class Expert:
     @cached_property
     def ablation(self) -> AblationSpec:
         config = {**self.config, "preset": self.preset}
-        return ablation_spec(config, self.directories, self.setup.workflow_dir / "schemas")
+        return ablation_spec(config, self.folders)
 
     @cached_property
     def lock(self) -> ExpertLock:
@@ -187,30 +176,30 @@ class Expert:
             ConfigError: the run would replace results of the other preset without being told to.
         """
         path = self.results / "sources.lock.json"
-        if not self.setup.main:
+        if not self.run.main:
             return read_record(ExpertLock, path)
         check_writable(self.results, Path("state"))
-        held, setup = self._held_preset, self.setup
-        if held is not None and not setup.config["allow_preset_change"]:
+        held, looks = self._held_preset, self.run.looks
+        if held is not None and not self.config["allow_preset_change"]:
             holds = f"{self.results} holds the {held} preset and this run is {self.preset}"
             way_on = "--config allow_preset_change=true"
-            if not setup.looks:
+            if not looks:
                 raise ConfigError(f"{holds}; move it away, or replace it with {way_on}")
             note(f"{holds}; a run replaces it, with {way_on} alone")
         sources = tuple(self.sources.values())
         lock = lock_sources(
             self.name,
             sources,
-            hashes=setup.hashes,
-            generator_digest=lambda generator: generator_digest(generator, setup.scripts),
+            hashes=self.hashes,
+            generator_digest=lambda generator: rule_digest(GENERATOR + generator),
             bundled=None if self.opened is None else self.opened.index.lock,
         )
-        setup.hashes.save()
+        self.hashes.save()
         # A source's jobs read its own lock, so that they run for its changes alone.
         locks = {f"sources/locked/{source.name}.json": (source,) for source in lock.sources}
         for name, pinned in {path.name: lock.sources, **locks}.items():
             # Who looks at another preset leaves the locks of the results at hand as they are.
-            if held is None or not setup.looks or not (self.results / name).is_file():
+            if held is None or not looks or not (self.results / name).is_file():
                 write_lock(self.results / name, ExpertLock(expert=self.name, sources=pinned))
         for unresolved in unresolved_hub_sources(sources):
             note(f"{self.name}: {unresolved}: revision not resolved yet; fetch_source pins it")
@@ -249,12 +238,13 @@ class Expert:
 
     @property
     def settings_files(self) -> dict[str, SettingsFile]:
-        manifest = find_manifest(self.name, [d / "experts" for d in self.directories])
+        manifest = find_manifest(self.name, [folder / "experts" for folder in self.folders])
         files = {f"experts/{manifest.name}": manifest, **self.hardware.files}
         if self.config["ablate"]:
-            files |= ablation_files(self.config, self.directories)
+            lists = ablation_files(self.config, self.folders)
+            files |= {f"ablations/{path.name}": path for path in lists}
         return {
-            key: SettingsFile(path=str(path), sha256=self.setup.hashes.sha256(path))
+            key: SettingsFile(path=str(path), sha256=self.hashes.sha256(path))
             for key, path in files.items()
         }
 
@@ -311,15 +301,14 @@ class Expert:
         where a home lies is no setting. Where none of them is here, or the same model, what a
         bundle that was opened says of them counts.
         """
-        hashes = self.setup.hashes
         found: dict[str, str] = {}
         for place, files in named.items():
             there = {str(file): file.expanduser() for file in files}
-            here = {key: hashes.sha256(file) for key, file in there.items() if file.is_file()}
+            here = {key: self.hashes.sha256(file) for key, file in there.items() if file.is_file()}
             bundled = {} if self.bundle is None else self.bundle.content.get(place, {})
             found |= bundled if not here or _is_same_model(here, bundled) else here
-        if self.setup.main:
-            hashes.save()
+        if self.run.main:
+            self.hashes.save()
         return found
 
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from expertflow.config.expert import Expert
-from expertflow.core.errors import ExpertflowError, TrainingError
+from expertflow.config.expert import ConfiguredExpert
+from expertflow.core.errors import ExpertflowError, TrainingError, single_line
 from expertflow.core.files import sha256_file, sha256_text, sidecar_of
 from expertflow.core.records import Record, read_part, read_record
 from expertflow.core.settings import name_of
@@ -50,29 +50,6 @@ class Unknown(Exception):
     """Nothing can be said; the message is the reason, in a few words."""
 
 
-class Case(Record, frozen=True, kw_only=True):
-    """An expert as it stands before its training.
-
-    ``made_by`` returns spec and code of now of a rule, for the rules of a source with its name.
-    """
-
-    expert: Expert
-    made_by: Callable[..., tuple[str, str]]
-
-    def is_current(self, rule: str, record: Path, **of: str) -> bool:
-        """Return whether a record is complete and was made by the current rule, by its sidecar."""
-        sidecar = sidecar_of(record)
-        if not record.is_file() or not sidecar.is_file():
-            return False
-        try:
-            made = json.loads(sidecar.read_text(encoding="utf-8"))
-        except ValueError:
-            return False
-        spec, code = self.made_by(rule, **of)
-        wanted = {"spec_sha256": sha256_text(spec), "code": code, "sha256": sha256_file(record)}
-        return all(made.get(key) == value for key, value in wanted.items())
-
-
 class Forecast(Record, frozen=True, kw_only=True):
     """What a training should take, least and most; null where unknown. ``basis`` tells why."""
 
@@ -87,7 +64,7 @@ class Forecast(Record, frozen=True, kw_only=True):
         >>> Forecast(hours=(0.5, 1.25), usd=None, hardware="L4", basis="plan").text()
         '0.50 to 1.2 hours; unknown dollars; L4; plan'
         """
-        hours, usd = _range(self.hours), _range(self.usd)
+        hours, usd = _text(self.hours), _text(self.usd)
         return f"{hours} hours; {usd} dollars; {self.hardware}; {self.basis}"
 
     def time_text(self) -> str:
@@ -97,35 +74,143 @@ class Forecast(Record, frozen=True, kw_only=True):
         return f"{times} ({self.basis.split('; ')[0]})"
 
 
-def forecast(case: Case) -> Forecast:
-    """Return what a training should take; a record that cannot be read ends no run."""
-    expert, plan = case.expert, case.expert.results / "plan.json"
-    note, hardware = "", expert.plan_spec.hardware
-    try:
-        if case.is_current("plan_training", plan):
-            planned = _planned(plan)
-            # A plan for a CPU knows no speed: it would be another every time.
-            if planned.hours is not None or planned.hardware != "cpu":
-                return planned
-        elif plan.is_file():
-            note = "; plan.json is of other settings or code"
-        gpu = probe.resolve_gpu(hardware, list(expert.plan_spec.gpu_table))
-        hardware = "cpu" if gpu is None else f"{expert.plan_spec.world_size} x {gpu.name}"
-        flops, basis = _expected_flops(case)
-        low, high = _flops_per_s(expert.plan_spec, gpu)
-    except Unknown as reason:
-        return Forecast(hardware=hardware, basis=f"{reason}{note}")
-    except ExpertflowError as error:
-        return Forecast(hardware=expert.plan_spec.hardware, basis=_first_clause(error))
-    hours = flops[0] / high / 3600, flops[1] / low / 3600
-    price = planned_price(expert.plan_spec, gpu)
-    name = "cpu" if gpu is None else gpu.name
-    return Forecast(
-        hours=hours,
-        usd=_usd(price.usd(hours[0]), price.usd(hours[1])),
-        hardware=hardware,
-        basis=f"{basis}; {_price_text(price.usd_per_hour, price.as_of, name)}{note}",
-    )
+class Forecaster:
+    """Forecasts the training of an expert as it stands.
+
+    ``made_by`` returns spec and code of now of a rule, for the rules of a source with its name.
+    """
+
+    def __init__(self, expert: ConfiguredExpert, made_by: Callable[..., tuple[str, str]]) -> None:
+        self.expert, self.made_by = expert, made_by
+        self.spec, self.results = expert.plan_spec, expert.results
+
+    def forecast(self) -> Forecast:
+        """Return what the training should take; a record that cannot be read ends no run."""
+        spec, plan, note, hardware = self.spec, self.results / "plan.json", "", self.spec.hardware
+        try:
+            if self._is_current("plan_training", plan):
+                planned = _planned(plan)
+                # A plan for a CPU knows no speed: it would be another every time.
+                if planned.hours is not None or planned.hardware != "cpu":
+                    return planned
+            elif plan.is_file():
+                note = "; plan.json is of other settings or code"
+            gpu = probe.resolve_gpu(hardware, list(spec.gpu_table))
+            hardware = "cpu" if gpu is None else f"{spec.world_size} x {gpu.name}"
+            flops, basis = self._expected_flops()
+            low, high = _flops_per_s(spec, gpu)
+        except Unknown as reason:
+            return Forecast(hardware=hardware, basis=f"{reason}{note}")
+        except ExpertflowError as error:
+            return Forecast(hardware=spec.hardware, basis=single_line(str(error).split("; ")[0]))
+        hours = flops[0] / high / 3600, flops[1] / low / 3600
+        price = planned_price(spec, gpu)
+        name = "cpu" if gpu is None else gpu.name
+        return Forecast(
+            hours=hours,
+            usd=_range(price.usd(hours[0]), price.usd(hours[1])),
+            hardware=hardware,
+            basis=f"{basis}; {_price_text(price.usd_per_hour, price.as_of, name)}{note}",
+        )
+
+    def _is_current(self, rule: str, record: Path, **of: str) -> bool:
+        """Return whether a record is complete and was made by the current rule, by its sidecar."""
+        sidecar = sidecar_of(record)
+        if not record.is_file() or not sidecar.is_file():
+            return False
+        try:
+            made = json.loads(sidecar.read_text(encoding="utf-8"))
+        except ValueError:
+            return False
+        spec, code = self.made_by(rule, **of)
+        wanted = {"spec_sha256": sha256_text(spec), "code": code, "sha256": sha256_file(record)}
+        return all(made.get(key) == value for key, value in wanted.items())
+
+    def _expected_flops(self) -> tuple[Range, str]:
+        """Return least and most FLOPs of the hardware, and what they were estimated from."""
+        spec, packing, model = self.spec, self.results / "packing.json", self.results / "model.json"
+        has_model = self._is_current("prepare_model", model)
+        facts = read_part(ModelFacts, model, "facts") if has_model else self._facts()
+        if has_model and self._is_current("pack_sequences", packing):
+            train: PackedSplit = read_part(PackedSplit, packing, "train")
+            tokens = _trained_on(spec, train)
+            context = (train.sum_len_sq / (2 * train.n_tokens),) * 2
+            supervised = (train.n_target_tokens / train.n_tokens,) * 2
+            basis = "estimate from packed tokens"
+        else:
+            tokens = _trained(spec, self._tokens_from_bytes(), self._tokens_per_row())
+            context, supervised = MEAN_CONTEXT_TOKENS, SUPERVISED_FRACTION
+            basis = "estimate from bytes"
+            if self._has_limits():
+                basis += " before limits on documents"
+        # The plan decides on ``auto``: layers that are computed again take their time.
+        again = spec.gradient_checkpointing
+        least, most = (
+            flops_per_token(
+                facts,
+                lora=spec.lora,
+                mean_context_tokens=context[i],
+                supervised_fraction=supervised[i],
+                checkpoint_activations=checkpoint,
+            ).hardware
+            for i, checkpoint in enumerate((bool(again), again is not False))
+        )
+        return (tokens[0] * least, tokens[1] * most), basis
+
+    def _tokens_per_row(self) -> Range | None:
+        training = self.expert.training
+        length = training.max_seq_length
+        if length is None or training.packing == "none":
+            return None
+        return length * FILL_FRACTION[0], length * FILL_FRACTION[1]
+
+    def _tokens_from_bytes(self) -> Range:
+        """Return least and most tokens of an epoch. Duplicates and rejects are not known yet."""
+        least = most = 0.0
+        for lock in self.expert.lock.sources:
+            source = self.expert.sources[lock.name]
+            for n_bytes, (low, high) in self._files_of(source, lock):
+                least += n_bytes / high * source.weight
+                most += n_bytes / low * source.weight
+        kept = 1 - self.expert.settings["data"]["eval_fraction"]
+        return least * kept, most * kept
+
+    def _files_of(self, source: SourceSpec, lock: SourceLock) -> list[tuple[int, Range]]:
+        """List a source's files by their bytes, with the least and most bytes of a token."""
+        is_made = lock.kind == "generated"
+        kind, rule = ("generated", "generate_source") if is_made else ("fetched", "fetch_source")
+        record = self.results / "sources" / kind / f"{lock.name}.json"
+        if lock.files or self._is_current(rule, record, source=lock.name):
+            files = lock.files or read_record(SourceRecord, record).files
+            return [(f.n_bytes, _bytes_per_token(f.format, f.compression)) for f in files]
+        if (found := open_source(source).look_up()).status == "prepared":
+            return [(found.n_bytes or 0, PLAIN_BYTES)]
+        raise Unknown(f"source {lock.name} is not {kind} yet")
+
+    def _has_limits(self) -> bool:
+        data, sources = self.expert.settings["data"], self.expert.sources.values()
+        limits = [data["max_documents"], data["max_per_category"]]
+        return any(x is not None for x in (*limits, *(s.max_documents for s in sources)))
+
+    def _facts(self) -> ModelFacts:
+        settings = self.expert.settings
+        model: str = settings["model"]
+        if model.startswith("builtin:"):
+            shape = settings["builtin"]
+            return ModelFacts(**shape, tie_word_embeddings=True, model_type="qwen3")
+        folder = Path(model).expanduser()
+        if not folder.is_dir():
+            folder = _cached_model(model, settings["model_revision"])
+        if not (folder / "config.json").is_file():
+            raise Unknown(f"model {model} is neither a folder here nor downloaded")
+        # Imported here: it brings tokenizers along, for a shape that is needed once.
+        from expertflow.train.model.base import read_facts
+
+        try:
+            return read_facts(folder)
+        except TrainingError as error:
+            problem = f"model {model} has a config.json without a dense decoder's shape"
+            raise Unknown(problem) from error
 
 
 def _flops_per_s(spec: PlanSpec, gpu: GpuFacts | None) -> Range:
@@ -140,20 +225,17 @@ def _flops_per_s(spec: PlanSpec, gpu: GpuFacts | None) -> Range:
     return peak * spec.world_size * MFU_LOW, peak * spec.world_size * MFU_HIGH
 
 
-def _first_clause(error: ExpertflowError) -> str:
-    return " ".join(str(error).split("; ")[0].split())
-
-
 def _planned(path: Path) -> Forecast:
     cost: CostPlan = read_part(CostPlan, path, "cost")
     name: str = read_part(str, path, "hardware")
     basis = "calibrated plan" if cost.calibrated else "plan"
-    if cost.predicted_hours_low is None or cost.predicted_hours_high is None:
+    hours = _range(cost.predicted_hours_low, cost.predicted_hours_high)
+    if hours is None:
         return Forecast(hardware=name, basis=f"{basis}: {cost.reason}")
     n_cards = read_part(int, path, name_of(TrainPlan.world_size))
     return Forecast(
-        hours=(cost.predicted_hours_low, cost.predicted_hours_high),
-        usd=_usd(cost.predicted_usd_low, cost.predicted_usd_high),
+        hours=hours,
+        usd=_range(cost.predicted_usd_low, cost.predicted_usd_high),
         hardware=name if name == "cpu" else f"{n_cards} x {name}",
         basis=f"{basis}; {_price_text(cost.price_usd_per_hour, cost.price_as_of, name)}",
     )
@@ -166,48 +248,17 @@ def _price_text(usd_per_hour: float | None, as_of: str | None, gpu: str) -> str:
     return f"${usd_per_hour:.2f}/h" + (f" of {as_of}" if as_of else ", undated")
 
 
-def _usd(low: float | None, high: float | None) -> Range | None:
+def _range(low: float | None, high: float | None) -> Range | None:
     return None if low is None or high is None else (low, high)
 
 
-def _range(values: Range | None) -> str:
+def _text(values: Range | None) -> str:
     return "unknown" if values is None else f"{_number(values[0])} to {_number(values[1])}"
 
 
 def _number(value: float) -> str:
     n_decimals = max(0, 1 - math.floor(math.log10(value))) if value > 0 else 0
     return f"{value:.{n_decimals}f}"
-
-
-def _expected_flops(case: Case) -> tuple[Range, str]:
-    """Return least and most FLOPs that the hardware executes, and what they were estimated from."""
-    spec, results = case.expert.plan_spec, case.expert.results
-    packing, model = results / "packing.json", results / "model.json"
-    has_model = case.is_current("prepare_model", model)
-    facts = read_part(ModelFacts, model, "facts") if has_model else _facts(case)
-    if has_model and case.is_current("pack_sequences", packing):
-        train: PackedSplit = read_part(PackedSplit, packing, "train")
-        tokens = _trained_on(spec, train)
-        context = (train.sum_len_sq / (2 * train.n_tokens),) * 2
-        supervised = (train.n_target_tokens / train.n_tokens,) * 2
-        basis = "estimate from packed tokens"
-    else:
-        tokens = _trained(spec, _tokens_from_bytes(case), _tokens_per_row(case))
-        context, supervised = MEAN_CONTEXT_TOKENS, SUPERVISED_FRACTION
-        basis = "estimate from bytes" + _limits(case)
-    # The plan decides on ``auto``: layers that are computed again take their time.
-    again = spec.gradient_checkpointing
-    least, most = (
-        flops_per_token(
-            facts,
-            lora=spec.lora,
-            mean_context_tokens=context[i],
-            supervised_fraction=supervised[i],
-            checkpoint_activations=checkpoint,
-        ).hardware
-        for i, checkpoint in enumerate((bool(again), again is not False))
-    )
-    return (tokens[0] * least, tokens[1] * most), basis
 
 
 def _trained_on(spec: PlanSpec, train: PackedSplit) -> Range:
@@ -243,70 +294,10 @@ def _epochs(spec: PlanSpec, tokens_per_epoch: float) -> float:
     return min(max(epochs, spec.min_epochs or 0.0), spec.max_epochs or math.inf)
 
 
-def _tokens_per_row(case: Case) -> Range | None:
-    training = case.expert.training
-    length = training.max_seq_length
-    if length is None or training.packing == "none":
-        return None
-    return length * FILL_FRACTION[0], length * FILL_FRACTION[1]
-
-
-def _tokens_from_bytes(case: Case) -> Range:
-    """Return least and most tokens of an epoch. Duplicates and rejects are not known yet."""
-    least = most = 0.0
-    sources = case.expert.sources
-    for lock in case.expert.lock.sources:
-        low, high = _tokens_of_source(case, sources[lock.name], lock)
-        least += low * sources[lock.name].weight
-        most += high * sources[lock.name].weight
-    kept = 1 - case.expert.settings["data"]["eval_fraction"]
-    return least * kept, most * kept
-
-
-def _tokens_of_source(case: Case, source: SourceSpec, lock: SourceLock) -> Range:
-    is_made = lock.kind == "generated"
-    kind, rule = ("generated", "generate_source") if is_made else ("fetched", "fetch_source")
-    record = case.expert.results / "sources" / kind / f"{lock.name}.json"
-    if lock.files or case.is_current(rule, record, source=lock.name):
-        files = lock.files or read_record(SourceRecord, record).files
-        sizes = [(f.n_bytes, _bytes_per_token(f.format, f.compression)) for f in files]
-    elif (found := open_source(source).look_up()).status == "prepared":
-        sizes = [(found.n_bytes or 0, PLAIN_BYTES)]
-    else:
-        raise Unknown(f"source {lock.name} is not {kind} yet")
-    return sum(n / most for n, (_, most) in sizes), sum(n / least for n, (least, _) in sizes)
-
-
 def _bytes_per_token(file_format: str, compression: str | None) -> Range:
     if compression is not None:
         return COMPRESSED_BYTES
     return PARQUET_BYTES if file_format == "parquet" else PLAIN_BYTES
-
-
-def _limits(case: Case) -> str:
-    data = case.expert.settings["data"]
-    is_limited = data["max_documents"] is not None or data["max_per_category"] is not None
-    is_limited |= any(source.max_documents is not None for source in case.expert.sources.values())
-    return " before limits on documents" if is_limited else ""
-
-
-def _facts(case: Case) -> ModelFacts:
-    model: str = case.expert.settings["model"]
-    if model.startswith("builtin:"):
-        shape = case.expert.settings["builtin"]
-        return ModelFacts(**shape, tie_word_embeddings=True, model_type="qwen3")
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        folder = _cached_model(model, case.expert.settings["model_revision"])
-    if not (folder / "config.json").is_file():
-        raise Unknown(f"model {model} is neither a folder here nor downloaded")
-    # Imported here: it brings tokenizers along, for a shape that is needed once.
-    from expertflow.train.model.base import read_facts
-
-    try:
-        return read_facts(folder)
-    except TrainingError as error:
-        raise Unknown(f"model {model} has a config.json without a dense decoder's shape") from error
 
 
 def _cached_model(model: str, revision: str | None) -> Path:

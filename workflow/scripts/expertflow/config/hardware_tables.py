@@ -2,13 +2,13 @@
 
 import difflib
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from expertflow.config.read_yaml import read_yaml
-from expertflow.config.validate import check
+from expertflow.config.validate import read_checked
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import fill_record, from_json
 from expertflow.core.settings import name_of, neutralize, without_auto
@@ -21,10 +21,10 @@ PRICE_KEYS = ("usd_per_hour", "as_of", "billing_minutes", "storage_usd_per_hour"
 
 
 class HardwareTables:
-    """Cards and prices; the user's own files in the first directory win over ours in the last."""
+    """Cards and prices; the user's own files in the first folder win over ours in the last."""
 
-    def __init__(self, config: Settings, directories: list[Path], workflow_dir: Path) -> None:
-        self._config, self._directories, self._workflow = config, directories, workflow_dir
+    def __init__(self, config: Settings, folders: Sequence[Path]) -> None:
+        self._config, self._folders = config, folders
 
     @property
     def hardware(self) -> str:
@@ -43,27 +43,17 @@ class HardwareTables:
 
     @functools.cached_property
     def gpus(self) -> list[Settings]:
-        return list(self._read("gpus.yaml", "hardware")["gpus"])
+        return list(read_checked(self._file("gpus.yaml"), "hardware")["gpus"])
 
     @functools.cached_property
     def prices(self) -> dict[str, Settings]:
         """The user's prices by GPU, under the user's name for it; ConfigError if it is unknown."""
-        prices: dict[str, Settings] = self._read("prices.yaml", "prices")["prices"] or {}
+        path = self._file("prices.yaml")
+        prices: dict[str, Settings] = read_checked(path, "prices")["prices"] or {}
         for card in prices:
             if not self._is_known(card):
-                path = self._file("prices.yaml")
                 raise ConfigError(f"{path}: prices names {card!r}: {self._nearest(card)}")
         return prices
-
-    def _compare(self) -> list[Settings]:
-        choices: list[Settings] = self._config["compare"]
-        for choice in choices:
-            if not self._is_known(choice["name"]):
-                raise ConfigError(
-                    f"compare names {choice['name']!r}: no such row in config/hardware/gpus.yaml;"
-                    " correct the name, or add the row"
-                )
-        return choices
 
     def plan_spec(self, expert: Settings) -> PlanSpec:
         """Return the settings of ``plan_training``.
@@ -80,13 +70,15 @@ class HardwareTables:
             chosen = replace(chosen, lora=None)
         config, is_demo = self._config, expert["preset"] == "demo"
         hardware = "cpu" if is_demo else self.hardware
-        compare = [] if hardware == "cpu" else self._compare()
+        compare: list[Settings] = [] if hardware == "cpu" else config["compare"]
+        for choice in compare:
+            if not self._is_known(choice["name"]):
+                raise ConfigError(
+                    f"compare names {choice['name']!r}: no such row in config/hardware/gpus.yaml;"
+                    " correct the name, or add the row"
+                )
         wanted = {hardware, *(choice["name"] for choice in compare)}
-        cards = [
-            row
-            for row in self.gpus
-            if hardware == "auto" or any(_is_card(row, name) for name in wanted)
-        ]
+        cards = [row for row in self.gpus if hardware == "auto" or wanted & _names(row).keys()]
         prices = {row["name"]: price for row in cards if (price := self._price(row)) is not None}
         return fill_record(
             PlanSpec,
@@ -105,28 +97,21 @@ class HardwareTables:
         )
 
     def _is_known(self, card: str) -> bool:
-        return any(_is_card(row, card) for row in self.gpus)
+        return any(card in _names(row) for row in self.gpus)
 
     def _price(self, row: Settings) -> Settings | None:
         """Return the user's price of a GPU, listed by its short name or a driver's."""
-        names = (row["name"], *row.get("driver_names", []))
-        listed = next((self.prices[name] for name in names if name in self.prices), None)
+        listed = next((self.prices[name] for name in _names(row) if name in self.prices), None)
         return listed and {key: listed[key] for key in PRICE_KEYS if key in listed}
 
     def _nearest(self, card: str) -> str:
-        names = [name for row in self.gpus for name in (row["name"], *row.get("driver_names", []))]
+        names = [name for row in self.gpus for name in _names(row)]
         near = difflib.get_close_matches(card, names, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "correct the name"
         return f"no such row in config/hardware/gpus.yaml; {hint}"
 
-    def _read(self, name: str, schema: str) -> Any:
-        path = self._file(name)
-        table = read_yaml(path)
-        check(table, read_yaml(self._workflow / f"schemas/{schema}.schema.yaml"), where=str(path))
-        return table
-
     def _file(self, name: str) -> Path:
-        found = [directory / "hardware" / name for directory in self._directories]
+        found = [folder / "hardware" / name for folder in self._folders]
         return next((path for path in found if path.is_file()), found[-1])
 
 
@@ -137,9 +122,8 @@ def calibration_spec(spec: PlanSpec, *, length: bool = False) -> PlanSpec:
     the optimizer is, so that a sweep of learning rates pays for one calibration; with ``length``
     not how long the run is, either.
     """
-    cards = [
-        row for row in spec.gpu_table if spec.hardware == "auto" or _is_card(row, spec.hardware)
-    ]
+    is_any = spec.hardware == "auto"
+    cards = [row for row in spec.gpu_table if is_any or spec.hardware in _names(row)]
     return replace(
         neutralize(spec, length=length),
         origins={},
@@ -172,5 +156,6 @@ def _origins(told: dict[str, Origin], training: TrainingSection) -> dict[str, Or
     return kept
 
 
-def _is_card(row: Settings, hardware: str) -> bool:
-    return hardware == row["name"] or hardware in row.get("driver_names", [])
+def _names(row: Settings) -> dict[str, None]:
+    """Return a card's short name and those that drivers give it, in this order."""
+    return dict.fromkeys((row["name"], *row.get("driver_names", [])))

@@ -6,45 +6,33 @@ full preset, whatever the configuration says.
 """
 
 import re
-from collections.abc import Collection
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from expertflow.config import validate
 from expertflow.config.contradictions import (
     check_contradictions,
     check_durations,
     refuse_idle_keys,
 )
-from expertflow.config.read_yaml import SUFFIXES, at_line, check_values, read_yaml, scalars, suggest
-from expertflow.config.stated import check_stated
+from expertflow.config.read_yaml import at_line, check_values, read_yaml, scalars, suggest
+from expertflow.config.validate import check, find_file, read_schema, with_defaults
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import sha256_file
-from expertflow.core.records import Record
-from expertflow.core.settings import json_schema
-from expertflow.data.sources.registry import declare_kinds, source_kinds
-from expertflow.evaluate.scoring import task_names
+from expertflow.data.sources.registry import source_kinds
 from expertflow.plan.records import Origin
-from expertflow.plan.settings import TrainingSection
 
 INTEGER = re.compile(r"[+-]?\d+")
 DECIMAL = re.compile(r"[+-]?\d*\.\d+")
 # Snakemake's --config reads true as a string.
 WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
-
-
-class Schemas(Record, frozen=True, kw_only=True):
-    config: dict[str, Any]
-    expert: dict[str, Any]
-
-    @classmethod
-    def read(cls, directory: Path) -> "Schemas":
-        """Read the schemas beside the rules; training, kinds and tasks are declared in code."""
-        expert = read_yaml(directory / "expert.schema.yaml")
-        expert["$defs"]["training"] = json_schema(TrainingSection)
-        declare_kinds(expert["$defs"]["source"])
-        expert["properties"]["evaluation"]["properties"]["task"]["else"]["enum"] = task_names()
-        return cls(config=read_yaml(directory / "config.schema.yaml"), expert=expert)
+# Where a manifest's author may say, below ``origins``, that a value comes from.
+ORIGINS = {
+    "source": "the source system had it",
+    "public": "a public recipe has it",
+    "own": "chosen here",
+}
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -77,32 +65,24 @@ def _numbers(value: Any) -> Any:
     return float(value) if DECIMAL.fullmatch(value) else value
 
 
-def load_config(config: dict[str, Any], schemas: Schemas) -> dict[str, Any]:
+def load_config(config: dict[str, Any]) -> dict[str, Any]:
     """Check the workflow's configuration, as Snakemake merged it, and fill in defaults."""
     config = _numbers(scalars(config, words=WORDS))
     check_values(config, Path("config/config.yaml"))
-    validate.check(config, schemas.config, where="config/config.yaml")
-    result: dict[str, Any] = validate.with_defaults(config, schemas.config)
+    check(config, read_schema("config"), where="config/config.yaml")
+    result: dict[str, Any] = with_defaults(config, read_schema("config"))
     return result
 
 
-def find_manifest(name: str, directories: list[Path]) -> Path:
-    """Find an expert's manifest in the first directory that has it.
-
-    Raises ConfigError, naming the nearest expert, if none does.
-    """
-    for directory in directories:
-        for suffix in SUFFIXES:
-            if (path := directory / f"{name}{suffix}").is_file():
-                return path
-    known = sorted({p.stem for d in directories for p in d.glob("*") if p.suffix in SUFFIXES})
-    hint = suggest(name, known, f"known experts are {', '.join(known)}")
-    raise ConfigError(f"no manifest for expert {name!r} (config/experts/{name}.yaml); {hint}")
+def find_manifest(name: str, folders: Sequence[Path]) -> Path:
+    problem = f"no manifest for expert {name!r} (config/experts/{name}.yaml)"
+    return find_file(name, folders, problem)
 
 
-def manifest_here(name: str, directories: list[Path]) -> str | None:
+def hash_manifest(name: str, folders: Sequence[Path]) -> str | None:
+    """Hash an expert's manifest below the given config folders; null if there is none."""
     try:
-        return sha256_file(find_manifest(name, [d / "experts" for d in directories]))
+        return sha256_file(find_manifest(name, [folder / "experts" for folder in folders]))
     except ConfigError:
         return None
 
@@ -110,9 +90,8 @@ def manifest_here(name: str, directories: list[Path]) -> str | None:
 def load_expert(
     name: str,
     *,
-    directories: list[Path],
+    folders: Sequence[Path],
     config: dict[str, Any],
-    schemas: Schemas,
     bundled: Collection[str] | None = None,
     told: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -125,16 +104,16 @@ def load_expert(
     Raises:
         ConfigError: the manifest, or an override of it, is wrong; names file, key, value and fix.
     """
-    path = find_manifest(name, directories)
+    path, schema = find_manifest(name, folders), read_schema("expert")
     manifest = read_yaml(path)
     if not isinstance(manifest, dict):
         raise ConfigError(f"{path}: holds no settings; see config/experts/ for examples")
     check_durations(manifest, where=str(path))
-    validate.check(manifest, schemas.expert, where=str(path), at=lambda keys: at_line(path, keys))
-    check_stated(manifest, where=str(path))
-    demo = manifest.pop("demo", {}) if config["preset"] == "demo" else {}
-    manifest.pop("demo", None)
-    preset = "demo" if demo else "full"
+    check(manifest, schema, where=str(path), at=lambda keys: at_line(path, keys))
+    check_origins(manifest, where=str(path))
+    demo = manifest.pop("demo", {})
+    if config["preset"] != "demo":
+        demo = {}
     merged = merge(merge(manifest, demo), {"training": config["training"]})
     own = config["experts"].get(name) or {}
     if "demo" in own:
@@ -142,13 +121,13 @@ def load_expert(
             f"config: experts.{name}.demo has no effect; give its keys to experts.{name} itself"
         )
     if isinstance(own.get("sources"), dict):
-        own = {**own, "sources": _named_sources(name, merged["sources"], own["sources"], schemas)}
+        own = {**own, "sources": _named_sources(name, merged["sources"], own["sources"])}
     merged = merge(merged, own)
     where = f"{path} with {'its demo block and ' if demo else ''}overrides"
     check_durations(merged, where=where)
-    validate.check(merged, schemas.expert, where=where)
+    check(merged, schema, where=where)
     refuse_idle_keys(merged, where=where)
-    result: dict[str, Any] = validate.with_defaults(merged, schemas.expert)
+    result: dict[str, Any] = with_defaults(merged, schema)
     for source in result["sources"]:
         if source["scan_secrets"] is None:
             source["scan_secrets"] = source_kinds()[source["kind"]].scan_secrets
@@ -161,7 +140,7 @@ def load_expert(
     ]
     # The last to name a setting wins.
     origins = {key: origin for origin, keys in layers for key in keys}
-    return {**result, "preset": preset, "setting_origins": origins}
+    return {**result, "preset": "demo" if demo else "full", "setting_origins": origins}
 
 
 def told_training(told: dict[str, Any], expert: str) -> dict[str, Any]:
@@ -171,12 +150,11 @@ def told_training(told: dict[str, Any], expert: str) -> dict[str, Any]:
 
 
 def _named_sources(
-    expert: str, sources: list[dict[str, Any]], changes: dict[str, Any], schemas: Schemas
+    expert: str, sources: list[dict[str, Any]], changes: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Return the sources with overrides by name; ConfigError if there is no such source."""
     names = [source["name"] for source in sources]
-    known = schemas.expert["$defs"]["source"]["properties"]
-    numeric = {key for key, schema in known.items() if {"integer", "number"} & _kinds(schema)}
+    known = read_schema("expert")["$defs"]["source"]["properties"]
     for name, change in changes.items():
         place = f"config: experts.{expert}.sources.{name}"
         if name not in names:
@@ -186,13 +164,46 @@ def _named_sources(
             raise ConfigError(
                 f"{place} is {change!r}; give keys and values, e.g. {{path: a.jsonl}}"
             )
-    read = {
-        name: {key: _numbers(value) if key in numeric else value for key, value in change.items()}
-        for name, change in changes.items()
-    }
-    return [merge(source, read.get(source["name"], {})) for source in sources]
+
+    def read(key: str, value: Any) -> Any:
+        kinds = known.get(key, {}).get("type", [])
+        is_number = {"integer", "number"} & set([kinds] if isinstance(kinds, str) else kinds)
+        return _numbers(value) if is_number else value
+
+    return [
+        merge(source, {k: read(k, v) for k, v in changes.get(source["name"], {}).items()})
+        for source in sources
+    ]
 
 
-def _kinds(schema: dict[str, Any]) -> set[str]:
-    kinds = schema.get("type", [])
-    return {kinds} if isinstance(kinds, str) else set(kinds)
+def check_origins(manifest: dict[str, Any], *, where: str) -> None:
+    """Refuse an origin of a key that the manifest does not set; ConfigError names a near key."""
+    known = dict(_keys(manifest))
+    for key in manifest.get("origins", {}):
+        if key not in known:
+            hint = suggest(key, known, "set it, or leave its origin out")
+            raise ConfigError(f"{where}: origins names {key!r}, which is not set here; {hint}")
+
+
+def describe_origins(path: Path) -> str:
+    """Format the origins that a manifest states; empty if there are none."""
+    manifest = read_yaml(path)
+    values = dict(_keys(manifest))
+    lines = []
+    for key, origin in manifest.get("origins", {}).items():
+        words = f"{key} {values.get(key)}: {ORIGINS[origin['from']]}"
+        words += f"; {origin['why']}" if origin.get("why") else ""
+        lines.append(textwrap.fill(words, 98, subsequent_indent="    ", break_on_hyphens=False))
+    return textwrap.indent("\n".join(lines), "  ")
+
+
+def _keys(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """List all that is set, by dotted keys; an item of a list that has a name goes by it."""
+    named = {}
+    if isinstance(value, dict):
+        named = value
+    elif isinstance(value, list):
+        named = {str(v["name"]): v for v in value if isinstance(v, dict) and "name" in v}
+    for key, item in named.items():
+        yield f"{place}{key}", item
+        yield from _keys(item, f"{place}{key}.")

@@ -1,24 +1,34 @@
-"""What the jobs of an expert need of this machine, looked for before the first of them starts.
+"""What the jobs of an expert need: cards, machines, minutes, packages, and the base model's folder.
 
-A dry run asks the same, and so ends with the line that the run would end with.
+It is looked for before the first job starts. A dry run asks the same, and so ends with the line
+that the run would end with.
 """
 
+import math
 import os
 from pathlib import Path
 
-from expertflow.config.expert import Expert
+from expertflow.config.expert import ConfiguredExpert
 from expertflow.config.guard import note
 from expertflow.config.read_yaml import suggest
-from expertflow.core.errors import ConfigError, HardwareError
+from expertflow.core.errors import ConfigError, DataError, HardwareError
+from expertflow.core.records import read_part
 from expertflow.data import cache
 from expertflow.hardware import probe
+from expertflow.plan.records import CostPlan
+from expertflow.plan.settings import TrainingSection
 from expertflow.plan.switches import choose_attention, choose_parallel, needed_packages
 
 TRAINS = ("calibrate_expert", "tune_expert", "ablate_variant", "train_expert")
+# The plan's upper end leaves out start-up, saves and evaluations where nothing was calibrated, and
+# a job that is ended too early is queued for again. A job asked for longer costs nothing more.
+GENEROUS = 1.5
+AT_LEAST_MINUTES = 60
+UNPLANNED_MINUTES = 24 * 60
 
 
-def check_machine(expert: Expert, rule: str, *, elsewhere: bool) -> None:
-    """Refuse a rule that could not run here; ``elsewhere``: another machine runs it.
+def check_machine(expert: ConfiguredExpert, rule: str) -> None:
+    """Refuse a rule that could not run here, if this machine runs it.
 
     A run that only looks may plan for a card that is not here, and is told so.
 
@@ -27,6 +37,10 @@ def check_machine(expert: Expert, rule: str, *, elsewhere: bool) -> None:
         HardwareError: a card or a package is missing.
         TrainingError: the folder of the base model does not hold one.
     """
+    training, elsewhere = expert.training, expert.run.elsewhere
+    if rule in TRAINS:
+        limited_gpus(training, expert.run.gpu_limit)
+        count_nodes(training)
     spec = expert.plan_spec
     if rule in ("prepare_tokenizer", "prepare_model"):
         if expert.bundle is None:
@@ -45,12 +59,12 @@ def check_machine(expert: Expert, rule: str, *, elsewhere: bool) -> None:
     for package, remedy in needed_packages(spec):
         probe.package_version(package, remedy)
     if gpu is not None and probe.lacks_cuda():
-        if not expert.setup.looks:
+        if not expert.run.looks:
             raise HardwareError(probe.NO_CUDA.format(gpu.name))
         note(f"{expert.name}: a run on this machine is refused: {probe.NO_CUDA.format(gpu.name)}")
 
 
-def _check_model(expert: Expert, *, notes: bool) -> None:
+def _check_model(expert: ConfiguredExpert, *, notes: bool) -> None:
     # Imported here: it brings tokenizers along.
     from expertflow.train.model import base
 
@@ -77,7 +91,7 @@ def _check_model(expert: Expert, *, notes: bool) -> None:
                 " correct the name, or download it where there is a network"
             )
             # What a card elsewhere would take can be asked without the model.
-            if not expert.setup.looks:
+            if not expert.run.looks:
                 raise ConfigError(missing)
             if notes:
                 note(f"a run on this machine is refused: {missing}")
@@ -89,3 +103,45 @@ def _is_offline() -> bool:
 
 def _cache_name(model: str) -> str:
     return f"models--{model.replace('/', '--')}"
+
+
+def runtime_minutes(expert: str) -> int:
+    """Return the minutes that a training may take, by its plan; a day if unplanned.
+
+    A job that is ended earlier saves, and a retry resumes it.
+    """
+    try:
+        cost = read_part(CostPlan, Path("results", expert, "plan.json"), "cost")
+    except DataError:
+        # There is none yet, or a corrupt one, which is made again before anything trains by it.
+        return UNPLANNED_MINUTES
+    hours = cost.predicted_hours_high
+    return (
+        UNPLANNED_MINUTES if hours is None else AT_LEAST_MINUTES + math.ceil(60 * GENEROUS * hours)
+    )
+
+
+def limited_gpus(training: TrainingSection, limit: int | None) -> int:
+    """Count the GPUs of all nodes together; ConfigError if a run may not use as many.
+
+    Snakemake would silently request fewer, and the processes would share them.
+    """
+    n = training.world_size
+    # In a dry run without a profile there is no limit.
+    if limit is not None and limit < n:
+        raise ConfigError(
+            f"training.world_size is {n}, and a run may hold {limit} at once: set"
+            f" EXPERTFLOW_SLURM_GPUS to at least {n}, or add --resources gpu={n}"
+        )
+    return n
+
+
+def count_nodes(training: TrainingSection) -> int | None:
+    """Return the machine count; null for one. ConfigError if it does not divide the processes."""
+    n_processes, n = training.world_size, training.n_nodes
+    if n_processes % n:
+        raise ConfigError(
+            f"training.n_nodes is {n} and training.world_size {n_processes}: every machine runs as"
+            f" many processes as the next; make world_size a multiple of {n}"
+        )
+    return None if n == 1 else n

@@ -13,18 +13,16 @@ from msgspec.structs import replace
 
 from expertflow.chain import stages_before
 from expertflow.config.ablations import variant_spec
-from expertflow.config.code_digest import GENERATOR, chain_digests
-from expertflow.config.expert import Expert
+from expertflow.config.code_digest import GENERATOR, rule_digest
+from expertflow.config.expert import ConfiguredExpert
 from expertflow.config.hardware_tables import calibration_spec, tuning_spec
 from expertflow.config.load import told_training
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import Record, from_json, to_json
 from expertflow.data.settings import (
-    BenchmarkSpec,
     DeduplicateSpec,
     FetchSpec,
-    NearSpec,
     PrepareSpec,
     SignatureSpec,
     SourceSpec,
@@ -52,7 +50,7 @@ DECIDED = (
 )  # fmt: skip
 
 
-def spec_text(rule: str, expert: Expert, wildcards: Any) -> str:
+def spec_text(rule: str, expert: ConfiguredExpert, wildcards: Any) -> str:
     """Return a rule's settings as canonical JSON, which Snakemake compares.
 
     A rule without a function here reads none.
@@ -61,14 +59,14 @@ def spec_text(rule: str, expert: Expert, wildcards: Any) -> str:
     return canonical_json(to_json(spec(expert, wildcards)))
 
 
-def _pick(cls: type[S], *places: dict[str, Any], **own: Any) -> S:
+def _fill(cls: type[S], *places: dict[str, Any], **own: Any) -> S:
     """Fill a spec: each field that is not given by the first place that has its name."""
-    rest = [name for name in cls.__struct_fields__ if name not in own]
-    found = {name: next(place[name] for place in places if name in place) for name in rest}
-    return cls(**found, **own)
+    found = {name: p[name] for p in reversed(places) for name in cls.__struct_fields__ if name in p}
+    spec: S = from_json(cls, {**found, **own}, where=cls.__name__)
+    return spec
 
 
-def fetch_source(expert: Expert, wildcards: Any) -> FetchSpec:
+def fetch_source(expert: ConfiguredExpert, wildcards: Any) -> FetchSpec:
     source = expert.sources[wildcards.source]
     kept = SourceSpec(**{key: getattr(source, key) for key in FETCHED})
     return FetchSpec(source=kept, preset=expert.preset)
@@ -77,15 +75,22 @@ def fetch_source(expert: Expert, wildcards: Any) -> FetchSpec:
 generate_source = fetch_source
 
 
-def find_datasets(expert: Expert, _: Any) -> dict[str, Any]:
+def find_datasets(expert: ConfiguredExpert, _: Any) -> dict[str, Any]:
     licenses = {name: source.license for name, source in expert.sources.items()}
     return {"expert": expert.name, "preset": expert.preset, "licenses": licenses}
 
 
-def prepare_shard(expert: Expert, wildcards: Any) -> PrepareSpec:
-    data, near = expert.settings["data"], _near(expert)
-    content = expert.hash_content(expert.benchmarks)
-    return _pick(
+def prepare_shard(expert: ConfiguredExpert, wildcards: Any) -> PrepareSpec:
+    data, content = expert.settings["data"], expert.hash_content(expert.benchmarks)
+    near, benchmarks = data["near_duplicates"], []
+    for benchmark in data["benchmarks"]:
+        # Content is listed under the path's one plain spelling.
+        if (sha256 := content.get(str(Path(benchmark["path"])))) is None:
+            raise ConfigError(
+                f"data.benchmarks names {benchmark['path']}, which is not there; correct the path"
+            )
+        benchmarks.append({**benchmark, "sha256": sha256})
+    return _fill(
         PrepareSpec,
         data,
         source=replace(
@@ -97,35 +102,20 @@ def prepare_shard(expert: Expert, wildcards: Any) -> PrepareSpec:
             weight=1.0,
             max_documents=None,
         ),
-        evaluation_fields=tuple(sorted(set(expert.settings["evaluation"]["fields"].values()))),
-        near=near and SignatureSpec(n_words=near.n_words, n_permutations=near.n_permutations),
-        benchmarks=tuple(_benchmark(benchmark, content) for benchmark in data["benchmarks"]),
+        evaluation_fields=sorted(set(expert.settings["evaluation"]["fields"].values())),
+        near=near and {name: near[name] for name in SignatureSpec.__struct_fields__},
+        benchmarks=benchmarks,
     )
 
 
-def _benchmark(settings: dict[str, Any], content: dict[str, str]) -> BenchmarkSpec:
-    """Pin a benchmark's content, which is listed under the path's one plain spelling."""
-    sha256 = content.get(str(Path(settings["path"])))
-    if sha256 is None:
-        raise ConfigError(
-            f"data.benchmarks names {settings['path']}, which is not there; correct the path"
-        )
-    return BenchmarkSpec(**settings, sha256=sha256)
-
-
-def _near(expert: Expert) -> NearSpec | None:
-    near = expert.settings["data"]["near_duplicates"]
-    return None if near is None else NearSpec(**near)
-
-
-def deduplicate_documents(expert: Expert, _: Any) -> DeduplicateSpec:
+def deduplicate_documents(expert: ConfiguredExpert, _: Any) -> DeduplicateSpec:
     data, sources = expert.settings["data"], expert.sources.values()
     cap = data["max_per_category"]
     caps = cap if isinstance(cap, dict) else {}
-    return _pick(
+    return _fill(
         DeduplicateSpec,
         data,
-        near=_near(expert),
+        near=data["near_duplicates"],
         weights={s.name: s.weight for s in sources if s.weight != 1.0},
         max_per_source={s.name: s.max_documents for s in sources if s.max_documents is not None},
         max_per_category=cap if isinstance(cap, int) else None,
@@ -133,9 +123,9 @@ def deduplicate_documents(expert: Expert, _: Any) -> DeduplicateSpec:
     )
 
 
-def prepare_model(expert: Expert, _: Any) -> ModelSpec:
+def prepare_model(expert: ConfiguredExpert, _: Any) -> ModelSpec:
     settings = expert.settings
-    return _pick(
+    return _fill(
         ModelSpec,
         settings,
         settings["builtin"],
@@ -146,9 +136,9 @@ def prepare_model(expert: Expert, _: Any) -> ModelSpec:
     )
 
 
-def prepare_tokenizer(expert: Expert, _: Any) -> TokenizerSpec:
+def prepare_tokenizer(expert: ConfiguredExpert, _: Any) -> TokenizerSpec:
     settings = expert.settings
-    return _pick(
+    return _fill(
         TokenizerSpec,
         settings,
         settings["builtin"],
@@ -158,7 +148,7 @@ def prepare_tokenizer(expert: Expert, _: Any) -> TokenizerSpec:
     )
 
 
-def _model_content(expert: Expert, *, of_tokenizer: bool) -> dict[str, str]:
+def _model_content(expert: ConfiguredExpert, *, of_tokenizer: bool) -> dict[str, str]:
     """Hash the user's files of the tokenizer, or those of the model that are not its tokenizer's.
 
     Other weights beside the same tokenizer give the same tokens.
@@ -171,7 +161,7 @@ def _model_content(expert: Expert, *, of_tokenizer: bool) -> dict[str, str]:
     }
 
 
-def pretokenize_shard(expert: Expert, _: Any) -> TokenSpec:
+def pretokenize_shard(expert: ConfiguredExpert, _: Any) -> TokenSpec:
     """Name the versions of the engines there are.
 
     Tokens that came with a bundle are no worse for the engines that are installed here.
@@ -185,75 +175,65 @@ def pretokenize_shard(expert: Expert, _: Any) -> TokenSpec:
     return TokenSpec(engine=expert.settings["data"]["token_engine"], versions=versions)
 
 
-def pack_sequences(expert: Expert, _: Any) -> PackingSpec:
+def pack_sequences(expert: ConfiguredExpert, _: Any) -> PackingSpec:
     training, data = expert.settings["training"], expert.settings["data"]
     length = expert.training.max_seq_length
-    return _pick(PackingSpec, training, data, sequence_length_tokens=length)
+    return _fill(PackingSpec, training, data, sequence_length_tokens=length)
 
 
-def plan_training(expert: Expert, _: Any) -> PlanSpec:
+def plan_training(expert: ConfiguredExpert, _: Any) -> PlanSpec:
     return expert.plan_spec
 
 
-def calibrate_expert(expert: Expert, _: Any) -> PlanSpec:
+def calibrate_expert(expert: ConfiguredExpert, _: Any) -> PlanSpec:
     return calibration_spec(expert.plan_spec)
 
 
-def tune_expert(expert: Expert, _: Any) -> PlanSpec:
+def tune_expert(expert: ConfiguredExpert, _: Any) -> PlanSpec:
     return tuning_spec(expert.plan_spec)
 
 
-def ablate_variant(expert: Expert, wildcards: Any) -> VariantSpec:
+def ablate_variant(expert: ConfiguredExpert, wildcards: Any) -> VariantSpec:
     return variant_spec(expert.ablation, wildcards.variant)
 
 
-def ablate_expert(expert: Expert, _: Any) -> AblationSpec:
+def ablate_expert(expert: ConfiguredExpert, _: Any) -> AblationSpec:
     return expert.ablation
 
 
-def stage_to_nvme(expert: Expert, _: Any) -> StageSpec:
+def stage_to_nvme(expert: ConfiguredExpert, _: Any) -> StageSpec:
     return StageSpec(scratch=expert.config["scratch"], weights=expert.config["stage_weights"])
 
 
-def evaluate_expert(expert: Expert, _: Any) -> EvaluationSpec:
-    artifacts = expert.artifacts
+def evaluate_expert(expert: ConfiguredExpert, _: Any) -> EvaluationSpec:
+    settings, artifacts = expert.settings, expert.artifacts
     own = {place: [Path(place)] for place in artifacts.values() if ":" not in place}
-    evaluation = {
-        **expert.settings["evaluation"],
-        "decoding": expert.settings["decoding"],
-        "artifacts": artifacts,
-        "content": expert.hash_content(own),
-    }
-    made: EvaluationSpec = from_json(EvaluationSpec, evaluation, where="evaluation")
-    return made
-
-
-def export_model(expert: Expert, _: Any) -> ExportSpec:
-    settings = expert.settings
-    told = {
-        "expert": expert.name,
-        "description": settings["description"],
-        "decoding": settings["decoding"],
-        "system_prompt": settings["data"]["system_prompt"],
-        "hub_datasets": {s.name: s.id for s in expert.sources.values() if s.kind == "hub"},
-    }
-    spec: ExportSpec = from_json(ExportSpec, {**told, **settings["export"]}, where="export")
-    return spec
-
-
-def build_report(expert: Expert, _: Any) -> Any:
-    # Here, as declaring all that a report holds takes a while.
-    from expertflow.report.records import AcceptanceRule, ReportSpec
-
-    return ReportSpec(
-        expert=expert.name,
-        preset=expert.preset,
-        description=expert.settings["description"],
-        acceptance=tuple(AcceptanceRule(**rule) for rule in expert.settings["acceptance"]),
+    content = expert.hash_content(own)
+    return _fill(
+        EvaluationSpec, settings["evaluation"], settings, artifacts=artifacts, content=content
     )
 
 
-def make_bundle(expert: Expert, _: Any) -> BundleSpec:
+def export_model(expert: ConfiguredExpert, _: Any) -> ExportSpec:
+    settings, sources = expert.settings, expert.sources.values()
+    return _fill(
+        ExportSpec,
+        settings["export"],
+        settings,
+        expert=expert.name,
+        system_prompt=settings["data"]["system_prompt"],
+        hub_datasets={s.name: s.id for s in sources if s.kind == "hub"},
+    )
+
+
+def build_report(expert: ConfiguredExpert, _: Any) -> Any:
+    # Imported here, as declaring all that a report holds takes a while.
+    from expertflow.report.records import ReportSpec
+
+    return _fill(ReportSpec, expert.settings, expert=expert.name)
+
+
+def make_bundle(expert: ConfiguredExpert, _: Any) -> BundleSpec:
     config, name = expert.config, expert.name
     sources = expert.sources.values()
     generators = sorted({GENERATOR + str(s.generator) for s in sources if s.kind == "generated"})
@@ -275,7 +255,7 @@ def make_bundle(expert: Expert, _: Any) -> BundleSpec:
         artifacts=expert.artifacts,
         own_artifacts=expert.own_artifacts,
         tokens=pretokenize_shard(expert, None),
-        code=chain_digests([*rules, *generators], expert.setup.scripts),
+        code={rule: rule_digest(rule) for rule in [*rules, *generators]},
         with_weights=config["bundle_weights"],
         tuned=expert.training.tuned,
         staging=stage_to_nvme(expert, None),

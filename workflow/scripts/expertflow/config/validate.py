@@ -1,17 +1,26 @@
-"""Check settings against a JSON Schema, with one line per fault, and fill in the defaults."""
+"""Find settings files and check them against their JSON Schemas, with one line per fault."""
 
 import copy
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 from jsonschema.exceptions import ValidationError
 
-from expertflow.config.read_yaml import suggest
+from expertflow.config.read_yaml import SUFFIXES, read_yaml, suggest
 from expertflow.core.errors import ConfigError
-from expertflow.core.settings import name_of
+from expertflow.core.settings import json_schema, name_of
+from expertflow.data.sources.registry import declare_kinds
+from expertflow.evaluate.scoring import task_names
 from expertflow.plan.settings import TrainingSection
+
+# The folder of the Snakefile that this library belongs to.
+BASEDIR = Path(__file__).parents[4]
+# The user's own settings, below the working directory, win over those that are shipped.
+FOLDERS = (Path("config"), BASEDIR / "config")
 
 # What other trainers call our settings; docs/migration.md tells the whole story. The new name is
 # below the object that held the old one: training.lora_r is training.lora.r.
@@ -53,6 +62,37 @@ DROPPED = {
     "export.gguf": "leave it out; llama.cpp converts merged/ itself (docs/exporting.md)",
     "scratch_quota_gib": "copies have no quota; leave it out, and remove old ones by make prune",
 }
+
+
+@cache
+def read_schema(name: str) -> dict[str, Any]:
+    """Read a schema that lies beside the rules; training, kinds and tasks are declared in code."""
+    schema: dict[str, Any] = read_yaml(BASEDIR / "workflow" / "schemas" / f"{name}.schema.yaml")
+    if name == "expert":
+        schema["$defs"]["training"] = json_schema(TrainingSection)
+        declare_kinds(schema["$defs"]["source"])
+        schema["properties"]["evaluation"]["properties"]["task"]["else"]["enum"] = task_names()
+    return schema
+
+
+def read_checked(path: Path, schema: str) -> Any:
+    value = read_yaml(path)
+    check(value, read_schema(schema), where=str(path))
+    return value
+
+
+def list_files(folders: Iterable[Path]) -> dict[str, Path]:
+    """List settings files by their stems; the first folder that has a name wins."""
+    found = [path for folder in folders for end in SUFFIXES for path in folder.glob(f"*{end}")]
+    return {path.stem: path for path in reversed(found)}
+
+
+def find_file(name: str, folders: Sequence[Path], problem: str) -> Path:
+    """Find a settings file; ConfigError says the problem, and the nearest name, if none has it."""
+    known = list_files(folders)
+    if name not in known:
+        raise ConfigError(f"{problem}; {suggest(name, known)}")
+    return known[name]
 
 
 def check(

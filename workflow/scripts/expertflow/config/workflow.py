@@ -15,14 +15,13 @@ from typing import Any, TypeVar
 from snakemake.io import ancient, directory  # type: ignore[import-untyped]
 
 from expertflow.chain import CHAIN, STAGES, expand_path
-from expertflow.config import allocation
 from expertflow.config.ablations import variant_spec
 from expertflow.config.code_digest import parsed_modules, rule_digest
-from expertflow.config.expert import Expert, Setup
-from expertflow.config.forecast import Case, Forecast, forecast
+from expertflow.config.expert import ConfiguredExpert, RunContext
+from expertflow.config.forecast import Forecaster
 from expertflow.config.guard import note, one_line
-from expertflow.config.load import Schemas, load_config
-from expertflow.config.machine import TRAINS, check_machine
+from expertflow.config.load import load_config
+from expertflow.config.machine import check_machine, count_nodes, limited_gpus, runtime_minutes
 from expertflow.config.specs import spec_text
 from expertflow.core.errors import ConfigError
 from expertflow.data.lock import HashCache
@@ -30,10 +29,10 @@ from expertflow.data.shards import token_shards
 from expertflow.hardware.probe import missing_gpu
 
 C = TypeVar("C", bound=type)
-Settings = dict[str, Any]
 InputFunction = Callable[..., Any]
 # Begins the name of an input that is no flag of the rule's script.
 NEEDED = "needs_"
+NOT_READ = "not-read"
 # An expert's files by name, as rules ask for them; a record goes before a page of the same name.
 FILES = {
     PurePath(path).stem + "/" * path.endswith("/"): f"{stage.folder}/{path}"
@@ -53,57 +52,36 @@ def in_one_line(cls: C) -> C:
 
 @in_one_line
 class Workflow:
-    """The configured workflow. ``main`` is false in the jobs that Snakemake starts elsewhere.
+    """The configured workflow.
 
-    ``looks``: nothing is run. ``told`` is what the command line says of the configuration; it wins
-    over an opened bundle. ``gpu_limit`` is Snakemake's for the whole run. ``elsewhere``: other
-    machines run the jobs. ``checks``: jobs are run or listed, and what they need is looked for.
-    ``on_first_use`` is called when Snakemake first asks for something of an expert,
-    ``on_lock`` for each lock.
+    ``shows_forecast`` says whether a dry run ends with a forecast, ``reads_code`` whether code
+    matters to this run. ``on_first_use`` is called when Snakemake first asks for something of an
+    expert, ``on_lock`` for each lock.
     """
 
     def __init__(
         self,
+        run: RunContext,
         *,
-        config: Settings,
-        basedir: Path,
-        main: bool,
-        looks: bool = False,
-        told: Settings | None = None,
-        gpu_limit: Any = None,
         shows_forecast: Callable[[], bool] = lambda: True,
-        elsewhere: bool = False,
-        checks: bool = True,
+        reads_code: Callable[[], bool] = lambda: True,
         on_first_use: Callable[[], None] | None = None,
         on_lock: Callable[[str], None] = lambda path: None,
     ) -> None:
-        self.main, self.scripts = main, basedir / "workflow" / "scripts"
-        self._gpu_limit, self._shows_forecast = gpu_limit, shows_forecast
-        self._elsewhere, self._checks = elsewhere, checks
+        self._run, self._shows_forecast, self._reads_code = run, shows_forecast, reads_code
         self._on_first_use, self._on_lock = on_first_use, on_lock
-        schemas = Schemas.read(basedir / "workflow" / "schemas")
-        self._setup = Setup(
-            raw=config,
-            told=told or {},
-            config=load_config(config, schemas),
-            schemas=schemas,
-            directories=[Path("config"), basedir / "config"],
-            workflow_dir=basedir / "workflow",
-            hashes=HashCache(Path("state/hashes.json")),
-            main=main,
-            looks=looks,
-        )
-        self.experts: list[str] = list(self._setup.config["experts"])
-        self._loaded: dict[str, Expert] = {}
+        self._config, self._hashes = load_config(run.config), HashCache(Path("state/hashes.json"))
+        self.experts: list[str] = list(self._config["experts"])
+        self._loaded: dict[str, ConfiguredExpert] = {}
         parsed_modules.keep_in(Path("state/code.json"))
 
-    def _expert(self, wildcards: Any) -> Expert:
+    def _expert(self, wildcards: Any) -> ConfiguredExpert:
         name = wildcards.expert
         if self._on_first_use is not None:
             self._on_first_use()
             self._on_first_use = None
         if name not in self._loaded:
-            self._loaded[name] = Expert(name, self._setup)
+            self._loaded[name] = ConfiguredExpert(name, self._run, self._config, self._hashes)
         return self._loaded[name]
 
     def files(self, names: str) -> dict[str, str]:
@@ -169,7 +147,7 @@ class Workflow:
 
     def code(self, stage: str) -> InputFunction:
         """Return an input function for a stage's code digest, computed only when a job needs it."""
-        return lambda wildcards: _code(stage, self.scripts)
+        return lambda wildcards: _code(stage) if self._reads_code() else NOT_READ
 
     def lock(self, wildcards: Any) -> str:
         """Pin an expert's sources, once; return the lock's path."""
@@ -294,32 +272,32 @@ class Workflow:
     @property
     def retries(self) -> int:
         """A job of a cluster is a Snakemake of its own, which would retry inside of each retry."""
-        return 3 if self.main else 0
+        return 3 if self._run.main else 0
 
     def n_gpus(self, wildcards: Any) -> int:
-        limit = self._gpu_limit if self.main else None
-        return allocation.n_gpus(self._expert(wildcards).training, limit)
+        limit = self._run.gpu_limit if self._run.main else None
+        return limited_gpus(self._expert(wildcards).training, limit)
 
     def n_nodes(self, wildcards: Any) -> int | None:
         """Count the machines that train together; null, no resource, where it is one."""
-        return allocation.n_nodes(self._expert(wildcards).training)
+        return count_nodes(self._expert(wildcards).training)
 
     def minutes(self, wildcards: Any) -> int:
         """Return how long a cluster should let a training run; nothing else reads it."""
-        return allocation.runtime_minutes(wildcards.expert)
+        return runtime_minutes(wildcards.expert)
 
     def forecast(self, wildcards: Any) -> str | None:
         """Return what the table of a dry run shows of a training; else null."""
         if not self._shows_forecast():
             return None
-        return self._forecast(self._expert(wildcards)).text()
+        return self._forecaster(self._expert(wildcards)).forecast().text()
 
-    def _forecast(self, expert: Expert) -> Forecast:
+    def _forecaster(self, expert: ConfiguredExpert) -> Forecaster:
         def made_by(rule: str, **of: str) -> tuple[str, str]:
-            spec = spec_text(rule, expert, SimpleNamespace(expert=expert.name, **of))
-            return spec, _code(rule, self.scripts)
+            wildcards = SimpleNamespace(expert=expert.name, **of)
+            return spec_text(rule, expert, wildcards), _code(rule)
 
-        return forecast(Case(expert=expert, made_by=made_by))
+        return Forecaster(expert, made_by)
 
     def checked(self, rule: str, priority: int = 0) -> Callable[[Any], int]:
         """Return what gives a rule's priority, and ends the run where the rule could not run.
@@ -331,18 +309,14 @@ class Workflow:
         @cache
         def check(name: str) -> None:
             expert = self._expert(SimpleNamespace(expert=name))
-            training = expert.training
-            if rule in TRAINS:
-                allocation.n_gpus(training, self._gpu_limit)
-                allocation.n_nodes(training)
-            check_machine(expert, rule, elsewhere=self._elsewhere)
+            check_machine(expert, rule)
             if rule == "train_expert" and expert.plan_spec.hardware == "auto":
                 if missing := missing_gpu():
-                    time = self._forecast(expert).time_text()
+                    time = self._forecaster(expert).forecast().time_text()
                     note(f"{name}: {missing}; training uses the CPU and should take {time}")
 
         def found(wildcards: Any) -> int:
-            if self.main and self._checks:
+            if self._run.main and self._run.checks:
                 one_line(check)(wildcards.expert)
             return priority
 
@@ -359,11 +333,9 @@ def files_of(records: Callable[[Any], list[str]], *suffixes: str) -> Callable[[A
     return files
 
 
-def _source_record(expert: Expert, source: str) -> str:
+def _source_record(expert: ConfiguredExpert, source: str) -> str:
     kind = "generated" if expert.source_lock(source).kind == "generated" else "fetched"
     return f"{expert.results}/sources/{kind}/{source}.json"
 
 
-@cache
-def _code(rule: str, scripts: Path) -> str:
-    return rule_digest(rule, scripts)
+_code = cache(rule_digest)

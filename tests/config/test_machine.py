@@ -1,0 +1,76 @@
+"""What a training asks of a cluster, and what is refused before anything is submitted."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from expertflow.config.attach import _before_first_job
+from expertflow.config.machine import count_nodes, limited_gpus, runtime_minutes
+from expertflow.core.errors import ConfigError
+from expertflow.plan.settings import TrainingSection
+
+COST = {
+    "price_usd_per_hour": None, "price_as_of": None, "predicted_hours": 8.0,
+    "predicted_hours_low": 4.0, "predicted_hours_high": 10.0, "predicted_usd": None,
+    "predicted_usd_low": None, "predicted_usd_high": None, "reason": "a prior",
+}  # fmt: skip
+NO_HOURS = {key: None for key in COST if "hours" in key}
+DAY = 24 * 60
+
+
+@pytest.mark.parametrize(
+    ("plan", "minutes"),
+    [
+        # Half as long again as the plan's upper end, and an hour.
+        (json.dumps({"cost": COST}), 60 + 15 * 60),
+        (json.dumps({"cost": {**COST, **NO_HOURS}}), DAY),
+        (None, DAY),
+        ("\0" * 9, DAY),
+    ],
+    ids=["planned", "no hours", "no plan", "corrupt"],
+)
+def test_a_cluster_is_asked_for_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str | None, minutes: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("results/e/plan.json")
+    path.parent.mkdir(parents=True)
+    if plan is not None:
+        path.write_text(plan)
+    assert runtime_minutes("e") == minutes
+
+
+def test_one_machine_asks_for_none_and_several_for_as_many() -> None:
+    assert count_nodes(TrainingSection(world_size=4, n_nodes=1)) is None
+    assert count_nodes(TrainingSection(world_size=4, n_nodes=2)) == 2
+    with pytest.raises(
+        ConfigError, match=r"n_nodes is 2 and training\.world_size 3: .* a multiple of 2"
+    ):
+        count_nodes(TrainingSection(world_size=3, n_nodes=2))
+
+
+def test_a_training_asks_for_a_card_a_process() -> None:
+    assert (
+        limited_gpus(TrainingSection(world_size=8), 8)
+        == limited_gpus(TrainingSection(world_size=8), None)
+        == 8
+    )
+    with pytest.raises(ConfigError, match=r"world_size is 8, .* 4 at once: .* --resources gpu=8"):
+        limited_gpus(eight, 4)
+
+
+def test_slurm_without_sbatch_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run: Any = SimpleNamespace(
+        execution_settings=SimpleNamespace(keep_incomplete=False),
+        executor_plugin=SimpleNamespace(name="slurm"),
+    )
+    with pytest.raises(
+        SystemExit, match="sbatch, which is not found here; run Snakemake on a login"
+    ):
+        _before_first_job(run)
