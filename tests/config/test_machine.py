@@ -53,11 +53,8 @@ def test_one_machine_asks_for_none_and_several_for_as_many() -> None:
 
 
 def test_a_training_asks_for_a_card_a_process() -> None:
-    assert (
-        limited_gpus(TrainingSection(world_size=8), 8)
-        == limited_gpus(TrainingSection(world_size=8), None)
-        == 8
-    )
+    eight = TrainingSection(world_size=8)
+    assert limited_gpus(eight, 8) == limited_gpus(eight, None) == 8
     with pytest.raises(ConfigError, match=r"world_size is 8, .* 4 at once: .* --resources gpu=8"):
         limited_gpus(eight, 4)
 

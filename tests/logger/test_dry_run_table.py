@@ -11,7 +11,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
 
 from snakemake_logger_plugin_expertflow import LogHandler
-from snakemake_logger_plugin_expertflow.table import Plan, print_table
+from snakemake_logger_plugin_expertflow.table import PendingJobs, print_table
 
 PRICED = "0.42 to 0.94 hours; 1.0 to 2.3 dollars; 1 x H100 SXM; plan; $2.49/h of 2026-11-01"
 UNPRICED = "2 to 4.1 hours; unknown dollars; 1 x L40S; estimate from bytes; no price"
@@ -170,10 +170,10 @@ def test_a_terminal_gets_it_fitted_to_its_width(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
-    plan, stream = Plan(), Terminal()
+    jobs, stream = PendingJobs(), Terminal()
     resources = SimpleNamespace(forecast=PRICED)
-    plan.add(rule="train_expert", wildcards={"expert": "a"}, resources=resources)
-    print_table(plan, stream, color=False)
+    jobs.add_job(rule="train_expert", wildcards={"expert": "a"}, resources=resources)
+    print_table(jobs, stream, color=False)
     text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
     assert "0.42 to 0.94  1.0 to 2.3  1 x H100 SXM" in text
     assert max(map(len, text.splitlines())) <= 80

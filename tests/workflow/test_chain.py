@@ -3,10 +3,10 @@
 import re
 
 import pytest
-from support import ROOT, SCRIPTS
+from support import ROOT
 from workflow_space import Workspace
 
-from expertflow.chain import CHAIN, STAGES, Stage
+from expertflow.chain import CHAIN, STAGES
 
 RULE = re.compile(r"^rule (\w+):\n(?:(?:    .*)?\n)+", re.MULTILINE)
 RULES = {
@@ -32,11 +32,6 @@ def test_a_stage_stands_after_all_that_it_reads() -> None:
         seen.add(stage.name)
 
 
-@pytest.mark.parametrize("stage", CHAIN, ids=STAGES)
-def test_a_script_calls_the_package_of_its_stage(stage: Stage) -> None:
-    assert f"from expertflow.{stage.package}." in (SCRIPTS / f"{stage.name}.py").read_text()
-
-
 @pytest.mark.chain
 def test_stages_read_what_the_rules_read(finished: Workspace) -> None:
     targets = ("index.json", "tiny/bundle.tar")
@@ -51,15 +46,21 @@ def test_stages_read_what_the_rules_read(finished: Workspace) -> None:
     assert edges == {edge for edge in declared if "generate_source" not in edge}
 
 
-@pytest.mark.parametrize("page", ["Snakefile", "README.md"])
-def test_the_drawings_show_the_chain(page: str) -> None:
-    drawn = {
+def read_drawing(page: str) -> dict[str, tuple[str, str]]:
+    """Return what a drawing of the chain shows of each stage: its mark and its text."""
+    return {
         name: (match[2], match[3])
         for match in DRAWN.finditer((ROOT / page).read_text())
         for name in match[1].split(" / ")
         if name in STAGES
     }
-    assert drawn == {stage.name: (" *" * bool(stage.asked), stage.about) for stage in CHAIN}
+
+
+def test_the_drawings_show_the_chain() -> None:
+    drawn = read_drawing("Snakefile")
+    assert drawn == read_drawing("README.md")
+    marks = {name: mark for name, (mark, _) in drawn.items()}
+    assert marks == {stage.name: " *" * bool(stage.asked) for stage in CHAIN}
     for side in ("documents", "tokens", ""):
         names = [stage.name for stage in CHAIN if stage.side == side]
         assert names == [name for name in drawn if name in names]

@@ -10,7 +10,7 @@ import sys
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from snakemake_logger_plugin_expertflow.table import TRAIN, Plan, print_table
+from snakemake_logger_plugin_expertflow.table import TRAIN, PendingJobs, print_table
 
 # Snakemake's last messages, which have no event. A run ended by ``sys.exit`` has neither.
 LAST_WORDS = ("This was a dry-run", "Nothing to be done")
@@ -21,7 +21,7 @@ class LogHandler(LogHandlerBase):
     """Collects the jobs of each expert; prints when Snakemake closes its loggers."""
 
     def __post_init__(self) -> None:
-        self._plan = Plan()
+        self._jobs = PendingJobs()
         self._n_trainings = 0
         self._has_ended = False
         self._has_failed = False
@@ -36,7 +36,7 @@ class LogHandler(LogHandlerBase):
             stats = getattr(record, "stats", None)
             self._n_trainings = stats.get(TRAIN, 0) if isinstance(stats, dict) else 0
         elif event == LogEvent.JOB_INFO:
-            self._plan.add(
+            self._jobs.add_job(
                 rule=getattr(record, "rule_name", None),
                 wildcards=getattr(record, "wildcards", None),
                 resources=getattr(record, "resources", None),
@@ -53,31 +53,17 @@ class LogHandler(LogHandlerBase):
 
     def _print(self) -> None:
         stream = sys.stdout if self.common_settings.stdout else sys.stderr
-        is_hidden = self._n_trainings and not self._plan.forecasts
+        is_hidden = self._n_trainings and not self._jobs.forecasts
         # Under --quiet Snakemake reports only job counts, and no last message.
         if is_hidden and (self._has_ended or self.common_settings.quiet):
             print(f"\n{QUIET}", file=stream)
         elif self._has_ended:
-            print_table(self._plan, stream, color=not self.common_settings.nocolor)
+            print_table(self._jobs, stream, color=not self.common_settings.nocolor)
 
-    @property
-    def writes_to_stream(self) -> bool:
-        """Return false: if true, Snakemake would not write its own log to the stream."""
-        return False
-
-    @property
-    def writes_to_file(self) -> bool:
-        return False
-
-    @property
-    def has_filter(self) -> bool:
-        """Return true: the default filter hides jobs under ``--quiet rules``, which count here."""
-        return True
-
-    @property
-    def has_formatter(self) -> bool:
-        return True
-
-    @property
-    def needs_rulegraph(self) -> bool:
-        return False
+    # If this were true, Snakemake would not write its own log to the stream.
+    writes_to_stream = property(lambda self: False)
+    writes_to_file = property(lambda self: False)
+    # Snakemake's own filter hides jobs under ``--quiet rules``, which count here.
+    has_filter = property(lambda self: True)
+    has_formatter = property(lambda self: True)
+    needs_rulegraph = property(lambda self: False)
