@@ -57,7 +57,6 @@ for source in json.loads(sys.argv[1]):
 
 
 def jsonl(n: int, **extra: Any) -> bytes:
-    """Return a file of n sums."""
     rows = ({"q": f"{i} + 1", "a": str(i + 1), **extra} for i in range(n))
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
@@ -79,13 +78,10 @@ class Repository(Struct):
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
 
     def ranges(self, name: str) -> list[str | None]:
-        """Return the ranges that were asked of a file, in their order."""
         return [span for verb, path, span in self.requests if verb == "GET" and path == name]
 
 
 class Hub(Struct):
-    """Data sets by their ids."""
-
     repositories: dict[str, Repository]
     endpoint: str = ""
 
@@ -94,13 +90,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: Hub
 
-    def do_HEAD(self) -> None:
-        self.answer()
-
     def do_GET(self) -> None:
-        self.answer()
-
-    def answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         place = re.fullmatch(
             r"(?:/api)?/datasets/(?P<id>[^/]+/[^/]+)"
@@ -129,6 +119,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_file(repository, place["name"])
         else:
             self.send(b"{}", status=404, code="EntryNotFound")
+
+    do_HEAD = do_GET
 
     def send_file(self, repository: Repository, name: str) -> None:
         content = repository.files[name]
@@ -164,18 +156,16 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, *_: Any) -> None:
-        """Keep the test's output clean."""
+        pass
 
 
 def entry(path: str, content: bytes) -> dict[str, Any]:
-    """Describe a file as the hub's listing does."""
     oid = hashlib.sha1(content).hexdigest()
     return {"type": "file", "path": path, "size": len(content), "oid": oid}
 
 
 @contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
-    """Serve a hub while the block runs."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
@@ -187,7 +177,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
 
 
 class Fetched(Struct):
-    """What fetches in a process of their own gave, and what they logged."""
+    """The results and the log of fetches in a separate process."""
 
     results: list[dict[str, Any]]
     log: str
@@ -211,7 +201,7 @@ def fetch(
 
 
 def write_hub_cache(home: Path, files: dict[str, bytes], *, repository: str, commit: str) -> Path:
-    """Lay out downloaded files as the hub's client does; give the data set's folder."""
+    """Lay out downloaded files as the hub's client does; return the data set's folder."""
     folder = home / "hub" / f"datasets--{repository.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(commit)
@@ -229,7 +219,7 @@ def write_hub_cache(home: Path, files: dict[str, bytes], *, repository: str, com
 def write_prepared_cache(
     home: Path, n_records: int, *, repository: str, commit: str, config: str = "default"
 ) -> Path:
-    """Lay out a prepared data set as ``datasets`` does; give the folder of its Arrow files."""
+    """Lay out a prepared data set as ``datasets`` does; return the folder of its Arrow files."""
     import pyarrow as pa
 
     owner, name = repository.split("/")

@@ -66,8 +66,9 @@ def test_generated_schemas_are_read() -> None:
     for graph in GRAPHS:
         schema = read_schema(graph.schema)
         assert schema is not None
-        assert schema.ends == {(graph.source.label, graph.relation, graph.target.label)}
-        assert schema.nodes[graph.target.label] == {"name", graph.target.text, graph.target.number}
+        target = graph.target
+        assert schema.ends == {(graph.source.label, graph.relation, target.label)}
+        assert schema.nodes[target.label] == {"name", target.text.name, target.number.name}
 
 
 def test_labels_without_properties_prove_nothing_about_properties() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from msgspec import Struct
+
 from expertflow.core.errors import DataError
 from expertflow.core.files import write_text
 
@@ -33,6 +35,37 @@ NOUNS = (
     *("Arrow", "Bridge", "Castle", "Dream", "Echo", "Forest", "Garden", "Harbor", "Island", "Joy"),
     *("Lantern", "Mirror", "Night", "Ocean", "Path", "River", "Stone", "Tower", "Valley", "Wind"),
 )
+
+
+# By name; a property's values may also be a list, or numbers such as "5 to 20 by 5".
+_VOCABULARIES: dict[str, tuple[Any, ...]] = {
+    **{"adjectives": ADJECTIVES, "cities": CITIES, "countries": COUNTRIES},
+    **{"given names": GIVEN_NAMES, "family names": FAMILY_NAMES, "yes or no": (True, False)},
+}
+
+
+class Property(Struct, frozen=True):
+    name: str
+    phrases: tuple[str, ...]
+    values: tuple[Any, ...] | range
+
+    @property
+    def is_number(self) -> bool:
+        return isinstance(self.values, range)
+
+
+def parse_properties(text: str) -> tuple[Property, ...]:
+    """Read properties, each ``name = values`` or ``name: phrase, phrase = values``."""
+    found = []
+    for part in text.strip().replace("\n", ";").split(";"):
+        head, _, listed = part.strip().partition(" = ")
+        name, _, phrases = head.partition(": ")
+        values: tuple[Any, ...] | range = _VOCABULARIES.get(listed) or tuple(listed.split(", "))
+        if " to " in listed:
+            low, high, step = map(int, listed.replace(" by ", " to ").split(" to "))
+            values = range(low, high + 1, step)
+        found.append(Property(name, tuple((phrases or name).split(", ")), values))
+    return tuple(found)
 
 
 def fill_pattern(rng: Random, *patterns: str, **words: Any) -> str:

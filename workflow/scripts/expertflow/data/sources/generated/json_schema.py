@@ -10,37 +10,25 @@ from expertflow.data.sources.generated.generator import (
     GIVEN_NAMES,
     Record,
     build_generator,
+    parse_properties,
 )
 
 _ASK = ("Describe", "Write", "Make", "Give me", "Record", "Create")
-_YES_NO = (True, False)
-# Things with their properties and possible values.
-THINGS: dict[str, dict[str, Any]] = {
-    "person": {"name": GIVEN_NAMES, "city": CITIES, "age": range(18, 91), "member": _YES_NO},
-    "product": {"color": ("red", "blue", "green"), "price": range(5, 96, 5), "sold": _YES_NO},
-    "event": {
-        **{"city": CITIES, "day": range(1, 29), "kind": ("talk", "fair", "party")},
-        "free": _YES_NO,
-    },
-    "server": {
-        **{"owner": FAMILY_NAMES, "state": ("up", "down"), "cores": range(2, 65, 2)},
-        "backup": _YES_NO,
-    },
-    "booking": {
-        **{"name": GIVEN_NAMES, "nights": range(1, 15), "room": ("single", "double")},
-        "paid": _YES_NO,
-    },
-    "ticket": {"owner": FAMILY_NAMES, "level": ("low", "normal", "high"), "hours": range(1, 41)},
-    "pet": {
-        **{"name": GIVEN_NAMES, "kind": ("cat", "dog", "bird"), "age": range(1, 21)},
-        "chip": _YES_NO,
-    },
-    "car": {"owner": FAMILY_NAMES, "fuel": ("petrol", "diesel", "power"), "doors": range(2, 6)},
-    "book": {
-        **{"owner": FAMILY_NAMES, "pages": range(50, 501, 10), "form": ("novel", "poem")},
-        "lent": _YES_NO,
-    },
-    "flight": {"city": CITIES, "gate": range(1, 41), "class": ("first", "business", "economy")},
+_THINGS = """
+person: name = given names; city = cities; age = 18 to 90 by 1; member = yes or no
+product: color = red, blue, green; price = 5 to 95 by 5; sold = yes or no
+event: city = cities; day = 1 to 28 by 1; kind = talk, fair, party; free = yes or no
+server: owner = family names; state = up, down; cores = 2 to 64 by 2; backup = yes or no
+booking: name = given names; nights = 1 to 14 by 1; room = single, double; paid = yes or no
+ticket: owner = family names; level = low, normal, high; hours = 1 to 40 by 1
+pet: name = given names; kind = cat, dog, bird; age = 1 to 20 by 1; chip = yes or no
+car: owner = family names; fuel = petrol, diesel, power; doors = 2 to 5 by 1
+book: owner = family names; pages = 50 to 500 by 10; form = novel, poem; lent = yes or no
+flight: city = cities; gate = 1 to 40 by 1; class = first, business, economy
+"""
+THINGS = {
+    thing: {each.name: each.values for each in parse_properties(listed)}
+    for thing, _, listed in (line.partition(": ") for line in _THINGS.strip().splitlines())
 }
 
 
@@ -70,7 +58,7 @@ def make_record(rng: Random) -> Record:
 def _schema(values: Any) -> dict[str, Any]:
     if isinstance(values, range):
         return {"type": "integer", "minimum": values[0], "maximum": values[-1]}
-    if values is _YES_NO:
+    if values == (True, False):
         return {"type": "boolean"}
     is_open = values in (GIVEN_NAMES, FAMILY_NAMES, CITIES)
     return {"type": "string"} if is_open else {"enum": list(values)}

@@ -4,12 +4,8 @@ import re
 
 from msgspec import Struct
 
-from expertflow.data.sources.generated.generator import ADJECTIVES, CITIES, COUNTRIES, GIVEN_NAMES
+from expertflow.data.sources.generated.generator import Property, parse_properties
 
-_VOCABULARIES = {
-    **{"adjectives": ADJECTIVES, "cities": CITIES, "countries": COUNTRIES},
-    "given names": GIVEN_NAMES,
-}
 # A parent and its child table: nouns for its rows, the first being its name, and its columns. A
 # column is ``name: phrases = values``; the first one names a row.
 _TABLES = """
@@ -86,31 +82,30 @@ songs, tracks
 """
 
 
-class TableColumn(Struct, frozen=True, kw_only=True):
-    name: str
-    phrases: tuple[str, ...]
-    values: tuple[str, ...] | range
-
-    @property
-    def is_text(self) -> bool:
-        return isinstance(self.values, tuple)
-
-
 class Table(Struct, frozen=True):
     """A table: column ``label`` names a row, column ``key`` its parent."""
 
-    name: str
     nouns: tuple[str, ...]
-    label: TableColumn
-    columns: tuple[TableColumn, ...]
-    texts: tuple[TableColumn, ...]
-    numbers: tuple[TableColumn, ...]
+    label: Property
+    columns: tuple[Property, ...]
     key: str
+
+    @property
+    def name(self) -> str:
+        return self.nouns[0]
+
+    @property
+    def texts(self) -> list[Property]:
+        return [column for column in self.columns if not column.is_number]
+
+    @property
+    def numbers(self) -> list[Property]:
+        return [column for column in self.columns if column.is_number]
 
     @property
     def ddl(self) -> str:
         parts = ["id INTEGER", f"{self.label.name} TEXT"]
-        parts += [f"{c.name} {'TEXT' if c.is_text else 'INTEGER'}" for c in self.columns]
+        parts += [f"{c.name} {'INTEGER' if c.is_number else 'TEXT'}" for c in self.columns]
         parts += [f"{self.key} INTEGER"] if self.key else []
         return f"CREATE TABLE {self.name} ({', '.join(parts)})"
 
@@ -125,23 +120,10 @@ class Domain(Struct, frozen=True):
         return f"{child} JOIN {parent} ON {child}.{self.child.key} = {parent}.id"
 
 
-def _column(text: str) -> TableColumn:
-    head, _, listed = text.strip().partition(" = ")
-    name, _, phrases = head.partition(": ")
-    values: tuple[str, ...] | range = _VOCABULARIES.get(listed) or tuple(listed.split(", "))
-    if " to " in listed:
-        low, high, step = map(int, listed.replace(" by ", " to ").split(" to "))
-        values = range(low, high + 1, step)
-    return TableColumn(name=name, phrases=tuple((phrases or name).split(", ")), values=values)
-
-
 def _table(text: str, key: str = "") -> Table:
     names, _, listed = text.partition("\n")
-    label, *columns = map(_column, listed.replace("\n", ";").split(";"))
-    nouns = tuple(names.split(", "))
-    texts = tuple(column for column in columns if column.is_text)
-    numbers = tuple(column for column in columns if not column.is_text)
-    return Table(nouns[0], nouns, label, tuple(columns), texts, numbers, key)
+    label, *columns = parse_properties(listed)
+    return Table(tuple(names.split(", ")), label, tuple(columns), key)
 
 
 def _domain(text: str) -> Domain:

@@ -5,11 +5,11 @@ from random import Random
 from msgspec import Struct
 
 from expertflow.data.sources.generated.generator import (
-    CITIES,
-    COUNTRIES,
     GIVEN_NAMES,
+    Property,
     Record,
     build_generator,
+    parse_properties,
 )
 
 _SHOW = ("List", "Show", "Find", "Return", "Give me")
@@ -24,14 +24,12 @@ _COMPARE = (
 class Node(Struct, frozen=True):
     label: str
     nouns: str
-    text: str
-    values: tuple[str, ...]
-    number: str
-    span: range
+    text: Property
+    number: Property
 
     @property
     def pattern(self) -> str:
-        return f"(:{self.label} {{name, {self.text}, {self.number}}})"
+        return f"(:{self.label} {{name, {self.text.name}, {self.number.name}}})"
 
 
 class Graph(Struct, frozen=True):
@@ -46,16 +44,18 @@ class Graph(Struct, frozen=True):
         return f"{self.source.pattern}; {self.target.pattern}; {relation}"
 
 
-_AGES, _YEARS = range(15, 70, 5), range(1950, 2026, 5)
-_SMALL, _TENS = range(1, 10), range(10, 300, 10)
-_PERSON = Node("Person", "people", "city", CITIES, "age", _AGES)
-_COMPANY = Node("Company", "companies", "country", COUNTRIES, "founded", _YEARS)
-_MOVIE = Node("Movie", "movies", "genre", ("comedy", "crime", "drama", "horror"), "year", _YEARS)
-_BOOK = Node("Book", "books", "language", ("Danish", "English", "French"), "pages", _TENS)
-_CLUB = Node("Club", "clubs", "sport", ("chess", "hockey", "judo", "rowing"), "members", _TENS)
-_COURSE = Node("Course", "courses", "level", ("basic", "middle", "expert"), "credits", _SMALL)
-_DISH = Node("Dish", "dishes", "kitchen", ("Greek", "Indian", "Thai"), "price", _SMALL)
-_CITY = Node("City", "cities", "region", ("north", "south", "east", "west"), "districts", _SMALL)
+def _node(label: str, nouns: str, properties: str) -> Node:
+    return Node(label, nouns, *parse_properties(properties))
+
+
+_PERSON = _node("Person", "people", "city = cities; age = 15 to 65 by 5")
+_COMPANY = _node("Company", "companies", "country = countries; founded = 1950 to 2025 by 5")
+_MOVIE = _node("Movie", "movies", "genre = comedy, crime, drama, horror; year = 1950 to 2025 by 5")
+_BOOK = _node("Book", "books", "language = Danish, English, French; pages = 10 to 290 by 10")
+_CLUB = _node("Club", "clubs", "sport = chess, hockey, judo, rowing; members = 10 to 290 by 10")
+_COURSE = _node("Course", "courses", "level = basic, middle, expert; credits = 1 to 9 by 1")
+_DISH = _node("Dish", "dishes", "kitchen = Greek, Indian, Thai; price = 1 to 9 by 1")
+_CITY = _node("City", "cities", "region = north, south, east, west; districts = 1 to 9 by 1")
 
 GRAPHS = (
     Graph(_PERSON, "WORKS_AT", "work at", _COMPANY),
@@ -81,12 +81,12 @@ def make_record(rng: Random) -> Record:
 def _condition(rng: Random, node: Node, variable: str) -> tuple[str, str]:
     kind = rng.random()
     if kind < 0.55:
-        key, values = ("name", GIVEN_NAMES) if kind < 0.15 else (node.text, node.values)
+        key, values = ("name", GIVEN_NAMES) if kind < 0.15 else (node.text.name, node.text.values)
         value = rng.choice(values)
         return f"{key} '{value}'", f"{variable}.{key} = '{value}'"
     operator, compared = rng.choice(_COMPARE)
-    number, told = rng.choice(node.span), rng.choice(compared)
-    return f"{node.number} {told} {number}", f"{variable}.{node.number} {operator} {number}"
+    number, told, key = rng.choice(node.number.values), rng.choice(compared), node.number.name
+    return f"{key} {told} {number}", f"{variable}.{key} {operator} {number}"
 
 
 def _ask_nodes(rng: Random, node: Node) -> tuple[str, str]:
@@ -96,9 +96,9 @@ def _ask_nodes(rng: Random, node: Node) -> tuple[str, str]:
     if kind < 0.3:
         pattern = rng.choice(("How many {} with {} are there?", "Count the {} with {}."))
         return pattern.format(node.nouns, words), f"{match} RETURN count(n)"
-    asked = rng.choice(("name", "name", node.text, node.number))
+    asked = rng.choice(("name", "name", node.text.name, node.number.name))
     if kind < 0.5:
-        n_rows, key = rng.randint(2, 9), node.number
+        n_rows, key = rng.randint(2, 9), node.number.name
         order, direction = rng.choice((("highest", " DESC"), ("lowest", "")))
         question = (
             f"{rng.choice(_SHOW)} the {asked} of the {n_rows} {node.nouns} "
@@ -122,7 +122,7 @@ def _ask_path(rng: Random, graph: Graph) -> tuple[str, str]:
         own_words, own = _condition(rng, source, "a")
         question = f"Which {source.nouns} with {own_words} {told}?"
         return question, f"{path} WHERE {own} AND {where} RETURN DISTINCT a.name"
-    asked = rng.choice(("name", "name", source.text, source.number))
+    asked = rng.choice(("name", "name", source.text.name, source.number.name))
     question = f"{rng.choice(_SHOW)} the {asked} of {source.nouns} that {told}."
     return question, f"{path} WHERE {where} RETURN DISTINCT a.{asked}"
 

@@ -10,12 +10,13 @@ from expertflow.data.sources.generated.generator import (
     FAMILY_NAMES,
     GIVEN_NAMES,
     NOUNS,
+    Property,
     Record,
     fill_pattern,
     unique_records,
     write_records,
 )
-from expertflow.data.sources.generated.sql_tables import DOMAINS, Domain, Table, TableColumn
+from expertflow.data.sources.generated.sql_tables import DOMAINS, Domain, Table
 
 N_PARENT_ROWS = 24
 N_CHILD_ROWS = 160
@@ -104,9 +105,9 @@ def make_record(rng: Random) -> Record:
     return {"question": question, "schema": schema, "sql": sql, "database": "database"}
 
 
-def _simple(rng: Random, column: TableColumn, prefix: str = "") -> Pair:
+def _simple(rng: Random, column: Property, prefix: str = "") -> Pair:
     phrase, name = rng.choice(column.phrases), f"{prefix}{column.name}"
-    if column.is_text:
+    if not column.is_number:
         value = rng.choice(column.values)
         if rng.random() < 0.15:
             return f"{phrase} other than '{value}'", f"{name} <> '{value}'"
