@@ -136,16 +136,6 @@ def test_no_training_document_is_near_a_held_out_one(tmp_path: Path) -> None:
     assert len(family[False]) + len(family[True]) == 60
 
 
-def test_answers_to_one_question_stay_on_one_side(tmp_path: Path) -> None:
-    documents = [row(f"{n} answer {a}", group=str(n)) for a in range(3) for n in range(50)]
-    run(tmp_path, [write_shard(tmp_path, documents)], spec(eval_fraction=0.5))
-    sides: dict[int, set[bool]] = {}
-    for line in keep_rows(tmp_path):
-        sides.setdefault(line["row"] % 50, set()).add(line["held_out"])
-    assert all(len(side) == 1 for side in sides.values())
-    assert {True, False} == set.union(*sides.values())
-
-
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, 80), max_size=5), near=st.sampled_from([None, NEAR]))
 def test_shards_make_no_difference(tmp_path: Path, cuts: list[int], near: NearSpec | None) -> None:
@@ -256,12 +246,6 @@ def test_a_source_without_documents_stops_the_run(
     ]
     with pytest.raises(DataError, match=message):
         run(tmp_path, shards, spec())
-
-
-def test_one_document_cannot_be_split(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="1 documents are too few to hold one out"):
-        run(tmp_path, [write_shard(tmp_path, rows("a", "a"))], spec())
-    assert not (tmp_path / "keep.arrow").exists()
 
 
 @pytest.mark.parametrize("n_documents", [1, 3])

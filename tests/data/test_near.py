@@ -171,16 +171,6 @@ def test_words_are_folded(text: str, punctuation: bool, wanted: str) -> None:
     assert spelled(text, punctuation=punctuation).decode().split() == wanted.split()
 
 
-def test_a_lone_surrogate_does_no_harm() -> None:
-    assert len(hashes("a \ud800b c")) >= 2
-
-
-def test_a_hash_never_changes() -> None:
-    # Signatures outlive a version of this code.
-    assert hashes("hello world") == [13798230397667775112, 8164829659142268845]
-    assert run_hashes(word_hashes(b"hello world"), 2).tolist() == [12296808567400548642]
-
-
 @pytest.mark.parametrize("size", [7, 64, 1000])
 def test_a_long_text_is_cut_between_words(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     raw = " ".join(f"w{i * i}" for i in range(2000)).encode()

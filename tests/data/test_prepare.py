@@ -1,21 +1,27 @@
 """One shard, from raw bytes to documents: what is kept, what is not, and why."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
+from support import ROOT, SCRIPTS
 from test_shapes import SPEC
 
 from expertflow.core.errors import DataError
+from expertflow.data.columns import STATUS
 from expertflow.data.documents import Document, KeptRows, iter_documents
 from expertflow.data.prepare import prepare_shard
 from expertflow.data.read import describe
 from expertflow.data.records import ShardRecord, SourceRecord
 from expertflow.data.settings import BenchmarkSpec, FieldCheck, NearSpec, PrepareSpec, SourceSpec
 
+KEY, ADDRESS = "AKIA" + "QYLPMN5HHHFPZAM2", "ann" + "@site.org"
 PAIR = SourceSpec(name="s", kind="local", prompt="{q}", completion="{a}")
 
 
@@ -100,11 +106,10 @@ def test_what_a_check_keeps_out_is_no_fault_of_the_data(tmp_path: Path) -> None:
 
 
 def test_secrets_are_dropped_and_never_written(tmp_path: Path) -> None:
-    key = "AKIA" + "QYLPMN5HHHFPZAM2"
-    path = write(tmp_path / "r.jsonl", {"q": "key?", "a": f"aws: {key}"}, {"q": "x", "a": "y"})
+    path = write(tmp_path / "r.jsonl", {"q": "key?", "a": f"aws: {KEY}"}, {"q": "x", "a": "y"})
     record = prepare(path, replace(SPEC, source=replace(PAIR, scan_secrets=True)))
     assert (record.n_documents, record.n_filtered_by_reason) == (1, {"secret": 1})
-    assert key not in (tmp_path / "rejected.jsonl").read_text()
+    assert KEY not in (tmp_path / "rejected.jsonl").read_text()
     assert rejected(path)[0]["detail"].startswith("it holds ")
     assert prepare(path).n_documents == 2
 
@@ -156,6 +161,15 @@ def test_a_group_is_a_field_or_the_question(tmp_path: Path) -> None:
     assert missing.n_rejected_by_reason == {"no_group": 2}
 
 
+def test_every_reason_is_documented() -> None:
+    paths = (SCRIPTS / "expertflow" / "data").rglob("*.py")
+    code = "".join(path.read_text(encoding="utf-8") for path in paths)
+    found = set(re.findall(r'(?:Reject|Filtered)\(\s*"(\w+)"', code))
+    documented = re.findall(r"`(\w+)`", (ROOT / "docs" / "data.md").read_text(encoding="utf-8"))
+    assert len(found) > 30
+    assert {*found, *STATUS} - {"kept"} <= set(documented)
+
+
 CHAT = SourceSpec(name="s", kind="local", messages="turns", tools="tools")
 
 
@@ -166,8 +180,6 @@ def say(*contents: str, system: str | None = None) -> list[dict[str, str]]:
 
 
 def column(record: ShardRecord, name: str) -> list[Any]:
-    import pyarrow as pa
-
     with pa.memory_map(record.path) as source:
         return list(pa.ipc.open_stream(source).read_all()[name].to_pylist())
 
@@ -184,8 +196,7 @@ def test_a_chat_stays_on_the_side_of_its_first_question(tmp_path: Path) -> None:
 
 
 def test_the_tools_of_a_chat_count(tmp_path: Path) -> None:
-    key = "AKIA" + "QYLPMN5HHHFPZAM2"
-    tools = [[{"name": "f"}], [{"name": "g"}], [{"name": "f", "x": f"aws: {key}"}]]
+    tools = [[{"name": "f"}], [{"name": "g"}], [{"name": "f", "x": f"aws: {KEY}"}]]
     path = write(tmp_path / "r.jsonl", *[{"turns": say("a", "b"), "tools": t} for t in tools])
     record = prepare(path, replace(SPEC, source=replace(CHAT, scan_secrets=True)))
     assert record.n_filtered_by_reason == {"secret": 1}
@@ -194,9 +205,6 @@ def test_the_tools_of_a_chat_count(tmp_path: Path) -> None:
 
 
 def test_nulls_of_columns_are_no_keys(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     tools = [{"name": "f", "x": None}, {"name": "g", "x": 1}]
     path = tmp_path / "r.parquet"
     pq.write_table(pa.table({"turns": [say("a", "b")], "tools": [tools]}), path)
@@ -217,7 +225,6 @@ def test_categories_are_named_by_their_value(tmp_path: Path) -> None:
     assert misspelled.n_rejected_by_reason == {"missing_field": 7}
 
 
-KEY, ADDRESS = "AKIA" + "QYLPMN5HHHFPZAM2", "ann" + "@site.org"
 LEAKY = {
     "no_json": (f"{{'q': '{KEY} {ADDRESS}'}}", {}),
     "double_key": (f'{{"{KEY} {ADDRESS}": 1, "{KEY} {ADDRESS}": 2}}', {}),

@@ -241,14 +241,6 @@ def test_the_script_answers_a_prompt_and_what_is_piped(
     assert said == "error: nothing to answer: give --prompt, or text on standard input"
 
 
-def test_the_script_says_in_one_line_that_there_is_no_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = call(monkeypatch, str(tmp_path))
-    assert isinstance(said, str) and said.startswith(f"error: {tmp_path}: no exported model here")
-    assert "\n" not in said
-
-
 PROMPT = torch.tensor([[5, 9, 40, 77]])
 
 
@@ -272,12 +264,6 @@ def test_all_ends_are_there(tmp_path: Path) -> None:
     plain = SimpleNamespace(generation_config=GenerationConfig())
     set_decoding(plain, Decoding(), end_id=2, text_end_id=2)
     assert plain.generation_config.eos_token_id == 2
-
-
-def test_sampling_settings_are_there(tmp_path: Path) -> None:
-    settings = exported(tmp_path, Decoding(temperature=0.7, top_p=0.9, top_k=0, stop=("#", ";")))
-    assert settings.do_sample and settings.stop_strings == ["#", ";"]
-    assert (settings.temperature, settings.top_p, settings.top_k) == (0.7, 0.9, 0)
 
 
 def loaded(folder: Path, decoding: Decoding) -> tuple[Any, Any]:
