@@ -102,7 +102,7 @@ def test_epochs_started(n_epochs: float, started: int) -> None:
 
 def test_gpu_steps_are_split_by_their_samples(gpu_inputs: ReportInputs) -> None:
     sampled = SampledSteps(n_steps=9, h2d_s=0.1, forward_s=0.3, backward_s=0.5, optimizer_s=0.1)
-    time = derive.split_time(replace(gpu_inputs.training, sampled_steps=sampled)).spent
+    time = derive.split_time(replace(gpu_inputs.training, sampled_steps=sampled))
     parts = (time.h2d_s, time.train_s, time.forward_s, time.backward_s, time.optimizer_s)
     shares = (0.1, 0.9, 0.3, 0.5, 0.1)
     assert parts == pytest.approx([x * gpu_inputs.training.time.train_s for x in shares])

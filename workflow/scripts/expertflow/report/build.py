@@ -46,7 +46,7 @@ def build_report(inputs: ReportInputs, provenance: Mapping[str, Any]) -> Report:
     """Build the report; ``provenance`` is what only the caller knows: git, lockfile, command."""
     training, hardware = run.training_section(inputs), run.hardware_section(inputs)
     cost, plan, throughput = _cost(inputs), run.plan_section(inputs), _throughput(inputs)
-    data = _data(inputs)
+    data, time = _data(inputs), derive.split_time(inputs.training)
     report = Report(
         schema_version=2,
         run=_run(inputs),
@@ -54,7 +54,7 @@ def build_report(inputs: ReportInputs, provenance: Mapping[str, Any]) -> Report:
         data=data,
         training_parameters=_training_parameters(inputs),
         training_report=r.TrainingReport(training=training, hardware=hardware),
-        time=run.time_section(inputs),
+        time=time,
         throughput=throughput,
         cost=cost,
         plan=plan,
@@ -189,7 +189,7 @@ def _training_parameters(inputs: ReportInputs) -> r.TrainingParameters:
 
 def _throughput(inputs: ReportInputs) -> r.Throughput:
     plan, training = inputs.plan, inputs.training
-    time = derive.split_time(training).spent
+    time = derive.split_time(training)
     return r.Throughput(
         useful_tokens_per_s=derive.per_stepping_s(training, training.n_tokens),
         target_tokens_per_s=derive.per_stepping_s(training, training.n_target_tokens),

@@ -7,6 +7,7 @@ from expertflow.report import run_records as r
 from expertflow.report.derive import NO_PRICE, facts_of_card
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import Measured, Missing, explain, fill, or_missing
+from expertflow.train.records import TrainingRecord
 
 UNCALIBRATED = "the plan was not calibrated: it has no hours for this part"
 NOT_RECORDED = "the monitor did not record it"
@@ -33,7 +34,7 @@ def training_section(inputs: ReportInputs) -> r.Training:
         training,
         why={
             "stopped_early_at_step": "the run was not stopped early",
-            "sampled_steps": _why_untold(inputs, "sampled_steps"),
+            "sampled_steps": derive.why_untold(training, "sampled_steps"),
         },
         planned_steps=inputs.plan.n_steps,
         n_candidates=len(training.candidates),
@@ -41,14 +42,8 @@ def training_section(inputs: ReportInputs) -> r.Training:
     )
 
 
-def _why_untold(inputs: ReportInputs, name: str) -> str:
-    said = inputs.training.unavailable
-    return said.get(name) or said.get(f"time.{name}") or "the trainer did not record it"
-
-
 def hardware_section(inputs: ReportInputs) -> r.Hardware:
     training, monitor = inputs.training, inputs.monitor
-    allocated, reserved = "peak_memory_allocated_bytes", "peak_memory_reserved_bytes"
     return fill(
         r.Hardware,
         monitor,
@@ -59,12 +54,8 @@ def hardware_section(inputs: ReportInputs) -> r.Hardware:
             monitor.configured_interval_s, "automatic: the monitor chose its own interval"
         ),
         collection_interval_effective_seconds=read_monitor(inputs, "effective_interval_s"),
-        memory_peak_allocated_bytes=or_missing(
-            training.peak_memory_allocated_bytes, _why_untold(inputs, allocated)
-        ),
-        memory_peak_reserved_bytes=or_missing(
-            training.peak_memory_reserved_bytes, _why_untold(inputs, reserved)
-        ),
+        memory_peak_allocated_bytes=_read_peak(training, "peak_memory_allocated_bytes"),
+        memory_peak_reserved_bytes=_read_peak(training, "peak_memory_reserved_bytes"),
         host_memory_peak_bytes=training.peak_host_rss_bytes,
         monitor_remarks=monitor.remarks,
         n_gpus=0 if training.device == "cpu" else training.world_size,
@@ -76,6 +67,10 @@ def hardware_section(inputs: ReportInputs) -> r.Hardware:
         memory_spilled_bytes=derive.memory_spilled(inputs),
         reference_bands=REFERENCE_BANDS,
     )
+
+
+def _read_peak(training: TrainingRecord, name: str) -> Measured[int]:
+    return or_missing(getattr(training, name), derive.why_untold(training, name))
 
 
 def read_monitor(inputs: ReportInputs, name: str) -> Measured[Any]:
@@ -107,18 +102,6 @@ def _gpu(inputs: ReportInputs) -> r.Gpu:
         peak_source=peak if isinstance(peak, Missing) else peak.source,
         sources=facts.sources if facts else Missing(no_card),
     )
-
-
-def time_section(inputs: ReportInputs) -> r.Time:
-    times = derive.split_time(inputs.training)
-    idle, source = times.gpu_idle_source, times.split_source
-    parts = ("h2d_s", "forward_s", "backward_s", "optimizer_s")
-    reasons = {part: _why_untold(inputs, part) for part in parts}
-    if isinstance(source, Missing) and inputs.training.device != "cpu":
-        reasons = dict.fromkeys(parts, source.reason)
-    if isinstance(idle, Missing):
-        reasons["gpu_idle_s"] = idle.reason
-    return fill(r.Time, times, times.spent, why=reasons)
 
 
 def plan_section(inputs: ReportInputs) -> r.Plan:

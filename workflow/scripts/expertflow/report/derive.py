@@ -9,13 +9,15 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import billed_hours
 from expertflow.plan.records import TrainPlan
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.measured import Measured, Missing
+from expertflow.report.measured import Measured, Missing, fill
+from expertflow.report.run_records import Time
 from expertflow.train.records import NOT_ON_CPU, SampledSteps, TimeSpent, TrainingRecord
 
 MEASURED_PEAK = "measured matmul on this card"
 NO_PRICE = "no price per hour is configured for this hardware"
 JOULES_PER_KWH = 3.6e6
 STAMPS, SAMPLED = "stamps", "sampled steps"
+NO_PARTS = "the trainer did not time the parts of a step"
 THROWN_AWAY = "work that was thrown away is not timed"
 
 
@@ -24,14 +26,6 @@ class Peak(Record, frozen=True, kw_only=True):
 
     flops_per_s: float
     source: str
-
-
-class Times(Record, frozen=True, kw_only=True):
-    """Time spent, with the parts of a step where known, and how they were measured."""
-
-    spent: TimeSpent
-    split_source: Measured[str]
-    gpu_idle_source: Measured[str]
 
 
 def per_stepping_s(training: TrainingRecord, n: int) -> Measured[float]:
@@ -133,36 +127,41 @@ def n_epochs_started(n_epochs: float) -> int:
     return max(1, math.ceil(n_epochs - 1e-6))
 
 
-def split_time(training: TrainingRecord) -> Times:
+def split_time(training: TrainingRecord) -> Time:
     """Split the time of the steps; an unknown part has its reason.
 
     On a CPU, host timestamps time every part. A GPU runs behind the host, so the total is split in
     the proportions that device events measured on sampled steps.
     """
-    time, sampled = training.time, training.sampled_steps
+    time, sampled, said = training.time, training.sampled_steps, training.unavailable
+    parts = ("h2d_s", "forward_s", "backward_s", "optimizer_s")
+    why = {part: why_untold(training, part) for part in parts}
+    split: Measured[str] = SAMPLED
     if training.device == "cpu":
-        source = Missing("the trainer did not time the parts of a step")
-        idle = Missing(training.unavailable.get("time.gpu_idle_s", NOT_ON_CPU))
-        return Times(
-            spent=time,
-            split_source=source if time.forward_s is None else STAMPS,
-            gpu_idle_source=idle,
-        )
-    if sampled is None or span_s(sampled) <= 0:
-        why = training.unavailable.get("sampled_steps", "no step was timed on the device")
-        return Times(spent=time, split_source=Missing(why), gpu_idle_source=Missing(why))
-    spent = _by_shares(time, sampled)
+        split = STAMPS if time.forward_s is not None else Missing(NO_PARTS)
+        idle: Measured[str] = Missing(said.get("time.gpu_idle_s", NOT_ON_CPU))
+    elif sampled is None or span_s(sampled) <= 0:
+        idle = split = Missing(said.get("sampled_steps", "no step was timed on the device"))
+        why = dict.fromkeys(parts, split.reason)
     # A later session or a retry may have repeated some steps.
-    if training.n_sessions > 1 or training.memory_retries:
-        return Times(spent=spent, split_source=SAMPLED, gpu_idle_source=Missing(THROWN_AWAY))
-    busy_s = training.n_steps * span_s(sampled) + time.eval_s
-    idle_source = (
-        f"estimate: wall time less evaluation (taken as busy) and {training.n_steps:,} steps of"
-        f" {span_s(sampled):.4g} s, the mean of {sampled.n_steps:,} sampled ones; gaps between"
-        " kernels inside a step are not counted"
-    )
-    spent = replace(spent, gpu_idle_s=max(0.0, time.wall_s - busy_s))
-    return Times(spent=spent, split_source=SAMPLED, gpu_idle_source=idle_source)
+    elif training.n_sessions > 1 or training.memory_retries:
+        time, idle = _by_shares(time, sampled), Missing(THROWN_AWAY)
+    else:
+        busy_s = training.n_steps * span_s(sampled) + time.eval_s
+        time = replace(_by_shares(time, sampled), gpu_idle_s=max(0.0, time.wall_s - busy_s))
+        idle = (
+            f"estimate: wall time less evaluation (taken as busy) and {training.n_steps:,} steps of"
+            f" {span_s(sampled):.4g} s, the mean of {sampled.n_steps:,} sampled ones; gaps between"
+            " kernels inside a step are not counted"
+        )
+    if isinstance(idle, Missing):
+        why["gpu_idle_s"] = idle.reason
+    return fill(Time, time, why=why, split_source=split, gpu_idle_source=idle)
+
+
+def why_untold(training: TrainingRecord, name: str) -> str:
+    said = training.unavailable
+    return said.get(name) or said.get(f"time.{name}") or "the trainer did not record it"
 
 
 def span_s(sampled: SampledSteps) -> float:

@@ -73,17 +73,12 @@ def read_lines(cls: type[T], path: Path) -> tuple[T, ...]:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError as error:
         raise DataError(f"{path}: the series is missing; run training again") from error
-    return tuple(
-        _line(cls, line, where=f"{path}:{number}")
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    )
-
-
-def _line(cls: type[T], line: bytes, *, where: str) -> T:
-    try:
-        value: Any = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where}: not a JSON record ({error})") from error
-    record: T = from_json(cls, value, where=where)
-    return record
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{path}:{number}: not a JSON record ({error})") from error
+            records.append(from_json(cls, value, where=f"{path}:{number}"))
+    return tuple(records)
