@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from expertflow.evaluate.records import PairedChange
 from expertflow.report import format as f
 from expertflow.report.learned import BETTER, NO_CHANGE, WORSE, best_baseline, deciding_change
 from expertflow.report.measured import is_measured, to_plain
@@ -75,23 +74,4 @@ def render_index(rows: list[IndexRow]) -> str:
     wall = f.duration(sum(row["wall_s"] for row in rows))
     cost = f", for {f.usd(sum(prices))}" if rows and len(prices) == len(rows) else ""
     sentence = f"{learned} of {len(rows)} learned their task, in {wall} of training{cost}."
-    return render("index.html.j2", rows=rows, sentence=sentence, marks=_marks)
-
-
-def _marks(row: IndexRow) -> list[tuple[str, str]]:
-    """Return (color, words) for each comparison: whether it is beyond chance."""
-    best, earlier = row["best_baseline"], "the earlier evaluation"
-    named: list[tuple[str, PairedChange | None]] = [
-        ("the untrained model", row["change"]),
-        *([(f"{best['name']}, without a model", best["change"])] if best else []),
-        (earlier, row["earlier_change"]),
-    ]
-    marks = []
-    for other, change in named:
-        if change is not None:
-            color, word = COLORS[change.change], f"{change.change} than"
-            if change.change == NO_CHANGE:
-                color = "same" if other == earlier else color
-                word = "not measurably different from"
-            marks.append((color, f"{word} {other}"))
-    return marks
+    return render("index.html.j2", rows=rows, sentence=sentence, colors=COLORS)

@@ -17,11 +17,7 @@ def count(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """Return three digits with a suffix for the power of a thousand.
-
-    >>> [short(x) for x in (36412, 96_100_000, 812.4)]
-    ['36.4k', '96.1M', '812']
-    """
+    """Return three digits with a suffix for the power of a thousand."""
     for scale, name in THOUSANDS:
         if abs(value) >= 0.9995 * scale:
             return f"{_three_digits(value / scale)}{name}"
@@ -29,11 +25,7 @@ def short(value: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Format a fraction as a percentage, with a decimal only if it is small.
-
-    >>> percent(0.934).replace(NBSP, " "), percent(0.0312).replace(NBSP, " ")
-    ('93 %', '3.1 %')
-    """
+    """Format a fraction as a percentage, with a decimal only if it is small."""
     value = 100 * fraction
     digits = 0 if abs(value) >= 9.95 or value == 0 else 1
     return f"{value:.{digits}f}{NBSP}%".replace("-", MINUS)
@@ -61,20 +53,12 @@ def loss(value: float) -> str:
 
 
 def usd(value: float) -> str:
-    """Format dollars with cents, or with two digits below a cent.
-
-    >>> usd(1.864), usd(0.00123)
-    ('$1.86', '$0.0012')
-    """
+    """Format dollars with cents, or with two digits below a cent."""
     return f"${value:,.2f}" if value >= 0.01 or value == 0 else f"${value:.2g}"
 
 
 def duration(seconds: float) -> str:
-    """Format seconds in the unit that keeps the number between 1 and 100.
-
-    >>> [duration(x).replace(NBSP, " ") for x in (0.42, 45.04, 2712, 9000)]
-    ['0.42 s', '45 s', '45 min', '2.5 h']
-    """
+    """Format seconds in the unit that keeps the number between 1 and 100."""
     for scale, unit in ((3600, "h"), (60, "min")):
         if seconds >= 1.5 * scale:
             return f"{_two_digits(seconds / scale)}{NBSP}{unit}"
@@ -82,11 +66,7 @@ def duration(seconds: float) -> str:
 
 
 def short_time(seconds: float) -> str:
-    """Format seconds in the unit that keeps the number above 1.
-
-    >>> [short_time(s).replace(NBSP, " ") for s in (2.5, 0.0271, 0.00042)]
-    ['2.5 s', '27.1 ms', '420 µs']
-    """
+    """Format seconds in the unit that keeps the number above 1."""
     for scale, unit in ((1, "s"), (1e-3, "ms")):
         if seconds >= scale:
             return f"{seconds / scale:.3g}{NBSP}{unit}"
@@ -98,20 +78,12 @@ def calls(n_a_step: float) -> str:
 
 
 def usd_rate(value: float) -> str:
-    """Format a unit price: two digits below a dollar, since cents are too coarse.
-
-    >>> usd_rate(0.01904), usd_rate(0.5)
-    ('$0.019', '$0.50')
-    """
+    """Format a unit price: two digits below a dollar, since cents are too coarse."""
     return f"${value:,.2f}" if value >= 0.0995 or value == 0 else f"${value:#.2g}"
 
 
 def factor(value: float) -> str:
-    """Format a ratio of two speeds in three digits.
-
-    >>> [factor(x)[1:] for x in (0.0412, 0.834, 1.8312, 12.34)]
-    ['0.0412', '0.834', '1.83', '12.3']
-    """
+    """Format a ratio of two speeds in three digits."""
     bounds = (0.09995, 0.9995, 9.995, 99.95)
     digits = 4 - sum(value >= bound for bound in bounds)
     return f"\u00d7{value:,.{digits}f}"
@@ -148,11 +120,7 @@ def sentence(text: str) -> str:
 
 
 def hold(text: str) -> str:
-    """Join numbers to their units, so that no line breaks between them.
-
-    >>> hold("95 % of 12 min") == f"95{NBSP}% of 12{NBSP}min"
-    True
-    """
+    """Join numbers to their units, so that no line breaks between them."""
     return re.sub(r"(?<=\d) (?=(?:%|s|min|h|points|[kMGT]?B)(?!\w))", NBSP, text)
 
 
@@ -167,11 +135,7 @@ def plain(value: Any) -> str:
 
 
 def short_hash(text: str) -> str:
-    """Shorten a hash to its first digits; return any other text unchanged.
-
-    >>> short_hash("9d" * 32), short_hash("c0ffee")
-    ('9d9d9d9d9d9d9d9d…', 'c0ffee')
-    """
+    """Shorten a hash to its first digits; return any other text unchanged."""
     return re.sub(r"\b([0-9a-f]{16})[0-9a-f]{16,}\b", "\\1…", text)
 
 

@@ -308,4 +308,4 @@ def _dozens(end: float, n_max: int) -> list[float]:
 
 def _fitting(points: Sequence[Point], form: fr.ScreenForm) -> list[Point]:
     """Return half as many bins for a phone."""
-    return series.joined(points, -(-len(points) // 2)) if form is fr.NARROW else list(points)
+    return series.join_points(points, -(-len(points) // 2)) if form is fr.NARROW else list(points)

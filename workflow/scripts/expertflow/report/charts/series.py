@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from statistics import fmean
 from typing import TypeVar
 
 from expertflow.core.records import Record
@@ -25,14 +26,14 @@ Interval = tuple[float, float]  # start and end
 def envelope(values: Iterable[tuple[float, float | None]], n_bins: int = N_BINS) -> list[Point]:
     """Reduce (x, y) pairs, ordered by x, to ``n_bins`` bins of equal counts; nulls are left out."""
     known = [Point(x=x, y=y, low=y, high=y) for x, y in values if y is not None]
-    return joined(known, n_bins)
+    return join_points(known, n_bins)
 
 
-def joined(points: Sequence[Point], n_bins: int) -> list[Point]:
+def join_points(points: Sequence[Point], n_bins: int) -> list[Point]:
     return [
         Point(
-            x=sum(point.x for point in part) / len(part),
-            y=sum(point.y for point in part) / len(part),
+            x=fmean(point.x for point in part),
+            y=fmean(point.y for point in part),
             low=min(point.low for point in part),
             high=max(point.high for point in part),
         )
