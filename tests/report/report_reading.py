@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 from expertflow.core.records import from_json
-from expertflow.report.diagnose import MISSING, find
+from expertflow.report.diagnose import MISSING, list_findings
 from expertflow.report.measured import restore, to_plain
 from expertflow.report.records import Finding, Report
 
@@ -14,7 +14,7 @@ VOID = {"meta", "br", "path", "line", "rect", "circle", "stop"}
 
 
 def findings_by_code(report: Report) -> dict[str, Finding]:
-    return {finding.code: finding for finding in find(report)}
+    return {finding.code: finding for finding in list_findings(report)}
 
 
 class Outline(HTMLParser):

@@ -21,7 +21,7 @@ from msgspec.structs import fields, replace
 from report_reading import changed, check_page_is_safe
 
 from expertflow.core.errors import DataError
-from expertflow.report.ablation_facts import changes, is_faster, ladders
+from expertflow.report.ablation_facts import build_ladders, is_faster, single_changes
 from expertflow.report.ablation_page import (
     in_a_line,
     judge_ablation,
@@ -34,8 +34,8 @@ from expertflow.report.check import check_report
 from expertflow.report.findings.hardware import (
     ONE_PROCESS,
     OTHER_HARDWARE,
-    recomputed_s,
-    switch_costs,
+    find_slow_settings,
+    recomputation_seconds,
 )
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import Missing
@@ -54,7 +54,7 @@ def _rung(name: str, speed: float | None, before: float | None = None, **changed
 
 
 def test_factors_multiply_to_the_whole_across_a_gap() -> None:
-    ladder = ladders(make_ablation())[0]
+    ladder = build_ladders(make_ablation())[0]
     assert [step.label for step in ladder.missing] == ["bf16 products"]
     product = math.prod(step.factor.value for step in ladder.steps if step.factor)
     assert product == pytest.approx(ladder.whole.value) == pytest.approx(1 / 0.031)
@@ -70,17 +70,17 @@ def test_steps_that_do_not_multiply_are_refused() -> None:
     record = make_ablation()
     bars = [replace(bar, step=estimate(9.0)) if bar.name == "batch" else bar for bar in record.bars]
     with pytest.raises(DataError, match="steps of from_naive multiply to"):
-        ladders(replace(record, bars=tuple(bars)))
+        build_ladders(replace(record, bars=tuple(bars)))
 
 
 def test_a_ladder_of_unknown_variants_is_refused() -> None:
     with pytest.raises(DataError, match="no variant 'gone'"):
-        ladders(make_ablation(ladders=(("naive", "gone"),)))
+        build_ladders(make_ablation(ladders=(("naive", "gone"),)))
 
 
 def test_a_rung_that_is_the_plan_has_its_speed() -> None:
     same = {"outcome": "is the plan", "reason": "nothing would change", "ratio": None}
-    ladder = ladders(
+    ladder = build_ladders(
         _record(
             _rung("slow", 0.5),
             _rung("last", 1.0, 0.5, **same),
@@ -95,16 +95,16 @@ def test_a_rung_that_is_the_plan_has_its_speed() -> None:
 def test_a_rung_that_is_run_as_the_one_before_is_no_step() -> None:
     same = {"step": None, "reason": "as the rung before on this hardware"}
     record = _record(_rung("a", 0.5), _rung("b", 0.5, **same), _rung("c", 0.8, 0.5))
-    (ladder,) = ladders(record)
+    (ladder,) = build_ladders(record)
     assert [step.factor is None for step in ladder.steps] == [True, True, False, False]
     assert _text(render_ablation(record)).count(same["reason"]) == 1
 
 
 def test_a_ladder_starts_where_something_was_measured() -> None:
-    assert ladders(_record(_rung("a", None), _rung("b", None))) == ()
-    assert ladders(make_ablation(plan_tokens_per_s=None)) == ()
-    assert ladders(make_ablation(ladders=())) == ()
-    ladder = ladders(_record(_rung("a", None), _rung("b", 0.4), _rung("c", 0.8, 0.4)))[0]
+    assert build_ladders(_record(_rung("a", None), _rung("b", None))) == ()
+    assert build_ladders(make_ablation(plan_tokens_per_s=None)) == ()
+    assert build_ladders(make_ablation(ladders=())) == ()
+    ladder = build_ladders(_record(_rung("a", None), _rung("b", 0.4), _rung("c", 0.8, 0.4)))[0]
     assert ladder.start.label == "b" and ladder.whole.value == pytest.approx(2.5)
     assert ladder.steps[1].factor is None  # nothing before it to compare with
 
@@ -251,7 +251,7 @@ def test_names_in_drawings_keep_their_digits() -> None:
 
 
 def test_a_waterfall_starts_at_zero_and_names_every_rung() -> None:
-    ladder = ladders(make_ablation())[0]
+    ladder = build_ladders(make_ablation())[0]
     chart = charts_waterfall.waterfall_chart(ladder)
     for drawing in (chart.wide, chart.narrow):
         texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawing)
@@ -264,7 +264,7 @@ def test_a_waterfall_starts_at_zero_and_names_every_rung() -> None:
 def test_an_interval_without_bounds_leaves_room_for_the_rest() -> None:
     wide = replace(estimate(0.9), low=0.001, high=900.0, least=0.8, most=1.0)
     bars = (make_bar("a", "a", 0.9, ratio=wide), make_bar("b", "b", 1.1))
-    chart = charts_waterfall.changes_chart(changes(make_ablation(bars=bars, ladders=())))
+    chart = charts_waterfall.changes_chart(single_changes(make_ablation(bars=bars, ladders=())))
     assert chart is not None
     ticks = re.findall(r">\u00d7([\d.]+)(?: the plan)?<", chart.narrow)
     assert all(0.4 < float(tick) < 2.5 for tick in ticks)
@@ -297,7 +297,7 @@ def _report(inputs: ReportInputs) -> Report:
 
 
 def _switch_costs(report: Report) -> Finding | None:
-    return next(switch_costs(report), None)
+    return next(find_slow_settings(report), None)
 
 
 def test_the_report_has_the_whole_record_and_its_page_a_section(gpu_inputs: ReportInputs) -> None:
@@ -357,7 +357,7 @@ def test_recomputation_is_not_priced_twice(gpu_inputs: ReportInputs) -> None:
         "model.flops_per_token_hardware": 1.05 * report.model.flops_per_token_model,
     })  # fmt: skip
     found = _switch_costs(report)
-    saved_s = report.time.train_s * (1 - 1 / 1.09) - recomputed_s(report)
+    saved_s = report.time.train_s * (1 - 1 / 1.09) - recomputation_seconds(report)
     assert found is not None and found.worth_usd is not None and saved_s > 0
     assert found.worth_usd == pytest.approx(PRICE * saved_s / 3600)
 

@@ -9,7 +9,7 @@ from report_reading import changed, findings_by_code
 
 from expertflow.core.errors import ConfigError
 from expertflow.report.derive import MEASURED_PEAK
-from expertflow.report.diagnose import apply_rule, find, find_bottleneck
+from expertflow.report.diagnose import apply_rule, find_bottleneck, list_findings
 from expertflow.report.findings.evidence import time_shares
 from expertflow.report.measured import to_plain
 from expertflow.report.records import AcceptanceRule, AcceptanceVerdict, Report
@@ -209,7 +209,7 @@ def test_a_rule_speaks_beyond_its_limit_alone(
 
 
 def test_only_claims_that_fail_are_repeated(gpu_report: Report) -> None:
-    claims = [finding for finding in find(gpu_report) if finding.code == "claim"]
+    claims = [finding for finding in list_findings(gpu_report) if finding.code == "claim"]
     assert len(claims) == 1
     assert "47 hours" in claims[0].evidence and "minutes" in claims[0].evidence
 
@@ -299,7 +299,7 @@ def test_all_fixes_together_save_at_most_the_cost(
         KEPT: 1,
     })  # fmt: skip
     cost = 2.49 * sum(seconds) / 3600
-    worth = sum(finding.worth_usd or 0.0 for finding in find(report))
+    worth = sum(finding.worth_usd or 0.0 for finding in list_findings(report))
     assert worth <= cost * (1 + 1e-9)
 
 
@@ -308,7 +308,7 @@ def test_what_weighs_most_comes_first(gpu_report: Report) -> None:
     report = changed(
         gpu_report, {"evaluation.documents_shared_with_training": 3, TOTAL: 49, **spent}
     )
-    codes = [finding.code for finding in find(report)]
+    codes = [finding.code for finding in list_findings(report)]
     assert codes[:3] == ["held-out-leak", "evaluation-time", "data-wait"]
     assert codes.index("few-steps") > codes.index("checkpoint-time")
 
@@ -388,14 +388,14 @@ def test_no_time_no_answer(gpu_report: Report) -> None:
 @pytest.mark.parametrize("n_sessions", [1, 2])
 def test_a_wait_for_the_profile_is_not_lost_time(n_sessions: int, gpu_report: Report) -> None:
     report = changed(gpu_report, {SESSIONS: n_sessions, "profile.pause_s": 0.0})
-    shares, found = time_shares(report), [finding.code for finding in find(report)]
+    shares, found = time_shares(report), [finding.code for finding in list_findings(report)]
     time = report.time
     longer = {"time.other_s": time.other_s + 9_000.0, WALL_S: time.wall_s + 9_000.0}
     report = changed(report, longer)
     assert time_shares(report) != pytest.approx(shares)
     report = changed(report, {"profile.pause_s": 9_000.0})
     assert time_shares(report) == pytest.approx(shares)
-    assert [finding.code for finding in find(report)] == found
+    assert [finding.code for finding in list_findings(report)] == found
 
 
 def test_a_wait_in_lost_work_takes_no_time_below_nothing(gpu_report: Report) -> None:

@@ -58,7 +58,7 @@ def divide_estimates(one: Estimate, other: Estimate) -> Estimate:
     )  # fmt: skip
 
 
-def changes(record: AblationRecord) -> tuple[Bar, ...]:
+def single_changes(record: AblationRecord) -> tuple[Bar, ...]:
     """Return the variants that change one setting, slowest first, unmeasured ones last."""
     single = [bar for bar in record.bars if bar.of is None and bar.name != PLAN]
     return tuple(sorted(single, key=lambda bar: bar.ratio.value if bar.ratio else math.inf))
@@ -81,7 +81,7 @@ def makes_no_difference(ratio: Estimate) -> bool:
     return ratio.low <= 1 <= ratio.high
 
 
-def ladders(record: AblationRecord) -> tuple[Ladder, ...]:
+def build_ladders(record: AblationRecord) -> tuple[Ladder, ...]:
     """Return the ladders with a measured rung; raise DataError for a contradictory one."""
     bars = {bar.name: bar for bar in record.bars}
     found = []
@@ -94,9 +94,9 @@ def ladders(record: AblationRecord) -> tuple[Ladder, ...]:
     return tuple(found)
 
 
-def telling_ladders(record: AblationRecord) -> tuple[Ladder, ...]:
+def list_telling_ladders(record: AblationRecord) -> tuple[Ladder, ...]:
     """Return the ladders with at least one rung that differs from the plan."""
-    return tuple(found for found in ladders(record) if steps_that_count(found))
+    return tuple(found for found in build_ladders(record) if steps_that_count(found))
 
 
 def _ladder(rungs: list[Bar], plan: Bar | None, plan_tokens_per_s: float) -> Ladder:

@@ -30,7 +30,7 @@ class AblationAnswer(NamedTuple):
     sentence: str
 
 
-class Column(NamedTuple):
+class VariantColumn(NamedTuple):
     """A figure of each variant; ``why`` is the reason where there is none."""
 
     name: str
@@ -53,7 +53,7 @@ def render_ablation(record: AblationRecord) -> str:
         method=method,
         subject=" \u00b7 ".join((record.expert, record.model, method, f"preset {record.preset}")),
         tiles=make_ablation_tiles(record),
-        changes=changes_chart(facts.changes(record)),
+        changes=changes_chart(facts.single_changes(record)),
         groups=groups,
         columns=shown,
         left_out=[column for column in columns if measured and column not in shown],
@@ -65,7 +65,7 @@ def render_ablation(record: AblationRecord) -> str:
 def show_comparison(record: AblationRecord) -> dict[str, Any]:
     from expertflow.report.charts.waterfall import waterfall_chart
 
-    ladders, no_ladder = facts.ladders(record), ""
+    ladders, no_ladder = facts.build_ladders(record), ""
     if not record.ladders:
         no_ladder = "No ladder is in the lists that were run (ablation.files)."
     elif not ladders:
@@ -83,7 +83,7 @@ def show_comparison(record: AblationRecord) -> dict[str, Any]:
 
 
 def judge_ablation(record: AblationRecord) -> AblationAnswer:
-    single, ladders = facts.changes(record), facts.telling_ladders(record)
+    single, ladders = facts.single_changes(record), facts.list_telling_ladders(record)
     ladder = ladders[0] if ladders else None
     faster = [(bar, bar.ratio) for bar in single if facts.is_faster(bar) and bar.ratio]
     measured = [(bar, bar.ratio) for bar in single if bar.ratio and bar.metric == "tokens_per_s"]
@@ -146,12 +146,16 @@ def count_verdicts(record: AblationRecord) -> str:
 
 
 def make_ablation_tiles(record: AblationRecord) -> tuple[Tile, ...]:
-    ladder = next(iter(facts.telling_ladders(record)), None)
+    ladder = next(iter(facts.list_telling_ladders(record)), None)
     unavailable, usd = record.unavailable, record.plan_usd_per_million_tokens
     no_speed = unavailable.get("plan_tokens_per_s", NO_REASON)
     speed = format_value(or_missing(record.plan_tokens_per_s, no_speed), f.short)
     price = format_value(or_missing(usd, unavailable.get(NO_PRICE, NO_REASON)), f.usd_rate)
-    why = "every rung is the plan" if facts.ladders(record) else "no rung of a ladder was measured"
+    why = (
+        "every rung is the plan"
+        if facts.build_ladders(record)
+        else "no rung of a ladder was measured"
+    )
     against, note, dearer = Tile("Against the first rung", Missing(why), ""), "", ""
     if ladder is not None:
         start, whole = ladder.start, ladder.whole
@@ -169,9 +173,9 @@ def make_ablation_tiles(record: AblationRecord) -> tuple[Tile, ...]:
 
 
 def in_a_line(record: AblationRecord) -> str:
-    faster = [quote(bar.label) for bar in facts.changes(record) if facts.is_faster(bar)]
+    faster = [quote(bar.label) for bar in facts.single_changes(record) if facts.is_faster(bar)]
     parts = [judge_ablation(record).answer.rstrip(".")]
-    if ladders := facts.telling_ladders(record):
+    if ladders := facts.list_telling_ladders(record):
         whole, start = ladders[0].whole, quote(ladders[0].start.label)
         parts = [f"plan {f.factor(whole.value)} ({format_interval(whole)}) beside {start}"]
     if faster:
@@ -191,17 +195,18 @@ def _groups(record: AblationRecord) -> list[tuple[str, Sequence[Bar]]]:
         for names in record.ladders
         if names
     ]
-    single = facts.changes(record)
+    single = facts.single_changes(record)
     return [*groups, ("one change each", single)] if single else groups
 
 
-def _columns(record: AblationRecord) -> tuple[Column, ...]:
-    no_memory = "a CPU has no memory of its own; the host's is not the variant's alone"
+def _columns(record: AblationRecord) -> tuple[VariantColumn, ...]:
+    no_price, no_memory = record.unavailable.get(NO_PRICE, NOT_MEASURED), NOT_MEASURED
+    if record.device == "cpu":
+        no_memory = "a CPU has no memory of its own; the host's is not the variant's alone"
     return (
-        Column("tokens/s", "tokens_per_s", "short"),
-        Column("$/M tokens", NO_PRICE, "usd_rate", record.unavailable.get(NO_PRICE, NOT_MEASURED)),
-        Column("peak memory", "peak_memory_bytes", "size",
-               no_memory if record.device == "cpu" else NOT_MEASURED),
-        Column("padding", "padding_fraction", "percent"),
-        Column("data wait", "data_wait_fraction", "percent"),
+        VariantColumn("tokens/s", "tokens_per_s", "short"),
+        VariantColumn("$/M tokens", NO_PRICE, "usd_rate", no_price),
+        VariantColumn("peak memory", "peak_memory_bytes", "size", no_memory),
+        VariantColumn("padding", "padding_fraction", "percent"),
+        VariantColumn("data wait", "data_wait_fraction", "percent"),
     )  # fmt: skip

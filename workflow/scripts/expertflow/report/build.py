@@ -14,7 +14,7 @@ from expertflow.report import derive
 from expertflow.report import run_records as r
 from expertflow.report.build_evaluation import evaluation_section
 from expertflow.report.derive import NO_PRICE
-from expertflow.report.diagnose import NO_TIME, apply_rule, find, find_bottleneck
+from expertflow.report.diagnose import NO_TIME, apply_rule, find_bottleneck, list_findings
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.learned import ANSWERS, judge_run
 from expertflow.report.measured import Measured, Missing, explain, fill, or_missing, to_plain
@@ -84,7 +84,10 @@ def build_report(inputs: ReportInputs, provenance: Mapping[str, Any]) -> Report:
     )  # fmt: skip
     reasons = {path: why for path, why in to_plain(report)[1].items() if why}
     report = replace(
-        report, unavailable=reasons, bottleneck=find_bottleneck(report), findings=find(report)
+        report,
+        unavailable=reasons,
+        bottleneck=find_bottleneck(report),
+        findings=list_findings(report),
     )
     plain, bars = to_plain(report)[0], inputs.spec.acceptance
     report = replace(report, acceptance=tuple(apply_rule(plain, bar) for bar in bars))

@@ -26,11 +26,11 @@ REFERENCE_BANDS = tuple(
 )  # fmt: skip
 
 
-def training_section(inputs: ReportInputs) -> r.Training:
+def training_section(inputs: ReportInputs) -> r.TrainingOutcome:
     training = inputs.training
     no_loss = {"eval_loss": "no evaluation fell into this epoch"}
     return fill(
-        r.Training,
+        r.TrainingOutcome,
         training,
         why={
             "stopped_early_at_step": "the run was not stopped early",
@@ -104,7 +104,7 @@ def _gpu(inputs: ReportInputs) -> r.Gpu:
     )
 
 
-def plan_section(inputs: ReportInputs) -> r.Plan:
+def plan_section(inputs: ReportInputs) -> r.PlanForecast:
     plan, cost = inputs.plan, inputs.plan.cost
     because = cost.reason
     is_unknown = cost.predicted_hours is None
@@ -126,7 +126,7 @@ def plan_section(inputs: ReportInputs) -> r.Plan:
         **{f"predicted_usd{end}": because if is_unknown else NO_PRICE for end in ends},
     }
     return fill(
-        r.Plan,
+        r.PlanForecast,
         plan,
         cost,
         why=why,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from expertflow.core.errors import ConfigError
-from expertflow.report.findings import data, hardware, learned, run
+from expertflow.report.findings import data, hardware, learned, lost_time, run
 from expertflow.report.findings import evidence as e
 from expertflow.report.format import NBSP, percent
 from expertflow.report.measured import is_measured
@@ -39,9 +39,14 @@ MFU_HIGH = 0.40  # the best published bf16 runs of 1-8B dense models reach 46 to
 SURE_FRACTION, VERY_SURE_FRACTION = 0.5, 0.7
 
 
-def find(report: Report) -> tuple[Finding, ...]:
-    """Run all rules; return findings by severity, then by cost."""
-    rules = (run.lost_times, *learned.RULES, *hardware.RULES, *data.RULES, *run.RULES)
+def list_findings(report: Report) -> tuple[Finding, ...]:
+    """Run every function ``find_*`` of the topics; return findings by severity, then by cost."""
+    rules = [
+        rule
+        for topic in (lost_time, learned, hardware, data, run)
+        for name, rule in vars(topic).items()
+        if name.startswith("find_")
+    ]
     findings = [finding for rule in rules for finding in rule(report)]
     return tuple(sorted(findings, key=lambda f: (WEIGHT[f.severity], -(f.worth_usd or 0.0))))
 
@@ -61,7 +66,7 @@ def find_bottleneck(report: Report) -> Bottleneck:
     if largest == "step":
         counted, counters = _inside_step(report)
         evidence += counters
-    sure = shares[largest] >= SURE_FRACTION and e.lasted(report)
+    sure = shares[largest] >= SURE_FRACTION and e.is_long_enough(report)
     very = counted is not None and shares[largest] >= VERY_SURE_FRACTION
     return Bottleneck(
         class_=counted or largest,
@@ -75,19 +80,19 @@ def _inside_step(report: Report) -> tuple[str | None, list[str]]:
     hardware = report.training_report.hardware
     if hardware.samples < e.MIN_SAMPLES:
         return None, []
-    tensor = e.median(hardware.tensor_active_percent)
+    tensor = e.median_of(hardware.tensor_active_percent)
     medians = {
         "tensor cores active": tensor,
-        "multiprocessors active": e.median(hardware.sm_active_percent),
-        "any kernel running": e.median(hardware.any_kernel_percent),
+        "multiprocessors active": e.median_of(hardware.sm_active_percent),
+        "any kernel running": e.median_of(hardware.any_kernel_percent),
     }
     power, mfu = e.power_fraction(report), report.throughput.mfu_fraction
     evidence = [f"{name}: {x:.0f} % (median)" for name, x in medians.items() if x is not None]
     evidence += [] if power is None else [f"power: {percent(power)} of the limit (median)"]
     evidence += [f"MFU: {percent(mfu)}"] if is_measured(mfu) else []
-    if e.memory_bound(report):
+    if e.is_memory_bound(report):
         return "memory-bound kernels", evidence
-    if e.small_kernels(report):
+    if e.has_small_kernels(report):
         return "small kernels", evidence
     arithmetic = tensor >= TENSOR_HIGH_PERCENT if tensor is not None else (mfu or 0.0) >= MFU_HIGH
     return ("compute" if arithmetic else None), evidence

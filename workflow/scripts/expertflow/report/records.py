@@ -270,7 +270,7 @@ class Report(Record, frozen=True, kw_only=True):
     time: rr.Time
     throughput: rr.Throughput
     cost: rr.Cost
-    plan: rr.Plan
+    plan: rr.PlanForecast
     evaluation: Evaluation
     staging: Staging
     profile: Annotated[Measured[Profile], doc("Null where no step was watched.")]

@@ -129,7 +129,7 @@ class TrainingParameters(ReportedSettings, frozen=True, kw_only=True):  # type: 
     tf32: Annotated[bool, doc("TF32 matrix products were allowed.", of=name_of(TrainPlan.use_tf32))]
 
 
-class Training(Record, frozen=True, kw_only=True):
+class TrainingOutcome(Record, frozen=True, kw_only=True):
     """The training run. Losses are in nats per token."""
 
     steps: Annotated[Count, doc("Optimizer steps done.")]
@@ -240,7 +240,7 @@ class Hardware(Record, frozen=True, kw_only=True):
 class TrainingReport(Record, frozen=True, kw_only=True):
     """Results of training and the hardware monitor."""
 
-    training: Training
+    training: TrainingOutcome
     hardware: Hardware
 
 
@@ -289,7 +289,7 @@ class PlanBand(Record, frozen=True, kw_only=True):
     usd_high: Annotated[Measured[Amount], doc("Highest cost expected.")]
 
 
-class Plan(Record, frozen=True, kw_only=True):
+class PlanForecast(Record, frozen=True, kw_only=True):
     """Predictions made before the run."""
 
     hardware: Annotated[str, doc("The hardware that was planned for.")]

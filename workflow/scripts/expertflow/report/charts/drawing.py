@@ -45,9 +45,9 @@ def loss_chart(inputs: ReportInputs) -> fr.Chart | None:
     def draw(form: fr.ScreenForm) -> list[alt.Chart]:
         x = fr.x_axis(fr.round_ticks(start, last_step, form.n_x_ticks), "steps", steps)
         y = fr.y_axis(fr.round_ticks(low, high, form.n_y_ticks + 1), height)
-        held = alt.Chart(fr.rows(held_out)).encode(x=x, y=y)
+        held = alt.Chart(fr.inline_data(held_out)).encode(x=x, y=y)
         return [
-            *fr.curve(_fitting(train, form), fr.BLUE, x, y),
+            *fr.draw_curve(_fitting(train, form), fr.BLUE, x, y),
             held.mark_line(color=fr.ORANGE, strokeWidth=1, strokeDash=[3, 3]),
             held.mark_point(color=fr.ORANGE, filled=True, size=44, opacity=1),
         ]
@@ -140,13 +140,13 @@ def _panel_chart(
     limit = (panel.limit or 0.0) * 1.2  # leaves room for the label above the line
     top = max(panel.top or 0.0, limit, highest, panel.bottom + 1e-9)
     if panel.limit is None and panel.top is None:
-        top = fr.rounded_up(top, 3)
+        top = fr.round_up(top, 3)
     bottom = min(panel.bottom, 10 * math.floor(lowest / 10))
     time = alt.Scale(domain=[0, end], nice=False)
     height = alt.Scale(domain=[bottom, top], nice=False)
     points = [replace(point, x=point.x / scale) for point in values]
     bands = [{"x": 0, "x2": end, "y": low, "y2": high} for _, low, high in stripes]
-    striped = alt.Chart(fr.rows(bands)).mark_rect(color=fr.GRAY, opacity=0.16)
+    striped = alt.Chart(fr.inline_data(bands)).mark_rect(color=fr.GRAY, opacity=0.16)
 
     def draw(form: fr.ScreenForm) -> list[alt.Chart]:
         x = fr.x_axis(fr.round_ticks(0.0, end, form.n_x_ticks, fr.ROUND_TIMES), unit, time)
@@ -155,7 +155,7 @@ def _panel_chart(
         return [
             *([striped.encode(x=x, x2="x2:Q", y=y, y2="y2:Q")] if stripes else []),
             *(_bands(spans, color, x, scale, least) for spans, color in pauses),
-            *fr.curve(_fitting(points, form), panel.color, x, y),
+            *fr.draw_curve(_fitting(points, form), panel.color, x, y),
             *_limit(panel, y),
         ]
 
@@ -174,18 +174,18 @@ def _bands(spans: list[Interval], color: str, x: alt.X, scale: float, least: flo
             values[-1]["x2"] = max(values[-1]["x2"], end)
         else:
             values.append({"x": start, "x2": end})
-    bands: alt.Chart = alt.Chart(fr.rows(values)).mark_rect(color=color, opacity=0.4)
+    bands: alt.Chart = alt.Chart(fr.inline_data(values)).mark_rect(color=color, opacity=0.4)
     return bands.encode(x=x, x2="x2:Q")
 
 
 def _limit(panel: Panel, y: alt.Y) -> list[alt.Chart]:
     if panel.limit is None:
         return []
-    base = alt.Chart(fr.rows([{"y": panel.limit, "label": panel.limit_label}]))
+    base = alt.Chart(fr.inline_data([{"y": panel.limit, "label": panel.limit_label}]))
     text = base.encode(x=alt.value("width"))
     return [
         base.mark_rule(color=fr.ORANGE, strokeDash=[4, 3]).encode(y=y),
-        *fr.lettering(text, y, align="right", baseline="bottom", dy=-3),
+        *fr.draw_text(text, y, align="right", baseline="bottom", dy=-3),
     ]
 
 
@@ -242,7 +242,7 @@ def length_chart(packing: PackingRecord) -> fr.Chart:
         ticks = _powers(start, end, form.n_x_ticks) if grows else _dozens(end, form.n_x_ticks)
         x = fr.x_axis(ticks, "tokens", tokens)
         y = fr.y_axis(fr.round_ticks(0, most, min(4, form.n_y_ticks)), height)
-        bar = alt.Chart(fr.rows(bars)).mark_rect(
+        bar = alt.Chart(fr.inline_data(bars)).mark_rect(
             color=fr.BLUE, stroke=None, xOffset=0.5, x2Offset=-0.5
         )
         places = [_share(cut.length_tokens, start, end, log=grows) for cut in shown]
@@ -270,12 +270,12 @@ def length_chart(packing: PackingRecord) -> fr.Chart:
 
 def _cut(cut: Cut, line: int, x: alt.X, *, to_the_left: bool) -> list[alt.Chart]:
     top = 2 + LINE_PX * line
-    base = alt.Chart(fr.rows([{"x": cut.length_tokens, "label": cut.label}])).encode(x=x)
+    base = alt.Chart(fr.inline_data([{"x": cut.length_tokens, "label": cut.label}])).encode(x=x)
     return [
         base.mark_rule(color=fr.ORANGE, strokeDash=[] if cut.is_chosen else [4, 3]).encode(
             y=alt.value(top), y2=alt.value("height")
         ),
-        *fr.lettering(
+        *fr.draw_text(
             base, alt.value(top), baseline="top",
             align="right" if to_the_left else "left", dx=-5 if to_the_left else 5,
             fontWeight="bold" if cut.is_chosen else "normal",

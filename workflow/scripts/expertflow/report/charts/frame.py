@@ -99,7 +99,7 @@ def round_ticks(
     return [low]
 
 
-def rounded_up(high: float, n_max: int) -> float:
+def round_up(high: float, n_max: int) -> float:
     ticks = round_ticks(0.0, high, n_max)
     if len(ticks) < 2 or ticks[-1] >= high * (1 - 1e-9):
         return high
@@ -128,8 +128,8 @@ def _axis(values: Sequence[float], label: str) -> alt.Axis:
     return alt.Axis(values=list(values), title=None, labelExpr=label, labelOverlap=False)
 
 
-def curve(points: Sequence[Point], color: str, x: alt.X, y: alt.Y) -> list[alt.Chart]:
-    base = alt.Chart(rows([asdict(point) for point in points])).encode(x=x)
+def draw_curve(points: Sequence[Point], color: str, x: alt.X, y: alt.Y) -> list[alt.Chart]:
+    base = alt.Chart(inline_data([asdict(point) for point in points])).encode(x=x)
     line = base.mark_line(color=color, strokeWidth=1.5, strokeJoin="round").encode(y=y)
     if all(point.low == point.high for point in points):
         return [line]
@@ -139,13 +139,13 @@ def curve(points: Sequence[Point], color: str, x: alt.X, y: alt.Y) -> list[alt.C
     return [band.encode(y=low, y2="high:Q"), line]
 
 
-def lettering(base: alt.Chart, y: Any, *, color: str = LIMIT, **mark: Any) -> list[alt.Chart]:
+def draw_text(base: alt.Chart, y: Any, *, color: str = LIMIT, **mark: Any) -> list[alt.Chart]:
     rim = base.mark_text(stroke=PAGE, strokeWidth=4, strokeJoin="round", color=PAGE, **mark)
     text = base.mark_text(color=color, **mark)
     return [layer.encode(text="label:N", y=y) for layer in (rim, text)]
 
 
-def rows(values: list[dict[str, Any]]) -> alt.InlineData:
+def inline_data(values: list[dict[str, Any]]) -> alt.InlineData:
     return alt.InlineData(values=values)
 
 

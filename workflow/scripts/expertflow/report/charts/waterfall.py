@@ -114,7 +114,7 @@ def _y(n_rows: int) -> alt.Y:
 
 
 def _frame(n_rows: int, x: alt.X, at: float = 0.0) -> list[alt.Chart]:
-    base = alt.Chart(fr.rows([{"x": at, "y": 0, "y2": n_rows}]))
+    base = alt.Chart(fr.inline_data([{"x": at, "y": 0, "y2": n_rows}]))
     line = base.mark_rule(color=fr.RULE, strokeWidth=1 if at else 0)
     return [line.encode(x=x, y=_y(n_rows), y2="y2:Q")]
 
@@ -123,11 +123,11 @@ def _bars(steps: tuple[Step, ...], x: alt.X, top: float) -> list[alt.Chart]:
     held, moved, spread = _shapes(steps, top)
     layers = []
     if held:  # what was there before this step
-        layers.append(alt.Chart(fr.rows(held)).mark_rect(color=fr.GRAY, opacity=0.22))
+        layers.append(alt.Chart(fr.inline_data(held)).mark_rect(color=fr.GRAY, opacity=0.22))
     for color, values in moved.items():
-        layers.append(alt.Chart(fr.rows(values)).mark_rect(color=color))
+        layers.append(alt.Chart(fr.inline_data(values)).mark_rect(color=color))
     if spread:
-        layers.append(alt.Chart(fr.rows(spread)).mark_rule(color=fr.TEXT, strokeWidth=1.5))
+        layers.append(alt.Chart(fr.inline_data(spread)).mark_rule(color=fr.TEXT, strokeWidth=1.5))
     return [layer.encode(x=x, x2="x2:Q", y=_y(len(steps)), y2="y2:Q") for layer in layers]
 
 
@@ -179,11 +179,11 @@ def _dots(
                  "y": place}
                 for place, ratio in dots
             ]  # fmt: skip
-            base = alt.Chart(fr.rows(values))
+            base = alt.Chart(fr.inline_data(values))
             line = base.mark_rule(color=color, strokeWidth=width, opacity=opacity)
             layers.append(line.encode(x=x, x2="x2:Q", y=y))
     for color, dots in by_color.items():
-        base = alt.Chart(fr.rows([{"x": ratio.value, "y": place} for place, ratio in dots]))
+        base = alt.Chart(fr.inline_data([{"x": ratio.value, "y": place} for place, ratio in dots]))
         point = base.mark_point(color=color, filled=True, size=64, opacity=1)
         layers.append(point.encode(x=x, y=y))
     return layers
@@ -197,8 +197,8 @@ def _letter(names: list[str], figures: list[str], form: fr.ScreenForm) -> list[a
         (figures, alt.value("width"), {"align": "right", "color": fr.MUTED}),
     ):
         values = [{"y": i + NAME, "label": label} for i, label in enumerate(labels)]
-        base = alt.Chart(fr.rows(values)).encode(x=x)
-        layers += fr.lettering(base, _y(len(labels)), **mark, baseline="middle", fontSize=12)
+        base = alt.Chart(fr.inline_data(values)).encode(x=x)
+        layers += fr.draw_text(base, _y(len(labels)), **mark, baseline="middle", fontSize=12)
     return layers
 
 

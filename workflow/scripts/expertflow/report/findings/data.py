@@ -1,6 +1,6 @@
 """Findings on the data: what it may be used for, what was lost of it, and how it fills the rows."""
 
-from expertflow.report.findings.evidence import NOT_TIMED, Findings, finding
+from expertflow.report.findings.evidence import NOT_TIMED, Findings, make_finding
 from expertflow.report.format import percent
 from expertflow.report.records import Report
 
@@ -13,10 +13,10 @@ LONG_FACTOR = 1.25
 MIN_GOOD_STEPS, WARMUP_LIMIT = 50, 0.20
 
 
-def no_license(report: Report) -> Findings:
+def find_missing_license(report: Report) -> Findings:
     names = [source.name for source in report.data.sources if not source.license]
     if names:
-        yield finding(
+        yield make_finding(
             "no-license",
             evidence=f"no license is stated for {', '.join(names)}",
             threshold="one for each source",
@@ -25,7 +25,7 @@ def no_license(report: Report) -> Findings:
         )
 
 
-def left_out(report: Report) -> Findings:
+def find_left_out_records(report: Report) -> Findings:
     """Find sources of which much was rejected, filtered or said twice.
 
     What caps and weights took is known over all sources together, so the share of one is at least
@@ -39,7 +39,7 @@ def left_out(report: Report) -> Findings:
         if total >= MIN_RECORDS and n_lost > LEFT_OUT_LIMIT * total:
             shares.append(f"{percent(n_lost / total)} of {source.name}")
     if shares:
-        yield finding(
+        yield make_finding(
             "data-left-out",
             evidence=f"rejected, filtered or dropped as duplicates: at least {', '.join(shares)}",
             threshold=f"at most {percent(LEFT_OUT_LIMIT)} of a source",
@@ -48,10 +48,10 @@ def left_out(report: Report) -> Findings:
         )
 
 
-def padding(report: Report) -> Findings:
+def find_padding(report: Report) -> Findings:
     share = report.data.padding_fraction
     if share and share > PADDING_LIMIT:
-        yield finding(
+        yield make_finding(
             "padding",
             evidence=f"{percent(share)} of the token positions in training were padding",
             threshold=f"at most {percent(PADDING_LIMIT)}",
@@ -60,11 +60,11 @@ def padding(report: Report) -> Findings:
         )
 
 
-def few_steps(report: Report) -> Findings:
+def find_few_steps(report: Report) -> Findings:
     parameters = report.training_parameters
     n_steps, n_warmup = parameters.total_steps, parameters.warmup_steps
     if n_steps < MIN_GOOD_STEPS or n_warmup >= WARMUP_LIMIT * n_steps:
-        yield finding(
+        yield make_finding(
             "few-steps",
             severity="info",
             evidence=f"{n_steps:,} steps, {n_warmup:,} of them warm-up",
@@ -73,11 +73,11 @@ def few_steps(report: Report) -> Findings:
         )
 
 
-def long_rows(report: Report) -> Findings:
+def find_long_rows(report: Report) -> Findings:
     data = report.data
     length, longest = data.seq_len, data.length_histogram.max
     if data.packing == "none" and length > LONG_FACTOR * longest:
-        yield finding(
+        yield make_finding(
             "rows-too-long",
             worth=NOT_TIMED,
             severity="info",
@@ -86,6 +86,3 @@ def long_rows(report: Report) -> Findings:
             " packed",
             recommendation=f"max_seq_length: {longest:,} would hold every document",
         )
-
-
-RULES = (no_license, left_out, padding, few_steps, long_rows)

@@ -27,7 +27,7 @@ KERNEL_BUSY_PERCENT = 90.0
 POWER_LOW_FRACTION = 0.60
 
 
-def finding(
+def make_finding(
     code: str,
     *,
     evidence: str,
@@ -52,7 +52,7 @@ def finding(
     )
 
 
-def price(report: Report, lost_s: float, what: str) -> tuple[float | None, str]:
+def price_time(report: Report, lost_s: float, what: str) -> tuple[float | None, str]:
     """Price time that was measured as lost, the most that a fix can save; say how."""
     rate = report.cost.usd_per_hour
     if not is_measured(rate):
@@ -60,47 +60,47 @@ def price(report: Report, lost_s: float, what: str) -> tuple[float | None, str]:
     return rate * lost_s / 3600, f"{what}, at ${rate:g} an hour; the most that a fix can save"
 
 
-def lasted(report: Report) -> bool:
+def is_long_enough(report: Report) -> bool:
     return report.training_report.training.steps >= MIN_STEPS and report.time.wall_s >= MIN_WALL_S
 
 
-def watched(report: Report) -> bool:
-    return lasted(report) and report.training_report.hardware.samples >= MIN_SAMPLES
+def has_readings(report: Report) -> bool:
+    return is_long_enough(report) and report.training_report.hardware.samples >= MIN_SAMPLES
 
 
-def broken(report: Report) -> bool:
+def is_interrupted(report: Report) -> bool:
     """Return whether work was thrown away: a kill or short memory led back to a checkpoint."""
     training = report.training_report.training
     return training.sessions > 1 or bool(training.memory_retries)
 
 
-def median(stats: Measured[Stats]) -> float | None:
+def median_of(stats: Measured[Stats]) -> float | None:
     """Return the median of a sampled quantity: what was so most of the time, pauses aside."""
     return stats.p50 if stats else None
 
 
 def power_fraction(report: Report) -> float | None:
     hardware = report.training_report.hardware
-    power, limit_w = median(hardware.power_w), hardware.gpu.power_limit_w
+    power, limit_w = median_of(hardware.power_w), hardware.gpu.power_limit_w
     return None if power is None or not limit_w else power / limit_w
 
 
-def memory_bound(report: Report) -> bool:
+def is_memory_bound(report: Report) -> bool:
     hardware = report.training_report.hardware
-    tensor, sm = median(hardware.tensor_active_percent), median(hardware.sm_active_percent)
+    tensor, sm = median_of(hardware.tensor_active_percent), median_of(hardware.sm_active_percent)
     if tensor is None or sm is None:
         return False
     return tensor < TENSOR_LOW_PERCENT and sm > SM_BUSY_PERCENT
 
 
-def small_kernels(report: Report) -> bool:
+def has_small_kernels(report: Report) -> bool:
     """Return whether some kernel always runs and the card still draws little power.
 
     Where counters show busy multiprocessors the kernels are not small, whatever the power.
     """
     hardware = report.training_report.hardware
-    kernel, power = median(hardware.any_kernel_percent), power_fraction(report)
-    is_busy = (median(hardware.sm_active_percent) or 0) > SM_BUSY_PERCENT
+    kernel, power = median_of(hardware.any_kernel_percent), power_fraction(report)
+    is_busy = (median_of(hardware.sm_active_percent) or 0) > SM_BUSY_PERCENT
     if kernel is None or power is None or is_busy:
         return False
     return kernel > KERNEL_BUSY_PERCENT and power < POWER_LOW_FRACTION
@@ -119,7 +119,7 @@ def time_shares(report: Report) -> dict[str, float]:
         "evaluation": time.eval_s,
         "start-up": time.startup_s,
     }
-    tail = "lost-work" if broken(report) else "start-up"
+    tail = "lost-work" if is_interrupted(report) else "start-up"
     seconds[tail] = seconds.get(tail, 0.0) + time.other_s
     wall_s = sum(seconds.values())
     return {name: s / wall_s for name, s in seconds.items()} if wall_s > 0 else {}

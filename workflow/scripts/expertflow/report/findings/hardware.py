@@ -8,7 +8,7 @@ from expertflow.plan.records import USABLE_FRACTION
 from expertflow.report import ablation_facts as facts
 from expertflow.report import format as f
 from expertflow.report.findings import evidence as e
-from expertflow.report.findings.evidence import Findings, finding
+from expertflow.report.findings.evidence import Findings, make_finding
 from expertflow.report.format import duration, percent, size
 from expertflow.report.records import Report
 from expertflow.report.run_records import Hardware
@@ -23,11 +23,11 @@ ONE_PROCESS = "the ablation ran in one process, and the training in several"
 FEWER_KERNELS = "torch_compile: true, or a larger micro-batch"
 
 
-def short_memory(report: Report) -> Findings:
+def find_memory_retries(report: Report) -> Findings:
     if retries := report.training_report.training.memory_retries:
         used = report.training_parameters
         times = "once" if len(retries) == 1 else f"{len(retries)} times"
-        yield finding(
+        yield make_finding(
             "memory-short",
             evidence=f"memory was short {times}; the run went on with smaller micro-batches",
             threshold="never",
@@ -38,10 +38,10 @@ def short_memory(report: Report) -> Findings:
         )
 
 
-def not_staged(report: Report) -> Findings:
+def find_failed_staging(report: Report) -> Findings:
     if failed := [note for note in report.staging.notes if note.is_fallback]:
         what = " and ".join(note.kind for note in failed)
-        yield finding(
+        yield make_finding(
             "not-staged",
             evidence=f"{what} were read where they are: {failed[0].reason}",
             threshold="none",
@@ -52,22 +52,22 @@ def not_staged(report: Report) -> Findings:
         )
 
 
-def recomputation(report: Report) -> Findings:
+def find_recomputation(report: Report) -> Findings:
     total = report.training_report.hardware.gpu.memory_total_bytes
     without = report.plan.without_checkpointing_peak_bytes
     checkpointed = report.training_parameters.gradient_checkpointing
-    if not (checkpointed and total and without and e.lasted(report)):
+    if not (checkpointed and total and without and e.is_long_enough(report)):
         return
     if without < USABLE_FRACTION * total:
-        again = percent(_recomputed_fraction(report))
-        yield finding(
+        again, again_s = percent(_recomputed_fraction(report)), recomputation_seconds(report)
+        yield make_finding(
             "recomputation",
             evidence=f"activations were computed twice, {again} of the hardware's FLOPs;"
             f" without that a peak of at most {size(without)} of {size(total)} is predicted",
             threshold="keep them where the prediction is below"
             f" {percent(USABLE_FRACTION)} of memory",
             recommendation="gradient_checkpointing: false",
-            worth=e.price(report, recomputed_s(report), "the same share of the time of the steps"),
+            worth=e.price_time(report, again_s, "the same share of the time of the steps"),
         )
 
 
@@ -76,11 +76,11 @@ def _recomputed_fraction(report: Report) -> float:
     return 1 - model.flops_per_token_model / model.flops_per_token_hardware
 
 
-def recomputed_s(report: Report) -> float:
+def recomputation_seconds(report: Report) -> float:
     return _recomputed_fraction(report) * report.time.train_s
 
 
-def switch_costs(report: Report) -> Findings:
+def find_slow_settings(report: Report) -> Findings:
     """Find a setting of the plan that was measured to slow it; the one that slows it most.
 
     Gains of several changes do not add up: only the largest is priced.
@@ -88,7 +88,7 @@ def switch_costs(report: Report) -> Findings:
     found = [
         (record, bar, bar.ratio)
         for record in report.comparison
-        for bar in facts.changes(record)
+        for bar in facts.single_changes(record)
         if facts.is_faster(bar) and bar.ratio is not None
     ]
     if not found:
@@ -96,7 +96,7 @@ def switch_costs(report: Report) -> Findings:
     record, best, ratio = max(found, key=lambda item: item[2].value)
     others = [facts.quote(bar.label) for _, bar, _ in reversed(found) if bar is not best]
     more = f"; so are {', '.join(others)}" if others else ""
-    yield finding(
+    yield make_finding(
         "switch-costs",
         evidence=f"with {facts.quote(best.label)} the plan trains {f.factor(ratio.value)} as fast"
         f" (95 % interval {facts.format_interval(ratio)}, over {record.n_repeats} pairs of"
@@ -118,11 +118,11 @@ def _worth(report: Report, record: AblationRecord, ratio: Estimate) -> tuple[flo
         return None, ONE_PROCESS
     if not _is_same_hardware(record, report.training_report.hardware):
         return None, OTHER_HARDWARE
-    priced_s = recomputed_s(report) if any(recomputation(report)) else 0.0
+    priced_s = recomputation_seconds(report) if any(find_recomputation(report)) else 0.0
     saved_s = report.time.train_s * (1 - 1 / ratio.value)
     lost_s = max(0.0, saved_s - priced_s)
     less = ", less what is priced as recomputation" if priced_s else ""
-    return e.price(
+    return e.price_time(
         report, lost_s, f"the time of the steps that this ratio saves{less} ({duration(lost_s)})"
     )
 
@@ -137,11 +137,14 @@ def _is_same_hardware(record: AblationRecord, hardware: Hardware) -> bool:
     return record.machine == name_processors(n_cpus, machine.get("cpu_model"))
 
 
-def kernels(report: Report) -> Findings:
+def find_kernel_limits(report: Report) -> Findings:
     hardware = report.training_report.hardware
-    tensor, sm = e.median(hardware.tensor_active_percent), e.median(hardware.sm_active_percent)
-    if e.watched(report) and e.memory_bound(report):
-        yield finding(
+    tensor, sm = (
+        e.median_of(hardware.tensor_active_percent),
+        e.median_of(hardware.sm_active_percent),
+    )
+    if e.has_readings(report) and e.is_memory_bound(report):
+        yield make_finding(
             "memory-bound-kernels",
             worth=e.NOT_TIMED,
             evidence=f"multiprocessors were active {sm:.0f} % of the time, tensor cores"
@@ -151,9 +154,9 @@ def kernels(report: Report) -> Findings:
             origin="our judgment; 80 % is what DCGM's guidance calls necessary for good use",
             recommendation="fused norms and activations (torch_compile), or a larger micro-batch",
         )
-    kernel, power = e.median(hardware.any_kernel_percent), e.power_fraction(report)
-    if e.watched(report) and e.small_kernels(report) and power is not None:
-        yield finding(
+    kernel, power = e.median_of(hardware.any_kernel_percent), e.power_fraction(report)
+    if e.has_readings(report) and e.has_small_kernels(report) and power is not None:
+        yield make_finding(
             "small-kernels",
             worth=e.NOT_TIMED,
             evidence=f"some kernel ran {kernel:.0f} % of the time, at {percent(power)} of the power"
@@ -164,9 +167,9 @@ def kernels(report: Report) -> Findings:
         )
 
 
-def idle_card(report: Report) -> Findings:
+def find_idle_card(report: Report) -> Findings:
     stats = report.training_report.hardware.any_kernel_percent
-    if not stats or not e.watched(report) or stats.mean >= BUSY_LIMIT_PERCENT:
+    if not stats or not e.has_readings(report) or stats.mean >= BUSY_LIMIT_PERCENT:
         return
     shares = e.time_shares(report)
     cause = max(HOST_WORK, key=lambda name: shares[name])
@@ -176,7 +179,7 @@ def idle_card(report: Report) -> Findings:
     if shares[cause] >= 0.5 * (1 - stats.mean / 100):
         why = f"{cause} took {percent(shares[cause])} of wall time"
         advice = f"see what this report says of {cause}"
-    yield finding(
+    yield make_finding(
         "idle-card",
         evidence=f"some kernel ran {stats.mean:.0f} % of the time; {why}",
         threshold=f"at least {BUSY_LIMIT_PERCENT:.0f} % (mean)",
@@ -186,12 +189,12 @@ def idle_card(report: Report) -> Findings:
     )
 
 
-def throttled(report: Report) -> Findings:
+def find_throttling(report: Report) -> Findings:
     hardware = report.training_report.hardware
     causes, watched_s = hardware.throttle_s or {}, hardware.watched_s
     hot_s = max((s for name, s in causes.items() if "thermal" in name), default=0.0)
-    if watched_s and e.watched(report) and hot_s > THERMAL_LIMIT * watched_s:
-        yield finding(
+    if watched_s and e.has_readings(report) and hot_s > THERMAL_LIMIT * watched_s:
+        yield make_finding(
             "thermal-throttling",
             evidence=f"the driver held the clocks back for heat {percent(hot_s / watched_s)} of the"
             f" time ({duration(hot_s)})",
@@ -201,11 +204,11 @@ def throttled(report: Report) -> Findings:
         )
 
 
-def spilled(report: Report) -> Findings:
+def find_spilled_memory(report: Report) -> Findings:
     hardware = report.training_report.hardware
     lost, total = hardware.memory_spilled_bytes, hardware.gpu.memory_total_bytes
-    if lost and total and e.watched(report) and lost > SPILL_LIMIT * total:
-        yield finding(
+    if lost and total and e.has_readings(report) and lost > SPILL_LIMIT * total:
+        yield make_finding(
             "memory-spilled",
             worth=e.NOT_TIMED,
             evidence=f"{size(lost)} of device memory lay in the memory of the host",
@@ -215,19 +218,19 @@ def spilled(report: Report) -> Findings:
         )
 
 
-def room_for_more(report: Report) -> Findings:
+def find_free_memory(report: Report) -> Findings:
     plan, used = report.plan, report.training_parameters
     training, hardware = report.training_report.training, report.training_report.hardware
     after, planned = plan.next_micro_batch_peak_bytes, plan.memory_peak_bytes
     total, n_micro = hardware.gpu.memory_total_bytes, used.gradient_accumulation_steps
-    if not (after and planned and total) or not e.lasted(report):
+    if not (after and planned and total) or not e.is_long_enough(report):
         return
     after = after * max(1.0, (hardware.memory_peak_reserved_bytes or planned) / planned)
     # Room is better spent on keeping activations: another rule.
     is_spoken_for = n_micro % 2 or training.memory_retries or used.gradient_checkpointing
     if after < USABLE_FRACTION * total and not is_spoken_for:
         micro = 2 * used.batch_size
-        yield finding(
+        yield make_finding(
             "memory-room",
             severity="info",
             evidence=f"a micro-batch of {micro} is predicted to need at most {size(after)} of"
@@ -237,9 +240,3 @@ def room_for_more(report: Report) -> Findings:
             recommendation=f"batch_size: {micro}, gradient_accumulation_steps: {n_micro // 2}",
             worth=f"{e.NO_LOSS} that was measured",
         )
-
-
-RULES = (
-    short_memory, not_staged, recomputation, switch_costs, kernels, idle_card, throttled, spilled,
-    room_for_more,
-)  # fmt: skip

@@ -2,7 +2,7 @@
 
 from expertflow.evaluate.records import PairedChange
 from expertflow.report import learned as said
-from expertflow.report.findings.evidence import FALLBACK, Findings, finding
+from expertflow.report.findings.evidence import FALLBACK, Findings, make_finding
 from expertflow.report.format import loss, number_of, percent, tenths, words
 from expertflow.report.learned import BETTER, NO_CHANGE, NOT_ASKED, WORSE, format_change
 from expertflow.report.measured import Missing, format_value, is_measured
@@ -35,9 +35,9 @@ SAID = "what is not measured is said"
 RUNS_ALONE = "see that reason; evaluate_expert runs alone again once it is gone"
 
 
-def leak(report: Report) -> Findings:
+def find_leak(report: Report) -> Findings:
     if shared := report.evaluation.documents_shared_with_training:
-        yield finding(
+        yield make_finding(
             "held-out-leak",
             severity="problem",
             evidence=f"{shared} held-out documents were also trained on",
@@ -47,11 +47,11 @@ def leak(report: Report) -> Findings:
         )
 
 
-def regression(report: Report) -> Findings:
+def find_regression(report: Report) -> Findings:
     earlier = report.evaluation.earlier
     if earlier and earlier.change and earlier.change.change == WORSE:
         change = earlier.change
-        yield finding(
+        yield make_finding(
             "regression",
             severity="problem",
             evidence=f"{words(change.quantity)} is worse than in the evaluation of"
@@ -64,10 +64,10 @@ def regression(report: Report) -> Findings:
         )
 
 
-def not_scored(report: Report) -> Findings:
+def find_unscored_task(report: Report) -> Findings:
     task, value = report.evaluation.task, report.evaluation.after.value_fraction
     if task != "held_out_loss" and isinstance(value, Missing):
-        yield finding(
+        yield make_finding(
             "task-not-scored",
             evidence=f"{words(task)} was not scored: {value.reason}",
             threshold="a score for a task that has one",
@@ -76,9 +76,9 @@ def not_scored(report: Report) -> Findings:
         )
 
 
-def baselines(report: Report) -> Findings:
+def find_unbeaten_baseline(report: Report) -> Findings:
     if why := said.why_no_baseline(report.evaluation):
-        yield finding(
+        yield make_finding(
             "no-baseline",
             evidence=f"no answer without a model was compared with the expert's: {why}",
             threshold="a score without a model, unless evaluation.baselines is false",
@@ -91,7 +91,7 @@ def baselines(report: Report) -> Findings:
         return
     is_worse = best.change.change == WORSE
     word = "is worse than" if is_worse else "is not measurably better than"
-    yield finding(
+    yield make_finding(
         "baseline-not-beaten",
         severity="problem" if is_worse else "warning",
         evidence=f"the expert {word} answering without a model ({best.name},"
@@ -104,10 +104,10 @@ def baselines(report: Report) -> Findings:
     )
 
 
-def no_change(report: Report) -> Findings:
+def find_no_change(report: Report) -> Findings:
     change = said.deciding_change(report.evaluation)
     if change is not None and change.change == NO_CHANGE:
-        yield finding(
+        yield make_finding(
             "no-measurable-change",
             evidence=f"{words(change.quantity)} did not measurably change:"
             f" {format_change(change)}, on {number_of(change.n, 'held-out question')}",
@@ -134,12 +134,12 @@ def _more_questions(change: PairedChange) -> str:
     )
 
 
-def chosen_by_loss(report: Report) -> Findings:
+def find_choice_by_loss(report: Report) -> Findings:
     training, settings = report.training_report.training, report.training_parameters
     by = ["training.load_best_model_at_end"] if settings.load_best_model_at_end else []
     by += ["training.patience"] if settings.patience else []
     if said.is_chosen_by_loss(report):
-        yield finding(
+        yield make_finding(
             "chosen-by-held-out-loss",
             severity="info",
             evidence=f"Step {training.published_step:,} of {training.steps:,} counts after"
@@ -154,12 +154,12 @@ def chosen_by_loss(report: Report) -> Findings:
         )
 
 
-def answers(report: Report) -> Findings:
+def find_bad_answers(report: Report) -> Findings:
     after = report.evaluation.after
     n = after.n_examples or 0
     n_cut, n_left = after.n_cut_off or 0, (after.n_by_kind or {}).get(NOT_ASKED, 0)
     if n >= MIN_ANSWERS and n_cut > CUT_OFF_LIMIT * n:
-        yield finding(
+        yield make_finding(
             "answers-cut-off",
             evidence=f"{n_cut:,} of {number_of(n, 'answer')} were cut off before they ended",
             threshold=f"at most {percent(CUT_OFF_LIMIT)}",
@@ -167,7 +167,7 @@ def answers(report: Report) -> Findings:
             " the expert has not learned to end: see whether the end of the turn is trained on",
         )
     if n_left:
-        yield finding(
+        yield make_finding(
             "questions-not-asked",
             severity="warning" if n_left > CUT_OFF_LIMIT * n else "info",
             evidence=f"{n_left:,} of {number_of(n, 'question')} were not asked and count as wrong:"
@@ -178,7 +178,7 @@ def answers(report: Report) -> Findings:
     found = [e for e in said.count_errors(report.evaluation) if not e[0].startswith(NO_FORM)]
     kind, n_kind = found[0] if found else ("", 0)
     if n >= MIN_ANSWERS and n_kind > KIND_LIMIT * n:
-        yield finding(
+        yield make_finding(
             "one-kind-of-error",
             evidence=f"{n_kind:,} of {number_of(n, 'answer')} are wrong in one way: {words(kind)}",
             threshold=f"at most {percent(KIND_LIMIT)} that are wrong in form",
@@ -186,11 +186,11 @@ def answers(report: Report) -> Findings:
         )
 
 
-def shared_questions(report: Report) -> Findings:
+def find_shared_questions(report: Report) -> Findings:
     evaluation = report.evaluation
     n, n_all = evaluation.n_questions_shared_with_training, evaluation.held_out_documents
     if n:
-        yield finding(
+        yield make_finding(
             "questions-shared",
             severity="warning" if n > SHARED_LIMIT * n_all else "info",
             evidence=f"{n:,} of {number_of(n_all, 'held-out document')} ask what is also trained"
@@ -201,7 +201,7 @@ def shared_questions(report: Report) -> Findings:
         )
 
 
-def judge(report: Report) -> Findings:
+def find_judge_conflicts(report: Report) -> Findings:
     judge, change = report.evaluation.judge, said.metric_change(report.evaluation)
     if not judge:
         return
@@ -209,7 +209,7 @@ def judge(report: Report) -> Findings:
     prefers = BETTER if low > 0.5 else WORSE if high < 0.5 else None
     if change is not None and {prefers, change.change} == {BETTER, WORSE}:
         model = "expert" if prefers == BETTER else "untrained model"
-        yield finding(
+        yield make_finding(
             "judge-disagrees",
             evidence=f"the judge prefers the {model} ({tenths(judge.win_fraction or 0.0)} for the"
             f" expert, 95 % interval {tenths(low)} to {tenths(high)}), {words(change.quantity)}"
@@ -220,7 +220,7 @@ def judge(report: Report) -> Findings:
         )
     n, n_unsure = judge.n_wins + judge.n_losses + judge.n_ties, judge.n_inconsistent
     if n >= MIN_ANSWERS and n_unsure > INCONSISTENT_LIMIT * n:
-        yield finding(
+        yield make_finding(
             "judge-inconsistent",
             evidence=f"the judge contradicted itself on {n_unsure:,} of"
             f" {number_of(n, 'pair')} when the two answers changed places",
@@ -229,7 +229,7 @@ def judge(report: Report) -> Findings:
         )
     if judge.n_failed:
         why = f": {judge.reason}" if judge.reason else ""
-        yield finding(
+        yield make_finding(
             "judge-failed",
             severity="info",
             evidence=f"{judge.n_failed:,} of {number_of(judge.n_pairs, 'pair')} got no"
@@ -240,12 +240,12 @@ def judge(report: Report) -> Findings:
         )
 
 
-def export_moved(report: Report) -> Findings:
+def find_export_shift(report: Report) -> Findings:
     export, change = report.export, said.loss_change(report.evaluation)
     before, after = export.loss_before_merge, export.loss_after_merge
     if abs(after - before) > MOVED_LIMIT:
         gained = f"; training changed it by {format_change(change)}" if change else ""
-        yield finding(
+        yield make_finding(
             "export-moved-loss",
             evidence=f"the exported model's held-out loss is {after:.5f}, the trained one's"
             f" {before:.5f} ({export.dtype}){gained}",
@@ -254,7 +254,7 @@ def export_moved(report: Report) -> Findings:
         )
 
 
-def checkpoints(report: Report) -> Findings:
+def find_checkpoint_choice(report: Report) -> Findings:
     evaluation, training = report.evaluation, report.training_report.training
     published, last = evaluation.published, training.steps
     others, is_last = published.candidates, published.step == last
@@ -266,7 +266,7 @@ def checkpoints(report: Report) -> Findings:
         than = "" if is_last else f", not the last of {last:,}"
         if lowest is not None and is_higher:
             than += f"; the lowest held-out loss, {loss(lowest)}, is at step {step:,}"
-        yield finding(
+        yield make_finding(
             "another-checkpoint",
             severity="info",
             evidence=f"step {published.step:,} is published{than}: {published.reason}",
@@ -278,7 +278,7 @@ def checkpoints(report: Report) -> Findings:
         )
     n = training.n_candidates
     if evaluation.metric and n > 1 and not others:
-        yield finding(
+        yield make_finding(
             "checkpoints-not-compared",
             severity="info",
             evidence=f"{n:,} checkpoints were kept, none was compared: {published.reason}",
@@ -287,9 +287,3 @@ def checkpoints(report: Report) -> Findings:
             recommendation="see that reason; more held-out documents (data.eval_fraction) leave"
             " questions to choose by (evaluation.n_selection_examples)",
         )
-
-
-RULES = (
-    leak, regression, not_scored, baselines, no_change, chosen_by_loss, answers, shared_questions,
-    judge, export_moved, checkpoints,
-)  # fmt: skip
