@@ -11,13 +11,14 @@ from expertflow.studies.records import (
 )
 from expertflow.train.records import TrialResult
 
-NO_RATIO = {"timings": (), "plan_timings": (), "ratio": None, "device": None}
+NO_RATIO = {"timings": (), "plan_timings": (), "ratio": None}
 
 
 def timing(tokens_per_s: float, **changes: Any) -> TrialResult:
     settings: dict[str, Any] = {
         "outcome": "measured", "n_tokens": 1000, "timed_s": 1000 / tokens_per_s,
         "data_wait_s": 100 / tokens_per_s, "n_padding_tokens": 250, "losses": (5.0,),
+        "device": "cpu",
     }  # fmt: skip
     return TrialResult(**{**settings, **changes})
 
@@ -31,11 +32,11 @@ def measured(name: str, *ratios: float, plan: float = 100.0, **changes: Any) -> 
     """Return a variant with these ratios to a plan of ``plan`` tokens a second."""
     settings: dict[str, Any] = {
         "expert": "e", "variant": variant(name), "outcome": "measured", "reason": None,
-        "hardware": "cpu", "device": "cpu", "gpu_name": None, "plan_sha256": "p",
+        "hardware": "cpu", "plan_sha256": "p",
         "timings": tuple(timing(plan * r) for r in ratios),
         "plan_timings": tuple(timing(plan) for _ in ratios),
         "ratio": estimate_ratio(ratios) if ratios else None, "loss_differs": 0.0, "is_sane": True,
-        "activated": (), "machine": "2 processors", "versions": {"torch": "2"},
+        "machine": "2 processors", "versions": {"torch": "2"},
     }  # fmt: skip
     return VariantRecord(**{**settings, **changes})
 

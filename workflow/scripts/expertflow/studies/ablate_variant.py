@@ -91,8 +91,12 @@ def _speed(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRec
     losses = compare_trials.compare_losses(
         pairs, base=base, plan=setup.plan, other_rows=setup.rows != "packed"
     )
+    timed, timed_of_plan = zip(*pairs, strict=True)
     return replace(
-        _measured(blank, *zip(*pairs, strict=True)),
+        blank,
+        outcome="measured",
+        timings=timed,
+        plan_timings=timed_of_plan,
         reason=setup.forced,
         ratio=estimate_ratio([a.tokens_per_s / b.tokens_per_s for a, b in pairs]),
         **losses,
@@ -107,7 +111,8 @@ def _hours(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRec
         if result.outcome != "measured":
             return _failed(blank, result)
     ratios, how = compare_trials.hours_ratios(base, results, saves=job.spec.variant.saves)
-    return replace(_measured(blank, (), results), reason=how, ratio=estimate_ratio(ratios))
+    blank = replace(blank, outcome="measured", plan_timings=results)
+    return replace(blank, reason=how, ratio=estimate_ratio(ratios))
 
 
 def _read_speed(job: VariantJob, _: TrainPlan, blank: VariantRecord) -> VariantRecord:
@@ -151,21 +156,6 @@ def _run(runner: TrialRunner, trial: Trial, *, is_plan: bool) -> TrialResult:
     if is_plan and result.outcome != "measured":
         return replace(result, problem=f"the plan itself: {result.problem}")
     return result
-
-
-def _measured(
-    blank: VariantRecord, own: tuple[TrialResult, ...], plain: tuple[TrialResult, ...]
-) -> VariantRecord:
-    first = (*own, *plain)[0]
-    return replace(
-        blank,
-        outcome="measured",
-        device=first.device,
-        gpu_name=first.gpu_name,
-        activated=first.activated,
-        timings=own,
-        plan_timings=plain,
-    )
 
 
 def _failed(

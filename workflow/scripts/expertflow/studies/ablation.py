@@ -47,6 +47,7 @@ def join_ablation(
             f" results/{expert}/ablation and run again"
         )
     speeds = [t.tokens_per_s for record in records for t in record.plan_timings]
+    runs = [t for record in records for t in (*record.timings, *record.plan_timings)]
     speed = median(speeds) if speeds else None
     # The price may be for all cards, but the runs use one.
     price = plan.cost.price_usd_per_hour if plan.world_size == 1 else None
@@ -63,13 +64,14 @@ def join_ablation(
         bars.append(_bar(variant, record, before, speed, price))
         if variant.of is not None:
             ladders.setdefault(variant.of, []).append(variant.name)
-    first = next((r for r in records if r.device is not None), records[0])
     return fill_record(
         AblationRecord,
         plan,
         spec,
-        first,
+        records[0],
         model=model,
+        device=runs[0].device if runs else None,
+        gpu_name=runs[0].gpu_name if runs else None,
         price_usd_per_hour=price,
         price_as_of=None if price is None else plan.cost.price_as_of,
         plan_tokens_per_s=speed,

@@ -98,17 +98,13 @@ class VariantRecord(Record, frozen=True, kw_only=True):
     outcome: Literal["measured", "is the plan", "out of memory", "failed", "not measurable"]
     reason: str | None = None
     hardware: str
-    device: str | None = None
-    gpu_name: str | None = None
     plan_sha256: str
     timings: tuple[TrialResult, ...] = ()
     plan_timings: tuple[TrialResult, ...] = ()
     ratio: Estimate | None = None
     loss_differs: float | None = None
     is_sane: bool | None = None
-    activated: tuple[str, ...] = ()
     loss_bound: float | None = None
-    loss_bound_because: str | None = None
     machine: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     settings_sha256: str | None = None
