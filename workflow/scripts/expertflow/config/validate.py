@@ -15,6 +15,7 @@ from expertflow.core.errors import ConfigError
 from expertflow.core.settings import json_schema, name_of
 from expertflow.data.sources.registry import declare_kinds
 from expertflow.evaluate.scoring import task_names
+from expertflow.plan.records import Claim
 from expertflow.plan.settings import TrainingSection
 
 # The folder of the Snakefile that this library belongs to.
@@ -66,10 +67,12 @@ DROPPED = {
 
 @cache
 def read_schema(name: str) -> dict[str, Any]:
-    """Read a schema that lies beside the rules; training, kinds and tasks are declared in code."""
+    """Read a schema beside the rules; training, claims, kinds and tasks are declared in code."""
     schema: dict[str, Any] = read_yaml(BASEDIR / "workflow" / "schemas" / f"{name}.schema.yaml")
     if name == "expert":
         schema["$defs"]["training"] = json_schema(TrainingSection)
+        claims = {**json_schema(Claim), "required": [name_of(Claim.text)]}
+        schema["properties"]["claims"]["items"] = claims
         declare_kinds(schema["$defs"]["source"])
         schema["properties"]["evaluation"]["properties"]["task"]["else"]["enum"] = task_names()
     return schema

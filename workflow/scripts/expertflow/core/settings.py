@@ -167,7 +167,10 @@ def _schema(kind: Any, meta: msgspec.Meta, *, nullable: bool, default: Any) -> d
     extra = meta.extra or {}
     own = _of_kind(kind)
     lengths = "minItems" if own.get("type") == "array" else "minLength"
-    own |= {BOUNDS.get(name, lengths): bound for name, bound in extra["bounds"].items()}
+    for name, bound in extra["bounds"].items():
+        # Bounds of numbers are those of each item of a list.
+        place = own["items"] if name in BOUNDS and "items" in own else own
+        place[BOUNDS.get(name, lengths)] = bound
     if extra["const"] is not None:
         own["const"] = extra["const"]
     if nullable and extra["auto"]:

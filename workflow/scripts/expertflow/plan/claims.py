@@ -8,23 +8,13 @@ import math
 import re
 from collections.abc import Iterator
 
-from msgspec.structs import fields
-
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record
-from expertflow.core.settings import name_of
+from expertflow.core.settings import list_settings, name_of
 from expertflow.plan.records import Claim, ClaimCheck
 
 # Figures in logs are rounded: within a tenth they agree. A judgment.
 TOLERANCE = 0.1
-# Claimed figures that may be 0; all others must be positive.
-MAY_BE_ZERO = {
-    name_of(figure)
-    for figure in (
-        Claim.usd_per_hour, Claim.usd, Claim.parts_hours, Claim.n_saves_after, Claim.gain_percent,
-        Claim.n_warmup_steps, Claim.warmup_ratio, Claim.warmup_steps_min,
-    )
-}  # fmt: skip
 
 
 class Speed(Record, frozen=True, kw_only=True):
@@ -55,16 +45,21 @@ def check_claims(claims: tuple[Claim, ...], speed: Speed | None = None) -> tuple
 
 
 def check_figures(claim: Claim) -> None:
-    figures = [("duration", parse_duration(claim.duration))] if claim.duration else []
-    for key in (field.name for field in fields(claim)):
-        value = getattr(claim, key)
-        values = value if isinstance(value, tuple) else (value,)
-        figures += [(key, figure) for figure in values if isinstance(figure, int | float)]
-    for key, figure in figures:
-        zero = key in MAY_BE_ZERO
-        if not math.isfinite(figure) or figure < 0 or (figure == 0 and not zero):
-            least = "at least 0" if zero else "above 0"
-            raise ConfigError(f"the claim's {key} is {figure:g}; give a number {least}, or none")
+    for setting in list_settings(Claim):
+        value = getattr(claim, setting.name)
+        if setting.kind is str:
+            is_duration = value is not None and setting.name == name_of(Claim.duration)
+            value = parse_duration(value) if is_duration else None
+        schema = setting.plain_schema
+        may_be_zero = schema.get("items", schema).get("minimum") == 0
+        for figure in value if isinstance(value, tuple) else (value,):
+            if figure is None:
+                continue
+            if not math.isfinite(figure) or figure < 0 or (figure == 0 and not may_be_zero):
+                least = "at least 0" if may_be_zero else "above 0"
+                raise ConfigError(
+                    f"the claim's {setting.name} is {figure:g}; give a number {least}, or none"
+                )
 
 
 def parse_duration(text: str) -> float:

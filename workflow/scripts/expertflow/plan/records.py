@@ -1,11 +1,11 @@
 """Inputs and output of a plan: settings with reasons, time, money, memory, claims."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import field
 
 from expertflow.core.records import Record
-from expertflow.core.settings import name_of
+from expertflow.core.settings import NOTHING, Setting, name_of
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.settings import Loader, Training
 
@@ -29,31 +29,46 @@ USABLE_FRACTION = 0.92
 class Claim(Record, frozen=True, kw_only=True):
     """What somebody claims a run takes, in the words of their log; null where nothing is claimed.
 
-    ``duration`` is a text such as ``46:47``; ``gain_percent`` the least claimed gain in ``hours``
-    from ``n_saves_after`` in place of ``n_saves``; ``n_warmup_steps`` the claimed value of
-    ``max(warmup_steps_min, int(warmup_ratio x n_steps))``.
+    The manifest's schema follows from it, and so do the flags of ``check_claims.py``.
     """
 
-    text: str
-    hardware: str | None = None
-    n_steps: int | None = None
-    n_documents: int | None = None
-    n_epochs: float | None = None
-    batch_size: int | None = None
-    steps_per_s: float | None = None
-    tokens_per_step: float | None = None
-    duration: str | None = None
-    hours: float | None = None
-    usd_per_hour: float | None = None
-    usd: float | None = None
-    parts_hours: tuple[float, ...] = ()
-    n_saves: int | None = None
-    n_saves_after: int | None = None
-    minutes_per_save: float | None = None
-    gain_percent: float | None = None
-    n_warmup_steps: int | None = None
-    warmup_ratio: float | None = None
-    warmup_steps_min: int | None = None
+    text: Annotated[str, Setting("The claim in words.", NOTHING)]
+    n_steps: Annotated[int | None, Setting("Optimizer steps.", NOTHING, ge=1)] = None
+    n_documents: Annotated[int | None, Setting("Training examples.", NOTHING, ge=1)] = None
+    n_epochs: Annotated[float | None, Setting("Passes over them.", NOTHING, gt=0)] = None
+    batch_size: Annotated[int | None, Setting("Examples a step.", NOTHING, ge=1)] = None
+    steps_per_s: Annotated[float | None, Setting("Steps a second.", NOTHING, gt=0)] = None
+    tokens_per_step: Annotated[float | None, Setting("Tokens of a step.", NOTHING, gt=0)] = None
+    duration: Annotated[
+        str | None, Setting('Time as the log prints it, in quotes: "46:47".', NOTHING)
+    ] = None
+    hours: Annotated[float | None, Setting("Hours that are claimed.", NOTHING, gt=0)] = None
+    usd_per_hour: Annotated[float | None, Setting("Price an hour.", NOTHING, ge=0)] = None
+    usd: Annotated[float | None, Setting("Dollars that are claimed.", NOTHING, ge=0)] = None
+    parts_hours: Annotated[
+        tuple[float, ...], Setting("Parts that are said to make up the hours.", NOTHING, ge=0)
+    ] = ()
+    hardware: Annotated[
+        str | None,
+        Setting("One card of this kind, as config/hardware/gpus.yaml calls it.", NOTHING),
+    ] = None
+    n_saves: Annotated[int | None, Setting("Saves of the run.", NOTHING, ge=1)] = None
+    n_saves_after: Annotated[int | None, Setting("Saves that would do.", NOTHING, ge=0)] = None
+    minutes_per_save: Annotated[float | None, Setting("Minutes of one.", NOTHING, gt=0)] = None
+    gain_percent: Annotated[
+        float | None,
+        Setting("Least that this is said to gain, percent of the hours.", NOTHING, ge=0),
+    ] = None
+    n_warmup_steps: Annotated[
+        int | None, Setting("Warm-up steps that are claimed.", NOTHING, ge=0)
+    ] = None
+    warmup_ratio: Annotated[
+        float | None,
+        Setting(
+            "Their ratio, in max(warmup_steps_min, int(warmup_ratio x n_steps)).", NOTHING, ge=0
+        ),
+    ] = None
+    warmup_steps_min: Annotated[int | None, Setting("Their minimum there.", NOTHING, ge=0)] = None
 
 
 class HardwareChoice(Record, frozen=True, kw_only=True):
