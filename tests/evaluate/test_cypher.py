@@ -137,15 +137,9 @@ SAME = [
     ("WITH [x IN xs | x.name] AS l RETURN l", "WITH [y IN zs | y.name] AS m RETURN m"),
     ("MATCH (a {k: b}) RETURN a", "MATCH (c {k: d}) RETURN c"),
     ("RETURN 'it\\'s'", 'RETURN "it\'s"'),
-    (
-        "MATCH (a) WHERE EXISTS { (a)-->(b) } RETURN a",
-        "MATCH (c) WHERE exists{(c)-->(d)} RETURN c",
-    ),
+    ("MATCH (a) WHERE EXISTS { (a)-->(b) } RETURN a", "MATCH (c) WHERE exists{(c)-->(d)} RETURN c"),
     ("MATCH (a)-[*1..3]->(b) RETURN a", "MATCH (x) - [ * 1 .. 3 ] -> (y) RETURN x"),
-    (
-        "CALL db.labels() YIELD label AS a RETURN a",
-        "CALL db.labels() YIELD label AS b RETURN b",
-    ),
+    ("CALL db.labels() YIELD label AS a RETURN a", "CALL db.labels() YIELD label AS b RETURN b"),
     # A map in a pattern is a condition.
     ("MATCH (p:P {name: 'x'}) RETURN p.age", "MATCH (q:P) WHERE q.name = 'x' RETURN q.age"),
     (
