@@ -8,7 +8,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from made_up_model import tiny_qwen3
 
 from expertflow.core.errors import EvaluationError
@@ -105,24 +104,6 @@ def test_a_task_may_be_a_file(calls: list[dict[str, Any]], tokenizer: Path, tmp_
 def test_missing_data_is_one_line(calls: list[dict[str, Any]], tokenizer: Path) -> None:
     with pytest.raises(EvaluationError, match=r"lm_eval\.tasks lost: Couldn't reach the Hub; name"):
         run(LmEvalSpec(tasks=("lost",), n_shots=0, limit=None), tokenizer)
-
-
-def test_batches_that_do_not_fit_are_halved(
-    calls: list[dict[str, Any]], tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluator: Any = sys.modules["lm_eval.evaluator"]
-    evaluate = evaluator.simple_evaluate
-    sizes: list[int] = []
-
-    def fits(**options: Any) -> Any:
-        sizes.append(options["model"].batch_size)
-        if sizes[-1] > 1:
-            raise torch.OutOfMemoryError("no room")
-        return evaluate(**options)
-
-    monkeypatch.setattr(evaluator, "simple_evaluate", fits)
-    found = lm_eval_hook.run_tasks(tiny(), SPEC, tokenizer=tokenizer, batch_size=4)
-    assert sizes == [4, 2, 1] and found["one", "acc"][0] == 0.25
 
 
 def test_results_are_read_by_task_and_metric() -> None:

@@ -3,9 +3,9 @@
 import logging
 import random
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import (
@@ -38,6 +38,7 @@ PLAIN_ATTENTION = "eager"
 # A stop text of n bytes ends in the last n tokens; a few more for tokens without text.
 MARGIN_TOKENS = 8
 Ids = list[list[int]]
+T = TypeVar("T")
 
 
 class Answer(Record, frozen=True):
@@ -152,6 +153,15 @@ def halve_batch(n_rows: int, error: RuntimeError) -> int:
     torch.cuda.empty_cache()
     log.warning("out of memory with %d questions at a time; going on with %d", n_rows, n_rows // 2)
     return n_rows // 2
+
+
+def shrink_batches(run: Callable[[int], T], batch_size: int) -> T:
+    """Run with smaller and smaller batches until one fits into memory."""
+    while True:
+        try:
+            return run(batch_size)
+        except RuntimeError as error:
+            batch_size = halve_batch(batch_size, error)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from expertflow.core.records import Record
-from expertflow.evaluate.generate import Answer, halve_batch, positions_of
+from expertflow.evaluate.generate import Answer, positions_of, shrink_batches
 from expertflow.evaluate.questions import EvalExample, Pair
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Buffers, Collator
@@ -109,12 +109,10 @@ def log_likelihoods(
         prompt, continuation = pairs[i]
         row[: lengths[i]] = prompt + continuation
         spans.append([len(prompt), lengths[i]] if continuation else [])
-    rows, losses = PackedRows.from_lists(ids, [[lengths[i]] for i in fits], spans), None
-    while losses is None:
-        try:
-            losses = document_losses(model, rows, micro_batch_size=batch_size)
-        except RuntimeError as error:
-            batch_size = halve_batch(min(batch_size, len(fits)), error)
+    rows = PackedRows.from_lists(ids, [[lengths[i]] for i in fits], spans)
+    losses = shrink_batches(
+        lambda n: document_losses(model, rows, micro_batch_size=n), min(batch_size, len(fits))
+    )
     sums = zip(fits, losses.nats_D.tolist(), losses.n_targets_D.tolist(), strict=True)
     for i, nats, n in sums:
         found[i] = -nats, n

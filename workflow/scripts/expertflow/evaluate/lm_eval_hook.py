@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.generate import end_ids, generation_mode, halve_batch
+from expertflow.evaluate.generate import end_ids, generation_mode, shrink_batches
 from expertflow.evaluate.isolation.rows import one_line
 from expertflow.evaluate.records import LmEvalScore, LmEvalSpec
 from expertflow.train.model.packed import causal_lm
@@ -45,14 +45,11 @@ def unavailable_reason() -> str | None:
 
 def pair_scores(before: Figures, after: Figures) -> list[LmEvalScore]:
     scores = []
-    for key in sorted(before.keys() | after.keys()):
-        (value, stderr), (new, new_stderr) = (
-            side.get(key, (None, None)) for side in (before, after)
-        )
-        scores.append(LmEvalScore(
-            task=key[0], metric=key[1], before=value, after=new, before_stderr=stderr,
-            after_stderr=new_stderr,
-        ))  # fmt: skip
+    for task, metric in sorted(before.keys() | after.keys()):
+        figures = {}
+        for name, side in (("before", before), ("after", after)):
+            figures[name], figures[f"{name}_stderr"] = side.get((task, metric), (None, None))
+        scores.append(LmEvalScore(task=task, metric=metric, **figures))
     return scores
 
 
@@ -75,26 +72,25 @@ def run_tasks(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int)
         )
         pad = words.eos_token_id if words.pad_token_id is None else words.pad_token_id
         ends = end_ids(lm.generation_config, words.eos_token_id, pad)
-        options: dict[str, Any] = {
-            "tasks": names,
-            "num_fewshot": spec.n_shots,
-            "limit": spec.limit,
-            "bootstrap_iters": N_BOOTSTRAP,
-            "log_samples": False,
-            "task_manager": manager,
-        }
-        results = None
+
+        def run(batch_size: int) -> dict[str, Any]:
+            wrapped = models.HFLM(
+                pretrained=lm, tokenizer=words, batch_size=batch_size, softmax_dtype=SOFTMAX_DTYPE
+            )
+            results: dict[str, Any] = evaluator.simple_evaluate(
+                model=wrapped,
+                tasks=names,
+                num_fewshot=spec.n_shots,
+                limit=spec.limit,
+                bootstrap_iters=N_BOOTSTRAP,
+                log_samples=False,
+                task_manager=manager,
+            )
+            return results
+
         try:
             with generation_mode(lm, ends=ends, pad_id=pad):
-                while results is None:
-                    wrapped = models.HFLM(
-                        pretrained=lm, tokenizer=words, batch_size=batch_size,
-                        softmax_dtype=SOFTMAX_DTYPE,
-                    )  # fmt: skip
-                    try:
-                        results = evaluator.simple_evaluate(model=wrapped, **options)
-                    except RuntimeError as error:
-                        batch_size = halve_batch(batch_size, error)
+                results = shrink_batches(run, batch_size)
         # All of these are raised by loaders if a task's data is missing.
         except (OSError, ValueError, KeyError) as error:
             raise EvaluationError(

@@ -113,7 +113,7 @@ class TaskScore(Record, frozen=True, kw_only=True):
 
 
 class EvaluationSide(Record, frozen=True, kw_only=True):
-    """One model: the base model (before) or the expert (after).
+    """One model, before or after training.
 
     Intervals of loss (nats a target) and perplexity are 95 % bootstrap intervals over documents,
     null for a single document.
