@@ -46,7 +46,7 @@ def shared_data() -> Path:
 LONGEST = (
     "test_interruptions.py", "test_processes.py", "test_fault_points.py", "test_reruns.py",
     "test_token_reruns.py", "test_resume.py", "test_whole_runs.py", "test_bad_input.py",
-    "test_cluster_generic.py", "test_real_records.py", "test_trace_memory.py", "test_documents.py",
+    "test_cluster_generic.py", "test_real_records.py", "test_memory_trace.py", "test_documents.py",
 )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ LONG = {
     "rental": {"test_guard_faults", "test_guard_money", "test_guard_stop", "test_guard_timers"},
     "report": {"test_browser", "test_real_training"},
     "studies": {"test_ablation_run", "test_calibrate", "test_trials", "test_tuning_runs"},
-    "train": {"test_families", "test_fault_points", "test_processes", "test_trace_memory"},
+    "train": {"test_families", "test_fault_points", "test_processes", "test_memory_trace"},
     "workflow": {
         "test_ablation_reruns", "test_bundles", "test_cluster_generic",
         "test_dry_run_costs", "test_guarded_training", "test_interruptions", "test_object_storage",

@@ -1,6 +1,6 @@
 """Two processes, the second of which sees an old listing of the checkpoints.
 
-Started by ``test_agree.py``, with the folder of a run that was saved after steps 2 and 4 of 4.
+Started by ``test_processes.py``, with the folder of a run that was saved after steps 2 and 4 of 4.
 """
 
 import shutil

@@ -105,12 +105,6 @@ def test_a_plain_mlp_has_two_matrices(tmp_path: Path) -> None:
         assert read_facts(tmp_path).n_mlp_matrices == n
 
 
-def test_the_record_says_how_the_model_writes_chats(tmp_path: Path) -> None:
-    layout = prepare("builtin:tiny-qwen3", tmp_path).tokenizer.layout
-    assert layout.chat_template == CHATML
-    assert (layout.turn_end, layout.text_end) == ("<|im_end|>", "<|endoftext|>")
-
-
 def write_tokenizer(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(train_tokenizer(["a b"], vocab_size=300), folder)

@@ -1,7 +1,6 @@
 """All weights that a run keeps are published, each as a model of its own."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,37 +141,22 @@ def test_a_whole_state_gives_what_was_noted(state: Path, summary: RunSummary) ->
     assert read_outcome(state) == summary
 
 
-def cut_outcome(state: Path) -> str:
-    (state / "outcome.json").write_text('{"n_steps": ')
-    return "outcome.json cannot be read"
-
-
-def empty_outcome(state: Path) -> str:
-    (state / "outcome.json").write_bytes(bytes(40))
-    return "outcome.json cannot be read"
-
-
-def zero_model(state: Path) -> str:
-    path = state / "final" / "model.safetensors"
-    path.write_bytes(bytes(path.stat().st_size))
-    return "final/model.safetensors does not hold what was written"
-
-
-def lose_config(state: Path) -> str:
-    (state / "final" / "deep" / "config.json").unlink()
-    return "final/deep/config.json is missing"
-
-
-def cut_log(state: Path) -> str:
-    (state / "steps.jsonl").write_text("wh")
-    return "steps.jsonl has 2 bytes"
-
-
-@pytest.mark.parametrize("spoil", [cut_outcome, empty_outcome, zero_model, lose_config, cut_log])
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("outcome.json", b'{"n_steps": ', "outcome.json cannot be read"),
+        ("outcome.json", bytes(40), "outcome.json cannot be read"),
+        ("final/model.safetensors", bytes(34), "model.safetensors does not hold what was written"),
+        ("final/deep/config.json", None, "final/deep/config.json is missing"),
+        ("steps.jsonl", b"wh", "steps.jsonl has 2 bytes"),
+    ],
+)
 def test_a_damaged_one_gives_nothing_and_says_why(
-    state: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], str]
+    state: Path, caplog: pytest.LogCaptureFixture, name: str, content: bytes | None, why: str
 ) -> None:
-    why = spoil(state)
+    (state / name).unlink()
+    if content is not None:
+        (state / name).write_bytes(content)
     with caplog.at_level(logging.WARNING):
         assert read_outcome(state) is None
     assert why in caplog.text and "ended once more from its last checkpoint" in caplog.text

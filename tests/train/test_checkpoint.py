@@ -1,11 +1,9 @@
 import importlib.util
-import json
 import logging
 import math
 import os
 import random
 import resource
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,12 +162,6 @@ def test_what_a_power_cut_left_full_of_zeros_is_removed(
     assert list((tmp_path / "checkpoints").iterdir()) == [good]
 
 
-def test_the_same_step_can_be_saved_again(tmp_path: Path) -> None:
-    saved(tmp_path, step=1, loss=5.0)
-    assert checkpoint_files.read_progress(saved(tmp_path, step=1, loss=4.0))["held_out_loss"] == 4.0
-    assert names(tmp_path) == [1]
-
-
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     saved(tmp_path, step=1)
     net, optimizer = trained(PLAN)
@@ -222,14 +214,6 @@ def test_the_scaler_comes_back(tmp_path: Path) -> None:
     assert other.state_dict() == scaler.state_dict()
 
 
-def test_the_clock_goes_on_from_the_last_sign_of_life(tmp_path: Path) -> None:
-    assert checkpoint_files.last_seen_s(tmp_path) == 0.0
-    saved(tmp_path, step=1)
-    assert checkpoint_files.last_seen_s(tmp_path) == 1.5
-    (tmp_path / "gpu.jsonl").write_text(json.dumps({"elapsed_s": 2.5}) + "\n")
-    assert checkpoint_files.last_seen_s(tmp_path) == 2.5
-
-
 def taken(step: int) -> Snapshot:
     net, optimizer = trained(train_plan(), n_steps=1)
     return snapshot(net, optimizer, step=step)
@@ -248,30 +232,6 @@ def full_disk() -> Iterator[None]:
 
 def folders(state: Path) -> list[str]:
     return sorted(path.name for path in (state / "checkpoints").iterdir())
-
-
-def test_training_goes_on_while_a_snapshot_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_on, order = threading.Event(), []
-    really_write = checkpoint.write_checkpoint
-
-    def write(state: Path, taken: Snapshot, *, keep: int) -> Path:
-        assert go_on.wait(120)
-        order.append(taken.step)
-        return really_write(state, taken, keep=keep)
-
-    monkeypatch.setattr(checkpoint, "write_checkpoint", write)
-    with Saver(tmp_path, keep=2) as writer:
-        writer.submit(taken(1))
-        order.append(0)
-        go_on.set()
-        writer.submit(taken(2))
-        assert order[:2] == [0, 1], "the second begins when the first is written"
-    assert order == [0, 1, 2]
-    assert folders(tmp_path) == ["step-00000001", "step-00000002"]
-    assert writer.written_s > 0
-    assert writer.n_bytes == checkpoint_files.n_bytes(tmp_path / "checkpoints" / "step-00000002")
 
 
 def test_a_full_disk_stops_the_trainer_and_leaves_the_checkpoint_before(tmp_path: Path) -> None:

@@ -11,10 +11,7 @@ from tiny_run import assembled, made, train
 
 from expertflow.plan.records import TrainPlan
 from expertflow.train import memory
-from expertflow.train import run as assembling
-from expertflow.train.feed.batches import Batch
 from expertflow.train.memory import OutOfMemory, describe_shortage
-from expertflow.train.model import packed
 from expertflow.train.model.packed import PackedLoss
 from expertflow.train.run import TrainInputs
 from expertflow.train.saved import checkpoint_files
@@ -129,32 +126,3 @@ def test_the_longest_rows_are_tried_first_and_leave_no_trace(tmp_path: Path) -> 
     assert longest in seen[0] and len(seen) == 1
     assert torch.equal(torch.get_rng_state(), before)
     assert all(p.grad is None for p in run.net.parameters())
-
-
-def shape_of(batch: Batch) -> tuple[int, ...]:
-    return (*batch.input_ids_BL.shape, len(packed.padded_bounds(batch, CPU)))
-
-
-@pytest.mark.parametrize("compiled", [True, False])
-def test_every_shape_to_come_is_met_once_and_leaves_no_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
-) -> None:
-    """Few documents are told apart, and nothing is compiled: only what layers are given counts."""
-    monkeypatch.setattr(packed, "DOCUMENTS_STEP", 2)
-    monkeypatch.setattr(assembling, "compile_layers", lambda net, dtype: "compiled in name only")
-    inputs = small(tmp_path, lora=LORA)
-    inputs = replace(inputs, plan=replace(inputs.plan, torch_compile=compiled))
-    with assembled(inputs) as run:
-        run.loss.train()
-        seen: list[tuple[int, ...]] = []
-        forward: Any = run.loss.forward
-        run.loss.forward = lambda batch: seen.append(shape_of(batch)) or forward(batch)
-        before = torch.get_rng_state()
-        n_met = memory.warm_up_compile(run, 1000)
-    batches = map(run.feed.collator.batch, run.feed.between(0, run.plan.n_steps))
-    wanted = {shape_of(batch) for batch in batches} if compiled else set()
-    assert n_met == len(seen) == len(wanted) and set(seen) == wanted
-    assert not compiled or len(wanted) > 1
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(p.grad is None for p in run.net.parameters())
-    assert run.progress.step == 0 and not run.pending

@@ -81,13 +81,6 @@ def test_layers_are_extended_exactly(method: str, checkpoint: bool) -> None:
     assert extended == (model, gradients, max(phases.values()))
 
 
-def test_a_checkpointed_layer_keeps_its_input_and_no_more() -> None:
-    """Two bytes an element of the hidden states, and the bounds of its documents once for all."""
-    run, n_tokens = run_of(), 2 * 128
-    phases = [memory_trace.trace_step(run, n, 2, 128, checkpoint=True)[2]["top"] for n in (3, 4)]
-    assert phases[1] - phases[0] == 2 * QWEN3.hidden_size * n_tokens
-
-
 def test_weights_are_counted_as_they_are_held(tmp_path: Path) -> None:
     lora = traced(tmp_path).lines[0]
     n_adapter = 5 * 4 * (64 + 128 + 64 + 64)

@@ -1,20 +1,30 @@
-import logging
+"""Before the first step: checks of the machine, flags of the trainer, starting of processes."""
+
 import os
+import signal
+import socket
+import sys
 from collections import namedtuple
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from support import write_tiny_run
 
-from expertflow.core.errors import HardwareError, TrainingError
+from expertflow.core.errors import ConfigError, HardwareError, TrainingError
 from expertflow.core.records import read_record
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
 from expertflow.train import preflight as module
+from expertflow.train import processes
+from expertflow.train.flags import changes_of, trainer_parser
 from expertflow.train.model.base import read_facts
 from expertflow.train.model.load import load_base
 from expertflow.train.preflight import run_preflight
+from expertflow.train.processes import launch_command
+from expertflow.train.run import stop_on_signals
 
 Usage = namedtuple("Usage", "total used free")
 H100 = GpuFacts(name="H100 SXM", source="test")
@@ -55,16 +65,6 @@ def test_a_card_without_bf16_is_refused(plan: TrainPlan, monkeypatch: pytest.Mon
     assert module._check_gpu(replace(plan, precision="fp16"), H100) == "Tesla T4"
 
 
-def test_another_card_than_the_plans_is_said(
-    plan: TrainPlan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
-    for name in (H100.name, "NVIDIA L4"):
-        card(monkeypatch, name)
-        module._check_gpu(plan, H100)
-    assert caplog.messages == ["the plan is for H100 SXM, the card is NVIDIA L4"]
-
-
 def test_a_card_that_others_hold_is_refused_by_name(
     plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +90,7 @@ def test_products_are_made_to_repeat_before_the_first_one(
         seen.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
         return 1e12
 
-    monkeypatch.setattr(module, "measured_matmul_flops_per_s", measured)
+    monkeypatch.setattr(module, "measure_matmul_flops_per_s", measured)
     for deterministic in (False, True):
         module._measured_peak(
             replace(plan, gpu=H100, precision="bf16", deterministic=deterministic)
@@ -130,3 +130,142 @@ def test_an_unreadable_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     with pytest.raises(TrainingError, match="cannot be loaded"):
         load_base(str(tmp_path), dtype=None, attention_name="sdpa")  # type: ignore[arg-type]
+
+
+COMMAND = ["train_expert.py", "--output", "a b.json"]
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    squeue = tmp_path / "squeue"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    return squeue
+
+
+def answer(squeue: Path, script: str) -> None:
+    squeue.write_text(f"#!/bin/sh\n{script}\n")
+    squeue.chmod(0o755)
+
+
+def test_without_slurm_all_processes_are_started_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert launch_command(4, COMMAND) == [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+        "--nproc-per-node=4", *COMMAND,
+    ]  # fmt: skip
+
+
+def test_in_a_job_of_two_nodes_each_is_given_half(job: Path) -> None:
+    answer(job, '[ "$*" = "--noheader --jobs=7 --format=%D" ] && echo 2')
+    command = launch_command(4, COMMAND)
+    assert command[:4] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
+    script = next(part for part in command if part.startswith("exec "))
+    assert "--nnodes=2 --nproc-per-node=2" in script
+    assert '--master-addr="$SLURM_LAUNCH_NODE_IPADDR" --node-rank="$SLURM_NODEID" "$@"' in script
+    assert command[-len(COMMAND) :] == COMMAND
+
+
+def test_processes_that_cannot_be_shared_out_are_refused(job: Path) -> None:
+    answer(job, "echo 3")
+    with pytest.raises(TrainingError, match="4 processes cannot be spread evenly over the 3 nodes"):
+        launch_command(4, COMMAND)
+
+
+@pytest.mark.parametrize("script", ["exit 1", "echo", "echo many"])
+def test_a_slurm_that_does_not_answer_is_no_single_node(job: Path, script: str) -> None:
+    answer(job, script)
+    with pytest.raises(TrainingError, match="how many nodes job 7 has is not known"):
+        launch_command(4, COMMAND)
+
+
+def test_a_port_is_one_that_nothing_else_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert processes.free_port() in processes.PORTS
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(processes, "PORTS", range(port, port + 1))
+        with pytest.raises(TrainingError, match=f"ports {port} to {port}: none can be taken"):
+            processes.free_port()
+
+
+@pytest.fixture(params=[signal.SIG_DFL, signal.SIG_IGN], ids=["terminal", "nohup"])
+def inherited(request: pytest.FixtureRequest) -> Iterator[signal.Handlers]:
+    before = signal.signal(signal.SIGHUP, request.param)
+    yield request.param
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_the_trainer(inherited: signal.Handlers) -> None:
+    with stop_on_signals() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop() == (inherited is signal.SIG_DFL)
+    assert signal.getsignal(signal.SIGHUP) is inherited
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_trainer_in_the_background_of_a_script_still_saves_and_ends(
+    number: signal.Signals,
+) -> None:
+    """A shell starts it with interrupts ignored."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with stop_on_signals() as stop:
+            os.kill(os.getpid(), number)
+            assert stop()
+    finally:
+        signal.signal(number, before)
+
+
+def test_the_launcher_of_several(
+    inherited: signal.Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left alone, it stops its trainers at a hang-up, whatever it inherited."""
+    name = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+    for variable in (name, processes.RANK, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+        monkeypatch.setenv(variable, "")  # so that what is set is undone
+        monkeypatch.delenv(variable)
+    for exec_ in ("execv", "execvp"):
+        monkeypatch.setattr(os, exec_, lambda *_: None)
+    processes.launch_processes(2)
+    heard = os.environ.get(name, "SIGHUP").split(",")
+    assert ("SIGHUP" in heard) == (inherited is signal.SIG_DFL)
+    assert inherited is signal.SIG_DFL or {"SIGTERM", "SIGINT"} <= set(heard)
+
+
+def changes(*arguments: str) -> dict[str, Any]:
+    return changes_of(trainer_parser("a test").parse_args(["--code", "c", *arguments]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--learning-rate=-0.001"], "--learning-rate -0.001: must be above 0"),
+        (["--learning-rate=nan"], "--learning-rate nan: must be a finite number"),
+        (["--batch-size", "0"], "--batch-size 0: must be at least 1"),
+        (["--logging-steps", "0"], "--logging-steps 0: must be at least 1"),
+        (["--warmup-steps-min=-3"], "--warmup-steps-min -3: must be at least 0"),
+        (["--lr-decay-ratio", "0"], "--lr-decay-ratio 0: must be above 0"),
+        (["--max-loss", "0"], "--max-loss 0: must be above 0"),
+        (["--label-smoothing-factor", "3"], "--label-smoothing-factor 3: must be below 1"),
+        (["--lora-dropout", "1"], "--lora-dropout 1: must be below 1"),
+        (["--seed=-1", "--batch-size", "4"], "--seed -1: must be at least 0"),
+    ],
+)
+def test_a_value_that_no_manifest_may_have_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        changes(*arguments)
+    assert str(caught.value) == message
+
+
+def test_values_that_a_manifest_may_have_are_given_on() -> None:
+    wanted = {
+        "batch_size": 4, "learning_rate": 3e-6, "lora_targets": ("q_proj", "v_proj"),
+        "max_loss": 9.0, "patience": 2, "bf16": True, "torch_compile": False,
+        "warmup_ratio": 0.0, "attention": "sdpa", "dataloader_num_workers": 0,
+    }  # fmt: skip
+    given = changes(
+        *("--batch-size", "4", "--learning-rate", "3e-6", "--lora-targets", "q_proj", "v_proj"),
+        *("--max-loss", "9", "--patience", "2", "--bf16", "--no-torch-compile"),
+        *("--warmup-ratio", "0", "--attention", "sdpa", "--dataloader-num-workers", "0"),
+    )
+    assert given == wanted

@@ -120,8 +120,6 @@ def full_disk(*_: Any) -> None:
         ("profile.stop", no_start, "the profiler failed: Can't initialize CUPTI"),
         ("supported_activities", set, "this build of torch cannot watch CPU"),
         ("operator_spans", lambda _: [], "saw no kernel"),
-        ("profile.start", no_memory, "the profiler did not start: host memory ran out"),
-        ("operator_spans", no_memory, "the profiler failed: host memory ran out"),
         ("write_trace", no_memory, "the profiler failed: host memory ran out"),
         ("write_trace", full_disk, "No space left"),
     ],
@@ -146,23 +144,14 @@ def test_the_first_step_is_never_watched(tmp_path: Path, n_steps: int, n_watched
     assert record.first_step is None or record.first_step > 1
 
 
-def test_steps_stay_clear_of_what_else_is_due(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_stay_clear_of_what_else_is_due(tmp_path: Path) -> None:
     plan = made(tmp_path / "run", n_steps=200, profile_steps=5).plan
-    plan = replace(plan, eval_steps=100, save_steps=13)
-    window = choose_window(plan, 0)
+    window = choose_window(replace(plan, eval_steps=100, save_steps=13), 0)
     assert window is not None
     assert (window.steps, window.neighbors) == (range(13, 18), range(8, 13))
     # Saved after each step: only steps that are timed on the device are avoided.
     window = choose_window(replace(plan, save_steps=1), 0)
     assert window is not None and window.steps == range(11, 16)
-    # Longer than the stretch between two timed steps.
-    monkeypatch.setattr(profiler, "MAX_MICRO_BATCHES", 100)
-    window = choose_window(replace(plan, profile_steps=30), 0)
-    assert window is not None and window.steps == range(10, 40)
-    window = choose_window(plan, 190)
-    assert window is not None and window.steps.start > 190 and window.steps.stop <= 200
     assert choose_window(plan, 199) is None
 
 

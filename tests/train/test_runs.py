@@ -1,23 +1,35 @@
-"""Whole runs in one process: early stopping, the best weights, explosions, and a second look."""
+"""Whole runs in one process: early stopping, the best weights, explosions, clock and monitor."""
 
 import contextlib
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
+from support import SCRIPTS, write_tiny_run
 from tiny_run import assembled, made, train
 
-from expertflow.train import job, loop, processes, publish
+from expertflow.core.records import read_record
+from expertflow.hardware.records import MonitorRecord
+from expertflow.plan.records import TrainPlan
+from expertflow.train import loop, publish
+from expertflow.train.job import run_monitor
 from expertflow.train.model.packed import PackedLoss
-from expertflow.train.records import RunSummary
+from expertflow.train.records import EvalPoint
 from expertflow.train.run import Diverged, PendingStep, TrainInputs
 from expertflow.train.saved import checkpoint_files
-from expertflow.train.step_hooks import flush_steps
+from expertflow.train.step_hooks import flush_steps, out_of_patience
 
 
 def steps(inputs: TrainInputs) -> list[dict[str, Any]]:
@@ -43,25 +55,6 @@ def test_a_run_stops_early_and_publishes_its_best_weights(tmp_path: Path) -> Non
     kept = load_file(directory / checkpoint_files.WEIGHTS)
     published = load_file(inputs.state / "final" / "model.safetensors")
     assert all(torch.equal(published[name], tensor) for name, tensor in kept.items())
-
-
-def test_trackers_end_before_the_clock_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tracker may wait for its network at the end, and that is time of the run."""
-    done: list[str] = []
-    inputs = made(tmp_path, n_steps=2)
-    group = processes.start_processes(inputs.plan)
-    group.accelerator.trackers = [SimpleNamespace(finish=lambda: done.append("tracker"))]
-    summarize = publish.summarize_run
-
-    def told(*arguments: Any, **named: Any) -> RunSummary:
-        done.append("clock")
-        return summarize(*arguments, **named)
-
-    monkeypatch.setattr(publish, "summarize_run", told)
-    job.train_expert(inputs, group)
-    assert done == ["tracker", "clock"]
 
 
 def broken_at(monkeypatch: pytest.MonkeyPatch, *, step: int, loss: float) -> None:
@@ -182,3 +175,97 @@ def test_steps_that_a_scaler_skips_for_ever_end_the_run(
         run.pending.append(skipped)
         with pytest.raises(Diverged) if diverged else contextlib.nullcontext():
             flush_steps(run)
+
+
+AGE = "from expertflow.train.timing import process_age_s; print(process_age_s())"
+
+TICK_S = 0.011
+
+
+def points(*losses: float) -> list[EvalPoint]:
+    return [
+        EvalPoint(step=i, loss=loss, n_target_tokens=1, eval_s=0.0) for i, loss in enumerate(losses)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("losses", "patience", "min_delta", "over"),
+    [
+        ((3.0, 2.0, 1.0), 1, 0.0, False),
+        ((3.0, 2.0, 2.0), 1, 0.0, True),
+        ((3.0, 2.0, 2.1), 2, 0.0, False),
+        ((3.0, 2.0, 2.1, 2.0), 2, 0.0, True),
+        ((3.0, 2.0, 2.1, 1.9, 1.95), 2, 0.0, False),
+        ((3.0, 2.95, 2.91), 2, 0.1, True),  # slower than min_delta
+        ((3.0, 2.95, 2.85), 2, 0.1, False),  # slow, but together they are enough
+        ((3.0, 3.0, 3.0), None, 0.0, False),
+    ],
+)
+def test_patience(
+    losses: tuple[float, ...], patience: int | None, min_delta: float, over: bool
+) -> None:
+    assert out_of_patience(points(*losses), patience, min_delta) is over
+
+
+def test_the_age_of_a_process_is_known_to_a_hundredth() -> None:
+    before = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", AGE],
+        env={"PYTHONPATH": str(SCRIPTS)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert 0 < float(done.stdout) < time.perf_counter() - before + TICK_S
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> TrainPlan:
+    write_tiny_run(tmp_path)
+    return read_record(TrainPlan, tmp_path / "plan.json")
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    return folder
+
+
+def n_samples(state: Path) -> int:
+    path = state / "gpu.jsonl"
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
+def wait_for_samples(state: Path, n: int) -> None:
+    deadline = time.monotonic() + 120
+    while n_samples(state) < n:
+        assert time.monotonic() < deadline, "no samples came"
+        time.sleep(0.05)
+
+
+def record_of(state: Path) -> MonitorRecord:
+    return read_record(MonitorRecord, state / "monitor.json")
+
+
+def test_by_itself_it_follows_the_log_of_steps(plan: TrainPlan, state: Path) -> None:
+    lines = [{"step": step, "elapsed_s": 0.05 * step} for step in range(1, 20)]
+    automatic = replace(plan, collection_interval_seconds=None, n_steps_per_epoch=20)
+    with run_monitor(state, automatic, seen_s=0.0):
+        (state / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        # Most of these are paced after the log was there.
+        wait_for_samples(state, n_samples(state) + 4)
+    record = record_of(state)
+    assert record.configured_interval_s is None
+    assert record.epoch_s == pytest.approx(1.0)
+    assert "at most 10 of the 20 samples wanted" in record.remarks[0]
+
+
+def test_a_monitor_that_dies_leaves_nulls_with_the_reason(plan: TrainPlan, state: Path) -> None:
+    (state / "monitor.json").write_text("of an earlier session")
+    before = psutil.Process().children()
+    with run_monitor(state, plan, seen_s=0.0):
+        wait_for_samples(state, 1)
+        (monitor,) = set(psutil.Process().children()) - set(before)
+        os.kill(monitor.pid, signal.SIGKILL)
+    record = record_of(state)
+    assert record.gpu_name is None and record.monitor_cpu_fraction is None
+    assert record.unavailable["gpu_name"] == "the monitor ended without a summary"
+    assert record.n_samples >= 1 and record.ram_used_bytes is not None

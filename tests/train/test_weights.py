@@ -24,19 +24,6 @@ from expertflow.train.optimizers import learning_rate, make_optimizer
 from expertflow.train.saved import checkpoint, checkpoint_files
 
 
-def test_only_what_is_trained_is_kept() -> None:
-    names = set(trainable_state(tiny_net("lora")))
-    assert names and all("lora_" in name for name in names)
-    assert "head.weight" not in trainable_state(tiny_net()), "tied to the embedding"
-
-
-def test_a_state_goes_back_bit_by_bit() -> None:
-    source, target = tiny_net(seed=0), tiny_net(seed=1)
-    assert weights_sha256(source) != weights_sha256(target)
-    load_trainable_state(target, trainable_state(source))
-    assert weights_sha256(source) == weights_sha256(target)
-
-
 def test_another_shape_or_name_is_refused_before_anything_is_copied() -> None:
     net = tiny_net()
     before = weights_sha256(net)
