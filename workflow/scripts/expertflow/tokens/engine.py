@@ -155,28 +155,21 @@ def choose_engine(directory: Path, *, wanted: EngineChoice, sample: list[str]) -
     return fast
 
 
-def _awkward_texts() -> tuple[str, ...]:
-    """Make texts on which tokenizers differ: Unicode, whitespace, digits, contractions."""
-    # Every 23rd code point of the first two planes, without surrogates, after a letter, a space and
-    # a digit.
-    points = [chr(c) for c in range(1, 0x20000, 23) if not 0xD800 <= c < 0xE000]
-    by_point = tuple(
-        "".join(f"a{c}b {c} 1{c}" for c in points[i : i + 32]) for i in range(0, len(points), 32)
-    )
-    return (
-        "",
-        *(blank * n for blank in " \t\n\r\u00a0\u3000" for n in (1, 2, 3, 9, 300)),
-        " a  b   c\t\td \n e\n\n\nf\r\n\r\ng  \n  h \u00a0 i\u2028j\u2029k\u0085l\x0bm\x0cn",
-        "I'm you're he's WE'LL they'VE it'd don't l'été 'S ’s 'ſ",
-        "0 12 345 6789 1,234.56 ١٢٣ ४५६ ² ½ Ⅷ 一二三 1e-5 0x1F",
-        "e\u0301 \u1100\u1161\u11a8 \ufb01 \u212b a\u0327\u0301 \u0344 \u0958 \uf900 \ud7a3",
-        "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea 1\ufe0f\u20e3",
-        "\ufeffbom zero\u200bwidth\u2060joiner \u202eright-to-left \u05e9\u05dc \u0645\u0631",
-        "x" * 3000 + "y" * 7,
-        "!?#$%&" * 200 + "\n\n" + "---===***///\\\\" * 50,
-        "<|im_start|>user <|im_end|><|endoftext|> <s></s> [INST] <think>\n</think> <tool_call>",
-        *by_point,
-    )
-
-
-AWKWARD = _awkward_texts()
+# Every 23rd code point of the first two planes, without surrogates.
+_POINTS = [chr(c) for c in range(1, 0x20000, 23) if not 0xD800 <= c < 0xE000]
+# Texts on which tokenizers differ: Unicode, whitespace, digits, contractions.
+AWKWARD = (
+    "",
+    *(blank * n for blank in " \t\n\r\u00a0\u3000" for n in (1, 2, 3, 9, 300)),
+    " a  b   c\t\td \n e\n\n\nf\r\n\r\ng  \n  h \u00a0 i\u2028j\u2029k\u0085l\x0bm\x0cn",
+    "I'm you're he's WE'LL they'VE it'd don't l'été 'S ’s 'ſ",
+    "0 12 345 6789 1,234.56 ١٢٣ ४५६ ² ½ Ⅷ 一二三 1e-5 0x1F",
+    "e\u0301 \u1100\u1161\u11a8 \ufb01 \u212b a\u0327\u0301 \u0344 \u0958 \uf900 \ud7a3",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea 1\ufe0f\u20e3",
+    "\ufeffbom zero\u200bwidth\u2060joiner \u202eright-to-left \u05e9\u05dc \u0645\u0631",
+    "x" * 3000 + "y" * 7,
+    "!?#$%&" * 200 + "\n\n" + "---===***///\\\\" * 50,
+    "<|im_start|>user <|im_end|><|endoftext|> <s></s> [INST] <think>\n</think> <tool_call>",
+    # Each after a letter, a space and a digit.
+    *("".join(f"a{c}b {c} 1{c}" for c in _POINTS[i : i + 32]) for i in range(0, len(_POINTS), 32)),
+)

@@ -47,7 +47,14 @@ def pack_sequences(
     directory: Path,
 ) -> PackingRecord:
     """Write the rows of both splits below ``directory``; DataError if nothing is left to pack."""
-    _refuse_two_engines(expert, shards)
+    by_engine = {shard.engine: shard for shard in shards}
+    if len(by_engine) > 1:
+        # The assignment of texts to engines would depend on the number of shards.
+        odd = by_engine["tokenizers"]
+        raise DataError(
+            f"{expert}: {odd.source}/{odd.shard} was tokenized by tokenizers ({odd.engine_reason})"
+            " and other shards by fastokens; set data.token_engine to tokenizers"
+        )
     splits = load_splits(shards, keep, max_rejected_fraction=spec.max_rejected_fraction)
     lengths = np.concatenate((splits.train.length, splits.held_out.length))
     if not lengths.any():
@@ -89,17 +96,6 @@ def pack_sequences(
         choices=choices,
         suggestion=_suggest(choices, n_documents=len(lengths), n_tokens=int(lengths.sum())),
     )
-
-
-def _refuse_two_engines(expert: str, shards: list[TokenShardRecord]) -> None:
-    # The assignment of texts to engines would depend on the number of shards.
-    by_engine = {shard.engine: shard for shard in shards}
-    if len(by_engine) > 1:
-        odd = by_engine["tokenizers"]
-        raise DataError(
-            f"{expert}: {odd.source}/{odd.shard} was tokenized by tokenizers ({odd.engine_reason})"
-            " and other shards by fastokens; set data.token_engine to tokenizers"
-        )
 
 
 def choose_length(spec: PackingSpec, longest: int) -> tuple[int, str]:

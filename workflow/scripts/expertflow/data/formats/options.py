@@ -43,8 +43,15 @@ class ReadOptions(SourceOptions, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         force_setattr(self, "encoding", _encoding(self.encoding))
-        if self.delimiter is not None:
-            _check_delimiter(self.delimiter)
+        try:
+            csv.reader([], delimiter=self.delimiter or ",")
+            usable = self.delimiter is None or self.delimiter.isascii()
+        except (TypeError, ValueError):
+            usable = False
+        if not usable or self.delimiter in ('"', "\r", "\n", ""):
+            raise ConfigError(
+                f"options.delimiter: {self.delimiter!r} is not one character, such as ';'"
+            )
 
     @classmethod
     def select_known(cls, options: dict[str, Any]) -> "ReadOptions":
@@ -72,13 +79,3 @@ def _encoding(name: str) -> str:
             f" e.g. iconv -f {name} -t UTF-8"
         )
     return plain
-
-
-def _check_delimiter(delimiter: str) -> None:
-    try:
-        csv.reader([], delimiter=delimiter)
-        usable = delimiter.isascii() and delimiter not in '"\r\n'
-    except (TypeError, ValueError):
-        usable = False
-    if not usable:
-        raise ConfigError(f"options.delimiter: {delimiter!r} is not one character, such as ';'")

@@ -138,7 +138,12 @@ def sniff_format(path: Path, kind: FileFormat, compression: Compression | None) 
         packed = stream.read(HEAD_BYTES)
     found = compression_of(packed) if packed else None
     if found != compression:
-        raise _misnamed(path, found)
+        named = SUFFIXES.get(path.suffix.lower())
+        plain = path.with_suffix("").name if named else path.name
+        if found is None:
+            raise DataError(f"{path}: is no {named} data; name it {plain}, or fetch it again")
+        suffix = next(suffix for suffix, kind in SUFFIXES.items() if kind == found)
+        raise DataError(f"{path}: is {found} data; name it {plain}{suffix}")
     head = packed
     if compression is not None:
         with open_bytes(path, compression) as stream:
@@ -147,15 +152,6 @@ def sniff_format(path: Path, kind: FileFormat, compression: Compression | None) 
             raise DataError(f"{path}: is {inner} data packed twice; unpack it once")
     _check_content(path, kind, head)
     return (BOM_NOTE,) if head.startswith(BOM) and kind not in _COLUMNAR else ()
-
-
-def _misnamed(path: Path, found: Compression | None) -> DataError:
-    named = SUFFIXES.get(path.suffix.lower())
-    plain = path.with_suffix("").name if named else path.name
-    if found is None:
-        return DataError(f"{path}: is no {named} data; name it {plain}, or fetch it again")
-    suffix = {"gzip": ".gz", "zstd": ".zst"}[found]
-    return DataError(f"{path}: is {found} data; name it {plain}{suffix}")
 
 
 def _check_content(path: Path, kind: FileFormat, head: bytes) -> None:

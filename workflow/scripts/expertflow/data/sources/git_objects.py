@@ -123,12 +123,29 @@ class HistoryReader:
                 yield _parse_commit(raw, is_whole=n_bytes <= COMMIT_BYTES)
 
     def read_touched(self, batch: Sequence[str], skipped: Counter[str]) -> dict[str, TouchedFiles]:
-        """Return the touched files of a batch's wanted commits.
+        """Return the touched files of a batch's wanted commits, from ``diff-tree --raw -z``.
 
         At most ``BATCH_IDS`` commits: git must be able to read all questions before it answers.
         """
         options, shown = self.options, {}
-        for commit_id, files in zip(batch, self._parse_touched(batch), strict=True):
+        endings = tuple(ending.encode() for ending in options.endings)
+        touched = [TouchedFiles() for _ in batch]
+        question = b"".join(commit_id.encode() + b"\n" + self._sentinel for commit_id in batch)
+        fields = self._fields(self._touched.send_question(question), len(batch))
+        for index, part in fields:
+            if not part.startswith(b":"):
+                continue  # the commit's id, which git repeats
+            old_mode, new_mode, old, new, _ = part[1:].split(b" ")
+            _, path = next(fields)
+            this = touched[index]
+            this.n_any += 1
+            if endings and not path.endswith(endings):
+                continue
+            this.n_files += 1
+            are_files = old_mode.startswith(b"100") and new_mode.startswith(b"100")
+            if not are_files and this.n_files <= options.max_files:
+                this.loaded += [(blob, path) for blob in (old, new) if blob.strip(b"0")]
+        for commit_id, files in zip(batch, touched, strict=True):
             if options.paths and not files.n_any:
                 skipped["paths"] += 1
             elif options.languages and not files.n_files:
@@ -156,27 +173,6 @@ class HistoryReader:
         files = [*changes.files, *_parse_files(counts, decode)]
         files.sort(key=lambda file: str(file["path"]))
         return changes._replace(files=files, replaced=changes.replaced or decode.replaced)
-
-    def _parse_touched(self, commit_ids: Sequence[str]) -> list[TouchedFiles]:
-        """Parse ``diff-tree --raw -z``, keeping at most ``max_files`` files per commit."""
-        endings = tuple(ending.encode() for ending in self.options.endings)
-        touched = [TouchedFiles() for _ in commit_ids]
-        question = b"".join(commit.encode() + b"\n" + self._sentinel for commit in commit_ids)
-        fields = self._fields(self._touched.send_question(question), len(commit_ids))
-        for index, part in fields:
-            if not part.startswith(b":"):
-                continue  # the commit's id, which git repeats
-            old_mode, new_mode, old, new, _ = part[1:].split(b" ")
-            _, path = next(fields)
-            this = touched[index]
-            this.n_any += 1
-            if endings and not path.endswith(endings):
-                continue
-            this.n_files += 1
-            are_files = old_mode.startswith(b"100") and new_mode.startswith(b"100")
-            if not are_files and this.n_files <= self.options.max_files:
-                this.loaded += [(blob, path) for blob in (old, new) if blob.strip(b"0")]
-        return touched
 
     def _fields(self, stdout: io.BufferedReader, n_commits: int) -> Iterator[tuple[int, bytes]]:
         index, rest = 0, b""
