@@ -202,7 +202,9 @@ def test_a_model_without_chats_goes_on_with_texts(tmp_path: Path) -> None:
     tokenizer = (bare / "tokenizer.json").read_text()
     (bare / "tokenizer.json").write_text(tokenizer.replace("<|im_start|>", "<|other|>"))
     expert = load(bare)
-    assert expert.prompt_ids([user("two and")]) == expert.engine.encode_whole("two and")
+    assert expert.prompt_ids([user("two and")]) == expert.engine.encode_with_special_tokens(
+        "two and"
+    )
     assert expert.answer([user("two and")], lambda piece: None)
 
 

@@ -104,7 +104,9 @@ def blank_first(folder: Path) -> Engine:
 def test_a_blank_before_the_first_word_is_for_the_first_word_alone(tmp_path: Path) -> None:
     engine = blank_first(tmp_path)
     segments = (Segment("<s>", special=True), Segment("ab"), Segment("<s>", special=True))
-    assert alone(segments, engine)[0] == engine.encode_whole("<s>ab<s>") == [0, 2, 3, 0]
+    assert (
+        alone(segments, engine)[0] == engine.encode_with_special_tokens("<s>ab<s>") == [0, 2, 3, 0]
+    )
     assert engine.encode_flat(["<s>"]).tolist() != [[0]]
 
 

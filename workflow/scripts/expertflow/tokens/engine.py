@@ -79,7 +79,7 @@ class Engine(Encoder):
         ids: list[int] = list(self._tokenizer.get_vocab(with_added_tokens=True).values())
         return 1 + max(ids)
 
-    def encode_whole(self, text: str) -> list[int]:
+    def encode_with_special_tokens(self, text: str) -> list[int]:
         self._tokenizer.encode_special_tokens = False
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         self._tokenizer.encode_special_tokens = True

@@ -135,11 +135,11 @@ def _check_dropped(
 ) -> None:
     if reasons.total() <= max_fraction * n_documents:
         return
-    said = ", ".join(f"{reason} {n}" for reason, n in reasons.most_common())
+    counts = ", ".join(f"{reason} {n}" for reason, n in reasons.most_common())
     first = next(example for shard in shards for example in shard.dropped_examples)
     raise DataError(
         f"source {source}: the model's chat template cannot write {reasons.total()} of"
-        f" {n_documents} documents ({said}), first {first}; set data.chat_template to one that"
+        f" {n_documents} documents ({counts}), first {first}; set data.chat_template to one that"
         " can, or correct the data"
     )
 

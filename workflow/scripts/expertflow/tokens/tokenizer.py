@@ -76,7 +76,9 @@ def _checked_layout(directory: Path, spec: TokenizerSpec, engine: Engine) -> Lay
     )
     renderer = Renderer(layout)
     in_parts = tokenize([renderer.render(Body(turns=turns))], engine)
-    if in_parts.ids[0].tolist() == engine.encode_whole(renderer.text(Body(turns=turns))):
+    if in_parts.ids[0].tolist() == engine.encode_with_special_tokens(
+        renderer.text(Body(turns=turns))
+    ):
         return layout
     return replace(
         layout, problem="its tokenizer reads a whole chat otherwise than its parts one by one"

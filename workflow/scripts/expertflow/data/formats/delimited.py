@@ -68,7 +68,7 @@ def _rows(
             if "unexpected end" in str(error) or "field larger" in str(error):
                 raise DataError(
                     f"{file.path}, line {first}: a quote opens and is not closed by line {number};"
-                    " mend it, or fetch the file again"
+                    " close it, or fetch the file again"
                 ) from error
             yield first, Reject("not_csv", str(error))
         else:
@@ -84,7 +84,7 @@ def read_header(
     for number, row in rows:
         if isinstance(row, Reject):
             why = row.detail if row.reason == "not_csv" else row.reason
-            raise DataError(f"{path}, line {number}: the header cannot be read ({why}); mend it")
+            raise DataError(f"{path}, line {number}: the header cannot be read ({why}); correct it")
         if doubled := [name for name, n in Counter(row).items() if n > 1]:
             raise DataError(
                 f"{path}, line {number}: two columns are named {doubled[0]!r}; the first row must"

@@ -228,10 +228,10 @@ def _narrative(record: dict[str, Any]) -> str:
 def _change_line(file: dict[str, Any]) -> str:
     # Quote a path that would break its line.
     names = filter(None, (file["renamed_from"], file["path"]))
-    told = " => ".join(name if name.isprintable() else json.dumps(name) for name in names)
+    path = " => ".join(name if name.isprintable() else json.dumps(name) for name in names)
     is_binary = file["n_added"] is None
     counts = "binary" if is_binary else f"+{file['n_added']} -{file['n_deleted']}"
-    return f"{told} | {counts}\n"
+    return f"{path} | {counts}\n"
 
 
 class Contributors:

@@ -177,8 +177,8 @@ class HistoryReader:
     def _fields(self, stdout: io.BufferedReader, n_commits: int) -> Iterator[tuple[int, bytes]]:
         index, rest = 0, b""
         while index < n_commits:
-            *whole, rest = (rest + _read_some(stdout)).split(b"\0")
-            for part in whole:
+            *complete, rest = (rest + _read_some(stdout)).split(b"\0")
+            for part in complete:
                 while part.startswith(self._sentinel):
                     index, part = index + 1, part.removeprefix(self._sentinel)
                 yield index, part

@@ -91,9 +91,9 @@ def run_git(
     except subprocess.TimeoutExpired as error:
         raise DataError(f"{failure} (git gave no answer in {timeout_s:.0f} s)") from error
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        said = "".join(sign if sign.isprintable() else "?" for sign in said)
-        raise DataError(f"{failure} ({said})" if said else failure)
+        reason = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        reason = "".join(sign if sign.isprintable() else "?" for sign in reason)
+        raise DataError(f"{failure} ({reason})" if reason else failure)
     return done.stdout.decode("utf-8", "surrogateescape")
 
 
@@ -194,8 +194,8 @@ def _git_directory(repository: Path) -> Path:
     place = repository / ".git"
     if place.is_file():
         # A working tree or submodule: the file names its git directory.
-        said = place.read_bytes()[:8192].decode("utf-8", "surrogateescape")
-        place = repository / said.removeprefix("gitdir:").strip()
+        pointer = place.read_bytes()[:8192].decode("utf-8", "surrogateescape")
+        place = repository / pointer.removeprefix("gitdir:").strip()
     elif not place.is_dir():
         place = repository
     if not (place / "HEAD").is_file():
@@ -205,21 +205,21 @@ def _git_directory(repository: Path) -> Path:
 
 
 def _link_objects(place: Path, git_dir: Path, *, ref: str, tip: str) -> IsolatedStore:
-    def said(*command: str) -> str:
+    def ask_git(*command: str) -> str:
         failure = f"{place}: its branches cannot be read"
         return run_git(place, *command, failure=failure, timeout_s=TIMEOUT_S)
 
     def path_of(name: str) -> Path:
         # Git answers relative to the current folder, or absolute.
-        return Path(said("rev-parse", "--git-path", name).removesuffix("\n")).absolute()
+        return Path(ask_git("rev-parse", "--git-path", name).removesuffix("\n")).absolute()
 
     (git_dir / "objects").symlink_to(path_of("objects"))
     shallow = path_of("shallow")
     boundary = _ID.findall(shallow.read_text("ascii", "replace")) if shallow.is_file() else []
     if boundary:
         (git_dir / "shallow").write_text("".join(f"{line}\n" for line in boundary), "ascii")
-    full = said("rev-parse", "--symbolic-full-name", ref).strip()
-    listed = said("for-each-ref", "--format=%(objectname) %(refname)", "refs/heads", "refs/tags")
+    full = ask_git("rev-parse", "--symbolic-full-name", ref).strip()
+    listed = ask_git("for-each-ref", "--format=%(objectname) %(refname)", "refs/heads", "refs/tags")
     refs = _peel(_names(listed), git_dir)
     return IsolatedStore(git_dir, tip, _short(full), refs, frozenset(boundary))
 
