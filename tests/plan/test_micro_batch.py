@@ -26,7 +26,7 @@ def traced(kept: int, checkpointed: int, n_tokens: int = 1024) -> MemoryTrace:
         )
         for on, row in ((False, kept), (True, checkpointed))
     )  # fmt: skip
-    return MemoryTrace(precision="bf16", lines=lines)
+    return MemoryTrace(lines=lines)
 
 
 def chosen(

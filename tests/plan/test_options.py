@@ -109,7 +109,7 @@ def test_memory_of_another_kernel_is_said_to_be_the_planned_cards() -> None:
         checkpoint_activations=False, model_bytes=10**9, gradient_bytes=0, n_tokens=(2048, 65536),
         step_bytes=(10**8, 10**9),
     )  # fmt: skip
-    trace = MemoryTrace(precision="bf16", lines=(line, replace(line, checkpoint_activations=True)))
+    trace = MemoryTrace(lines=(line, replace(line, checkpoint_activations=True)))
     wanted = tuple(HardwareChoice(name=name, n_gpus=1) for name in ("RTX 2060", "RTX 4090"))
     made = plan(card("H100 SXM"), trace=trace, compare=wanted, gpu_table=tuple(TABLE))
     assert "memory as traced for H100 SXM" in named(made, "RTX 2060").remark

@@ -48,7 +48,7 @@ LINE = MemoryLine(
     checkpoint_activations=False, model_bytes=4000, gradient_bytes=400, n_tokens=(100, 400, 1600),
     step_bytes=(1000, 1000, 13_000),
 )  # fmt: skip
-TRACE = MemoryTrace(precision="bf16", lines=(LINE,))
+TRACE = MemoryTrace(lines=(LINE,))
 
 
 # Adapters of 0.6B's q_proj and v_proj: 28 layers of rank 4.
@@ -100,7 +100,7 @@ def test_targets_of_unknown_shape_are_counted_by_the_trace() -> None:
 
 
 def test_the_reason_says_what_the_peak_rests_on() -> None:
-    failed = MemoryTrace(precision="", lines=(), hindrance="flex attention is not traced")
+    failed = MemoryTrace(lines=(), unavailable_reason="flex attention is not traced")
     assert peak_reason(draft_of(H100, trace=TRACE)).startswith("live bytes")
     assert "flex attention is not traced" in peak_reason(draft_of(H100, trace=failed))
     assert "not traced on a CPU" in peak_reason(draft_of(None))

@@ -136,8 +136,8 @@ def test_what_cannot_be_traced_says_why(tmp_path: Path) -> None:
         tmp_path, spec, gpu=AMPERE, attention="packed", sequence_length_tokens=64,
         supervised_fraction=0.3,
     )  # fmt: skip
-    assert made.lines == () and "of-tomorrow" in (made.hindrance or "")
-    assert "fp32" in (traced(tmp_path, bf16=False).hindrance or "")
+    assert made.lines == () and "of-tomorrow" in (made.unavailable_reason or "")
+    assert "fp32" in (traced(tmp_path, bf16=False).unavailable_reason or "")
     unknown = replace(LORA, targets=("of_tomorrow",))
-    assert "of_tomorrow" in (traced(tmp_path, lora=unknown).hindrance or "")
-    assert "4-bit" in (traced(tmp_path, method="qlora", lora=DORA).hindrance or "")
+    assert "of_tomorrow" in (traced(tmp_path, lora=unknown).unavailable_reason or "")
+    assert "4-bit" in (traced(tmp_path, method="qlora", lora=DORA).unavailable_reason or "")

@@ -65,8 +65,8 @@ def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> M
     spec, facts, n_trained = draft.spec, draft.facts, draft.n_trainable
     n_tokens = micro_batch * draft.packing.sequence_length_tokens
     trace, line = draft.trace, None
-    # fp16 takes as many bytes as bf16.
-    if trace is not None and (draft.precision == "fp32") == (trace.precision == "fp32"):
+    # Traced in bf16; fp16 takes as many bytes.
+    if trace is not None and draft.precision != "fp32":
         line = next((x for x in trace.lines if x.checkpoint_activations == checkpoint), None)
     if line is not None:
         model, gradients = float(line.model_bytes), float(line.gradient_bytes)
@@ -114,8 +114,8 @@ def peak_reason(draft: PlanDraft) -> str:
             " are a judgment"
         )
     why = "not traced on a CPU" if draft.gpu is None else "no step was traced"
-    if trace is not None and trace.hindrance is not None:
-        why = f"no step was traced ({trace.hindrance})"
+    if trace is not None and trace.unavailable_reason is not None:
+        why = f"no step was traced ({trace.unavailable_reason})"
     if model_type in KNOWN_ARCHITECTURES:
         return f"prior from per-layer figures, {why}"
     return f"no figures for the architecture {model_type}, {why}"

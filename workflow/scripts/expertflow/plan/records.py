@@ -182,15 +182,13 @@ class MemoryLine(Record, frozen=True, kw_only=True):
 
 
 class MemoryTrace(Record, frozen=True, kw_only=True):
-    """Results of tracing a step without data or device.
+    """Results of tracing a step in half precision, without data or device.
 
-    ``precision`` is the traced one; fp16 takes as many bytes as bf16. If tracing failed there are
-    no lines, and ``hindrance`` says why.
+    If tracing failed there are no lines, and ``unavailable_reason`` says why.
     """
 
-    precision: str
     lines: tuple[MemoryLine, ...]
-    hindrance: str | None = None
+    unavailable_reason: str | None = None
 
 
 class ModelFacts(Record, frozen=True, kw_only=True):

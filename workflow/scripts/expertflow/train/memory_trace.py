@@ -303,8 +303,8 @@ def trace_memory(
             )
             lines.append(line)
     except TrainingError as error:
-        return MemoryTrace(precision="", lines=(), hindrance=str(error))
-    return MemoryTrace(precision="bf16", lines=tuple(lines))
+        return MemoryTrace(lines=(), unavailable_reason=str(error))
+    return MemoryTrace(lines=tuple(lines))
 
 
 def _rows_to_trace(run: TracedRun, given: int | None, length: int) -> list[int]:
