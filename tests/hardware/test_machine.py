@@ -11,7 +11,7 @@ from support import ROOT
 
 from expertflow.core.records import read_record
 from expertflow.hardware import disk, probe
-from expertflow.hardware.gpu_table import FIGURES, facts, gpu_by_name
+from expertflow.hardware.gpu_table import FIGURES, gpu_by_name, gpu_from_row
 from expertflow.hardware.probe import cpu_quota, memory_left_bytes, memory_limit_bytes
 from expertflow.hardware.records import MachineFacts
 
@@ -162,7 +162,7 @@ def test_candidates_come_from_the_environment_then_habits(tmp_path: Path) -> Non
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row["name"])
 def test_every_figure_of_a_card_has_its_source(row: dict[str, Any]) -> None:
     assert {key for key in FIGURES if row[key] is not None} == row["sources"].keys()
-    card = facts(row)
+    card = gpu_from_row(row)
     fields = [field for field, _ in FIGURES.values()]
     assert {name for name in fields if getattr(card, name) is not None} == card.sources.keys()
     assert card.compute_capability is not None
@@ -170,7 +170,7 @@ def test_every_figure_of_a_card_has_its_source(row: dict[str, Any]) -> None:
 
 def test_names_are_exact_and_belong_to_one_card() -> None:
     # A row without sources has its one source for all.
-    card = facts({**BY_NAME["L4"], "sources": {}, "source": "ours"})
+    card = gpu_from_row({**BY_NAME["L4"], "sources": {}, "source": "ours"})
     assert set(card.sources.values()) == {"ours"}
     names = [name for row in TABLE for name in (row["name"], *row["driver_names"])]
     assert len(names) == len(set(names))

@@ -133,7 +133,7 @@ def test_the_recorded_trace_is_summed_up_the_same_again(tmp_path: Path) -> None:
     done = script("--replay", TRACE, "--facts", facts, "--output", output)
     assert done.returncode == 0, done.stderr
     record = read_record(MonitorRecord, output)
-    assert record == monitoring.replay(TRACE, facts)
+    assert record == monitoring.replay_trace(TRACE, facts)
     assert record.simulated and record.remarks == ("replayed from trace.jsonl",)
     assert "SIMULATED" in done.stdout and "replayed from" in done.stdout
     assert (record.gpu_name, record.n_samples) == ("SIMULATED H100 80GB HBM3", 60)
@@ -145,10 +145,10 @@ def test_the_recorded_trace_is_summed_up_the_same_again(tmp_path: Path) -> None:
 
 def test_a_replay_of_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such trace"):
-        monitoring.replay(tmp_path / "none.jsonl", None)
+        monitoring.replay_trace(tmp_path / "none.jsonl", None)
     (tmp_path / "x.jsonl").write_text('{"a": 1}')
     with pytest.raises(DataError, match="not a reading of the monitor"):
-        monitoring.replay(tmp_path / "x.jsonl", None)
+        monitoring.replay_trace(tmp_path / "x.jsonl", None)
 
 
 def test_two_records_are_compared(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_resumed_run_goes_on_with_its_samples(tmp_path: Path) -> None:
     output = tmp_path / "gpu.jsonl"
     for seen_s in (0.0, 100.0):
         count = itertools.count()
-        record = monitoring.monitor(
+        record = monitoring.monitor_machine(
             output,
             interval=SamplingInterval(0.01),
             zero_s=time.time() - seen_s,
@@ -267,7 +267,7 @@ def test_a_line_that_was_cut_takes_no_later_reading_with_it(tmp_path: Path) -> N
     path.write_text(json.dumps(msgspec.to_builtins(full)) + '\n{"elapsed_s": 2')
     assert read_samples(path) == [full]
     interval = SamplingInterval()
-    monitoring.monitor(path, interval=interval, goes_on=True, stop=lambda: True)
+    monitoring.monitor_machine(path, interval=interval, goes_on=True, stop=lambda: True)
     assert [s.starts for s in read_samples(path)] == [True, True]
 
 
@@ -400,4 +400,4 @@ def test_an_epoch_gets_twenty_readings_within_bounds(
     assert least <= interval.next_s() <= most
     assert SamplingInterval(5.0, steps=path, n_steps_per_epoch=n_steps).next_s() == 5.0
     said = "an epoch takes 0.05 s: at most 0 of the 20 samples wanted, at 0.1 s each"
-    assert list(interval.remarks()) == ([said] if step_s == 0.01 else [])
+    assert list(interval.list_remarks()) == ([said] if step_s == 0.01 else [])

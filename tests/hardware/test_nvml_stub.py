@@ -206,7 +206,7 @@ def test_a_driver_that_is_older_than_its_wrapper_asks_for_is_no_error() -> None:
         raise pynvml.NVMLLibraryMismatchError("use a versioned function")
 
     device = Device(index=0, handle=None)
-    assert device.ask("processes.compute", older) is None
+    assert device.ask_driver("processes.compute", older) is None
     assert device.unavailable == {"processes.compute": "NVML: use a versioned function"}
 
 

@@ -13,7 +13,7 @@ from support import tokenizer_record
 from expertflow.core.files import sha256_text
 from expertflow.core.records import to_json
 from expertflow.rental.bundle.records import FORMAT, INDEX, BundleIndex
-from expertflow.rental.bundle.tar import Items, describe, read_index, write_bundle
+from expertflow.rental.bundle.tar import Items, describe_items, read_index, write_bundle
 from expertflow.rental.bundle.unpack import open_bundle
 
 PROVENANCE = "results/e/.bundle/provenance.json"
@@ -34,7 +34,7 @@ Forge = Callable[[Path], None]
 
 def index_of(items: Items, **changes: Any) -> BundleIndex:
     settings = {"format": FORMAT, "kind": "bundle", "expert": "e", "code": {}, **changes}
-    return BundleIndex(members=describe(items), **settings)
+    return BundleIndex(members=describe_items(items), **settings)
 
 
 def make(path: Path, items: Items = ITEMS, **changes: Any) -> Path:

@@ -21,7 +21,7 @@ def copies_of(folder: Path, place: Place, *, forget_spent: bool = False) -> Copi
     words = ["--state", str(folder / "state"), "--results", str(folder / "results")]
     words += ["--sync-to", place.destination, "--", "true"]
     copies = Copies(parse_options(words, None))
-    copies.begin(forget_spent=forget_spent)
+    copies.start_session(forget_spent=forget_spent)
     return copies
 
 
@@ -58,14 +58,14 @@ def spend(folder: Path, start_s: float) -> PaidSession:
 def fail_at(copies: Copies, part: str, error: Exception | None = None) -> None:
     """Have the store fail for keys that contain something."""
     store: Any = copies.sync_store
-    send = store.send
+    send = store.send_files
 
     def failing(folder: Path, key: str, names: list[str]) -> object:
         if part in f"{key}/{names[0]}":
             raise error or SyncFailed(f"{key}: the line is dead")
         return send(folder, key, names)
 
-    store.send = failing
+    store.send_files = failing
 
 
 def sessions_there(place: Place, folder: Path) -> tuple[PaidSession, ...]:
@@ -91,9 +91,9 @@ def test_a_state_in_the_results_is_not_sent_again(place: Place, tmp_path: Path) 
     unfinished(state / "c" / "f")
     copies_of(tmp_path, place).send_all()
     store = place.open()
-    assert store.names("state/a/f") == []
-    assert "finished.json" in store.names("state/b/f")
-    assert "step-00000040.json" in store.names("state/c/f")
+    assert store.list_names("state/a/f") == []
+    assert "finished.json" in store.list_names("state/b/f")
+    assert "step-00000040.json" in store.list_names("state/c/f")
 
 
 @local
@@ -107,8 +107,10 @@ def test_a_state_that_fails_holds_up_nothing(place: Place, tmp_path: Path) -> No
     with pytest.raises(SyncFailed, match="the line is dead"):
         copies.send_all()
     store = place.open()
-    assert "step-00000040.json" in store.names("state/b/f")
-    assert "ledger.json" in store.names("state/.guard") and store.names("results") == ["x"]
+    assert "step-00000040.json" in store.list_names("state/b/f")
+    assert "ledger.json" in store.list_names("state/.guard") and store.list_names("results") == [
+        "x"
+    ]
 
 
 @local

@@ -134,7 +134,7 @@ def test_a_pull_ends_with_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyP
     price = ("--usd-per-hour", "3600", "--max-usd", "4", "--reserve-seconds", "1")
     guard = Guard(settings(*price))
     guard.start_meter()
-    monkeypatch.setattr(guard.copies, "pull", lambda: guard.copies.cancel.wait(60))
+    monkeypatch.setattr(guard.copies, "pull_states", lambda: guard.copies.cancel.wait(60))
     with pytest.raises(ConfigError, match="spent while states were pulled; nothing was started"):
         guard.pull_states()
     with pytest.raises(ConfigError, match="raise --max-usd"):

@@ -75,10 +75,10 @@ class Broken:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def send(self, folder: Path, key: str, names: list[str]) -> object:
+    def send_files(self, folder: Path, key: str, names: list[str]) -> object:
         if names[0].endswith(".json") and len(names) == 1:
             raise SyncFailed("the line is dead")
-        return self._store.send(folder, key, names)
+        return self._store.send_files(folder, key, names)
 
     def fetch(self, key: str, folder: Path) -> None:
         if self.n_left:
@@ -115,10 +115,12 @@ def test_two_pushes_are_kept(place: Place, state: Path) -> None:
         assert push(state, store) is None
     names = ["step-00000040", "step-00000040.json", "step-00000060", "step-00000060.json"]
     # A folder that was emptied is no push; only rsync leaves one.
-    assert [n for n in store.names(KEY) if n != "step-00000020"] == names
+    assert [n for n in store.list_names(KEY) if n != "step-00000020"] == names
     finish(state)
     push(state, store)
-    assert "finished.json" in store.names(KEY) and "step-00000040.json" not in store.names(KEY)
+    assert "finished.json" in store.list_names(
+        KEY
+    ) and "step-00000040.json" not in store.list_names(KEY)
 
 
 @every_kind
@@ -148,7 +150,7 @@ def test_an_incomplete_push_leaves_the_older(place: Place, state: Path, tmp_path
     # Its files are taken up or away by the next one.
     save(state, 60)
     push(state, store)
-    assert "step-00000040.json" not in store.names(KEY)
+    assert "step-00000040.json" not in store.list_names(KEY)
     (said,) = pull_states(tmp_path / "newer", store)
     assert "step-00000060 pulled" in said
 
@@ -169,7 +171,7 @@ def test_a_pruned_checkpoint_gives_way(
     monkeypatch.setattr(states, "link_or_copy", prune_first)
     store = place.open()
     push(state, store)
-    assert store.names(KEY) == ["step-00000040", "step-00000040.json"]
+    assert store.list_names(KEY) == ["step-00000040", "step-00000040.json"]
 
 
 @local
@@ -191,15 +193,15 @@ def test_a_push_whose_copy_went_away_is_none(place: Place, state: Path, tmp_path
     save(state, 40)
 
     class Emptying(Broken):
-        def send(self, folder: Path, key: str, names: list[str]) -> object:
-            sent = store.send(folder, key, names)
+        def send_files(self, folder: Path, key: str, names: list[str]) -> object:
+            sent = store.send_files(folder, key, names)
             shutil.rmtree(folder, ignore_errors=not names[0].endswith(".json"))
             return sent
 
     with pytest.raises(SyncFailed, match="another guard"):
         push(state, Emptying(store))  # type: ignore[arg-type]
-    assert "step-00000040.json" not in store.names(KEY)
-    assert "step-00000020.json" in store.names(KEY)
+    assert "step-00000040.json" not in store.list_names(KEY)
+    assert "step-00000020.json" in store.list_names(KEY)
 
 
 @local

@@ -34,12 +34,12 @@ def folder(tmp_path: Path) -> Path:
 @every_kind
 def test_what_is_sent_comes_back(place: Place, folder: Path, tmp_path: Path) -> None:
     store = place.open()
-    sent = store.send(folder, "results/x", files_below(folder))
+    sent = store.send_files(folder, "results/x", files_below(folder))
     assert (sent.n_files, sent.n_bytes) == (3, 2 + 10240) and sent.verified
     assert place.read("results/x/in/b c.bin") == (folder / "in/b c.bin").read_bytes()
-    assert store.names("results") == ["x"]
-    assert store.names("results/x") == ["a.json", "in"]
-    assert store.names("nowhere") == []
+    assert store.list_names("results") == ["x"]
+    assert store.list_names("results/x") == ["a.json", "in"]
+    assert store.list_names("nowhere") == []
     store.fetch("results/x", tmp_path / "back")
     assert files_below(tmp_path / "back") == files_below(folder)
     assert (tmp_path / "back/in/b c.bin").read_bytes() == (folder / "in/b c.bin").read_bytes()
@@ -52,24 +52,24 @@ def test_what_is_sent_comes_back(place: Place, folder: Path, tmp_path: Path) -> 
 @every_kind
 def test_what_is_there_is_not_moved_again(place: Place, folder: Path) -> None:
     store = place.open()
-    store.send(folder, "results", files_below(folder))
+    store.send_files(folder, "results", files_below(folder))
     (folder / "a.json").write_bytes(b"[1]")
-    sent = store.send(folder, "results", files_below(folder))
+    sent = store.send_files(folder, "results", files_below(folder))
     assert (sent.n_files, sent.n_bytes) == (3, 3)
 
 
 @every_kind
 def test_what_was_spoiled_there_is_found_and_repaired(place: Place, folder: Path) -> None:
     store = place.open()
-    store.send(folder, "results", files_below(folder))
+    store.send_files(folder, "results", files_below(folder))
     good = (folder / "in/b c.bin").read_bytes()
     place.write("results/in/b c.bin", b"x" + good[1:])
     try:
-        store.send(folder, "results", files_below(folder))
+        store.send_files(folder, "results", files_below(folder))
     except SyncFailed as error:
         # rsync goes by size and time first, and only compares afterwards.
         assert "in/b c.bin" in str(error)
-        store.send(folder, "results", files_below(folder))
+        store.send_files(folder, "results", files_below(folder))
     assert place.read("results/in/b c.bin") == good
 
 
@@ -77,26 +77,26 @@ def test_what_was_spoiled_there_is_found_and_repaired(place: Place, folder: Path
 def test_dropping_takes_one_thing_away(place: Place, folder: Path) -> None:
     store = place.open()
     for key in ("s/one", "s/one-more"):
-        store.send(folder, key, files_below(folder))
-    store.send(folder, "s", ["a.json"])
-    store.drop("s/one")
-    assert store.names("s/one") == []
-    store.drop("s/a.json")
-    assert "a.json" not in store.names("s")
-    assert store.names("s/one-more") == ["a.json", "in"]
+        store.send_files(folder, key, files_below(folder))
+    store.send_files(folder, "s", ["a.json"])
+    store.delete("s/one")
+    assert store.list_names("s/one") == []
+    store.delete("s/a.json")
+    assert "a.json" not in store.list_names("s")
+    assert store.list_names("s/one-more") == ["a.json", "in"]
 
 
 @every_kind
 def test_a_copy_can_be_broken_off_either_way(place: Place, folder: Path, tmp_path: Path) -> None:
     (folder / "big").write_bytes(bytes(40_000_000))
-    place.open().send(folder, "results", files_below(folder))
+    place.open().send_files(folder, "results", files_below(folder))
     cancel = threading.Event()
     store = open_store(place.destination, cancel)
     cancel.set()
     with pytest.raises(SyncFailed, match="broken off"):
         store.fetch("results", tmp_path / "back")
     with pytest.raises(SyncFailed, match="broken off"):
-        store.send(folder, "others", files_below(folder))
+        store.send_files(folder, "others", files_below(folder))
 
 
 def test_breaking_off_ends_rsync(
@@ -113,7 +113,7 @@ def test_breaking_off_ends_rsync(
     breaking = threading.Thread(target=break_off)
     breaking.start()
     with pytest.raises(SyncFailed, match="broken off"):
-        store.send(folder, "k", ["a.json"])
+        store.send_files(folder, "k", ["a.json"])
     breaking.join()
 
 
@@ -123,11 +123,11 @@ def test_large_objects_go_in_parts(place: Place, folder: Path) -> None:
     store = S3Store(place.destination, threading.Event(), part_bytes=5 << 20)
     content = bytes(range(256)) * (12 << 12)
     (folder / "big").write_bytes(content)
-    assert store.send(folder, "k", ["big"]).n_bytes == len(content)
+    assert store.send_files(folder, "k", ["big"]).n_bytes == len(content)
     assert place.read("k/big") == content
-    assert store.send(folder, "k", ["big"]).n_bytes == 0
+    assert store.send_files(folder, "k", ["big"]).n_bytes == 0
     place.write("k/big", b"x" + content[1:])
-    assert store.send(folder, "k", ["big"]).n_bytes == len(content)
+    assert store.send_files(folder, "k", ["big"]).n_bytes == len(content)
     assert place.read("k/big") == content
 
 
@@ -140,9 +140,9 @@ def test_storage_that_keeps_no_checksums_is_read_back(place: Place, folder: Path
         return {"ContentLength": head(**arguments)["ContentLength"]}
 
     store._client.head_object = without_sums
-    assert store.send(folder, "k", ["a.json"]).verified == "read back, sha256 equal"
+    assert store.send_files(folder, "k", ["a.json"]).verified == "read back, sha256 equal"
     place.write("k/a.json", b"[]")
-    assert store.send(folder, "k", ["a.json"]).n_bytes == 2
+    assert store.send_files(folder, "k", ["a.json"]).n_bytes == 2
     assert place.read("k/a.json") == b"{}"
 
 
@@ -185,7 +185,7 @@ def test_a_linked_folder_is_sent_in_full(place: Place, folder: Path, tmp_path: P
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "w").write_text("weights")
     (folder / "in" / "linked").symlink_to(tmp_path / "far")
-    place.open().send(folder, "results", files_below(folder))
+    place.open().send_files(folder, "results", files_below(folder))
     assert place.read("results/in/linked/w") == b"weights"
 
 
@@ -223,14 +223,14 @@ def test_a_line_that_breaks_while_storage_is_read_back_is_ours(place: Place, fol
             raise ReadTimeoutError(endpoint_url="http://s3")
 
     store = S3Store(place.destination, threading.Event())
-    store.send(folder, "k", ["a.json"])
+    store.send_files(folder, "k", ["a.json"])
     size = (folder / "a.json").stat().st_size
     store._client.head_object = lambda **_: {"ContentLength": size}
     store._client.get_object = lambda **_: {"Body": Breaking()}
     with pytest.raises(SyncFailed, match=r"a\.json"):
-        store.send(folder, "k", ["a.json"])
+        store.send_files(folder, "k", ["a.json"])
     with pytest.raises(SyncFailed, match=r"gone\.json"):
-        store.send(folder, "k", ["gone.json"])
+        store.send_files(folder, "k", ["gone.json"])
 
 
 def test_rsync_may_hash_in_silence(
@@ -239,7 +239,7 @@ def test_rsync_may_hash_in_silence(
     fake_rsync(tmp_path, f'echo "$1" >> "{tmp_path}/said"', monkeypatch)
     with (folder / "w").open("wb") as stream:
         stream.truncate(60_000_000_000)
-    open_store("host:path", threading.Event()).send(folder, "k", ["a.json", "w"])
+    open_store("host:path", threading.Event()).send_files(folder, "k", ["a.json", "w"])
     assert (tmp_path / "said").read_text() == "--timeout=3060\n" * 2
 
 
@@ -249,7 +249,7 @@ def test_a_small_file_that_changes_within_a_second_is_sent(place: Place, folder:
     for content in (b"{}", b"[]"):
         (folder / "a.json").write_bytes(content)
         os.utime(folder / "a.json", (1, 1))
-        assert store.send(folder, "k", ["a.json"]).n_bytes == 2
+        assert store.send_files(folder, "k", ["a.json"]).n_bytes == 2
     assert place.read("k/a.json") == b"[]"
 
 
@@ -258,4 +258,4 @@ def test_a_greeting_of_the_other_side_hides_nothing(place: Place, tmp_path: Path
     shell = tmp_path / "shell"
     shell.write_text(shell.read_text().replace("shift\n", "shift\necho {1..400} >&2\n"))
     shell.write_text(shell.read_text().replace("#!/bin/sh", "#!/bin/bash"))
-    assert place.open().names("state") == []
+    assert place.open().list_names("state") == []

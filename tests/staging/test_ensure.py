@@ -20,7 +20,7 @@ from expertflow.hardware import disk, probe
 from expertflow.hardware.records import ScratchFacts
 from expertflow.staging import ensure, store
 from expertflow.staging.content import Content, read_content, weights_key
-from expertflow.staging.ensure import choose, plan_staging, staged
+from expertflow.staging.ensure import choose_place, open_staged, plan_staging
 from expertflow.staging.records import StageSpec, StagingRecord
 from expertflow.staging.store import prune_copies
 
@@ -59,7 +59,7 @@ def test_training_finds_copied_rows_and_weights(
     assert [record.rows.action, record.weights.action] == ["copied", "copied"]
     assert record.rows.n_bytes_copied == rows.n_bytes
     assert record.rows.copy_bytes_per_s is not None
-    with staged(record) as places:
+    with open_staged(record) as places:
         assert [note.action for note in places.staged] == ["reused", "reused"]
         assert is_copy(rows, places.rows)
         assert is_copy(model, places.weights)
@@ -74,7 +74,7 @@ def test_what_fits_into_memory_is_read_beforehand_by_training(
     record = plan(rows, model, StageSpec())
     assert {record.rows.action, record.weights.action} == {"pre_read"}
     assert not read
-    with staged(record) as places:
+    with open_staged(record) as places:
         assert places.rows == rows.source
     # It is read beside what goes on.
     wait_for(lambda: len(read) == 2)
@@ -88,7 +88,7 @@ def test_a_copy_in_use_is_held(
     (tmp_path / "results" / "e").mkdir(parents=True)
     nothing = {"rows": {"target": str(store_at(scratch) / "k" / "files")}, "weights": {}}
     (tmp_path / "results" / "e" / "staging.json").write_text(json.dumps(nothing))
-    with staged(record) as places:
+    with open_staged(record) as places:
         assert is_copy(rows, places.rows)
         assert prune_copies(tmp_path / "results") == []
     assert prune_copies(tmp_path / "results") == [store_at(scratch) / rows.key]
@@ -103,7 +103,7 @@ def test_a_retry_on_another_machine_stages_again(
     shutil.rmtree(tmp_path / "job-1")
     (tmp_path / "job-2").mkdir()
     monkeypatch.setenv("JOB_DISK", str(tmp_path / "job-2"))
-    with staged(record) as places:
+    with open_staged(record) as places:
         assert places.rows.is_relative_to(tmp_path / "job-2")
         assert [note.action for note in places.staged] == ["copied", "copied"]
 
@@ -113,7 +113,7 @@ def test_a_machine_without_the_directory_reads_the_source(
 ) -> None:
     record = plan(rows, model, StageSpec(scratch=str(scratch)))
     shutil.rmtree(scratch)
-    with staged(record) as places:
+    with open_staged(record) as places:
         assert (places.rows, places.weights) == (rows.source, model.source)
         assert all(note.is_fallback for note in places.staged)
     assert "no such directory" in caplog.text
@@ -134,7 +134,7 @@ def test_a_disk_that_fails_in_the_midst_is_done_without(
     record = plan(rows, model, StageSpec(scratch=str(scratch)))
     shutil.rmtree(store_at(scratch))
     monkeypatch.setattr(store, "_copy_file", raising(number))
-    with staged(record) as places:
+    with open_staged(record) as places:
         assert (places.rows, places.weights) == (rows.source, model.source)
         assert all(note.is_fallback and note.target is None for note in places.staged)
         assert os.strerror(number) in places.staged[0].reason
@@ -181,12 +181,12 @@ def test_a_copy_that_goes_away_while_it_is_read_is_one_line(
 ) -> None:
     record = plan(rows, model, StageSpec(scratch=str(scratch)))
     with pytest.raises(HardwareError, match="went away while they were read; run again"):
-        with staged(record) as places:
+        with open_staged(record) as places:
             shutil.rmtree(places.weights)
             raise error
-    with staged(record) as places:
+    with open_staged(record) as places:
         assert [note.action for note in places.staged] == ["reused", "copied"]
-    with pytest.raises(type(error), match=str(error)), staged(record):
+    with pytest.raises(type(error), match=str(error)), open_staged(record):
         raise error
 
 
@@ -285,14 +285,14 @@ def test_what_needs_no_copy_is_read_in_place(
 ) -> None:
     machine.file_systems[rows.source] = kind
     machine.disks = {disk_at(tmp_path / "unreadable"): None}
-    scratch, note = choose(rows, spec)
+    scratch, note = choose_place(rows, spec)
     assert scratch is None and note.reason.endswith(reason)
     assert machine.n_measured == ("measured" in reason)
 
 
 def test_weights_may_be_left(tmp_path: Path, machine: Machine) -> None:
     spec = StageSpec(scratch=str(tmp_path), weights=False)
-    scratch, note = choose(make_model(tmp_path / "model"), spec)
+    scratch, note = choose_place(make_model(tmp_path / "model"), spec)
     assert (scratch, note.reason) == (None, "stage_weights is false")
 
 
@@ -304,7 +304,7 @@ def test_what_fits_in_half_of_memory_is_read_ahead(
     rows: Content, machine: Machine, more: int, promised: int, action: str
 ) -> None:
     machine.free_memory_bytes = 2 * rows.n_bytes + more
-    assert choose(rows, StageSpec(), promised_bytes=promised)[1].action == action
+    assert choose_place(rows, StageSpec(), promised_bytes=promised)[1].action == action
 
 
 # A source too small to measure is copied to any disk that was measured.
@@ -319,7 +319,7 @@ def test_a_copy_has_to_be_read_faster_than_its_source(
     machine.source_speed = source
     fast = disk_at(tmp_path / "fast")
     machine.disks = {disk_at(tmp_path / "slow"): target / 2, fast: target}
-    scratch, note = choose(rows, StageSpec())
+    scratch, note = choose_place(rows, StageSpec())
     assert scratch == (fast if is_copied else None)
     # Measured, whatever was decided.
     assert (note.source_read_bytes_per_s, note.target_read_bytes_per_s) == (source, target)
@@ -329,19 +329,19 @@ def test_a_copy_has_to_be_read_faster_than_its_source(
 def test_an_earlier_choice_is_taken_again(tmp_path: Path, rows: Content, machine: Machine) -> None:
     scratch = disk_at(tmp_path / "job-1")
     machine.disks = {scratch: 3e9}
-    _, first = choose(rows, StageSpec())
+    _, first = choose_place(rows, StageSpec())
     recorded = replace(first, target=str(store_at(scratch) / rows.key / "files"))
     n_measured = machine.n_measured
-    assert choose(rows, StageSpec(), recorded=recorded) == (scratch, first)
+    assert choose_place(rows, StageSpec(), recorded=recorded) == (scratch, first)
     assert machine.n_measured == n_measured
 
 
 def test_another_machine_chooses_anew(tmp_path: Path, rows: Content, machine: Machine) -> None:
-    _, first = choose(rows, StageSpec())
+    _, first = choose_place(rows, StageSpec())
     recorded = replace(first, target=str(store_at(tmp_path / "job-1") / rows.key / "files"))
     here = disk_at(tmp_path / "job-2")
     machine.disks = {here: 3e9}
-    assert choose(rows, StageSpec(), recorded=recorded)[0] == here
+    assert choose_place(rows, StageSpec(), recorded=recorded)[0] == here
 
 
 def test_a_directory_that_is_set_is_taken(
@@ -349,14 +349,14 @@ def test_a_directory_that_is_set_is_taken(
 ) -> None:
     machine.free_memory_bytes = 1 << 40
     monkeypatch.setenv("NODE_DISK", str(tmp_path))
-    scratch, note = choose(rows, StageSpec(scratch="$NODE_DISK"))
+    scratch, note = choose_place(rows, StageSpec(scratch="$NODE_DISK"))
     assert (scratch, note.reason) == (tmp_path, "scratch is set")
     assert machine.n_measured == 0
     with pytest.raises(HardwareError, match=r"scratch \$NO_SUCH/x: no such directory"):
-        choose(rows, StageSpec(scratch="$NO_SUCH/x"))
+        choose_place(rows, StageSpec(scratch="$NO_SUCH/x"))
     machine.file_systems[tmp_path.resolve()] = "tmpfs"
     with pytest.raises(HardwareError, match="is memory"):
-        choose(rows, StageSpec(scratch=str(tmp_path)))
+        choose_place(rows, StageSpec(scratch=str(tmp_path)))
 
 
 def test_memory_and_the_same_disk_are_no_places(tmp_path: Path, rows: Content) -> None:

@@ -146,7 +146,7 @@ def test_a_calibration_on_another_card_than_planned_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = {"name": "H100 SXM", "driver_names": ["NVIDIA H100 80GB HBM3"], "source": "a test"}
-    plan = replace(plan_of(tmp_path), gpu=gpu_table.facts(row))
+    plan = replace(plan_of(tmp_path), gpu=gpu_table.gpu_from_row(row))
     monkeypatch.setattr(calibration, "plan_expert", lambda **_: plan)
     job = CalibrationJob(
         expert="tiny", spec=plan_spec(), packing=tmp_path / "packing.json",

@@ -10,7 +10,7 @@ from expertflow.evaluate.evaluation import evaluate_expert
 from expertflow.evaluate.evaluator import EvalInputs
 from expertflow.evaluate.records import EvaluationRecord, EvaluationSpec
 from expertflow.plan.records import TrainPlan
-from expertflow.staging.ensure import staged
+from expertflow.staging.ensure import open_staged
 from expertflow.staging.records import StagingRecord
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.model.load import load_for_scoring
@@ -32,7 +32,7 @@ def main(
     answers: Path,
 ) -> EvaluationRecord:
     # Weights are read several times, and the machine that trained has a local copy.
-    with staged(staging, weights_sha256=model.weights_sha256, with_rows=False) as places:
+    with open_staged(staging, weights_sha256=model.weights_sha256, with_rows=False) as places:
         inputs = EvalInputs(
             spec=spec,
             shards=shards,

@@ -38,8 +38,8 @@ from expertflow.rental.bundle.records import (
     BundleSpec,
     OpenedBundle,
     SettingsFile,
-    own_artifact,
-    own_tuning,
+    artifact_path,
+    tuning_path,
 )
 from expertflow.studies.records import AblationSpec
 
@@ -264,7 +264,7 @@ class ConfiguredExpert:
         found = {key: f"{made}/{place.replace(':', '/')}" for key, place in named}
         for key, place in self.own_artifacts.items():
             brought = self.bundle is not None and self.bundle.own_artifacts.get(key) == place
-            found[key] = own_artifact(self.name, key, place) if brought else place
+            found[key] = artifact_path(self.name, key, place) if brought else place
         return found
 
     @cached_property
@@ -285,7 +285,7 @@ class ConfiguredExpert:
         if place is None:
             return []
         if self.bundle is not None and self.bundle.tuned == place:
-            return [own_tuning(self.name)]
+            return [tuning_path(self.name)]
         path = Path(place).expanduser()
         if not TUNING_MADE.fullmatch(str(path)) and not path.is_file():
             raise ConfigError(

@@ -49,7 +49,7 @@ def check_machine(expert: ConfiguredExpert, rule: str) -> None:
     gpu = probe.resolve_gpu(spec.hardware, list(spec.gpu_table))
     if spec.hardware == "auto" and gpu is None and (elsewhere or rule == "make_bundle"):
         raise ConfigError(
-            f"{probe.missing_gpu()}, and {expert.name} is trained on another one; name its card"
+            f"{probe.no_gpu_reason()}, and {expert.name} is trained on another one; name its card"
             " with --config hardware='H100 SXM', or use hardware=cpu"
         )
     choose_attention(spec, gpu)

@@ -26,7 +26,7 @@ from expertflow.config.specs import spec_text
 from expertflow.core.errors import ConfigError
 from expertflow.data.lock import HashCache
 from expertflow.data.shards import token_shards
-from expertflow.hardware.probe import missing_gpu
+from expertflow.hardware.probe import no_gpu_reason
 
 C = TypeVar("C", bound=type)
 InputFunction = Callable[..., Any]
@@ -311,7 +311,7 @@ class Workflow:
             expert = self._expert(SimpleNamespace(expert=name))
             check_machine(expert, rule)
             if rule == "train_expert" and expert.plan_spec.hardware == "auto":
-                if missing := missing_gpu():
+                if missing := no_gpu_reason():
                     time = self._forecaster(expert).forecast().time_text()
                     note(f"{name}: {missing}; training uses the CPU and should take {time}")
 

@@ -32,10 +32,10 @@ def find_row(name: str, table: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 def gpu_by_name(name: str, table: list[dict[str, Any]]) -> GpuFacts | None:
     row = find_row(name, table)
-    return None if row is None else facts(row)
+    return None if row is None else gpu_from_row(row)
 
 
-def facts(row: dict[str, Any]) -> GpuFacts:
+def gpu_from_row(row: dict[str, Any]) -> GpuFacts:
     """Turn a row into a card. A row without ``sources`` has its one source for every figure."""
     known = [key for key in FIGURES if row.get(key) is not None]
     given = row.get("sources", {})
@@ -49,6 +49,6 @@ def facts(row: dict[str, Any]) -> GpuFacts:
     )
 
 
-def unlisted(name: str, **told: Any) -> GpuFacts:
+def describe_unlisted(name: str, **told: Any) -> GpuFacts:
     sources = {key: BY_DRIVER for key, value in told.items() if value is not None}
     return GpuFacts(name=name, source=NOT_LISTED, sources=sources, **told)

@@ -57,7 +57,7 @@ def run_command(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> 
         if args.replay is None:
             record = _watch(args, readings, held)
         else:
-            record = replay(readings, args.facts)
+            record = replay_trace(readings, args.facts)
         write_record(args.output, record)
     if not args.quiet:
         from expertflow.hardware.show import print_record
@@ -84,10 +84,10 @@ def _watch(args: argparse.Namespace, samples: Path, held: ExitStack) -> MonitorR
     wait_for_others(held, samples, stop)
     watcher = None
     if not args.quiet:
-        from expertflow.hardware.show import live
+        from expertflow.hardware.show import show_live
 
-        watcher = held.enter_context(live())
-    return monitor(
+        watcher = held.enter_context(show_live())
+    return monitor_machine(
         samples,
         interval=SamplingInterval(
             args.interval, steps=args.steps, n_steps_per_epoch=args.steps_per_epoch
@@ -117,7 +117,7 @@ def wait_for_others(held: ExitStack, samples: Path, stop: Callable[[], bool]) ->
         time.sleep(SHORT_NAP_S)
 
 
-def monitor(
+def monitor_machine(
     output: Path,
     *,
     interval: SamplingInterval,
@@ -164,7 +164,7 @@ def monitor(
     return summarize(samples, card=card, interval=interval, monitor_cpu_fraction=fraction)
 
 
-def replay(trace: Path, facts: Path | None) -> MonitorRecord:
+def replay_trace(trace: Path, facts: Path | None) -> MonitorRecord:
     if not trace.is_file():
         raise DataError(f"{trace}: no such trace; give the .jsonl that the monitor wrote")
     samples = read_samples(trace)

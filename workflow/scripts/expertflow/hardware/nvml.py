@@ -77,7 +77,7 @@ def _find(which: str | None, n_gpus: int | None) -> Gpus:
         if error.value != pynvml.NVML_ERROR_NO_PERMISSION
     )
     devices = [Device(index=i, handle=handle) for i, handle in enumerate(handles)]
-    uuids = [device.figure("uuid") for device in devices]
+    uuids = [device.read_figure("uuid") for device in devices]
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if which is not None:
         index = gpu_index(which, uuids)
@@ -87,7 +87,7 @@ def _find(which: str | None, n_gpus: int | None) -> Gpus:
         indexes, reason = visible_gpus(setting, uuids)
         by_uuid = setting is not None and setting.strip().startswith("GPU-")
         is_ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or by_uuid
-        if not is_ordered and len({device.figure("gpu_name") for device in devices}) > 1:
+        if not is_ordered and len({device.read_figure("gpu_name") for device in devices}) > 1:
             remarks += (UNORDERED,)
     chosen = tuple(devices[i] for i in indexes)[:n_gpus]
     if any(device.is_split() for device in chosen):
@@ -95,7 +95,7 @@ def _find(which: str | None, n_gpus: int | None) -> Gpus:
         chosen, reason = (), MIG_MODE
     if not chosen and reason is None:
         reason = "the NVIDIA driver finds no GPU"
-    names = [device.figure("gpu_name") or "" for device in chosen]
+    names = [device.read_figure("gpu_name") or "" for device in chosen]
     simulated = any(text.startswith(SIMULATED) for text in (driver, *names))
     return Gpus(devices=chosen, driver=driver, reason=reason, simulated=simulated, remarks=remarks)
 

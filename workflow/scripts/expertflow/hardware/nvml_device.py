@@ -204,19 +204,19 @@ class Device(Struct):
     _gpm: Gpm | None = None
     _pcie_asked_at: float | None = None
 
-    def figure(self, name: str) -> Any:
+    def read_figure(self, name: str) -> Any:
         question, arguments, read = QUESTIONS[name]
-        answer = self.ask(name, question, *arguments)
+        answer = self.ask_driver(name, question, *arguments)
         return None if answer is None else read(answer)
 
-    def figures(self, *names: str) -> tuple[dict[str, Any], dict[str, str]]:
+    def read_figures(self, *names: str) -> tuple[dict[str, Any], dict[str, str]]:
         """Return figures, and the reason of each that is null."""
-        known = {name: self.figure(name) for name in names}
+        known = {name: self.read_figure(name) for name in names}
         told = {**self.lost, **self.unavailable}
         nulls = (name for name, value in known.items() if value is None)
         return known, {name: told.get(name, "the driver gave none") for name in nulls}
 
-    def ask(self, what: str, question: Callable[..., Any], *arguments: Any) -> Any:
+    def ask_driver(self, what: str, question: Callable[..., Any], *arguments: Any) -> Any:
         if what in self.unavailable:
             return None
         try:
@@ -240,16 +240,16 @@ class Device(Struct):
         return lost
 
     def is_split(self) -> bool:
-        modes = self.ask("mig_mode", pynvml.nvmlDeviceGetMigMode)
+        modes = self.ask_driver("mig_mode", pynvml.nvmlDeviceGetMigMode)
         self.lost.pop("mig_mode", None)
         return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
     def read_counters(self) -> dict[str, float]:
         """Return tensor-active, SM-active and PCIe traffic since the last call, as far as known."""
         if self._gpm is None:
-            self._gpm = self.ask("gpm", Gpm)
+            self._gpm = self.ask_driver("gpm", Gpm)
         if self._gpm is not None and "gpm.reading" not in self.unavailable:
-            figures = dict(self.ask("gpm.reading", self._gpm.read) or {})
+            figures = dict(self.ask_driver("gpm.reading", self._gpm.read) or {})
             self._answered.update(figures)
             for name, code in self._gpm.refused.items():
                 self._note(name, pynvml.NVMLError(code))
@@ -265,10 +265,10 @@ class Device(Struct):
         # The bus can still be asked directly.
         return self._pcie()
 
-    def processes(self) -> list[dict[str, Any]]:
+    def list_processes(self) -> list[dict[str, Any]]:
         held: dict[int, dict[str, Any]] = {}
         for kind, question in PROCESSES.items():
-            for process in self.ask(f"processes.{kind}", question) or []:
+            for process in self.ask_driver(f"processes.{kind}", question) or []:
                 entry = {"pid": process.pid, "name": None, "memory_used_bytes": None}
                 entry = held.setdefault(process.pid, entry | {"gpu": self.index})
                 with suppress(psutil.Error):
@@ -288,7 +288,7 @@ class Device(Struct):
             return {}
         self._pcie_asked_at = now
         asked = {
-            name: self.ask(name, pynvml.nvmlDeviceGetPcieThroughput, way)
+            name: self.ask_driver(name, pynvml.nvmlDeviceGetPcieThroughput, way)
             for name, way in PCIE.items()
         }
         return {name: value * KB for name, value in asked.items() if value is not None}

@@ -17,7 +17,7 @@ import psutil
 from expertflow.core.errors import HardwareError
 from expertflow.core.format import gb
 from expertflow.hardware.disk import describe_places, list_candidates
-from expertflow.hardware.gpu_table import find_row, gpu_by_name, unlisted
+from expertflow.hardware.gpu_table import describe_unlisted, find_row, gpu_by_name
 from expertflow.hardware.nvml import HIDDEN, NO_DRIVER, open_gpus
 from expertflow.hardware.nvml_device import Device
 from expertflow.hardware.records import GpuFacts, GpuSeen, MachineFacts
@@ -65,24 +65,24 @@ def resolve_gpu(hardware: str, table: list[dict[str, Any]]) -> GpuFacts | None:
             )
         return facts
     with open_gpus() as gpus:
-        name = gpus.devices[0].figure("gpu_name") if gpus.devices else None
+        name = gpus.devices[0].read_figure("gpu_name") if gpus.devices else None
         if name is None:
             return None
         for text in gpus.remarks:
             log.warning("%s", text)
         device = gpus.devices[0]
-        return gpu_by_name(name, table) or unlisted(
+        return gpu_by_name(name, table) or describe_unlisted(
             name,
-            memory_total_bytes=device.figure("memory_total_bytes"),
-            compute_capability=_text(device.figure("compute_capability")),
-            power_limit_w=device.figure("power_limit_w"),
+            memory_total_bytes=device.read_figure("memory_total_bytes"),
+            compute_capability=_text(device.read_figure("compute_capability")),
+            power_limit_w=device.read_figure("power_limit_w"),
         )
 
 
-def missing_gpu() -> str | None:
+def no_gpu_reason() -> str | None:
     """Return what ``auto`` resolves to if no GPU reports its name, else null."""
     with open_gpus() as gpus:
-        if gpus.devices and gpus.devices[0].figure("gpu_name") is not None:
+        if gpus.devices and gpus.devices[0].read_figure("gpu_name") is not None:
             return None
         reason = gpus.reason or "its driver gives no name"
     return f"hardware is 'auto' and this machine has no NVIDIA GPU ({reason})"
@@ -153,14 +153,14 @@ def least_free_gpu_memory(n_gpus: int) -> tuple[int, str] | None:
     Null if no driver tells.
     """
     with open_gpus() as gpus:
-        free = [(d.figure("memory_free_bytes"), d) for d in gpus.devices[:n_gpus]]
+        free = [(d.read_figure("memory_free_bytes"), d) for d in gpus.devices[:n_gpus]]
         known = [(n_bytes, device) for n_bytes, device in free if n_bytes is not None]
         if not known:
             return None
         n_bytes, device = min(known, key=lambda pair: pair[0])
         held = ", ".join(
             f"{p['name'] or 'a process'} (pid {p['pid']}, {gb(p['memory_used_bytes'])})"
-            for p in device.processes()
+            for p in device.list_processes()
             if p["memory_used_bytes"]
         )
         holders = f"held by {held}" if held else "no process is seen to hold the rest"
@@ -169,7 +169,7 @@ def least_free_gpu_memory(n_gpus: int) -> tuple[int, str] | None:
 
 def _describe_gpu(device: Device, table: list[dict[str, Any]]) -> GpuSeen:
     names = ("gpu_name", "memory_total_bytes", "memory_free_bytes", "compute_capability")
-    known, unavailable = device.figures(*names, "power_limit_w")
+    known, unavailable = device.read_figures(*names, "power_limit_w")
     name, capability = known.pop("gpu_name"), known.pop("compute_capability")
     row = None if name is None else find_row(name, table)
     if "gpu_name" in unavailable:

@@ -84,11 +84,11 @@ def disk_counters(blocks: Path = Path("/sys/block")) -> tuple[int, int] | None:
 
 def _card_figures(devices: Sequence[Device]) -> dict[str, Any]:
     first = devices[0]
-    figures, _ = first.figures(*CARD_FIGURES)
-    figures["utilization_percent"] = first.figure("any_kernel_percent")
+    figures, _ = first.read_figures(*CARD_FIGURES)
+    figures["utilization_percent"] = first.read_figure("any_kernel_percent")
     figures |= {name: round(value, 2) for name, value in first.read_counters().items()}
     for total, name in (("energy_all_j", "energy_j"), ("power_all_w", "power_w")):
-        values = [figures[name], *(device.figure(name) for device in devices[1:])]
+        values = [figures[name], *(device.read_figure(name) for device in devices[1:])]
         figures[total] = None if None in values else round(sum(values), 3)
     return figures
 
@@ -116,7 +116,7 @@ class SamplingInterval(Struct):
             return FAST_S
         return min(SLOW_S, max(FAST_S, self.epoch_s / (WANTED * SPARE)))
 
-    def remarks(self) -> Iterator[str]:
+    def list_remarks(self) -> Iterator[str]:
         if self.configured_s is None and self.epoch_s and self.epoch_s < WANTED * FAST_S:
             n = round(self.epoch_s / FAST_S)
             yield (

@@ -47,7 +47,7 @@ MAX_TIMES = 100
 
 
 @contextmanager
-def live() -> Iterator[Watcher]:
+def show_live() -> Iterator[Watcher]:
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda sample, _: console.print(escape(_line(sample)), highlight=False)

@@ -78,7 +78,7 @@ def describe_card(gpus: Gpus) -> Card:
     if not gpus.devices:
         return no_card(gpus.reason or "no GPU")
     names = ("gpu_name", "memory_total_bytes", "power_limit_w", "temperature_limits_c")
-    known, unavailable = gpus.devices[0].figures(*names)
+    known, unavailable = gpus.devices[0].read_figures(*names)
     return Card(
         **known,
         driver=gpus.driver,
@@ -93,7 +93,7 @@ def add_processes(card: Card, gpus: Gpus) -> Card:
     """Add what is known only at the end: who holds memory, and what the card never answered."""
     if not gpus.devices:
         return card
-    processes = tuple(p for device in gpus.devices for p in device.processes())
+    processes = tuple(p for device in gpus.devices for p in device.list_processes())
     unavailable = {**gpus.devices[0].unavailable, **card.unavailable}
     return replace(card, processes=processes, unavailable=unavailable)
 
@@ -113,7 +113,7 @@ def summarize(
     mixed = (MIXED,) if len(simulated) > 1 else ()
     known: dict[str, Any] = asdict(card) | {
         "simulated": any(simulated),
-        "remarks": (*card.remarks, *interval.remarks(), *mixed, *remarks),
+        "remarks": (*card.remarks, *interval.list_remarks(), *mixed, *remarks),
     }
     known |= {name: compute_stats(samples, field) for name, field in SERIES.items()}
     record = MonitorRecord(

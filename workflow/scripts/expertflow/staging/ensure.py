@@ -45,7 +45,7 @@ def plan_staging(*, expert: str, spec: StageSpec, rows: Content, weights: Conten
 
 
 @contextmanager
-def staged(
+def open_staged(
     record: StagingRecord, *, weights_sha256: str | None = None, with_rows: bool = True
 ) -> Iterator[Places]:
     """Repeat recorded staging on this machine, and hold the copies while they are read.
@@ -92,7 +92,7 @@ def _stage(
 ) -> Staged:
     """Choose a place for content in view of the others, and copy it; ``holds`` keeps the copy."""
     promised = sum(other.n_bytes for other in others if other.action == "pre_read")
-    scratch, note = choose(content, spec, recorded=recorded, promised_bytes=promised)
+    scratch, note = choose_place(content, spec, recorded=recorded, promised_bytes=promised)
     if scratch is None:
         return note
     # Imported late: that takes longer than finding that nothing needs to be copied.
@@ -146,7 +146,7 @@ def _check_there(note: Staged) -> None:
         )
 
 
-def choose(
+def choose_place(
     content: Content, spec: StageSpec, *, recorded: Staged | None = None, promised_bytes: int = 0
 ) -> tuple[Path | None, Staged]:
     """Return where to copy content on this machine (null: read in place), and why.

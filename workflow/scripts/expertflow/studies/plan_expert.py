@@ -6,7 +6,7 @@ from pathlib import Path
 
 from expertflow.core.errors import HardwareError
 from expertflow.core.records import read_part, read_record
-from expertflow.hardware.probe import missing_gpu, probe_machine, resolve_gpu
+from expertflow.hardware.probe import no_gpu_reason, probe_machine, resolve_gpu
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import Calibration, MemoryTrace, ModelFacts, PlanSpec, TrainPlan
@@ -42,7 +42,7 @@ def plan_expert(
 
 def draft_plan(*, expert: str, spec: PlanSpec, packing: Path, model: Path) -> PlanDraft:
     """Gather the inputs of a plan, including on a card a trace that predicts memory."""
-    if spec.hardware == "auto" and (missing := missing_gpu()):
+    if spec.hardware == "auto" and (missing := no_gpu_reason()):
         log.warning("%s: the plan is for its CPU", missing)
     draft = PlanDraft(
         expert=expert,

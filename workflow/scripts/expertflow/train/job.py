@@ -27,7 +27,7 @@ from expertflow.core.records import Record, read_record, to_json, write_record
 from expertflow.hardware.monitor import write_missing_record
 from expertflow.plan.override import override
 from expertflow.plan.records import TrainPlan
-from expertflow.staging.ensure import Places, staged
+from expertflow.staging.ensure import Places, open_staged
 from expertflow.staging.records import StagingRecord
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
@@ -162,7 +162,7 @@ def _staged(job: TrainingJob, inputs: TrainInputs) -> Iterator[tuple[TrainInputs
     """Stage rows and weights where this machine reads them fastest; a retry may run elsewhere."""
     record = read_record(StagingRecord, job.staging)
     sha256, with_rows = inputs.model.weights_sha256, inputs.documents is None
-    with staged(record, weights_sha256=sha256, with_rows=with_rows) as places:
+    with open_staged(record, weights_sha256=sha256, with_rows=with_rows) as places:
         seen_s = checkpoint_files.last_seen_s(inputs.state)
         yield replace(inputs, rows=places.rows, weights=places.weights, seen_s=seen_s), places
 

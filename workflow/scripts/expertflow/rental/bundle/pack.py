@@ -27,7 +27,7 @@ from expertflow.data.shards import shard_names
 from expertflow.rental.bundle import records
 from expertflow.rental.bundle.provenance import Provenance, adapt_inputs, read_provenance
 from expertflow.rental.bundle.records import BundleIndex, BundleSpec, Member, OpenedBundle
-from expertflow.rental.bundle.tar import Items, describe
+from expertflow.rental.bundle.tar import Items, describe_items
 from expertflow.staging.records import StagingRecord
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
@@ -54,7 +54,7 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
         if isinstance(path, Path) and not path.is_file():
             raise DataError(f"{path}: is missing, needed for {name}; run again to make it")
     items[f"{results}/{records.PROVENANCE}"] = _provenance_text(spec, items)
-    members = describe(items)
+    members = describe_items(items)
     _check_recorded(results, members, lock=lock, model=model)
     if spec.own_code is not None:
         log.warning("it carries your own code, %s; opening needs --allow-own-code", spec.own_code)
@@ -98,11 +98,11 @@ def _user_items(spec: BundleSpec) -> Items:
             raise DataError(f"{file.path}: changed while the bundle was made; run again")
         items[f"{results}/{records.CARRIED}/{name}"] = Path(file.path)
     if spec.tuned is not None:
-        items[records.own_tuning(spec.expert)] = Path(spec.tuned).expanduser()
+        items[records.tuning_path(spec.expert)] = Path(spec.tuned).expanduser()
     for key, place in spec.artifacts.items():
         path = Path(place)
         if key in spec.own_artifacts:
-            name = records.own_artifact(spec.expert, key, spec.own_artifacts[key])
+            name = records.artifact_path(spec.expert, key, spec.own_artifacts[key])
             items[name] = path.expanduser()
             continue
         items |= _folder_items(path) if path.is_dir() else {path.as_posix(): path}
@@ -140,7 +140,7 @@ def _provenance_text(spec: BundleSpec, items: Items) -> bytes:
     # The user's files are absent and unused.
     names: dict[str, str | None] = dict.fromkeys(spec.content)
     if spec.tuned is not None:
-        names[str(Path(spec.tuned).expanduser())] = records.own_tuning(spec.expert)
+        names[str(Path(spec.tuned).expanduser())] = records.tuning_path(spec.expert)
     model, hashes = f"results/{spec.expert}/model.json", {}
     if isinstance(content := items[model], bytes):
         hashes[model] = f"sha256:{hashlib.sha256(content).hexdigest()}"
@@ -208,7 +208,7 @@ def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:
         kind="outcome",
         expert=expert,
         code=bundle.code,
-        members=describe(items),
+        members=describe_items(items),
         brought=brought,
     )
     return index, items

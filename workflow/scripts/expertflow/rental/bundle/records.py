@@ -108,9 +108,9 @@ class OpenedBundle(Record, frozen=True, kw_only=True):
     allow_own_code: bool = False
 
 
-def own_artifact(expert: str, key: str, place: str) -> str:
+def artifact_path(expert: str, key: str, place: str) -> str:
     return f"results/{expert}/{CARRIED}/artifacts/{key}/{PurePath(place).name}"
 
 
-def own_tuning(expert: str) -> str:
+def tuning_path(expert: str) -> str:
     return f"results/{expert}/{CARRIED}/tuning.json"

@@ -30,7 +30,7 @@ AGAIN = "copy or make the bundle again"
 Items = dict[str, Path | bytes]
 
 
-def describe(items: Items) -> tuple[Member, ...]:
+def describe_items(items: Items) -> tuple[Member, ...]:
     return tuple(_pour(name, _chunks(items[name])) for name in sorted(items))
 
 

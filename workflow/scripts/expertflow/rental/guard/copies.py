@@ -14,7 +14,7 @@ from expertflow.core.records import read_part
 from expertflow.rental.guard.ledger import PLACE, TravellingLedger
 from expertflow.rental.guard.options import GuardOptions
 from expertflow.rental.sync.states import OUTCOME, pull_states, push_state, states_below
-from expertflow.rental.sync.store import SendRecord, SyncFailed, failing_as, files_below
+from expertflow.rental.sync.store import SendRecord, SyncFailed, convert_errors, files_below
 from expertflow.rental.sync.stores import open_store
 from expertflow.train.saved import checkpoint_files
 
@@ -51,16 +51,16 @@ class Copies:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="push")
         self._pushing: Future[None] | None = None
 
-    def begin(self, *, forget_spent: bool) -> None:
+    def start_session(self, *, forget_spent: bool) -> None:
         remove(self.own / HOLD)
         self._published_before = self._published()
         if forget_spent:
-            self._ledger.forget()
+            self._ledger.forget_sessions()
         if self.push_store is not None:
             with _nothing_started():
-                self._ledger.pull(self.push_store)
+                self._ledger.pull_ledger(self.push_store)
 
-    def pull(self) -> None:
+    def pull_states(self) -> None:
         self._trusted = None
         if self.push_store is not None:
             with _nothing_started():
@@ -75,13 +75,13 @@ class Copies:
         with _nothing_started():
             for store in dict.fromkeys((self.push_store, self.sync_store)):
                 if store is not None:
-                    store.send(self.own, PLACE, [probe.name])
+                    store.send_files(self.own, PLACE, [probe.name])
             self.send_ledger()
 
     def send_ledger(self) -> None:
         if self.push_store is not None:
-            with failing_as(f"{self._ledger.path}: not sent"):
-                self._ledger.send(self.push_store)
+            with convert_errors(f"{self._ledger.path}: not sent"):
+                self._ledger.send_ledger(self.push_store)
 
     def push_soon(self) -> None:
         self.check_push()
@@ -129,7 +129,7 @@ class Copies:
 
     def _push(self, state: Path) -> None:
         assert self.push_store is not None
-        with failing_as(f"checkpoints of {state}"):
+        with convert_errors(f"checkpoints of {state}"):
             record = push_state(state, self.push_store, self.own / HOLD, trusted=self._trusted)
         if record is not None:
             if self._trusted is not None:
@@ -149,14 +149,14 @@ class Copies:
     def _send_results(self) -> None:
         if self.sync_store is None:
             return
-        with failing_as(f"{self.results}: not copied"):
+        with convert_errors(f"{self.results}: not copied"):
             names = files_below(self.results, skip=self.skip)
             if not names:
                 raise SyncFailed(
                     f"nothing below {self.results} to copy; give --results and --state, the folders"
                     " that the command writes"
                 )
-            record = self.sync_store.send(self.results, "results", names)
+            record = self.sync_store.send_files(self.results, "results", names)
         self.syncs.append(record)
         log.info(SENT, "synced", record.what, record.n_bytes, record.duration_s)
 

@@ -56,26 +56,26 @@ class Meter:
         self.usd_before = sum(paid, 0.0)
         self._start_s, self._clock, self._zero_s = start_s, clock, clock() - (now_s - start_s)
 
-    def usd(self, *, ahead_s: float = 0.0) -> float | None:
+    def spent_usd(self, *, ahead_s: float = 0.0) -> float | None:
         if self._price is None:
             return None
         return self.usd_before + (self._clock() - self._zero_s + ahead_s) / 3600 * self._price
 
     def has_usd_for(self, wait_s: float) -> bool:
-        usd = self.usd(ahead_s=wait_s)
+        usd = self.spent_usd(ahead_s=wait_s)
         return usd is None or self._limit is None or usd < self._limit
 
     def lasts_s(self, reserve_s: float) -> float:
         """Return the seconds until only the reserve is left; very many without a limit."""
-        usd = self.usd()
+        usd = self.spent_usd()
         if usd is None or self._price is None or self._limit is None:
             return threading.TIMEOUT_MAX
         return max(0.0, self._limit - usd) / self._price * 3600 - reserve_s
 
     def format_usd(self) -> str:
-        return f"${self.usd() or 0.0:.2f} of ${self._limit or 0.0:.2f}"
+        return f"${self.spent_usd() or 0.0:.2f} of ${self._limit or 0.0:.2f}"
 
-    def note(self) -> None:
+    def write_ledger(self) -> None:
         if self._price is not None:
             end_s = self._start_s + self._clock() - self._zero_s
             session = PaidSession(start_s=self._start_s, end_s=end_s, usd_per_hour=self._price)
@@ -90,17 +90,17 @@ class TravellingLedger:
         self._judged = Ledger()
         self._begins_anew = False
 
-    def forget(self) -> None:
+    def forget_sessions(self) -> None:
         """Start a new budget here, and with the next send in the store."""
         remove(self.path)
         self._begins_anew = True
 
-    def pull(self, store: Store) -> None:
+    def pull_ledger(self, store: Store) -> None:
         if not self._begins_anew and (joined := self._join(store)).sessions:
             write_record(self.path, joined)
         self._judged = read_ledger(self.path)
 
-    def send(self, store: Store) -> None:
+    def send_ledger(self, store: Store) -> None:
         """Update the store, keeping what other machines have written there."""
         if not self.path.is_file():
             return
@@ -108,7 +108,7 @@ class TravellingLedger:
         try:
             # Send a copy: the ledger itself is rewritten meanwhile.
             write_record(self._copy / LEDGER, joined)
-            store.send(self._copy, PLACE, [LEDGER])
+            store.send_files(self._copy, PLACE, [LEDGER])
             self._begins_anew = False
         finally:
             remove(self._copy)

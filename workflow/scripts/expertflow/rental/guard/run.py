@@ -97,7 +97,7 @@ class Guard:
                 signal.signal(number, self._on_signal)
         with self._lock_folder():
             # All that may refuse to start; the meter runs once the ledger is known.
-            self.copies.begin(forget_spent=self.options.forget_spent)
+            self.copies.start_session(forget_spent=self.options.forget_spent)
             self.start_meter()
             if self.options.pull:
                 self.pull_states()
@@ -155,7 +155,7 @@ class Guard:
                 f"{self.meter.format_usd()} are spent, and {options.reserve_s:g} s are kept for"
                 f" save and sync{paid}; raise --max-usd, or begin a new budget with --forget-spent"
             )
-        self.meter.note()
+        self.meter.write_ledger()
 
     def pull_states(self) -> None:
         """Pull states; raise ConfigError once only the budget's reserve is left."""
@@ -164,7 +164,7 @@ class Guard:
         timer.daemon = True
         timer.start()
         try:
-            self.copies.pull()
+            self.copies.pull_states()
         finally:
             timer.cancel()
             timer.join()
@@ -181,7 +181,7 @@ class Guard:
 
     def _note(self) -> bool:
         try:
-            self.meter.note()
+            self.meter.write_ledger()
         except OSError as error:
             log.error("what is spent could not be written down: %s", error)
             return False
@@ -324,7 +324,7 @@ class Guard:
         return "not run: a signal came" if self.signals else None
 
     def _run_hook(self, command: str, exit_code: int) -> str:
-        usd = self.meter.usd()
+        usd = self.meter.spent_usd()
         environment = {
             "EXPERTFLOW_OUTCOME": self._record.outcome,
             "EXPERTFLOW_USD": "" if usd is None else f"{usd:.4f}",
@@ -343,7 +343,7 @@ class Guard:
         return f"failed {N_HOOKS} times, exit code {code}"
 
     def _write_record(self, on_finish: str, *, send: bool = True) -> bool:
-        noted, usd, copies = self._note(), self.meter.usd(), self.copies
+        noted, usd, copies = self._note(), self.meter.spent_usd(), self.copies
         self._record = replace(
             self._record,
             elapsed_s=round(time.monotonic() - self._zero_s, 3),
@@ -360,7 +360,7 @@ class Guard:
         try:
             write_record(path, self._record)
             if send and copies.sync_store is not None:
-                copies.sync_store.send(path.parent, "results", [RECORD])
+                copies.sync_store.send_files(path.parent, "results", [RECORD])
         except SyncFailed as error:
             log.error("sync: %s", error)
             return False
@@ -370,7 +370,7 @@ class Guard:
         return noted
 
     def _log_outcome(self, *, synced: bool, is_stopped: bool) -> None:
-        record, usd = self._record, self.meter.usd()
+        record, usd = self._record, self.meter.spent_usd()
         money = "dollars unknown without --usd-per-hour" if usd is None else f"${usd:.2f} spent"
         if usd is not None and record.max_usd is not None:
             money += f" of ${record.max_usd:.2f}"

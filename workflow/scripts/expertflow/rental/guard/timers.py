@@ -47,7 +47,7 @@ class IdleGpu:
         if not self._devices or now_s < self._due_s:
             return None
         self._due_s = now_s + GPU_EVERY_S
-        shares = [device.figure("any_kernel_percent") for device in self._devices]
+        shares = [device.read_figure("any_kernel_percent") for device in self._devices]
         known = [share for share in shares if share is not None]
         if not known:
             self._devices, self.state = (), "off: the cards stopped telling how busy they are"

@@ -69,7 +69,7 @@ def push_state(
     place, name, folder = _key_of(state), _progress_of(state), hold / "files"
     if name is None:
         return None
-    there = store.names(place)
+    there = store.list_names(place)
     if f"{name}.json" in there and (trusted is None or f"{place}/{name}" in trusted):
         return None
     start_s = time.monotonic()
@@ -77,13 +77,13 @@ def push_state(
         name, files = _hold(state, folder)
         key = f"{place}/{name}"
         if f"{name}.json" in there:
-            store.drop(f"{key}.json")
-        sent = store.send(folder, key, files)
+            store.delete(f"{key}.json")
+        sent = store.send_files(folder, key, files)
         if files_below(folder) != files:
             raise SyncFailed(f"{folder}: changed while it was sent; is another guard at work here?")
         sha256s = {file: sha256_file(folder / file) for file in files}
         write_record(hold / f"{name}.json", PushRecord(name=name, sha256s=sha256s))
-        store.send(hold, place, [f"{name}.json"])
+        store.send_files(hold, place, [f"{name}.json"])
         (hold / f"{name}.json").unlink()
     finally:
         remove(folder)
@@ -101,7 +101,7 @@ def pull_states(
     """
 
     def visible(key: str) -> list[str]:
-        return [check_key(name) for name in store.names(key) if not name.startswith(".")]
+        return [check_key(name) for name in store.list_names(key) if not name.startswith(".")]
 
     lines = []
     for expert in visible("state"):
@@ -134,7 +134,7 @@ def _drop_older(store: Store, place: str, names: list[str], newest: str) -> None
     for name in sorted({entry.removesuffix(".json") for entry in names} - kept):
         for entry in (f"{name}.json", name):
             if entry in names:
-                store.drop(f"{place}/{entry}")
+                store.delete(f"{place}/{entry}")
 
 
 def _hold(state: Path, folder: Path) -> tuple[str, list[str]]:
@@ -180,7 +180,7 @@ def _lay_out(state: Path, folder: Path) -> tuple[str, list[str]]:
 
 def _pull(store: Store, state: Path, wait: Callable[[float], object]) -> str | None:
     place = _key_of(state)
-    pushed = [n.removesuffix(".json") for n in store.names(place) if n.endswith(".json")]
+    pushed = [n.removesuffix(".json") for n in store.list_names(place) if n.endswith(".json")]
     here = _rank(_intact_progress_of(state) if pushed else None)
     further = [name for name in sorted(pushed, key=_rank, reverse=True) if _rank(name) > here]
     damaged = []
@@ -197,8 +197,8 @@ def _pull(store: Store, state: Path, wait: Callable[[float], object]) -> str | N
             continue
         # As trusted pushes they would keep this run from pushing the same step again.
         for bad in damaged:
-            store.drop(f"{place}/{bad}.json")
-            store.drop(f"{place}/{bad}")
+            store.delete(f"{place}/{bad}.json")
+            store.delete(f"{place}/{bad}")
         dropped = f"; {', '.join(damaged)} is damaged and dropped" if damaged else ""
         return f"{name} pulled, sha256 of every file equal{dropped}"
     if further:

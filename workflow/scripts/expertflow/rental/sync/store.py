@@ -28,7 +28,7 @@ class NotThere(SyncFailed):
 
 
 @contextmanager
-def failing_as(what: str) -> Iterator[None]:
+def convert_errors(what: str) -> Iterator[None]:
     """Convert system and record errors into SyncFailed."""
     try:
         yield
@@ -56,10 +56,10 @@ class Store(ABC):
     def __init__(self, shown: str, cancel: threading.Event) -> None:
         self.shown, self._cancel, self._chunk_bytes = shown, cancel, CHUNK_BYTES
 
-    def send(self, folder: Path, key: str, names: Iterable[str]) -> SendRecord:
+    def send_files(self, folder: Path, key: str, names: Iterable[str]) -> SendRecord:
         """Copy files of a folder, by relative names; then compare the copies with them."""
         start_s, wanted = time.monotonic(), list(names)
-        n_bytes, verified = self._send_files(folder, key, wanted)
+        n_bytes, verified = self._transfer_files(folder, key, wanted)
         return SendRecord(
             what=key,
             n_files=len(wanted),
@@ -68,15 +68,15 @@ class Store(ABC):
             verified=verified,
         )
 
-    def _send_files(self, folder: Path, key: str, names: list[str]) -> tuple[int, str]:
+    def _transfer_files(self, folder: Path, key: str, names: list[str]) -> tuple[int, str]:
         n_bytes, ways = 0, set()
         for name in names:
-            n_moved, way = self._send_file(folder / name, f"{key}/{name}")
+            n_moved, way = self._transfer_file(folder / name, f"{key}/{name}")
             n_bytes += n_moved
             ways.add(way)
         return n_bytes, " and ".join(sorted(ways)) or "nothing to compare"
 
-    def _send_file(self, path: Path, key: str) -> tuple[int, str]:
+    def _transfer_file(self, path: Path, key: str) -> tuple[int, str]:
         """Copy a file unless it is there; return the bytes moved, and how it was compared."""
         raise NotImplementedError
 
@@ -85,11 +85,11 @@ class Store(ABC):
         """Copy a file, or all files below a key, into a folder, unverified; may raise NotThere."""
 
     @abstractmethod
-    def names(self, key: str) -> list[str]:
+    def list_names(self, key: str) -> list[str]:
         """Return the names directly below a key; empty without such a key."""
 
     @abstractmethod
-    def drop(self, key: str) -> None:
+    def delete(self, key: str) -> None:
         """Remove a file, or all files below a key."""
 
     def _check_wanted(self, _: int = 0) -> None:

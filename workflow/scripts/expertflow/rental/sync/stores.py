@@ -24,7 +24,7 @@ from expertflow.rental.sync.store import (
     SyncFailed,
     check_destination,
     check_key,
-    failing_as,
+    convert_errors,
     is_local,
 )
 
@@ -52,9 +52,9 @@ def open_store(destination: str, cancel: threading.Event) -> Store:
 class LocalStore(Store):
     """A folder of this file system: a network volume, a second disk."""
 
-    def _send_file(self, path: Path, key: str) -> tuple[int, str]:
+    def _transfer_file(self, path: Path, key: str) -> tuple[int, str]:
         target, way = Path(self.shown, key), "read back, sha256 equal"
-        with failing_as(f"{target}: not copied"):
+        with convert_errors(f"{target}: not copied"):
             if target.is_file() and self._sha256(target) == self._sha256(path):
                 return 0, way
             digest = hashlib.sha256()
@@ -81,7 +81,7 @@ class LocalStore(Store):
 
     def fetch(self, key: str, folder: Path) -> None:
         source = Path(self.shown, key)
-        with failing_as(f"{source}: not copied"):
+        with convert_errors(f"{source}: not copied"):
             if source.is_file():
                 folder.mkdir(parents=True, exist_ok=True)
                 self._copy(str(source), str(folder / source.name))
@@ -96,14 +96,14 @@ class LocalStore(Store):
                 writer.write(chunk)
         shutil.copystat(source, target)
 
-    def names(self, key: str) -> list[str]:
+    def list_names(self, key: str) -> list[str]:
         place = Path(self.shown, key)
-        with failing_as(f"{place}: cannot be listed"):
+        with convert_errors(f"{place}: cannot be listed"):
             return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
 
-    def drop(self, key: str) -> None:
+    def delete(self, key: str) -> None:
         place = Path(self.shown, key)
-        with failing_as(f"{place}: not removed"):
+        with convert_errors(f"{place}: not removed"):
             remove(place)
 
 
@@ -121,7 +121,7 @@ class RsyncStore(Store):
         # Set once the second pass finds different content with the same size and time.
         self._doubts = False
 
-    def _send_files(self, folder: Path, key: str, names: list[str]) -> tuple[int, str]:
+    def _transfer_files(self, folder: Path, key: str, names: list[str]) -> tuple[int, str]:
         verified = "rsync --checksum: nothing differs"
         if not names:
             return 0, verified
@@ -159,7 +159,7 @@ class RsyncStore(Store):
         # them.
         self._run("--recursive", "--times", "--ignore-times", source, f"{folder}/")
 
-    def names(self, key: str) -> list[str]:
+    def list_names(self, key: str) -> list[str]:
         try:
             lines = self._run("--list-only", "--no-human-readable", f"{self._root}/{key}/", "")
         except NotThere:
@@ -167,7 +167,7 @@ class RsyncStore(Store):
         rows = (line.split(None, 4) for line in lines)
         return sorted(row[4] for row in rows if len(row) == 5 and row[4] != ".")
 
-    def drop(self, key: str) -> None:
+    def delete(self, key: str) -> None:
         """Remove a file or a folder, by syncing an empty folder with --delete."""
         parent, _, name = key.rpartition("/")
         rules = [f"--include=/{name}", f"--include=/{name}/**", "--exclude=*"]
@@ -221,7 +221,7 @@ class S3Store(Store):
         except self._errors as error:
             raise ConfigError(f"{destination}: {error}; see boto3's settings") from error
 
-    def _send_file(self, path: Path, key: str) -> tuple[int, str]:
+    def _transfer_file(self, path: Path, key: str) -> tuple[int, str]:
         """Upload a file unless its checksum is there; then request the checksum."""
         target = self._key(key)
         with self._errors_as_ours(target):
@@ -286,11 +286,11 @@ class S3Store(Store):
         if not objects:
             raise NotThere(f"{self.shown}/{key}: nothing is there")
 
-    def names(self, key: str) -> list[str]:
+    def list_names(self, key: str) -> list[str]:
         place = self._key(key) + "/"
         return sorted({name.removeprefix(place).split("/")[0] for name in self._objects(place)})
 
-    def drop(self, key: str) -> None:
+    def delete(self, key: str) -> None:
         for name in self._objects(self._key(key)):
             self._asked(self._client.delete_object, name)
 
