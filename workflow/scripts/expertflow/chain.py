@@ -14,7 +14,7 @@ from typing import Literal
 from msgspec import field
 
 from expertflow.core.records import Record
-from expertflow.data.records import SourceLock
+from expertflow.data.records import DatasetSource, SourceLock
 from expertflow.data.shards import shard_names, token_shards
 
 
@@ -178,7 +178,9 @@ CHAIN = (
 STAGES = {stage.name: stage for stage in CHAIN}
 
 
-def expand_path(stage: Stage, path: str, sources: Iterable[SourceLock]) -> list[str]:
+def expand_path(
+    stage: Stage, path: str, sources: Iterable[SourceLock | DatasetSource]
+) -> list[str]:
     """Return the files that a path of a stage stands for, by source and shard."""
     if "{" not in path:
         return [path]

@@ -53,10 +53,9 @@ def format_value(value: Measured[T], text: Callable[[T], str]) -> Measured[str]:
 
 def explain(record: R, reasons: Mapping[str, str], default: str | None = None) -> R:
     """Return a record with its nulls replaced by their reasons, where there are any."""
-    found = {name: reasons.get(name, default) for name in record.__struct_fields__}
-    return replace(record, **{
-        name: Missing(why) for name, why in found.items() if why and getattr(record, name) is None
-    })  # fmt: skip
+    nulls = [name for name in record.__struct_fields__ if getattr(record, name) is None]
+    found = {name: reasons.get(name, default) for name in nulls}
+    return replace(record, **{name: Missing(why) for name, why in found.items() if why})
 
 
 def doc(text: str, *, of: str | None = None) -> Meta:

@@ -14,7 +14,7 @@ from typing import Any
 from expertflow.chain import Stage, expand_path, stages_before
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import read_record
-from expertflow.data.records import DatasetManifest, SourceLock
+from expertflow.data.records import DatasetManifest, DatasetSource
 from expertflow.report.records import ChainLink
 
 # The Snakemake command line, passed on by the Snakefile.
@@ -50,8 +50,8 @@ def list_stages(results: Path, *, asked: Collection[str] = ()) -> tuple[ChainLin
     of their hashes. Skipped are records without a note, which the workflow did not make, and those
     of sources or shards not in ``datasets.json``, left over from an earlier manifest.
     """
-    found = []
-    sources = _read_sources(results)
+    path, found = results / "datasets.json", []
+    sources = read_record(DatasetManifest, path).sources if path.is_file() else ()
     for stage in stages_before("build_report", asked=asked):
         for code, records in sorted(_notes(results, stage, sources).items()):
             entries = records
@@ -62,25 +62,9 @@ def list_stages(results: Path, *, asked: Collection[str] = ()) -> tuple[ChainLin
     return tuple(found)
 
 
-def _read_sources(results: Path) -> list[SourceLock]:
-    path = results / "datasets.json"
-    if not path.is_file():
-        return []
-    manifest = read_record(DatasetManifest, path)
-    return [
-        SourceLock(
-            name=source.name,
-            kind=source.kind,
-            n_shards=source.n_shards,
-            revision=source.revision,
-            identity={},
-            files=(),
-        )
-        for source in manifest.sources
-    ]
-
-
-def _notes(results: Path, stage: Stage, sources: Iterable[SourceLock]) -> dict[str, dict[str, str]]:
+def _notes(
+    results: Path, stage: Stage, sources: Iterable[DatasetSource]
+) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for place in sorted(expand_path(stage, stage.record, sources)):
         record = results / place

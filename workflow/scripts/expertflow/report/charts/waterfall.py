@@ -120,19 +120,7 @@ def _frame(n_rows: int, x: alt.X, at: float = 0.0) -> list[alt.Chart]:
 
 
 def _bars(steps: tuple[Step, ...], x: alt.X, top: float) -> list[alt.Chart]:
-    held, moved, spread = _shapes(steps, top)
-    layers = []
-    if held:  # what was there before this step
-        layers.append(alt.Chart(fr.inline_data(held)).mark_rect(color=fr.GRAY, opacity=0.22))
-    for color, values in moved.items():
-        layers.append(alt.Chart(fr.inline_data(values)).mark_rect(color=color))
-    if spread:
-        layers.append(alt.Chart(fr.inline_data(spread)).mark_rule(color=fr.TEXT, strokeWidth=1.5))
-    return [layer.encode(x=x, x2="x2:Q", y=_y(len(steps)), y2="y2:Q") for layer in layers]
-
-
-def _shapes(steps: tuple[Step, ...], top: float) -> tuple[Rows, dict[str, Rows], Rows]:
-    held: Rows = []
+    held: Rows = []  # what was there before a step
     moved: dict[str, Rows] = {}
     spread: Rows = []
     for i, step in enumerate(steps):
@@ -148,7 +136,13 @@ def _shapes(steps: tuple[Step, ...], top: float) -> tuple[Rows, dict[str, Rows],
         if step.low is not None and step.high is not None:
             middle = i + (TOP + BOTTOM) / 2
             spread.append({"x": step.low, "x2": min(step.high, top), "y": middle, "y2": middle})
-    return held, moved, spread
+    layers = []
+    if held:
+        layers.append(alt.Chart(fr.inline_data(held)).mark_rect(color=fr.GRAY, opacity=0.22))
+    layers += [alt.Chart(fr.inline_data(at)).mark_rect(color=color) for color, at in moved.items()]
+    if spread:
+        layers.append(alt.Chart(fr.inline_data(spread)).mark_rule(color=fr.TEXT, strokeWidth=1.5))
+    return [layer.encode(x=x, x2="x2:Q", y=_y(len(steps)), y2="y2:Q") for layer in layers]
 
 
 def _color(step: Step) -> str:
