@@ -10,6 +10,7 @@ from expertflow.report.diagnose import MISSING, list_findings
 from expertflow.report.measured import restore, to_plain
 from expertflow.report.records import Finding, Report
 
+MAX_PAGE_BYTES = 400_000
 VOID = {"meta", "br", "path", "line", "rect", "circle", "stop"}
 
 

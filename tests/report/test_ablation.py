@@ -18,7 +18,7 @@ from made_up_ablation import (
 )
 from made_up_runs import PROVENANCE
 from msgspec.structs import fields, replace
-from report_reading import changed, check_page_is_safe
+from report_reading import MAX_PAGE_BYTES, changed, check_page_is_safe
 
 from expertflow.core.errors import DataError
 from expertflow.report.ablation_facts import build_ladders, is_faster, single_changes
@@ -39,7 +39,7 @@ from expertflow.report.findings.hardware import (
 )
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import Missing
-from expertflow.report.page import MAX_PAGE_BYTES, render_page
+from expertflow.report.page import render_page
 from expertflow.report.records import Finding, Report
 from expertflow.report.summary import summary_rows
 from expertflow.studies.records import AblationRecord, Bar

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from made_up_runs import PROVENANCE
 from msgspec.structs import replace
-from report_reading import Outline, changed, check_page_is_safe
+from report_reading import MAX_PAGE_BYTES, Outline, changed, check_page_is_safe
 
 from expertflow.core.records import from_json
 from expertflow.report import format as f
@@ -16,7 +16,7 @@ from expertflow.report.charts.frame import _themed
 from expertflow.report.compare import index_row, render_index
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import restore, to_plain
-from expertflow.report.page import MAX_PAGE_BYTES, chain_rows, render_page
+from expertflow.report.page import chain_rows, render_page
 from expertflow.report.records import ChainLink, Report
 from expertflow.report.sheet import TEMPLATES
 

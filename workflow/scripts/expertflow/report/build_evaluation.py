@@ -1,6 +1,5 @@
 """Build the part of report.json on what the model learned."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from expertflow.evaluate.records import (
@@ -12,7 +11,7 @@ from expertflow.evaluate.records import (
 )
 from expertflow.report import records as r
 from expertflow.report.learned import LOSSES
-from expertflow.report.measured import Measured, Missing, explain, fill, or_missing
+from expertflow.report.measured import Measured, Missing, explain, fill
 
 NO_CHANGE_REASON = "the two sides were not compared"
 JUDGE = {
@@ -42,8 +41,9 @@ def evaluation_section(record: EvaluationRecord) -> r.Evaluation:
         fill(
             r.Baseline,
             baseline,
-            **_score(baseline.score, _why_unscored(baseline.score, "")),
+            baseline.score,
             why={"change": "the baseline or the expert has no score to compare"},
+            default=_why_unscored(baseline.score),
         )
         for baseline in record.baselines
     )
@@ -74,30 +74,18 @@ def _side(record: EvaluationRecord, name: str, no_metric: str) -> r.Side:
     single = "one document has no spread" if side.n_documents == 1 else "no spread was measured"
     why = dict.fromkeys(("held_out_loss_ci95", "perplexity_ci95"), single)
     why |= dict.fromkeys(("generation_s", "n_generated_tokens", "n_cut_off"), because)
+    why = {field: said.get(f"{name}.{field}", reason) for field, reason in why.items()}
     scores = {
         field: said.get(f"{name}.score.{field}") or said.get(f"{name}.score") or because
         for field in r.Scored.__struct_fields__
     }
-    return fill(
-        r.Side,
-        side,
-        why={field: said.get(f"{name}.{field}", reason) for field, reason in why.items()},
-        **_score(side.score, scores),
-    )
+    if side.score is None:
+        missing: Any = {field: Missing(reason) for field, reason in scores.items()}
+        return fill(r.Side, side, why=why, **missing)
+    return fill(r.Side, side, side.score, why=why | scores)
 
 
-def _score(score: TaskScore | None, why: str | Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a score; ``why`` is the reason for its nulls, for all or by field."""
-    return {
-        name: or_missing(
-            None if score is None else getattr(score, name),
-            why if isinstance(why, str) else why[name],
-        )
-        for name in r.Scored.__struct_fields__
-    }
-
-
-def _why_unscored(score: TaskScore | None, missing: str) -> str:
+def _why_unscored(score: TaskScore | None, missing: str = "") -> str:
     return missing if score is None else score.reason or "not recorded"
 
 
@@ -107,8 +95,9 @@ def _published(record: EvaluationRecord) -> r.PublishedWeights:
         fill(
             r.Candidate,
             candidate,
+            candidate.score,
             why={"held_out_loss": "no held-out loss was measured at this step"},
-            **_score(candidate.score, _why_unscored(candidate.score, "")),
+            default=_why_unscored(candidate.score),
         )
         for candidate in published.candidates
     )

@@ -18,7 +18,6 @@ from expertflow.report.run_records import Time
 from expertflow.report.sheet import render
 
 N_EPOCHS = 8
-MAX_PAGE_BYTES = 400_000
 N_RECORDS = 3  # of one stage; report.json has all
 
 

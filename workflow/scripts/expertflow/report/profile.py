@@ -1,9 +1,8 @@
 """Summarize a profile: kernels grouped by purpose, and the time that profiling cost."""
 
 from collections import defaultdict
-from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from expertflow.report.records import KernelKind, Report, SortedKernel
 from expertflow.report.run_records import Time
@@ -49,7 +48,9 @@ def kind_of(name: str) -> str:
 
 def sorted_kernels(profile: KernelProfile, n: int) -> tuple[SortedKernel, ...]:
     return tuple(
-        SortedKernel(name=kernel.name[:N_CHARS], **_sum(kind_of(kernel.name), [kernel], profile))
+        SortedKernel(
+            name=kernel.name[:N_CHARS], **asdict(_sum(kind_of(kernel.name), [kernel], profile))
+        )
         for kernel in profile.kernels[:n]
     )
 
@@ -61,15 +62,15 @@ def by_kind(profile: KernelProfile) -> tuple[KernelKind, ...]:
         groups[kind_of(kernel.name)].append(kernel)
     if profile.rest.n_calls:
         groups[REST].append(profile.rest)
-    kinds = [KernelKind(**_sum(kind, group, profile)) for kind, group in groups.items()]
+    kinds = [_sum(kind, group, profile) for kind, group in groups.items()]
     return tuple(sorted(kinds, key=lambda kind: (-kind.total_s, kind.kind)))
 
 
-def _sum(kind: str, kernels: list[Kernel], profile: KernelProfile) -> dict[str, Any]:
+def _sum(kind: str, kernels: list[Kernel], profile: KernelProfile) -> KernelKind:
     total_s = sum(kernel.total_s for kernel in kernels)
     share = total_s / profile.kernels_s if profile.kernels_s else 0.0
     n_calls = sum(kernel.n_calls for kernel in kernels)
-    return {"kind": kind, "n_calls": n_calls, "total_s": total_s, "share_fraction": share}
+    return KernelKind(kind=kind, n_calls=n_calls, total_s=total_s, share_fraction=share)
 
 
 def time_without_profile(report: Report) -> Time:

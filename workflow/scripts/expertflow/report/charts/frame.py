@@ -33,7 +33,6 @@ COLORS = {
     "#1b2331": "text",
 }
 BLUE, GREEN, ORANGE, PURPLE, YELLOW, GRAY, RULE, MUTED, LIMIT, PAGE, RED, TEXT = COLORS
-NAMED = {name: color for color, name in COLORS.items()}
 Y_AXIS_PX = 44  # the same for all charts, so that their plots line up
 TIME_UNITS = ((3 * 3600, "h", 3600.0), (180, "min", 60.0), (0, "s", 1.0))
 ALIKE = re.compile(
