@@ -9,7 +9,7 @@ import pyarrow as pa
 from expertflow.data.documents import KEEP, Document, DocumentWriter, NewDocument
 from expertflow.data.records import Body, ShardRecord, Turn
 from expertflow.data.shapes import frame_of
-from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, Judgment
+from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, JudgeSpec, Judgment
 from expertflow.evaluate.scoring import ScoringTask
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import PackedSplit
@@ -56,6 +56,15 @@ def spec(**changes: Any) -> EvaluationSpec:
         "batch_size": 2, "decoding": Decoding(),
     }  # fmt: skip
     return EvaluationSpec(**{**settings, **changes})
+
+
+def judge_spec(endpoint: str = "http://127.0.0.1", **changes: Any) -> JudgeSpec:
+    settings: dict[str, Any] = {
+        "model": "stub", "api_key_env": None, "criterion": "Which answer is more correct?",
+        "n_examples": 50, "max_tokens": 64, "timeout_s": 60.0,
+        "usd_per_million_input_tokens": 2.0, "usd_per_million_output_tokens": 10.0,
+    }  # fmt: skip
+    return JudgeSpec(endpoint=endpoint, **(settings | changes))
 
 
 def write_documents(folder: Path, documents: Sequence[Document], *, n_copies: int = 1) -> Path:

@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up_documents import Letters, document, packed_split, shard, spec, write_documents
+from made_up_documents import (
+    Letters,
+    document,
+    judge_spec,
+    packed_split,
+    shard,
+    spec,
+    write_documents,
+)
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -21,7 +29,7 @@ from expertflow.evaluate.evaluator import EvalInputs, ModelEvaluator, Models
 from expertflow.evaluate.generate import Answer
 from expertflow.evaluate.likelihood import DocumentLosses
 from expertflow.evaluate.questions import EvalExample
-from expertflow.evaluate.records import EvaluationRecord, Example, JudgeSpec, Judgment
+from expertflow.evaluate.records import EvaluationRecord, Example, Judgment
 from expertflow.evaluate.tasks.exact_match import ExactMatch
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.train.records import KeptWeights
@@ -167,9 +175,8 @@ def test_an_evaluation_from_questions_to_record(tmp_path: Path) -> None:
 
 def test_the_winner_that_is_loaded_is_not_loaded_again(tmp_path: Path) -> None:
     shelf = Shelf({"base": 2, "checkpoint": 8, "step-00000010": 5})
-    record = evaluate_expert(made(tmp_path, shelf))
+    assert evaluate_expert(made(tmp_path, shelf)).published.path == "."
     assert shelf.loaded == ["base", "step-00000010", "checkpoint"]
-    assert record.published.path == "."
 
 
 def test_the_worst_are_those_that_training_spoilt_then_the_least_expected(tmp_path: Path) -> None:
@@ -281,12 +288,7 @@ def test_pieces_of_a_single_document_are_one(tmp_path: Path) -> None:
 def test_a_judge_sees_both_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(evaluation, "judge_pairs", lambda spec, pairs, *, seed: seen.extend(pairs))
-    settings = JudgeSpec(
-        endpoint="http://127.0.0.1", model="m", api_key_env=None, criterion="", n_examples=3,
-        max_tokens=1, timeout_s=1.0, usd_per_million_input_tokens=None,
-        usd_per_million_output_tokens=None,
-    )  # fmt: skip
-    case = made(tmp_path, Shelf({"base": 0, "checkpoint": 10}), steps=(20,), judge=settings)
+    case = made(tmp_path, Shelf({"base": 0, "checkpoint": 10}), steps=(20,), judge=judge_spec())
     evaluate_expert(case)
     assert len(seen) == 30
     assert all(pair.after == pair.example.reference and pair.before == "dunno" for pair in seen)

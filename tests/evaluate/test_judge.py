@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from judge_server import Answering, Asked, Response, judge_server
+from made_up_documents import judge_spec
 
 from expertflow.core.records import write_record
 from expertflow.evaluate.judge.client import MAX_COUNT, Patience
@@ -21,25 +22,10 @@ from expertflow.evaluate.judge.comparison import (
     make_messages,
     read_verdict,
 )
-from expertflow.evaluate.records import Example, JudgeResult, JudgeSpec
+from expertflow.evaluate.records import Example, JudgeResult
 
 QUICK = Patience(first_wait_s=0.01, longest_wait_s=0.5, n_at_once=2)
 KEY = "sk-not-a-real-key-0123456789"
-
-
-def make_spec(endpoint: str, **changes: Any) -> JudgeSpec:
-    settings: dict[str, Any] = {
-        "endpoint": endpoint,
-        "model": "stub",
-        "api_key_env": None,
-        "criterion": "Which answer is more correct?",
-        "n_examples": 50,
-        "max_tokens": 64,
-        "timeout_s": 60.0,
-        "usd_per_million_input_tokens": 2.0,
-        "usd_per_million_output_tokens": 10.0,
-    }
-    return JudgeSpec(**(settings | changes))
 
 
 def question(prompt: str, reference: str) -> Example:
@@ -65,7 +51,7 @@ def judged(
 ) -> tuple[JudgeResult, list[Asked]]:
     with judge_server(answering) as stub:
         result = judge_pairs(
-            make_spec(stub.endpoint, **changes), questions, seed=seed, patience=QUICK
+            judge_spec(stub.endpoint, **changes), questions, seed=seed, patience=QUICK
         )
     return result, stub.asked
 
@@ -130,7 +116,7 @@ def test_the_seed_says_which_pairs_and_which_order() -> None:
     def bodies(seed: int) -> list[str]:
         with judge_server(prefers("good")) as stub:
             one_by_one = Patience(n_at_once=1)
-            spec = make_spec(stub.endpoint, n_examples=5)
+            spec = judge_spec(stub.endpoint, n_examples=5)
             judge_pairs(spec, pairs(20), seed=seed, patience=one_by_one)
         return [json.dumps(request.body) for request in stub.asked]
 
@@ -221,7 +207,7 @@ def test_a_certificate_that_nobody_signed_is_not_trusted(tmp_path: Path) -> None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
     with judge_server(prefers("good"), context) as stub:
-        result = judge_pairs(make_spec(stub.endpoint), pairs(2), seed=0, patience=QUICK)
+        result = judge_pairs(judge_spec(stub.endpoint), pairs(2), seed=0, patience=QUICK)
     assert (result.n_failed, stub.asked) == (2, [])
     assert "certificate is not to be trusted" in str(result.reason)
 
@@ -229,7 +215,7 @@ def test_a_certificate_that_nobody_signed_is_not_trusted(tmp_path: Path) -> None
 def test_nobody_at_home_is_a_failure() -> None:
     with socket.socket() as taken:  # reserves the port without listening
         taken.bind(("127.0.0.1", 0))
-        spec = make_spec(f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
+        spec = judge_spec(f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
         result = judge_pairs(spec, pairs(2), seed=0, patience=QUICK)
     assert result.n_failed == 2
     assert "no connection (ConnectionRefusedError)" in str(result.reason)
@@ -277,7 +263,7 @@ def test_what_would_give_the_key_away_is_refused_without_repeating_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("A_JUDGE_KEY", key)
-    spec = make_spec(endpoint, api_key_env="A_JUDGE_KEY")
+    spec = judge_spec(endpoint, api_key_env="A_JUDGE_KEY")
     result = judge_pairs(spec, pairs(2), seed=0, patience=QUICK)
     assert (result.n_failed, result.n_input_tokens) == (2, None)
     assert reason in str(result.reason)

@@ -212,18 +212,3 @@ def test_a_tool_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sandbox_module.shutil, "which", lambda name: None)
     with pytest.raises(EvaluationError, match=r"bwrap is not on PATH.*bubblewrap"):
         Sandbox(Path("/bin/true"), SandboxLimits())
-
-
-@needs_sandbox
-def test_a_program_that_only_root_reaches_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "node"
-    program.write_bytes(b"")
-    monkeypatch.setattr(sandbox_module, "_is_root", lambda: True)
-    monkeypatch.setattr(sandbox_module, "_libraries", lambda path: set())
-    tmp_path.chmod(0o700)
-    with closing(Sandbox(program, SandboxLimits())) as made:
-        copy = made._scratch
-        assert copy is not None and copy.joinpath("node").is_file()
-    assert not copy.exists()
