@@ -50,13 +50,13 @@ def test_a_calibration_times_thirty_steps_and_leaves_nothing_else(calibrated: Pa
 
 def test_the_plan_goes_by_it(calibrated: Path) -> None:
     made = read_record(Calibration, calibrated / "calibration.json")
-    planned = plan_expert.plan_expert(
+    inputs = plan_expert.PlanInputs(
         expert="tiny",
         spec=plan_spec(method="lora", lora=LORA, max_steps=60, price_usd_per_hour=1.0),
         packing=calibrated / "packing.json",
         model=calibrated / "model.json",
-        calibration=calibrated / "calibration.json",
     )
+    planned = plan_expert.plan_expert(inputs, calibration=calibrated / "calibration.json")
     assert planned.cost.calibrated
     assert planned.cost.step_hours == pytest.approx(60 * made.step_s / 3600)
     assert planned.cost.predicted_usd == pytest.approx(planned.cost.predicted_hours)
@@ -147,7 +147,7 @@ def test_a_calibration_on_another_card_than_planned_is_refused(
 ) -> None:
     row = {"name": "H100 SXM", "driver_names": ["NVIDIA H100 80GB HBM3"], "source": "a test"}
     plan = replace(plan_of(tmp_path), gpu=gpu_table.gpu_from_row(row))
-    monkeypatch.setattr(calibration, "plan_expert", lambda **_: plan)
+    monkeypatch.setattr(calibration, "plan_expert", lambda *_, **__: plan)
     job = CalibrationJob(
         expert="tiny", spec=plan_spec(), packing=tmp_path / "packing.json",
         model=tmp_path / "model.json", rows=tmp_path / "packed", scratch=tmp_path / "s", code="c",

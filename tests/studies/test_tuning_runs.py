@@ -151,10 +151,7 @@ def test_what_cannot_be_run_is_no_end(tiny: Path, tmp_path: Path) -> None:
     assert made.best is None and made.gain is None
     assert made.trials[0].outcome == "failed" and made.trials[0].reason == "a kernel is missing"
     write_record(tmp_path / "tuning.json", made)
-    plan = plan_expert(
-        expert="tiny", spec=plan_spec(**FREE), packing=tiny / "packing.json",
-        model=tiny / "model.json", tuning=tmp_path / "tuning.json",
-    )  # fmt: skip
+    plan = plan_expert(job(tiny, tmp_path, plan_spec(**FREE)), tuning=tmp_path / "tuning.json")
     told = {reason.setting: reason.because for reason in plan.reasons}
     assert told["tuned"].startswith("left out: nothing that was tried")
 
@@ -179,9 +176,6 @@ def test_a_tiny_run_is_tuned_for_real(tiny: Path, tmp_path: Path) -> None:
     assert not (tmp_path / ".tuning").exists()
     sidecar = json.loads((tmp_path / ".tuning.json.fingerprint").read_text())
     assert sidecar["rule"] == "tune_expert"
-    plan = plan_expert(
-        expert="tiny", spec=spec, packing=tiny / "packing.json", model=tiny / "model.json",
-        tuning=tmp_path / "tuning.json",
-    )  # fmt: skip
+    plan = plan_expert(job(tiny, tmp_path, spec), tuning=tmp_path / "tuning.json")
     assert plan.batch_size == made.best.batch_size
     assert plan.n_threads == made.best.n_threads and plan.may_halve_micro_batch

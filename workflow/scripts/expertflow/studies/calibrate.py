@@ -16,13 +16,19 @@ from numpy.typing import NDArray
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import read_json_lines
-from expertflow.core.records import Record, read_record, write_record
-from expertflow.plan.records import Calibration, PlanSpec, TrainPlan
+from expertflow.core.records import read_record, write_record
+from expertflow.plan.records import Calibration, TrainPlan
 from expertflow.plan.tuned import calibration_key
 from expertflow.staging.content import read_content
 from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
-from expertflow.studies.plan_expert import card_names, check_card, import_code, plan_expert
+from expertflow.studies.plan_expert import (
+    PlanInputs,
+    card_names,
+    check_card,
+    import_code,
+    plan_expert,
+)
 from expertflow.studies.subprocess_runner import scratch_folder
 from expertflow.train.job import TrainingJob, run_job
 from expertflow.train.processes import RANK
@@ -36,13 +42,9 @@ NEVER_MINUTES = 1e9
 STUDY = {"study": "calibration", "verb": "calibrate"}
 
 
-class CalibrationJob(Record, frozen=True, kw_only=True):
-    """An expert's inputs, a working folder, and the digest of the code."""
+class CalibrationJob(PlanInputs, frozen=True, kw_only=True):
+    """What a plan is made of, its rows, a working folder, and the digest of the code."""
 
-    expert: str
-    spec: PlanSpec
-    packing: Path
-    model: Path
     rows: Path
     scratch: Path
     code: str
@@ -57,13 +59,7 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
     """
     import_code(job.model, job.spec)
     began_s = time.perf_counter()
-    plan = plan_expert(
-        expert=job.expert,
-        spec=job.spec,
-        packing=job.packing,
-        model=job.model,
-        tuning=job.tuning,
-    )
+    plan = plan_expert(job, tuning=job.tuning)
     gpu, model = plan.gpu, read_record(ModelRecord, job.model)
     if gpu is not None and RANK not in os.environ:
         for name in card_names(gpu)[: plan.world_size]:

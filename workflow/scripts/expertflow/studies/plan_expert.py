@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from expertflow.core.errors import HardwareError
-from expertflow.core.records import read_part, read_record
+from expertflow.core.records import Record, read_part, read_record
 from expertflow.hardware.probe import no_gpu_reason, probe_machine, resolve_gpu
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.draft import PlanDraft
@@ -18,36 +18,45 @@ from expertflow.tokens.records import PackingRecord
 log = logging.getLogger(__name__)
 
 
+class PlanInputs(Record, frozen=True, kw_only=True):
+    """An expert's name and settings, and the records of its rows and model."""
+
+    expert: str
+    spec: PlanSpec
+    packing: Path
+    model: Path
+
+
+class PlanJob(PlanInputs, frozen=True, kw_only=True):
+    calibration: Path | None = None
+    tuning: Path | None = None
+
+
 def plan_expert(
-    *,
-    expert: str,
-    spec: PlanSpec,
-    packing: Path,
-    model: Path,
-    calibration: Path | None = None,
-    tuning: Path | None = None,
+    inputs: PlanInputs, *, calibration: Path | None = None, tuning: Path | None = None
 ) -> TrainPlan:
     """Resolve the hardware, trace a step if there is a card, and plan."""
-    draft = draft_plan(expert=expert, spec=spec, packing=packing, model=model)
+    draft = draft_plan(inputs)
     found = None
     if tuning is not None:
         found = Tuning(
             record=read_record(TuningRecord, tuning),
             cpu=cpu_name(draft.gpu),
-            trace=partial(trace_step, draft, read_part(str, model, "path")),
+            trace=partial(trace_step, draft, read_part(str, inputs.model, "path")),
         )
     measured = None if calibration is None else read_record(Calibration, calibration)
     return plan_training(draft, calibration=measured, tuning=found)
 
 
-def draft_plan(*, expert: str, spec: PlanSpec, packing: Path, model: Path) -> PlanDraft:
-    """Gather the inputs of a plan, including on a card a trace that predicts memory."""
+def draft_plan(inputs: PlanInputs) -> PlanDraft:
+    """Read the inputs of a plan, including on a card a trace that predicts memory."""
+    spec, model = inputs.spec, inputs.model
     if spec.hardware == "auto" and (missing := no_gpu_reason()):
         log.warning("%s: the plan is for its CPU", missing)
     draft = PlanDraft(
-        expert=expert,
+        expert=inputs.expert,
         spec=spec,
-        packing=read_record(PackingRecord, packing),
+        packing=read_record(PackingRecord, inputs.packing),
         facts=read_part(ModelFacts, model, "facts"),
         n_params=read_part(int, model, "n_parameters"),
         gpu=resolve_gpu(spec.hardware, list(spec.gpu_table)),

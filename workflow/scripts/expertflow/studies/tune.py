@@ -19,7 +19,7 @@ from expertflow.core.records import Record, fill_record, read_record, write_reco
 from expertflow.core.settings import name_of
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.memory import peak_bytes
-from expertflow.plan.records import PlanSpec, TrainPlan
+from expertflow.plan.records import TrainPlan
 from expertflow.plan.resolve import plan_training
 from expertflow.plan.switches import choose_loader
 from expertflow.plan.tuned import (
@@ -30,7 +30,7 @@ from expertflow.plan.tuned import (
     tuning_key,
 )
 from expertflow.studies.compare_trials import estimate_ratio
-from expertflow.studies.plan_expert import card_names, check_card, cpu_name, draft_plan
+from expertflow.studies.plan_expert import PlanInputs, card_names, check_card, cpu_name, draft_plan
 from expertflow.studies.search import Search, space_of
 from expertflow.studies.variants import with_one_process
 from expertflow.train.records import TrialResult
@@ -69,13 +69,9 @@ class CachedTrials(Record, frozen=True, kw_only=True):
     pairs: tuple[Pair, ...] = ()
 
 
-class TuneJob(Record, frozen=True, kw_only=True):
-    """An expert's inputs, a working folder, the cache of trials, and the digest of the code."""
+class TuneJob(PlanInputs, frozen=True, kw_only=True):
+    """What a plan is made of, its rows, a working folder, cached trials, the code's digest."""
 
-    expert: str
-    spec: PlanSpec
-    packing: Path
-    model: Path
     rows: Path
     scratch: Path
     cache: Path
@@ -88,7 +84,7 @@ def tune(
 ) -> TuningRecord:
     """Search, then compare the best with the default in alternating runs."""
     began_s = clock()
-    draft = draft_plan(expert=job.expert, spec=job.spec, packing=job.packing, model=job.model)
+    draft = draft_plan(job)
     plan = plan_training(draft)
     _check(plan)
     packing, model_type = draft.packing.packing, draft.facts.model_type
