@@ -31,13 +31,13 @@ class VariantJob(Record, frozen=True, kw_only=True):
 
     spec: VariantSpec
     plan: Path
-    packing: Path
+    packing: PackingRecord
     model: Path
     rows: Path
     scratch: Path
     shards: tuple[Path, ...] = ()
     keep: Path | None = None
-    staging: Path | None = None
+    staging: StagingRecord | None = None
 
 
 def ablate_variant(job: VariantJob) -> VariantRecord:
@@ -53,9 +53,8 @@ def ablate_variant(job: VariantJob) -> VariantRecord:
         machine=name_processors(here.n_cpus_usable, here.cpu_model),
         versions={name: importlib.metadata.version(name) for name in PACKAGES},
     )
-    packing = read_record(PackingRecord, job.packing)
     facts = read_part(ModelFacts, job.model, "facts")
-    base = variants.with_one_process(planned, packing=packing, facts=facts)
+    base = variants.with_one_process(planned, packing=job.packing, facts=facts)
     with interruptible(), scratch_folder(job.scratch):
         try:
             return measure[job.spec.variant.metric](job, base, blank)
@@ -72,7 +71,7 @@ def _speed(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRec
         first=first,
         is_unpacked=len(rows.seq_lengths.values) == len(rows),
         n_timed_steps=spec.n_timed_steps,
-        packing=read_record(PackingRecord, job.packing),
+        packing=job.packing,
         facts=read_part(ModelFacts, job.model, "facts"),
     )
     blank = replace(blank, settings_sha256=setup.settings_sha256)
@@ -117,8 +116,8 @@ def _hours(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRec
 
 def _read_speed(job: VariantJob, _: TrainPlan, blank: VariantRecord) -> VariantRecord:
     assert job.staging is not None
-    staged = read_record(StagingRecord, job.staging).rows
-    ratios, how = compare_trials.read_speed_ratios(staged, n_repeats=job.spec.n_repeats)
+    rows, n_repeats = job.staging.rows, job.spec.n_repeats
+    ratios, how = compare_trials.read_speed_ratios(rows, n_repeats=n_repeats)
     return replace(blank, outcome="measured", reason=how, ratio=estimate_ratio(ratios))
 
 
