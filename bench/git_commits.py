@@ -51,7 +51,7 @@ def measure(bundle: Path, case: str) -> dict[str, float]:
     }
 
 
-def repeated(bundle: Path, case: str) -> dict[str, float | str]:
+def repeat_case(bundle: Path, case: str) -> dict[str, float | str]:
     """Return the median speed and the highest memory of the repeats."""
     runs = []
     for _ in range(REPEATS):
@@ -64,7 +64,6 @@ def repeated(bundle: Path, case: str) -> dict[str, float | str]:
 
 
 def main() -> None:
-    """Measure both cases."""
     bundle = Path(sys.argv[1]) if len(sys.argv) > 1 else BUNDLE
     if len(sys.argv) > 2:
         print(json.dumps(measure(bundle, sys.argv[2])))
@@ -76,7 +75,7 @@ def main() -> None:
     rows = []
     print(f"{'case':>16} {'commits':>8} {'commits/s':>10} {'RSS MiB':>8} {'hits':>5}")
     for case in CASES:
-        row = repeated(bundle, case)
+        row = repeat_case(bundle, case)
         rows.append(row)
         print(
             f"{case:>16} {row['n_commits']:8} {row['commits_per_s']:10.0f} "

@@ -37,7 +37,6 @@ Figures = dict[str, Any]
 
 
 def main() -> None:
-    """Run one bench."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("name", choices=sorted(LAYOUTS))
     parser.add_argument("--data", type=Path, default=DATA, help="folder with the real data")

@@ -70,7 +70,7 @@ def _json(source: Path, target: Path, _: float) -> None:
         record["schema_name"]: record["schema"] for record in _read(folder / "schemas.jsonl")
     }
 
-    def joined() -> Iterator[Record]:
+    def join_records() -> Iterator[Record]:
         for record in _read(folder / "records.jsonl"):
             schema = json.dumps(schemas[record["schema_name"]], ensure_ascii=False)
             document = json.dumps(record["document"], ensure_ascii=False)
@@ -78,7 +78,7 @@ def _json(source: Path, target: Path, _: float) -> None:
             if record["valid"] and short and len(document) <= MAX_DOCUMENT_CHARACTERS:
                 yield {**record, "schema": schema, "document": document}
 
-    _write(target / "json" / "records.jsonl", joined())
+    _write(target / "json" / "records.jsonl", join_records())
 
 
 def _cypher(source: Path, target: Path, _: float) -> None:

@@ -50,7 +50,7 @@ class _Maker:
         conditions = _CONDITION.findall(query[3] or "")
         question = record["question"].lower()
         used = [query[2], *(column for column, _, _ in conditions)]
-        names = self._exchanged(used, dict(columns), question)
+        names = self._exchange_columns(used, dict(columns), question)
         if names is None:
             return None
         words = {old: new for old, new in names.items() if old != new}
@@ -72,7 +72,7 @@ class _Maker:
         schema = f"CREATE TABLE {table[1]} ({listed})"
         return {**record, "schema": schema, "question": changed, "sql": sql}
 
-    def _exchanged(
+    def _exchange_columns(
         self, used: list[str], kinds: dict[str, str], question: str
     ) -> dict[str, str] | None:
         """Map each used column that the question names to another one of its kind, or to itself."""

@@ -58,7 +58,6 @@ ADAPTERS = {
 
 
 def config_of(model: str) -> Qwen3Config:
-    """Return a model's shape."""
     layers, hidden, heads, key_heads, intermediate, tied = SHAPES[model]
     return Qwen3Config(
         vocab_size=151936, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
@@ -77,7 +76,7 @@ def run_of(config: Any, kind: str) -> TracedRun:
     )  # fmt: skip
 
 
-def traced(config: Any, kind: str, n_rows: int, length: int) -> dict[str, Any]:
+def trace_steps(config: Any, kind: str, n_rows: int, length: int) -> dict[str, Any]:
     """Trace a step with and without checkpointing, and what one layer more keeps of a token."""
     row: dict[str, Any] = {"kind": kind}
     run = run_of(config, kind)
@@ -92,7 +91,7 @@ def traced(config: Any, kind: str, n_rows: int, length: int) -> dict[str, Any]:
     return row
 
 
-def measured(n_rows: int, length: int) -> dict[str, int]:
+def measure_step(n_rows: int, length: int) -> dict[str, int]:
     """Take a real step of a small model and compare resident memory with the traced bytes."""
     config = Qwen3Config(
         vocab_size=32_000, hidden_size=512, num_hidden_layers=6, num_attention_heads=8,
@@ -129,7 +128,7 @@ def main() -> None:
     for model in args.models:
         config = config_of(model)
         for kind in (*ADAPTERS, "qlora"):
-            row = traced(config, kind, args.rows, args.length)
+            row = trace_steps(config, kind, args.rows, args.length)
             results.append({"model": model, **row})
             kept, again = (
                 row[f"{n}_bytes_per_token_layer_hidden"] for n in ("kept", "checkpointed")
@@ -143,7 +142,7 @@ def main() -> None:
             )
     out: dict[str, Any] = {"rows": args.rows, "length_tokens": args.length, "results": results}
     if args.measure:
-        out["real_step"] = seen = measured(4, 512)
+        out["real_step"] = seen = measure_step(4, 512)
         print(
             f"a real step on the CPU: {seen['traced_bytes'] / MIB:.0f} MiB traced,"
             f" {seen['grown_bytes'] / MIB:.0f} MiB more resident"

@@ -78,7 +78,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        result = {**readings(Path(folder)), **training(Path(folder), args)}
+        result = {**readings(Path(folder)), **compare_training(Path(folder), args)}
     result["interval_s"] = args.interval
     for name in ("step_wall_slowdown", "step_wall_slowdown_error"):
         result[f"{name}_at_1_s"] = result[name] * args.interval
@@ -116,7 +116,7 @@ def reading_s(environment: dict[str, str]) -> tuple[float, float]:
     return wall_s, cpu_s
 
 
-def training(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+def compare_training(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Compare steps a second while the monitor runs and while it is halted, in turn."""
     walls: list[float] = []
     state, taken_s = folder / "watched", 0.0

@@ -104,7 +104,7 @@ class Copies:
         """Run Snakemake on one core."""
         return time_command([sys.executable, "-m", "snakemake", "--cores", "1", *arguments], folder)
 
-    def compared_results(self) -> list[str]:
+    def list_compared_results(self) -> list[str]:
         """Name the files that the last runs of both ways are compared by.
 
         Raises:
@@ -161,7 +161,7 @@ def measure_orchestration(target: str, n_repeats: int) -> Row:
         done: dict[str, dict[int, Timed]] = {line: {} for line in lines}
         for repeat, line in turns(lines, n_repeats):
             done[line][repeat] = copies.time_line(line)
-        files = copies.compared_results()
+        files = copies.list_compared_results()
     return {"target": target, "n_jobs": n_jobs, "compared": files, **tabulate(done)}
 
 

@@ -56,8 +56,7 @@ Row = dict[str, Any]
 
 
 def main() -> None:
-    """Measure what was asked for."""
-    args = parsed(sys.argv[1:])
+    args = parse_arguments(sys.argv[1:])
     before = machine(args.device)
     report: Row = {
         "date": datetime.now(UTC).date().isoformat(),
@@ -73,11 +72,10 @@ def main() -> None:
         write(report, args.output)
 
     run_parts(args.parts, PARTS, args, note)
-    sys.exit(finished(report, args.output))
+    sys.exit(finish_report(report, args.output))
 
 
-def parsed(words: list[str]) -> argparse.Namespace:
-    """Read the command line."""
+def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--only", help=f"parts, by commas: {', '.join(PARTS)}")
@@ -123,8 +121,7 @@ def tokens(args: argparse.Namespace) -> Row:
         os.sched_setaffinity(0, allowed)
 
 
-def training(args: argparse.Namespace) -> Row:
-    """Measure training steps."""
+def compare_training(args: argparse.Namespace) -> Row:
     micro, n_accumulation = BATCHES.get(args.model, USUAL_BATCH)
     python, problem, installed = trl(args)
     with tempfile.TemporaryDirectory(prefix="side-by-side-") as name:
@@ -178,7 +175,7 @@ def orchestration(args: argparse.Namespace) -> Row:
 
 PARTS: dict[str, Callable[[argparse.Namespace], Row]] = {
     "tokens": tokens,
-    "training": training,
+    "training": compare_training,
     "orchestration": orchestration,
 }
 
@@ -206,7 +203,7 @@ def run_parts(
     return results
 
 
-def finished(report: Row, output: Path | None) -> int:
+def finish_report(report: Row, output: Path | None) -> int:
     """Report what failed, write and print the JSON line; return the exit code."""
     failed = {name: part["failed"] for name, part in report["parts"].items() if "failed" in part}
     for name, reason in failed.items():

@@ -65,7 +65,7 @@ class Benchmark:
         after = measure(lambda p: chain.tokenize_and_pack(p, length=self.args.length), log)
         self.runs.setdefault(OURS, []).append(after)
         self.runs.setdefault(WHOLE, []).append(together(before, after))
-        facts = {**chain.described(), "n_output_bytes": sum(sizes(chain.rows))}
+        facts = {**chain.count_tokens(), "n_output_bytes": sum(sizes(chain.rows))}
         self.facts[OURS] = self.facts[WHOLE] = facts
 
     def peer(self, name: str, built: Environment) -> None:
@@ -170,7 +170,6 @@ def print_row(row: Row) -> None:
 
 
 def measure_size(megabytes: int, folder: Path, args: argparse.Namespace) -> Row:
-    """Measure one size of corpus."""
     corpus = folder / "corpus.jsonl"
     made = make_corpus(corpus, n_bytes=megabytes * 1_000_000, seed=args.seed)
     print(f"\n{megabytes} MB: {made['n_records']:,} records, characters p5/50/90/99/max"
@@ -230,7 +229,6 @@ def measure_all(args: argparse.Namespace) -> Row:
 
 
 def main() -> None:
-    """Measure every size."""
     args = options().parse_args()
     if reason := missing(args):
         sys.exit(f"skipped: {reason}")

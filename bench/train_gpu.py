@@ -59,7 +59,7 @@ ORDER = (
 
 
 def main() -> None:
-    args = parsed()
+    args = parse_arguments()
     started_s = time.monotonic()
     # Compilers of a part that was ended may still write there; no result is to be lost by it.
     with tempfile.TemporaryDirectory(
@@ -72,7 +72,7 @@ def main() -> None:
             folder=Path(folder), device=args.device, model=args.model, sizes={}, packings={},
             peak_tflops=args.peak_tflops, n_steps=args.steps, limit_s=args.part_limit_s / 4,
         )  # fmt: skip
-        made = launched("prepare", work, args)
+        made = launch_part("prepare", work, args)
         if "sizes" not in made:
             sys.exit(f"error: {made.get('failed') or made['out_of_memory']}")
         work = msgspec.structs.replace(work, sizes=made.pop("sizes"), packings=made.pop("packings"))
@@ -97,8 +97,7 @@ def is_bad(result: dict[str, Any]) -> bool:
     return "failed" in result or False in (result.get("passed"), result.get("loss_is_finite"))
 
 
-def parsed() -> argparse.Namespace:
-    """Read the command line."""
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--model", choices=tuple(SIZES), default="0.6B", help="shape (0.6B)")
@@ -131,7 +130,7 @@ def run_parts(
         if time.monotonic() - started_s + longest_s > args.budget_s:
             break
         begun_s = time.monotonic()
-        results[name] = launched(name, after(work, name, results), args)
+        results[name] = launch_part(name, after(work, name, results), args)
         taken_s = results[name]["part_s"] = time.monotonic() - begun_s
         longest_s = max(longest_s, taken_s)
         said = results[name].get("failed") or results[name].get("out_of_memory") or "done"
@@ -149,8 +148,8 @@ def after(work: Work, name: str, results: dict[str, Any]) -> Work:
     )
 
 
-def launched(name: str, work: Work, args: argparse.Namespace) -> dict[str, Any]:
-    """Run a part in a process of its own; give its result, or why there is none."""
+def launch_part(name: str, work: Work, args: argparse.Namespace) -> dict[str, Any]:
+    """Run a part in a process of its own; return its result, or why there is none."""
     # A forked process cannot use CUDA if its parent so much as asked for devices.
     usual = "fork" if work.device == "cpu" else "spawn"
     context: Any = multiprocessing.get_context(args.start or usual)

@@ -11,7 +11,7 @@ from expertflow.train.profiler import ANNOTATIONS, busy_us
 from gpu_kit.ceilings import wait
 
 
-def profiled(steps: Any, device: str, *, n_steps: int) -> dict[str, Any]:
+def profile_calls(steps: Any, device: str, *, n_steps: int) -> dict[str, Any]:
     """Profile some calls of ``steps``; on a CPU the operators stand in for kernels."""
     cuda = device == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]

@@ -16,7 +16,7 @@ from expertflow.train.processes import start_processes
 from gpu_kit.ceilings import ceilings
 from gpu_kit.checks import CHECKS
 from gpu_kit.fixtures import LENGTHS_WORDS, SIZES, make_model, make_rows
-from gpu_kit.kernels import profiled
+from gpu_kit.kernels import profile_calls
 from gpu_kit.training import WARM_UP, Session, Variant, Work, plan_of, train
 
 PADDED_ROWS = 4
@@ -97,20 +97,18 @@ def measure_ceilings(work: Work) -> dict[str, Any]:
 
 
 def profile_steps(work: Work) -> dict[str, Any]:
-    """Profile the default LoRA step."""
     variant = Variant()
     plan = plan_of(work, variant)
     session = Session(work, variant, plan, name="profile", processes=start_processes(plan))
     try:
         for _ in range(WARM_UP + 2):
             session.step()
-        return profiled(session.step, work.device, n_steps=PROFILED_STEPS)
+        return profile_calls(session.step, work.device, n_steps=PROFILED_STEPS)
     finally:
         session.close()
 
 
 def check(name: str, work: Work) -> dict[str, Any]:
-    """Do a check."""
     return msgspec.structs.asdict(CHECKS[name](work))
 
 

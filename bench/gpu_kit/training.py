@@ -55,7 +55,6 @@ class Work(Record, frozen=True, kw_only=True):
     matmul_flops_per_s: float | None = None
 
     def packing(self, name: str) -> PackingRecord:
-        """Return the record of the packed rows."""
         record: PackingRecord = from_json(PackingRecord, self.packings[name])
         return record
 
@@ -253,7 +252,7 @@ def _share(n_padding: int, n_tokens: int) -> float:
 
 
 def _utilization(work: Work, plan: TrainPlan, tokens_per_s: float) -> dict[str, Any]:
-    """Give MFU by the table's peak and by the measured product; null where either is unknown."""
+    """Return MFU by the table's peak and by the measured product; null where either is unknown."""
     flops = tokens_per_s * useful_flops(work, plan)
     peak = plan.gpu.peak_bf16_flops_per_s if plan.gpu else None
     ceiling = work.matmul_flops_per_s

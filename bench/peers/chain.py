@@ -106,7 +106,7 @@ class Chain:
         manifest = read_record(DatasetManifest, self.folder / "datasets.json")
         return shard_names(manifest.sources[0].n_shards)
 
-    def described(self) -> dict[str, int]:
+    def count_tokens(self) -> dict[str, int]:
         """Count rows and tokens of both splits."""
         packing = json.loads((self.folder / "packing.json").read_text())
         splits = (packing["train"], packing["held_out"])

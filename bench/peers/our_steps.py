@@ -46,7 +46,7 @@ def main() -> None:
         rows=folder / "bfd" / "packed", scratch=args.output.with_suffix(".scratch"),
         n_warmup_steps=case["n_warmup_steps"], n_timed_steps=case["n_timed_steps"],
     )  # fmt: skip
-    loop.train_step, began_cpu_s, ended_cpu_s = stamped(loop.train_step)
+    loop.train_step, began_cpu_s, ended_cpu_s = record_cpu_times(loop.train_step)
     took = run_trial(trial)
     if took.outcome != "measured":
         sys.exit(f"error: {took.outcome}: {took.problem}")
@@ -60,20 +60,20 @@ def main() -> None:
     args.output.write_text(json.dumps(said), encoding="utf-8")
 
 
-def stamped(
+def record_cpu_times(
     step: Callable[..., Any],
 ) -> tuple[Callable[..., Any], list[float], list[float]]:
     """Record this process's CPU time, all threads together, as each step begins and ends."""
     began: list[float] = []
     ended: list[float] = []
 
-    def noting(*args: Any) -> Any:
+    def record_step(*args: Any) -> Any:
         began.append(time.process_time())
         done = step(*args)
         ended.append(time.process_time())
         return done
 
-    return noting, began, ended
+    return record_step, began, ended
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ Rows = Iterator[Any]
 
 
 def chatml(prompt: str, completion: str) -> str:
-    """Write a record as a chat."""
     return CHAT.format(prompt, completion)
 
 
@@ -40,12 +39,12 @@ def run(
     """Write rows, or read them back and say what they are."""
     args = arguments(description)
     if args.read:
-        print(json.dumps(described(read(args))))
+        print(json.dumps(count_tokens(read(args))))
     else:
         write(args)
 
 
-def mapped(args: argparse.Namespace, tokenize: Callable[..., Any]) -> Any:
+def map_records(args: argparse.Namespace, tokenize: Callable[..., Any]) -> Any:
     """Load the records with datasets and tokenize them in batches of 1,000."""
     from datasets import load_dataset
 
@@ -64,8 +63,7 @@ def read_saved(args: argparse.Namespace) -> Rows:
         yield row["input_ids"]
 
 
-def described(rows: Rows) -> dict[str, int]:
-    """Count rows and tokens."""
+def count_tokens(rows: Rows) -> dict[str, int]:
     lengths = [len(row) for row in rows]
     return {"n_rows": len(lengths), "n_tokens": sum(lengths)}
 

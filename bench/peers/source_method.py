@@ -29,7 +29,7 @@ def write(args: argparse.Namespace) -> None:
         result["labels"] = result["input_ids"].copy()
         return result
 
-    data = program.mapped(args, tokenize)
+    data = program.map_records(args, tokenize)
     data = data.map(group_texts, batched=True, num_proc=args.processes)
     data.save_to_disk(args.output / "rows")
 

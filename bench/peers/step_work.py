@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--job", type=Path, required=True, help="JSON; see training_beside.py")
     job = json.loads(parser.parse_args().job.read_text(encoding="utf-8"))
     folder = Path(job["folder"])
-    work = prepared(folder, job)
+    work = prepare_work(folder, job)
     write_record(folder / "model.json", model_record(folder / "model", work.model, work.sizes))
     saved = str(tokenizer(folder / "tokenizer"))
     cases = {method: {**case(work, method, job), "tokenizer": saved} for method in job["methods"]}
@@ -71,7 +71,7 @@ def main() -> None:
     write_text(folder / "work.json", json.dumps(said))
 
 
-def prepared(folder: Path, job: dict[str, Any]) -> Work:
+def prepare_work(folder: Path, job: dict[str, Any]) -> Work:
     """Draw the weights and pack the rows."""
     model, device = job["model"], job["device"]
     sizes = make_model(folder / "model", model, device=device)

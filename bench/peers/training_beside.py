@@ -63,13 +63,13 @@ def measure_training(job: TrainingJob) -> Row:
     Raises:
         Failed: the work could not be prepared.
     """
-    work = prepared(job)
+    work = prepare_job(job)
     batch = f"{job.micro_batch} x {job.n_accumulation_steps} rows of {work['row_length_tokens']}"
     print(f"\ntraining: {job.model}, {work['n_parameters']:,} parameters, {job.device}, {batch}")
     methods = {}
     for method in job.methods:
         try:
-            methods[method] = measured(job, method, work["cases"][method])
+            methods[method] = measure_method(job, method, work["cases"][method])
         except Failed as error:
             methods[method] = {"problem": str(error)}
         print_method(method, methods[method])
@@ -82,7 +82,7 @@ def measure_training(job: TrainingJob) -> Row:
     }  # fmt: skip
 
 
-def prepared(job: TrainingJob) -> Row:
+def prepare_job(job: TrainingJob) -> Row:
     """Have model, rows and plans written, in a process of its own."""
     names = ("model", "device", "micro_batch", "n_accumulation_steps", "n_warmup_steps",
              "n_timed_steps", "methods", "fp32")  # fmt: skip
@@ -94,7 +94,7 @@ def prepared(job: TrainingJob) -> Row:
     return work
 
 
-def measured(job: TrainingJob, method: str, case: Row) -> Row:
+def measure_method(job: TrainingJob, method: str, case: Row) -> Row:
     """Run a method's lines in turns; a peer that fails is not run again.
 
     Raises:
@@ -106,7 +106,7 @@ def measured(job: TrainingJob, method: str, case: Row) -> Row:
         if line in problems:
             continue
         try:
-            runs[line][repeat] = timed(job, case, line, f"{method}-{repeat}")
+            runs[line][repeat] = time_line(job, case, line, f"{method}-{repeat}")
         except Failed as error:
             if line == OURS:
                 raise
@@ -136,13 +136,12 @@ def proof(job: TrainingJob, method: str) -> Row:
         n_timed_steps=n_timed, methods=(method,), fp32=True,
     )  # fmt: skip
     short.folder.mkdir()
-    case = prepared(short)["cases"][method]
-    ours, peer = ({0: timed(short, case, line, "proof")} for line in (OURS, FREE))
+    case = prepare_job(short)["cases"][method]
+    ours, peer = ({0: time_line(short, case, line, "proof")} for line in (OURS, FREE))
     return {"n_steps": 1 + n_timed, **agreement(FREE, ours, peer, "fp32")}
 
 
-def timed(job: TrainingJob, case: Row, line: str, name: str) -> Row:
-    """Run one line once."""
+def time_line(job: TrainingJob, case: Row, line: str, name: str) -> Row:
     path = job.folder / f"{name}-{FORMS[line]}.json"
     said = {
         **case, "folder": str(job.folder), "form": FORMS[line], "device": job.device,

@@ -10,7 +10,6 @@ Row = dict[str, Any]
 
 
 def print_method(method: str, measured: Row) -> None:
-    """Print a table."""
     if "problem" in measured:
         print(f"\n{method}: not measured: {measured['problem']}")
         return
@@ -29,17 +28,17 @@ def print_method(method: str, measured: Row) -> None:
             f"{name:>18} {row['tokens_per_s']['median']:9,.0f} {wide(row.get('ours_over_peer'))}"
             f" {row['tokens_per_cpu_s']['median']:8,.0f} {wide(row.get('ours_over_peer_by_cpu'))}"
             f" {row['peak_host_rss_bytes'] / 1e6:8.0f}"
-            f" {shown(card and card / 1e6, '.0f'):>8} {shown(row.get('loss_apart'), '.1e'):>10}"
+            f" {or_dash(card and card / 1e6, '.0f'):>8} {or_dash(row.get('loss_apart'), '.1e'):>10}"
         )
         for word in row["words"]:
             if name != OURS or word.startswith(TOLD):
                 print(f"{'':>18} {word}")
     if proof := measured.get("proof"):
-        apart = f"{shown(proof.get('loss_apart'), '.1e')} apart over {proof.get('n_steps')} steps"
+        apart = f"{or_dash(proof.get('loss_apart'), '.1e')} apart over {proof.get('n_steps')} steps"
         print(f"{'proof in fp32':>18} {proof.get('problem') or apart}")
 
 
-def shown(value: float | None, how: str) -> str:
+def or_dash(value: float | None, how: str) -> str:
     """Write a figure, or a dash where there is none."""
     return "-" if value is None else format(value, how)
 

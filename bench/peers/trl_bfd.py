@@ -23,7 +23,7 @@ def write(args: argparse.Namespace) -> None:
         texts = [program.chatml(*pair) for pair in pairs]
         return {"input_ids": tokenizer(texts, add_special_tokens=False)["input_ids"]}
 
-    data = program.mapped(args, tokenize)
+    data = program.map_records(args, tokenize)
     data = pack_dataset(data, args.length, strategy="bfd", map_kwargs={"num_proc": args.processes})
     data.save_to_disk(args.output / "rows")
 

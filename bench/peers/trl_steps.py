@@ -87,7 +87,6 @@ class Kept(SFTTrainer):  # type: ignore[misc]
     steps: list[int]
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **named: Any) -> torch.Tensor:
-        """Train as TRL does."""
         # Without padding there is no mask, and every id is a document's.
         mask = inputs.get("attention_mask")
         self.tokens.append(inputs["input_ids"].numel() if mask is None else mask.sum())
@@ -121,7 +120,7 @@ def main() -> None:
     marks = Marks(case)
     kernel, why = attention(case)
     words = {"attention": f"{kernel}{why}", "liger": liger(case), "micro_batch_size": micro}
-    trainer = assembled(case, rows, marks, {**words, "kernel": kernel}, args.output)
+    trainer = assemble(case, rows, marks, {**words, "kernel": kernel}, args.output)
     trainer.train()
     cuda = case["device"] == "cuda"
     said = {
@@ -138,8 +137,7 @@ def main() -> None:
     args.output.write_text(json.dumps(said), encoding="utf-8")
 
 
-def assembled(case: Case, rows: Dataset, marks: Marks, words: dict[str, Any], output: Path) -> Kept:
-    """Make the trainer."""
+def assemble(case: Case, rows: Dataset, marks: Marks, words: dict[str, Any], output: Path) -> Kept:
     config = SFTConfig(
         output_dir=str(output.with_suffix(".trained")), save_strategy="no", report_to="none",
         logging_strategy="no", eval_strategy="no", disable_tqdm=True, log_level="error",

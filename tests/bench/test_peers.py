@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "bench" / "peers"))
 
 from measured import Failed
 from orchestration import Copies
-from side_by_side import finished, parsed, run_parts
+from side_by_side import finish_report, parse_arguments, run_parts
 from turns import ratios, turns
 
 
@@ -44,7 +44,7 @@ def test_what_cannot_be_measured_is_refused(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        parsed(words)
+        parse_arguments(words)
     assert words[1].split(",")[-1] in capsys.readouterr().err or words[0] == "--repeats"
 
 
@@ -60,7 +60,7 @@ def test_a_part_that_fails_is_listed_and_the_others_go_on(
         "first": {"failed": "our_steps ended with 1: no room"},
         "second": {"value": 1},
     }
-    assert finished({"parts": results}, tmp_path / "result.json") == 1
+    assert finish_report({"parts": results}, tmp_path / "result.json") == 1
     out = capsys.readouterr().out.splitlines()
     assert "first: failed: our_steps ended with 1: no room" in out
     assert json.loads(out[-1]) == json.loads((tmp_path / "result.json").read_text())
@@ -88,12 +88,12 @@ def test_a_run_that_fails_is_no_measurement(copies: Copies) -> None:
 
 def test_rows_are_compared_too_and_nothing_is_no_comparison(copies: Copies) -> None:
     with pytest.raises(Failed, match="no result to compare"):
-        copies.compared_results()
+        copies.list_compared_results()
     for name in ("flow", "scripts"):
         rows = copies.folder / name / "results" / "x" / "packed" / "train" / "data.arrow"
         rows.parent.mkdir(parents=True)
         rows.write_bytes(b"rows")
-    assert copies.compared_results() == ["packed/train/data.arrow"]
+    assert copies.list_compared_results() == ["packed/train/data.arrow"]
     rows.write_bytes(b"others")
     with pytest.raises(Failed, match="different results"):
-        copies.compared_results()
+        copies.list_compared_results()

@@ -83,8 +83,8 @@ def test_our_side_needs_few_packages() -> None:
 
 def test_the_peer_is_given_the_tokens_that_ours_trains_on(tmp_path: Path) -> None:
     asked = job(tmp_path, methods=("lora",), n_timed_steps=3)
-    case = training_beside.prepared(asked)["cases"]["lora"]
-    ours = training_beside.timed(asked, case, OURS, "lora-0")
+    case = training_beside.prepare_job(asked)["cases"]["lora"]
+    ours = training_beside.time_line(asked, case, OURS, "lora-0")
     rows = read_rows_of_peer(Path(case["rows"]))
     first, last = 1 * 4, (1 + 3) * 4
     assert len(rows) == last
@@ -105,4 +105,4 @@ def read_rows_of_peer(folder: Path) -> list[int]:
 
 def test_more_steps_than_rows_are_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(Failed, match="take fewer"):
-        training_beside.prepared(job(tmp_path, n_timed_steps=2000))
+        training_beside.prepare_job(job(tmp_path, n_timed_steps=2000))

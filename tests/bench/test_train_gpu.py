@@ -87,7 +87,7 @@ def test_a_part_that_dies_is_told_and_the_kit_lives_on(
 ) -> None:
     monkeypatch.setattr(train_gpu.parts, "run", part)
     args = Namespace(start="fork", part_limit_s=60)
-    assert train_gpu.launched("lora", work(tmp_path), args) == {"failed": said}
+    assert train_gpu.launch_part("lora", work(tmp_path), args) == {"failed": said}
 
 
 def test_the_table_of_cards_is_read_as_yaml_reads_it() -> None:
