@@ -5,12 +5,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from report_reading import changed, findings_by_code
 
 from expertflow.core.errors import ConfigError
+from expertflow.report.build import build_report
 from expertflow.report.derive import MEASURED_PEAK
 from expertflow.report.diagnose import apply_rule, find_bottleneck, list_findings
 from expertflow.report.findings.evidence import time_shares
+from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import to_plain
 from expertflow.report.records import AcceptanceRule, AcceptanceVerdict, Report
 
@@ -348,6 +351,13 @@ def test_bar_below_a_null_is_not_measured(cpu_report: Report) -> None:
 def test_acceptance_that_cannot_be_judged(path: str, value: Any, gpu_report: Report) -> None:
     with pytest.raises(ConfigError, match=path):
         _judge(gpu_report, path, "<", value)
+
+
+def test_a_bar_over_the_verdict_is_refused(gpu_inputs: ReportInputs) -> None:
+    bar = AcceptanceRule(path="verdict.learned", op="==", value="yes")
+    spec = replace(gpu_inputs.spec, acceptance=(bar,))
+    with pytest.raises(ConfigError, match="no path 'verdict"):
+        build_report(replace(gpu_inputs, spec=spec), {})
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ def build_report(inputs: ReportInputs, provenance: Mapping[str, Any]) -> Report:
         findings=list_findings(report),
     )
     plain, bars = to_plain(report)[0], inputs.spec.acceptance
+    del plain["acceptance"], plain["verdict"]  # bars are judged before these two are known
     report = replace(report, acceptance=tuple(apply_rule(plain, bar) for bar in bars))
     return replace(report, verdict=judge_run(report))
 
