@@ -132,6 +132,25 @@ def test_a_users_own_task_may_be_isolated(tmp_path: Path) -> None:
         make_task(settings)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "defines none"),
+        ("class A(ScoringTask): pass\nclass B(A): pass", "defines A, B"),
+        ("class A(ScoringTask): pass", "A lacks metric and judge$"),
+        ("class A(IsolatedTask):\n    metric = 'm'", "A lacks judge_texts$"),
+        ("exit()", "SystemExit"),
+    ],
+)
+def test_a_file_without_one_complete_task_is_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(f"from expertflow.evaluate.scoring import *\n{text}\n")
+    with pytest.raises(EvaluationError, match=f"{path}: .*{message}"):
+        find_task(str(path))
+
+
 # Options: numeric labels are not indices.
 TEXTS = ["red", "blue", "green", "gray"]
 FROM_1 = {"label": [1, 2, 3, 4], "text": TEXTS}

@@ -141,9 +141,9 @@ def check_task(evaluation: dict[str, Any], where: str) -> None:
     # The record's field names the artifact, whatever that is called.
     by_record = task == "sql_execution" and "database" in fields
     if fields:
-        known = scorer.fields if scorer else _read_by_any("fields")
+        known = frozenset(scorer.fields) if scorer else _read_by_any("fields")
         _refuse_unknown(fields, known, known, f"{where}: evaluation.fields", task)
-    own = scorer.artifacts if scorer else frozenset[str]()
+    own = frozenset(scorer.artifacts if scorer else ())
     if not by_record and not own.issuperset(artifacts):
         known = own | _read_by_any("artifacts")
         _refuse_unknown(artifacts, known, own, f"{where}: evaluation.artifacts", task)

@@ -217,9 +217,17 @@ def _task_of(module: ModuleType) -> type[ScoringTask]:
         and issubclass(value, ScoringTask)
         and value.__module__ == module.__name__
     ]
-    if len(found) == 1:
-        return found[0]
     named = ", ".join(one.__name__ for one in found) or "none"
-    raise EvaluationError(
-        f"{module.__file__}: should define one subclass of ScoringTask, defines {named}"
-    )
+    if len(found) != 1:
+        raise EvaluationError(
+            f"{module.__file__}: should define one subclass of ScoringTask, defines {named}"
+        )
+    task = found[0]
+    lacks = [] if hasattr(task, "metric") else ["metric"]
+    if task.judge is ScoringTask.judge and task.score is ScoringTask.score:
+        lacks.append("judge")
+    if task.judge is IsolatedTask.judge and not hasattr(task, "judge_texts"):
+        lacks.append("judge_texts")
+    if lacks:
+        raise EvaluationError(f"{module.__file__}: {named} lacks {' and '.join(lacks)}")
+    return task
