@@ -9,15 +9,47 @@ variable of the environment shows that it was there. The last line is JSON.
 import argparse
 import json
 import tempfile
+import time
 from pathlib import Path
 
 from hostile_predictions import PREDICTIONS
-from hostile_run import Surroundings, Trial, try_task
+from hostile_run import Surroundings, score_all
 
+from expertflow.core.records import Record
+from expertflow.evaluate.records import Judgment
 from expertflow.evaluate.tasks import typescript_tests
 
 # A prediction of this size is longer than a model's answer ever is; some are many times longer.
 SIZE = 30_000
+
+
+# Sixty seconds judge the slowest task's prediction, and machines may be busy.
+MOST_S = 120.0
+
+
+class Trial(Record, frozen=True):
+    """A prediction's judgment and its side effects."""
+
+    task: str
+    name: str
+    judgment: Judgment
+    wall_s: float
+    harm: tuple[str, ...]
+
+    @property
+    def contained(self) -> bool:
+        return not (self.judgment.correct or self.harm or self.wall_s > MOST_S)
+
+
+def try_task(task: str, n: int, around: Surroundings) -> list[Trial]:
+    trials = []
+    for name, prediction in PREDICTIONS[task](n, str(around.canary)).items():
+        prediction = prediction.replace("{port}", str(around.port))
+        start = time.monotonic()
+        (judgment,) = score_all(task, [prediction], around)
+        wall_s = time.monotonic() - start
+        trials.append(Trial(task, name, judgment, wall_s, tuple(around.harm(judgment))))
+    return trials
 
 
 def main() -> None:
@@ -38,7 +70,7 @@ def main() -> None:
     print(f"{'task':29} {'prediction':24} {'judged':17} {'s':>6}  contained")
     for trial in trials:
         contained = "yes" if trial.contained else f"NO {', '.join(trial.harm)}"
-        kind = trial.verdict.kind
+        kind = trial.judgment.kind
         print(f"{trial.task:29} {trial.name:24} {kind:17} {trial.wall_s:6.2f}  {contained}")
     n_contained = sum(trial.contained for trial in trials)
     print(f"contained {n_contained} of {len(trials)}")

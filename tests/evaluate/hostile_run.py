@@ -12,31 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from hostile_predictions import PREDICTIONS, records
+from hostile_predictions import records
 from made_up_documents import spec
 
-from expertflow.core.records import Record
 from expertflow.evaluate.records import Example, Judgment
 from expertflow.evaluate.scoring import find_task
 
 SECRET = "a-secret-of-the-environment-5d1f"
 PR_SET_CHILD_SUBREAPER = 36
-# Sixty seconds judge the slowest task's prediction, and machines may be busy.
-MOST_S = 120.0
-
-
-class Trial(Record, frozen=True):
-    """A prediction's verdict and its side effects."""
-
-    task: str
-    name: str
-    verdict: Judgment
-    wall_s: float
-    harm: tuple[str, ...]
-
-    @property
-    def contained(self) -> bool:
-        return not (self.verdict.correct or self.harm or self.wall_s > MOST_S)
 
 
 class Surroundings:
@@ -87,17 +70,6 @@ class Surroundings:
     def _hashes(self) -> dict[str, str]:
         files = sorted(path for path in self.folder.rglob("*") if path.is_file())
         return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def try_task(task: str, n: int, around: Surroundings) -> list[Trial]:
-    trials = []
-    for name, prediction in PREDICTIONS[task](n, str(around.canary)).items():
-        prediction = prediction.replace("{port}", str(around.port))
-        start = time.monotonic()
-        (verdict,) = score_all(task, [prediction], around)
-        wall_s = time.monotonic() - start
-        trials.append(Trial(task, name, verdict, wall_s, tuple(around.harm(verdict))))
-    return trials
 
 
 def score_all(task: str, predictions: Sequence[str], around: Surroundings) -> list[Judgment]:
