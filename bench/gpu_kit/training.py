@@ -131,7 +131,7 @@ class Session:
             # Rows of one document are cut to the longest of their batch; this is not to be.
             self.run.feed.collator.cuts = False
         self.run.loss.train()
-        self.run.clock.started()
+        self.run.clock.book_startup()
         first, device = self.run.progress.step, self.run.device
         loader = load_batches(self.run.feed, first, plan=plan, device=device)
         self.batches = self.stack.enter_context(loader)

@@ -129,7 +129,7 @@ def _varied(job: VariantJob, setup: variants.VariantSetup, first: variants.First
     elif setup.rows == "on_the_fly":
         assert job.keep is not None
         documents = Documents(shards=job.shards, keep=job.keep)
-        plan = documents.planned(plan)
+        plan = documents.adapt_plan(plan)
     return replace(_trial(job, plan, rows, setup.n_timed_steps), documents=documents)
 
 

@@ -83,9 +83,9 @@ def run_job(job: TrainingJob) -> bool:
         summary = publish.read_outcome(state)
         if summary is None:
             # A diverged run must not cost another retry.
-            if (verdict := state / DIVERGED).is_file():
-                said = verdict.read_text(encoding="utf-8")
-                raise TrainingError(f"{said}; it is the same run again")
+            if (state / DIVERGED).is_file():
+                why = (state / DIVERGED).read_text(encoding="utf-8")
+                raise TrainingError(f"{why}; it is the same run again")
             # A launcher holds no lock: its rank 0 looks again once it has it.
             processes.launch_processes(plan.world_size)
         decision.announce(go_on=summary is None)
@@ -121,7 +121,7 @@ def _read_inputs(job: TrainingJob, packing: PackingRecord) -> TrainInputs:
                 f"{rows}: the packed rows are missing; run pack_sequences again, or give --shards"
                 " and --keep to tokenize on the fly"
             )
-        plan, code = documents.planned(plan), f"{code}, on the fly, {documents.sha256}"
+        plan, code = documents.adapt_plan(plan), f"{code}, on the fly, {documents.sha256}"
     name = publish.fingerprint_run(plan=plan, packing=packing, model=model, code=code)
     return TrainInputs(
         plan=plan, model=model, rows=rows, state=job.state / name, documents=documents

@@ -23,7 +23,7 @@ from expertflow.train.step_hooks import after_step, evaluate_held_out
 
 def train(run: TrainingRun) -> None:
     run.loss.train()
-    run.clock.started()
+    run.clock.book_startup()
     run.saved_at_s = run.clock.wall_s
     run.fetched_at_s = time.perf_counter()
     if run.progress.step == 0:

@@ -113,14 +113,14 @@ def probe_longest_batch(run: TrainingRun) -> None:
         _try_batches(run, iter([feed.collator.batch(longest)]))
 
 
-def warm_up_compile(run: TrainingRun, n_steps: int) -> int:
-    """Run and discard one micro-batch of each shape in the next steps; return how many.
+def warm_up_compile(run: TrainingRun, n_steps: int) -> None:
+    """Run and discard one micro-batch of each shape in the next steps.
 
     Rows cut to the longest of their batch have too many shapes for that.
     """
     feed, first = run.feed, run.progress.step
     if not run.plan.torch_compile or not isinstance(feed, Feed) or feed.collator.cuts:
-        return 0
+        return
     # The loader's thread is ahead in the other order, which caches only the epochs it needs.
     own = replace(feed, order=replace(feed.order, _made={}))
     known: set[tuple[int, ...]] = set()
@@ -134,7 +134,6 @@ def warm_up_compile(run: TrainingRun, n_steps: int) -> int:
                 yield batch
 
     _try_batches(run, new_shapes())
-    return len(known)
 
 
 def _try_batches(run: TrainingRun, batches: Iterator[Batch]) -> None:

@@ -51,7 +51,7 @@ class Processes:
         # Flags are reduced on the host: asking the device would stall it every step.
         self._flags = dist.new_group(backend="gloo") if self.world_size > 1 else None
 
-    def scaled(self, optimizer: torch.optim.Optimizer) -> Any:
+    def wrap_optimizer(self, optimizer: torch.optim.Optimizer) -> Any:
         """Wrap the optimizer for the loss scaler, if there is one.
 
         Without one the wrapper does nothing, yet takes a third of the loop's cost beside the model.
@@ -97,10 +97,7 @@ class Processes:
 
 
 def release_gloo_threads() -> None:
-    """Wait until gloo's threads, which need the GIL for that, have released finished work.
-
-    The thread that destroys the group holds the GIL and waits for them.
-    """
+    """Let gloo's threads release finished work: destroying the group blocks them by the GIL."""
     for _ in range(N_NAPS):
         time.sleep(LET_GO_S / N_NAPS)
 
@@ -194,9 +191,8 @@ def launch_processes(world_size: int) -> None:
 def launch_command(world_size: int, command: list[str]) -> list[str]:
     """Return the command that starts ``command``, a script with arguments, so many times.
 
-    Uses torchrun, under srun in a Slurm allocation of several machines; rank 0 runs on the first
-    one, where the run is monitored. Raises TrainingError if the processes cannot be divided evenly
-    or Slurm does not answer.
+    Uses torchrun, under srun in a Slurm allocation of several machines. Raises TrainingError if the
+    processes cannot be divided evenly or Slurm does not answer.
     """
     n_nodes = _allocated_nodes()
     if n_nodes == 1:

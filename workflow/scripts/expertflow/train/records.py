@@ -113,10 +113,9 @@ class EpochSummary(Record, frozen=True, kw_only=True):
 
 
 class TimeSpent(Record, frozen=True, kw_only=True):
-    """Wall time by activity; parts add up to ``wall_s``, over all sessions of the run.
+    """Wall time by activity, over all sessions of the run; parts add up to ``wall_s``.
 
-    ``other_s`` includes work lost to a kill. ``train_s`` is forward + backward + optimizer, null if
-    the device runs asynchronously and no events were recorded.
+    ``other_s`` includes work lost to a kill. ``train_s`` is forward + backward + optimizer.
     """
 
     wall_s: float

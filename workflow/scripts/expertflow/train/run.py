@@ -173,7 +173,7 @@ def assemble_run(
         state=inputs.state,
         net=net,
         loss=loss,
-        optimizer=processes.scaled(make_optimizer(net, plan)),
+        optimizer=processes.wrap_optimizer(make_optimizer(net, plan)),
         processes=processes,
         feed=feed,
         held_out=held_out,

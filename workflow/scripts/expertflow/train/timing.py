@@ -54,7 +54,7 @@ class Clock:
         finally:
             self.seconds[name] += time.perf_counter() - start
 
-    def started(self) -> None:
+    def book_startup(self) -> None:
         """Book this session's unnamed time so far as start-up."""
         named = sum(self.seconds.values()) - self._earlier_named
         self.seconds["startup"] += self.wall_s - self._earlier_wall - named

@@ -112,7 +112,7 @@ def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
     cuda = run.device.type == "cuda"
     run.loss.train()
     memory.probe_longest_batch(run)
-    run.clock.started()
+    run.clock.book_startup()
     run.fetched_at_s = time.perf_counter()
     with load_batches(run.feed, 0, plan=run.plan, device=run.device) as batches:
 

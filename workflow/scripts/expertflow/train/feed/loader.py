@@ -167,17 +167,18 @@ def _leave_signals_to_the_trainer(_: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-class _Epoch:
-    def __init__(self, feed: Feed, step: int) -> None:
-        self.feed, self.step = feed, step
+class _Epoch(Struct):
+    """The rows of the steps from ``step`` to the end of its epoch, read anew in each epoch."""
 
-    @property
-    def end(self) -> int:
+    feed: Feed
+    step: int
+
+    def end_step(self) -> int:
         per_epoch = self.feed.n_steps_per_epoch
         return min(self.feed.n_steps, (self.step // per_epoch + 1) * per_epoch)
 
     def __iter__(self) -> Iterator[Rows]:
-        return self.feed.between(self.step, self.end)
+        return self.feed.between(self.step, self.end_step())
 
 
 def _by_workers(
@@ -205,7 +206,7 @@ def _by_workers(
         while epoch.step < feed.n_steps:
             made = iter(loader)
             yield from made
-            epoch.step = epoch.end
+            epoch.step = epoch.end_step()
     finally:
         # Otherwise they would stay alive with an error's traceback, which holds the iterator.
         if workers and made is not None:

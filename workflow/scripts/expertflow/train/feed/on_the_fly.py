@@ -29,7 +29,7 @@ class Documents(Record, frozen=True, kw_only=True):
         records = [read_record(ShardRecord, path).sha256 for path in self.shards]
         return sha256_json([records, sha256_file(self.keep)])
 
-    def planned(self, plan: TrainPlan) -> TrainPlan:
+    def adapt_plan(self, plan: TrainPlan) -> TrainPlan:
         """Return the plan for rows of one document each; the number of steps stays."""
         own = {(r.source, r.shard) for r in (read_record(ShardRecord, p) for p in self.shards)}
         n_rows = sum(

@@ -25,11 +25,8 @@ WANTED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", *LICEN
 def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, directory: Path) -> ModelRecord:
     """Prepare a base model, with tokenizer, to be read from one directory.
 
-    Weights of hub and local models stay in place.
-
-    Raises:
-        TrainingError: unreadable model, or not the tokenizer that was prepared.
-        DataError: the model cannot be found.
+    Weights of hub and local models stay in place. Raises TrainingError if the model is unreadable
+    or its tokenizer is not the prepared one, DataError if there is no model.
     """
     directory.mkdir(parents=True, exist_ok=True)
     revision = spec.revision

@@ -35,11 +35,8 @@ def load_base(
 ) -> PreTrainedModel:
     """Load a model from a directory: safetensors only, no remote code.
 
-    ``attention_name`` is a route of the plan. A ``quantized`` model is in 4 bits, computes in
-    ``dtype`` and is on ``device``; any other is on the CPU.
-
-    Raises:
-        TrainingError: loading failed, the model is quantized already, or bitsandbytes is missing.
+    A ``quantized`` model is in 4 bits, computes in ``dtype`` and is on ``device``; any other is on
+    the CPU. Raises TrainingError if that fails or the model is quantized already.
     """
     options = _four_bit_options(dtype, device) if quantized else {}
     try:

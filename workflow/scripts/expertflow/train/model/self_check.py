@@ -46,10 +46,8 @@ HALF_TOLERANCE = 0.1
 def check_model(loss: PackedLoss) -> str:
     """Compare head and attention with the model's own forward pass; return the differences.
 
-    Run it under training's autocast, before the model is compiled or wrapped.
-
-    Raises:
-        TrainingError: training would be of another model, or mix documents.
+    Run it under training's autocast, before the model is compiled or wrapped. Raises TrainingError
+    if training would be of another model, or mix documents.
     """
     lm = causal_lm(loss.model)
     family, device = lm.config.model_type, next(lm.parameters()).device
