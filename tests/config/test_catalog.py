@@ -20,7 +20,7 @@ from expertflow.config.catalog import (
     print_catalog,
     scan_caches,
 )
-from expertflow.config.code_digest import reachable
+from expertflow.config.code_digest import list_imports
 
 COMMIT = "a" * 40
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
@@ -175,6 +175,6 @@ def test_the_script_alone_needs_no_argument_and_no_snakemake(home: Path) -> None
 
 
 def test_the_rule_does_not_depend_on_the_catalog() -> None:
-    names = {path.name for path in reachable(SCRIPTS / "find_datasets.py", SCRIPTS)}
+    names = {path.name for path in list_imports(SCRIPTS / "find_datasets.py", SCRIPTS)}
     assert "shards.py" in names
     assert not names & {"catalog.py", "load.py", "cache.py"}

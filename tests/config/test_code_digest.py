@@ -5,7 +5,7 @@ import pytest
 from support import SCRIPTS
 
 from expertflow.config import code_digest
-from expertflow.config.code_digest import reachable, rule_digest
+from expertflow.config.code_digest import list_imports, rule_digest
 
 
 @pytest.fixture
@@ -55,14 +55,14 @@ def test_other_files_count_byte_by_byte(scripts: Path, monkeypatch: pytest.Monke
 
 
 def test_generators_are_outside_of_the_script_that_loads_them() -> None:
-    found = reachable(SCRIPTS / "generate_source.py", SCRIPTS)
+    found = list_imports(SCRIPTS / "generate_source.py", SCRIPTS)
     assert not [path for path in found if "generated" in path.parts]
     assert SCRIPTS / "expertflow" / "data" / "fetch.py" in found
 
 
 @pytest.mark.parametrize("room", ["tokens", "train", "evaluate", "export", "studies", "report"])
 def test_every_module_counts_as_code_of_a_script(room: str) -> None:
-    seen = {path for script in SCRIPTS.glob("*.py") for path in reachable(script, SCRIPTS)}
+    seen = {path for script in SCRIPTS.glob("*.py") for path in list_imports(script, SCRIPTS)}
     library = SCRIPTS / "expertflow"
     modules = {path for path in (library / room).rglob("*.py") if path.name != "__init__.py"}
     only_measured_with = {library / "train" / "trace" / "flops.py"}

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from support import ROOT
 
-from expertflow.config.load import WORDS, load_config, load_expert, scalars
+from expertflow.config.load import WORDS, convert_scalars, load_config, load_expert
 from expertflow.config.validate import FORMER_NAMES, read_schema
 from expertflow.core.errors import ConfigError
 
@@ -58,7 +58,7 @@ def test_a_json_manifest_does_as_well(tmp_path: Path) -> None:
 
 def test_scalars_of_the_command_line_get_their_type() -> None:
     texts = ["3e-6", "true", "null", "x", "1e"]
-    assert scalars({"a": texts}, words=WORDS) == {"a": [3e-6, True, None, "x", "1e"]}
+    assert convert_scalars({"a": texts}, words=WORDS) == {"a": [3e-6, True, None, "x", "1e"]}
 
 
 SOURCE = {"name": "s", "kind": "local", "path": "x.jsonl"}
@@ -224,8 +224,8 @@ def test_a_demo_block_among_the_overrides_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_commit_id_that_looks_like_a_number_stays_a_text() -> None:
-    assert scalars("1234e56", words={}) == "1234e56"
-    assert scalars("1.5e3", words={}) == 1500.0
+    assert convert_scalars("1234e56", words={}) == "1234e56"
+    assert convert_scalars("1.5e3", words={}) == 1500.0
 
 
 def test_an_unknown_expert_gets_a_suggestion(tmp_path: Path) -> None:

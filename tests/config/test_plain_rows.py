@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import PATIENCE_S, SCRIPTS, is_running, wait_for
 
-from expertflow.config.plain_rows import LOCK, keep_rejected, workplace
+from expertflow.config.plain_rows import LOCK, keep_rejected, open_workplace
 from expertflow.core.process import run_stoppable
 
 # Runs a shell with a child of its own; both note who they are.
@@ -61,9 +61,9 @@ def test_folders_of_dead_runs_go_and_others_stay(tmp_path: Path) -> None:
     begun = left_behind(tmp_path, ".rows.abc123_y", "")
     another = left_behind(tmp_path, ".rows2.abc123_", signed)
     (strange := tmp_path / ".rows.abc123_z").mkdir()
-    with workplace(tmp_path / "rows") as first:
+    with open_workplace(tmp_path / "rows") as first:
         assert not dead.exists()
-        with workplace(tmp_path / "rows") as second:
+        with open_workplace(tmp_path / "rows") as second:
             assert first.path.is_dir() and second.path.is_dir()
         assert first.path.is_dir() and not second.path.exists()
     assert sorted(tmp_path.iterdir()) == sorted([begun, another, strange])
@@ -78,10 +78,10 @@ def test_a_folder_stays_as_long_as_a_child_of_its_run_lives(tmp_path: Path) -> N
         )  # fmt: skip
         assert child.stdout is not None
         child.stdout.readline()
-    with workplace(tmp_path / "rows"):
+    with open_workplace(tmp_path / "rows"):
         assert dead.is_dir()
     child.communicate()
-    with workplace(tmp_path / "rows"):
+    with open_workplace(tmp_path / "rows"):
         assert not dead.exists()
 
 

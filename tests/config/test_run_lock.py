@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from expertflow.config import run_lock
-from expertflow.config.run_lock import hold, orphans
+from expertflow.config.run_lock import find_orphans, hold_experts
 from expertflow.core.locks import EXPERT_LOCKS
 
 CHILD = """
@@ -63,8 +63,8 @@ def end(run: subprocess.Popen[str]) -> None:
 
 def held_by_another(expert: str) -> subprocess.Popen[str]:
     return spawn(
-        "import time, types; from expertflow.config.run_lock import hold;"
-        f" hold([types.SimpleNamespace(wildcards_dict={{'expert': {expert!r}}})]);"
+        "import time, types; from expertflow.config.run_lock import hold_experts;"
+        f" hold_experts([types.SimpleNamespace(wildcards_dict={{'expert': {expert!r}}})]);"
         " print(flush=True); time.sleep(600)"
     )[0]
 
@@ -72,19 +72,19 @@ def held_by_another(expert: str) -> subprocess.Popen[str]:
 def test_a_second_run_is_told_who_makes_the_expert(folder: Path) -> None:
     run = held_by_another("a")
     with pytest.raises(SystemExit) as caught:
-        hold([job(expert="a")])
+        hold_experts([job(expert="a")])
     line = str(caught.value)
     assert f"a is being made by another run, process {run.pid} on " in line and "\n" not in line
-    hold([job(expert="b"), job()])
+    hold_experts([job(expert="b"), job()])
     end(run)
-    hold([job(expert="a")])
+    hold_experts([job(expert="a")])
 
 
 def test_a_job_of_a_living_run_is_no_orphan(folder: Path) -> None:
     run, child = start()
-    assert orphans() == {}
+    assert find_orphans() == {}
     end(run)
-    assert orphans() == {child.pid: "sleep 600"}
+    assert find_orphans() == {child.pid: "sleep 600"}
     child.kill()
 
 
@@ -95,7 +95,7 @@ def test_a_job_of_another_folder_is_none_of_ours(
     end(run)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert orphans() == {}
+    assert find_orphans() == {}
     child.kill()
 
 
@@ -108,7 +108,7 @@ def test_a_job_of_another_machine_or_container_is_none_of_ours(
     elsewhere = folder / "numbering"
     elsewhere.symlink_to("pid:[1]")
     monkeypatch.setattr(run_lock, name, {"_place": lambda: "n/", "NUMBERING": elsewhere}[name])
-    assert orphans() == {}
+    assert find_orphans() == {}
     child.kill()
 
 
@@ -134,8 +134,8 @@ def test_orphans_are_waited_for(
         wait(seconds)
 
     monkeypatch.setattr(run_lock.time, "sleep", end_while_waited_for)
-    hold([])
-    assert orphans() == {}
+    hold_experts([])
+    assert find_orphans() == {}
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert f"waiting for process {child.pid} (sleep 600)" in told
@@ -174,11 +174,11 @@ def test_the_jobs_of_the_run_before_are_waited_for(
     squeue: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     squeue("exit 1")
-    hold(JOBS, slurm_run="first")
+    hold_experts(JOBS, slurm_run="first")
     let_go()
     assert capsys.readouterr().err == "", "there was no run before: nothing is asked"
     squeue('echo "$@" >> asked; [ $(wc -l < asked) = 3 ] || printf "8\\n7\\n"')
-    hold(JOBS, slurm_run="second")
+    hold_experts(JOBS, slurm_run="second")
     let_go()
     told = capsys.readouterr().err
     assert "waiting for 7 8; to end them sooner: scancel 7 8" in told and told.count("\n") == 1
@@ -190,10 +190,10 @@ def test_the_jobs_of_the_run_before_are_waited_for(
 def test_a_squeue_that_fails_says_nothing_about_jobs(
     squeue: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hold(JOBS, slurm_run="first")
+    hold_experts(JOBS, slurm_run="first")
     let_go()
     squeue("[ -e failed ] || { touch failed; echo no controller >&2; exit 1; }")
-    hold(JOBS)
+    hold_experts(JOBS)
     let_go()
     assert "squeue failed (no controller)" in capsys.readouterr().err
     assert runs_of("a") == []
@@ -202,7 +202,7 @@ def test_a_squeue_that_fails_says_nothing_about_jobs(
 def test_a_run_that_is_killed_while_it_waits_hands_the_jobs_on(
     squeue: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold(JOBS, slurm_run="first")
+    hold_experts(JOBS, slurm_run="first")
     let_go()
     squeue("echo 7")
 
@@ -211,7 +211,7 @@ def test_a_run_that_is_killed_while_it_waits_hands_the_jobs_on(
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(run_lock.time, "sleep", killed)
-        hold(JOBS, slurm_run="second")
+        hold_experts(JOBS, slurm_run="second")
     let_go()
     assert runs_of("a") == ["first", "second"]
 
@@ -221,9 +221,9 @@ def test_without_squeue_the_user_is_told(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    hold(JOBS, slurm_run="first")
+    hold_experts(JOBS, slurm_run="first")
     let_go()
     monkeypatch.setenv("PATH", "/nowhere")
-    hold(JOBS)
+    hold_experts(JOBS)
     let_go()
     assert "no squeue here to ask" in capsys.readouterr().err

@@ -135,7 +135,7 @@ def test_trainings_that_do_not_fit_end_the_run_before_any_job(rule: str) -> None
         wildcards = SimpleNamespace(expert="e")
         run = RunContext(config={"experts": {"e": {}}}, main=main, gpu_limit=limit)
         workflow = Workflow(run)
-        assert workflow.checked(rule, 3)(wildcards) == 3
+        assert workflow.priority(rule, 3)(wildcards) == 3
 
     refuse(rule, 2)
     refuse("plan_training", 1)

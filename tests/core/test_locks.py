@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from expertflow.core.locks import NO_LOCKS, holder, sign, try_lock
+from expertflow.core.locks import NO_LOCKS, read_holder, sign_lock, try_lock
 
 
 def test_one_at_a_time_holds_it_and_says_who(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with path.open("a+", encoding="utf-8") as one, path.open("a+", encoding="utf-8") as two:
         assert try_lock(one, wait=True) == "taken"
-        assert holder(two) == {}
-        sign(one, slurm_runs=[])
+        assert read_holder(two) == {}
+        sign_lock(one, slurm_runs=[])
         assert try_lock(two) == "held"
-        assert holder(two).keys() == {"slurm_runs", "host", "pid"}
+        assert read_holder(two).keys() == {"slurm_runs", "host", "pid"}
         one.close()
         assert try_lock(two) == "taken"
 

@@ -16,7 +16,7 @@ rule ablate_variant:
         **wf.outputs("ablate_variant"),
     log:
         wf.log("ablate_variant"),
-    priority: wf.checked("ablate_variant")
+    priority: wf.priority("ablate_variant")
     conda:
         "../../envs/expertflow.yaml"
     threads: 2

@@ -18,7 +18,7 @@ rule make_bundle:
         **wf.outputs("make_bundle"),
     log:
         wf.log("make_bundle"),
-    priority: wf.checked("make_bundle")
+    priority: wf.priority("make_bundle")
     conda:
         "../../envs/expertflow.yaml"
     params:

@@ -13,7 +13,7 @@ rule calibrate_expert:
         **wf.outputs("calibrate_expert"),
     log:
         wf.log("calibrate_expert"),
-    priority: wf.checked("calibrate_expert", 10)
+    priority: wf.priority("calibrate_expert", 10)
     conda:
         "../../envs/expertflow.yaml"
     threads: 2

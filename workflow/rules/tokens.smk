@@ -17,7 +17,7 @@ rule prepare_tokenizer:
         **wf.outputs("prepare_tokenizer"),
     log:
         wf.log("prepare_tokenizer"),
-    priority: wf.checked("prepare_tokenizer")
+    priority: wf.priority("prepare_tokenizer")
     conda:
         "../../envs/expertflow.yaml"
     params:
@@ -33,7 +33,7 @@ rule prepare_model:
         **wf.outputs("prepare_model"),
     log:
         wf.log("prepare_model"),
-    priority: wf.checked("prepare_model")
+    priority: wf.priority("prepare_model")
     conda:
         "../../envs/expertflow.yaml"
     params:

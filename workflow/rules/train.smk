@@ -21,7 +21,7 @@ rule plan_training:
         **wf.outputs("plan_training"),
     log:
         wf.log("plan_training"),
-    priority: wf.checked("plan_training")
+    priority: wf.priority("plan_training")
     localrule: True
     conda:
         "../../envs/expertflow.yaml"
@@ -53,7 +53,7 @@ rule train_expert:
         **wf.outputs("train_expert"),
     log:
         wf.log("train_expert"),
-    priority: wf.checked("train_expert", 10)
+    priority: wf.priority("train_expert", 10)
     retries: wf.retries
     conda:
         "../../envs/expertflow.yaml"

@@ -13,7 +13,7 @@ rule tune_expert:
         **wf.outputs("tune_expert"),
     log:
         wf.log("tune_expert"),
-    priority: wf.checked("tune_expert", 10)
+    priority: wf.priority("tune_expert", 10)
     conda:
         "../../envs/expertflow.yaml"
     threads: 2

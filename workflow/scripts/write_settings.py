@@ -7,7 +7,7 @@ With --check nothing is written, and the exit code is 1 if a file is out of date
 import sys
 from pathlib import Path
 
-from expertflow.config.settings_files import generated_files
+from expertflow.config.settings_files import render_files
 from expertflow.core import cli
 from expertflow.core.files import write_text
 
@@ -18,7 +18,7 @@ def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("--check", action="store_true", help="say what is out of date; exit code 1")
     args = parser.parse_args()
-    files = generated_files(ROOT)
+    files = render_files(ROOT)
     stale = [p for p, text in files.items() if not p.is_file() or p.read_text("utf-8") != text]
     for path in stale:
         name = path.relative_to(ROOT)

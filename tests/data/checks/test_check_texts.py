@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from expertflow.core.strict_json import depth
+from expertflow.core.strict_json import count_levels
 from expertflow.data.checks.language import LANGUAGES, detect_language
 from expertflow.data.checks.registry import build_checks
 from expertflow.data.checks.sql import DIALECTS
@@ -141,7 +141,7 @@ def test_a_parsed_value_too_deep_is_filtered() -> None:
         value = [value]
     with pytest.raises(Filtered, match="5,001 levels"):
         RUN["json"]({"q": value})
-    assert [depth(v) for v in (1, [], [[]], {"a": [{}]})] == [0, 1, 2, 3]
+    assert [count_levels(v) for v in (1, [], [[]], {"a": [{}]})] == [0, 1, 2, 3]
 
 
 def sql(text: str, dialect: str, transpile_to: str | None = None) -> str:

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from expertflow.config.read_yaml import suggest
+from expertflow.config.read_yaml import suggest_name
 from expertflow.config.validate import check, find_file, read_checked
 from expertflow.core.errors import ConfigError
 from expertflow.studies.records import (
@@ -58,7 +58,9 @@ def variant_spec(spec: AblationSpec, name: str) -> VariantSpec:
     """
     named = {variant.name: variant for variant in spec.variants}
     if name not in named:
-        raise ConfigError(f"no variant is named {name!r} in ablation.files; {suggest(name, named)}")
+        raise ConfigError(
+            f"no variant is named {name!r} in ablation.files; {suggest_name(name, named)}"
+        )
     variant = replace(named[name], label="", of=None, rung=None, undone=())
     lengths = ("n_repeats", "n_warmup_steps", "n_timed_steps", "max_timed_s")
     return VariantSpec(variant=variant, **{key: getattr(spec, key) for key in lengths})
@@ -110,7 +112,7 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
             if key not in training:
                 raise ConfigError(
                     f"{path}: step {step['name']!r} gives {key!r} back to the plan, which no rung"
-                    f" before has changed; {suggest(key, training)}"
+                    f" before has changed; {suggest_name(key, training)}"
                 )
             del training[key]
         before = rungs[-1].rows
@@ -166,7 +168,9 @@ def _check_claim(claim: ClaimedRatio, names: set[str], path: Path) -> None:
     where = f"{path}: claim {claim.claim!r}"
     for key in (claim.of, claim.to):
         if key not in names:
-            raise ConfigError(f"{where} names {key!r}, which is no variant; {suggest(key, names)}")
+            raise ConfigError(
+                f"{where} names {key!r}, which is no variant; {suggest_name(key, names)}"
+            )
     if claim.of == claim.to:
         raise ConfigError(f"{where} compares {claim.of!r} with itself; name two variants")
     if claim.high is not None and (claim.low is None or claim.low > claim.high):

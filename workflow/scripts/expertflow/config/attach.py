@@ -133,7 +133,7 @@ def _before_first_job(run: Any) -> None:
             " node of the cluster, or leave the profile out"
         )
     ours = [job for job in run.dag.needrun_jobs() if stage_of(job)]
-    run_lock.hold(ours, slurm_run=run_lock.slurm_run_name(run))
+    run_lock.hold_experts(ours, slurm_run=run_lock.slurm_run_name(run))
 
 
 def stage_of(job: Any) -> str | None:

@@ -54,7 +54,7 @@ def rule_digest(rule: str, scripts: Path = SCRIPTS) -> str:
         digest.update(path.read_bytes())
     folder = scripts.joinpath(*GENERATORS.split(".")) if rule.startswith(GENERATOR) else scripts
     script = folder / f"{rule.removeprefix(GENERATOR)}.py"
-    for path in sorted(reachable(script, scripts)):
+    for path in sorted(list_imports(script, scripts)):
         place, code = path.relative_to(scripts).as_posix(), _read_module(path).sha256
         digest.update(f"{place}\n{code}\n".encode())
     parsed_modules.save()
@@ -72,7 +72,7 @@ def other_code(made_by: dict[str, str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def reachable(path: Path, root: Path) -> set[Path]:
+def list_imports(path: Path, root: Path) -> set[Path]:
     """Return a file and all project files that it imports, directly or not."""
     seen: set[Path] = set()
     waiting = [path]

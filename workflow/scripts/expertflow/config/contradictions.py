@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from expertflow.config.read_yaml import suggest
+from expertflow.config.read_yaml import suggest_name
 from expertflow.core.errors import ConfigError, EvaluationError
 from expertflow.core.records import from_json
 from expertflow.core.settings import without_auto
@@ -167,4 +167,4 @@ def _refuse_unknown(
 ) -> None:
     for name in sorted(set(names) - known):
         takes = f"task {task} takes {', '.join(sorted(own)) or 'none'}"
-        raise ConfigError(f"{place}.{name} is read by nothing; {suggest(name, known, takes)}")
+        raise ConfigError(f"{place}.{name} is read by nothing; {suggest_name(name, known, takes)}")

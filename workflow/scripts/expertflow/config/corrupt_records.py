@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 
 from expertflow.chain import CHAIN
 from expertflow.config.guard import note
-from expertflow.config.run_lock import held_by_nobody_else
+from expertflow.config.run_lock import try_hold
 
 # The folders below that of an expert which hold records, each beside its sidecar.
 FOLDERS = {str(PurePath(stage.pattern).parent) for stage in CHAIN}
@@ -25,7 +25,7 @@ def remove_corrupt_records(results: Path, *, looks: bool) -> None:
             note(f"{path} or its sidecar is cut short or empty; a run removes it and remakes it")
         return
     for expert in sorted({path.relative_to(results).parts[0] for path in found}):
-        with held_by_nobody_else(expert) as ours:
+        with try_hold(expert) as ours:
             if ours:
                 # Looked for again: another run may have made it meanwhile.
                 for path in list(corrupt_records(results, glob.escape(expert))):

@@ -20,7 +20,13 @@ from expertflow.config.ablations import ablation_files, ablation_spec
 from expertflow.config.code_digest import GENERATOR, rule_digest
 from expertflow.config.guard import note
 from expertflow.config.hardware_tables import HardwareTables
-from expertflow.config.load import find_manifest, hash_manifest, load_config, load_expert, merge
+from expertflow.config.load import (
+    find_manifest,
+    hash_manifest,
+    load_config,
+    load_expert,
+    merge_settings,
+)
 from expertflow.config.validate import FOLDERS
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record, from_json, read_record
@@ -104,8 +110,10 @@ class ConfiguredExpert:
     def _use_bundle(self, bundle: BundleSpec, opened: OpenedBundle, carried: list[Path]) -> None:
         run, made = self.run, bundle.config
         experts = {**run.config["experts"], **made["experts"]}
-        self.config = load_config(merge({**run.config, **made, "experts": experts}, run.told))
-        self.told = merge(bundle.told, run.told)
+        self.config = load_config(
+            merge_settings({**run.config, **made, "experts": experts}, run.told)
+        )
+        self.told = merge_settings(bundle.told, run.told)
         place = f"{self.results}/{CARRIED}/experts"
         files = bundle.files.items()
         made_with = next((file.sha256 for key, file in files if key.startswith("experts/")), None)
@@ -275,7 +283,7 @@ class ConfiguredExpert:
         return training
 
     @property
-    def tuned_files(self) -> list[str]:
+    def list_tuning_files(self) -> list[str]:
         """The tuning file that the manifest names, if any: the user's, or one made here.
 
         An opened bundle's copy wins unless the manifest now names another one. Raises ConfigError

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, ParamSpec, TypeVar
 
-from expertflow.core.errors import ExpertflowError
+from expertflow.core.errors import ExpertflowError, single_line
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def fail(message: object) -> NoReturn:
-    sys.exit("error: " + " ".join(str(message).split()))
+    sys.exit("error: " + single_line(message))
 
 
 def note(message: str) -> None:

@@ -16,7 +16,13 @@ from expertflow.config.contradictions import (
     check_durations,
     refuse_idle_keys,
 )
-from expertflow.config.read_yaml import at_line, check_values, read_yaml, scalars, suggest
+from expertflow.config.read_yaml import (
+    at_line,
+    check_values,
+    convert_scalars,
+    read_yaml,
+    suggest_name,
+)
 from expertflow.config.validate import check, find_file, read_schema, with_defaults
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import sha256_file
@@ -35,17 +41,17 @@ ORIGINS = {
 }
 
 
-def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merge_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """Lay one tree of settings over another: objects merge key by key, all else is replaced.
 
-    >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
+    >>> merge_settings({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
     {'a': {'b': 3, 'c': 2}}
     """
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
         both = isinstance(old, dict) and isinstance(value, dict)
-        result[key] = merge(dict(old or {}), value) if both else value
+        result[key] = merge_settings(dict(old or {}), value) if both else value
     return result
 
 
@@ -67,7 +73,7 @@ def _numbers(value: Any) -> Any:
 
 def load_config(config: dict[str, Any]) -> dict[str, Any]:
     """Check the workflow's configuration, as Snakemake merged it, and fill in defaults."""
-    config = _numbers(scalars(config, words=WORDS))
+    config = _numbers(convert_scalars(config, words=WORDS))
     check_values(config, Path("config/config.yaml"))
     check(config, read_schema("config"), where="config/config.yaml")
     result: dict[str, Any] = with_defaults(config, read_schema("config"))
@@ -114,7 +120,7 @@ def load_expert(
     demo = manifest.pop("demo", {})
     if config["preset"] != "demo":
         demo = {}
-    merged = merge(merge(manifest, demo), {"training": config["training"]})
+    merged = merge_settings(merge_settings(manifest, demo), {"training": config["training"]})
     own = config["experts"].get(name) or {}
     if "demo" in own:
         raise ConfigError(
@@ -122,7 +128,7 @@ def load_expert(
         )
     if isinstance(own.get("sources"), dict):
         own = {**own, "sources": _named_sources(name, merged["sources"], own["sources"])}
-    merged = merge(merged, own)
+    merged = merge_settings(merged, own)
     where = f"{path} with {'its demo block and ' if demo else ''}overrides"
     check_durations(merged, where=where)
     check(merged, schema, where=where)
@@ -158,7 +164,7 @@ def _named_sources(
     for name, change in changes.items():
         place = f"config: experts.{expert}.sources.{name}"
         if name not in names:
-            hint = suggest(name, names, f"its sources are {', '.join(names)}")
+            hint = suggest_name(name, names, f"its sources are {', '.join(names)}")
             raise ConfigError(f"{place}: the expert has no such source; {hint}")
         if not isinstance(change, dict):
             raise ConfigError(
@@ -171,7 +177,7 @@ def _named_sources(
         return _numbers(value) if is_number else value
 
     return [
-        merge(source, {k: read(k, v) for k, v in changes.get(source["name"], {}).items()})
+        merge_settings(source, {k: read(k, v) for k, v in changes.get(source["name"], {}).items()})
         for source in sources
     ]
 
@@ -181,7 +187,7 @@ def check_origins(manifest: dict[str, Any], *, where: str) -> None:
     known = dict(_keys(manifest))
     for key in manifest.get("origins", {}):
         if key not in known:
-            hint = suggest(key, known, "set it, or leave its origin out")
+            hint = suggest_name(key, known, "set it, or leave its origin out")
             raise ConfigError(f"{where}: origins names {key!r}, which is not set here; {hint}")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from expertflow.config.expert import ConfiguredExpert
 from expertflow.config.guard import note
-from expertflow.config.read_yaml import suggest
+from expertflow.config.read_yaml import suggest_name
 from expertflow.core.errors import ConfigError, DataError, HardwareError
 from expertflow.core.records import read_part
 from expertflow.data import cache
@@ -75,7 +75,7 @@ def _check_model(expert: ConfiguredExpert, *, notes: bool) -> None:
         folder, where = Path(place).expanduser(), f"expert {expert.name}: {key} is {place!r}"
         if place.startswith("builtin:"):
             if place != base.TINY_QWEN3:
-                hint = suggest(place, [base.TINY_QWEN3])
+                hint = suggest_name(place, [base.TINY_QWEN3])
                 raise ConfigError(f"{where}, which is not known; {hint}")
         elif folder.is_dir():
             if key == "model":
@@ -83,7 +83,7 @@ def _check_model(expert: ConfiguredExpert, *, notes: bool) -> None:
         # A name of the hub has one slash.
         elif key == "tokenizer" or place.count("/") != 1 or folder.parent.is_dir():
             beside = [str(Path(place).with_name(found.name)) for found in folder.parent.glob("*/")]
-            hint = suggest(place, beside, "correct the path")
+            hint = suggest_name(place, beside, "correct the path")
             raise ConfigError(f"{where}, and there is no such folder; {hint}")
         elif _is_offline() and not (cache.hub_cache() / _cache_name(place)).is_dir():
             missing = (

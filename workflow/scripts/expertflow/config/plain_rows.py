@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import canonical_json, remove
-from expertflow.core.locks import holder, sign, try_lock
+from expertflow.core.locks import read_holder, sign_lock, try_lock
 from expertflow.core.process import run_stoppable
 from expertflow.core.records import Record, read_record
 from expertflow.core.settings import name_of
@@ -72,7 +72,7 @@ def make_rows(request: PackRequest, output: Path) -> PackingRecord:
         raise ConfigError(f"{output} is there; name another folder, or delete it")
     if not (request.tokenizer / "tokenizer.json").is_file():
         raise ConfigError(f"{request.tokenizer} holds no tokenizer.json; name a tokenizer's folder")
-    with workplace(output) as place:
+    with open_workplace(output) as place:
         _write_settings(request, place.path / "config")
         _run(request, place, output)
         results = place.path / "results" / EXPERT
@@ -142,7 +142,7 @@ def _run(request: PackRequest, place: Workplace, output: Path) -> None:
 
 
 @contextlib.contextmanager
-def workplace(output: Path) -> Iterator[Workplace]:
+def open_workplace(output: Path) -> Iterator[Workplace]:
     """Yield a new folder beside ``output``; remove those that killed runs have left there."""
     output.parent.mkdir(parents=True, exist_ok=True)
     _sweep(output)
@@ -150,7 +150,7 @@ def workplace(output: Path) -> Iterator[Workplace]:
     try:
         with (folder / LOCK).open("a+", encoding="utf-8") as lock:
             try_lock(lock)
-            sign(lock)
+            sign_lock(lock)
             yield Workplace(path=folder, lock=lock)
     finally:
         remove(folder)
@@ -178,6 +178,6 @@ def _sweep(output: Path) -> None:
             continue
         with lock.open("a+", encoding="utf-8") as stream:
             # One that is not signed yet is about to be locked.
-            is_left = bool(holder(stream)) and try_lock(stream) == "taken"
+            is_left = bool(read_holder(stream)) and try_lock(stream) == "taken"
         if is_left:
             remove(folder)

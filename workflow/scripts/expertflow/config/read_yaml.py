@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from expertflow.core.errors import ConfigError
+from expertflow.core.errors import ConfigError, single_line
 
 SUFFIXES = (".yaml", ".yml", ".json")
 # YAML 1.1 reads 3e-6 as a string: it wants a dot and a signed exponent. A commit id such as 1234e56
@@ -62,9 +62,9 @@ def read_yaml(path: Path) -> Any:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}; correct it") from error
+        raise ConfigError(f"{path}: {single_line(error)}; correct it") from error
     check_values(value, path)
-    return scalars(value, words={})
+    return convert_scalars(value, words={})
 
 
 def check_values(value: Any, path: Path) -> None:
@@ -81,12 +81,12 @@ def check_values(value: Any, path: Path) -> None:
         raise ConfigError(f"{path}: an alias that holds itself; write the values out") from error
 
 
-def scalars(value: Any, *, words: dict[str, bool | None]) -> Any:
+def convert_scalars(value: Any, *, words: dict[str, bool | None]) -> Any:
     """Return texts like ``3e-6``, and ``words``, as what they mean; dates become texts."""
     if isinstance(value, dict):
-        return {key: scalars(item, words=words) for key, item in value.items()}
+        return {key: convert_scalars(item, words=words) for key, item in value.items()}
     if isinstance(value, list):
-        return [scalars(item, words=words) for item in value]
+        return [convert_scalars(item, words=words) for item in value]
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, str) and FLOAT.fullmatch(value):
@@ -140,17 +140,17 @@ def _json(text: str) -> Any:
 
 def _fault(error: yaml.YAMLError) -> str:
     if not isinstance(error, yaml.MarkedYAMLError):
-        return f": {' '.join(str(error).split())}; correct the syntax"
+        return f": {single_line(error)}; correct the syntax"
     mark = error.problem_mark or error.context_mark
     said = f"{error.context or ''} {error.problem or ''}".strip()
     words = next((words for found, words in WORDS.items() if found in said), said)
     return f":{mark.line + 1 if mark else '?'}: {words}"
 
 
-def suggest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+def suggest_name(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """Ask whether the most similar known name was meant; without one say ``otherwise``.
 
-    >>> suggest("learning_rat", ["seed", "learning_rate"]), suggest("x", ["b", "a"])
+    >>> suggest_name("learning_rat", ["seed", "learning_rate"]), suggest_name("x", ["b", "a"])
     ("did you mean 'learning_rate'?", 'known are a, b')
     """
     names = sorted(known)

@@ -17,7 +17,7 @@ from typing import IO, Any
 import psutil
 
 from expertflow.config.guard import fail, note
-from expertflow.core.locks import EXPERT_LOCKS, holder, sign, try_lock
+from expertflow.core.locks import EXPERT_LOCKS, read_holder, sign_lock, try_lock
 
 # What jobs inherit: the run that they belong to.
 RUN = "EXPERTFLOW_RUN"
@@ -40,8 +40,8 @@ def _place() -> str:
     return f"{socket.gethostname()}/{numbering}"
 
 
-def hold(jobs: Iterable[Any], *, slurm_run: str | None = None) -> None:
-    """Hold the experts that this run makes until its process ends; then wait for orphans.
+def hold_experts(jobs: Iterable[Any], *, slurm_run: str | None = None) -> None:
+    """Hold the experts that this run makes until its process ends; then wait for find_orphans.
 
     ``slurm_run`` names this run's jobs on Slurm. Ends the run if another one makes an expert.
     """
@@ -50,12 +50,12 @@ def hold(jobs: Iterable[Any], *, slurm_run: str | None = None) -> None:
     for expert in sorted({job.wildcards_dict.get("expert", INDEX) for job in jobs}):
         stream = _open(expert)
         if try_lock(stream) == "held":
-            known = holder(stream)
+            known = read_holder(stream)
             who = f", process {known['pid']} on {known['host']}" if known else ""
             fail(f"{expert} is being made by another run{who}; wait for it, or stop it")
-        left = holder(stream).get("slurm_runs", [])
+        left = read_holder(stream).get("slurm_runs", [])
         # Whoever comes after a run that is killed while it waits has to wait for the same jobs.
-        sign(stream, slurm_runs=[*left, *own])
+        sign_lock(stream, slurm_runs=[*left, *own])
         _held.append(stream)
         streams.append(stream)
         before.update(left)
@@ -63,11 +63,11 @@ def hold(jobs: Iterable[Any], *, slurm_run: str | None = None) -> None:
     _wait_for_slurm(sorted(before))
     _wait_while(_orphans_left, POLL_S)
     for stream in streams:
-        sign(stream, slurm_runs=own)
+        sign_lock(stream, slurm_runs=own)
 
 
 @contextlib.contextmanager
-def held_by_nobody_else(expert: str) -> Iterator[bool]:
+def try_hold(expert: str) -> Iterator[bool]:
     with _open(expert) as stream:
         yield try_lock(stream) != "held"
 
@@ -87,7 +87,7 @@ def _wait_while(describe: Callable[[], str], poll_s: float) -> None:
 
 
 def _orphans_left() -> str:
-    found = orphans()
+    found = find_orphans()
     if not found:
         return ""
     pids = " ".join(map(str, sorted(found)))
@@ -97,7 +97,7 @@ def _orphans_left() -> str:
     )
 
 
-def orphans() -> dict[int, str]:
+def find_orphans() -> dict[int, str]:
     """Find jobs of this folder whose run is gone; return what each process runs."""
     found, place = {}, _place()
     for process in psutil.process_iter():

@@ -27,7 +27,7 @@ WORDS = {
 }  # fmt: skip
 
 
-def generated_files(root: Path) -> dict[Path, str]:
+def render_files(root: Path) -> dict[Path, str]:
     return {
         root / "workflow" / "schemas" / "training.schema.yaml": _schema(),
         root / "workflow" / "schemas" / "report.schema.yaml": _report_schema(),

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 from jsonschema.exceptions import ValidationError
 
-from expertflow.config.read_yaml import SUFFIXES, read_yaml, suggest
+from expertflow.config.read_yaml import SUFFIXES, read_yaml, suggest_name
 from expertflow.core.errors import ConfigError
 from expertflow.core.settings import json_schema, name_of
 from expertflow.data.sources.registry import declare_kinds
@@ -94,7 +94,7 @@ def find_file(name: str, folders: Sequence[Path], problem: str) -> Path:
     """Find a settings file; ConfigError says the problem, and the nearest name, if none has it."""
     known = list_files(folders)
     if name not in known:
-        raise ConfigError(f"{problem}; {suggest(name, known)}")
+        raise ConfigError(f"{problem}; {suggest_name(name, known)}")
     return known[name]
 
 
@@ -175,7 +175,7 @@ def _hint(unknown: str, known: list[str]) -> str:
     new = FORMER_NAMES.get(unknown, "")
     if new.split(".")[0] in known:
         return f"it is called {new!r} here (docs/migration.md)"
-    return suggest(unknown, known, f"known keys are {', '.join(known)}")
+    return suggest_name(unknown, known, f"known keys are {', '.join(known)}")
 
 
 def _problem(error: ValidationError) -> str:

@@ -210,7 +210,7 @@ class Workflow:
         return [str(keep)] if self.tokenizer_shards(wildcards) else []
 
     def tuning(self, wildcards: Any) -> list[str]:
-        return self._expert(wildcards).tuned_files
+        return self._expert(wildcards).list_tuning_files
 
     def calibration(self, wildcards: Any) -> list[str]:
         expert = self._expert(wildcards)
@@ -299,7 +299,7 @@ class Workflow:
 
         return Forecaster(expert, made_by)
 
-    def checked(self, rule: str, priority: int = 0) -> Callable[[Any], int]:
+    def priority(self, rule: str, priority: int = 0) -> Callable[[Any], int]:
         """Return what gives a rule's priority, and ends the run where the rule could not run.
 
         Snakemake asks for the priorities of all jobs that are to run before it starts or lists the

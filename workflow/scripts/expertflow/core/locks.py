@@ -45,14 +45,14 @@ def try_lock(stream: IO[Any], *, wait: bool = False) -> Outcome:
         return "no locks"
 
 
-def sign(stream: IO[str], **more: Any) -> None:
+def sign_lock(stream: IO[str], **more: Any) -> None:
     """Write the holder into a lock's file, which must be open for reading and appending."""
     stream.truncate(0)
     stream.write(json.dumps({**more, "host": socket.gethostname(), "pid": os.getpid()}) + "\n")
     stream.flush()
 
 
-def holder(stream: IO[str]) -> dict[str, Any]:
+def read_holder(stream: IO[str]) -> dict[str, Any]:
     """Return the current or last holder of a lock; empty if nobody signed it."""
     stream.seek(0)
     try:

@@ -21,7 +21,7 @@ POLL_S = 0.1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-class Stopped(Exception):
+class CommandStopped(Exception):
     """A command was ended because its caller no longer wanted it."""
 
 
@@ -32,12 +32,12 @@ def run_stoppable(
 
     It inherits the files ``keep_open``. Raises SystemExit at a signal, after the command has ended.
     """
-    with noted_signals() as came:
+    with record_signals() as came:
         try:
             done = run_until(
                 command, lambda: bool(came), keep_open=keep_open, patience_s=patience_s
             )
-        except Stopped:
+        except CommandStopped:
             raise SystemExit(128 + came[0]) from None
     return done
 
@@ -54,7 +54,7 @@ def run_until(
     """Run a command in a new session, from any thread, until its caller gives up.
 
     ``given`` is its stdin, ``keep_open`` are inherited files, ``signals`` ask it to end. Raises
-    Stopped once ``is_unwanted`` is true and the command has ended.
+    CommandStopped once ``is_unwanted`` is true and the command has ended.
     """
     with (
         tempfile.TemporaryFile("w+") as stdin,
@@ -76,7 +76,7 @@ def run_until(
                 process.wait(POLL_S)
         if is_unwanted():
             stop_group(process, patience_s=patience_s, signals=signals)
-            raise Stopped
+            raise CommandStopped
         stdout.seek(0)
         stderr.seek(0)
         said, problems = stdout.read(), stderr.read()
@@ -84,7 +84,7 @@ def run_until(
 
 
 @contextlib.contextmanager
-def noted_signals(*, ignorable: Sequence[signal.Signals] = SIGNALS) -> Iterator[list[int]]:
+def record_signals(*, ignorable: Sequence[signal.Signals] = SIGNALS) -> Iterator[list[int]]:
     """Record stop signals instead of dying from them.
 
     Signals of ``ignorable`` that the caller ignores stay ignored, as SIGHUP under nohup.

@@ -5,7 +5,7 @@ import time
 EVERY_S = 10.0
 
 
-class Progress:
+class ProgressPrinter:
     """Counts units of work of a known total, and prints a line every ten seconds."""
 
     def __init__(self, what: str, *, total: int, unit: str, every_s: float = EVERY_S) -> None:

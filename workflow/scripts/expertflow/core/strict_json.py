@@ -24,12 +24,12 @@ def parse_json(text: str) -> Any:
         raise ValueError(f"line {error.lineno}, column {error.colno}: {error.msg}") from error
     except RecursionError as error:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels") from error
-    if depth(value) > MAX_DEPTH:
+    if count_levels(value) > MAX_DEPTH:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
     return value
 
 
-def depth(value: Any) -> int:
+def count_levels(value: Any) -> int:
     """Count the levels of nesting without recursion: a scalar has 0, ``[[]]`` has 2."""
     level, items = 0, [value]
     while containers := [item for item in items if isinstance(item, dict | list)]:

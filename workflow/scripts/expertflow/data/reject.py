@@ -7,7 +7,7 @@ from typing import IO, Any
 
 from msgspec import Struct, field
 
-from expertflow.core.errors import DataError
+from expertflow.core.errors import DataError, single_line
 from expertflow.data.settings import PrepareSpec
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def excerpt(value: Any) -> str | None:
 
 def clip(message: object) -> str:
     """Shorten a parser's message to one line; it may quote the value at length."""
-    return excerpt(" ".join(str(message).split())) or ""
+    return excerpt(single_line(message)) or ""
 
 
 def why_too_hard(text: str, *, max_chars: int) -> str | None:

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from expertflow.core.errors import EvaluationError
-from expertflow.core.progress import Progress
+from expertflow.core.progress import ProgressPrinter
 from expertflow.core.records import Record
 from expertflow.data.records import Layout
 from expertflow.evaluate.answer_text import cut_at, without_thoughts
@@ -94,7 +94,7 @@ def generate_answers(
         log.warning("not asked: %s", why)
         found[i] = Answer("", 0, ended=False, not_asked=why)
     waiting = sorted((i for i in range(len(prompts)) if rooms[i]), key=lambda i: len(prompts[i]))
-    progress = Progress("answering", total=len(waiting), unit="questions")
+    progress = ProgressPrinter("answering", total=len(waiting), unit="questions")
     with torch.inference_mode(), generation_mode(lm, ends=ends, pad_id=codec.pad_id):
         while waiting:
             chosen = waiting[:batch_size]

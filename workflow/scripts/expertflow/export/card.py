@@ -10,6 +10,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from msgspec.structs import asdict
 
+from expertflow.core.errors import single_line
 from expertflow.core.format import show_hidden
 from expertflow.core.records import Record
 from expertflow.data.records import DatasetManifest
@@ -106,7 +107,7 @@ def plain(value: object) -> Markdown:
 
 
 def _one_line(value: object) -> str:
-    return show_hidden(" ".join(str(value).split()))
+    return show_hidden(single_line(value))
 
 
 def paragraph(value: object) -> Markdown:

@@ -15,7 +15,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-from expertflow.core.errors import ExpertflowError, Interrupted, TrainingError
+from expertflow.core.errors import ExpertflowError, Interrupted, TrainingError, single_line
 from expertflow.core.files import remove
 from expertflow.core.process import SIGNALS
 from expertflow.train.processes import RANK
@@ -82,7 +82,7 @@ def _run_child(trial: Trial, answer: Connection) -> None:
     try:
         answer.send(run_trial(trial))
     except ExpertflowError as error:
-        answer.send(" ".join(str(error).split()))
+        answer.send(single_line(error))
     except (Interrupted, BrokenPipeError):
         # The parent may have been told to stop and no longer listen.
         raise SystemExit(143) from None

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from expertflow.core.errors import ConfigError, DataError, TrainingError
+from expertflow.core.errors import ConfigError, DataError, TrainingError, single_line
 from expertflow.core.files import remove, sha256_json
 from expertflow.core.locks import try_lock
 from expertflow.core.records import Record, fill_record, read_record, write_record
@@ -168,7 +168,7 @@ class Bench(Struct, kw_only=True):
         try:
             result = self.run_trial(trial)
         except TrainingError as error:
-            result = TrialResult(outcome="failed", problem=" ".join(str(error).split()))
+            result = TrialResult(outcome="failed", problem=single_line(error))
         finally:
             # A killed process leaves it behind.
             remove(self.job.scratch)

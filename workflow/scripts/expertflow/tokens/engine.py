@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from expertflow.core.errors import DataError
+from expertflow.core.errors import DataError, single_line
 from expertflow.core.files import sha256_file
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import TOKENIZER_FILES, EngineChoice
@@ -142,7 +142,7 @@ def choose_engine(directory: Path, *, wanted: EngineChoice, sample: list[str]) -
             slow.reason = "fastokens is not installed"
             return slow
         except (ImportError, ValueError, RuntimeError, NotImplementedError) as error:
-            fault = " ".join(str(error).split())[:200]
+            fault = single_line(error, 200)
             slow.reason = f"fastokens cannot load this tokenizer ({fault})"
             return slow
     texts = [*AWKWARD, *sample]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
-from expertflow.core.progress import Progress
+from expertflow.core.progress import ProgressPrinter
 from expertflow.tokens.arrow import ROWS_FILE, PackedRows, write_rows
 from expertflow.tokens.engine import CHOSEN
 from expertflow.tokens.load_splits import SplitDocuments, load_splits, row_batches
@@ -116,7 +116,7 @@ def _pack_split(
     pieces, rows = plan_rows(documents.length, spec, length)
     # Packing emits rows longest first; shuffle to avoid a curriculum.
     rows = rows.take(np.random.default_rng(spec.seed).permutation(len(rows)))
-    progress = Progress(f"{output}", total=len(rows), unit="rows packed")
+    progress = ProgressPrinter(f"{output}", total=len(rows), unit="rows packed")
     n_supervised = n_targets = 0
 
     def counted() -> Iterator[PackedRows]:

@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_json
-from expertflow.core.progress import Progress
+from expertflow.core.progress import ProgressPrinter
 from expertflow.core.records import read_record, to_json, write_record
 from expertflow.data.documents import iter_batches
 from expertflow.data.records import ShardRecord
@@ -109,7 +109,9 @@ def _tokenize_shards(
     documents = [Path(shard.path) for shard in shards]
     parts = chain.from_iterable(map(iter_batches, documents))
     n_documents = sum(shard.n_documents for shard in shards)
-    progress = Progress(f"{shards[0].source}/{name}", total=n_documents, unit="documents tokenized")
+    progress = ProgressPrinter(
+        f"{shards[0].source}/{name}", total=n_documents, unit="documents tokenized"
+    )
     sample = [text for path in documents for text in _probe_texts(path, renderer, len(documents))]
     n_tokens = n_dropped = 0
     examples: list[str] = []

@@ -26,7 +26,7 @@ from torch.nn.attention import varlen
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from expertflow.core.errors import TrainingError
+from expertflow.core.errors import TrainingError, single_line
 from expertflow.core.records import Record
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import MemoryLine, MemoryTrace, PlanSpec
@@ -65,7 +65,7 @@ def read_config(directory: Path) -> transformers.PretrainedConfig:
             directory, trust_remote_code=False, local_files_only=True
         )
     except (OSError, ValueError, KeyError) as error:
-        said = " ".join(str(error).split())[:160]
+        said = single_line(error, 160)
         fix = "check its config.json"
         raise TrainingError(f"{directory}: transformers cannot build it ({said}); {fix}") from error
     return config
@@ -88,7 +88,7 @@ def build_model(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
             if checkpoint:
                 net.activation_checkpointing_enable({"use_reentrant": False})
         except ValueError as error:
-            raise TrainingError(f"{family}: {' '.join(str(error).split())[:160]}") from error
+            raise TrainingError(f"{family}: {single_line(error, 160)}") from error
         if len(layers := decoder_layers(net)) != n_layers:
             raise TrainingError(f"{family}: its decoder layers are not known")
         if run.method == "qlora":

@@ -14,8 +14,8 @@ import torch
 from msgspec import Struct, field
 from tqdm import tqdm
 
-from expertflow.core.errors import TrainingError
-from expertflow.core.process import noted_signals
+from expertflow.core.errors import TrainingError, single_line
+from expertflow.core.process import record_signals
 from expertflow.core.records import Record, from_json
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows, read_rows
@@ -46,14 +46,14 @@ class Diverged(TrainingError):
 
 
 def one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())[:400]
+    text = single_line(error, 400)
     return text or ("host memory ran out" if isinstance(error, MemoryError) else repr(error))
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
     """End the run after the current step at SIGTERM, SIGINT or SIGHUP, but for nohup's SIGHUP."""
-    with noted_signals(ignorable=[signal.SIGHUP]) as came:
+    with record_signals(ignorable=[signal.SIGHUP]) as came:
         yield lambda: bool(came)
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from expertflow.core.errors import DataError
+from expertflow.core.errors import DataError, single_line
 from expertflow.data.cache import hub_cache
 from expertflow.data.settings import SourceSpec
 
@@ -162,7 +162,7 @@ def _fault(source: SourceSpec, error: BaseException) -> tuple[int, str]:
             fix = "some files may be missing: delete it from the cache and fetch again"
             return 4, f"data set {name} holds other splits or counts than its card says; {fix}"
         case DatasetGenerationError():
-            cause = without_secrets(" ".join(str(error.__cause__ or error).split())[:QUOTE_CHARS])
+            cause = without_secrets(single_line(error.__cause__ or error, QUOTE_CHARS))
             fix = "choose some with config, or with data_files among the options"
             return 4, f"the files of {name} do not read as one table ({cause}); {fix}"
     return 5, ""

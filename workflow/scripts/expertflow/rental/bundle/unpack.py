@@ -13,7 +13,7 @@ from typing import BinaryIO
 from expertflow.core.errors import ConfigError, DataError, HardwareError, TrainingError
 from expertflow.core.files import remove, sha256_file, sync, sync_directory
 from expertflow.core.format import gb
-from expertflow.core.locks import EXPERT_LOCKS, holder, sign, try_lock
+from expertflow.core.locks import EXPERT_LOCKS, read_holder, sign_lock, try_lock
 from expertflow.core.records import read_record, write_record
 from expertflow.rental.bundle import records
 from expertflow.rental.bundle.provenance import write_provenance
@@ -116,7 +116,7 @@ def _hold_expert(directory: Path, expert: str) -> Iterator[None]:
     """Lock an expert against runs and other openings; a failed block leaves nothing behind."""
     path = directory / EXPERT_LOCKS / f"{expert}.lock"
     with _undone_on_failure(path), path.open("a+", encoding="utf-8") as stream:
-        is_held, known = try_lock(stream) == "held", holder(stream)
+        is_held, known = try_lock(stream) == "held", read_holder(stream)
         if is_held:
             who = f", process {known['pid']} on {known['host']}" if known else ""
             raise ConfigError(
@@ -124,7 +124,7 @@ def _hold_expert(directory: Path, expert: str) -> Iterator[None]:
                 " it, or stop it"
             )
         # Keep what the last run wrote about itself, for the next one.
-        sign(stream, **known)
+        sign_lock(stream, **known)
         yield
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import remove, replacing, sha256_file
-from expertflow.core.process import Stopped, run_until
+from expertflow.core.process import CommandStopped, run_until
 from expertflow.rental.sync.store import (
     S3,
     SECRETS,
@@ -183,7 +183,7 @@ class RsyncStore(Store):
         try:
             # In its own session, Ctrl-C reaches it only through the guard, and ssh cannot prompt.
             done = run_until(command, self._cancel.is_set, given=text, signals=[signal.SIGTERM])
-        except Stopped:
+        except CommandStopped:
             raise SyncFailed(f"{self.shown}: the copy was broken off") from None
         if code := done.returncode:
             message = " ".join(done.stderr.split()).replace(self._root, self.shown)

@@ -17,7 +17,7 @@ from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from expertflow.core.errors import TrainingError
+from expertflow.core.errors import TrainingError, single_line
 
 FLEX = "flex_attention"
 NAME = "packed"
@@ -200,7 +200,7 @@ def activate_flash_3(device: torch.device) -> str:
     try:
         torch.nn.attention.activate_flash_attention_impl("FA3")
     except (ImportError, RuntimeError) as error:
-        return f"no FlashAttention-3: it cannot be loaded ({' '.join(str(error).split())[:120]})"
+        return f"no FlashAttention-3: it cannot be loaded ({single_line(error, 120)})"
     return "FlashAttention-3"
 
 

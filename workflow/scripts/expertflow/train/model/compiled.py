@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from expertflow.core.errors import TrainingError
+from expertflow.core.errors import TrainingError, single_line
 from expertflow.train.model import attention
 from expertflow.train.model.packed import causal_lm, decoder_layers
 
@@ -71,7 +71,7 @@ def _try_a_kernel(device: torch.device) -> None:
     except (RuntimeError, OSError, ImportError, AssertionError, SubprocessError) as error:
         raise TrainingError(
             "training.torch_compile: no kernel can be built here"
-            f" ({' '.join(str(error).split())[:300]}); install gcc and this Python's headers"
+            f" ({single_line(error, 300)}); install gcc and this Python's headers"
             " (python3-dev), or set it to false"
         ) from error
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
-from expertflow.core.errors import TrainingError
+from expertflow.core.errors import TrainingError, single_line
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.settings import LoraSpec
 from expertflow.train.model import attention
@@ -57,8 +57,7 @@ def load_base(
         )
     except (OSError, ValueError) as error:
         raise TrainingError(
-            f"model {path}: cannot be loaded ({' '.join(str(error).split())[:200]}); check the"
-            " directory"
+            f"model {path}: cannot be loaded ({single_line(error, 200)}); check the directory"
         ) from error
     if quantized:
         # On CPUs with AVX512-BF16, bitsandbytes repacks the weights at the first forward pass
@@ -117,7 +116,7 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
         return get_peft_model(model, config)
     except ValueError as error:
         raise TrainingError(
-            f"training.lora.targets {', '.join(lora.targets)}: {' '.join(str(error).split())[:160]}"
+            f"training.lora.targets {', '.join(lora.targets)}: {single_line(error, 160)}"
         ) from error
 
 

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from expertflow.core.errors import TrainingError
+from expertflow.core.errors import TrainingError, single_line
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Collator
 from expertflow.train.model.loss import product_dtype
@@ -105,7 +105,7 @@ def _document_difference(lm: PreTrainedModel) -> float:
     except TypeError as error:
         raise TrainingError(
             f"{lm.config.model_type} cannot be told where documents end"
-            f" ({' '.join(str(error).split())[:160]}); use another base model"
+            f" ({single_line(error, 160)}); use another base model"
         ) from error
     ids_N = batch.input_ids_BL.flatten().to(packed_NH.device)
     worst = 0.0

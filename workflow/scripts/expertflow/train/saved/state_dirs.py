@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from expertflow.core.errors import TrainingError
-from expertflow.core.locks import holder, sign, try_lock
+from expertflow.core.locks import read_holder, sign_lock, try_lock
 from expertflow.core.records import read_part
 
 log = logging.getLogger(__name__)
@@ -32,14 +32,14 @@ def lock_state(state: Path, *, elsewhere_s: float = ELSEWHERE_S) -> Iterator[Non
     # Not "w", which would erase what its holder wrote.
     with (state / LOCK_FILE).open("a+", encoding="utf-8") as stream:
         _wait(stream, state, elsewhere_s)
-        sign(stream)
+        sign_lock(stream)
         yield
 
 
 def _wait(stream: IO[str], state: Path, elsewhere_s: float) -> None:
     start_s, told_s = time.monotonic(), -TOLD_EVERY_S
     while try_lock(stream) == "held":
-        known = holder(stream)
+        known = read_holder(stream)
         waited_s = time.monotonic() - start_s
         is_here = known.get("host") == socket.gethostname()
         who = f"{state}: a trainer is at work there, process {known.get('pid', 'unknown')}"
