@@ -18,7 +18,7 @@ class ExportInputs(CardInputs, frozen=True, kw_only=True):
     directory: Path
 
 
-def main(inputs: ExportInputs) -> ExportRecord:
+def write_model(inputs: ExportInputs) -> ExportRecord:
     training, published = inputs.training, inputs.evaluation.published
     trained = Trained(
         folder=published_folder(inputs.checkpoint, published, training),
@@ -33,6 +33,10 @@ def main(inputs: ExportInputs) -> ExportRecord:
     return export_model(spec=inputs.spec, trained=trained, card=card, output=inputs.directory)
 
 
-if __name__ == "__main__":
+def main() -> None:
     hide_cards()
-    cli.run_stage(main, takes=ExportInputs)
+    cli.run_stage(write_model, takes=ExportInputs)
+
+
+if __name__ == "__main__":
+    main()
