@@ -108,10 +108,8 @@ def _tokenize_shards(
     renderer = Renderer(tokenizer.layout)
     documents = [Path(shard.path) for shard in shards]
     parts = chain.from_iterable(map(iter_batches, documents))
-    n_documents = sum(shard.n_documents for shard in shards)
-    progress = ProgressPrinter(
-        f"{shards[0].source}/{name}", total=n_documents, unit="documents tokenized"
-    )
+    total, source = sum(shard.n_documents for shard in shards), shards[0].source
+    progress = ProgressPrinter(f"{source}/{name}", total=total, unit="documents tokenized")
     sample = [text for path in documents for text in _probe_texts(path, renderer, len(documents))]
     n_tokens = n_dropped = 0
     examples: list[str] = []
