@@ -199,7 +199,6 @@ def make_baselines(judge: Judge, training: Sequence[Example], seed: int) -> list
 
 
 def _best(judge: Judge, probes: Sequence[Example], candidates: Sequence[list[str]]) -> int:
-    """Return the candidate whose answers to the probes are right most often."""
     if len(candidates) == 1:
         return 0
     asked = range(min(len(probes), max(N_JUDGMENTS // len(candidates), 1)))

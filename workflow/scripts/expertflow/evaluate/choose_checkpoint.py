@@ -27,7 +27,6 @@ CHOSEN_BY_LOSS = (
 def explain_no_choice(
     spec: EvaluationSpec, training: TrainingRecord, n_questions: int, unavailable_reason: str | None
 ) -> str | None:
-    """Return why there is nothing to choose, or null."""
     if spec.task == TASK_WITHOUT_METRIC:
         return "the task has no metric beside the held-out loss"
     if unavailable_reason is not None:
@@ -95,7 +94,6 @@ def _publish(weights: KeptWeights, reason: str, **choice: Any) -> Published:
 
 
 def check_weights(training: TrainingRecord, checkpoint: Path) -> None:
-    """Raise if the weights of any candidate are missing."""
     for candidate in training.candidates:
         folder = checkpoint / candidate.path
         names = ("config.json", "adapter_config.json")

@@ -156,7 +156,6 @@ def halve_batch(n_rows: int, error: RuntimeError) -> int:
 
 
 def shrink_batches(run: Callable[[int], T], batch_size: int) -> T:
-    """Run with smaller and smaller batches until one fits into memory."""
     while True:
         try:
             return run(batch_size)
@@ -212,8 +211,6 @@ def _continued(
 
 
 class Draws(LogitsProcessor):  # type: ignore[misc]
-    """Draw one token a row from the warped distribution, each row with its own generator."""
-
     def __init__(self, decoding: Decoding, prompts: list[list[int]], seed: int) -> None:
         self.warpers: list[Any] = [TemperatureLogitsWarper(decoding.temperature)]
         if decoding.top_k:

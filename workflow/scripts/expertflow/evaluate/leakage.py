@@ -153,7 +153,6 @@ def _said_before(body: Body, turn: int) -> list[str]:
 
 
 def _answer(question: str, body: Body, at: int) -> str:
-    """Hash a chat up to the end of one turn, learned or not."""
     roles = [
         [turn.role, [[call.name, call.arguments] for call in turn.tool_calls]]
         for turn in body.turns[: at + 1]

@@ -53,8 +53,6 @@ class EvalExample(Record, frozen=True):
 
 
 class Questions(Record, frozen=True):
-    """Questions to report, those for choosing a checkpoint, and reasons against unusable ones."""
-
     reported: list[EvalExample]
     selection: list[EvalExample]
     unusable: list[str]
@@ -130,7 +128,6 @@ def find_unusable(asked: Sequence[Example], judge: Judge) -> dict[int, str]:
 
 
 def _made(make: Callable[[Document], T], documents: Iterable[Document]) -> Iterator[T]:
-    """Yield ``make`` of each document, without plain texts and what cannot be rendered."""
     for document in documents:
         if document.body.text is not None:
             # Plain text asks nothing.

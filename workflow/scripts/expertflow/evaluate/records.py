@@ -81,8 +81,6 @@ class EvaluationSpec(Record, frozen=True, kw_only=True):
 
 
 class Example(Record, frozen=True, kw_only=True):
-    """One held-out question: the prompt, the expected answer, and the fields that scoring needs."""
-
     document_id: str
     prompt: str
     reference: str
@@ -101,8 +99,6 @@ class Judgment(Record, frozen=True):
 
 
 class TaskScore(Record, frozen=True, kw_only=True):
-    """A task's metric over the held-out examples, with its 95 % Wilson interval."""
-
     metric: str
     n_examples: int
     n_correct: int

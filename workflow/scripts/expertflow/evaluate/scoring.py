@@ -64,7 +64,6 @@ class ScoringTask:
         return judgments
 
     def list_options(self, example: Example) -> list[str]:
-        """Return the texts that a choice is made among."""
         return []
 
     def unavailable_reason(self) -> str | None:

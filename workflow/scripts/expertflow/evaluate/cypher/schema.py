@@ -246,7 +246,6 @@ def _names_of(entity: Entity, bound: dict[str, set[str] | None]) -> set[str] | N
 
 
 def _rebound(tokens: Sequence[Token]) -> set[str]:
-    """Find variables rebound by AS or as the element of a list."""
     found = set()
     for index, token in enumerate(tokens):
         before, after = token_at(tokens, index - 1), token_at(tokens, index + 1)

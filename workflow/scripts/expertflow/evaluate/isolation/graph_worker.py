@@ -64,7 +64,6 @@ class _Graph:
         return self._n_left < 0
 
     def run_query(self, query: str) -> tuple[str, Any]:
-        """Run one query; return ``rows`` with lists of cells, or a kind of failure and why."""
         import apsw
 
         if NO_TEXT.search(query):

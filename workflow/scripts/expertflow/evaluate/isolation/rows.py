@@ -20,8 +20,6 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class QueryAnswer:
-    """A query's result: kind ``rows``, or the kind of failure."""
-
     kind: str
     detail: str = ""
     n_columns: int = 0

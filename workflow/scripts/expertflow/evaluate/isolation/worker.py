@@ -103,7 +103,6 @@ def allow_processor_time(cpu_s: int) -> None:
 
 
 def serve_messages(answer: Answer, *, memory_bytes: int, cpu_s: int) -> None:
-    """Answer messages within limits, until the pipe closes."""
     set_limit(resource.RLIMIT_AS, memory_bytes)
     for none_of in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
         set_limit(none_of, 0)

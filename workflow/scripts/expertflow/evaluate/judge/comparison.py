@@ -107,7 +107,6 @@ class _Asking:
         self._ended: str | None = None
 
     async def ask_all(self, pairs: Sequence[JudgedPair], seed: int) -> list[_Opinion]:
-        """Return two opinions for each pair, one after the other."""
         swaps = random.Random(seed + 1)
         requests = []
         for pair in pairs:

@@ -155,8 +155,6 @@ _reading = lru_cache(maxsize=4096)(_read)
 
 
 class GraphServer:
-    """A process with a graph in memory, started on demand."""
-
     def __init__(self, script: Path) -> None:
         """Take a file with a Cypher statement a line; ``//`` begins a line of comment."""
         self._script = script
