@@ -9,7 +9,7 @@ from expertflow.report.build import build_report
 from expertflow.report.check import check_report
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.page import render_page
-from expertflow.report.profile import by_kind, kind_of, sorted_kernels
+from expertflow.report.profile import kind_of, list_kernels, sum_by_kind
 from expertflow.report.records import Report
 from expertflow.train.records import Kernel
 
@@ -50,9 +50,9 @@ def test_kernels_are_summed_by_kind_and_those_without_a_name_are_other() -> None
     )
     rest = Kernel(name="", n_calls=7, total_s=15.0)
     profile = replace(make_profile(), kernels=table, rest=rest, kernels_s=100.0)
-    kinds = [(kind.kind, kind.n_calls, kind.share_fraction) for kind in by_kind(profile)]
+    kinds = [(kind.kind, kind.n_calls, kind.share_fraction) for kind in sum_by_kind(profile)]
     assert kinds == [("matmul", 3, 0.7), ("attention", 1, 0.15), ("other", 7, 0.15)]
-    longest = sorted_kernels(profile, 2)
+    longest = list_kernels(profile, 2)
     assert [(kernel.kind, kernel.share_fraction) for kernel in longest] == [
         ("matmul", 0.6), ("attention", 0.15)
     ]  # fmt: skip

@@ -17,7 +17,7 @@ from tiny_run import assigned, made, train
 
 from expertflow.core.errors import Interrupted
 from expertflow.core.records import read_record, write_record
-from expertflow.report.profile import by_kind
+from expertflow.report.profile import sum_by_kind
 from expertflow.train import loop, profiler
 from expertflow.train.profiler import (
     AFTERWARDS,
@@ -66,7 +66,7 @@ def test_the_table_adds_up(watched: tuple[Path, RunSummary]) -> None:
     )
     assert sum(kernel.total_s for kernel in record.kernels) == pytest.approx(record.kernels_s)
     assert (len(record.kernels), record.rest.n_calls) == (record.n_kernels, 0)
-    kinds = by_kind(record)
+    kinds = sum_by_kind(record)
     assert sum(kind.share_fraction for kind in kinds) == pytest.approx(1)
     assert {"matmul", "attention", "loss", "optimizer"} <= {kind.kind for kind in kinds}
     assert record.notes == ()
@@ -242,7 +242,7 @@ def test_two_processes_have_the_profile_of_the_first(tmp_path: Path) -> None:
     record = run_trainer(made_for_two(tmp_path / "two", world_size=2, profile_steps=3))
     found = profile_of(tmp_path / "two")
     assert record["world_size"] == 2 and found.n_steps == 3
-    assert "communication" in {kind.kind for kind in by_kind(found)}
+    assert "communication" in {kind.kind for kind in sum_by_kind(found)}
 
 
 def ask(folder: Path, n_steps: int) -> None:

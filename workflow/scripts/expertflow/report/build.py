@@ -12,13 +12,13 @@ from expertflow.plan.records import TrainPlan
 from expertflow.report import build_run as run
 from expertflow.report import derive
 from expertflow.report import run_records as r
-from expertflow.report.build_evaluation import evaluation_section
+from expertflow.report.build_evaluation import build_evaluation
 from expertflow.report.derive import NO_PRICE
 from expertflow.report.diagnose import NO_TIME, apply_rule, find_bottleneck, list_findings
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.learned import ANSWERS, judge_run
 from expertflow.report.measured import Measured, Missing, explain, fill, or_missing, to_plain
-from expertflow.report.profile import by_kind, sorted_kernels
+from expertflow.report.profile import list_kernels, sum_by_kind
 from expertflow.report.records import (
     Profile,
     Provenance,
@@ -44,8 +44,8 @@ NOT_HANDED = {
 
 def build_report(inputs: ReportInputs, provenance: Mapping[str, Any]) -> Report:
     """Build the report; ``provenance`` is what only the caller knows: git, lockfile, command."""
-    training, hardware = run.training_section(inputs), run.hardware_section(inputs)
-    cost, plan, throughput = _cost(inputs), run.plan_section(inputs), _throughput(inputs)
+    training, hardware = run.build_training(inputs), run.build_hardware(inputs)
+    cost, plan, throughput = _cost(inputs), run.build_plan(inputs), _throughput(inputs)
     data, time = _data(inputs), derive.split_time(inputs.training)
     report = Report(
         schema_version=2,
@@ -58,7 +58,7 @@ def build_report(inputs: ReportInputs, provenance: Mapping[str, Any]) -> Report:
         throughput=throughput,
         cost=cost,
         plan=plan,
-        evaluation=evaluation_section(inputs.evaluation),
+        evaluation=build_evaluation(inputs.evaluation),
         staging=_staging(inputs),
         profile=_profile(inputs),
         export=explain(inputs.export, {"merged_into": "no adapter was trained"}),
@@ -68,7 +68,7 @@ def build_report(inputs: ReportInputs, provenance: Mapping[str, Any]) -> Report:
             run.plan_row("Optimizer steps", "steps", plan.steps, training.steps),
             run.plan_row("Useful tokens", "tokens", plan.trained_tokens, data.trained_tokens),
             run.plan_row("Useful tokens a second", "tokens/s", plan.useful_tokens_per_s,
-                      throughput.useful_tokens_per_s, run.speed_band(inputs)),
+                      throughput.useful_tokens_per_s, run.estimate_speed_band(inputs)),
             run.plan_row("Wall time", "h", plan.hours, cost.hours,
                       (plan.band.hours_low, plan.band.hours_high)),
             run.plan_row("Cost", "usd", plan.usd, cost.billed_usd,
@@ -266,8 +266,8 @@ def _profile(inputs: ReportInputs) -> Measured[Profile]:
         trace=str(folder / profile.trace) if profile.trace else Missing(no_trace),
         step_s=step_s,
         overhead_fraction=step_s / neighbor_s - 1 if neighbor_s else Missing(no_neighbor),
-        by_kind=by_kind(profile),
-        kernels=sorted_kernels(profile, N_KERNELS),
+        by_kind=sum_by_kind(profile),
+        kernels=list_kernels(profile, N_KERNELS),
     )
 
 

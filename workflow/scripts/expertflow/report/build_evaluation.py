@@ -34,7 +34,7 @@ SAMPLE = {
 }
 
 
-def evaluation_section(record: EvaluationRecord) -> r.Evaluation:
+def build_evaluation(record: EvaluationRecord) -> r.Evaluation:
     """Build the evaluation section; the record's own reasons for nulls take precedence."""
     no_metric = f"task {record.task} has no metric beyond the held-out loss"
     baselines = tuple(

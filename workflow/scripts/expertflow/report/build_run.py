@@ -26,7 +26,7 @@ REFERENCE_BANDS = tuple(
 )  # fmt: skip
 
 
-def training_section(inputs: ReportInputs) -> r.TrainingOutcome:
+def build_training(inputs: ReportInputs) -> r.TrainingOutcome:
     training = inputs.training
     no_loss = {"eval_loss": "no evaluation fell into this epoch"}
     return fill(
@@ -42,7 +42,7 @@ def training_section(inputs: ReportInputs) -> r.TrainingOutcome:
     )
 
 
-def hardware_section(inputs: ReportInputs) -> r.Hardware:
+def build_hardware(inputs: ReportInputs) -> r.Hardware:
     training, monitor = inputs.training, inputs.monitor
     return fill(
         r.Hardware,
@@ -104,7 +104,7 @@ def _gpu(inputs: ReportInputs) -> r.Gpu:
     )
 
 
-def plan_section(inputs: ReportInputs) -> r.PlanForecast:
+def build_plan(inputs: ReportInputs) -> r.PlanForecast:
     plan, cost = inputs.plan, inputs.plan.cost
     because = cost.reason
     is_unknown = cost.predicted_hours is None
@@ -141,7 +141,7 @@ def _rate(n_tokens: int, hours: float | None) -> float | None:
     return n_tokens / hours / 3600 if hours is not None and hours > 0 else None
 
 
-def speed_band(inputs: ReportInputs) -> tuple[float | None, float | None]:
+def estimate_speed_band(inputs: ReportInputs) -> tuple[float | None, float | None]:
     """Return the slowest and fastest speed, attributing the plan's full band to the steps."""
     cost, n_tokens = inputs.plan.cost, inputs.plan.predicted_tokens
     hours, step_hours = cost.predicted_hours, cost.step_hours

@@ -46,7 +46,7 @@ def kind_of(name: str) -> str:
     return next((kind for kind, parts in KINDS if any(part in low for part in parts)), REST)
 
 
-def sorted_kernels(profile: KernelProfile, n: int) -> tuple[SortedKernel, ...]:
+def list_kernels(profile: KernelProfile, n: int) -> tuple[SortedKernel, ...]:
     return tuple(
         SortedKernel(
             name=kernel.name[:N_CHARS], **asdict(_sum(kind_of(kernel.name), [kernel], profile))
@@ -55,7 +55,7 @@ def sorted_kernels(profile: KernelProfile, n: int) -> tuple[SortedKernel, ...]:
     )
 
 
-def by_kind(profile: KernelProfile) -> tuple[KernelKind, ...]:
+def sum_by_kind(profile: KernelProfile) -> tuple[KernelKind, ...]:
     """Sum a profile by kind, longest first; unnamed time counts as other."""
     groups: defaultdict[str, list[Kernel]] = defaultdict(list)
     for kernel in profile.kernels:
