@@ -25,11 +25,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], int, dict[str, int], dict[str, in
          "checks": (SQL,)},
         6990, {}, {},
     ),
-    "defog": (
-        "expert-sql/defog/records.jsonl",
-        {"prompt": "{instructions?}{question}", "completion": "{sql}", "checks": (SQL,)},
-        276, {}, {},
-    ),
     "schemastore": (
         "expert-json/schemastore/records.jsonl",
         {"prompt": "{schema_name}: {description?}", "completion": "{document:json}",
@@ -47,32 +42,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], int, dict[str, int], dict[str, in
          "checks": (FieldCheck(field="cypher", check="cypher"),)},
         1200, {}, {"cypher_unparsable": 6},
     ),
-    "mbtsp": (
-        "expert-typescript/mbtsp.jsonl",
-        {"prompt": "{prompt}", "completion": "{canonical_solution}", "where": {"verified": True}},
-        518, {}, {},
-    ),
-    "dolly": (
-        "phase1a/dolly/records.jsonl",
-        {"prompt": "{context?}\n{instruction}", "completion": "{response}"}, 14414, {}, {},
-    ),
     "natural-instructions": (
         "phase1a/natural-instructions/records.jsonl",
         {"prompt": "{definition}\n{input}", "completion": "{output.0}"}, 18951, {}, {},
-    ),
-    "tldr": (
-        "phase1a/tldr/records.jsonl",
-        {"prompt": "{command} ({lang})", "completion": "{description}", "category": "lang"},
-        11463, {}, {},
-    ),
-    "gsm8k": (
-        "phase1c-cot/gsm8k/train.jsonl",
-        {"prompt": "{question}", "completion": "{answer}"}, 7473, {}, {},
-    ),
-    "aqua": (
-        "phase1c-cot/aqua/records.jsonl",
-        {"prompt": "{question}\n{options:lines}", "completion": "{rationale}\n#### {correct}"},
-        254, {}, {},
     ),
     "sgd": (
         "chat-tools/sgd/records.jsonl",

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from expertflow.core.files import sha256_json
 from expertflow.tokens import engine as engine_module
 from expertflow.tokens.engine import (
-    AWKWARD,
     Encoder,
     Engine,
     FastEngine,
@@ -20,7 +18,6 @@ from expertflow.tokens.engine import (
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import EngineChoice
 
-PROBE_SHA256 = "637b8494f1554b8b"
 # Ids of the real Qwen tokenizer, taken from tokenizers 0.23.3.
 GOLDEN = {
     "SELECT name FROM users WHERE age > 21;": [
@@ -68,11 +65,6 @@ def test_random_unicode_gives_the_same_ids(shared_data: Path, family: str) -> No
     texts = ["".join(map(chr, rng.choices(points, k=rng.randint(1, 12)))) for _ in range(3000)]
     texts += ["".join(rng.choices(blanks + "a1.'" + marks, k=15)) for _ in range(3000)]
     assert engine.encode_flat(texts).tolist() == Engine(folder).encode_flat(texts).tolist()
-
-
-def test_the_probe_reaches_far_and_is_fixed() -> None:
-    assert sha256_json(AWKWARD).startswith(PROBE_SHA256)
-    assert len({ord(c) >> 8 for text in AWKWARD for c in text}) > 400
 
 
 class Wrong(FastEngine):

@@ -140,17 +140,6 @@ def test_samples_show_documents_with_what_is_learned(tmp_path: Path, tokenizer: 
     assert sample.n_supervised_tokens < sample.n_tokens
 
 
-def test_what_the_policy_rejects_is_dropped_and_counted(engine: Engine) -> None:
-    bodies = [*(pair(f"ask {i} <|im_end|>") for i in range(9)), pair("ask")]
-    layout = replace(chatml_layout(), text_special_tokens="reject")
-    drafted, tokens = run(engine, layout, *bodies)
-    assert drafted.dropped == ["special_token_text"] * 9 + [None]
-    assert (tokens.ids.lengths > 0).tolist() == [False] * 9 + [True]
-    assert [example[:23] for example in drafted.examples] == [
-        f"s/{i}: special_token_text" for i in range(3)
-    ]
-
-
 def write_documents(folder: Path, bodies: list[Body], shard: str = "000") -> ShardRecord:
     path = folder / f"{shard}.documents.arrow"
     with pa.OSFile(str(path), "wb") as sink:

@@ -49,15 +49,6 @@ def test_learning_may_end_inside_a_text(engine: Engine) -> None:
     assert supervised_text(engine, (segment,)) == " all names users"
 
 
-def test_the_ids_are_those_of_the_template_as_a_whole(engine: Engine) -> None:
-    for answer in ("SELECT 1", "\nSELECT 1", "\n\nx"):
-        ids, _ = alone(chat(answer), engine)
-        assert engine.decode(ids) == "".join(s.text for s in chat(answer))
-        start = engine.special_id("<|im_start|>")
-        last = len(ids) - ids[::-1].index(start)
-        assert ids[last:-2] == engine.encode_flat(["assistant\n" + answer])[0].tolist()
-
-
 def test_real_tokenizer_gives_the_ids_of_its_own_chat_template(shared_data: Path) -> None:
     from transformers import AutoTokenizer
 

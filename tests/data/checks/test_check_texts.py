@@ -1,14 +1,12 @@
 """Texts that each parser takes or refuses, and where it sees the fault."""
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from expertflow.core.strict_json import count_levels
 from expertflow.data.checks.language import LANGUAGES, detect_language
 from expertflow.data.checks.registry import build_checks
 from expertflow.data.checks.sql import DIALECTS
@@ -33,13 +31,11 @@ PASSING: dict[str, list[Any]] = {
         "MATCH (n) RETURN n",
         "match (n:A {x: 1})-[r:B|C*1..3]->() where n.y =~ 'a.*' return distinct n.y as y limit 3;",
         "MATCH (n) WHERE EXISTS { MATCH (n)-->(m) WHERE m.x > 1 } RETURN n",
-        "MATCH (n) WITH n, count{(n)<-[:X]-()} AS k WHERE k > 1 RETURN n",
         "RETURN COUNT { MATCH (n) WHERE COUNT { (n)-->() } > 1 RETURN n }",
         "MATCH (n) RETURN COLLECT { MATCH (n)-->(m) RETURN m.name } AS names",
         "MATCH (n {size: 3}) WHERE n.size = size(n.list) RETURN n.size AS size ORDER BY size",
         "MATCH (n) RETURN n {.name, .*, .size, other: n.x + 1, n}",
         "MATCH (n) RETURN collect(n {.a, inner: [x IN n.xs | x {.b}]})",
-        "MATCH (n) SET n.a = 1",
         "CREATE (n:A) // a comment",
         "MATCH (n) CALL { WITH n RETURN 1 AS x } RETURN x",
         "RETURN '\ud800', \"a\x00b\"",
@@ -50,19 +46,14 @@ PASSING: dict[str, list[Any]] = {
     ],
     "sql": [
         "SELECT 1",
-        "SELECT a FROM t;",
         "SELECT 1; -- and a comment",
         "WITH x AS (SELECT 1) SELECT * FROM x",
-        "SELECT 1 UNION SELECT 2",
         "(SELECT 1)",
         "INSERT INTO t VALUES (1)",
-        "CREATE TABLE t (a INT)",
-        "DROP TABLE t",
         "SELECT 'a; b'",
     ],
     "typescript": [
         "const a: number = 1",
-        "interface A<T> { b?: T }",
         "// only a comment",
         "let b = <number>a;",
         "const f = " + "(" * 5_000 + "1" + ")" * 5_000,
@@ -74,8 +65,6 @@ FAILING: dict[str, list[tuple[str, str]]] = {
         *((text, "") for text in ("", "// nothing", "MATCH (n)", "MATCH (n) RETURN", "\x00")),
         *((text, "") for text in ("MATCH (n RETURN n", "MTCH (n) RETURN n", "MATCH (n) RETURN 'n")),
         *((text, "") for text in ("RETURN 1; RETURN 2", "SELECT a FROM t", "RETURN }{")),
-        *((text, "") for text in ("RETURN a.b.", "RETURN 1.5.5e", "MATCH (n:A {.a}) RETURN n")),
-        ("MATCH (n) WHERE n.a = = 1 RETURN n", ""),
         ("MATCH (n) RETURN COUNT { }", ""),
         ("MATCH (n) RETURN COUNT { (n)-->( }", ""),
         ("MATCH (n) RETURN n {.a .b}", ""),
@@ -85,7 +74,6 @@ FAILING: dict[str, list[tuple[str, str]]] = {
         # What would take exponential time.
         ("RETURN ((((1", "given up"),
         ("RETURN " + "[x IN " * 6, "given up"),
-        ("RETURN " + "{a: [" * 5, "given up"),
     ],
     "json": [
         *((text, "") for text in ("", "{", "{'a': 1}", "[1,]", "NaN", "[Infinity]", "-Infinity")),
@@ -99,20 +87,17 @@ FAILING: dict[str, list[tuple[str, str]]] = {
         # No statement, or taken over by sqlglot as a command, never parsed.
         *((text, "") for text in ("hello", "hello world", "1", "a = 1", "(1, 2)", "VACUUM")),
         ("ALTER TABLE t FOO BAR", ""),
-        ("SHOW TABLES", ""),
         ("SELECT " + "f(" * 40 + "1" + ")" * 40, "brackets deep"),
         ("SELECT " + "1," * 150_000 + "1", "longer than"),
         ("SELECT a\nFROM t WHERE '" + "x" * 5000 + "' 1 2 3", "line 2, column "),
     ],
     "typescript": [
         ("", "no code"),
-        (" \n", "no code"),
         ("const a = ;", "line 1, column"),
         ("let a = 1;\nlet é = [f(2];", "line 2, column 13: '\\)' is missing"),
         ("def f(x):\n    return x", "line 1, column"),
         ("const \ud800 = 1", "line 1, column"),
         ("a" * 200_001, "longer than 200,000"),
-        ("function f() { return 1", "line 1, column"),
     ],
 }
 
@@ -141,7 +126,6 @@ def test_a_parsed_value_too_deep_is_filtered() -> None:
         value = [value]
     with pytest.raises(Filtered, match="5,001 levels"):
         RUN["json"]({"q": value})
-    assert [count_levels(v) for v in (1, [], [[]], {"a": [{}]})] == [0, 1, 2, 3]
 
 
 def sql(text: str, dialect: str, transpile_to: str | None = None) -> str:
@@ -166,17 +150,6 @@ def test_other_reasons_of_sql(text: str, settings: tuple[str, ...], reason: str)
     with pytest.raises(Filtered) as caught:
         sql(text, *settings)
     assert caught.value.reason == reason
-
-
-def test_sqlglots_warnings_are_silent_and_its_logger_is_left_alone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    logger = logging.getLogger("sqlglot")
-    before = list(logger.filters), logger.level, logger.disabled
-    with pytest.raises(Filtered, match="sql_unparsable"):
-        RUN["sql"]({"q": "CALL foo()"})
-    assert not caplog.records
-    assert (list(logger.filters), logger.level, logger.disabled) == before
 
 
 def test_the_list_of_dialects_is_sqlglots() -> None:

@@ -99,25 +99,3 @@ def test_arithmetic_steps_are_right_and_end_in_the_answer(tmp_path: Path) -> Non
             left, sign, right, result = re.fullmatch(r"(\d+) (.) (\d+) = (\d+)", step).groups()  # type: ignore[union-attr]
             assert apply[sign](int(left), int(right)) == int(result)
         assert last == f"#### {result}" == f"#### {record['final']}"
-
-
-def test_typescript_brackets_balance(tmp_path: Path) -> None:
-    for record in make("typescript", tmp_path)[0]:
-        for opening, closing in ("()", "{}", "[]"):
-            assert record["completion"].count(opening) == record["completion"].count(closing)
-
-
-def test_git_history_has_merges_tags_and_several_languages(tmp_path: Path) -> None:
-    from test_git import read_commits
-
-    from expertflow.data.sources.git_store import resolve_commit
-
-    records, artifacts = make("git_repository", tmp_path)
-    kept = read_commits(artifacts["repository"], merges="keep")
-    merges = [record for record in kept if record["is_merge"]]
-    assert len(merges) == len(records) // 8
-    assert all(record["n_files"] for record in kept)
-    suffixes = {Path(file["path"]).suffix for record in kept for file in record["files"]}
-    assert suffixes == {".py", ".ts", ".yaml", ".md"}
-    assert any("v0.1" in record["refs"] for record in kept)
-    assert resolve_commit(artifacts["repository"]) == kept[-1]["commit"]
