@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
 
-from expertflow.data.secrets import detectors, find_secrets
+from expertflow.data.secrets import find_secrets, load_detectors
 from expertflow.data.sources.git import extract_commits
 from expertflow.data.sources.git_options import GitOptions
 
@@ -33,7 +33,7 @@ def measure(bundle: Path, case: str) -> dict[str, float]:
     """Read a history once; the detectors are loaded before."""
     scan = case == "extract+secrets"
     if scan:
-        detectors()
+        load_detectors()
     n_commits = n_chars = n_with_secrets = 0
     start = time.perf_counter()
     for record in extract_commits(bundle, GitOptions(), Counter()):

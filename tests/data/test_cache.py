@@ -88,7 +88,7 @@ def test_a_prepared_commit_is_found_and_never_another_one(home: Path) -> None:
     write_hub_cache(home, {"README.md": CARD}, repository="someone/sums", commit=COMMITS[0])
     newest = cache.find_source(source())
     assert newest is not None and newest.commit == COMMITS[0]
-    revisions = [cache.cached_revision("someone/sums", r) for r in (None, COMMITS[1], "v2")]
+    revisions = [cache.find_revision("someone/sums", r) for r in (None, COMMITS[1], "v2")]
     assert revisions == [*COMMITS, None]
 
 

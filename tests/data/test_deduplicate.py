@@ -61,7 +61,7 @@ def write_shard(
                     frame=frame,
                     texts=texts,
                     fields=b"{}",
-                    signature=signer.signature(text) if signer else None,
+                    signature=signer.sign(text) if signer else None,
                 )
             )
         writer.close()

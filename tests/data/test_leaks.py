@@ -37,7 +37,7 @@ def write(path: Path, *records: object) -> Path:
     ],
 )
 def test_a_run_of_words_is_found(text: str) -> None:
-    assert index(QUESTION).find([text]) == "bench"
+    assert index(QUESTION).find_overlap([text]) == "bench"
 
 
 @pytest.mark.parametrize(
@@ -51,65 +51,65 @@ def test_a_run_of_words_is_found(text: str) -> None:
     ],
 )
 def test_less_than_a_run_is_not(text: str) -> None:
-    assert index(QUESTION).find([text]) is None
+    assert index(QUESTION).find_overlap([text]) is None
 
 
 def test_a_run_does_not_span_two_turns() -> None:
     first, second = QUESTION.split("day")
-    assert index(QUESTION).find([first, "day" + second]) == "bench"
-    assert index(QUESTION, n_words=12).find([first, "day" + second]) is None
-    assert index(QUESTION, n_words=12).find([first + "day" + second]) == "bench"
+    assert index(QUESTION).find_overlap([first, "day" + second]) == "bench"
+    assert index(QUESTION, n_words=12).find_overlap([first, "day" + second]) is None
+    assert index(QUESTION, n_words=12).find_overlap([first + "day" + second]) == "bench"
 
 
 @pytest.mark.parametrize("n_words", [8, 13, 50])
 def test_of_a_text_shorter_than_a_run_all_words_must_occur(n_words: int) -> None:
-    assert index(FIVE, n_words=n_words).find([f"So, {FIVE.lower()} Nine."]) == "bench"
-    assert index(FIVE, n_words=n_words).find(["How many eggs are there?"]) is None
+    assert index(FIVE, n_words=n_words).find_overlap([f"So, {FIVE.lower()} Nine."]) == "bench"
+    assert index(FIVE, n_words=n_words).find_overlap(["How many eggs are there?"]) is None
 
 
 def test_a_very_short_text_must_be_a_whole_turn() -> None:
     found = index(FOUR, "yes")
-    assert found.find(["Add 1 and 2.", "what is the SUM"]) == "bench"
-    assert found.find(["Yes!"]) == "bench"
-    assert found.find([f"Add 1 and 2. {FOUR}", "yes, three"]) is None
-    assert found.find([]) is None
+    assert found.find_overlap(["Add 1 and 2.", "what is the SUM"]) == "bench"
+    assert found.find_overlap(["Yes!"]) == "bench"
+    assert found.find_overlap([f"Add 1 and 2. {FOUR}", "yes, three"]) is None
+    assert found.find_overlap([]) is None
 
 
 def test_short_runs_may_be_asked_for() -> None:
     found = index("SELECT a FROM b", "x y", n_words=3)
-    assert found.find(["please select a from it"]) == "bench"
-    assert found.find(["x y z"]) is None
-    assert found.find(["x y"]) == "bench"
+    assert found.find_overlap(["please select a from it"]) == "bench"
+    assert found.find_overlap(["x y z"]) is None
+    assert found.find_overlap(["x y"]) == "bench"
 
 
 def test_texts_of_all_lengths_are_found_together() -> None:
     texts = [" ".join(f"{n}w{i}" for i in range(n)) for n in range(1, 30)]
     found = index(*texts, n_words=13)
-    assert all(found.find(["first", text, "last"]) == "bench" for text in texts)
-    assert all(found.find([f"a {text} b"]) == "bench" for text in texts[4:])
+    assert all(found.find_overlap(["first", text, "last"]) == "bench" for text in texts)
+    assert all(found.find_overlap([f"a {text} b"]) == "bench" for text in texts[4:])
     cut = [" ".join(text.split()[: min(n, 13) - 1]) for n, text in enumerate(texts, start=1)]
-    assert all(found.find([text, f"a {text} b"]) is None for text in cut)
+    assert all(found.find_overlap([text, f"a {text} b"]) is None for text in cut)
 
 
 def test_words_without_blanks_between_are_counted_one_by_one() -> None:
     found = index("一个农夫有十六只鸭子", n_words=8)
-    assert found.find(["问:一个农夫有十六只鸭子吗?"]) == "bench"
-    assert found.find(["农夫有十六只鸡"]) is None
+    assert found.find_overlap(["问:一个农夫有十六只鸭子吗?"]) == "bench"
+    assert found.find_overlap(["农夫有十六只鸡"]) is None
 
 
 def test_the_first_benchmark_is_named() -> None:
     both = BenchmarkIndex([("a", 8, ["1 2 3 4 5 6 7 8"]), ("b", 8, [QUESTION, "1 2 3 4 5 6 7 8"])])
-    assert both.find([f"{QUESTION} 1 2 3 4 5 6 7 8"]) == "a"
-    assert both.find([QUESTION]) == "b"
+    assert both.find_overlap([f"{QUESTION} 1 2 3 4 5 6 7 8"]) == "a"
+    assert both.find_overlap([QUESTION]) == "b"
 
 
 def test_benchmarks_are_read_by_their_template(tmp_path: Path) -> None:
     path = write(tmp_path / "test.jsonl", {"question": QUESTION, "n": 1}, {"question": FIVE})
     other = write(tmp_path / "other.jsonl", {"a": {"b": "one two three"}, "c": "four five six"})
     found = BenchmarkIndex.read((spec(path), spec(other, "{a.b} {c}", 6)))
-    assert found.find([QUESTION]) == str(path)
-    assert found.find(["zero one two three four five six"]) == str(other)
-    assert BenchmarkIndex.read(()).find([QUESTION]) is None
+    assert found.find_overlap([QUESTION]) == str(path)
+    assert found.find_overlap(["zero one two three four five six"]) == str(other)
+    assert BenchmarkIndex.read(()).find_overlap([QUESTION]) is None
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def read(path: Path, *names: str) -> list[list[str]]:
 def test_real_questions_are_found_in_themselves_and_hardly_elsewhere(shared_data: Path) -> None:
     gsm8k = shared_data / "phase1c-cot" / "gsm8k"
     found = BenchmarkIndex.read((spec(gsm8k / "test.jsonl", n_words=13),))
-    assert all(map(found.find, read(gsm8k / "test.jsonl", "question")))
+    assert all(map(found.find_overlap, read(gsm8k / "test.jsonl", "question")))
     train = read(gsm8k / "train.jsonl", "question", "answer")
-    leaked = [texts for texts in train if found.find(texts)]
+    leaked = [texts for texts in train if found.find_overlap(texts)]
     assert 1 <= len(leaked) <= 10
     dolly = read(shared_data / "phase1a" / "dolly" / "records.jsonl", "instruction", "response")
-    assert not any(map(found.find, dolly))
+    assert not any(map(found.find_overlap, dolly))

@@ -11,7 +11,7 @@ from expertflow.data import near as near_module
 from expertflow.data import shingles
 from expertflow.data.near import NearIndex, Signer, chance_of_match, choose_bands
 from expertflow.data.settings import NearSpec
-from expertflow.data.shingles import run_hashes, spelled, word_hashes
+from expertflow.data.shingles import fold_words, run_hashes, word_hashes
 
 SPEC = NearSpec(threshold=0.8, n_words=5, n_permutations=128)
 WORDS = NearSpec(threshold=0.8, n_words=1, n_permutations=128)
@@ -19,7 +19,7 @@ WORDS = NearSpec(threshold=0.8, n_words=1, n_permutations=128)
 
 def signatures(texts: list[str], spec: NearSpec = SPEC) -> NDArray[np.uint32]:
     signer = Signer(spec)
-    raw = b"".join(signer.signature(text) for text in texts)
+    raw = b"".join(signer.sign(text) for text in texts)
     return np.frombuffer(raw, "<u4").reshape(len(texts), spec.n_permutations)
 
 
@@ -28,13 +28,13 @@ def similarity(first: str, second: str, spec: NearSpec = SPEC) -> float:
     return float((a == b).mean())
 
 
-def leaders(
+def find_leaders(
     signed: NDArray[np.uint32], folder: Path, spec: NearSpec = WORDS, *, lot: int = 1000
 ) -> list[int]:
     with NearIndex(spec, n_documents=len(signed), folder=folder) as index:
         for start in range(0, len(signed), lot):
             index.add(signed[start : start + lot])
-        return index.leaders().tolist()
+        return index.find_leaders().tolist()
 
 
 def pair(number: int, jaccard: float, n_words: int = 180) -> tuple[str, str]:
@@ -57,7 +57,7 @@ def test_signatures_estimate_the_similarity(jaccard: float) -> None:
 def test_a_signature_never_changes() -> None:
     # Shards that an older version signed are compared with new ones.
     text = "the quick brown fox jumps over the lazy dog, 数据库 and Straße"
-    digest = hashlib.sha256(Signer(SPEC).signature(text)).hexdigest()
+    digest = hashlib.sha256(Signer(SPEC).sign(text)).hexdigest()
     assert digest == "f1c87cf23a5a831b31f92c2ca34a70557f8251f29a451a986265f0126842a6f4"
 
 
@@ -74,9 +74,9 @@ def test_a_text_shorter_than_a_run_is_one_run(text: str) -> None:
 
 def test_a_long_text_is_signed_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     text = " ".join(f"w{i}" for i in range(500))
-    whole = Signer(SPEC).signature(text)
+    whole = Signer(SPEC).sign(text)
     monkeypatch.setattr(near_module, "RUNS_AT_ONCE", 7)
-    assert Signer(SPEC).signature(text) == whole
+    assert Signer(SPEC).sign(text) == whole
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.8, 0.9, 0.99])
@@ -93,7 +93,7 @@ def test_a_pair_at_the_threshold_is_found(threshold: float, n_permutations: int)
 def test_near_pairs_are_found_and_others_are_not(tmp_path: Path) -> None:
     near = [text for i in range(300) for text in pair(i, 0.9)]
     far = [text for i in range(300, 600) for text in pair(i, 0.65)]
-    found = leaders(signatures(near + far, WORDS), tmp_path)
+    found = find_leaders(signatures(near + far, WORDS), tmp_path)
     assert all(leader in (-1, row - 1) for row, leader in enumerate(found))
     assert sum(leader >= 0 for leader in found[:600]) >= 0.98 * 300
     assert sum(leader >= 0 for leader in found[600:]) <= 0.01 * 300
@@ -102,7 +102,7 @@ def test_near_pairs_are_found_and_others_are_not(tmp_path: Path) -> None:
 def test_of_a_family_the_first_stays(tmp_path: Path) -> None:
     texts = [" ".join(f"w{i}" for i in range(100) if i != out) for out in range(40)]
     other = [" ".join(f"v{i}" for i in range(100))]
-    found = leaders(signatures([*other, *texts, *other], WORDS), tmp_path)
+    found = find_leaders(signatures([*other, *texts, *other], WORDS), tmp_path)
     assert [row for row, leader in enumerate(found) if leader < 0] == [0, 1]
     assert found[-1] == 0 and 0 not in found[:-1]
 
@@ -111,7 +111,7 @@ def test_leaders_come_earlier_and_lead_back_to_one_that_stays(tmp_path: Path) ->
     # a text that drifts: each is near its neighbors, the ends have nothing in common
     texts = [" ".join(f"w{i}" for i in range(4 * step, 4 * step + 100)) for step in range(120)]
     signed = signatures(texts, WORDS)
-    found = leaders(signed, tmp_path)
+    found = find_leaders(signed, tmp_path)
     for row, leader in enumerate(found):
         assert leader < row
         if leader >= 0:
@@ -125,16 +125,16 @@ def test_the_result_does_not_depend_on_lots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lot: int
 ) -> None:
     signed = signatures([text for i in range(60) for text in pair(i % 40, 0.85)], WORDS)
-    wanted = leaders(signed, tmp_path)
+    wanted = find_leaders(signed, tmp_path)
     assert sum(leader >= 0 for leader in wanted) > 50
     monkeypatch.setattr(near_module, "PAIRS_AT_ONCE", 3)
-    assert leaders(signed, tmp_path, lot=lot) == wanted
+    assert find_leaders(signed, tmp_path, lot=lot) == wanted
 
 
 def test_nothing_is_left_on_disk(tmp_path: Path) -> None:
-    leaders(signatures(["a b", "c d"], WORDS), tmp_path)
+    find_leaders(signatures(["a b", "c d"], WORDS), tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert leaders(np.empty((0, 128), np.uint32), tmp_path) == []
+    assert find_leaders(np.empty((0, 128), np.uint32), tmp_path) == []
 
 
 def test_a_full_disk_is_said_before_it_is_filled(
@@ -147,7 +147,7 @@ def test_a_full_disk_is_said_before_it_is_filled(
 
 
 def hashes(text: str) -> list[int]:
-    return word_hashes(spelled(text, punctuation=False)).tolist()
+    return word_hashes(fold_words(text, punctuation=False)).tolist()
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def hashes(text: str) -> list[int]:
     ],
 )
 def test_words_are_folded(text: str, punctuation: bool, wanted: str) -> None:
-    assert spelled(text, punctuation=punctuation).decode().split() == wanted.split()
+    assert fold_words(text, punctuation=punctuation).decode().split() == wanted.split()
 
 
 @pytest.mark.parametrize("size", [7, 64, 1000])

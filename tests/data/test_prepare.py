@@ -17,7 +17,7 @@ from expertflow.core.errors import DataError
 from expertflow.data.columns import STATUS
 from expertflow.data.documents import Document, KeptRows, iter_documents
 from expertflow.data.prepare import prepare_shard
-from expertflow.data.read import describe
+from expertflow.data.read import describe_file
 from expertflow.data.records import ShardRecord, SourceRecord
 from expertflow.data.settings import BenchmarkSpec, FieldCheck, NearSpec, PrepareSpec, SourceSpec
 
@@ -26,7 +26,7 @@ PAIR = SourceSpec(name="s", kind="local", prompt="{q}", completion="{a}")
 
 
 def source_of(*paths: Path, n_shards: int = 1) -> SourceRecord:
-    files = tuple(describe(path, sha256="", options={}) for path in paths)
+    files = tuple(describe_file(path, sha256="", options={}) for path in paths)
     return SourceRecord(
         name="s",
         preset="demo",

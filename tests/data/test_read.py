@@ -55,7 +55,7 @@ WRITERS: dict[str, Callable[[Path, Records], object]] = {
 
 
 def describe(path: Path, **options: Any) -> DataFile:
-    return read.describe(path, sha256="", options=options)
+    return read.describe_file(path, sha256="", options=options)
 
 
 def read_shards(files: tuple[DataFile, ...], n_shards: int = 1, **options: Any) -> list[RawRecord]:

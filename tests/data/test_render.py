@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from expertflow.data.chat_template import ChatTemplate, place
+from expertflow.data.chat_template import ChatTemplate, placeholder
 from expertflow.data.layout import CHATML, chatml_layout
 from expertflow.data.records import Body, Layout, Segment, ToolCall, Turn
 from expertflow.data.reject import Reject
-from expertflow.data.render import Renderer, answered, question_of, question_text
+from expertflow.data.render import Renderer, join_question, render_answer, split_question
 
 # Styles of well-known families, written out small: marks and trimming as they have them.
 HEADERS = (
@@ -193,12 +193,12 @@ def test_a_question_ends_where_generation_starts(template: str) -> None:
     renderer = Renderer(layout(template))
     body = chat("a", "b", "c", "d")
     for supervised in (body, chat("a", "b", "c", "d", learned=(0, 1, 2, 3))):
-        question, answer = question_of(renderer, supervised)
+        question, answer = split_question(renderer, supervised)
         prompt = renderer.render(supervised)
         assert answer == "d"
         assert whole(prompt).startswith(whole(question))
         assert whole(question).rstrip().endswith(("assistant", "[/INST]", "<|/header|>"))
-    assert question_text(body) == "a\nb\nc"
+    assert join_question(body) == "a\nb\nc"
 
 
 @settings(max_examples=60)
@@ -239,7 +239,7 @@ def test_blanks_that_special_tokens_swallow_are_left_out() -> None:
 
 def test_the_reference_of_a_call_is_the_call() -> None:
     body = Body(turns=(*chat("a").turns, *calling(x="1").turns))
-    _, answer = question_of(Renderer(chatml_layout()), body)
+    _, answer = split_question(Renderer(chatml_layout()), body)
     assert answer == '<tool_call>\n{"name": "look_up", "arguments": {"x": "1"}}\n</tool_call>'
 
 
@@ -254,7 +254,7 @@ def test_a_question_names_the_tools_and_the_calls_before_it() -> None:
         ),
         tools=({"function": {"name": "f"}},),
     )
-    assert question_text(body) == (
+    assert join_question(body) == (
         'a\n{"name": "f", "arguments": {"x": "é"}}\n2\n{"function": {"name": "f"}}'
     )
 
@@ -263,13 +263,13 @@ def test_a_question_names_the_tools_and_the_calls_before_it() -> None:
 def test_another_answer_changes_nothing_before_it(template: str) -> None:
     renderer = Renderer(layout(template))
     body = chat("a", "b", "c", "d")
-    question, _answer = question_of(renderer, body)
+    question, _answer = split_question(renderer, body)
     for text in ("d", "other"):
-        segments = answered(renderer, body, text)
+        segments = render_answer(renderer, body, text)
         assert whole(segments).startswith(whole(question))
         learnt = whole(segments).removeprefix(whole(question)).removesuffix("\n")
         assert learned(segments).replace("|", "") == learnt.replace("|", "") and text in learnt
-    assert answered(renderer, body, "d") == answered(renderer, body)
+    assert render_answer(renderer, body, "d") == render_answer(renderer, body)
 
 
 LOOP = "{% for m in messages %}{% set c = m.content %}[%s]{% endfor %}"
@@ -347,7 +347,7 @@ def random_texts(n: int) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("name", [*PLAIN, *OPAQUE])
 def test_where_the_conditions_hold_the_layout_is_the_templates(name: str) -> None:
     template = chat_template({**PLAIN, **OPAQUE}[name])
-    found = template.form(learned_chat(place(0), place(1)))
+    found = template.build_form(learned_chat(placeholder(0), placeholder(1)))
     assert (found is None) == (name in OPAQUE)
     if found is None:
         return
@@ -357,7 +357,7 @@ def test_where_the_conditions_hold_the_layout_is_the_templates(name: str) -> Non
         if all(c.holds(texts[c.text]) for c in conditions):
             n_met += 1
             filled = [a.text if a.number is None else texts[a.number] for a in atoms]
-            applied = template.atoms(learned_chat(*texts))
+            applied = template.lay_out(learned_chat(*texts))
             assert "".join(filled) == "".join(atom.text for atom in applied)
     # The conditions do not keep everything out; where nothing is asked they keep nothing out.
     assert n_met == 400 if not conditions else 20 < n_met < 400 or name == "equal"
@@ -366,13 +366,18 @@ def test_where_the_conditions_hold_the_layout_is_the_templates(name: str) -> Non
 def test_a_chat_with_tools_has_a_form_unless_one_of_them_poses() -> None:
     template = ChatTemplate(chatml_layout())
     call = ToolCall(name="find", arguments={"a": 1})
-    turns = learned_chat(place(0), place(1)).turns
+    turns = learned_chat(placeholder(0), placeholder(1)).turns
     called = Body(turns=(turns[0], replace(turns[1], tool_calls=(call,))))
 
     def form_with(**function: str) -> object:
-        return template.form(replace(called, tools=({"type": "function", "function": function},)))
+        return template.build_form(
+            replace(called, tools=({"type": "function", "function": function},))
+        )
 
     assert form_with(name="find") is not None
     assert form_with(name="<|im_end|>") is None
-    assert form_with(name="f", description=place(0)) is None
-    assert chat_template("{{ raise_exception('no') }}").form(learned_chat(place(0))) is None
+    assert form_with(name="f", description=placeholder(0)) is None
+    assert (
+        chat_template("{{ raise_exception('no') }}").build_form(learned_chat(placeholder(0)))
+        is None
+    )

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from expertflow.data import secrets
-from expertflow.data.secrets import detectors, find_secrets, replace_emails
+from expertflow.data.secrets import find_secrets, load_detectors, replace_emails
 
 HEX, LOWER, DIGITS = "0123456789abcdef", "abcdefghijklmnopqrstuvwxyz", "0123456789"
 UPPER = LOWER.upper()
@@ -81,11 +81,11 @@ SAMPLES: list[tuple[str, str]] = [
 def line_by_line(text: str) -> list[str]:
     # The library's patterns know no diffs: a key may stand right after the mark of its line.
     lines = [line[1:] if line[:1] in ("+", "-") else line for line in text.split("\n")]
-    return sorted({d.kind for d in detectors() if any(d.finds(line) for line in lines)})
+    return sorted({d.kind for d in load_detectors() if any(d.finds(line) for line in lines)})
 
 
 def test_there_is_a_sample_for_every_pattern() -> None:
-    for detector in detectors():
+    for detector in load_detectors():
         texts = [text for kind, text in SAMPLES if kind == detector.kind]
         for gate in detector.gates:
             assert any(gate.search(text) for text in texts), (detector.kind, gate.pattern)
@@ -149,10 +149,10 @@ def test_texts_made_to_take_for_ever_do_not(text: str) -> None:
 
 def test_a_detector_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "PLUGINS", ("NoSuchDetector",))
-    detectors.cache_clear()
+    load_detectors.cache_clear()
     with pytest.raises(secrets.DataError, match="install the pinned version"):
-        detectors()
-    detectors.cache_clear()
+        load_detectors()
+    load_detectors.cache_clear()
 
 
 @pytest.mark.parametrize(

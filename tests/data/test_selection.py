@@ -10,13 +10,13 @@ from expertflow.core.errors import DataError
 from expertflow.data.columns import KEPT, NO_CATEGORY, STATUS, Columns
 from expertflow.data.documents import group_hash, text_hash
 from expertflow.data.selection import (
+    apply_weights,
     cap_categories,
-    held_out,
-    lowest,
-    rank,
-    select,
+    mark_held_out,
+    mark_lowest,
+    rank_documents,
+    select_documents,
     split_edge,
-    weigh,
 )
 from expertflow.data.settings import DeduplicateSpec
 
@@ -59,18 +59,18 @@ def reasons(of: Columns) -> dict[str, int]:
 def test_the_lowest_ranks_are_chosen(n: int) -> None:
     text = columns(1000).text
     rows = np.arange(0, 1000, 2)
-    chosen = lowest(text, rows, n, seed=3, rule="below_weight")
-    ranks = rank(text[rows], seed=3, rule="below_weight")
+    chosen = mark_lowest(text, rows, n, seed=3, rule="below_weight")
+    ranks = rank_documents(text[rows], seed=3, rule="below_weight")
     assert chosen.sum() == min(n, 500)
     assert set(ranks[chosen]) == set(np.sort(ranks)[:n])
     # Of equal ranks the earlier.
-    equal = lowest(np.zeros(500, np.uint64), np.arange(500), n, seed=1, rule="below_weight")
+    equal = mark_lowest(np.zeros(500, np.uint64), np.arange(500), n, seed=1, rule="below_weight")
     assert np.flatnonzero(equal).tolist() == list(range(min(n, 500)))
 
 
 def test_a_source_is_capped() -> None:
     of = columns(300, sources="abc")
-    select(of, dedup_spec(max_per_source={"a": 10, "b": 100}), expert="e")
+    select_documents(of, dedup_spec(max_per_source={"a": 10, "b": 100}), expert="e")
     left = Counter(row % 3 for row in kept(of))
     assert left == {0: 10, 1: 100, 2: 100}
     assert reasons(of) == {"kept": 210, "over_source_cap": 90}
@@ -78,7 +78,7 @@ def test_a_source_is_capped() -> None:
 
 def test_a_capped_source_is_no_likelier_to_pass_the_next_cap() -> None:
     of = columns(20_000, sources="ab")
-    select(of, dedup_spec(max_per_source={"a": 1000}, max_documents=5500), expert="e")
+    select_documents(of, dedup_spec(max_per_source={"a": 1000}, max_documents=5500), expert="e")
     assert sum(row % 2 == 0 for row in kept(of)) == pytest.approx(500, abs=60)
 
 
@@ -102,7 +102,7 @@ def test_a_weight_thins_or_repeats_training_documents(
 ) -> None:
     of = columns(240, sources="ab")
     of.group[:] = np.where(np.arange(240) < 40, 0, 1 << 60)
-    copies = weigh(of, {"a": weight}, edge=1, seed=1)
+    copies = apply_weights(of, {"a": weight}, edge=1, seed=1)
     train = [row for row in kept(of) if row >= 40]
     assert len([row for row in train if row % 2 == 0]) == n_train
     assert copies[[row for row in train if row % 2 == 0]].sum() == n_copies
@@ -114,12 +114,12 @@ def test_a_weight_thins_or_repeats_training_documents(
 
 def test_a_choice_lasts_when_data_grows() -> None:
     few, many = columns(1000), columns(10_000)
-    select(few, dedup_spec(max_documents=100), expert="e")
-    select(many, dedup_spec(max_documents=1000), expert="e")
+    select_documents(few, dedup_spec(max_documents=100), expert="e")
+    select_documents(many, dedup_spec(max_documents=1000), expert="e")
     before, after = set(kept(few)), {row for row in kept(many) if row < 1000}
     assert len(before & after) >= 80
     other = columns(1000)
-    select(other, dedup_spec(max_documents=100, seed=2), expert="e")
+    select_documents(other, dedup_spec(max_documents=100, seed=2), expert="e")
     assert len(before & set(kept(other))) < 30
 
 
@@ -128,12 +128,12 @@ def test_a_set_that_was_cut_by_a_plain_hash_is_still_split_evenly() -> None:
     cut = [group for group in groups if text_hash(group)[0] < 0x40]
     of = columns(len(cut))
     of.group[:] = [group_hash(group) for group in cut]
-    assert 0.04 < held_out(of.group, split_edge(of, 0.05, expert="e")).mean() < 0.06
+    assert 0.04 < mark_held_out(of.group, split_edge(of, 0.05, expert="e")).mean() < 0.06
 
 
 def test_a_group_keeps_its_side_when_data_grows() -> None:
     few, many = columns(500), columns(5000)
-    sides = [held_out(of.group, split_edge(of, 0.05, expert="e"))[:500] for of in (few, many)]
+    sides = [mark_held_out(of.group, split_edge(of, 0.05, expert="e"))[:500] for of in (few, many)]
     assert (sides[0] == sides[1]).all()
 
 
@@ -144,7 +144,7 @@ def test_a_group_keeps_its_side_when_data_grows() -> None:
 def test_there_is_always_something_on_both_sides(groups: list[int], fraction: float) -> None:
     of = columns(len(groups))
     of.group[:] = groups
-    sides = held_out(of.group, split_edge(of, fraction, expert="e"))
+    sides = mark_held_out(of.group, split_edge(of, fraction, expert="e"))
     assert 1 <= sides.sum() < len(groups)
     n_below = sum(group < fraction * 2**64 for group in groups)
     if 1 <= n_below < len(groups):
@@ -178,22 +178,22 @@ def test_one_group_cannot_be_split(n: int, message: str) -> None:
 def test_a_limit_that_leaves_too_few_is_named(limits: dict[str, Any], settings: str) -> None:
     of = columns(9, categories=("c",))
     with pytest.raises(DataError, match="e: 1 documents are left after caps; " + settings):
-        select(of, dedup_spec(**limits), expert="e")
+        select_documents(of, dedup_spec(**limits), expert="e")
 
 
 def test_a_limit_is_not_blamed_for_what_was_one_group_before() -> None:
     of = columns(9)
     of.group[:] = 7
     with pytest.raises(DataError, match="all are of one group; add records"):
-        select(of, dedup_spec(max_per_source={"s": 5}), expert="e")
+        select_documents(of, dedup_spec(max_per_source={"s": 5}), expert="e")
 
 
 def test_the_last_limit_leaves_something_on_both_sides() -> None:
     of = columns(1000, sources="ab")
     spec = dedup_spec(eval_fraction=0.01, max_documents=5, weights={"a": 3.0, "b": 3.0})
-    edge, copies = select(of, spec, expert="e")
+    edge, copies = select_documents(of, spec, expert="e")
     rows = kept(of)
-    sides = held_out(of.group[rows], edge)
+    sides = mark_held_out(of.group[rows], edge)
     assert len(rows) == 5 and 1 <= sides.sum() < 5
     assert copies[rows].tolist() == np.where(sides, 1, 3).tolist()
 
@@ -210,8 +210,8 @@ def test_no_group_lies_on_both_sides(data: st.DataObject) -> None:
         weights={"a": data.draw(st.floats(0.1, 4.0))},
         max_per_category=data.draw(st.none() | st.integers(n, 2 * n)),
     )
-    edge, copies = select(of, spec, expert="e")
+    edge, copies = select_documents(of, spec, expert="e")
     rows = np.array(kept(of))
-    sides = held_out(of.group[rows], edge)
+    sides = mark_held_out(of.group[rows], edge)
     assert not set(of.group[rows[sides]]) & set(of.group[rows[~sides]])
     assert (copies[rows[sides]] == 1).all() and (copies[rows] >= 1).all()

@@ -12,7 +12,7 @@ from expertflow.data.records import Body, ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.settings import PrepareSpec, SourceSpec
 from expertflow.data.shapes import body_of as put_together
-from expertflow.data.shapes import draft_maker, filler, parse_template
+from expertflow.data.shapes import compile_template, draft_maker, parse_template
 
 SPEC = PrepareSpec(
     source=SourceSpec(name="s", kind="local", prompt="{q}", completion="{a}"),
@@ -67,7 +67,7 @@ def test_a_text_template_makes_a_plain_document() -> None:
     ],
 )
 def test_places_of_a_template(template: str, record: dict[str, Any], text: str) -> None:
-    assert filler(template)(record) == text
+    assert compile_template(template)(record) == text
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_no_template_takes(
     template: str, record: dict[str, Any], reason: str, field: str | None
 ) -> None:
     with pytest.raises(Reject) as caught:
-        filler(template)(record)
+        compile_template(template)(record)
     assert (caught.value.reason, caught.value.field) == (reason, field)
 
 

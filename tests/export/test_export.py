@@ -20,7 +20,7 @@ from expertflow.core.errors import TrainingError
 from expertflow.core.files import sha256_directory, sha256_file
 from expertflow.core.records import read_record
 from expertflow.evaluate.records import Decoding, Published
-from expertflow.export.model_files import published_folder, read_system_prompt
+from expertflow.export.model_files import find_published_folder, read_system_prompt
 from expertflow.tokens.arrow import read_rows
 from expertflow.train.records import KeptWeights, TrainingRecord
 
@@ -168,11 +168,11 @@ def test_the_weights_that_evaluation_chose_are_found(tmp_path: Path) -> None:
     )
     (tmp_path / "steps" / "step-00000003").mkdir(parents=True)
     early = published(3, "steps/step-00000003", "a")
-    assert published_folder(tmp_path, early, kept) == tmp_path / "steps" / "step-00000003"
-    assert published_folder(tmp_path, published(6, ".", "b"), kept) == tmp_path
+    assert find_published_folder(tmp_path, early, kept) == tmp_path / "steps" / "step-00000003"
+    assert find_published_folder(tmp_path, published(6, ".", "b"), kept) == tmp_path
     for wrong in (published(6, ".", "a"), published(3, ".", "a"), published(9, ".", "b")):
         with pytest.raises(TrainingError, match="does not list with that hash"):
-            published_folder(tmp_path, wrong, kept)
+            find_published_folder(tmp_path, wrong, kept)
 
 
 @pytest.mark.parametrize("path", ["steps/step-00000009", "../elsewhere"])
@@ -182,4 +182,4 @@ def test_weights_that_are_not_below_the_checkpoint_are_refused(tmp_path: Path, p
     checkpoint.mkdir()
     kept = training(KeptWeights(step=9, held_out_loss=None, path=path, weights_sha256="a"))
     with pytest.raises(TrainingError, match="no such weights below"):
-        published_folder(checkpoint, published(9, path, "a"), kept)
+        find_published_folder(checkpoint, published(9, path, "a"), kept)

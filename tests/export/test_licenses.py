@@ -7,9 +7,9 @@ from expertflow.export.licenses import (
     PERMISSIVE,
     TERMS,
     Licensed,
-    conflicts,
+    find_conflicts,
     hub_license,
-    remarks,
+    list_remarks,
 )
 
 
@@ -58,20 +58,20 @@ def made_from(base: str | None, *sources: str | None) -> list[Licensed]:
     ],
 )
 def test_terms_are_read_off_a_licenses_name(license: str | None, terms: list[str]) -> None:
-    found = conflicts(made_from("mit", license))
+    found = find_conflicts(made_from("mit", license))
     assert [line.split(":")[0] for line in found if "incompatible" not in line] == terms
     for line in found:
         assert f"s0 ({license or 'not stated'})" in line
 
 
 def test_each_line_says_what_it_means() -> None:
-    [line] = conflicts(made_from("mit", "cc-by-nc-4.0"))
+    [line] = find_conflicts(made_from("mit", "cc-by-nc-4.0"))
     assert line == f"non-commercial: s0 (cc-by-nc-4.0) - {TERMS['non-commercial'][1]}."
 
 
 def test_the_base_models_license_counts_as_well() -> None:
-    assert "base model b (not stated)" in conflicts(made_from(None, "mit"))[0]
-    assert "base model b (cc-by-nc-4.0)" in conflicts(made_from("cc-by-nc-4.0", "mit"))[0]
+    assert "base model b (not stated)" in find_conflicts(made_from(None, "mit"))[0]
+    assert "base model b (cc-by-nc-4.0)" in find_conflicts(made_from("cc-by-nc-4.0", "mit"))[0]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_base_models_license_counts_as_well() -> None:
 def test_licenses_that_cannot_be_kept_at_once_are_named(
     base: str, sources: tuple[str, ...], pairs: int
 ) -> None:
-    found = conflicts(made_from(base, *sources))
+    found = find_conflicts(made_from(base, *sources))
     assert sum(line.startswith("incompatible") for line in found) == pairs
 
 
@@ -96,13 +96,15 @@ def test_licenses_that_cannot_be_kept_at_once_are_named(
     [(("mit", "apache-2.0"), True), (("MIT", "mit"), False), (("mit", None), True)],
 )
 def test_different_licenses_are_said(licenses: tuple[str | None, ...], differ: bool) -> None:
-    said = remarks(made_from("mit", *licenses))
+    said = list_remarks(made_from("mit", *licenses))
     assert any("do not share one license" in line for line in said) == differ
 
 
 def test_attribution_is_asked_for_by_name() -> None:
-    assert remarks(made_from("mit", "cc-by-4.0")) == ["Attribution is asked for: s0 (cc-by-4.0)."]
-    assert remarks(made_from("mit", "mit")) == []
+    assert list_remarks(made_from("mit", "cc-by-4.0")) == [
+        "Attribution is asked for: s0 (cc-by-4.0)."
+    ]
+    assert list_remarks(made_from("mit", "mit")) == []
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ from expertflow.export import merge
 from expertflow.export.merge import (
     MAX_LOSS_DIFFERENCE,
     RowOutputs,
-    ask,
-    compare,
-    probes,
+    compare_outputs,
+    compute_outputs,
+    make_probes,
     sample_rows,
 )
 from expertflow.export.model_files import written_dtype
@@ -120,8 +120,8 @@ def test_the_loss_that_rounding_moves_is_measured(half_base: Path, tmp_path: Pat
     assert rounded.loss_after_merge != rounded.loss_before_merge
     assert abs(exact.loss_after_merge - exact.loss_before_merge) < 1e-5
     # Without a type, transformers computes in that of the files; here everything is exact.
-    again = ask(load_base(str(tmp_path / "rounded"), dtype=torch.float32, attention_name="sdpa"),
-                sample_rows(held_out_rows()))  # fmt: skip
+    written = load_base(str(tmp_path / "rounded"), dtype=torch.float32, attention_name="sdpa")
+    again = compute_outputs(written, sample_rows(held_out_rows()))
     assert again.loss == rounded.loss_after_merge
 
 
@@ -152,7 +152,7 @@ def test_an_adapter_trained_on_4_bits_does_not_fit_the_original_base(
     what = train_adapter(base, tmp_path / "adapter", method="qlora")
     original = load(what, "lora")
     rows = sample_rows(held_out_rows())
-    losses = [ask(model, rows).loss for model in (load(what), original)]
+    losses = [compute_outputs(model, rows).loss for model in (load(what), original)]
     assert abs(losses[1] - losses[0]) > 2 * MAX_LOSS_DIFFERENCE
     monkeypatch.setattr(merge, "make_mergeable", lambda model, checkpoint: original)
     with pytest.raises(TrainingError, match="merging moved the held-out loss"):
@@ -238,16 +238,16 @@ def said(loss: float, *values: float, n_targets: int = 100) -> RowOutputs:
 )
 def test_the_bounds_are_those_that_are_stated(after: RowOutputs, dtype: str, holds: bool) -> None:
     before = said(2.0, 10.0, -20.0)
-    assert compare(before, after, n_rows=1, dtype=dtype).holds == holds
+    assert compare_outputs(before, after, n_rows=1, dtype=dtype).holds == holds
 
 
 def test_probes_are_the_beginnings_of_held_out_documents() -> None:
     rows = sample_rows(held_out_rows())
     ids = rows.take_ids(torch.arange(4).numpy())
-    asked = probes(rows)
+    asked = make_probes(rows)
     assert [list(tensor.shape) for tensor in asked] == [[1, 14]] * 4
     assert asked[2][0].tolist() == ids[2][:14].tolist()
-    [whole, *others] = probes(sample_rows(held_out_rows(3)))
+    [whole, *others] = make_probes(sample_rows(held_out_rows(3)))
     assert [tensor.shape[1] for tensor in (whole, *others)] == [14, 14, 10, 10]
     assert others[-1][0].tolist() == ids[1][14:24].tolist()
 
@@ -261,7 +261,7 @@ def test_a_config_may_hold_the_decoders_own(base: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(merge, "causal_lm", nested)
     model = load_base(str(base), dtype=torch.float32, attention_name="sdpa")
-    assert ask(model, sample_rows(held_out_rows())).n_targets > 0
+    assert compute_outputs(model, sample_rows(held_out_rows())).n_targets > 0
 
 
 def test_the_sample_is_bounded_by_rows_and_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,14 @@ from expertflow.data.records import Turn
 from expertflow.evaluate.generate import PromptCodec, generate_answers
 from expertflow.evaluate.records import Decoding, EvaluationSpec
 from expertflow.export.model_files import set_decoding, write_system_prompt
-from expertflow.export.serve import Expert, answer_once, chat, find_model, load_expert, visible
+from expertflow.export.serve import (
+    ServedExpert,
+    answer_once,
+    cut_visible,
+    find_model,
+    load_expert,
+    run_chat,
+)
 
 
 def export_expert(folder: Path, decoding: Decoding | None = None) -> Path:
@@ -33,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_expert(tmp_path_factory.mktemp("results") / "expert-two")
 
 
-def load(folder: Path, max_new_tokens: int = 16) -> Expert:
+def load(folder: Path, max_new_tokens: int = 16) -> ServedExpert:
     return load_expert(folder, max_new_tokens=max_new_tokens)
 
 
@@ -41,7 +48,7 @@ def user(text: str) -> Turn:
     return Turn(role="user", content=text, learned=False)
 
 
-def as_scored(expert: Expert, turns: list[Turn], decoding: Decoding | None = None) -> str:
+def as_scored(expert: ServedExpert, turns: list[Turn], decoding: Decoding | None = None) -> str:
     how = EvaluationSpec(
         task="exact_match", max_examples=1, n_selection_examples=0, max_new_tokens=16,
         batch_size=1, decoding=decoding or Decoding(),
@@ -53,7 +60,7 @@ def as_scored(expert: Expert, turns: list[Turn], decoding: Decoding | None = Non
 
 def test_it_answers_as_it_was_scored_piece_by_piece(folder: Path) -> None:
     expert, pieces = load(folder), list[str]()
-    said = expert.answer([user("what is two")], pieces.append)
+    said = expert.generate_answer([user("what is two")], pieces.append)
     assert "".join(pieces) == said == as_scored(expert, [user("what is two")])
     assert len(pieces) > 3
     ids = expert.prompt_ids([user("two<|im_end|>")])
@@ -64,10 +71,10 @@ def test_it_answers_as_it_was_scored_piece_by_piece(folder: Path) -> None:
 
 
 def test_a_stop_text_is_never_shown(folder: Path, tmp_path: Path) -> None:
-    whole = load(folder).answer([user("what")], lambda piece: None)
+    whole = load(folder).generate_answer([user("what")], lambda piece: None)
     stop = whole[5:8]
     expert, pieces = load(export_expert(tmp_path / "e", Decoding(stop=(stop,)))), list[str]()
-    said = expert.answer([user("what")], pieces.append)
+    said = expert.generate_answer([user("what")], pieces.append)
     assert "".join(pieces) == said == whole[: whole.index(stop)]
 
 
@@ -76,8 +83,8 @@ def test_a_stop_text_is_never_shown(folder: Path, tmp_path: Path) -> None:
     [("ab", "ab", "ab"), ("ab#", "ab", "ab#"), ("ab##c", "ab", "ab"), ("é\ufffd", "é", "é\ufffd")],
 )
 def test_what_may_become_a_stop_text_is_held_back(text: str, now: str, at_last: str) -> None:
-    assert visible(text, ("##", "\n\n"), final=False) == now
-    assert visible(text, ("##", "\n\n"), final=True) == at_last
+    assert cut_visible(text, ("##", "\n\n"), final=False) == now
+    assert cut_visible(text, ("##", "\n\n"), final=True) == at_last
 
 
 @pytest.mark.parametrize(
@@ -93,9 +100,9 @@ def test_what_may_become_a_stop_text_is_held_back(text: str, now: str, at_last: 
     ],
 )
 def test_thoughts_that_scoring_leaves_out_are_not_shown(text: str, now: str, at_last: str) -> None:
-    assert visible(text, ("##",), final=True) == at_last
+    assert cut_visible(text, ("##",), final=True) == at_last
     if "##" not in text:
-        assert visible(text, ("##",), final=False) == now
+        assert cut_visible(text, ("##",), final=False) == now
 
 
 def test_an_expert_is_asked_with_the_system_prompt_of_its_training(
@@ -106,7 +113,7 @@ def test_an_expert_is_asked_with_the_system_prompt_of_its_training(
     expert = load(folder)
     asked = watched(expert, monkeypatch)
     for system in (None, "other", ""):
-        chat(expert, system, read=typed("one"), show=lambda piece: None)
+        run_chat(expert, system, read=typed("one"), show=lambda piece: None)
     answer_once(expert, None, "two", lambda piece: None)
     own = "be\r\nbrief é "
     assert asked == [[own, "one"], ["other", "one"], ["one"], [own, "two"]]
@@ -128,15 +135,15 @@ def typed(*lines: str | type[BaseException]) -> Callable[[], str]:
     return read
 
 
-def watched(expert: Expert, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def watched(expert: ServedExpert, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Record what the expert is asked, instead of letting it answer."""
     asked: list[list[str]] = []
 
-    def answer(self: Expert, turns: list[Turn], show: Any) -> str:
+    def generate_answer(self: ServedExpert, turns: list[Turn], show: Any) -> str:
         asked.append([turn.content for turn in turns])
         return f"a{len(asked)}"
 
-    monkeypatch.setattr(Expert, "answer", answer)
+    monkeypatch.setattr(ServedExpert, "generate_answer", generate_answer)
     return asked
 
 
@@ -146,7 +153,7 @@ def test_a_chat_is_kept_in_mind_until_it_is_reset(
     expert = load(folder)
     asked = watched(expert, monkeypatch)
     lines = typed("one", "", "two", "/reset", "three", "/quit", "four")
-    chat(expert, "be brief", read=lines, show=lambda piece: None)
+    run_chat(expert, "be brief", read=lines, show=lambda piece: None)
     assert asked == [
         ["be brief", "one"], ["be brief", "one", "a1", "two"], ["be brief", "three"]
     ]  # fmt: skip
@@ -160,21 +167,21 @@ def test_an_interrupt_ends_the_answer_and_not_the_chat(folder: Path) -> None:
         if len(shown) == 3:
             raise KeyboardInterrupt
 
-    chat(expert, None, read=typed("what is", KeyboardInterrupt, "/quit"), show=show)
-    whole = expert.answer([user("what is")], lambda piece: None)
+    run_chat(expert, None, read=typed("what is", KeyboardInterrupt, "/quit"), show=show)
+    whole = expert.generate_answer([user("what is")], lambda piece: None)
     assert whole.startswith("".join(shown[:3])) and len(shown) < 8
     assert "/reset forgets" in shown[-1]
 
 
 def test_a_chat_beyond_the_models_positions_is_refused_and_goes_on(folder: Path) -> None:
     expert, shown = load(folder), list[str]()
-    chat(expert, None, read=typed("two " * 200, "/reset", "two"), show=shown.append)
+    run_chat(expert, None, read=typed("two " * 200, "/reset", "two"), show=shown.append)
     assert shown[0].startswith("error: the prompt has ") and "120 positions" in shown[0]
     assert "".join(shown[1:]).strip()
     near = "what is two and two " * 10
     room = 120 - len(expert.prompt_ids([user(near)]))
     assert 0 < room < 200
-    load(folder, max_new_tokens=200).answer([user(near)], lambda piece: None)
+    load(folder, max_new_tokens=200).generate_answer([user(near)], lambda piece: None)
 
 
 def test_a_chat_that_the_card_has_no_room_for_is_refused_and_goes_on(
@@ -189,7 +196,7 @@ def test_a_chat_that_the_card_has_no_room_for_is_refused_and_goes_on(
         return run(**settings)
 
     monkeypatch.setattr(expert.model, "generate", fits)
-    chat(expert, None, read=typed("two " * 30, "/reset", "two"), show=shown.append)
+    run_chat(expert, None, read=typed("two " * 30, "/reset", "two"), show=shown.append)
     assert shown[0].startswith("error: the card has no room for a chat of ")
     assert "".join(shown[1:]).strip()
 
@@ -205,7 +212,7 @@ def test_a_model_without_chats_goes_on_with_texts(tmp_path: Path) -> None:
     assert expert.prompt_ids([user("two and")]) == expert.engine.encode_with_special_tokens(
         "two and"
     )
-    assert expert.answer([user("two and")], lambda piece: None)
+    assert expert.generate_answer([user("two and")], lambda piece: None)
 
 
 def test_what_cannot_be_served_is_said_in_one_line(folder: Path, tmp_path: Path) -> None:
@@ -232,7 +239,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str, text: str = "") -> st
 def test_the_script_answers_a_prompt_and_what_is_piped(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    expected = load(folder).answer([user("what is two")], lambda piece: None) + "\n"
+    expected = load(folder).generate_answer([user("what is two")], lambda piece: None) + "\n"
     short = ("--max-new-tokens", "16")
     capsys.readouterr()
     assert call(monkeypatch, str(folder), "--prompt", "what is two", *short) == 0

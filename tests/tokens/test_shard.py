@@ -218,7 +218,7 @@ def test_a_form_that_differs_is_not_believed(
 ) -> None:
     bodies = [pair(f"ask {i}") for i in range(20)]
     _, expected = run(engine, chatml_layout(), *bodies)
-    real = Renderer.form
+    real = Renderer.build_form
 
     def wrong(self: Renderer, frame: bytes) -> DocumentForm | None:
         form = real(self, frame)

@@ -7,7 +7,7 @@ from support import pair
 from expertflow.core.errors import DataError
 from expertflow.data.layout import chatml_layout, read_layout
 from expertflow.data.records import Body, Segment, Turn
-from expertflow.data.render import Renderer, question_of
+from expertflow.data.render import Renderer, split_question
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
@@ -71,7 +71,7 @@ def test_real_tokenizer_gives_the_ids_of_its_own_chat_template(shared_data: Path
     generating = reference.apply_chat_template(
         messages[:2], tokenize=True, add_generation_prompt=True, return_dict=False
     )
-    question, _ = question_of(Renderer(layout), Body(turns=turns))
+    question, _ = split_question(Renderer(layout), Body(turns=turns))
     assert alone(question, Engine(folder))[0] == list(generating)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from expertflow.core import cli
 from expertflow.export.card import CardInputs, model_card
 from expertflow.export.merge import Trained, export_model
-from expertflow.export.model_files import hide_cards, published_folder
+from expertflow.export.model_files import find_published_folder, hide_cards
 from expertflow.export.records import ExportRecord
 from expertflow.tokens.arrow import read_rows
 
@@ -21,7 +21,7 @@ class ExportInputs(CardInputs, frozen=True, kw_only=True):
 def write_model(inputs: ExportInputs) -> ExportRecord:
     training, published = inputs.training, inputs.evaluation.published
     trained = Trained(
-        folder=published_folder(inputs.checkpoint, published, training),
+        folder=find_published_folder(inputs.checkpoint, published, training),
         published=published,
         base=Path(inputs.model.path),
         layout=inputs.model.tokenizer.layout,

@@ -8,7 +8,7 @@ from expertflow.core import cli
 from expertflow.data.documents import iter_kept
 from expertflow.data.layout import chatml_layout
 from expertflow.data.records import ShardRecord
-from expertflow.data.render import Renderer, training_texts
+from expertflow.data.render import Renderer, iter_training_texts
 from expertflow.tokens.records import TokenizerRecord, TokenizerSpec
 from expertflow.tokens.tokenizer import prepare_tokenizer
 
@@ -21,7 +21,7 @@ def main(
 ) -> TokenizerRecord:
     documents = iter_kept(shards, keep) if keep else ()
     bodies = (document.body for document in documents if not document.held_out)
-    texts = training_texts(Renderer(chatml_layout()), bodies)
+    texts = iter_training_texts(Renderer(chatml_layout()), bodies)
     return prepare_tokenizer(spec, texts, directory)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from transformers.utils import logging
 
 from expertflow.core import cli
-from expertflow.export.serve import HELP, answer_once, chat, load_expert
+from expertflow.export.serve import HELP, answer_once, load_expert, run_chat
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
         with suppress(ImportError):  # line editing, where Python was built with it
             importlib.import_module("readline")
         print(f"{expert.name}: {HELP}", file=sys.stderr)
-        chat(expert, args.system, read=lambda: input("> "), show=show)
+        run_chat(expert, args.system, read=lambda: input("> "), show=show)
     else:
         text = sys.stdin.read() if args.prompt is None else args.prompt
         answer_once(expert, args.system, text, show)

@@ -31,7 +31,7 @@ from expertflow.config.validate import FOLDERS
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record, from_json, read_record
 from expertflow.core.settings import without_auto
-from expertflow.data.lock import HashCache, lock_sources, unresolved_hub_sources, write_lock
+from expertflow.data.lock import HashCache, list_unresolved_hub_sources, lock_sources, write_lock
 from expertflow.data.records import ExpertLock, SourceLock
 from expertflow.data.settings import SourceSpec
 from expertflow.evaluate.records import OWN_TASK
@@ -209,7 +209,7 @@ class ConfiguredExpert:
             # Who looks at another preset leaves the locks of the results at hand as they are.
             if held is None or not looks or not (self.results / name).is_file():
                 write_lock(self.results / name, ExpertLock(expert=self.name, sources=pinned))
-        for unresolved in unresolved_hub_sources(sources):
+        for unresolved in list_unresolved_hub_sources(sources):
             note(f"{self.name}: {unresolved}: revision not resolved yet; fetch_source pins it")
         return lock
 

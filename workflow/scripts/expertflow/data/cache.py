@@ -43,7 +43,7 @@ def snapshot_folder(repository: str, commit: str) -> Path:
     return hub_cache() / f"datasets--{repository.replace('/', '--')}" / "snapshots" / commit
 
 
-def cached_revision(repository: str, revision: str | None) -> str | None:
+def find_revision(repository: str, revision: str | None) -> str | None:
     """Return the last cached commit of a branch or tag; None if unknown."""
     wanted = revision or "main"
     if COMMIT.fullmatch(wanted):
@@ -119,7 +119,7 @@ def default_config(card: dict[str, Any]) -> str:
 def find_source(source: SourceSpec) -> Prepared | None:
     """Find a source's prepared files; with no known commit, only if there is just one."""
     repository = str(source.id)
-    commit = cached_revision(repository, source.revision)
+    commit = find_revision(repository, source.revision)
     if commit is None and source.revision is not None:
         return None
     config = config_folder(source, source.config or default_config(card_data(repository, commit)))

@@ -54,7 +54,7 @@ class ChatTemplate:
         self._special = special_pattern(layout.special_tokens)
         self._shape = lru_cache(MAX_SHAPES)(lambda frame: self._lay_out(placeholder_body(frame)))
 
-    def atoms(self, body: Body) -> tuple[Atom, ...]:
+    def lay_out(self, body: Body) -> tuple[Atom, ...]:
         """Lay out a chat with its texts.
 
         Reject if the template refuses it, hides the learned part, or rewrites special tokens in a
@@ -74,7 +74,7 @@ class ChatTemplate:
             raise Reject("special_token_text", "a text that the chat template rewrites holds one")
         return self._cut(body, direct)
 
-    def form(self, body: Body) -> tuple[tuple[Atom, ...], tuple[Condition, ...]] | None:
+    def build_form(self, body: Body) -> tuple[tuple[Atom, ...], tuple[Condition, ...]] | None:
         """Lay out a chat of placeholders, with conditions on its texts; None if rewritten."""
         posing = [*_structured_texts(body), *(turn.role for turn in body.turns)]
         if not self._is_traceable or any(PLACE.search(text) for text in posing):
@@ -158,10 +158,10 @@ class ChatTemplate:
 
 def placeholder_body(frame: bytes) -> Body:
     """Return a frame's body with a placeholder for each text."""
-    return body_of(frame, [place(i) for i in range(frame.count(b"null"))])
+    return body_of(frame, [placeholder(i) for i in range(frame.count(b"null"))])
 
 
-def place(i: int) -> str:
+def placeholder(i: int) -> str:
     return f"\ue0f0{i}\ue0f1"
 
 

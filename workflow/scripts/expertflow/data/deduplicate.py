@@ -35,7 +35,7 @@ from expertflow.data.records import (
     ShardRecord,
     SourceCounts,
 )
-from expertflow.data.selection import held_out, select
+from expertflow.data.selection import mark_held_out, select_documents
 from expertflow.data.settings import DeduplicateSpec, NearSpec
 
 N_EXAMPLES = 5
@@ -58,10 +58,10 @@ def deduplicate_documents(
     columns.text_rest = np.empty(0, np.uint64)
     if spec.near is not None:
         pairs += drop_near(columns, spec.near, shards, folder=keep.parent)
-    edge, copies = select(columns, spec, expert=expert)
+    edge, copies = select_documents(columns, spec, expert=expert)
     write_keep(keep, shards, columns, edge=edge, copies=copies)
     kept = columns.status == KEPT
-    train = kept & ~held_out(columns.group, edge)
+    train = kept & ~mark_held_out(columns.group, edge)
     n_sources = len(columns.sources)
     n_kept, n_train = (np.bincount(columns.source[s], minlength=n_sources) for s in (kept, train))
     by_name = sorted(zip(columns.sources, n_kept.tolist(), n_train.tolist(), strict=True))
@@ -127,12 +127,12 @@ def drop_near(
     with NearIndex(spec, n_documents=len(rows), folder=folder) as index:
         for signatures in read_signatures(shards, columns):
             index.add(signatures)
-        leaders = index.leaders()
+        leaders = index.find_leaders()
         near = np.flatnonzero(leaders >= 0)
         shown = near[leaders[leaders[near]] < 0][:N_EXAMPLES]
-        similarity = index.matches(leaders[shown].astype(np.int64), shown) / spec.n_permutations
+        n_equal = index.count_matches(leaders[shown].astype(np.int64), shown)
     columns.drop(rows[near], "near_duplicate")
-    found = (rows[shown], rows[leaders[shown]], similarity)
+    found = (rows[shown], rows[leaders[shown]], n_equal / spec.n_permutations)
     triples = zip(*(column.tolist() for column in found), strict=True)
     return [(row, kept, "near_duplicate", value) for row, kept, value in triples]
 
@@ -157,7 +157,7 @@ def write_keep(
                     "source": pa.repeat(shard.source, len(rows)),
                     "shard": pa.repeat(shard.shard, len(rows)),
                     "row": pa.array(rows.astype(np.int32)),
-                    "held_out": pa.array(held_out(columns.group[part][rows], edge)),
+                    "held_out": pa.array(mark_held_out(columns.group[part][rows], edge)),
                     "n_copies": pa.array(copies[part][rows]),
                 }
                 writer.write_table(pa.table(kept, schema=KEEP), KEEP_BATCH_ROWS)

@@ -162,10 +162,10 @@ def iter_batches(
         yield from pa.ipc.open_stream(source, options=options)
 
 
-def normalized(text: str) -> str:
+def normalize_text(text: str) -> str:
     r"""Collapse whitespace and compose letters (NFC).
 
-    >>> normalized("a\r\n  b ")
+    >>> normalize_text("a\r\n  b ")
     'a b'
     """
     if not text.isascii():

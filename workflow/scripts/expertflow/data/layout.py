@@ -127,7 +127,7 @@ def _with_turn_end(layout: Layout) -> Layout:
         for role in ("user", "assistant", "user")
     )
     try:
-        atoms = ChatTemplate(layout).atoms(Body(turns=turns))
+        atoms = ChatTemplate(layout).lay_out(Body(turns=turns))
     except TemplateSyntaxError as error:
         fault = f"line {error.lineno}: {error.message}"
         return replace(layout, problem=f"its chat template does not parse ({fault})")

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
-from expertflow.data.read import describe, iter_shard
+from expertflow.data.read import describe_file, iter_shard
 from expertflow.data.reject import Reject
 from expertflow.data.settings import BenchmarkSpec
-from expertflow.data.shapes import filler
-from expertflow.data.shingles import Hashes, run_hashes, runs_at, spelled, word_hashes
+from expertflow.data.shapes import compile_template
+from expertflow.data.shingles import Hashes, fold_words, run_hashes, runs_at, word_hashes
 
 MIN_RUN = 5
 # Slots of the first sieve per run; under one in eight positions of a clean text passes.
@@ -63,7 +63,7 @@ class BenchmarkIndex:
         """Index a manifest's benchmarks; DataError for any gap, which would leak questions."""
         return cls((spec.path, spec.n_words, _texts(spec)) for spec in specs)
 
-    def find(self, texts: Sequence[str]) -> str | None:
+    def find_overlap(self, texts: Sequence[str]) -> str | None:
         """Return the path of the first benchmark that shares a run with some turns' texts."""
         words = _words(texts) if self.lengths else np.empty(0, np.uint64)
         if not 0 < self.head <= len(words):
@@ -82,8 +82,8 @@ class BenchmarkIndex:
 
 
 def _texts(spec: BenchmarkSpec) -> Iterator[str]:
-    fill = filler(spec.text)
-    file = describe(Path(spec.path), sha256=spec.sha256)
+    fill = compile_template(spec.text)
+    file = describe_file(Path(spec.path), sha256=spec.sha256)
     n_texts = 0
     for record in iter_shard((file,), index=0, n_shards=1):
         fault = record.fault
@@ -104,7 +104,7 @@ def _texts(spec: BenchmarkSpec) -> Iterator[str]:
 
 def _words(texts: Sequence[str]) -> Hashes:
     """Hash the words of some turns, with barriers around each turn."""
-    turns = (spelled(text, punctuation=False) for text in texts)
+    turns = (fold_words(text, punctuation=False) for text in texts)
     return word_hashes(b"\0 " + b" \0 ".join(turns) + b" \0")
 
 

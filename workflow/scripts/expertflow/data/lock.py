@@ -18,7 +18,7 @@ from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import canonical_json, sha256_file, write_text_if_changed
 from expertflow.core.format import gb
 from expertflow.core.records import to_json, write_record
-from expertflow.data.cache import cached_revision
+from expertflow.data.cache import find_revision
 from expertflow.data.records import ExpertLock, SourceLock
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources.base import Pins
@@ -122,11 +122,11 @@ def _refuse_other_data(expert: str, lock: SourceLock, bundled: SourceLock) -> No
         )
 
 
-def unresolved_hub_sources(sources: tuple[SourceSpec, ...]) -> list[str]:
+def list_unresolved_hub_sources(sources: tuple[SourceSpec, ...]) -> list[str]:
     return [
         f"{source.id}@{source.revision or 'main'}"
         for source in sources
-        if source.kind == "hub" and cached_revision(str(source.id), source.revision) is None
+        if source.kind == "hub" and find_revision(str(source.id), source.revision) is None
     ]
 
 

@@ -107,10 +107,10 @@ def _content(value: Any, place: str, *, may_be_empty: bool) -> str:
         value = "".join(_part(part, place) for part in value)
     if may_be_empty and (value is None or (isinstance(value, str) and not value.strip())):
         return value or ""
-    return checked_text(value, place)
+    return require_text(value, place)
 
 
-def checked_text(value: Any, place: str) -> str:
+def require_text(value: Any, place: str) -> str:
     if value is None:
         raise Reject("null_field", "text is needed and the field is null", field=place)
     if not isinstance(value, str):

@@ -18,9 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
-from expertflow.data.columns import find_buckets
+from expertflow.data.columns import Rows, find_buckets
 from expertflow.data.settings import NearSpec, SignatureSpec
-from expertflow.data.shingles import Hashes, mix, random_numbers, run_hashes, spelled, word_hashes
+from expertflow.data.shingles import (
+    Hashes,
+    fold_words,
+    mix_bits,
+    random_numbers,
+    run_hashes,
+    word_hashes,
+)
 
 Halves = NDArray[np.uint32]
 Signatures = NDArray[np.uint32]
@@ -43,9 +50,9 @@ class Signer:
         self._factors = _half(random_numbers(spec.n_permutations, seed=2))[:, None] | np.uint32(1)
         self._shifts = _half(random_numbers(spec.n_permutations, seed=3))[:, None]
 
-    def signature(self, text: str) -> bytes:
+    def sign(self, text: str) -> bytes:
         """Return ``n_permutations`` little-endian uint32 values."""
-        words = word_hashes(spelled(text, punctuation=True))
+        words = word_hashes(fold_words(text, punctuation=True))
         hashes = run_hashes(words, max(1, min(self.n_words, len(words))))
         runs = _half(hashes) if len(hashes) else np.zeros(1, np.uint32)
         least = self._least(runs[:RUNS_AT_ONCE])
@@ -109,13 +116,13 @@ class NearIndex:
         used = signatures[:, : n_bands * n_values].astype(np.uint64)
         factors = random_numbers(n_values, seed=4) | np.uint64(1)
         parts = used.reshape(len(used), n_bands, n_values)
-        by_document = mix((parts * factors).sum(axis=2, dtype=np.uint64))
+        by_document = mix_bits((parts * factors).sum(axis=2, dtype=np.uint64))
         for band, keys in enumerate(by_document.T):
             self._keys.seek(8 * (band * self.n_documents + self._n_added))
             self._keys.write(np.ascontiguousarray(keys).data)
         self._n_added += len(signatures)
 
-    def leaders(self) -> Leaders:
+    def find_leaders(self) -> Leaders:
         """Return each document's earlier near-duplicate, or -1; only the order matters.
 
         In each bucket of equal bands, the first document without a leader leads all later ones near
@@ -131,7 +138,7 @@ class NearIndex:
             self._lead(*find_buckets(keys), leaders)
         return leaders
 
-    def matches(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int32]:
+    def count_matches(self, first: Rows, second: Rows) -> NDArray[np.int32]:
         counts = np.empty(len(first), np.int32)
         for start in range(0, len(first), PAIRS_AT_ONCE):
             part = slice(start, start + PAIRS_AT_ONCE)
@@ -139,7 +146,7 @@ class NearIndex:
             counts[part] = (pairs[: len(pairs) // 2] == pairs[len(pairs) // 2 :]).sum(axis=1)
         return counts
 
-    def _read(self, rows: NDArray[np.int64]) -> Signatures:
+    def _read(self, rows: Rows) -> Signatures:
         """Read signatures one by one: mapped pages would count as this job's memory."""
         unique, places = np.unique(rows, return_inverse=True)
         signatures = np.empty((len(unique), self.spec.n_permutations), np.uint32)
@@ -148,7 +155,7 @@ class NearIndex:
             os.preadv(stream, [signatures[place]], row * width)
         return signatures[places]
 
-    def _lead(self, rows: NDArray[np.int64], bucket: NDArray[np.int64], leaders: Leaders) -> None:
+    def _lead(self, rows: Rows, bucket: Rows, leaders: Leaders) -> None:
         for _ in range(MAX_ROUNDS):
             free = leaders[rows] < 0
             rows, bucket = rows[free], bucket[free]
@@ -158,5 +165,5 @@ class NearIndex:
             rows, bucket, first = rows[~leads], bucket[~leads], first[~leads]
             if not len(rows):
                 return
-            near = self.matches(first, rows) >= self.n_needed
+            near = self.count_matches(first, rows) >= self.n_needed
             leaders[rows[near]] = first[near]

@@ -18,7 +18,7 @@ from expertflow.data.documents import (
     NewDocument,
     group_hash,
     hash_document,
-    normalized,
+    normalize_text,
     text_hash,
 )
 from expertflow.data.messages import drop_nulls
@@ -27,7 +27,7 @@ from expertflow.data.records import ShardRecord, SourceRecord
 from expertflow.data.reject import Filtered, RawRecord, Reject, RejectLog
 from expertflow.data.secrets import find_secrets, replace_emails
 from expertflow.data.settings import PrepareSpec, category_name
-from expertflow.data.shapes import MISSING, draft_maker, look_up, missing_field, text_field
+from expertflow.data.shapes import MISSING, draft_maker, look_up, reject_missing_field, text_field
 
 
 class DocumentMaker:
@@ -41,11 +41,11 @@ class DocumentMaker:
         if spec.benchmarks:
             from expertflow.data.leaks import BenchmarkIndex
 
-            self._find_overlap = BenchmarkIndex.read(spec.benchmarks).find
+            self._find_overlap = BenchmarkIndex.read(spec.benchmarks).find_overlap
         if spec.near is not None:
             from expertflow.data.near import Signer
 
-            self._sign = Signer(spec.near).signature
+            self._sign = Signer(spec.near).sign
 
     def is_wanted(self, raw: RawRecord) -> bool:
         where, record = self.source.where, raw.value
@@ -53,7 +53,7 @@ class DocumentMaker:
             return True
         return all(record.get(key) == value for key, value in where.items())
 
-    def make(self, raw: RawRecord) -> NewDocument:
+    def make_document(self, raw: RawRecord) -> NewDocument:
         """Make a document; raise Reject for a faulty record, Filtered for an unwanted document."""
         if raw.value is None:
             assert raw.fault is not None
@@ -70,12 +70,12 @@ class DocumentMaker:
             raise Filtered("secret", f"it holds {', '.join(kinds)}")
         if self._find_overlap and (path := self._find_overlap(draft.texts)) is not None:
             raise Filtered("in_benchmark", f"it shares words with {path}")
-        texts = [normalized(text) for text in draft.texts]
+        texts = [normalize_text(text) for text in draft.texts]
         n_given = draft.n_given or len(texts)
         given, answer = "\n".join(texts[:n_given]), "\n".join(texts[n_given:])
         group, text = hash_document(given, answer)
         if draft.group is not None:
-            group = group_hash(normalized(draft.group))
+            group = group_hash(normalize_text(draft.group))
         if source.group is not None:
             value = look_up(record, source.group)
             if not isinstance(value, str | int | float):
@@ -84,7 +84,9 @@ class DocumentMaker:
         # Documents with the same identity are duplicates.
         identity = f"{given}\n{answer}"
         if names := source.duplicate_fields:
-            identity = "\n".join(normalized(text_field(record, name)).casefold() for name in names)
+            identity = "\n".join(
+                normalize_text(text_field(record, name)).casefold() for name in names
+            )
             text = text_hash(identity)
         return NewDocument(
             self._id(raw, record),
@@ -106,13 +108,13 @@ class DocumentMaker:
     def _category(self, record: Mapping[str, Any], name: str) -> str | None:
         value = look_up(record, name)
         if value is MISSING:
-            raise missing_field(record, name)
+            raise reject_missing_field(record, name)
         return category_name(value) if isinstance(value, str | int | float) else None
 
     def _fields(self, record: Mapping[str, Any]) -> bytes:
         for name in self.spec.evaluation_fields:
             if name not in record:
-                raise missing_field(record, name)
+                raise reject_missing_field(record, name)
         try:
             return orjson.dumps({name: record[name] for name in self.spec.evaluation_fields})
         except TypeError as error:
@@ -143,7 +145,7 @@ def prepare_shard(
                 continue
             n_records += 1
             try:
-                writer.add(maker.make(raw))
+                writer.add(maker.make_document(raw))
             except Reject as reject:
                 rejects.add(raw, reject)
         writer.close()

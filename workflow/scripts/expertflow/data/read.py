@@ -50,7 +50,7 @@ def can_be_cut(file_format: FileFormat, compression: Compression | None) -> bool
     return compression is None and file_format in ("jsonl", "parquet", "arrow")
 
 
-def describe(
+def describe_file(
     path: Path, *, sha256: str | None = None, options: dict[str, Any] | None = None
 ) -> DataFile:
     """Inspect a raw file, counting records if that needs no parsing; DataError if unusable."""

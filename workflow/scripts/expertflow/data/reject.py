@@ -107,7 +107,7 @@ def excerpt(value: Any) -> str | None:
     return text[:EXCERPT_CHARS].encode("utf-8", "backslashreplace").decode()
 
 
-def clip(message: object) -> str:
+def clip_message(message: object) -> str:
     """Shorten a parser's message to one line; it may quote the value at length."""
     return excerpt(single_line(message)) or ""
 

@@ -84,14 +84,14 @@ class Renderer:
             return _strip(segments, self.layout)
         return segments
 
-    def form(self, frame: bytes) -> DocumentForm | None:
+    def build_form(self, frame: bytes) -> DocumentForm | None:
         """Lay out a frame with blanks; None if the layout depends on the texts."""
         if self.layout.strip_after or self.layout.strip_before:
             return None
         body = placeholder_body(frame)
         if body.text is not None:
             return _put_blanks(_join(self._atoms(body)), body)
-        found = self._template.form(body) if self._template else None
+        found = self._template.build_form(body) if self._template else None
         return found and _put_blanks(_join(found[0]), body, found[1])
 
     def text(self, body: Body) -> str:
@@ -122,7 +122,7 @@ class Renderer:
                 f"the model cannot write chats: {problem}; set data.chat_template to a file with"
                 " one that can, or to chatml"
             )
-        return self._template.atoms(body)
+        return self._template.lay_out(body)
 
     def _split(self, atom: Atom) -> Iterator[Atom]:
         end = 0
@@ -197,7 +197,7 @@ def _strip(segments: tuple[Segment, ...], layout: Layout) -> tuple[Segment, ...]
     return tuple(result)
 
 
-def answered(renderer: Renderer, body: Body, text: str | None = None) -> tuple[Segment, ...]:
+def render_answer(renderer: Renderer, body: Body, text: str | None = None) -> tuple[Segment, ...]:
     """Render a chat up to its last answer (or ``text`` instead); only that is learned."""
     last = last_answer(body)
     turns = [replace(t, learned=i == last) for i, t in enumerate(body.turns[: last + 1])]
@@ -206,9 +206,9 @@ def answered(renderer: Renderer, body: Body, text: str | None = None) -> tuple[S
     return renderer.render(replace(body, turns=tuple(turns)))
 
 
-def question_of(renderer: Renderer, body: Body) -> tuple[tuple[Segment, ...], str]:
+def split_question(renderer: Renderer, body: Body) -> tuple[tuple[Segment, ...], str]:
     """Split a chat into the prompt, up to where generation starts, and the expected answer."""
-    segments = answered(renderer, body)
+    segments = render_answer(renderer, body)
     turn = body.turns[last_answer(body)]
     at = next(i for i, segment in enumerate(segments) if segment.learned)
     start = segments[at].learned[0][0]
@@ -220,7 +220,7 @@ def question_of(renderer: Renderer, body: Body) -> tuple[tuple[Segment, ...], st
     return (*segments[:at], Segment(segments[at].text[:start])), answer
 
 
-def training_texts(renderer: Renderer, bodies: Iterable[Body]) -> Iterator[str]:
+def iter_training_texts(renderer: Renderer, bodies: Iterable[Body]) -> Iterator[str]:
     """Yield texts between special tokens, for training a tokenizer; skip rejected documents."""
     for body in bodies:
         try:
@@ -230,7 +230,7 @@ def training_texts(renderer: Renderer, bodies: Iterable[Body]) -> Iterator[str]:
         yield from (segment.text for segment in segments if not segment.special)
 
 
-def question_text(body: Body) -> str:
+def join_question(body: Body) -> str:
     """Return the question as people read it: all before the last learned turn, and tools."""
     if body.text is not None:
         return body.text

@@ -76,7 +76,7 @@ def find_secrets(text: str) -> list[str]:
     for window in _windows(text):
         if _BLANKS in window:
             window = _MANY_BLANKS.sub(_BLANKS, window)
-        for detector in detectors():
+        for detector in load_detectors():
             if detector.kind in kinds or not any(gate.search(window) for gate in detector.gates):
                 continue
             # Diff lines without their marker: some keys must start a line.
@@ -87,7 +87,7 @@ def find_secrets(text: str) -> list[str]:
 
 
 @functools.lru_cache(maxsize=1)
-def detectors() -> tuple[Detector, ...]:
+def load_detectors() -> tuple[Detector, ...]:
     from detect_secrets.filters import heuristic
     from detect_secrets.settings import get_plugins, transient_settings
 

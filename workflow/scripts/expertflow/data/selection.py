@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from expertflow.core.errors import DataError
 from expertflow.data.columns import KEPT, NO_CATEGORY, STATUS, Columns, Rows
 from expertflow.data.settings import DeduplicateSpec
-from expertflow.data.shingles import Hashes, mix, random_numbers
+from expertflow.data.shingles import Hashes, mix_bits, random_numbers
 
 # Each rule with its manifest setting.
 LIMITS = {
@@ -28,16 +28,16 @@ RULES = tuple(LIMITS)
 N_PLACES = 1 << 64
 
 
-def rank(text: Hashes, *, seed: int, rule: str) -> Hashes:
+def rank_documents(text: Hashes, *, seed: int, rule: str) -> Hashes:
     key = random_numbers(1, seed=seed * len(RULES) + RULES.index(rule))
-    return mix(text ^ key)
+    return mix_bits(text ^ key)
 
 
-def lowest(text: Hashes, rows: Rows, n: int, *, seed: int, rule: str) -> NDArray[np.bool_]:
+def mark_lowest(text: Hashes, rows: Rows, n: int, *, seed: int, rule: str) -> NDArray[np.bool_]:
     """Mark the ``n`` lowest-ranked rows, ties by order."""
     if n >= len(rows):
         return np.ones(len(rows), bool)
-    ranks = rank(text[rows], seed=seed, rule=rule)
+    ranks = rank_documents(text[rows], seed=seed, rule=rule)
     edge = np.partition(ranks, n)[n]
     chosen: NDArray[np.bool_] = ranks < edge
     chosen[np.flatnonzero(ranks == edge)[: n - int(chosen.sum())]] = True
@@ -57,7 +57,7 @@ def cap_categories(columns: Columns, spec: DeduplicateSpec) -> None:
         _keep(columns, own, int(limit), seed=spec.seed, rule="over_category_cap")
 
 
-def weigh(
+def apply_weights(
     columns: Columns, weights: dict[str, float], *, edge: int, seed: int
 ) -> NDArray[np.int32]:
     """Thin or repeat each source's training documents by its weight; return the copies.
@@ -70,14 +70,14 @@ def weigh(
         if weight == 1.0:
             continue
         of_source = (columns.status == KEPT) & (columns.source == place)
-        rows = np.flatnonzero(of_source & ~held_out(columns.group, edge))
+        rows = np.flatnonzero(of_source & ~mark_held_out(columns.group, edge))
         whole = math.floor(weight)
         n = math.floor((weight - whole) * len(rows) + 0.5)
         if whole == 0:
             _keep(columns, rows, max(1, n), seed=seed, rule="below_weight")
         else:
             copies[rows] = whole
-            copies[rows[lowest(columns.text, rows, n, seed=seed, rule="below_weight")]] += 1
+            copies[rows[mark_lowest(columns.text, rows, n, seed=seed, rule="below_weight")]] += 1
     return copies
 
 
@@ -108,12 +108,12 @@ def split_edge(columns: Columns, fraction: float, *, expert: str) -> int:
     )
 
 
-def held_out(group: Hashes, edge: int) -> NDArray[np.bool_]:
+def mark_held_out(group: Hashes, edge: int) -> NDArray[np.bool_]:
     result: NDArray[np.bool_] = group < np.uint64(edge)
     return result
 
 
-def select(
+def select_documents(
     columns: Columns, spec: DeduplicateSpec, *, expert: str
 ) -> tuple[int, NDArray[np.int32]]:
     for place, name in enumerate(columns.sources):
@@ -122,15 +122,15 @@ def select(
             _keep(columns, rows, n, seed=spec.seed, rule="over_source_cap")
     cap_categories(columns, spec)
     edge = split_edge(columns, spec.eval_fraction, expert=expert)
-    copies = weigh(columns, spec.weights, edge=edge, seed=spec.seed)
+    copies = apply_weights(columns, spec.weights, edge=edge, seed=spec.seed)
     if (n := spec.max_documents) is not None:
         rows = np.flatnonzero(columns.status == KEPT)
         _keep(columns, rows, n, seed=spec.seed, rule="over_max_documents")
     # The last limit may have emptied a side; then one group moves over.
     edge = split_edge(columns, spec.eval_fraction, expert=expert)
-    copies[held_out(columns.group, edge)] = 1
+    copies[mark_held_out(columns.group, edge)] = 1
     return edge, copies
 
 
 def _keep(columns: Columns, rows: Rows, n: int, *, seed: int, rule: str) -> None:
-    columns.drop(rows[~lowest(columns.text, rows, n, seed=seed, rule=rule)], rule)
+    columns.drop(rows[~mark_lowest(columns.text, rows, n, seed=seed, rule=rule)], rule)

@@ -20,7 +20,7 @@ from msgspec.structs import asdict
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import to_json
-from expertflow.data.messages import checked_text, read_tools, read_turns
+from expertflow.data.messages import read_tools, read_turns, require_text
 from expertflow.data.records import Body, ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.settings import PrepareSpec
@@ -50,7 +50,7 @@ class Draft(NamedTuple):
 def draft_maker(spec: PrepareSpec) -> Callable[[Record], Draft]:
     source, supervise_all = spec.source, spec.supervise == "all"
     if source.text is not None:
-        fill_text = filler(source.text)
+        fill_text = compile_template(source.text)
 
         def make_text(record: Record) -> Draft:
             text = fill_text(record)
@@ -82,7 +82,7 @@ def _pair_maker(
     prompt: str, completion: str, system: tuple[Turn, ...], supervise_all: bool
 ) -> Callable[[Record], Draft]:
     """Draft prompt-completion pairs without building turns: all share one frame."""
-    fill_prompt, fill_completion = filler(prompt), filler(completion)
+    fill_prompt, fill_completion = compile_template(prompt), compile_template(completion)
 
     def body(question: str, answer: str) -> Body:
         asked = Turn(role="user", content=question, learned=supervise_all)
@@ -145,7 +145,7 @@ def parse_template(template: str) -> list[tuple[str, str, str]]:
     return [(literal, name or "", spec or "") for literal, name, spec, _ in parts]
 
 
-def filler(template: str) -> Callable[[Record], str]:
+def compile_template(template: str) -> Callable[[Record], str]:
     """Compile a template to a function of a record, which raises Reject where text is missing."""
     parts = parse_template(template)
     places = [(name, FORMATS[spec]) for _, name, spec in parts if name]
@@ -175,7 +175,7 @@ def text_field(record: Record, name: str) -> str:
         value = _look_up_named(record, name)
     if name.endswith(OPTIONAL) and (value is MISSING or value is None or value == ""):
         return ""
-    return checked_text(value, name.removesuffix(OPTIONAL))
+    return require_text(value, name.removesuffix(OPTIONAL))
 
 
 def json_field(record: Record, name: str) -> str:
@@ -192,14 +192,14 @@ def lines_field(record: Record, name: str) -> str:
         return ""
     if not isinstance(value, list) or not value:
         raise Reject("not_a_list", "a list of texts is needed", field=path, value=value)
-    return "\n".join(checked_text(item, f"{path}.{i}") for i, item in enumerate(value))
+    return "\n".join(require_text(item, f"{path}.{i}") for i, item in enumerate(value))
 
 
 def _look_up_named(record: Record, name: str) -> Any:
     path = name.removesuffix(OPTIONAL)
     value = look_up(record, path)
     if value is MISSING and path == name:
-        raise missing_field(record, path)
+        raise reject_missing_field(record, path)
     return value
 
 
@@ -210,7 +210,7 @@ FORMATS: dict[str, Callable[[Record, str], str]] = {
 }
 
 
-def missing_field(record: Record, path: str) -> Reject:
+def reject_missing_field(record: Record, path: str) -> Reject:
     names = [str(name) for name in record]
     near = difflib.get_close_matches(path.partition(".")[0], names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""

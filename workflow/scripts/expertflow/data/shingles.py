@@ -37,7 +37,7 @@ _NO_BLANKS_BETWEEN = re.compile(
 )
 
 
-def spelled(text: str, *, punctuation: bool) -> bytes:
+def fold_words(text: str, *, punctuation: bool) -> bytes:
     """Return a text's case-folded words in UTF-8; without ``punctuation`` it separates words."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text).casefold()
@@ -63,10 +63,10 @@ def run_hashes(words: Hashes, n: int) -> Hashes:
 
 def runs_at(words: Hashes, starts: NDArray[np.int64], n: int) -> Hashes:
     terms = words[starts[:, None] + np.arange(n)] * _powers(WORD_BASE)[0][:n]
-    return mix(terms.sum(axis=1, dtype=np.uint64) ^ _salt(n))
+    return mix_bits(terms.sum(axis=1, dtype=np.uint64) ^ _salt(n))
 
 
-def mix(values: Hashes) -> Hashes:
+def mix_bits(values: Hashes) -> Hashes:
     values = values ^ (values >> _S30)
     values *= _M1
     values ^= values >> _S27
@@ -78,7 +78,7 @@ def mix(values: Hashes) -> Hashes:
 def random_numbers(n: int, *, seed: int) -> Hashes:
     start = seed * WORD_BASE & MASK
     steps = [(start + i * BYTE_BASE) & MASK for i in range(1, n + 1)]
-    return mix(np.array(steps, np.uint64))
+    return mix_bits(np.array(steps, np.uint64))
 
 
 def _run_hashes(words: Hashes, n: int, n_runs: int) -> Hashes:
@@ -91,7 +91,7 @@ def _run_hashes(words: Hashes, n: int, n_runs: int) -> Hashes:
     runs = sums[n : n + n_runs] - sums[:n_runs]
     runs *= inverses[:n_runs]
     runs ^= _salt(n)
-    return mix(runs)
+    return mix_bits(runs)
 
 
 def _salt(n: int) -> np.uint64:

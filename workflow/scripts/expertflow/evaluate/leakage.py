@@ -7,9 +7,9 @@ from pathlib import Path
 from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_json, sha256_text
 from expertflow.core.records import Record
-from expertflow.data.documents import Document, iter_kept, normalized
+from expertflow.data.documents import Document, iter_kept, normalize_text
 from expertflow.data.records import Body, ShardRecord
-from expertflow.data.render import question_text
+from expertflow.data.render import join_question
 from expertflow.data.shapes import frame_of, last_answer
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
@@ -106,7 +106,7 @@ class HeldOutHashes:
             self._questions.add(_question(document.body))
             if document.body.turns:
                 said = _said_before(document.body, last_answer(document.body))
-                self._last_words.update(map(normalized, said[-1:]))
+                self._last_words.update(map(normalize_text, said[-1:]))
 
     def mark_shared(self, document: Document) -> bool:
         """Compare a training document; always true, to serve as a filter in a pipeline."""
@@ -123,10 +123,10 @@ class HeldOutHashes:
         last = ""
         for i, turn in enumerate(body.turns):
             if turn.learned and last in self._last_words:
-                question = sha256_text(normalized("\n".join(_said_before(body, i))))
+                question = sha256_text(normalize_text("\n".join(_said_before(body, i))))
                 if question in self._questions:
                     yield question, _answer(question, body, i)
-            last = normalized(turn.content) or last
+            last = normalize_text(turn.content) or last
 
     def shares_text(self, held_out: Document) -> bool:
         body, question = held_out.body, _question(held_out.body)
@@ -144,11 +144,11 @@ class HeldOutHashes:
 
 
 def _question(body: Body) -> str:
-    return sha256_text(normalized(question_text(body)))
+    return sha256_text(normalize_text(join_question(body)))
 
 
 def _said_before(body: Body, turn: int) -> list[str]:
-    """Return the texts that ``question_text`` would join if this turn were the last learned one."""
+    """Return the texts that ``join_question`` would join if this turn were the last learned one."""
     return [text for text in (one.content.strip() for one in body.turns[:turn]) if text]
 
 
@@ -157,9 +157,9 @@ def _answer(question: str, body: Body, at: int) -> str:
         [turn.role, [[call.name, call.arguments] for call in turn.tool_calls]]
         for turn in body.turns[: at + 1]
     ]
-    return sha256_json([question, list(body.tools), roles, normalized(body.turns[at].content)])
+    return sha256_json([question, list(body.tools), roles, normalize_text(body.turns[at].content)])
 
 
 def _content(body: Body) -> str:
     frame, texts = frame_of(body)
-    return sha256_json([frame.decode("utf-8"), [normalized(text) for text in texts]])
+    return sha256_json([frame.decode("utf-8"), [normalize_text(text) for text in texts]])

@@ -12,7 +12,7 @@ from expertflow.core.records import Record
 from expertflow.data.documents import Document
 from expertflow.data.records import Layout, Segment
 from expertflow.data.reject import Reject
-from expertflow.data.render import Renderer, answered, question_of, question_text
+from expertflow.data.render import Renderer, join_question, render_answer, split_question
 from expertflow.evaluate.answer_text import without_thoughts
 from expertflow.evaluate.choose_checkpoint import n_to_report
 from expertflow.evaluate.generate import PromptCodec
@@ -139,10 +139,10 @@ def _made(make: Callable[[Document], T], documents: Iterable[Document]) -> Itera
 
 
 def _example(renderer: Renderer, document: Document) -> tuple[Example, tuple[Segment, ...]]:
-    prompt, answer = question_of(renderer, document.body)
+    prompt, answer = split_question(renderer, document.body)
     example = Example(
         document_id=document.document_id,
-        prompt=question_text(document.body),
+        prompt=join_question(document.body),
         reference=without_thoughts(answer),
         fields=document.fields,
     )
@@ -155,14 +155,14 @@ def _eval_example(
     """Tokenize a question with its answer, any answer and each option, as in training."""
     example, prompt = _example(renderer, document)
     texts = task.list_options(example)
-    any_answer = answered(renderer, document.body, ANY_ANSWER)
+    any_answer = render_answer(renderer, document.body, ANY_ANSWER)
     _check_stops(any_answer, task.spec.decoding.stop)
     batch = tokenize(
         [
             prompt,
-            answered(renderer, document.body),
+            render_answer(renderer, document.body),
             any_answer,
-            *(answered(renderer, document.body, text) for text in texts),
+            *(render_answer(renderer, document.body, text) for text in texts),
         ],
         engine,
     )

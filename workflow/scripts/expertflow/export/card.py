@@ -15,7 +15,13 @@ from expertflow.core.format import show_hidden
 from expertflow.core.records import Record
 from expertflow.data.records import DatasetManifest
 from expertflow.evaluate.records import Decoding, EvaluationRecord
-from expertflow.export.licenses import Licensed, conflicts, hub_license, only_license, remarks
+from expertflow.export.licenses import (
+    Licensed,
+    find_conflicts,
+    hub_license,
+    list_remarks,
+    only_license,
+)
 from expertflow.export.merge import MergeComparison
 from expertflow.export.records import ExportRecord, ExportSpec
 from expertflow.hardware.records import MonitorRecord
@@ -73,14 +79,14 @@ def model_card(
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: value if isinstance(value, Markdown) else plain(value),
+        finalize=lambda value: value if isinstance(value, Markdown) else escape_text(value),
     )
     environment.filters |= {
-        "code": code,
+        "code": escape_code,
         "digits": lambda value: "not measured" if value is None else f"{value:.4g}",
         "json_literal": lambda value: Markdown(json.dumps(value)),
         "markdown": Markdown,
-        "paragraph": paragraph,
+        "paragraph": escape_paragraph,
     }
     hours, world_size = inputs.training.time.wall_s / 3600, inputs.training.world_size
     energy = "energy_all_j" if world_size > 1 else "energy_j"
@@ -90,8 +96,8 @@ def model_card(
         record=record,
         comparison=comparison,
         is_demo=inputs.is_demo,
-        conflicts=conflicts(inputs.made_from),
-        remarks=remarks(inputs.made_from),
+        conflicts=find_conflicts(inputs.made_from),
+        remarks=list_remarks(inputs.made_from),
         vllm_settings=vllm_settings(inputs.spec.decoding),
         hours=hours,
         energy_j=getattr(inputs.monitor, energy),
@@ -102,7 +108,7 @@ def model_card(
     return f"---\n{front}\n---\n" + re.sub(r"\n{3,}", "\n\n", body).lstrip("\n")
 
 
-def plain(value: object) -> Markdown:
+def escape_text(value: object) -> Markdown:
     return Markdown(_MARKUP.sub(r"\\\1", html.escape(_one_line(value), quote=False)))
 
 
@@ -110,12 +116,12 @@ def _one_line(value: object) -> str:
     return show_hidden(single_line(value))
 
 
-def paragraph(value: object) -> Markdown:
-    text = _OPENING.sub(lambda m: f"\\{m[1]}" if m[1] else f"{m[2]}\\{m[3]}", plain(value))
+def escape_paragraph(value: object) -> Markdown:
+    text = _OPENING.sub(lambda m: f"\\{m[1]}" if m[1] else f"{m[2]}\\{m[3]}", escape_text(value))
     return Markdown(text)
 
 
-def code(value: object) -> Markdown:
+def escape_code(value: object) -> Markdown:
     line = _one_line(value)
     longest = max((len(run) for run in re.findall("`+", line)), default=0)
     fence, blank = "`" * (longest + 1), " " if longest else ""

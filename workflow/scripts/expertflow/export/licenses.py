@@ -73,7 +73,9 @@ class Licensed(Record, frozen=True, kw_only=True):
     @property
     def parts(self) -> tuple[str, ...]:
         """The names in a text that lists several licenses, without duplicates in any spelling."""
-        return tuple(sorted({normal(part) for part in SEVERAL.split(self.license or "")} - {""}))
+        return tuple(
+            sorted({normalize_name(part) for part in SEVERAL.split(self.license or "")} - {""})
+        )
 
     @property
     def terms(self) -> set[str]:
@@ -92,13 +94,13 @@ class Licensed(Record, frozen=True, kw_only=True):
         return f"{what}{self.name} ({self.license or 'not stated'})"
 
 
-def normal(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Normalize a license's name to its short form: ``Apache License 2.0`` is apache-2.0."""
     short = re.sub(r"[\s_()-]+", "-", name.casefold())
     return re.sub(r"^the-|(^|-)licen[cs]e(?=-|$)", "", short.strip("-")).strip("-")
 
 
-def conflicts(made_from: list[Licensed]) -> list[str]:
+def find_conflicts(made_from: list[Licensed]) -> list[str]:
     """Return what may prevent using or passing on the model, most severe first, one line each."""
     found = {term: [item for item in made_from if term in item.terms] for term in TERMS}
     lines = [f"{term}: {_list(found[term])} - {TERMS[term][1]}." for term in TERMS if found[term]]
@@ -116,7 +118,7 @@ def _list(items: list[Licensed]) -> str:
     return ", ".join(item.words for item in items)
 
 
-def remarks(made_from: list[Licensed]) -> list[str]:
+def list_remarks(made_from: list[Licensed]) -> list[str]:
     """Return other consequences of the licenses, which prevent nothing."""
     lines = []
     if len({item.parts for item in made_from if not item.is_base}) > 1:

@@ -17,7 +17,7 @@ from expertflow.data.records import Layout
 from expertflow.evaluate.generate import PromptCodec
 from expertflow.evaluate.records import Published
 from expertflow.export.model_files import (
-    cast,
+    cast_weights,
     check_weights,
     copy_texts,
     set_decoding,
@@ -141,7 +141,7 @@ def _write_weights(
         attention_name=ATTENTION,
     )
     check_weights(model, trained.published, trained.folder)
-    before = ask(model, sample)
+    before = compute_outputs(model, sample)
     merged_into: MergedInto = None
     if hasattr(model, "merge_and_unload"):
         plain = make_mergeable(model, trained.folder)
@@ -151,16 +151,16 @@ def _write_weights(
         plain = causal_lm(model)
     codec = PromptCodec(Engine(trained.base), trained.layout)
     set_decoding(plain, spec.decoding, end_id=codec.end_id, text_end_id=codec.pad_id)
-    cast(plain, dtype)
+    cast_weights(plain, dtype)
     plain.save_pretrained(folder, safe_serialization=True, max_shard_size=MAX_SHARD)
     # Only one of the two models may be in memory.
     del model, plain
     gc.collect()
     # The files as users load them, but in fp32, to measure only what the files lost.
     written = load_base(str(folder), dtype=torch.float32, attention_name=ATTENTION).eval()
-    after = ask(written, sample)
+    after = compute_outputs(written, sample)
     name = str(dtype).removeprefix("torch.")
-    comparison = compare(before, after, n_rows=len(sample), dtype=name)
+    comparison = compare_outputs(before, after, n_rows=len(sample), dtype=name)
     if not comparison.holds:
         raise TrainingError(
             f"{spec.expert}: merging moved the held-out loss from {comparison.loss_before:.6g} to"
@@ -184,7 +184,7 @@ def sample_rows(rows: PackedRows) -> PackedRows:
     )
 
 
-def probes(rows: PackedRows) -> list[torch.Tensor]:
+def make_probes(rows: PackedRows) -> list[torch.Tensor]:
     """Return beginnings of documents, [1, T] each: first those at the beginnings of rows."""
     ids_NL = rows.take_ids(np.arange(min(len(rows), N_PROBES)))
     places = []
@@ -197,10 +197,12 @@ def probes(rows: PackedRows) -> list[torch.Tensor]:
     return [torch.from_numpy(ids[None].astype(np.int64)) for _, _, ids in places[:N_PROBES]]
 
 
-def ask(model: Any, rows: PackedRows) -> RowOutputs:
+def compute_outputs(model: Any, rows: PackedRows) -> RowOutputs:
     loss, n_targets = held_out_loss(PackedLoss(model).eval(), rows, micro_batch_size=1)
     lm = causal_lm(model)
-    logits = tuple(model(input_ids=ids, use_cache=False).logits[0].float() for ids in probes(rows))
+    logits = tuple(
+        model(input_ids=ids, use_cache=False).logits[0].float() for ids in make_probes(rows)
+    )
     config = lm.config.get_text_config()
     if not all(tensor.shape[-1] == config.vocab_size for tensor in logits):
         raise TrainingError(
@@ -210,7 +212,7 @@ def ask(model: Any, rows: PackedRows) -> RowOutputs:
     return RowOutputs(loss, n_targets, logits)
 
 
-def compare(
+def compare_outputs(
     trained: RowOutputs, written: RowOutputs, *, n_rows: int, dtype: str
 ) -> MergeComparison:
     loss, logits = MAX_LOSS_DIFFERENCE, MAX_LOGIT_DIFFERENCE

@@ -32,7 +32,7 @@ def hide_cards() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def published_folder(checkpoint: Path, published: Published, training: TrainingRecord) -> Path:
+def find_published_folder(checkpoint: Path, published: Published, training: TrainingRecord) -> Path:
     """Return the folder of the chosen weights; raise TrainingError if they are not there."""
     wanted = (published.step, published.path, published.weights_sha256)
     if wanted not in {(c.step, c.path, c.weights_sha256) for c in training.candidates}:
@@ -83,7 +83,7 @@ def written_dtype(choice: Literal["auto", "fp32", "bf16"], base: Path) -> torch.
     return DTYPES[STORED[stored]]
 
 
-def cast(model: Any, dtype: torch.dtype) -> None:
+def cast_weights(model: Any, dtype: torch.dtype) -> None:
     """Cast parameters one by one, so that no second copy of the model is held."""
     for parameter in model.parameters():
         if parameter.is_floating_point():

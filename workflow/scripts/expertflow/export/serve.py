@@ -15,7 +15,7 @@ from expertflow.core.records import Record
 from expertflow.data.layout import read_layout
 from expertflow.data.records import Body, Layout, Segment, Turn
 from expertflow.data.reject import Reject
-from expertflow.data.render import Renderer, question_of
+from expertflow.data.render import Renderer, split_question
 from expertflow.evaluate.answer_text import cut_at, without_thoughts
 from expertflow.evaluate.generate import end_ids, positions_of
 from expertflow.export.model_files import read_system_prompt
@@ -30,7 +30,7 @@ HELP = "/reset forgets the chat, /quit leaves, Ctrl-C ends an answer"
 Show = Callable[[str], None]
 
 
-class Expert(Record, frozen=True):
+class ServedExpert(Record, frozen=True):
     name: str
     model: PreTrainedModel
     engine: Engine
@@ -51,14 +51,14 @@ class Expert(Record, frozen=True):
             # Any answer shows where answers begin.
             body = Body(turns=(*turns, Turn(role="assistant", content="x", learned=True)))
             try:
-                segments, _answer = question_of(Renderer(self.layout), body)
+                segments, _answer = split_question(Renderer(self.layout), body)
             except Reject as reject:
                 why = f"the model's chat template refuses this chat: {reject}"
                 raise ConfigError(why) from reject
         ids: list[int] = tokenize([segments], self.engine).ids[0].tolist()
         return ids
 
-    def answer(self, turns: list[Turn], show: Show) -> str:
+    def generate_answer(self, turns: list[Turn], show: Show) -> str:
         """Stream an answer to ``show`` until Ctrl-C.
 
         Raises ConfigError if the chat leaves no position for an answer, or memory runs out.
@@ -115,14 +115,14 @@ class Stream(BaseStreamer):  # type: ignore[misc]
         self._emit(final=True)
 
     def _emit(self, *, final: bool) -> None:
-        text = visible(self._engine.decode(self._ids or []), self._stops, final=final)
+        text = cut_visible(self._engine.decode(self._ids or []), self._stops, final=final)
         # While a character is incomplete the text may still change, so that is held back.
         if len(text) > len(self.shown):
             piece, self.shown = text[len(self.shown) :], text
             self._show(piece)
 
 
-def visible(text: str, stops: tuple[str, ...], *, final: bool) -> str:
+def cut_visible(text: str, stops: tuple[str, ...], *, final: bool) -> str:
     """Return the visible part of a partial answer: no thoughts, no (possible) stop text."""
     is_stopped = any(stop in text for stop in stops)
     text = cut_at(text, stops)
@@ -136,7 +136,7 @@ def visible(text: str, stops: tuple[str, ...], *, final: bool) -> str:
     return answer
 
 
-def load_expert(folder: Path, *, max_new_tokens: int) -> Expert:
+def load_expert(folder: Path, *, max_new_tokens: int) -> ServedExpert:
     """Load an exported model offline, on a card if there is one; raise ConfigError if missing."""
     if max_new_tokens < 1:
         raise ConfigError(f"--max-new-tokens {max_new_tokens}: give 1 or more")
@@ -146,7 +146,7 @@ def load_expert(folder: Path, *, max_new_tokens: int) -> Expert:
     dtype = torch.bfloat16 if half else torch.float32
     model = load_base(str(place), dtype=dtype, attention_name="sdpa").to(device).eval()
     model.generation_config.max_new_tokens = max_new_tokens
-    return Expert(
+    return ServedExpert(
         name=folder.resolve().name,
         model=model,
         engine=Engine(place),
@@ -168,14 +168,18 @@ def find_model(folder: Path) -> Path:
     )
 
 
-def answer_once(expert: Expert, system: str | None, text: str, show: Show) -> None:
+def answer_once(expert: ServedExpert, system: str | None, text: str, show: Show) -> None:
     if not text.strip():
         raise ConfigError("nothing to answer: give --prompt, or text on standard input")
-    expert.answer([*_opening(expert, system), Turn(role="user", content=text, learned=False)], show)
+    expert.generate_answer(
+        [*_opening(expert, system), Turn(role="user", content=text, learned=False)], show
+    )
     show("\n")
 
 
-def chat(expert: Expert, system: str | None, *, read: Callable[[], str], show: Show) -> None:
+def run_chat(
+    expert: ServedExpert, system: str | None, *, read: Callable[[], str], show: Show
+) -> None:
     """Answer each line, with the conversation as context, until /quit or the end of the input."""
     turns = _opening(expert, system)
     while True:
@@ -193,7 +197,7 @@ def chat(expert: Expert, system: str | None, *, read: Callable[[], str], show: S
         elif text:
             asked = [*turns, Turn(role="user", content=text, learned=False)]
             try:
-                answer = expert.answer(asked, show)
+                answer = expert.generate_answer(asked, show)
             except ConfigError as error:
                 show(f"error: {error}\n")
                 continue
@@ -201,7 +205,7 @@ def chat(expert: Expert, system: str | None, *, read: Callable[[], str], show: S
             turns = [*asked, Turn(role="assistant", content=answer, learned=False)]
 
 
-def _opening(expert: Expert, system: str | None) -> list[Turn]:
+def _opening(expert: ServedExpert, system: str | None) -> list[Turn]:
     """Return the system prompt as the first turn; null: the expert's, empty: none."""
     content = expert.system_prompt if system is None else system
     return [Turn(role="system", content=content, learned=False)] if content else []

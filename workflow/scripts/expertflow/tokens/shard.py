@@ -22,7 +22,7 @@ from expertflow.core.progress import ProgressPrinter
 from expertflow.core.records import read_record, to_json, write_record
 from expertflow.data.documents import iter_batches
 from expertflow.data.records import ShardRecord
-from expertflow.data.render import Renderer, training_texts
+from expertflow.data.render import Renderer, iter_training_texts
 from expertflow.data.shapes import body_of
 from expertflow.tokens.arrow import IDS_DTYPE, INDEX, index_batch
 from expertflow.tokens.engine import Encoder, choose_engine
@@ -191,7 +191,7 @@ def _probe_texts(documents: Path, renderer: Renderer, n_shards: int) -> list[str
     for first in islice(iter_batches(documents), 1):
         part = first.slice(0, -(-PROBE_DOCUMENTS // n_shards))
         bodies = map(body_of, part["frame"].to_pylist(), part["texts"].to_pylist())
-        for text in training_texts(renderer, bodies):
+        for text in iter_training_texts(renderer, bodies):
             if left > 0:
                 texts.append(text[:left])
                 left -= len(texts[-1])

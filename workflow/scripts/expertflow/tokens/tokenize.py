@@ -226,7 +226,7 @@ class Drafter:
         if frame not in self._forms:
             if len(self._forms) == N_FORMS:
                 self._forms.popitem(last=False)
-            form = self._renderer.form(frame)
+            form = self._renderer.build_form(frame)
             if form is not None and not self._fits(form, frame, texts.slice(0, N_TRIED)):
                 log.warning("the chat template is applied to every document: its layout differs")
                 form = None

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from expertflow.core.records import Record
-from expertflow.data.reject import Filtered, clip, why_too_hard
+from expertflow.data.reject import Filtered, clip_message, why_too_hard
 from expertflow.data.settings import FieldCheck
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class StepLimitError(Exception):
 
 
 def _parse(text: str) -> "tuple[list[Token], int]":
-    from expertflow.data.checks.cypher_tokens import adapt
+    from expertflow.data.checks.cypher_tokens import adapt_tokens
 
     n_steps = 0
 
@@ -105,7 +105,7 @@ def _parse(text: str) -> "tuple[list[Token], int]":
         n_statements([*head, *braces, *tail])
 
     tokens = _dialect().tokenize(text)
-    return tokens, n_statements(adapt(tokens, parse_subquery))
+    return tokens, n_statements(adapt_tokens(tokens, parse_subquery))
 
 
 def _words(error: Exception) -> str:
@@ -115,5 +115,5 @@ def _words(error: Exception) -> str:
     first = _WANTED.sub("", first)
     place = _PLACE.search(first)
     if place is None:
-        return clip(first)
-    return f"near line {place[1]}, column {place[2]}: {clip(first[: place.start()])}"
+        return clip_message(first)
+    return f"near line {place[1]}, column {place[2]}: {clip_message(first[: place.start()])}"

@@ -11,7 +11,7 @@ _OPENING = (TokenType.LEFT_PAREN, TokenType.LEFT_BRACKET, TokenType.LEFT_BRACE)
 _CLOSING = (TokenType.RIGHT_PAREN, TokenType.RIGHT_BRACKET, TokenType.RIGHT_BRACE)
 
 
-def adapt(tokens: list[Token], parse_subquery: Callable[[list[Token]], None]) -> list[Token]:
+def adapt_tokens(tokens: list[Token], parse_subquery: Callable[[list[Token]], None]) -> list[Token]:
     """Replace names, map projections, ``COUNT { … }`` and ``COLLECT { … }``, innermost first.
 
     ``parse_subquery`` gets the braces of each subquery and raises if they do not parse.

@@ -13,7 +13,7 @@ from jsonschema_specifications import REGISTRY
 from referencing.exceptions import Unresolvable
 
 from expertflow.core.strict_json import parse_json
-from expertflow.data.reject import clip
+from expertflow.data.reject import clip_message
 
 # Compiled schemas cached: checking one against its draft takes 3 ms.
 N_CACHED = 256
@@ -55,27 +55,27 @@ class SchemaValidators:
         except MemoryError:
             return "schema_too_costly", "it needs more memory than there is"
         except Unresolvable as unresolvable:
-            return "schema_unresolvable", f"nothing is fetched: {clip(unresolvable)}"
+            return "schema_unresolvable", f"nothing is fetched: {clip_message(unresolvable)}"
         except RecursionError:
             return "schema_unresolvable", "it refers to itself without end, or nests too deeply"
         except regex.error as wrong:
-            return "schema_invalid", f"a pattern: {clip(wrong)}"
+            return "schema_invalid", f"a pattern: {clip_message(wrong)}"
         except UnknownType as wrong:
-            return "schema_invalid", f"there is no type {clip(wrong.type)!r}"
+            return "schema_invalid", f"there is no type {clip_message(wrong.type)!r}"
         except ValueError as wrong:  # urllib's, for a malformed URL
-            return "schema_unresolvable", f"a reference: {clip(wrong)}"
+            return "schema_unresolvable", f"a reference: {clip_message(wrong)}"
         except _BREAKDOWNS as wrong:
-            return "schema_invalid", f"a part of it is no schema: {clip(wrong)}"
+            return "schema_invalid", f"a part of it is no schema: {clip_message(wrong)}"
         if error is None:
             return None
         broken = "allows nothing" if error.validator is None else f"breaks {error.validator!r}"
-        return "json_schema_violation", f"{clip(error.json_path)} {broken}"
+        return "json_schema_violation", f"{clip_message(error.json_path)} {broken}"
 
     def _compile(self, text: str) -> tuple[Any, tuple[str, str] | None]:
         try:
             schema = parse_json(text)
         except ValueError as error:
-            return None, ("schema_invalid", clip(error))
+            return None, ("schema_invalid", clip_message(error))
         if not isinstance(schema, dict | bool):
             return None, ("schema_invalid", "a schema is an object, true or false")
         draft: Any = Draft202012Validator
@@ -87,7 +87,7 @@ class SchemaValidators:
         try:
             draft.check_schema(schema, format_checker=FormatChecker(()))
         except SchemaError as error:
-            return None, ("schema_invalid", clip(f"{error.json_path}: {error.message}"))
+            return None, ("schema_invalid", clip_message(f"{error.json_path}: {error.message}"))
         except RecursionError:
             return None, ("schema_invalid", "nested too deeply")
         # The registry holds the drafts' own schemas; without one, jsonschema downloads.

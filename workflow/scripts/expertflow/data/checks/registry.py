@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from expertflow.core.errors import ConfigError
 from expertflow.core.strict_json import MAX_DEPTH, count_levels, parse_json
 from expertflow.data.checks import cypher, language, sql, typescript
-from expertflow.data.reject import Filtered, Reject, clip, excerpt
+from expertflow.data.reject import Filtered, Reject, clip_message, excerpt
 from expertflow.data.settings import CheckName, FieldCheck
 from expertflow.data.shapes import MISSING, look_up, with_value
 
@@ -111,7 +111,7 @@ def _check_json(value: Any, record: dict[str, Any], check: FieldCheck) -> None:
         try:
             instance = parse_json(value)
         except ValueError as error:
-            raise Filtered("json_unparsable", clip(error)) from error
+            raise Filtered("json_unparsable", clip_message(error)) from error
     elif isinstance(value, dict | list) and (n := count_levels(value)) > MAX_DEPTH:
         raise Filtered("json_unparsable", f"nested {n:,} levels deep, at most {MAX_DEPTH}")
     elif not isinstance(value, dict | list | bool | int | float):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from expertflow.data.reject import Filtered, clip, why_too_hard
+from expertflow.data.reject import Filtered, clip_message, why_too_hard
 from expertflow.data.settings import FieldCheck
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _transpile(statement: "exp.Expr", dialect: str) -> str:
         with _quiet():
             return statement.sql(dialect=dialect, unsupported_level=ErrorLevel.RAISE, comments=True)
     except (SqlglotError, RecursionError) as error:
-        raise Filtered("sql_not_transpilable", f"to {dialect}: {clip(error)}") from error
+        raise Filtered("sql_not_transpilable", f"to {dialect}: {clip_message(error)}") from error
 
 
 def _words(error: "SqlglotError") -> str:
@@ -88,7 +88,7 @@ def _words(error: "SqlglotError") -> str:
     description = str(found[0].get("description") or "cannot be tokenized").split(" <Token")[0]
     line, column = found[0].get("line"), found[0].get("col")
     where = f"line {line}, column {column}: " if line is not None else ""
-    return where + clip(description)
+    return where + clip_message(description)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ def check_typescript(text: str, _: dict[str, Any], __: FieldCheck) -> None:
         raise Filtered("typescript_unparsable", detail)
     # The parser takes a lone surrogate's bytes as they are: wrong in a name, right in a string.
     source = text.encode("utf-8", "surrogatepass")
-    node = parsers()[0].parse(source).root_node
+    node = load_parsers()[0].parse(source).root_node
     if not node.has_error:
         return
     # A loop: code may nest deeper than Python's stack.
@@ -35,7 +35,7 @@ def check_typescript(text: str, _: dict[str, Any], __: FieldCheck) -> None:
 
 
 @cache
-def parsers() -> "tuple[Parser, Parser]":
+def load_parsers() -> "tuple[Parser, Parser]":
     """Return the parsers for TypeScript and for TSX, which has JSX but no ``<T>value`` casts."""
     import tree_sitter_typescript
     from tree_sitter import Language, Parser

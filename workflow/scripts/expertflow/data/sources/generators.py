@@ -10,7 +10,7 @@ from pathlib import Path
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import replacing, sha256_file
-from expertflow.data.read import describe
+from expertflow.data.read import describe_file
 from expertflow.data.records import Artifact, SourceLock
 from expertflow.data.sources.base import DataSource, Fetched, Found, Pinned, Pins
 from expertflow.data.sources.git_store import resolve_commit
@@ -50,4 +50,4 @@ class GeneratedRecords(DataSource):
             # A repository is pinned by its head: packing is up to git.
             sha256 = sha256_file(path) if path.is_file() else resolve_commit(path)
             artifacts[name] = Artifact(path=str(path), sha256=sha256)
-        return Fetched((describe(directory / "records.jsonl"),), artifacts=artifacts)
+        return Fetched((describe_file(directory / "records.jsonl"),), artifacts=artifacts)

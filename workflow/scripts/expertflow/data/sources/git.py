@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import replacing
-from expertflow.data.read import describe
+from expertflow.data.read import describe_file
 from expertflow.data.records import SourceLock
 from expertflow.data.secrets import replace_emails
 from expertflow.data.sources.base import DataSource, Fetched, Found, Pinned, Pins
@@ -79,7 +79,7 @@ class GitRepository(DataSource):
                 stream.write(json.dumps(commit, ensure_ascii=False) + "\n")
         counts = ", ".join(f"{n} by {reason}" for reason, n in sorted(skipped.items()))
         notes = (f"commits left out: {counts}",) if counts else ()
-        return Fetched((replace(describe(output), notes=notes),))
+        return Fetched((replace(describe_file(output), notes=notes),))
 
 
 def extract_commits(

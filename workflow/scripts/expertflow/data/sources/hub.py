@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from expertflow.core.errors import DataError
 from expertflow.data import cache
 from expertflow.data.formats.options import SourceOptions
-from expertflow.data.read import describe
+from expertflow.data.read import describe_file
 from expertflow.data.records import SourceLock
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources import hub_errors
@@ -80,7 +80,7 @@ class HubDataset(DataSource):
         self.repository, self.split = str(spec.id), spec.split or "train"
 
     def look_up(self) -> Found:
-        commit = cache.cached_revision(self.repository, self.spec.revision)
+        commit = cache.find_revision(self.repository, self.spec.revision)
         license = cache.card_license(cache.card_data(self.repository, commit))
         prepared = cache.find_source(self.spec)
         if prepared is not None:
@@ -122,7 +122,7 @@ class HubDataset(DataSource):
         files = []
         for path in prepared.files(split):
             try:
-                files.append(replace(describe(path), notes=notes))
+                files.append(replace(describe_file(path), notes=notes))
             except DataError as error:
                 raise DataError(f"{path}: damaged; delete its folder and fetch again") from error
         there = sum(file.n_records or 0 for file in files)
@@ -259,7 +259,7 @@ def _open_commit(repository: str, wanted: str | None) -> CachedCommit:
     """
     from huggingface_hub import HfApi
 
-    commit = cache.cached_revision(repository, wanted)
+    commit = cache.find_revision(repository, wanted)
     if (known := _cached_commit(repository, commit)) and known.is_listed:
         return known
     revision = commit or wanted or "main"
@@ -276,7 +276,7 @@ def _open_commit(repository: str, wanted: str | None) -> CachedCommit:
         if not hub_errors.is_unreachable(error):
             raise
         unreachable = error
-    found = _cached_commit(repository, commit or cache.cached_revision(repository, wanted))
+    found = _cached_commit(repository, commit or cache.find_revision(repository, wanted))
     if found is None:
         raise unreachable or DataError(f"{repository} holds no files")
     if not found.is_listed and (lost := _lost_parts(found.n_bytes_by_path)):

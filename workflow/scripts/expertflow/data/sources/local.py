@@ -9,7 +9,7 @@ from expertflow.core.files import sha256_file
 from expertflow.data.formats.options import ReadOptions
 from expertflow.data.formats.streams import sniff_format
 from expertflow.data.formats.tables import count_rows
-from expertflow.data.read import can_be_cut, describe, format_of
+from expertflow.data.read import can_be_cut, describe_file, format_of
 from expertflow.data.records import LockedFile, SourceLock
 from expertflow.data.sources.base import DataSource, Fetched, Found, Pinned, Pins
 
@@ -56,7 +56,7 @@ class LocalFiles(DataSource):
                 raise DataError(f"{path}: gone since the workflow started; put it back, run again")
             if sha256_file(path) != locked.sha256:
                 raise DataError(f"{path}: changed since the workflow started; run again")
-            files.append(describe(path, sha256=locked.sha256, options=self.spec.options))
+            files.append(describe_file(path, sha256=locked.sha256, options=self.spec.options))
         return Fetched(tuple(files))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from expertflow.core.errors import EvaluationError
-from expertflow.data.checks.typescript import parsers
+from expertflow.data.checks.typescript import load_parsers
 from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.records import Judgment
 from expertflow.evaluate.scoring import IsolatedTask
@@ -68,7 +68,7 @@ def syntax(code: str) -> list[Token] | None:
         return None
     # A lone surrogate becomes invalid UTF-8, which the parser reports as an error.
     source = code.encode("utf-8", "surrogatepass")
-    for parser in parsers():
+    for parser in load_parsers():
         root = parser.parse(source).root_node
         if not root.has_error:
             return list(_tokens(root))
