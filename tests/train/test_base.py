@@ -160,10 +160,12 @@ def test_a_tokenizer_that_changed_before_the_model_was_read_is_refused(
 class ModelHandler(Handler):
     """Serve models by the interface of data sets."""
 
-    def answer(self) -> None:
+    def do_GET(self) -> None:
         path = self.path.replace("/api/models/", "/api/datasets/")
         self.path = path if path.startswith("/api/") else f"/datasets{path}"
-        super().answer()
+        super().do_GET()
+
+    do_HEAD = do_GET
 
 
 @pytest.fixture
