@@ -70,6 +70,11 @@ def test_every_module_counts_as_code_of_a_script(room: str) -> None:
 
 
 def test_parsed_modules_outlive_their_process_and_a_damaged_file(scripts: Path) -> None:
+    (scripts / "no folder").write_text("")
+    unsaved = code_digest.ParsedModules()
+    unsaved.keep_in(scripts / "no folder" / "code.json")
+    assert unsaved.read(scripts / "expertflow" / "b.py").imports == ()
+    unsaved.save()
     kept, module = scripts / "state" / "code.json", scripts / "expertflow" / "a.py"
     for left in (None, "{", None):
         if left is not None:
@@ -81,11 +86,3 @@ def test_parsed_modules_outlive_their_process_and_a_damaged_file(scripts: Path) 
         assert found.imports == ("expertflow", "expertflow.b")
         known = json.loads(kept.read_text())
         assert [entry[0] for entry in known.values()] == [found.sha256]
-
-
-def test_modules_are_parsed_where_nothing_can_be_kept(scripts: Path) -> None:
-    (scripts / "state").write_text("no folder")
-    modules = code_digest.ParsedModules()
-    modules.keep_in(scripts / "state" / "code.json")
-    assert modules.read(scripts / "expertflow" / "b.py").imports == ()
-    modules.save()

@@ -57,8 +57,11 @@ def test_a_json_manifest_does_as_well(tmp_path: Path) -> None:
 
 
 def test_scalars_of_the_command_line_get_their_type() -> None:
-    texts = ["3e-6", "true", "null", "x", "1e"]
-    assert convert_scalars({"a": texts}, words=WORDS) == {"a": [3e-6, True, None, "x", "1e"]}
+    # A commit's id that looks like a number stays a text.
+    texts = ["3e-6", "true", "null", "x", "1e", "1234e56", "1.5e3"]
+    assert convert_scalars({"a": texts}, words=WORDS) == {
+        "a": [3e-6, True, None, "x", "1e", "1234e56", 1500.0]
+    }
 
 
 SOURCE = {"name": "s", "kind": "local", "path": "x.jsonl"}
@@ -68,10 +71,6 @@ SOURCE = {"name": "s", "kind": "local", "path": "x.jsonl"}
     ("change", "message"),
     [
         ({"trainnig": {}}, r"unknown key 'trainnig'; did you mean 'training'\?"),
-        (
-            {"training": {"learning_rat": 1}},
-            "'training.learning_rat'; did you mean 'learning_rate",
-        ),
         (
             {"training": {"learning_rate": "fast"}},
             "learning_rate' is 'fast': it must be of",
@@ -104,16 +103,11 @@ SOURCE = {"name": "s", "kind": "local", "path": "x.jsonl"}
             {"training": {"parallel": "fsdp", "optim": "adamw_8bit"}},
             "cannot share out the states of optim adamw_8bit",
         ),
-        (
-            {"training": {"per_device_train_batch_size": 4}},
-            "'training.per_device_train_batch_size'; it is called 'batch_size' here",
-        ),
         ({"training": {"lora_r": 4}}, "'training.lora_r'; it is called 'lora.r' here"),
         (
             {"evaluation": {"task": "exact_match", "backend": "vllm"}},
             "'evaluation.backend'; transformers writes the answers; leave it out",
         ),
-        ({"training": {"num_workers": 4}}, "it is called 'dataloader_num_workers' here"),
         # An old name means something only where the new one belongs.
         ({"decoding": {"lora_r": 4}}, "'decoding.lora_r'; known keys are stop"),
         (
@@ -213,19 +207,11 @@ def test_a_template_of_a_benchmark_is_checked(tmp_path: Path) -> None:
         load(tmp_path, {**base(), "data": {"benchmarks": [benchmark]}})
 
 
-def test_a_faulty_demo_block_is_found_in_the_demo_preset(tmp_path: Path) -> None:
+def test_a_demo_block_is_checked_and_is_no_override(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown key 'modle'"):
         load(tmp_path, {**base(), "demo": {"modle": "x"}})
-
-
-def test_a_demo_block_among_the_overrides_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"experts\.e\.demo has no effect"):
         load(tmp_path, base(), experts={"e": {"demo": {}}})
-
-
-def test_a_commit_id_that_looks_like_a_number_stays_a_text() -> None:
-    assert convert_scalars("1234e56", words={}) == "1234e56"
-    assert convert_scalars("1.5e3", words={}) == 1500.0
 
 
 def test_an_unknown_expert_gets_a_suggestion(tmp_path: Path) -> None:

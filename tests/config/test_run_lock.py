@@ -88,26 +88,19 @@ def test_a_job_of_a_living_run_is_no_orphan(folder: Path) -> None:
     child.kill()
 
 
-def test_a_job_of_another_folder_is_none_of_ours(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("other", ["folder", "_place", "NUMBERING"])
+def test_a_job_of_another_folder_machine_or_container_is_none_of_ours(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     run, child = start()
     end(run)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert find_orphans() == {}
-    child.kill()
-
-
-@pytest.mark.parametrize("name", ["_place", "NUMBERING"])
-def test_a_job_of_another_machine_or_container_is_none_of_ours(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    run, child = start()
-    end(run)
-    elsewhere = folder / "numbering"
-    elsewhere.symlink_to("pid:[1]")
-    monkeypatch.setattr(run_lock, name, {"_place": lambda: "n/", "NUMBERING": elsewhere}[name])
+    (elsewhere := folder / "elsewhere").mkdir()
+    (numbering := folder / "numbering").symlink_to("pid:[1]")
+    if other == "folder":
+        monkeypatch.chdir(elsewhere)
+    else:
+        changed = {"_place": lambda: "n/", "NUMBERING": numbering}
+        monkeypatch.setattr(run_lock, other, changed[other])
     assert find_orphans() == {}
     child.kill()
 
@@ -141,9 +134,6 @@ def test_orphans_are_waited_for(
     assert f"waiting for process {child.pid} (sleep 600)" in told
 
 
-JOBS = [SimpleNamespace(wildcards_dict={"expert": "a"})]
-
-
 @pytest.fixture
 def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Return a function that replaces squeue by a script."""
@@ -159,8 +149,13 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     return write
 
 
-def let_go() -> None:
-    """End the run, for its locks."""
+def hold_for_slurm(name: str | None) -> None:
+    """Hold an expert for a run that ends at once, which gives the locks back."""
+    hold_experts([job(expert="a")], slurm_run=name)
+    release()
+
+
+def release() -> None:
     while run_lock._held:
         run_lock._held.pop().close()
 
@@ -174,12 +169,10 @@ def test_the_jobs_of_the_run_before_are_waited_for(
     squeue: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     squeue("exit 1")
-    hold_experts(JOBS, slurm_run="first")
-    let_go()
+    hold_for_slurm("first")
     assert capsys.readouterr().err == "", "there was no run before: nothing is asked"
     squeue('echo "$@" >> asked; [ $(wc -l < asked) = 3 ] || printf "8\\n7\\n"')
-    hold_experts(JOBS, slurm_run="second")
-    let_go()
+    hold_for_slurm("second")
     told = capsys.readouterr().err
     assert "waiting for 7 8; to end them sooner: scancel 7 8" in told and told.count("\n") == 1
     asked = Path("asked").read_text().splitlines()
@@ -190,11 +183,9 @@ def test_the_jobs_of_the_run_before_are_waited_for(
 def test_a_squeue_that_fails_says_nothing_about_jobs(
     squeue: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hold_experts(JOBS, slurm_run="first")
-    let_go()
+    hold_for_slurm("first")
     squeue("[ -e failed ] || { touch failed; echo no controller >&2; exit 1; }")
-    hold_experts(JOBS)
-    let_go()
+    hold_for_slurm(None)
     assert "squeue failed (no controller)" in capsys.readouterr().err
     assert runs_of("a") == []
 
@@ -202,8 +193,7 @@ def test_a_squeue_that_fails_says_nothing_about_jobs(
 def test_a_run_that_is_killed_while_it_waits_hands_the_jobs_on(
     squeue: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold_experts(JOBS, slurm_run="first")
-    let_go()
+    hold_for_slurm("first")
     squeue("echo 7")
 
     def killed(_: float) -> None:
@@ -211,8 +201,8 @@ def test_a_run_that_is_killed_while_it_waits_hands_the_jobs_on(
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(run_lock.time, "sleep", killed)
-        hold_experts(JOBS, slurm_run="second")
-    let_go()
+        hold_for_slurm("second")
+    release()
     assert runs_of("a") == ["first", "second"]
 
 
@@ -221,9 +211,7 @@ def test_without_squeue_the_user_is_told(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    hold_experts(JOBS, slurm_run="first")
-    let_go()
+    hold_for_slurm("first")
     monkeypatch.setenv("PATH", "/nowhere")
-    hold_experts(JOBS)
-    let_go()
+    hold_for_slurm(None)
     assert "no squeue here to ask" in capsys.readouterr().err

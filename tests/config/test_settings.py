@@ -1,16 +1,11 @@
 """A setting is declared once: schema, flags, documentation and lists follow from it."""
 
-import ast
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Annotated
 
-import pytest
-import yaml
 from msgspec.structs import fields
-from support import ROOT, SCRIPTS, plan_spec
+from support import SCRIPTS, plan_spec
 
 from expertflow.core.records import Record
 from expertflow.core.settings import (
@@ -86,84 +81,6 @@ def test_a_calibration_keeps_what_takes_time() -> None:
     neutral = neutralize(spec)
     assert (neutral.optim, neutral.world_size, neutral.batch_size) == ("adamw_torch", 2, 4)
     assert (neutral.learning_rate, neutral.save_steps, neutral.seed) == (1e-5, None, 0)
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    for name in ("workflow", "docs"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    return tmp_path
-
-
-def test_a_new_setting_is_one_declaration(tree: Path) -> None:
-    scripts = tree / "workflow" / "scripts"
-    declared = scripts / "expertflow" / "plan" / "settings.py"
-    text = declared.read_text(encoding="utf-8")
-    new = (
-        '    adam_epsilon_warmup: Annotated[\n        float, Setting("Epsilon at first.", WEIGHTS,'
-        " gt=0, reported=True)\n    ] = 1e-6\n"
-    )
-    marker = "    optim: Annotated["
-    assert marker in text
-    declared.write_text(text.replace(marker, new + marker), encoding="utf-8")
-
-    def run(*command: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *command], cwd=scripts, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    run("write_settings.py")
-    schemas = {
-        name: yaml.safe_load((tree / "workflow" / "schemas" / f"{name}.schema.yaml").read_text())
-        for name in ("training", "report")
-    }
-    made = schemas["training"]["properties"]["adam_epsilon_warmup"]
-    assert made["exclusiveMinimum"] == 0
-    reported = schemas["report"]["$defs"]["TrainingParameters"]
-    assert reported["properties"]["adam_epsilon_warmup"]["description"] == "Epsilon at first."
-    assert "adam_epsilon_warmup" in (tree / "docs" / "settings.md").read_text(encoding="utf-8")
-    # In the plan, on the command line, in the report, and out of a calibration.
-    code = (
-        "from expertflow.plan.override import flags\n"
-        "from expertflow.plan.records import PlanSpec, TrainPlan\n"
-        "from expertflow.report.run_records import TrainingParameters\n"
-        "from expertflow.train.publish import _UNDECIDED\n"
-        "assert 'adam_epsilon_warmup' in flags()\n"
-        "for cls in (PlanSpec, TrainPlan, TrainingParameters):\n"
-        "    assert 'adam_epsilon_warmup' in cls.__struct_fields__\n"
-        "assert 'adam_epsilon_warmup' not in _UNDECIDED\n"
-    )
-    run("-c", code)
-
-
-# Words of settings that are also a number format, a method, an origin.
-VALUES = {"bf16", "fp16", "lora", "tuned"}
-# Where a word is a key of another record, a source's seed, a kind of kernel, torch's own name.
-OTHER_WORDS = {
-    "config": {"seed"},
-    "data": {"seed"},
-    "rental": {"max_usd", "method"},
-    "report": {"attention", "method"},
-    "train": {
-        "learning_rate", "loader", "n_threads", "packing", "seed", "weight_decay", "world_size",
-    },
-}  # fmt: skip
-
-
-def test_only_its_declaration_spells_a_settings_name() -> None:
-    names = {setting.name for setting in list_settings(TrainingSection)} - VALUES
-    package, found = SCRIPTS / "expertflow", []
-    for path in sorted(package.rglob("*.py")):
-        place = path.relative_to(package)
-        if place == Path("plan/settings.py"):
-            continue
-        words = names - OTHER_WORDS.get(place.parts[0], set())
-        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        texts = (node for node in nodes if isinstance(node, ast.Constant))
-        found += [f"{place}:{text.lineno}: {text.value}" for text in texts if text.value in words]
-    assert not found, "ask the field instead, as name_of(Training.seed)"
 
 
 def test_every_flag_is_a_setting() -> None:

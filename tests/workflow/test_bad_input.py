@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support import ROOT
-from workflow_space import Workspace, make_workspace, manifest
+from workflow_space import REPORT, Workspace, make_workspace, manifest
 
 pytestmark = pytest.mark.chain
 
@@ -13,22 +13,6 @@ pytestmark = pytest.mark.chain
 @pytest.fixture
 def fresh(tmp_path: Path) -> Workspace:
     return make_workspace(tmp_path / "space")
-
-
-def last_line(space: Workspace, *arguments: str) -> str:
-    line = space.refused(*arguments)
-    assert not (space.root / "results" / "tiny" / "report.json").exists()
-    return line
-
-
-def test_an_unknown_expert(fresh: Workspace) -> None:
-    line = last_line(fresh, "results/tinny/report.json")
-    assert "no manifest for expert 'tinny'" in line and "did you mean 'tiny'?" in line
-
-
-def test_a_misspelt_setting(fresh: Workspace) -> None:
-    fresh.write_manifest("tiny", manifest(learning_rat=1.0))
-    assert "did you mean 'learning_rate'" in last_line(fresh)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +33,8 @@ def test_a_source_that_cannot_be_used(fresh: Workspace, text: str | None, said: 
     source.unlink()
     if text is not None:
         source.write_text(text)
-    assert said in last_line(fresh)
+    assert said in fresh.refused()
+    assert not (fresh.root / REPORT).exists()
     if "rejected" in said:
         rejects = fresh.root / "results" / "tiny" / "documents" / "sums" / "000.rejected.jsonl"
         assert len(rejects.read_text().splitlines()) == 5
@@ -76,19 +61,15 @@ def test_auto_is_the_cpu_where_there_is_no_card(finished: Workspace, tmp_path: P
     assert space.record("plan.json")["hardware"] == "H100 SXM"
 
 
-def test_keep_incomplete_is_refused(fresh: Workspace) -> None:
-    line = last_line(fresh, "results/tiny/report.json", "--keep-incomplete")
-    assert "--keep-incomplete would record half-written outputs" in line
-
-
-@pytest.mark.parametrize(
-    "arguments", [("--workflow-profile", "none"), ("--resources", "gpu=0")], ids=["none", "zero"]
-)
-def test_any_number_of_trainings_at_once_is_refused(
-    fresh: Workspace, arguments: tuple[str, ...]
-) -> None:
-    line = last_line(fresh, "results/tiny/report.json", *arguments)
-    assert "resource gpu" in line and "--resources gpu=1" in line
+def test_what_must_not_run_is_refused_before_any_job(fresh: Workspace) -> None:
+    unknown = fresh.refused("results/tinny/report.json")
+    assert "no manifest for expert 'tinny'" in unknown and "did you mean 'tiny'?" in unknown
+    kept = fresh.refused(REPORT, "--keep-incomplete")
+    assert "--keep-incomplete would record half-written outputs" in kept
+    for arguments in (("--workflow-profile", "none"), ("--resources", "gpu=0")):
+        unlimited = fresh.refused(REPORT, *arguments)
+        assert "resource gpu" in unlimited and "--resources gpu=1" in unlimited
+    assert not list(fresh.root.glob("results/*/sources/fetched"))
 
 
 def test_the_workflow_runs_from_outside_with_ones_own_config(tmp_path: Path) -> None:
