@@ -3,7 +3,6 @@
 import gzip
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -112,13 +111,10 @@ def test_a_generator_writes_its_folder_whole(tmp_path: Path) -> None:
         lock(tmp_path, SourceSpec(generator="poems", **made))
 
 
-@pytest.mark.parametrize(
-    ("kind", "fix"),
-    [("locl", "did you mean 'local'"), ("x", "use one of generated, git, ")],
-)
-def test_an_unknown_kind_is_no_other(tmp_path: Path, kind: Any, fix: str) -> None:
-    with pytest.raises(ConfigError, match=f"source s: kind '{kind}' is unknown; {fix}"):
-        lock(tmp_path, SourceSpec(name="s", kind=kind, path="x", text="{x}"))
+def test_an_unknown_kind_is_no_other(tmp_path: Path) -> None:
+    source = SourceSpec(name="s", kind="x", path="x", text="{x}")
+    with pytest.raises(ConfigError, match="source s: kind 'x' is unknown; use one of generated, "):
+        lock(tmp_path, source)
 
 
 @pytest.mark.parametrize("n_shards", [1, 2, 15, 16, 17, 200])

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from test_prepare import documents, source_of
+from test_prepare import source_of
 from test_shapes import SPEC
 
 from expertflow.core.files import read_json_lines
-from expertflow.data.layout import read_layout
 from expertflow.data.prepare import prepare_shard
 from expertflow.data.records import ShardRecord
-from expertflow.data.render import Renderer
 from expertflow.data.settings import FieldCheck, SourceSpec
 
 SQL = FieldCheck(field="sql", check="sql", dialect="sqlite")
@@ -93,7 +91,7 @@ def as_calls(truth: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["simple_python", "multiple", "parallel", "live_simple"])
-def test_function_calls_are_learned_as_calls(name: str, shared_data: Path, tmp_path: Path) -> None:
+def test_function_calls_become_documents(name: str, shared_data: Path, tmp_path: Path) -> None:
     raw = read_json_lines(shared_data / "chat-tools" / "bfcl" / f"{name}.jsonl")
     path = tmp_path / "calls.jsonl"
     with path.open("w") as stream:
@@ -104,15 +102,3 @@ def test_function_calls_are_learned_as_calls(name: str, shared_data: Path, tmp_p
     source = SourceSpec(name="s", kind="local", messages="messages", tools="tools")
     shard = run(path, tmp_path, source)
     assert (shard.n_documents, shard.n_rejected_by_reason) == (len(raw), {})
-    layout = read_layout(
-        shared_data / "tokenizers" / "qwen", choice="chatml", text_special_tokens="plain"
-    )
-    renderer = Renderer(layout)
-    for document, record in zip(documents(shard), raw, strict=True):
-        segments = renderer.render(document.body)
-        learned = "".join(s.text[a:b] for s in segments for a, b in s.learned)
-        names = [name for call in record["ground_truth"] for name in call]
-        assert learned.count("<tool_call>") == len(names)
-        assert all(f'"name": "{name}"' in learned for name in names)
-        assert learned.endswith("</tool_call><|im_end|>")
-        assert learned.startswith("<tool_call>")

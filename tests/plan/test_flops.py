@@ -78,14 +78,6 @@ def _formulas(sum_len_sq: int) -> dict[Any, Any]:
     fused kernel computes again.
     """
 
-    def one_document(factor: int) -> Any:
-        def formula(*shapes: Any, **_: Any) -> int:
-            query = next(shape for shape in shapes if shape is not None and len(shape) == 4)
-            rows, heads, length, width = query
-            return int(factor * rows * heads * length * length * width)
-
-        return formula
-
     def all_documents(factor: int) -> Any:
         def formula(*shapes: Any, **_: Any) -> int:
             _total, heads, width = next(shape for shape in shapes if shape is not None)
@@ -98,8 +90,6 @@ def _formulas(sum_len_sq: int) -> dict[Any, Any]:
 
     return {
         ATEN.addmm_: in_place,
-        ATEN._scaled_dot_product_flash_attention_for_cpu: one_document(2),
-        ATEN._scaled_dot_product_flash_attention_for_cpu_backward: one_document(4),
         OWN._varlen_attn: all_documents(2),
         OWN._varlen_attn_backward: all_documents(4),
     }
@@ -178,13 +168,3 @@ def test_an_unknown_model_says_what_its_flops_take_for_granted() -> None:
     assert "gated MLP; model type of-tomorrow is not known" in doubts
     assert "adapters of mixer are not in it" in doubts
     assert flops_doubts(FACTS, LORA) == flops_doubts(FACTS, None) == ""
-
-
-@pytest.mark.parametrize("kind", ["full", "lora"])
-def test_the_route_of_the_cpu_does_the_same_work(kind: str) -> None:
-    """Real tensors, one SDPA call a document."""
-    run = run_of(KINDS[kind])
-    net, batch = built(run, checkpoint=False).float(), sample_batch(DOCUMENTS, 1, SUPERVISED)
-    materialize_weights(net)
-    seen = count_step_flops(net, batch, sum_len_sq=SUM_LEN_SQ) / batch.n_tokens
-    assert formula(run.lora, checkpoint=False).model == pytest.approx(seen, rel=0.01)

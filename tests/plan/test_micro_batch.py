@@ -1,11 +1,9 @@
 """Which micro-batch is chosen, and what the reason says."""
 
-from pathlib import Path
-
 import pytest
 import yaml
-from plan_fixtures import QWEN_06B, card, draft_of, plan, seq
-from support import ROOT, plan_spec
+from plan_fixtures import card, draft_of, plan, seq
+from support import ROOT
 
 from expertflow.core.errors import HardwareError
 from expertflow.plan.draft import PlanDraft
@@ -56,27 +54,7 @@ def repository_on_a_2060(**changes: object) -> TrainPlan:
     return plan(RTX_2060, packing, lora=lora, gradient_accumulation_steps=accumulation, **changes)
 
 
-def test_a_6_gb_card_gets_four_rows_by_a_traced_step(tmp_path: Path) -> None:
-    from transformers import Qwen3Config
-
-    from expertflow.train.memory_trace import trace_memory
-
-    shape = QWEN_06B
-    Qwen3Config(
-        vocab_size=shape.vocab_size, hidden_size=shape.hidden_size,
-        num_hidden_layers=shape.n_layers, num_attention_heads=shape.n_heads,
-        num_key_value_heads=shape.n_kv_heads, head_dim=shape.head_dim,
-        intermediate_size=shape.intermediate_size, tie_word_embeddings=True,
-    ).save_pretrained(tmp_path)  # fmt: skip
-    lora = repository_on_a_2060().lora
-    spec = plan_spec(method="lora", lora=lora, batch_size=None)
-    trace = trace_memory(
-        tmp_path, spec, gpu=RTX_2060, attention="packed", sequence_length_tokens=1024,
-        supervised_fraction=0.3,
-    )  # fmt: skip
-    settings = {"method": "lora", "lora": lora, "batch_size": None}
-    draft = draft_of(RTX_2060, packing=seq(1024), trace=trace, **settings)
-    assert choose_micro_batch(draft) == (4, True)
+def test_a_6_gb_card_gets_four_rows() -> None:
     made = repository_on_a_2060()
     assert (made.batch_size, made.gradient_checkpointing) == (4, True)
     assert made.global_batch_sequences == 8
@@ -90,13 +68,11 @@ SPARED = "; batch_size 4 with gradient_accumulation_steps 4 times as many fits w
     ("kept", "checkpointed", "changes", "expected", "setting", "said"),
     [
         # 1 GiB of model, 8 x 1/3 GiB of step, 8 % and 1 GiB of reserve; twice the step.
-        (GIB // 3, GIB // 100, {}, (8, False), "batch_size", "the most rows that fit without"),
         (GIB // 3, GIB // 100, {}, (8, False), "batch_size", "5.0 of 5.6 GiB, and 7.8 with 16"),
         # A card that would idle checkpoints just enough, unless that brings no more rows.
         (GIB, GIB // 100, {}, (BUSY_TOKENS // 1024, True), "batch_size", "judgment"),
         (GIB, GIB, {}, (2, False), "batch_size", ""),
         (GIB, GIB // 100, {"gradient_checkpointing": False}, (2, False), "batch_size", ""),
-        (GIB, GIB // 100, {"gradient_checkpointing": True}, (4, True), "batch_size", ""),
         # What the manifest gives is kept, and checkpointed if need be.
         (GIB, GIB // 100, {"batch_size": 2}, (2, False), "batch_size", ""),
         (GIB, GIB // 100, {"batch_size": 12}, (12, True), "batch_size", ""),

@@ -10,8 +10,6 @@ from support import LORA
 from expertflow.plan.records import (
     HardwareChoice,
     HardwareOption,
-    MemoryLine,
-    MemoryTrace,
     TrainPlan,
 )
 from expertflow.plan.show import options_table
@@ -102,15 +100,3 @@ def test_the_table_marks_the_quickest_and_the_cheapest_where_they_are_known() ->
     compare = (HardwareChoice(name="H100 SXM", n_gpus=1),)
     on_a_cpu = plan(None, compare=compare, gpu_table=tuple(TABLE))
     assert on_a_cpu.options == () and options_table(on_a_cpu) == ""
-
-
-def test_memory_of_another_kernel_is_said_to_be_the_planned_cards() -> None:
-    line = MemoryLine(
-        checkpoint_activations=False, model_bytes=10**9, gradient_bytes=0, n_tokens=(2048, 65536),
-        step_bytes=(10**8, 10**9),
-    )  # fmt: skip
-    trace = MemoryTrace(lines=(line, replace(line, checkpoint_activations=True)))
-    wanted = tuple(HardwareChoice(name=name, n_gpus=1) for name in ("RTX 2060", "RTX 4090"))
-    made = plan(card("H100 SXM"), trace=trace, compare=wanted, gpu_table=tuple(TABLE))
-    assert "memory as traced for H100 SXM" in named(made, "RTX 2060").remark
-    assert "traced" not in named(made, "RTX 4090").remark

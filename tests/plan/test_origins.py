@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import yaml
-from support import ROOT, write_tiny_run
+from support import write_tiny_run
 
-from expertflow.config.hardware_tables import HardwareTables
-from expertflow.config.load import describe_origins, load_config, load_expert
+from expertflow.config.load import describe_origins, load_expert
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
@@ -66,19 +65,6 @@ def test_a_plan_says_what_is_given_and_what_is_computed(tmp_path: Path) -> None:
     assert told["n_steps"].origin == "computed"
     text = plan_text(plan)
     assert "manifest: learning_rate 0.001" in text and "overlay: num_train_epochs" in text
-
-
-def test_the_length_of_rows_has_an_origin_where_it_is_set(tmp_path: Path) -> None:
-    def told(length: object) -> dict[str, str]:
-        training = {**MANIFEST["training"], "max_seq_length": length}
-        expert = loaded(tmp_path, {**MANIFEST, "training": training})
-        config = load_config({"experts": {"mine": {}}})
-        tables = HardwareTables(config, [ROOT / "config"])
-        return dict(tables.plan_spec(expert).origins)
-
-    assert told(64)["sequence_length_tokens"] == "manifest"
-    assert "sequence_length_tokens" not in told("auto")
-    assert "max_seq_length" not in told(64)
 
 
 def test_a_manifest_states_where_its_values_come_from(tmp_path: Path) -> None:

@@ -120,17 +120,6 @@ def test_a_variants_own_batch_counts_documents(tiny: Path) -> None:
     assert setup.plan.n_warmup_steps < setup.plan.n_steps
 
 
-def test_what_loose_rows_force_is_told(tiny: Path) -> None:
-    base = replace(plan_of(tiny), torch_compile=True)
-    setup = resolved(tiny, base, rows="unpacked")
-    said = f"micro-batch {setup.plan.batch_size} of one document each"
-    assert setup.forced == f"not compiled, {said}"
-    assert resolved(tiny, rows="unpacked").forced == said
-    own = {"batch_size": 1, "gradient_accumulation_steps": 1}
-    assert resolved(tiny, base, rows="on_the_fly", training=own).forced == "not compiled"
-    assert resolved(tiny, base, training={"attention": "sdpa"}).forced is None
-
-
 def test_variants_that_are_run_alike_have_one_digest(tiny: Path) -> None:
     base = plan_of(tiny)
     plain, sdpa = {"optim": "adamw_8bit"}, {"optim": "adamw_8bit", "attention": "sdpa"}

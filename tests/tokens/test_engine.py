@@ -1,6 +1,5 @@
 """Both engines give the same ids, or the fast one is not used."""
 
-import json
 import random
 import sys
 import unicodedata
@@ -10,7 +9,6 @@ import pytest
 
 from expertflow.tokens import engine as engine_module
 from expertflow.tokens.engine import (
-    Encoder,
     Engine,
     FastEngine,
     choose_engine,
@@ -37,11 +35,6 @@ GOLDEN = {
 @pytest.fixture
 def qwen(shared_data: Path) -> Path:
     return shared_data / "tokenizers" / "qwen"
-
-
-@pytest.fixture
-def fast_engine(qwen: Path) -> Encoder:
-    return choose_engine(qwen, wanted="auto", sample=[])
 
 
 @pytest.mark.parametrize("kind", ["tokenizers", "auto"])
@@ -102,17 +95,7 @@ def test_without_the_package_there_is_the_other_engine(
     assert (engine.name, engine.reason) == ("tokenizers", "fastokens is not installed")
 
 
-def test_special_tokens_in_a_text_are_characters(qwen: Path, fast_engine: Encoder) -> None:
-    text = "a<|im_start|>b<|endoftext|><|im_end|>"
-    names = [
-        t["content"] for t in json.loads((qwen / "tokenizer.json").read_text())["added_tokens"]
-    ]
-    assert {"<|im_start|>", "<|endoftext|>"} <= set(names)
-    (ids,) = fast_engine.encode_flat([text]).tolist()
-    assert not set(ids) & {fast_engine.special_id(t) for t in ("<|im_start|>", "<|im_end|>")}
-    assert fast_engine.decode(ids) == text
-
-
-def test_no_text_is_no_id(fast_engine: Encoder) -> None:
-    assert len(fast_engine.encode_flat([])) == 0
-    assert fast_engine.encode_flat(["", "a", ""]).lengths.tolist() == [0, 1, 0]
+def test_no_text_is_no_id(qwen: Path) -> None:
+    engine = choose_engine(qwen, wanted="auto", sample=[])
+    assert len(engine.encode_flat([])) == 0
+    assert engine.encode_flat(["", "a", ""]).lengths.tolist() == [0, 1, 0]
