@@ -47,7 +47,7 @@ def test_the_environment_says_where_the_caches_are(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert cache.hub_cache() == Path(hub).expanduser()
-    assert cache.prepared_cache() == Path(prepared).expanduser()
+    assert cache.find_prepared_cache() == Path(prepared).expanduser()
 
 
 @pytest.mark.parametrize("name", ["sums", "CypherBench", "Text-to-sql-v1", "aB2C", "SQLite3DB"])
@@ -127,4 +127,4 @@ def test_a_damaged_description_is_one_line(home: Path, text: str) -> None:
     (folder / "dataset_info.json").write_text(text)
     with pytest.raises(DataError, match=r"delete .* and fetch again"):
         cache.read_prepared(folder)
-    assert cache.list_prepared(cache.prepared_root("someone/sums")) == []
+    assert cache.list_prepared(cache.find_prepared_root("someone/sums")) == []

@@ -26,7 +26,7 @@ from expertflow.evaluate.tasks.multiple_choice import MultipleChoice
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.model import attention
 from expertflow.train.model.load import add_adapter
-from expertflow.train.model.packed import PackedLoss, causal_lm, held_out_loss
+from expertflow.train.model.packed import PackedLoss, causal_lm, compute_held_out_loss
 
 PAIRS = list(zip(prompts(1, 7, 3, 3, 12), prompts(4, 1, 9, 2, 1, seed=1), strict=True))
 
@@ -201,7 +201,7 @@ def test_documents_have_the_loss_they_have_alone(
 
 def test_they_add_up_to_the_held_out_loss(packed_model: Qwen3ForCausalLM) -> None:
     rows = made_rows()
-    mean, n_targets = held_out_loss(PackedLoss(packed_model), rows, micro_batch_size=2)
+    mean, n_targets = compute_held_out_loss(PackedLoss(packed_model), rows, micro_batch_size=2)
     found = document_losses(packed_model, rows, micro_batch_size=2)
     assert found.n_targets_D.sum() == n_targets
     assert found.nats_D.sum() == pytest.approx(mean * n_targets, rel=1e-6)

@@ -32,7 +32,7 @@ from expertflow.export.merge import (
     make_probes,
     sample_rows,
 )
-from expertflow.export.model_files import written_dtype
+from expertflow.export.model_files import find_dtype
 from expertflow.train.model import load as loading
 from expertflow.train.model.load import load_base
 from expertflow.train.model.weights import weights_sha256
@@ -140,7 +140,7 @@ def test_the_export_reads_the_base_in_the_precision_of_training(base: Path, tmp_
     what = train_adapter(base, tmp_path / "adapter", method="qlora", precision="bf16")
     loaded = load(what)
     half = load_base(str(base), dtype=torch.bfloat16, attention_name="sdpa", quantized=True)
-    codes = [dict(loading.quantized_layers(m)) for m in (loaded.unload(), half)]
+    codes = [dict(loading.list_quantized_layers(m)) for m in (loaded.unload(), half)]
     assert all(torch.equal(codes[0][name].weight, layer.weight) for name, layer in codes[1].items())
     assert {p.dtype for p in loaded.parameters()} == {torch.float32, torch.uint8}
 
@@ -277,4 +277,4 @@ def test_a_base_whose_type_cannot_be_kept_is_named(tmp_path: Path) -> None:
 
     save_file({"w": torch.zeros(3, dtype=torch.int8).numpy()}, tmp_path / "model.safetensors")
     with pytest.raises(TrainingError, match=r"are I8; set export\.dtype to fp32 or bf16"):
-        written_dtype("auto", tmp_path)
+        find_dtype("auto", tmp_path)

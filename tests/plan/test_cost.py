@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from plan_fixtures import card, plan, reasons_of, seq
 
 from expertflow.core.errors import ConfigError
-from expertflow.plan.cost import billed_hours, count_best_saves, count_evals, count_saves
+from expertflow.plan.cost import count_best_saves, count_evals, count_saves, round_up_hours
 from expertflow.plan.records import Calibration, TrainPlan
 from expertflow.plan.tuned import calibration_key
 
@@ -119,9 +119,9 @@ def test_the_demo_leaves_out_budgets_that_nothing_can_be_held_against() -> None:
 
 
 def test_time_is_billed_in_whole_steps() -> None:
-    assert billed_hours(0.51, None) == 0.51
-    assert billed_hours(0.51, 15) == 0.75
-    assert billed_hours(0.75, 15) == 0.75
+    assert round_up_hours(0.51, None) == 0.51
+    assert round_up_hours(0.51, 15) == 0.75
+    assert round_up_hours(0.75, 15) == 0.75
     prices = {"H100 SXM": {"usd_per_hour": 2.0, "as_of": "2026-11-01", "billing_minutes": 60,
                            "storage_usd_per_hour": 0.5}}  # fmt: skip
     cost = plan(card("H100 SXM"), prices=prices).cost

@@ -25,13 +25,13 @@ def test_a_restart_does_not_get_the_budget_anew(tmp_path: Path) -> None:
     path, clock = tmp_path / "ledger.json", Clock()
     meter = Meter(path, usd_per_hour=2.0, clock=clock)
     clock.now_s += 3600
-    assert meter.spent_usd(ahead_s=1800) == pytest.approx(3.0)
+    assert meter.total_usd(ahead_s=1800) == pytest.approx(3.0)
     meter.write_ledger()
     ledger = json.loads(path.read_text())
     for key in ("start_s", "end_s"):
         ledger["sessions"][0][key] -= 7200
     path.write_text(json.dumps(ledger))
-    assert Meter(path, usd_per_hour=3.0, clock=clock).spent_usd() == pytest.approx(2.0)
+    assert Meter(path, usd_per_hour=3.0, clock=clock).total_usd() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("paid_before_s", [None, 600.0])
@@ -53,7 +53,7 @@ def test_a_machine_that_was_paid_all_along_is_counted_once(tmp_path: Path) -> No
     # Paid since an hour ago: half an hour of the earlier session lies before that and one within.
     meter = Meter(path, usd_per_hour=1.0, since_s=now_s - 3600, clock=Clock())
     assert meter.usd_before == pytest.approx(1.0, abs=0.01)
-    assert meter.spent_usd() == pytest.approx(2.0, abs=0.01)
+    assert meter.total_usd() == pytest.approx(2.0, abs=0.01)
     meter.write_ledger()
     assert Meter(path, usd_per_hour=1.0, clock=Clock()).usd_before == pytest.approx(2.0, abs=0.01)
 

@@ -14,7 +14,7 @@ from expertflow.core.errors import TrainingError
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.model import attention
-from expertflow.train.model.packed import PackedLoss, padded_bounds
+from expertflow.train.model.packed import PackedLoss, pad_bounds
 from expertflow.train.model.self_check import check_model
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -201,7 +201,7 @@ def batch() -> Batch:
 
 
 def test_bounds_of_few_documents_have_one_shape_whatever_the_batch_holds() -> None:
-    found = [padded_bounds(packed_batch(chosen), CPU).tolist() for chosen in ([0, 1], [1, 2])]
+    found = [pad_bounds(packed_batch(chosen), CPU).tolist() for chosen in ([0, 1], [1, 2])]
     assert found == [[0, 10, 17, 32, 52, 57, 64], [0, 20, 25, 32, 64, 64, 64]]
 
 
@@ -215,7 +215,7 @@ def test_bounds_of_many_documents_have_few_shapes(
     lengths = [[1] * 256, [2] * 128, [256]]
     rows = PackedRows.from_lists(np.zeros((3, 256), np.int32), lengths, [[], [], []])
     batch = Collator(rows).batch(np.array(chosen))
-    bounds = padded_bounds(batch, CPU)
+    bounds = pad_bounds(batch, CPU)
     assert len(batch.cu_seqlens) == n_documents + 1 and len(bounds) == n_bounds + 1
     assert torch.equal(bounds[: n_documents + 1], batch.cu_seqlens)
     assert (bounds[n_documents:] == batch.input_ids_BL.numel()).all()
@@ -223,7 +223,7 @@ def test_bounds_of_many_documents_have_few_shapes(
 
 def test_no_document_is_lost_where_a_batch_holds_more_than_is_said() -> None:
     batch = replace(packed_batch([0, 1]), max_documents=2)
-    assert torch.equal(padded_bounds(batch, CPU), batch.cu_seqlens)
+    assert torch.equal(pad_bounds(batch, CPU), batch.cu_seqlens)
 
 
 def test_the_cuda_kernel_gets_one_dtype_under_autocast(

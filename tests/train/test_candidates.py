@@ -13,7 +13,7 @@ from tiny_run import made, train
 from expertflow.core.records import read_record
 from expertflow.train import publish
 from expertflow.train.model.load import load_trained
-from expertflow.train.model.weights import trained_parameters
+from expertflow.train.model.weights import list_trained_parameters
 from expertflow.train.publish import LOGS, read_outcome, write_outcome
 from expertflow.train.records import RunSummary, TrainingRecord
 from expertflow.train.saved import checkpoint_files
@@ -29,7 +29,7 @@ def held(folder: Path, state: Path) -> dict[str, torch.Tensor]:
     )
     if hasattr(net, "peft_config"):
         return {n: p.detach() for n, p in net.named_parameters() if "lora_" in n}
-    return {name: p.detach() for name, p in trained_parameters(net).items()}
+    return {name: p.detach() for name, p in list_trained_parameters(net).items()}
 
 
 def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -89,7 +89,7 @@ def test_several_processes_write_them_whole(tmp_path: Path, parallel: str) -> No
             folder / "checkpoint" / candidate.path, base="", dtype=torch.float32,
             attention_name="sdpa",
         )  # fmt: skip
-        found = {name: p.detach() for name, p in trained_parameters(published).items()}
+        found = {name: p.detach() for name, p in list_trained_parameters(published).items()}
         assert_equal(found, saved(state, candidate.step))
 
 

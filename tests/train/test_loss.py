@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from expertflow.tokens.packing import IGNORE
-from expertflow.train.model.loss import CHUNK, summed_loss, targets_of
+from expertflow.train.model.loss import CHUNK, sum_loss, targets_of
 
 N_IDS, WIDTH = 301, 16
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
@@ -40,7 +40,7 @@ def test_loss_and_gradients_are_those_of_torch(
     n_targets: int, frozen: bool, smoothing: float
 ) -> None:
     hidden, head, labels, n = case(n_targets, frozen=frozen)
-    loss = summed_loss(hidden, head, labels, n_targets=n, label_smoothing=smoothing)
+    loss = sum_loss(hidden, head, labels, n_targets=n, label_smoothing=smoothing)
     (loss / 100).backward()
     expected, to_hidden, to_head = by_torch(hidden, head, labels, smoothing)
     torch.testing.assert_close(loss.detach(), expected)
@@ -57,7 +57,7 @@ def test_under_autocast_products_are_in_half_and_sums_are_not(
 ) -> None:
     hidden, head, labels, n = case(700, frozen=frozen)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = summed_loss(hidden, head, labels, n_targets=n, label_smoothing=smoothing)
+        loss = sum_loss(hidden, head, labels, n_targets=n, label_smoothing=smoothing)
         expected, to_hidden, to_head = by_torch(hidden, head, labels, smoothing)
     (loss / 100).backward()
     assert loss.dtype == torch.float32
@@ -72,7 +72,7 @@ def test_under_autocast_products_are_in_half_and_sums_are_not(
 def test_a_frozen_head_in_half_gives_a_loss_in_full_precision(dtype: torch.dtype) -> None:
     """Whatever the hidden states are in."""
     hidden, head, labels, n = case(1000, frozen=True, dtype=dtype)
-    loss = summed_loss(hidden, head.bfloat16(), labels, n_targets=n)
+    loss = sum_loss(hidden, head.bfloat16(), labels, n_targets=n)
     expected, *_ = by_torch(hidden, head, labels, 0.0)
     torch.testing.assert_close(loss.detach(), expected, atol=0, rtol=1e-2)
     loss.backward()
@@ -83,7 +83,7 @@ def test_a_frozen_head_in_half_gives_a_loss_in_full_precision(dtype: torch.dtype
 def test_a_tied_head_gets_both_gradients() -> None:
     _, head, labels, n = case(300)
     ids = torch.randint(0, N_IDS, (2, 600), generator=torch.Generator().manual_seed(1))
-    summed_loss(functional.embedding(ids, head), head, labels, n_targets=n).backward()
+    sum_loss(functional.embedding(ids, head), head, labels, n_targets=n).backward()
     tied = head.detach().clone().requires_grad_()
     logits = functional.linear(functional.embedding(ids, tied)[:, :-1], tied).flatten(0, 1)
     targets = labels[:, 1:].flatten().long()
@@ -93,7 +93,7 @@ def test_a_tied_head_gets_both_gradients() -> None:
 
 def test_without_targets_the_loss_and_all_gradients_are_zero() -> None:
     hidden, head, labels, n = case(0)
-    loss = summed_loss(hidden, head, labels, n_targets=n)
+    loss = sum_loss(hidden, head, labels, n_targets=n)
     loss.backward()
     assert loss.item() == 0
     for tensor in (hidden, head):
@@ -110,7 +110,7 @@ def test_rows_are_selected_without_asking_how_many(monkeypatch: pytest.MonkeyPat
     for name in ("nonzero", "item", "tolist", "masked_select", "__bool__"):
         monkeypatch.setattr(torch.Tensor, name, asked)
     positions, targets = targets_of(labels, n)
-    summed_loss(hidden, head, labels, n_targets=n).backward()
+    sum_loss(hidden, head, labels, n_targets=n).backward()
     monkeypatch.undo()
     flat = labels.flatten()
     assert torch.equal(targets, flat[flat != IGNORE].long())

@@ -18,7 +18,7 @@ from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.model import load as loading
 from expertflow.train.model.load import describe_weights, load_for_scoring, load_for_training
-from expertflow.train.model.packed import PackedLoss, causal_lm, held_out_loss
+from expertflow.train.model.packed import PackedLoss, causal_lm, compute_held_out_loss
 from expertflow.train.model.weights import load_trainable_state, trainable_state, weights_sha256
 from expertflow.train.records import ModelRecord
 
@@ -79,7 +79,7 @@ def train(net: Any, rows: PackedRows, *, n_steps: int, evaluate: bool = False) -
         optimizer.zero_grad()
         losses.append(value.item())
         if evaluate:
-            held_out_loss(loss, rows, micro_batch_size=1)
+            compute_held_out_loss(loss, rows, micro_batch_size=1)
     return losses
 
 
@@ -109,7 +109,7 @@ def test_layers_are_in_4_bits_and_embeddings_and_head_are_not(
 ) -> None:
     net = load()
     lm = causal_lm(net)
-    assert len(loading.quantized_layers(lm)) == 2 * 7
+    assert len(loading.list_quantized_layers(lm)) == 2 * 7
     state = lm.model.layers[0].self_attn.k_proj.weight.quant_state
     assert (state.quant_type, state.nested) == ("nf4", True)
     assert type(lm.get_output_embeddings()) is torch.nn.Linear
@@ -168,14 +168,14 @@ def test_an_adapter_comes_back_from_plain_safetensors(
 ) -> None:
     net = load()
     train(net, rows, n_steps=5)
-    expected = held_out_loss(PackedLoss(net), rows, micro_batch_size=2)
+    expected = compute_held_out_loss(PackedLoss(net), rows, micro_batch_size=2)
     save_file(trainable_state(net), tmp_path / "weights.safetensors")
     fresh = load()
     load_trainable_state(fresh, load_file(tmp_path / "weights.safetensors"))
-    assert held_out_loss(PackedLoss(fresh), rows, micro_batch_size=2) == expected
+    assert compute_held_out_loss(PackedLoss(fresh), rows, micro_batch_size=2) == expected
     net.save_pretrained(tmp_path / "checkpoint")
     scored = load_for_scoring(tmp_path / "checkpoint", model=run[1], plan=run[0])
-    assert held_out_loss(PackedLoss(scored), rows, micro_batch_size=2) == expected
+    assert compute_held_out_loss(PackedLoss(scored), rows, micro_batch_size=2) == expected
 
 
 @needs_bitsandbytes
@@ -184,10 +184,10 @@ def test_before_training_the_base_is_scored_in_4_bits_too(
 ) -> None:
     plan, model = run
     before = load_for_scoring(None, model=model, plan=plan)
-    untrained = held_out_loss(PackedLoss(load()), rows, micro_batch_size=2)
-    assert held_out_loss(PackedLoss(before), rows, micro_batch_size=2) == untrained
+    untrained = compute_held_out_loss(PackedLoss(load()), rows, micro_batch_size=2)
+    assert compute_held_out_loss(PackedLoss(before), rows, micro_batch_size=2) == untrained
     original = load_for_scoring(None, model=model, plan=replace(plan, method="lora"))
-    assert held_out_loss(PackedLoss(original), rows, micro_batch_size=2) != untrained
+    assert compute_held_out_loss(PackedLoss(original), rows, micro_batch_size=2) != untrained
 
 
 def test_a_missing_package_is_one_line_with_the_fix(

@@ -115,7 +115,7 @@ def build_catalog(preset: str) -> Catalog:
 
 
 def scan_caches() -> CacheReport:
-    hub, arrow = cache.hub_cache(), cache.prepared_cache()
+    hub, arrow = cache.hub_cache(), cache.find_prepared_cache()
     repositories: dict[str, Any] = {}
     damaged: list[str] = []
     if hub.is_dir():
@@ -124,7 +124,7 @@ def scan_caches() -> CacheReport:
         found = scan_cache_dir(hub)
         damaged = sorted(text for text in map(str, found.warnings) if "datasets--" in text)
         repositories = {repo.repo_id: repo for repo in found.repos if repo.repo_type == "dataset"}
-    roots = {cache.prepared_root(name): name for name in repositories}
+    roots = {cache.find_prepared_root(name): name for name in repositories}
     prepared: dict[str, tuple[cache.Prepared, ...]] = {}
     for root in sorted(path for path in arrow.glob("*") if path.is_dir()):
         # Without its downloaded files, a data set's id follows from the folder alone.

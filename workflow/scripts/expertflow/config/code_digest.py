@@ -34,7 +34,7 @@ def _templates(*names: str) -> tuple[str, ...]:
     return (*(f"{folder}/{name}.html.j2" for name in names), f"{folder}/style.css")
 
 
-# Files that a script reads beside its imports: a change of theirs is a change of its code.
+# Files that a script reads beside its imports: a change in them is a change of its code.
 PAGE = ("page", "macros", "evaluation", "answers", "comparison", "ablation_parts", "profile")
 RESOURCES = {
     "export_model": ("scripts/expertflow/export/card.md.j2",),

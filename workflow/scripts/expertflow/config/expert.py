@@ -258,7 +258,7 @@ class ConfiguredExpert:
 
     @property
     def own_artifacts(self) -> dict[str, str]:
-        """The user's files that scoring reads, as the manifest names them, and a task of theirs."""
+        """The user's files that scoring reads, as the manifest names them, and their own task."""
         evaluation = self.settings["evaluation"]
         own = {key: place for key, place in evaluation["artifacts"].items() if ":" not in place}
         task = evaluation["task"]

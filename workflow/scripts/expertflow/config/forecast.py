@@ -22,7 +22,7 @@ from expertflow.data.sources.registry import open_source
 from expertflow.hardware import probe
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.claims import time_words
-from expertflow.plan.cost import MFU_HIGH, MFU_LOW, peak_flops_per_s, planned_price
+from expertflow.plan.cost import MFU_HIGH, MFU_LOW, peak_flops_per_s, price_of_plan
 from expertflow.plan.flops import flops_per_token
 from expertflow.plan.records import CostPlan, ModelFacts, PlanSpec, TrainPlan
 from expertflow.plan.switches import choose_precision
@@ -104,7 +104,7 @@ class Forecaster:
         except ExpertflowError as error:
             return Forecast(hardware=spec.hardware, basis=single_line(str(error).split("; ")[0]))
         hours = flops[0] / high / 3600, flops[1] / low / 3600
-        price = planned_price(spec, gpu)
+        price = price_of_plan(spec, gpu)
         name = "cpu" if gpu is None else gpu.name
         return Forecast(
             hours=hours,

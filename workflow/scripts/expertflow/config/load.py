@@ -138,7 +138,7 @@ def load_expert(
         if source["scan_secrets"] is None:
             source["scan_secrets"] = source_kinds()[source["kind"]].scan_secrets
     check_contradictions(result, where=where, bundled=bundled)
-    told = told_training(told or {}, name)
+    told = training_overrides(told or {}, name)
     layers: list[tuple[Origin, Collection[str]]] = [
         ("manifest", manifest.get("training", {})),
         *(("overlay", layer.get("training") or {}) for layer in (demo, config, own)),
@@ -149,7 +149,7 @@ def load_expert(
     return {**result, "preset": "demo" if demo else "full", "setting_origins": origins}
 
 
-def told_training(told: dict[str, Any], expert: str) -> dict[str, Any]:
+def training_overrides(told: dict[str, Any], expert: str) -> dict[str, Any]:
     """Cut out of what the command line says what is about the training of an expert."""
     own = ((told.get("experts") or {}).get(expert) or {}).get("training") or {}
     return {"training": told.get("training") or {}, "experts": {expert: {"training": own}}}

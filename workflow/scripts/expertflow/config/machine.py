@@ -17,7 +17,7 @@ from expertflow.data import cache
 from expertflow.hardware import probe
 from expertflow.plan.records import CostPlan
 from expertflow.plan.settings import TrainingSection
-from expertflow.plan.switches import choose_attention, choose_parallel, needed_packages
+from expertflow.plan.switches import choose_attention, choose_parallel, list_required_packages
 
 TRAINS = ("calibrate_expert", "tune_expert", "ablate_variant", "train_expert")
 # The plan's upper end leaves out start-up, saves and evaluations where nothing was calibrated, and
@@ -39,7 +39,7 @@ def check_machine(expert: ConfiguredExpert, rule: str) -> None:
     """
     training, elsewhere = expert.training, expert.run.elsewhere
     if rule in TRAINS:
-        limited_gpus(training, expert.run.gpu_limit)
+        count_allowed_gpus(training, expert.run.gpu_limit)
         count_nodes(training)
     spec = expert.plan_spec
     if rule in ("prepare_tokenizer", "prepare_model"):
@@ -56,7 +56,7 @@ def check_machine(expert: ConfiguredExpert, rule: str) -> None:
     choose_parallel(spec)
     if elsewhere or rule not in TRAINS:
         return
-    for package, remedy in needed_packages(spec):
+    for package, remedy in list_required_packages(spec):
         probe.package_version(package, remedy)
     if gpu is not None and probe.lacks_cuda():
         if not expert.run.looks:
@@ -121,7 +121,7 @@ def runtime_minutes(expert: str) -> int:
     )
 
 
-def limited_gpus(training: TrainingSection, limit: int | None) -> int:
+def count_allowed_gpus(training: TrainingSection, limit: int | None) -> int:
     """Count the GPUs of all nodes together; ConfigError if a run may not use as many.
 
     Snakemake would silently request fewer, and the processes would share them.

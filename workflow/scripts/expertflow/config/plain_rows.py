@@ -135,7 +135,7 @@ def _run(request: PackRequest, place: Workplace, output: Path) -> None:
     lines = (done.stderr + done.stdout).splitlines()
     said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     if not said:
-        # No stage ended with a line of ours: all that was said is needed.
+        # No stage ended with an error line: print everything.
         print(done.stderr, file=sys.stderr)
         raise DataError(f"Snakemake ended with {done.returncode}; its words are above{see}")
     raise DataError(OF_THE_FOLDER.sub("", said[0]) + see)

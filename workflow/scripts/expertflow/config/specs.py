@@ -16,7 +16,7 @@ from expertflow.config.ablations import variant_spec
 from expertflow.config.code_digest import GENERATOR, rule_digest
 from expertflow.config.expert import ConfiguredExpert
 from expertflow.config.hardware_tables import calibration_spec, tuning_spec
-from expertflow.config.load import told_training
+from expertflow.config.load import training_overrides
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import Record, from_json, to_json
@@ -259,5 +259,5 @@ def make_bundle(expert: ConfiguredExpert, _: Any) -> BundleSpec:
         with_weights=config["bundle_weights"],
         tuned=expert.training.tuned,
         staging=stage_to_nvme(expert, None),
-        told=told_training(expert.told, name),
+        told=training_overrides(expert.told, name),
     )

@@ -21,7 +21,12 @@ from expertflow.config.expert import ConfiguredExpert, RunContext
 from expertflow.config.forecast import Forecaster
 from expertflow.config.guard import note, one_line
 from expertflow.config.load import load_config
-from expertflow.config.machine import check_machine, count_nodes, limited_gpus, runtime_minutes
+from expertflow.config.machine import (
+    check_machine,
+    count_allowed_gpus,
+    count_nodes,
+    runtime_minutes,
+)
 from expertflow.config.specs import spec_text
 from expertflow.core.errors import ConfigError
 from expertflow.data.lock import HashCache
@@ -276,7 +281,7 @@ class Workflow:
 
     def n_gpus(self, wildcards: Any) -> int:
         limit = self._run.gpu_limit if self._run.main else None
-        return limited_gpus(self._expert(wildcards).training, limit)
+        return count_allowed_gpus(self._expert(wildcards).training, limit)
 
     def n_nodes(self, wildcards: Any) -> int | None:
         """Count the machines that train together; null, no resource, where it is one."""

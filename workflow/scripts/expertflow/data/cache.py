@@ -35,7 +35,7 @@ def hub_cache() -> Path:
     return _folder("HF_HUB_CACHE", _folder("HUGGINGFACE_HUB_CACHE", _home() / "hub"))
 
 
-def prepared_cache() -> Path:
+def find_prepared_cache() -> Path:
     return _folder("HF_DATASETS_CACHE", _home() / "datasets")
 
 
@@ -92,9 +92,9 @@ class Prepared(Record, frozen=True, kw_only=True):
         return [path for name, path in _arrow_files(self.folder) if name == split]
 
 
-def prepared_root(repository: str) -> Path:
+def find_prepared_root(repository: str) -> Path:
     *owner, name = repository.split("/")
-    return prepared_cache() / "___".join([*owner, snake_case(name)])
+    return find_prepared_cache() / "___".join([*owner, snake_case(name)])
 
 
 def snake_case(name: str) -> str:
@@ -123,7 +123,7 @@ def find_source(source: SourceSpec) -> Prepared | None:
     if commit is None and source.revision is not None:
         return None
     config = config_folder(source, source.config or default_config(card_data(repository, commit)))
-    found = [p for p in list_prepared(prepared_root(repository)) if p.config == config]
+    found = [p for p in list_prepared(find_prepared_root(repository)) if p.config == config]
     found = [p for p in found if commit in (None, p.commit)]
     return found[0] if len({p.commit for p in found}) == 1 else None
 

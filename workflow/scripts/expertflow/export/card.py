@@ -25,7 +25,7 @@ from expertflow.export.licenses import (
 from expertflow.export.merge import MergeComparison
 from expertflow.export.records import ExportRecord, ExportSpec
 from expertflow.hardware.records import MonitorRecord
-from expertflow.plan.cost import billed_hours
+from expertflow.plan.cost import round_up_hours
 from expertflow.plan.records import TrainPlan
 from expertflow.train.records import ModelRecord, TrainingRecord
 
@@ -102,7 +102,7 @@ def model_card(
         hours=hours,
         energy_j=getattr(inputs.monitor, energy),
         energy_reason=inputs.monitor.unavailable.get(energy, "the monitor did not record it"),
-        billed_hours=billed_hours(hours, inputs.plan.cost.billing_minutes),
+        billed_hours=round_up_hours(hours, inputs.plan.cost.billing_minutes),
     )
     front = front_matter(inputs, license_files)
     return f"---\n{front}\n---\n" + re.sub(r"\n{3,}", "\n\n", body).lstrip("\n")

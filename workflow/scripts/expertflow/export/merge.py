@@ -20,16 +20,16 @@ from expertflow.export.model_files import (
     cast_weights,
     check_weights,
     copy_texts,
+    find_dtype,
     set_decoding,
     write_system_prompt,
-    written_dtype,
 )
 from expertflow.export.records import ExportRecord, ExportSpec, MergedInto
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.engine import Engine
 from expertflow.train.model.base import weight_files
 from expertflow.train.model.load import load_base, load_for_export, make_mergeable
-from expertflow.train.model.packed import PackedLoss, causal_lm, held_out_loss
+from expertflow.train.model.packed import PackedLoss, causal_lm, compute_held_out_loss
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def export_model(
     Raises TrainingError, leaving nothing behind, if these are not the scored weights, or merging
     changed loss or logits by more than rounding does.
     """
-    dtype = written_dtype(spec.dtype, trained.base)
+    dtype = find_dtype(spec.dtype, trained.base)
     with replacing(output) as folder:
         folder.mkdir(parents=True)
         merged_into, comparison = _write_weights(spec, trained, dtype, folder)
@@ -198,7 +198,7 @@ def make_probes(rows: PackedRows) -> list[torch.Tensor]:
 
 
 def compute_outputs(model: Any, rows: PackedRows) -> RowOutputs:
-    loss, n_targets = held_out_loss(PackedLoss(model).eval(), rows, micro_batch_size=1)
+    loss, n_targets = compute_held_out_loss(PackedLoss(model).eval(), rows, micro_batch_size=1)
     lm = causal_lm(model)
     logits = tuple(
         model(input_ids=ids, use_cache=False).logits[0].float() for ids in make_probes(rows)

@@ -61,7 +61,7 @@ def check_weights(model: Any, published: Published, folder: Path) -> None:
         )
 
 
-def written_dtype(choice: Literal["auto", "fp32", "bf16"], base: Path) -> torch.dtype:
+def find_dtype(choice: Literal["auto", "fp32", "bf16"], base: Path) -> torch.dtype:
     """Return the type of merged weights; ``auto`` is the base's most common one."""
     if choice != "auto":
         return DTYPES[choice]

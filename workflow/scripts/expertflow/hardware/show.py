@@ -14,7 +14,7 @@ from expertflow.hardware.records import Card, GpuSample, MonitorRecord, Stats
 from expertflow.hardware.summary import SERIES, Watcher, compute_stats
 
 MB = 1e6
-# Figure: its name in words, its unit, and how many of ours are one of it.
+# Figure: its name in words, its unit, and how many of our units are one of it.
 FIGURES = {
     "any_kernel_percent": ("any kernel running", "%", 1.0),
     "sm_active_percent": ("SM active", "%", 1.0),

@@ -36,7 +36,7 @@ class Price(NamedTuple):
     def usd(self, hours: float | None) -> float | None:
         if hours is None or self.usd_per_hour is None:
             return None
-        return billed_hours(hours, self.billing_minutes) * self.usd_per_hour
+        return round_up_hours(hours, self.billing_minutes) * self.usd_per_hour
 
     def band(self, hours: Band, prefix: str = "") -> dict[str, Any]:
         """Return hours and dollars by field: low, middle and high."""
@@ -46,7 +46,7 @@ class Price(NamedTuple):
         return found
 
 
-def billed_hours(hours: float, billing_minutes: float | None) -> float:
+def round_up_hours(hours: float, billing_minutes: float | None) -> float:
     """Round hours up to full billing steps, if there are any."""
     if billing_minutes is None:
         return hours
@@ -90,7 +90,7 @@ def price_of(spec: PlanSpec, gpu: GpuFacts | None, n_cards: int) -> Price:
     return Price(rate, row["as_of"], minutes)
 
 
-def planned_price(spec: PlanSpec, gpu: GpuFacts | None) -> Price:
+def price_of_plan(spec: PlanSpec, gpu: GpuFacts | None) -> Price:
     if spec.price_usd_per_hour is None:
         return price_of(spec, gpu, spec.world_size)
     return Price(spec.price_usd_per_hour, spec.price_as_of, spec.billing_minutes)
@@ -115,7 +115,7 @@ def plan_cost(
         hours, parts = _calibrated_cost(calibration, plan, whole_peak)
     else:
         hours, parts = _prior_cost(plan, whole_peak, ignored)
-    price = planned_price(spec, plan.gpu)
+    price = price_of_plan(spec, plan.gpu)
     return CostPlan(
         price_usd_per_hour=price.usd_per_hour,
         price_as_of=price.as_of,

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from expertflow.core.errors import ConfigError, HardwareError
 from expertflow.hardware.gpu_table import gpu_by_name
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.cost import Band, Price, peak_flops_per_s, planned_price, price_of, prior_hours
+from expertflow.plan.cost import Band, Price, peak_flops_per_s, price_of, price_of_plan, prior_hours
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.memory import choose_micro_batch, is_predicted_to_fit
 from expertflow.plan.records import USABLE_FRACTION, HardwareOption, TrainPlan
@@ -56,7 +56,7 @@ def _planned(draft: PlanDraft, plan: TrainPlan) -> HardwareOption:
         fits=fits,
         micro_batch_size=plan.batch_size,
         checkpoint_activations=plan.gradient_checkpointing,
-        **_priced(hours, planned_price(draft.spec, plan.gpu)),
+        **_priced(hours, price_of_plan(draft.spec, plan.gpu)),
         remark=_join(remarks),
     )
 

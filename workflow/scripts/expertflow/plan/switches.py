@@ -51,7 +51,7 @@ def _contradictions(training: Training) -> Iterator[tuple[Any, str]]:
         yield Training.parallel, fix
 
 
-def needed_packages(training: Training) -> Iterator[tuple[str, str]]:
+def list_required_packages(training: Training) -> Iterator[tuple[str, str]]:
     """Yield the extra packages that these settings need, and what to do without them."""
     package = OPTIMIZERS[training.optim].package
     if training.method == "qlora" or package == "bitsandbytes":

@@ -71,7 +71,7 @@ class TuningRecord(Record, frozen=True, kw_only=True):
     @property
     def rates(self) -> dict[TunedSettings, float]:
         """Tokens a second of the choices that were timed."""
-        return {t.settings: t.tokens_per_s for t in measured_trials(self.trials) if t.tokens_per_s}
+        return {t.settings: t.tokens_per_s for t in select_measured(self.trials) if t.tokens_per_s}
 
     def speedup(self, settings: TunedSettings) -> float | None:
         ours, default = self.rates.get(settings), self.rates.get(self.default)
@@ -232,7 +232,7 @@ def choose_tuned(tuning: Tuning, plan: TrainPlan, draft: PlanDraft) -> AdoptedSe
     )
 
 
-def measured_trials(trials: Iterable[TuningTrial]) -> list[TuningTrial]:
+def select_measured(trials: Iterable[TuningTrial]) -> list[TuningTrial]:
     return [trial for trial in trials if trial.outcome == "measured"]
 
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from expertflow.core.records import Record
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.cost import billed_hours
+from expertflow.plan.cost import round_up_hours
 from expertflow.plan.records import TrainPlan
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import Measured, Missing, fill
@@ -101,7 +101,7 @@ def cost_usd(inputs: ReportInputs, *, billed: bool = False) -> Measured[float]:
     if cost.price_usd_per_hour is None:
         return Missing(NO_PRICE)
     if billed:
-        return cost.price_usd_per_hour * billed_hours(hours, cost.billing_minutes)
+        return cost.price_usd_per_hour * round_up_hours(hours, cost.billing_minutes)
     return cost.price_usd_per_hour * inputs.training.time.wall_s / 3600
 
 

@@ -35,15 +35,15 @@ def tenths(fraction: float) -> str:
     return f"{100 * fraction:.1f}{NBSP}%"
 
 
-def signed_percent(fraction: float) -> str:
-    return signed(100 * fraction, 0 if abs(fraction) >= 0.0995 else 1) + f"{NBSP}%"
+def percent_with_sign(fraction: float) -> str:
+    return with_sign(100 * fraction, 0 if abs(fraction) >= 0.0995 else 1) + f"{NBSP}%"
 
 
 def points(fraction: float) -> str:
-    return signed(100 * fraction, 1)
+    return with_sign(100 * fraction, 1)
 
 
-def signed(value: float, digits: int) -> str:
+def with_sign(value: float, digits: int) -> str:
     text = f"{value:+.{digits}f}"
     return text.replace("-", MINUS) if float(text) else text[1:]
 

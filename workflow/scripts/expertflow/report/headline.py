@@ -78,7 +78,7 @@ def _planned(
     if not is_measured(planned):
         return "no prediction"
     is_open = not planned or not is_measured(actual)
-    difference = "" if is_open else f" \u00b7 {f.signed_percent((actual or 0.0) / planned - 1)}"
+    difference = "" if is_open else f" \u00b7 {f.percent_with_sign((actual or 0.0) / planned - 1)}"
     return f"plan {show(planned)}{difference}"
 
 

@@ -76,13 +76,13 @@ def best_baseline(evaluation: Evaluation) -> Baseline | None:
 
 def format_difference(change: PairedChange) -> str:
     if change.quantity in LOSSES:
-        return f"{f.signed(change.difference, 3)} {LOSSES[change.quantity]}".rstrip()
+        return f"{f.with_sign(change.difference, 3)} {LOSSES[change.quantity]}".rstrip()
     return f"{f.points(change.difference)} points"
 
 
 def format_interval(change: PairedChange) -> str:
     digits, scale = (3, 1) if change.quantity in LOSSES else (1, 100)
-    return " to ".join(f.signed(scale * end, digits) for end in change.ci95)
+    return " to ".join(f.with_sign(scale * end, digits) for end in change.ci95)
 
 
 def format_change(change: PairedChange) -> str:

@@ -27,8 +27,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
         name: getattr(f, name)
         for name in (
             "count", "number_of", "short", "percent", "tenths", "points", "loss", "usd",
-            "duration", "size", "energy", "words", "plain", "signed", "sentence", "hold", "hours",
-            "short_hash", "signed_percent", "usd_rate", "short_time", "calls", "factor",
+            "duration", "size", "energy", "words", "plain", "with_sign", "sentence", "hold",
+            "hours", "short_hash", "percent_with_sign", "usd_rate", "short_time", "calls", "factor",
         )
     },
     "text": str,

@@ -17,7 +17,7 @@ from expertflow.plan.records import TrainPlan
 from expertflow.plan.settings import Training
 from expertflow.staging.records import Staged
 from expertflow.studies.records import Estimate
-from expertflow.studies.variants import NotMeasurableError, changed_settings
+from expertflow.studies.variants import NotMeasurableError, list_changes
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.train.records import TrialResult
 
@@ -106,7 +106,7 @@ def compare_losses(
 ) -> dict[str, Any]:
     """Return the fields of a variant's record that compare its losses with the plan's."""
     differs = float(np.mean([_differs(own, plain) for own, plain in pairs]))
-    if changed_settings(base, plan) & LEARNS_OTHERWISE:
+    if list_changes(base, plan) & LEARNS_OTHERWISE:
         return {"loss_differs": differs}
     own, plain = pairs[0]
     updates = (own.n_tokens / own.n_timed_steps) / (plain.n_tokens / plain.n_timed_steps)

@@ -20,7 +20,7 @@ from expertflow.plan.tuned import (
     TuningTrial,
     free_settings,
     is_allowed,
-    measured_trials,
+    select_measured,
     settings_of,
 )
 from expertflow.train.records import TrialResult
@@ -185,7 +185,7 @@ class Search(Struct, kw_only=True):
     def _rates(self, like: TunedSettings | None) -> dict[TunedSettings, float]:
         return {
             trial.settings: trial.tokens_per_s or 0.0
-            for trial in measured_trials(self.trials.values())
+            for trial in select_measured(self.trials.values())
             if like is None or trial.settings.torch_compile == like.torch_compile
         }
 

@@ -113,7 +113,7 @@ def set_up_variant(
     except ConfigError as error:
         raise NotMeasurableError(str(error)) from error
     unlike_rows = variant.rows == "on_the_fly" or (variant.rows == "unpacked" and not is_unpacked)
-    if not changed_settings(base, plan) and not unlike_rows:
+    if not list_changes(base, plan) and not unlike_rows:
         raise IsThePlanError("nothing would change")
     _check_device(base.gpu, plan)
     per_row, forced = first.tokens_per_row, None
@@ -129,7 +129,7 @@ def set_up_variant(
     per_step = per_row * min(plan.global_batch_sequences, plan.n_sequences)
     of_plan = first.tokens_per_row * min(base.global_batch_sequences, base.n_sequences)
     n_steps = max(3, math.ceil(n_timed_steps * of_plan / per_step - 1e-6))
-    settings = to_json({name: getattr(plan, name) for name in sorted(changed_settings(base, plan))})
+    settings = to_json({name: getattr(plan, name) for name in sorted(list_changes(base, plan))})
     return VariantSetup(
         plan=plan,
         rows=rows,
@@ -139,7 +139,7 @@ def set_up_variant(
     )
 
 
-def changed_settings(base: TrainPlan, plan: TrainPlan) -> set[str]:
+def list_changes(base: TrainPlan, plan: TrainPlan) -> set[str]:
     return {name for name in MOVABLE if getattr(base, name) != getattr(plan, name)}
 
 

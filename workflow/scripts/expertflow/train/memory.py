@@ -16,7 +16,7 @@ from expertflow.plan.records import TrainPlan
 from expertflow.train.device import is_out_of_memory
 from expertflow.train.feed.batches import Batch
 from expertflow.train.feed.loader import Feed
-from expertflow.train.model.packed import padded_bounds
+from expertflow.train.model.packed import pad_bounds
 from expertflow.train.records import MemoryRetry
 from expertflow.train.run import TrainingRun
 from expertflow.train.saved import checkpoint_files
@@ -82,7 +82,7 @@ def apply_oom_retries(plan: TrainPlan, state: Path) -> TrainPlan:
 
 
 def note_retry(plan: TrainPlan, state: Path, error: OutOfMemory) -> None:
-    """Let the next attempt take half the micro-batch, or raise if there must be none."""
+    """Have the next attempt take half the micro-batch, or raise if there must be none."""
     known = read_retries(state)
     if not plan.may_halve_micro_batch or plan.batch_size < 2 or len(known) >= MAX_RETRIES:
         raise error
@@ -128,7 +128,7 @@ def warm_up_compile(run: TrainingRun, n_steps: int) -> None:
     def new_shapes() -> Iterator[Batch]:
         for rows in own.between(first, min(first + n_steps, feed.n_steps)):
             batch = feed.collator.batch(rows)
-            shape = (*batch.input_ids_BL.shape, len(padded_bounds(batch, HOST)))
+            shape = (*batch.input_ids_BL.shape, len(pad_bounds(batch, HOST)))
             if shape not in known:
                 known.add(shape)
                 yield batch

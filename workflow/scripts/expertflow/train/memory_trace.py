@@ -110,7 +110,7 @@ def build_model(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
 
 
 def materialize_weights(net: Any) -> None:
-    """Give the weights storage; a tied one has one (``to_empty`` would make two)."""
+    """Allocate the weights; a tied one has one (``to_empty`` would make two)."""
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for module in net.modules():
         for tensors in (module._parameters, module._buffers):

@@ -26,7 +26,7 @@ from expertflow.hardware.probe import (
 )
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
-from expertflow.plan.switches import needed_packages
+from expertflow.plan.switches import list_required_packages
 from expertflow.train.device import fix_workspaces, measure_matmul_flops_per_s
 from expertflow.train.model.load import DTYPES
 
@@ -156,7 +156,7 @@ def _rows(gpu: GpuFacts | None) -> list[dict[str, Any]]:
 
 
 def _versions(plan: TrainPlan) -> dict[str, str]:
-    needed = [*((name, "install envs/") for name in PACKAGES), *needed_packages(plan)]
+    needed = [*((name, "install envs/") for name in PACKAGES), *list_required_packages(plan)]
     found = {name: package_version(name, remedy) for name, remedy in needed}
     for name, floor in FLOORS.items():
         if Version(found[name]) < Version(floor):

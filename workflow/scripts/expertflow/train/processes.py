@@ -97,7 +97,7 @@ class Processes:
 
 
 def release_gloo_threads() -> None:
-    """Let gloo's threads release finished work: destroying the group blocks them by the GIL."""
+    """Wait for gloo's threads to release finished work: destroying the group blocks them."""
     for _ in range(N_NAPS):
         time.sleep(LET_GO_S / N_NAPS)
 

@@ -41,7 +41,7 @@ AFTERWARDS = (
 N_WARM = 10
 # A large model's micro-batch has some ten thousand events, kilobytes each until they are read.
 MAX_MICRO_BATCHES = 16
-NO_NEIGHBOURS = "no other step than the first one of the session came before"
+NO_NEIGHBORS = "no other step than the first one of the session came before"
 NOT_A_DEVICE = "counted on CUDA devices only; this run was on the CPU"
 # Prefixes of annotations on the device's time line above the kernels.
 ANNOTATIONS = ("## ", "Optimizer.", "ProfilerStep")
@@ -289,7 +289,7 @@ class StepProfiler:
         busy = busy_us((s.start_us, s.end_us) for s in spans)
         unavailable = {"device_busy_fraction": NOT_A_DEVICE} if on_cpu else {}
         if not n_neighbors:
-            unavailable["neighbor_step_s"] = NO_NEIGHBOURS
+            unavailable["neighbor_step_s"] = NO_NEIGHBORS
         if no_trace is not None:
             unavailable |= dict.fromkeys(("trace", "n_trace_bytes"), no_trace)
         return KernelProfile(

@@ -99,7 +99,7 @@ class TrainProgress(Struct, kw_only=True):
 
     @property
     def best(self) -> EvalPoint | None:
-        """The evaluation with the lowest loss, but that of the untrained model."""
+        """The evaluation with the lowest loss, the untrained model's left out."""
         trained = [point for point in self.eval_points if point.step > 0]
         return min(trained, key=lambda point: point.loss, default=None)
 

@@ -15,7 +15,7 @@ from expertflow.core.errors import Interrupted
 from expertflow.core.files import read_json_lines, write_text
 from expertflow.core.records import to_json
 from expertflow.train.memory import memory_advice
-from expertflow.train.model.packed import held_out_loss
+from expertflow.train.model.packed import compute_held_out_loss
 from expertflow.train.records import EvalPoint, SavePoint, StepRecord
 from expertflow.train.run import Diverged, TrainingRun
 from expertflow.train.saved import checkpoint, checkpoint_files
@@ -53,7 +53,7 @@ def evaluate_held_out(run: TrainingRun) -> bool:
     start, best = time.perf_counter(), progress.best
     scope = memory_advice(plan, run.device)
     with run.clock.part("eval"), scope, processes.accelerator.autocast():
-        loss, n_targets = held_out_loss(
+        loss, n_targets = compute_held_out_loss(
             run.loss,
             run.held_out,
             micro_batch_size=plan.batch_size,

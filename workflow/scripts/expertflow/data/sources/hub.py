@@ -138,7 +138,7 @@ class HubDataset(DataSource):
         from datasets import DownloadConfig
         from filelock import FileLock
 
-        root = cache.prepared_root(self.repository)
+        root = cache.find_prepared_root(self.repository)
         root.parent.mkdir(parents=True, exist_ok=True)
         # Another expert's job may need the same data set at the same time.
         with FileLock(f"{root}.lock"), tempfile.TemporaryDirectory() as scratch:
@@ -155,7 +155,7 @@ class HubDataset(DataSource):
             if missing := commit.find_missing(wanted):
                 _download(self.repository, commit, missing)
                 commit.link_into(folder, missing)
-            downloads = cache.prepared_cache() / "downloads"
+            downloads = cache.find_prepared_cache() / "downloads"
             builder.download_and_prepare(
                 str(output),
                 download_mode="reuse_cache_if_exists",

@@ -16,7 +16,7 @@ RUNNER = r"""
   const { stringify } = JSON;
   const exit = process.reallyExit.bind(process);
   const resources = process.getActiveResourcesInfo.bind(process);
-  // The pipe of stdin and stdout is listed for ever.
+  // The pipe of stdin and stdout is always listed.
   const isOpen = () => {
     const open = resources();
     for (let n = 0; n < open.length; n++) if (open[n] !== 'PipeWrap') return true;

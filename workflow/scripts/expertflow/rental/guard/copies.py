@@ -11,7 +11,7 @@ from pathlib import Path
 from expertflow.core.errors import ConfigError, DataError, ExpertflowError
 from expertflow.core.files import remove
 from expertflow.core.records import read_part
-from expertflow.rental.guard.ledger import PLACE, TravellingLedger
+from expertflow.rental.guard.ledger import PLACE, RemoteLedger
 from expertflow.rental.guard.options import GuardOptions
 from expertflow.rental.sync.states import OUTCOME, pull_states, push_state, states_below
 from expertflow.rental.sync.store import SendRecord, SyncFailed, convert_errors, files_below
@@ -44,7 +44,7 @@ class Copies:
         self.pushes: list[SendRecord] = []
         self.syncs: list[SendRecord] = []
         self.failures: list[str] = []
-        self._ledger = TravellingLedger(self.own)
+        self._ledger = RemoteLedger(self.own)
         self._published_before: frozenset[str] = frozenset()
         # Pushes made by this session; null (all are trusted) once existing ones were compared.
         self._trusted: set[str] | None = set()

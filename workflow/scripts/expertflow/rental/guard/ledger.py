@@ -56,24 +56,24 @@ class Meter:
         self.usd_before = sum(paid, 0.0)
         self._start_s, self._clock, self._zero_s = start_s, clock, clock() - (now_s - start_s)
 
-    def spent_usd(self, *, ahead_s: float = 0.0) -> float | None:
+    def total_usd(self, *, ahead_s: float = 0.0) -> float | None:
         if self._price is None:
             return None
         return self.usd_before + (self._clock() - self._zero_s + ahead_s) / 3600 * self._price
 
     def has_usd_for(self, wait_s: float) -> bool:
-        usd = self.spent_usd(ahead_s=wait_s)
+        usd = self.total_usd(ahead_s=wait_s)
         return usd is None or self._limit is None or usd < self._limit
 
     def lasts_s(self, reserve_s: float) -> float:
         """Return the seconds until only the reserve is left; very many without a limit."""
-        usd = self.spent_usd()
+        usd = self.total_usd()
         if usd is None or self._price is None or self._limit is None:
             return threading.TIMEOUT_MAX
         return max(0.0, self._limit - usd) / self._price * 3600 - reserve_s
 
     def format_usd(self) -> str:
-        return f"${self.spent_usd() or 0.0:.2f} of ${self._limit or 0.0:.2f}"
+        return f"${self.total_usd() or 0.0:.2f} of ${self._limit or 0.0:.2f}"
 
     def write_ledger(self) -> None:
         if self._price is not None:
@@ -82,7 +82,7 @@ class Meter:
             write_record(self._path, Ledger(sessions=(*self._earlier, session)))
 
 
-class TravellingLedger:
+class RemoteLedger:
     """The local ledger and its copy in a store, which several machines may write."""
 
     def __init__(self, own: Path) -> None:

@@ -324,7 +324,7 @@ class Guard:
         return "not run: a signal came" if self.signals else None
 
     def _run_hook(self, command: str, exit_code: int) -> str:
-        usd = self.meter.spent_usd()
+        usd = self.meter.total_usd()
         environment = {
             "EXPERTFLOW_OUTCOME": self._record.outcome,
             "EXPERTFLOW_USD": "" if usd is None else f"{usd:.4f}",
@@ -343,7 +343,7 @@ class Guard:
         return f"failed {N_HOOKS} times, exit code {code}"
 
     def _write_record(self, on_finish: str, *, send: bool = True) -> bool:
-        noted, usd, copies = self._note(), self.meter.spent_usd(), self.copies
+        noted, usd, copies = self._note(), self.meter.total_usd(), self.copies
         self._record = replace(
             self._record,
             elapsed_s=round(time.monotonic() - self._zero_s, 3),
@@ -370,7 +370,7 @@ class Guard:
         return noted
 
     def _log_outcome(self, *, synced: bool, is_stopped: bool) -> None:
-        record, usd = self._record, self.meter.spent_usd()
+        record, usd = self._record, self.meter.total_usd()
         money = "dollars unknown without --usd-per-hour" if usd is None else f"${usd:.2f} spent"
         if usd is not None and record.max_usd is not None:
             money += f" of ${record.max_usd:.2f}"

@@ -22,7 +22,7 @@ GB = 1e-9
 LENGTHS_TO_JUDGE = (1536, 2048)  # what the set-ups that this replaces cut documents to
 LEAST_BAND_PX = 2  # a pause of two seconds in an hour still shows
 LINE_PX = 15
-CENTRE = 0.45  # labels right of it run to the left
+CENTER = 0.45  # labels right of it run to the left
 
 
 def loss_chart(inputs: ReportInputs) -> fr.Chart | None:
@@ -247,7 +247,7 @@ def length_chart(packing: PackingRecord) -> fr.Chart:
         )
         places = [_share(cut.length_tokens, start, end, log=grows) for cut in shown]
         cuts = [
-            _cut(shown[i], line, x, to_the_left=places[i] > CENTRE)
+            _cut(shown[i], line, x, to_the_left=places[i] > CENTER)
             for line, i in enumerate(_outside_in(places))
         ]
         lines, texts = [cut[0] for cut in cuts], [text for cut in cuts for text in cut[1:]]
@@ -284,7 +284,7 @@ def _cut(cut: Cut, line: int, x: alt.X, *, to_the_left: bool) -> list[alt.Chart]
 
 
 def _outside_in(places: list[float]) -> list[int]:
-    right = [i for i, place in enumerate(places) if place > CENTRE]
+    right = [i for i, place in enumerate(places) if place > CENTER]
     return [*reversed(right), *(i for i in range(len(places)) if i not in right)]
 
 

@@ -65,7 +65,7 @@ def load_base(
         # layer: an evaluation would break the training after it. Instead torch multiplies by the
         # dequantized weights, as on every other CPU; ignore what bitsandbytes says there about the
         # package ``kernels``.
-        for layer in quantized_layers(model).values():
+        for layer in list_quantized_layers(model).values():
             layer.support_avx512bf16_for_cpu = False
     return model
 
@@ -93,7 +93,7 @@ def is_quantized(model: Any) -> bool:
     return bool(getattr(model, "is_loaded_in_4bit", False))
 
 
-def quantized_layers(model: torch.nn.Module) -> dict[str, Any]:
+def list_quantized_layers(model: torch.nn.Module) -> dict[str, Any]:
     from bitsandbytes.nn.modules import Linear4bit
 
     return {name: m for name, m in model.named_modules() if isinstance(m, Linear4bit)}
@@ -171,7 +171,7 @@ def describe_weights(net: Any, plan: TrainPlan) -> str:
     adapter = ", ".join(sorted(name for name, dtype in DTYPES.items() if dtype in dtypes))
     if plan.method == "lora":
         return f"base frozen in {plan.precision}, adapter in {adapter}"
-    n_layers = len(quantized_layers(net))
+    n_layers = len(list_quantized_layers(net))
     on_cpu = next(net.parameters()).device.type == "cpu"
     return (
         f"base in NF4, double quantized, {plan.precision} compute: {n_layers} layers; embeddings,"
@@ -242,7 +242,7 @@ def load_for_export(
         for parameter in net.parameters():
             if parameter.is_floating_point():
                 parameter.data = parameter.data.float()
-        for layer in quantized_layers(net).values():
+        for layer in list_quantized_layers(net).values():
             layer.compute_dtype = torch.float32
             layer.weight.quant_state.dtype = torch.float32
     return net.eval()
@@ -259,7 +259,7 @@ def make_mergeable(model: Any, checkpoint: Path) -> Any:
 def _dequantize(model: PreTrainedModel) -> PreTrainedModel:
     from bitsandbytes.functional import dequantize_4bit
 
-    for name, layer in quantized_layers(model).items():
+    for name, layer in list_quantized_layers(model).items():
         plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
         weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
         plain.weight = torch.nn.Parameter(weight, requires_grad=False)

@@ -23,7 +23,7 @@ CHUNK = 256
 CHUNK_OF_TRAINED_HEAD = 1024
 
 
-def summed_loss(
+def sum_loss(
     hidden_BLH: torch.Tensor,
     head_VH: torch.Tensor,
     labels_BL: torch.Tensor,

@@ -13,7 +13,7 @@ from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Buffers, Collator
 from expertflow.train.feed.order import micro_batch_rows
 from expertflow.train.model import attention
-from expertflow.train.model.loss import product_dtype, summed_loss
+from expertflow.train.model.loss import product_dtype, sum_loss
 
 # Document counts are rounded up to this: few shapes to compile for, few empty documents.
 DOCUMENTS_STEP = 128
@@ -37,7 +37,7 @@ class PackedLoss(torch.nn.Module):
         """
         lm = causal_lm(self.model)
         labels = batch.labels_BL.to(next(lm.parameters()).device, non_blocking=True)
-        return summed_loss(
+        return sum_loss(
             hidden_states(lm, batch),
             head_weight(lm),
             labels,
@@ -90,11 +90,11 @@ def document_kwargs(lm: PreTrainedModel, batch: Batch, positions: torch.Tensor) 
     if lm.config._attn_implementation != attention.NAME:
         return {}
     if attention.varlen_unavailable_reason(device, dtype) is None:
-        return {"cu_seq_lens_q": padded_bounds(batch, device), "max_length_q": batch.max_length}
-    return {"document_bounds": padded_bounds(batch, batch.cu_seqlens.device)}
+        return {"cu_seq_lens_q": pad_bounds(batch, device), "max_length_q": batch.max_length}
+    return {"document_bounds": pad_bounds(batch, batch.cu_seqlens.device)}
 
 
-def padded_bounds(batch: Batch, device: torch.device) -> torch.Tensor:
+def pad_bounds(batch: Batch, device: torch.device) -> torch.Tensor:
     """Return document bounds in one of a few shapes, for the compiler.
 
     Empty documents pad them to a multiple of ``DOCUMENTS_STEP`` or to the most that a batch can
@@ -109,7 +109,7 @@ def padded_bounds(batch: Batch, device: torch.device) -> torch.Tensor:
 
 
 @torch.no_grad()
-def held_out_loss(
+def compute_held_out_loss(
     loss: torch.nn.Module,
     rows: PackedRows,
     *,

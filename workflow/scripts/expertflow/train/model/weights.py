@@ -17,7 +17,7 @@ from expertflow.core.errors import TrainingError
 Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
-def trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
+def list_trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
     """Return the trained parameters by name; a tied one appears once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
@@ -42,11 +42,11 @@ def shard_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def trainable_state(model: Any, copy: Copy = torch.Tensor.cpu) -> dict[str, torch.Tensor]:
     """Return the full trained parameters by name, one after the other through ``copy``."""
-    return {name: copy(gather_full(p)) for name, p in trained_parameters(model).items()}
+    return {name: copy(gather_full(p)) for name, p in list_trained_parameters(model).items()}
 
 
 def load_trainable_state(model: Any, state: Mapping[str, torch.Tensor]) -> None:
-    parameters = trained_parameters(model)
+    parameters = list_trained_parameters(model)
     for name in sorted(set(parameters) ^ set(state)):
         side = "missing in the saved state" if name in parameters else "not trained in this model"
         raise TrainingError(f"parameter {name} is {side}; remove the state and start again")
@@ -65,7 +65,7 @@ def optimizer_state(
     optimizer: Any, model: Any, copy: Copy = torch.Tensor.cpu
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the optimizer's full tensors, through ``copy``, and numbers as ``parameter/key``."""
-    states, parameters = unwrap_optimizer(optimizer).state, trained_parameters(model)
+    states, parameters = unwrap_optimizer(optimizer).state, list_trained_parameters(model)
     if lost := len(set(states) - set(parameters.values())):
         raise TrainingError(
             f"the optimizer holds the states of {lost} parameters that the model does not show;"
@@ -93,7 +93,7 @@ def load_optimizer_state(
     optimizer: Any, model: Any, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]
 ) -> None:
     """Load full tensors and numbers; a float was a tensor of torch's, any other number was none."""
-    optimizer, parameters = unwrap_optimizer(optimizer), trained_parameters(model)
+    optimizer, parameters = unwrap_optimizer(optimizer), list_trained_parameters(model)
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     optimizer.state.clear()
     for key, value in {**tensors, **values}.items():
@@ -123,7 +123,7 @@ def _words(tensor: torch.Tensor) -> str:
 
 def first_not_finite(model: Any) -> str | None:
     """Return the first trained parameter with a NaN or infinity, the same on every rank."""
-    parameters = trained_parameters(model)
+    parameters = list_trained_parameters(model)
     if not parameters:
         return None
     extremes = torch.stack([_extremes(p.detach()) for p in parameters.values()])
@@ -145,7 +145,7 @@ def _extremes(tensor: torch.Tensor) -> torch.Tensor:
 def weights_sha256(model: Any) -> str:
     """Hash all trained parameters bit by bit, in the order of their names."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(trained_parameters(model).items()):
+    for name, parameter in sorted(list_trained_parameters(model).items()):
         digest.update(name.encode())
         digest.update(gather_full(parameter).cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
