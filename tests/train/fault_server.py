@@ -38,7 +38,7 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
     "export": (job.publish, "write_candidates"),
     "candidate": (job.publish, "_export"),
     "unmoved": (job.publish, "check_inputs_unmoved"),
-    "publish": (job.publish, "publish"),
+    "publish": (job.publish, "publish_results"),
 }
 
 
