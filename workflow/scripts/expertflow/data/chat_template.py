@@ -23,7 +23,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from expertflow.core.records import Record
 from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.reject import Reject
-from expertflow.data.shapes import body_of, frame_of
 from expertflow.data.traced_text import Condition, Trace, TracedStr, is_traceable, note_reading
 
 # A text's number between two private-use characters.
@@ -60,6 +59,9 @@ class ChatTemplate:
         Reject if the template refuses it, hides the learned part, or rewrites special tokens in a
         text.
         """
+        # Only here, since a bench on a bare machine has no orjson.
+        from expertflow.data.shapes import frame_of
+
         frame, texts = frame_of(body)
         filled = tuple(
             atom
@@ -158,6 +160,8 @@ class ChatTemplate:
 
 def placeholder_body(frame: bytes) -> Body:
     """Return a frame's body with a placeholder for each text."""
+    from expertflow.data.shapes import body_of
+
     return body_of(frame, [placeholder(i) for i in range(frame.count(b"null"))])
 
 
