@@ -86,7 +86,6 @@ class Grower:
         self.words = [word for _, word in sorted(words)]
 
     def block(self, number: int) -> list[bytes]:
-        """Make the lines of one block."""
         rng = np.random.default_rng((self.seed, 2, number))
         indices = iter(range(number * N_BLOCK, (number + 1) * N_BLOCK))
         draws = self.draws(rng)
@@ -160,7 +159,6 @@ def pretty(value: Any) -> str:
 
 
 def real_pairs(data: Path) -> list[Pair]:
-    """Read the real records, each text once."""
     pairs: dict[Pair, None] = {}
     for name, make in SOURCES.items():
         for line in (data / name).read_bytes().splitlines():
@@ -174,7 +172,6 @@ _grower: Grower  # of the process; workers inherit it
 
 
 def make_block(number: int) -> list[bytes]:
-    """Make one block, in a worker."""
     return _grower.block(number)
 
 

@@ -117,7 +117,6 @@ def beats_bar(rows: list[Figures]) -> bool | None:
 
 
 def table(found: Figures) -> str:
-    """Lay the figures out for a reader."""
     head = f"{'':16}{'right':>10}{found['metric']:>26}  expert less this"
     lines = [head, *map(_line, found["rows"])]
     said = {True: "yes", False: "no", None: "not known: there is no such baseline"}

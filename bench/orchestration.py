@@ -84,7 +84,6 @@ class Copies:
         return len(commands)
 
     def time_line(self, line: str) -> Timed:
-        """Time one line of the table."""
         finished = self.folder / "finished"
         if line == EMPTY:
             folder = self.folder / "empty"
@@ -101,7 +100,6 @@ class Copies:
         return self.run_workflow(finished, *(["-n"] if line == AGAIN else []), self.target)
 
     def run_workflow(self, folder: Path, *arguments: str) -> Timed:
-        """Run Snakemake on one core."""
         return time_command([sys.executable, "-m", "snakemake", "--cores", "1", *arguments], folder)
 
     def list_compared_results(self) -> list[str]:

@@ -105,7 +105,6 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 
 
 def tokens(args: argparse.Namespace) -> Row:
-    """Measure tokenizing and packing."""
     # It imports what only our own environment has; the other parts do without.
     import tokenize_pack
 
@@ -166,7 +165,6 @@ def trl(args: argparse.Namespace) -> tuple[Path | None, str | None, dict[str, st
 
 
 def orchestration(args: argparse.Namespace) -> Row:
-    """Measure what Snakemake costs."""
     # Snakemake is not where only training is measured.
     import orchestration
 

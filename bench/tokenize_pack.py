@@ -55,7 +55,6 @@ class Benchmark:
         self.problems: dict[str, str] = {}
 
     def ours(self) -> None:
-        """Run our stages once."""
         if self.tokenizer is None:
             self.tokenizer = prepare_tokenizer(self.folder, self.args.tokenizer)
         at = self.fresh("ours")
@@ -107,7 +106,6 @@ class Benchmark:
             self.problems[name] = str(error)
 
     def table(self, n_bytes: int) -> list[Row]:
-        """Print one line per method; give them."""
         rows = []
         ours = self.runs.get(OURS)
         print(
@@ -131,7 +129,6 @@ class Benchmark:
 
 
 def together(first: Measured, second: Measured) -> Measured:
-    """Join two measurements, one after the other."""
     return Measured(
         wall_s=first.wall_s + second.wall_s,
         cpu_s=first.cpu_s + second.cpu_s,
@@ -140,7 +137,6 @@ def together(first: Measured, second: Measured) -> Measured:
 
 
 def summary(name: str, runs: list[Measured], facts: Row, n_bytes: int, length: int) -> Row:
-    """Summarize a method's runs in one line."""
     times = [run.wall_s for run in runs]
     row: Row = {
         "method": name, "wall_s": statistics.median(times), "wall_s_min": min(times),
@@ -155,7 +151,6 @@ def summary(name: str, runs: list[Measured], facts: Row, n_bytes: int, length: i
 
 
 def print_row(row: Row) -> None:
-    """Print one line of the table."""
     spread = f"{row['wall_s_min']:.2f}-{row['wall_s_max']:.2f}"
     ratio = f"{row['ratio_to_ours']:.2f}" if "ratio_to_ours" in row else "-"
     out = f"{row['n_output_bytes'] / 1e6:.1f}" if "n_output_bytes" in row else "-"
@@ -190,7 +185,6 @@ def measure_size(megabytes: int, folder: Path, args: argparse.Namespace) -> Row:
 
 
 def options() -> argparse.ArgumentParser:
-    """Return the command line's parser."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[20, 200, 2000])
     parser.add_argument("--peers", nargs="*", choices=sorted(PEERS), default=list(PEERS))

@@ -59,7 +59,6 @@ class Work(Record, frozen=True, kw_only=True):
         return record
 
     def gpu(self) -> GpuFacts | None:
-        """Return the card."""
         if self.device == "cpu":
             return None
         memory = torch.cuda.get_device_properties(0).total_memory
@@ -149,7 +148,6 @@ class Session:
         return [line["loss"] for line in read_json_lines(self.run.state / "steps.jsonl")]
 
     def close(self) -> None:
-        """Stop the loader."""
         self.stack.close()
 
 
@@ -190,7 +188,6 @@ def _train(
 
 
 def settings_of(session: Session) -> dict[str, Any]:
-    """Return which switches were on."""
     plan = session.run.plan
     return {
         "method": plan.method,

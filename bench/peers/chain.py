@@ -102,12 +102,10 @@ class Chain:
         processes.run(command("pack_sequences", to_json(packing), *inputs, *outputs))
 
     def shards(self) -> list[str]:
-        """Name the shards."""
         manifest = read_record(DatasetManifest, self.folder / "datasets.json")
         return shard_names(manifest.sources[0].n_shards)
 
     def count_tokens(self) -> dict[str, int]:
-        """Count rows and tokens of both splits."""
         packing = json.loads((self.folder / "packing.json").read_text())
         splits = (packing["train"], packing["held_out"])
         return {
@@ -117,7 +115,6 @@ class Chain:
 
 
 def command(script: str, spec: Any, *arguments: object) -> list[str]:
-    """Write the command line of a stage."""
     settings = ("--spec", canonical_json(spec), "--code", EXPERT)
     return [sys.executable, str(SCRIPTS / f"{script}.py"), *settings, *map(str, arguments)]
 

@@ -18,7 +18,6 @@ def adapt(self: Any, data: dict[str, Any], path: str, id_in_file: int) -> dict[s
 
 
 def write(args: argparse.Namespace) -> None:
-    """Split the corpus and tokenize the parts."""
     from datatrove.executor import LocalPipelineExecutor
     from datatrove.pipeline.readers import JsonlReader
     from datatrove.pipeline.tokens import DocumentTokenizer
@@ -50,7 +49,6 @@ def write(args: argparse.Namespace) -> None:
 
 
 def read(args: argparse.Namespace) -> program.Rows:
-    """Return the ids of every document."""
     import numpy as np
 
     for path in sorted((args.output / "rows").glob("*.ds")):

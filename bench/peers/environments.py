@@ -59,7 +59,6 @@ def install(python: Path, requirements: Path) -> str | None:
 
 
 def pip(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run an environment's pip."""
     command = [str(python), "-m", "pip", "--quiet", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -20,7 +20,6 @@ def chatml(prompt: str, completion: str) -> str:
 
 
 def arguments(description: str | None) -> argparse.Namespace:
-    """Read what every program is told."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--input", type=Path, required=True, help="JSONL of prompt, completion")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of a tokenizer.json")

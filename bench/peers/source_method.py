@@ -12,7 +12,6 @@ import program
 
 
 def write(args: argparse.Namespace) -> None:
-    """Tokenize, group and save."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)

@@ -72,7 +72,6 @@ def main() -> None:
 
 
 def prepare_work(folder: Path, job: dict[str, Any]) -> Work:
-    """Draw the weights and pack the rows."""
     model, device = job["model"], job["device"]
     sizes = make_model(folder / "model", model, device=device)
     packing = make_rows(folder / "bfd", model, packing="bfd")

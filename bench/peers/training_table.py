@@ -44,7 +44,6 @@ def or_dash(value: float | None, how: str) -> str:
 
 
 def wide(ratio: Row | None) -> str:
-    """Write a ratio and its ends."""
     if ratio is None:
         return f"{'-':>9} {'-':>11}"
     ends = f"{ratio['least']:.2f}-{ratio['most']:.2f}"

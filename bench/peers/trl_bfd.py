@@ -12,7 +12,6 @@ import program
 
 
 def write(args: argparse.Namespace) -> None:
-    """Tokenize, pack and save."""
     from transformers import AutoTokenizer
     from trl import pack_dataset
 

@@ -46,7 +46,6 @@ class Marks(TrainerCallback):  # type: ignore[misc]
         self.start_s = self.timed_s = self.start_cpu_s = self.cpu_s = 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Note the end of a step."""
         first = self.case["n_warmup_steps"]
         last = first + self.case["n_timed_steps"]
         if state.global_step == first:
@@ -73,7 +72,6 @@ class Marks(TrainerCallback):  # type: ignore[misc]
         return event
 
     def steps_s(self) -> list[float]:
-        """Return the seconds of each timed step."""
         if self.cuda:
             return [a.elapsed_time(b) / 1000 for a, b in pairwise(self.marks)]
         return [b - a for a, b in pairwise(self.marks)]

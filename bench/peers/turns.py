@@ -28,7 +28,6 @@ def turns(lines: Sequence[str], n_repeats: int) -> list[tuple[int, str]]:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Summarize measurements; there has to be one."""
     return Spread(
         median=statistics.median(values), least=min(values), most=max(values), n=len(values)
     )
