@@ -28,20 +28,10 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def records() -> list[dict[str, str]]:
-    lines = corpus.Grower(PAIRS, seed=0).block(0)
-    return [json.loads(line) for line in lines]
-
-
 def test_the_seed_alone_decides() -> None:
     first, again = (corpus.Grower(PAIRS, seed=3).block(5) for _ in range(2))
     assert first == again
     assert corpus.Grower(PAIRS, seed=4).block(5) != first
-
-
-def test_no_document_comes_twice(records: list[dict[str, str]]) -> None:
-    assert len({(r["prompt"], r["completion"]) for r in records}) == len(records) > 1000
 
 
 def test_a_corpus_is_as_long_as_asked_and_starts_with_real_records(

@@ -66,16 +66,6 @@ def test_a_part_that_fails_is_listed_and_the_others_go_on(
     assert json.loads(out[-1]) == json.loads((tmp_path / "result.json").read_text())
 
 
-def test_the_environments_for_cpu_and_card_differ_by_liger_alone() -> None:
-    folder = ROOT / "bench" / "peers" / "requirements"
-    pins = [
-        {line for line in (folder / name).read_text().splitlines() if not line.startswith("#")}
-        for name in ("trl_peft.txt", "trl_cuda.txt")
-    ]
-    assert {pin.partition("==")[0] for pin in pins[1] - pins[0]} == {"liger-kernel"}
-    assert not pins[0] - pins[1]
-
-
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory: pytest.TempPathFactory) -> Copies:
     return Copies(tmp_path_factory.mktemp("a b") / "copies", "results/x/packing.json")

@@ -17,8 +17,6 @@ from measured import Failed
 from training_beside import TrainingJob
 from training_lines import FREE, OURS, PADDED, same_work, summary
 
-CASE = {"precision": "fp32"}
-
 
 def made_up(*, s: list[float], losses: list[float], n_tokens: int = 1200) -> dict[str, Any]:
     return {

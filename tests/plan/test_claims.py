@@ -4,11 +4,8 @@ import math
 from typing import Any
 
 import pytest
-import yaml
-from support import ROOT
 
 from expertflow.core.errors import ConfigError
-from expertflow.core.records import from_json
 from expertflow.plan.claims import Speed, check_claims, parse_duration
 from expertflow.plan.records import Claim, ClaimCheck
 
@@ -24,12 +21,6 @@ def checks(speed: Speed | None = None, **claim: Any) -> list[ClaimCheck]:
 def only(**claim: Any) -> ClaimCheck:
     [check] = checks(**claim)
     return check
-
-
-def manifest_checks(name: str) -> list[ClaimCheck]:
-    manifest = yaml.safe_load((ROOT / "config" / "experts" / f"{name}.yaml").read_text())
-    claims = from_json(tuple[Claim, ...], manifest["claims"], where=name)
-    return list(check_claims(claims))
 
 
 def test_a_progress_bar_shows_minutes() -> None:
@@ -112,12 +103,3 @@ def test_no_card_computes_more_than_its_peak() -> None:
     assert not slow.holds and "0.082 times this plan's prediction: look again" in slow.finding
     assert all(check.holds for check in checks(SPEED, **{**claim, "steps_per_s": 10.0}))
     assert len(checks(SPEED, **{**claim, "hardware": "L4"})) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong", "right"), [("phase1c-cot", 3, 2), ("phase1a", 4, 0), ("repository", 1, 0)]
-)
-def test_what_the_manifests_quote_does_not_hold(name: str, wrong: int, right: int) -> None:
-    found = manifest_checks(name)
-    assert sum(not check.holds for check in found) == wrong
-    assert sum(check.holds for check in found) == right

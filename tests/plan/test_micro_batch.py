@@ -1,15 +1,12 @@
 """Which micro-batch is chosen, and what the reason says."""
 
 import pytest
-import yaml
 from plan_fixtures import card, draft_of, plan, seq
-from support import ROOT
 
 from expertflow.core.errors import HardwareError
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.memory import BUSY_TOKENS, choose_micro_batch
-from expertflow.plan.records import USABLE_FRACTION, MemoryLine, MemoryTrace, TrainPlan
-from expertflow.plan.settings import LoraSpec
+from expertflow.plan.records import USABLE_FRACTION, MemoryLine, MemoryTrace
 
 GIB = 1 << 30
 RTX_2060 = card("RTX 2060")
@@ -38,27 +35,6 @@ def chosen(
 
 def because(draft: PlanDraft, setting: str = "batch_size") -> str:
     return draft.reasons[setting].because
-
-
-def repository_on_a_2060(**changes: object) -> TrainPlan:
-    """Plan what config/experts/repository.yaml says for the card that it had before."""
-    text = (ROOT / "config" / "experts" / "repository.yaml").read_text()
-    training = yaml.safe_load(text)["training"]
-    lora = LoraSpec(
-        **training["lora"], use_dora=False, use_rslora=False,
-        targets=("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"),
-    )  # fmt: skip
-    assert training["batch_size"] == "auto"
-    packing = seq(training["max_seq_length"])
-    accumulation = training["gradient_accumulation_steps"]
-    return plan(RTX_2060, packing, lora=lora, gradient_accumulation_steps=accumulation, **changes)
-
-
-def test_a_6_gb_card_gets_four_rows() -> None:
-    made = repository_on_a_2060()
-    assert (made.batch_size, made.gradient_checkpointing) == (4, True)
-    assert made.global_batch_sequences == 8
-    assert choose_micro_batch(draft_of(None, batch_size=None)) == (8, False)  # a CPU's default
 
 
 SPARED = "; batch_size 4 with gradient_accumulation_steps 4 times as many fits without"

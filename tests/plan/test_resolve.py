@@ -15,12 +15,6 @@ def test_tiers_decide_where_memory_cannot_be_predicted(name: str, rows: int) -> 
     assert "starcoder2" in made.predicted_peak_reason
 
 
-def test_a_card_without_bf16_trains_in_fp16() -> None:
-    assert plan(card("RTX 2060"), seq(512)).precision == "fp16"
-    assert plan(card("H100 SXM")).precision == "bf16"
-    assert plan(None).precision == "fp32"
-
-
 @pytest.mark.parametrize("name", [None, "H100 SXM"])
 def test_a_budget_that_cannot_be_checked_is_refused(name: str | None) -> None:
     with pytest.raises(ConfigError, match="max_usd is set and nothing can be held against it"):

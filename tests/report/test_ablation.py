@@ -21,7 +21,7 @@ from msgspec.structs import fields, replace
 from report_reading import MAX_PAGE_BYTES, changed, check_page_is_safe
 
 from expertflow.core.errors import DataError
-from expertflow.report.ablation_facts import build_ladders, is_faster, single_changes
+from expertflow.report.ablation_facts import build_ladders, is_faster
 from expertflow.report.ablation_page import (
     in_a_line,
     judge_ablation,
@@ -203,13 +203,6 @@ def test_what_does_not_learn_as_the_plan_is_no_gain() -> None:
     assert "var(--orange)" not in drawing and not re.findall(r'"#[0-9a-f]{3,6}"', drawing)
 
 
-def test_a_variant_that_failed_once_is_no_figure() -> None:
-    bad = make_bar("x", "Broken kernel", None, outcome="failed", reason="loss is NaN in repeat 2")
-    page = render_ablation(make_ablation(bars=(bad,), ladders=()))
-    assert "failed: loss is NaN in repeat 2" in _text(page)
-    assert "No ladder is in the lists that were run" in page and "<figure>" not in page
-
-
 def test_nothing_measured_is_said() -> None:
     bars = tuple(make_bar(name, name, None, of="l") for name in "abc")
     record = make_ablation(bars=bars, ladders=(("a", "b", "c"),), plan_tokens_per_s=None, claims=())
@@ -259,15 +252,6 @@ def test_a_waterfall_starts_at_zero_and_names_every_rung() -> None:
         assert len([text for text in texts if text.startswith("\u00d75.16")]) == 2  # with its rim
     assert "\u00d75.16 (5.04 to 5.28) \u00b7 29.5k" in chart.wide
     assert "\u00d75.16 \u00b7 29.5k" in chart.narrow
-
-
-def test_an_interval_without_bounds_leaves_room_for_the_rest() -> None:
-    wide = replace(estimate(0.9), low=0.001, high=900.0, least=0.8, most=1.0)
-    bars = (make_bar("a", "a", 0.9, ratio=wide), make_bar("b", "b", 1.1))
-    chart = charts_waterfall.changes_chart(single_changes(make_ablation(bars=bars, ladders=())))
-    assert chart is not None
-    ticks = re.findall(r">\u00d7([\d.]+)(?: the plan)?<", chart.narrow)
-    assert all(0.4 < float(tick) < 2.5 for tick in ticks)
 
 
 def test_a_ladder_that_is_the_plan_says_nothing_of_it() -> None:

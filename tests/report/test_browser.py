@@ -177,12 +177,3 @@ def test_it_prints_on_white_with_whole_charts(show: Any) -> None:
     assert page.evaluate(broken) == "avoid"
     printed = page.pdf(format="A4", print_background=True)
     assert printed.startswith(b"%PDF") and len(printed) > 20_000
-
-
-def test_details_open_without_a_script(show: Any) -> None:
-    page = show("gpu", width=390)
-    details = page.locator("#plan details")
-    assert not details.locator("table").first.is_visible()
-    details.locator("summary").click()
-    assert details.locator("table").first.is_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -11,7 +11,6 @@ from expertflow.report.charts import drawing as charts
 from expertflow.report.charts import series
 from expertflow.report.charts.frame import Chart
 from expertflow.report.inputs import ReportInputs
-from expertflow.tokens.records import LengthHistogram
 
 
 def _timeline(inputs: ReportInputs) -> list[Chart]:
@@ -66,14 +65,6 @@ def test_bands_mark_saves_and_evaluations(gpu_inputs: ReportInputs) -> None:
     assert _bands(drawing, "purple") == len(gpu_inputs.training.eval_points)
 
 
-def test_bands_that_a_screen_cannot_part_are_one(gpu_inputs: ReportInputs) -> None:
-    point = gpu_inputs.training.save_points[0]
-    saves = tuple(replace(point, elapsed_s=float(s), save_s=0.5) for s in range(100, 1_100))
-    training = replace(gpu_inputs.training, save_points=saves)
-    chart = _timeline(replace(gpu_inputs, training=training))[0]
-    assert _bands(chart.wide, "yellow") == 1
-
-
 def _bands(drawing: str, color: str) -> int:
     paths = re.findall(rf'<path d="([^"]+)" fill="var\(--{color}\)" opacity="0.4"/>', drawing)
     return sum(path.count("M") for path in paths)
@@ -95,21 +86,6 @@ def test_cuts_are_counted_not_guessed(gpu_inputs: ReportInputs) -> None:
     assert [(cut.length_tokens, cut.fraction) for cut in cuts] == [
         (1024, None), (1536, None), (2048, 0.0),
     ]  # fmt: skip
-
-
-def test_lengths_far_beyond_the_documents_are_said_not_drawn(gpu_inputs: ReportInputs) -> None:
-    histogram = LengthHistogram(
-        edges=(1, 2, 4, 8, 16, 32, 64, 128), counts=(0, 0, 3, 9, 40, 30, 8), p50=20, p90=60,
-        p99=100, max=120,
-    )  # fmt: skip
-    packing = replace(gpu_inputs.packing, histogram=histogram, sequence_length_tokens=256)
-    drawing = charts.length_chart(packing).narrow
-    texts = re.findall(r"<text[^>]*>([^<]+)</text>", drawing)
-    assert [text for text in texts if "cuts" in text] == 2 * ["rows of 256: cuts none"]
-    assert "4 tokens" in texts  # bins that grow have a logarithmic axis
-    widths = [float(w) for w in re.findall(r"M[-\d.]+,[-\d.]+h([\d.]+)v", drawing)]
-    bars = [w for w in widths if 10 < w < 100]
-    assert len(bars) == 5 and max(bars) - min(bars) < 1
 
 
 def test_every_label_of_an_axis_is_true(gpu_inputs: ReportInputs) -> None:

@@ -9,9 +9,7 @@ from expertflow.report import derive
 from expertflow.report.build import build_report
 from expertflow.report.check import check_report
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.measured import Missing, is_measured
-from expertflow.report.records import Report
-from expertflow.report.run_records import PlanRow
+from expertflow.report.measured import Missing
 from expertflow.train.records import MemoryRetry, SampledSteps
 
 
@@ -23,7 +21,6 @@ def test_mfu_by_hand(gpu_inputs: ReportInputs) -> None:
     assert derive.utilization(two, 2.62e9) == pytest.approx(expected / 2)
 
 
-Changes = dict[str, Any]
 OTHER = {"gpu_name": "NVIDIA L40S"}
 MEASURED = "measured matmul on this card"
 
@@ -142,34 +139,6 @@ def test_idle_time_is_an_estimate_and_says_so(
     assert said.startswith(told)
     if split is None:
         assert not time.forward_s and time.train_s == training.time.train_s
-
-
-def _rows(report: Report) -> dict[str, PlanRow]:
-    return {row.quantity: row for row in report.plan_against_actual}
-
-
-def test_rows_repeat_plan_and_run(gpu_report: Report) -> None:
-    rows = _rows(gpu_report)
-    assert rows["Wall time"].difference_fraction == pytest.approx(2_712 / 3_600 / 0.73 - 1)
-    assert (rows["Cost"].plan_low, rows["Cost"].plan_high) == (1.7679, 1.9173)
-    assert rows["Peak device memory"].actual == 61_500_000_000
-    # 86.4 M tokens; 0.675 h of stepping in 0.73 h, which may be 0.71 to 0.77 h
-    speed = rows["Useful tokens a second"]
-    assert speed.plan == pytest.approx(86.4e6 / 0.675 / 3_600)
-    assert speed.plan_low == pytest.approx(86.4e6 / (0.675 + 0.04) / 3_600)
-    assert speed.plan_high == pytest.approx(86.4e6 / (0.675 - 0.02) / 3_600)
-
-
-def test_nothing_is_compared_with_nothing(cpu_report: Report) -> None:
-    rows, reasons = _rows(cpu_report), cpu_report.unavailable
-    assert rows["Optimizer steps"].difference_fraction == 0
-    for index, name in enumerate(rows):
-        if not is_measured(rows[name].difference_fraction):
-            assert reasons[f"plan_against_actual[{index}].difference_fraction"]
-    assert not is_measured(rows["Wall time"].plan)
-    assert reasons["plan_against_actual[3].plan"] == reasons["plan.hours"]
-    memory = "training_report.hardware.memory_peak_reserved_bytes"
-    assert reasons["plan_against_actual[5].actual"] == reasons[memory]
 
 
 def test_uncalibrated_plan_passes_with_reasons(gpu_inputs: ReportInputs) -> None:

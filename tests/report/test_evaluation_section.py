@@ -15,7 +15,6 @@ from expertflow.report.check import check_report
 from expertflow.report.compare import build_index, index_row, render_index
 from expertflow.report.headline import make_tiles
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.measured import is_measured
 from expertflow.report.page import render_page
 from expertflow.report.records import Report
 from expertflow.report.summary import summary_rows
@@ -39,18 +38,6 @@ def _section(page: str, name: str) -> str:
 @pytest.fixture
 def bare(cpu_inputs: ReportInputs) -> Report:
     return _report(cpu_inputs, made_up.make_bare(before=6.2, after=2.11))
-
-
-def test_an_expert_without_a_task_keeps_the_loss(bare: Report) -> None:
-    evaluation, reasons = bare.evaluation, bare.unavailable
-    assert evaluation.delta.held_out_loss == pytest.approx(-4.09)
-    assert not is_measured(evaluation.delta.value_fraction)
-    for key in ("metric", "after.value_fraction", "delta.ci95", "before.n_cut_off"):
-        assert reasons[f"evaluation.{key}"] == (
-            "task held_out_loss has no metric beyond the held-out loss"
-        )
-    assert reasons["evaluation.judge"] == "no judge was asked for"
-    assert "no earlier evaluation" in reasons["evaluation.earlier"]
 
 
 def test_what_was_not_scored_or_is_of_one_document_has_its_reason(cpu_inputs: ReportInputs) -> None:

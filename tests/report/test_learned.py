@@ -189,16 +189,6 @@ def test_a_checkpoint(step: int, last_loss: float, said: str | None, gpu_report:
         assert found.severity == "info" and str(said) in found.evidence
 
 
-def test_advice_goes_by_the_kind_of_error(gpu_report: Report) -> None:
-    advice = {}
-    for kind in ("timed_out", "empty", "did_not_parse"):
-        kinds = {"evaluation.after.n_by_kind": {"correct": 100, kind: 100}}
-        said = findings_by_code(changed(gpu_report, kinds))["one-kind-of-error"]
-        assert kind.replace("_", " ") in said.evidence
-        advice[kind] = said.recommendation
-    assert len(set(advice.values())) == 3
-
-
 @pytest.mark.parametrize(
     ("wins", "losses", "word", "speaks"),
     [(31, 7, "better", False), (7, 31, "better", True), (31, 7, "worse", True),

@@ -81,13 +81,6 @@ def test_epoch_without_evaluation_says_so(gpu_inputs: ReportInputs) -> None:
     assert report.unavailable[path] == "no evaluation fell into this epoch"
 
 
-def test_provenance_of_the_caller_is_kept(gpu_inputs: ReportInputs) -> None:
-    report = build_report(gpu_inputs, {"git": "abc"})
-    assert report.provenance.git == "abc"
-    assert report.provenance.torch == "2.9.1+cu128"
-    assert "provenance.command" in report.unavailable
-
-
 def _rounded(value: Any) -> Any:
     """Leave ten digits of floats: the last ones depend on the machine's maths library."""
     if isinstance(value, float):
@@ -106,7 +99,6 @@ TRAINING = "training_report.training"
 FAULTS = [
     ("run.color", "blue", "run"),
     ("data.documents", MISSING, "documents"),
-    ("time.wall_s", "long", "time.wall_s"),
     ("run.preset", None, "run.preset"),
     ("throughput.mfu_fraction", 1.4, "throughput.mfu_fraction"),
     (f"{TRAINING}.epoch_summaries.1", MISSING, "epoch_summaries: 1 entries for 2 epochs"),
@@ -138,13 +130,11 @@ EVALUATION_FAULTS = [
     ("changes.0.difference", -1.3, "changes[0].difference: -1.3 is not 0.566 less 1.874"),
     ("changes.1.ci95", [0.6, 0.7], "changes[1].difference: 0.565 is outside"),
     ("changes.0.change", "worse", "changes[0].change: 'worse', the interval says 'better'"),
-    ("changes.1.ci95", [-0.1, 0.9], "'better', the interval says 'no measurable change'"),
     ("changes.1.n", 199, "changes[1].n: 199, but 200 were asked"),
     ("baselines.2.change.difference", 0.31, "[2].change.difference: 0.31 is not 0.61 less 0.31"),
     ("baselines.0.value_fraction", None, "baselines[0].change: a change of what was not measured"),
     ("baselines.0.n_examples", 100, "baselines[0].n_by_kind"),
     ("earlier.change.change", "worse", "'worse', the interval says 'no measurable change'"),
-    ("published.candidates.1.published", False, "published is step 1200, marked are []"),
     ("published.step", 1800, "published.candidates: published is step 1800, marked are [1200]"),
     ("published.candidates.2.published", True, "step 1200, marked are [1200, 1800]"),
     ("published.n_questions", 90, "published.candidates[0].n_examples: 100, not the 90"),

@@ -16,9 +16,8 @@ from expertflow.report.charts.frame import _themed
 from expertflow.report.compare import index_row, render_index
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import restore, to_plain
-from expertflow.report.page import chain_rows, render_page
-from expertflow.report.records import ChainLink, Report
-from expertflow.report.sheet import TEMPLATES
+from expertflow.report.page import render_page
+from expertflow.report.records import Report
 
 HOSTILE = "<script>alert(1)</script>\" onload='x' {{ 7 * 7 }} </style></pre> \u202e \x1b[2J \u2028"
 
@@ -176,46 +175,6 @@ def test_parts_without_content_are_left_out(cpu_inputs: ReportInputs) -> None:
     assert "No readings were taken." in page
 
 
-def test_chain_is_placed_by_stage() -> None:
-    stages = ("export_model", "prepare_tokenizer", "prepare_model", "prepare_shard",
-              "a_new_stage", "prepare_shard", "pretokenize_shard", "deduplicate_documents",
-              "pack_sequences")  # fmt: skip
-    chain = [ChainLink(stage=s, record="x.json", sha256="ab" * 32, code="") for s in stages]
-    rows = chain_rows(tuple(chain))
-    assert [[box.stage if box else None for box in row.boxes] for row in rows] == [
-        ["prepare_shard", "prepare_tokenizer"],
-        ["deduplicate_documents", "pretokenize_shard"],
-        ["pack_sequences"],
-        ["prepare_model"],
-        ["export_model"],
-        ["a_new_stage"],
-    ]
-    assert [row.link for row in rows] == ["", "left right elbow", "join", *["straight"] * 3]
-    shards = rows[0].boxes[0]
-    assert shards is not None and len(shards.made) == 2
-    many = tuple(replace(chain[0], stage="fetch_source", record=f"{i}") for i in range(9))
-    box = chain_rows(many)[0].boxes[0]
-    assert box is not None and box.n_more == 6 and len(box.made) == 3
-
-
-def _luminance(color: str) -> float:
-    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b
-
-
-def test_texts_stand_out_from_what_is_behind_them() -> None:
-    css = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    themes = css.split("{ box-sizing")[0].split("prefers-color-scheme: dark")
-    light, dark = (dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", theme)) for theme in themes)
-    pairs = [(text, behind) for text in ("text", "muted", "blue", "limit", "good", "red")
-             for behind in ("page", "card")]  # fmt: skip
-    for theme in (light, {**light, **dark}):
-        for text, behind in [*pairs, ("text", "learned")]:
-            low, high = sorted((_luminance(theme[text]), _luminance(theme[behind])))
-            assert (high + 0.05) / (low + 0.05) >= 4.5, f"{text} on {behind}"
-
-
 def _rows(report: Report, inputs: ReportInputs, section: str) -> dict[str, str]:
     """Return the lines of the first table of a section of the page by their first cell."""
     table = render_page(report, inputs).split(section)[1].split("</table>")[0]
@@ -278,19 +237,3 @@ def test_lines_leave_out_what_was_not_read(
     assert "processor" in _rows(gpu_report, gpu_inputs, provenance)
     bare = changed(gpu_report, {f"{place}.machine": None})
     assert "processor" not in _rows(bare, gpu_inputs, provenance)
-
-
-def test_the_page_says_where_rows_came_from(
-    gpu_report: Report, gpu_inputs: ReportInputs, cpu_report: Report, cpu_inputs: ReportInputs
-) -> None:
-    table = "What this report was made from"
-    found = _rows(gpu_report, gpu_inputs, table)
-    rows, weights = found["rows read from"], found["weights read from"]
-    assert "/scratch/expertflow/" in rows and "verified" in rows
-    assert f"copied at {f.size(1.1e9)}/s" in rows and "nfs4, read at 0.24 GB/s" in rows
-    assert "1.19" in weights
-    rows = _rows(cpu_report, cpu_inputs, table)["rows read from"]
-    assert "results/expert-sql/packed (" in rows and "local disk already" in rows
-    used = {"is_fallback": True, "target": None, "action": "read_in_place", "reason": "disk full"}
-    report = changed(gpu_report, {f"staging.used.rows.{k}": v for k, v in used.items()})
-    assert "a fallback): disk full" in _rows(report, gpu_inputs, table)["rows read from"]

@@ -1,16 +1,10 @@
 """Unpacked rows hold exactly the same documents."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from support import write_tiny_run
 
-from expertflow.core.records import read_record
-from expertflow.plan.records import TrainPlan
-from expertflow.studies.variants import first_rows, split_documents, write_unpacked
-from expertflow.tokens.arrow import PackedRows, read_rows
-from expertflow.tokens.records import PackingRecord
+from expertflow.studies.variants import split_documents
+from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Collator, targets_per_row
 
 Document = tuple[tuple[int, ...], tuple[int, ...]]
@@ -64,20 +58,3 @@ def test_nothing_is_lost_added_or_relabeled(seed: int) -> None:
 def take(rows: PackedRows, i: int) -> PackedRows:
     which = np.array([i])
     return PackedRows((rows.take_ids(which),), rows.seq_lengths.take(which), rows.spans.take(which))
-
-
-def test_the_folder_is_one_that_training_reads(tmp_path: Path) -> None:
-    write_tiny_run(tmp_path)
-    plan = read_record(TrainPlan, tmp_path / "plan.json")
-    rows = read_rows(tmp_path / "packed" / "train")
-    n_steps = plan.n_steps_per_epoch
-    first = first_rows(plan, rows, n_steps=n_steps)
-    write_unpacked(tmp_path / "packed", tmp_path / "loose", first)
-    loose = read_rows(tmp_path / "loose" / "train")
-    # The steps of an epoch cover every document.
-    packing = read_record(PackingRecord, tmp_path / "packing.json")
-    assert sorted(first.chosen) == list(range(len(rows)))
-    assert sorted(documents_of(loose)) == sorted(documents_of(rows))
-    assert int(loose.seq_lengths.values.sum()) == packing.train.n_tokens == first.n_tokens
-    held_out = read_rows(tmp_path / "loose" / "held_out")
-    assert len(held_out) == packing.held_out.n_sequences
