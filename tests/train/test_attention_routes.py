@@ -135,17 +135,6 @@ def model(name: str = attention.NAME, dtype: torch.dtype = torch.float32) -> Any
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("packed", "one SDPA call a document, as the variable-length kernel does not run on a CPU"),
-        ("sdpa", "sdpa of transformers, documents apart by a mask"),
-    ],
-)
-def test_routes_on_a_cpu_are_described(name: str, said: str) -> None:
-    assert attention.describe_route(name, device=CPU, dtype=torch.float32) == said
-
-
-@pytest.mark.parametrize(
     ("name", "message"),
     [("varlen", "training.attention varlen: the variable-length"), ("flex", "no backward pass")],
 )
@@ -158,7 +147,6 @@ def test_a_route_that_cannot_run_here_is_refused(name: str, message: str) -> Non
     ("capability", "dtype", "hindrance"),
     [
         ((8, 0), torch.bfloat16, None),
-        ((12, 0), torch.float16, None),
         ((9, 0), torch.float32, "not torch.float32"),
         ((7, 5), torch.float16, r"Ampere or newer"),
     ],

@@ -129,8 +129,6 @@ def test_a_tokenizers_record_does_not_tell_where_it_came_from(tmp_path: Path) ->
     [
         ("tokenizer.json", None, "no tokenizer.json; give the folder or hub id"),
         ("tokenizer.json", b"", "tokenizer.json: damaged (EOF"),
-        ("tokenizer.json", b"\xff\x00", "tokenizer.json: damaged ("),
-        ("tokenizer.json", b"{}", "tokenizer.json: damaged ("),
         ("tokenizer_config.json", b"[]", "tokenizer_config.json: holds no JSON object"),
         ("tokenizer_config.json", b'{"a', "tokenizer_config.json: damaged ("),
     ],

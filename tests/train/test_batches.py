@@ -18,7 +18,7 @@ from tiny_net import train_plan
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.packing import IGNORE
-from expertflow.train.feed.batches import Batch, Buffers, Collator, targets_per_row
+from expertflow.train.feed.batches import Batch, Buffers, Collator
 from expertflow.train.feed.loader import Feed, ThreadLoader, load_batches
 from expertflow.train.feed.order import RowOrder
 
@@ -87,23 +87,6 @@ def test_batches_made_together_are_those_made_alone(seed: int, n_documents: int)
     assert all(same(a, collator.batch(b)) for a, b in zip(together, parts, strict=True))
     again = collator.batches(parts[::-1], buffers)
     assert all(same(a, collator.batch(b)) for a, b in zip(again, parts[::-1], strict=True))
-
-
-@given(seed=st.integers(0, 10**6))
-def test_targets_of_a_step_are_known_before_its_batches(seed: int) -> None:
-    rows = made_up_rows(12, seed=seed)
-    alone = [Collator(rows).batch(np.array([row])) for row in range(12)]
-    counted = [int((batch.labels_BL != IGNORE).sum()) for batch in alone]
-    assert targets_per_row(rows).tolist() == counted
-
-
-@given(seed=st.integers(0, 10**6), n_rows=st.integers(1, 9))
-def test_no_batch_has_more_documents_than_said(seed: int, n_rows: int) -> None:
-    rows = made_up_rows(9, seed=seed)
-    chosen = np.random.default_rng(seed).permutation(9)[:n_rows]
-    batch = Collator(rows).batch(chosen)
-    per_row = sorted((len(by_hand(rows, row)[2]) for row in range(9)), reverse=True)
-    assert len(batch.cu_seqlens) - 1 <= sum(per_row[:n_rows]) == batch.max_documents
 
 
 def test_rows_of_one_document_are_cut_to_the_longest_of_their_batch() -> None:

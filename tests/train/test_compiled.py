@@ -77,15 +77,6 @@ def test_one_graph_serves_all_layers_and_batches(
     assert counted["stats"]["unique_graphs"] <= 2
 
 
-def test_layers_of_two_kinds_are_compiled_twice(
-    rows: PackedRows, kernel: None, counted: Any
-) -> None:
-    nets = [made(FAMILIES["qwen2, window in two layers"], "packed") for _ in range(2)]
-    compile_layers(nets[0], dtype=FP32, backend="aot_eager")
-    train_alike(*nets, rows)
-    assert counted["stats"]["unique_graphs"] == 2 and not counted["graph_break"]
-
-
 def test_the_loop_over_documents_is_left_out_and_compiled_for_no_length(
     rows: PackedRows, counted: Any
 ) -> None:

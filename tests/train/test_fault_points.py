@@ -163,15 +163,3 @@ def test_every_method(
     number: int,
 ) -> None:
     killed_and_resumed(trainers, runs, tmp_path, method, (point, n, number))
-
-
-def test_killed_again_and_again(trainers: Trainers, runs: dict[str, Any], tmp_path: Path) -> None:
-    inputs, straight = runs["of"]("lora")
-    shutil.copytree(inputs, tmp_path, dirs_exist_ok=True)
-    # A checkpoint is whole when what lies before it is removed; a step may end before or after.
-    faults = [("enter:prune", 1), ("exit:optimizer", 3), ("enter:prune", 1), ("exit:optimizer", 1)]
-    for point, n in faults:
-        assert trainers.train(tmp_path, (point, n, KILL)) == {"code": -KILL, "fired": True}
-    record = trainers.finish(tmp_path)
-    assert record["weights_sha256"] == straight["weights_sha256"]
-    assert record["n_sessions"] >= 3, "two left a checkpoint for sure"

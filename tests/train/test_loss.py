@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from expertflow.tokens.packing import IGNORE
-from expertflow.train.model.loss import CHUNK, sum_loss, targets_of
+from expertflow.train.model.loss import CHUNK, sum_loss
 
 N_IDS, WIDTH = 301, 16
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
@@ -98,20 +98,3 @@ def test_without_targets_the_loss_and_all_gradients_are_zero() -> None:
     assert loss.item() == 0
     for tensor in (hidden, head):
         assert tensor.grad is not None and not tensor.grad.any()
-
-
-def test_rows_are_selected_without_asking_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A count that is asked of a device would wait for all that is queued on it."""
-    hidden, head, labels, n = case(50)
-
-    def asked(*_: object, **__: object) -> None:
-        raise AssertionError("a device would be asked")
-
-    for name in ("nonzero", "item", "tolist", "masked_select", "__bool__"):
-        monkeypatch.setattr(torch.Tensor, name, asked)
-    positions, targets = targets_of(labels, n)
-    sum_loss(hidden, head, labels, n_targets=n).backward()
-    monkeypatch.undo()
-    flat = labels.flatten()
-    assert torch.equal(targets, flat[flat != IGNORE].long())
-    assert torch.equal(flat[positions + 1].long(), targets)

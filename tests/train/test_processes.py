@@ -18,7 +18,7 @@ import tiny_run
 from resting import start_resting, wait_for_checkpoints
 from support import LORA, SCRIPTS, run_trainer, start_trainer, write_tiny_run
 
-from expertflow.train import job, processes
+from expertflow.train import job
 from expertflow.train.job import TrainingJob
 
 N_STEPS = 16
@@ -204,17 +204,6 @@ def training_job(folder: Path) -> TrainingJob:
     records = {name: folder / f"{name}.json" for name in ("plan", "packing", "model", "staging")}
     places = {"state": folder / "state", "checkpoint": folder / "checkpoint"}
     return TrainingJob(**records, **places, output=folder / "training.json", code="c")
-
-
-def test_what_is_finished_is_published_without_a_launcher(
-    finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: int) -> None:
-        raise AssertionError("there is nothing to train")
-
-    monkeypatch.setattr(processes, "launch_processes", refuse)
-    assert job.run_job(training_job(finished))
-    assert json.loads((finished / "training.json").read_text())["n_sessions"] == 1
 
 
 def test_helpers_wait_while_the_first_one_waits_for_the_lock(finished: Path) -> None:

@@ -109,10 +109,6 @@ def no_memory(*_: Any, **__: Any) -> None:
     raise MemoryError
 
 
-def full_disk(*_: Any) -> None:
-    raise OSError(28, "No space left on device")
-
-
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
@@ -121,7 +117,6 @@ def full_disk(*_: Any) -> None:
         ("supported_activities", set, "this build of torch cannot watch CPU"),
         ("operator_spans", lambda _: [], "saw no kernel"),
         ("write_trace", no_memory, "the profiler failed: host memory ran out"),
-        ("write_trace", full_disk, "No space left"),
     ],
 )
 def test_a_profiler_that_fails_is_said_and_stops_nothing(
@@ -132,16 +127,6 @@ def test_a_profiler_that_fails_is_said_and_stops_nothing(
     assert train(inputs).n_steps == 8
     record = profile_of(inputs.state)
     assert record.n_steps == 0 and record.reason is not None and reason in record.reason
-
-
-@pytest.mark.parametrize(("n_steps", "n_watched"), [(1, 0), (2, 1), (4, 3)])
-def test_the_first_step_is_never_watched(tmp_path: Path, n_steps: int, n_watched: int) -> None:
-    inputs = made(tmp_path / "run", n_steps=n_steps, profile_steps=5)
-    train(inputs)
-    record = profile_of(inputs.state)
-    assert record.n_steps == n_watched
-    assert (record.reason is None) == (n_watched > 0)
-    assert record.first_step is None or record.first_step > 1
 
 
 def test_steps_stay_clear_of_what_else_is_due(tmp_path: Path) -> None:

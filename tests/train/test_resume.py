@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -75,26 +74,6 @@ def test_a_finished_state_is_published_again_without_training(
     assert run_trainer(folder) == expected
     assert outcome.stat().st_mtime_ns == stamp
     assert (folder / "checkpoint" / "adapter_model.safetensors").is_file()
-
-
-def test_a_second_trainer_waits_for_the_first(
-    straight: tuple[Path, dict[str, object]], tmp_path: Path
-) -> None:
-    """Then there is nothing left to train; killed Snakemakes leave such a first one behind."""
-    _, expected = straight
-    write_tiny_run(tmp_path, lora=LORA, n_steps=N_STEPS)
-    first = start_trainer(tmp_path)
-    while not (tmp_path / "state").is_dir() or not checkpoints(tmp_path):
-        assert first.poll() is None or checkpoints(tmp_path)
-        time.sleep(0.005)
-    second = start_trainer(tmp_path)
-    _, stderr = first.communicate(timeout=300)
-    assert first.returncode == 0, stderr
-    _, stderr = second.communicate(timeout=300)
-    assert second.returncode == 0, stderr
-    record = json.loads((tmp_path / "training.json").read_text())
-    assert record["weights_sha256"] == expected["weights_sha256"]
-    assert record["n_sessions"] == 1
 
 
 def test_an_input_edited_during_training_is_noticed(
@@ -201,18 +180,3 @@ def test_a_copy_lost_in_the_midst_is_one_line_and_a_retry_copies_again(
     assert record["weights_sha256"] == straight[1]["weights_sha256"]
     assert record["resumed_at_steps"], "what was trained is not lost"
     assert {note["action"] for note in noted(tmp_path).values()} == {"copied"}
-
-
-@on_a_disk
-def test_without_room_training_reads_the_source(
-    straight: tuple[Path, dict[str, object]], tmp_path: Path
-) -> None:
-    scratch = made_with_copies(tmp_path)
-    shutil.rmtree(scratch)
-    process = start_trainer(tmp_path)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    assert "rows are read where they are: scratch" in stderr
-    assert all(note["is_fallback"] for note in noted(tmp_path).values())
-    record = json.loads((tmp_path / "training.json").read_text())
-    assert record["weights_sha256"] == straight[1]["weights_sha256"]

@@ -73,7 +73,6 @@ def broken_at(monkeypatch: pytest.MonkeyPatch, *, step: int, loss: float) -> Non
     ("loss", "problem"),
     [
         (math.nan, "its loss is nan"),
-        (math.inf, "its loss is inf"),
         (50.0, r"its loss is 50 nats a token, above max_loss 9\.1"),
     ],
 )
@@ -191,9 +190,7 @@ def points(*losses: float) -> list[EvalPoint]:
 @pytest.mark.parametrize(
     ("losses", "patience", "min_delta", "over"),
     [
-        ((3.0, 2.0, 1.0), 1, 0.0, False),
         ((3.0, 2.0, 2.0), 1, 0.0, True),
-        ((3.0, 2.0, 2.1), 2, 0.0, False),
         ((3.0, 2.0, 2.1, 2.0), 2, 0.0, True),
         ((3.0, 2.0, 2.1, 1.9, 1.95), 2, 0.0, False),
         ((3.0, 2.95, 2.91), 2, 0.1, True),  # slower than min_delta

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from support import SCRIPTS
-from tiny_net import content, snapshot, steps, tiny_net, train_plan, trained
+from tiny_net import content, snapshot, tiny_net, train_plan, trained
 
 from expertflow.core.errors import TrainingError
 from expertflow.train.model.weights import (
     first_not_finite,
-    load_optimizer_state,
     load_trainable_state,
-    optimizer_state,
     trainable_state,
     weights_sha256,
 )
@@ -142,19 +140,6 @@ def test_8_bit_adamw_without_its_package_says_what_to_install(
     ) as caught:
         make_optimizer(tiny_net(), train_plan(optim="adamw_8bit"))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch"])
-def test_a_state_is_kept_by_name_and_read_by_either_adamw(optim: str) -> None:
-    net, optimizer = trained(train_plan(optim="adamw_torch"))
-    tensors, values = optimizer_state(optimizer, net)
-    assert set(values) == {f"{name}/step" for name, _ in net.named_parameters()}
-    assert set(values.values()) == {3.0}
-    plan = train_plan(optim=optim)
-    new = make_optimizer(net, plan)
-    load_optimizer_state(new, net, tensors, values)
-    steps(net, new, plan, of=range(3, 4))
-    assert set(optimizer_state(new, net)[1].values()) == {4.0}
 
 
 def closed_form(kind: str, step: int) -> float:
