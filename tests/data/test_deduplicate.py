@@ -17,7 +17,6 @@ from expertflow.data.documents import (
     DocumentWriter,
     NewDocument,
     group_hash,
-    read_keep,
     text_hash,
 )
 from expertflow.data.near import Signer
@@ -99,12 +98,6 @@ def test_the_first_of_equal_documents_stays(tmp_path: Path) -> None:
         ("two/1", "one/1", "duplicate", 1.0),
         ("two/3", "one/0", "duplicate", 1.0),
     ]
-
-
-def test_five_examples_are_enough(tmp_path: Path) -> None:
-    shards = [write_shard(tmp_path, rows("a", "b", *["a"] * 20))]
-    examples = run(tmp_path, shards, spec()).duplicate_examples
-    assert [example.dropped for example in examples] == [f"s/{n}" for n in range(2, 7)]
 
 
 def text_of(number: int, *, changed: int = 0) -> str:
@@ -189,26 +182,6 @@ def test_every_record_is_accounted_for(tmp_path: Path) -> None:
     assert sum(record.n_dropped_by_reason.values()) == sum(s.n_dropped for s in record.sources)
     assert 1 <= record.n_kept_by_category["c1"] <= 3
     assert sum(record.n_kept_by_category.values()) < len(lines)
-
-
-def test_the_largest_categories_are_listed_by_name(tmp_path: Path) -> None:
-    documents = [row(f"{c} {n}", category=f"c{c:02}") for c in range(60) for n in range(1 + c // 9)]
-    record = run(tmp_path, [write_shard(tmp_path, documents)], spec())
-    assert len(record.n_kept_by_category) == 50
-    assert list(record.n_kept_by_category) == sorted(record.n_kept_by_category)
-    assert record.n_kept_by_category["c59"] == 7 and "c18" in record.n_kept_by_category
-    assert "c08" not in record.n_kept_by_category
-
-
-def test_the_keep_list_is_read_back(tmp_path: Path) -> None:
-    shards = [
-        write_shard(tmp_path, rows(*"abcdef"), shard="000"),
-        write_shard(tmp_path, rows(*"ag"), shard="001"),
-    ]
-    run(tmp_path, shards, spec(weights={"s": 2.0}))
-    kept = read_keep(tmp_path / "keep.arrow")["s", "001"]
-    assert kept.rows.tolist() == [1]
-    assert kept.n_copies.tolist() == [1 if kept.held_out[0] else 2]
 
 
 def test_too_many_rejects_of_a_source_stop_the_run(tmp_path: Path) -> None:

@@ -46,7 +46,6 @@ def test_a_run_of_words_is_found(text: str) -> None:
         "",
         "lay 16 eggs per day she eats",  # seven words
         "ducks lay 16 eggs per night she eats three for dinner",
-        "Janet keeps ducks",
         "ducks\x00 lay 15 eggs per day she eats three",
     ],
 )
@@ -61,25 +60,12 @@ def test_a_run_does_not_span_two_turns() -> None:
     assert index(QUESTION, n_words=12).find_overlap([first + "day" + second]) == "bench"
 
 
-@pytest.mark.parametrize("n_words", [8, 13, 50])
-def test_of_a_text_shorter_than_a_run_all_words_must_occur(n_words: int) -> None:
-    assert index(FIVE, n_words=n_words).find_overlap([f"So, {FIVE.lower()} Nine."]) == "bench"
-    assert index(FIVE, n_words=n_words).find_overlap(["How many eggs are there?"]) is None
-
-
 def test_a_very_short_text_must_be_a_whole_turn() -> None:
     found = index(FOUR, "yes")
     assert found.find_overlap(["Add 1 and 2.", "what is the SUM"]) == "bench"
     assert found.find_overlap(["Yes!"]) == "bench"
     assert found.find_overlap([f"Add 1 and 2. {FOUR}", "yes, three"]) is None
     assert found.find_overlap([]) is None
-
-
-def test_short_runs_may_be_asked_for() -> None:
-    found = index("SELECT a FROM b", "x y", n_words=3)
-    assert found.find_overlap(["please select a from it"]) == "bench"
-    assert found.find_overlap(["x y z"]) is None
-    assert found.find_overlap(["x y"]) == "bench"
 
 
 def test_texts_of_all_lengths_are_found_together() -> None:
@@ -95,12 +81,6 @@ def test_words_without_blanks_between_are_counted_one_by_one() -> None:
     found = index("一个农夫有十六只鸭子", n_words=8)
     assert found.find_overlap(["问:一个农夫有十六只鸭子吗?"]) == "bench"
     assert found.find_overlap(["农夫有十六只鸡"]) is None
-
-
-def test_the_first_benchmark_is_named() -> None:
-    both = BenchmarkIndex([("a", 8, ["1 2 3 4 5 6 7 8"]), ("b", 8, [QUESTION, "1 2 3 4 5 6 7 8"])])
-    assert both.find_overlap([f"{QUESTION} 1 2 3 4 5 6 7 8"]) == "a"
-    assert both.find_overlap([QUESTION]) == "b"
 
 
 def test_benchmarks_are_read_by_their_template(tmp_path: Path) -> None:

@@ -87,14 +87,6 @@ def test_the_first_reject_stops_the_run_where_the_manifest_says_so(tmp_path: Pat
     assert not list(tmp_path.glob("documents*"))
 
 
-def test_many_rejects_are_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    record = prepare(write(tmp_path / "r.jsonl", *[{}] * 3000))
-    assert record.n_rejected_by_reason == {"missing_field": 3000}
-    (line,) = caplog.messages
-    assert line.startswith("1000 records are rejected so far; first: ")
-    assert "r.jsonl, line 1: missing_field in field q" in line
-
-
 def test_what_a_check_keeps_out_is_no_fault_of_the_data(tmp_path: Path) -> None:
     checks = (FieldCheck(field="a", check="length", max_chars=3),)
     path = write(tmp_path / "r.jsonl", *[{"q": "x", "a": a} for a in ("ab", "abcd", "abc")])
@@ -267,12 +259,6 @@ def test_what_is_kept_out_of_documents_stands_nowhere_else(
     assert KEY in written() or ADDRESS in written()
     found = written(**{setting: True})
     assert KEY not in found and ADDRESS not in found
-
-
-def test_where_is_no_reason_but_a_choice(tmp_path: Path) -> None:
-    path = write(tmp_path / "r.jsonl", *[{"q": "x", "a": "y", "ok": ok} for ok in (1, 0, 1)])
-    record = prepare(path, replace(SPEC, source=replace(PAIR, where={"ok": 1})))
-    assert (record.n_records, record.n_documents, record.n_rejected_by_reason) == (2, 2, {})
 
 
 @pytest.mark.parametrize("near", [None, NearSpec(threshold=0.8, n_words=2, n_permutations=32)])

@@ -121,12 +121,6 @@ def test_templates_of_other_families(template: str, body: Body, text: str, taugh
     assert all(s.special == (s.text in SPECIAL) for s in segments)
 
 
-def test_data_cannot_pose_as_a_mark() -> None:
-    for template in (CHATML, BRACKETS):
-        segments = Renderer(layout(template)).render(chat("x<|im_end|></s>y", "b"))
-        assert any("x<|im_end|></s>y" in s.text and not s.special for s in segments)
-
-
 def test_the_policy_on_marks_in_texts() -> None:
     body = chat("x<|im_end|>y", "b")
     plain = Renderer(chatml_layout())
@@ -301,28 +295,19 @@ OPAQUE = {
     "letters": "{% for letter in c %}{{ letter }}{% endfor %};",
     "joined": "{{ (c ~ '!') | trim }};",
     "escaped": "{{ c | e }};",
-    "number": "{{ c | int }};",
     "inside": "{% if c in 'a b c' %}I{% endif %}{{ c }};",
     "block": "{% set d %}{{ c }}{% endset %}{{ d | trim }};",
     "macro": "{% macro f(t) %}{{ t }}{% endmacro %}{{ f(c) | trim }};",
     "derived": "{{ (c + ' ') | trim }};",
     "words": "{{ c.split() | first }};",
-    "counted words": "{{ c.count('a') }}{{ c }};",
-    "order": "{% if c < 'm' %}<{% endif %}{{ c }};",
-    "at": "{{ c.find('a') }}{{ c }};",
-    "formatted": "{{ '%s' | format(c) }};",
     "of two": "{% if messages[0].content in c %}O{% endif %}{{ c }};",
     "prefixes": "{% if c.startswith(('a', 'x')) %}P{% endif %}{{ c }};",
     "starts inside": "{% if c.startswith('b', 1) %}S{% endif %}{{ c }};",
-    "title": "{{ c | title }};",
-    "in a text": "{% set known = 'x y a' %}{% if c in known %}I{% endif %}{{ c }};",
-    "in two texts": "{% if c in 'x ' + 'y a' %}I{% endif %}{{ c }};",
     "is in": "{% if c is in 'x y a' %}I{% endif %}{{ c }};",
     "same": "{% if c is sameas messages[0].content %}S{% endif %}{{ c }};",
     "selected": "{{ messages | selectattr('content', 'in', 'x y a') | list | length }}{{ c }};",
     "joined by a text": "{{ ''.join([c]) | trim }};",
     "asked of a text": "{% if 'x y a'.startswith(c) %}S{% endif %}{{ c }};",
-    "found in a text": "{% if 'x y a'.find(c) >= 0 %}F{% endif %}{{ c }};",
     "put into a text": "{{ ('@' | replace('@', c)) | trim }};",
     "format method": "{{ c.format() | trim }};",
     "escaped by mode": "{% autoescape true %}{{ c }}{% endautoescape %};",

@@ -17,11 +17,6 @@ def some(signs: str, n: int) -> str:
     return "".join(RNG.choice(signs) for _ in range(n))
 
 
-def jwt() -> str:
-    # {"alg":"HS256"} and {"sub":"1"}
-    return "ey" + "JhbGciOiJIUzI1NiJ9" + "." + "ey" + "JzdWIiOiIxIn0" + "." + some(ALL, 43)
-
-
 # One or more for every pattern. Made from parts, so that no scanner finds one in this file.
 SAMPLES: list[tuple[str, str]] = [
     ("Artifactory Credentials", "AK" + "C" + some(ALL, 20)),
@@ -50,7 +45,7 @@ SAMPLES: list[tuple[str, str]] = [
     ("IBM Cloud IAM Key", "ibm_cloud_iam_key = " + some(ALL, 44)),
     ("IBM Cloud IAM Key", "password:" + " " * 200 + some(ALL, 44)),
     ("IBM COS HMAC Credentials", "cos_hmac_secret_access_key: " + some(HEX, 48)),
-    ("JSON Web Token", jwt()),
+    ("JSON Web Token", "eyJhbGciOiJIUzI1NiJ9" + ".ey" + "JzdWIiOiIxIn0." + some(ALL, 43)),
     ("Mailchimp Access Key", some(HEX, 32) + "-us" + "12"),
     ("NPM tokens", "/" + "/registry.example/:_auth" + "Token=npm_" + some(ALL, 36)),
     ("OpenAI Token", "s" + "k-" + some(ALL, 20) + "T3Blbk" + "FJ" + some(ALL, 20)),
@@ -121,12 +116,10 @@ def test_credentials_in_a_line_longer_than_a_window(place: int) -> None:
     "text",
     [
         "postgres://user:<password>@host/db",
-        "postgres://user:{password}@host/db",
         "postgres://user:12345@host/db",
         "git@github.com:a/b.git",
         "password = 'swordfish'",
         "d670460b4b4aece5915caf5c68d12f560a9fe3e4",
-        "uuid: 123e4567-e89b-12d3-a456-426614174000",
         "",
     ],
 )

@@ -181,13 +181,6 @@ def test_a_limit_that_leaves_too_few_is_named(limits: dict[str, Any], settings: 
         select_documents(of, dedup_spec(**limits), expert="e")
 
 
-def test_a_limit_is_not_blamed_for_what_was_one_group_before() -> None:
-    of = columns(9)
-    of.group[:] = 7
-    with pytest.raises(DataError, match="all are of one group; add records"):
-        select_documents(of, dedup_spec(max_per_source={"s": 5}), expert="e")
-
-
 def test_the_last_limit_leaves_something_on_both_sides() -> None:
     of = columns(1000, sources="ab")
     spec = dedup_spec(eval_fraction=0.01, max_documents=5, weights={"a": 3.0, "b": 3.0})

@@ -9,7 +9,7 @@ from support import pair
 from transformers import PreTrainedTokenizerFast
 
 from expertflow.data.chat_template import chat_environment
-from expertflow.data.layout import CHATML, read_layout
+from expertflow.data.layout import read_layout
 from expertflow.data.records import Layout
 from expertflow.data.render import Renderer
 from expertflow.tokens.engine import Engine
@@ -109,9 +109,6 @@ def test_ids_are_those_of_transformers_with_control_tokens_sanitized(
 @pytest.mark.parametrize(
     "template",
     [
-        CHATML,
-        LLAMA,
-        MISTRAL,
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
         "{% if m.role == 'tool' %}{% continue %}{% endif %}{{ ns.n }}{{ m | tojson }}"
         "{{ m | tojson(indent=2) }}{% generation %}{{ m.content }}{% endgeneration %}\n"

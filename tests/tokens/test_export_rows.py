@@ -107,11 +107,6 @@ def test_rows_go_through_in_batches_and_come_out_alike(
         assert [batch.num_rows for batch in pa.ipc.open_stream(stream)] == [2, 1]
 
 
-def test_no_rows_are_no_rows_there(tmp_path: Path) -> None:
-    write_rows(tmp_path / "held_out", [], length=LENGTH)
-    assert len(exported(tmp_path / "held_out")) == 0
-
-
 def test_what_is_no_packed_split_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         export_rows(tmp_path / "none", tmp_path / "out", targets="labels", padded=True)

@@ -157,11 +157,6 @@ def pack_one(
     )
 
 
-def test_nothing_to_learn_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nothing to learn"):
-        pack_one(tmp_path, token_shard(tmp_path, [[1, 2], [3, 4]]), [False, True])
-
-
 def test_only_kept_documents_count_as_dropped(tmp_path: Path) -> None:
     shard = token_shard(tmp_path, [[1, 2, 3]] * 98)
     refused: list[str | None] = [None] * 98 + ["chat_template"] * 2

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 from support import pair
 
-from expertflow.core.errors import DataError
 from expertflow.data.layout import chatml_layout, read_layout
 from expertflow.data.records import Body, Segment, Turn
 from expertflow.data.render import Renderer, split_question
@@ -73,11 +72,6 @@ def test_real_tokenizer_gives_the_ids_of_its_own_chat_template(shared_data: Path
     )
     question, _ = split_question(Renderer(layout), Body(turns=turns))
     assert alone(question, Engine(folder))[0] == list(generating)
-
-
-def test_a_tokenizer_without_chat_marks_is_refused(engine: Engine) -> None:
-    with pytest.raises(DataError, match="no token"):
-        engine.special_id("<|nothing|>")
 
 
 def blank_first(folder: Path) -> Engine:

@@ -41,7 +41,6 @@ def test_a_violation_names_the_path_and_not_the_value() -> None:
         ("[]", "schema_invalid"),
         ({"type": "nothing"}, "schema_invalid"),
         ({"pattern": "("}, "schema_invalid"),
-        ({"$ref": "https://example.com/other.json"}, "schema_unresolvable"),
         ({"$ref": "#/$defs/absent"}, "schema_unresolvable"),
         ({"$ref": "#"}, "schema_unresolvable"),
         ({"$schema": "https://example.com/mine"}, "schema_unresolvable"),
@@ -132,14 +131,6 @@ def test_many_unique_items_take_no_quadratic_time() -> None:
     items: list[Any] = [{"a": i} for i in range(30_000)]
     assert reason(items, {"uniqueItems": True}) is None
     assert reason([*items, {"a": 5}], {"uniqueItems": True}) == "json_schema_violation"
-
-
-def test_additional_properties_follow_the_document() -> None:
-    schema = {"patternProperties": {"^x": {}}, "additionalProperties": {"type": "integer"}}
-    document = dict.fromkeys(("x1", "q", "b", "z"), "no")
-    found = fault(document, schema)
-    assert found is not None
-    assert found.detail == "$.q breaks 'type'"
 
 
 def test_labels_of_schemastore(shared_data: Path) -> None:

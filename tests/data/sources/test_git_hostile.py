@@ -70,7 +70,6 @@ def extracted(place: Path, **options: Any) -> list[dict[str, Any]]:
     ("name", "path"),
     [
         (b"a\nb.txt", "a\nb.txt"),
-        (b"tab\there", "tab\there"),
         (b".git", ".git"),
         (b":(top)x", ":(top)x"),
         (b"\xff\xfe", "\ufffd\ufffd"),
@@ -126,7 +125,6 @@ def test_absurd_authors_and_dates(
     [
         (b"ISO-8859-1", b"caf\xe9", "café"),
         (b"iso-2022-jp", "日本".encode("iso-2022-jp"), "日本"),
-        (b"windows-1251", "да".encode("cp1251"), "да"),
         (b"nonsense", "café".encode(), "café"),
         (b"utf\x00-8", b"caf\xe9", "caf\ufffd"),
         (b"undefined", b"caf\xe9", "caf\ufffd"),
@@ -164,32 +162,6 @@ def test_a_name_that_all_texts_hold_is_no_trap(place: Path) -> None:
         parent = [commit(place, {b"a": b"a %d\n" % number}, *parent, author=author)]
     commit(place, {b"a": b"a " * 100_000}, *parent)
     assert len(extracted(place, max_diff_bytes=200_000)) == 41
-
-
-def test_many_parents_and_many_files(place: Path) -> None:
-    one = {b"00000": b"x"}
-    base = commit(place, one)
-    stream = "".join(
-        f"commit refs/heads/x\nmark :{mark}\ncommitter A <a@a.org> {mark} +0000\n"
-        f"data 1\nx\nfrom {base}\n\n"
-        for mark in range(1, 3001)
-    )
-    marks = place / "marks"
-    command = ("fast-import", "--quiet", "--force", f"--export-marks={marks}")
-    git(place, *command, stdin=stream.encode())
-    parents = [line.split()[1] for line in marks.read_text().splitlines()]
-    blob = put(place, "blob", b"x")
-    listed = "".join(f"100644 blob {blob}\t{number:05d}\0" for number in range(3000))
-    octopus = commit(place, one, base, *parents)
-    wide = commit(place, git(place, "mktree", "-z", stdin=listed.encode()), octopus)
-    commit(place, one, wide)
-    skipped: Counter[str] = Counter()
-    records = read_commits(place, skipped, merges="keep")
-    assert skipped == {"too_many_files": 2}
-    merge = next(record for record in records if record["commit"] == octopus)
-    assert len(merge["parents"]) == 3001 and merge["n_files"] == 0
-    wide_record = extracted(place, max_files=2999)[-2]
-    assert (wide_record["n_files"], wide_record["diff_truncated"]) == (2999, True)
 
 
 def test_big_files_are_named_and_not_loaded(place: Path) -> None:

@@ -146,7 +146,6 @@ def test_a_choice_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> Non
         (SUMS, "someone/sums has several configs; set config to one of easy, hard"),
         ({**SUMS, "config": "hrad"}, "has no config 'hrad'; use one of easy, hard"),
         ({**SUMS, "config": "hard", "split": "test"}, "has no split 'test'; use one of train"),
-        ({**SUMS, "config": "easy", "split": "t"}, "has no split 't'; use one of test, train"),
         ({**SUMS, "options": {"data_dir": "heldd"}}, "files under data_dir 'heldd'; correct data_"),
         ({**SUMS, "revision": "v9"}, "has no revision 'v9'; use a branch, tag or commit"),
         ({"id": "someone/pictures"}, "holds imagefolder files; only arrow, csv, json, parquet, te"),
