@@ -57,11 +57,6 @@ def test_pruning_removes_what_no_result_uses_and_nothing_else(tmp_path: Path) ->
     assert published.is_dir() and shared.is_dir() and not old.exists() and not orphan.exists()
 
 
-def test_pruning_an_empty_folder_is_fine(tmp_path: Path) -> None:
-    done = run_script("prune_state.py", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def targets() -> list[str]:
     phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.M)
     assert phony

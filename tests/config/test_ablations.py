@@ -109,11 +109,9 @@ def test_names_are_unique_over_all_files(tmp_path: Path) -> None:
         ({"training": {"learning_rate": 1e-3}}, "training: unknown key 'learning_rate'"),
         ({"training": {"attention": "fast"}}, "'attention' is 'fast': it must be one of"),
         ({"training": {"batch_size": "4"}}, "'batch_size' is '4': it must be of type integer"),
-        ({"training": {"batch_size": 0}}, "'batch_size' is 0: it must be at least 1"),
         ({"name": "plan"}, "variants.0.name"),
         ({"name": "a/b"}, "variants.0.name"),
         ({"rows": "loose"}, "it must be one of"),
-        ({"lable": "x"}, "did you mean 'label'"),
         ({"saves": 0.5}, "has metric tokens_per_s, which saves mean nothing to"),
         ({"metric": "hours", "saves": 0.5}, "training and rows mean nothing to"),
         ({"metric": "hours", "training": {}}, "metric hours and the plan's saves"),
@@ -160,7 +158,6 @@ def test_rungs_lose_one_change_after_the_other(tmp_path: Path) -> None:
         ({"to": "one"}, "compares 'one' with itself"),
         ({"low": 2.0, "high": 1.0}, "has high 1 and low 2"),
         ({"high": 1.0}, "has high 1 and low None"),
-        ({"low": 0}, "it must be above 0"),
     ],
 )
 def test_a_wrong_claim_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:

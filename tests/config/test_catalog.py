@@ -20,7 +20,6 @@ from expertflow.config.catalog import (
     print_catalog,
     scan_caches,
 )
-from expertflow.config.code_digest import list_imports
 
 COMMIT = "a" * 40
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
@@ -172,9 +171,3 @@ def test_the_script_alone_needs_no_argument_and_no_snakemake(home: Path) -> None
     assert missing and all(source["n_bytes"] is None for source in missing)
     assert TOKEN not in shown.stdout + shown.stderr + printed.stdout + printed.stderr
     assert run("--preset", "neither", home=home).returncode == 2
-
-
-def test_the_rule_does_not_depend_on_the_catalog() -> None:
-    names = {path.name for path in list_imports(SCRIPTS / "find_datasets.py", SCRIPTS)}
-    assert "shards.py" in names
-    assert not names & {"catalog.py", "load.py", "cache.py"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from expertflow.config.attach import _before_first_job
-from expertflow.config.machine import count_allowed_gpus, count_nodes, runtime_minutes
+from expertflow.config.machine import count_nodes, runtime_minutes
 from expertflow.core.errors import ConfigError
 from expertflow.plan.settings import TrainingSection
 
@@ -50,13 +50,6 @@ def test_one_machine_asks_for_none_and_several_for_as_many() -> None:
         ConfigError, match=r"n_nodes is 2 and training\.world_size 3: .* a multiple of 2"
     ):
         count_nodes(TrainingSection(world_size=3, n_nodes=2))
-
-
-def test_a_training_asks_for_a_card_a_process() -> None:
-    eight = TrainingSection(world_size=8)
-    assert count_allowed_gpus(eight, 8) == count_allowed_gpus(eight, None) == 8
-    with pytest.raises(ConfigError, match=r"world_size is 8, .* 4 at once: .* --resources gpu=8"):
-        count_allowed_gpus(eight, 4)
 
 
 def test_slurm_without_sbatch_is_refused_in_one_line(

@@ -45,15 +45,6 @@ def test_members_of_a_folder_count_as_imports(scripts: Path) -> None:
     assert digest_after(scripts, "expertflow/b.py", "x = 3\n") != second
 
 
-def test_other_files_count_byte_by_byte(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = scripts.parent / "page.html"
-    monkeypatch.setitem(code_digest.RESOURCES, "job", ("page.html",))
-    page.write_text("a")
-    first = rule_digest("job", scripts)
-    page.write_text("b")
-    assert rule_digest("job", scripts) != first
-
-
 def test_generators_are_outside_of_the_script_that_loads_them() -> None:
     found = list_imports(SCRIPTS / "generate_source.py", SCRIPTS)
     assert not [path for path in found if "generated" in path.parts]

@@ -15,14 +15,9 @@ def check(task: str, *, fields: Any = (), artifacts: Any = ()) -> None:
 @pytest.mark.parametrize(
     ("task", "fields", "artifacts"),
     [
-        ("held_out_loss", {}, {}),
         ("held_out_loss", {"schema": "s"}, {"database": "x"}),
         ("exact_match", {}, {"database": "x"}),
-        ("sql_execution", {}, {"database": "x"}),
         ("sql_execution", {"database": "which"}, {"one": "x", "two": "y"}),
-        ("json_schema", {"schema": "s"}, {}),
-        ("cypher", {}, {"graph": "x"}),
-        ("typescript_tests", {"tests": "t", "prefix": "p"}, {}),
         ("multiple_choice", {"choices": "c", "answer": "a"}, {}),
     ],
 )

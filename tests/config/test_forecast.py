@@ -198,15 +198,6 @@ def test_twice_the_bytes_are_twice_the_hours_and_compressed_ones_hold_more(place
     assert place.hours()[0] > 4 * once[0]
 
 
-def test_a_step_takes_an_epoch_at_most(place: Place) -> None:
-    place.manifest["training"] |= {
-        "max_steps": 2, "batch_size": 1_000_000, "max_seq_length": 512, "packing": "bfd",
-    }  # fmt: skip
-    steps = place.hours()
-    del place.manifest["training"]["max_steps"], place.manifest["training"]["batch_size"]
-    assert steps == place.hours()  # of two epochs
-
-
 def test_an_older_record_of_a_source_has_no_say(place: Place) -> None:
     now = place.parts()
     record = Path("results/e/sources/fetched/s.json")
@@ -245,34 +236,19 @@ def test_limits_on_documents_are_told(place: Place) -> None:
     assert place.parts()[3].startswith("estimate from bytes before limits on documents; ")
 
 
-def test_hours_stand_without_a_price(place: Place) -> None:
-    place.config["hardware"] = "L40S"
-    hours, dollars, hardware, basis = place.parts()
-    assert hours != "unknown"
-    assert (dollars, hardware) == ("unknown", "1 x L40S")
-    assert basis == "estimate from bytes; no price for L40S in config/hardware/prices.yaml"
-
-
 @pytest.mark.parametrize(
-    ("config", "manifest", "reason"),
+    ("manifest", "reason"),
     [
-        ({}, {"model": "a/b"}, "model a/b is neither a folder here nor downloaded"),
+        ({"model": "a/b"}, "model a/b is neither a folder here nor downloaded"),
         (
-            {},
-            {"sources": [{"name": "s", "kind": "hub", "id": "a/b", "text": "{t}"}]},
-            "source s is not fetched yet",
-        ),
-        (
-            {},
             {"training": {"max_steps": 5, "batch_size": "auto"}},
             "max_steps is set and batch_size is auto: the plan decides on tokens",
         ),
     ],
 )
 def test_what_is_not_known_has_its_reason(
-    place: Place, config: dict[str, Any], manifest: dict[str, Any], reason: str
+    place: Place, manifest: dict[str, Any], reason: str
 ) -> None:
-    place.config |= config
     place.manifest |= manifest
     hours, dollars, _, basis = place.parts()
     assert (hours, dollars, basis) == ("unknown", "unknown", reason)

@@ -26,13 +26,6 @@ def load(tmp_path: Path, value: dict[str, Any], **config: Any) -> dict[str, Any]
     return load_expert("e", folders=[tmp_path], config=settings)
 
 
-def test_defaults_fill_what_a_manifest_leaves_out(tmp_path: Path) -> None:
-    expert = load(tmp_path, base())
-    assert expert["training"]["warmup_ratio"] == 0.1
-    assert expert["training"]["lora"]["r"] == 16
-    assert expert["sources"][0]["split"] == "train"
-
-
 def test_later_settings_win(tmp_path: Path) -> None:
     value = {**base(), "training": {"learning_rate": 1.0, "batch_size": 1, "seed": 1}}
     value["demo"] = {"training": {"learning_rate": 2.0, "batch_size": 2}}
@@ -70,14 +63,8 @@ SOURCE = {"name": "s", "kind": "local", "path": "x.jsonl"}
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"trainnig": {}}, r"unknown key 'trainnig'; did you mean 'training'\?"),
-        (
-            {"training": {"learning_rate": "fast"}},
-            "learning_rate' is 'fast': it must be of",
-        ),
         ({"training": {"learning_rate": 0}}, "'training.learning_rate' is 0: it must be above 0"),
         ({"training": {"bf16": True, "fp16": True}}, "training.bf16 and fp16 are both true"),
-        ({"training": {"batch_size": "big"}}, "'training.batch_size' is 'big'"),
         ({"data": {"eval_fraction": 0}}, "'data.eval_fraction' is 0: it must be above 0"),
         ({"sources": []}, "'sources' is .*it needs at least 1 item"),
         ({"sources": [{"name": "s", "kind": "hub", "text": "{a}"}]}, "lacks 'id'; add it"),
@@ -88,22 +75,16 @@ SOURCE = {"name": "s", "kind": "local", "path": "x.jsonl"}
             {"training": {"max_steps": 5, "override_min_warmup": False}},
             "warmup_steps_min 10 is not below max_steps 5",
         ),
-        (
-            {"sources": [{"name": "s", "kind": "local", "path": "x", "text": "{a"}]},
-            "expected '}' before end of string",
-        ),
         ({"training": {"max_steps": 1, "target_tokens": 1}}, "are both set; drop one"),
         ({"training": {"min_epochs": 1}}, "min_epochs bounds target_tokens, which is not set"),
         ({"training": {"lora": {"targets": ["lm_head"]}}}, "names lm_head"),
         ({"evaluation": {"task": "exact_match"}}, "asks questions and source s has none"),
-        ({"training": {"seed": -1}}, "'training.seed' is -1: it must be at least 0"),
         ({"training": {"min_delta": 0.1}}, "min_delta has no effect without patience"),
         ({"training": {"use_sdpa": False, "attention": "flex"}}, "use_sdpa is false and attention"),
         (
             {"training": {"parallel": "fsdp", "optim": "adamw_8bit"}},
             "cannot share out the states of optim adamw_8bit",
         ),
-        ({"training": {"lora_r": 4}}, "'training.lora_r'; it is called 'lora.r' here"),
         (
             {"evaluation": {"task": "exact_match", "backend": "vllm"}},
             "'evaluation.backend'; transformers writes the answers; leave it out",
@@ -183,8 +164,6 @@ def test_a_key_that_would_do_nothing_is_refused(
     [
         {"revision": None, "roles": {}, "options": {}},
         {"messages": "m", "tools": "t", "roles": {"x": "user"}},
-        {"kind": "hub", "split": "test", "options": {"data_dir": "x"}},
-        {"kind": "git", "options": {"ref": "main"}},
     ],
 )
 def test_keys_that_say_nothing_or_something_are_let_through(
@@ -231,23 +210,6 @@ def test_every_shipped_manifest_loads(path: Path, preset: str) -> None:
     config = load_config({"experts": {path.stem: {}}, "preset": preset})
     expert = load_expert(path.stem, folders=[path.parent], config=config)
     assert expert["description"]
-
-
-def described(schema: dict[str, Any], where: str = "") -> list[str]:
-    """List the keys of a schema that lack a description."""
-    lacking = []
-    for key, sub in schema.get("properties", {}).items():
-        if "description" not in sub and "$ref" not in sub:
-            lacking.append(f"{where}.{key}")
-        lacking += described(sub, f"{where}.{key}")
-    for name, sub in schema.get("$defs", {}).items():
-        lacking += described(sub, name)
-    return lacking + (described(schema["items"], where + "[]") if "items" in schema else [])
-
-
-def test_every_setting_is_described() -> None:
-    assert described(read_schema("expert")) == []
-    assert described(read_schema("config")) == []
 
 
 def test_numbers_inside_an_object_of_the_command_line_are_numbers() -> None:

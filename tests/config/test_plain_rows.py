@@ -10,7 +10,6 @@ import pytest
 from support import PATIENCE_S, SCRIPTS, is_running, wait_for
 
 from expertflow.config.plain_rows import LOCK, keep_rejected, open_workplace
-from expertflow.core.process import run_stoppable
 
 # Runs a shell with a child of its own; both note who they are.
 RUN = """
@@ -41,11 +40,6 @@ def test_a_signal_to_stop_leaves_no_process(
     process.send_signal(number)
     assert process.wait(PATIENCE_S) == 128 + number
     wait_for(lambda: not any(map(is_running, pids)))
-
-
-def test_what_a_command_says_comes_back() -> None:
-    done = run_stoppable(["bash", "-c", "echo said; echo wrong >&2; exit 3"])
-    assert (done.returncode, done.stdout, done.stderr) == (3, "said\n", "wrong\n")
 
 
 def left_behind(parent: Path, name: str, signed: str) -> Path:

@@ -5,7 +5,7 @@ import sys
 from typing import Annotated
 
 from msgspec.structs import fields
-from support import SCRIPTS, plan_spec
+from support import SCRIPTS
 
 from expertflow.core.records import Record
 from expertflow.core.settings import (
@@ -17,9 +17,7 @@ from expertflow.core.settings import (
     json_schema,
     list_settings,
     neutralize,
-    without_auto,
 )
-from expertflow.plan.override import flags
 from expertflow.plan.records import PlanSpec, TrainPlan
 from expertflow.plan.settings import Training, TrainingSection
 
@@ -52,12 +50,6 @@ def test_what_changes_no_time_is_neutral() -> None:
     assert neutralize(oven, length=True) == Oven(heat=250.0, trays=4, glaze=False)
 
 
-def test_auto_is_null_wherever_it_is() -> None:
-    assert without_auto({"a": "auto", "b": {"c": "auto"}, "d": [1]}) == {
-        "a": None, "b": {"c": None}, "d": [1],
-    }  # fmt: skip
-
-
 def test_generated_files_are_up_to_date() -> None:
     script = SCRIPTS / "write_settings.py"
     done = subprocess.run(
@@ -74,17 +66,3 @@ def test_spec_and_plan_hold_every_setting() -> None:
     # What is resolved is never null.
     narrowed = set(TrainPlan.__annotations__) & names
     assert {"batch_size", "attention", "save_steps"} <= narrowed
-
-
-def test_a_calibration_keeps_what_takes_time() -> None:
-    spec = plan_spec(optim="adamw_torch", learning_rate=1.0, save_steps=3, world_size=2)
-    neutral = neutralize(spec)
-    assert (neutral.optim, neutral.world_size, neutral.batch_size) == ("adamw_torch", 2, 4)
-    assert (neutral.learning_rate, neutral.save_steps, neutral.seed) == (1e-5, None, 0)
-
-
-def test_every_flag_is_a_setting() -> None:
-    names = {setting.name for setting in list_settings(Training)}
-    assert {name for name in flags() if not name.startswith("lora_")} < names
-    assert {"learning_rate", "bf16", "warmup_ratio", "lora_r"} <= set(flags())
-    assert not {"lora", "tuned", "max_usd", "use_sdpa"} & set(flags())

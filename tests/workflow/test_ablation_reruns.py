@@ -107,8 +107,3 @@ def test_the_record_holds_the_ladder_and_the_claim(space: Workspace) -> None:
     assert [path.name for path in left] == [".ablation.json.fingerprint"]
     page = space.root / "results" / "tiny" / "ablation.html"
     assert page.stat().st_size > 1000
-
-
-def test_a_wrong_list_is_one_line(space: Workspace) -> None:
-    write(space, "more", {"variants": [{"name": "naive", "label": "Again"}]})
-    assert "second variant is named 'naive'" in space.refused("-n", RECORD)

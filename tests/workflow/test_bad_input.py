@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-import yaml
-from support import ROOT
 from workflow_space import REPORT, Workspace, make_workspace, manifest
 
 pytestmark = pytest.mark.chain
@@ -70,14 +68,3 @@ def test_what_must_not_run_is_refused_before_any_job(fresh: Workspace) -> None:
         unlimited = fresh.refused(REPORT, *arguments)
         assert "resource gpu" in unlimited and "--resources gpu=1" in unlimited
     assert not list(fresh.root.glob("results/*/sources/fetched"))
-
-
-def test_the_workflow_runs_from_outside_with_ones_own_config(tmp_path: Path) -> None:
-    mine = Workspace(tmp_path)
-    (tmp_path / "config" / "experts").mkdir(parents=True)
-    mine.write_records()
-    mine.write_side_files()
-    mine.write_manifest("tiny", manifest())
-    (tmp_path / "config" / "config.yaml").write_text(yaml.safe_dump({"experts": {"tiny": {}}}))
-    mine.run("-s", str(ROOT / "Snakefile"), "results/tiny/packing.json")
-    assert (tmp_path / "results" / "tiny" / "packing.json").is_file()

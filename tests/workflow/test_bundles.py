@@ -47,10 +47,6 @@ def empty(cheap: Workspace, tmp_path: Path) -> Box:
     return make_box(tmp_path / "empty", cheap)
 
 
-def test_the_box_starts_at_staging(opened: Box) -> None:
-    assert opened.planned() == GPU_WORK
-
-
 def test_a_bundle_holds_no_more_than_the_box_reads(cheap: Workspace) -> None:
     names = {m.name.removeprefix("results/tiny/") for m in read_index(cheap.root / BUNDLE).members}
     assert {"plan.json", "keep.arrow", "documents/sums/000.arrow", ".plan.json.fingerprint"} < names
@@ -80,10 +76,6 @@ def test_what_is_not_as_its_record_says_is_not_packed(
         changed = [replace(m, sha256="0") if m.name == name else m for m in index.members]
         with pytest.raises(DataError, match=f"delete results/tiny/{record} and run again"):
             _check_recorded(results, changed, lock=index.lock, model=model)
-
-
-def test_a_bundle_does_not_tell_where_it_was_made(cheap: Workspace) -> None:
-    assert str(cheap.root).encode() not in (cheap.root / BUNDLE).read_bytes()
 
 
 def test_the_same_content_gives_the_same_bytes_elsewhere(

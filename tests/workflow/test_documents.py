@@ -15,7 +15,6 @@ import yaml
 from support import ROOT, SCRIPTS
 from workflow_space import Workspace
 
-from expertflow.config.validate import FORMER_NAMES
 from expertflow.rental.guard.options import parse_options
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -91,34 +90,12 @@ def flags(script: str) -> frozenset[str]:
     return frozenset(re.findall(r"--[\w-]+", done.stdout))
 
 
-def test_all_five_set_ups_have_a_section_and_a_manifest() -> None:
-    assert [title[-1] for title in SET_UPS] == list("ABCDE")
-    named = {name for row in rows(PAGE[: PAGE.index("\n## ")]) for name in codes(row[1])}
-    assert named == SHIPPED
-
-
 @pytest.mark.parametrize("title", [*SET_UPS, "Trainer and TRL"])
 def test_every_key_of_a_manifest_exists(title: str) -> None:
     named = {code for row in rows(section(title)) for cell in row[1:] for code in codes(cell)}
     keys = {code for code in named if re.fullmatch(MANIFEST_KEYS, code)}
     assert keys
     assert not [key for key in sorted(keys) if not has(schema("expert"), key)]
-
-
-@pytest.mark.parametrize("title", [*SET_UPS, "Trainer and TRL"])
-def test_every_old_thing_has_a_place_or_is_gone(title: str) -> None:
-    table = rows(section(title))
-    assert table
-    nowhere = [row[0] for row in table if not re.search(r"`|gone|always|none:|part of", row[1])]
-    assert not nowhere
-
-
-def test_hints_for_unknown_keys_agree_with_the_page() -> None:
-    pairs = [(name, codes(row[1])) for row in rows(section("Trainer")) for name in codes(row[0])]
-    hinted = [(name, new) for name, new in pairs if name in FORMER_NAMES]
-    assert len(hinted) >= 8
-    for name, new in hinted:
-        assert any(key.endswith(f".{FORMER_NAMES[name]}") for key in new), name
 
 
 def test_every_path_of_set_up_b_is_in_the_report() -> None:
@@ -147,13 +124,6 @@ def test_every_flag_that_replaces_one_of_set_up_c_is_the_trainers() -> None:
     new = [code for row in table for code in codes(row[1]) if re.fullmatch(r"--[\w-]+[a-z]", code)]
     assert len(new) > 20
     assert set(new) <= flags("train_expert.py")
-
-
-def test_settings_of_the_configuration_exist() -> None:
-    cells = [row[1] for row in rows(PAGE) if "`config/config.yaml`" in row[1]]
-    named = [codes(cell)[0] for cell in cells]
-    assert named == ["scratch", "compare"]
-    assert not [name for name in named if not has(schema("config"), name)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[path.name for path in PAGES])

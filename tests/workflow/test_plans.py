@@ -46,14 +46,5 @@ def test_the_full_preset_is_planned_without_a_network(clone: Workspace) -> None:
     assert '"n_shards": 32' in lock
 
 
-def test_a_calibration_comes_before_the_plan_where_it_is_asked_for(clone: Workspace) -> None:
-    target = "results/expert-json/plan.json"
-    without = clone.jobs(target)
-    calibrated = (target, "--config", "calibrate=true")
-    assert clone.jobs(*calibrated) - without == {"calibrate_expert": 1}
-    said = clone.run("-n", *calibrated)
-    assert "--calibration results/expert-json/calibration.json" in said
-
-
 def test_lint_is_clean(clone: Workspace) -> None:
     assert "good condition" in clone.run("--lint")

@@ -8,7 +8,6 @@ import pytest
 from workflow_space import Workspace, make_workspace, manifest
 
 from expertflow.core.records import read_record
-from expertflow.data.records import ExpertLock
 from expertflow.tokens.records import PackingRecord, TokenShardRecord
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 
@@ -129,10 +128,3 @@ def test_another_expert_shares_the_tokens(space: Workspace) -> None:
     ids = space.root / "results/other/tokens/sums/000.ids"
     assert any(ids.samefile(path) for path in stored)
     assert ids.read_bytes() == (space.root / "results/tiny/tokens/sums/000.ids").read_bytes()
-
-
-def test_each_source_has_its_own_lock(packed: Workspace) -> None:
-    whole = read_record(ExpertLock, packed.root / "results/tiny/sources.lock.json")
-    for source in whole.sources:
-        path = packed.root / f"results/tiny/sources/locked/{source.name}.json"
-        assert read_record(ExpertLock, path).sources == (source,)
