@@ -39,9 +39,6 @@ class Response:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | None = None
     endless: bytes | None = None
-    usage: dict[str, int] | None = field(
-        default_factory=lambda: {"prompt_tokens": 100, "completion_tokens": 10}
-    )
 
 
 Answering = Callable[[Asked], Response]
@@ -70,10 +67,8 @@ def judge_server(answering: Answering, certificate: ssl.SSLContext | None = None
             body = answer.body
             if body is None:
                 message = {"role": "assistant", "content": answer.content}
-                reply: dict[str, Any] = {"choices": [{"message": message}]}
-                if answer.usage is not None:
-                    reply["usage"] = answer.usage
-                body = json.dumps(reply).encode()
+                usage = {"prompt_tokens": 100, "completion_tokens": 10}
+                body = json.dumps({"choices": [{"message": message}], "usage": usage}).encode()
             self.send_response(answer.status)
             for name, value in {"Content-Length": str(len(body)), **answer.headers}.items():
                 self.send_header(name, value)

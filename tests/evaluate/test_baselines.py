@@ -36,18 +36,14 @@ def equal(examples: Sequence[Example], predictions: Sequence[str]) -> list[Judgm
     ]
 
 
-def by_name(training: Sequence[Example], seed: int = 0) -> dict[str, BaselinePredictor]:
-    return {made.name: made for made in make_baselines(equal, training, seed)}
-
-
-def n_correct(baseline: BaselinePredictor, asked: Sequence[Example]) -> int:
-    return sum(baseline.answer(one) == one.reference for one in asked)
+def by_name(training: Sequence[Example]) -> dict[str, BaselinePredictor]:
+    return {made.name: made for made in make_baselines(equal, training, 0)}
 
 
 def test_a_template_fills_columns_table_and_value_with_their_punctuation() -> None:
     made = by_name([table(i) for i in range(80) if i % 7 != 0])["template"]
     new = [table(i) for i in range(100, 140) if i % 7 != 0]
-    assert n_correct(made, new) == len(new)
+    assert [made.answer(one) for one in new] == [one.reference for one in new]
     assert "⟨" in made.description and "FROM" in made.description
 
 
@@ -73,11 +69,6 @@ def test_the_constant_looks_beyond_whole_answers() -> None:
     training += [example(i, f"sum {i}", f"{i} steps #### 7") for i in range(100, 130)]
     made = make_baselines(same_end, training, 0)[0]
     assert made.answer(training[0]).endswith("#### 7")
-
-
-def test_answers_that_share_no_form_have_no_template() -> None:
-    training = [example(i, f"say {i}", "abcdefgh"[: i % 8 + 1] * (i + 1)) for i in range(24)]
-    assert "template" not in by_name(training)
 
 
 def test_the_nearest_question_answers_as_it_stands_or_filled_in() -> None:
@@ -114,17 +105,6 @@ def test_a_probe_that_cannot_be_judged_costs_no_baseline() -> None:
     training = [table(i) for i in range(80) if i % 7 != 0]
     made = make_baselines(strict, training, 0)
     assert [one.name for one in made] == [one.name for one in make_baselines(equal, training, 0)]
-
-
-def test_the_same_seed_gives_the_same_answers() -> None:
-    training = [table(i) for i in range(60)]
-    first, again = (by_name(training, seed=5) for _ in range(2))
-    assert [made.description for made in first.values()] == [
-        made.description for made in again.values()
-    ]
-    asked = [table(i) for i in range(300, 310)]
-    for name, made in first.items():
-        assert [made.answer(one) for one in asked] == [again[name].answer(one) for one in asked]
 
 
 def test_too_few_examples_give_no_baseline() -> None:

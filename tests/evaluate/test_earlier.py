@@ -33,11 +33,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "not there yet" / "e.jsonl"
 
 
-def test_the_first_evaluation_has_none_before_it(path: Path) -> None:
-    assert compare_runs(run("a", "xx"), path, seed=0) is None
-    assert not path.exists()
-
-
 def test_a_step_backwards_is_told_on_shared_questions(path: Path) -> None:
     append_run(run("a", "x" * 30), path)
     found = compare_runs(run("b", "x" * 10 + "." * 20, first=10), path, seed=0)

@@ -173,12 +173,6 @@ def test_an_evaluation_from_questions_to_record(tmp_path: Path) -> None:
     assert from_json(EvaluationRecord, text) == record
 
 
-def test_the_winner_that_is_loaded_is_not_loaded_again(tmp_path: Path) -> None:
-    shelf = Shelf({"base": 2, "checkpoint": 8, "step-00000010": 5})
-    assert evaluate_expert(made(tmp_path, shelf)).published.path == "."
-    assert shelf.loaded == ["base", "step-00000010", "checkpoint"]
-
-
 def test_the_worst_are_those_that_training_spoilt_then_the_least_expected(tmp_path: Path) -> None:
     shelf = Shelf({"base": 4, "checkpoint": 3})
     case = made(tmp_path, shelf, steps=(20,), max_examples=60)
@@ -337,10 +331,6 @@ def questions(n: int) -> list[EvalExample]:
     ]
 
 
-def asker(folder: Path, task: str, fields: dict[str, str]) -> ModelEvaluator:
-    return ModelEvaluator(made(folder, Shelf({"base": 0}), task=task, fields=fields))
-
-
 ANSWERS = [
     Answer("a", 1, ended=True),
     Answer("a", 1, ended=False),
@@ -362,19 +352,8 @@ def test_a_question_that_was_not_asked_is_wrong_and_not_cut_off(
 ) -> None:
     monkeypatch.setattr(evaluator.generate, "generate_answers", lambda *_, **__: ANSWERS)
     monkeypatch.setattr(evaluator, "choose_options", lambda *_, **__: ANSWERS)
-    found = asker(tmp_path, task, fields).answer_questions(None, questions(3))
+    asks = ModelEvaluator(made(tmp_path, Shelf({"base": 0}), task=task, fields=fields))
+    found = asks.answer_questions(None, questions(3))
     assert (found.n_cut_off, found.n_tokens) == (n_cut_off, n_tokens)
     assert [verdict.kind for verdict in found.judgments] == ["correct", "correct", "not_asked"]
     assert found.judgments[2].detail == "no position"
-
-
-def test_the_worst_whose_loss_is_unknown_come_last(tmp_path: Path) -> None:
-    wrong = Judgment("different")
-    outcome: Any = SimpleNamespace(
-        texts=[""] * 4, judgments=[wrong] * 4, reference_losses=[None, 1.0, None, 2.0]
-    )
-    found = ModelComparison(
-        asker(tmp_path, "exact_match", {}), questions(4), outcome, outcome
-    ).pick_worst()
-    assert [one.document_id for one in found] == ["s/3", "s/1", "s/0", "s/2"]
-    assert [one.reference_loss for one in found] == [2.0, 1.0, None, None]

@@ -61,7 +61,6 @@ def judge(graph: Path, prediction: str, reference: str = REFERENCE) -> Judgment:
         ("MATCH (p:Person) RETURN p.name ORDER BY p.name DESC", ORDERED, "wrong_rows"),
         ("MATCH (p:Person) WHERE p.born > 0 RETURN p.name ORDER BY p.name", ORDERED, "correct"),
         ("MATCH (p:Person) RETURN DISTINCT p.born", REFERENCE, "wrong_rows"),
-        ("MATCH (p:Person) RETURN p.name, p.name", REFERENCE, "wrong_rows"),
         (
             "MATCH (p)-[r:ACTED_IN]->() RETURN p.name, sum(r.fee), collect(1 + 1), true",
             "MATCH (p:Person)-[r:ACTED_IN]->(m) RETURN p.name, sum(r.fee), collect(2), 1 = 1",
@@ -71,7 +70,6 @@ def judge(graph: Path, prediction: str, reference: str = REFERENCE) -> Judgment:
         ("MATCH (p:Actor) RETURN p.name", REFERENCE, "unknown_label"),
         ("MATCH (p:Person RETURN p.name", REFERENCE, "did_not_parse"),
         ("", REFERENCE, "empty"),
-        ("MATCH (n) DETACH DELETE n", REFERENCE, "not_executed"),
         ("CREATE (n:Person {name: 'Eve'}) RETURN n.name", REFERENCE, "not_executed"),
         ("UNWIND range(1, 100000000) AS x RETURN x", REFERENCE, "timed_out"),
     ],
@@ -105,12 +103,6 @@ def test_predictions_are_parsed_in_a_process_with_limits(
     monkeypatch.setattr(Cypher, "judge_texts", None)
     monkeypatch.setattr(cypher, "read_query", None)
     assert judge(script, "MATCH (p:Person) RETURN p.name").correct
-
-
-@needs_engine
-def test_a_bad_reference_names_its_document(script: Path) -> None:
-    with pytest.raises(EvaluationError, match="document d7: the reference is empty or no Cypher"):
-        judge(script, "RETURN 1", "'")
 
 
 @needs_engine
@@ -205,9 +197,3 @@ def test_the_metric_and_what_is_needed_follow_the_artifact(monkeypatch: pytest.M
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert plain.unavailable_reason() is None
     assert "pip install -r envs/requirements-graph.lock" in str(executed.unavailable_reason())
-
-
-@needs_engine
-def test_the_engines_versions_are_told() -> None:
-    found = Cypher(spec(task="cypher", artifacts={"graph": "graph.cypher"})).tool_versions()
-    assert {"graphqlite", "apsw", "graphglot"} <= set(found)

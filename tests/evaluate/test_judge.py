@@ -67,13 +67,6 @@ def test_a_preference_that_follows_the_answer_wins_and_loses() -> None:
     assert judged(prefers("bad"), pairs(6))[0].n_losses == 6
 
 
-def test_each_pair_is_shown_in_both_orders() -> None:
-    _, asked = judged(prefers("good"), pairs(5))
-    shown = sorted((request.answer("A"), request.answer("B")) for request in asked)
-    wanted = [(f"bad {i}", f"good {i}") for i in range(5)]
-    assert shown == sorted(wanted + [(b, a) for a, b in wanted])
-
-
 @pytest.mark.parametrize("position", ["A", "B"])
 def test_a_judge_that_prefers_a_position_decides_nothing(position: str) -> None:
     result, _ = judged(lambda _: Response(json.dumps({"winner": position})), pairs(4))
@@ -279,9 +272,7 @@ def test_what_would_give_the_key_away_is_refused_without_repeating_it(
         ('<think>{"winner": "A"}</think>{"winner": "B"}', "B"),
         ('It quotes {"winner": "A"}, but: {"winner": "B"}', "B"),
         ('{"verdict": {"winner": "Answer A"}}', None),
-        ('{"winner": "C"}', None),
         ('{"winner": 1}', None),
-        ("A", None),
         ("", None),
         ("{" * 50_000, None),
     ],

@@ -47,15 +47,10 @@ def test_a_split_without_leaks_is_read(tmp_path: Path) -> None:
 
 
 def test_a_document_on_both_sides_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EvaluationError, match=r"^e: 1 held-out documents are in the training data"):
-        look(tmp_path, [*HELD, trained(3, "b")])
-
-
-def test_so_is_one_that_its_source_tells_apart_by_other_fields(tmp_path: Path) -> None:
-    """Blanks do not make documents different either."""
+    """Other fields and blanks do not make documents different."""
     twin = trained(3, " a\n", "A ")
     assert twin.text_hash != HELD[0].text_hash
-    with pytest.raises(EvaluationError, match="1 held-out documents"):
+    with pytest.raises(EvaluationError, match=r"^e: 1 held-out documents are in the training data"):
         look(tmp_path, [*HELD, twin])
 
 
@@ -85,11 +80,6 @@ def test_a_chat_that_answers_otherwise_or_learns_nothing_there_is_not(tmp_path: 
     assert found.n_shared_questions == 1
     found = look(tmp_path / "given", [*HELD, chat(3, "a", "A", learned=False)])
     assert found.n_shared_questions == 0
-
-
-def test_a_question_with_another_answer_is_counted(tmp_path: Path) -> None:
-    found = look(tmp_path, [*HELD, trained(3, "a", "z"), trained(4, "c", "y"), trained(5, "f")])
-    assert found.n_shared_questions == 2
 
 
 def test_a_seeded_sample_of_training_is_kept(

@@ -120,11 +120,6 @@ def test_results_are_read_by_task_and_metric() -> None:
     assert ("part", "acc") in read_figures(results, ["tag"])
 
 
-def test_what_one_side_lacks_is_null() -> None:
-    scores = pair_scores({("b", "acc"): (0.5, 0.1)}, {("a", "acc"): (1.0, None)})
-    assert [(s.task, s.before, s.after) for s in scores] == [("a", None, 1.0), ("b", 0.5, None)]
-
-
 def test_without_the_package_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert lm_eval_hook.unavailable_reason() == (

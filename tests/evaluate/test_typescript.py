@@ -1,8 +1,6 @@
 """Syntax trees: allowed and forbidden differences, and parse errors."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.tasks.typescript import TypeScript, syntax
@@ -40,9 +38,7 @@ def test_same_program(left: str, right: str) -> None:
 @pytest.mark.parametrize(
     ("left", "right"),
     [
-        ("a + b", "b + a"),
         ("let a = 1", "const a = 1"),
-        ("let a: A", "let a: B"),
         ("let a = 'b'", "let a = b"),
         ("let a = 'b'", "let a = `b`"),
         ("let a = 'b '", "let a = 'b'"),
@@ -92,21 +88,3 @@ def test_prefix_makes_a_completion_a_program() -> None:
     assert judge_typescript(" ", reference="a+1; }", prefix=prefix).kind == "did_not_parse"
     with pytest.raises(EvaluationError, match=r"evaluation\.fields\.prefix"):
         judge_typescript("a + 1\n}", reference="a+1; }")
-
-
-names = st.from_regex(r"\A[a-h]{1,3}\Z").filter(lambda name: name not in ("as", "do"))
-
-
-@settings(max_examples=60)
-@given(st.lists(names, min_size=1, max_size=5), st.sampled_from([";\n", "\n", " ;  // x\n"]))
-def test_layout_never_counts_and_names_always_do(words: list[str], end: str) -> None:
-    tight = "".join(f"f({word});" for word in words)
-    loose = "".join(f"f( {word},\n){end}" for word in words)
-    assert syntax(tight) == syntax(loose)
-    assert syntax(tight) != syntax(tight.replace(f"({words[0]})", "(zzz)", 1))
-
-
-@settings(max_examples=100)
-@given(st.text())
-def test_any_text_gets_a_verdict(text: str) -> None:
-    assert judge_typescript(text, reference="a").kind in {"correct", "did_not_parse", "different"}
