@@ -259,7 +259,6 @@ def test_every_table_of_a_card_is_whole(inputs: CardInputs) -> None:
     [
         ("1. a", "1\\. a"),
         ("- a", "\\- a"),
-        ("= a", "\\= a"),
         ("a  b\nc", "a b c"),
         ("a_b <b>", "a\\_b &lt;b&gt;"),
         ("a\x1b[31m\u202eb", "a&lt;U+001B&gt;\\[31m&lt;U+202E&gt;b"),

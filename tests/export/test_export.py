@@ -1,7 +1,6 @@
 """The exported folder is complete, reproducible, and loads without a network."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,40 +10,17 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from support import LORA, start_trainer, write_tiny_run
-from tiny_models import export, train_adapter, trained, write_base
+from support import LORA
+from tiny_models import export, train_adapter, write_base
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import export_model
 from expertflow.core.errors import TrainingError
-from expertflow.core.files import sha256_directory, sha256_file
-from expertflow.core.records import read_record
+from expertflow.core.files import sha256_directory
 from expertflow.evaluate.records import Decoding, Published
 from expertflow.export.model_files import find_published_folder, read_system_prompt
-from expertflow.tokens.arrow import read_rows
-from expertflow.train.records import KeptWeights, TrainingRecord
+from expertflow.train.records import KeptWeights
 
-# A process that fails at the first network access.
-LOAD = """
-import socket, sys
-
-def refuse(*_, **__):
-    raise AssertionError("a connection was tried")
-
-socket.socket.connect = socket.getaddrinfo = refuse
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-chat = [{"role": "user", "content": "hi"}]
-inputs = tokenizer.apply_chat_template(
-    chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-)
-assert tokenizer.decode(inputs["input_ids"][0]) == sys.argv[2]
-answer = model.generate(**inputs, max_new_tokens=3, do_sample=False, tokenizer=tokenizer)
-assert answer.shape[1] > inputs["input_ids"].shape[1]
-"""
-CHAT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 # More tokenizer and license files than the tiny base has.
 TEXTS = {
     "special_tokens_map.json": '{"eos_token": "<|im_end|>"}',
@@ -87,18 +63,6 @@ def test_the_folder_holds_all_that_the_base_had_and_the_experts_decoding(
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") in np.atleast_1d(ends)
 
 
-def test_it_loads_and_answers_in_a_fresh_process_without_a_network(
-    base: Path, tmp_path: Path
-) -> None:
-    what = train_adapter(base, tmp_path / "adapter")
-    export(what, tmp_path / "merged")
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, str(tmp_path / "merged"), CHAT],
-        capture_output=True, text=True, timeout=300, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
 def test_a_card_is_hidden_from_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(sys, "argv", ["export_model.py"])
@@ -119,36 +83,6 @@ def test_merged_weights_do_not_depend_on_the_number_of_threads(tmp_path: Path) -
     finally:
         torch.set_num_threads(n)
     assert sha256_directory(tmp_path / "1") == sha256_directory(tmp_path / "2")
-
-
-def test_trained_twice_adapter_and_merged_weights_have_the_same_bytes(tmp_path: Path) -> None:
-    hashes: list[dict[str, str]] = []
-    for name in ("a", "b"):
-        run = tmp_path / name
-        run.mkdir()
-        write_tiny_run(run, lora=LORA, n_steps=6)
-        trainer = start_trainer(run)
-        _, errors = trainer.communicate(timeout=300)
-        assert trainer.returncode == 0, errors[-2000:]
-        record = read_record(TrainingRecord, run / "training.json")
-        write_tokenizer(run / "base_model")
-        what = trained(run / "checkpoint", run / "base_model", record.weights_sha256)
-        export(replace(what, rows=read_rows(run / "packed" / "held_out")), run / "merged")
-        # adapter_config.json names the folder of the base model.
-        weights = [*(run / "checkpoint").glob("*.safetensors"), *(run / "merged").iterdir()]
-        hashes.append({path.name: sha256_file(path) for path in weights})
-    assert "adapter_model.safetensors" in hashes[0] and "model.safetensors" in hashes[0]
-    assert hashes[0] == hashes[1]
-
-
-def write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer with chat tokens, for a base model of 97 tokens."""
-    from tokenizers import Tokenizer, models
-
-    names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.add_special_tokens(names)
-    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def training(*candidates: KeptWeights) -> Any:

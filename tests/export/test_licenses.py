@@ -5,7 +5,6 @@ import pytest
 from expertflow.export.licenses import (
     HUB_LICENSES,
     PERMISSIVE,
-    TERMS,
     Licensed,
     find_conflicts,
     hub_license,
@@ -22,16 +21,12 @@ def made_from(base: str | None, *sources: str | None) -> list[Licensed]:
     ("license", "terms"),
     [
         ("cc-by-sa-4.0", ["share-alike"]),
-        ("CC-BY-NC-SA-3.0", ["non-commercial", "share-alike"]),
         ("cc-by-nc-nd-4.0", ["non-commercial", "no-derivatives"]),
-        ("gpl-3.0", ["share-alike"]),
         ("AGPL-3.0-only", ["share-alike"]),
         ("odbl", ["share-alike"]),
-        ("other", ["unknown terms"]),
         ("qwen-research", ["non-commercial"]),
         ("apple-amlr", ["non-commercial"]),
         ("academic use", ["non-commercial"]),
-        ("research purposes only", ["non-commercial"]),
         ("non commercial use only", ["non-commercial"]),
         ("CC_BY_NC_4.0", ["non-commercial"]),
         ("c-uda", ["non-commercial"]),
@@ -45,14 +40,12 @@ def made_from(base: str | None, *sources: str | None) -> list[Licensed]:
         ("llama3.1", ["own terms"]),
         ("gemma", ["own terms"]),
         ("bigcode-openrail-m", ["own terms"]),
-        ("CreativeML OpenRAIL-M", ["own terms"]),
         ("ask us", ["unknown terms"]),
         ("mit and ask-us", ["unknown terms"]),
         ("Apache License 2.0", []),
         ("The MIT License", []),
         ("MIT or Apache-2.0", []),
         ("mit, cc-by-nc-4.0", ["non-commercial"]),
-        ("apache-2.0", []),
         ("cdla-sharing-1.0", ["share-alike"]),
         (None, ["not stated"]),
     ],
@@ -64,11 +57,6 @@ def test_terms_are_read_off_a_licenses_name(license: str | None, terms: list[str
         assert f"s0 ({license or 'not stated'})" in line
 
 
-def test_each_line_says_what_it_means() -> None:
-    [line] = find_conflicts(made_from("mit", "cc-by-nc-4.0"))
-    assert line == f"non-commercial: s0 (cc-by-nc-4.0) - {TERMS['non-commercial'][1]}."
-
-
 def test_the_base_models_license_counts_as_well() -> None:
     assert "base model b (not stated)" in find_conflicts(made_from(None, "mit"))[0]
     assert "base model b (cc-by-nc-4.0)" in find_conflicts(made_from("cc-by-nc-4.0", "mit"))[0]
@@ -77,7 +65,6 @@ def test_the_base_models_license_counts_as_well() -> None:
 @pytest.mark.parametrize(
     ("base", "sources", "pairs"),
     [
-        ("apache-2.0", ("cc-by-sa-4.0", "mit"), 0),
         ("apache-2.0", ("cc-by-sa-4.0", "cc-by-sa-4.0"), 0),
         ("apache-2.0", ("cc-by-sa-4.0", "cc-by-nc-4.0"), 1),
         ("apache-2.0", ("cc-by-sa-4.0", "gpl-3.0"), 2),
@@ -111,10 +98,8 @@ def test_attribution_is_asked_for_by_name() -> None:
     ("base", "sources", "declared"),
     [
         ("apache-2.0", ("mit", "cc-by-4.0"), "apache-2.0"),
-        ("Apache-2.0", ("MIT",), "apache-2.0"),
         ("apache-2.0", ("cc-by-sa-4.0",), "other"),
         ("apache-2.0", (None,), "other"),
-        ("apache-2.0", ("some words",), "other"),
         ("Apache License 2.0", ("CC BY 4.0",), "apache-2.0"),
         ("some words", ("mit",), "other"),
         ("cc-by-sa-4.0", ("cc-by-sa-4.0",), "cc-by-sa-4.0"),

@@ -2,7 +2,6 @@ import fcntl
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -88,11 +87,9 @@ def test_nothing_is_taken_across_a_pause() -> None:
 @pytest.mark.parametrize(
     ("figures", "said"),
     [
-        ({"busy": 8.0}, "no kernel at all was running 92 % of the time (any kernel 8 %)"),
         ({"busy": 8.0, "n": 10}, "no kernel at all was running"),
         ({"busy": 8.0, "n": 9}, None),
         ({"power_w": 210.0}, "power was 30% of its limit"),
-        ({"power_w": 650.0}, None),
         (
             {"power_w": 650.0, "sm_active_percent": 90.0, "tensor_active_percent": 10.0},
             "tensor cores 10 % of the time: kernels wait for memory",
@@ -193,16 +190,6 @@ def test_the_script_runs_beside_anything_and_exits_0_without_a_gpu(tmp_path: Pat
     assert sum("RAM" in line for line in done.stderr.split("\n")) == record["n_samples"]
     assert record["n_samples"] >= 3
     assert record["ram_used_bytes"]["max"] > 0 and record["wall_s"] > 0.3
-
-
-def test_a_signal_ends_it_with_a_summary(tmp_path: Path) -> None:
-    output = tmp_path / "m.json"
-    command = [*MONITOR, "--quiet", "--output", str(output), "--interval", "0.05"]
-    process = subprocess.Popen(command)
-    wait_for(tmp_path / "m.jsonl")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(120) == 0
-    assert json.loads(output.read_text())["n_samples"] >= 1
 
 
 def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:

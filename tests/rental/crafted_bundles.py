@@ -160,9 +160,7 @@ def odd_names() -> Iterator[tuple[str, Forge]]:
 def odd_indices() -> Iterator[tuple[str, Forge]]:
     yield "another format", index(format=FORMAT + 1)
     yield "another kind", index(kind="parcel")
-    yield "no members", index(members=None)
     yield "a key too many", index(extra=1)
-    yield "a key too few", text(sealed({"format": FORMAT}))
     yield "a negative size", names("results/e/x", n_bytes=-1)
     yield "more than a disk holds", names("results/e/x", n_bytes=10**30)
     yield "a size that is text", names("results/e/x", n_bytes="1")

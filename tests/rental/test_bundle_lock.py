@@ -48,14 +48,6 @@ def test_absent_data_is_read_from_the_bundle(tmp_path: Path, source: SourceSpec)
         assert lock(tmp_path, named, made) == made
 
 
-def test_data_that_is_there_has_to_be_the_same(tmp_path: Path, source: SourceSpec) -> None:
-    made = lock(tmp_path, source)
-    assert lock(tmp_path, source, made) == made
-    (tmp_path / "d.jsonl").write_text('{"x": 1}\n')
-    with pytest.raises(DataError, match=r"d\.jsonl differs from what the bundle of e was made of"):
-        lock(tmp_path, source, made)
-
-
 def commit(repository: Path, source: SourceSpec, text: str) -> ExpertLock:
     if shutil.which("git") is None:
         pytest.skip("git is not installed")

@@ -1,13 +1,12 @@
 """The stop command runs when all is verified, and on no other day."""
 
 import re
-import shutil
 import signal
 from pathlib import Path
 
 import pytest
-from guarded import end, record, run, start, start_trainer, wait_for_line
-from stores import Place, every_kind, fake_rsync, remote_shell
+from guarded import end, record, run, start_trainer
+from stores import Place, every_kind
 
 from expertflow.rental.guard.run import N_HOOKS
 
@@ -55,45 +54,12 @@ def test_a_failed_sync_keeps_the_machine(tmp_path: Path) -> None:
     assert len(found["failures"]) == 1 and found["outcome"] == "finished"
 
 
-def test_a_sync_is_tried_again(tmp_path: Path) -> None:
-    there = tmp_path / "there"
-    guard = start(tmp_path, "--sync-to", "there", "--sync-retries", "3", *HOOK, command=GONE)
-    wait_for_line(guard, "trying again")
-    there.unlink()
-    code, out = end(guard)
-    assert code == 0, out
-    assert (there / "results" / "x").is_file() and (tmp_path / "hook").is_file()
-
-
-def test_a_spoiled_copy_keeps_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A remote disk that loses a byte of what rsync wrote to it, at the same size and time."""
-    program = shutil.which("rsync")
-    if program is None:
-        pytest.skip("rsync is not installed")
-    there = tmp_path / "there"
-    spoil = f"f='{there}/results/x'; [ -f $f ] && touch -r $f t && printf y > $f && touch -r t $f"
-    script = f'"{program}" "$@"; c=$?\n{spoil}\nexit $c'
-    fake_rsync(tmp_path / "tools", script, monkeypatch)
-    monkeypatch.setenv("RSYNC_RSH", str(remote_shell(tmp_path)))
-    monkeypatch.setenv("RSYNC_PROTECT_ARGS", "0")
-    work = ["bash", "-c", "mkdir results; printf x > results/x"]
-    code, out = run(tmp_path, "--sync-to", f"far:{there}", *ONCE, *HOOK, command=work)
-    assert code == 84, out
-    assert "not there as they are here, x for one" in out
-    assert not (tmp_path / "hook").exists()
-
-
 def test_a_place_that_takes_nothing_is_found_before_anything_is_paid_for(tmp_path: Path) -> None:
     (tmp_path / "there").touch()
     options = ("--sync-to", str(tmp_path / "there"), *HOOK)
     code, out = run(tmp_path, *options, command=["touch", "worked"])
     assert code == 1 and "nothing was started" in out and out.count("\n") == 1
     assert not (tmp_path / "worked").exists()
-
-
-def test_stopping_without_a_copy_has_to_be_asked_for(tmp_path: Path) -> None:
-    code, out = run(tmp_path, *HOOK, "--without-sync", command=["true"])
-    assert code == 0 and (tmp_path / "hook").is_file(), out
 
 
 def test_a_run_that_was_stopped_by_hand_keeps_its_machine(tmp_path: Path) -> None:

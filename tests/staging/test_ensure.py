@@ -5,8 +5,7 @@ import json
 import logging
 import os
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,39 +141,6 @@ def test_a_disk_that_fails_in_the_midst_is_done_without(
     assert not [path for path in store_at(scratch).iterdir() if path.is_dir()]
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 1 MiB; only root may."""
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "expertflow-test", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("only root may mount a file system")
-    yield folder
-    # Lazily: who looks at the machine's disks just now keeps it busy.
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.mark.parametrize(
-    ("free", "reason"), [(None, "GB free"), (1 << 40, os.strerror(errno.ENOSPC))]
-)
-def test_a_disk_that_is_too_small_or_fills_up_meanwhile_leaves_nothing(
-    tmp_path: Path, model: Content, tiny_disk: Path, free: int | None, reason: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    big = make_rows(tmp_path / "big", n_bytes=3 << 20)
-    monkeypatch.setattr(disk, "file_system", lambda _: "ext4")
-    if free is not None:
-        # As if something else took the room after it was looked for.
-        usage = shutil.disk_usage(tiny_disk)._replace(free=free)
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    record = plan(big, model, StageSpec(scratch=str(tiny_disk)))
-    assert record.rows.is_fallback and reason in record.rows.reason
-    assert record.weights.action == "copied", "what fits is copied"
-    assert [path.name for path in store_at(tiny_disk).glob("[!.]*")] == [model.key]
-    assert not list(store_at(tiny_disk).glob(".*.partial"))
-
-
 @pytest.mark.parametrize("error", [FileNotFoundError("gone"), TrainingError("cannot be loaded")])
 def test_a_copy_that_goes_away_while_it_is_read_is_one_line(
     rows: Content, model: Content, scratch: Path, error: Exception
@@ -288,12 +254,6 @@ def test_what_needs_no_copy_is_read_in_place(
     scratch, note = choose_place(rows, spec)
     assert scratch is None and note.reason.endswith(reason)
     assert machine.n_measured == ("measured" in reason)
-
-
-def test_weights_may_be_left(tmp_path: Path, machine: Machine) -> None:
-    spec = StageSpec(scratch=str(tmp_path), weights=False)
-    scratch, note = choose_place(make_model(tmp_path / "model"), spec)
-    assert (scratch, note.reason) == (None, "stage_weights is false")
 
 
 @pytest.mark.parametrize(
