@@ -4,7 +4,6 @@ import subprocess
 import sys
 from typing import Annotated
 
-from msgspec.structs import fields
 from support import SCRIPTS
 
 from expertflow.core.records import Record
@@ -15,11 +14,8 @@ from expertflow.core.settings import (
     WEIGHTS,
     Setting,
     json_schema,
-    list_settings,
     neutralize,
 )
-from expertflow.plan.records import PlanSpec, TrainPlan
-from expertflow.plan.settings import Training, TrainingSection
 
 
 class Oven(Record, frozen=True, kw_only=True):
@@ -56,13 +52,3 @@ def test_generated_files_are_up_to_date() -> None:
         [sys.executable, script, "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_spec_and_plan_hold_every_setting() -> None:
-    names = {setting.name for setting in list_settings(Training)}
-    assert names == {field.name for field in fields(Training)}
-    assert names <= {f.name for f in fields(PlanSpec)} & {f.name for f in fields(TrainPlan)}
-    assert names < {setting.name for setting in list_settings(TrainingSection)}
-    # What is resolved is never null.
-    narrowed = set(TrainPlan.__annotations__) & names
-    assert {"batch_size", "attention", "save_steps"} <= narrowed
