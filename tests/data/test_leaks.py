@@ -68,6 +68,13 @@ def test_a_very_short_text_must_be_a_whole_turn() -> None:
     assert found.find_overlap([]) is None
 
 
+def test_short_runs_may_be_asked_for() -> None:
+    found = index("SELECT a FROM b", "x y", n_words=3)
+    assert found.find_overlap(["please select a from it"]) == "bench"
+    assert found.find_overlap(["x y z"]) is None
+    assert found.find_overlap(["x y"]) == "bench"
+
+
 def test_texts_of_all_lengths_are_found_together() -> None:
     texts = [" ".join(f"{n}w{i}" for i in range(n)) for n in range(1, 30)]
     found = index(*texts, n_words=13)

@@ -35,7 +35,6 @@ FAULTS = [
     (b"[1]", "not_an_object", None),
     (b"null", "not_an_object", None),
     (b'{"a": 1} {"a": 2}', "several_values", None),
-    (b'{"a": 1}}', "several_values", None),
     (b"{'a': 1}", "python_repr", None),
     (b'{"a": None}', "python_repr", None),
     (b'{"a": NaN}', "not_finite", "a"),

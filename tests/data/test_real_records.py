@@ -34,10 +34,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], int, dict[str, int], dict[str, in
          "checks": (FieldCheck(field="cypher", check="cypher"),)},
         1200, {}, {"cypher_unparsable": 6},
     ),
-    "natural-instructions": (
-        "phase1a/natural-instructions/records.jsonl",
-        {"prompt": "{definition}\n{input}", "completion": "{output.0}"}, 18951, {}, {},
-    ),
 }  # fmt: skip
 
 
