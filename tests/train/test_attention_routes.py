@@ -271,7 +271,7 @@ def test_documents_that_see_each_other_are_refused(
     loss = PackedLoss(made(FAMILIES["qwen3"], "packed"))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         check_model(loss)
-        monkeypatch.setattr("expertflow.train.model.packed.padded_bounds", whole_rows)
+        monkeypatch.setattr("expertflow.train.model.packed.pad_bounds", whole_rows)
         with pytest.raises(TrainingError, match="qwen3 does not keep packed documents apart"):
             check_model(loss)
 
