@@ -19,9 +19,9 @@ N_STEPS = 100
 SPENT = """
 from expertflow.rental.guard.ledger import Meter
 
-usd = Meter.usd
+usd = Meter.total_usd
 has_saved = lambda: any(Path("state").glob("tiny/*/checkpoints/step-*[1-9]?"))
-Meter.usd = lambda meter, **ahead: 99.0 if has_saved() else usd(meter, **ahead)
+Meter.total_usd = lambda meter, **ahead: 99.0 if has_saved() else usd(meter, **ahead)
 """
 
 
