@@ -224,7 +224,7 @@ def test_a_form_that_differs_is_not_believed(
         form = real(self, frame)
         return form and form._replace(items=form.items[:-1])
 
-    monkeypatch.setattr(Renderer, "form", wrong)
+    monkeypatch.setattr(Renderer, "build_form", wrong)
     _, found = run(engine, chatml_layout(), *bodies)
     assert found.ids.tolist() == expected.ids.tolist()
     assert "applied to every document" in caplog.text
