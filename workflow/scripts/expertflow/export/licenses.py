@@ -35,7 +35,7 @@ TERMS = {
     ),
     "share-alike": (
         r"\bsa\b|share-?alike|\ba?gpl|\bodbl\b|\bgfdl\b|\bcdla-sharing\b|\bosl\b|\beupl\b",
-        "adaptations are to be passed on under the same license; a model may count as one",
+        "adaptations must be passed on under the same license; a model may count as one",
     ),
     "weak copyleft": (
         r"\blgpl|\bmpl\b|\bepl\b|\bcddl\b|\bms-pl\b",
