@@ -2,7 +2,6 @@
 """Build an expert's report.json from all records, check it, and render report.html."""
 
 from pathlib import Path
-from typing import Any
 
 from expertflow.core import cli
 from expertflow.core.files import write_text
@@ -17,14 +16,14 @@ from expertflow.report.records import ReportSpec
 
 def main(
     spec: ReportSpec, results: Path, html: Path, ablation: Path | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     inputs = read_inputs(spec, results, ablation=ablation)
     asked = {"calibrate": inputs.plan.cost.calibrated, "ablate": ablation is not None}
     asked_for = [name for name, is_asked in asked.items() if is_asked]
     report = build_report(inputs, collect_provenance(results, asked=asked_for))
     check_report(report, inputs)
     write_text(html, render_page(report, inputs))
-    plain: dict[str, Any] = to_plain(report)[0]
+    plain: dict[str, object] = to_plain(report)[0]
     return plain
 
 

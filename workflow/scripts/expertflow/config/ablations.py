@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from msgspec.structs import replace
 
-from expertflow.config.read_yaml import suggest_name
+from expertflow.config.read_yaml import Settings, suggest_name
 from expertflow.config.validate import check, find_file, read_checked
 from expertflow.core.errors import ConfigError
 from expertflow.studies.records import (
@@ -17,8 +17,6 @@ from expertflow.studies.records import (
     Variant,
     VariantSpec,
 )
-
-Settings = dict[str, Any]
 
 
 def ablation_spec(config: Settings, folders: Sequence[Path]) -> AblationSpec:

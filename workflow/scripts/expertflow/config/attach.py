@@ -23,7 +23,7 @@ from expertflow.config.code_digest import SCRIPTS
 from expertflow.config.corrupt_records import remove_corrupt_records
 from expertflow.config.expert import RunContext
 from expertflow.config.guard import fail, note, one_line, set_environment
-from expertflow.config.read_yaml import read_yaml
+from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.config.workflow import Workflow
 
 # How a rule calls its script; the rule may have another name where it is used as a module's.
@@ -44,7 +44,7 @@ _attached: list[Workflow] = []
 
 
 @one_line
-def attach(run: Any, config: dict[str, Any], basedir: Path) -> Workflow:
+def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
     """Return the bridge between a Snakefile in ``basedir`` and ``run``, Snakemake's workflow."""
     main, is_dry = run.is_main_process, run.output_settings.dryrun
     limit = getattr(run.global_resources.get("gpu"), "value", None)
@@ -91,7 +91,7 @@ def has_records(persistence: Any) -> bool:
     return not is_known or any((Path(persistence.path) / "metadata").iterdir())
 
 
-def _told(run: Any, config: dict[str, Any]) -> dict[str, Any]:
+def _told(run: Any, config: Settings) -> Settings:
     """Return what the command line says of a configuration, which may lie below a key of it."""
     told, whole = run.config_settings.overwrite_config, run.modifier_stack[0].globals["config"]
     keys = [key for key, part in whole.items() if part is config]

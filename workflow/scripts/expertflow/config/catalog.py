@@ -5,7 +5,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich import box
 from rich.console import Console
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from expertflow.config.expert import source_specs
 from expertflow.config.load import load_config, load_expert
-from expertflow.config.read_yaml import read_yaml
+from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.config.validate import BASEDIR, FOLDERS, list_files
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
@@ -51,7 +51,7 @@ class NamedSource(Record, frozen=True, kw_only=True):
     revision: str | None
     config: str | None
     split: str | None
-    options: dict[str, Any]
+    options: Settings
     status: str
     n_bytes: int | None
     n_records: int | None
@@ -116,7 +116,7 @@ def build_catalog(preset: str) -> Catalog:
 
 def scan_caches() -> CacheReport:
     hub, arrow = cache.hub_cache(), cache.find_prepared_cache()
-    repositories: dict[str, Any] = {}
+    repositories: Settings = {}
     damaged: list[str] = []
     if hub.is_dir():
         from huggingface_hub import scan_cache_dir

@@ -2,9 +2,8 @@
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
-from expertflow.config.read_yaml import suggest_name
+from expertflow.config.read_yaml import Settings, suggest_name
 from expertflow.core.errors import ConfigError, EvaluationError
 from expertflow.core.records import from_json
 from expertflow.core.settings import without_auto
@@ -19,7 +18,7 @@ from expertflow.plan.switches import check_settings
 OF_MESSAGES = ("tools", "role_key", "content_key", "roles")
 
 
-def check_durations(manifest: dict[str, Any], *, where: str) -> None:
+def check_durations(manifest: Settings, *, where: str) -> None:
     """Refuse a duration that YAML made a number of, before the schema does without the reason."""
     claims = manifest.get("claims")
     for claim in claims if isinstance(claims, list) else []:
@@ -31,7 +30,7 @@ def check_durations(manifest: dict[str, Any], *, where: str) -> None:
             )
 
 
-def refuse_idle_keys(expert: dict[str, Any], *, where: str) -> None:
+def refuse_idle_keys(expert: Settings, *, where: str) -> None:
     """Refuse the first key of a source that would do nothing; call before filling in defaults."""
     for source in expert["sources"]:
         for key, problem in _idle(source):
@@ -48,7 +47,7 @@ def refuse_idle_keys(expert: dict[str, Any], *, where: str) -> None:
             )
 
 
-def _idle(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _idle(source: Settings) -> Iterator[tuple[str, str]]:
     kinds = source_kinds()
     kind = kinds[source["kind"]]
     for key in source:
@@ -65,12 +64,12 @@ def _idle(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield key, "has no effect without messages; remove it, or name the field of the turns"
 
 
-def _is_set(settings: dict[str, Any], key: str) -> bool:
+def _is_set(settings: Settings, key: str) -> bool:
     return settings.get(key) not in (None, [], {})
 
 
 def check_contradictions(
-    expert: dict[str, Any], *, where: str, bundled: Collection[str] | None = None
+    expert: Settings, *, where: str, bundled: Collection[str] | None = None
 ) -> None:
     """Check complete settings; ConfigError names the key and the fix.
 
@@ -102,7 +101,7 @@ def check_contradictions(
         _check_source(source, task=expert["evaluation"]["task"], where=where)
 
 
-def _check_source(source: dict[str, Any], *, task: str, where: str) -> None:
+def _check_source(source: Settings, *, task: str, where: str) -> None:
     for key in ("prompt", "completion", "text"):
         place = f"{where}: source {source['name']}, {key}"
         _check_template(source.get(key) or "", where=place)
@@ -127,7 +126,7 @@ def _check_template(template: str, *, where: str) -> None:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def check_task(evaluation: dict[str, Any], where: str) -> None:
+def check_task(evaluation: Settings, where: str) -> None:
     """Refuse a task without what it reads: training would be over before it is missed.
 
     An artifact of another task is no mistake, as presets and overrides change the task alone; nor

@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from msgspec import field
 
@@ -27,6 +26,7 @@ from expertflow.config.load import (
     load_expert,
     merge_settings,
 )
+from expertflow.config.read_yaml import Settings
 from expertflow.config.validate import FOLDERS
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record, from_json, read_record
@@ -49,7 +49,6 @@ from expertflow.rental.bundle.records import (
 )
 from expertflow.studies.records import AblationSpec
 
-Settings = dict[str, Any]
 # Files by which a model is known.
 DECISIVE = (".safetensors", "/tokenizer.json")
 # What tune_expert makes.

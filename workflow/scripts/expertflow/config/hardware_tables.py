@@ -4,10 +4,10 @@ import difflib
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
+from expertflow.config.read_yaml import Settings
 from expertflow.config.validate import read_checked
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import fill_record, from_json
@@ -15,7 +15,6 @@ from expertflow.core.settings import name_of, neutralize, without_auto
 from expertflow.plan.records import Claim, HardwareChoice, Origin, PlanSpec, TrainPlan
 from expertflow.plan.settings import Training, TrainingSection
 
-Settings = dict[str, Any]
 # Of a row of prices, what a plan reads.
 PRICE_KEYS = ("usd_per_hour", "as_of", "billing_minutes", "storage_usd_per_hour")
 

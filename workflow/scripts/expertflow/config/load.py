@@ -17,6 +17,7 @@ from expertflow.config.contradictions import (
     refuse_idle_keys,
 )
 from expertflow.config.read_yaml import (
+    Settings,
     at_line,
     check_values,
     convert_scalars,
@@ -41,7 +42,7 @@ ORIGINS = {
 }
 
 
-def merge_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merge_settings(base: Settings, over: Settings) -> Settings:
     """Lay one tree of settings over another: objects merge key by key, all else is replaced.
 
     >>> merge_settings({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
@@ -71,12 +72,12 @@ def _numbers(value: Any) -> Any:
     return float(value) if DECIMAL.fullmatch(value) else value
 
 
-def load_config(config: dict[str, Any]) -> dict[str, Any]:
+def load_config(config: Settings) -> Settings:
     """Check the workflow's configuration, as Snakemake merged it, and fill in defaults."""
     config = _numbers(convert_scalars(config, words=WORDS))
     check_values(config, Path("config/config.yaml"))
     check(config, read_schema("config"), where="config/config.yaml")
-    result: dict[str, Any] = with_defaults(config, read_schema("config"))
+    result: Settings = with_defaults(config, read_schema("config"))
     return result
 
 
@@ -97,10 +98,10 @@ def load_expert(
     name: str,
     *,
     folders: Sequence[Path],
-    config: dict[str, Any],
+    config: Settings,
     bundled: Collection[str] | None = None,
-    told: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+    told: Settings | None = None,
+) -> Settings:
     """Return an expert's settings, checked and complete.
 
     ``bundled`` names files of the user that may be absent, as a bundle tells what they hold.
@@ -133,7 +134,7 @@ def load_expert(
     check_durations(merged, where=where)
     check(merged, schema, where=where)
     refuse_idle_keys(merged, where=where)
-    result: dict[str, Any] = with_defaults(merged, schema)
+    result: Settings = with_defaults(merged, schema)
     for source in result["sources"]:
         if source["scan_secrets"] is None:
             source["scan_secrets"] = source_kinds()[source["kind"]].scan_secrets
@@ -149,15 +150,13 @@ def load_expert(
     return {**result, "preset": "demo" if demo else "full", "setting_origins": origins}
 
 
-def training_overrides(told: dict[str, Any], expert: str) -> dict[str, Any]:
+def training_overrides(told: Settings, expert: str) -> Settings:
     """Cut out of what the command line says what is about the training of an expert."""
     own = ((told.get("experts") or {}).get(expert) or {}).get("training") or {}
     return {"training": told.get("training") or {}, "experts": {expert: {"training": own}}}
 
 
-def _named_sources(
-    expert: str, sources: list[dict[str, Any]], changes: dict[str, Any]
-) -> list[dict[str, Any]]:
+def _named_sources(expert: str, sources: list[Settings], changes: Settings) -> list[Settings]:
     """Return the sources with overrides by name; ConfigError if there is no such source."""
     names = [source["name"] for source in sources]
     known = read_schema("expert")["$defs"]["source"]["properties"]
@@ -182,7 +181,7 @@ def _named_sources(
     ]
 
 
-def check_origins(manifest: dict[str, Any], *, where: str) -> None:
+def check_origins(manifest: Settings, *, where: str) -> None:
     """Refuse an origin of a key that the manifest does not set; ConfigError names a near key."""
     known = dict(_keys(manifest))
     for key in manifest.get("origins", {}):

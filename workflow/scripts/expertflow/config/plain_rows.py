@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import canonical_json, remove
@@ -98,7 +98,7 @@ def describe_rows(record: PackingRecord) -> Iterator[str]:
     yield record.suggestion.reason
 
 
-def _manifest(request: PackRequest) -> dict[str, Any]:
+def _manifest(request: PackRequest) -> dict[str, object]:
     source = {"name": "files", "kind": "local", "path": str(Path(request.files).absolute())}
     length = request.sequence_length_tokens
     return {

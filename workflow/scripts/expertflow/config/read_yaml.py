@@ -14,6 +14,8 @@ import yaml
 from expertflow.core.errors import ConfigError, single_line
 
 SUFFIXES = (".yaml", ".yml", ".json")
+# A mapping of settings as its file has them.
+Settings = dict[str, Any]
 # YAML 1.1 reads 3e-6 as a string: it wants a dot and a signed exponent. A commit id such as 1234e56
 # has neither, and stays a text.
 FLOAT = re.compile(r"[-+]?(\d*\.\d+[eE][-+]?\d+|\d+\.?[eE][-+]\d+)")
@@ -127,8 +129,8 @@ def _values(value: Any, keys: tuple[str | int, ...]) -> Iterator[tuple[tuple[Any
 
 
 def _json(text: str) -> Any:
-    def of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+        found: dict[str, object] = {}
         for key, value in pairs:
             if key in found:
                 raise ValueError(f"key {key!r} is there twice")

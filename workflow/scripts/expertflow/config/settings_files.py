@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from expertflow.core.settings import AUTO, SettingInfo, json_schema, list_settings
+from expertflow.core.settings import AUTO, JsonSchema, SettingInfo, json_schema, list_settings
 from expertflow.plan.settings import LoraSpec, TrainingSection
 from expertflow.report.records import Report
 
@@ -50,7 +50,7 @@ def _report_schema() -> str:
     return HEAD.format("records of the report") + _dump(schema, default_flow_style=None)
 
 
-def _dump(schema: dict[str, Any], **style: Any) -> str:
+def _dump(schema: JsonSchema, **style: Any) -> str:
     text: str = yaml.safe_dump(schema, sort_keys=False, width=100, allow_unicode=True, **style)
     return text
 
@@ -72,7 +72,7 @@ def _row(name: str, setting: SettingInfo) -> str:
 
 
 def _value(setting: SettingInfo) -> Iterator[str]:
-    schema: dict[str, Any] = setting.plain_schema
+    schema: JsonSchema = setting.plain_schema
     if "enum" in schema:
         yield ", ".join(schema["enum"])
     else:

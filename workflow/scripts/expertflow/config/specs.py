@@ -59,7 +59,7 @@ def spec_text(rule: str, expert: ConfiguredExpert, wildcards: Any) -> str:
     return canonical_json(to_json(spec(expert, wildcards)))
 
 
-def _fill(cls: type[S], *places: dict[str, Any], **own: Any) -> S:
+def _fill(cls: type[S], *places: dict[str, object], **own: Any) -> S:
     """Fill a spec: each field that is not given by the first place that has its name."""
     found = {name: p[name] for p in reversed(places) for name in cls.__struct_fields__ if name in p}
     spec: S = from_json(cls, {**found, **own}, where=cls.__name__)
@@ -75,7 +75,7 @@ def fetch_source(expert: ConfiguredExpert, wildcards: Any) -> FetchSpec:
 generate_source = fetch_source
 
 
-def find_datasets(expert: ConfiguredExpert, _: Any) -> dict[str, Any]:
+def find_datasets(expert: ConfiguredExpert, _: Any) -> dict[str, object]:
     licenses = {name: source.license for name, source in expert.sources.items()}
     return {"expert": expert.name, "preset": expert.preset, "licenses": licenses}
 

@@ -12,7 +12,7 @@ from jsonschema.exceptions import ValidationError
 
 from expertflow.config.read_yaml import SUFFIXES, read_yaml, suggest_name
 from expertflow.core.errors import ConfigError
-from expertflow.core.settings import json_schema, name_of
+from expertflow.core.settings import JsonSchema, json_schema, name_of
 from expertflow.data.sources.registry import declare_kinds
 from expertflow.evaluate.scoring import task_names
 from expertflow.plan.records import Claim
@@ -66,9 +66,9 @@ DROPPED = {
 
 
 @cache
-def read_schema(name: str) -> dict[str, Any]:
+def read_schema(name: str) -> JsonSchema:
     """Read a schema beside the rules; training, claims, kinds and tasks are declared in code."""
-    schema: dict[str, Any] = read_yaml(BASEDIR / "workflow" / "schemas" / f"{name}.schema.yaml")
+    schema: JsonSchema = read_yaml(BASEDIR / "workflow" / "schemas" / f"{name}.schema.yaml")
     if name == "expert":
         schema["$defs"]["training"] = json_schema(TrainingSection)
         claims = {**json_schema(Claim), "required": [name_of(Claim.text)]}
@@ -100,7 +100,7 @@ def find_file(name: str, folders: Sequence[Path], problem: str) -> Path:
 
 def check(
     value: Any,
-    schema: dict[str, Any],
+    schema: JsonSchema,
     *,
     where: str,
     at: Callable[[list[str | int]], str] | None = None,
@@ -139,7 +139,7 @@ def describe(error: ValidationError) -> str:
     return f"key {path or '(top)'!r} {value}: {_problem(error)}"
 
 
-def with_defaults(value: Any, schema: dict[str, Any], root: dict[str, Any] | None = None) -> Any:
+def with_defaults(value: Any, schema: JsonSchema, root: JsonSchema | None = None) -> Any:
     """Fill in the defaults of every object, depth first; the input is left as it is."""
     root = root if root is not None else schema
     if "$ref" in schema:

@@ -105,7 +105,7 @@ class Workflow:
 
     def shards(
         self, records: InputFunction, *suffixes: str, needed: bool = False
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Return records of shards as inputs, and the files beside them."""
         stem = NEEDED if needed else ""
         return {f"{stem}shards": records, f"{NEEDED}files": ancient(files_of(records, *suffixes))}
@@ -222,7 +222,7 @@ class Workflow:
         return [f"{expert.results}/calibration.json"] if expert.config["calibrate"] else []
 
     @property
-    def artifacts(self) -> dict[str, Any]:
+    def artifacts(self) -> dict[str, object]:
         """What scoring reads besides documents; the records of sources tell of changes."""
         return {
             f"{NEEDED}sources": self.source_records,

@@ -165,7 +165,7 @@ def run(
 
 def write_sidecar(output: Path, *, spec: str, code: str) -> None:
     """Record beside an output what it was made from, so that a copy can be verified anywhere."""
-    sidecar: dict[str, Any] = {
+    sidecar: dict[str, object] = {
         "rule": Path(sys.argv[0]).stem,
         "output": output.name,
         "sha256": sha256_file(output),

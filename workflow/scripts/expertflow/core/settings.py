@@ -40,6 +40,7 @@ BOUNDS = {
     "ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum",
 }  # fmt: skip
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+JsonSchema = dict[str, Any]
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
 
@@ -53,8 +54,8 @@ class SettingInfo(NamedTuple):
 
     name: str
     kind: Any
-    schema: dict[str, Any]
-    plain_schema: dict[str, Any]
+    schema: JsonSchema
+    plain_schema: JsonSchema
     default: Any
     text: str
     affects: tuple[Affected, ...]
@@ -127,7 +128,7 @@ def list_settings(cls: type[msgspec.Struct]) -> Iterator[SettingInfo]:
         )
 
 
-def json_schema(cls: type[msgspec.Struct]) -> dict[str, Any]:
+def json_schema(cls: type[msgspec.Struct]) -> JsonSchema:
     found = {setting.name: setting.schema for setting in list_settings(cls)}
     return {"type": "object", "additionalProperties": False, "properties": found}
 
@@ -163,7 +164,7 @@ def _without_null(kind: Any) -> tuple[Any, bool]:
     return rest[0], len(rest) < len(get_args(kind))
 
 
-def _schema(kind: Any, meta: msgspec.Meta, *, nullable: bool, default: Any) -> dict[str, Any]:
+def _schema(kind: Any, meta: msgspec.Meta, *, nullable: bool, default: Any) -> JsonSchema:
     extra = meta.extra or {}
     own = _of_kind(kind)
     lengths = "minItems" if own.get("type") == "array" else "minLength"
@@ -185,7 +186,7 @@ def _schema(kind: Any, meta: msgspec.Meta, *, nullable: bool, default: Any) -> d
     return own | {"description": meta.description}
 
 
-def _of_kind(kind: Any) -> dict[str, Any]:
+def _of_kind(kind: Any) -> JsonSchema:
     if get_origin(kind) is Literal:
         return {"enum": list(get_args(kind))}
     if get_origin(kind) is tuple:

@@ -38,7 +38,7 @@ def count_levels(value: Any) -> int:
     return level
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     result = dict(pairs)
     if len(result) < len(pairs):
         raise ValueError("an object has the same key twice")

@@ -23,6 +23,8 @@ from expertflow.data.settings import SourceSpec
 
 log = logging.getLogger(__name__)
 COMMIT = re.compile(r"[0-9a-f]{40}")
+# The front matter of a repository's card.
+Card = dict[str, Any]
 CARD = "README.md"
 INFO = "dataset_info.json"
 # Source options that select among a data set's files.
@@ -52,14 +54,14 @@ def find_revision(repository: str, revision: str | None) -> str | None:
     return ref.read_text(encoding="utf-8").strip() if ref.is_file() else None
 
 
-def card_data(repository: str, commit: str | None) -> dict[str, Any]:
+def card_data(repository: str, commit: str | None) -> Card:
     if commit is None:
         return {}
     path = snapshot_folder(repository, commit) / CARD
     return front_matter(path) if path.is_file() else {}
 
 
-def front_matter(path: Path) -> dict[str, Any]:
+def front_matter(path: Path) -> Card:
     import yaml
 
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -72,7 +74,7 @@ def front_matter(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def card_license(card: dict[str, Any]) -> str | None:
+def card_license(card: Card) -> str | None:
     """Return a card's license; for "other" its name, for several all of them."""
     stated = card.get("license")
     names = [str(name) for name in (stated if isinstance(stated, list) else [stated]) if name]
@@ -109,7 +111,7 @@ def config_folder(source: SourceSpec, config: str) -> str:
     return f"{config}-{sha256_json(chosen)[:16]}" if chosen else config
 
 
-def default_config(card: dict[str, Any]) -> str:
+def default_config(card: Card) -> str:
     stated = card.get("configs")
     rows = [c for c in stated if isinstance(c, dict)] if isinstance(stated, list) else []
     chosen = rows if len(rows) == 1 else [row for row in rows if row.get("default") is True]

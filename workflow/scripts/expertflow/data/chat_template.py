@@ -189,7 +189,7 @@ def special_pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
 
 def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """Return messages with nine-character call ids, as some templates require."""
-    messages: list[dict[str, Any]] = []
+    messages: list[dict[str, object]] = []
     numbers: dict[str, str] = {}
     waiting: list[str] = []
     n_calls = 0

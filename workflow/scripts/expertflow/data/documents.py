@@ -13,14 +13,14 @@ import hashlib
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from expertflow.core.records import Record
-from expertflow.data.records import Body, ShardRecord
+from expertflow.data.records import Body, Fields, ShardRecord
 from expertflow.data.settings import SignatureSpec
 
 HASH_BYTES = 16
@@ -87,7 +87,7 @@ class Document(Record, frozen=True, kw_only=True):
     document_id: str
     text_hash: str
     body: Body
-    fields: dict[str, Any]
+    fields: Fields
     held_out: bool
     n_copies: int
     row: int

@@ -12,6 +12,8 @@ from expertflow.data.chat_template import ChatTemplate
 from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.reject import Reject
 
+# tokenizer_config.json, or another JSON file beside it.
+TokenizerConfig = dict[str, Any]
 TURN_START, TURN_END, TEXT_END = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 CHATML_TOKENS = (TURN_START, TURN_END)
 CHATML = r"""{%- if tools %}
@@ -78,7 +80,7 @@ def read_layout(
     return layout if template is None else _with_turn_end(layout)
 
 
-def _names(added: list[dict[str, Any]], *flags: str) -> tuple[str, ...]:
+def _names(added: list[TokenizerConfig], *flags: str) -> tuple[str, ...]:
     return tuple(sorted(t["content"] for t in added if all(t.get(flag) for flag in flags)))
 
 
@@ -94,7 +96,7 @@ def chatml_layout() -> Layout:
 
 
 def _choose(
-    directory: Path, settings: dict[str, Any], *, choice: Choice, special: tuple[str, ...]
+    directory: Path, settings: TokenizerConfig, *, choice: Choice, special: tuple[str, ...]
 ) -> tuple[str | None, Literal["tokenizer", "manifest", "chatml", "none"]]:
     if choice == "auto":
         path, own = directory / "chat_template.jinja", settings.get("chat_template")
@@ -144,19 +146,19 @@ def _with_turn_end(layout: Layout) -> Layout:
     return replace(layout, turn_end=ends[0])
 
 
-def _adds_bos(settings: dict[str, Any], tokenizer: dict[str, Any], bos: str) -> bool:
+def _adds_bos(settings: TokenizerConfig, tokenizer: dict[str, object], bos: str) -> bool:
     if settings.get("add_bos_token") is not None:
         return bool(settings["add_bos_token"])
     return f'"{bos}"' in json.dumps(tokenizer.get("post_processor"), ensure_ascii=False)
 
 
-def _token(settings: dict[str, Any], name: str) -> str | None:
+def _token(settings: TokenizerConfig, name: str) -> str | None:
     value = settings.get(name)
     value = value.get("content") if isinstance(value, dict) else value
     return value if isinstance(value, str) else None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> TokenizerConfig:
     if not path.is_file():
         return {}
     try:

@@ -7,12 +7,11 @@ Reasoning (``reasoning_content`` or ``reasoning``) goes before the answer in ``<
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from expertflow.core.strict_json import parse_json
 from expertflow.data.parse import INT64_MIN, UINT64_MAX, has_lone_surrogate
-from expertflow.data.records import ToolCall, Turn
+from expertflow.data.records import Fields, ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.settings import SourceSpec
 
@@ -27,9 +26,7 @@ _NAMES = {
 ROLES = {name: role for role, names in _NAMES.items() for name in names}
 
 
-def read_turns(
-    record: Mapping[str, Any], source: SourceSpec, *, supervise_all: bool
-) -> tuple[Turn, ...]:
+def read_turns(record: Fields, source: SourceSpec, *, supervise_all: bool) -> tuple[Turn, ...]:
     """Read a record's chat; Reject if a turn is malformed or nothing is learned."""
     name = str(source.messages)
     value = record.get(name)
@@ -41,7 +38,7 @@ def read_turns(
     return turns
 
 
-def read_tools(record: Mapping[str, Any], name: str | None) -> tuple[dict[str, Any], ...]:
+def read_tools(record: Fields, name: str | None) -> tuple[Fields, ...]:
     """Read a chat's tools, also from JSON text, as ``{"type": "function", "function": {…}}``."""
     value = record.get(name) if name is not None else None
     if value is None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from expertflow.data.records import Fields
 from expertflow.data.reject import Reject, excerpt
 
 # Deeper values could exceed Python's recursion limit of 1,000 elsewhere.
@@ -27,7 +28,7 @@ _CUT_NUMBER = re.compile(r"-|\.|\.?\d*[eE][+-]?")
 _CUT_ESCAPE = re.compile(r"\\?u?[0-9a-fA-F]{0,4}")
 
 
-def parse_object(line: bytes) -> dict[str, Any]:
+def parse_object(line: bytes) -> Fields:
     """Parse one JSON object; Reject whatever other readers might read differently."""
     value, complaint = None, ""
     try:
@@ -144,8 +145,8 @@ def _leaves(value: Any) -> Iterator[tuple[str | None, str | Reject]]:
                 todo += [(outer, part), (outer, key)]
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value: dict[str, Any] = {}
+def _unique(pairs: list[tuple[str, Any]]) -> Fields:
+    value: Fields = {}
     for key, item in pairs:
         if key in value:
             name = excerpt(key)

@@ -4,7 +4,7 @@ Each record passes, in order: the manifest's ``where``, field checks, e-mail pse
 secret scanner, benchmark overlap. Rejects go to ``rejected.jsonl`` with file, line and field.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from expertflow.data.documents import (
 )
 from expertflow.data.messages import drop_nulls
 from expertflow.data.read import iter_shard
-from expertflow.data.records import ShardRecord, SourceRecord
+from expertflow.data.records import Fields, ShardRecord, SourceRecord
 from expertflow.data.reject import Filtered, RawRecord, Reject, RejectLog
 from expertflow.data.secrets import find_secrets, replace_emails
 from expertflow.data.settings import PrepareSpec, category_name
@@ -99,19 +99,19 @@ class DocumentMaker:
             self._sign(identity) if self._sign else None,
         )
 
-    def _id(self, raw: RawRecord, record: Mapping[str, Any]) -> str:
+    def _id(self, raw: RawRecord, record: Fields) -> str:
         own = record.get("id")
         if type(own) is not str and type(own) is not int:
             own = f"{raw.path.rpartition('/')[2]}:{raw.number}"
         return f"{self.source.name}/{own}"
 
-    def _category(self, record: Mapping[str, Any], name: str) -> str | None:
+    def _category(self, record: Fields, name: str) -> str | None:
         value = look_up(record, name)
         if value is MISSING:
             raise reject_missing_field(record, name)
         return category_name(value) if isinstance(value, str | int | float) else None
 
-    def _fields(self, record: Mapping[str, Any]) -> bytes:
+    def _fields(self, record: Fields) -> bytes:
         for name in self.spec.evaluation_fields:
             if name not in record:
                 raise reject_missing_field(record, name)

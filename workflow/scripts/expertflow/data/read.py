@@ -7,7 +7,6 @@ bytes, columnar files by rows in proportion; other files belong to the shard whe
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
@@ -51,7 +50,7 @@ def can_be_cut(file_format: FileFormat, compression: Compression | None) -> bool
 
 
 def describe_file(
-    path: Path, *, sha256: str | None = None, options: dict[str, Any] | None = None
+    path: Path, *, sha256: str | None = None, options: dict[str, object] | None = None
 ) -> DataFile:
     """Inspect a raw file, counting records if that needs no parsing; DataError if unusable."""
     reading = ReadOptions.select_known(options or {})
@@ -83,7 +82,11 @@ def describe_file(
 
 
 def iter_shard(
-    files: tuple[DataFile, ...], *, index: int, n_shards: int, options: dict[str, Any] | None = None
+    files: tuple[DataFile, ...],
+    *,
+    index: int,
+    n_shards: int,
+    options: dict[str, object] | None = None,
 ) -> Iterator[RawRecord]:
     """Yield a shard's records in file order; DataError if one is cut off."""
     reading = ReadOptions.select_known(options or {})

@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from expertflow.core.records import Record
 
+# A raw record: any JSON object.
+Fields = dict[str, Any]
 FileFormat = Literal["jsonl", "json", "csv", "tsv", "text", "parquet", "arrow"]
 Compression = Literal["gzip", "zstd"]
 

@@ -8,6 +8,7 @@ from typing import IO, Any
 from msgspec import Struct, field
 
 from expertflow.core.errors import DataError, single_line
+from expertflow.data.records import Fields
 from expertflow.data.settings import PrepareSpec
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class RawRecord(Struct, kw_only=True):
     path: str
     number: int
     unit: str
-    value: dict[str, Any] | None
+    value: Fields | None
     fault: Reject | None = None
 
     @property

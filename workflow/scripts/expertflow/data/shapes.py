@@ -21,11 +21,10 @@ from msgspec.structs import asdict
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import to_json
 from expertflow.data.messages import read_tools, read_turns, require_text
-from expertflow.data.records import Body, ToolCall, Turn
+from expertflow.data.records import Body, Fields, ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.settings import PrepareSpec
 
-Record = Mapping[str, Any]
 TEXT_FRAME = b'{"text":null}'
 OPTIONAL = "?"
 MISSING = object()
@@ -47,12 +46,12 @@ class Draft(NamedTuple):
     group: str | None = None
 
 
-def draft_maker(spec: PrepareSpec) -> Callable[[Record], Draft]:
+def draft_maker(spec: PrepareSpec) -> Callable[[Fields], Draft]:
     source, supervise_all = spec.source, spec.supervise == "all"
     if source.text is not None:
         fill_text = compile_template(source.text)
 
-        def make_text(record: Record) -> Draft:
+        def make_text(record: Fields) -> Draft:
             text = fill_text(record)
             return Draft((text,), 0, TEXT_FRAME, (text,))
 
@@ -63,7 +62,7 @@ def draft_maker(spec: PrepareSpec) -> Callable[[Record], Draft]:
     if source.messages is None:
         return _pair_maker(source.prompt or "", source.completion or "", system, supervise_all)
 
-    def make_chat(record: Record) -> Draft:
+    def make_chat(record: Fields) -> Draft:
         turns = read_turns(record, source, supervise_all=supervise_all)
         if turns[0].role != "system":
             turns = (*system, *turns)
@@ -80,7 +79,7 @@ def draft_maker(spec: PrepareSpec) -> Callable[[Record], Draft]:
 
 def _pair_maker(
     prompt: str, completion: str, system: tuple[Turn, ...], supervise_all: bool
-) -> Callable[[Record], Draft]:
+) -> Callable[[Fields], Draft]:
     """Draft prompt-completion pairs without building turns: all share one frame."""
     fill_prompt, fill_completion = compile_template(prompt), compile_template(completion)
 
@@ -91,7 +90,7 @@ def _pair_maker(
     frame, contents = frame_of(body("-", "-"))
     before = contents[:-2]
 
-    def make_pair(record: Record) -> Draft:
+    def make_pair(record: Fields) -> Draft:
         question, answer = fill_prompt(record), fill_completion(record)
         if question and answer:
             return Draft((question, answer), 1, frame, (*before, question, answer))
@@ -145,7 +144,7 @@ def parse_template(template: str) -> list[tuple[str, str, str]]:
     return [(literal, name or "", spec or "") for literal, name, spec, _ in parts]
 
 
-def compile_template(template: str) -> Callable[[Record], str]:
+def compile_template(template: str) -> Callable[[Fields], str]:
     """Compile a template to a function of a record, which raises Reject where text is missing."""
     parts = parse_template(template)
     places = [(name, FORMATS[spec]) for _, name, spec in parts if name]
@@ -158,7 +157,7 @@ def compile_template(template: str) -> Callable[[Record], str]:
     # Required text is never blank.
     may_be_blank = all(name.endswith(OPTIONAL) for name, _ in places)
 
-    def fill_places(record: Record) -> str:
+    def fill_places(record: Fields) -> str:
         text = pattern % tuple([show(record, name) for name, show in places])
         if may_be_blank and not text.strip():
             raise Reject("empty", f"template {template!r} gives no text")
@@ -167,7 +166,7 @@ def compile_template(template: str) -> Callable[[Record], str]:
     return fill_places
 
 
-def text_field(record: Record, name: str) -> str:
+def text_field(record: Fields, name: str) -> str:
     value = record.get(name, MISSING)
     if type(value) is str and value and not value.isspace() and "\0" not in value:
         return value
@@ -178,7 +177,7 @@ def text_field(record: Record, name: str) -> str:
     return require_text(value, name.removesuffix(OPTIONAL))
 
 
-def json_field(record: Record, name: str) -> str:
+def json_field(record: Fields, name: str) -> str:
     value = _look_up_named(record, name)
     try:
         return "" if value is MISSING else json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -186,7 +185,7 @@ def json_field(record: Record, name: str) -> str:
         raise Reject("not_json", str(error), field=name.removesuffix(OPTIONAL)) from error
 
 
-def lines_field(record: Record, name: str) -> str:
+def lines_field(record: Fields, name: str) -> str:
     value, path = _look_up_named(record, name), name.removesuffix(OPTIONAL)
     if name.endswith(OPTIONAL) and (value is MISSING or not value):
         return ""
@@ -195,7 +194,7 @@ def lines_field(record: Record, name: str) -> str:
     return "\n".join(require_text(item, f"{path}.{i}") for i, item in enumerate(value))
 
 
-def _look_up_named(record: Record, name: str) -> Any:
+def _look_up_named(record: Fields, name: str) -> Any:
     path = name.removesuffix(OPTIONAL)
     value = look_up(record, path)
     if value is MISSING and path == name:
@@ -203,14 +202,14 @@ def _look_up_named(record: Record, name: str) -> Any:
     return value
 
 
-FORMATS: dict[str, Callable[[Record, str], str]] = {
+FORMATS: dict[str, Callable[[Fields, str], str]] = {
     "": text_field,
     "json": json_field,
     "lines": lines_field,
 }
 
 
-def reject_missing_field(record: Record, path: str) -> Reject:
+def reject_missing_field(record: Fields, path: str) -> Reject:
     names = [str(name) for name in record]
     near = difflib.get_close_matches(path.partition(".")[0], names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -240,7 +239,7 @@ def body_of(frame: bytes, texts: Sequence[str]) -> Body:
     return Body(turns=tuple(Turn(**t) for t in value["turns"]), tools=tuple(value["tools"]))
 
 
-def look_up(record: Record, path: str) -> Any:
+def look_up(record: Fields, path: str) -> Any:
     """Return the value at a field name or dotted path; ``MISSING`` if none."""
     if path in record:
         return record[path]
@@ -255,7 +254,7 @@ def look_up(record: Record, path: str) -> Any:
     return value
 
 
-def with_value(record: Record, path: str, value: Any) -> dict[str, Any]:
+def with_value(record: Fields, path: str, value: Any) -> Fields:
     """Copy a record with another value at a path that ``look_up`` finds."""
 
     def change(box: Any, parts: list[str]) -> Any:
@@ -266,5 +265,5 @@ def with_value(record: Record, path: str, value: Any) -> dict[str, Any]:
         copy[key] = change(box[key], parts[1:])
         return copy
 
-    result: dict[str, Any] = change(record, [path] if path in record else path.split("."))
+    result: Fields = change(record, [path] if path in record else path.split("."))
     return result

@@ -100,7 +100,7 @@ def run_tasks(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int)
     return read_figures(results["results"], names)
 
 
-def read_figures(results: dict[str, dict[str, Any]], names: list[str]) -> Figures:
+def read_figures(results: dict[str, dict[str, object]], names: list[str]) -> Figures:
     """Read the results, without the members of a group that was asked for as a group."""
     wanted = set(names) if set(names) <= set(results) else set(results)
     found: Figures = {}

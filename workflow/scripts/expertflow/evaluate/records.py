@@ -1,11 +1,12 @@
 """Records of an evaluation: the model before and after training, on held-out documents."""
 
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import field
 
 from expertflow.core.records import Record
+from expertflow.data.records import Fields
 
 # The task without a scorer.
 HELD_OUT_LOSS = "held_out_loss"
@@ -84,7 +85,7 @@ class Example(Record, frozen=True, kw_only=True):
     document_id: str
     prompt: str
     reference: str
-    fields: dict[str, Any]
+    fields: Fields
 
 
 class Judgment(Record, frozen=True):

@@ -4,7 +4,6 @@ import html
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -185,7 +184,7 @@ def _eval_results(inputs: CardInputs) -> list[EvalResult]:
     ]
 
 
-def _question(inputs: CardInputs) -> dict[str, Any]:
+def _question(inputs: CardInputs) -> dict[str, object]:
     """Return a held-out question, since an expert answers best what resembles its data."""
     samples, system = inputs.evaluation.samples, inputs.spec.system_prompt
     question = samples[0].prompt if samples else ""

@@ -128,7 +128,7 @@ def set_decoding(model: Any, decoding: Decoding, *, end_id: int, text_end_id: in
     own = model.generation_config
     ends = sorted(end_ids(own, end_id, text_end_id))
     names = ("temperature", "top_p", "top_k") if decoding.temperature > 0 else ()
-    sampled: dict[str, Any] = {name: getattr(decoding, name) for name in names}
+    sampled: dict[str, object] = {name: getattr(decoding, name) for name in names}
     model.generation_config = GenerationConfig(
         bos_token_id=own.bos_token_id,
         eos_token_id=ends[0] if len(ends) == 1 else ends,

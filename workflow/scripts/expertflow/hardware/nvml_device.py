@@ -14,6 +14,8 @@ import psutil
 import pynvml
 from msgspec import Struct, field
 
+from expertflow.hardware.records import CardProcess
+
 # What a driver answers when asking again cannot help.
 FOR_GOOD = {
     pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -265,12 +267,14 @@ class Device(Struct):
         # The bus can still be asked directly.
         return self._pcie()
 
-    def list_processes(self) -> list[dict[str, Any]]:
-        held: dict[int, dict[str, Any]] = {}
+    def list_processes(self) -> list[CardProcess]:
+        held: dict[int, CardProcess] = {}
         for kind, question in PROCESSES.items():
             for process in self.ask_driver(f"processes.{kind}", question) or []:
-                entry = {"pid": process.pid, "name": None, "memory_used_bytes": None}
-                entry = held.setdefault(process.pid, entry | {"gpu": self.index})
+                new = CardProcess(
+                    pid=process.pid, name=None, memory_used_bytes=None, gpu=self.index
+                )
+                entry = held.setdefault(process.pid, new)
                 with suppress(psutil.Error):
                     entry["name"] = psutil.Process(process.pid).name()
                 sizes = (process.usedGpuMemory, entry["memory_used_bytes"])

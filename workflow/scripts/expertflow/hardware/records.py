@@ -1,6 +1,6 @@
 """What a machine is, and what was seen of it while something ran."""
 
-from typing import Any
+from typing import TypedDict
 
 from msgspec import field
 
@@ -71,6 +71,15 @@ class GpuSample(Record, frozen=True, kw_only=True, omit_defaults=True):
     lost: dict[str, str] = field(default_factory=dict)
 
 
+class CardProcess(TypedDict):
+    """A process that holds memory of card number ``gpu``."""
+
+    pid: int
+    name: str | None
+    memory_used_bytes: int | None
+    gpu: int
+
+
 class Card(Record, frozen=True, kw_only=True):
     """The first of the ``n_gpus`` watched (all visible ones, or as many as a run uses).
 
@@ -85,7 +94,7 @@ class Card(Record, frozen=True, kw_only=True):
     temperature_limits_c: dict[str, float] | None = None
     n_gpus: int | None = None
     simulated: bool = False
-    processes: tuple[dict[str, Any], ...] = ()
+    processes: tuple[CardProcess, ...] = ()
     unavailable: dict[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 

@@ -18,6 +18,8 @@ from expertflow.plan.switches import check_settings
 from expertflow.tokens.records import PackingRecord
 
 LORA = {f"{name_of(Training.lora)}_{setting.name}": setting for setting in list_settings(LoraSpec)}
+# Settings given by hand: name to value.
+Changes = dict[str, Any]
 DEFAULT = Training()
 LENGTH = {setting.name for setting in list_settings(Training) if "length" in setting.affects}
 # Settings whose reasons quote predictions of the old plan, and the replacement text.
@@ -40,7 +42,7 @@ def flags() -> dict[str, SettingInfo]:
 
 
 def override(
-    plan: TrainPlan, changes: dict[str, Any], *, packing: PackingRecord, facts: ModelFacts
+    plan: TrainPlan, changes: Changes, *, packing: PackingRecord, facts: ModelFacts
 ) -> TrainPlan:
     """Return the changed plan; raise ConfigError for a contradiction or a change without effect."""
     if not changes:
@@ -83,7 +85,7 @@ def override(
     )
 
 
-def _spec(plan: TrainPlan, changes: dict[str, Any]) -> PlanSpec:
+def _spec(plan: TrainPlan, changes: Changes) -> PlanSpec:
     asked = {name: getattr(plan, name) for name in Training.__struct_fields__}
     # Values derived from the run's length, or from another setting, are derived again.
     ahead = plan.dataloader_prefetch_factor or DEFAULT.dataloader_prefetch_factor
@@ -104,7 +106,7 @@ def _spec(plan: TrainPlan, changes: dict[str, Any]) -> PlanSpec:
     return PlanSpec(**asked, origins=origins, hardware=plan.hardware)
 
 
-def _lora(plan: TrainPlan, changes: dict[str, Any]) -> LoraSpec | None:
+def _lora(plan: TrainPlan, changes: Changes) -> LoraSpec | None:
     wanted = {LORA[name].name: value for name, value in changes.items() if name in LORA}
     if changes.get(name_of(Training.method), plan.method) == "full":
         if wanted:
@@ -121,7 +123,7 @@ def _lora(plan: TrainPlan, changes: dict[str, Any]) -> LoraSpec | None:
 
 
 def _reasons(
-    old: TrainPlan, new: TrainPlan, drafted: dict[str, Reason], changes: dict[str, Any]
+    old: TrainPlan, new: TrainPlan, drafted: dict[str, Reason], changes: Changes
 ) -> tuple[Reason, ...]:
     is_longer = (old.n_steps, old.n_steps_per_epoch) != (new.n_steps, new.n_steps_per_epoch)
     # Derived from the length of the run.

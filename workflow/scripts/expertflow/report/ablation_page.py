@@ -6,7 +6,7 @@ text, which is escaped too.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from expertflow.report import ablation_facts as facts
 from expertflow.report import format as f
@@ -62,7 +62,7 @@ def render_ablation(record: AblationRecord) -> str:
     )
 
 
-def show_comparison(record: AblationRecord) -> dict[str, Any]:
+def show_comparison(record: AblationRecord) -> dict[str, object]:
     from expertflow.report.charts.waterfall import waterfall_chart
 
     ladders, no_ladder = facts.build_ladders(record), ""

@@ -98,7 +98,7 @@ def _inside_step(report: Report) -> tuple[str | None, list[str]]:
     return ("compute" if arithmetic else None), evidence
 
 
-def apply_rule(report: dict[str, Any], rule: AcceptanceRule) -> AcceptanceVerdict:
+def apply_rule(report: dict[str, object], rule: AcceptanceRule) -> AcceptanceVerdict:
     """Judge report.json by a bar; raise ConfigError if its path is missing or not comparable."""
     text = f"{rule.path} {rule.op} {rule.value}"
     value = look_up(report, rule.path)

@@ -9,7 +9,6 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
 
 from expertflow.chain import Stage, expand_path, stages_before
 from expertflow.core.files import sha256_file, sha256_json
@@ -23,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[4]
 LOCKFILE = ROOT / "envs" / "requirements.lock"
 
 
-def collect_provenance(results: Path, *, asked: Collection[str] = ()) -> dict[str, Any]:
+def collect_provenance(results: Path, *, asked: Collection[str] = ()) -> dict[str, object]:
     """Hash the records in ``results`` and describe code and host; unknown values are null.
 
     ``asked`` names the optional stages that were requested; records of others are ignored. The

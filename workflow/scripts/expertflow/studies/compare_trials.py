@@ -7,7 +7,6 @@ Student's t on one degree of freedom less than pairs.
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -103,7 +102,7 @@ def compare_losses(
     base: TrainPlan,
     plan: TrainPlan,
     other_rows: bool,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the fields of a variant's record that compare its losses with the plan's."""
     differs = float(np.mean([_differs(own, plain) for own, plain in pairs]))
     if list_changes(base, plan) & LEARNS_OTHERWISE:

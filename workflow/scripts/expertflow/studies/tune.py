@@ -217,7 +217,7 @@ def _check(plan: TrainPlan) -> None:
 
 def _judge(
     bench: Bench, search: Search, best: TunedSettings | None, *, end_s: float
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the winner and its gain with interval: the default unless the gain is certain.
 
     Best and default are timed alternately while time is left, adding to earlier pairs.
@@ -225,7 +225,7 @@ def _judge(
     default = search.space.default
     speeds = {settings: trial.tokens_per_s for settings, trial in search.trials.items()}
 
-    def winner(settings: TunedSettings | None, *gain: float | None) -> dict[str, Any]:
+    def winner(settings: TunedSettings | None, *gain: float | None) -> dict[str, object]:
         return {
             "best": settings,
             **dict(zip(("gain", "gain_low", "gain_high"), (*gain, None, None, None), strict=False)),

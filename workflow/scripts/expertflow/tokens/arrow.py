@@ -125,7 +125,7 @@ def write_dataset(directory: Path, schema: pa.Schema, batches: Iterable[list[pa.
         if pa.types.is_fixed_size_list(field.type):
             features[field.name]["length"] = field.type.list_size
     info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
-    state: dict[str, Any] = {
+    state: dict[str, object] = {
         "_data_files": [{"filename": ROWS_FILE}],
         "_fingerprint": "expertflow",
         "_format_columns": None,

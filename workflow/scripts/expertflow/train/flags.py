@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 from expertflow.core import cli
 from expertflow.core.errors import ConfigError
 from expertflow.core.settings import SettingInfo
-from expertflow.plan.override import flags
+from expertflow.plan.override import Changes, flags
 
 RECORDS = ("plan", "packing", "model", "staging")
 PROBLEMS = {
@@ -52,7 +52,7 @@ def parse_args(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return args
 
 
-def changes_of(args: argparse.Namespace) -> dict[str, Any]:
+def changes_of(args: argparse.Namespace) -> Changes:
     """Return hyperparameters set on the command line; refuse values no manifest may have."""
     settings = flags()
     given = {name: getattr(args, name) for name in settings if getattr(args, name) is not None}
@@ -76,7 +76,7 @@ def changes_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def _add_flag(group: Any, name: str, setting: SettingInfo) -> None:
     kind = setting.kind
-    how: dict[str, Any] = {"help": setting.text.replace("%", "%%")}
+    how: dict[str, object] = {"help": setting.text.replace("%", "%%")}
     if kind is bool:
         how |= {"action": argparse.BooleanOptionalAction, "default": None}
     elif get_origin(kind) is Literal:

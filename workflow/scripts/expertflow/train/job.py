@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from msgspec import field
@@ -25,7 +24,7 @@ from expertflow.core.files import remove, sha256_json, write_text
 from expertflow.core.process import end_with_parent, stop_group
 from expertflow.core.records import Record, read_record, to_json, write_record
 from expertflow.hardware.monitor import write_missing_record
-from expertflow.plan.override import override
+from expertflow.plan.override import Changes, override
 from expertflow.plan.records import TrainPlan
 from expertflow.staging.ensure import Places, open_staged
 from expertflow.staging.records import StagingRecord
@@ -60,7 +59,7 @@ class TrainingJob(Record, frozen=True, kw_only=True):
     checkpoint: Path
     output: Path
     code: str
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: Changes = field(default_factory=dict)
     documents: Documents | None = None
 
 

@@ -6,7 +6,6 @@ These readings change from minute to minute, so no fingerprint includes them.
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from packaging.version import Version
@@ -38,7 +37,7 @@ STATE_BYTES_PER_TRAINED_PARAMETER = 12
 WEIGHT_BYTES_PER_TRAINED_PARAMETER = 4
 
 
-def run_preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[str, Any]:
+def run_preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[str, object]:
     """Check disk, device and versions, and refuse an impossible run; return the readings.
 
     ``rows`` is the file of training rows whose read speed is measured.
@@ -149,7 +148,7 @@ def _measured_peak(plan: TrainPlan) -> float | None:
         torch.cuda.empty_cache()
 
 
-def _rows(gpu: GpuFacts | None) -> list[dict[str, Any]]:
+def _rows(gpu: GpuFacts | None) -> list[dict[str, object]]:
     if gpu is None:
         return []
     return [{"name": gpu.name, "driver_names": list(gpu.driver_names)}]

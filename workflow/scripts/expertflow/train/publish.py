@@ -7,7 +7,6 @@ import logging
 import resource
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from msgspec.structs import asdict
@@ -43,7 +42,12 @@ from expertflow.train.records import (
 from expertflow.train.run import TrainingRun, TrainProgress
 from expertflow.train.saved import checkpoint as checkpoints
 from expertflow.train.saved import checkpoint_files
-from expertflow.train.saved.checkpoint_files import WEIGHTS, find_difference, hash_contents
+from expertflow.train.saved.checkpoint_files import (
+    WEIGHTS,
+    Contents,
+    find_difference,
+    hash_contents,
+)
 from expertflow.train.timing import PARTS, is_sampled
 
 log = logging.getLogger(__name__)
@@ -68,7 +72,7 @@ BEHIND = "the device runs behind the host; see sampled_steps for the steps that 
 
 class FinishedRun(Record, frozen=True, kw_only=True):
     summary: RunSummary
-    files: dict[str, dict[str, Any]]
+    files: Contents
 
 
 def fingerprint_run(

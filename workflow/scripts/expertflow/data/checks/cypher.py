@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from expertflow.core.records import Record
+from expertflow.data.records import Fields
 from expertflow.data.reject import Filtered, clip_message, why_too_hard
 from expertflow.data.settings import FieldCheck
 
@@ -35,7 +36,7 @@ _BREAKDOWNS = (
 )
 
 
-def check_cypher(text: str, _: dict[str, Any], __: FieldCheck) -> None:
+def check_cypher(text: str, _: Fields, __: FieldCheck) -> None:
     if (fault := read_query(text).fault) is not None:
         raise Filtered("cypher_unparsable", fault)
 

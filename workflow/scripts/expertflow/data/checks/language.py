@@ -4,6 +4,7 @@ import re
 from functools import cache
 from typing import Any
 
+from expertflow.data.records import Fields
 from expertflow.data.reject import Filtered
 from expertflow.data.settings import FieldCheck
 
@@ -37,7 +38,7 @@ def find_problem(check: FieldCheck) -> str | None:
     )
 
 
-def check_language(text: str, _: dict[str, Any], check: FieldCheck) -> None:
+def check_language(text: str, _: Fields, check: FieldCheck) -> None:
     found = detect_language(text)
     if found is not None and found not in check.languages:
         wanted = " or ".join(check.languages)

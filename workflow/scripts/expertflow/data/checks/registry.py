@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from expertflow.core.errors import ConfigError
 from expertflow.core.strict_json import MAX_DEPTH, count_levels, parse_json
 from expertflow.data.checks import cypher, language, sql, typescript
+from expertflow.data.records import Fields
 from expertflow.data.reject import Filtered, Reject, clip_message, excerpt
 from expertflow.data.settings import CheckName, FieldCheck
 from expertflow.data.shapes import MISSING, look_up, with_value
@@ -23,15 +24,13 @@ class CheckKind(NamedTuple):
     setting.
     """
 
-    run: Callable[[Any, dict[str, Any], FieldCheck], Any]
+    run: Callable[[Any, Fields, FieldCheck], Any]
     keys: tuple[str, ...] = ()
     find_problem: Callable[[FieldCheck], str | None] = lambda _: None
     of_text: bool = True
 
 
-def build_checks(
-    checks: tuple[FieldCheck, ...], *, source: str
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def build_checks(checks: tuple[FieldCheck, ...], *, source: str) -> Callable[[Fields], Fields]:
     """Build a function that returns its record, perhaps rewritten, or raises ``Filtered``.
 
     The first failing check decides. A null field is not checked; an absent one is a ``Reject``, so
@@ -39,7 +38,7 @@ def build_checks(
     """
     built = [(check, _find_kind(check, source)) for check in checks]
 
-    def run_checks(record: dict[str, Any]) -> dict[str, Any]:
+    def run_checks(record: Fields) -> Fields:
         for check, kind in built:
             field = check.field
             value = look_up(record, field)
@@ -86,7 +85,7 @@ def _find_length_problem(check: FieldCheck) -> str | None:
     return None
 
 
-def _check_length(text: str, _: dict[str, Any], check: FieldCheck) -> None:
+def _check_length(text: str, _: Fields, check: FieldCheck) -> None:
     n, low, high = len(text), check.min_chars, check.max_chars
     if low is not None and n < low:
         raise Filtered("too_short", f"{n} characters, at least {low}")
@@ -94,7 +93,7 @@ def _check_length(text: str, _: dict[str, Any], check: FieldCheck) -> None:
         raise Filtered("too_long", f"{n} characters, at most {high}")
 
 
-def _check_json(value: Any, record: dict[str, Any], check: FieldCheck) -> None:
+def _check_json(value: Any, record: Fields, check: FieldCheck) -> None:
     """Check that a value is strict JSON, valid under the schema in another field if one is named.
 
     The schema's draft is its ``$schema``, else 2020-12. ``format`` is not asserted. Nothing is

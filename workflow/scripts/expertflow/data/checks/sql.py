@@ -4,8 +4,9 @@ import difflib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from expertflow.data.records import Fields
 from expertflow.data.reject import Filtered, clip_message, why_too_hard
 from expertflow.data.settings import FieldCheck
 
@@ -37,7 +38,7 @@ def find_problem(check: FieldCheck) -> str | None:
     return None
 
 
-def check_sql(text: str, _: dict[str, Any], check: FieldCheck) -> str | None:
+def check_sql(text: str, _: Fields, check: FieldCheck) -> str | None:
     statement, dialect = _parse(text, check.dialect), check.transpile_to
     return None if dialect is None else _transpile(statement, dialect)
 

@@ -1,8 +1,9 @@
 """Check that a field is TypeScript by its syntax tree; nothing is run or type-checked."""
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from expertflow.data.records import Fields
 from expertflow.data.reject import Filtered
 from expertflow.data.settings import FieldCheck
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 MAX_CHARS = 200_000
 
 
-def check_typescript(text: str, _: dict[str, Any], __: FieldCheck) -> None:
+def check_typescript(text: str, _: Fields, __: FieldCheck) -> None:
     if not text.strip():
         raise Filtered("typescript_unparsable", "no code")
     if len(text) > MAX_CHARS:

@@ -16,7 +16,7 @@ from expertflow.core.errors import DataError
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
 from expertflow.data.formats.streams import BOM, BUFFER_BYTES, open_bytes, recode_line
 from expertflow.data.parse import parse_object
-from expertflow.data.records import DataFile
+from expertflow.data.records import DataFile, Fields
 from expertflow.data.reject import RawRecord, Reject
 
 _NEWLINE = 10
@@ -33,7 +33,7 @@ def iter_range(
     parse = parse_object
     if options.encoding != "utf-8":
 
-        def parse(line: bytes) -> dict[str, Any]:
+        def parse(line: bytes) -> Fields:
             return parse_object(recode_line(line, options.encoding))
 
     with open_bytes(Path(file.path), None) as stream:
@@ -66,7 +66,7 @@ def iter_texts(
 ) -> Iterator[RawRecord]:
     path = Path(file.path)
 
-    def parse(piece: bytes) -> dict[str, Any]:
+    def parse(piece: bytes) -> Fields:
         try:
             text = piece.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -90,7 +90,7 @@ def iter_texts(
 
 
 def read_record(
-    parse: Callable[[Any], dict[str, Any]], raw: Any, path: str, number: int, unit: str = "line"
+    parse: Callable[[Any], Fields], raw: Any, path: str, number: int, unit: str = "line"
 ) -> RawRecord:
     try:
         if isinstance(raw, Reject):

@@ -2,7 +2,7 @@
 
 import codecs
 import csv
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from msgspec import ValidationError, convert
 from msgspec.structs import force_setattr
@@ -18,7 +18,7 @@ _PROBE = bytes(range(128)).replace(b"\\", b"") + rb"\n\u0041"
 
 class SourceOptions(Record, frozen=True, kw_only=True):
     @classmethod
-    def from_manifest(cls, options: dict[str, Any]) -> Self:
+    def from_manifest(cls, options: dict[str, object]) -> Self:
         """Check a source's options; ConfigError for an unknown or unusable one."""
         known = cls.__struct_fields__
         if unknown := sorted(set(options) - set(known)):
@@ -54,7 +54,7 @@ class ReadOptions(SourceOptions, frozen=True, kw_only=True):
             )
 
     @classmethod
-    def select_known(cls, options: dict[str, Any]) -> "ReadOptions":
+    def select_known(cls, options: dict[str, object]) -> "ReadOptions":
         """Select the reading options; other kinds of source have different ones."""
         known = cls.__struct_fields__
         return cls.from_manifest({key: options[key] for key in options if key in known})

@@ -9,7 +9,7 @@ from typing import Any
 
 from expertflow.core.errors import DataError
 from expertflow.data.formats.lines import read_record
-from expertflow.data.records import DataFile
+from expertflow.data.records import DataFile, Fields
 from expertflow.data.reject import RawRecord, Reject
 
 BATCH_ROWS = 500
@@ -109,7 +109,7 @@ def _records(path: str, number: int, batch: Any) -> Iterator[RawRecord]:
 
     floats = [field.name for field in batch.schema if pa.types.is_floating(field.type)]
 
-    def parse(value: dict[str, Any]) -> dict[str, Any]:
+    def parse(value: Fields) -> Fields:
         for name in floats:
             if value[name] is not None and not math.isfinite(value[name]):
                 raise Reject("not_finite", "no finite number", field=name, value=value[name])
@@ -119,12 +119,12 @@ def _records(path: str, number: int, batch: Any) -> Iterator[RawRecord]:
         yield read_record(parse, value, path, row, "row")
 
 
-def _rows(batch: Any) -> list[dict[str, Any] | Reject]:
+def _rows(batch: Any) -> list[Fields | Reject]:
     """Convert to Python; on failure row by row, to find the values without a counterpart."""
     import pyarrow as pa
 
     try:
-        values: list[dict[str, Any] | Reject] = batch.to_pylist()
+        values: list[Fields | Reject] = batch.to_pylist()
         return values
     except pa.ArrowException:
         raise

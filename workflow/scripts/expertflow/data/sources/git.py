@@ -14,20 +14,20 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import replacing
 from expertflow.data.read import describe_file
-from expertflow.data.records import SourceLock
+from expertflow.data.records import Fields, SourceLock
 from expertflow.data.secrets import replace_emails
 from expertflow.data.sources.base import DataSource, Fetched, Found, Pinned, Pins
 from expertflow.data.sources.git_objects import (
     BATCH_IDS,
     Changes,
     Commit,
+    FileChange,
     HistoryReader,
     Person,
     TouchedFiles,
@@ -84,7 +84,7 @@ class GitRepository(DataSource):
 
 def extract_commits(
     repository: Path, options: GitOptions, skipped: Counter[str]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Fields]:
     """Yield one record per commit, parents before children; DataError if there is none.
 
     ``skipped`` counts omitted commits by the first reason that applies: merge, date, author,
@@ -119,7 +119,7 @@ class _History:
         self.refs = names_by_commit(store.refs)
         self.contributors = Contributors()
 
-    def read_records(self) -> Iterator[dict[str, Any]]:
+    def read_records(self) -> Iterator[Fields]:
         for batch in self._read_touched(self._select()):
             commits = self.reader.read_commits(list(batch))
             for (commit_id, touched), commit in zip(batch.items(), commits, strict=True):
@@ -170,7 +170,7 @@ class _History:
         for part in split_batches(selected):
             yield self.reader.read_touched(part, skipped)
 
-    def _record(self, commit_id: str, commit: Commit, changes: Changes) -> dict[str, Any]:
+    def _record(self, commit_id: str, commit: Commit, changes: Changes) -> Fields:
         author: str | None = commit.author.name or None
         message, files, diff = commit.message, changes.files, changes.diff
         if self.options.pseudonymize:
@@ -206,7 +206,7 @@ class _History:
         return record | {"narrative": _narrative(record)}
 
 
-def _narrative(record: dict[str, Any]) -> str:
+def _narrative(record: Fields) -> str:
     day = record["authored_at"]
     when = f"on {day[:10]}" if day else "at an unknown time"
     written = f"Written {when} by {record['author'] or 'an unknown author'}"
@@ -225,7 +225,7 @@ def _narrative(record: dict[str, Any]) -> str:
     return "\n".join(part for part in parts if part.strip())
 
 
-def _change_line(file: dict[str, Any]) -> str:
+def _change_line(file: FileChange) -> str:
     # Quote a path that would break its line.
     names = filter(None, (file["renamed_from"], file["path"]))
     path = " => ".join(name if name.isprintable() else json.dumps(name) for name in names)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypedDict, TypeVar
 
 from msgspec import Struct, field
 
@@ -67,10 +67,19 @@ class Commit(NamedTuple):
     replaced: bool
 
 
+class FileChange(TypedDict):
+    """A changed file; the counts of lines are null for a binary one."""
+
+    path: str
+    renamed_from: str | None
+    n_added: int | None
+    n_deleted: int | None
+
+
 class Changes(NamedTuple):
     """A commit's files, as its record lists them, and its patch, cut at a line end."""
 
-    files: list[dict[str, Any]]
+    files: list[FileChange]
     diff: str
     is_truncated: bool
     replaced: bool
@@ -276,9 +285,10 @@ def _parse_person(line: bytes, decode: _Decoder) -> tuple[Person, datetime | Non
     return Person(decode(name.strip()), decode(e_mail.strip())), at
 
 
-def _parse_files(counts: list[bytes], decode: _Decoder) -> list[dict[str, Any]]:
+def _parse_files(counts: list[bytes], decode: _Decoder) -> list[FileChange]:
     """Parse ``added TAB deleted TAB path``; a rename has two more fields, old and new."""
-    files, parts = [], iter(counts)
+    files: list[FileChange] = []
+    parts = iter(counts)
     for part in parts:
         n_added, n_deleted, path = part.split(b"\t", 2)
         old: str | None = None
@@ -286,8 +296,8 @@ def _parse_files(counts: list[bytes], decode: _Decoder) -> list[dict[str, Any]]:
             old, path = decode(next(parts)), next(parts)
         # Git writes "-" for binary files.
         added, deleted = (None if n == b"-" else int(n) for n in (n_added, n_deleted))
-        names = {"path": decode(path), "renamed_from": old}
-        files.append({**names, "n_added": added, "n_deleted": deleted})
+        change = FileChange(path=decode(path), renamed_from=old, n_added=added, n_deleted=deleted)
+        files.append(change)
     return files
 
 

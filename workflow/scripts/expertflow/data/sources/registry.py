@@ -2,10 +2,10 @@
 
 from difflib import get_close_matches
 from functools import cache
-from typing import Any
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.plugins import import_members
+from expertflow.core.settings import JsonSchema
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources.base import DataSource
 
@@ -27,7 +27,7 @@ def open_source(spec: SourceSpec) -> DataSource:
     raise ConfigError(f"source {spec.name}: kind {spec.kind!r} is unknown; {fix}")
 
 
-def declare_kinds(schema: dict[str, Any]) -> None:
+def declare_kinds(schema: JsonSchema) -> None:
     """Add to the schema of a manifest's source which kinds there are and which keys they need."""
     schema["properties"]["kind"]["enum"] = list(source_kinds())
     schema["allOf"] = [

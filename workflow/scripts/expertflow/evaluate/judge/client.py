@@ -134,7 +134,7 @@ class JudgeClient:
     async def _send(self, messages: Sequence[dict[str, str]], newer: bool) -> JudgeReply | None:
         """Send once; null if the endpoint refuses and may want another style."""
         limit_s = min(self._spec.timeout_s, max(0.01, self._deadline - time.monotonic()))
-        request: dict[str, Any] = {"model": self._spec.model, "messages": list(messages)}
+        request: dict[str, object] = {"model": self._spec.model, "messages": list(messages)}
         if newer:
             request["max_completion_tokens"] = self._spec.max_tokens
         else:

@@ -103,5 +103,5 @@ def _check_records(text: bytes, expert: str) -> Provenance:
     }
 
 
-def _job(record: dict[str, Any]) -> str:
+def _job(record: dict[str, object]) -> str:
     return canonical_json([record.get("rule"), record.get("log")])

@@ -4,7 +4,6 @@ Every row has its name above its bar, so that long names need no margin and a ph
 """
 
 import math
-from typing import Any
 
 import altair as alt
 
@@ -14,7 +13,7 @@ from expertflow.report.ablation_facts import Ladder, Step, format_interval
 from expertflow.report.charts import frame as fr
 from expertflow.studies.records import Bar, Estimate
 
-Rows = list[dict[str, Any]]
+Rows = list[dict[str, object]]
 
 ROW_PX = 37
 N_TICKS = 3

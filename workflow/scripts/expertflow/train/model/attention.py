@@ -157,7 +157,7 @@ def _attend_varlen(
     query, key, value = (t.to(dtype).transpose(1, 2).flatten(0, 1) for t in heads)
     # A window of none to the right is causal attention.
     window_size = (-1 if window is None else window - 1, 0)
-    options: dict[str, Any] = {"window_size": window_size, "scale": scaling}
+    options: dict[str, object] = {"window_size": window_size, "scale": scaling}
     if TAKES_GROUPED_HEADS:
         options["enable_gqa"] = n_heads != key.shape[1]
     else:

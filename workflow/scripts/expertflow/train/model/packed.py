@@ -85,7 +85,9 @@ def head_weight(lm: PreTrainedModel) -> torch.Tensor:
     return weight
 
 
-def document_kwargs(lm: PreTrainedModel, batch: Batch, positions: torch.Tensor) -> dict[str, Any]:
+def document_kwargs(
+    lm: PreTrainedModel, batch: Batch, positions: torch.Tensor
+) -> dict[str, object]:
     device, dtype = positions.device, product_dtype(positions.device, lm.dtype)
     if lm.config._attn_implementation != attention.NAME:
         return {}

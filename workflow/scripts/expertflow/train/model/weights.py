@@ -63,7 +63,7 @@ def load_trainable_state(model: Any, state: Mapping[str, torch.Tensor]) -> None:
 
 def optimizer_state(
     optimizer: Any, model: Any, copy: Copy = torch.Tensor.cpu
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
     """Return the optimizer's full tensors, through ``copy``, and numbers as ``parameter/key``."""
     states, parameters = unwrap_optimizer(optimizer).state, list_trained_parameters(model)
     if lost := len(set(states) - set(parameters.values())):
@@ -72,7 +72,7 @@ def optimizer_state(
             " nothing was saved; report this as a fault, with the log"
         )
     tensors: dict[str, torch.Tensor] = {}
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     scalars: dict[str, torch.Tensor] = {}
     for name, parameter in parameters.items():
         for key, value in states.get(parameter, {}).items():

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from expertflow.core.files import read_json_lines, remove
 from expertflow.staging.store import hash_files
@@ -18,16 +18,21 @@ TENSORS = (WEIGHTS, OPTIMIZER)
 OURS = "checkpoint"
 
 
-def hash_contents(directory: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+class Contents(TypedDict):
+    """Files' sizes and digests, by name."""
+
+    n_bytes: dict[str, int]
+    xxh3: dict[str, str]
+
+
+def hash_contents(directory: Path, names: Sequence[str]) -> Contents:
     return {
         "n_bytes": {name: (directory / name).stat().st_size for name in names},
         "xxh3": hash_files(directory, list(names)),
     }
 
 
-def find_difference(
-    directory: Path, wanted: dict[str, dict[str, Any]], *, contents: Iterable[str]
-) -> str | None:
+def find_difference(directory: Path, wanted: Contents, *, contents: Iterable[str]) -> str | None:
     """Return how files differ from ``wanted``: in size, or in their bytes if in ``contents``."""
     for name, size in wanted["n_bytes"].items():
         path = directory / name

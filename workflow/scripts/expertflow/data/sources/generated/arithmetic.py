@@ -4,9 +4,9 @@ import operator
 from collections.abc import Callable
 from random import Random
 
+from expertflow.data.records import Fields
 from expertflow.data.sources.generated.generator import (
     GIVEN_NAMES,
-    Record,
     build_generator,
     fill_pattern,
 )
@@ -24,7 +24,7 @@ _SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator
 Problem = tuple[str, list[int], tuple[str, ...]]
 
 
-def make_record(rng: Random) -> Record:
+def make_record(rng: Random) -> Fields:
     family = rng.choice(_FAMILIES)
     words = {"name": rng.choice(GIVEN_NAMES), "things": rng.choice(_THINGS)}
     if family not in (_change, _two_changes):

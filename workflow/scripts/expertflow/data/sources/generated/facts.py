@@ -2,7 +2,8 @@
 
 from random import Random
 
-from expertflow.data.sources.generated.generator import Record, build_generator
+from expertflow.data.records import Fields
+from expertflow.data.sources.generated.generator import build_generator
 
 FACTS: tuple[tuple[str, str], ...] = (
     ("How many days are in a week?", "A week has seven days."),
@@ -38,7 +39,7 @@ FACTS: tuple[tuple[str, str], ...] = (
 )
 
 
-def make_record(rng: Random) -> Record:
+def make_record(rng: Random) -> Fields:
     question, answer = rng.choice(FACTS)
     return {"question": question, "answer": answer}
 

@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import write_text
+from expertflow.data.records import Fields
 
-Record = dict[str, Any]
 # This many repeats in a row mean that a generator's wordings are used up.
 MAX_REPEATS = 5000
 
@@ -85,8 +85,8 @@ def fill_pattern(rng: Random, *patterns: str, **words: Any) -> str:
 
 
 def unique_records(
-    make: Callable[[Random], Record], *, n_documents: int, seed: int, key: str
-) -> Iterator[Record]:
+    make: Callable[[Random], Fields], *, n_documents: int, seed: int, key: str
+) -> Iterator[Fields]:
     """Yield records with unique ``key`` and an ``id``; DataError if there are too few."""
     rng = Random(seed)
     seen: set[str] = set()
@@ -107,7 +107,7 @@ def unique_records(
 
 
 def build_generator(
-    make: Callable[[Random], Record], *, key: str
+    make: Callable[[Random], Fields], *, key: str
 ) -> Callable[..., dict[str, Path]]:
     def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
         records = unique_records(make, n_documents=n_documents, seed=seed, key=key)
@@ -117,6 +117,6 @@ def build_generator(
     return generate
 
 
-def write_records(directory: Path, records: Iterable[Record]) -> None:
+def write_records(directory: Path, records: Iterable[Fields]) -> None:
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
     write_text(directory / "records.jsonl", "".join(f"{line}\n" for line in lines))

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from random import Random
 
+from expertflow.data.records import Fields
 from expertflow.data.sources.generated.facts import FACTS
 from expertflow.data.sources.generated.generator import (
     ADJECTIVES,
     CITIES,
     GIVEN_NAMES,
     NOUNS,
-    Record,
     build_generator,
 )
 
@@ -26,7 +26,7 @@ _KINDS = {
 Pair = tuple[str, str]
 
 
-def make_record(rng: Random) -> Record:
+def make_record(rng: Random) -> Fields:
     instruction, response = rng.choice(_FAMILIES)(rng)
     please = rng.choice(_PLEASE)
     if please:

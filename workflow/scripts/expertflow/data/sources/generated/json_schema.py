@@ -4,16 +4,16 @@ import json
 from random import Random
 from typing import Any
 
+from expertflow.data.records import Fields
 from expertflow.data.sources.generated.generator import (
     CITIES,
     FAMILY_NAMES,
     GIVEN_NAMES,
-    Record,
     build_generator,
     parse_properties,
 )
 
-_ASK = ("Describe", "Write", "Make", "Give me", "Record", "Create")
+_ASK = ("Describe", "Write", "Make", "Give me", "Fields", "Create")
 _THINGS = """
 person: name = given names; city = cities; age = 18 to 90 by 1; member = yes or no
 product: color = red, blue, green; price = 5 to 95 by 5; sold = yes or no
@@ -32,7 +32,7 @@ THINGS = {
 }
 
 
-def make_record(rng: Random) -> Record:
+def make_record(rng: Random) -> Fields:
     thing = rng.choice(list(THINGS))
     names = [name for name in THINGS[thing] if rng.random() < 0.8]
     known = {name: THINGS[thing][name] for name in (names if len(names) > 1 else THINGS[thing])}
@@ -55,7 +55,7 @@ def make_record(rng: Random) -> Record:
     return {"instruction": instruction, "schema": _compact(schema), "json": _compact(value)}
 
 
-def _schema(values: Any) -> dict[str, Any]:
+def _schema(values: Any) -> dict[str, object]:
     if isinstance(values, range):
         return {"type": "integer", "minimum": values[0], "maximum": values[-1]}
     if values == (True, False):

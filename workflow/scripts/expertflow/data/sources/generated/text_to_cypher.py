@@ -4,10 +4,10 @@ from random import Random
 
 from msgspec import Struct
 
+from expertflow.data.records import Fields
 from expertflow.data.sources.generated.generator import (
     GIVEN_NAMES,
     Property,
-    Record,
     build_generator,
     parse_properties,
 )
@@ -69,7 +69,7 @@ GRAPHS = (
 )
 
 
-def make_record(rng: Random) -> Record:
+def make_record(rng: Random) -> Fields:
     graph = rng.choice(GRAPHS)
     if rng.random() < 0.4:
         question, cypher = _ask_nodes(rng, rng.choice((graph.source, graph.target)))

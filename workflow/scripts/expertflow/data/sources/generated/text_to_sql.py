@@ -6,12 +6,12 @@ from pathlib import Path
 from random import Random
 
 from expertflow.core.files import replacing
+from expertflow.data.records import Fields
 from expertflow.data.sources.generated.generator import (
     FAMILY_NAMES,
     GIVEN_NAMES,
     NOUNS,
     Property,
-    Record,
     fill_pattern,
     unique_records,
     write_records,
@@ -92,7 +92,7 @@ def _fill(connection: sqlite3.Connection, table: Table, *, n_rows: int, rng: Ran
         connection.execute(f"INSERT INTO {table.name} VALUES ({marks})", row)
 
 
-def make_record(rng: Random) -> Record:
+def make_record(rng: Random) -> Fields:
     domain = rng.choice(DOMAINS)
     if rng.random() < 0.25:
         question, sql = rng.choice(_JOINS)(rng, domain)

@@ -4,13 +4,16 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from expertflow.data.sources.generated.generator import Record, build_generator, fill_pattern
+from expertflow.data.records import Fields
+from expertflow.data.sources.generated.generator import build_generator, fill_pattern
 
 _ENTITIES = (
     *("User", "Order", "Product", "Invoice", "Ticket", "Book", "Player", "Team", "Account"),
     *("Message", "Event", "Task", "Room", "Course", "Device", "Report", "Song", "Flight"),
 )
 _TEXT_KEYS = ("name", "title", "email", "city", "color", "status", "label", "code", "owner")
+# What fills a pattern.
+Words = dict[str, Any]
 _NUMBER_KEYS = ("price", "age", "total", "score", "count", "size", "weight", "rank", "level")
 _FLAG_KEYS = ("active", "open", "paid", "visible", "done", "locked")
 _MEMBERS = (
@@ -20,31 +23,31 @@ _MEMBERS = (
 _COMPARE = ((">", ("above", "more than")), ("<", ("below", "less than")), (">=", ("at least",)))
 
 
-def _key(rng: Random) -> dict[str, Any]:
+def _key(rng: Random) -> Words:
     keys, kind = rng.choice(
         ((_TEXT_KEYS, "string"), (_NUMBER_KEYS, "number"), (_FLAG_KEYS, "boolean"))
     )
     return {"key": rng.choice(keys), "kind": kind}
 
 
-def _threshold(rng: Random) -> dict[str, Any]:
+def _threshold(rng: Random) -> Words:
     key, (operator, compared) = rng.choice(_NUMBER_KEYS), rng.choice(_COMPARE)
     value = rng.randint(1, 20) * 5
     return {"key": key, "operator": operator, "compared": compared, "value": value}
 
 
-def _flag(rng: Random) -> dict[str, Any]:
+def _flag(rng: Random) -> Words:
     key, negated = rng.choice(_FLAG_KEYS), rng.random() < 0.5
     return {"key": key, "not_": "not " if negated else "", "sign": "!" if negated else ""}
 
 
-def _order(rng: Random) -> dict[str, Any]:
+def _order(rng: Random) -> Words:
     key, falling = rng.choice(_NUMBER_KEYS), rng.random() < 0.5
     first, second, end = ("b", "a", "highest") if falling else ("a", "b", "lowest")
     return {"key": key, "first": first, "second": second, "end": end}
 
 
-def _fields(rng: Random) -> dict[str, Any]:
+def _fields(rng: Random) -> Words:
     drawn = [_key(rng) for _ in range(rng.randint(2, 3))]
     kinds = {one["key"]: one["kind"] for one in drawn}
     optional = rng.random() < 0.3
@@ -55,20 +58,20 @@ def _fields(rng: Random) -> dict[str, Any]:
     return {"told": told + ", the last optional" * optional, "lines": "".join(lines)}
 
 
-def _members(rng: Random) -> dict[str, Any]:
+def _members(rng: Random) -> Words:
     members = rng.sample(_MEMBERS, rng.randint(2, 3))
     lines = "".join(f'  {member} = "{member}",\n' for member in members)
     return {"told": ", ".join(members), "lines": lines}
 
 
-def _utility(rng: Random) -> dict[str, Any]:
+def _utility(rng: Random) -> Words:
     key = rng.choice((*_TEXT_KEYS, *_NUMBER_KEYS))
     told, utility = rng.choice((("without its", "Omit"), ("with only its", "Pick")))
     return {"key": key, "told": told, "utility": utility}
 
 
 # Word generator, description, code.
-_FAMILIES: tuple[tuple[Callable[[Random], dict[str, Any]], str, str], ...] = (
+_FAMILIES: tuple[tuple[Callable[[Random], Words], str, str], ...] = (
     (
         _threshold,
         "{Keep|Select|Return} the {many} whose {key} is {compared} {value}.",
@@ -129,7 +132,7 @@ _FAMILIES: tuple[tuple[Callable[[Random], dict[str, Any]], str, str], ...] = (
 )
 
 
-def make_record(rng: Random) -> Record:
+def make_record(rng: Random) -> Fields:
     draw, description, code = rng.choice(_FAMILIES)
     entity = rng.choice(_ENTITIES)
     words = {"entity": entity, "many": f"{entity.lower()}s", **draw(rng)}
