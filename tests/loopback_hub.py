@@ -7,11 +7,11 @@ import re
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -73,6 +73,7 @@ class Repository(Struct):
     refused: tuple[int, str | None] | None = None
     is_listed: bool = False
     cut: dict[str, int] = field(default_factory=dict)
+    before_cut: Callable[[], object] = bool
     n_failures: int = 0
     stated_sizes: dict[str, int] = field(default_factory=dict)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
@@ -138,8 +139,7 @@ class Handler(BaseHTTPRequestHandler):
         stop = repository.cut.pop(name, None)
         self.wfile.write(content[first:stop])
         if stop is not None:
-            # Long enough for a line of progress.
-            time.sleep(1)
+            repository.before_cut()
             self.close_connection = True
 
     def send_json(self, value: Any) -> None:
@@ -189,15 +189,17 @@ def fetch(
     """Fetch data sets with a cache at ``home``; without an endpoint nothing listens."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     own = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint or "http://127.0.0.1:9"}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(sources)],
-        env={**clean, "PYTHONPATH": str(SCRIPTS), **own, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return Fetched([json.loads(line) for line in done.stdout.splitlines()], done.stderr)
+    # The log is a file, which a test may read while it grows.
+    with NamedTemporaryFile("w+", dir=home, suffix=".log") as log:
+        done = subprocess.run(
+            [sys.executable, "-c", RUN, json.dumps(sources)],
+            env={**clean, "PYTHONPATH": str(SCRIPTS), **own, **environment},
+            stdout=subprocess.PIPE, stderr=log, text=True, timeout=600,
+        )  # fmt: skip
+        log.seek(0)
+        said = log.read()
+    assert done.returncode == 0, said[-3000:]
+    return Fetched([json.loads(line) for line in done.stdout.splitlines()], said)
 
 
 def write_hub_cache(home: Path, files: dict[str, bytes], *, repository: str, commit: str) -> Path:

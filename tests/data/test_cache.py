@@ -27,24 +27,19 @@ def source(**changes: Any) -> SourceSpec:
 
 
 @pytest.mark.parametrize(
-    ("environment", "hub", "prepared"),
+    ("given", "hub", "prepared"),
     [
         ({}, "~/.cache/huggingface/hub", "~/.cache/huggingface/datasets"),
         ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub", "/x/huggingface/datasets"),
-        ({"HF_HOME": "/h"}, "/h/hub", "/h/datasets"),
         ({"HF_HOME": "/h", "HF_HUB_CACHE": "/c"}, "/c", "/h/datasets"),
         ({"HF_HOME": "/h", "HF_DATASETS_CACHE": "~/d"}, "/h/hub", "~/d"),
     ],
 )
 def test_the_environment_says_where_the_caches_are(
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    environment: dict[str, str],
-    hub: str,
-    prepared: str,
+    home: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], hub: str, prepared: str
 ) -> None:
     monkeypatch.delenv("HF_HOME")
-    for name, value in environment.items():
+    for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert cache.hub_cache() == Path(hub).expanduser()
     assert cache.find_prepared_cache() == Path(prepared).expanduser()
@@ -81,8 +76,8 @@ def test_a_prepared_commit_is_found_and_never_another_one(home: Path) -> None:
     found = cache.find_source(source(revision=COMMITS[1]))
     assert found is not None and found.commit == COMMITS[1]
     assert found.n_records_by_split == {"train": 5}
-    assert cache.find_source(source(revision="c" * 40)) is None
-    assert cache.find_source(source(revision="v2")) is None
+    for other in ("c" * 40, "v2"):
+        assert cache.find_source(source(revision=other)) is None
     # Two commits and no word on which is meant: neither is taken.
     assert cache.find_source(source()) is None
     write_hub_cache(home, {"README.md": CARD}, repository="someone/sums", commit=COMMITS[0])

@@ -131,12 +131,9 @@ def test_a_text_too_long_for_one_record_names_the_way_out(
     for name in ("a.txt", "a.txt.gz"):
         with pytest.raises(DataError, match="text_records to paragraph or line"):
             seen(tmp_path / name, raw)
-    reasons = [
-        (1, "record_too_large"),
-        (3, "record_too_large"),
-        (19, {"text": "z", "name": "a.txt"}),
-    ]
-    assert seen(tmp_path / "a.txt", raw, text_records="paragraph") == reasons
+    large = [(number, "record_too_large") for number in (1, 3)]
+    wanted = [*large, (19, {"text": "z", "name": "a.txt"})]
+    assert seen(tmp_path / "a.txt", raw, text_records="paragraph") == wanted
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz"])
@@ -180,6 +177,12 @@ def test_a_date_that_python_cannot_hold_is_a_fault_of_its_row(
     faults = [r.fault and (r.fault.reason, r.fault.field) for r in records]
     assert faults == [None, ("not_json", "t"), None]
     assert records[2].value == {"n": 3, "t": None}
+
+
+def test_suffixes_may_be_in_capitals(tmp_path: Path) -> None:
+    for name, raw in (("a.JSONL", b'{"a": "1"}'), ("A.Csv.GZ", gzipped(b"a\n1\n"))):
+        (tmp_path / name).write_bytes(raw)
+        assert [r.value for r in read_shards((describe(tmp_path / name),))] == [{"a": "1"}]
 
 
 def test_frames_members_and_padding_are_read_through(tmp_path: Path) -> None:

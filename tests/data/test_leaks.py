@@ -27,30 +27,20 @@ def write(path: Path, *records: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "is_found"),
     [
-        QUESTION,
-        f"Think. {QUESTION} Answer: 9",
-        QUESTION.upper(),
-        QUESTION.replace("'", "’").replace(" ", "\n"),
-        "ducks lay 16 eggs, per day she eats",  # eight words
+        (f"Think. {QUESTION} Answer: 9", True),
+        (QUESTION.upper(), True),
+        (QUESTION.replace("'", "’").replace(" ", "\n"), True),
+        ("ducks lay 16 eggs, per day she eats", True),  # eight words
+        ("", False),
+        ("lay 16 eggs per day she eats", False),  # seven words
+        ("ducks lay 16 eggs per night she eats three for dinner", False),
+        ("ducks\x00 lay 15 eggs per day she eats three", False),
     ],
 )
-def test_a_run_of_words_is_found(text: str) -> None:
-    assert index(QUESTION).find_overlap([text]) == "bench"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "lay 16 eggs per day she eats",  # seven words
-        "ducks lay 16 eggs per night she eats three for dinner",
-        "ducks\x00 lay 15 eggs per day she eats three",
-    ],
-)
-def test_less_than_a_run_is_not(text: str) -> None:
-    assert index(QUESTION).find_overlap([text]) is None
+def test_a_run_of_words_is_found_and_less_is_not(text: str, is_found: bool) -> None:
+    assert index(QUESTION).find_overlap([text]) == ("bench" if is_found else None)
 
 
 def test_a_run_does_not_span_two_turns() -> None:

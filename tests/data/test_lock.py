@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,10 +73,22 @@ def test_unusable_files_are_named(tmp_path: Path, name: str, message: str) -> No
         lock(tmp_path, local_source(tmp_path / name))
 
 
-def test_an_unknown_option_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    source = SourceSpec(name="s", kind="local", path="x.jsonl", text="{x}", options={"encodng": 1})
-    with pytest.raises(ConfigError, match=r"source s: options.encodng: unknown"):
-        lock(tmp_path, source)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "local", "options": {"encodng": 1}}, "source s: options.encodng: unknown"),
+        ({"kind": "x"}, "source s: kind 'x' is unknown; use one of generated, "),
+        (
+            {"kind": "generated", "generator": "poems", "n_documents": 9},
+            "no generator 'poems'; use one of arithmetic, facts",
+        ),
+    ],
+)
+def test_a_source_that_cannot_be_is_refused_before_anything_is_read(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        lock(tmp_path, SourceSpec(name="s", path="x.jsonl", text="{x}", **settings))
 
 
 def test_a_file_that_changed_since_the_lock_is_refused(tmp_path: Path) -> None:
@@ -91,21 +104,14 @@ def test_a_file_that_changed_since_the_lock_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_generator_writes_its_folder_whole(tmp_path: Path) -> None:
-    made = {"name": "g", "kind": "generated", "text": "{sql}", "n_documents": 20, "seed": 1}
-    source = SourceSpec(generator="text_to_sql", **made)
+    source = SourceSpec(
+        name="g", kind="generated", text="{sql}", generator="text_to_sql", n_documents=20, seed=1
+    )
     pinned = lock(tmp_path, source)
     assert pinned.sources[0].identity["code"] == "code text_to_sql"
     record = fetch_source(FetchSpec(source=source, preset="demo"), pinned, tmp_path / "out")
     assert record.files[0].n_records == 20
     assert Path(record.artifacts["database"].path).is_file()
-    with pytest.raises(ConfigError, match="no generator 'poems'; use one of arithmetic, facts"):
-        lock(tmp_path, SourceSpec(generator="poems", **made))
-
-
-def test_an_unknown_kind_is_no_other(tmp_path: Path) -> None:
-    source = SourceSpec(name="s", kind="x", path="x", text="{x}")
-    with pytest.raises(ConfigError, match="source s: kind 'x' is unknown; use one of generated, "):
-        lock(tmp_path, source)
 
 
 @pytest.mark.parametrize("n_shards", [1, 2, 15, 16, 17, 200])
@@ -144,19 +150,14 @@ def test_files_of_a_source_add_up_and_their_notes_are_gathered(tmp_path: Path) -
     assert unknown.sources[0].n_records is None
 
 
-@pytest.mark.parametrize(
-    ("stated", "license", "notes"),
-    [
+def test_the_manifests_license_wins_and_the_card_is_noted(tmp_path: Path) -> None:
+    for stated, license, notes in (
         ("MIT", "MIT", ()),
         (None, "mit", ("license mit: from the data set card",)),
         ("CC0-1.0", "CC0-1.0", ("the data set card says mit",)),
-    ],
-)
-def test_the_manifests_license_wins_and_the_card_is_noted(
-    tmp_path: Path, stated: str | None, license: str, notes: tuple[str, ...]
-) -> None:
-    (source,) = found(data_file(tmp_path / "a"), stated=stated).sources
-    assert (source.license, source.notes) == (license, notes)
+    ):
+        (source,) = found(data_file(tmp_path / "a"), stated=stated).sources
+        assert (source.license, source.notes) == (license, notes)
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:

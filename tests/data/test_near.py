@@ -45,7 +45,7 @@ def pair(number: int, jaccard: float, n_words: int = 180) -> tuple[str, str]:
     return " ".join(words[: shared + own]), " ".join(words[:shared] + words[shared + own :])
 
 
-@pytest.mark.parametrize("jaccard", [0.0, 0.2, 0.5, 0.8, 0.95, 1.0])
+@pytest.mark.parametrize("jaccard", [0.0, 0.2, 0.5, 0.8, 1.0])
 def test_signatures_estimate_the_similarity(jaccard: float) -> None:
     spec = NearSpec(threshold=0.8, n_words=1, n_permutations=256)
     estimates = [similarity(*pair(number, jaccard), spec) for number in range(100)]
@@ -64,12 +64,10 @@ def test_a_signature_never_changes() -> None:
 def test_punctuation_makes_a_difference_and_blanks_and_case_none() -> None:
     assert similarity("Show ALL\r\n the rows of  t", "show all the rows of t") == 1.0
     assert similarity("SELECT a FROM t WHERE b < 4", "SELECT a FROM t WHERE b > 4") < 0.7
-
-
-@pytest.mark.parametrize("text", ["", "one", "one two three four"])
-def test_a_text_shorter_than_a_run_is_one_run(text: str) -> None:
-    assert similarity(text, text.upper()) == 1.0
-    assert similarity(text, text + " more") == 0.0
+    # A text shorter than a run is one run.
+    for text in ("", "one", "one two three four"):
+        assert similarity(text, text.upper()) == 1.0
+        assert similarity(text, text + " more") == 0.0
 
 
 def test_a_long_text_is_signed_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:

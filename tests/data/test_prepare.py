@@ -28,15 +28,9 @@ PAIR = SourceSpec(name="s", kind="local", prompt="{q}", completion="{a}")
 def source_of(*paths: Path, n_shards: int = 1) -> SourceRecord:
     files = tuple(describe_file(path, sha256="", options={}) for path in paths)
     return SourceRecord(
-        name="s",
-        preset="demo",
-        kind="local",
-        revision=None,
-        card_license=None,
-        n_shards=n_shards,
-        files=files,
-        artifacts={},
-    )
+        name="s", preset="demo", kind="local", revision=None, card_license=None,
+        n_shards=n_shards, files=files, artifacts={},
+    )  # fmt: skip
 
 
 def prepare(
@@ -78,13 +72,9 @@ def test_every_record_is_a_document_or_has_a_reason_and_a_place(tmp_path: Path) 
         {"path": str(path), "line": 3, "reason": "not_text", "field": "q", "value": "3",
          "detail": "text is needed, not int"},
     ]  # fmt: skip
-
-
-def test_the_first_reject_stops_the_run_where_the_manifest_says_so(tmp_path: Path) -> None:
-    path = write(tmp_path / "r.jsonl", {"q": "x", "a": "y"}, {"q": "x"})
     with pytest.raises(DataError, match=r"r.jsonl, line 2: missing_field in field a"):
-        prepare(path, replace(SPEC, on_reject="stop"))
-    assert not list(tmp_path.glob("documents*"))
+        prepare(path, replace(SPEC, on_reject="stop"), n_shards=2)
+    assert not list(tmp_path.glob("documents-0-2*"))
 
 
 def test_what_a_check_keeps_out_is_no_fault_of_the_data(tmp_path: Path) -> None:
@@ -107,9 +97,8 @@ def test_secrets_are_dropped_and_never_written(tmp_path: Path) -> None:
 
 
 def test_e_mail_addresses_get_pseudonyms_everywhere(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "r.jsonl", {"q": "ask ann@site.org", "a": "ann@site.org", "x": ["bo@site.org"]}
-    )
+    asked = {"q": "ask ann@site.org", "a": "ann@site.org", "x": ["bo@site.org"]}
+    path = write(tmp_path / "r.jsonl", asked)
     spec = replace(SPEC, source=replace(PAIR, pseudonymize_emails=True), evaluation_fields=("x",))
     (document,) = documents(prepare(path, spec))
     question, answer = (turn.content for turn in document.body.turns)
@@ -119,9 +108,8 @@ def test_e_mail_addresses_get_pseudonyms_everywhere(tmp_path: Path) -> None:
 
 def test_what_a_benchmark_asks_is_not_trained_on(tmp_path: Path) -> None:
     words = "how many of the five red apples did the two children eat on that long day"
-    path = write(
-        tmp_path / "r.jsonl", {"q": f"Tell me: {words.upper()}?", "a": "3"}, {"q": "x", "a": "y"}
-    )
+    asked = {"q": f"Tell me: {words.upper()}?", "a": "3"}
+    path = write(tmp_path / "r.jsonl", asked, {"q": "x", "a": "y"})
     bench = write(tmp_path / "bench.jsonl", {"text": words})
     spec = BenchmarkSpec(path=str(bench), text="{text}", n_words=8, sha256="")
     record = prepare(path, replace(SPEC, benchmarks=(spec,)))
@@ -129,26 +117,19 @@ def test_what_a_benchmark_asks_is_not_trained_on(tmp_path: Path) -> None:
 
 
 def test_documents_that_count_as_one_share_a_hash(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "r.jsonl",
-        {"q": "a  b", "a": "c"}, {"q": "a\r\nb", "a": "c "}, {"q": "A B", "a": "d"},
-    )  # fmt: skip
-    whole = [document.text_hash for document in documents(prepare(path))]
-    assert whole[0] == whole[1] != whole[2]
-    by_question = documents(
-        prepare(path, replace(SPEC, source=replace(PAIR, duplicate_fields=("q",))))
-    )
-    assert len({document.text_hash for document in by_question}) == 1
+    pairs = (("a  b", "c"), ("a\r\nb", "c "), ("A B", "d"))
+    path = write(tmp_path / "r.jsonl", *[{"q": q, "a": a} for q, a in pairs])
+    first, second, other = column(prepare(path), "text_hash")
+    assert first == second != other
+    by_question = replace(SPEC, source=replace(PAIR, duplicate_fields=("q",)))
+    assert len(set(column(prepare(path, by_question), "text_hash"))) == 1
 
 
 def test_a_group_is_a_field_or_the_question(tmp_path: Path) -> None:
     path = write(tmp_path / "r.jsonl", *[{"q": "x", "a": a, "t": t} for a, t in ("cd", "ef")])
-
-    def groups(spec: PrepareSpec) -> set[int]:
-        return set(column(prepare(path, spec), "group_hash"))
-
-    assert len(groups(SPEC)) == 1
-    assert len(groups(replace(SPEC, source=replace(PAIR, group="t")))) == 2
+    for group, n_groups in ((None, 1), ("t", 2)):
+        made = prepare(path, replace(SPEC, source=replace(PAIR, group=group)))
+        assert len(set(column(made, "group_hash"))) == n_groups
     missing = prepare(path, replace(SPEC, source=replace(PAIR, group="none")))
     assert missing.n_rejected_by_reason == {"no_group": 2}
 

@@ -32,7 +32,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], int, dict[str, int], dict[str, in
         "expert-neo4j/records.jsonl",
         {"prompt": "{question}", "completion": "{cypher}",
          "checks": (FieldCheck(field="cypher", check="cypher"),)},
-        1200, {}, {"cypher_unparsable": 6},
+        300, {}, {"cypher_unparsable": 1},
     ),
 }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """From a record to turns: templates, and the shapes in which chats are stored."""
 
+import json
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -105,14 +106,13 @@ def test_a_malformed_template_is_refused(template: str) -> None:
 
 
 def test_openai_turns() -> None:
-    body = chat_of(
-        [
-            {"role": "developer", "content": "be kind"},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, "b"]},
-            {"role": "assistant", "content": "c"},
-        ]
-    )
-    assert body.turns == (turn("system", "be kind"), turn("user", "ab"), turn("assistant", "c"))
+    turns = [
+        {"role": "developer", "content": "be kind"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, "b"]},
+        {"role": "assistant", "content": "c"},
+    ]
+    wanted = (turn("system", "be kind"), turn("user", "ab"), turn("assistant", "c"))
+    assert chat_of(turns).turns == wanted
 
 
 def test_sharegpt_turns() -> None:
@@ -132,16 +132,16 @@ def test_sharegpt_turns() -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", ['{"x": [1, "é"]}', {"x": [1, "é"]}])
-@pytest.mark.parametrize("key", ["tool_calls", "function_call"])
-def test_tool_calls_as_text_or_object(arguments: Any, key: str) -> None:
-    inner = {"name": "f", "arguments": arguments}
-    call: Any = [{"id": "1", "function": inner}] if key == "tool_calls" else inner
-    body = chat_of(
-        [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, key: call}]
-    )
-    found = ToolCall(name="f", arguments={"x": [1, "é"]}, id="1" if key == "tool_calls" else None)
-    assert body.turns[1].tool_calls == (found,)
+def test_tool_calls_as_text_or_object() -> None:
+    arguments = {"x": [-(1 << 63), (1 << 64) - 1, "é"]}
+    for given in (arguments, json.dumps(arguments)):
+        inner = {"name": "f", "arguments": given}
+        for key, call, number in (
+            ("tool_calls", [{"id": "1", "function": inner}], "1"),
+            ("function_call", inner, None),
+        ):
+            answer = answer_of(content=None, **{key: call})
+            assert answer.tool_calls == (ToolCall(name="f", arguments=arguments, id=number),)
 
 
 def test_tools_come_from_their_field() -> None:
@@ -172,6 +172,10 @@ def test_a_turn_says_whether_it_is_learned() -> None:
     assert [t.learned for t in body.turns] == [True, False, True]
 
 
+def calling(calls: Any) -> list[dict[str, Any]]:
+    return [{"role": "assistant", "tool_calls": calls}]
+
+
 @pytest.mark.parametrize(
     ("turns", "reason"),
     [
@@ -189,20 +193,11 @@ def test_a_turn_says_whether_it_is_learned() -> None:
         ([{"role": "user", "content": [{"type": "image_url"}]}], "part_not_text"),
         ([{"role": "assistant", "content": "a", "weight": 0.5}], "weight_not_0_or_1"),
         ([{"from": "function_call", "value": None}], "tool_call_without_name"),
-        ([{"role": "assistant", "tool_calls": r'{"name": "\ud800"}'}], "tool_call_not_json"),
-        (
-            [{"role": "assistant", "tool_calls": r'{"name": "f", "id": "\ud800"}'}],
-            "tool_call_not_json",
-        ),
-        ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "tool_call_without_name"),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
-            "tool_call_not_json",
-        ),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}],
-            "tool_call_not_json",
-        ),
+        (calling(r'{"name": "\ud800"}'), "tool_call_not_json"),
+        (calling(r'{"name": "f", "id": "\ud800"}'), "tool_call_not_json"),
+        (calling([{"function": {}}]), "tool_call_without_name"),
+        (calling([{"function": {"name": "f", "arguments": "{"}}]), "tool_call_not_json"),
+        (calling([{"function": {"name": "f", "arguments": "[]"}}]), "tool_call_not_json"),
     ],
 )
 def test_what_is_no_chat(turns: Any, reason: str) -> None:
@@ -227,10 +222,8 @@ def test_thoughts_go_before_the_answer(key: str) -> None:
     with pytest.raises(Reject) as caught:
         answer_of(**{key: {"text": 3}})
     assert (caught.value.reason, caught.value.field) == ("not_text", f"turns.1.{key}")
-
-
-def test_only_an_assistant_thinks() -> None:
-    body = chat_of([{**USER, "reasoning": "so"}, {"role": "assistant", "content": "b"}])
+    # Only an assistant thinks.
+    body = chat_of([{**USER, key: "so"}, {"role": "assistant", "content": "b"}])
     assert body.turns[0].content == "a"
 
 
@@ -267,11 +260,6 @@ def test_calls_and_tools_that_a_document_cannot_hold(arguments: Any, reason: str
     tools = f"[{arguments}]" if isinstance(arguments, str) else [arguments]
     with pytest.raises(Reject, match=f"^(tools_)?{reason}: "):
         chat_of([{"role": "assistant", "content": "b"}], tools=tools)
-
-
-def test_the_largest_integers_are_kept() -> None:
-    (found,) = answer_of(**call({"x": [-(1 << 63), (1 << 64) - 1]})).tool_calls
-    assert found.arguments == {"x": [-(1 << 63), (1 << 64) - 1]}
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,7 @@ PASSING: dict[str, list[Any]] = {
     "cypher": [
         "MATCH (n) RETURN n",
         "match (n:A {x: 1})-[r:B|C*1..3]->() where n.y =~ 'a.*' return distinct n.y as y limit 3;",
-        "MATCH (n) WHERE EXISTS { MATCH (n)-->(m) WHERE m.x > 1 } RETURN n",
-        "RETURN COUNT { MATCH (n) WHERE COUNT { (n)-->() } > 1 RETURN n }",
+        "RETURN COUNT { MATCH (n) WHERE EXISTS { (n)-->() } RETURN n }",
         "MATCH (n) RETURN COLLECT { MATCH (n)-->(m) RETURN m.name } AS names",
         "MATCH (n {size: 3}) WHERE n.size = size(n.list) RETURN n.size AS size ORDER BY size",
         "MATCH (n) RETURN n {.name, .*, .size, other: n.x + 1, n}",
@@ -136,17 +135,11 @@ def test_the_dialect_counts_and_transpiling_rewrites() -> None:
     assert sql(text, "mysql", "tsql") == "SELECT TOP 3 COALESCE([a], 0) FROM [t]"
 
 
-@pytest.mark.parametrize(
-    ("text", "settings", "reason"),
-    [
-        ("SELECT 1; SELECT 2", ("sqlite",), "sql_several_statements"),
-        ("SELECT * FROM t TABLESAMPLE (10 PERCENT)", ("postgres", "mysql"), "sql_not_transpilable"),
-    ],
-)
-def test_other_reasons_of_sql(text: str, settings: tuple[str, ...], reason: str) -> None:
-    with pytest.raises(Filtered) as caught:
-        sql(text, *settings)
-    assert caught.value.reason == reason
+def test_other_reasons_of_sql() -> None:
+    with pytest.raises(Filtered, match="sql_several_statements"):
+        sql("SELECT 1; SELECT 2", "sqlite")
+    with pytest.raises(Filtered, match="sql_not_transpilable"):
+        sql("SELECT * FROM t TABLESAMPLE (10 PERCENT)", "postgres", "mysql")
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -165,23 +158,14 @@ def test_real_typescript(shared_data: Path) -> None:
     assert n_complete > 250
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", "too_short"),
-        ("ab", None),
-        ("日本語文", None),
-        ("x" * 5, "too_long"),
-    ],
-)
-def test_length_counts_characters_and_includes_its_limits(text: str, expected: str | None) -> None:
+def test_length_counts_characters_and_includes_its_limits() -> None:
     run = check("length", min_chars=2, max_chars=4)
-    if expected is None:
+    for text in ("ab", "日本語文"):
         run({"q": text})
-    else:
+    for text, reason in (("é", "too_short"), ("x" * 5, "too_long")):
         with pytest.raises(Filtered) as caught:
             run({"q": text})
-        assert (caught.value.reason, caught.value.field) == (expected, "q")
+        assert (caught.value.reason, caught.value.field) == (reason, "q")
 
 
 SAMPLES = {
@@ -195,17 +179,14 @@ SAMPLES = {
 
 @pytest.mark.parametrize(("code", "text"), SAMPLES.items())
 def test_languages_are_told_apart(code: str, text: str) -> None:
-    assert detect_language(text) == code
-    assert detect_language(text.upper()) == code
+    assert detect_language(text) == detect_language(text.upper()) == code
 
 
-@pytest.mark.parametrize("wanted", [("en",), ("en", "de")])
-def test_another_language_is_filtered_and_named(wanted: tuple[str, ...]) -> None:
-    run = check("language", languages=wanted)
-    assert run({"q": SAMPLES["en"]}) == {"q": SAMPLES["en"]}
-    with pytest.raises(Filtered, match=f"reads as es, not {' or '.join(wanted)}") as caught:
+def test_another_language_is_filtered_and_named() -> None:
+    run = check("language", languages=("en", "de"))
+    assert run({"q": SAMPLES["de"]}) == {"q": SAMPLES["de"]}
+    with pytest.raises(Filtered, match=r"other_language.* reads as es, not en or de"):
         run({"q": SAMPLES["es"]})
-    assert caught.value.reason == "other_language"
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,7 @@ def test_records_follow_from_the_arguments_and_are_unique_and_complete(
     records, artifacts = make(name, first)
     make(name, second)
     make(name, other, seed=4)
-    files = [first / "records.jsonl", *(path for path in artifacts.values() if path.is_file())]
-    for path in files:
+    for path in (first / "records.jsonl", *filter(Path.is_file, artifacts.values())):
         assert sha256_file(path) == sha256_file(second / path.name)
     assert sha256_file(first / "records.jsonl") != sha256_file(other / "records.jsonl")
     for field in ("id", FIELDS[name][0]):

@@ -20,11 +20,7 @@ pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not 
 
 
 def git(
-    place: Path,
-    *arguments: str,
-    day: int = 1,
-    who: str = "Ann <ann@a.org>",
-    stdin: bytes = b"",
+    place: Path, *arguments: str, day: int = 1, who: str = "Ann <ann@a.org>", stdin: bytes = b""
 ) -> str:
     name, e_mail = who.rstrip(">").split(" <")
     stamp = f"2024-03-{day:02d}T23:30:00+0200"
@@ -47,10 +43,9 @@ def commit(place: Path, files: dict[str, bytes], message: str, **settings: Any) 
     return git(place, "rev-parse", "HEAD")
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    place = tmp_path / "made"
-    place.mkdir()
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("made")
     git(place, "init", "--quiet", "--initial-branch=main")
     commit(place, {"a.txt": b"one\ntwo\n", "p q\u00e9.py": b"x = 1\n"}, "Start\n\nBody.", day=1)
     bob = "Bob <bob@b.org>"
@@ -65,6 +60,11 @@ def repository(tmp_path: Path) -> Path:
     git(place, "mv", "a.txt", "moved.txt")
     commit(place, {}, "Move", day=6)
     return place
+
+
+@pytest.fixture
+def repository(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "made")
 
 
 def read_commits(

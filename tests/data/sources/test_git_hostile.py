@@ -66,85 +66,71 @@ def extracted(place: Path, **options: Any) -> list[dict[str, Any]]:
     return records
 
 
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        (b"a\nb.txt", "a\nb.txt"),
-        (b".git", ".git"),
-        (b":(top)x", ":(top)x"),
-        (b"\xff\xfe", "\ufffd\ufffd"),
-        (b"n" * 5000, "n" * 5000),
-        ("\u2028\u0085".encode(), "\u2028\u0085"),
-        (b"1\t2\tthree", "1\t2\tthree"),
-    ],
-)
-def test_absurd_names_of_files(place: Path, name: bytes, path: str) -> None:
-    commit(place, {name: b"text\n", b"other": b"text\n"})
-    record = extracted(place)[0]
-    assert sorted(file["path"] for file in record["files"]) == sorted(["other", path])
-    assert record["n_added"] == 2
-    assert record["bytes_replaced"] == ("\ufffd" in path)
-    assert len(record["changes"].splitlines()) == 2  # whatever else Python takes for a line end
+def test_absurd_names_of_files(place: Path) -> None:
+    names = ["a\nb.txt", ".git", ":(top)x", "n" * 5000, "\u2028\u0085", "1\t2\tthree"]
+    commit(place, {b"\xff\xfe": b"text\n"} | {name.encode(): b"text\n" for name in names})
+    (record,) = extracted(place)
+    assert {file["path"] for file in record["files"]} == {*names, "\ufffd\ufffd"}
+    assert record["n_added"] == 7 and record["bytes_replaced"]
+    # One line a file, whatever else Python takes for a line end.
+    assert len(record["changes"].splitlines()) == 7
 
 
 SECOND = "1970-01-01T00:00:01Z"
+# What a commit's author is, as what it is read, and when.
+AUTHORS: list[tuple[bytes | None, str | None, str | None]] = [
+    (b"Ann <ann@a.org> 0 +9999", "Ann", "1970-01-01T00:00:00Z"),
+    (b"Ann <ann@a.org> -1 +9999", "Ann", "1969-12-31T23:59:59Z"),
+    (b"Ann <ann@a.org> -62135596800 +9999", "Ann", "0001-01-01T00:00:00Z"),
+    (b"Ann <ann@a.org> " + b"9" * 5000 + b" +9999", "Ann", None),
+    (b"Ann <ann@a.org> soon +9999", "Ann", None),
+    (None, None, None),
+    (b"", None, None),
+    (b"<> 1 +0000", None, SECOND),
+    (b"Ann <ann@a.org", "Ann", None),
+    (b"<ann@a.org> 1 +0000", None, SECOND),
+    (b"Ann <b> <ann@a.org> 1 +0000", "Ann", SECOND),
+    (b"Ren\xe9 <r@a.org> 1 +0000", "Ren\ufffd", SECOND),
+]
 
 
-@pytest.mark.parametrize(
-    ("author", "name", "date"),
-    [
-        (b"Ann <ann@a.org> 0 +9999", "Ann", "1970-01-01T00:00:00Z"),
-        (b"Ann <ann@a.org> -1 +9999", "Ann", "1969-12-31T23:59:59Z"),
-        (b"Ann <ann@a.org> -62135596800 +9999", "Ann", "0001-01-01T00:00:00Z"),
-        (b"Ann <ann@a.org> " + b"9" * 5000 + b" +9999", "Ann", None),
-        (b"Ann <ann@a.org> soon +9999", "Ann", None),
-        (None, None, None),
-        (b"", None, None),
-        (b"<> 1 +0000", None, SECOND),
-        (b"Ann <ann@a.org", "Ann", None),
-        (b"<ann@a.org> 1 +0000", None, SECOND),
-        (b"Ann <b> <ann@a.org> 1 +0000", "Ann", SECOND),
-        (b"Ren\xe9 <r@a.org> 1 +0000", "Ren\ufffd", SECOND),
-    ],
-)
-def test_absurd_authors_and_dates(
-    place: Path, author: bytes | None, name: str | None, date: str | None
-) -> None:
-    commit(place, {b"a": b"a"}, author=author)
-    record = extracted(place, pseudonymize=False)[0]
-    assert (record["author"], record["authored_at"]) == (name, date)
-    known = name or b"@" in (author or b"")
-    assert extracted(place)[0]["author"] == ("Contributor 1" if known else None)
-    if date is None:
-        with pytest.raises(DataError, match=r"left out: date 1"):
-            extracted(place, since="1900-01-01", until="9999-12-31")
+def test_absurd_authors_and_dates(place: Path) -> None:
+    parent: list[str] = []
+    for author, _, _ in AUTHORS:
+        parent = [commit(place, {b"a": b"a"}, *parent, author=author)]
+    records = extracted(place, pseudonymize=False)
+    assert [(r["author"], r["authored_at"]) for r in records] == [found[1:] for found in AUTHORS]
+    for (author, name, _), record in zip(AUTHORS, extracted(place), strict=True):
+        known = name or b"@" in (author or b"")
+        assert (record["author"] or "").startswith("Contributor ") == bool(known)
+    skipped: Counter[str] = Counter()
+    read_commits(place, skipped, since="0001-01-01", until="9999-12-31")
+    assert skipped["date"] == sum(date is None for _, _, date in AUTHORS)
 
 
-@pytest.mark.parametrize(
-    ("encoding", "raw", "text"),
-    [
-        (b"ISO-8859-1", b"caf\xe9", "café"),
-        (b"iso-2022-jp", "日本".encode("iso-2022-jp"), "日本"),
-        (b"nonsense", "café".encode(), "café"),
-        (b"utf\x00-8", b"caf\xe9", "caf\ufffd"),
-        (b"undefined", b"caf\xe9", "caf\ufffd"),
-        (b"unicode_escape", rb"\ud800", r"\ud800"),
-        (b"hex", b"6162", "6162"),
-        # These must take no time.
-        *(
-            (None, raw, raw.decode())
-            for raw in (
-                *(b"", b"\n\n\n", b"nul \0 inside", b"X-by:" + b" " * 300_000),
-                *(b"-by" * 100_000, b"a" * 300_000, b"a@" * 100_000),
-            )
-        ),
-    ],
-)
-def test_absurd_messages(place: Path, encoding: bytes | None, raw: bytes, text: str) -> None:
-    commit(place, {b"a": b"a"}, message=raw, encoding=encoding)
-    record = extracted(place)[0]
-    assert record["message"] == text
-    assert record["bytes_replaced"] == ("\ufffd" in text)
+# The encoding that a commit names, its message, and as what it is read.
+MESSAGES: list[tuple[bytes | None, bytes, str]] = [
+    (b"ISO-8859-1", b"caf\xe9", "café"),
+    (b"iso-2022-jp", "日本".encode("iso-2022-jp"), "日本"),
+    (b"nonsense", "café".encode(), "café"),
+    (b"utf\x00-8", b"caf\xe9", "caf\ufffd"),
+    (b"undefined", b"caf\xe9", "caf\ufffd"),
+    (b"unicode_escape", rb"\ud800", r"\ud800"),
+    (b"hex", b"6162", "6162"),
+    *((None, raw, raw.decode()) for raw in (b"", b"\n\n\n", b"nul \0 inside")),
+    # These must take no time.
+    *((None, part * 100_000, part.decode() * 100_000) for part in (b"-by", b"a", b"a@")),
+    (None, b"X-by:" + b" " * 300_000, "X-by:" + " " * 300_000),
+]
+
+
+def test_absurd_messages(place: Path) -> None:
+    parent: list[str] = []
+    for encoding, raw, _ in MESSAGES:
+        parent = [commit(place, {b"a": b"a"}, *parent, message=raw, encoding=encoding)]
+    records = extracted(place)
+    assert [record["message"] for record in records] == [text for _, _, text in MESSAGES]
+    assert all(record["bytes_replaced"] == ("\ufffd" in record["message"]) for record in records)
 
 
 def test_a_message_without_end_is_cut(place: Path) -> None:
@@ -157,11 +143,11 @@ def test_a_message_without_end_is_cut(place: Path) -> None:
 
 def test_a_name_that_all_texts_hold_is_no_trap(place: Path) -> None:
     parent: list[str] = []
-    for number in range(40):
+    for number in range(15):
         author = b"a " + b"b" * number + b" <%d@a.org> 1 +0000" % number
         parent = [commit(place, {b"a": b"a %d\n" % number}, *parent, author=author)]
     commit(place, {b"a": b"a " * 100_000}, *parent)
-    assert len(extracted(place, max_diff_bytes=200_000)) == 41
+    assert len(extracted(place, max_diff_bytes=200_000)) == 16
 
 
 def test_big_files_are_named_and_not_loaded(place: Path) -> None:
@@ -268,13 +254,11 @@ def test_missing_objects_are_not_fetched(place: Path, tmp_path: Path, trap: Path
 
 
 def test_another_owner_is_no_obstacle(place: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can give a folder away")
     commit(place, {b"a": b"a"})
     try:
         os.chown(place, 12345, 12345)
     except OSError as error:
-        pytest.skip(f"this root cannot give a folder away: {error}")
+        pytest.skip(f"this user cannot give a folder away: {error}")
     assert len(extracted(place)) == 1
 
 

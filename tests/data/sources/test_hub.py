@@ -20,6 +20,7 @@ from loopback_hub import (
     write_hub_cache,
     write_prepared_cache,
 )
+from support import wait_for
 
 from expertflow.core.errors import DataError
 from expertflow.data.settings import SourceSpec
@@ -83,11 +84,18 @@ def test_a_data_set_is_pinned_fetched_and_then_read_offline(tmp_path: Path) -> N
 
 def test_a_cut_download_shows_how_far_it_is_and_goes_on_there(tmp_path: Path) -> None:
     content = jsonl(120, padding="x" * 100_000)
-    repository = Repository({"train.jsonl": content}, cut={"train.jsonl": 11_000_000})
+    told = "someone/sums@cccccccc: 10.5 MB of 12.0 MB\n"
+
+    def wait_to_be_told() -> None:
+        wait_for(lambda: any(told in log.read_text() for log in tmp_path.glob("*.log")))
+
+    repository = Repository(
+        {"train.jsonl": content}, cut={"train.jsonl": 11_000_000}, before_cut=wait_to_be_told
+    )
     with serving(Hub({"someone/sums": repository})) as hub:
         got = fetch(tmp_path, hub.endpoint, SUMS)
     assert got.results[0]["n_records"] == [120]
-    assert "someone/sums@cccccccc: 10.5 MB of 12.0 MB\n" in got.log
+    assert told in got.log
     # The client writes in blocks of 10 MiB; what it had of the second one is asked for again.
     assert repository.ranges("train.jsonl") == [None, f"bytes={10 << 20}-"]
 
@@ -107,19 +115,34 @@ def test_files_that_arrived_are_not_fetched_again(tmp_path: Path) -> None:
     assert {name for _, name, _ in repository.requests} == {"train-b.jsonl"}
 
 
-def test_a_hub_that_fails_for_a_while_is_asked_again(tmp_path: Path) -> None:
-    broken = {
-        "someone/slow": Repository({"train.jsonl": jsonl(3)}, n_failures=2),
-        "someone/down": Repository({"train.jsonl": jsonl(3)}, n_failures=10_000),
+def test_what_a_hub_refuses_is_one_line_with_the_fix_and_without_the_token(tmp_path: Path) -> None:
+    vast = {"train.jsonl": 10**18}
+    changes: dict[str, tuple[dict[str, Any], str]] = {
+        "slow": ({"n_failures": 2}, "[3]"),
+        "down": ({"n_failures": 10_000}, "hub fails for someone/down (status 500) after 3 tries"),
+        "gated": (
+            {"refused": (403, "GatedRepo"), "is_listed": True},
+            "is gated; accept its terms at https://huggingface.co/datasets/someone/gated",
+        ),
+        "private": ({"refused": (401, "RepoNotFound")}, "no data set 'someone/private' on the hub"),
+        "gone": ({"refused": (404, "RepoNotFound")}, "'someone/gone' on the hub, or it is private"),
+        "closed": ({"refused": (403, None)}, "does not let this token read someone/closed"),
+        "vast": ({"stated_sizes": vast}, "source s: someone/vast needs 1000000000000.0 MB and "),
     }
-    with serving(Hub(broken)) as hub:
-        slow, down = fetch(
-            tmp_path, hub.endpoint, {"id": "someone/slow"}, {"id": "someone/down"}
-        ).results
-    assert slow["n_records"] == [3]
-    assert slow["waited_s"] > 0
-    assert "hub fails for someone/down (status 500) after 3 tries; try later" in down["error"]
-    assert down["waited_s"] < 60
+    served = {
+        f"someone/{name}": Repository({"train.jsonl": jsonl(3)}, **how)
+        for name, (how, _) in changes.items()
+    }
+    with serving(Hub(served)) as hub:
+        got = fetch(tmp_path, hub.endpoint, *({"id": name} for name in served), HF_TOKEN=TOKEN)
+    for (_, expected), result in zip(changes.values(), got.results, strict=True):
+        said = result.get("error") or str(result["n_records"])
+        assert expected in said and "\n" not in said
+    slow, down, *_ = got.results
+    assert 0 < slow["waited_s"] < 60 and 0 < down["waited_s"] < 60
+    assert got.results[-1]["error"].endswith("free some, or set HF_HOME to another disk")
+    assert served["someone/vast"].ranges("train.jsonl") == []
+    assert TOKEN not in json.dumps(got.results) + got.log
 
 
 def test_a_choice_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> None:
@@ -166,53 +189,43 @@ def test_a_choice_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> Non
         assert "\n" not in said
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "expected"),
-    [
-        (403, "GatedRepo", "is gated; accept its terms at https://huggingface.co/datasets/someone"),
-        (401, "RepoNotFound", "no data set 'someone/sums' on the hub, or it is private"),
-        (404, "RepoNotFound", "no data set 'someone/sums' on the hub, or it is private"),
-        (403, None, "does not let this token read someone/sums"),
-    ],
-)
-def test_a_refusal_names_the_fix_and_never_the_token(
-    tmp_path: Path, status: int, code: str | None, expected: str
-) -> None:
-    files = {"train.jsonl": jsonl(3)}
-    refusing = Repository(files, refused=(status, code), is_listed=code == "GatedRepo")
-    with serving(Hub({"someone/sums": refusing})) as hub:
-        got = fetch(tmp_path, hub.endpoint, SUMS, HF_TOKEN=TOKEN)
-    assert expected in got.results[0]["error"]
-    assert TOKEN not in json.dumps(got.results) + got.log
-
-
-@pytest.mark.parametrize("environment", [{}, {"HF_HUB_OFFLINE": "1"}])
-def test_without_a_network_downloaded_files_are_prepared(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return caches with a data set in whole, one in part, a card, and two prepared ones."""
+    home = tmp_path_factory.mktemp("caches")
     parts = {f"data/train-{i:05d}-of-00002.jsonl": jsonl(i + 2) for i in range(2)}
-    write_hub_cache(tmp_path, parts, repository="someone/sums", commit=COMMIT)
     short = {name: content for name, content in parts.items() if "00001" in name}
-    write_hub_cache(tmp_path, short, repository="someone/short", commit=COMMIT)
-    write_hub_cache(tmp_path, {"README.md": CARD}, repository="someone/card", commit=COMMIT)
-    others = [{"id": f"someone/{name}"} for name in ("short", "card", "else")]
-    got = fetch(tmp_path, None, SUMS, *others, **environment)
-    whole, part, card, unknown = got.results
+    damaged = {"train.jsonl": jsonl(6)}
+    caches = {"sums": parts, "short": short, "card": {"README.md": CARD}, "damaged": damaged}
+    for name, files in caches.items():
+        write_hub_cache(home, files, repository=f"someone/{name}", commit=COMMIT)
+    write_prepared_cache(home, 7, repository="someone/prepared", commit=COMMIT)
+    folder = write_prepared_cache(home, 6, repository="someone/damaged", commit=COMMIT)
+    (folder / "damaged-train.arrow").unlink()
+    return home
+
+
+def test_without_a_network_what_is_there_is_read_and_what_is_not_is_told(offline: Path) -> None:
+    names = ("sums", "short", "card", "else", "damaged")
+    prepared = [{"id": "someone/prepared", "revision": r} for r in (COMMIT, None, "d" * 40)]
+    got = fetch(offline, None, *({"id": f"someone/{name}"} for name in names), *prepared)
+    whole, part, card, unknown, damaged, *found, other = got.results
     assert whole["n_records"] == [5]
     assert whole["notes"] == ["the hub was out of reach: the cached files are taken to be all"]
     assert "part data/train-00000-of-00002.jsonl of data set someone/short is miss" in part["error"]
     assert "and the hub is out of reach; run once with a network" in card["error"]
-    reason = "HF_HUB_OFFLINE is set" if environment else "the hub cannot be reached (ConnectError)"
-    assert reason in unknown["error"] and "someone/else@main is not complete in" in unknown["error"]
-
-
-def test_a_prepared_data_set_alone_is_enough_but_for_no_other_commit(tmp_path: Path) -> None:
-    write_prepared_cache(tmp_path, 7, repository="someone/sums", commit=COMMIT)
-    wanted = [{**SUMS, "revision": revision} for revision in (COMMIT, None, "d" * 40)]
-    *found, other = fetch(tmp_path, None, *wanted).results
-    for got in found:
-        assert (got["revision"], got["n_records"], got["waited_s"]) == (COMMIT, [7], 0)
+    assert "the hub cannot be reached (ConnectError)" in unknown["error"]
+    assert "someone/else@main is not complete in" in unknown["error"]
+    assert damaged["n_records"] == [6]
+    assert "split train has no Arrow file" in got.log
+    for one in found:
+        assert (one["revision"], one["n_records"], one["waited_s"]) == (COMMIT, [7], 0)
     assert "not complete in" in other["error"]
+
+
+def test_a_user_who_forbids_the_network_is_told_so(offline: Path) -> None:
+    (got,) = fetch(offline, None, {"id": "someone/else"}, HF_HUB_OFFLINE="1").results
+    assert "HF_HUB_OFFLINE is set" in got["error"]
 
 
 def test_two_fetches_at_once_make_one(tmp_path: Path) -> None:
@@ -233,25 +246,6 @@ def test_a_listed_card_that_is_lost_is_not_done_without(tmp_path: Path) -> None:
     (folder / "snapshots" / COMMIT / "README.md").unlink()
     (got,) = fetch(tmp_path, None, {**SUMS, "split": "test"}).results
     assert "the hub cannot be reached" in got["error"]
-
-
-def test_a_damaged_prepared_folder_is_made_again(tmp_path: Path) -> None:
-    files = {"train.jsonl": jsonl(6)}
-    write_hub_cache(tmp_path, files, repository="someone/sums", commit=COMMIT)
-    folder = write_prepared_cache(tmp_path, 6, repository="someone/sums", commit=COMMIT)
-    (folder / "sums-train.arrow").unlink()
-    got = fetch(tmp_path, None, SUMS)
-    assert got.results[0]["n_records"] == [6]
-    assert "split train has no Arrow file" in got.log
-
-
-def test_a_download_that_does_not_fit_is_refused_before(tmp_path: Path) -> None:
-    vast = Repository({"train.jsonl": jsonl(1)}, stated_sizes={"train.jsonl": 10**18})
-    with serving(Hub({"someone/sums": vast})) as hub:
-        error = fetch(tmp_path, hub.endpoint, SUMS).results[0]["error"]
-    assert "source s: someone/sums needs 1000000000000.0 MB and " in error
-    assert error.endswith("free some, or set HF_HOME to another disk")
-    assert vast.ranges("train.jsonl") == []
 
 
 def test_a_disk_that_fills_up_ends_in_one_line() -> None:
