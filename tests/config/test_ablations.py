@@ -69,13 +69,17 @@ def test_packing_is_not_credited_with_compilation() -> None:
     assert training[claim.of] == {"torch_compile": False}
 
 
-def test_the_users_own_list_wins(tmp_path: Path) -> None:
-    own, ours = tmp_path / "own", tmp_path / "ours"
-    own.mkdir()
-    ours.mkdir()
-    written(own, {"variants": [{**ONE, "label": "Mine"}]})
-    written(ours, {"variants": [{**ONE, "label": "Ours"}]})
-    assert read(own, ours).variants[0].label == "Mine"
+def test_the_users_own_list_wins_and_names_are_unique(tmp_path: Path) -> None:
+    own, ours = (tmp_path / name for name in ("own", "ours"))
+    for folder in (own, ours):
+        folder.mkdir()
+        written(folder, {"variants": [{**ONE, "label": folder.name}]})
+    assert read(own, ours).variants[0].label == "own"
+    with pytest.raises(ConfigError, match=r"names 'mime' .*did you mean 'mine'"):
+        read(own, ours, files=("mime",))
+    written(own, {"variants": [ONE]}, "other")
+    with pytest.raises(ConfigError, match="second variant is named 'one'"):
+        read(own, ours, files=("mine", "other"))
 
 
 def test_a_job_does_not_depend_on_what_its_variant_is_called(tmp_path: Path) -> None:
@@ -88,24 +92,10 @@ def test_a_job_does_not_depend_on_what_its_variant_is_called(tmp_path: Path) -> 
         variant_spec(one, "strat")
 
 
-def test_a_missing_list_is_named_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"names 'mime' .*did you mean 'mine'"):
-        read(written(tmp_path, {"variants": [ONE]}), files=("mime",))
-
-
-def test_names_are_unique_over_all_files(tmp_path: Path) -> None:
-    written(tmp_path, {"variants": [ONE]}, "other")
-    with pytest.raises(ConfigError, match="second variant is named 'one'"):
-        read(written(tmp_path, {"variants": [ONE]}), files=("mine", "other"))
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            {"training": {"atention": "sdpa"}},
-            "unknown key 'atention'; did you mean 'attention'",
-        ),
+        ({"training": {"atention": "sdpa"}}, "unknown key 'atention'; did you mean 'attention'"),
         ({"training": {"learning_rate": 1e-3}}, "training: unknown key 'learning_rate'"),
         ({"training": {"attention": "fast"}}, "'attention' is 'fast': it must be one of"),
         ({"training": {"batch_size": "4"}}, "'batch_size' is '4': it must be of type integer"),

@@ -6,18 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from test_forecast import COST
 
 from expertflow.config.attach import _before_first_job
 from expertflow.config.machine import count_nodes, runtime_minutes
 from expertflow.core.errors import ConfigError
 from expertflow.plan.settings import TrainingSection
 
-COST = {
-    "price_usd_per_hour": None, "price_as_of": None, "predicted_hours": 8.0,
-    "predicted_hours_low": 4.0, "predicted_hours_high": 10.0, "predicted_usd": None,
-    "predicted_usd_low": None, "predicted_usd_high": None, "reason": "a prior",
-}  # fmt: skip
-NO_HOURS = {key: None for key in COST if "hours" in key}
 DAY = 24 * 60
 
 
@@ -25,8 +20,8 @@ DAY = 24 * 60
     ("plan", "minutes"),
     [
         # Half as long again as the plan's upper end, and an hour.
-        (json.dumps({"cost": COST}), 60 + 15 * 60),
-        (json.dumps({"cost": {**COST, **NO_HOURS}}), DAY),
+        (json.dumps({"cost": {**COST, "predicted_hours_high": 10.0}}), 60 + 15 * 60),
+        (json.dumps({"cost": {**COST, "predicted_hours_high": None}}), DAY),
         (None, DAY),
         ("\0" * 9, DAY),
     ],

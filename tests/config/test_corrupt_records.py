@@ -1,12 +1,10 @@
 """Records and sidecars that a power cut has corrupted are told of, and removed by a run."""
 
 import fcntl
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support import SCRIPTS
+from support import run_script
 
 from expertflow.config.attach import only_looks
 from expertflow.config.corrupt_records import remove_corrupt_records
@@ -75,14 +73,11 @@ def test_what_only_looks_is_known_by_its_options(arguments: list[str], looks: bo
     assert only_looks(arguments, dryrun=True)
 
 
-@pytest.mark.parametrize("spoilt", [b"", bytes(9), b'{"output": "a'])
-def test_a_spoilt_sidecar_is_told_of_and_the_rest_is_checked(tmp_path: Path, spoilt: bytes) -> None:
-    (tmp_path / ".a.json.fingerprint").write_bytes(spoilt)
-    (tmp_path / ".b.json.fingerprint").write_text('{"output": "b.json"}')
-    command = [sys.executable, SCRIPTS / "verify_results.py", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_spoilt_sidecars_are_told_of_and_the_rest_is_checked(tmp_path: Path) -> None:
+    for name, spoilt in zip("abc", (b"", bytes(9), b'{"output": "a'), strict=True):
+        (tmp_path / f".{name}.json.fingerprint").write_bytes(spoilt)
+    (tmp_path / ".d.json.fingerprint").write_text('{"output": "d.json"}')
+    done = run_script("verify_results", tmp_path)
     assert done.returncode == 1 and not done.stderr
-    assert done.stdout.splitlines() == [
-        f"{tmp_path}/a.json: its sidecar is SPOILT: cut short or empty",
-        f"{tmp_path}/b.json: missing",
-    ]
+    told = [f"{name}.json: its sidecar is SPOILT: cut short or empty" for name in "abc"]
+    assert done.stdout.splitlines() == [f"{tmp_path}/{t}" for t in (*told, "d.json: missing")]

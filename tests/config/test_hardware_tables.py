@@ -35,31 +35,29 @@ def test_a_spec_holds_the_rows_of_the_named_cards_and_their_prices(tmp_path: Pat
     assert [row["name"] for row in made.gpu_table] == ["L40S", "H100 SXM"]
     assert made.prices == {"H100 SXM": {**PRICE, "billing_minutes": 1}}
     assert [(choice.name, choice.n_gpus) for choice in made.compare] == [("L40S", 2)]
-
-
-def test_nothing_is_compared_with_a_cpu(tmp_path: Path) -> None:
-    made = spec(tmp_path, hardware="cpu", compare=COMPARE)
-    assert (made.compare, made.gpu_table) == ((), ())
+    # A card is also known by its driver's name, and nothing is compared with a CPU.
+    named = spec(tmp_path, {"NVIDIA H100 80GB HBM3": PRICE}, hardware="H100 SXM")
+    assert named.prices == {"H100 SXM": PRICE}
+    on_cpu = spec(tmp_path, prices, hardware="cpu", compare=COMPARE)
+    assert (on_cpu.compare, on_cpu.gpu_table) == ((), ())
 
 
 @pytest.mark.parametrize(
-    ("row", "problem"),
+    ("prices", "problem"),
     [
-        ({"usd_per_hour": 2.5}, "lacks 'as_of'"),
-        ({**PRICE, "usd_per_hour": -1}, "at least 0"),
-        ({**PRICE, "billing_minute": 1}, "did you mean 'billing_minutes'"),
+        ({"H100 SXM": {"usd_per_hour": 2.5}}, "lacks 'as_of'"),
+        ({"H100 SXM": {**PRICE, "usd_per_hour": -1}}, "at least 0"),
+        ({"H100 SXM": {**PRICE, "billing_minute": 1}}, "did you mean 'billing_minutes'"),
+        ({"H100 SMX": PRICE}, r"prices names 'H100 SMX': .*did you mean 'H100 SXM'"),
+        ({}, "compare names 'H900': no such row"),
     ],
 )
 def test_a_price_without_its_day_or_with_a_slip_is_refused(
-    tmp_path: Path, row: dict[str, Any], problem: str
+    tmp_path: Path, prices: dict[str, Any], problem: str
 ) -> None:
+    unknown = [{"name": "H900", "n_gpus": 1}]
     with pytest.raises(ConfigError, match=problem):
-        spec(tmp_path, {"H100 SXM": row}, hardware="H100 SXM")
-
-
-def test_a_card_to_compare_with_has_to_be_known(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="compare names 'H900': no such row"):
-        spec(tmp_path, hardware="H100 SXM", compare=[{"name": "H900", "n_gpus": 1}])
+        spec(tmp_path, prices, hardware="H100 SXM", compare=COMPARE if prices else unknown)
 
 
 def test_what_is_shipped_compares_cards_that_are_known(tmp_path: Path) -> None:
@@ -74,16 +72,6 @@ def test_prices_and_budgets_do_not_ask_for_another_calibration(tmp_path: Path) -
     expert = load(tmp_path, base(), training={"max_usd": 5, "max_hours": 1})
     other = tables(tmp_path, hardware="H100 SXM", **priced).plan_spec(expert)
     assert calibration_spec(other) == calibration_spec(spec(tmp_path, hardware="H100 SXM"))
-
-
-def test_a_price_of_an_unknown_card_is_refused_with_the_near_names(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"prices names 'H100 SMX': .*did you mean 'H100 SXM'"):
-        spec(tmp_path, {"H100 SMX": PRICE}, hardware="H100 SXM")
-
-
-def test_a_price_is_found_by_a_drivers_name(tmp_path: Path) -> None:
-    made = spec(tmp_path, {"NVIDIA H100 80GB HBM3": PRICE}, hardware="H100 SXM")
-    assert made.prices == {"H100 SXM": PRICE}
 
 
 def test_only_a_demo_block_leads_to_the_cpu_and_drops_budgets(tmp_path: Path) -> None:

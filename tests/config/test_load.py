@@ -6,6 +6,7 @@ import pytest
 import yaml
 from support import ROOT
 
+from expertflow.config.contradictions import OF_MESSAGES
 from expertflow.config.load import WORDS, convert_scalars, load_config, load_expert
 from expertflow.config.validate import FORMER_NAMES, read_schema
 from expertflow.core.errors import ConfigError
@@ -31,22 +32,20 @@ def test_later_settings_win(tmp_path: Path) -> None:
     value["demo"] = {"training": {"learning_rate": 2.0, "batch_size": 2}}
     full = load(tmp_path, value, preset="full")["training"]
     demo = load(tmp_path, value)["training"]
-    over = load(
-        tmp_path,
-        value,
-        training={"learning_rate": 3.0},
-        experts={"e": {"training": {"batch_size": 4}}},
-    )["training"]
+    own = {"e": {"training": {"batch_size": 4}}}
+    over = load(tmp_path, value, training={"learning_rate": 3.0}, experts=own)["training"]
     assert (full["learning_rate"], full["batch_size"]) == (1.0, 1)
     assert (demo["learning_rate"], demo["batch_size"], demo["seed"]) == (2.0, 2, 1)
     assert (over["learning_rate"], over["batch_size"]) == (3.0, 4)
 
 
-def test_a_json_manifest_does_as_well(tmp_path: Path) -> None:
-    (tmp_path / "j.json").write_text(json.dumps(base()))
-    settings = load_config({"experts": {"j": {}}})
-    expert = load_expert("j", folders=[tmp_path], config=settings)
+def test_a_json_manifest_does_as_well_and_an_unknown_one_gets_a_suggestion(tmp_path: Path) -> None:
+    (tmp_path / "expert-sql.json").write_text(json.dumps(base()))
+    settings = load_config({"experts": {}})
+    expert = load_expert("expert-sql", folders=[tmp_path], config=settings)
     assert expert["model"] == "builtin:tiny-qwen3"
+    with pytest.raises(ConfigError, match="did you mean 'expert-sql'"):
+        load_expert("expert-sqk", folders=[tmp_path], config=settings)
 
 
 def test_scalars_of_the_command_line_get_their_type() -> None:
@@ -123,22 +122,15 @@ SQL = {"field": "a", "check": "sql", "dialect": "sqlit"}
 IDLE = [
     ({"prompt": "{q}"}, "prompt has no effect beside text; remove one"),
     ({"messages": "m", "completion": "{q}"}, "completion has no effect beside messages"),
-    *(
-        ({key: value}, f"{key} has no effect without messages")
-        for key, value in (
-            ("tools", "t"), ("role_key", "r"), ("content_key", "c"), ("roles", {"x": "user"}),
-        )
-    ),
+    *(({key: "x"}, f"{key} has no effect without messages") for key in OF_MESSAGES[:-1]),
+    ({"roles": {"x": "user"}}, "roles has no effect without messages"),
     ({"kind": "hub", "path": "x"}, "path is read of git and local sources only, not of hub"),
-    ({"kind": "generated", "path": "x"}, "path is read of git and local sources only"),
     *(
-        ({"kind": kind, key: "x"}, f"{key} is read of hub sources only, not of {kind}; remove it")
-        for kind in ("local", "git", "generated")
+        ({"kind": "git", key: "x"}, f"{key} is read of hub sources only, not of git; remove it")
         for key in ("id", "revision", "config", "split")
     ),
     *(
-        ({"kind": kind, key: value}, f"{key} is read of generated sources only, not of {kind}")
-        for kind in ("local", "git", "hub")
+        ({key: value}, f"{key} is read of generated sources only, not of local")
         for key, value in (("generator", "facts"), ("n_documents", 9), ("seed", 0))
     ),
     ({"kind": "hub", "options": {"data_file": "x"}}, "options.data_file: unknown; use"),
@@ -159,17 +151,10 @@ def test_a_key_that_would_do_nothing_is_refused(
     assert str(tmp_path / "e.yaml") in line and "source src" in line and "\n" not in line
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"revision": None, "roles": {}, "options": {}},
-        {"messages": "m", "tools": "t", "roles": {"x": "user"}},
-    ],
-)
-def test_keys_that_say_nothing_or_something_are_let_through(
-    tmp_path: Path, keys: dict[str, Any]
-) -> None:
-    assert load(tmp_path, {**base(), "sources": [source(**keys)]})
+def test_keys_that_say_nothing_or_something_are_let_through(tmp_path: Path) -> None:
+    idle = source(revision=None, roles={}, options={})
+    chat = source(messages="m", tools="t", roles={"x": "user"})
+    assert load(tmp_path, {**base(), "sources": [idle, {**chat, "name": "chat"}]})
 
 
 def test_a_cap_by_category_needs_a_category(tmp_path: Path) -> None:
@@ -191,13 +176,6 @@ def test_a_demo_block_is_checked_and_is_no_override(tmp_path: Path) -> None:
         load(tmp_path, {**base(), "demo": {"modle": "x"}})
     with pytest.raises(ConfigError, match=r"experts\.e\.demo has no effect"):
         load(tmp_path, base(), experts={"e": {"demo": {}}})
-
-
-def test_an_unknown_expert_gets_a_suggestion(tmp_path: Path) -> None:
-    (tmp_path / "expert-sql.yaml").write_text("{}")
-    settings = load_config({"experts": {}})
-    with pytest.raises(ConfigError, match="did you mean 'expert-sql'"):
-        load_expert("expert-sqk", folders=[tmp_path], config=settings)
 
 
 @pytest.mark.parametrize(

@@ -46,25 +46,19 @@ def test_a_fault_has_its_line(tmp_path: Path, text: str, said: str) -> None:
     assert said in refused(tmp_path, text)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_json_is_held_to_the_same(tmp_path: Path) -> None:
+    for text, said in (
         ('{"a": 1, "a": 2}', "key 'a' is there twice; correct it"),
         ('{"a": NaN}', ":1: a is nan; give a finite number, or null"),
         ('{"a": 1,\n "b" 2}', ":2: Expecting ':' delimiter; correct the syntax"),
-    ],
-)
-def test_json_is_held_to_the_same(tmp_path: Path, text: str, said: str) -> None:
-    assert said in refused(tmp_path, text, "e.json")
+    ):
+        assert said in refused(tmp_path, text, "e.json")
 
 
 def test_aliases_that_grow_are_bounded(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
     assert "values with its aliases written out" in refused(tmp_path, "\n".join(lines))
-
-
-def test_a_list_that_holds_itself_is_refused(tmp_path: Path) -> None:
     assert "an alias that holds itself" in refused(tmp_path, "a: &a [*a]\n")
 
 
