@@ -3,8 +3,7 @@
 import io
 import json
 import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,9 @@ import pytest
 import yaml
 from loopback_hub import write_hub_cache, write_prepared_cache
 from rich.console import Console
-from support import ROOT, SCRIPTS
+from support import ROOT, run_script
 
-from expertflow.config.catalog import (
-    NamedSource,
-    build_catalog,
-    print_catalog,
-    scan_caches,
-)
+from expertflow.config.catalog import build_catalog, print_catalog, scan_caches
 
 COMMIT = "a" * 40
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
@@ -48,17 +42,9 @@ def write_config(folder: Path, experts: dict[str, list[dict[str, Any]]]) -> None
         (folder / "config" / "experts" / f"{name}.yaml").write_text(yaml.safe_dump(manifest))
 
 
-def sources(preset: str = "both") -> dict[str, NamedSource]:
-    found = build_catalog(preset)
-    assert found.problems == ()
-    return {source.location: source for source in found.sources}
-
-
 def test_the_projects_own_experts_are_listed_in_both_presets(home: Path) -> None:
     (home.parent / "config").mkdir()
-    (home.parent / "config" / "config.yaml").write_text(
-        (ROOT / "config" / "config.yaml").read_text()
-    )
+    shutil.copy(ROOT / "config" / "config.yaml", home.parent / "config")
     found = build_catalog("both")
     users = {use.expert for source in found.sources for use in source.used_by}
     assert users == set(yaml.safe_load((ROOT / "config" / "config.yaml").read_text())["experts"])
@@ -111,7 +97,9 @@ def test_each_kind_says_what_is_here(home: Path) -> None:
             "f": [{**hub, "id": "someone/sums"}, {**hub, "name": "r", "id": "someone/raw"}],
         },
     )
-    found = sources()
+    catalog = build_catalog("both")
+    assert catalog.problems == ()
+    found = {source.location: source for source in catalog.sources}
     said = {n: (s.status, s.n_records, s.license, s.license_origin) for n, s in found.items()}
     assert said == {
         "rows.parquet": ("found", 3, None, None),
@@ -135,9 +123,8 @@ def test_one_faulty_manifest_does_not_hide_the_others(home: Path) -> None:
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_tables_fit_the_terminal_and_flag_what_has_no_license(home: Path, width: int) -> None:
-    write_config(
-        home.parent, {"e": [{"name": "h", "kind": "hub", "id": "someone/quite-a-long-name" * 3}]}
-    )
+    long = {"name": "h", "kind": "hub", "id": "someone/quite-a-long-name" * 3}
+    write_config(home.parent, {"e": [long]})
     write_prepared_cache(home, 12345, repository="someone/sums", commit=COMMIT)
     text = io.StringIO()
     print_catalog(build_catalog("demo"), Console(file=text, width=width))
@@ -149,25 +136,18 @@ def test_tables_fit_the_terminal_and_flag_what_has_no_license(home: Path, width:
     assert "there is no such folder yet" in text.getvalue()
 
 
-def run(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_HOME": str(home), "HF_TOKEN": TOKEN, "COLUMNS": "80"}
-    return subprocess.run(
-        [sys.executable, str(SCRIPTS / "find_datasets.py"), *arguments],
-        env=environment, cwd=home.parent, capture_output=True, text=True,
-    )  # fmt: skip
-
-
 def test_the_script_alone_needs_no_argument_and_no_snakemake(home: Path) -> None:
-    shown = run(home=home)
+    environment = {**os.environ, "HF_HOME": str(home), "HF_TOKEN": TOKEN, "COLUMNS": "80"}
+    shown = run_script("find_datasets", env=environment, cwd=home.parent)
     assert shown.returncode == 0, shown.stderr
     assert "no data set in the Hugging Face caches" in shown.stdout
     assert "gretelai/synthetic_text_to_sql" in shown.stdout
     write_prepared_cache(home, 7, repository="someone/sums", commit=COMMIT)
-    printed = run("--json", "--preset", "full", home=home)
+    words = ("--json", "--preset", "full")
+    printed = run_script("find_datasets", *words, env=environment, cwd=home.parent)
     value = json.loads(printed.stdout)
     assert sorted(value) == ["cache", "problems", "sources"]
     assert value["cache"]["datasets"][0]["prepared"][0]["n_records_by_split"] == {"train": 7}
     missing = [source for source in value["sources"] if source["status"] == "missing"]
     assert missing and all(source["n_bytes"] is None for source in missing)
     assert TOKEN not in shown.stdout + shown.stderr + printed.stdout + printed.stderr
-    assert run("--preset", "neither", home=home).returncode == 2

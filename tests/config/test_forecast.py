@@ -42,8 +42,7 @@ class Place:
 
     def __init__(self, root: Path) -> None:
         self.manifest: dict[str, Any] = {
-            "description": "d",
-            "model": "model",
+            "description": "d", "model": "model",
             "sources": [{"name": "s", "kind": "local", "path": "x.jsonl", "text": "{t}"}],
             "training": {
                 "method": "full", "num_train_epochs": 2.0, "gradient_checkpointing": False,
@@ -56,10 +55,8 @@ class Place:
             (root / folder).mkdir(parents=True)
         Path("model/config.json").write_text(json.dumps(CONFIG))
         Path("x.jsonl").write_text("x" * 9_000_000)
-        price = {"usd_per_hour": 2.5, "as_of": "2026-11-01"}
-        Path("config/hardware/prices.yaml").write_text(
-            yaml.safe_dump({"prices": {"H100 SXM": price}})
-        )
+        prices = {"H100 SXM": {"usd_per_hour": 2.5, "as_of": "2026-11-01"}}
+        Path("config/hardware/prices.yaml").write_text(yaml.safe_dump({"prices": prices}))
 
     @property
     def workflow(self) -> Workflow:
@@ -97,9 +94,8 @@ class Place:
         self.record("pack_sequences", "packing.json", {"train": train})
 
     def parts(self) -> tuple[str, str, str, str]:
-        hours, dollars, hardware, basis = self.workflow.forecast(SimpleNamespace(expert="e")).split(
-            "; ", 3
-        )
+        told = self.workflow.forecast(SimpleNamespace(expert="e"))
+        hours, dollars, hardware, basis = told.split("; ", 3)
         return hours.removesuffix(" hours"), dollars.removesuffix(" dollars"), hardware, basis
 
     def hours(self) -> tuple[float, float]:
@@ -120,18 +116,12 @@ def test_a_plan_of_now_is_taken_at_its_word(place: Place) -> None:
     assert place.parts() == ("1.0 to 2.2", "2.5 to 5.6", "1 x H100 SXM", basis)
     place.plan(calibrated=True)
     assert place.parts()[3] == "calibrated plan; $2.50/h of 2026-11-01"
-
-
-def test_a_plan_that_gives_no_hours_says_why(place: Place) -> None:
     place.plan(predicted_hours_low=None, predicted_hours_high=None, reason="no peak")
     assert place.parts() == ("unknown", "unknown", "H100 SXM", "plan: no peak")
-
-
-def test_a_plan_of_other_settings_does_not_count(place: Place) -> None:
-    place.plan()
     place.manifest["training"]["learning_rate"] = 5e-6
-    assert place.parts()[3].startswith("estimate from bytes; ")
-    assert place.parts()[3].endswith("; plan.json is of other settings or code")
+    basis = place.parts()[3]
+    assert basis.startswith("estimate from bytes; ")
+    assert basis.endswith("; plan.json is of other settings or code")
 
 
 @pytest.mark.parametrize("damaged", ["plan.json", ".plan.json.fingerprint"])
@@ -148,16 +138,12 @@ def test_packed_tokens_give_flops_over_peak(place: Place) -> None:
     head, attention = hidden * 151936 * 0.5, 28 * q * 200
     flops = 2 * 1_000_000 * (6 * (layers + head) + 12 * attention)
     low, high = (flops / (H100_FLOPS_PER_S * mfu) / 3600 for mfu in (0.45, 0.20))
-    assert place.hours() == pytest.approx((low, high), rel=0.05)
+    once = place.hours()
+    assert once == pytest.approx((low, high), rel=0.05)
     assert place.parts()[3] == "estimate from packed tokens; $2.50/h of 2026-11-01"
-
-
-def test_layers_computed_again_take_their_time(place: Place) -> None:
-    place.packing()
-    low, high = place.hours()
+    # Layers that are computed again take their time.
     place.manifest["training"]["gradient_checkpointing"] = "auto"
-    assert place.hours()[0] == low
-    assert place.hours()[1] > 1.2 * high
+    assert place.hours()[0] == once[0] and place.hours()[1] > 1.2 * once[1]
 
 
 @pytest.mark.parametrize(
@@ -198,19 +184,14 @@ def test_twice_the_bytes_are_twice_the_hours_and_compressed_ones_hold_more(place
     assert place.hours()[0] > 4 * once[0]
 
 
-def test_an_older_record_of_a_source_has_no_say(place: Place) -> None:
+def test_a_record_of_a_source_counts_if_it_is_of_now(place: Place) -> None:
     now = place.parts()
-    record = Path("results/e/sources/fetched/s.json")
-    record.parent.mkdir(parents=True)
-    record.write_text('{"of": "another version"}')
+    path = Path("results/e/sources/fetched/s.json")
+    path.parent.mkdir(parents=True)
+    path.write_text('{"of": "another version"}')
     assert place.parts() == now
-    hub = {"name": "s", "kind": "hub", "id": "a/b", "text": "{t}"}
-    place.manifest["sources"] = [hub]
-    assert place.parts()[3] == "source s is not fetched yet"
-
-
-def test_a_record_of_a_hub_source_counts_if_it_is_of_now(place: Place) -> None:
     place.manifest["sources"] = [{"name": "s", "kind": "hub", "id": "a/b", "text": "{t}"}]
+    assert place.parts()[3] == "source s is not fetched yet"
     file = DataFile(
         path="x", format="jsonl", compression=None, n_bytes=9_000_000, n_records=None, sha256=""
     )
@@ -218,7 +199,6 @@ def test_a_record_of_a_hub_source_counts_if_it_is_of_now(place: Place) -> None:
         name="s", preset="full", kind="hub", revision=None, card_license=None, n_shards=1,
         files=(file,), artifacts={},
     )  # fmt: skip
-    Path("results/e/sources/fetched").mkdir(parents=True)
     place.record("fetch_source", "sources/fetched/s.json", record, source="s")
     assert place.parts()[3].startswith("estimate from bytes; ")
 
@@ -229,11 +209,6 @@ def test_a_record_that_cannot_be_read_ends_no_run(place: Place, plan: dict[str, 
     hours, dollars, hardware, basis = place.parts()
     assert (hours, dollars, hardware) == ("unknown", "unknown", "H100 SXM")
     assert basis.startswith("results/e/plan.json")
-
-
-def test_limits_on_documents_are_told(place: Place) -> None:
-    place.manifest["data"]["max_documents"] = 10
-    assert place.parts()[3].startswith("estimate from bytes before limits on documents; ")
 
 
 @pytest.mark.parametrize(
@@ -249,9 +224,21 @@ def test_limits_on_documents_are_told(place: Place) -> None:
 def test_what_is_not_known_has_its_reason(
     place: Place, manifest: dict[str, Any], reason: str
 ) -> None:
+    place.manifest["data"]["max_documents"] = 10
+    assert place.parts()[3].startswith("estimate from bytes before limits on documents; ")
     place.manifest |= manifest
     hours, dollars, _, basis = place.parts()
     assert (hours, dollars, basis) == ("unknown", "unknown", reason)
+
+
+def test_a_card_whose_speed_no_source_gives_is_unknown(place: Place) -> None:
+    row = {"name": "Own", "driver_names": [], "memory_gb": 8, "source": "s"}
+    unknown = ("bf16_tflops", "fp16_tflops", "tf32_tflops", "bandwidth_gb_per_s", "power_w")
+    table = {"gpus": [row | dict.fromkeys(unknown)]}
+    Path("config/hardware/gpus.yaml").write_text(yaml.safe_dump(table))
+    Path("config/hardware/prices.yaml").write_text("prices: {}\n")
+    place.config |= {"hardware": "Own", "compare": []}
+    assert place.parts()[3] == "no bf16 peak is known for Own"
 
 
 @pytest.mark.parametrize("config", [{"hardware": "cpu"}, {"hardware": "auto"}, {"preset": "demo"}])
@@ -269,13 +256,3 @@ def test_a_cpu_is_as_fast_as_a_share_of_its_products(
     assert place.parts()[2:] == ("cpu", "estimate from packed tokens; no price set")
     assert on_cpu[0] / low == pytest.approx(MFU_HIGH / CPU_SHARE[1], rel=0.2)
     assert on_cpu[1] / high == pytest.approx(MFU_LOW / CPU_SHARE[0], rel=0.2)
-
-
-def test_a_card_whose_speed_no_source_gives_is_unknown(place: Place) -> None:
-    table = "gpus:\n- {name: Own, driver_names: [], bf16_tflops: null, fp16_tflops: null, "
-    table += "tf32_tflops: null, memory_gb: 8, bandwidth_gb_per_s: null, power_w: null, source: s}"
-    Path("config/hardware/gpus.yaml").write_text(table)
-    Path("config/hardware/prices.yaml").write_text("prices: {}\n")
-    place.config["hardware"] = "Own"
-    place.config["compare"] = []
-    assert place.parts()[3] == "no bf16 peak is known for Own"

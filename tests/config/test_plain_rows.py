@@ -27,8 +27,10 @@ DEAF = "trap '' INT TERM; "
 SHELL = "sleep 600 & echo $! > child; echo $$ > leader.new; mv leader.new leader; wait; sleep 600"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("shell", [SHELL, DEAF + SHELL])
+@pytest.mark.parametrize(
+    ("number", "shell"),
+    [(signal.SIGTERM, DEAF + SHELL), (signal.SIGINT, SHELL), (signal.SIGHUP, SHELL)],
+)
 def test_a_signal_to_stop_leaves_no_process(
     tmp_path: Path, number: signal.Signals, shell: str
 ) -> None:

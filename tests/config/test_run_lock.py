@@ -1,16 +1,14 @@
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+from support import is_running, wait_for
 
 from expertflow.config import run_lock
 from expertflow.config.run_lock import find_orphans, hold_experts
@@ -46,16 +44,6 @@ def spawn(code: str) -> tuple[subprocess.Popen[str], str]:
     return run, run.stdout.readline()
 
 
-def start() -> tuple[subprocess.Popen[str], psutil.Process]:
-    """Start a run with one job."""
-    run, pid = spawn(CHILD)
-    child = psutil.Process(int(pid))
-    # Popen returns once exec closes its pipe: before the program has its environment.
-    while not child.environ():
-        time.sleep(0.01)
-    return run, child
-
-
 def end(run: subprocess.Popen[str]) -> None:
     run.kill()
     run.communicate()
@@ -80,51 +68,33 @@ def test_a_second_run_is_told_who_makes_the_expert(folder: Path) -> None:
     hold_experts([job(expert="a")])
 
 
-def test_a_job_of_a_living_run_is_no_orphan(folder: Path) -> None:
-    run, child = start()
-    assert find_orphans() == {}
-    end(run)
-    assert find_orphans() == {child.pid: "sleep 600"}
-    child.kill()
-
-
-@pytest.mark.parametrize("other", ["folder", "_place", "NUMBERING"])
-def test_a_job_of_another_folder_machine_or_container_is_none_of_ours(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, other: str
-) -> None:
-    run, child = start()
-    end(run)
-    (elsewhere := folder / "elsewhere").mkdir()
-    (numbering := folder / "numbering").symlink_to("pid:[1]")
-    if other == "folder":
-        monkeypatch.chdir(elsewhere)
-    else:
-        changed = {"_place": lambda: "n/", "NUMBERING": numbering}
-        monkeypatch.setattr(run_lock, other, changed[other])
-    assert find_orphans() == {}
-    child.kill()
-
-
-def test_a_number_that_was_given_away_again_is_no_run(folder: Path) -> None:
-    younger, grandchild = start()
-    older = psutil.Process(os.getpid())
-    assert not run_lock._is_run_of(younger.pid, older)
-    for process in (younger, grandchild):
-        process.send_signal(signal.SIGKILL)
-    younger.communicate()
-
-
-def test_orphans_are_waited_for(
+def test_orphans_are_found_and_waited_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, child = start()
+    run, pid = spawn(CHILD)
+    child = psutil.Process(int(pid))
+    # Popen returns once exec closes its pipe: before the program has its environment.
+    wait_for(child.environ)
+    # A job of a living run is no orphan, and a number that was given away again is no run.
+    assert find_orphans() == {}
+    assert not run_lock._is_run_of(run.pid, psutil.Process())
     end(run)
-    wait = time.sleep
+    assert find_orphans() == {child.pid: "sleep 600"}
+    # A job of another folder, machine or container is none of ours.
+    (elsewhere := folder / "elsewhere").mkdir()
+    (numbering := folder / "numbering").symlink_to("pid:[1]")
+    for patch in (
+        lambda patched: patched.chdir(elsewhere),
+        lambda patched: patched.setattr(run_lock, "_place", lambda: "n/"),
+        lambda patched: patched.setattr(run_lock, "NUMBERING", numbering),
+    ):
+        with monkeypatch.context() as patched:
+            patch(patched)
+            assert find_orphans() == {}
 
-    def end_while_waited_for(seconds: float) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-        wait(seconds)
+    def end_while_waited_for(_: float) -> None:
+        child.kill()
+        wait_for(lambda: not is_running(child))
 
     monkeypatch.setattr(run_lock.time, "sleep", end_while_waited_for)
     hold_experts([])
