@@ -18,18 +18,13 @@ def checks(speed: Speed | None = None, **claim: Any) -> list[ClaimCheck]:
     return list(check_claims((Claim(text="t", **claim),), speed))
 
 
-def only(**claim: Any) -> ClaimCheck:
-    [check] = checks(**claim)
-    return check
-
-
 def test_a_progress_bar_shows_minutes() -> None:
     assert parse_duration("46:47") == pytest.approx(2807 / 3600)
     assert parse_duration("1:46:47") == pytest.approx(6407 / 3600)
-    check = only(duration="46:47", hours=47)
+    [check] = checks(duration="46:47", hours=47)
     assert not check.holds
     assert check.finding.endswith("47 minutes, not 47 hours")
-    assert only(duration="46:47:00", hours=47).holds
+    assert checks(duration="46:47:00", hours=47)[0].holds
 
 
 @pytest.mark.parametrize("text", ["46", "46:99", "99:46", "1:75:00", "1 day", "4:4", "1:2:3:4"])

@@ -14,8 +14,7 @@ from expertflow.plan.tuned import calibration_key
 MEASURED = Calibration(
     expert="e", hardware="cpu", key="", n_warmup_steps=10, n_timed_steps=30, n_timings=30,
     step_s=0.5, step_s_low=0.4, step_s_high=0.6, step_s_mean=0.5, save_s=2.0, eval_s=3.0,
-    startup_s=12.0, tokens_per_step=8e3,
-    peak_memory_bytes=None,
+    startup_s=12.0, tokens_per_step=8e3, peak_memory_bytes=None,
 )  # fmt: skip
 
 
@@ -58,20 +57,16 @@ def test_a_calibration_gives_a_cpu_hours_and_dollars() -> None:
     assert cost.mfu_fraction is None
 
 
-def test_steps_that_took_much_longer_widen_the_band() -> None:
+def test_steps_that_took_much_longer_widen_the_band_and_others_do_not_count() -> None:
     calm, rough = calibrated(None).cost, calibrated(None, mean_s=0.9).cost
     assert rough.predicted_hours == calm.predicted_hours
     assert rough.predicted_hours_high is not None and calm.predicted_hours_high is not None
     assert rough.predicted_hours_high > 1.2 * calm.predicted_hours_high
     assert "some took much longer, for a mean of 0.9 s" in rough.reason
     assert "longer" not in calm.reason
-
-
-def test_a_calibration_of_another_run_is_left_out_and_said() -> None:
-    other = replace(MEASURED, key="H100 SXM; something else")
-    made = plan(None, calibration=other)
-    assert not made.cost.calibrated and made.cost.predicted_hours is None
-    assert "of another run (H100 SXM) and is left out" in made.cost.reason
+    other = plan(None, calibration=replace(MEASURED, key="H100 SXM; something else")).cost
+    assert not other.calibrated and other.predicted_hours is None
+    assert "of another run (H100 SXM) and is left out" in other.reason
 
 
 @pytest.mark.parametrize("save_steps", [1, 7, 100, 300, 1000])
@@ -82,17 +77,15 @@ def test_saves_are_those_that_a_loop_makes(save_steps: int, step_s: float) -> No
         load_best_model_at_end=True,
     )  # fmt: skip
     assert count_evals(made) == 1 + -(-1000 // 30)
-    for best, n_expected in ((False, count_saves(made, step_s)), (True, None)):
+    predicted = count_saves(made, step_s)
+    for best in (False, True):
         n_saves, saved_at = 0, 0
         for step in range(1, 1001):
             overdue = (step - saved_at) * step_s > 60
             improved = best and step % 30 == 0
             if overdue or improved or step == 1000 or step % save_steps == 0:
                 n_saves, saved_at = n_saves + 1, step
-        if n_expected is not None:
-            assert n_saves == n_expected
-        else:
-            assert n_saves <= count_saves(made, step_s) + count_best_saves(made)
+        assert predicted <= n_saves <= predicted + best * count_best_saves(made)
 
 
 def test_saves_of_the_best_are_in_the_high_end() -> None:

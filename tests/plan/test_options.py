@@ -7,11 +7,7 @@ from msgspec.structs import replace
 from plan_fixtures import TABLE, card, plan
 from support import LORA
 
-from expertflow.plan.records import (
-    HardwareChoice,
-    HardwareOption,
-    TrainPlan,
-)
+from expertflow.plan.records import HardwareChoice, HardwareOption, TrainPlan
 from expertflow.plan.show import options_table
 
 PRICES = {
@@ -60,14 +56,6 @@ def test_the_global_batch_stays() -> None:
     assert "3 rows a step do not divide evenly" in named(odd, "A100 80GB", 4).remark
 
 
-def test_what_does_not_fit_says_so_and_has_no_hours() -> None:
-    made = compared(("RTX 2060", 1), method="full", lora=None)
-    option = named(made, "RTX 2060")
-    assert option.fits is False
-    assert "GiB and RTX 2060 has less" in option.remark
-    assert (option.hours, option.usd, option.micro_batch_size) == (None, None, None)
-
-
 def test_shares_are_tried_where_copies_do_not_fit() -> None:
     row = {"name": "ten", "bf16_tflops": 100, "memory_gb": 10, "source": "made up"}
     settings = {"method": "full", "lora": None, "gpu_table": (*TABLE, row)}
@@ -81,11 +69,14 @@ def test_shares_are_tried_where_copies_do_not_fit() -> None:
     assert option.fits is False and "cannot share out 4-bit weights" in option.remark
 
 
-def test_unknown_cards_and_unknown_memory_are_null() -> None:
-    made = compared(("H900", 1))
-    option = named(made, "H900")
+def test_what_is_unknown_or_does_not_fit_is_null() -> None:
+    made = compared(("H900", 1), ("RTX 2060", 1), method="full", lora=None)
+    option, small = named(made, "H900"), named(made, "RTX 2060")
     assert (option.fits, option.hours) == (None, None)
     assert "no such row" in option.remark
+    # What does not fit says so.
+    assert small.fits is False and "GiB and RTX 2060 has less" in small.remark
+    assert (small.hours, small.usd, small.micro_batch_size) == (None, None, None)
     bare = replace(card("L40S"), memory_total_bytes=None, peak_bf16_flops_per_s=None)
     alone = plan(bare)
     assert alone.options[0].fits is None and alone.options[0].hours is None

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 import yaml
-from support import write_tiny_run
+from plan_fixtures import plan as plan_for
+from plan_fixtures import reasons_of
 
 from expertflow.config.load import describe_origins, load_expert
 from expertflow.core.errors import ConfigError
-from expertflow.core.records import read_record
-from expertflow.plan.records import TrainPlan
 from expertflow.plan.settings import Training
 from expertflow.plan.show import plan_text
 
@@ -46,19 +45,15 @@ def test_the_last_to_name_a_setting_is_its_origin(tmp_path: Path) -> None:
     assert made["save_steps"] == "command line"
 
 
-def test_a_plan_says_what_is_given_and_what_is_computed(tmp_path: Path) -> None:
-    origins = {
-        "learning_rate": "manifest",
-        "save_steps": "command line",
-        "num_train_epochs": "overlay",
-    }
-    write_tiny_run(tmp_path, origins=origins, batch_size=None)
-    plan = read_record(TrainPlan, tmp_path / "plan.json")
+def test_a_plan_says_what_is_given_and_what_is_computed() -> None:
+    origins = {"learning_rate": "manifest", "save_steps": "command line"}
+    origins["num_train_epochs"] = "overlay"
+    plan = plan_for(None, origins=origins, gradient_accumulation_steps=1)
     assert set(plan.origins) == set(Training.__struct_fields__)
     assert plan.origins["learning_rate"] == "manifest"
     assert plan.origins["weight_decay"] == "default"
     assert plan.origins["batch_size"] == plan.origins["eval_steps"] == "computed"
-    told = {reason.setting: reason for reason in plan.reasons}
+    told = reasons_of(plan)
     assert told["save_steps"].origin == "command line"
     assert told["save_steps"].because.startswith("save_steps of the command line")
     assert told["gradient_accumulation_steps"].because.endswith("by default")

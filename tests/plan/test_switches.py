@@ -30,18 +30,12 @@ def test_workers_load_unpacked_rows_or_what_they_are_told_to(
     assert (chosen["loader"], chosen["dataloader_num_workers"]) == expected
 
 
-@pytest.mark.parametrize(
-    ("packing", "wanted", "expected", "because"),
-    [
-        ("bfd", True, False, "packing bfd: rows are all of one length"),
-        ("none", True, True, "group_by_length of the manifest"),
-        ("none", False, False, "group_by_length of the manifest"),
-    ],
-)
-def test_rows_are_grouped_where_they_differ_in_length(
-    packing: str, wanted: bool, expected: bool, because: str
-) -> None:
-    assert choose_grouping(plan_spec(group_by_length=wanted), packing) == (expected, because)
+def test_rows_are_grouped_where_they_differ_in_length() -> None:
+    for wanted in (True, False):
+        spec = plan_spec(group_by_length=wanted)
+        assert choose_grouping(spec, "none") == (wanted, "group_by_length of the manifest")
+    same = (False, "packing bfd: rows are all of one length")
+    assert choose_grouping(plan_spec(group_by_length=True), "bfd") == same
 
 
 @pytest.mark.parametrize(
