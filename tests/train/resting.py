@@ -1,4 +1,4 @@
-"""The trainer, but it rests whenever it has saved, until it is told to stop or to go on.
+"""The trainer, but it rests whenever it has saved, until it is told to stop.
 
 Its steps take milliseconds: one that does not rest may be at its end before a busy machine has let
 a test see its first checkpoint and stop it. A script with the arguments of train_expert.py.
@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
-# Beside a run's state; nothing rests where it is.
-GO_ON = "go_on"
 # Whoever started it may be gone.
 LONGEST_S = 600
 
@@ -44,8 +42,8 @@ def main() -> None:
         # The others wait for the first one in their next step.
         if run.processes.is_first:
             run.saver.wait()
-            go_on, end = run.state.parents[1] / GO_ON, time.monotonic() + LONGEST_S
-            while not run.stop() and not go_on.exists() and time.monotonic() < end:
+            end = time.monotonic() + LONGEST_S
+            while not run.stop() and time.monotonic() < end:
                 time.sleep(0.01)
 
     step_hooks.save_checkpoint = save_and_rest

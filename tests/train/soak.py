@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from support import write_tiny_run
-from test_fault_points import METHODS, N_STEPS, Trainers
+from test_fault_points import METHODS, N_STEPS
+from trainers import Trainers
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 # About what the longest of the runs takes when it is left alone; some are killed as they start.
@@ -45,7 +46,7 @@ def main() -> None:
         shutil.copytree(folder / method / "inputs", run)
         while not (run / "training.json").exists():
             after_s, number = generator.uniform(0, LONGEST_S), generator.choice(SIGNALS)
-            counts["killed"] += trainers.ask(run, after_s=after_s, number=number)["code"] != 0
+            counts["killed"] += trainers.train(run, after_s=after_s, number=number)["code"] != 0
         record = json.loads((run / "training.json").read_text())
         if record["weights_sha256"] != expected[method]:
             sys.exit(f"{method}: other weights than those of a straight run; see {run}")

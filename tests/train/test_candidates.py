@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import LORA, run_trainer, write_tiny_run
+from support import LORA
 from tiny_run import made, train
 
-from expertflow.core.records import read_record
 from expertflow.train import publish
 from expertflow.train.model.load import load_trained
 from expertflow.train.model.weights import list_trained_parameters
 from expertflow.train.publish import LOGS, read_outcome, write_outcome
-from expertflow.train.records import RunSummary, TrainingRecord
+from expertflow.train.records import RunSummary
 from expertflow.train.saved import checkpoint_files
 
 
@@ -69,27 +68,6 @@ def test_the_published_weights_do_not_depend_on_what_else_is_kept(tmp_path: Path
     assert 2 <= len(few.candidates) < len(many.candidates)
     names = [tmp_path / name / "state/final/model.safetensors" for name in ("few", "many")]
     assert names[0].read_bytes() == names[1].read_bytes()
-
-
-def test_several_processes_write_them_whole(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    write_tiny_run(
-        folder, n_steps=12, save_steps=4, batch_size=2, save_total_limit=9, world_size=2,
-        parallel="fsdp",
-    )  # fmt: skip
-    run_trainer(folder)
-    record = read_record(TrainingRecord, folder / "training.json")
-    assert [c.step for c in record.candidates] == [4, 8, 12]
-    (state,) = (folder / "state").iterdir()
-    for candidate in record.candidates:
-        # What results hold, not what the state does.
-        published = load_trained(
-            folder / "checkpoint" / candidate.path, base="", dtype=torch.float32,
-            attention_name="sdpa",
-        )  # fmt: skip
-        found = {name: p.detach() for name, p in list_trained_parameters(published).items()}
-        assert_equal(found, saved(state, candidate.step))
 
 
 def test_a_spoilt_checkpoint_is_no_candidate(

@@ -1,13 +1,10 @@
 """Two processes train what one does, agree on where to go on, and go on where they were stopped."""
 
-import contextlib
 import fcntl
 import json
-import os
 import shutil
+import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,13 +12,24 @@ from typing import Any
 import psutil
 import pytest
 import tiny_run
+import torch
 from resting import start_resting, wait_for_checkpoints
-from support import LORA, SCRIPTS, run_trainer, start_trainer, write_tiny_run
+from safetensors.torch import load_file
+from support import LORA, is_running, wait_for, write_tiny_run
+from trainers import Trainers
 
-from expertflow.train import job
-from expertflow.train.job import TrainingJob
+from expertflow.core.records import read_record
+from expertflow.report.profile import sum_by_kind
+from expertflow.train.model.load import load_trained
+from expertflow.train.model.weights import list_trained_parameters
+from expertflow.train.profiler import KERNELS, PROFILE
+from expertflow.train.records import KernelProfile
+from expertflow.train.saved import checkpoint_files
 
 N_STEPS = 16
+FSDP = {"world_size": 2, "parallel": "fsdp"}
+ALONE = {"gradient_accumulation_steps": 6}
+TERM, KILL = signal.SIGTERM, signal.SIGKILL
 
 
 def losses(folder: Path) -> list[float]:
@@ -42,76 +50,93 @@ def made(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    folder = made(tmp_path_factory.mktemp("run") / "alone", gradient_accumulation_steps=6)
-    return folder, run_trainer(folder)
+def alone(
+    trainers: Trainers, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    folder = made(tmp_path_factory.mktemp("run") / "alone", **ALONE)
+    return folder, trainers.finish(folder)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_equal_one(
-    alone: tuple[Path, dict[str, Any]], tmp_path: Path, parallel: str
-) -> None:
-    folder, expected = alone
-    both = made(tmp_path / "both", world_size=2, parallel=parallel)
-    record = run_trainer(both)
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def both(
+    trainers: Trainers, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> tuple[Path, dict[str, Any]]:
+    changes = {"world_size": 2, "parallel": request.param, "profile_steps": 3}
+    folder = made(tmp_path_factory.mktemp("run") / "both", **changes)
+    return folder, trainers.finish(folder, n_processes=2)
+
+
+Trained = tuple[Path, dict[str, Any]]
+
+
+def test_two_processes_equal_one(alone: Trained, both: Trained) -> None:
+    (folder, expected), (shared, record) = alone, both
     assert record["world_size"] == 2
-    assert losses(both) == pytest.approx(losses(folder), abs=2e-5)
+    assert losses(shared) == pytest.approx(losses(folder), abs=2e-5)
     for key in ("n_tokens", "n_target_tokens", "n_padding_tokens"):
         assert record[key] == expected[key], key
     points = [point["loss"] for point in record["eval_points"]]
     assert points == pytest.approx([p["loss"] for p in expected["eval_points"]], abs=2e-5)
-    names = sorted(path.name for path in (both / "checkpoint").iterdir())
+    names = sorted(path.name for path in (shared / "checkpoint").iterdir())
     assert names == sorted(path.name for path in (folder / "checkpoint").iterdir())
 
 
-@pytest.mark.parametrize(("saved_by", "resumed_by"), [(2, 1), (1, 2)])
+def test_they_have_the_profile_of_the_first(both: Trained) -> None:
+    profile = read_record(KernelProfile, both[0] / PROFILE / KERNELS)
+    assert profile.n_steps == 3
+    assert "communication" in {kind.kind for kind in sum_by_kind(profile)}
+
+
+def test_they_publish_each_checkpoint_whole(both: Trained) -> None:
+    folder, record = both
+    assert [candidate["step"] for candidate in record["candidates"]] == [4, 8, 12, 16]
+    (state,) = (folder / "state").iterdir()
+    for candidate in record["candidates"]:
+        # What results hold, not what the state does.
+        published = load_trained(
+            folder / "checkpoint" / candidate["path"], base="", dtype=torch.float32,
+            attention_name="sdpa",
+        )  # fmt: skip
+        found = list_trained_parameters(published)
+        saved = checkpoint_files.directory_of(state, candidate["step"]) / checkpoint_files.WEIGHTS
+        expected = load_file(saved)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize(("first", "second"), [(FSDP, ALONE), (ALONE, FSDP)])
 def test_what_some_saved_others_resume(
-    alone: tuple[Path, dict[str, Any]], tmp_path: Path, saved_by: int, resumed_by: int
+    trainers: Trainers,
+    alone: Trained,
+    tmp_path: Path,
+    first: dict[str, Any],
+    second: dict[str, Any],
 ) -> None:
     """Sharded states are written whole, so the number of processes may change on the way."""
-    folder, _ = alone
-    settings = {
-        1: {"gradient_accumulation_steps": 6},
-        2: {"world_size": 2, "parallel": "fsdp"},
-    }
-    run = made(tmp_path / "run", **settings[saved_by])
-    stop_midway(run, tell)
-    then = made(tmp_path / "then", **settings[resumed_by])
+    run, then = made(tmp_path / "run", **first), made(tmp_path / "then", **second)
+    fault = ("enter:checkpoint", 2, TERM)
+    stopped = trainers.train(run, fault, n_processes=first.get("world_size"))
+    assert stopped["code"] != 0 and not (run / "training.json").exists()
     shutil.copy(then / "plan.json", run / "plan.json")
-    record = run_trainer(run)
+    record = trainers.finish(run, n_processes=second.get("world_size"))
     assert 0 < record["resumed_at_steps"][-1] < N_STEPS
-    assert losses(run) == pytest.approx(losses(folder), abs=2e-5)
+    assert losses(run) == pytest.approx(losses(alone[0]), abs=2e-5)
     assert len(list(run.glob("state/*"))) == 1
 
 
-def test_stopped_in_any_way_they_end_with_the_same_bits(tmp_path: Path) -> None:
+def test_stopped_in_any_way_they_end_with_the_same_bits(trainers: Trainers, tmp_path: Path) -> None:
     """Killed together, told to stop, or left alone by a launcher that was killed."""
-    changes = {"lora": LORA, "world_size": 2}
-    straight = run_trainer(made(tmp_path / "straight", **changes))
-    stopped = made(tmp_path / "stopped", **changes)
-    for stop in (kill_all, kill_launcher, tell):
+    stopped, straight = (
+        made(tmp_path / name, lora=LORA, world_size=2) for name in ("stopped", "straight")
+    )
+    expected = trainers.finish(straight, n_processes=2)
+    assert trainers.train(stopped, ("exit:backward", 15, KILL), n_processes=2)["code"] != 0
+    for stop in (kill_launcher, tell):
         stop_midway(stopped, stop)
-    record = run_trainer(stopped)
-    assert record["weights_sha256"] == straight["weights_sha256"]
+    record = trainers.finish(stopped, n_processes=2)
+    assert record["weights_sha256"] == expected["weights_sha256"]
     assert record["n_sessions"] == 4
-    assert losses(stopped) == losses(tmp_path / "straight")
-
-
-def test_a_wrong_number_of_processes_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A launcher that starts one process without a word must not train something else."""
-    folder = made(tmp_path / "run", world_size=2)
-    environment = {
-        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
-    }  # fmt: skip
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    process = start_trainer(folder)
-    _, stderr = process.communicate(timeout=180)
-    assert process.returncode == 1
-    assert "the plan is for 2 processes and 1 started" in stderr.splitlines()[-1]
+    assert losses(stopped) == losses(straight)
 
 
 def stop_midway(folder: Path, stop: Callable[[subprocess.Popen[str]], None]) -> None:
@@ -124,101 +149,50 @@ def stop_midway(folder: Path, stop: Callable[[subprocess.Popen[str]], None]) -> 
     assert not (folder / "training.json").exists()
 
 
-def kill_all(process: subprocess.Popen[str]) -> None:
-    """Kill a run's launcher and trainers at once; a launcher gives each a session of its own."""
-    trainers = psutil.Process(process.pid).children(recursive=True)
-    for one in (process, *trainers):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended with its parent
-            one.kill()
-    wait_for_end(trainers)
-
-
 def tell(process: subprocess.Popen[str]) -> None:
     process.terminate()
 
 
 def kill_launcher(process: subprocess.Popen[str]) -> None:
-    trainers = psutil.Process(process.pid).children(recursive=True)
+    left_alone = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    wait_for_end(trainers)
+    # Not every machine's first process clears dead orphans away.
+    wait_for(lambda: not any(map(is_running, left_alone)))
 
 
-def wait_for_end(processes: list[psutil.Process]) -> None:
-    """Wait until none is at work; not every machine's first process clears dead orphans away."""
-    deadline = time.monotonic() + 180
-    while any(map(is_at_work, processes)):
-        assert time.monotonic() < deadline, processes
-        time.sleep(0.02)
+def test_a_wrong_number_of_processes_is_refused(trainers: Trainers, tmp_path: Path) -> None:
+    """A launcher that starts one process without a word must not train something else."""
+    said = trainers.refuse(made(tmp_path / "run", world_size=2), n_processes=1)
+    assert "the plan is for 2 processes and 1 started" in said
 
 
-def is_at_work(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-TWO = [
-    sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-    "--nproc-per-node=2",
-]  # fmt: skip
-PATHS = f"{SCRIPTS}:{Path(__file__).parents[1]}"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
-SETTINGS: dict[str, Any] = {"n_steps": 4, "save_steps": 2, "save_total_limit": 9, "batch_size": 2}
-
-
-def in_two(script: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*TWO, str(script), *arguments], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-    )
-
-
-def test_all_go_on_from_the_checkpoint_that_the_first_one_sees(tmp_path: Path) -> None:
-    alone = tiny_run.made(tmp_path / "alone", **SETTINGS, gradient_accumulation_steps=2)
+def test_all_go_on_from_the_checkpoint_that_the_first_one_sees(
+    trainers: Trainers, tmp_path: Path
+) -> None:
+    settings = {"n_steps": 4, "save_steps": 2, "save_total_limit": 9, "batch_size": 2}
+    alone = tiny_run.made(tmp_path / "alone", **settings, gradient_accumulation_steps=2)
     tiny_run.train(alone)
-    both = tiny_run.made(tmp_path / "both", **SETTINGS, gradient_accumulation_steps=1, world_size=2)
+    both = tiny_run.made(tmp_path / "both", **settings, gradient_accumulation_steps=1, world_size=2)
     shutil.copytree(alone.state, both.state, dirs_exist_ok=True)
-    process = in_two(Path(__file__).with_name("agreeing.py"), str(tmp_path / "both"))
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
+    script = str(Path(__file__).with_name("agreeing.py"))
+    answer = trainers.train(tmp_path / "both", script=script, n_processes=2)
+    assert answer["code"] == 0, (tmp_path / "both" / "log").read_text()
 
 
-@pytest.fixture
-def finished(tmp_path: Path) -> Path:
-    """Finish a run in one process, and plan it for two; how many train decides nothing."""
-    tiny_run.made(tmp_path, **SETTINGS, gradient_accumulation_steps=2)
-    assert job.run_job(training_job(tmp_path))
-    (tmp_path / "training.json").unlink()
-    plan = json.loads((tmp_path / "plan.json").read_text())
-    plan |= {"world_size": 2, "parallel": "ddp", "gradient_accumulation_steps": 1}
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    return tmp_path
-
-
-def flags(folder: Path) -> list[str]:
-    where = ["--results", str(folder), "--output", str(folder / "training.json")]
-    return [*where, "--code", "c"]
-
-
-def training_job(folder: Path) -> TrainingJob:
-    records = {name: folder / f"{name}.json" for name in ("plan", "packing", "model", "staging")}
-    places = {"state": folder / "state", "checkpoint": folder / "checkpoint"}
-    return TrainingJob(**records, **places, output=folder / "training.json", code="c")
-
-
-def test_helpers_wait_while_the_first_one_waits_for_the_lock(finished: Path) -> None:
+def test_helpers_wait_while_the_first_one_waits_for_the_lock(
+    trainers: Trainers, both: Trained, tmp_path: Path
+) -> None:
     """Another trainer ends the run meanwhile, so there is nothing to help with."""
-    (outcome,) = finished.glob("state/*/outcome.json")
-    hidden = outcome.rename(finished / "hidden.json")
+    folder = shutil.copytree(both[0], tmp_path / "run")
+    for name in ("training.json", "log"):
+        (folder / name).unlink()
+    (outcome,) = folder.glob("state/*/outcome.json")
+    hidden = outcome.rename(folder / "hidden.json")
     with outcome.with_name("lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        process = in_two(SCRIPTS / "train_expert.py", *flags(finished))
-        assert process.stderr
-        said = ""
-        while "waiting for it" not in said:
-            said += (line := process.stderr.readline())
-            assert line, said
+        trainers.ask(folder, n_processes=2)
+        log = folder / "log"
+        wait_for(lambda: log.is_file() and "waiting for it" in log.read_text())
         hidden.rename(outcome)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    assert json.loads((finished / "training.json").read_text())["n_sessions"] == 1
+    assert trainers.answer()["code"] == 0, log.read_text()
+    assert json.loads((folder / "training.json").read_text())["n_sessions"] == 1

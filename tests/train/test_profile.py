@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from support import run_trainer, write_tiny_run
-from test_processes import made as made_for_two
-from tiny_run import assigned, made, train
+from tiny_run import assigned, finish, train
+from tiny_run import made as made_tiny
 
 from expertflow.core.errors import Interrupted
 from expertflow.core.records import read_record, write_record
@@ -30,9 +29,15 @@ from expertflow.train.profiler import (
     publish_profile,
 )
 from expertflow.train.records import KernelProfile, RunSummary
+from expertflow.train.run import TrainInputs
 from expertflow.train.saved import checkpoint_files
 
 N_STEPS = 24
+
+
+def made(folder: Path, **settings: Any) -> TrainInputs:
+    """Make a run of one row a step: a profile's cost is that of its operators."""
+    return made_tiny(folder, batch_size=1, **settings)
 
 
 def profile_of(folder: Path) -> KernelProfile:
@@ -223,26 +228,15 @@ def test_a_run_that_was_killed_amid_its_steps_is_not_watched_again(tmp_path: Pat
     assert profile_of(inputs.state) == begun and not partial.exists()
 
 
-def test_two_processes_have_the_profile_of_the_first(tmp_path: Path) -> None:
-    record = run_trainer(made_for_two(tmp_path / "two", world_size=2, profile_steps=3))
-    found = profile_of(tmp_path / "two")
-    assert record["world_size"] == 2 and found.n_steps == 3
-    assert "communication" in {kind.kind for kind in sum_by_kind(found)}
-
-
-def ask(folder: Path, n_steps: int) -> None:
-    plan = json.loads((folder / "plan.json").read_text())
-    (folder / "plan.json").write_text(json.dumps({**plan, "profile_steps": n_steps}))
-
-
 def test_asked_for_afterwards_it_costs_no_training(tmp_path: Path) -> None:
-    write_tiny_run(tmp_path, n_steps=8)
-    first = run_trainer(tmp_path)
+    made(tmp_path, n_steps=2)
+    first = finish(tmp_path)
     assert profile_of(tmp_path).reason == NOT_ASKED
-    ask(tmp_path, 2)
-    again = run_trainer(tmp_path)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps({**plan, "profile_steps": 2}))
+    again = finish(tmp_path)
     assert profile_of(tmp_path).reason == AFTERWARDS
-    assert (again["started_at"], again["n_sessions"]) == (first["started_at"], 1)
+    assert (again.started_at, again.n_sessions) == (first.started_at, 1)
     assert [file.name for file in (tmp_path / PROFILE).iterdir()] == [KERNELS]
 
 

@@ -5,8 +5,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +15,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
-from support import SCRIPTS, write_tiny_run
+from support import write_tiny_run
 from tiny_run import assembled, made, train
 
 from expertflow.core.records import read_record
@@ -30,6 +28,7 @@ from expertflow.train.records import EvalPoint
 from expertflow.train.run import Diverged, PendingStep, TrainInputs
 from expertflow.train.saved import checkpoint_files
 from expertflow.train.step_hooks import flush_steps, out_of_patience
+from expertflow.train.timing import process_age_s
 
 
 def steps(inputs: TrainInputs) -> list[dict[str, Any]]:
@@ -176,8 +175,6 @@ def test_steps_that_a_scaler_skips_for_ever_end_the_run(
             flush_steps(run)
 
 
-AGE = "from expertflow.train.timing import process_age_s; print(process_age_s())"
-
 TICK_S = 0.011
 
 
@@ -205,12 +202,17 @@ def test_patience(
 
 
 def test_the_age_of_a_process_is_known_to_a_hundredth() -> None:
+    reader, writer = os.pipe()
     before = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", AGE],
-        env={"PYTHONPATH": str(SCRIPTS)}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert 0 < float(done.stdout) < time.perf_counter() - before + TICK_S
+    child = os.fork()
+    if child == 0:
+        os.write(writer, str(process_age_s()).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    age_s = float(os.read(reader, 100))
+    assert 0 <= age_s < time.perf_counter() - before + TICK_S
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.fixture

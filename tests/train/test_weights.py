@@ -1,15 +1,13 @@
 import hashlib
 import json
 import math
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from support import SCRIPTS
 from tiny_net import content, snapshot, tiny_net, train_plan, trained
+from trainers import Trainers
 
 from expertflow.core.errors import TrainingError
 from expertflow.train.model.weights import (
@@ -58,18 +56,16 @@ def test_what_is_not_finite_is_named(value: float, dtype: torch.dtype) -> None:
     assert first_not_finite(net) == "norm.bias"
 
 
-def test_what_two_processes_saved_one_resumes_and_the_other_way_round(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_what_two_processes_saved_one_resumes_and_the_other_way_round(
+    trainers: Trainers, tmp_path: Path
+) -> None:
     plan = train_plan()
     net, optimizer = trained(plan)
     one = checkpoint.write_checkpoint(tmp_path / "one", snapshot(net, optimizer, step=3), keep=1)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--local-addr=127.0.0.1", "--nproc-per-node=2"]
-    command += [str(Path(__file__).with_name("sharded_run.py")), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    script = str(Path(__file__).with_name("sharded_run.py"))
+    answer = trainers.train(tmp_path, script=script, n_processes=2)
+    assert answer["code"] == 0, (tmp_path / "log").read_text()
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["n_sharded"] == len(trainable_state(net))
 

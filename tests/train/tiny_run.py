@@ -11,7 +11,7 @@ from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.staging.records import StagingRecord
 from expertflow.train import job, processes
-from expertflow.train.records import ModelRecord, RunSummary
+from expertflow.train.records import ModelRecord, RunSummary, TrainingRecord
 from expertflow.train.run import TrainingRun, TrainInputs, assemble_run
 from expertflow.train.saved import checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
@@ -36,6 +36,15 @@ def assigned(folder: Path) -> TrainInputs:
 
 def train(inputs: TrainInputs) -> RunSummary:
     return job.train_expert(inputs, processes.start_processes(inputs.plan))
+
+
+def finish(folder: Path) -> TrainingRecord:
+    """Do the whole training job of a folder: what is finished is only published."""
+    records = {name: folder / f"{name}.json" for name in ("plan", "packing", "model", "staging")}
+    places = {"state": folder / "state", "checkpoint": folder / "checkpoint"}
+    output = folder / "training.json"
+    assert job.run_job(job.TrainingJob(**records, **places, output=output, code="c"))
+    return read_record(TrainingRecord, output)
 
 
 @contextmanager
