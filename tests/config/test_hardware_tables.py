@@ -67,13 +67,6 @@ def test_what_is_shipped_compares_cards_that_are_known(tmp_path: Path) -> None:
     assert made.prices == {}
 
 
-def test_prices_and_budgets_do_not_ask_for_another_calibration(tmp_path: Path) -> None:
-    priced = {"price_usd_per_hour": 3.0, "compare": COMPARE, "training": {"max_usd": 5}}
-    expert = load(tmp_path, base(), training={"max_usd": 5, "max_hours": 1})
-    other = tables(tmp_path, hardware="H100 SXM", **priced).plan_spec(expert)
-    assert calibration_spec(other) == calibration_spec(spec(tmp_path, hardware="H100 SXM"))
-
-
 def test_only_a_demo_block_leads_to_the_cpu_and_drops_budgets(tmp_path: Path) -> None:
     manifest, on = {**base(), "demo": {"description": "small"}}, tables(tmp_path, hardware="L40S")
     for preset, value, hardware in (
@@ -84,13 +77,16 @@ def test_only_a_demo_block_leads_to_the_cpu_and_drops_budgets(tmp_path: Path) ->
 
 
 def test_a_sweep_of_learning_rates_pays_for_one_calibration(tmp_path: Path) -> None:
-    def of(expert: dict[str, Any]) -> PlanSpec:
-        return calibration_spec(tables(tmp_path, hardware="H100 SXM").plan_spec(expert))
+    def of(expert: dict[str, Any], **config: Any) -> PlanSpec:
+        return calibration_spec(tables(tmp_path, hardware="H100 SXM", **config).plan_spec(expert))
 
     swept = {"learning_rate": 3e-6, "lr_scheduler_type": "linear", "warmup_ratio": 0.03, "seed": 7,
              "save_steps": 9, "eval_steps": 9, "save_every_minutes": 1.0, "patience": 2,
              "load_best_model_at_end": True, "report_to": "tensorboard"}  # fmt: skip
     usual = of(load(tmp_path, base()))
     assert of(load(tmp_path, base(), training=swept)) == usual
+    # Nor do prices and budgets ask for another.
+    budgets = load(tmp_path, base(), training={"max_usd": 5, "max_hours": 1})
+    assert of(budgets, price_usd_per_hour=3.0, compare=COMPARE) == usual
     for slower in ({"batch_size": 3}, {"optim": "adamw_8bit"}, {"max_grad_norm": 0.5}):
         assert of(load(tmp_path, base(), training=slower)) != usual

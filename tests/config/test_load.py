@@ -107,15 +107,11 @@ def test_a_fault_is_one_line_with_file_key_value_and_fix(
 
 def source(**keys: Any) -> dict[str, Any]:
     """Return a source of some kind, with keys of its template."""
-    places: dict[str, dict[str, Any]] = {
-        "local": {"path": "x"},
-        "git": {"path": "x"},
-        "hub": {"id": "x/y"},
-        "generated": {"generator": "facts", "n_documents": 9},
-    }
+    generated = {"generator": "facts", "n_documents": 9}
+    places = {"local": {"path": "x"}, "git": {"path": "x"}, "hub": {"id": "x/y"}}
     kind = keys.get("kind", "local")
     whole = {} if {"messages", "text"} & set(keys) else {"text": "{a}"}
-    return {"name": "src", "kind": kind, **places[kind], **whole, **keys}
+    return {"name": "src", "kind": kind, **places.get(kind, generated), **whole, **keys}
 
 
 SQL = {"field": "a", "check": "sql", "dialect": "sqlit"}

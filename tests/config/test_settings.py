@@ -7,15 +7,7 @@ from typing import Annotated
 from support import SCRIPTS
 
 from expertflow.core.records import Record
-from expertflow.core.settings import (
-    BOTH,
-    LENGTH,
-    SPEED,
-    WEIGHTS,
-    Setting,
-    json_schema,
-    neutralize,
-)
+from expertflow.core.settings import BOTH, LENGTH, SPEED, WEIGHTS, Setting, json_schema, neutralize
 
 
 class Oven(Record, frozen=True, kw_only=True):

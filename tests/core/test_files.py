@@ -2,12 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from expertflow.core.files import (
-    replacing,
-    sha256_directory,
-    write_text,
-    write_text_if_changed,
-)
+from expertflow.core.files import replacing, sha256_directory, write_text, write_text_if_changed
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

@@ -12,13 +12,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import to_json
 from expertflow.data.deduplicate import N_CATEGORIES, N_EXAMPLES, deduplicate_documents
-from expertflow.data.documents import (
-    KEEP,
-    DocumentWriter,
-    NewDocument,
-    group_hash,
-    text_hash,
-)
+from expertflow.data.documents import KEEP, DocumentWriter, NewDocument, group_hash, text_hash
 from expertflow.data.near import Signer
 from expertflow.data.records import Body, DocumentsRecord, ShardRecord
 from expertflow.data.settings import DeduplicateSpec, NearSpec

@@ -198,18 +198,14 @@ def test_categories_are_named_by_their_value(tmp_path: Path) -> None:
     assert misspelled.n_rejected_by_reason == {"missing_field": 7}
 
 
+SQL = FieldCheck(field="q", check="sql")
+SCHEMA = FieldCheck(field="q", check="json_schema", schema_field="a")
 LEAKY = {
     "no_json": (f"{{'q': '{KEY} {ADDRESS}'}}", {}),
     "double_key": (f'{{"{KEY} {ADDRESS}": 1, "{KEY} {ADDRESS}": 2}}', {}),
     "template": (json.dumps({"q": [KEY, ADDRESS], "a": "x"}), {}),
-    "check": (
-        json.dumps({"q": f"SELECT {KEY} {ADDRESS}", "a": "x"}),
-        {"checks": (FieldCheck(field="q", check="sql"),)},
-    ),
-    "schema": (
-        json.dumps({"q": "1", "a": {"$ref": f"{KEY} {ADDRESS}"}}),
-        {"checks": (FieldCheck(field="q", check="json_schema", schema_field="a"),)},
-    ),
+    "check": (json.dumps({"q": f"SELECT {KEY} {ADDRESS}", "a": "x"}), {"checks": (SQL,)}),
+    "schema": (json.dumps({"q": "1", "a": {"$ref": f"{KEY} {ADDRESS}"}}), {"checks": (SCHEMA,)}),
     "role": (json.dumps({"turns": [{"role": f"{KEY} {ADDRESS}"}]}), {"messages": "turns"}),
 }
 
