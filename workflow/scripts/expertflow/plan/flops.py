@@ -14,10 +14,10 @@
 The head runs on supervised rows only, so H counts by their share. DoRA scales the output of the
 frozen weights; with dropout the adapter has inputs of its own, which pass through those weights a
 second time. Gradient checkpointing recomputes the layers, which adds to hardware FLOPs (HFU), never
-to model FLOPs (MFU). It stops once it has what it needs, so a trained layer's last product is not
-repeated. The embedding lookup is 0. Left out, below 0.5 % together: the norms of DoRA's weights,
-once per micro-batch, and the work saved in the lowest layer under an adapter. Checked in tests
-against torch's FlopCounterMode.
+to model FLOPs (MFU). It stops once it has what it needs, so a layer's last product is not repeated,
+unless DoRA without dropout scales it. The embedding lookup is 0. Left out, below 0.5 % together:
+the norms of DoRA's weights, once per micro-batch, and the work saved in the lowest layer under an
+adapter. Checked in tests against torch's FlopCounterMode.
 """
 
 from expertflow.core.records import Record
@@ -119,10 +119,18 @@ def flops_per_token(
     again = 0.0
     if lora is None:
         backward = 4 * (p + head) + 8 * attention
-        repeated = p - facts.n_layers * facts.hidden_size * facts.intermediate_size
     else:
         backward = 2 * (p + head + twice) + 4 * r + 8 * attention
-        repeated = p + r + twice
     if checkpoint_activations:
+        repeated = p + r + twice
+        if not _needs_last_product(facts, lora):
+            repeated -= facts.n_layers * facts.hidden_size * facts.intermediate_size
         again = 2 * repeated + 4 * attention
     return FlopsPerToken(model=forward + backward, hardware=forward + backward + again)
+
+
+def _needs_last_product(facts: ModelFacts, lora: LoraSpec | None) -> bool:
+    """Return whether the backward pass reads the output of a layer's last frozen product."""
+    if lora is None or not lora.use_dora or lora.dropout:
+        return False
+    return list(_shapes(facts))[-1] in lora.targets

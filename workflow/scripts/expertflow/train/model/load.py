@@ -103,6 +103,8 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
     """Wrap a model with a trainable LoRA or DoRA adapter in fp32; freeze the base."""
     from peft import LoraConfig, get_peft_model
 
+    from expertflow.train.model.adapters import use_own_forward
+
     config = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
@@ -113,11 +115,13 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
         task_type="CAUSAL_LM",
     )
     try:
-        return get_peft_model(model, config)
+        net = get_peft_model(model, config)
     except ValueError as error:
         raise TrainingError(
             f"training.lora.targets {', '.join(lora.targets)}: {single_line(error, 160)}"
         ) from error
+    use_own_forward(net)
+    return net
 
 
 def name_base(checkpoint: Path, model: ModelRecord) -> None:

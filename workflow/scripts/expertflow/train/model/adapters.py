@@ -1,0 +1,82 @@
+"""The forward pass of LoRA and DoRA layers, equal to peft's in fewer passes over memory.
+
+peft's own breaks a compiled graph at every DoRA layer, builds the product of a layer's adapters in
+full for its norm, and scales each layer's output where the much smaller product with A will do.
+Weights, names and files stay peft's; only the layers' class changes.
+
+Shapes: N tokens, I inputs, O outputs, R rank.
+"""
+
+from typing import Any
+
+import torch
+from peft.tuners.lora import Linear
+from torch.nn import functional
+
+ADAPTER = "default"
+DROPPED = "_dropped_out"
+
+
+def use_own_forward(model: torch.nn.Module) -> None:
+    """Replace peft's forward pass in all adapters on plain linear layers; 4-bit ones keep it."""
+    for module in model.modules():
+        if type(module) is Linear and type(module.base_layer) is torch.nn.Linear:
+            module.__class__ = AdaptedLinear
+
+
+class AdaptedLinear(Linear):  # type: ignore[misc]
+    """A linear layer with one LoRA or DoRA adapter.
+
+    LoRA adds ``s B A d(x)`` to ``W x``, with dropout d and scaling s. DoRA (arXiv 2402.09353) has
+    ``W (x - d(x)) + m / |W + s B A| * (W + s B A) d(x)``, where the norm of each output's row is
+    taken as a constant.
+    """
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        a_RI, b_OR = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
+        # Merged or switched off, and outside autocast with another type of input, it is peft's.
+        same_type = torch.is_autocast_enabled(x.device.type) or x.dtype == a_RI.dtype
+        if self.disable_adapters or self.merged or not same_type:
+            return super().forward(x, *args, **kwargs)  # type: ignore[no-any-return]
+        scaling = self.scaling[ADAPTER]
+        dropped = self._drop_out(x)
+        added = functional.linear(functional.linear(dropped, a_RI) * scaling, b_OR)
+        if ADAPTER not in self.lora_magnitude_vector:
+            return self.base_layer(x) + added  # type: ignore[no-any-return]
+        base: torch.nn.Linear = self.base_layer
+        magnitude_O = self.lora_magnitude_vector[ADAPTER].weight
+        norm_O = norm_of_rows(base.weight, a_RI, b_OR, scaling)
+        changed = functional.linear(dropped, base.weight) + added
+        changed = (magnitude_O / norm_O).to(changed.dtype) * changed
+        if dropped is not x:
+            changed = changed + base(x - dropped)
+        elif base.bias is not None:
+            changed = changed + base.bias
+        return changed  # type: ignore[no-any-return]
+
+    def _drop_out(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the input with dropout: one copy for all layers that read this input."""
+        dropout = self.lora_dropout[ADAPTER]
+        if not self.training or isinstance(dropout, torch.nn.Identity):
+            return x
+        # Kept with the input, so that both are freed together.
+        if not hasattr(x, DROPPED):
+            setattr(x, DROPPED, dropout(x))
+        return getattr(x, DROPPED)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def norm_of_rows(
+    weight_OI: torch.Tensor, a_RI: torch.Tensor, b_OR: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    """Return the norm of each row of ``W + s B A`` in fp32, without making that matrix.
+
+    Its square is ``|w|^2 + 2 s b (A w) + s^2 b (A A') b'`` for a row w of W and b of B.
+    """
+    with torch.autocast(weight_OI.device.type, enabled=False):
+        a_RI, b_OR = a_RI.float(), b_OR.float() * scaling
+        cross_OR = functional.linear(weight_OI, a_RI.to(weight_OI.dtype)).float()
+        gram_RR = a_RI @ a_RI.T
+        squared_O = weight_OI.float().square().sum(1)
+        squared_O = squared_O + (b_OR * (2 * cross_OR + b_OR @ gram_RR)).sum(1)
+        return squared_O.sqrt()
