@@ -33,7 +33,7 @@ settings.register_profile(
 settings.load_profile("tests")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Return the folder of real data beside the project, or skip."""
     if not SHARED_DATA.is_dir():

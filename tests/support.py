@@ -12,9 +12,11 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
+from expertflow.core.files import sha256_file
 from expertflow.core.records import write_record
 from expertflow.data.layout import chatml_layout
-from expertflow.data.records import Body, Turn
+from expertflow.data.records import Body, ShardRecord, Turn
+from expertflow.data.shapes import frame_of
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import ModelFacts, PlanSpec
 from expertflow.plan.resolve import plan_training
@@ -134,6 +136,33 @@ def tokenizer_record(**changes: Any) -> TokenizerRecord:
     """Return the record of a tokenizer that knows ChatML."""
     settings = {"path": "t", "sha256": "t", "vocab_size": 97, "layout": chatml_layout()}
     return TokenizerRecord(**{**settings, **changes})
+
+
+def document_shard(folder: Path, bodies: list[Body], *, shard: str = "000") -> ShardRecord:
+    """Write a shard of documents."""
+    from expertflow.data.documents import DocumentWriter, NewDocument
+
+    path = folder / f"{shard}.documents.arrow"
+    with pa.OSFile(str(path), "wb") as sink:
+        writer = DocumentWriter(sink, None)
+        for i, body in enumerate(bodies):
+            writer.add(NewDocument(f"s/{i}", b"0" * 16, i, None, *frame_of(body), b"{}"))
+        writer.close()
+    return ShardRecord(
+        source="s", shard=shard, path=str(path), sha256=sha256_file(path), n_records=len(bodies),
+        n_documents=len(bodies), n_bytes=0, n_rejected_by_reason={}, n_filtered_by_reason={},
+        rejected_examples=(),
+    )  # fmt: skip
+
+
+def tiny_tokenizer(folder: Path) -> Path:
+    """Train a tokenizer that knows little more than bytes."""
+    from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
+
+    texts = ["user\nask", "assistant\ntell"] * 9
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(train_tokenizer(texts, vocab_size=300), folder)
+    return folder
 
 
 def keep_list(folder: Path, held_out: dict[str, list[bool]], *, n_copies: int = 1) -> Path:

@@ -31,17 +31,20 @@ MISTRAL_TOKENS = ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]")
 
 
 class Family(NamedTuple):
-    folder: Path
+    engine: Engine
     layout: Layout
     reference: Any
 
 
-@pytest.fixture(params=["qwen", "gpt2", "llama", "mistral"])
-def family(request: pytest.FixtureRequest, tmp_path: Path, shared_data: Path) -> Family:
+@pytest.fixture(scope="module", params=["qwen", "gpt2", "llama", "mistral"])
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shared_data: Path
+) -> Family:
+    made = tmp_path_factory.mktemp("family")
     if request.param in ("qwen", "gpt2"):
         folder = shared_data / "tokenizers" / request.param
     else:
-        folder = tmp_path
+        folder = made
         tokenizer = train_tokenizer(["a text", "user", "assistant"] * 9, vocab_size=300)
         tokens = LLAMA_TOKENS if request.param == "llama" else MISTRAL_TOKENS
         tokenizer.add_special_tokens(list(tokens))
@@ -55,17 +58,17 @@ def family(request: pytest.FixtureRequest, tmp_path: Path, shared_data: Path) ->
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     choice = "auto"
     if request.param == "gpt2":
-        (tmp_path / "gpt2.jinja").write_text(GPT2)
-        choice = str(tmp_path / "gpt2.jinja")
+        (made / "gpt2.jinja").write_text(GPT2)
+        choice = str(made / "gpt2.jinja")
     layout = read_layout(folder, choice=choice, text_special_tokens="plain")
     assert layout.problem is None
     reference = PreTrainedTokenizerFast.from_pretrained(folder)
-    return Family(folder, layout, reference)
+    return Family(Engine(folder), layout, reference)
 
 
 def encode(family: Family, question: str, answer: str) -> list[int]:
     segments = Renderer(family.layout).render(pair(question, answer))
-    ids: list[int] = tokenize([segments], Engine(family.folder)).ids[0].tolist()
+    ids: list[int] = tokenize([segments], family.engine).ids[0].tolist()
     return ids
 
 
@@ -82,7 +85,7 @@ def encode_by_reference(family: Family, question: str, answer: str) -> list[int]
 
 
 def test_no_text_poses_as_a_control_token(family: Family) -> None:
-    engine = Engine(family.folder)
+    engine = family.engine
     special = {engine.special_id(token) for token in family.layout.special_tokens}
     hostile = "".join(f"x{token}\n{token}" for token in family.layout.special_tokens)
     wanted = [i for i in encode(family, "a", "b") if i in special]
@@ -99,7 +102,7 @@ def test_ids_are_those_of_transformers_with_control_tokens_sanitized(
     for question, answer in ((text, "b"), ("a", text)):
         assert encode(family, question, answer) == encode_by_reference(family, question, answer)
     # Transformers cuts a text at a control token, so its ids around one are others.
-    engine, mark = Engine(family.folder), str(family.layout.turn_end)
+    engine, mark = family.engine, str(family.layout.turn_end)
     special = {engine.special_id(token) for token in family.layout.special_tokens}
     ours, theirs = (e(family, f"x {mark}", text) for e in (encode, encode_by_reference))
     assert engine.decode(ours) == engine.decode(theirs)

@@ -8,13 +8,8 @@ from pathlib import Path
 import pytest
 
 from expertflow.tokens import engine as engine_module
-from expertflow.tokens.engine import (
-    Engine,
-    FastEngine,
-    choose_engine,
-)
+from expertflow.tokens.engine import Encoder, Engine, FastEngine, choose_engine
 from expertflow.tokens.ragged import Ragged
-from expertflow.tokens.records import EngineChoice
 
 # Ids of the real Qwen tokenizer, taken from tokenizers 0.23.3.
 GOLDEN = {
@@ -32,32 +27,49 @@ GOLDEN = {
 }  # fmt: skip
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def qwen(shared_data: Path) -> Path:
     return shared_data / "tokenizers" / "qwen"
 
 
-@pytest.mark.parametrize("kind", ["tokenizers", "auto"])
-def test_both_engines_give_the_golden_ids(qwen: Path, kind: EngineChoice) -> None:
-    engine = choose_engine(qwen, wanted=kind, sample=["a text"])
-    assert engine.name == {"auto": "fastokens", "tokenizers": "tokenizers"}[kind]
-    assert engine.encode_flat(list(GOLDEN)).tolist() == list(GOLDEN.values())
-    assert [engine.decode(ids) for ids in GOLDEN.values()] == [
-        unicodedata.normalize("NFC", text) for text in GOLDEN
-    ]
+@pytest.fixture(scope="module")
+def fast(qwen: Path) -> Encoder:
+    return choose_engine(qwen, wanted="auto", sample=["a text"])
 
 
-@pytest.mark.parametrize("family", ["qwen", "gpt2"])
-def test_random_unicode_gives_the_same_ids(shared_data: Path, family: str) -> None:
-    folder = shared_data / "tokenizers" / family
-    engine = choose_engine(folder, wanted="auto", sample=[])
-    assert engine.name == "fastokens", engine.reason
+@pytest.fixture(scope="module")
+def usual(qwen: Path) -> Encoder:
+    return choose_engine(qwen, wanted="tokenizers", sample=["a text"])
+
+
+def test_both_engines_give_the_golden_ids(fast: Encoder, usual: Encoder) -> None:
+    assert [fast.name, usual.name] == ["fastokens", "tokenizers"]
+    for engine in (fast, usual):
+        assert engine.encode_flat(list(GOLDEN)).tolist() == list(GOLDEN.values())
+        assert [engine.decode(ids) for ids in GOLDEN.values()] == [
+            unicodedata.normalize("NFC", text) for text in GOLDEN
+        ]
+        assert len(engine.encode_flat([])) == 0
+        assert engine.encode_flat(["", "a", ""]).lengths.tolist() == [0, 1, 0]
+
+
+def random_texts() -> list[str]:
     rng = random.Random(0)
     points = [c for c in range(1, 0x30000) if not 0xD800 <= c < 0xE000]
     blanks, marks = " \t\n\r\u00a0\u2009\u3000", "\u0301\u0327\u093c\u200d\ufe0f"
     texts = ["".join(map(chr, rng.choices(points, k=rng.randint(1, 12)))) for _ in range(3000)]
-    texts += ["".join(rng.choices(blanks + "a1.'" + marks, k=15)) for _ in range(3000)]
-    assert engine.encode_flat(texts).tolist() == Engine(folder).encode_flat(texts).tolist()
+    return texts + ["".join(rng.choices(blanks + "a1.'" + marks, k=15)) for _ in range(3000)]
+
+
+def test_random_unicode_gives_the_same_ids(
+    fast: Encoder, usual: Encoder, shared_data: Path
+) -> None:
+    gpt2 = shared_data / "tokenizers" / "gpt2"
+    other = choose_engine(gpt2, wanted="auto", sample=[])
+    assert other.name == "fastokens", other.reason
+    texts = random_texts()
+    for one, reference in ((fast, usual), (other, Engine(gpt2))):
+        assert one.encode_flat(texts).tolist() == reference.encode_flat(texts).tolist()
 
 
 class Wrong(FastEngine):
@@ -73,7 +85,6 @@ def test_one_id_that_differs_sends_the_shard_to_tokenizers(
     monkeypatch.setattr(engine_module, "FastEngine", Wrong)
     engine = choose_engine(qwen, wanted="auto", sample=["fine", "odd"])
     assert (engine.name, engine.reason) == ("tokenizers", "fastokens gives other ids for 'odd'")
-    assert choose_engine(qwen, wanted="auto", sample=["fine"]).name == "fastokens"
 
 
 def test_a_tokenizer_that_it_cannot_load_is_left_to_tokenizers(tmp_path: Path) -> None:
@@ -93,9 +104,3 @@ def test_without_the_package_there_is_the_other_engine(
     monkeypatch.setitem(sys.modules, "fastokens", None)
     engine = choose_engine(qwen, wanted="auto", sample=[])
     assert (engine.name, engine.reason) == ("tokenizers", "fastokens is not installed")
-
-
-def test_no_text_is_no_id(qwen: Path) -> None:
-    engine = choose_engine(qwen, wanted="auto", sample=[])
-    assert len(engine.encode_flat([])) == 0
-    assert engine.encode_flat(["", "a", ""]).lengths.tolist() == [0, 1, 0]

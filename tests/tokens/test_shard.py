@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
-from support import pair, tokenizer_record
+from support import document_shard, pair, tiny_tokenizer, tokenizer_record
 
 from expertflow.core.files import sha256_file
-from expertflow.data.documents import DocumentWriter, NewDocument
 from expertflow.data.layout import CHATML, chatml_layout
 from expertflow.data.records import Body, Layout, ShardRecord, ToolCall, Turn
 from expertflow.data.reject import Reject
@@ -24,7 +23,6 @@ from expertflow.tokens.records import TokenShardRecord, TokenSpec
 from expertflow.tokens.shard import pretokenize_shard
 from expertflow.tokens.store import ABANDONED_S, ensure_stored, find_prunable, publish_file
 from expertflow.tokens.tokenize import BatchDraft, Drafter, TokenBatch, tokenize
-from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 
 TEMPLATES = {
     "known": CHATML,
@@ -45,9 +43,7 @@ SPEC = TokenSpec(engine="tokenizers", versions={})
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    save_tokenizer(train_tokenizer(["user\nask", "assistant\ntell"] * 9, vocab_size=300), folder)
-    return folder
+    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +124,7 @@ def test_columns_give_what_each_document_gives_alone(
 
 def test_samples_show_documents_with_what_is_learned(tmp_path: Path, tokenizer: Path) -> None:
     bodies = [pair(f"ask {i}") for i in range(20)]
-    samples = pretokenize(tmp_path, tokenizer, write_documents(tmp_path, bodies)).samples
+    samples = pretokenize(tmp_path, tokenizer, document_shard(tmp_path, bodies)).samples
     assert [row for row, _ in samples] == list(range(8))
     sample = samples[1][1]
     assert sample.document_id == "s/1"
@@ -138,20 +134,6 @@ def test_samples_show_documents_with_what_is_learned(tmp_path: Path, tokenizer: 
         ("\n", False),
     ]
     assert sample.n_supervised_tokens < sample.n_tokens
-
-
-def write_documents(folder: Path, bodies: list[Body], shard: str = "000") -> ShardRecord:
-    path = folder / f"{shard}.documents.arrow"
-    with pa.OSFile(str(path), "wb") as sink:
-        writer = DocumentWriter(sink, None)
-        for i, body in enumerate(bodies):
-            writer.add(NewDocument(f"s/{i}", b"0" * 16, i, None, *frame_of(body), b"{}"))
-        writer.close()
-    return ShardRecord(
-        source="s", shard=shard, path=str(path), sha256=sha256_file(path), n_records=len(bodies),
-        n_documents=len(bodies), n_bytes=0, n_rejected_by_reason={}, n_filtered_by_reason={},
-        rejected_examples=(),
-    )  # fmt: skip
 
 
 def pretokenize(
@@ -170,8 +152,8 @@ def test_the_files_hold_every_document(tmp_path: Path, tokenizer: Path, engine: 
     each, n_times = mixed_bodies(), 12
     bodies = each * n_times
     shards = [
-        write_documents(tmp_path, bodies[:2500], "000"),
-        write_documents(tmp_path, bodies[2500:], "001"),
+        document_shard(tmp_path, bodies[:2500]),
+        document_shard(tmp_path, bodies[2500:], shard="001"),
     ]
     record = pretokenize(tmp_path, tokenizer, *shards)
     index = read_index(Path(record.index_path))
@@ -193,7 +175,7 @@ def test_tokens_are_made_once(
     texts = {"000": [pair(f"ask {i}") for i in range(5)], "001": [pair(str(i)) for i in range(6)]}
 
     def shard(name: str) -> ShardRecord:
-        return write_documents(tmp_path, texts[name], name)
+        return document_shard(tmp_path, texts[name], shard=name)
 
     def made(*shards: ShardRecord, **changes: Any) -> tuple[TokenShardRecord, bool]:
         caplog.clear()
@@ -204,7 +186,7 @@ def test_tokens_are_made_once(
     second, _ = made(shard("001"))
     assert was_made
     # One shard is edited: it alone is tokenized again. Then the edit is undone.
-    edited = write_documents(tmp_path, [pair("ask more")], "001")
+    edited = document_shard(tmp_path, [pair("ask more")], shard="001")
     assert made(shard("000")) == (first, False)
     assert made(edited)[0].n_documents == 1
     assert made(shard("001")) == (second, False)
@@ -231,7 +213,7 @@ def test_a_form_that_differs_is_not_believed(
 
 
 def test_damaged_tokens_are_made_again(tmp_path: Path, tokenizer: Path) -> None:
-    shard = write_documents(tmp_path, [pair("ask")] * 9)
+    shard = document_shard(tmp_path, [pair("ask")] * 9)
     record = pretokenize(tmp_path, tokenizer, shard)
     whole = Path(record.path).read_bytes()
     with Path(record.path).open("r+b") as stream:

@@ -2,23 +2,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support import pair
+from support import pair, tiny_tokenizer
 
 from expertflow.data.layout import chatml_layout, read_layout
 from expertflow.data.records import Body, Segment, Turn
 from expertflow.data.render import Renderer, split_question
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
-from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
-
-TEXTS = ["assistant\nSELECT name FROM users", "user\nlist all names", "a\n\nb"] * 20
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    save_tokenizer(train_tokenizer(TEXTS, vocab_size=400), folder)
-    return Engine(folder)
+    return Engine(tiny_tokenizer(tmp_path_factory.mktemp("tokenizer")))
 
 
 def chat(answer: str, question: str = "list") -> tuple[Segment, ...]:

@@ -15,7 +15,7 @@ import torch
 from loopback_hub import Handler, Hub, Repository
 from msgspec.structs import replace
 from safetensors.torch import save_file
-from support import LORA, SCRIPTS, write_tiny_run
+from support import LORA, SCRIPTS, tiny_tokenizer, write_tiny_run
 from transformers import Qwen3Config, Qwen3ForCausalLM, Starcoder2Config
 
 from expertflow.core.errors import DataError, TrainingError
@@ -23,7 +23,7 @@ from expertflow.core.records import read_record, to_json
 from expertflow.data.layout import CHATML
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.records import TokenizerSpec
-from expertflow.tokens.tokenizer import prepare_tokenizer, save_tokenizer, train_tokenizer
+from expertflow.tokens.tokenizer import prepare_tokenizer
 from expertflow.train.model.base import list_model_files, prepare_model, read_facts
 from expertflow.train.model.load import (
     ADAPTER_FILE,
@@ -90,7 +90,7 @@ def test_a_tied_head_that_is_stored_twice_counts_once(tmp_path: Path) -> None:
     )  # fmt: skip
     model = Qwen3ForCausalLM(config)
     model.save_pretrained(tmp_path)
-    save_tokenizer(train_tokenizer(["a"], vocab_size=300), tmp_path)
+    tiny_tokenizer(tmp_path)
     weights = {k: v.clone() for k, v in model.state_dict().items()}
     assert "lm_head.weight" in weights
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -105,16 +105,10 @@ def test_a_plain_mlp_has_two_matrices(tmp_path: Path) -> None:
         assert read_facts(tmp_path).n_mlp_matrices == n
 
 
-def write_tokenizer(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    save_tokenizer(train_tokenizer(["a b"], vocab_size=300), folder)
-    return folder
-
-
 def test_a_tokenizers_record_does_not_tell_where_it_came_from(tmp_path: Path) -> None:
     """So other weights beside the same tokenizer change no token."""
     own, records = tmp_path / "tokenizer", []
-    for folder in (write_tokenizer(tmp_path / "a"), write_tokenizer(tmp_path / "b")):
+    for folder in (tiny_tokenizer(tmp_path / "a"), tiny_tokenizer(tmp_path / "b")):
         for told in (tokenizer_spec(str(folder)),
                      tokenizer_spec("builtin:tiny-qwen3", tokenizer=str(folder))):  # fmt: skip
             records.append(prepare_tokenizer(told, [], own))
@@ -136,7 +130,7 @@ def test_a_tokenizers_record_does_not_tell_where_it_came_from(tmp_path: Path) ->
 def test_a_tokenizer_that_cannot_be_read_is_named(
     tmp_path: Path, name: str, text: bytes | None, said: str
 ) -> None:
-    file = write_tokenizer(tmp_path / "mine") / name
+    file = tiny_tokenizer(tmp_path / "mine") / name
     file.unlink()
     if text is not None:
         file.write_bytes(text)

@@ -6,18 +6,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
-from support import tokenizer_record
+from support import document_shard, tiny_tokenizer, tokenizer_record
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.records import read_record, write_record
-from expertflow.data.documents import KEEP, DocumentWriter, NewDocument
+from expertflow.data.documents import KEEP
 from expertflow.data.layout import chatml_layout
 from expertflow.data.records import Body, ShardRecord, Turn
 from expertflow.data.render import Renderer
-from expertflow.data.shapes import frame_of
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import DocumentRows, tokenize
-from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 from expertflow.train.feed.batches import Collator
 from expertflow.train.feed.on_the_fly import Documents, OnTheFlyFeed
 from expertflow.train.feed.order import RowOrder
@@ -38,31 +36,21 @@ def body(i: int) -> Body:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write two shards of documents of which every fifth is held out and every seventh not kept."""
     path = tmp_path_factory.mktemp("documents")
-    save_tokenizer(train_tokenizer(["user\nask", "assistant\ntell"] * 9, vocab_size=300), path)
-    number = 0
+    tiny_tokenizer(path)
+    first = 0
     with pa.OSFile(str(path / "keep.arrow"), "wb") as sink, pa.ipc.new_stream(sink, KEEP) as keep:
         for shard, n in enumerate(N_BY_SHARD):
             name = f"{shard:03d}"
-            with pa.OSFile(str(path / f"{name}.arrow"), "wb") as stream:
-                writer = DocumentWriter(stream, None)
-                for i in range(number, number + n):
-                    frame, texts = frame_of(body(i))
-                    writer.add(NewDocument(f"s/{i}", b"0" * 16, i, None, frame, texts, b"{}"))
-                writer.close()
-            rows = [row for row in range(n) if (number + row) % 7]
+            made = document_shard(path, [body(first + row) for row in range(n)], shard=name)
+            write_record(path / f"{name}.json", made)
+            rows = [row for row in range(n) if (first + row) % 7]
             columns = {
                 "source": ["s"] * len(rows), "shard": [name] * len(rows), "row": rows,
-                "held_out": [(number + row) % 5 == 0 for row in rows],
+                "held_out": [(first + row) % 5 == 0 for row in rows],
                 "n_copies": [1 + (row == 1) for row in rows],
             }  # fmt: skip
             keep.write_batch(pa.RecordBatch.from_pydict(columns, schema=KEEP))
-            record = ShardRecord(
-                source="s", shard=name, path=str(path / f"{name}.arrow"), sha256="", n_records=n,
-                n_documents=n, n_bytes=0, n_rejected_by_reason={}, n_filtered_by_reason={},
-                rejected_examples=(),
-            )  # fmt: skip
-            write_record(path / f"{name}.json", record)
-            number += n
+            first += n
     return path
 
 
