@@ -150,14 +150,20 @@ def test_the_jobs_of_the_run_before_are_waited_for(
     assert runs_of("a") == ["second"]
 
 
-def test_a_squeue_that_fails_says_nothing_about_jobs(
-    squeue: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+def test_a_squeue_that_fails_or_is_not_there_says_nothing_about_jobs(
+    squeue: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     hold_for_slurm("first")
     squeue("[ -e failed ] || { touch failed; echo no controller >&2; exit 1; }")
     hold_for_slurm(None)
     assert "squeue failed (no controller)" in capsys.readouterr().err
     assert runs_of("a") == []
+    hold_for_slurm("second")
+    monkeypatch.setenv("PATH", "/nowhere")
+    hold_for_slurm(None)
+    assert "no squeue here to ask" in capsys.readouterr().err
 
 
 def test_a_run_that_is_killed_while_it_waits_hands_the_jobs_on(
@@ -174,14 +180,3 @@ def test_a_run_that_is_killed_while_it_waits_hands_the_jobs_on(
         hold_for_slurm("second")
     release()
     assert runs_of("a") == ["first", "second"]
-
-
-def test_without_squeue_the_user_is_told(
-    squeue: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    hold_for_slurm("first")
-    monkeypatch.setenv("PATH", "/nowhere")
-    hold_for_slurm(None)
-    assert "no squeue here to ask" in capsys.readouterr().err

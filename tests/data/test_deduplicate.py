@@ -1,6 +1,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +12,7 @@ from test_selection import dedup_spec
 from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import to_json
+from expertflow.data.columns import find_buckets
 from expertflow.data.deduplicate import N_CATEGORIES, N_EXAMPLES, deduplicate_documents
 from expertflow.data.documents import KEEP, DocumentWriter, NewDocument, group_hash, text_hash
 from expertflow.data.near import Signer
@@ -103,6 +105,20 @@ def test_near_duplicates_are_dropped(tmp_path: Path) -> None:
     assert (exact.dropped, exact.kept, exact.reason) == ("s/4", "s/0", "duplicate")
     assert (near.dropped, near.kept, near.reason) == ("s/2", "s/0", "near_duplicate")
     assert near.similarity == pytest.approx(0.94, abs=0.07)
+
+
+def test_documents_are_equal_where_both_halves_of_their_hash_are() -> None:
+    first, second = np.array([[7, 7, 8, 7, 8], [1, 2, 1, 1, 2]], np.uint64)
+    assert [found.tolist() for found in find_buckets(first, second)] == [[0, 3], [0, 0]]
+
+
+def test_an_example_names_a_document_that_stays(tmp_path: Path) -> None:
+    # A text that drifts: each is near its neighbors only.
+    texts = [" ".join(f"w{i}" for i in range(4 * n, 4 * n + 100)) for n in range(60)]
+    record = run(tmp_path, [write_shard(tmp_path, rows(*texts), near=NEAR)], spec(near=NEAR))
+    kept = {f"s/{line['row']}" for line in keep_rows(tmp_path)}
+    assert record.duplicate_examples
+    assert all(example.kept in kept for example in record.duplicate_examples)
 
 
 def test_no_training_document_is_near_a_held_out_one(tmp_path: Path) -> None:

@@ -125,13 +125,15 @@ def test_one_of_each_bad_record(
     monkeypatch.setattr(lines, "MAX_RECORD_BYTES", 30_000)
     path = tmp_path / f"bad{suffix}"
     raw = b'\xef\xbb\xbf{"q": 0}\r\n\n' + b"\n".join(b'{"q": 1}\n' + line for line, _ in BAD)
+    # A line of just the most bytes.
+    raw += b'\n{"q": "' + b"x" * (30_000 - len(b'{"q": ""}')) + b'"}\n'
     path.write_bytes(gzip.compress(raw) if suffix.endswith(".gz") else raw)
     file = describe(path)
     assert file.notes == ("starts with a byte order mark",)
     records = read_shards((file,), n_shards)
     places = {r.where: r.fault.reason for r in records if r.fault}
     assert places == {f"{path}, line {4 + 2 * i}": reason for i, (_, reason) in enumerate(BAD)}
-    assert [r.number for r in records if r.value] == [1, *range(3, 2 * len(BAD) + 2, 2)]
+    assert [r.number for r in records if r.value] == [1, *range(3, 2 * len(BAD) + 4, 2)]
 
 
 def test_a_file_that_shrank_is_noticed(tmp_path: Path) -> None:

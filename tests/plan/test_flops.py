@@ -17,7 +17,6 @@ from expertflow.plan.flops import (
 )
 from expertflow.plan.records import ModelFacts
 from expertflow.plan.settings import LoraSpec
-from expertflow.train.feed.batches import Batch
 from expertflow.train.memory_trace import (
     TracedRun,
     as_on_card,
@@ -53,29 +52,25 @@ PLAIN = {
     "vocab_size": 4096, "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8,
     "intermediate_size": 512, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
-STARCODER2 = Starcoder2Config(**PLAIN, num_key_value_heads=4)
-STARCODER2_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj")
-NEOX_TARGETS = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
-WITHOUT_GATES = [(STARCODER2, STARCODER2_TARGETS), (GPTNeoXConfig(**PLAIN), NEOX_TARGETS)]
-
-
-def count_step_flops(net: Any, batch: Batch, *, sum_len_sq: int) -> int:
-    """Run a micro-batch forward and backward and count what is computed, recomputation included.
-
-    ``sum_len_sq`` sums the squared lengths of its documents, which tensors without data do not say.
-    """
-    counter = FlopCounterMode(display=False, custom_mapping=_formulas(sum_len_sq))
-    with counter:
-        PackedLoss(net)(batch).backward()
-    return counter.get_total_flops()
+WITHOUT_GATES: dict[str, tuple[PretrainedConfig, int, tuple[str, ...]]] = {
+    "starcoder2": (
+        Starcoder2Config(**PLAIN, num_key_value_heads=4), 4,
+        ("q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"),
+    ),
+    "gpt_neox": (
+        GPTNeoXConfig(**PLAIN), 8,
+        ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+    ),
+}  # fmt: skip
 
 
 def _formulas(sum_len_sq: int) -> dict[Any, Any]:
     """Return the FLOPs of attention by kernel, and of a product in place, which torch leaves out.
 
-    Attention counts as the convention has it: causal, within documents, and twice the forward pass
-    for the backward one. Torch's own figures are of full attention, and have the scores that a
-    fused kernel computes again.
+    Attention counts as the convention has it: causal, within documents (``sum_len_sq`` sums their
+    squared lengths, which tensors without data do not say), and twice the forward pass for the
+    backward one. Torch's own figures are of full attention, and have the scores that a fused kernel
+    computes again.
     """
 
     def all_documents(factor: int) -> Any:
@@ -102,22 +97,19 @@ def run_of(lora: LoraSpec | None, config: PretrainedConfig = CONFIG) -> TracedRu
     )  # fmt: skip
 
 
-def built(run: TracedRun, *, checkpoint: bool) -> Any:
-    net = build_model(run, n_layers=FACTS.n_layers, checkpoint=checkpoint)
+def counted(run: TracedRun, n_rows: int, *, checkpoint: bool) -> float:
+    """Count a step without data, forward and backward, by the variable-length kernel."""
+    batch = sample_batch(DOCUMENTS, n_rows, SUPERVISED)
+    net: Any = build_model(run, n_layers=FACTS.n_layers, checkpoint=checkpoint)
     if run.lora is not None:
         # Without it, the lowest layer spares its input gradients: 1 layer of 3 here, of 28 there.
         net.enable_input_require_grads()
-    return net
-
-
-def counted(run: TracedRun, n_rows: int, *, checkpoint: bool) -> float:
-    """Count a step without data, by the variable-length kernel."""
-    batch = sample_batch(DOCUMENTS, n_rows, SUPERVISED)
-    net = built(run, checkpoint=checkpoint)
+    counter = FlopCounterMode(display=False, custom_mapping=_formulas(n_rows * SUM_LEN_SQ))
     with as_on_card(run), torch.autocast("cpu", dtype=run.dtype):
         materialize_weights(net)
-        flops = count_step_flops(net, batch, sum_len_sq=n_rows * SUM_LEN_SQ)
-    return flops / batch.n_tokens
+        with counter:
+            PackedLoss(net)(batch).backward()
+    return counter.get_total_flops() / batch.n_tokens
 
 
 def formula(lora: LoraSpec | None, *, checkpoint: bool, facts: ModelFacts = FACTS) -> FlopsPerToken:
@@ -140,19 +132,13 @@ def test_flops_agree_with_torchs_counter(kind: str, checkpoint: bool) -> None:
     assert formula(run.lora, checkpoint=checkpoint).hardware == pytest.approx(seen, rel=0.01)
 
 
-def without_gates(model_type: str) -> ModelFacts:
-    n_kv_heads = 8 if model_type == "gpt_neox" else 4
-    n_mlp_matrices = mlp_matrices(model_type)
-    return replace(
-        FACTS, model_type=model_type, n_kv_heads=n_kv_heads, n_mlp_matrices=n_mlp_matrices
-    )
-
-
 @pytest.mark.parametrize("full", [True, False])
-@pytest.mark.parametrize(("config", "targets"), WITHOUT_GATES)
-def test_mlps_without_gate(config: PretrainedConfig, targets: tuple[str, ...], full: bool) -> None:
+@pytest.mark.parametrize("model_type", WITHOUT_GATES)
+def test_mlps_without_gate(model_type: str, full: bool) -> None:
+    config, n_kv_heads, targets = WITHOUT_GATES[model_type]
     run = run_of(None if full else replace(LORA, targets=targets), config)
-    facts = without_gates(config.model_type)
+    n_matrices = mlp_matrices(model_type)
+    facts = replace(FACTS, model_type=model_type, n_kv_heads=n_kv_heads, n_mlp_matrices=n_matrices)
     seen = counted(run, 16, checkpoint=False)
     assert formula(run.lora, checkpoint=False, facts=facts).model == pytest.approx(seen, rel=0.01)
     assert flops_doubts(facts, run.lora) == ""

@@ -10,6 +10,10 @@ from support import LORA, plan_spec
 
 from expertflow.plan.flops import adapter_weights
 from expertflow.plan.memory import (
+    ADAPTER,
+    DORA,
+    FULL,
+    LOSS_BYTES_PER_VOCAB,
     RESERVE_BYTES,
     RESERVE_FRACTION,
     peak_bytes,
@@ -89,6 +93,29 @@ def test_only_linear_maps_are_held_in_4_bits() -> None:
     n_linear = 28 * (2 * 1024 * 2048 + 2 * 1024 * 1024 + 3 * 1024 * 3072)
     held = 0.52 * n_linear + 2 * (N_PARAMS - n_linear)
     assert made.model_bytes == int(held + 4 * N_TRAINED)
+
+
+# Whether layers are checkpointed; bytes per token and unit of width; copies; rows of the loss.
+PRIORS: list[tuple[dict[str, Any], bool, int, int, float]] = [
+    ({"lora": None}, False, 28 * FULL.kept, 2 * N_PARAMS, 0.3 * 2048),
+    ({"lora": None}, True, 28 * FULL.checkpointed + FULL.at_peak, 2 * N_PARAMS, 0.3 * 2048),
+    ({"lora": None, "bf16": False}, False, 2 * 28 * FULL.kept, 0, 0.3 * 2048),
+    ({}, False, 28 * ADAPTER.kept, 0, 256),
+    ({}, True, 28 * ADAPTER.checkpointed + ADAPTER.at_peak, 0, 256),
+    ({"lora": replace(LORA, use_dora=True)}, False, 28 * DORA.kept, 0, 256),
+]
+
+
+@pytest.mark.parametrize(("changes", "checkpoint", "per_unit", "n_copied", "rows"), PRIORS)
+def test_without_a_trace_a_step_is_layers_copies_and_loss(
+    changes: dict[str, Any], checkpoint: bool, per_unit: int, n_copied: int, rows: float
+) -> None:
+    method = "full" if changes.get("lora", LORA) is None else "lora"
+    draft = draft_of(H100, packing=seq(2048), **{"method": method, "lora": LORA, **changes})
+    made = predict_memory(draft, 1, checkpoint=checkpoint)
+    assert made is not None
+    layers, loss = 2048 * 1024 * per_unit, rows * LOSS_BYTES_PER_VOCAB * 151936
+    assert made.step_bytes == int(layers + n_copied + loss)
 
 
 def test_targets_of_unknown_shape_are_counted_by_the_trace() -> None:

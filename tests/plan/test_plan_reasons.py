@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from plan_fixtures import PACKING, card, plan, reasons_of
 
 from expertflow.core.records import from_json, to_json
+from expertflow.plan.claims import time_words
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.resolve import source_values
 from expertflow.plan.show import plan_text
@@ -51,6 +52,11 @@ def test_an_interruption_is_told_in_minutes_and_dollars() -> None:
     )
     priced = saves(save_steps=None, save_every_minutes=0.5, price_usd_per_hour=6.0)
     assert priced.endswith("at most 30 seconds, $0.05")
+    # Saves by steps may come sooner.
+    made = plan(card("H100 SXM"), save_steps=1)
+    assert made.cost.step_hours is not None
+    lost = time_words(made.cost.step_hours / made.n_steps)
+    assert reasons_of(made)["save_steps"].because.endswith(f"loses at most {lost}")
 
 
 def test_a_plan_can_be_read() -> None:

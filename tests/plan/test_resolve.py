@@ -21,7 +21,7 @@ def test_a_budget_that_cannot_be_checked_is_refused(name: str | None) -> None:
         plan(card(name) if name else None, max_usd=5.0)
 
 
-@pytest.mark.parametrize(("n_cards", "rows"), [(1, 16), (3, 12), (4, 16), (8, 16), (32, 32)])
+@pytest.mark.parametrize(("n_cards", "rows"), [(1, 16), (3, 12), (4, 16), (5, 20), (32, 32)])
 def test_cards_share_the_wanted_batch(n_cards: int, rows: int) -> None:
     made = plan(card("H100 SXM"), seq(512), world_size=n_cards)
     assert made.global_batch_sequences == rows
@@ -61,3 +61,8 @@ def test_steps_cover_the_rows_once_an_epoch() -> None:
     assert made.n_steps * made.global_batch_sequences >= SPLIT.n_sequences
     assert (made.n_steps - 1) * made.global_batch_sequences < SPLIT.n_sequences
     assert made.predicted_tokens == SPLIT.n_tokens
+    assert made.may_halve_micro_batch
+    assert not plan(card("H100 SXM"), batch_size=2).may_halve_micro_batch
+    for ratio, n_decay_steps in ((0.25, 25), (1.0, 80)):
+        settings = {"max_steps": 100, "warmup_ratio": 0.2, "lr_decay_ratio": ratio}
+        assert plan(None, **settings).n_decay_steps == n_decay_steps

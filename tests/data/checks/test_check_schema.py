@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from expertflow.core.files import read_json_lines
 from expertflow.data.checks.registry import build_checks
 from expertflow.data.reject import Filtered, Reject
 from expertflow.data.settings import FieldCheck
@@ -131,21 +132,16 @@ def test_many_unique_items_take_no_quadratic_time() -> None:
 
 def test_labels_of_schemastore(shared_data: Path) -> None:
     folder = shared_data / "expert-json" / "schemastore"
-    schemas = {}
-    for line in (folder / "schemas.jsonl").read_bytes().splitlines():
-        row = json.loads(line)
-        schemas[row["schema_name"]] = row["schema"]
-    for line in (folder / "records.jsonl").read_bytes().splitlines()[::4]:
-        row = json.loads(line)
+    rows = read_json_lines(folder / "schemas.jsonl")
+    schemas = {row["schema_name"]: row["schema"] for row in rows}
+    for row in read_json_lines(folder / "records.jsonl")[::4]:
         expected = None if row["valid"] else "json_schema_violation"
         assert reason(row["document"], schemas[row["schema_name"]]) == expected, row["id"]
 
 
 def test_labels_of_the_test_suite(shared_data: Path) -> None:
-    path = shared_data / "expert-json" / "test-suite" / "draft2020-12.jsonl"
     n_judged = 0
-    for line in path.read_bytes().split(b"\n"):
-        row = json.loads(line) if line else {"id": "/optional/"}
+    for row in read_json_lines(shared_data / "expert-json/test-suite/draft2020-12.jsonl"):
         # Optional are formats and details of ECMAScript's patterns.
         if "/optional/" in row["id"]:
             continue

@@ -1,12 +1,12 @@
 """Texts that each parser takes or refuses, and where it sees the fault."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from expertflow.core.files import read_json_lines
 from expertflow.data.checks.language import detect_language
 from expertflow.data.checks.registry import build_checks
 from expertflow.data.reject import Filtered
@@ -142,14 +142,10 @@ def test_other_reasons_of_sql() -> None:
         sql("SELECT * FROM t TABLESAMPLE (10 PERCENT)", "postgres", "mysql")
 
 
-def records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
-
-
 def test_real_typescript(shared_data: Path) -> None:
     """Solutions that are complete parse. Some marked as verified are cut off, which shows here."""
     n_complete = 0
-    for row in records(shared_data / "expert-typescript" / "mbtsp.jsonl"):
+    for row in read_json_lines(shared_data / "expert-typescript" / "mbtsp.jsonl"):
         code = row["prompt"] + (row["canonical_solution"] or "")
         if row["verified"] and code.count("{") == code.count("}"):
             n_complete += 1
@@ -206,7 +202,7 @@ def test_what_is_too_short_to_tell_passes(text: str) -> None:
 
 def test_real_pages_in_eleven_languages(shared_data: Path) -> None:
     n_wrong = n_told = 0
-    for row in records(shared_data / "phase1a" / "tldr" / "records.jsonl")[::20]:
+    for row in read_json_lines(shared_data / "phase1a" / "tldr" / "records.jsonl")[::20]:
         found = detect_language(row["description"])
         n_told += found is not None
         n_wrong += found is not None and found != row["lang"].split("_")[0]

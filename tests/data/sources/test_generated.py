@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import sha256_file
+from expertflow.core.files import read_json_lines, sha256_file
 
 FIELDS = {
     "text_to_sql": ("question", "schema", "sql", "database"),
@@ -35,9 +35,9 @@ def make(
     module = importlib.import_module(f"expertflow.data.sources.generated.{name}")
     n_documents = N_DOCUMENTS.get(name, 400)
     artifacts = module.generate(n_documents=n_documents, seed=seed, directory=directory)
-    lines = (directory / "records.jsonl").read_bytes().split(b"\n")[:-1]
-    assert len(lines) == n_documents
-    return [json.loads(line) for line in lines], artifacts
+    records = read_json_lines(directory / "records.jsonl")
+    assert len(records) == n_documents
+    return records, artifacts
 
 
 @pytest.mark.parametrize("name", FIELDS)
