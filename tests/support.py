@@ -16,7 +16,6 @@ from expertflow.core.files import sha256_file
 from expertflow.core.records import write_record
 from expertflow.data.layout import chatml_layout
 from expertflow.data.records import Body, ShardRecord, Turn
-from expertflow.data.shapes import frame_of
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import ModelFacts, PlanSpec
 from expertflow.plan.resolve import plan_training
@@ -141,6 +140,7 @@ def tokenizer_record(**changes: Any) -> TokenizerRecord:
 def document_shard(folder: Path, bodies: list[Body], *, shard: str = "000") -> ShardRecord:
     """Write a shard of documents."""
     from expertflow.data.documents import DocumentWriter, NewDocument
+    from expertflow.data.shapes import frame_of
 
     path = folder / f"{shard}.documents.arrow"
     with pa.OSFile(str(path), "wb") as sink:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "bench" / "peers"))
 
 from measured import Failed
 from orchestration import Copies
-from side_by_side import finish_report, parse_arguments, run_parts
+from side_by_side import finish_report, run_parts
 from turns import ratios, turns
 
 
@@ -34,18 +34,6 @@ def test_repeats_that_one_side_lacks_are_left_out() -> None:
     assert found is not None
     assert (found.median, found.n) == (2.5, 2)
     assert ratios({0: 1.0}, {1: 1.0}) is None
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["--only", "tokens,speed"], ["--methods", "dora"], ["--repeats", "0"], ["--device", "tpu"]],
-)
-def test_what_cannot_be_measured_is_refused(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        parse_arguments(words)
-    assert words[1].split(",")[-1] in capsys.readouterr().err or words[0] == "--repeats"
 
 
 def test_a_part_that_fails_is_listed_and_the_others_go_on(
@@ -71,6 +59,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Copies:
     return Copies(tmp_path_factory.mktemp("a b") / "copies", "results/x/packing.json")
 
 
+@pytest.mark.long
 def test_a_run_that_fails_is_no_measurement(copies: Copies) -> None:
     with pytest.raises(Failed, match="MissingRule"):
         copies.run_workflow(copies.make_fresh("wrong"), "-n", "nothing-makes-this")

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,9 @@ def test_the_whole_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) -> 
 
 
 def test_the_budget_leaves_parts_out_and_says_so(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "bench" / "train_gpu.py"), "--device", "cpu"]
-    command += ["--model", "tiny", "--only", "route,lora", "--budget-s", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["left_out"] == ["route", "lora"]
-    assert "left out, the budget was spent: route, lora" in done.stdout
+    args = Namespace(parts=["route", "lora"], budget_s=0.0)
+    found = train_gpu.run_parts(work(tmp_path), args, time.monotonic())
+    assert found == ({}, ["route", "lora"])
 
 
 def work(folder: Path, **changes: Any) -> training.Work:

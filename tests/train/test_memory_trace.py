@@ -82,15 +82,13 @@ def test_weights_are_counted_as_they_are_held(tmp_path: Path) -> None:
     assert qlora.model_bytes < lora.model_bytes
 
 
-@pytest.mark.parametrize("n_rows", [8, 12, 14])
-def test_lines_are_not_too_low_where_the_loss_takes_a_second_chunk(
-    n_rows: int, tmp_path: Path
-) -> None:
+def test_lines_are_not_too_low_where_the_loss_takes_a_second_chunk(tmp_path: Path) -> None:
     """With a vocabulary that is large beside the layers, as real ones are."""
     config = Qwen3Config(**{**SHAPE, "vocab_size": 4096}, head_dim=32)
     line = traced(tmp_path, config).lines[1]
-    seen = memory_trace.whole_model(run_of(config=config), n_rows, 64, checkpoint=True)[2]
-    assert seen <= step_bytes_at(line, n_rows * 64) <= 1.01 * seen
+    for n_rows in (8, 12, 14):
+        seen = memory_trace.whole_model(run_of(config=config), n_rows, 64, checkpoint=True)[2]
+        assert seen <= step_bytes_at(line, n_rows * 64) <= 1.01 * seen, n_rows
 
 
 def test_an_older_card_keeps_ungrouped_heads(tmp_path: Path) -> None:
