@@ -64,7 +64,7 @@ def sql(n: int, canary: str) -> Sized:
         + " SELECT count(*) FROM a29",
         "zeroblob": "SELECT zeroblob(2000000000)",
         "many blobs": endless + "zeroblob(900000) FROM r",
-        "printf": "SELECT printf('%.*c', 999999999, 'x')",
+        "printf": f"SELECT printf('%.*c', {min(n * 30_000, 999_999_999)}, 'x')",
         "replace": "SELECT replace(hex(zeroblob(400000)), '0', 'xxxxxxxxxxxx')",
         "instr": endless + "sum(instr(hex(zeroblob(490000)), hex(zeroblob(240000)) || i)) FROM r",
         "glob": "SELECT replace(hex(zeroblob(200000)), '0', 'a') GLOB '" + "*a" * n + "b'",

@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+from support import pair
 
 from expertflow.data.documents import KEEP, Document, DocumentWriter, NewDocument
-from expertflow.data.records import Body, ShardRecord, Turn
+from expertflow.data.records import ShardRecord
 from expertflow.data.shapes import frame_of
 from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, JudgeSpec, Judgment
 from expertflow.evaluate.scoring import ScoringTask
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import PackedSplit
+from expertflow.train.records import KeptWeights
 
 
 class Letters:
@@ -30,24 +33,32 @@ class Letters:
         return {"<|im_start|>": 1, "<|im_end|>": 2, "<|endoftext|>": 3}[token]
 
 
-def body(question: str, answer: str) -> Body:
-    turns = (
-        Turn(role="user", content=question, learned=False),
-        Turn(role="assistant", content=answer, learned=True),
-    )
-    return Body(turns=turns)
-
-
 def document(row: int, question: str, answer: str = "", *, held_out: bool = True) -> Document:
     return Document(
         document_id=f"s/{row}",
         text_hash=f"{question} {answer}".encode().hex(),
-        body=body(question, answer or question.upper()),
+        body=pair(question, answer or question.upper()),
         fields={},
         held_out=held_out,
         n_copies=1,
         row=row,
     )
+
+
+def example(number: int, prompt: str, reference: str) -> Example:
+    return Example(document_id=f"d{number}", prompt=prompt, reference=reference, fields={})
+
+
+def training(losses: Mapping[int, float | None], *, published: int, **more: str) -> Any:
+    """Stand for a training that kept steps with these held-out losses."""
+    candidates = tuple(
+        KeptWeights(
+            step=step, held_out_loss=loss, weights_sha256=f"w{step}",
+            path="." if step == published else f"steps/step-{step:08d}",
+        )
+        for step, loss in losses.items()
+    )  # fmt: skip
+    return SimpleNamespace(candidates=candidates, published_step=published, **more)
 
 
 def spec(**changes: Any) -> EvaluationSpec:

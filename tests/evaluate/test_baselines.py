@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+from made_up_documents import example
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate import baselines
@@ -11,10 +12,6 @@ from expertflow.evaluate.records import Example, Judgment
 
 COLUMNS = ("color", "weight", "size", "price", "maker", "year", "shape")
 THINGS = ("red car", "blue chair", "old lamp", "new ship", "small boat")
-
-
-def example(number: int, prompt: str, reference: str) -> Example:
-    return Example(document_id=f"d{number}", prompt=prompt, reference=reference, fields={})
 
 
 def table(number: int) -> Example:

@@ -1,11 +1,11 @@
 """Which of the kept checkpoints is published, and why."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from made_up_documents import spec
+from made_up_documents import training as kept
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.choose_checkpoint import (
@@ -19,19 +19,11 @@ from expertflow.evaluate.choose_checkpoint import (
 )
 from expertflow.evaluate.records import Judgment, Published, TaskScore
 from expertflow.evaluate.statistics import summarize_judgments
-from expertflow.train.records import KeptWeights
 
 
 def training(*losses: float | None, published: int) -> Any:
-    """Return a training that kept steps 10, 20, … with these held-out losses."""
-    candidates = tuple(
-        KeptWeights(
-            step=step, held_out_loss=loss, weights_sha256=f"w{step}",
-            path="." if step == published else f"steps/step-{step:08d}",
-        )
-        for step, loss in zip(range(10, 99, 10), losses, strict=False)
-    )  # fmt: skip
-    return SimpleNamespace(candidates=candidates, published_step=published)
+    """Stand for a training that kept steps 10, 20, … with these held-out losses."""
+    return kept(dict(zip(range(10, 99, 10), losses, strict=False)), published=published)
 
 
 def score(n_correct: int, n: int = 40) -> TaskScore:

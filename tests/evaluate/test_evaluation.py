@@ -14,6 +14,7 @@ from made_up_documents import (
     packed_split,
     shard,
     spec,
+    training,
     write_documents,
 )
 from msgspec import Struct
@@ -32,7 +33,6 @@ from expertflow.evaluate.questions import EvalExample
 from expertflow.evaluate.records import EvaluationRecord, Example, Judgment
 from expertflow.evaluate.tasks.exact_match import ExactMatch
 from expertflow.tokens.arrow import ROWS_FILE
-from expertflow.train.records import KeptWeights
 
 N_HELD_OUT, N_TRAINING = 60, 40
 END = "\x02"
@@ -93,19 +93,6 @@ def words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluator, "read_rows", lambda _: None)
 
 
-def training(*steps: int, published: int, packing_sha256: str) -> Any:
-    candidates = tuple(
-        KeptWeights(
-            step=step, held_out_loss=None if step == 10 else 1.0, weights_sha256=f"w{step}",
-            path="." if step == published else f"steps/step-{step:08d}",
-        )
-        for step in steps
-    )  # fmt: skip
-    return SimpleNamespace(
-        candidates=candidates, published_step=published, packing_sha256=packing_sha256
-    )
-
-
 def made(
     folder: Path, load: Any, *, steps: tuple[int, ...] = (10, 20), **changes: Any
 ) -> EvalInputs:
@@ -120,7 +107,8 @@ def made(
         n_dropped_by_reason={}, n_dropped_held_out=0,
     )  # fmt: skip
     sha256 = sha256_json(["t", packing.held_out.sha256])
-    run = training(*steps, published=steps[-1], packing_sha256=sha256)
+    losses = {step: None if step == 10 else 1.0 for step in steps}
+    run = training(losses, published=steps[-1], packing_sha256=sha256)
     for candidate in run.candidates:
         place = folder / "checkpoint" / candidate.path
         place.mkdir(parents=True, exist_ok=True)

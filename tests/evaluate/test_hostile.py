@@ -7,12 +7,14 @@ import pytest
 from hostile_predictions import PREDICTIONS
 from hostile_run import Surroundings, score_all
 
-from expertflow.evaluate.tasks import typescript_tests
+from expertflow.evaluate.isolation.sandbox import SandboxLimits
+from expertflow.evaluate.tasks.typescript_tests import TypeScriptTests, sandbox_problem
 
 SIZE = 3_000
 # These run into limits of many seconds; the remaining ones reach the same limits.
 SLOW = {"endless sum", "join", "prepared", "instr", "ignores signals", "waits", "backtracks"}
 SLOW |= {"throws a trap", "pattern that backtracks"}
+SHORT = SandboxLimits(cpu_s=2)
 
 
 @pytest.fixture
@@ -23,11 +25,11 @@ def around(tmp_path: Path) -> Iterator[Surroundings]:
 
 
 @pytest.mark.parametrize("task", sorted(PREDICTIONS))
-def test_hostile_predictions_are_wrong_and_harm_nothing(task: str, around: Surroundings) -> None:
-    if (
-        task.startswith("typescript_tests")
-        and (reason := typescript_tests.sandbox_problem()) is not None
-    ):
+def test_hostile_predictions_are_wrong_and_harm_nothing(
+    task: str, around: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TypeScriptTests, "limits", SHORT)
+    if task.startswith("typescript_tests") and (reason := sandbox_problem()) is not None:
         pytest.skip(reason)
     hostile = {
         name: prediction.replace("{port}", str(around.port))

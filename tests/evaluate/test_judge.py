@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from judge_server import Answering, Asked, Response, judge_server
-from made_up_documents import judge_spec
+from made_up_documents import example, judge_spec
 
 from expertflow.core.records import write_record
 from expertflow.evaluate.judge.client import MAX_COUNT, Patience
@@ -22,19 +22,15 @@ from expertflow.evaluate.judge.comparison import (
     make_messages,
     read_verdict,
 )
-from expertflow.evaluate.records import Example, JudgeResult
+from expertflow.evaluate.records import JudgeResult
 
 QUICK = Patience(first_wait_s=0.01, longest_wait_s=0.5, n_at_once=2)
 KEY = "sk-not-a-real-key-0123456789"
 
 
-def question(prompt: str, reference: str) -> Example:
-    return Example(document_id="d", prompt=prompt, reference=reference, fields={})
-
-
 def pairs(n: int, *, before: str = "bad", after: str = "good") -> list[JudgedPair]:
     return [
-        JudgedPair(question(f"question {i}", "good"), f"{before} {i}", f"{after} {i}")
+        JudgedPair(example(i, f"question {i}", "good"), f"{before} {i}", f"{after} {i}")
         for i in range(n)
     ]
 
@@ -182,8 +178,8 @@ def test_failures_in_a_row_end_the_asking() -> None:
 
 @pytest.mark.parametrize("endless", [b"", b"H"])
 def test_an_endpoint_that_hangs_or_drips_ends(endless: bytes) -> None:
-    result, _ = judged(lambda _: Response(endless=endless), pairs(30), timeout_s=0.3)
-    assert (result.n_failed, result.usd) == (30, None)
+    result, _ = judged(lambda _: Response(endless=endless), pairs(1), timeout_s=0.3)
+    assert (result.n_failed, result.usd) == (1, None)
     assert "no reply within 0.3 s" in str(result.reason)
 
 
@@ -282,7 +278,7 @@ def test_verdicts_are_read_tolerantly(reply: str, verdict: str | None) -> None:
 
 
 def test_no_text_can_hold_the_marks_around_it() -> None:
-    asked = question("q", "r")
+    asked = example(0, "q", "r")
     mark = make_messages("c", asked, "x", "\ud800")[1]["content"].split()[1].rstrip(">")
     messages = make_messages("c", asked, f"<<<end {mark}>>>", "\ud800")
     new = messages[1]["content"].split()[1].rstrip(">")
@@ -292,7 +288,7 @@ def test_no_text_can_hold_the_marks_around_it() -> None:
 
 
 def test_long_answers_are_cut_and_say_so() -> None:
-    chat = make_messages("c", question("q", "r"), "x" * 30_000, "y")
+    chat = make_messages("c", example(0, "q", "r"), "x" * 30_000, "y")
     assert "[cut here: 10,000 characters more]" in chat[1]["content"]
     assert len(chat[1]["content"]) < 21_000
 

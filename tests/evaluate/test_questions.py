@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from made_up_documents import Letters, document, spec
+from made_up_documents import Letters, document, example, spec
 from msgspec.structs import replace
 
 from expertflow.core.errors import EvaluationError
@@ -51,9 +51,9 @@ class Task(MultipleChoice):
 
     def score(self, examples: Sequence[Example], answers: Sequence[str]) -> list[Judgment]:
         self.n_starts += 1
-        for example in examples:
-            if example.reference == "bad":
-                raise EvaluationError(f"document {example.document_id}: no number")
+        for one in examples:
+            if one.reference == "bad":
+                raise EvaluationError(f"document {one.document_id}: no number")
         return [Judgment("correct") for _ in answers]
 
     def list_options(self, example: Example) -> list[str]:
@@ -176,13 +176,9 @@ def test_what_asks_nothing_is_left_out() -> None:
     assert [example.document_id for example in found] == ["s/2"]
 
 
-def example(number: int, reference: str) -> Example:
-    return Example(document_id=f"d{number}", prompt="q", reference=reference, fields={})
-
-
 def test_each_bad_one_is_named_and_few_starts_find_it() -> None:
     task = Task(spec())
-    asked = [example(i, "bad" if i in (3, 4, 90) else "good") for i in range(100)]
+    asked = [example(i, "q", "bad" if i in (3, 4, 90) else "good") for i in range(100)]
     assert find_unusable(asked, task.score) == {i: f"document d{i}: no number" for i in (3, 4, 90)}
     assert task.n_starts < 50
 

@@ -2,7 +2,6 @@
 
 import random
 import sqlite3
-import time
 from pathlib import Path
 from typing import Any
 
@@ -116,17 +115,11 @@ def test_the_wall_clock_stops_what_instructions_do_not(database: Path) -> None:
     # A few instructions that take hours: a match fails at its end at every place of a long text.
     slow = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n LIMIT 9999) "
     slow += "SELECT sum(instr(hex(zeroblob(490000)), hex(zeroblob(240000)) || x)) FROM n"
-    started = time.perf_counter()
-    # The clock includes process startup, which may take long on a busy machine.
-    verdicts = _judge(database, GOLD, slow, GOLD, limits=Limits(wall_s=20.0, cpu_s=600))
-    assert [(v.kind, v.detail) for v in verdicts] == [
-        ("correct", ""),
-        ("timed_out", "no answer within 20 s"),
-        ("correct", ""),
-    ]
-    assert time.perf_counter() - started < 300
-    verdict = _judge(database, slow, limits=Limits(cpu_s=1))[0]
-    assert (verdict.kind, "ended with code" in verdict.detail) == ("timed_out", True)
+    with pytest.raises(EvaluationError, match=r"timed_out: no answer within 0\.2 s"):
+        _judge(database, GOLD, gold=slow, limits=Limits(wall_s=0.2, cpu_s=600))
+    verdicts = _judge(database, GOLD, slow, GOLD, limits=Limits(cpu_s=1))
+    assert [verdict.kind for verdict in verdicts] == ["correct", "timed_out", "correct"]
+    assert "ended with code" in verdicts[1].detail
 
 
 def test_a_query_that_explodes_while_it_is_prepared_is_stopped(database: Path) -> None:
