@@ -1,6 +1,5 @@
 """Two machines for a test: one that prepares and one that trains, each a folder of its own."""
 
-import subprocess
 from pathlib import Path
 
 from workflow_space import CODE, Workspace, copy_code
@@ -31,10 +30,8 @@ def make_box(root: Path, like: Workspace) -> Workspace:
 
 
 class Box(Workspace):
-    def _run(
-        self, command: list[str], environment: dict[str, str]
-    ) -> subprocess.CompletedProcess[str]:
-        return super()._run(command, {"HOME": str(self.root / "home"), **environment})
+    def environment(self, changes: dict[str, str]) -> dict[str, str]:
+        return super().environment({"HOME": str(self.root / "home"), **changes})
 
     def open(self, bundle: Path, *arguments: object) -> None:
         done = self.script("open_bundle", bundle, *arguments)

@@ -1,5 +1,7 @@
 """A copy of the workflow with two tiny experts, run once; tests edit copies of the copy."""
 
+import atexit
+import functools
 import json
 import os
 import re
@@ -23,6 +25,30 @@ SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 REPORT = "results/tiny/report.json"
 # A whole chain takes a minute; this is for what hangs, also on a slow machine.
 LIMIT_S = 1200
+
+
+@functools.cache
+def warm_snakemake() -> "subprocess.Popen[str]":
+    """Start the process whose forks are this test process's dry runs."""
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("warm_snakemake.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(process.kill)
+    return process
+
+
+def run_warm(
+    folder: Path, arguments: list[str], environment: dict[str, str]
+) -> "subprocess.CompletedProcess[str]":
+    """Run Snakemake in a fork of a warm process: for what starts no job, or ends with the first."""
+    process = warm_snakemake()
+    assert process.stdin and process.stdout
+    print(json.dumps([str(folder), arguments, environment]), file=process.stdin, flush=True)
+    code, out, problems = json.loads(process.stdout.readline())
+    return subprocess.CompletedProcess(arguments, code, out, problems)
 
 
 def manifest(**training: Any) -> dict[str, Any]:
@@ -62,7 +88,13 @@ class Workspace(Record, frozen=True):
     root: Path
 
     def snakemake(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return self._run([str(SNAKEMAKE), "--cores", "2", *arguments], environment)
+        words = ["--cores", "2", *arguments]
+        if "-n" in arguments:
+            return run_warm(self.root, words, self.environment(environment))
+        return self._run([str(SNAKEMAKE), *words], environment)
+
+    def environment(self, changes: dict[str, str]) -> dict[str, str]:
+        return {**os.environ, **changes}
 
     def script(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         """Run the workspace's own copy of a script."""
@@ -72,7 +104,7 @@ class Workspace(Record, frozen=True):
     def _run(
         self, command: list[str], environment: dict[str, str]
     ) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, **environment}
+        env = self.environment(environment)
         return subprocess.run(
             command, cwd=self.root, capture_output=True, text=True, env=env, timeout=LIMIT_S
         )
@@ -85,7 +117,8 @@ class Workspace(Record, frozen=True):
 
     def refused(self, *arguments: str, **environment: str) -> str:
         """Run Snakemake, which has to fail with one line; return it."""
-        done = self.snakemake(*(arguments or (REPORT,)), **environment)
+        words = ["--cores", "2", *(arguments or (REPORT,))]
+        done = run_warm(self.root, words, self.environment(environment))
         lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert done.returncode != 0 and len(lines) == 1, done.stderr
         assert "Traceback" not in done.stderr
