@@ -147,6 +147,7 @@ def test_a_detector_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch)
         ("--author=ann@a.org.", "--author={}."),
         ("ann@a.org,ANN@A.ORG", "{},{}"),
         ("mailto:ann@a.org?x", "mailto:{}?x"),
+        ("ann@a.org@b.org", "{}@b.org"),
         ("问ann@a.org吗", "问{}吗"),
     ],
 )
