@@ -12,6 +12,7 @@ import yaml
 from loopback_hub import write_hub_cache, write_prepared_cache
 from rich.console import Console
 from support import ROOT, run_script
+from test_load import base
 
 from expertflow.config.catalog import build_catalog, print_catalog, scan_caches
 
@@ -30,15 +31,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write_config(folder: Path, experts: dict[str, list[dict[str, Any]]]) -> None:
     (folder / "config" / "experts").mkdir(parents=True)
-    (folder / "config" / "config.yaml").write_text(
-        yaml.safe_dump({"preset": "demo", "experts": dict.fromkeys(experts)})
-    )
+    settings = {"preset": "demo", "experts": dict.fromkeys(experts)}
+    (folder / "config" / "config.yaml").write_text(yaml.safe_dump(settings))
     for name, sources in experts.items():
-        manifest = {
-            "description": "d", "model": "builtin:tiny-qwen3",
-            "sources": [{"text": "{q}", **source} for source in sources],
-            "evaluation": {"task": "held_out_loss"},
-        }  # fmt: skip
+        manifest = {**base(), "sources": [{"text": "{q}", **source} for source in sources]}
         (folder / "config" / "experts" / f"{name}.yaml").write_text(yaml.safe_dump(manifest))
 
 

@@ -57,20 +57,12 @@ def test_what_another_run_makes_is_left_alone(results: Path) -> None:
     assert not any((results / name).exists() for name in SPOILT)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "looks"),
-    [
-        (["--cores", "2", "results/e/report.json"], False),
-        (["--summary"], True),
-        (["-S"], True),
-        (["--dag"], True),
-        (["--report=r.html"], True),
-        (["--report", "r.html", "--report-after-run"], False),
-    ],
-)
-def test_what_only_looks_is_known_by_its_options(arguments: list[str], looks: bool) -> None:
-    assert only_looks(arguments, dryrun=False) is looks
-    assert only_looks(arguments, dryrun=True)
+def test_what_only_looks_is_known_by_its_options() -> None:
+    for words in ("--summary", "-S", "--dag", "--report=r.html"):
+        assert only_looks([words], dryrun=False)
+    for words in ("--cores 2 results/e/report.json", "--report r.html --report-after-run"):
+        assert not only_looks(words.split(), dryrun=False)
+        assert only_looks(words.split(), dryrun=True)
 
 
 def test_spoilt_sidecars_are_told_of_and_the_rest_is_checked(tmp_path: Path) -> None:

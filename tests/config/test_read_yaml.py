@@ -1,25 +1,13 @@
 """A fault in a settings file is one line with the file, the line, and what would be right."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from test_load import base, load
 
-from expertflow.config.load import load_expert
 from expertflow.config.read_yaml import at_line, read_yaml
 from expertflow.core.errors import ConfigError
-
-GOOD = """\
-description: d
-model: builtin:tiny-qwen3
-evaluation: {task: held_out_loss}
-sources:
-  - name: mine
-    kind: local
-    path: a.jsonl
-    text: "{a}"
-training:
-  learning_rate: 1.0e-3
-"""
 
 
 def refused(tmp_path: Path, text: str, name: str = "e.yaml") -> str:
@@ -68,22 +56,20 @@ def test_merge_keys_and_aliases_are_read(tmp_path: Path) -> None:
     assert read_yaml(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": 3e-6}
 
 
-def loaded(tmp_path: Path, **own: object) -> list[dict[str, object]]:
-    config = {"preset": "full", "training": {}, "experts": {"mine": own}}
-    expert = load_expert("mine", folders=[tmp_path], config=config)
-    sources: list[dict[str, object]] = expert["sources"]
-    return sources
-
-
 def test_sources_are_changed_by_name(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(GOOD, encoding="utf-8")
+    manifest = {**base(), "sources": [{**base()["sources"][0], "name": "mine"}]}
+
+    def changed(sources: dict[str, Any]) -> dict[str, Any]:
+        [source] = load(tmp_path, manifest, experts={"e": {"sources": sources}})["sources"]
+        return dict(source)
+
     # As Snakemake's --config gives them: numbers inside an object are texts.
-    [source] = loaded(tmp_path, sources={"mine": {"path": "007", "max_documents": "100"}})
-    assert (source["path"], source["max_documents"], source["text"]) == ("007", 100, "{a}")
+    source = changed({"mine": {"path": "007", "max_documents": "100"}})
+    assert (source["path"], source["max_documents"], source["text"]) == ("007", 100, "{body}")
     with pytest.raises(ConfigError, match=r"sources\.min: the expert has no such .* mean 'mine'"):
-        loaded(tmp_path, sources={"min": {"path": "b"}})
+        changed({"min": {"path": "b"}})
     with pytest.raises(ConfigError, match=r"sources\.mine is 'b'; give keys"):
-        loaded(tmp_path, sources={"mine": "b"})
+        changed({"mine": "b"})
 
 
 def test_a_place_that_is_gone_is_the_file_alone(tmp_path: Path) -> None:

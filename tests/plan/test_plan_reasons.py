@@ -20,9 +20,9 @@ AUTO = {
 
 
 def test_everything_auto_has_its_sentence() -> None:
-    for name in (None, "H100 SXM"):
+    for gpu in (None, card("H100 SXM")):
         packing = replace(PACKING, length_reason="as max_seq_length says")
-        made = reasons_of(plan(card(name) if name else None, packing))
+        made = reasons_of(plan(gpu, packing))
         assert set(made) >= AUTO
         assert all(len(made[setting].because) > 10 for setting in AUTO)
 

@@ -1,6 +1,5 @@
 """Steps and warm-up, which loader a run gets, in which order it reads, and what is said of it."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import plan_spec
@@ -10,24 +9,19 @@ from expertflow.plan.settings import Training
 from expertflow.plan.switches import choose_grouping, choose_loader, choose_steps, choose_warmup
 
 
-@pytest.mark.parametrize(
-    ("loader", "packing", "n_workers", "expected"),
-    [
+def test_workers_load_unpacked_rows_or_what_they_are_told_to() -> None:
+    for loader, packing, n_workers, expected in (
         (None, "bfd", 8, ("thread", 0)),
         (None, "concat", 8, ("thread", 0)),
         (None, "none", 0, ("thread", 0)),
         (None, "none", 8, ("workers", 8)),
         ("thread", "none", 8, ("thread", 0)),
         ("workers", "bfd", 8, ("workers", 8)),
-    ],
-)
-def test_workers_load_unpacked_rows_or_what_they_are_told_to(
-    loader: str | None, packing: str, n_workers: int, expected: tuple[str, int]
-) -> None:
-    spec = plan_spec(loader=loader, dataloader_num_workers=n_workers)
-    made = choose_loader(spec, packing)
-    chosen = {name_of(setting): value for setting, (value, _) in made.items()}
-    assert (chosen["loader"], chosen["dataloader_num_workers"]) == expected
+    ):
+        spec = plan_spec(loader=loader, dataloader_num_workers=n_workers)
+        made = choose_loader(spec, packing)
+        chosen = {name_of(setting): value for setting, (value, _) in made.items()}
+        assert (chosen["loader"], chosen["dataloader_num_workers"]) == expected
 
 
 def test_rows_are_grouped_where_they_differ_in_length() -> None:
@@ -38,25 +32,17 @@ def test_rows_are_grouped_where_they_differ_in_length() -> None:
     assert choose_grouping(plan_spec(group_by_length=True), "bfd") == same
 
 
-@pytest.mark.parametrize(
-    ("steps", "warmup", "words"),
-    [
-        (1, 0, ""),
-        (2, 0, ""),
+def test_the_warm_up_rule_says_what_won() -> None:
+    for steps, warmup, words in (
         (66, 7, "0.1 x 66 steps = 6.6, rounded; warmup_steps_min 10 gives way to the ratio"),
         (600, 60, "0.1 x 600 steps = 60, rounded"),
         (20_000, 1000, "0.1 x 20000 steps = 2e+03; warmup_steps_max is 1000"),
-    ],
-)
-def test_the_warm_up_rule_says_what_won(steps: int, warmup: int, words: str) -> None:
-    found, because = choose_warmup(Training(), steps)
-    assert found == warmup and (because == words or not words)
-
-
-def test_a_hard_minimum_wins_over_the_ratio() -> None:
-    settings = Training(override_min_warmup=False)
-    assert choose_warmup(settings, 66) == (10, "0.1 x 66 steps = 6.6; warmup_steps_min is 10")
-    assert choose_warmup(settings, 5)[0] == 4
+    ):
+        assert choose_warmup(Training(), steps) == (warmup, words)
+    assert choose_warmup(Training(), 1)[0] == choose_warmup(Training(), 2)[0] == 0
+    hard = Training(override_min_warmup=False)
+    assert choose_warmup(hard, 66) == (10, "0.1 x 66 steps = 6.6; warmup_steps_min is 10")
+    assert choose_warmup(hard, 5)[0] == 4
 
 
 @given(st.integers(1, 10**6), st.floats(0, 0.99), st.integers(0, 500), st.booleans())
