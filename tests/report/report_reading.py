@@ -11,6 +11,7 @@ from expertflow.report.measured import restore, to_plain
 from expertflow.report.records import Finding, Report
 
 MAX_PAGE_BYTES = 400_000
+HOSTILE = "<script>alert(1)</script>\" onload='x' {{ 7 * 7 }} </style></svg></pre> \u202e \x1b[2J"
 VOID = {"meta", "br", "path", "line", "rect", "circle", "stop"}
 
 
@@ -49,6 +50,28 @@ def check_page_is_safe(page: str) -> None:
     assert not {"script", "link", "img", "iframe", "object"} & set(outline.tags)
     assert not [name for name, _ in outline.attributes if name.startswith("on")]
     assert not re.findall(r"(?:href|src|url\()\s*=?\s*[\"']?(?:https?:)?//", page)
+
+
+def section(page: str, name: str) -> str:
+    return page.split(f'<section id="{name}"')[1].split("</section>")[0]
+
+
+def text_of(page: str) -> str:
+    plain = re.sub(r"<style>.*?</style>|<svg.*?</svg>|<[^>]+>", " ", page, flags=re.DOTALL)
+    return " ".join(plain.replace("\u00a0", " ").split())
+
+
+def hostile(value: Any, kept: set[str], maps: set[str], key: str = "") -> Any:
+    """Replace every text of a plain record but those of some keys, and the keys of some maps."""
+    if isinstance(value, str):
+        return value if key in kept else HOSTILE
+    if isinstance(value, dict):
+        return {
+            HOSTILE if key in maps else k: hostile(item, kept, maps, k) for k, item in value.items()
+        }
+    if isinstance(value, list):
+        return [hostile(item, kept, maps, key) for item in value]
+    return value
 
 
 def changed(report: Report, changes: Mapping[str, Any]) -> Report:

@@ -17,10 +17,18 @@ from made_up_ablation import (
     make_bar,
 )
 from made_up_runs import PROVENANCE
-from msgspec.structs import fields, replace
-from report_reading import MAX_PAGE_BYTES, changed, check_page_is_safe
+from msgspec.structs import replace
+from report_reading import (
+    MAX_PAGE_BYTES,
+    changed,
+    check_page_is_safe,
+    hostile,
+    section,
+    text_of,
+)
 
 from expertflow.core.errors import DataError
+from expertflow.core.records import from_json, to_json
 from expertflow.report.ablation_facts import build_ladders, is_faster
 from expertflow.report.ablation_page import (
     in_a_line,
@@ -66,14 +74,11 @@ def test_factors_multiply_to_the_whole_across_a_gap() -> None:
     assert factor.high == pytest.approx(after.high / before.low)
 
 
-def test_steps_that_do_not_multiply_are_refused() -> None:
+def test_ladders_that_cannot_be_are_refused() -> None:
     record = make_ablation()
     bars = [replace(bar, step=estimate(9.0)) if bar.name == "batch" else bar for bar in record.bars]
     with pytest.raises(DataError, match="steps of from_naive multiply to"):
         build_ladders(replace(record, bars=tuple(bars)))
-
-
-def test_a_ladder_of_unknown_variants_is_refused() -> None:
     with pytest.raises(DataError, match="no variant 'gone'"):
         build_ladders(make_ablation(ladders=(("naive", "gone"),)))
 
@@ -97,7 +102,7 @@ def test_a_rung_that_is_run_as_the_one_before_is_no_step() -> None:
     record = _record(_rung("a", 0.5), _rung("b", 0.5, **same), _rung("c", 0.8, 0.5))
     (ladder,) = build_ladders(record)
     assert [step.factor is None for step in ladder.steps] == [True, True, False, False]
-    assert _text(render_ablation(record)).count(same["reason"]) == 1
+    assert text_of(render_ablation(record)).count(same["reason"]) == 1
 
 
 def test_a_ladder_starts_where_something_was_measured() -> None:
@@ -126,14 +131,7 @@ def test_faster_is_beyond_doubt_and_learns_as_well(
     assert is_faster(make_bar("x", "x", ratio, **changed)) is expected
 
 
-HOSTILE = "<script>alert(1)</script>\" onload='x' {{ 7 * 7 }} </style></svg> 0.123456 \u202e"
-
 NO_PRICE = {"usd_per_million_tokens": "no price is known for this hardware"}
-
-
-def _text(page: str) -> str:
-    plain = re.sub(r"<style>.*?</style>|<svg.*?</svg>|<[^>]+>", " ", page, flags=re.DOTALL)
-    return " ".join(plain.replace("\u00a0", " ").split())
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +142,7 @@ def page() -> str:
 def test_the_page_says_all_that_was_run_and_why_something_was_not(page: str) -> None:
     check_page_is_safe(page)
     assert len(page.encode()) < MAX_PAGE_BYTES / 4
-    text = _text(page)
+    text = text_of(page)
     for words in (
         "3 pairs a variant", "20 timed, after 5 to warm up", "2,048 tokens", "64 sequences",
         "$2.49 an hour, as of 2026-11-01", "torch 2.13.0",
@@ -180,7 +178,7 @@ def test_without_a_price_there_are_no_dollars() -> None:
         price_usd_per_hour=None, price_as_of=None, plan_usd_per_million_tokens=None, bars=bars,
         unavailable=NO_PRICE,
     )  # fmt: skip
-    text = _text(render_ablation(record))
+    text = text_of(render_ablation(record))
     assert make_ablation_tiles(record)[2].value == Missing(NO_PRICE["usd_per_million_tokens"])
     assert "$/M tokens: not measured, no price is known for this hardware." in text
     assert "$0" not in text and "$/M tokens tokens/s" not in text
@@ -196,7 +194,7 @@ def test_what_does_not_learn_as_the_plan_is_no_gain() -> None:
     bar = make_bar("x", "x", 1.2, is_sane=False, loss_differs=0.09, loss_bound=0.05)
     record = make_ablation(bars=(bar,), ladders=())
     page = render_ablation(record)
-    assert "differs: +9.0 % (\u00b15.0 %)" in _text(page)
+    assert "differs: +9.0 % (\u00b15.0 %)" in text_of(page)
     assert judge_ablation(record).answer == "No change is measurably faster."
     drawing = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
     assert "loss differs" in drawing and "var(--red)" in drawing
@@ -209,28 +207,15 @@ def test_nothing_measured_is_said() -> None:
     found = judge_ablation(record)
     assert (found.level, found.answer) == ("bad", "Nothing was measured.")
     assert SHORT in found.sentence
-    text = _text(render_ablation(record))
+    text = text_of(render_ablation(record))
     assert "No rung was measured." in text and "hold no claims" in text
     assert in_a_line(record) == "Nothing was measured"
 
 
-def _hostile(value: Any, key: str = "") -> Any:
-    kept = {"outcome", "verdict", "metric", "of", "name", "ladders", "method"}
-    if isinstance(value, str):
-        return value if key in kept else HOSTILE
-    if isinstance(value, tuple):
-        return tuple(_hostile(item, key) for item in value)
-    if isinstance(value, dict):
-        return dict.fromkeys([HOSTILE], HOSTILE)
-    if hasattr(value, "__struct_fields__"):
-        return replace(
-            value, **{f.name: _hostile(getattr(value, f.name), f.name) for f in fields(value)}
-        )
-    return value
-
-
 def test_hostile_names_are_escaped_and_whole() -> None:
-    record: AblationRecord = _hostile(make_ablation(notes=("x",), unavailable={"a": "b"}))
+    plain = to_json(make_ablation(notes=("x",), unavailable={"a": "b"}))
+    kept = {"outcome", "verdict", "metric", "of", "name", "ladders", "method"}
+    record = from_json(AblationRecord, hostile(plain, kept, {"unavailable", "versions"}))
     page = render_ablation(record)
     check_page_is_safe(page)
     assert page.count("</style>") == 1 and "{{ 7 * 7 }}" in page
@@ -284,27 +269,26 @@ def _switch_costs(report: Report) -> Finding | None:
     return next(find_slow_settings(report), None)
 
 
-def test_the_report_has_the_whole_record_and_its_page_a_section(gpu_inputs: ReportInputs) -> None:
-    inputs = _with(gpu_inputs)
+def test_the_report_has_the_whole_record_and_its_page_a_section(
+    short_inputs: ReportInputs, gpu_report: Report, gpu_page: str
+) -> None:
+    inputs = _with(short_inputs)
     report = _report(inputs)
     check_report(report, inputs)
     assert report.comparison == (inputs.ablation,)
-    page = render_page(report, inputs)
-    section = page[page.index('<section id="comparison"') :].split("</section>")[0]
-    assert "32.3 times as fast." in section and section.count("<figure>") == 1
-    assert 'href="ablation.html"' in section and "as claimed" in section
-    report = _report(gpu_inputs)
-    assert report.comparison == ()
-    page = render_page(report, gpu_inputs)
-    assert "--config ablate=true" in page and "results/expert-sql/ablation.json" in page
-    assert "ablation.html" not in page
+    shown = section(render_page(report, inputs), "comparison")
+    assert "32.3 times as fast." in shown and shown.count("<figure>") == 1
+    assert 'href="ablation.html"' in shown and "as claimed" in shown
+    assert gpu_report.comparison == () and "ablation.html" not in gpu_page
+    shown = section(gpu_page, "comparison")
+    assert "--config ablate=true" in shown and "results/expert-sql/ablation.json" in shown
 
 
-def test_the_terminal_has_a_line(gpu_inputs: ReportInputs) -> None:
+def test_the_terminal_has_a_line(gpu_inputs: ReportInputs, gpu_report: Report) -> None:
     rows = dict(summary_rows(_report(_with(gpu_inputs)), html_path=Path("x")))
     assert rows["ablation"].startswith("plan \u00d732.3 (31.9 to 32.6) beside \u201cNaive loop")
     assert "claims: 1 as claimed" in rows["ablation"]
-    assert "ablation" not in dict(summary_rows(_report(gpu_inputs), html_path=Path("x")))
+    assert "ablation" not in dict(summary_rows(gpu_report, html_path=Path("x")))
 
 
 def test_a_switch_that_slows_the_plan_is_found_and_priced(gpu_inputs: ReportInputs) -> None:
@@ -313,8 +297,10 @@ def test_a_switch_that_slows_the_plan_is_found_and_priced(gpu_inputs: ReportInpu
     assert found is not None
     assert "Micro-batch 32" in found.evidence and "1.08 to 1.10" in found.evidence
     saved_s = report.time.train_s * (1 - 1 / 1.09)
-    worth = PRICE * saved_s / 3600
-    assert found.worth_usd == pytest.approx(worth)
+    assert found.worth_usd == pytest.approx(PRICE * saved_s / 3600)
+    several = _switch_costs(changed(report, {"training_parameters.world_size": 2}))
+    assert several is not None
+    assert (several.worth_usd, several.worth_reason) == (None, ONE_PROCESS)
 
 
 def test_only_the_largest_switch_is_priced(gpu_inputs: ReportInputs) -> None:
@@ -323,14 +309,7 @@ def test_only_the_largest_switch_is_priced(gpu_inputs: ReportInputs) -> None:
     assert found is not None and "with \u201cchange 2\u201d" in found.evidence
     assert "so are \u201cchange 1\u201d, \u201cchange 0\u201d" in found.evidence
     odd = make_bar("x", "x", 1.2, is_sane=False)
-    near = make_bar("y", "y", 1.04, ratio=estimate(1.04, 0.03))
-    assert _switch_costs(_report(_with(gpu_inputs, bars=(odd, near), ladders=()))) is None
-
-
-def test_several_processes_have_no_price_here(gpu_inputs: ReportInputs) -> None:
-    report = changed(_report(_with(gpu_inputs)), {"training_parameters.world_size": 2})
-    found = _switch_costs(report)
-    assert found is not None and (found.worth_usd, found.worth_reason) == (None, ONE_PROCESS)
+    assert _switch_costs(_report(_with(gpu_inputs, bars=(odd,), ladders=()))) is None
 
 
 def test_recomputation_is_not_priced_twice(gpu_inputs: ReportInputs) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from made_up_ablation import make_ablation
-from made_up_runs import PROVENANCE
 from msgspec.structs import replace
 
 from expertflow.report.ablation_page import render_ablation
@@ -16,6 +15,7 @@ from expertflow.report.build import build_report
 from expertflow.report.compare import index_row, render_index
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.page import render_page
+from expertflow.report.records import Report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -65,20 +65,24 @@ TICKS = """() => Math.max(0, ...[...document.querySelectorAll('.narrow svg')].ma
 
 @pytest.fixture(scope="module")
 def folder(
-    gpu_inputs: ReportInputs, cpu_inputs: ReportInputs, tmp_path_factory: pytest.TempPathFactory
+    gpu_page: str,
+    cpu_page: str,
+    gpu_report: Report,
+    cpu_report: Report,
+    short_inputs: ReportInputs,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     target = tmp_path_factory.mktemp("pages")
-    reports = []
-    for name, inputs in (("gpu", gpu_inputs), ("cpu", cpu_inputs)):
-        reports.append(build_report(inputs, PROVENANCE))
-        (target / f"{name}.html").write_text(render_page(reports[-1], inputs), encoding="utf-8")
-    ablated = replace(gpu_inputs, ablation=make_ablation())
-    page = render_page(build_report(ablated, PROVENANCE), ablated)
-    (target / "ablated.html").write_text(page, encoding="utf-8")
-    (target / "ablation.html").write_text(render_ablation(make_ablation()), encoding="utf-8")
-    (target / "index.html").write_text(
-        render_index([index_row(report) for report in reports]), encoding="utf-8"
-    )
+    ablated = replace(short_inputs, ablation=make_ablation())
+    pages = {
+        "gpu": gpu_page,
+        "cpu": cpu_page,
+        "ablated": render_page(build_report(ablated, {}), ablated),
+        "ablation": render_ablation(make_ablation()),
+        "index": render_index([index_row(gpu_report), index_row(cpu_report)]),
+    }
+    for name, page in pages.items():
+        (target / f"{name}.html").write_text(page, encoding="utf-8")
     return target
 
 

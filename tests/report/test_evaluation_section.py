@@ -7,7 +7,7 @@ from pathlib import Path
 import made_up_evaluation as made_up
 import pytest
 from msgspec.structs import replace
-from report_reading import changed
+from report_reading import changed, section
 
 from expertflow.evaluate.records import EvaluationRecord
 from expertflow.report.build import build_report
@@ -31,30 +31,28 @@ def _report(inputs: ReportInputs, evaluation: EvaluationRecord) -> Report:
     return report
 
 
-def _section(page: str, name: str) -> str:
-    return page.split(f'<section id="{name}"')[1].split("</section>")[0]
+@pytest.fixture(scope="module")
+def bare(short_inputs: ReportInputs) -> Report:
+    return _report(short_inputs, made_up.make_bare(before=6.2, after=2.11))
 
 
-@pytest.fixture
-def bare(cpu_inputs: ReportInputs) -> Report:
-    return _report(cpu_inputs, made_up.make_bare(before=6.2, after=2.11))
-
-
-def test_what_was_not_scored_or_is_of_one_document_has_its_reason(cpu_inputs: ReportInputs) -> None:
+def test_what_was_not_scored_or_is_of_one_document_has_its_reason(
+    short_inputs: ReportInputs,
+) -> None:
     why = "Node is not installed"
-    record = made_up.not_scored(cpu_inputs.evaluation, why)
+    record = made_up.not_scored(short_inputs.evaluation, why)
     one = {"held_out_loss_ci95": None, "perplexity_ci95": None, "n_documents": 1}
     sides = {name: replace(getattr(record, name), **one) for name in ("before", "after")}
-    report = _report(cpu_inputs, replace(record, **sides, changes=()))
+    report = _report(short_inputs, replace(record, **sides, changes=()))
     reasons = report.unavailable
     assert reasons["evaluation.after.held_out_loss_ci95"] == "one document has no spread"
     for key in ("after.value_fraction", "before.ci95", "delta.value_fraction", "after.n_cut_off"):
         assert reasons[f"evaluation.{key}"] == why
-    page = _section(render_page(report, cpu_inputs), "evaluation")
+    page = section(render_page(report, short_inputs), "evaluation")
     assert f"sql execution: {why}" in page and 'class="range"' not in page
 
 
-def test_reasons_of_the_record_are_passed_on(cpu_inputs: ReportInputs) -> None:
+def test_reasons_of_the_record_are_passed_on(short_inputs: ReportInputs) -> None:
     said = {
         "judge": "the endpoint did not answer",
         "baselines": "too few training questions",
@@ -63,22 +61,25 @@ def test_reasons_of_the_record_are_passed_on(cpu_inputs: ReportInputs) -> None:
         "before.score.ci95": "too few to say",
         "after.n_cut_off": "options are compared, nothing is generated",
     }
-    old = cpu_inputs.evaluation
+    old = short_inputs.evaluation
     assert old.before.score is not None
     evaluation = replace(
         old,
         unavailable=said,
         baselines=(),
+        judge=None,
+        lm_eval=(),
+        earlier=None,
         before=replace(old.before, score=replace(old.before.score, ci95=None)),
         after=replace(old.after, n_cut_off=None),
     )
-    report = _report(cpu_inputs, evaluation)
+    report = _report(short_inputs, evaluation)
     reasons = report.unavailable
     assert reasons["evaluation.judge"] == said["judge"]
     assert reasons["evaluation.before.ci95"] == said["before.score.ci95"]
     assert reasons["evaluation.after.n_cut_off"] == said["after.n_cut_off"]
-    page = render_page(report, cpu_inputs)
-    shown = _section(page, "evaluation")
+    page = render_page(report, short_inputs)
+    shown = section(page, "evaluation")
     assert "judge (the endpoint did not answer)" in shown
     assert "baselines (too few training questions)" in shown
     assert "is not set" not in shown  # nobody asked for it
@@ -90,8 +91,8 @@ def _answers(page: str) -> dict[str, str]:
     return {label: text.replace("\u00a0", " ").replace("&nbsp;", " ") for label, text in rows}
 
 
-def test_the_page_answers_first(gpu_report: Report, gpu_inputs: ReportInputs) -> None:
-    answers = _answers(render_page(gpu_report, gpu_inputs))
+def test_the_page_answers_first(gpu_page: str) -> None:
+    answers = _answers(gpu_page)
     trained = answers["Against the untrained model"]
     assert trained == '<i class="key good"></i> Better: +56.5 points (+49.7 to +63.3)'
     other = answers["Against answers without a model, at best nearest"]
@@ -104,16 +105,18 @@ def test_the_page_answers_first(gpu_report: Report, gpu_inputs: ReportInputs) ->
     assert "3 answers cut off before the end" in wrong
 
 
-def test_an_earlier_run_of_other_questions_says_so(gpu_inputs: ReportInputs) -> None:
+def test_an_earlier_run_of_other_questions_says_so(short_inputs: ReportInputs) -> None:
     earlier = made_up.earlier(0.0, "no measurable change")
     earlier = replace(earlier, n_shared_questions=0, value_fraction=None, change=None)
-    report = _report(gpu_inputs, replace(gpu_inputs.evaluation, earlier=earlier))
-    said = _answers(render_page(report, gpu_inputs))["Against the earlier evaluation"]
+    report = _report(short_inputs, replace(short_inputs.evaluation, earlier=earlier))
+    said = _answers(render_page(report, short_inputs))["Against the earlier evaluation"]
     assert said.startswith("None of the earlier questions was asked again")
 
 
-def test_the_page_shows_what_was_compared(gpu_report: Report, gpu_inputs: ReportInputs) -> None:
-    page = _section(render_page(gpu_report, gpu_inputs), "evaluation")
+def test_the_page_shows_what_was_compared(
+    gpu_report: Report, short_inputs: ReportInputs, gpu_page: str
+) -> None:
+    page = section(gpu_page, "evaluation")
     for text in (
         "constant", "template", "nearest", "Without a model",
         "Gives the most common answer; from 4,000 training documents", "learnt from training",
@@ -124,13 +127,13 @@ def test_the_page_shows_what_was_compared(gpu_report: Report, gpu_inputs: Report
         assert text in page, text
     assert page.count('<i class="dot"') == 2 + 3 + 1
     drawn = {f"evaluation.decoding.{k}": v for k, v in DRAWN.items()}
-    page = html.unescape(render_page(changed(gpu_report, drawn), gpu_inputs))
+    page = html.unescape(render_page(changed(gpu_report, drawn), short_inputs))
     assert "temperature 0.7, top-p 0.9, top-k 40, stopped at ';\\n\\n', scored with" in page
 
 
-def test_the_page_shows_nothing_that_is_not_there(bare: Report, cpu_inputs: ReportInputs) -> None:
-    page = render_page(bare, cpu_inputs)
-    shown = _section(page, "evaluation")
+def test_the_page_shows_nothing_that_is_not_there(bare: Report, short_inputs: ReportInputs) -> None:
+    page = render_page(bare, short_inputs)
+    shown = section(page, "evaluation")
     for text in ("Without a model", "Kept checkpoints", "judge", "harness", "Answers", "None",
                  "Not measured", "null", "earlier", 'class="na"', 'class="range"'):  # fmt: skip
         assert text not in shown, text
@@ -139,8 +142,8 @@ def test_the_page_shows_nothing_that_is_not_there(bare: Report, cpu_inputs: Repo
     assert make_tiles(bare)[0].label == "Perplexity"
 
 
-def test_ten_worst_answers_and_right_ones(gpu_report: Report, gpu_inputs: ReportInputs) -> None:
-    page = _section(render_page(gpu_report, gpu_inputs), "samples")
+def test_ten_worst_answers_and_right_ones(gpu_page: str) -> None:
+    page = section(gpu_page, "samples")
     assert page.count('class="sample"') == 10 + 1
     assert "7 more" in page and "Right answers" in page
     first = page.split("<details>")[0]

@@ -1,9 +1,9 @@
 """Kernels of a profile: their kinds, and the section on the page."""
 
 import pytest
-from made_up_runs import PROVENANCE
 from made_up_series import make_profile, not_profiled
 from msgspec.structs import replace
+from report_reading import section
 
 from expertflow.report.build import build_report
 from expertflow.report.check import check_report
@@ -60,37 +60,38 @@ def test_kernels_are_summed_by_kind_and_those_without_a_name_are_other() -> None
 
 
 def page_of(inputs: ReportInputs) -> tuple[Report, str]:
-    report = build_report(inputs, PROVENANCE)
+    report = build_report(inputs, {})
     check_report(report, inputs)
     return report, render_page(report, inputs)
 
 
-def test_the_longest_kernels_are_shown(gpu_inputs: ReportInputs) -> None:
-    report, page = page_of(gpu_inputs)
+def test_the_longest_kernels_are_shown(short_inputs: ReportInputs) -> None:
+    report, page = page_of(short_inputs)
     profile = report.profile
     assert profile
     assert len(profile.kernels) == 15 < profile.n_kernels == 25
     assert sum(kind.share_fraction for kind in profile.by_kind) == pytest.approx(1)
     assert profile.overhead_fraction == pytest.approx(0.2)
     assert profile.trace == "results/expert-sql/profile/trace.json.gz"
-    section = page.split('<section id="kernels">')[1].split("</section>")[0]
-    assert "steps 12 to 16" in section and "15 of 25" in section
-    assert "Matrix products" in section and "nvjet_hsh_128x256" in section
-    assert "training waited 3.4\u00a0s" in section and "opened in Perfetto" in section
-    assert "FlashAttnBwdSm90&lt;(int)128, A &amp; B&gt;" in section
+    shown = section(page, "kernels")
+    assert "steps 12 to 16" in shown and "15 of 25" in shown
+    assert "Matrix products" in shown and "nvjet_hsh_128x256" in shown
+    assert "training waited 3.4\u00a0s" in shown and "opened in Perfetto" in shown
+    assert "FlashAttnBwdSm90&lt;(int)128, A &amp; B&gt;" in shown
     assert "Kernels were not profiled" not in page
 
 
-def test_a_run_without_has_one_line(cpu_inputs: ReportInputs) -> None:
-    report, page = page_of(cpu_inputs)
-    assert report.unavailable["profile"] == "training.profile_steps is 0"
-    assert 'id="kernels"' not in page
-    assert "Kernels were not profiled: training.profile_steps is 0." in page
-    _, page = page_of(replace(cpu_inputs, profile=not_profiled("no CUPTI <here>")))
+def test_a_run_without_has_one_line(
+    cpu_report: Report, cpu_page: str, short_inputs: ReportInputs
+) -> None:
+    assert cpu_report.unavailable["profile"] == "training.profile_steps is 0"
+    assert 'id="kernels"' not in cpu_page
+    assert "Kernels were not profiled: training.profile_steps is 0." in cpu_page
+    _, page = page_of(replace(short_inputs, profile=not_profiled("no CUPTI <here>")))
     assert "Kernels were not profiled: no CUPTI &lt;here&gt;." in page
 
 
-def test_what_a_profile_lacks_is_said(gpu_inputs: ReportInputs) -> None:
+def test_what_a_profile_lacks_is_said(short_inputs: ReportInputs) -> None:
     missing = {"trace": "it is too large", "n_trace_bytes": "it is too large",
                "neighbor_step_s": "none came before", "device_busy_fraction": "a CPU"}  # fmt: skip
     profile = replace(
@@ -98,7 +99,7 @@ def test_what_a_profile_lacks_is_said(gpu_inputs: ReportInputs) -> None:
         notes=("at most 2 of the 5 steps asked for",),
         **dict.fromkeys(missing),
     )  # fmt: skip
-    report, page = page_of(replace(gpu_inputs, profile=profile))
+    report, page = page_of(replace(short_inputs, profile=profile))
     assert report.unavailable["profile.overhead_fraction"] == "none came before"
     assert report.unavailable["profile.trace"] == "it is too large"
     assert "No trace: it is too large." in page and "that each spent itself" in page

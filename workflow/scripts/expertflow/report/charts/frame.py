@@ -14,6 +14,7 @@ import vl_convert
 from markupsafe import Markup
 from msgspec.structs import asdict
 
+from expertflow.core.format import show_hidden
 from expertflow.core.records import Record
 from expertflow.report.charts.series import Point
 
@@ -64,6 +65,19 @@ class ScreenForm(Record, frozen=True, kw_only=True):
     n_y_ticks: int
 
 
+CONFIG = {
+    "aria": False,
+    "background": "transparent",
+    "font": "sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "domain": False, "ticks": False, "grid": True, "gridColor": RULE, "labelColor": MUTED,
+        "labelFontSize": 11, "labelPadding": 6,
+    },
+    "axisX": {"grid": False},
+    "axisY": {"minExtent": Y_AXIS_PX, "maxExtent": Y_AXIS_PX},
+    "text": {"fontSize": 11},
+}  # fmt: skip
 WIDE = ScreenForm(width_px=720, stretch=1.0, n_x_ticks=10, n_y_ticks=5)
 NARROW = ScreenForm(width_px=358, stretch=1.3, n_x_ticks=4, n_y_ticks=3)
 
@@ -149,24 +163,15 @@ def inline_data(values: list[dict[str, Any]]) -> alt.InlineData:
 
 
 def _svg(layers: list[alt.Chart], form: ScreenForm, height_px: int, label: str) -> str:
-    chart = (
-        alt.layer(*layers)
-        .properties(
-            width=form.width_px,
-            height=round(height_px * form.stretch),
-            autosize=alt.AutoSizeParams(type="fit", contains="padding"),
-            padding={"left": 0, "right": 8, "top": 6, "bottom": 2},
-        )
-        .configure(aria=False, background="transparent", font="sans-serif")
-        .configure_view(stroke=None)
-        .configure_axis(
-            domain=False, ticks=False, grid=True, gridColor=RULE, labelColor=MUTED,
-            labelFontSize=11, labelPadding=6,
-        )
-        .configure_axisX(grid=False)
-        .configure_axisY(minExtent=Y_AXIS_PX, maxExtent=Y_AXIS_PX)
-        .configure_text(fontSize=11)
-    )  # fmt: skip
+    # Given at once: each of altair's own setters would copy all points.
+    chart = alt.LayerChart(
+        layer=layers,
+        width=form.width_px,
+        height=round(height_px * form.stretch),
+        autosize=alt.AutoSizeParams(type="fit", contains="padding"),
+        padding={"left": 0, "right": 8, "top": 6, "bottom": 2},
+        config=CONFIG,
+    )
     return _themed(vl_convert.vegalite_to_svg(chart.to_json()), label)
 
 
@@ -178,7 +183,8 @@ def _themed(svg: str, label: str) -> str:
     svg = TAG.sub(lambda tag: _lean(tag[0]), svg)
     svg = re.sub(r'<path d="(?:M0,0h0v0h0Z)?"(?: display="none")?/>', "", svg)
     svg = ALIKE.sub(_as_one, svg)
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label)}" ', 1)
+    label = html.escape(show_hidden(label))
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
 
 
 def _lean(tag: str) -> str:

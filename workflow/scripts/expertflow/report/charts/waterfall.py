@@ -7,6 +7,7 @@ import math
 
 import altair as alt
 
+from expertflow.core.format import show_hidden
 from expertflow.report import ablation_facts as facts
 from expertflow.report import format as f
 from expertflow.report.ablation_facts import Ladder, Step, format_interval
@@ -189,7 +190,8 @@ def _letter(names: list[str], figures: list[str], form: fr.ScreenForm) -> list[a
         (names, alt.value(0), {"align": "left", "color": fr.TEXT, "limit": limit}),
         (figures, alt.value("width"), {"align": "right", "color": fr.MUTED}),
     ):
-        values = [{"y": i + NAME, "label": label} for i, label in enumerate(labels)]
+        # The renderer aborts the whole process on a control character.
+        values = [{"y": i + NAME, "label": show_hidden(label)} for i, label in enumerate(labels)]
         base = alt.Chart(fr.inline_data(values)).encode(x=x)
         layers += fr.draw_text(base, _y(len(labels)), **mark, baseline="middle", fontSize=12)
     return layers
