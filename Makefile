@@ -16,6 +16,7 @@
 # make slurm-test   the chain on a Slurm of one machine, where root and its packages are there
 # make soak         kill trainers at random moments for MINUTES (10); weights must not notice
 # make soak-chain   the same for whole chains, at any stage
+# make mutants      change the code in MUTANTS (300) ways a module; tests must notice (hours)
 # make clean        delete results and state
 
 PYTHON ?= python3
@@ -23,6 +24,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXPERT ?= expert-sql
 MINUTES ?= 10
+MUTANTS ?= 300
 WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Machines without an NVIDIA driver take the CPU build of the same torch where they can reach it.
@@ -31,7 +33,7 @@ TORCH_INDEX := $(if $(shell command -v nvidia-smi),,--extra-index-url $(TORCH_CP
 LOGGER := $(wildcard workflow/logger/pyproject.toml workflow/logger/*/*.py)
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
-.PHONY: help demo demos test test-all slurm-test lint install bitsandbytes slurm s3 node graph lm-eval verify prune soak soak-chain clean
+.PHONY: help demo demos test test-all slurm-test lint install bitsandbytes slurm s3 node graph lm-eval verify prune soak soak-chain mutants clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -105,6 +107,9 @@ soak: $(VENV)/.dev
 soak-chain: $(VENV)/.dev
 	PYTHONPATH=tests:tests/workflow:workflow/scripts $(BIN)/python tests/workflow/soak_chain.py \
 	  --minutes $(MINUTES)
+
+mutants: $(VENV)/.dev
+	$(BIN)/python tests/mutants.py --sample $(MUTANTS) --workers $(WORKERS)
 
 clean:
 	rm -rf results state .snakemake

@@ -1,0 +1,320 @@
+"""Change one thing in the code, run the tests that should notice, and count what they miss.
+
+make mutants                                    all modules, at most 300 mutants each (hours)
+python tests/mutants.py packing --sample 40     one module, a smaller sample
+
+A mutant is one operator, constant, condition, argument or statement changed, removed or negated.
+Annotations, docstrings, messages and what a type variable is called stay. Each worker has a copy of
+the tree and forks from a process that has imported the libraries, so a mutant costs its tests only.
+Survivors that change nothing anyone can see are listed in mutants.toml, each with its reason.
+"""
+
+import argparse
+import ast
+import contextlib
+import copy
+import difflib
+import importlib
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = Path("workflow/scripts/expertflow")
+PYTEST = ["-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+# What a mutant may take before it is ended: some never stop to grow.
+MEMORY_BYTES = 8 << 30
+SETTINGS = tomllib.loads((ROOT / "tests/mutants.toml").read_text())
+OTHER_OPERATOR: dict[type, type] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
+    ast.FloorDiv: ast.Div, ast.Mod: ast.FloorDiv, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+    ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.And: ast.Or, ast.Or: ast.And,
+}  # fmt: skip
+OTHER_FUNCTION = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list"}
+MESSAGES = {"print", "log", "info", "debug", "warning", "error", "warn", "show"}
+TYPES = {"TypeVar", "NewType", "cast"}
+
+
+class Mutant(NamedTuple):
+    """One change of one file."""
+
+    path: str
+    function: str
+    source: str
+
+    def lines(self) -> list[str]:
+        """Return the lines taken away and put in, as a diff has them."""
+        old = (ROOT / self.path).read_text().splitlines()
+        diff = difflib.unified_diff(old, self.source.splitlines(), n=0, lineterm="")
+        changed = [line for line in list(diff)[2:] if not line.startswith("@@")]
+        return [f"{line[0]} {line[1:].strip()}" for line in changed]
+
+    def key(self) -> tuple[str, str]:
+        return self.function, " ".join(line[2:] for line in self.lines() if line[0] == "+")
+
+
+def expressions(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield what may stand in an expression's place."""
+    other = copy.deepcopy(node)
+    if isinstance(other, ast.Compare):
+        for place, operator in enumerate(other.ops):
+            other.ops[place] = OTHER_OPERATOR[type(operator)]()
+            yield copy.deepcopy(other)
+            other.ops[place] = operator
+    elif isinstance(other, ast.BinOp | ast.BoolOp) and type(other.op) in OTHER_OPERATOR:
+        other.op = OTHER_OPERATOR[type(other.op)]()
+        yield other
+    elif isinstance(other, ast.UnaryOp) and isinstance(other.op, ast.Not | ast.USub):
+        yield other.operand
+    elif isinstance(other, ast.IfExp):
+        yield other.body
+        yield other.orelse
+    elif isinstance(other, ast.Constant):
+        if isinstance(other.value, bool):
+            yield ast.Constant(not other.value)
+        elif isinstance(other.value, int | float):
+            yield ast.Constant(other.value + 1)
+        elif isinstance(other.value, str) and " " not in other.value:
+            yield ast.Constant(other.value + "XX")
+    elif isinstance(other, ast.Call):
+        if isinstance(other.func, ast.Name) and other.func.id in OTHER_FUNCTION:
+            other.func.id = OTHER_FUNCTION[other.func.id]
+            if other.func.id != "list" or not other.keywords:
+                yield other
+        for place in range(len(node.keywords)):  # type: ignore[attr-defined]
+            fewer = copy.deepcopy(node)
+            del fewer.keywords[place]  # type: ignore[attr-defined]
+            yield fewer
+
+
+def statements(node: ast.stmt) -> Iterator[ast.stmt]:
+    """Yield what may stand in a statement's place."""
+    if isinstance(node, ast.Break):
+        yield ast.Continue()
+    elif isinstance(node, ast.Continue):
+        yield ast.Break()
+    elif isinstance(node, ast.Raise) or (isinstance(node, ast.Expr) and not is_message(node.value)):
+        yield ast.Pass()
+    elif isinstance(node, ast.Return) and not isinstance(node.value, ast.Constant | None):
+        yield ast.Return(ast.Constant(None))
+    elif isinstance(node, ast.AugAssign) and type(node.op) in OTHER_OPERATOR:
+        yield ast.AugAssign(node.target, OTHER_OPERATOR[type(node.op)](), node.value)
+
+
+def is_message(node: ast.AST) -> bool:
+    """Tell prose, and what a type is called, from code."""
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        return name in MESSAGES | TYPES or name.endswith(("Error", "Reject"))
+    return isinstance(node, ast.JoinedStr | ast.Constant)
+
+
+def mutants(path: str) -> list[Mutant]:
+    """Return every mutant of a file."""
+    source = (ROOT / path).read_bytes()
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    found = []
+
+    def add(node: ast.expr | ast.stmt, other: ast.AST, function: str) -> None:
+        begin = starts[node.lineno - 1] + node.col_offset
+        end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+        text = ast.unparse(ast.fix_missing_locations(other))
+        if isinstance(node, ast.expr) and not isinstance(other, ast.Constant | ast.Name):
+            text = f"({text})"
+        changed = (source[:begin] + text.encode() + source[end:]).decode()
+        with contextlib.suppress(SyntaxError):
+            ast.parse(changed)
+            found.append(Mutant(path, function, changed))
+
+    def visit(node: ast.AST, function: str) -> None:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            function = f"{function}.{node.name}".lstrip(".")
+        if isinstance(node, ast.stmt):
+            for other in statements(node):
+                add(node, other, function)
+        elif isinstance(node, ast.expr):
+            for changed in expressions(node):
+                add(node, changed, function)
+        for field, value in ast.iter_fields(node):
+            if field in ("annotation", "returns", "decorator_list", "bases"):
+                continue
+            for child in value if isinstance(value, list) else [value]:
+                plain = isinstance(child, ast.Name | ast.Call | ast.Attribute | ast.Subscript)
+                if field in ("test", "ifs") and plain and not isinstance(node, ast.While):
+                    add(child, ast.UnaryOp(ast.Not(), child), function)
+                docstring = isinstance(node, ast.Expr) and isinstance(child, ast.Constant)
+                prose = isinstance(child, ast.JoinedStr | ast.Assert | ast.Import | ast.ImportFrom)
+                called = isinstance(child, ast.Call) and is_message(child)
+                if isinstance(child, ast.AST) and not (docstring or prose or called):
+                    visit(child, function)
+
+    visit(ast.parse(source), "")
+    return found
+
+
+class Worker:
+    """A copy of the tree, and forks that run tests in it."""
+
+    def __init__(self, tests: list[str], libraries: list[str]) -> None:
+        self.tests = [f"tests/{name}" for name in tests]
+        self.home = Path(tempfile.mkdtemp(prefix="mutants-"))
+        listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
+        for name in filter(None, listed.split("\0")):
+            (self.home / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, self.home / name)
+        (self.home / ".venv").symlink_to(ROOT / ".venv")
+        os.chdir(self.home)
+        sys.path.remove(str(ROOT / "tests"))
+        # A mutant of the same second and size would be taken for what was compiled before.
+        os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        sys.dont_write_bytecode = True
+        for library in ["pytest", *libraries]:
+            with contextlib.suppress(Exception):
+                importlib.import_module(library)
+
+    def run(self, limit_s: float) -> str:
+        """Run the tests in a fork, and say how they ended."""
+        child = os.fork()
+        if child == 0:
+            self._run_tests()
+        deadline_s, ended = time.monotonic() + limit_s, "timeout"
+        while ended == "timeout" and time.monotonic() < deadline_s:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                ended = "killed" if status else "survived"
+            else:
+                time.sleep(0.02)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        if ended == "timeout":
+            os.waitpid(child, 0)
+        return ended
+
+    def _run_tests(self) -> NoReturn:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        output = os.open(self.home / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        code = 70
+        try:
+            code = int(importlib.import_module("pytest").main([*PYTEST, *self.tests]))
+            files = {name: getattr(sys.modules[name], "__file__", None) for name in sys.modules}
+            libraries = [name for name, file in files.items() if "site-packages" in str(file)]
+            (self.home / "libraries.json").write_text(json.dumps(libraries))
+        finally:
+            os._exit(code)
+
+    def judge(self, mutant: Mutant, limit_s: float) -> str:
+        """Put a mutant in the copy, run the tests, and take it out again."""
+        place = self.home / mutant.path
+        place.write_text(mutant.source)
+        try:
+            return self.run(limit_s)
+        finally:
+            shutil.copy(ROOT / mutant.path, place)
+
+
+def work(tests: list[str], libraries: list[str], limit_s: float, todo: Any, done: Any) -> None:
+    """Judge mutants until there are none left."""
+    worker = Worker(tests, libraries)
+    try:
+        while (job := todo.get()) is not None:
+            number, mutant = job
+            done.put((number, worker.judge(mutant, limit_s)))
+    finally:
+        shutil.rmtree(worker.home)
+
+
+def try_out(tests: list[str], answer: Any) -> None:
+    """Run the tests without a mutant, and tell what they import and how long they take."""
+    worker = Worker(tests, [])
+    try:
+        ended = worker.run(3600)
+        libraries = json.loads((worker.home / "libraries.json").read_text())
+        for library in libraries:
+            with contextlib.suppress(Exception):
+                importlib.import_module(library)
+        began_s = time.monotonic()
+        if ended == "survived":
+            ended = worker.run(3600)
+        output = (worker.home / "output.txt").read_text()
+        answer.put((ended, libraries, time.monotonic() - began_s, output))
+    finally:
+        shutil.rmtree(worker.home)
+
+
+def judge_module(name: str, sample: int, seed: int, workers: int) -> tuple[list[Mutant], list[str]]:
+    """Judge a seeded sample of a module's mutants."""
+    files, tests = SETTINGS["modules"][name].values()
+    found = [mutant for file in files for mutant in mutants(str(LIBRARY / file))]
+    chosen = random.Random(seed).sample(found, min(sample, len(found)))
+    fork = multiprocessing.get_context("fork")
+    answer, todo, done = fork.Queue(), fork.Queue(), fork.Queue()
+    fork.Process(target=try_out, args=(tests, answer)).start()
+    ended, libraries, seconds, output = answer.get()
+    if ended != "survived":
+        sys.exit(f"the tests of {name} do not pass as they are:\n{output}")
+    limit_s = 5 + 5 * seconds
+    print(f"{name}: {len(chosen)} of {len(found)} mutants, {seconds:.1f} s each", flush=True)
+    for job in [*enumerate(chosen), *[None] * workers]:
+        todo.put(job)
+    for _ in range(workers):
+        fork.Process(target=work, args=(tests, libraries, limit_s, todo, done)).start()
+    endings = [""] * len(chosen)
+    for count in range(len(chosen)):
+        number, endings[number] = done.get()
+        if (count + 1) % 20 == 0:
+            print(f"  {count + 1} of {len(chosen)}", file=sys.stderr, flush=True)
+    return chosen, endings
+
+
+def main() -> None:
+    raw = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument(
+        "modules", nargs="*", help=f"of {', '.join(SETTINGS['modules'])}; default: all"
+    )
+    parser.add_argument("--sample", type=int, default=300, help="at most so many mutants a module")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
+    arguments = parser.parse_args()
+    accepted = {(entry["function"], entry["line"]) for entry in SETTINGS.get("accepted", [])}
+    rows, missed = [], 0
+    for name in arguments.modules or SETTINGS["modules"]:
+        chosen, endings = judge_module(name, arguments.sample, arguments.seed, arguments.workers)
+        killed, timeouts = endings.count("killed"), endings.count("timeout")
+        survivors = [m for m, ended in zip(chosen, endings, strict=True) if ended == "survived"]
+        unknown = [mutant for mutant in survivors if mutant.key() not in accepted]
+        for mutant in unknown:
+            print(f"  {mutant.path} {mutant.function}", *mutant.lines(), sep="\n    ")
+        percent = 100 * killed / max(killed + len(survivors), 1)
+        missed += len(unknown) + (percent < 90)
+        row = (name, len(chosen), killed, timeouts, len(survivors), len(unknown), f"{percent:.1f}")
+        rows.append(row)
+        print(f"  killed {killed}, survived {len(survivors)}, timeout {timeouts}", flush=True)
+    head = ("module", "mutants", "killed", "timeout", "survived", "without reason", "percent")
+    for row in [head, *rows]:
+        print("".join(f"{cell!s:<15}" for cell in row).rstrip())
+    print(f"seed {arguments.seed}, at most {arguments.sample} a module")
+    sys.exit(missed > 0)
+
+
+if __name__ == "__main__":
+    main()
