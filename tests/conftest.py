@@ -56,7 +56,7 @@ LONG = {
     "bench": {"test_peers_training", "test_train_gpu"},
     "data": {"test_real_records"},
     "export": {"test_export", "test_merge"},
-    "rental": {"test_guard_faults", "test_guard_money", "test_guard_stop", "test_guard_timers"},
+    "rental": {"test_guard_faults", "test_guard_money", "test_guard_stop"},
     "report": {"test_browser", "test_real_training"},
     "studies": {"test_ablation_run", "test_calibrate", "test_trials", "test_tuning_runs"},
     "train": {"test_families", "test_fault_points", "test_processes", "test_memory_trace"},

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from guarded import (
+    AHEAD,
     BUDGET,
     end,
-    guard_ahead,
     record,
     run,
     start,
@@ -117,11 +117,13 @@ def test_a_watch_that_breaks_saves_and_copies_first(tmp_path: Path) -> None:
 
 
 def test_a_spent_budget_does_not_end_the_tries_that_end_the_paying(tmp_path: Path) -> None:
+    sooner = "\nfrom expertflow.rental.guard import copies\ncopies.FIRST_WAIT_S = 0.5\n"
+    program = patched_script(tmp_path, "guard_run", AHEAD + sooner)
     there = tmp_path / "there"
     script = "mkdir results; echo x > results/x; rm -r there; touch there starts.txt; sleep 600"
     guard = start(
         tmp_path, *BUDGET, "--sync-to", str(there), *HOOK, command=["bash", "-c", script],
-        program=guard_ahead(tmp_path),
+        program=program,
     )  # fmt: skip
     wait_for_line(guard, "trying again")
     there.unlink()

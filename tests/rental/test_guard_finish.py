@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from guarded import end, record, run, start_trainer
 from stores import Place, every_kind
+from support import patched_script
 
 from expertflow.rental.guard.run import N_HOOKS
 
@@ -84,8 +85,10 @@ def test_a_run_that_was_stopped_by_hand_keeps_its_machine(tmp_path: Path) -> Non
 def test_a_stop_command_that_fails_is_told_loudly(
     tmp_path: Path, more: str, n_tries: int, said: str
 ) -> None:
+    at_once = "from expertflow.rental.guard import run\nrun.HOOK_WAIT_S = 0.0"
+    program = patched_script(tmp_path, "guard_run", at_once)
     hook = ("--on-finish", f"echo x >> tries; {more} exit 9", "--without-sync")
-    code, out = run(tmp_path, *hook, command=["true"])
+    code, out = run(tmp_path, *hook, command=["true"], program=program)
     assert code == 85 and "NOT STOPPED" in out, out
     assert (tmp_path / "tries").read_text() == "x\n" * n_tries
     assert record(tmp_path)["on_finish"] == said

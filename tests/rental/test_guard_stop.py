@@ -5,14 +5,11 @@ import shlex
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from guarded import end, n_starts, record, run, start_trainer, trainer, wait_for_line
 from support import SCRIPTS, patched_script, running_in, wait_for
-
-from expertflow.rental.guard.run import ECHO_S
 
 SNAKEFILE = """
 rule all:
@@ -46,37 +43,43 @@ def snakemake(folder: Path, *, save_s: float) -> list[str]:
     return [program, "--cores", "2", "--scheduler", "greedy", "--quiet", "all"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_reaches_the_trainer(tmp_path: Path, number: signal.Signals) -> None:
-    guard = start_trainer(tmp_path, command=snakemake(tmp_path, save_s=2.0))
-    guard.send_signal(number)
+def test_a_signal_reaches_the_trainer_below_snakemake(tmp_path: Path) -> None:
+    guard = start_trainer(tmp_path, command=snakemake(tmp_path, save_s=0.5))
+    guard.send_signal(signal.SIGINT)
     code, out = end(guard)
-    assert code == 128 + number, out
+    assert code == 130, out
     # It saved, its pipe of logs did not end before it, and no retry began.
     assert (tmp_path / "saved.txt").is_file()
     assert n_starts(tmp_path) == 1
     assert running_in(tmp_path) == []
-    assert record(tmp_path)["signals"] == [number.name]
     assert not list(tmp_path.glob(".snakemake/locks/*"))
 
 
-def test_a_trainer_without_snakemake_is_told_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_trainer_without_snakemake_is_told_too(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "job.sh"
     script.write_text(f"{shlex.join(trainer(tmp_path))}\necho went on >> went_on.txt\nsleep 60\n")
     guard = start_trainer(tmp_path, command=["bash", str(script)])
-    guard.terminate()
+    guard.send_signal(number)
     code, out = end(guard)
-    assert code == 143, out
+    assert code == 128 + number, out
+    assert record(tmp_path)["signals"] == [number.name]
     assert (tmp_path / "saved.txt").is_file()
     assert not (tmp_path / "went_on.txt").exists()
     assert running_in(tmp_path) == []
 
 
+def guard_that_takes_for_one(folder: Path, echo_s: float) -> Path:
+    """Return a guard that takes signals within some seconds for one."""
+    code = f"from expertflow.rental.guard import run\nrun.ECHO_S = {echo_s}"
+    return patched_script(folder, "guard_run", code)
+
+
 def test_a_signal_that_is_repeated_kills(tmp_path: Path) -> None:
-    guard = start_trainer(tmp_path, command=trainer(tmp_path, save_s=600))
+    program = guard_that_takes_for_one(tmp_path, echo_s=1e-9)
+    guard = start_trainer(tmp_path, command=trainer(tmp_path, save_s=600), program=program)
     guard.terminate()
     wait_for_line(guard, "stopping")
-    time.sleep(ECHO_S)
     guard.terminate()
     code, out = end(guard)
     assert code == 143, out
@@ -86,8 +89,7 @@ def test_a_signal_that_is_repeated_kills(tmp_path: Path) -> None:
 
 def test_a_signal_that_comes_twice_at_once_is_one(tmp_path: Path) -> None:
     # A busy machine is not too slow for two that come within a minute.
-    patient = "from expertflow.rental.guard import run\nrun.ECHO_S = 60.0"
-    program = patched_script(tmp_path, "guard_run", patient)
+    program = guard_that_takes_for_one(tmp_path, echo_s=60.0)
     hold = tmp_path / "hold"
     hold.touch()
     guard = start_trainer(tmp_path, command=trainer(tmp_path), program=program)
@@ -120,8 +122,8 @@ def test_a_signal_amid_a_stop_of_the_guards_own_kills_nothing(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("--grace-seconds", "1"), 143),
-        (("--notice-command", "test -e notice", "--notice-seconds", "1"), 83),
+        (("--grace-seconds", "0.2"), 143),
+        (("--notice-command", "test -e notice", "--notice-seconds", "0.2"), 83),
     ],
 )
 def test_the_grace_ends_with_a_kill(
@@ -152,7 +154,7 @@ def test_a_notice_stops_at_once(tmp_path: Path) -> None:
 
 
 def test_a_killed_guard_takes_its_command_along(tmp_path: Path) -> None:
-    guard = start_trainer(tmp_path, command=snakemake(tmp_path, save_s=2.0))
+    guard = start_trainer(tmp_path, command=snakemake(tmp_path, save_s=0.5))
     guard.kill()
     guard.wait()
     wait_for(lambda: not running_in(tmp_path), said="something went on without its guard")
@@ -184,7 +186,7 @@ def test_as_the_first_process_it_collects_orphans(tmp_path: Path) -> None:
         pytest.skip("no PID namespaces here")
     # The orphan ends as nobody's child but the first process's. Collected, it is no process at all.
     orphan = (
-        "(sleep 0.2 & echo $! > orphan.txt); for i in {1..600}; do sleep 0.1;"
+        "(sleep 0.1 & echo $! > orphan.txt); for i in {1..9000}; do sleep 0.01;"
         " [ -e /proc/$(cat orphan.txt) ] || exit 9; done"
     )
     first = [unshare, *probe[1:-1], sys.executable, str(SCRIPTS / "guard_run.py")]
