@@ -1,7 +1,9 @@
 """A Python in which packages are not installed: whoever asks whether they are is told so."""
 
+import shlex
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 BARE = """
 import sys
@@ -17,6 +19,13 @@ sys.meta_path = [Bare if finder is PathFinder else finder for finder in sys.meta
 """
 
 
-def bare_python(absent: Iterable[str], code: str, *words: object) -> list[str]:
-    """Return the command that runs code, which finds the words behind its ``sys.argv[0]``."""
-    return [sys.executable, "-c", BARE + code, ",".join(absent), *map(str, words)]
+RUN = 'import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name="__main__")'
+
+
+def bare_python(folder: Path, absent: Iterable[str]) -> Path:
+    """Write a program that runs a script as Python would."""
+    path = folder / "bare_python"
+    command = shlex.join([sys.executable, "-c", BARE + RUN, ",".join(absent)])
+    path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    path.chmod(0o755)
+    return path

@@ -1,14 +1,13 @@
 """Training side by side: made-up runs in medians and ratios, and the work that both are given."""
 
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bare_python import bare_python
-from support import PATIENCE_S, ROOT
+from support import ROOT
 
 sys.path.insert(0, str(ROOT / "bench" / "peers"))
 
@@ -16,6 +15,8 @@ import training_beside
 from measured import Failed
 from training_beside import TrainingJob
 from training_lines import FREE, OURS, PADDED, same_work, summary
+
+ABSENT = ("orjson", "fastokens", "snakemake", "datasets", "trl", "pytest", "jsonschema")
 
 
 def made_up(*, s: list[float], losses: list[float], n_tokens: int = 1200) -> dict[str, Any]:
@@ -71,15 +72,11 @@ def test_a_loss_that_is_not_finite_is_never_the_same_work(
     assert same_work({"lines": {line: row}}) is False
 
 
-def test_our_side_needs_few_packages() -> None:
-    absent = ("orjson", "fastokens", "snakemake", "datasets", "trl", "pytest", "jsonschema")
-    code = "sys.path.insert(0, sys.argv[1])\nimport our_steps, step_work"
-    command = bare_python(absent, code, ROOT / "bench" / "peers")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_the_peer_is_given_the_tokens_that_ours_trains_on(tmp_path: Path) -> None:
+def test_the_peer_is_given_the_tokens_that_ours_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And our side needs few packages."""
+    monkeypatch.setattr(sys, "executable", str(bare_python(tmp_path, ABSENT)))
     asked = job(tmp_path, methods=("lora",), n_timed_steps=3)
     case = training_beside.prepare_job(asked)["cases"]["lora"]
     ours = training_beside.time_line(asked, case, OURS, "lora-0")

@@ -29,8 +29,7 @@ ABSENT = (
 
 
 def test_the_whole_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) -> None:
-    run = 'import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name="__main__")'
-    command = bare_python(ABSENT, run, ROOT / "bench" / "train_gpu.py")
+    command = [str(bare_python(tmp_path, ABSENT)), str(ROOT / "bench" / "train_gpu.py")]
     command += ["--device", "cpu", "--model", "tiny", "--steps", "2", "--only", PARTS]
     command += ["--scratch", str(tmp_path), "--output", str(tmp_path / "result.json")]
     # No part may be left out or ended where the machine is slow.
