@@ -2,8 +2,10 @@
 # make demo         install, then make EXPERT (expert-sql) from generated data: no GPU, minutes
 # make install      install into .venv, and no more; then: source .venv/bin/activate
 # make demos        all eight experts and the page that compares them
-# make test         install, then the tests, by WORKERS (2) at once
-# make test-all     the same, with those that take minutes each
+# make test         install, then the tests of a change, by WORKERS (2) at once: minutes
+# make coverage     the same, and which branches of each package they reach
+# make test-long    install the extras, then the tests that need them or take minutes each
+# make test-all     all tests: test, test-long, slurm-test, check-demos
 # make lint         ruff, mypy, snakefmt, snakemake --lint
 # make bitsandbytes install what method qlora and optimizer adamw_8bit need
 # make slurm        install what profiles/slurm and profiles/cluster-generic need
@@ -12,6 +14,7 @@
 # make graph        install what runs generated Cypher on a small graph
 # make lm-eval      install what evaluation.lm_eval needs
 # make verify       check every record against its sidecar
+# make check-demos  all experts, and whether each has learned what it should
 # make prune        remove training states, tokens and staged copies that no result refers to
 # make slurm-test   the chain on a Slurm of one machine, where root and its packages are there
 # make soak         kill trainers at random moments for MINUTES (10); weights must not notice
@@ -33,7 +36,7 @@ TORCH_INDEX := $(if $(shell command -v nvidia-smi),,--extra-index-url $(TORCH_CP
 LOGGER := $(wildcard workflow/logger/pyproject.toml workflow/logger/*/*.py)
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
-.PHONY: help demo demos test test-all slurm-test lint install bitsandbytes slurm s3 node graph lm-eval verify prune soak soak-chain mutants clean
+.PHONY: help demo demos check-demos test coverage test-long test-all slurm-test lint install bitsandbytes slurm s3 node graph lm-eval verify prune soak soak-chain mutants clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -44,15 +47,35 @@ demo: install
 demos: install
 	$(BIN)/snakemake --cores 8
 
+check-demos: demos
+	$(BIN)/python tests/workflow/check_demos.py
+
 # A worker takes a whole file, so what a file makes once is made once. One thread each: two workers
 # of many threads would only get in each other's way.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+QUICK := -m 'not long and not extra and not slurm'
+WHAT := unit and property tests, one complete chain, what each edit reruns: 7 minutes on two cores
+REST := The rest, 20 minutes more: make test-all
 
-test: $(VENV)/.dev
-	$(PYTEST) -m 'not slurm and not long'
+# Said before the installation, which takes minutes.
+say:
+	@echo "$(WHAT)"
 
-test-all: $(VENV)/.dev
-	$(PYTEST)
+test: say $(VENV)/.test
+	@OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) $(QUICK) --progress "$(REST)"
+
+test-long: $(VENV)/.dev
+	@echo "interruptions, bundles, studies, several processes, extras, real data: about 12 minutes"
+	@OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) -m '(long or extra) and not slurm' --progress ""
+
+test-all: test test-long slurm-test check-demos
+
+coverage: say $(VENV)/.coverage
+	@$(BIN)/coverage erase
+	@OMP_NUM_THREADS=1 $(BIN)/coverage run --source $(CURDIR)/workflow $(PYTEST) $(QUICK) \
+	  --progress "$(REST)"
+	@$(BIN)/coverage combine -q
+	@$(BIN)/coverage json -q -o - | $(BIN)/python tests/coverage_by_package.py
 
 slurm-test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slurm tests/slurm
@@ -70,6 +93,7 @@ install: $(VENV)/.logger
 $(VENV)/.installed: envs/requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "error: $(PYTHON) is older than 3.11; use PYTHON=python3.11"; exit 1; }
+	@echo "installing some 90 packages into $(VENV), once: minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --no-deps --retries 1 $(TORCH_INDEX) $(TORCH)
 	$(BIN)/pip install -q -r envs/requirements.lock
@@ -90,8 +114,17 @@ $(EXTRAS:%=$(VENV)/.%): $(VENV)/.%: $(VENV)/.logger envs/requirements-%.lock
 	$(BIN)/pip install -q -r envs/requirements-$*.lock
 	touch $@
 
-# All that tests use; the harness of lm-eval brings thirty packages, and its tests do without.
-$(VENV)/.dev: $(patsubst %,$(VENV)/.%,$(filter-out lm-eval,$(EXTRAS))) envs/requirements-dev.lock
+# What tests need that need no extra, what measures them, and what the others and linters need. The
+# harness of lm-eval brings thirty packages, and its tests do without.
+$(VENV)/.test: $(VENV)/.logger envs/requirements-test.lock
+	$(BIN)/pip install -q -r envs/requirements-test.lock
+	touch $@
+
+$(VENV)/.coverage: $(VENV)/.test envs/requirements-coverage.lock
+	$(BIN)/pip install -q -r envs/requirements-coverage.lock
+	touch $@
+
+$(VENV)/.dev: $(patsubst %,$(VENV)/.%,test $(filter-out lm-eval,$(EXTRAS))) envs/requirements-dev.lock
 	$(BIN)/pip install -q -r envs/requirements-dev.lock
 	touch $@
 

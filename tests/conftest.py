@@ -2,10 +2,12 @@
 
 import os
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from progress import Progress
 from support import ROOT, SHARED_DATA
 
 # A shell that starts tests in the background has them ignore Ctrl-C, and what they start, too.
@@ -31,6 +33,23 @@ settings.register_profile(
     "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tests")
+
+
+# A package of each extra. What Node needs is more than a package; its tests look themselves.
+EXTRAS = {
+    "bitsandbytes": "bitsandbytes", "graph": "graphqlite", "lm-eval": "lm_eval", "s3": "moto",
+}  # fmt: skip
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--progress", metavar="LAST_WORDS", help="show lines, not dots")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    last_words = config.getoption("progress")
+    if last_words is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(config, last_words))
 
 
 @pytest.fixture(scope="session")
@@ -70,10 +89,17 @@ LONG = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what takes minutes, and move the longest files to the front."""
+    """Mark what takes minutes, skip what cannot run here, and move the longest files ahead."""
     for item in items:
         if item.path.stem in LONG.get(item.path.parent.name, ()):
             item.add_marker("long")
+
+        for mark in item.iter_markers("extra"):
+            package = EXTRAS.get(mark.args[0])
+            if package is not None and find_spec(package) is None:
+                item.add_marker(
+                    pytest.mark.skip(f"{package} is not installed: make {mark.args[0]}")
+                )
 
     def rank(item: pytest.Item) -> tuple[int, bool]:
         name, room = item.path.name, item.path.parent.name

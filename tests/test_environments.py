@@ -32,7 +32,7 @@ def test_the_lock_names_no_build_of_torch_so_that_cpu_and_cuda_share_it() -> Non
 
 def test_development_pins_do_not_contradict_the_lock() -> None:
     extras = [path for path in sorted(LOCK.parent.glob("*.lock")) if path != LOCK]
-    assert len(extras) == 7
+    assert len(extras) == 9
     pinned = set(pins(LOCK))
     for extra in extras:
         assert not pins(extra).keys() & pinned, extra

@@ -14,10 +14,7 @@ from expertflow.evaluate.records import Judgment
 from expertflow.evaluate.tasks import cypher
 from expertflow.evaluate.tasks.cypher import Cypher, GraphServer
 
-needs_engine = pytest.mark.skipif(
-    importlib.util.find_spec("apsw") is None or importlib.util.find_spec("graphqlite") is None,
-    reason="the extra envs/requirements-graph.lock is not installed",
-)
+needs_engine = pytest.mark.extra("graph")
 SCRIPT = """// People and films.
 CREATE (p:Person {name: 'Ada', born: 1815})
 CREATE (p:Person {name: 'Bob', born: 1900});

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hostile_predictions import PREDICTIONS
@@ -24,7 +25,12 @@ def around(tmp_path: Path) -> Iterator[Surroundings]:
     surroundings.close()
 
 
-@pytest.mark.parametrize("task", sorted(PREDICTIONS))
+def marked(task: str) -> Any:
+    node = [pytest.mark.extra("node")] if task.startswith("typescript_tests") else []
+    return pytest.param(task, marks=node)
+
+
+@pytest.mark.parametrize("task", map(marked, sorted(PREDICTIONS)))
 def test_hostile_predictions_are_wrong_and_harm_nothing(
     task: str, around: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,10 +145,7 @@ metric_list:
 """
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("lm_eval") is None,
-    reason="lm_eval is not installed; see envs/requirements-lm-eval.lock",
-)
+@pytest.mark.extra("lm-eval")
 def test_a_real_task_is_run_from_files(
     tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -24,7 +24,11 @@ from expertflow.evaluate.tasks.typescript_tests import TypeScriptTests, find_nod
 TESTS = "import * as assert from 'assert';\nassert.equal(f(2), 4);\n"
 PREFIX = "/** Doubles. */\nconst f = (n: number): number => {\n"
 
-needs_sandbox = pytest.mark.skipif(sandbox_problem() is not None, reason=str(sandbox_problem()))
+
+def needs_sandbox(test: Callable[..., None]) -> Callable[..., None]:
+    lacking = pytest.mark.skipif(sandbox_problem() is not None, reason=str(sandbox_problem()))
+    marked: Callable[..., None] = pytest.mark.extra("node")(lacking(test))
+    return marked
 
 
 def _kinds(

@@ -52,11 +52,8 @@ def plain(folder: Path, **options: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **options)
 
 
-def needs(method: str) -> None:
-    if method == "qlora" and loading.find_spec("bitsandbytes") is None:
-        pytest.skip("bitsandbytes is not installed; see envs/requirements-bitsandbytes.lock")
-
-
+needs_bitsandbytes = pytest.mark.extra("bitsandbytes")
+QLORA = pytest.param("qlora", marks=needs_bitsandbytes)
 KINDS = {
     "lora": replace(LORA, targets=TARGETS),
     "dora": replace(LORA, targets=TARGETS, use_dora=True),
@@ -65,9 +62,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", ["lora", "qlora"])
+@pytest.mark.parametrize("method", ["lora", QLORA])
 def test_a_merged_adapter_says_the_same(base: Path, tmp_path: Path, method: str, kind: str) -> None:
-    needs(method)
     what = train_adapter(base, tmp_path / "adapter", method=method, lora=KINDS[kind])
     record = export(what, tmp_path / "merged")
     ids = torch.arange(20)[None]
@@ -124,9 +120,9 @@ def test_the_loss_that_rounding_moves_is_measured(half_base: Path, tmp_path: Pat
     assert again.loss == rounded.loss_after_merge
 
 
+@needs_bitsandbytes
 def test_the_export_reads_the_base_in_the_precision_of_training(base: Path, tmp_path: Path) -> None:
     """The 4-bit codes depend on it, and an adapter fits only those it was trained on."""
-    needs("qlora")
     what = train_adapter(base, tmp_path / "adapter", method="qlora", precision="bf16")
     loaded = load(what)
     half = load_base(str(base), dtype=torch.bfloat16, attention_name="sdpa", quantized=True)
@@ -135,10 +131,10 @@ def test_the_export_reads_the_base_in_the_precision_of_training(base: Path, tmp_
     assert {p.dtype for p in loaded.parameters()} == {torch.float32, torch.uint8}
 
 
+@needs_bitsandbytes
 def test_an_adapter_trained_on_4_bits_does_not_fit_the_original_base(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs("qlora")
     what = train_adapter(base, tmp_path / "adapter", method="qlora")
     original = load(what, "lora")
     rows = sample_rows(held_out_rows())

@@ -17,9 +17,10 @@ from expertflow.core.records import Record
 from expertflow.rental.sync.store import Store
 from expertflow.rental.sync.stores import open_store
 
-every_kind = pytest.mark.parametrize("place", ["local", "rsync", "daemon", "s3"], indirect=True)
+S3 = pytest.param("s3", marks=pytest.mark.extra("s3"))
+every_kind = pytest.mark.parametrize("place", ["local", "rsync", "daemon", S3], indirect=True)
 local, s3, rsync = (
-    pytest.mark.parametrize("place", [kind], indirect=True) for kind in ("local", "s3", "rsync")
+    pytest.mark.parametrize("place", [kind], indirect=True) for kind in ("local", S3, "rsync")
 )
 BUCKET = "expertflow-tests"
 

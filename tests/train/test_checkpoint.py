@@ -1,4 +1,3 @@
-import importlib.util
 import logging
 import math
 import os
@@ -21,9 +20,7 @@ from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint import Saver, Snapshot
 
 PLAN = train_plan()
-EIGHT_BIT = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"
-)
+EIGHT_BIT = pytest.mark.extra("bitsandbytes")
 RUNS = [
     ("full", "adamw_torch_fused", torch.float32),
     ("full", "adamw_torch", torch.bfloat16),
@@ -170,7 +167,11 @@ def test_the_state_of_another_model_or_optimizer_is_refused(tmp_path: Path) -> N
     half = tiny_net(dtype=torch.bfloat16)
     with pytest.raises(TrainingError, match=r"is float32 .* in the saved state and bfloat16"):
         restored(path, half, make_optimizer(half, PLAN))
-    pytest.importorskip("bitsandbytes")
+
+
+@EIGHT_BIT
+def test_the_state_of_8_bit_adamw_is_no_other_one_s(tmp_path: Path) -> None:
+    path = saved(tmp_path, step=1)
     net = tiny_net()
     with pytest.raises(TrainingError, match="AdamW8bit"):
         restored(path, net, make_optimizer(net, train_plan(optim="adamw_8bit")))

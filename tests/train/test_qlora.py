@@ -22,10 +22,7 @@ from expertflow.train.model.packed import PackedLoss, causal_lm, compute_held_ou
 from expertflow.train.model.weights import load_trainable_state, trainable_state
 from expertflow.train.records import ModelRecord
 
-needs_bitsandbytes = pytest.mark.skipif(
-    loading.find_spec("bitsandbytes") is None,
-    reason="bitsandbytes is not installed; run pip install -r envs/requirements-bitsandbytes.lock",
-)
+needs_bitsandbytes = pytest.mark.extra("bitsandbytes")
 CPU = torch.device("cpu")
 LENGTHS = [[20, 12], [32]]
 Load = Callable[..., Any]

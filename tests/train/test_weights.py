@@ -19,6 +19,8 @@ from expertflow.train.model.weights import (
 from expertflow.train.optimizers import learning_rate, make_optimizer
 from expertflow.train.saved import checkpoint, checkpoint_files
 
+EIGHT_BIT = pytest.param("adamw_8bit", marks=pytest.mark.extra("bitsandbytes"))
+
 
 def test_another_shape_or_name_is_refused_before_anything_is_copied() -> None:
     net = tiny_net()
@@ -116,10 +118,8 @@ def test_the_magnitudes_of_dora_get_no_weight_decay() -> None:
     assert names_by_decay(holder) == {0.0: {"lora_magnitude_vector.weight"}}
 
 
-@pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch", "adamw_8bit"])
+@pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch", EIGHT_BIT])
 def test_the_settings_reach_the_optimizer(optim: str) -> None:
-    if optim == "adamw_8bit":
-        pytest.importorskip("bitsandbytes")
     plan = train_plan(optim=optim, adam_epsilon=1e-5, adam_beta1=0.8, adam_beta2=0.95)
     optimizer = make_optimizer(tiny_net(), plan)
     for group in optimizer.param_groups:
