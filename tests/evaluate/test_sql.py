@@ -19,6 +19,7 @@ from expertflow.evaluate.tasks.sql_execution import SqlExecution
 
 LIMITS = Limits(n_instructions=20_000_000, n_rows=1_000, memory_bytes=256 << 20, wall_s=120)
 GOLD = "SELECT name, price FROM item WHERE price > 1"
+SERIES = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n"
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +72,7 @@ def test_kinds(database: Path) -> None:
         "SELECT 'unclosed": "syntax_error",
         "": "empty",
         " ;; -- nothing": "empty",
-        "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x+1 FROM n) SELECT * FROM n": (
-            "too_many_rows"
-        ),
+        f"{SERIES}) SELECT * FROM n": "too_many_rows",
         "SELECT 1; SELECT 2": "not_a_query",
         "PRAGMA writable_schema = ON": "not_a_query",
         "WITH x AS (SELECT 'y') INSERT INTO item (name) SELECT * FROM x": "not_a_query",
@@ -82,16 +81,33 @@ def test_kinds(database: Path) -> None:
         "SELECT readfile('/etc/passwd')": "syntax_error",
         "SELECT 1\0; DROP TABLE item": "syntax_error",
         "SELECT zeroblob(2000000000)": "too_many_rows",
+        f"SELECT '{'x' * 100_000}'": "syntax_error",
+        "\ufeff EXPLAIN SELECT 1": "not_a_query",
+        f"{SERIES} LIMIT 1000) SELECT * FROM n": "wrong_rows",
+        f"{SERIES} LIMIT 1001) SELECT * FROM n": "too_many_rows",
     }
     assert dict(zip(expected, _kinds(database, *expected), strict=True)) == expected
 
 
+def test_a_refusal_says_why(database: Path) -> None:
+    expected = {
+        "SELECT 1; SELECT 2": "several statements",
+        "/* hm */ drop TABLE item": "DROP is not allowed",
+        "SELECT name FROM item ORDER BY random()": "random is not allowed",
+        "SELECT nope FROM item": "no such column: nope",
+        "SELECT 1\0": "holds a character that no text may hold",
+        f"SELECT '{'x' * 100_000}'": "longer than 100000 characters",
+        f"{SERIES}) SELECT * FROM n": "more than 1000 rows",
+    }
+    details = [verdict.detail for verdict in _judge(database, *expected)]
+    assert dict(zip(expected, details, strict=True)) == expected
+
+
 def test_endless_queries_run_out_of_their_budget_and_spare_the_others(database: Path) -> None:
-    series = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n {where}) SELECT "
-    explosion = series.format(where="LIMIT 1000") + "count(*) FROM n a, n b, n c, n d"
+    explosion = f"{SERIES} LIMIT 1000) SELECT count(*) FROM n a, n b, n c, n d"
     # Sorting needs all of it in memory before the first row.
-    hoard = series.format(where="") + "hex(zeroblob(400000)) || x AS h FROM n ORDER BY h"
-    bomb = series.format(where="") + "count(*) FROM n"
+    hoard = f"{SERIES}) SELECT hex(zeroblob(400000)) || x AS h FROM n ORDER BY h"
+    bomb = f"{SERIES}) SELECT count(*) FROM n"
     verdicts = _judge(database, bomb, GOLD, explosion, hoard, "SELECT 1", GOLD)
     out_of_time, out_of_memory = ("timed_out", "ran out of instructions"), ("timed_out", "256 MiB")
     assert [(v.kind, v.detail.removeprefix("more than ")) for v in verdicts] == [
@@ -105,16 +121,14 @@ def test_endless_queries_run_out_of_their_budget_and_spare_the_others(database: 
 
 
 def test_results_are_limited_in_bytes_too(database: Path) -> None:
-    series = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n LIMIT 900) "
-    verdict = _judge(database, series + "SELECT zeroblob(100000) FROM n")[0]
-    assert verdict.kind == "too_many_rows"
-    assert "bytes" in verdict.detail
+    verdict = _judge(database, f"{SERIES} LIMIT 900) SELECT zeroblob(100000) FROM n")[0]
+    assert (verdict.kind, verdict.detail) == ("too_many_rows", "more than 32000000 bytes")
 
 
 def test_the_wall_clock_stops_what_instructions_do_not(database: Path) -> None:
     # A few instructions that take hours: a match fails at its end at every place of a long text.
-    slow = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n LIMIT 9999) "
-    slow += "SELECT sum(instr(hex(zeroblob(490000)), hex(zeroblob(240000)) || x)) FROM n"
+    slow = f"{SERIES} LIMIT 9999) SELECT "
+    slow += "sum(instr(hex(zeroblob(490000)), hex(zeroblob(240000)) || x)) FROM n"
     with pytest.raises(EvaluationError, match=r"timed_out: no answer within 0\.2 s"):
         _judge(database, GOLD, gold=slow, limits=Limits(wall_s=0.2, cpu_s=600))
     verdicts = _judge(database, GOLD, slow, GOLD, limits=Limits(cpu_s=1))
@@ -177,8 +191,7 @@ def test_the_database_is_read_only_even_without_the_authorizer(tmp_path: Path) -
 
 def test_each_query_has_a_budget_of_its_own(database: Path) -> None:
     reader = Reader(Limits(n_instructions=300_000))
-    series = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n LIMIT 10000) "
-    query = series + "SELECT count(*) FROM n"
+    query = f"{SERIES} LIMIT 10000) SELECT count(*) FROM n"
     kinds = {reader.run_query(query, database).kind for _ in range(5)}
     assert kinds == {"rows"}
     assert Reader(Limits(n_instructions=50_000)).run_query(query, database).kind == "timed_out"

@@ -123,6 +123,26 @@ def test_blocks_of_many_documents_give_about_the_same_interval(
     assert blocks == pytest.approx(whole, abs=0.15 * (whole[1] - whole[0]))
 
 
+def test_the_interval_of_fair_coins_is_that_of_the_binomial_distribution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 20 tosses 2.1 % have at most 5 heads, and 5.8 % at most 6."""
+    sums, counts = [1] * 10 + [0] * 10, [1] * 20
+    assert mean_interval(sums, counts, seed=0) == (0.3, 0.7)
+    drawn_together = mean_interval(range(20), counts, seed=0)
+    monkeypatch.setattr(statistics, "CHUNK", 70)
+    assert mean_interval(range(20), counts, seed=0) == drawn_together
+
+
+def test_what_cannot_be_estimated_is_refused() -> None:
+    for before, after, weights in (([], [], None), ([1, 2], [1, 2], [1])):
+        with pytest.raises(ValueError, match="pairs and"):
+            estimate_change("m", before, after, weights=weights, higher_is_better=True, seed=0)
+    for n_correct, n in ((0, 0), (3, 2), (-1, 2)):
+        with pytest.raises(ValueError, match="no proportion"):
+            wilson_interval(n_correct, n)
+
+
 def test_one_document_has_no_interval() -> None:
     assert mean_interval([3.0], [2], seed=0) is None
     # A document without targets is ignored.
@@ -163,3 +183,5 @@ def test_summarize_counts_by_kind() -> None:
     assert score.ci95 == wilson_interval(2, 4)
     assert list(score.n_by_kind.items()) == [("correct", 2), ("empty", 1), ("wrong_rows", 1)]
     assert score.reason is None
+    nothing = summarize_judgments("m", [], "not scored")
+    assert (nothing.value_fraction, nothing.ci95, nothing.reason) == (None, None, "not scored")
