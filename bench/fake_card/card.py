@@ -1,0 +1,163 @@
+"""Let a CPU build of torch pass for one with a card, to see what a card would be given.
+
+On fake tensors (torch's ``FakeTensorMode``) the CUDA code path then runs: autocast, device checks,
+the attention kernel's operator, the compiler down to a card's instructions. There are no values, no
+launches, no allocator, and a kernel checks none of its arguments. It changes the process for good,
+so it runs in one of its own.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from expertflow.core.errors import TrainingError, single_line
+from expertflow.core.files import replacing
+
+SOURCE = Path(__file__).with_name("guard.cpp")
+GIB = 2**30
+# Of the cards that code is made for: their name, memory and number of multiprocessors.
+CARDS = {
+    (8, 0): ("NVIDIA A100-SXM4-80GB", 80 * GIB, 108),
+    (8, 9): ("NVIDIA GeForce RTX 4090", 24 * GIB, 128),
+    (9, 0): ("NVIDIA H100 80GB HBM3", 80 * GIB, 132),
+    (10, 0): ("NVIDIA B200", 180 * GIB, 148),
+}
+
+
+def build_guard() -> Path:
+    """Build the device guard for this torch, or find it in the user's cache.
+
+    Raises TrainingError if there is no C++ compiler, or it fails.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise TrainingError("a card is passed for by a C++ compiler's help; install g++")
+    key = hashlib.sha256(SOURCE.read_bytes() + version("torch").encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    library = cache / "expertflow" / f"fake_card-{key}.so"
+    if library.is_file():
+        return library
+    spec = find_spec("torch")
+    assert spec and spec.origin
+    home = Path(spec.origin).parent
+    paths = [f"-I{home / 'include'}", f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}"]
+    command = [compiler, "-std=c++20", "-fPIC", "-shared", str(SOURCE), *paths]
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(library) as partial:
+        done = subprocess.run(
+            [*command, "-lc10", "-ltorch_cpu", "-o", str(partial)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise TrainingError(f"{SOURCE.name} does not compile: {single_line(done.stderr, 300)}")
+    return library
+
+
+def pass_for_card(capability: tuple[int, int] = (9, 0)) -> None:
+    """Make torch, and triton where it is installed, see one card that computes nothing.
+
+    Raises TrainingError if torch is imported already: it looks for CUDA's hooks only once.
+    """
+    if "torch" in sys.modules:
+        raise TrainingError("torch is imported already; pass for a card before that")
+    ctypes.CDLL(str(build_guard()))
+    # peft looks for a card when it is imported, and must not find this one.
+    import peft  # noqa: F401
+
+    properties = _properties(capability)
+    _patch_torch(capability, properties)
+    _patch_triton(capability, properties)
+
+
+def _properties(capability: tuple[int, int]) -> SimpleNamespace:
+    name, n_bytes, n_processors = CARDS[capability]
+    shared = {8: 101376 if capability[1] else 166912, 9: 232448, 10: 232448}[capability[0]]
+    return SimpleNamespace(
+        name=name,
+        major=capability[0],
+        minor=capability[1],
+        total_memory=n_bytes,
+        multi_processor_count=n_processors,
+        warp_size=32,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048 if capability != (8, 9) else 1536,
+        max_threads_per_block=1024,
+        shared_memory_per_multiprocessor=shared + 1024,
+        shared_memory_per_block_optin=shared,
+        shared_memory_per_block=49152,
+        L2_cache_size=50 * 2**20,
+        gcnArchName="",
+        is_integrated=False,
+        clock_rate=1_980_000,
+        memory_clock_rate=2_619_000,
+        memory_bus_width=5120,
+        uuid="0",
+    )
+
+
+def _patch_torch(capability: tuple[int, int], properties: SimpleNamespace) -> None:
+    import torch
+    from torch._dynamo.device_interface import CudaInterface
+
+    def answer(value: Any) -> Any:
+        return lambda *_, **__: value
+
+    torch.version.cuda = "13.0"
+    random_state = torch.zeros(16, dtype=torch.uint8)
+    answers = {
+        "is_available": True, "is_initialized": True, "_is_compiled": True,
+        "is_bf16_supported": True, "get_device_capability": capability, "device_count": 1,
+        "get_device_properties": properties, "_get_device_properties": properties,
+        "current_device": 0, "_exchange_device": 0, "_maybe_exchange_device": 0,
+        "set_device": None, "synchronize": None, "_lazy_init": None, "set_rng_state": None,
+        "get_rng_state": random_state,
+    }  # fmt: skip
+    for name, value in answers.items():
+        setattr(torch.cuda, name, answer(value))
+    for name in ("getDevice", "exchangeDevice", "maybeExchangeDevice", "getCurrentRawStream"):
+        setattr(torch._C, f"_cuda_{name}", answer(0))
+    torch._C._cuda_setDevice = answer(None)
+    of_compiler = {
+        "get_device_properties": properties, "current_device": 0, "device_count": 1,
+        "is_available": True, "get_compute_capability": 10 * capability[0] + capability[1],
+        "synchronize": None, "set_device": None, "exchange_device": 0,
+        "maybe_exchange_device": 0, "is_bf16_supported": True,
+    }  # fmt: skip
+    for name, value in of_compiler.items():
+        setattr(CudaInterface, name, staticmethod(answer(value)))
+    for name in ("get_device_properties", "current_device"):
+        setattr(CudaInterface.Worker, name, staticmethod(answer(of_compiler[name])))
+
+
+def _patch_triton(capability: tuple[int, int], properties: SimpleNamespace) -> None:
+    import torch
+
+    try:
+        import triton  # type: ignore[import-not-found]
+        from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]
+    except ImportError:
+        return
+    limits = {
+        "max_shared_mem": properties.shared_memory_per_block_optin,
+        "multiprocessor_count": properties.multi_processor_count,
+    }
+    target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+    driver = SimpleNamespace(
+        get_current_target=lambda: target,
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _device=0: 0,
+        get_device_capability=lambda _device=0: capability,
+        get_active_torch_device=lambda: torch.device("cuda"),
+        utils=SimpleNamespace(get_device_properties=lambda _device: limits),
+    )
+    triton.runtime.driver.set_active(driver)

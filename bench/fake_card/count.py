@@ -1,0 +1,165 @@
+"""Compile decoder layers for a card that is not here, and count what its kernels move."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.utils import counters
+from torch._inductor import compile_fx, config
+from torch._inductor.fx_passes import joint_graph, post_grad
+from torch._inductor.graph import GraphLowering
+from torch._inductor.runtime import triton_helpers, triton_heuristics
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+KIB = 1024
+
+
+class Kernel(NamedTuple):
+    """A launch of a compiled graph: ``name`` is None for a generated kernel, else the library's."""
+
+    name: str | None
+    n_bytes: int
+
+
+class Graph(NamedTuple):
+    """A compiled graph, ``forward`` or ``backward``, with its launches in order."""
+
+    way: str
+    kernels: list[Kernel]
+
+
+class LayerCompiler:
+    """A backend for ``torch.compile`` that plans a card's kernels and runs the graph without them.
+
+    With ``to_cubin`` each generated kernel is compiled to the card's instructions as well.
+    """
+
+    def __init__(self, *, to_cubin: bool = False) -> None:
+        self.graphs: list[Graph] = []
+        self.n_cubins = 0
+        self._to_cubin = to_cubin
+
+    def __call__(self, graph: torch.fx.GraphModule, examples: Any) -> Any:
+        with without_examples():
+            return compile_fx.compile_fx(graph, examples, inner_compile=self._plan)
+
+    def _plan(self, graph: torch.fx.GraphModule, examples: Any, **options: Any) -> Any:
+        way = "backward" if options.get("is_backward") else "forward"
+        eager = copy.deepcopy(graph)
+        with without_examples(), self._reading_kernels(way):
+            try:
+                compile_fx.compile_fx_inner(graph, examples, **options)
+            except torch._inductor.exc.InductorError as error:
+                if not isinstance(error.inner_exception, _Planned):
+                    raise
+        return make_boxed_func(eager.forward)
+
+    @contextmanager
+    def _reading_kernels(self, way: str) -> Iterator[None]:
+        to_module = GraphLowering.compile_to_module
+
+        def read(lowering: Any) -> Any:
+            # Constants folded at compile time are graphs of their own.
+            if getattr(lowering, "is_const_graph", False):
+                return to_module(lowering)
+            if self._to_cubin:
+                module = to_module(lowering)
+            else:
+                lowering.codegen()
+            self.graphs.append(Graph(way, [_kernel(node) for node in lowering.scheduler.nodes]))
+            if self._to_cubin:
+                return module
+            raise _Planned
+
+        def count(tuner: Any) -> None:
+            self.n_cubins += len(tuner.compile_results)
+            tuner.launchers = [SimpleNamespace(config=None)]
+
+        with (
+            mock.patch.object(GraphLowering, "compile_to_module", read),
+            mock.patch.object(triton_heuristics.CachingAutotuner, "_make_launchers", count),
+        ):
+            yield
+
+
+@contextmanager
+def without_examples() -> Iterator[None]:
+    """Leave out what the compiler would try on a card, and its caches."""
+
+    def idle(*_: Any, **__: Any) -> None:
+        pass
+
+    with (
+        mock.patch.object(joint_graph, "lazy_init", idle),
+        mock.patch.object(post_grad, "lazy_init", idle),
+        mock.patch.object(triton_helpers, "set_driver_to_gpu", idle),
+        config.patch(joint_graph_constant_folding=False, fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+    ):
+        yield
+
+
+class _Planned(Exception):
+    """The kernels are known; no module is wanted."""
+
+
+def _kernel(node: Any) -> Kernel:
+    name = None
+    if "Extern" in type(node).__name__:
+        name = getattr(node.node, "python_kernel_name", None) or type(node.node).__name__
+    elif "Nop" in type(node).__name__:
+        name = "nothing"
+    return Kernel(name, node.get_read_write_buffers_sizes())
+
+
+def summarize_graphs(graphs: list[Graph], n_tokens: int) -> dict[str, Any]:
+    """Count one layer: its longest forward and backward graph, as an upper layer's has."""
+    found: dict[str, Any] = {}
+    launches = products = 0
+    generated_kb = 0.0
+    kernels = 0
+    for way in ("forward", "backward"):
+        of_way = [graph.kernels for graph in graphs if graph.way == way]
+        if not of_way:
+            continue
+        layer = max(of_way, key=lambda ks: sum(k.n_bytes for k in ks))
+        own = [k for k in layer if k.name is None]
+        kernels += len(own)
+        generated_kb += sum(k.n_bytes for k in own) / n_tokens / KIB
+        products += sum(1 for k in layer if k.name and "mm" in k.name)
+        launches += sum(1 for k in layer if k.name != "nothing")
+    found["kernels_per_layer"] = kernels
+    found["kb_per_token_and_layer"] = round(generated_kb, 1)
+    found["products_per_layer"] = products
+    found["launches_per_layer"] = launches
+    return found
+
+
+def read_counters() -> dict[str, int]:
+    return {
+        "graphs": int(counters["stats"].get("unique_graphs", 0)),
+        "graph_breaks": sum(counters["graph_break"].values()),
+    }
+
+
+class EagerWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operators that launch a kernel, and the bytes that they read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.n_launches = 0
+        self.n_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not (func.is_view or "empty" in str(func) or "detach" in str(func)):
+            tensors = [t for t in tree_leaves((args, kwargs, result)) if torch.is_tensor(t)]
+            self.n_launches += 1
+            self.n_bytes += sum(t.numel() * t.element_size() for t in tensors)
+        return result
