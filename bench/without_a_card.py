@@ -95,7 +95,7 @@ def count_case(case: Case, *, to_cubin: bool) -> dict[str, Any]:
     from torch._dynamo.utils import counters
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from expertflow.train.memory_trace import build_model, sample_batch
+    from expertflow.train.memory_trace import build_model, materialize_weights, sample_batch
     from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
 
     torch._dynamo.reset()
@@ -104,7 +104,7 @@ def count_case(case: Case, *, to_cubin: bool) -> dict[str, Any]:
     net = build_model(run, n_layers=2, checkpoint=case.checkpointed)
     compiler = LayerCompiler(to_cubin=to_cubin)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        put_on_card(net)
+        materialize_weights(net, device="cuda")
         for layer in decoder_layers(causal_lm(net)):
             layer.compile(dynamic=False, backend=compiler)
         batch = sample_batch(DOCUMENTS, shape.n_rows, SUPERVISED)
@@ -159,26 +159,6 @@ def traced_run(case: Case) -> Any:
         kernel=True,
         supervised_fraction=SUPERVISED,
     )
-
-
-def put_on_card(net: Any) -> None:
-    """Give the weights storage on the card; a tied one is one."""
-    import torch
-
-    made: dict[int, tuple[Any, Any]] = {}
-    for module in net.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, old in tensors.items():
-                if old is None:
-                    continue
-                if id(old) not in made:
-                    new = torch.empty_strided(
-                        old.shape, old.stride(), dtype=old.dtype, device="cuda"
-                    )
-                    if isinstance(old, torch.nn.Parameter):
-                        new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
-                    made[id(old)] = old, new
-                tensors[name] = made[id(old)][1]
 
 
 def count_rest(net: Any, case: Case, batch: Any) -> dict[str, Any]:

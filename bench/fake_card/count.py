@@ -99,7 +99,7 @@ def without_examples() -> Iterator[None]:
         mock.patch.object(joint_graph, "lazy_init", idle),
         mock.patch.object(post_grad, "lazy_init", idle),
         mock.patch.object(triton_helpers, "set_driver_to_gpu", idle),
-        config.patch(joint_graph_constant_folding=False, fx_graph_cache=False),
+        config.patch(joint_graph_constant_folding=False, fx_graph_cache=False, compile_threads=1),
         torch._functorch.config.patch(enable_autograd_cache=False),
     ):
         yield

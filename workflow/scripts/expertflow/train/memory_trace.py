@@ -109,14 +109,16 @@ def build_model(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
     return net.train()
 
 
-def materialize_weights(net: Any) -> None:
+def materialize_weights(net: Any, *, device: str = "cpu") -> None:
     """Allocate the weights; a tied one has one (``to_empty`` would make two)."""
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for module in net.modules():
         for tensors in (module._parameters, module._buffers):
             for name, old in tensors.items():
                 if old is not None and id(old) not in made:
-                    new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype).zero_()
+                    new = torch.empty_strided(
+                        old.shape, old.stride(), dtype=old.dtype, device=device
+                    ).zero_()
                     if isinstance(old, torch.nn.Parameter):
                         new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
                     made[id(old)] = old, new
