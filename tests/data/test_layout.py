@@ -116,6 +116,36 @@ def test_a_start_token_stands_before_texts_where_the_tokenizer_adds_it(tmp_path:
     folder = tokenizer(tmp_path, "<s>", "</s>", post=post, add_bos_token=False, **names)
     assert layout(folder).text_start is None
 
+    folder = tokenizer(tmp_path, "<s>", "</s>", add_bos_token=True, **names)
+    assert layout(folder).text_start == "<s>"
+    assert (
+        layout(tokenizer(tmp_path, "</s>", add_bos_token=True, eos_token="</s>")).text_start is None
+    )
+
+
+def test_tokens_that_swallow_blanks_and_ends_that_are_not_listed_are_known(tmp_path: Path) -> None:
+    tokens = [
+        {"content": "<b>", "special": True, "lstrip": True},
+        {"content": "<a>", "special": True, "rstrip": True, "lstrip": True},
+        {"content": "<call>", "special": False, "rstrip": True},
+        {"content": "  ", "special": False},
+    ]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    settings = {"eos_token": {"content": "</s>"}, "bos_token": "<s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    found = layout(tmp_path)
+    assert found.special_tokens == ("</s>", "<a>", "<b>", "<s>")
+    assert found.added_tokens == ("<call>",)
+    assert (found.strip_after, found.strip_before) == (("<a>",), ("<a>", "<b>"))
+    assert (found.bos, found.eos, found.turn_end) == ("<s>", "</s>", None)
+
+
+@pytest.mark.parametrize(("text", "fault"), [("{", "damaged"), ("[]", "holds no JSON object")])
+def test_a_damaged_tokenizer_is_refused(tmp_path: Path, text: str, fault: str) -> None:
+    (tokenizer(tmp_path, eos_token="</s>") / "tokenizer.json").write_text(text)
+    with pytest.raises(DataError, match=rf"tokenizer\.json: {fault}.*save the tokenizer again"):
+        layout(tmp_path)
+
 
 def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="names no eos_token"):

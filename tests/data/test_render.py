@@ -1,18 +1,26 @@
 """What a model reads: ChatML, a model's own template, and what is learned of it."""
 
 import random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from expertflow.data.chat_template import ChatTemplate, placeholder
+from expertflow.data.chat_template import ChatTemplate, placeholder, special_pattern
 from expertflow.data.layout import CHATML, chatml_layout
 from expertflow.data.records import Body, Layout, Segment, ToolCall, Turn
 from expertflow.data.reject import Reject
-from expertflow.data.render import Renderer, join_question, render_answer, split_question
+from expertflow.data.render import (
+    Blank,
+    Renderer,
+    iter_training_texts,
+    join_question,
+    render_answer,
+    split_question,
+)
+from expertflow.data.shapes import frame_of
 
 # Styles of well-known families, written out small: marks and trimming as they have them.
 HEADERS = (
@@ -229,6 +237,58 @@ def test_blanks_that_special_tokens_swallow_are_left_out() -> None:
         "<s><|header|>user<|/header|>a<|eot|><|header|>assistant<|/header|>b<|eot|>"
     )
     assert learned(segments) == "b|<|eot|>"
+
+
+def test_only_the_side_that_swallows_blanks_loses_them() -> None:
+    def stripped(text: str, **changes: tuple[str, ...]) -> tuple[str, str]:
+        template = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
+        segments = Renderer(layout(template, **changes)).render(chat("q", text))
+        return whole(segments).removeprefix("<s>q</s>"), learned(segments)
+
+    assert stripped(" a ", strip_after=("<s>",)) == ("<s>a </s>", "<s>|a |</s>")
+    assert stripped(" a ", strip_before=("</s>",)) == ("<s> a</s>", "<s>| a|</s>")
+    assert stripped(" a ", strip_after=("</s>",), strip_before=("<s>",)) == (
+        "<s> a </s>", "<s>| a |</s>",
+    )  # fmt: skip
+    assert stripped(" ", strip_after=("<s>",), strip_before=("</s>",)) == ("<s></s>", "<s>|</s>")
+
+
+def test_a_tokenizer_learns_from_texts_between_marks_of_what_is_not_refused() -> None:
+    renderer = Renderer(replace(chatml_layout(), text_special_tokens="reject"))
+    bodies = [chat("a", "b"), chat("x<|im_end|>", "y"), Body(text="c")]
+    texts = list(iter_training_texts(renderer, bodies))
+    assert texts == ["user\na", "\n", "assistant\nb", "\n", "c"]
+
+
+def test_the_longest_special_token_is_found_and_none_where_there_are_none() -> None:
+    assert special_pattern(("<a", "", "<a>", "b")).findall("x<a>b<a") == ["<a>", "b", "<a"]
+    assert special_pattern(("",)).search("x<a>\n") is None
+
+
+@pytest.mark.parametrize("text_special_tokens", ["plain", "allow"])
+@pytest.mark.parametrize(
+    "template", [CHATML, "{% for m in messages %}<s>{{ m.content }};</s>{% endfor %}"]
+)
+def test_a_filled_form_is_the_rendered_document(
+    template: str, text_special_tokens: Literal["plain", "allow"]
+) -> None:
+    renderer = Renderer(layout(template, text_special_tokens=text_special_tokens))
+    for body in (chat("a", "b", "c", "d"), chat("", "b", learned=(0, 1)), Body(text="a")):
+        frame, texts = frame_of(body)
+        form = renderer.build_form(frame)
+        assert form is not None and form.conditions == ()
+        assert form.fill(texts) == renderer.render(body)
+        writers = [item.writer for item in form.items if isinstance(item, Blank)]
+        assert writers == [turn.role for turn in body.turns if turn.content] or writers == [None]
+
+
+def test_what_depends_on_its_texts_has_no_form() -> None:
+    frame, _ = frame_of(chat("a", "b"))
+    two = "{% for m in messages %}{{ m.content }} {% endfor %}</s>"
+    assert Renderer(layout(two)).build_form(frame) is None
+    assert Renderer(layout(CHATML, strip_after=("<s>",))).build_form(frame) is None
+    assert Renderer(layout(CHATML, strip_before=("<s>",))).build_form(frame) is None
+    assert Renderer(replace(chatml_layout(), chat_template=None)).build_form(frame) is None
 
 
 def test_the_reference_of_a_call_is_the_call() -> None:

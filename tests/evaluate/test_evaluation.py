@@ -25,7 +25,7 @@ from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import from_json, to_json
 from expertflow.data.layout import chatml_layout
 from expertflow.evaluate import evaluation, evaluator, statistics
-from expertflow.evaluate.evaluation import ModelComparison, evaluate_expert
+from expertflow.evaluate.evaluation import evaluate_expert
 from expertflow.evaluate.evaluator import EvalInputs, ModelEvaluator, Models
 from expertflow.evaluate.generate import Answer
 from expertflow.evaluate.likelihood import DocumentLosses
@@ -254,17 +254,6 @@ def test_a_reference_that_cannot_be_judged_costs_its_question_only(
     assert record.after.score is not None and record.after.score.n_examples == 58
     assert record.n_unusable_references == 2
     assert "no number" in record.unavailable["n_unusable_references"]
-
-
-def test_pieces_of_a_single_document_are_one(tmp_path: Path) -> None:
-    inputs = made(tmp_path, Shelf({"base": 2}), task="held_out_loss")
-    inputs.packing.held_out = packed_split(1, "h")  # type: ignore[misc]
-    asks = ModelEvaluator(inputs)
-    found = asks.evaluate_model(None, [])
-    assert (found.side.held_out_loss_ci95, found.side.perplexity_ci95) == (None, None)
-    assert found.side.n_documents == 1
-    (change,) = ModelComparison(asks, [], found, found).estimate_changes()
-    assert (change.n, change.change) == (1, "no measurable change")
 
 
 def test_a_judge_sees_both_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

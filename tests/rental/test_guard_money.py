@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -32,6 +33,30 @@ def test_a_restart_does_not_get_the_budget_anew(tmp_path: Path) -> None:
         ledger["sessions"][0][key] -= 7200
     path.write_text(json.dumps(ledger))
     assert Meter(path, usd_per_hour=3.0, clock=clock).total_usd() == pytest.approx(2.0)
+
+
+def test_a_budget_is_counted_to_the_second(tmp_path: Path) -> None:
+    path, clock = tmp_path / "ledger.json", Clock()
+    meter = Meter(path, usd_per_hour=3600.0, max_usd=10.0, clock=clock)
+    clock.now_s += 4
+    assert meter.has_usd_for(5.99) and not meter.has_usd_for(6.0)
+    assert meter.lasts_s(2.0) == pytest.approx(4.0)
+    assert meter.format_usd() == "$4.00 of $10.00"
+    clock.now_s += 100
+    assert meter.lasts_s(2.0) == -2.0
+    meter.write_ledger()
+    (session,) = read_ledger(path).sessions
+    assert session.end_s - session.start_s == pytest.approx(104.0, abs=1e-3)
+
+
+def test_without_a_price_or_a_limit_time_is_endless(tmp_path: Path) -> None:
+    free = Meter(tmp_path / "ledger.json", usd_per_hour=None, max_usd=1.0, clock=Clock())
+    assert free.total_usd() is None and free.has_usd_for(1e9)
+    free.write_ledger()
+    assert not (tmp_path / "ledger.json").exists()
+    endless = Meter(tmp_path / "ledger.json", usd_per_hour=1.0, clock=Clock())
+    assert endless.has_usd_for(1e9) and endless.total_usd() == 0.0
+    assert free.lasts_s(1.0) == endless.lasts_s(1.0) == threading.TIMEOUT_MAX
 
 
 @pytest.mark.parametrize("paid_before_s", [None, 600.0])
