@@ -41,9 +41,8 @@ def test_a_cluster_is_asked_for_minutes(
 def test_one_machine_asks_for_none_and_several_for_as_many() -> None:
     assert count_nodes(TrainingSection(world_size=4, n_nodes=1)) is None
     assert count_nodes(TrainingSection(world_size=4, n_nodes=2)) == 2
-    with pytest.raises(
-        ConfigError, match=r"n_nodes is 2 and training\.world_size 3: .* a multiple of 2"
-    ):
+    said = r"n_nodes is 2 and training\.world_size 3: .* a multiple of 2"
+    with pytest.raises(ConfigError, match=said):
         count_nodes(TrainingSection(world_size=3, n_nodes=2))
 
 
@@ -55,7 +54,6 @@ def test_slurm_without_sbatch_is_refused_in_one_line(
         execution_settings=SimpleNamespace(keep_incomplete=False),
         executor_plugin=SimpleNamespace(name="slurm"),
     )
-    with pytest.raises(
-        SystemExit, match="sbatch, which is not found here; run Snakemake on a login"
-    ):
+    said = "sbatch, which is not found here; run Snakemake on a login"
+    with pytest.raises(SystemExit, match=said):
         _before_first_job(run)

@@ -52,22 +52,17 @@ def test_folders_are_named_as_the_library_names_them(name: str) -> None:
     assert cache.snake_case(name) == camelcase_to_snakecase(name)
 
 
-@pytest.mark.parametrize(
-    ("head", "license"),
-    [
+def test_a_card_states_its_license(tmp_path: Path) -> None:
+    card = tmp_path / "README.md"
+    for head, license in (
         ("license: mit", "mit"),
         ("license:\n- mit\n- cc-by-4.0", "mit, cc-by-4.0"),
         ("license: other\nlicense_name: stack-terms", "stack-terms"),
         ("license: other", "other"),
-        ("title: x", None),
-        ("license: [", None),
-        ("just text", None),
-    ],
-)
-def test_a_card_states_its_license(tmp_path: Path, head: str, license: str | None) -> None:
-    card = tmp_path / "README.md"
-    card.write_text(f"---\n{head}\n---\n# Title\nlicense: wrong\n")
-    assert cache.card_license(cache.front_matter(card)) == license
+        *((other, None) for other in ("title: x", "license: [", "just text")),
+    ):
+        card.write_text(f"---\n{head}\n---\n# Title\nlicense: wrong\n")
+        assert cache.card_license(cache.front_matter(card)) == license
 
 
 def test_a_prepared_commit_is_found_and_never_another_one(home: Path) -> None:
@@ -94,17 +89,12 @@ def test_a_config_and_options_are_kept_apart(home: Path) -> None:
     assert cache.find_source(source(config="hard", options={"data_dir": "a"})) is None
 
 
-@pytest.mark.parametrize(
-    ("card", "expected"),
-    [
-        ({"configs": [{"config_name": "a"}]}, "a"),
-        ({"configs": [{"config_name": "a"}, {"config_name": "b"}]}, "default"),
-        ({"configs": [{"config_name": "a"}, {"config_name": "b", "default": True}]}, "b"),
-        ({"configs": "broken"}, "default"),
-    ],
-)
-def test_the_config_meant_follows_from_the_card(card: dict[str, Any], expected: str) -> None:
-    assert cache.default_config(card) == expected
+def test_the_config_meant_follows_from_the_card() -> None:
+    a, b = {"config_name": "a"}, {"config_name": "b"}
+    for configs, expected in (
+        ([a], "a"), ([a, b], "default"), ([a, {**b, "default": True}], "b"), ("broken", "default"),
+    ):  # fmt: skip
+        assert cache.default_config({"configs": configs}) == expected
 
 
 def test_a_splits_files_are_told_by_their_names(home: Path) -> None:
