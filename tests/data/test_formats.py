@@ -144,14 +144,19 @@ def test_json_in_another_encoding(tmp_path: Path, name: str, encoding: str) -> N
 
 
 def test_columns_that_json_cannot_hold(tmp_path: Path) -> None:
-    text = pa.array([b"ok", b"\xff", b"ok"])
-    invalid = pa.Array.from_buffers(pa.string(), 3, text.buffers())
-    table = pa.table({"x": [1.5, None, float("nan")], "t": invalid, "b": [b"\xff", None, b""]})
+    text = pa.array([b"ok", b"\xff", b"ok", b"ok"])
+    invalid = pa.Array.from_buffers(pa.string(), 4, text.buffers())
+    floats = [1.5, None, float("nan"), float("-inf")]
+    table = pa.table({"x": floats, "t": invalid, "b": [b"\xff", None, b"", b""]})
     pq.write_table(table, tmp_path / "a.parquet")
     records = read_shards((describe(tmp_path / "a.parquet"),), 3)
-    assert [r.where for r in records] == [f"{tmp_path}/a.parquet, row {i}" for i in (1, 2, 3)]
+    assert [r.where for r in records] == [f"{tmp_path}/a.parquet, row {i}" for i in range(1, 5)]
     assert records[0].value == {"x": 1.5, "t": "ok", "b": b"\xff"}
-    assert [r.fault.reason for r in records[1:] if r.fault] == ["not_utf8", "not_finite"]
+    reasons = [r.fault.reason for r in records[1:] if r.fault]
+    assert reasons == ["not_utf8", "not_finite", "not_finite"]
+    pq.write_table(table.rename_columns(["x", "x", "b"]), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="two columns are named 'x'; rename one"):
+        describe(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,20 @@ def test_every_record_is_a_document_or_has_a_reason_and_a_place(tmp_path: Path) 
     assert not list(tmp_path.glob("documents-0-2*"))
 
 
+def test_only_records_that_meet_every_where_are_taken(tmp_path: Path) -> None:
+    fields = [
+        {"l": "en", "n": 1},
+        {"l": "en", "n": 2},
+        {"l": "de", "n": 1},
+        {"l": "en", "n": 1, "id": 7},
+    ]
+    path = write(tmp_path / "r.jsonl", *({"q": "x", "a": "y", **own} for own in fields))
+    record = prepare(path, replace(SPEC, source=replace(PAIR, where={"l": "en", "n": 1})))
+    assert record.n_records == 2
+    # A document is named by its own id, or by its place.
+    assert [document.document_id for document in documents(record)] == ["s/r.jsonl:1", "s/7"]
+
+
 def test_what_a_check_keeps_out_is_no_fault_of_the_data(tmp_path: Path) -> None:
     checks = (FieldCheck(field="a", check="length", max_chars=3),)
     path = write(tmp_path / "r.jsonl", *[{"q": "x", "a": a} for a in ("ab", "abcd", "abc")])

@@ -32,6 +32,10 @@ def test_fp16_is_priced_at_the_fp16_peak() -> None:
     flops = small.predicted_tokens * small.flops_per_token_hardware
     assert small.cost.predicted_hours == pytest.approx(flops / (25.8e12 * 0.3) / 3600)
     assert "dense fp16 peak" in small.cost.reason
+    # Full precision is priced at the TF32 peak, or not at all.
+    for is_on in (True, False):
+        full = plan(card("H100 SXM"), bf16=False, use_tf32=is_on).cost
+        assert (full.predicted_hours is not None) is is_on
 
 
 def test_what_is_computed_again_takes_its_time_and_is_no_mfu() -> None:
@@ -121,6 +125,10 @@ def test_time_is_billed_in_whole_steps() -> None:
     assert cost.price_usd_per_hour == 2.5
     assert cost.predicted_hours is not None and cost.predicted_hours < 1
     assert cost.predicted_usd == 2.5
+    # Each card has its price, the storage of all of them one.
+    assert plan(card("H100 SXM"), prices=prices, world_size=2).cost.price_usd_per_hour == 4.5
+    hourly = {"H100 SXM": {"usd_per_hour": 2.0, "as_of": "2026-11-01"}}
+    assert plan(card("H100 SXM"), prices=hourly, billing_minutes=60).cost.predicted_usd == 2.0
 
 
 def test_a_budget_is_held_against_the_middle_and_warned_of_at_the_high_end() -> None:

@@ -54,7 +54,7 @@ SPARED = "; batch_size 4 with gradient_accumulation_steps 4 times as many fits w
         (GIB, GIB // 100, {"batch_size": 12}, (12, True), "batch_size", ""),
         (GIB // 2, 16 << 20, {"batch_size": 16}, (16, True), "gradient_checkpointing", SPARED),
         # One row fits without, which leaves the card idle.
-        (3 * GIB, 16 << 20, {"batch_size": 16}, (16, True), "gradient_checkpointing", "without"),
+        (2 * GIB, 16 << 20, {"batch_size": 16}, (16, True), "gradient_checkpointing", "without"),
     ],
 )
 def test_what_is_chosen_and_why(

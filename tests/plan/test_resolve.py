@@ -9,7 +9,11 @@ from expertflow.core.errors import ConfigError
 
 @pytest.mark.parametrize(("name", "rows"), [("RTX 2060", 4), ("RTX 4090", 16), ("H100 SXM", 16)])
 def test_tiers_decide_where_memory_cannot_be_predicted(name: str, rows: int) -> None:
-    made = plan(card(name), facts=replace(QWEN_06B, model_type="starcoder2"))
+    unknown = replace(QWEN_06B, model_type="starcoder2")
+    made = plan(card(name), facts=unknown)
+    assert made.gradient_checkpointing
+    told = plan(card(name), facts=unknown, gradient_checkpointing=False)
+    assert not told.gradient_checkpointing
     assert made.batch_size == rows
     assert made.predicted_peak_bytes is None
     assert "starcoder2" in made.predicted_peak_reason
