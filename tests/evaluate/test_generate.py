@@ -12,7 +12,6 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3ForCausalLM
 
 from expertflow.core.errors import EvaluationError
 from expertflow.data.layout import chatml_layout
-from expertflow.evaluate import generate
 from expertflow.evaluate.generate import Answer, Draws, PromptCodec, finish_answer, generate_answers
 from expertflow.evaluate.records import Decoding
 from expertflow.train.model import attention
@@ -56,12 +55,9 @@ def test_greedy_answers_are_the_most_likely_tokens(model: Qwen3ForCausalLM) -> N
         assert (answer.n_tokens, answer.ended) == (len(written), ended)
 
 
-def test_another_seed_draws_other_answers(model: Qwen3ForCausalLM) -> None:
+def test_draws_follow_the_seed_and_the_distribution(model: Qwen3ForCausalLM) -> None:
     first, again, other = (ask(model, prompts(4), decoding=SAMPLED, seed=s) for s in (0, 0, 1))
     assert first == again != other
-
-
-def test_draws_follow_the_distribution() -> None:
     asked = [[i] for i in range(4000)]
     scores = torch.tensor([3.0, 1.0, 2.0, -torch.inf]).log_softmax(0).expand(4000, -1)
 
@@ -139,31 +135,6 @@ def test_attention_is_lent_and_given_back(model: Qwen3ForCausalLM) -> None:
     assert other.config._attn_implementation == attention.NAME
 
 
-def test_a_batch_that_does_not_fit_is_halved(
-    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
-    run, room = model.generate, 2
-
-    def fits(**settings: Any) -> Any:
-        if len(settings["input_ids"]) > room:
-            raise torch.OutOfMemoryError("no room")
-        return run(**settings)
-
-    asked = prompts(3, 9, 5, 1, 7, 9)
-    expected = ask(model, asked)
-    monkeypatch.setattr(model, "generate", fits)
-    with caplog.at_level(logging.WARNING):
-        assert ask(model, asked, 6) == expected
-    assert "going on with 3" in caplog.text and "going on with 1" in caplog.text
-    room = 0
-    with pytest.raises(EvaluationError, match="one question at a time"):
-        ask(model, asked)
-
-
-class Cache:
-    """Stands for what a batch that does not fit leaves on a card."""
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -173,23 +144,31 @@ class Cache:
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
-def test_what_did_not_fit_is_let_go_before_memory_is_given_back(
-    error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+def test_a_batch_that_does_not_fit_is_let_go_and_halved(
+    error: RuntimeError, model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    made: list[weakref.ref[Cache]] = []
+    run, room = model.generate, 2
+    made: list[weakref.ref[torch.Tensor]] = []
     held: list[Any] = []
+
+    def fits(**settings: Any) -> Any:
+        if len(settings["input_ids"]) > room:
+            cache = torch.zeros(1)
+            made.append(weakref.ref(cache))
+            raise error
+        return run(**settings)
+
+    asked = prompts(3, 9, 5, 1, 7, 9)
+    expected = ask(model, asked)
+    monkeypatch.setattr(model, "generate", fits)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: held.append(made[-1]()))
-
-    def write() -> None:
-        cache = Cache()
-        made.append(weakref.ref(cache))
-        raise error
-
-    try:
-        write()
-    except RuntimeError as caught:
-        assert generate.halve_batch(6, caught) == 3
-    assert held == [None]
+    with caplog.at_level(logging.WARNING):
+        assert ask(model, asked, 6) == expected
+    assert "going on with 3" in caplog.text and "going on with 1" in caplog.text
+    assert held == [None, None]
+    room = 0
+    with pytest.raises(EvaluationError, match="one question at a time"):
+        ask(model, asked)
 
 
 def test_a_family_that_sdpa_does_not_know_answers_too() -> None:

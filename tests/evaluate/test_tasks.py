@@ -160,16 +160,21 @@ def test_a_number_is_a_label_where_labels_are_numbers(
     assert right_label(read_options(choices), answer) == label
 
 
-@pytest.mark.parametrize(("choices", "answer"), [(FROM_1, 0), (FROM_0, 4), (FROM_1, -1)])
-def test_a_number_that_is_no_label_is_not_taken_for_an_index(choices: Any, answer: int) -> None:
-    with pytest.raises(EvaluationError, match=r"none of the labels .*evaluation\.fields\.answer"):
+LABELS = r"none of the labels .*evaluation\.fields\.answer"
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer", "refusal"),
+    [
+        *((FROM_1, 0, LABELS), (FROM_0, 4, LABELS), (FROM_1, -1, LABELS)),
+        *((TEXTS, answer, "none of the options") for answer in (True, 4, -1)),
+    ],
+)
+def test_a_number_that_is_no_label_or_index_is_refused(
+    choices: Any, answer: Any, refusal: str
+) -> None:
+    with pytest.raises(EvaluationError, match=refusal):
         right_label(read_options(choices), answer)
-
-
-@pytest.mark.parametrize("answer", [True, 4, -1])
-def test_what_is_no_index_is_refused(answer: Any) -> None:
-    with pytest.raises(EvaluationError, match="none of the options"):
-        right_label(read_options(TEXTS), answer)
 
 
 @pytest.mark.parametrize(
