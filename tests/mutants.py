@@ -95,10 +95,12 @@ def expressions(node: ast.expr) -> Iterator[ast.expr]:
             other.func.id = OTHER_FUNCTION[other.func.id]
             if other.func.id != "list" or not other.keywords:
                 yield other
-        for place in range(len(node.keywords)):  # type: ignore[attr-defined]
-            fewer = copy.deepcopy(node)
-            del fewer.keywords[place]  # type: ignore[attr-defined]
-            yield fewer
+        for place, keyword in enumerate(other.keywords):
+            # These guard against mistakes and odd machines, as assertions do.
+            if keyword.arg not in ("strict", "encoding"):
+                fewer = copy.deepcopy(node)
+                del fewer.keywords[place]  # type: ignore[attr-defined]
+                yield fewer
 
 
 def statements(node: ast.stmt) -> Iterator[ast.stmt]:
@@ -172,7 +174,7 @@ class Worker:
     """A copy of the tree, and forks that run tests in it."""
 
     def __init__(self, tests: list[str], libraries: list[str]) -> None:
-        self.tests = [f"tests/{name}" for name in tests]
+        self.tests = tests
         self.home = Path(tempfile.mkdtemp(prefix="mutants-"))
         listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
         for name in filter(None, listed.split("\0")):
@@ -262,7 +264,9 @@ def try_out(tests: list[str], answer: Any) -> None:
 
 def judge_module(name: str, sample: int, seed: int, workers: int) -> tuple[list[Mutant], list[str]]:
     """Judge a seeded sample of a module's mutants."""
-    files, tests = SETTINGS["modules"][name].values()
+    module = SETTINGS["modules"][name]
+    files, tests = module["code"], [f"tests/{test}" for test in module["tests"]]
+    tests += ["-k", module["choose"]] if "choose" in module else []
     found = [mutant for file in files for mutant in mutants(str(LIBRARY / file))]
     chosen = random.Random(seed).sample(found, min(sample, len(found)))
     fork = multiprocessing.get_context("fork")

@@ -11,6 +11,7 @@ from support import keep_list, token_shard
 from expertflow.core.errors import DataError
 from expertflow.tokens import load_splits
 from expertflow.tokens.arrow import INDEX, PackedRows, index_batch, read_rows
+from expertflow.tokens.engine import CHOSEN
 from expertflow.tokens.pack import choose_length, pack_sequences
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import DecodedSample, PackingRecord, PackingSpec, TokenShardRecord
@@ -143,8 +144,25 @@ def test_the_record_says_what_other_lengths_would_do(tmp_path: Path) -> None:
     assert by_length[128].n_over_long_documents == 0
     assert by_length[512].fill_fraction == sum(lengths) / (by_length[512].n_sequences * 512)
     assert (record.suggestion.sequence_length_tokens, record.histogram.max) == (128, max(lengths))
-    assert record.histogram.p50 in lengths
-    assert sum(record.histogram.counts) == len(lengths)
+    histogram = record.histogram
+    found = (histogram.p50, histogram.p90, histogram.p99)
+    # Of a document each: as many are as short as the fraction says, or one more.
+    assert found == tuple(sorted(lengths)[-(-299 * q // 100)] for q in (50, 90, 99))
+    assert sum(histogram.counts) == len(lengths)
+    assert (histogram.edges[0], histogram.edges[-1]) == (1, max(lengths) + 1)
+
+
+def test_few_documents_that_hold_many_tokens_are_not_cut(tmp_path: Path) -> None:
+    shard = token_shard(tmp_path, [[1] * 5000] + [[1] * 100] * 299)
+    record = pack_one(tmp_path, shard, [False] * 299 + [True])
+    assert record.suggestion.sequence_length_tokens == 4096
+    first = record.choices[0]
+    assert (first.n_over_long_documents, first.n_over_long_tokens) == (1, 4872)
+    assert "for 0.33 % of the documents" in record.suggestion.reason
+    assert record.engines == {"tokenizers 0": 1}
+    assert record.engine_fallbacks == ("a test",)
+    chosen = replace(shard, engine_reason=CHOSEN)
+    assert not pack_one(tmp_path, chosen, [False] * 299 + [True]).engine_fallbacks
 
 
 def pack_one(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expertflow.tokens.packing import (
+    IGNORE,
     Pieces,
     best_fit_decreasing,
     concat_pieces,
@@ -58,6 +59,12 @@ def test_no_token_is_lost_or_invented(sizes: np.ndarray, row_length: int, overfl
     assert max(filled(pieces, rows), default=0) <= row_length
     assert (pieces.length > 0).all()
     assert pieces.length.sum() + pieces.n_tokens_dropped == sizes.sum()
+    # Others map these columns from files, in 32 bits.
+    for column in (pieces.document, pieces.start, pieces.length):
+        assert column.dtype == np.int32
+    cut = {"split": pieces.n_split, "truncate": pieces.n_truncated, "drop": pieces.n_dropped}
+    n_over = {overflow: int((sizes > row_length).sum())}
+    assert cut == {"split": 0, "truncate": 0, "drop": 0, **n_over}
     if overflow == "split":
         taken = [t for d, s, n in as_tuples(pieces) for t in [(d, i) for i in range(s, s + n)]]
         assert taken == [(d, i) for d, n in enumerate(sizes.tolist()) for i in range(n)]
@@ -110,3 +117,7 @@ def test_targets_are_supervised_tokens_behind_another_of_their_document(
         spans.append(edges)
         expected.append(sum(mark and i not in firsts for i, mark in enumerate(marks)))
     assert count_targets(Ragged.from_lists(rows), Ragged.from_lists(spans)).tolist() == expected
+
+
+def test_ignored_labels_are_those_that_torch_and_others_ignore() -> None:
+    assert IGNORE == -100

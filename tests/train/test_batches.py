@@ -18,7 +18,7 @@ from tiny_net import train_plan
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.packing import IGNORE
-from expertflow.train.feed.batches import Batch, Buffers, Collator
+from expertflow.train.feed.batches import TENSORS, Batch, Buffers, Collator
 from expertflow.train.feed.loader import Feed, ThreadLoader, load_batches
 from expertflow.train.feed.order import RowOrder
 
@@ -50,9 +50,8 @@ def by_hand(rows: PackedRows, row: int) -> tuple[list[int], list[int], list[int]
 
 
 def same(one: Batch, other: Batch) -> bool:
-    tensors = ("input_ids_BL", "position_ids_BL", "labels_BL", "cu_seqlens")
     rest = ("max_documents", "max_length", "n_tokens", "n_target_tokens", "rows")
-    return all(torch.equal(getattr(one, k), getattr(other, k)) for k in tensors) and all(
+    return all(torch.equal(getattr(one, k), getattr(other, k)) for k in TENSORS) and all(
         getattr(one, k) == getattr(other, k) for k in rest
     )
 
@@ -72,6 +71,8 @@ def test_a_batch_is_what_its_rows_say(seed: int, n_rows: int) -> None:
     assert batch.input_ids_BL.tolist() == rows.take_ids(chosen).tolist()
     assert batch.n_tokens == sum(rows.seq_lengths[row].sum() for row in chosen)
     assert batch.n_target_tokens == int((batch.labels_BL != IGNORE).sum())
+    n_bounds = sorted((len(by_hand(rows, row)[2]) for row in range(8)), reverse=True)
+    assert batch.max_documents == sum(n_bounds[:n_rows])
     assert {t.dtype for t in (batch.input_ids_BL, batch.labels_BL, batch.cu_seqlens)} == {
         torch.int32
     }
@@ -103,6 +104,14 @@ def test_rows_of_one_document_are_cut_to_the_longest_of_their_batch() -> None:
     assert batch.n_target_tokens == 8 + 2
 
 
+def test_every_token_may_be_a_document() -> None:
+    ids = np.arange(2 * LENGTH, dtype=np.int32).reshape(2, LENGTH)
+    rows = PackedRows.from_lists(ids, [[1] * LENGTH] * 2, [[0, LENGTH]] * 2)
+    for batch in Collator(rows).batches([np.array([0]), np.array([1])]):
+        assert batch.cu_seqlens.tolist() == list(range(LENGTH + 1))
+        assert (batch.n_target_tokens, batch.n_padding_tokens) == (0, 0)
+
+
 def made_up_order(n_rows: int, global_batch: int, *, grouped: bool = False) -> RowOrder:
     lengths = np.random.default_rng(9).integers(1, 500, n_rows) if grouped else None
     return RowOrder(n_rows=n_rows, global_batch=global_batch, seed=1, lengths_N=lengths)
@@ -122,6 +131,20 @@ def test_one_process_sees_the_seeded_permutation() -> None:
     expected = np.random.default_rng([1, 2]).permutation(10)
     order = made_up_order(10, 4)
     assert np.concatenate([order.rows_of_step(s) for s in (6, 7, 8)]).tolist() == expected.tolist()
+
+
+def test_grouped_rows_are_sorted_within_50_batches_that_are_then_shuffled() -> None:
+    order, rng = made_up_order(303, 4, grouped=True), np.random.default_rng([1, 0])
+    lengths, rows = order.lengths_N, rng.permutation(303).tolist()
+    assert lengths is not None
+    longest_first = [
+        row
+        for start in (0, 200)
+        for row in sorted(rows[start : start + 200], key=lambda row: -lengths[row])
+    ]
+    steps = [longest_first[4 * i : 4 * i + 4] for i in rng.permutation(75)]
+    assert [order.rows_of_step(s).tolist() for s in range(75)] == steps
+    assert order.rows_of_step(75).tolist() == longest_first[300:]
 
 
 @given(
@@ -176,6 +199,14 @@ def made_up_feed(n_documents: int = 4) -> Feed:
     return Feed(
         collator=collator, order=order, micro_batch_size=4, n_steps=N_STEPS, n_steps_per_epoch=4
     )
+
+
+def test_micro_batches_are_the_rows_of_a_step_in_their_order() -> None:
+    feed = made_up_feed()
+    for step in range(N_STEPS):
+        parts = feed.micro_batches(step)
+        assert max(map(len, parts)) <= feed.micro_batch_size
+        assert np.concatenate(parts).tolist() == feed.order.rows_of_step(step).tolist()
 
 
 def loader(n_workers: int | None, *, persistent: bool = False, n_prefetch: int = 2) -> TrainPlan:

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from expertflow.tokens.packing import IGNORE
-from expertflow.train.model.loss import CHUNK, sum_loss
+from expertflow.train.model.loss import CHUNK, loss_route, product_dtype, sum_loss
 
 N_IDS, WIDTH = 301, 16
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
@@ -50,6 +50,25 @@ def test_loss_and_gradients_are_those_of_torch(
         torch.testing.assert_close(head.grad, to_head, atol=1e-5, rtol=1e-5)
 
 
+def test_logits_far_from_zero_overflow_nothing() -> None:
+    hidden, head, labels, n = case(300)
+    far = (hidden.detach() * 40).requires_grad_()
+    loss = sum_loss(far, head, labels, n_targets=n)
+    (loss / 100).backward()
+    expected, to_hidden, _ = by_torch(far, head, labels, 0.0)
+    assert loss.isfinite()
+    torch.testing.assert_close(loss.detach(), expected)
+    torch.testing.assert_close(far.grad, to_hidden, atol=1e-5, rtol=1e-5)
+
+
+def test_the_route_says_whether_the_head_is_trained_and_labels_smoothed() -> None:
+    _, head, *_ = case(1)
+    assert loss_route(head).endswith("with their gradients, head trained")
+    assert loss_route(head.detach(), label_smoothing=0.1).endswith(
+        f"only, {CHUNK} at a time with their gradients, head frozen, labels smoothed by 0.1"
+    )
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_under_autocast_products_are_in_half_and_sums_are_not(
@@ -59,6 +78,8 @@ def test_under_autocast_products_are_in_half_and_sums_are_not(
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = sum_loss(hidden, head, labels, n_targets=n, label_smoothing=smoothing)
         expected, to_hidden, to_head = by_torch(hidden, head, labels, smoothing)
+        assert product_dtype(head.device, head.dtype) == torch.bfloat16
+    assert product_dtype(head.device, head.dtype) == torch.float32
     (loss / 100).backward()
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss.detach(), expected, atol=0, rtol=1e-5)
