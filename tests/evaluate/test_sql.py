@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_documents import score
+from made_up_documents import score, spec
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.isolation import sql_worker
@@ -94,6 +94,7 @@ def test_a_refusal_says_why(database: Path) -> None:
         "SELECT 1; SELECT 2": "several statements",
         "/* hm */ drop TABLE item": "DROP is not allowed",
         "SELECT name FROM item ORDER BY random()": "random is not allowed",
+        "SELECT hex(randomblob(4))": "randomblob is not allowed",
         "SELECT nope FROM item": "no such column: nope",
         "SELECT 1\0": "holds a character that no text may hold",
         f"SELECT '{'x' * 100_000}'": "longer than 100000 characters",
@@ -101,6 +102,14 @@ def test_a_refusal_says_why(database: Path) -> None:
     }
     details = [verdict.detail for verdict in _judge(database, *expected)]
     assert dict(zip(expected, details, strict=True)) == expected
+
+
+def test_a_manifest_names_the_database_and_a_record_the_metric() -> None:
+    task = SqlExecution(spec(task="sql_execution"))
+    assert task.metric == "execution_accuracy"
+    assert task.artifacts == task.fields == {"database"}
+    assert task.required == ("artifacts.database",)
+    assert task.tool_versions()["sqlite"] == sqlite3.sqlite_version
 
 
 def test_endless_queries_run_out_of_their_budget_and_spare_the_others(database: Path) -> None:

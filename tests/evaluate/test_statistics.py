@@ -129,9 +129,19 @@ def test_the_interval_of_fair_coins_is_that_of_the_binomial_distribution(
     """Of 20 tosses 2.1 % have at most 5 heads, and 5.8 % at most 6."""
     sums, counts = [1] * 10 + [0] * 10, [1] * 20
     assert mean_interval(sums, counts, seed=0) == (0.3, 0.7)
-    drawn_together = mean_interval(range(20), counts, seed=0)
-    monkeypatch.setattr(statistics, "CHUNK", 70)
-    assert mean_interval(range(20), counts, seed=0) == drawn_together
+    others = [1.1**i for i in range(20)]
+    drawn_together = mean_interval(others, counts, seed=0)
+    monkeypatch.setattr(statistics, "CHUNK", 140_000)
+    assert mean_interval(others, counts, seed=0) == drawn_together
+
+
+def test_an_interval_that_ends_at_zero_is_no_change() -> None:
+    """Eight became wrong and two right, of forty."""
+    one, other = [1] * 8 + [0] * 32, [0] * 8 + [1] * 2 + [0] * 30
+    down = estimate_change("m", one, other, higher_is_better=True, seed=0)
+    up = estimate_change("m", other, one, higher_is_better=True, seed=0)
+    assert (down.ci95[1], up.ci95[0]) == (0, 0)
+    assert down.change == up.change == "no measurable change"
 
 
 def test_what_cannot_be_estimated_is_refused() -> None:
@@ -145,6 +155,7 @@ def test_what_cannot_be_estimated_is_refused() -> None:
 
 def test_one_document_has_no_interval() -> None:
     assert mean_interval([3.0], [2], seed=0) is None
+    assert mean_interval([3.0, 1.0], [2, 1], seed=0) is not None
     # A document without targets is ignored.
     assert mean_interval([3.0, 0.0], [2, 0], seed=0) is None
 

@@ -58,7 +58,8 @@ def test_a_signal_reaches_the_trainer_below_snakemake(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_trainer_without_snakemake_is_told_too(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "job.sh"
-    script.write_text(f"{shlex.join(trainer(tmp_path))}\necho went on >> went_on.txt\nsleep 60\n")
+    work = f"{shlex.join(trainer(tmp_path))} 2> >(cat >&2)"
+    script.write_text(f"{work}\necho went on >> went_on.txt\nsleep 60\n")
     guard = start_trainer(tmp_path, command=["bash", str(script)])
     guard.send_signal(number)
     code, out = end(guard)

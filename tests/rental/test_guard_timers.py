@@ -13,7 +13,7 @@ from guarded import end, record, run, start_trainer, trainer
 from support import ROOT
 
 from expertflow.rental.guard import timers
-from expertflow.rental.guard.timers import IdleGpu, Standstill
+from expertflow.rental.guard.timers import IdleGpu, Notice, Standstill
 
 sys.path.append(str(ROOT / "tests" / "hardware"))
 
@@ -137,6 +137,37 @@ def test_a_card_that_stops_telling_is_not_judged(
     assert ends_after(clock, timer) is None
     assert timer.state == "off: the cards stopped telling how busy they are"
     assert caplog.text.count("stopped telling") == 1
+
+
+def test_a_notice_is_asked_for_every_second_and_given_five(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[SimpleNamespace] = []
+    killed: list[SimpleNamespace] = []
+
+    def ask(command: str, *, shell: bool, start_new_session: bool, **_: int) -> SimpleNamespace:
+        assert command == "ask" and shell and start_new_session
+        process = SimpleNamespace(code=None, poll=lambda: process.code)
+        asked.append(process)
+        return process
+
+    def n_asked_at(now_s: float) -> int:
+        clock.now_s = 1000 + now_s
+        assert notice.poll() is None
+        return len(asked)
+
+    monkeypatch.setattr(timers, "subprocess", SimpleNamespace(Popen=ask, DEVNULL=-3))
+    monkeypatch.setattr(timers, "kill_group", killed.append)
+    notice = Notice("ask")
+    assert n_asked_at(0) == n_asked_at(0.1) == 1
+    asked[0].code = 1
+    assert [n_asked_at(at_s) for at_s in (0.2, 0.9, 1.0)] == [1, 1, 2]
+    assert n_asked_at(6.0) == 2 and not killed
+    assert n_asked_at(6.1) == 2 and killed == asked[1:]
+    assert n_asked_at(6.1) == 3
+    asked[2].code = 0
+    assert notice.poll() == "the notice command said so"
+    assert Notice(None).poll() is None and len(asked) == 3
 
 
 class Worker:
