@@ -70,8 +70,10 @@ test-long: $(VENV)/.dev
 
 test-all: test test-long slurm-test check-demos
 
+# Processes that tests start write what they reached here, too.
+coverage: export COVERAGE_FILE := $(CURDIR)/.coverage_cache/data
 coverage: say $(VENV)/.coverage
-	@$(BIN)/coverage erase
+	@rm -rf .coverage_cache && mkdir .coverage_cache
 	@OMP_NUM_THREADS=1 $(BIN)/coverage run --source $(CURDIR)/workflow $(PYTEST) $(QUICK) \
 	  --progress "$(REST)"
 	@$(BIN)/coverage combine -q
