@@ -2,6 +2,8 @@
 
 import os
 import signal
+import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,11 +19,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
-# Tests make repositories of their own; a hook of git names the one that it runs for.
-for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
-    os.environ.pop(name, None)
-# Colors would stand in the texts that are compared.
-os.environ.pop("FORCE_COLOR", None)
+# What users set for themselves is not for tests: a repository that a hook of git names, profiles of
+# Snakemake, the Slurm job they sit in, their hub and cloud, the make that runs these tests; nor
+# colors and a language, which would stand in the texts that are compared.
+THEIRS = (
+    "GIT_", "SNAKEMAKE_", "SLURM_", "SBATCH_", "EXPERTFLOW_SLURM_", "HF_", "AWS_", "XDG_", "RSYNC_",
+    "MAKE", "MFLAGS", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "FORCE_COLOR", "COLUMNS",
+    "LANG", "LC_",
+)  # fmt: skip
+for name in [name for name in os.environ if name.startswith(THEIRS)]:
+    del os.environ[name]
+os.environ |= {"LC_ALL": "C.UTF-8", "TZ": "UTC", "GIT_CONFIG_NOSYSTEM": "1"}
+time.tzset()
+os.umask(0o022)
+# Nor are the settings in their home. Workers share the one that pytest made before it started them.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    HOME = tempfile.TemporaryDirectory(prefix="home-")
+    Path(HOME.name, ".gitconfig").write_text("[safe]\n\tdirectory = *\n")
+    os.environ["HOME"] = HOME.name
+
 # What listens on loopback is asked directly, whatever proxy leads out of this machine.
 for name in ("no_proxy", "NO_PROXY"):
     hosts = os.environ.get(name, "")
