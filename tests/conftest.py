@@ -4,12 +4,13 @@ import os
 import signal
 import tempfile
 import time
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from progress import Progress
+from progress import Progress, work_of
 from support import ROOT, SHARED_DATA
 
 # A shell that starts tests in the background has them ignore Ctrl-C, and what they start, too.
@@ -76,49 +77,18 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
-# Workers take whole files, in this order. The long ones begin first, so that no worker is left
-# alone with one at the end; then come the others that run Snakemake, then those of a moment.
-LONGEST = (
-    "test_interruptions.py", "test_processes.py", "test_fault_points.py", "test_reruns.py",
-    "test_token_reruns.py", "test_resume.py", "test_whole_runs.py", "test_bad_input.py",
-    "test_cluster_generic.py", "test_real_records.py", "test_memory_trace.py", "test_documents.py",
-)  # fmt: skip
-
-
-# What takes minutes belongs to make test-all: interruptions, several processes, bundles, trials,
-# clusters, peers, real data.
-LONG = {
-    "bench": {"test_peers_training", "test_train_gpu"},
-    "data": {"test_real_records"},
-    "export": {"test_export", "test_merge"},
-    "rental": {"test_guard_faults", "test_guard_money", "test_guard_stop"},
-    "report": {"test_browser", "test_real_training"},
-    "studies": {"test_ablation_run", "test_calibrate", "test_trials", "test_tuning_runs"},
-    "train": {"test_families", "test_fault_points", "test_processes", "test_memory_trace"},
-    "workflow": {
-        "test_ablation_reruns", "test_bundles", "test_cluster_generic",
-        "test_dry_run_costs", "test_guarded_training", "test_interruptions", "test_object_storage",
-        "test_rows_alone", "test_tuning", "test_whole_runs",
-    },
-}  # fmt: skip
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what takes minutes, skip what cannot run here, and move the longest files ahead."""
+    """Skip what cannot run here, and move what takes long to the front."""
     for item in items:
-        if item.path.stem in LONG.get(item.path.parent.name, ()):
-            item.add_marker("long")
-
         for mark in item.iter_markers("extra"):
             package = EXTRAS.get(mark.args[0])
             if package is not None and find_spec(package) is None:
                 item.add_marker(
                     pytest.mark.skip(f"{package} is not installed: make {mark.args[0]}")
                 )
-
-    def rank(item: pytest.Item) -> tuple[int, bool]:
-        name, room = item.path.name, item.path.parent.name
-        return LONGEST.index(name) if name in LONGEST else len(LONGEST), room != "workflow"
-
-    items.sort(key=rank)
+    # Workers take whole files, in this order: none is left alone with a long one at the end.
+    work = Counter[Path]()
+    for item in items:
+        work[item.path] += work_of(item.nodeid)
+    items.sort(key=lambda item: -work[item.path])

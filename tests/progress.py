@@ -3,10 +3,18 @@
 import time
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
 EVERY_S = 10.0
+# How much longer a test of these folders takes than others, about: they start processes.
+WORK = {"workflow": 60, "bench": 60, "studies": 15, "train": 12, "rental": 6}
+
+
+def work_of(test: str) -> int:
+    """Return how much of all work a test is, by its folder."""
+    return WORK.get(Path(test.split("::")[0]).parent.name, 1)
 
 
 class Progress:
@@ -15,7 +23,7 @@ class Progress:
     def __init__(self, config: pytest.Config, last_words: str) -> None:
         self._last_words = last_words
         self._start_s = self._told_s = time.monotonic()
-        self._n_tests = self._n_ended = 0
+        self._n_tests = self._n_ended = self._work = self._done = 0
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         assert reporter is not None
         self._write = reporter.write_line
@@ -23,11 +31,12 @@ class Progress:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if session.items:
-            self._n_tests = len(session.items)
+            self.pytest_xdist_node_collection_finished([item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
         self._n_tests = len(ids)
+        self._work = sum(map(work_of, ids))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
@@ -42,9 +51,10 @@ class Progress:
         if report.when != "teardown":
             return
         self._n_ended += 1
+        self._done += work_of(report.nodeid)
         if time.monotonic() - self._told_s >= EVERY_S:
             self._told_s = time.monotonic()
-            share = f"{100 * self._n_ended / max(self._n_tests, 1):3.0f} %"
+            share = f"{100 * self._done / max(self._work, 1):3.0f} %"
             file = report.nodeid.split("::")[0]
             self._write(
                 f"{share} {self._n_ended:6,} of {self._n_tests:,} tests {self._took():>6}  {file}"

@@ -16,6 +16,8 @@ from measured import Failed
 from training_beside import TrainingJob
 from training_lines import FREE, OURS, PADDED, same_work, summary
 
+pytestmark = pytest.mark.long
+
 ABSENT = ("orjson", "fastokens", "snakemake", "datasets", "trl", "pytest", "jsonschema")
 
 

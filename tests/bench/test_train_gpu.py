@@ -20,6 +20,8 @@ sys.path.insert(0, str(ROOT / "bench"))
 import train_gpu
 from gpu_kit import cards, training
 
+pytestmark = pytest.mark.long
+
 PARTS = "ceilings,route,lora,lora-padded,lora-checkpointing,full,packed,resume,profile"
 # What a rented machine with torch and transformers has not, by the names that are imported.
 ABSENT = (

@@ -14,6 +14,8 @@ from expertflow.data.prepare import prepare_shard
 from expertflow.data.records import ShardRecord
 from expertflow.data.settings import FieldCheck, SourceSpec
 
+pytestmark = pytest.mark.long
+
 SQL = FieldCheck(field="sql", check="sql", dialect="sqlite")
 # file; how the manifest reads it; records; rejected; kept out by a check
 FAMILIES: dict[str, tuple[str, dict[str, Any], int, dict[str, int], dict[str, int]]] = {

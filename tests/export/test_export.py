@@ -21,6 +21,8 @@ from expertflow.evaluate.records import Decoding, Published
 from expertflow.export.model_files import find_published_folder, read_system_prompt
 from expertflow.train.records import KeptWeights
 
+pytestmark = pytest.mark.long
+
 # More tokenizer and license files than the tiny base has.
 TEXTS = {
     "special_tokens_map.json": '{"eos_token": "<|im_end|>"}',

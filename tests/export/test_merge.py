@@ -37,6 +37,8 @@ from expertflow.train.model import load as loading
 from expertflow.train.model.load import load_base
 from expertflow.train.model.weights import weights_sha256
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -24,6 +24,8 @@ from expertflow.rental.guard.options import GuardOptions, guard_command, parse_o
 from expertflow.rental.guard.run import TIMED_OUT, Guard, run_hook
 from expertflow.rental.guard.timers import Notice
 
+pytestmark = pytest.mark.long
+
 HOOK = ("--disk-stays", "--on-finish", "touch hook")
 # A guard whose watch breaks as soon as the trainer is at work.
 BROKEN = """

@@ -13,6 +13,8 @@ from expertflow.core.errors import DataError
 from expertflow.core.records import write_record
 from expertflow.rental.guard.ledger import Ledger, Meter, PaidSession, read_ledger
 
+pytestmark = pytest.mark.long
+
 
 class Clock:
     def __init__(self) -> None:

@@ -11,6 +11,8 @@ import pytest
 from guarded import end, n_starts, record, run, start_trainer, trainer, wait_for_line
 from support import SCRIPTS, patched_script, running_in, wait_for
 
+pytestmark = pytest.mark.long
+
 SNAKEFILE = """
 rule all:
     input:

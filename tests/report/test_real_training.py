@@ -24,6 +24,8 @@ sys.path.append(str(ROOT / "tests" / "train"))
 
 from resting import start_resting, wait_for_checkpoints
 
+pytestmark = pytest.mark.long
+
 RECORDS = {
     "plan": TrainPlan,
     "packing": PackingRecord,

@@ -14,6 +14,8 @@ from support import PATIENCE_S, SCRIPTS, run_script, tiny_inputs, wait_for
 from expertflow.core.records import read_record, to_json
 from expertflow.studies.records import AblationRecord, VariantRecord
 
+pytestmark = pytest.mark.long
+
 SHORT = {"n_repeats": 3, "n_warmup_steps": 1, "n_timed_steps": 4, "max_timed_s": 20.0}
 
 

@@ -20,6 +20,8 @@ from expertflow.studies import plan_expert
 from expertflow.studies.calibrate import CalibrationJob, shorten_plan, step_levels, take_times
 from expertflow.train.records import EvalPoint, SavePoint
 
+pytestmark = pytest.mark.long
+
 
 def calibrate(folder: Path, n_steps: int = 60, **changes: Any) -> subprocess.CompletedProcess[str]:
     spec = json.dumps(to_json(plan_spec(method="lora", lora=LORA, max_steps=n_steps, **changes)))

@@ -17,6 +17,8 @@ from expertflow.studies.tune import TuneJob, tune
 from expertflow.train.records import TrialResult
 from expertflow.train.trial import Trial
 
+pytestmark = pytest.mark.long
+
 FREE: dict[str, Any] = {
     "method": "lora", "lora": LORA, "batch_size": None, "gradient_accumulation_steps": None,
     "n_threads": None, "tuned": "tuning.json",

@@ -20,6 +20,8 @@ from expertflow.train.model.load import add_adapter
 from expertflow.train.model.packed import PackedLoss, causal_lm
 from expertflow.train.model.self_check import check_model
 
+pytestmark = pytest.mark.long
+
 LENGTH = 32
 # Two rows; the second is padded. Supervised: the tails of the documents.
 LENGTHS = [[10, 7, 15], [20, 5]]

@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from support import LORA, write_tiny_run
 from trainers import Fault, Trainers
 
+pytestmark = pytest.mark.long
+
 N_STEPS = 20
 KILL, TERM, INT, HUP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 # Points between which what is on the disk differs, and how often a run comes there first.

@@ -16,6 +16,8 @@ from expertflow.plan.settings import LoraSpec
 from expertflow.train import memory_trace
 from expertflow.train.memory_trace import TracedRun, build_model, materialize_weights
 
+pytestmark = pytest.mark.long
+
 SHAPE = {
     "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 96, "tie_word_embeddings": True,

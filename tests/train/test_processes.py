@@ -26,6 +26,8 @@ from expertflow.train.profiler import KERNELS, PROFILE
 from expertflow.train.records import KernelProfile
 from expertflow.train.saved import checkpoint_files
 
+pytestmark = pytest.mark.long
+
 N_STEPS = 16
 FSDP = {"world_size": 2, "parallel": "fsdp"}
 ALONE = {"gradient_accumulation_steps": 6}

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from workflow_space import Workspace
 
-pytestmark = pytest.mark.chain
+pytestmark = [pytest.mark.chain, pytest.mark.long]
 
 RECORD = "results/tiny/ablation.json"
 # On a CPU this is the plan, which takes no run to find out.

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from workflow_space import Workspace, make_workspace, manifest
 
-pytestmark = pytest.mark.chain
+pytestmark = [pytest.mark.chain, pytest.mark.long]
 TITLE = "What the trainings should take; other jobs are not included"
 SHAPE = {
     "num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16,

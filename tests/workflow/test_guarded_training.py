@@ -12,7 +12,7 @@ import pytest
 from support import SCRIPTS, patched_script
 from workflow_space import LIMIT_S, SNAKEMAKE, Workspace, let_trainings_rest, manifest
 
-pytestmark = pytest.mark.chain
+pytestmark = [pytest.mark.chain, pytest.mark.long]
 TARGET = "results/tiny/training.json"
 N_STEPS = 100
 # Money that is spent as soon as there is a checkpoint: a stop amid the training, however slow.

@@ -29,7 +29,7 @@ from interrupted import (
 from support import is_running
 from workflow_space import Workspace
 
-pytestmark = pytest.mark.chain
+pytestmark = [pytest.mark.chain, pytest.mark.long]
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 

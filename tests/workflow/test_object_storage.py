@@ -16,7 +16,7 @@ pytest.importorskip(
 )
 moto_server = pytest.importorskip("moto.server", reason="moto is not installed")
 
-pytestmark = pytest.mark.chain
+pytestmark = [pytest.mark.chain, pytest.mark.long]
 # What the server on loopback takes, whoever asks.
 SECRET = "not-a-secret-of-anybody"
 BUCKET = "expertflow-test"

@@ -13,7 +13,7 @@ from workflow_space import LIMIT_S
 
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 
-pytestmark = pytest.mark.chain
+pytestmark = [pytest.mark.chain, pytest.mark.long]
 N_RECORDS = 82
 
 

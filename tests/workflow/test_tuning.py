@@ -10,7 +10,7 @@ from workflow_space import REPORT, Workspace, manifest
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
 
-pytestmark = pytest.mark.chain
+pytestmark = [pytest.mark.chain, pytest.mark.long]
 FILE, PLAN = "results/tiny/tuning.json", "results/tiny/plan.json"
 FREE = {"batch_size": "auto", "n_threads": "auto"}
 AFTER = {

@@ -9,7 +9,7 @@ import yaml
 from support import ROOT
 from workflow_space import Workspace, make_workspace
 
-pytestmark = pytest.mark.chain
+pytestmark = [pytest.mark.chain, pytest.mark.long]
 
 
 def test_wikisql_runs_from_files_to_a_receipt(shared_data: Path, tmp_path: Path) -> None:
