@@ -70,30 +70,18 @@ SOURCE = {"name": "s", "kind": "local", "path": "x.jsonl"}
         ({"sources": [{"name": "s", "kind": "local", "path": "x"}]}, "with prompt and completion"),
         ({"sources": base()["sources"] * 2}, "two sources are named 's'"),
         ({"training": {"warmup_steps_min": 9, "warmup_steps_max": 3}}, "above warmup_steps_max 3"),
-        (
-            {"training": {"max_steps": 5, "override_min_warmup": False}},
-            "warmup_steps_min 10 is not below max_steps 5",
-        ),
+        ({"training": {"max_steps": 5, "override_min_warmup": False}}, "10 is not below max_steps"),
         ({"training": {"max_steps": 1, "target_tokens": 1}}, "are both set; drop one"),
         ({"training": {"min_epochs": 1}}, "min_epochs bounds target_tokens, which is not set"),
         ({"training": {"lora": {"targets": ["lm_head"]}}}, "names lm_head"),
         ({"evaluation": {"task": "exact_match"}}, "asks questions and source s has none"),
         ({"training": {"min_delta": 0.1}}, "min_delta has no effect without patience"),
         ({"training": {"use_sdpa": False, "attention": "flex"}}, "use_sdpa is false and attention"),
-        (
-            {"training": {"parallel": "fsdp", "optim": "adamw_8bit"}},
-            "cannot share out the states of optim adamw_8bit",
-        ),
-        (
-            {"evaluation": {"task": "exact_match", "backend": "vllm"}},
-            "'evaluation.backend'; transformers writes the answers; leave it out",
-        ),
+        ({"training": {"parallel": "fsdp", "optim": "adamw_8bit"}}, "states of optim adamw_8bit"),
+        ({"evaluation": {"task": "exact_match", "backend": "x"}}, "'evaluation.backend'; transf"),
         # An old name means something only where the new one belongs.
         ({"decoding": {"lora_r": 4}}, "'decoding.lora_r'; known keys are stop"),
-        (
-            {"sources": [{**SOURCE, "prompt": "{q}"}]},
-            "'sources.0' has kind, name, path, prompt: it must be exactly one of: with prompt and",
-        ),
+        ({"sources": [{**SOURCE, "prompt": "{q}"}]}, "'sources.0' has kind, name, path, prompt: "),
     ],
 )
 def test_a_fault_is_one_line_with_file_key_value_and_fix(

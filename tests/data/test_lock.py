@@ -73,22 +73,16 @@ def test_unusable_files_are_named(tmp_path: Path, name: str, message: str) -> No
         lock(tmp_path, local_source(tmp_path / name))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_a_source_that_cannot_be_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    poems = {"kind": "generated", "generator": "poems", "n_documents": 9}
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"kind": "local", "options": {"encodng": 1}}, "source s: options.encodng: unknown"),
         ({"kind": "x"}, "source s: kind 'x' is unknown; use one of generated, "),
-        (
-            {"kind": "generated", "generator": "poems", "n_documents": 9},
-            "no generator 'poems'; use one of arithmetic, facts",
-        ),
-    ],
-)
-def test_a_source_that_cannot_be_is_refused_before_anything_is_read(
-    tmp_path: Path, settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        lock(tmp_path, SourceSpec(name="s", path="x.jsonl", text="{x}", **settings))
+        (poems, "no generator 'poems'; use one of arithmetic, facts"),
+    ]
+    for settings, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            lock(tmp_path, SourceSpec(name="s", path="x.jsonl", text="{x}", **settings))
 
 
 def test_a_file_that_changed_since_the_lock_is_refused(tmp_path: Path) -> None:

@@ -296,19 +296,18 @@ def test_sha256_repositories_and_bundles(tmp_path: Path) -> None:
     assert extracted(tmp_path / "new.bundle") == records
 
 
-@pytest.mark.parametrize("kind", ["incremental", "damaged", "empty", "text"])
-def test_a_bundle_that_is_not_whole_is_one_line(place: Path, tmp_path: Path, kind: str) -> None:
+def test_a_bundle_that_is_not_whole_is_one_line(place: Path, tmp_path: Path) -> None:
     first = commit(place, {b"a": b"a\n"})
     commit(place, {b"a": b"b\n"}, first)
     bundle = tmp_path / "made.bundle"
     git(place, "bundle", "create", "--quiet", str(bundle), "main", "HEAD", f"^{first}")
-    if kind == "damaged":
-        bundle.write_bytes(bundle.read_bytes()[:-30])
-    elif kind != "incremental":
-        bundle.write_bytes(b"" if kind == "empty" else b"# hello\n")
-    with pytest.raises(DataError, match=r"unpacked|not a git bundle") as caught:
-        extracted(bundle)
-    assert "\n" not in str(caught.value)
+    incremental = bundle.read_bytes()
+    git(place, "bundle", "create", "--quiet", str(bundle), "main", "HEAD")
+    for content in (incremental, bundle.read_bytes()[:-30], b"", b"# hello\n"):
+        bundle.write_bytes(content)
+        with pytest.raises(DataError, match=r"unpacked|not a git bundle") as caught:
+            extracted(bundle)
+        assert "\n" not in str(caught.value)
 
 
 def test_what_is_left_half_way_leaves_no_process(place: Path) -> None:
