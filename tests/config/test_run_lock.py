@@ -83,14 +83,13 @@ def test_orphans_are_found_and_waited_for(
     # A job of another folder, machine or container is none of ours.
     (elsewhere := folder / "elsewhere").mkdir()
     (numbering := folder / "numbering").symlink_to("pid:[1]")
-    for patch in (
-        lambda patched: patched.chdir(elsewhere),
-        lambda patched: patched.setattr(run_lock, "_place", lambda: "n/"),
-        lambda patched: patched.setattr(run_lock, "NUMBERING", numbering),
-    ):
+    for name, other in (("_place", lambda: "n/"), ("NUMBERING", numbering)):
         with monkeypatch.context() as patched:
-            patch(patched)
+            patched.setattr(run_lock, name, other)
             assert find_orphans() == {}
+    with monkeypatch.context() as patched:
+        patched.chdir(elsewhere)
+        assert find_orphans() == {}
 
     def end_while_waited_for(_: float) -> None:
         child.kill()
@@ -151,10 +150,9 @@ def test_the_jobs_of_the_run_before_are_waited_for(
 
 
 def test_a_squeue_that_fails_or_is_not_there_says_nothing_about_jobs(
-    squeue: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
+    squeue: Callable[[str], None], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     hold_for_slurm("first")
     squeue("[ -e failed ] || { touch failed; echo no controller >&2; exit 1; }")
     hold_for_slurm(None)

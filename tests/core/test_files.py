@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from expertflow.core.files import replacing, sha256_directory, write_text, write_text_if_changed
+from expertflow.core.files import replacing, sha256_directory, write_text
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -21,15 +21,6 @@ def test_a_directory_is_replaced_whole(tmp_path: Path) -> None:
             partial.mkdir()
             (partial / content).write_text(content)
     assert [p.name for p in (tmp_path / "d").iterdir()] == ["two"]
-
-
-def test_an_unchanged_text_keeps_its_time_stamp(tmp_path: Path) -> None:
-    path = tmp_path / "lock.json"
-    assert write_text_if_changed(path, "a")
-    stamp = path.stat().st_mtime_ns
-    assert not write_text_if_changed(path, "a")
-    assert path.stat().st_mtime_ns == stamp
-    assert write_text_if_changed(path, "b")
 
 
 def test_directory_hashes_see_names_and_contents(tmp_path: Path) -> None:

@@ -24,11 +24,9 @@ def traced(kept: int, checkpointed: int, n_tokens: int = 1024) -> MemoryTrace:
     return MemoryTrace(lines=lines)
 
 
-def chosen(
-    trace: MemoryTrace, length: int = 1024, **changes: object
-) -> tuple[int, bool, PlanDraft]:
+def chosen(trace: MemoryTrace, **changes: object) -> tuple[int, bool, PlanDraft]:
     settings = {"batch_size": None, "optim": "adamw_8bit", **changes}
-    draft = draft_of(RTX_2060, packing=seq(length), n_params=0, trace=trace, **settings)
+    draft = draft_of(RTX_2060, packing=seq(1024), n_params=0, trace=trace, **settings)
     micro, checkpoint = choose_micro_batch(draft)
     return micro, checkpoint, draft
 
@@ -58,13 +56,9 @@ SPARED = "; batch_size 4 with gradient_accumulation_steps 4 times as many fits w
     ],
 )
 def test_what_is_chosen_and_why(
-    kept: int,
-    checkpointed: int,
-    changes: dict[str, object],
-    expected: tuple[int, bool],
-    setting: str,
-    said: str,
-) -> None:
+    kept: int, checkpointed: int, changes: dict[str, object], expected: tuple[int, bool],
+    setting: str, said: str,
+) -> None:  # fmt: skip
     micro, checkpoint, draft = chosen(traced(kept, checkpointed), **changes)
     assert (micro, checkpoint) == expected
     assert said in because(draft, setting)

@@ -1,33 +1,26 @@
 """The tools to read a plan and to check a claim by hand."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 from plan_fixtures import card, plan
-from support import SCRIPTS
+from support import run_script
 
 from expertflow.core.records import write_record
 
 
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPTS / script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
-
-
 def test_a_claim_is_checked_by_hand() -> None:
     rates = ("--steps", "3558", "--steps-per-second", "1.25", "--tokens-per-step", "12288")
-    wrong = run("check_claims.py", *rates, "--hours", "47", "--usd-per-hour", "2.49")
+    wrong = run_script("check_claims", *rates, "--hours", "47", "--usd-per-hour", "2.49")
     assert wrong.returncode == 1
     assert "are 47 minutes, about $1.97 at $2.49 an hour, not 47 hours" in wrong.stdout
-    right = run("check_claims.py", *rates, "--hours", "0.8")
+    right = run_script("check_claims", *rates, "--hours", "0.8")
     assert (right.returncode, right.stderr) == (0, "")
 
 
 def test_a_claim_of_one_figure_or_a_strange_one_is_no_claim() -> None:
-    alone = run("check_claims.py", "--hours", "47")
+    alone = run_script("check_claims", "--hours", "47")
     assert alone.returncode == 2 and "give at least two" in alone.stderr
-    strange = run("check_claims.py", "--duration", "an hour", "--hours", "1")
+    strange = run_script("check_claims", "--duration", "an hour", "--hours", "1")
     assert strange.returncode == 1
     assert strange.stderr.startswith("error: duration 'an hour' is neither")
 
@@ -35,8 +28,8 @@ def test_a_claim_of_one_figure_or_a_strange_one_is_no_claim() -> None:
 def test_a_plan_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     write_record(path, plan(card("H100 SXM"), price_usd_per_hour=2.49))
-    done = run("show_plan.py", str(path))
+    done = run_script("show_plan", path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("plan\n  e on 1 x H100 SXM: lora, bf16\n")
-    missing = run("show_plan.py", str(tmp_path / "none.json"))
+    missing = run_script("show_plan", tmp_path / "none.json")
     assert missing.returncode == 1 and "the record is missing" in missing.stderr

@@ -42,13 +42,9 @@ def tree(place: Path, files: dict[bytes, bytes], mode: bytes = b"100644") -> str
 
 
 def commit(
-    place: Path,
-    files: dict[bytes, bytes] | str,
-    *parents: str,
-    author: bytes | None = ANN,
-    message: bytes = b"Work\n",
-    encoding: bytes | None = None,
-) -> str:
+    place: Path, files: dict[bytes, bytes] | str, *parents: str, author: bytes | None = ANN,
+    message: bytes = b"Work\n", encoding: bytes | None = None,
+) -> str:  # fmt: skip
     """Store a commit and make it the head of main."""
     root = files if isinstance(files, str) else tree(place, files)
     lines = [b"tree " + root.encode(), *(b"parent " + parent.encode() for parent in parents)]
@@ -204,12 +200,9 @@ def trap(tmp_path: Path) -> Path:
     return path
 
 
-def test_nothing_that_the_repository_sets_is_obeyed(
-    place: Path, tmp_path: Path, trap: Path
-) -> None:
-    first = commit(
-        place, {b"a.txt": b"one\n", b".gitattributes": b"* diff=trap filter=trap -text\n"}
-    )
+def test_what_the_repository_sets_is_not_obeyed(place: Path, tmp_path: Path, trap: Path) -> None:
+    attributes = b"* diff=trap filter=trap -text\n"
+    first = commit(place, {b"a.txt": b"one\n", b".gitattributes": attributes})
     second = commit(place, {b"a.txt": b"two\n"}, first, message=b"Second\n")
     before = extracted(place)
     for key in (
