@@ -73,7 +73,7 @@ def test_each_kind_says_what_is_here(home: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pq.write_table(pa.table({"q": ["a", "b", "c"]}), home.parent / "rows.parquet")
+    pq.write_table(pa.table({"q": ["a", "b", "c"]}), home.parent / "rows.Parquet")
     (home.parent / "deep" / "down").mkdir(parents=True)
     for name in ("lines.jsonl", "deep/down/lines.jsonl"):
         (home.parent / name).write_text('{"q": "a"}\n')
@@ -86,7 +86,7 @@ def test_each_kind_says_what_is_here(home: Path) -> None:
         home.parent,
         {
             "e": [
-                {"name": "p", "kind": "local", "path": "rows.parquet"},
+                {"name": "p", "kind": "local", "path": "rows.Parquet"},
                 {"name": "l", "kind": "local", "path": "**/lines.jsonl", "license": "mit"},
                 {**hub, "id": "someone/sums"},
             ],
@@ -98,7 +98,7 @@ def test_each_kind_says_what_is_here(home: Path) -> None:
     found = {source.location: source for source in catalog.sources}
     said = {n: (s.status, s.n_records, s.license, s.license_origin) for n, s in found.items()}
     assert said == {
-        "rows.parquet": ("found", 3, None, None),
+        "rows.Parquet": ("found", 3, None, None),
         "**/lines.jsonl": ("found", None, "mit", "manifest"),
         "someone/sums": ("prepared", 7, "cc0-1.0", "card"),
         "someone/raw": ("downloaded", None, "cc0-1.0", "card"),

@@ -29,7 +29,7 @@ class LocalFiles(DataSource):
         if not paths:
             return Found("missing")
         n_records = None
-        if all(path.suffix == ".parquet" for path in paths):
+        if all(path.suffix.lower() == ".parquet" for path in paths):
             with suppress(DataError):
                 n_records = sum(count_rows(path, "parquet") for path in paths)
         return Found("found", sum(path.stat().st_size for path in paths), n_records)
