@@ -21,26 +21,20 @@ def refused(tmp_path: Path, text: str, name: str = "e.yaml") -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("name", "text", "said"),
     [
-        ("a:\n  b: 1\n  b: 2\n", ":3: key 'b' is there twice; remove one"),
-        ("a: 1\nb: one: two\n", ":2: a ': ' inside a text; put the text in quotes"),
-        ('a: "open\nb: 3\n', "a quote that is not closed"),
-        ("a: 1\nb: .nan\n", ":2: b is nan; give a finite number, or null"),
-        ("a:\n  - 1\n  - -.inf\n", ":3: 1 is -inf; give a finite number, or null"),
+        ("e.yaml", "a:\n  b: 1\n  b: 2\n", ":3: key 'b' is there twice; remove one"),
+        ("e.yaml", "a: 1\nb: one: two\n", ":2: a ': ' inside a text; put the text in quotes"),
+        ("e.yaml", 'a: "open\nb: 3\n', "a quote that is not closed"),
+        ("e.yaml", "a: 1\nb: .nan\n", ":2: b is nan; give a finite number, or null"),
+        ("e.yaml", "a:\n  - 1\n  - -.inf\n", ":3: 1 is -inf; give a finite number, or null"),
+        ("e.json", '{"a": 1, "a": 2}', "key 'a' is there twice; correct it"),
+        ("e.json", '{"a": NaN}', ":1: a is nan; give a finite number, or null"),
+        ("e.json", '{"a": 1,\n "b" 2}', ":2: Expecting ':' delimiter; correct the syntax"),
     ],
 )
-def test_a_fault_has_its_line(tmp_path: Path, text: str, said: str) -> None:
-    assert said in refused(tmp_path, text)
-
-
-def test_json_is_held_to_the_same(tmp_path: Path) -> None:
-    for text, said in (
-        ('{"a": 1, "a": 2}', "key 'a' is there twice; correct it"),
-        ('{"a": NaN}', ":1: a is nan; give a finite number, or null"),
-        ('{"a": 1,\n "b" 2}', ":2: Expecting ':' delimiter; correct the syntax"),
-    ):
-        assert said in refused(tmp_path, text, "e.json")
+def test_a_fault_has_its_line(tmp_path: Path, name: str, text: str, said: str) -> None:
+    assert said in refused(tmp_path, text, name)
 
 
 def test_aliases_that_grow_are_bounded(tmp_path: Path) -> None:

@@ -72,3 +72,7 @@ def plan(
 
 def reasons_of(made: TrainPlan) -> dict[str, Reason]:
     return {reason.setting: reason for reason in made.reasons}
+
+
+def because_of(made: TrainPlan) -> dict[str, str]:
+    return {reason.setting: reason.because for reason in made.reasons}

@@ -73,16 +73,12 @@ def test_a_manifest_states_where_its_values_come_from(tmp_path: Path) -> None:
     assert "sources.mine.text {a}: chosen here" in text
 
 
-@pytest.mark.parametrize(
-    ("origins", "said"),
-    [
-        ({"training.learning_rat": {"from": "own"}}, "did you mean 'training.learning_rate'?"),
-        ({"export.dtype": {"from": "own"}}, "'export.dtype', which is not set here"),
-        ({"training.seed": {"from": "nobody"}}, "'nobody': it must be one of"),
-        ({"training.seed": {"why": "x"}}, "lacks 'from'"),
-    ],
-)
-def test_a_wrong_statement_is_refused(tmp_path: Path, origins: Any, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        loaded(tmp_path, {**MANIFEST, "origins": origins})
-    assert said in str(caught.value)
+def test_a_wrong_statement_is_refused(tmp_path: Path) -> None:
+    for name, origin, said in (
+        ("training.learning_rat", {"from": "own"}, "did you mean 'training.learning_rate'"),
+        ("export.dtype", {"from": "own"}, "'export.dtype', which is not set here"),
+        ("training.seed", {"from": "nobody"}, "'nobody': it must be one of"),
+        ("training.seed", {"why": "x"}, "lacks 'from'"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            loaded(tmp_path, {**MANIFEST, "origins": {name: origin}})

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from plan_fixtures import N_PARAMS, PACKING, QWEN_06B, reasons_of
+from plan_fixtures import N_PARAMS, PACKING, QWEN_06B, because_of
 from plan_fixtures import plan as plan_for
 from support import LORA
 
@@ -69,19 +69,15 @@ def test_an_adapter_is_changed_or_taken_away() -> None:
         changed(MADE, method="lora", lora_r=4)
 
 
-def because(plan: TrainPlan) -> dict[str, str]:
-    return {name: reason.because for name, reason in reasons_of(plan).items()}
-
-
 def test_what_the_old_plan_predicted_is_not_kept() -> None:
     claims = (ClaimCheck(text="t", holds=True, finding="f"),)
     budget = Reason(setting="max_usd", value="5", because="the prediction is $3, at most $4")
     made = replace(ADAPTED, claims=claims, reasons=(*ADAPTED.reasons, budget))
     plan = changed(made, learning_rate=1.0)
     assert (plan.claims, plan.options) == ((), ())
-    assert because(plan)["max_usd"].startswith("not held: ")
+    assert because_of(plan)["max_usd"].startswith("not held: ")
     assert "no budget is held" in plan.cost.reason
-    assert "loses at most" in because(made)["save_steps"]
+    assert "loses at most" in because_of(made)["save_steps"]
     assert not any("loses at most" in r.because or "predicted 2" in r.because for r in plan.reasons)
 
 
@@ -89,7 +85,7 @@ def test_a_changed_share_of_the_work_is_explained_and_not_priced() -> None:
     made = plan_for(None, **FULL, price_usd_per_hour=2.0)
     assert changed(made, seed=5).cost.price_usd_per_hour == 2.0
     plan = changed(made, world_size=2)
-    assert because(plan)["parallel"].startswith("2 processes")
+    assert because_of(plan)["parallel"].startswith("2 processes")
     assert plan.cost.price_usd_per_hour is None
     assert "for world_size 1" in plan.cost.reason
 
@@ -98,7 +94,7 @@ def test_a_cpu_trains_in_half_precision_only_where_asked_by_hand() -> None:
     assert (MADE.precision, MADE.bf16) == ("fp32", False)
     plan = changed(MADE, bf16=True)
     assert (plan.precision, plan.bf16) == ("bf16", True)
-    assert because(plan)["precision"] == FOLLOWS
+    assert because_of(plan)["precision"] == FOLLOWS
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from plan_fixtures import PACKING, card, plan, reasons_of, seq
+from plan_fixtures import PACKING, because_of, card, plan, reasons_of, seq
 from support import LORA
 
 from expertflow.core.errors import HardwareError
@@ -55,10 +55,6 @@ def record(**changes: Any) -> TuningRecord:
 
 def key_of(made: TrainPlan, cpu: str | None = None) -> str:
     return tuning_key(made, model_type="qwen3", packing=PACKING.packing, cpu=cpu)
-
-
-def because_of(made: TrainPlan) -> dict[str, str]:
-    return {name: reason.because for name, reason in reasons_of(made).items()}
 
 
 def test_the_best_is_taken_and_every_setting_says_so() -> None:
