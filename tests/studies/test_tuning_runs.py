@@ -12,8 +12,8 @@ from expertflow.core.records import read_record, to_json, write_record
 from expertflow.hardware import probe
 from expertflow.plan.records import PlanSpec
 from expertflow.plan.tuned import TuningRecord
-from expertflow.studies.plan_expert import plan_expert
-from expertflow.studies.tune import TuneJob, tune
+from expertflow.studies.plan_expert import TuneJob, plan_expert
+from expertflow.studies.tune import tune
 from expertflow.train.records import TrialResult
 from expertflow.train.trial import Trial
 

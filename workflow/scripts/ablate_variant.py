@@ -2,7 +2,15 @@
 """Time one variant of an expert's plan against the plan, in alternating pairs."""
 
 from expertflow.core import cli
-from expertflow.studies.ablate_variant import VariantJob, ablate_variant
+from expertflow.studies.records import VariantJob, VariantRecord
+
+
+def main(job: VariantJob) -> VariantRecord:
+    # It imports torch, which takes seconds: --help and mistakes are answered before.
+    from expertflow.studies.ablate_variant import ablate_variant
+
+    return ablate_variant(job)
+
 
 if __name__ == "__main__":
-    cli.run_stage(ablate_variant, takes=VariantJob, interrupted="this variant starts anew")
+    cli.run_stage(main, takes=VariantJob, interrupted="this variant starts anew")

@@ -2,7 +2,16 @@
 """Time a few real steps, a save and an evaluation of an expert to calibrate its plan."""
 
 from expertflow.core import cli
-from expertflow.studies.calibrate import CalibrationJob, calibrate
+from expertflow.plan.records import Calibration
+from expertflow.studies.plan_expert import CalibrationJob
+
+
+def main(job: CalibrationJob) -> Calibration | None:
+    # It imports torch, which takes seconds: --help and mistakes are answered before.
+    from expertflow.studies.calibrate import calibrate
+
+    return calibrate(job)
+
 
 if __name__ == "__main__":
-    cli.run_stage(calibrate, takes=CalibrationJob, interrupted="a calibration starts anew")
+    cli.run_stage(main, takes=CalibrationJob, interrupted="a calibration starts anew")

@@ -6,14 +6,11 @@ from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.data.records import ShardRecord
-from expertflow.evaluate.evaluation import evaluate_expert
-from expertflow.evaluate.evaluator import EvalInputs
 from expertflow.evaluate.records import EvaluationRecord, EvaluationSpec
 from expertflow.plan.records import TrainPlan
 from expertflow.staging.ensure import open_staged
 from expertflow.staging.records import StagingRecord
 from expertflow.tokens.records import PackingRecord
-from expertflow.train.model.load import load_for_scoring
 from expertflow.train.records import ModelRecord, TrainingRecord
 
 
@@ -31,6 +28,11 @@ def main(
     state: Path,
     answers: Path,
 ) -> EvaluationRecord:
+    # They import torch, which takes seconds: --help and mistakes are answered before.
+    from expertflow.evaluate.evaluation import evaluate_expert
+    from expertflow.evaluate.evaluator import EvalInputs
+    from expertflow.train.model.load import load_for_scoring
+
     # Weights are read several times, and the machine that trained has a local copy.
     with open_staged(staging, weights_sha256=model.weights_sha256, with_rows=False) as places:
         inputs = EvalInputs(

@@ -14,10 +14,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from transformers.utils import logging
-
 from expertflow.core import cli
-from expertflow.export.serve import HELP, answer_once, load_expert, run_chat
 
 
 def main() -> None:
@@ -27,6 +24,11 @@ def main() -> None:
     parser.add_argument("--system", help="system prompt; default: the one of training")
     parser.add_argument("--max-new-tokens", type=int, default=512, help="longest answer in tokens")
     args = parser.parse_args()
+    # They import torch, which takes seconds: --help and mistakes are answered before.
+    from transformers.utils import logging
+
+    from expertflow.export.serve import HELP, answer_once, load_expert, run_chat
+
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     expert = load_expert(args.folder, max_new_tokens=args.max_new_tokens)

@@ -6,13 +6,15 @@ By hand, with any hyper-parameter changed:
 """
 
 from expertflow.core import cli
-from expertflow.train.feed.on_the_fly import Documents
 from expertflow.train.flags import changes_of, parse_args, trainer_parser
-from expertflow.train.job import TrainingJob, run_job
 
 
 def main() -> None:
     args = parse_args(trainer_parser(__doc__))
+    # They import torch, which takes seconds: --help and mistakes are answered before.
+    from expertflow.train.feed.on_the_fly import Documents
+    from expertflow.train.job import TrainingJob, run_job
+
     job = TrainingJob(
         plan=args.plan,
         packing=args.packing,

@@ -5,14 +5,17 @@ import logging
 
 from expertflow.core import cli
 from expertflow.plan.tuned import TuningRecord
-from expertflow.studies.subprocess_runner import TrialRunner
-from expertflow.studies.tune import TuneJob, tune
+from expertflow.studies.plan_expert import TuneJob
 
 # A trial without a result by then hangs: loading and compiling a large model takes minutes.
 LIMIT_S = 1800.0
 
 
 def main(job: TuneJob) -> TuningRecord:
+    # They import torch, which takes seconds: --help and mistakes are answered before.
+    from expertflow.studies.subprocess_runner import TrialRunner
+    from expertflow.studies.tune import tune
+
     runner = TrialRunner(limit_s=max(LIMIT_S, job.max_seconds))
     record = tune(job, runner.run)
     if record.best is None:

@@ -7,37 +7,21 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import sha256_file
-from expertflow.core.records import Record, fill_record, read_part, read_record
+from expertflow.core.records import fill_record, read_part, read_record
 from expertflow.hardware.probe import probe_machine
 from expertflow.hardware.records import name_processors
 from expertflow.plan.records import ModelFacts, TrainPlan
-from expertflow.staging.records import StagingRecord
 from expertflow.studies import compare_trials, variants
 from expertflow.studies.compare_trials import estimate_ratio
-from expertflow.studies.records import VariantRecord, VariantSpec
+from expertflow.studies.records import VariantJob, VariantRecord
 from expertflow.studies.subprocess_runner import TrialRunner, interruptible, scratch_folder
 from expertflow.studies.variants import NotMeasurableError
 from expertflow.tokens.arrow import read_rows
-from expertflow.tokens.records import PackingRecord
 from expertflow.train.feed.on_the_fly import Documents
 from expertflow.train.records import TrialResult
 from expertflow.train.trial import Trial
 
 PACKAGES = ("torch", "transformers", "peft", "accelerate")
-
-
-class VariantJob(Record, frozen=True, kw_only=True):
-    """What to run, its inputs, and a working folder, which is removed."""
-
-    spec: VariantSpec
-    plan: Path
-    packing: PackingRecord
-    model: Path
-    rows: Path
-    scratch: Path
-    shards: tuple[Path, ...] = ()
-    keep: Path | None = None
-    staging: StagingRecord | None = None
 
 
 def ablate_variant(job: VariantJob) -> VariantRecord:

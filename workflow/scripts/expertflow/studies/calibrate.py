@@ -23,7 +23,7 @@ from expertflow.staging.content import read_content
 from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
 from expertflow.studies.plan_expert import (
-    PlanInputs,
+    CalibrationJob,
     card_names,
     check_card,
     import_code,
@@ -40,15 +40,6 @@ EPOCHS_TIMED = 4
 # A time-triggered save among the timed steps would be counted twice.
 NEVER_MINUTES = 1e9
 STUDY = {"study": "calibration", "verb": "calibrate"}
-
-
-class CalibrationJob(PlanInputs, frozen=True, kw_only=True):
-    """What a plan is made of, its rows, a working folder, and the digest of the code."""
-
-    rows: Path
-    scratch: Path
-    code: str
-    tuning: Path | None = None
 
 
 def calibrate(job: CalibrationJob) -> Calibration | None:

@@ -16,6 +16,8 @@ from expertflow.plan.tuned import Tuning, TuningRecord
 from expertflow.tokens.records import PackingRecord
 
 log = logging.getLogger(__name__)
+# A search of the fastest settings ends by then, unless it is told otherwise.
+MAX_TUNING_S = 180.0
 
 
 class PlanInputs(Record, frozen=True, kw_only=True):
@@ -25,6 +27,25 @@ class PlanInputs(Record, frozen=True, kw_only=True):
     spec: PlanSpec
     packing: Path
     model: Path
+
+
+class CalibrationJob(PlanInputs, frozen=True, kw_only=True):
+    """What a plan is made of, its rows, a working folder, and the digest of the code."""
+
+    rows: Path
+    scratch: Path
+    code: str
+    tuning: Path | None = None
+
+
+class TuneJob(PlanInputs, frozen=True, kw_only=True):
+    """What a plan is made of, its rows, a working folder, cached trials, the code's digest."""
+
+    rows: Path
+    scratch: Path
+    cache: Path
+    code: str
+    max_seconds: float = MAX_TUNING_S
 
 
 class PlanJob(PlanInputs, frozen=True, kw_only=True):

@@ -4,11 +4,14 @@ A *variant* is the plan with some settings changed. It is timed against the plan
 pairs, so that a machine that slows down does not make a switch look bad.
 """
 
+from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import field
 
 from expertflow.core.records import Record
+from expertflow.staging.records import StagingRecord
+from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import TrialResult
 
 # The plan's own rows; their documents, one a row, padded to the longest of a batch; or documents
@@ -71,6 +74,20 @@ class AblationSpec(TrialLengths, frozen=True, kw_only=True):
 
 class VariantSpec(TrialLengths, frozen=True, kw_only=True):
     variant: Variant
+
+
+class VariantJob(Record, frozen=True, kw_only=True):
+    """What to run, its inputs, and a working folder, which is removed."""
+
+    spec: VariantSpec
+    plan: Path
+    packing: PackingRecord
+    model: Path
+    rows: Path
+    scratch: Path
+    shards: tuple[Path, ...] = ()
+    keep: Path | None = None
+    staging: StagingRecord | None = None
 
 
 class Estimate(Record, frozen=True, kw_only=True):

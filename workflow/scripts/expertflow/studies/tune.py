@@ -30,7 +30,7 @@ from expertflow.plan.tuned import (
     tuning_key,
 )
 from expertflow.studies.compare_trials import estimate_ratio
-from expertflow.studies.plan_expert import PlanInputs, card_names, check_card, cpu_name, draft_plan
+from expertflow.studies.plan_expert import TuneJob, card_names, check_card, cpu_name, draft_plan
 from expertflow.studies.search import Search, space_of
 from expertflow.studies.variants import with_one_process
 from expertflow.train.records import TrialResult
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 N_WARMUP, N_TIMED, MAX_TIMED_S = 3, 20, 4.0
 # If the first step takes longer than this, one more is enough.
 LONG_STEP_S = 2.0
-MAX_S = 180.0
 # The rest is for timing best and default alternately.
 SEARCH_FRACTION = 0.6
 N_PAIRS = 3
@@ -67,16 +66,6 @@ class CachedTrials(Record, frozen=True, kw_only=True):
     gpu_name: str | None = None
     trials: tuple[TuningTrial, ...] = ()
     pairs: tuple[Pair, ...] = ()
-
-
-class TuneJob(PlanInputs, frozen=True, kw_only=True):
-    """What a plan is made of, its rows, a working folder, cached trials, the code's digest."""
-
-    rows: Path
-    scratch: Path
-    cache: Path
-    code: str
-    max_seconds: float = MAX_S
 
 
 def tune(

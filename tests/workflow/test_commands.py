@@ -1,0 +1,343 @@
+"""Commands of the documents and targets of the Makefile are run as written, in a clone."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+from snakemake.cli import parse_args
+from support import PATIENCE_S, ROOT, SCRIPTS
+
+from expertflow.rental.guard.options import parse_options
+
+PATHS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in PATHS}
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+PROGRAMS = (
+    "apt-get|aws|bash|conda|curl|docker|export|git|llama-server|make|mkdir|pip|python|rm|sbatch"
+    "|snakemake|source|srun|torchrun|transformers|vllm"
+)
+COMMAND = re.compile(rf"(?:\$ )?((?:{PROGRAMS}) .*)")
+INLINE = re.compile(r"`((?:python|snakemake|make) [^`]+)`")
+# The recipes of this page are followed, files and commands, by test_extending.py.
+ELSEWHERE = "extending.md"
+# Programs that are not ours: they need root, a network or weights converted by hand.
+FOREIGN = ("apt-get", "aws", "llama-server", "pip", "transformers", "vllm")
+# What is not run here, and why: a card, a cluster, a network, minutes, root; ci: .ci/run runs it;
+# sketch: something has to be put in first; another test's name: it runs that.
+NOT_RUN = {
+    "make test": "minutes",
+    "make test-all": "ci",
+    "make lint": "ci",
+    "make slurm-test": "ci",
+    "bash .ci/run": "minutes",
+    "snakemake … --config training={learning_rate: 3e-6}": "sketch",
+    "snakemake … --config experts={mine: {sources: {docs: {max_documents: 100}}}}": "sketch",
+    "snakemake -s <clone>/Snakefile --directory <mine> …": "sketch",
+    "snakemake --cores 8 --workflow-profile /path/to/expertflow/profiles/default"
+    " results/mine/report.json": "sketch",
+    "snakemake --cores 2 --resources gpu=1 -- results/expert-json/ablation.json": "minutes",
+    "snakemake --cores 2 --resources gpu=1 -- results/expert-json/ablation/bf16.json": "minutes",
+    "snakemake --cores 8 results/expert-sql/bundle.tar --config preset=full"
+    " hardware=H100 SXM": "network",
+    "snakemake --cores 2 results/expert-sql/plan.json --config preset=full"
+    " hardware=H100 SXM": "network",
+    "snakemake --cores 8 results/phase1c-cot/report.json --config preset=full hardware=H100 SXM"
+    " experts={phase1c-cot: {model: /models/merged}}": "card",
+    "snakemake -s workflow/remote.smk --cores 8 results/expert-sql/outcome.tar"
+    " --default-storage-provider s3"
+    " --default-storage-prefix s3://my-bucket/expertflow": "test_object_storage.py",
+    "snakemake -s workflow/remote.smk --workflow-profile profiles/kubernetes"
+    " results/expert-sql/outcome.tar": "cluster",
+    "snakemake --workflow-profile profiles/slurm --config preset=full hardware=H100 SXM": "cluster",
+    "snakemake --workflow-profile profiles/cluster-generic": "test_cluster_generic.py",
+    "python tests/slurm/cluster.py": "root",
+    "python convert_hf_to_gguf.py path/to/results/expert-sql/merged --outfile expert-sql.gguf"
+    " --outtype q8_0": "network",
+    "python workflow/scripts/guard_run.py --usd-per-hour 2.49 --max-usd 20 --idle-minutes 10"
+    " --push s3://bucket/run1 --sync-to s3://bucket/run1 --on-finish CMD -- snakemake"
+    " --workflow-profile profiles/rented results/expert-sql/report.json": "network",
+    "python workflow/scripts/pretokenize_files.py --input data/*.jsonl --output rows"
+    " --tokenizer DIR --length 2048": "test_rows_alone.py",
+    "snakemake --report report.zip": "test_module.py",
+    "python bench/tokenize_pack.py": "minutes",
+    "python bench/monitor_overhead.py": "minutes",
+    "python bench/memory_trace.py --measure": "card",
+}
+# What is done before the commands of a page: files that it speaks of.
+TWO_RECORDS = (
+    "python workflow/scripts/monitor_gpu.py --duration 0.1 --output before.json"
+    " && cp before.json after.json"
+)
+OUTCOME = "python workflow/scripts/make_outcome.py expert-sql --output outcome.tar"
+PREPARED = {
+    "engines.md": OUTCOME,
+    "bundles.md": (
+        "snakemake --cores 2 results/expert-sql/bundle.tar && cp results/expert-sql/bundle.tar ."
+    ),
+    "monitoring.md": TWO_RECORDS,
+    "migration.md": TWO_RECORDS,
+    "serving.md": "echo 'How many customers are there?' > question.txt",
+}
+# A minute's watching is a second's here; the smallest expert stands for any.
+STANDS_FOR = {
+    "--duration 60": "--duration 1",
+    "{expert}": "expert-sql",
+    "--results results/phase1c-cot": "--results results/expert-sql",
+}
+# Where a script is run for real, as a process; the commands of the documents count too.
+RUN_IN = {
+    "ablate_expert": "studies/test_ablation_run.py",
+    "ablate_variant": "studies/test_ablation_run.py",
+    "calibrate_expert": "studies/test_calibrate.py",
+    "check_claims": "plan/test_plan_scripts.py",
+    "export_rows": "tokens/test_export_rows.py",
+    "guard_run": "rental/test_sync_stores.py",
+    "make_outcome": "workflow/test_bundles.py",
+    "monitor_gpu": "hardware/test_monitor.py",
+    "open_bundle": "workflow/bundle_boxes.py",
+    "pretokenize_files": "workflow/test_rows_alone.py",
+    "probe_machine": "hardware/test_machine.py",
+    "prune_state": "test_entry_points.py",
+    "show_plan": "plan/test_plan_scripts.py",
+    "tune_expert": "studies/test_tuning_runs.py",
+    "verify_results": "config/test_corrupt_records.py",
+    "write_settings": "config/test_settings.py",
+    "serve_expert": "../docs/serving.md",
+    "show_report": "../docs/report.md",
+}
+# What the commands of the README run, as rules, and those of docs/engines.md.
+BY_RULE = {
+    "build_report", "compare_experts", "deduplicate_documents", "evaluate_expert", "export_model",
+    "fetch_source", "find_datasets", "generate_source", "make_bundle", "pack_sequences",
+    "plan_training", "prepare_model", "prepare_shard", "prepare_tokenizer", "pretokenize_shard",
+    "stage_to_nvme", "train_expert",
+}  # fmt: skip
+CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+EXTRAS = ("bitsandbytes", "slurm", "s3", "node", "graph", "lm-eval")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+MADE_HERE = {
+    "demo",
+    "demos",
+    "help",
+    "install",
+    "verify",
+    "prune",
+    "soak",
+    "soak-chain",
+    "clean",
+    *EXTRAS,
+}
+OLD_S = 1_000_000_000
+TINY = {
+    "training": {"max_steps": 6, "n_threads": 1, "eval_steps": 6, "save_steps": 6},
+    "sources": {"generated-sql": {"n_documents": 400}},
+    "data": {"eval_fraction": 0.1},
+    "evaluation": {"max_examples": 4, "n_selection_examples": 4, "max_new_tokens": 4},
+}
+
+
+def commands(page: str) -> Iterator[str]:
+    """Yield the commands of a page's code blocks and of its running text."""
+    for indent, kind, text in FENCE.findall(PAGES[page]):
+        exports = ""
+        for line in text.replace("\\\n", " ").splitlines():
+            found = COMMAND.fullmatch(line.removeprefix(indent))
+            assert found or kind not in ("sh", "bash"), f"{page}: what is {line!r}?"
+            if found and found[1].startswith("export "):
+                exports += f"{found[1].split(' #')[0].rstrip()} && "
+            elif found:
+                yield exports + found[1]
+    yield from INLINE.findall(FENCE.sub("", PAGES[page]))
+
+
+def plain(command: str) -> str:
+    """Return a command without comments, exports, quotes and the spaces between its words."""
+    return " ".join(shlex.split(command, comments=True)).rpartition(" && ")[2]
+
+
+def runnable(page: str) -> list[str]:
+    ours = [c for c in commands(page) if plain(c).split()[0] not in FOREIGN]
+    return [command for command in ours if plain(command) not in NOT_RUN]
+
+
+def run(place: Path, command: str) -> subprocess.CompletedProcess[str]:
+    # The flags of the make that runs these tests are not meant for those that they run.
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS")}
+    scratch = place / "tmp"
+    scratch.mkdir(exist_ok=True)
+    environment |= {"PATH": f"{place}/.venv/bin:{os.environ['PATH']}", "TMPDIR": str(scratch)}
+    return subprocess.run(
+        ["bash", "-euc", command], cwd=place, env=environment, capture_output=True, text=True,
+        input="How many customers are there?\n", timeout=PATIENCE_S,
+    )  # fmt: skip
+
+
+def run_well(place: Path, command: str) -> str:
+    done = run(place, command)
+    # A claim that does not hold is what is to be shown.
+    is_found_wrong = done.returncode == 1 and "check_claims" in command and not done.stderr
+    said = done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode == 0 or is_found_wrong, f"{command}\n{said}"
+    return done.stdout + done.stderr
+
+
+def write_clone(place: Path) -> None:
+    """Copy what git holds, beside an installation whose stamps say that all of it is there."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, place / name)
+    (place / ".venv").mkdir()
+    for path in Path(sys.prefix).iterdir():
+        if path.name != ".gitignore" and not path.name.startswith("."):
+            (place / ".venv" / path.name).symlink_to(path)
+    for name in ("installed", "logger", *EXTRAS, "dev"):
+        (place / ".venv" / f".{name}").touch()
+    path = place / "config" / "config.yaml"
+    settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    settings["experts"] = {"expert-sql": TINY}
+    path.write_text(yaml.safe_dump(settings))
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a clone in which ``make demo`` was run, with few and short steps."""
+    place = tmp_path_factory.mktemp("demo") / "clone"
+    place.mkdir()
+    write_clone(place)
+    assert "verdict" in run_well(place, "make demo")
+    return place
+
+
+@pytest.fixture
+def clone(demo: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(demo, tmp_path / "clone", symlinks=True))
+
+
+@cache
+def flags(script: str) -> frozenset[str]:
+    done = subprocess.run(
+        [sys.executable, ROOT / script, "--help"], capture_output=True, text=True, check=True
+    )
+    return frozenset(re.findall(r"--[\w-]+", done.stdout))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_programs_know_what_the_page_tells_them(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for command in commands(page):
+        words = plain(command).split("…")[0].split()
+        if NOT_RUN.get(plain(command)) == "sketch":
+            continue
+        if words[0] == "make":
+            assert re.search(rf"^\.PHONY:.* {words[1]}( |$)", MAKEFILE, re.MULTILINE), command
+        elif words[0] == "snakemake":
+            parse_args(shlex.split(command.rpartition(" && ")[2], comments=True)[1:])
+        elif words[1:] and words[1].startswith(("workflow/scripts/", "bench/")):
+            assert (ROOT / words[1]).is_file(), command
+            own = words[: words.index("--")] if "--" in words else words
+            assert {word for word in own if word.startswith("--")} <= flags(words[1]), command
+        if "guard_run.py" in words[1:2]:
+            assert parse_options(words[2:], None).command[0] == "snakemake"
+
+
+def test_every_script_is_run_by_a_test() -> None:
+    assert BY_RULE | RUN_IN.keys() == {path.stem for path in SCRIPTS.glob("*.py")}
+    for name, place in RUN_IN.items():
+        assert re.search(rf"\b{name}\b", (ROOT / "tests" / place).read_text()), name
+
+
+def test_what_is_not_run_is_still_written_somewhere() -> None:
+    written = {plain(command) for page in PAGES for command in commands(page)}
+    assert not NOT_RUN.keys() - written
+
+
+WITH_COMMANDS = [page for page in PAGES if page != ELSEWHERE and runnable(page)]
+
+
+def write_own_data(place: Path) -> None:
+    """Write the record and the manifest that the README shows."""
+    blocks = {kind: (indent, text) for indent, kind, text in FENCE.findall(PAGES["README.md"])}
+    indent, text = blocks["yaml"]
+    manifest = "".join(line.removeprefix(indent) for line in text.splitlines(keepends=True))
+    (place / "config" / "experts" / "mine.yaml").write_text(manifest)
+    found = re.search(r'^ *({"question": .*})$', PAGES["README.md"], re.MULTILINE)
+    assert found
+    record = json.loads(found[1])
+    lines = [{**record, "question": f"{record['question']} ({i})"} for i in range(40)]
+    (place / "data").mkdir()
+    (place / "data" / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+
+def rules_run(place: Path) -> set[str]:
+    sidecars = (place / "results").rglob(".*.fingerprint")
+    return {json.loads(path.read_text())["rule"] for path in sidecars}
+
+
+@pytest.mark.long
+@pytest.mark.chain
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_commands_of_a_page_work_as_written(page: str, clone: Path) -> None:
+    if page == "README.md":
+        write_own_data(clone)
+    if page in PREPARED:
+        run_well(clone, PREPARED[page])
+    for command in dict.fromkeys(runnable(page)):
+        for word, other in STANDS_FOR.items():
+            command = command.replace(word, other)
+        said = run_well(clone, command)
+        shown = PAGES[page].partition(f"$ {command}\n")[2].partition("```")[0]
+        assert shown in said
+    if page == "README.md":
+        report = json.loads((clone / "results" / "mine" / "report.json").read_text())
+        assert report["run"]["preset"] == "full"
+        assert rules_run(clone) == BY_RULE - {"make_bundle"}
+    if page == "engines.md":
+        assert "make_bundle" in rules_run(clone)
+
+
+def test_every_target_is_made_by_a_test_or_before_a_change_lands() -> None:
+    phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
+    assert phony
+    for target in set(phony[1].split()) - MADE_HERE - {"test"}:
+        assert re.search(rf"\bmake {target}( |$)", CI, re.MULTILINE), target
+
+
+@pytest.mark.long
+@pytest.mark.chain
+def test_targets_are_made(clone: Path) -> None:
+    listed = run_well(clone, "make -s help")
+    for target in re.findall(r"^([\w-]+):", MAKEFILE, re.MULTILINE):
+        assert re.search(rf"^make {target} ", listed, re.MULTILINE), target
+    for target in ("install", *EXTRAS):
+        # Their stamps are newer than the locks, so there is nothing to install.
+        assert "pip" not in run_well(clone, f"make {target}")
+    assert "make verify" and "fit" in run_well(clone, "make verify")
+    orphan = clone / "state" / "expert-sql" / "old"
+    orphan.mkdir()
+    os.utime(orphan, (OLD_S, OLD_S))
+    assert "removed state/expert-sql/old" in run_well(clone, "make prune")
+    assert not orphan.exists()
+    assert "Nothing to be done" in run_well(clone, "make demo")
+    run_well(clone, "make demos")
+    assert (clone / "results" / "index.html").is_file()
+    run_well(clone, "make clean")
+    assert not [name for name in ("results", "state", ".snakemake") if (clone / name).exists()]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("target", "minutes"), [("soak", 0.02), ("soak-chain", 0)])
+def test_a_soak_ends_with_its_figures(target: str, minutes: float, clone: Path) -> None:
+    said = run_well(clone, f"make {target} MINUTES={minutes}")
+    assert json.loads(said.splitlines()[-1])["different"] == 0
