@@ -307,6 +307,15 @@ def test_commands_of_a_page_work_as_written(page: str, clone: Path) -> None:
         assert "make_bundle" in rules_run(clone)
 
 
+@pytest.mark.long
+@pytest.mark.chain
+@pytest.mark.parametrize("name", ["default", "rented", "slurm", "cluster-generic"])
+def test_snakemake_plans_with_a_profile(name: str, demo: Path) -> None:
+    # The plugins of the other ones are not installed: test_profiles.py reads those.
+    command = f"snakemake --workflow-profile profiles/{name} -n -F results/expert-sql/report.json"
+    assert "train_expert" in run_well(demo, command)
+
+
 def test_every_target_is_made_by_a_test_or_before_a_change_lands() -> None:
     phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
     assert phony

@@ -1,19 +1,16 @@
 """The README, the migration page and the examples name only what exists, and it works."""
 
-import json
 import re
 import shlex
 import subprocess
-import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from support import ROOT, SCRIPTS
-from workflow_space import Workspace
+from jsonschema import Draft202012Validator
+from support import ROOT, run_script
 
 from expertflow.rental.guard.options import parse_options
 
@@ -72,24 +69,6 @@ def resolved(root: Any, node: Any) -> Any:
     return node
 
 
-def commands() -> Iterator[list[str]]:
-    """Yield the words of each command of a script, from code blocks and from tables."""
-    joined = PAGE.replace("\\\n", " ")
-    for text in re.findall(r"^(?:\| [^|]*\| `)?(python workflow/[^`\n]+)", joined, re.MULTILINE):
-        yield shlex.split(text)
-
-
-@cache
-def flags(script: str) -> frozenset[str]:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / script), "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return frozenset(re.findall(r"--[\w-]+", done.stdout))
-
-
 @pytest.mark.parametrize("title", [*SET_UPS, "Trainer and TRL"])
 def test_every_key_of_a_manifest_exists(title: str) -> None:
     named = {code for row in rows(section(title)) for cell in row[1:] for code in codes(cell)}
@@ -109,21 +88,11 @@ def test_every_path_of_set_up_b_is_in_the_report() -> None:
     assert not [path for path in sorted(paths) if not has(schema("report"), path)]
 
 
-def test_every_command_has_its_script_and_flags() -> None:
-    found = list(commands())
-    assert len(found) >= 10
-    for words in found:
-        script = Path(words[1])
-        assert (ROOT / script).is_file(), script
-        given = {word for word in words if word.startswith("--")}
-        assert given <= flags(script.name), script
-
-
 def test_every_flag_that_replaces_one_of_set_up_c_is_the_trainers() -> None:
     table = [row for row in rows(section("Set-up C")) if row[0].startswith("`--")]
     new = [code for row in table for code in codes(row[1]) if re.fullmatch(r"--[\w-]+[a-z]", code)]
     assert len(new) > 20
-    assert set(new) <= flags("train_expert.py")
+    assert set(new) <= set(re.findall(r"--[\w-]+", run_script("train_expert", "--help").stdout))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[path.name for path in PAGES])
@@ -144,35 +113,6 @@ def test_the_index_lists_every_document() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     pages = {path.name for path in ROOT.glob("docs/*.md")} - {"index.md"}
     assert pages == set(re.findall(r"\((\w+\.md)\)", index))
-
-
-def block(kind: str, *, containing: str) -> str:
-    fences = re.findall(r"^( *)```(\w*)\n(.*?)^ *```$", README, re.MULTILINE | re.DOTALL)
-    indent, text = next((i, t) for i, k, t in fences if k == kind and containing in t)
-    return "\n".join(line.removeprefix(indent) for line in text.splitlines()) + "\n"
-
-
-@pytest.mark.chain
-def test_ones_own_data_in_five_minutes(tmp_path_factory: pytest.TempPathFactory) -> None:
-    mine = Workspace(tmp_path_factory.mktemp("mine"))
-    record = json.loads(block("", containing="capital of France"))
-    for name in ("config/experts", "data"):
-        (mine.root / name).mkdir(parents=True)
-    lines = [{**record, "question": f"{record['question']} ({i})"} for i in range(40)]
-    (mine.root / "data" / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    manifest = block("yaml", containing="Answers questions in one word")
-    (mine.root / "config" / "experts" / "mine.yaml").write_text(manifest)
-    said = mine.run("-s", str(ROOT / "Snakefile"), "results/mine/report.json")
-    report = json.loads((mine.root / "results" / "mine" / "report.json").read_text())
-    assert report["run"]["preset"] == "full"
-    assert "report.html" in said
-
-
-def test_every_make_target_that_the_readme_names_exists() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in set(re.findall(r"(?:^|`)make ([\w-]+)", README, re.MULTILINE)):
-        rule = rf"^([\w-]+ )*{target}( [\w-]+)*:"
-        assert re.search(rule, makefile, re.MULTILINE), f"make {target}"
 
 
 def test_the_experts_of_the_table_are_those_of_the_configuration() -> None:
@@ -213,3 +153,76 @@ def test_secrets_are_named_and_never_written() -> None:
     by_dstack = yaml.safe_load(EXAMPLES["dstack.yml"].read_text(encoding="utf-8"))["env"]
     keys = [line for line in by_dstack if re.search("KEY|SECRET|TOKEN", line)]
     assert keys and all(re.fullmatch(r"\w+=\$\{\{ secrets\.\w+ \}\}", line) for line in keys)
+
+
+@pytest.mark.parametrize("path", sorted(SCHEMAS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_schema_is_one(path: Path) -> None:
+    value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert value["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
+    Draft202012Validator.check_schema(value)
+
+
+def settings_shown() -> list[tuple[str, Any]]:
+    """List the settings that pages show, a document each, with the page's name."""
+    found = []
+    fence = re.compile(r"^( *)```yaml\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+    for page in PAGES:
+        for indent, block in fence.findall(page.read_text(encoding="utf-8")):
+            lines = [line.removeprefix(indent) for line in block.splitlines()]
+            # Two lines with the same key are two ways to write it.
+            keys = [line.partition(":")[0] for line in lines if re.match(r"\w", line)]
+            texts = lines if len(keys) != len(set(keys)) else ["\n".join(lines)]
+            found += [(page.name, yaml.safe_load(one)) for one in texts]
+    return found
+
+
+@pytest.mark.parametrize(("page", "value"), settings_shown())
+def test_the_schema_allows_the_settings_that_a_page_shows(page: str, value: Any) -> None:
+    schemas = [schema(name) for name in ("expert", "ablation", "config")]
+    whole = next(one for one in schemas if value.keys() <= one["properties"].keys())
+    for key, shown in value.items():
+        part = {**whole["properties"][key], "$defs": whole.get("$defs", {})}
+        for error in Draft202012Validator(part).iter_errors(shown):
+            # A page shows some keys of a block, and leaves out those that it does not speak of.
+            assert error.validator == "required" and not error.path, f"{page}: {error.message}"
+
+
+SHELL = [ROOT / ".ci" / "run", *ROOT.glob("profiles/*/*.sh")]
+
+
+@pytest.mark.parametrize("path", SHELL, ids=lambda path: path.name)
+def test_a_shell_script_is_one(path: Path) -> None:
+    shell = "bash" if "bash" in path.read_text(encoding="utf-8").partition("\n")[0] else "sh"
+    done = subprocess.run([shell, "-n", str(path)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def recipes() -> list[str]:
+    """Return the container file that is shipped, and those that pages show."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    shown = re.findall(r"^```dockerfile\n(.*?)^```$", pages, re.MULTILINE | re.DOTALL)
+    assert shown
+    return [(ROOT / "envs" / "Containerfile").read_text(encoding="utf-8"), *shown]
+
+
+@pytest.mark.parametrize("text", recipes(), ids=["shipped", "shown"])
+def test_a_container_file_has_instructions_and_copies_what_is_there(text: str) -> None:
+    for line in text.replace("\\\n", " ").splitlines():
+        word, _, rest = line.partition(" ")
+        assert word in {
+            "",
+            "#",
+            "FROM",
+            "COPY",
+            "RUN",
+            "WORKDIR",
+            "ENV",
+            "ENTRYPOINT",
+            "CMD",
+            "ARG",
+            "LABEL",
+        }, line
+        if word == "COPY":
+            assert all((ROOT / name).exists() for name in rest.split()[:-1]), line
+        if word == "RUN":
+            subprocess.run(["bash", "-n", "-c", rest], check=True)
