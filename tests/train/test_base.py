@@ -15,13 +15,12 @@ import torch
 from loopback_hub import Handler, Hub, Repository
 from msgspec.structs import replace
 from safetensors.torch import save_file
-from support import LORA, SCRIPTS, tiny_tokenizer, write_tiny_run
+from support import SCRIPTS, tiny_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM, Starcoder2Config
 
 from expertflow.core.errors import DataError, TrainingError
-from expertflow.core.records import read_record, to_json
+from expertflow.core.records import to_json
 from expertflow.data.layout import CHATML
-from expertflow.plan.records import TrainPlan
 from expertflow.tokens.records import TokenizerSpec
 from expertflow.tokens.tokenizer import prepare_tokenizer
 from expertflow.train.model.base import list_model_files, prepare_model, read_facts
@@ -33,6 +32,7 @@ from expertflow.train.model.load import (
     name_base,
 )
 from expertflow.train.records import ModelRecord, ModelSpec
+from expertflow.train.run import TrainInputs
 
 TEXTS = ("LICENSE", "LICENCE.md", "License-en", "NOTICE", "COPYING", "USE_POLICY.md")
 
@@ -214,43 +214,33 @@ def test_an_adapter_names_a_hub_model_by_its_id(
     assert value["r"] == 8
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainPlan, ModelRecord]:
-    folder = tmp_path_factory.mktemp("run")
-    write_tiny_run(folder, lora=LORA)
-    plan = read_record(TrainPlan, folder / "plan.json")
-    return plan, read_record(ModelRecord, folder / "model.json")
-
-
 def test_a_frozen_base_is_held_in_half_under_an_adapter_in_fp32(
-    run: tuple[TrainPlan, ModelRecord],
+    tiny: TrainInputs,
 ) -> None:
-    plan = replace(run[0], precision="bf16")
-    net = load_for_training(plan, run[1], CPU)
+    plan = replace(tiny.plan, precision="bf16")
+    net = load_for_training(plan, tiny.model, CPU)
     found = {("lora" in name, p.requires_grad, p.dtype) for name, p in net.named_parameters()}
     assert found == {(True, True, torch.float32), (False, False, torch.bfloat16)}
     assert describe_weights(net, plan) == "base frozen in bf16, adapter in fp32"
 
 
 def test_weights_that_learn_are_in_fp32_under_half_precision(
-    run: tuple[TrainPlan, ModelRecord],
+    tiny: TrainInputs,
 ) -> None:
-    plan = replace(run[0], precision="bf16", method="full", lora=None)
-    net = load_for_training(plan, run[1], CPU)
+    plan = replace(tiny.plan, precision="bf16", method="full", lora=None)
+    net = load_for_training(plan, tiny.model, CPU)
     assert {(p.requires_grad, p.dtype) for p in net.parameters()} == {(True, torch.float32)}
     assert describe_weights(net, plan) == "all weights trained, in fp32"
 
 
-def test_activation_checkpointing_is_on_in_every_layer(run: tuple[TrainPlan, ModelRecord]) -> None:
-    net = load_for_training(replace(run[0], gradient_checkpointing=True), run[1], CPU)
+def test_activation_checkpointing_is_on_in_every_layer(tiny: TrainInputs) -> None:
+    net = load_for_training(replace(tiny.plan, gradient_checkpointing=True), tiny.model, CPU)
     layers = net.get_base_model().model.layers
     assert [layer.gradient_checkpointing for layer in layers] == [True, True]
 
 
-def test_weights_that_are_quantized_already_are_refused(
-    run: tuple[TrainPlan, ModelRecord], tmp_path: Path
-) -> None:
-    config = json.loads((Path(run[1].path) / "config.json").read_text())
+def test_weights_that_are_quantized_already_are_refused(tiny: TrainInputs, tmp_path: Path) -> None:
+    config = json.loads((Path(tiny.model.path) / "config.json").read_text())
     text = json.dumps({**config, "quantization_config": {"quant_method": "gptq", "bits": 4}})
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(TrainingError, match="quantized already; use the original ones"):

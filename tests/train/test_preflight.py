@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from support import write_tiny_run
 
 from expertflow.core.errors import ConfigError, HardwareError, TrainingError
-from expertflow.core.records import read_record
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
 from expertflow.train import preflight as module
@@ -27,12 +25,6 @@ from expertflow.train.run import stop_on_signals
 
 Usage = namedtuple("Usage", "total used free")
 H100 = GpuFacts(name="H100 SXM", source="test")
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> TrainPlan:
-    write_tiny_run(tmp_path)
-    return read_record(TrainPlan, tmp_path / "plan.json")
 
 
 def card(monkeypatch: pytest.MonkeyPatch, name: str = "H100 SXM", *, bf16: bool = True) -> None:

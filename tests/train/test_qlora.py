@@ -9,18 +9,16 @@ import pytest
 import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
-from support import LORA, write_tiny_run
+from support import LORA
 
 from expertflow.core.errors import TrainingError
-from expertflow.core.records import read_record
-from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.model import load as loading
 from expertflow.train.model.load import describe_weights, load_for_scoring, load_for_training
 from expertflow.train.model.packed import PackedLoss, causal_lm, compute_held_out_loss
 from expertflow.train.model.weights import load_trainable_state, trainable_state
-from expertflow.train.records import ModelRecord
+from expertflow.train.run import TrainInputs
 
 needs_bitsandbytes = pytest.mark.extra("bitsandbytes")
 CPU = torch.device("cpu")
@@ -28,27 +26,23 @@ LENGTHS = [[20, 12], [32]]
 Load = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainPlan, ModelRecord]:
-    folder = tmp_path_factory.mktemp("run")
-    write_tiny_run(folder, lora=LORA)
-    plan = read_record(TrainPlan, folder / "plan.json")
+@pytest.fixture
+def run(tiny: TrainInputs) -> TrainInputs:
     # Every kind of layer of Qwen3 that is quantized; the LoRA of the demos has two.
     lora = replace(LORA, targets=("q_proj", "o_proj", "down_proj"))
-    model = read_record(ModelRecord, folder / "model.json")
-    return replace(plan, method="qlora", lora=lora), model
+    return replace(tiny, plan=replace(tiny.plan, method="qlora", lora=lora))
 
 
 @pytest.fixture
-def load(run: tuple[TrainPlan, ModelRecord]) -> Load:
-    plan, model = run
+def load(run: TrainInputs) -> Load:
+    plan = run.plan
     assert plan.lora is not None
 
     def load_(*, checkpoint: bool = False, **changes: Any) -> Any:
         torch.manual_seed(1)
         lora = replace(plan.lora, **changes)
         changed = replace(plan, lora=lora, gradient_checkpointing=checkpoint)
-        return load_for_training(changed, model, CPU)
+        return load_for_training(changed, run.model, CPU)
 
     return load_
 
@@ -95,9 +89,7 @@ def test_the_adapter_learns_and_nothing_else(
 
 
 @needs_bitsandbytes
-def test_layers_are_in_4_bits_and_embeddings_and_head_are_not(
-    load: Load, run: tuple[TrainPlan, ModelRecord]
-) -> None:
+def test_layers_are_in_4_bits_and_embeddings_and_head_are_not(load: Load, run: TrainInputs) -> None:
     net = load()
     lm = causal_lm(net)
     assert len(loading.list_quantized_layers(lm)) == 2 * 7
@@ -105,14 +97,14 @@ def test_layers_are_in_4_bits_and_embeddings_and_head_are_not(
     assert (state.quant_type, state.nested) == ("nf4", True)
     assert type(lm.get_output_embeddings()) is torch.nn.Linear
     assert lm.get_output_embeddings().weight.dtype == torch.float32
-    assert describe_weights(net, run[0]).startswith(
+    assert describe_weights(net, run.plan).startswith(
         "base in NF4, double quantized, fp32 compute: 14 layers;"
     )
 
 
 @needs_bitsandbytes
 def test_an_adapter_comes_back_from_plain_safetensors(
-    load: Load, rows: PackedRows, run: tuple[TrainPlan, ModelRecord], tmp_path: Path
+    load: Load, rows: PackedRows, run: TrainInputs, tmp_path: Path
 ) -> None:
     net = load()
     train(net, rows, n_steps=5)
@@ -122,15 +114,15 @@ def test_an_adapter_comes_back_from_plain_safetensors(
     load_trainable_state(fresh, load_file(tmp_path / "weights.safetensors"))
     assert compute_held_out_loss(PackedLoss(fresh), rows, micro_batch_size=2) == expected
     net.save_pretrained(tmp_path / "checkpoint")
-    scored = load_for_scoring(tmp_path / "checkpoint", model=run[1], plan=run[0])
+    scored = load_for_scoring(tmp_path / "checkpoint", model=run.model, plan=run.plan)
     assert compute_held_out_loss(PackedLoss(scored), rows, micro_batch_size=2) == expected
 
 
 @needs_bitsandbytes
 def test_before_training_the_base_is_scored_in_4_bits_too(
-    load: Load, rows: PackedRows, run: tuple[TrainPlan, ModelRecord]
+    load: Load, rows: PackedRows, run: TrainInputs
 ) -> None:
-    plan, model = run
+    plan, model = run.plan, run.model
     before = load_for_scoring(None, model=model, plan=plan)
     untrained = compute_held_out_loss(PackedLoss(load()), rows, micro_batch_size=2)
     assert compute_held_out_loss(PackedLoss(before), rows, micro_batch_size=2) == untrained

@@ -16,7 +16,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
-from support import wait_for, write_tiny_run
+from support import wait_for
 from tiny_run import assembled, made, train
 
 from expertflow.core.records import read_record
@@ -212,12 +212,6 @@ def test_the_age_of_a_process_is_known_to_a_hundredth() -> None:
         latest = time.monotonic()
         now, age_s = pool.apply(_time_and_age)
     assert earliest - TICK_S < now - age_s < latest + TICK_S
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> TrainPlan:
-    write_tiny_run(tmp_path)
-    return read_record(TrainPlan, tmp_path / "plan.json")
 
 
 @pytest.fixture
