@@ -69,7 +69,9 @@ def test_one_graph_serves_all_layers_and_batches(
         made(FAMILIES["qwen3"], "packed", adapter=adapter, checkpointing=checkpointing)
         for _ in range(2)
     ]
+    names = list(nets[0].state_dict())
     said = compile_layers(nets[0], dtype=FP32, backend="aot_eager")
+    assert list(nets[0].state_dict()) == names
     assert said == "4 decoder layers compiled, those of a kind as one"
     train_alike(*nets, rows)
     assert not counted["graph_break"]
@@ -97,13 +99,6 @@ def test_checkpointed_layers_that_loop_are_left_alone(rows: PackedRows) -> None:
     net = made(FAMILIES["llama"], "packed", checkpointing=True)
     assert compile_layers(net, dtype=FP32).startswith("layers not compiled")
     assert all(module._compiled_call_impl is None for module in net.modules())
-
-
-def test_names_stay(kernel: None) -> None:
-    net = made(FAMILIES["qwen3"], "packed", adapter=True)
-    names = list(net.state_dict())
-    compile_layers(net, dtype=FP32, backend="aot_eager")
-    assert list(net.state_dict()) == names
 
 
 def test_a_model_without_known_layers_is_refused() -> None:

@@ -3,6 +3,8 @@
 import json
 import shutil
 import signal
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,55 +36,56 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
+Straight = Callable[[str], tuple[Path, dict[str, Any]]]
+
+
 @pytest.fixture(scope="module")
-def runs(trainers: Trainers, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    made: dict[str, tuple[Path, dict[str, Any]]] = {}
+def straight(trainers: Trainers, tmp_path_factory: pytest.TempPathFactory) -> Straight:
+    """Return what a method's runs begin with, and the record of one that is never stopped."""
 
+    @cache
     def run(method: str) -> tuple[Path, dict[str, Any]]:
-        if method not in made:
-            if METHODS[method].get("method") == "qlora" or method == "adamw_8bit":
-                pytest.importorskip("bitsandbytes")
-            inputs = tmp_path_factory.mktemp(method)
-            write_tiny_run(inputs, n_steps=N_STEPS, **METHODS[method])
-            folder = tmp_path_factory.mktemp("straight") / method
-            shutil.copytree(inputs, folder)
-            made[method] = inputs, trainers.finish(folder)
-        return made[method]
+        if method in ("adamw_8bit", "qlora"):
+            pytest.importorskip("bitsandbytes")
+        inputs = tmp_path_factory.mktemp(method)
+        write_tiny_run(inputs, n_steps=N_STEPS, **METHODS[method])
+        folder = shutil.copytree(inputs, tmp_path_factory.mktemp("straight") / method)
+        return inputs, trainers.finish(folder)
 
-    return {"of": run}
+    return run
 
 
-def assert_same(folder: Path, record: dict[str, Any], straight: dict[str, Any]) -> None:
-    assert record["weights_sha256"] == straight["weights_sha256"]
+def assert_same(folder: Path, record: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert record["weights_sha256"] == expected["weights_sha256"]
     for key in ("n_tokens", "n_target_tokens", "n_padding_tokens", "loss_first", "loss_last"):
-        assert record[key] == straight[key], key
+        assert record[key] == expected[key], key
     losses = [point["loss"] for point in record["eval_points"]]
-    assert losses == [point["loss"] for point in straight["eval_points"]]
+    assert losses == [point["loss"] for point in expected["eval_points"]]
     steps = [json.loads(line)["step"] for line in (folder / "steps.jsonl").open()]
     assert steps == list(range(1, N_STEPS + 1))
-    assert not list(folder.glob("state/*/checkpoints/.*"))
+    assert not list(folder.glob("state/**/.*")), "nothing half written is left"
 
 
 def stopped_and_resumed(
-    trainers: Trainers, runs: dict[str, Any], folder: Path, method: str, *faults: Fault
+    trainers: Trainers, straight: Straight, folder: Path, method: str, *faults: Fault
 ) -> None:
-    inputs, straight = runs["of"](method)
+    inputs, expected = straight(method)
     shutil.copytree(inputs, folder, dirs_exist_ok=True)
     for fault in faults:
         died = trainers.train(folder, fault)
         assert died["fired"], f"{fault} was never reached"
-        expected = -KILL if fault[2] == KILL else 143
+        code = -KILL if fault[2] == KILL else 143
         # Told to stop while its last checkpoint is written, a run may be at its end already.
         is_done = fault[2] != KILL and died["code"] == 0 and (folder / "training.json").is_file()
-        assert died["code"] == expected or is_done, (folder / "log").read_text()
-    assert_same(folder, trainers.finish(folder), straight)
+        assert died["code"] == code or is_done, (folder / "log").read_text()
+    assert_same(folder, trainers.finish(folder), expected)
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_at_any_point(
-    trainers: Trainers, runs: dict[str, Any], tmp_path: Path, point: str
+    trainers: Trainers, straight: Straight, tmp_path: Path, point: str
 ) -> None:
-    stopped_and_resumed(trainers, runs, tmp_path, "lora", (point, POINTS[point], KILL))
+    stopped_and_resumed(trainers, straight, tmp_path, "lora", (point, POINTS[point], KILL))
 
 
 @pytest.mark.parametrize(
@@ -94,14 +97,12 @@ def test_killed_at_any_point(
     ],
 )  # fmt: skip
 def test_told_to_stop_at_any_point(
-    trainers: Trainers, runs: dict[str, Any], tmp_path: Path, fault: Fault
+    trainers: Trainers, straight: Straight, tmp_path: Path, fault: Fault
 ) -> None:
-    stopped_and_resumed(trainers, runs, tmp_path, "lora", fault)
+    stopped_and_resumed(trainers, straight, tmp_path, "lora", fault)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "lora"])
-def test_every_method(
-    trainers: Trainers, runs: dict[str, Any], tmp_path: Path, method: str
-) -> None:
+def test_every_method(trainers: Trainers, straight: Straight, tmp_path: Path, method: str) -> None:
     faults = [("exit:backward", 7, KILL), ("enter:optimizer", 2, TERM), ("exit:sync", 2, KILL)]
-    stopped_and_resumed(trainers, runs, tmp_path, method, *faults)
+    stopped_and_resumed(trainers, straight, tmp_path, method, *faults)

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.long
 N_STEPS = 16
 FSDP = {"world_size": 2, "parallel": "fsdp"}
 ALONE = {"gradient_accumulation_steps": 6}
+Trained = tuple[Path, dict[str, Any]]
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 
 
@@ -52,9 +53,7 @@ def made(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(
-    trainers: Trainers, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, Any]]:
+def alone(trainers: Trainers, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = made(tmp_path_factory.mktemp("run") / "alone", **ALONE)
     return folder, trainers.finish(folder)
 
@@ -62,13 +61,10 @@ def alone(
 @pytest.fixture(scope="module", params=["ddp", "fsdp"])
 def both(
     trainers: Trainers, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> tuple[Path, dict[str, Any]]:
+) -> Trained:
     changes = {"world_size": 2, "parallel": request.param, "profile_steps": 3}
     folder = made(tmp_path_factory.mktemp("run") / "both", **changes)
     return folder, trainers.finish(folder, n_processes=2)
-
-
-Trained = tuple[Path, dict[str, Any]]
 
 
 def test_two_processes_equal_one(alone: Trained, both: Trained) -> None:
