@@ -7,12 +7,13 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from expertflow.core.records import Record
@@ -26,7 +27,6 @@ LOCK = Path(tempfile.gettempdir(), "expertflow-test-cluster.lock")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel")
 PACKAGES = "munge slurmctld slurmd slurm-client"
 NODES = {"cpu1": "", "gpu1": "gpu:h100:2", "gpu2": "gpu:h100:2"}
-FIRST_PORT = 26817
 PATIENCE_S = 180
 
 # config_overrides: nodes may claim more than this machine has, so that jobs of 4 CPUs fit on 2.
@@ -95,12 +95,12 @@ def running_cluster() -> Iterator[None]:
 
     There is one at a time on a machine: another waits for this to be gone.
     """
-    with LOCK.open("w") as lock:
+    with LOCK.open("w") as lock, ExitStack() as reserved:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _sweep()
         folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
         try:
-            _configure(folder)
+            _configure(folder, [_reserve_port(reserved) for _ in range(1 + len(NODES))])
             _start(folder)
             yield
         finally:
@@ -141,19 +141,28 @@ def _is_ours(path: Path) -> bool:
     return not path.exists() or path.read_text().startswith(OURS)
 
 
-def _configure(folder: Path) -> None:
+def _reserve_port(reserved: ExitStack) -> int:
+    """Return a port that nobody else is given while it is reserved; a daemon may bind it again."""
+    holder = reserved.enter_context(socket.socket())
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    port: int = holder.getsockname()[1]
+    return port
+
+
+def _configure(folder: Path, ports: list[int]) -> None:
     folder.chmod(0o755)  # munged insists that others can reach its socket
     (folder / "state").mkdir()
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
     nodes = [
-        NODE.format(name=name, port=FIRST_PORT + 1 + i) + (f" Gres={gres}" if gres else "")
-        for i, (name, gres) in enumerate(NODES.items())
+        NODE.format(name=name, port=port) + (f" Gres={gres}" if gres else "")
+        for port, (name, gres) in zip(ports[1:], NODES.items(), strict=True)
     ]
     first = f"{OURS}{folder}\n"
     # Nodes stand before the partitions that name them.
-    config, partitions = CONFIG.format(folder=folder, port=FIRST_PORT).split("PartitionName", 1)
+    config, partitions = CONFIG.format(folder=folder, port=ports[0]).split("PartitionName", 1)
     text = first + config + "\n".join(nodes) + "\nPartitionName" + partitions
     ETC.mkdir(exist_ok=True)
     (ETC / "gres.conf").write_text(first + GRES)
