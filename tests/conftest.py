@@ -54,7 +54,8 @@ settings.load_profile("tests")
 
 # A package of each extra. What Node needs is more than a package; its tests look themselves.
 EXTRAS = {
-    "bitsandbytes": "bitsandbytes", "graph": "graphqlite", "lm-eval": "lm_eval", "s3": "moto",
+    "bitsandbytes": "bitsandbytes", "graph": "graphqlite", "lm-eval": "lm_eval", "s3": "boto3",
+    "slurm": "snakemake_executor_plugin_slurm",
 }  # fmt: skip
 
 

@@ -118,7 +118,7 @@ def statements(node: ast.stmt) -> Iterator[ast.stmt]:
 
 
 def is_message(node: ast.AST) -> bool:
-    """Tell prose, and what a type is called, from code."""
+    """Distinguish prose, and what a type is called, from code."""
     if isinstance(node, ast.Call):
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
         return name in MESSAGES | TYPES or name.endswith(("Error", "Reject"))
@@ -224,7 +224,7 @@ class Worker:
             os._exit(code)
 
     def judge(self, mutant: Mutant, limit_s: float) -> str:
-        """Put a mutant in the copy, run the tests, and take it out again."""
+        """Try a mutant in the copy, run the tests, and take it out again."""
         place = self.home / mutant.path
         place.write_text(mutant.source)
         try:

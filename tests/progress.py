@@ -62,7 +62,7 @@ class Progress:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self) -> Generator[None, None, None]:
-        """Say it all in one line, after what pytest says."""
+        """Write it all in one line, after what pytest says."""
         yield
         counts = [f"{len(self._stats.get('passed', ())):,} passed"]
         n_failed = sum(len(self._stats.get(kind, ())) for kind in ("failed", "error"))

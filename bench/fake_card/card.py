@@ -1,4 +1,4 @@
-"""Let a CPU build of torch pass for one with a card, to see what a card would be given.
+"""Make a CPU build of torch pass for one with a card, to see what a card would be given.
 
 On fake tensors (torch's ``FakeTensorMode``) the CUDA code path then runs: autocast, device checks,
 the attention kernel's operator, the compiler down to a card's instructions. There are no values, no

@@ -105,7 +105,9 @@ def _listens(port: int) -> bool:
 @pytest.fixture(scope="session")
 def object_storage() -> Iterator[str]:
     """Run object storage on loopback; yield its address."""
-    server_module = pytest.importorskip("moto.server", reason="moto is not installed")
+    server_module = pytest.importorskip(
+        "moto.server", reason="moto is not installed: make test-long"
+    )
     server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()

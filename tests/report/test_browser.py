@@ -17,7 +17,9 @@ from expertflow.report.inputs import ReportInputs
 from expertflow.report.page import render_page
 from expertflow.report.records import Report
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: make test-long"
+)
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine"),

@@ -15,7 +15,7 @@ import pytest
 from support import PATIENCE_S, ROOT, is_running, wait_for
 from workflow_space import SNAKEMAKE, Workspace, let_trainings_rest, manifest
 
-pytestmark = [pytest.mark.chain, pytest.mark.long]
+pytestmark = [pytest.mark.chain, pytest.mark.long, pytest.mark.extra("slurm")]
 PROFILE = ROOT / "profiles" / "cluster-generic"
 N_STEPS = 40
 

@@ -14,7 +14,7 @@ boto3 = pytest.importorskip("boto3", reason="boto3 is not installed; see make s3
 pytest.importorskip(
     "snakemake_storage_plugin_s3", reason="the S3 storage plugin is not installed; see make s3"
 )
-moto_server = pytest.importorskip("moto.server", reason="moto is not installed")
+moto_server = pytest.importorskip("moto.server", reason="moto is not installed: make test-long")
 
 pytestmark = [pytest.mark.chain, pytest.mark.long]
 # What the server on loopback takes, whoever asks.

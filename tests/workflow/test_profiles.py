@@ -21,6 +21,7 @@ SLURM = ROOT / "profiles" / "slurm"
 HEAD = re.compile(r"^rule (\w+):\n((?:(?:    .*)?\n)+)", re.MULTILINE)
 RESOURCES = re.compile(r"^    resources:\n((?:        .*\n)+)", re.MULTILINE)
 NOT_RUN = ("kubernetes", "googlebatch", "aws-batch")
+pytestmark = [pytest.mark.extra("slurm"), pytest.mark.extra("s3")]
 
 # The options of plugins that the project does not install, from the sources of these versions.
 OPTIONS = {
