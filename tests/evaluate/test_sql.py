@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up_documents import score, spec
+from support import PATIENCE_S
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.isolation import sql_worker
@@ -140,7 +141,7 @@ def test_the_wall_clock_stops_what_instructions_do_not(database: Path) -> None:
     slow += "sum(instr(hex(zeroblob(490000)), hex(zeroblob(240000)) || x)) FROM n"
     with pytest.raises(EvaluationError, match=r"timed_out: no answer within 0\.2 s"):
         _judge(database, GOLD, gold=slow, limits=Limits(wall_s=0.2, cpu_s=600))
-    verdicts = _judge(database, GOLD, slow, GOLD, limits=Limits(cpu_s=1))
+    verdicts = _judge(database, GOLD, slow, GOLD, limits=Limits(cpu_s=1, wall_s=PATIENCE_S))
     assert [verdict.kind for verdict in verdicts] == ["correct", "timed_out", "correct"]
     assert "ended with code" in verdicts[1].detail
 

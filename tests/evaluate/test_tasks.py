@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from made_up_documents import score, spec
+from support import PATIENCE_S
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.records import OWN_TASK
@@ -86,7 +87,8 @@ def test_a_pattern_that_backtracks_without_end_is_ended_and_spares_the_others() 
     schema = '{"type": "object", "properties": {"a": {"pattern": "^(a|aa)+$"}}}'
     answers = ['{"a": "' + "a" * 50 + '!"}', '{"a": "a"}']
     # Each new process also imports the task within its processor time: a fraction of a second.
-    found = score(JsonSchema, answers, '{"a": "a"}', attributes={"cpu_s": 2}, schema=schema)
+    limits = {"cpu_s": 2, "wall_s": PATIENCE_S}
+    found = score(JsonSchema, answers, '{"a": "a"}', attributes=limits, schema=schema)
     assert [judgment.kind for judgment in found] == ["timed_out", "correct"]
 
 

@@ -40,9 +40,10 @@ def write(folder: Path, **changes: Any) -> Path:
     A double underscore stands for a dot, as in ``fail__power``, and ``of1__`` for card 1.
     """
     lines = {**CARD, **{key.replace("__", "."): value for key, value in changes.items()}}
-    path = folder / "scenario"
-    path.write_text("".join(f"{k}={v}\n" for k, v in lines.items() if v is not None))
-    return path
+    path, new = folder / "scenario", folder / "scenario.new"
+    new.write_text("".join(f"{k}={v}\n" for k, v in lines.items() if v is not None))
+    # Whoever reads it meanwhile sees the one or the other.
+    return new.replace(path)
 
 
 def environment(library: Path, scenario: Path, **settings: str) -> dict[str, str]:
