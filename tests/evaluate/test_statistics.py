@@ -58,71 +58,6 @@ def test_a_handful_of_questions_proves_nothing(n_differing: int, change: str | N
     assert found.change == (change or "no measurable change")
 
 
-def covered(truth: float, interval: tuple[float, float]) -> bool:
-    return interval[0] <= truth <= interval[1]
-
-
-@pytest.mark.usefixtures("few_resamples")
-@pytest.mark.parametrize("n", [50, 200])
-def test_the_interval_of_a_metric_covers_the_truth(n: int) -> None:
-    """Questions become right with 0.25 and wrong with 0.10, so the truth is 0.15."""
-    rng = np.random.default_rng(n)
-    n_held = n_better = 0
-    for seed in range(N_SIMULATIONS):
-        drawn = rng.random(n)
-        before = (drawn < 0.10) | (drawn > 0.80)
-        after = ((drawn >= 0.10) & (drawn < 0.35)) | (drawn > 0.80)
-        found = estimate_change("m", before, after, higher_is_better=True, seed=seed)
-        n_held += covered(0.15, found.ci95)
-        n_better += found.change == "better"
-    assert 0.92 <= n_held / N_SIMULATIONS <= 0.98
-    # Power by a normal approximation: 15 points against standard errors of 8 and 4.
-    assert n_better / N_SIMULATIONS > {50: 0.35, 200: 0.9}[n]
-
-
-@pytest.mark.usefixtures("few_resamples")
-@pytest.mark.parametrize("n_differing", [0.02, 0.1, 0.5])
-def test_chance_is_rarely_taken_for_a_change(n_differing: float) -> None:
-    rng = np.random.default_rng(7)
-    n_wrong = 0
-    for seed in range(N_SIMULATIONS):
-        drawn = rng.random(200)
-        before, after = drawn < n_differing / 2, drawn > 1 - n_differing / 2
-        found = estimate_change("m", before, after, higher_is_better=True, seed=seed)
-        n_wrong += found.change != "no measurable change"
-    assert n_wrong / N_SIMULATIONS <= 0.075
-
-
-def losses(rng: np.random.Generator, n: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Documents whose loss depends on their length: 1 + 1 / n_targets nats a target on average."""
-    n_targets = rng.integers(5, 60, n)
-    return rng.gamma(4.0, (n_targets + 1) / 4), n_targets
-
-
-@pytest.mark.usefixtures("few_resamples")
-def test_the_interval_of_a_mean_loss_covers_the_truth() -> None:
-    rng = np.random.default_rng(3)
-    truth = 1 + 1 / np.arange(5, 60).mean()
-    n_held = 0
-    for seed in range(N_SIMULATIONS):
-        interval = mean_interval(*losses(rng, 80), seed)
-        assert interval is not None
-        n_held += covered(truth, interval)
-    assert 0.92 <= n_held / N_SIMULATIONS <= 0.98
-
-
-def test_blocks_of_many_documents_give_about_the_same_interval(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sums, counts = losses(np.random.default_rng(0), 2000)
-    monkeypatch.setattr(statistics, "MAX_UNITS", 2000)
-    whole = mean_interval(sums, counts, seed=0)
-    monkeypatch.setattr(statistics, "MAX_UNITS", 500)
-    blocks = mean_interval(sums, counts, seed=0)
-    assert whole is not None and blocks is not None and whole != blocks
-    assert blocks == pytest.approx(whole, abs=0.15 * (whole[1] - whole[0]))
-
-
 def test_the_interval_of_fair_coins_is_that_of_the_binomial_distribution(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -196,3 +131,68 @@ def test_summarize_counts_by_kind() -> None:
     assert score.reason is None
     nothing = summarize_judgments("m", [], "not scored")
     assert (nothing.value_fraction, nothing.ci95, nothing.reason) == (None, None, "not scored")
+
+
+def covered(truth: float, interval: tuple[float, float]) -> bool:
+    return interval[0] <= truth <= interval[1]
+
+
+@pytest.mark.usefixtures("few_resamples")
+@pytest.mark.parametrize("n", [50, 200])
+def test_the_interval_of_a_metric_covers_the_truth(n: int) -> None:
+    """Questions become right with 0.25 and wrong with 0.10, so the truth is 0.15."""
+    rng = np.random.default_rng(n)
+    n_held = n_better = 0
+    for seed in range(N_SIMULATIONS):
+        drawn = rng.random(n)
+        before = (drawn < 0.10) | (drawn > 0.80)
+        after = ((drawn >= 0.10) & (drawn < 0.35)) | (drawn > 0.80)
+        found = estimate_change("m", before, after, higher_is_better=True, seed=seed)
+        n_held += covered(0.15, found.ci95)
+        n_better += found.change == "better"
+    assert 0.92 <= n_held / N_SIMULATIONS <= 0.98
+    # Power by a normal approximation: 15 points against standard errors of 8 and 4.
+    assert n_better / N_SIMULATIONS > {50: 0.35, 200: 0.9}[n]
+
+
+@pytest.mark.usefixtures("few_resamples")
+@pytest.mark.parametrize("n_differing", [0.02, 0.1, 0.5])
+def test_chance_is_rarely_taken_for_a_change(n_differing: float) -> None:
+    rng = np.random.default_rng(7)
+    n_wrong = 0
+    for seed in range(N_SIMULATIONS):
+        drawn = rng.random(200)
+        before, after = drawn < n_differing / 2, drawn > 1 - n_differing / 2
+        found = estimate_change("m", before, after, higher_is_better=True, seed=seed)
+        n_wrong += found.change != "no measurable change"
+    assert n_wrong / N_SIMULATIONS <= 0.075
+
+
+def losses(rng: np.random.Generator, n: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Documents whose loss depends on their length: 1 + 1 / n_targets nats a target on average."""
+    n_targets = rng.integers(5, 60, n)
+    return rng.gamma(4.0, (n_targets + 1) / 4), n_targets
+
+
+@pytest.mark.usefixtures("few_resamples")
+def test_the_interval_of_a_mean_loss_covers_the_truth() -> None:
+    rng = np.random.default_rng(3)
+    truth = 1 + 1 / np.arange(5, 60).mean()
+    n_held = 0
+    for seed in range(N_SIMULATIONS):
+        interval = mean_interval(*losses(rng, 80), seed)
+        assert interval is not None
+        n_held += covered(truth, interval)
+    assert 0.92 <= n_held / N_SIMULATIONS <= 0.98
+
+
+def test_blocks_of_many_documents_give_about_the_same_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sums, counts = losses(np.random.default_rng(0), 2000)
+    monkeypatch.setattr(statistics, "MAX_UNITS", 2000)
+    whole = mean_interval(sums, counts, seed=0)
+    monkeypatch.setattr(statistics, "MAX_UNITS", 500)
+    blocks = mean_interval(sums, counts, seed=0)
+    assert whole is not None and blocks is not None and whole != blocks
+    assert blocks == pytest.approx(whole, abs=0.15 * (whole[1] - whole[0]))
