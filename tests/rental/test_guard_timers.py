@@ -20,25 +20,6 @@ sys.path.append(str(ROOT / "tests" / "hardware"))
 import nvml_stub
 
 
-def test_idle_cards_end_a_run(tmp_path: Path) -> None:
-    library = nvml_stub.build(tmp_path)
-    env = nvml_stub.environment(library, nvml_stub.write(tmp_path, utilization=90))
-    options = ("--idle-minutes", "0.01")
-    guard = start_trainer(tmp_path, *options, command=trainer(tmp_path), env=env)
-    nvml_stub.write(tmp_path, utilization=0)
-    code, out = end(guard)
-    assert code == 81, out
-    assert (tmp_path / "saved.txt").is_file()
-    found = record(tmp_path)
-    assert found["outcome"] == "idle" and found["idle_timer"].startswith("on: 1 cards")
-
-
-def test_a_standstill_ends_a_run(tmp_path: Path) -> None:
-    code, out = run(tmp_path, "--stalled-minutes", "0.01", command=["sleep", "3600"])
-    assert code == 82, out
-    assert record(tmp_path)["outcome"] == "stalled"
-
-
 class Clock:
     """Time that passes when a test says so."""
 
@@ -261,3 +242,22 @@ def test_processes_that_come_and_go_work(
 
     timer = standstill(monkeypatch, tmp_path, lambda: [Short(clock, 0.0)])
     assert ends_after(clock, timer) is None
+
+
+def test_idle_cards_end_a_run(tmp_path: Path) -> None:
+    library = nvml_stub.build(tmp_path)
+    env = nvml_stub.environment(library, nvml_stub.write(tmp_path, utilization=90))
+    options = ("--idle-minutes", "0.01")
+    guard = start_trainer(tmp_path, *options, command=trainer(tmp_path), env=env)
+    nvml_stub.write(tmp_path, utilization=0)
+    code, out = end(guard)
+    assert code == 81, out
+    assert (tmp_path / "saved.txt").is_file()
+    found = record(tmp_path)
+    assert found["outcome"] == "idle" and found["idle_timer"].startswith("on: 1 cards")
+
+
+def test_a_standstill_ends_a_run(tmp_path: Path) -> None:
+    code, out = run(tmp_path, "--stalled-minutes", "0.01", command=["sleep", "3600"])
+    assert code == 82, out
+    assert record(tmp_path)["outcome"] == "stalled"
