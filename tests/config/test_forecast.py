@@ -18,16 +18,12 @@ from expertflow.data.records import DataFile, SourceRecord
 from expertflow.hardware import probe
 from expertflow.plan.cost import MFU_HIGH, MFU_LOW
 from expertflow.plan.records import CostPlan
+from expertflow.train.model.base import read_facts
 
 CONFIG = {
     "num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16,
     "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
     "tie_word_embeddings": True, "model_type": "qwen3",
-}  # fmt: skip
-FACTS = {
-    "n_layers": 28, "hidden_size": 1024, "n_heads": 16, "n_kv_heads": 8, "head_dim": 128,
-    "intermediate_size": 3072, "vocab_size": 151936, "tie_word_embeddings": True,
-    "model_type": "qwen3",
 }  # fmt: skip
 COST = {
     "price_usd_per_hour": 2.5, "price_as_of": "2026-11-01", "predicted_hours": 1.5,
@@ -81,7 +77,7 @@ class Place:
         self.record("plan_training", "plan.json", value)
 
     def packing(self) -> None:
-        self.record("prepare_model", "model.json", {"facts": FACTS})
+        self.record("prepare_model", "model.json", {"facts": read_facts(Path("model"))})
         counts = dict.fromkeys(
             ("n_documents", "n_documents_split", "n_documents_truncated", "n_documents_dropped",
              "n_tokens_dropped", "n_padding_tokens", "n_sequences_lower_bound"), 0,

@@ -4,23 +4,16 @@ from typing import Literal
 import pytest
 
 from expertflow.core.errors import DataError
-from expertflow.core.records import Record, from_json, read_part, to_json
+from expertflow.core.records import Record, from_json, read_part
 
 
 class Inner(Record, frozen=True, kw_only=True):
     n: int
-    share: float | None = None
 
 
 class Outer(Record, frozen=True, kw_only=True):
     kind: Literal["a", "b"]
     inner: Inner
-    many: tuple[Inner, ...]
-    by_name: dict[str, int]
-
-
-def sample() -> Outer:
-    return Outer(kind="a", inner=Inner(n=1), many=(Inner(n=2, share=0.5),), by_name={"x": 1})
 
 
 @pytest.mark.parametrize(
@@ -34,7 +27,7 @@ def sample() -> Outer:
 )
 def test_a_wrong_record_is_refused_with_its_key(change: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        from_json(Outer, {**to_json(sample()), **change}, where="r.json")
+        from_json(Outer, {"kind": "a", "inner": {"n": 1}, **change}, where="r.json")
 
 
 @pytest.mark.parametrize("spoilt", [b"", bytes(9), b'{"n": ', None])

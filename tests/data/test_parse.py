@@ -27,6 +27,7 @@ COLONS = st.sampled_from([":", ": ", " : ", "\t:", "\r\n:"])
 FAULTS = [
     (b'{"a": "\xe9"}', "not_utf8", None),
     (b'{"a": "\xed\xa0\x80"}', "not_utf8", None),
+    (b'{"a": "\xff', "not_utf8", None),
     (b"hello", "not_json", None),
     (b'{"a": 1,}', "not_json", None),
     (b'{"a": "x\ty"}', "not_json", None),

@@ -138,5 +138,6 @@ def test_a_budget_is_held_against_the_middle_and_warned_of_at_the_high_end() -> 
     for hours, is_warned in ((between, True), (99.0, False)):
         reason = reasons_of(plan(card("H100 SXM"), max_hours=hours))["max_hours"]
         assert ("above it at the high end" in reason.because) is is_warned
+        assert reason.value == f"{hours:g}"
     with pytest.raises(ConfigError, match="max_hours is"):
         plan(card("H100 SXM"), max_hours=cost.predicted_hours * 0.9)

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from plan_fixtures import PACKING, card, plan, reasons_of
+from plan_fixtures import PACKING, because_of, card, plan, reasons_of
 
 from expertflow.core.records import from_json, to_json
 from expertflow.plan.claims import time_words
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.resolve import source_values
 from expertflow.plan.show import plan_text
+from expertflow.tokens.records import LengthChoice
 
 AUTO = {
     "batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "precision", "loader",
@@ -38,6 +39,20 @@ def test_the_replaced_set_up_is_quoted(letter: str, setting: str, value: str) ->
     assert set(source_values(letter, n_steps=9)) <= made.keys()
     for system in (None, "Z: unknown", "a text without a letter"):
         assert all(r.source_value is None for r in plan(None, system=system).reasons)
+
+
+def test_a_row_length_is_told_beside_its_neighbors() -> None:
+    lengths = (512, 1024, 2048, 4096, 8192)
+    choices = tuple(
+        LengthChoice(
+            sequence_length_tokens=n, n_over_long_documents=(n < 4096) * 3,
+            n_over_long_tokens=900, n_sequences=9, fill_fraction=0.5,
+        )
+        for n in lengths
+    )  # fmt: skip
+    because = because_of(plan(None, replace(PACKING, choices=choices)))["sequence_length_tokens"]
+    over = "3 documents are longer, 900 tokens in them, rows 50.0% full"
+    assert because == (f"1024: {over}; 2048: {over}; 4096: no document is longer, rows 50.0% full")
 
 
 def saves(**changes: Any) -> str:

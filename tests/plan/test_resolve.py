@@ -35,6 +35,8 @@ def test_cards_share_the_wanted_batch(n_cards: int, rows: int) -> None:
     assert told["gradient_checkpointing"].value == str(made.gradient_checkpointing)
     assert made.memory is not None
     assert made.memory.total_bytes == made.predicted_peak_bytes
+    assert made.next_micro_batch_peak_bytes is not None
+    assert made.next_micro_batch_peak_bytes > made.memory.total_bytes
 
 
 def test_fewer_rows_a_card_may_need_no_checkpointing() -> None:
@@ -65,6 +67,9 @@ def test_steps_cover_the_rows_once_an_epoch() -> None:
     assert made.n_steps * made.global_batch_sequences >= SPLIT.n_sequences
     assert (made.n_steps - 1) * made.global_batch_sequences < SPLIT.n_sequences
     assert made.predicted_tokens == SPLIT.n_tokens
+    on_cpu = plan(None, save_steps=None, max_steps=7)
+    assert (on_cpu.batch_size, on_cpu.gradient_accumulation_steps) == (8, 2)
+    assert on_cpu.save_steps == 7
     assert made.may_halve_micro_batch
     assert not plan(card("H100 SXM"), batch_size=2).may_halve_micro_batch
     for ratio, n_decay_steps in ((0.25, 25), (1.0, 80)):
