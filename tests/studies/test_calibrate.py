@@ -17,11 +17,8 @@ from expertflow.hardware import gpu_table
 from expertflow.plan.records import Calibration, TrainPlan
 from expertflow.studies import calibrate as calibration
 from expertflow.studies import plan_expert
-from expertflow.studies.calibrate import shorten_plan, step_levels, take_times
-from expertflow.studies.plan_expert import CalibrationJob
+from expertflow.studies.calibrate import CalibrationJob, shorten_plan, step_levels, take_times
 from expertflow.train.records import EvalPoint, SavePoint
-
-pytestmark = pytest.mark.long
 
 
 def calibrate(folder: Path, n_steps: int = 60, **changes: Any) -> subprocess.CompletedProcess[str]:
@@ -35,6 +32,9 @@ def calibrate(folder: Path, n_steps: int = 60, **changes: Any) -> subprocess.Com
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("calibrated")
     write_tiny_run(folder, lora=LORA, n_steps=60)
+    # What a killed one left is no hindrance.
+    (folder / ".calibration" / "state").mkdir(parents=True)
+    (folder / ".calibration" / "plan.json").write_text("half a pl")
     done = calibrate(folder)
     assert done.returncode == 0, done.stderr
     return folder
@@ -65,16 +65,6 @@ def test_the_plan_goes_by_it(calibrated: Path) -> None:
     assert planned.cost.predicted_usd == pytest.approx(planned.cost.predicted_hours)
 
 
-def test_what_a_killed_calibration_left_is_no_hindrance(tmp_path: Path) -> None:
-    write_tiny_run(tmp_path, lora=LORA, n_steps=3)
-    (tmp_path / ".calibration" / "state").mkdir(parents=True)
-    (tmp_path / ".calibration" / "plan.json").write_text("half a pl")
-    done = calibrate(tmp_path, n_steps=3)
-    assert done.returncode == 0, done.stderr
-    made = read_record(Calibration, tmp_path / "calibration.json")
-    assert (made.n_warmup_steps, made.n_timed_steps) == (0, 3)
-
-
 def test_two_processes_are_timed_by_the_first(tmp_path: Path) -> None:
     write_tiny_run(tmp_path, lora=LORA, n_steps=12)
     done = calibrate(tmp_path, n_steps=12, world_size=2)
@@ -85,13 +75,11 @@ def test_two_processes_are_timed_by_the_first(tmp_path: Path) -> None:
     assert not (tmp_path / ".calibration").exists()
 
 
-def plan_of(folder: Path, **changes: object) -> TrainPlan:
-    write_tiny_run(folder, **{"n_steps": 200, **changes})
-    return read_record(TrainPlan, folder / "plan.json")
-
-
-def test_a_plan_is_shortened_and_nothing_else(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, patience=2, load_best_model_at_end=True, save_steps=7, eval_steps=9)
+def test_a_plan_is_shortened_and_nothing_else(base: TrainPlan) -> None:
+    plan = replace(
+        base, n_steps=200, n_warmup_steps=60, n_decay_steps=140, patience=2,
+        load_best_model_at_end=True, save_steps=7, eval_steps=9,
+    )  # fmt: skip
     short, n_warmup = shorten_plan(plan)
     assert (short.n_steps, n_warmup) == (40, 10)
     assert short.n_warmup_steps < short.n_steps
@@ -116,9 +104,9 @@ def test_short_epochs_are_timed_whole() -> None:
     assert step_levels(np.array([9.0, *uneven]), per_epoch=2).tolist() == [1.5] * 8
 
 
-def test_the_parts_of_a_short_run_add_up_to_it(tmp_path: Path) -> None:
+def test_the_parts_of_a_short_run_add_up_to_it(base: TrainPlan) -> None:
     """The rest happens once: here 4 s of startup and 1 s more for step 1."""
-    plan = plan_of(tmp_path, n_steps=8)
+    plan = replace(base, n_steps=8)
     record: Any = SimpleNamespace(
         time=SimpleNamespace(wall_s=3.0 + 4.0 + 2.0 + 7 * 1.0 + 2 * 0.5 + 0.25),
         save_points=(SavePoint(step=8, elapsed_s=13.0, save_s=0.25),),
@@ -144,14 +132,15 @@ def test_the_parts_of_a_short_run_add_up_to_it(tmp_path: Path) -> None:
 
 
 def test_a_calibration_on_another_card_than_planned_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calibrated: Path, base: TrainPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = {"name": "H100 SXM", "driver_names": ["NVIDIA H100 80GB HBM3"], "source": "a test"}
-    plan = replace(plan_of(tmp_path), gpu=gpu_table.gpu_from_row(row))
+    plan = replace(base, gpu=gpu_table.gpu_from_row(row))
     monkeypatch.setattr(calibration, "plan_expert", lambda *_, **__: plan)
     job = CalibrationJob(
-        expert="tiny", spec=plan_spec(), packing=tmp_path / "packing.json",
-        model=tmp_path / "model.json", rows=tmp_path / "packed", scratch=tmp_path / "s", code="c",
+        expert="tiny", spec=plan_spec(), packing=calibrated / "packing.json",
+        model=calibrated / "model.json", rows=calibrated / "packed", code="c",
+        scratch=calibrated / "s",
     )  # fmt: skip
     seen = SimpleNamespace(gpus=(SimpleNamespace(name="NVIDIA GeForce RTX 2060"),))
     monkeypatch.setattr(plan_expert, "probe_machine", lambda **_: seen)

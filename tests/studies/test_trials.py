@@ -5,9 +5,11 @@ import json
 import math
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,10 @@ from support import PATIENCE_S, SCRIPTS, is_running, wait_for
 from expertflow.core.errors import TrainingError
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
+from expertflow.studies import subprocess_runner
 from expertflow.studies.subprocess_runner import TrialRunner
 from expertflow.train.records import TrialResult
 from expertflow.train.trial import Trial, run_trial
-
-pytestmark = pytest.mark.long
 
 
 def trial_of(folder: Path, **changes: Any) -> Trial:
@@ -47,13 +48,8 @@ def test_a_trial_counts_what_its_timed_steps_did_and_leaves_nothing(tiny: Path) 
     assert result.startup_s > 0 and result.first_step_s > 0 and result.save_s is None
     assert all(map(math.isfinite, result.losses)) and result.activated
     assert not (tiny / ".trial").exists()
-
-
-def test_the_same_steps_have_the_same_losses(tiny: Path) -> None:
-    trials = TrialRunner()
-    first = trials.run(trial_of(tiny))
-    longer = trials.run(trial_of(tiny, n_timed_steps=6, with_save=True))
-    assert longer.losses[:7] == first.losses and len(longer.losses) == 8
+    longer = TrialRunner().run(trial_of(tiny, n_timed_steps=6, with_save=True))
+    assert longer.losses[:7] == result.losses and len(longer.losses) == 8
     assert longer.save_s is not None and longer.save_s > 0
 
 
@@ -82,6 +78,7 @@ def is_available():
     return False
 
 torch.cuda.is_available = is_available
+from expertflow.studies import subprocess_runner
 from expertflow.studies.subprocess_runner import PRELOADED
 
 for name in PRELOADED:
@@ -142,63 +139,60 @@ def test_out_of_memory_is_a_result(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not (tiny / ".trial").exists()
 
 
+def killed(number: int, *_: object) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome", "said"),
+    [
+        (signal.SIGKILL, "out of memory", "most likely the host's memory ran out"),
+        (signal.SIGSEGV, "failed", f"the process ended with code -{signal.SIGSEGV:d}"),
+    ],
+)
+def test_a_killed_trial_is_a_result(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, number: int, outcome: str, said: str
+) -> None:
+    monkeypatch.setattr(subprocess_runner, "_run_child", partial(killed, int(number)))
+    result = TrialRunner().run(trial_of(tiny))
+    assert result.outcome == outcome and (result.problem or "").endswith(said)
+
+
 SCRIPT = """
-import json, os, resource, signal, sys, time
+import os, signal, sys
 from pathlib import Path
 from expertflow.studies import subprocess_runner
 from expertflow.train.trial import Trial
 
-def killed(trial, answer):
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.kill(os.getpid(), signal.Signals[sys.argv[2]])
-
 def stubborn(trial, answer):
-    folder = Path(sys.argv[2])
+    folder = Path(sys.argv[1])
     signal.signal(signal.SIGTERM, lambda *_: (folder / "told").touch())
     (folder / "pid.part").write_text(str(os.getpid()))
     (folder / "pid.part").rename(folder / "pid")
     while True:
-        time.sleep(0.1)
+        signal.pause()
 
 if __name__ == "__main__":
-    subprocess_runner._run_child = globals()[sys.argv[1]]
-    subprocess_runner.PATIENCE_S = 3
+    subprocess_runner._run_child = stubborn
+    subprocess_runner.PRELOADED = []
+    subprocess_runner.PATIENCE_S = 1
     here = Path()
     trial = Trial(
         plan=None, model=here, rows=here, scratch=here, n_warmup_steps=1, n_timed_steps=1
     )
-    result = subprocess_runner.TrialRunner().run(trial)
-    print(json.dumps([result.outcome, result.problem]))
+    subprocess_runner.TrialRunner().run(trial)
 """
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
-
-
-def script_command(folder: Path, *words: str) -> list[str]:
-    script = folder / "run.py"
-    script.write_text(SCRIPT)
-    return [sys.executable, str(script), *words]
-
-
-@pytest.mark.parametrize(
-    ("name", "outcome", "said"),
-    [
-        ("SIGKILL", "out of memory", "most likely the host's memory ran out"),
-        ("SIGSEGV", "failed", f"the process ended with code -{signal.SIGSEGV:d}"),
-    ],
-)
-def test_a_killed_trial_is_a_result(tmp_path: Path, name: str, outcome: str, said: str) -> None:
-    command = script_command(tmp_path, "killed", name)
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found, problem = json.loads(done.stdout)
-    assert found == outcome and problem.endswith(said)
 
 
 def test_a_second_signal_does_not_leave_the_trial_behind(tmp_path: Path) -> None:
     # To a file, as a remaining child would keep a pipe open.
+    (tmp_path / "run.py").write_text(SCRIPT)
     with (tmp_path / "said").open("w") as said:
-        command = script_command(tmp_path, "stubborn", str(tmp_path))
-        process = subprocess.Popen(command, stderr=said, env=ENVIRONMENT)
+        process = subprocess.Popen(
+            [sys.executable, str(tmp_path / "run.py"), str(tmp_path)],
+            stderr=said, env={**os.environ, "PYTHONPATH": str(SCRIPTS)},
+        )  # fmt: skip
     for name in ("pid", "told"):
         wait_for((tmp_path / name).exists, during=process)
         process.send_signal(signal.SIGTERM)

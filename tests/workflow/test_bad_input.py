@@ -16,7 +16,6 @@ def fresh(tmp_path: Path) -> Workspace:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "source sums: no file at data/sums.jsonl; correct the source's path"),
         ("", "data/sums.jsonl is empty"),
         ('{"question": "x", "answer": "y"}\n', "1 documents are too few to hold one out"),
         (
@@ -24,13 +23,10 @@ def fresh(tmp_path: Path) -> Workspace:
             "source sums: 5 of 5 records rejected: missing_field 5; first: data/sums.jsonl",
         ),
     ],
-    ids=["absent", "empty", "one record", "no usable record"],
+    ids=["empty", "one record", "no usable record"],
 )
-def test_a_source_that_cannot_be_used(fresh: Workspace, text: str | None, said: str) -> None:
-    source = fresh.root / "data" / "sums.jsonl"
-    source.unlink()
-    if text is not None:
-        source.write_text(text)
+def test_a_source_that_cannot_be_used(fresh: Workspace, text: str, said: str) -> None:
+    (fresh.root / "data" / "sums.jsonl").write_text(text)
     assert said in fresh.refused()
     assert not (fresh.root / REPORT).exists()
     if "rejected" in said:

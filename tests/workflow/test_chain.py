@@ -1,4 +1,4 @@
-"""The chain is declared once: rules, scripts, packages and drawings are held against it."""
+"""The chain is declared once: rules and drawings are held against it."""
 
 import re
 
@@ -8,21 +8,7 @@ from workflow_space import Workspace
 
 from expertflow.chain import CHAIN, STAGES
 
-RULE = re.compile(r"^rule (\w+):\n(?:(?:    .*)?\n)+", re.MULTILINE)
-RULES = {
-    rule[1]: rule[0].rstrip()
-    for path in sorted((ROOT / "workflow" / "rules").glob("*.smk"))
-    for rule in RULE.finditer(path.read_text() + "\n")
-}
 DRAWN = re.compile(r"^[ |]*(\w+(?: / \w+)?)( \*|)  +(\S.*)$", re.MULTILINE)
-
-
-def test_rules_are_the_stages_and_short() -> None:
-    assert set(RULES) == set(STAGES)
-    for name, text in RULES.items():
-        assert text.count("\n") < 20, f"rule {name} is longer than 20 lines"
-        assert f'wf.log("{name}")' in text and f'wf.outputs("{name}"' in text
-        assert re.search(rf'command\(\s*"{name}"|{name}\.py', text)
 
 
 def test_a_stage_stands_after_all_that_it_reads() -> None:
