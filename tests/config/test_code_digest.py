@@ -5,7 +5,7 @@ import pytest
 from support import SCRIPTS
 
 from expertflow.config import code_digest
-from expertflow.config.code_digest import list_imports, rule_digest
+from expertflow.config.code_digest import RESOURCES, list_imports, other_code, rule_digest
 
 
 @pytest.fixture
@@ -43,6 +43,31 @@ def test_members_of_a_folder_count_as_imports(scripts: Path) -> None:
     second = digest_after(scripts, "expertflow/kinds/one.py", "from expertflow import b\n")
     assert second != first
     assert digest_after(scripts, "expertflow/b.py", "x = 3\n") != second
+
+
+def test_what_a_script_reads_beside_its_code_counts(
+    scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = scripts.parent / "page.css"
+    page.write_text("a {}")
+    monkeypatch.setitem(RESOURCES, "job", ("page.css",))
+    first = rule_digest("job", scripts)
+    page.write_text("b {}")
+    assert len(first) == 16 and rule_digest("job", scripts) != first
+
+
+def test_every_template_belongs_to_a_rule() -> None:
+    named = {SCRIPTS.parent / name for names in RESOURCES.values() for name in names}
+    templates = {p for p in (SCRIPTS / "expertflow").rglob("*.*") if p.suffix in (".j2", ".css")}
+    assert named == templates
+    assert all((SCRIPTS / f"{rule}.py").is_file() for rule in RESOURCES)
+
+
+def test_rules_and_generators_of_other_code_are_named() -> None:
+    here = {name: rule_digest(name) for name in ("pack_sequences", "generator arithmetic")}
+    assert len(set(here.values())) == 2 and not other_code(here)
+    made_by = {**here, "plan_training": "of before", "generator gone": "0", "gone": "0"}
+    assert other_code(made_by) == ("generator gone", "gone", "plan_training")
 
 
 def test_generators_are_outside_of_the_script_that_loads_them() -> None:

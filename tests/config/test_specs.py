@@ -36,6 +36,108 @@ def told(rule: str, bundle: BundleSpec | None = None, **changes: Any) -> Any:
     return json.loads(workflow.spec(rule)(SimpleNamespace(expert="e", source="s")))
 
 
+RULES = (
+    "fetch_source", "find_datasets", "prepare_shard", "deduplicate_documents", "prepare_tokenizer",
+    "prepare_model", "pretokenize_shard", "pack_sequences", "plan_training", "calibrate_expert",
+    "stage_to_nvme", "evaluate_expert", "export_model", "build_report", "train_expert",
+)  # fmt: skip
+SOURCE = base()["sources"][0]
+PASSED = {"path": "data.padding_fraction", "op": "<", "value": 0.5}
+
+
+def all_told(**changes: Any) -> dict[str, Any]:
+    return {rule: told(rule, **changes) for rule in RULES}
+
+
+@pytest.mark.parametrize(
+    ("changes", "rules"),
+    [
+        ({"sources": [{**SOURCE, "path": "y.jsonl"}]}, "fetch_source prepare_shard"),
+        ({"sources": [{**SOURCE, "n_shards": 3}]}, "fetch_source"),
+        ({"sources": [{**SOURCE, "text": "{t}"}]}, "prepare_shard"),
+        ({"sources": [{**SOURCE, "category": "c"}]}, "prepare_shard"),
+        ({"sources": [{**SOURCE, "weight": 0.5}]}, "deduplicate_documents"),
+        ({"sources": [{**SOURCE, "max_documents": 5}]}, "deduplicate_documents"),
+        ({"sources": [{**SOURCE, "license": "MIT"}]}, "find_datasets"),
+        ({"data": {"near_duplicates": {"threshold": 0.7}}}, "prepare_shard deduplicate_documents"),
+        ({"data": {"seed": 3}}, "deduplicate_documents"),
+        ({"data": {"max_rejected_fraction": 0.3}}, "deduplicate_documents pack_sequences"),
+        ({"data": {"system_prompt": "p"}}, "prepare_shard export_model"),
+        ({"data": {"token_engine": "tokenizers"}}, "pretokenize_shard"),
+        ({"data": {"text_special_tokens": "reject"}}, "prepare_tokenizer"),
+        ({"builtin": {"vocab_size": 310}}, "prepare_tokenizer"),
+        ({"builtin": {"hidden_size": 48}}, "prepare_model"),
+        ({"model": "builtin:tiny-llama"}, "prepare_tokenizer prepare_model"),
+        ({"model_revision": "r"}, "prepare_tokenizer prepare_model"),
+        ({"model_license": "mit"}, "prepare_model"),
+        ({"training": {"seed": 9}}, "prepare_model pack_sequences plan_training"),
+        ({"training": {"packing": "concat"}}, "pack_sequences"),
+        ({"training": {"overflow": "drop"}}, "pack_sequences"),
+        ({"training": {"learning_rate": 1e-5}}, "plan_training"),
+        ({"description": "x"}, "export_model build_report"),
+        ({"acceptance": [PASSED]}, "build_report"),
+        ({"evaluation": {"task": "held_out_loss", "max_examples": 7}}, "evaluate_expert"),
+    ],
+)
+def test_a_setting_reaches_the_rules_that_read_it_first(
+    changes: dict[str, Any], rules: str
+) -> None:
+    before, after = all_told(), all_told(**changes)
+    assert {rule for rule in RULES if after[rule] != before[rule]} == set(rules.split())
+
+
+def test_rules_are_told_the_values_of_their_settings() -> None:
+    sources = [
+        {**SOURCE, "weight": 0.5, "max_documents": 5, "category": "c", "license": "MIT"},
+        {"name": "h", "kind": "hub", "id": "a/b", "text": "{t}", "category": "c"},
+    ]
+    data = {"max_per_category": 7, "seed": 3, "near_duplicates": {"threshold": 0.7}}
+    made = told("deduplicate_documents", sources=sources, data=data)
+    found = {key: made[key] for key in ("weights", "max_per_source", "max_per_category", "seed")}
+    assert found == {
+        "weights": {"s": 0.5}, "max_per_source": {"s": 5}, "max_per_category": 7, "seed": 3,
+    }  # fmt: skip
+    assert (made["category_caps"], made["near"]["threshold"]) == ({}, 0.7)
+    licenses = {"expert": "e", "preset": "full", "licenses": {"s": "MIT", "h": None}}
+    assert told("find_datasets", sources=sources) == licenses
+    prepared = told("prepare_shard", sources=sources)["source"]
+    later = ("seed", "n_documents", "license", "n_shards", "weight", "max_documents")
+    assert {prepared[key] for key in later} == {None, 1.0}
+    assert (prepared["path"], prepared["category"]) == ("x.jsonl", "c")
+    fetched = told("fetch_source", sources=sources)
+    assert fetched["preset"] == "full" and fetched["source"]["path"] == "x.jsonl"
+    assert told("export_model", sources=sources)["hub_datasets"] == {"h": "a/b"}
+    builtin = {"vocab_size": 310, "hidden_size": 64}
+    settings = {"builtin": builtin, "model_revision": "r", "model_license": "mit"}
+    model = told("prepare_model", training={"seed": 9}, **settings)
+    found = {key: model[key] for key in ("revision", "license", "seed", "hidden_size", "content")}
+    assert found == {
+        "revision": "r", "license": "mit", "seed": 9, "hidden_size": 64, "content": {},
+    }  # fmt: skip
+    tokenizer = told("prepare_tokenizer", **settings)
+    assert (tokenizer["revision"], tokenizer["vocab_size"]) == ("r", 310)
+    packed = told("pack_sequences", training={"max_seq_length": 512, "overflow": "drop"})
+    assert (packed["sequence_length_tokens"], packed["overflow"]) == (512, "drop")
+    assert told("train_expert") == {"expert": "e"}
+
+
+def test_a_bundle_is_told_what_makes_its_results() -> None:
+    made = told("make_bundle", training={"learning_rate": 1e-5})
+    assert set(RULES) - {"calibrate_expert"} <= set(made["code"])
+    assert all(len(code) == 16 for code in made["code"].values())
+    assert made["config"]["preset"] == "full" and made["config"]["experts"] == {"e": {}}
+    assert "scratch" not in made["config"] and made["config"]["calibrate"] is False
+    assert (made["staging"], made["content"]) == (told("stage_to_nvme"), {})
+    assert made["tokens"] == told("pretokenize_shard")
+    assert set(made["files"]) == {"experts/e.yaml", "hardware/gpus.yaml", "hardware/prices.yaml"}
+
+
+def test_a_benchmark_that_is_not_there_is_named() -> None:
+    data = {"benchmarks": [{"path": "b.jsonl", "text": "{q}"}]}
+    with pytest.raises(SystemExit, match=r"benchmarks names b\.jsonl, which is not there"):
+        told("prepare_shard", data=data)
+
+
 def test_documents_do_not_depend_on_how_they_are_judged_later() -> None:
     def prepared(**data: Any) -> Any:
         return told("prepare_shard", data=data)
