@@ -1,5 +1,6 @@
 """Packing end to end on token shards: rows, records, and the folder others can load."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,8 @@ def test_the_record_tells_what_the_rows_hold(tmp_path: Path, packing: str, overf
         rows = read_rows(Path(split.path))
         lengths = rows.seq_lengths.values
         ids, learned = contents(rows)
-        assert len(rows) == split.n_sequences >= split.n_sequences_lower_bound
+        assert len(rows) == split.n_sequences
+        assert split.n_sequences_lower_bound == math.ceil(split.n_tokens / 64) <= len(rows)
         assert lengths.sum() == len(ids) == split.n_tokens
         assert split.n_tokens == split.n_tokens_in - split.n_tokens_dropped
         assert ids_of(rows).size == split.n_tokens + split.n_padding_tokens
@@ -133,7 +135,9 @@ def test_the_folder_loads_with_datasets(tmp_path: Path) -> None:
     ("longest", "expected"), [(5, 128), (128, 128), (129, 256), (1481, 1536), (9000, 2048)]
 )
 def test_auto_takes_the_shortest_length_that_holds_all(longest: int, expected: int) -> None:
-    assert choose_length(spec(sequence_length_tokens=None), longest)[0] == expected
+    length, reason = choose_length(spec(sequence_length_tokens=None), longest)
+    assert length == expected
+    assert ("the shortest choice that holds the longest" in reason) == (longest <= length)
 
 
 def test_the_record_says_what_other_lengths_would_do(tmp_path: Path) -> None:
@@ -148,7 +152,8 @@ def test_the_record_says_what_other_lengths_would_do(tmp_path: Path) -> None:
     found = (histogram.p50, histogram.p90, histogram.p99)
     # Of a document each: as many are as short as the fraction says, or one more.
     assert found == tuple(sorted(lengths)[-(-299 * q // 100)] for q in (50, 90, 99))
-    assert sum(histogram.counts) == len(lengths)
+    bounds = zip(histogram.edges, histogram.edges[1:], strict=False)
+    assert list(histogram.counts) == [sum(a <= n < b for n in lengths) for a, b in bounds]
     assert (histogram.edges[0], histogram.edges[-1]) == (1, max(lengths) + 1)
 
 
@@ -161,6 +166,9 @@ def test_few_documents_that_hold_many_tokens_are_not_cut(tmp_path: Path) -> None
     assert "for 0.33 % of the documents" in record.suggestion.reason
     assert record.engines == {"tokenizers 0": 1}
     assert record.engine_fallbacks == ("a test",)
+    shorter = token_shard(tmp_path, [[1] * 130] + [[1] * 100] * 299)
+    record = pack_one(tmp_path, shorter, [False] * 299 + [True])
+    assert record.suggestion.sequence_length_tokens == 128
     chosen = replace(shard, engine_reason=CHOSEN)
     assert not pack_one(tmp_path, chosen, [False] * 299 + [True]).engine_fallbacks
 
@@ -198,6 +206,17 @@ def test_two_engines_are_refused(tmp_path: Path) -> None:
     keep = keep_list(tmp_path, {"000": [True] * 9, "001": [False] * 9})
     with pytest.raises(DataError, match=r"s/000 was tokenized by tokenizers \(a test\)"):
         pack_sequences(expert="e", spec=spec(), shards=shards, keep=keep, directory=tmp_path / "o")
+
+
+def test_engines_are_recorded_in_their_order(tmp_path: Path) -> None:
+    shards = [token_shard(tmp_path, documents(9), shard=f"{i:03d}") for i in range(2)]
+    shards[0] = replace(shards[0], engine_version="1", engine_reason="b")
+    keep = keep_list(tmp_path, {"000": [True] * 9, "001": [False] * 9})
+    record = pack_sequences(
+        expert="e", spec=spec(), shards=shards, keep=keep, directory=tmp_path / "o"
+    )
+    assert list(record.engines.items()) == [("tokenizers 0", 1), ("tokenizers 1", 1)]
+    assert record.engine_fallbacks == ("a test", "b")
 
 
 def test_a_token_file_of_the_wrong_size_is_noticed(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from expertflow.tokens.packing import (
     IGNORE,
     Pieces,
     best_fit_decreasing,
+    clip_spans,
     concat_pieces,
     count_rows,
     count_targets,
@@ -117,6 +118,18 @@ def test_targets_are_supervised_tokens_behind_another_of_their_document(
         spans.append(edges)
         expected.append(sum(mark and i not in firsts for i, mark in enumerate(marks)))
     assert count_targets(Ragged.from_lists(rows), Ragged.from_lists(spans)).tolist() == expected
+
+
+def test_spans_are_clipped_to_their_piece_and_moved_with_it() -> None:
+    spans = Ragged.from_lists([[0, 3, 5, 9], [], [4, 6]])
+    starts, sizes, offsets = np.array([3, 0, 4]), np.array([4, 8, 2]), np.array([10, 0, 1])
+    assert clip_spans(spans, starts, sizes, offsets).tolist() == [[12, 14], [], [1, 3]]
+
+
+def test_one_token_makes_a_row_and_none_makes_none() -> None:
+    for n, expected in ((1, [(0, 0, 1)]), (0, [])):
+        pieces, rows = concat_pieces(np.array([n], np.int32), row_length=8)
+        assert as_tuples(pieces) == expected and len(rows) == n
 
 
 def test_ignored_labels_are_those_that_torch_and_others_ignore() -> None:
