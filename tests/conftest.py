@@ -78,7 +78,7 @@ LONG = {
     "data": {"test_real_records"},
     "export": {"test_export", "test_merge"},
     "rental": {"test_guard_faults", "test_guard_money", "test_guard_stop"},
-    "report": {"test_browser", "test_real_training"},
+    "report": {"test_browser"},
     "studies": {"test_ablation_run", "test_calibrate", "test_trials", "test_tuning_runs"},
     "train": {"test_families", "test_fault_points", "test_processes", "test_memory_trace"},
     "workflow": {

@@ -14,13 +14,7 @@ from markdown_it import MarkdownIt
 from msgspec.structs import replace
 from support import ROOT
 
-from expertflow.evaluate.records import (
-    BaselineScore,
-    CandidateScore,
-    Decoding,
-    PairedChange,
-    TaskScore,
-)
+from expertflow.evaluate.records import Decoding
 from expertflow.export.card import CardInputs, model_card
 from expertflow.export.merge import MergeComparison
 from expertflow.export.records import ExportSpec
@@ -55,11 +49,6 @@ def write_card(inputs: CardInputs, *files: str, **changes: Any) -> str:
 def parts(card: str) -> tuple[dict[str, Any], str]:
     _, front, body = re.split(r"^---\n", card, maxsplit=2, flags=re.MULTILINE)
     return yaml.safe_load(front), body
-
-
-CHANGE = PairedChange(
-    quantity="execution_accuracy", difference=0.56, ci95=(0.5, 0.62), n=200, change="better"
-)
 
 
 @pytest.fixture
@@ -116,69 +105,47 @@ def test_license_conflicts_come_before_the_title(inputs: CardInputs) -> None:
     assert "Licenses: read this" not in clean
 
 
-def test_a_demo_is_marked_as_not_for_use_before_all_else() -> None:
-    front, body = parts(write_card(card_inputs(make_cpu_inputs())))
-    assert body.startswith("> **Not for use.** Made by the demo preset")
-    assert "demo" in front["tags"]
-
-
 def test_scores_have_intervals_and_changes_their_word(inputs: CardInputs) -> None:
-    score = TaskScore(
-        metric="execution_accuracy", n_examples=200, n_correct=10, value_fraction=0.05,
-        ci95=(0.03, 0.09), n_by_kind={},
-    )  # fmt: skip
-    unknown = replace(score, value_fraction=None, ci95=None, reason="no Node")
+    [best, *_] = inputs.evaluation.baselines
+    unknown = replace(best.score, value_fraction=None, ci95=None, reason="no Node")
+    unscored = replace(best, name="lost", description="a copy", score=unknown, change=None)
     evaluation = replace(
-        inputs.evaluation,
-        changes=(CHANGE,),
-        baselines=(
-            BaselineScore(name="constant", description="one answer", score=score, change=CHANGE),
-            BaselineScore(name="nearest", description="a copy", score=unknown, change=None),
-        ),
-        unavailable={"judge": "none was asked for"},
+        inputs.evaluation, baselines=(best, unscored), unavailable={"judge": "none was asked for"}
     )
     card = write_card(replace(inputs, evaluation=evaluation))
     assert "| execution\\_accuracy, 200 questions | 0.045 (" in card
-    assert "+0.56 (+0.5 to +0.62, n = 200): **better**" in card
-    assert "| constant: one answer | 0.05 (0.03 to 0.09) |" in card
-    assert "| nearest: a copy | not measured: no Node | not compared |" in card
+    assert "+0.565 (+0.497 to +0.633, n = 200): **better**" in card
+    assert (
+        "| constant: gives the most common answer; from 4,000 training documents | 0.01 (" in card
+    )
+    assert "| lost: a copy | not measured: no Node | not compared |" in card
     assert "- judge: none was asked for" in card
 
 
 def test_the_published_step_and_those_it_was_chosen_from_are_told(inputs: CardInputs) -> None:
-    score = inputs.evaluation.after.score
-    assert score is not None
-    published = replace(
-        inputs.evaluation.published, step=300, path="steps/step-00000300", n_questions=50,
-        reason="the highest score",
-        candidates=(
-            CandidateScore(step=300, held_out_loss=0.7, score=score, published=True),
-            CandidateScore(step=600, held_out_loss=None, score=score, published=False),
-        ),
-    )  # fmt: skip
+    published = inputs.evaluation.published
+    [first, *others] = published.candidates
+    published = replace(published, candidates=(replace(first, held_out_loss=None), *others))
     evaluation = replace(inputs.evaluation, published=published)
     card = write_card(replace(inputs, evaluation=evaluation))
-    assert "- Published: the weights after step 300 (the highest score)" in card
-    assert "| 300 (published) | 0.7 | 0.61" in card and "| 600 | not measured | 0.61" in card
-    assert "asked 50 questions" in card
-    assert "The adapter by itself lies in `checkpoint`, `steps/step-00000300`" in card
+    assert "- Published: the weights after step 1,200 (the highest execution accuracy" in card
+    assert "| 1,200 (published) | 0.566 | 0.64" in card and "| 600 | not measured | 0.52" in card
+    assert "asked 100 questions" in card
+    assert "The adapter by itself lies in `checkpoint`, `candidates/step-1200`" in card
 
 
-@pytest.mark.parametrize(
-    ("merged_into", "words"),
-    [
+def test_a_card_says_what_its_weights_are(inputs: CardInputs) -> None:
+    for merged_into, words in (
         (None, "trained as a whole; bfloat16"),
         ("base", "adapter merged into the base model; bfloat16"),
         ("dequantized base", "as its 4 bits hold it, dequantized; bfloat16"),
-    ],
-)
-def test_a_card_says_what_its_weights_are(inputs: CardInputs, merged_into: Any, words: str) -> None:
-    card = write_card(inputs, merged_into=merged_into, dtype="bfloat16")
-    assert words in card and ("adapter by itself" in card) == (merged_into is not None)
+    ):
+        card = write_card(inputs, merged_into=merged_into, dtype="bfloat16")
+        assert words in card and ("adapter by itself" in card) == (merged_into is not None)
     assert "trained model 1.25, of these files 1.2507 nats a token (32 rows, 1,838 tokens" in card
 
 
-def test_what_training_took_is_told_or_has_a_reason(inputs: CardInputs) -> None:
+def test_what_training_took_is_told_and_a_demo_is_not_for_use(inputs: CardInputs) -> None:
     card = write_card(inputs)
     training, cost = inputs.training, inputs.plan.cost
     assert cost.price_usd_per_hour is not None and inputs.monitor.energy_j is not None
@@ -186,12 +153,18 @@ def test_what_training_took_is_told_or_has_a_reason(inputs: CardInputs) -> None:
     assert f"| energy of the cards | {inputs.monitor.energy_j / 3.6e6:.4g} kWh" in card
     assert f"at ${cost.price_usd_per_hour:g} an hour" in card
     without = write_card(card_inputs(make_cpu_inputs()))
+    front, body = parts(without)
+    assert body.startswith("> **Not for use.** Made by the demo preset") and "demo" in front["tags"]
     assert "| energy of the cards | not measured: " in without
     assert "| cost | not known: no price per hour is configured" in without
 
 
-def test_hashes_and_versions_are_told(inputs: CardInputs) -> None:
+def test_tables_are_whole_and_hashes_and_versions_told(inputs: CardInputs) -> None:
     card = write_card(inputs)
+    n_tables = sum(line.startswith("|---") for line in card.splitlines())
+    html = MarkdownIt("gfm-like", {"linkify": False}).render(parts(card)[1])
+    assert html.count("<table>") == n_tables >= 5
+    assert "<p>|" not in html
     known = (
         inputs.training.packing_sha256, inputs.model.tokenizer.sha256, inputs.model.weights_sha256,
         inputs.evaluation.published.weights_sha256, make_gpu_inputs().export.weights_sha256, "c0de",
@@ -246,14 +219,6 @@ def test_data_stay_text_wherever_they_stand(inputs: CardInputs) -> None:
     assert shown.count("&lt;script&gt;x&lt;/script&gt; [l](http://e)") >= 6
 
 
-def test_every_table_of_a_card_is_whole(inputs: CardInputs) -> None:
-    _, body = parts(write_card(inputs))
-    n_tables = sum(line.startswith("|---") for line in body.splitlines())
-    html = MarkdownIt("gfm-like", {"linkify": False}).render(body)
-    assert html.count("<table>") == n_tables >= 5
-    assert "<p>|" not in html
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -271,15 +236,10 @@ def test_a_description_is_one_paragraph_of_visible_text(
     assert f"# expert-sql\n\n{shown}\n\n## Model" in card
 
 
-@pytest.mark.parametrize(
-    ("revision", "shown"),
-    [("a", "`a`"), ("a`b``c", "``` a`b``c ```"), ("a|b", "`a\\|b`"), ("\u2066a", "`<U+2066>a`")],
-)
-def test_code_has_as_many_backticks_as_it_needs(
-    inputs: CardInputs, revision: str, shown: str
-) -> None:
-    model = replace(inputs.model, revision=revision)
-    assert f"revision {shown}, license" in write_card(replace(inputs, model=model))
+def test_code_has_as_many_backticks_as_it_needs(inputs: CardInputs) -> None:
+    for revision, shown in (("a", "`a`"), ("a`b``c", "``` a`b``c ```"), ("a|b", "`a\\|b`")):
+        model = replace(inputs.model, revision=revision)
+        assert f"revision {shown}, license" in write_card(replace(inputs, model=model))
 
 
 def test_no_control_character_or_direction_mark_is_left(inputs: CardInputs) -> None:

@@ -87,28 +87,25 @@ def test_merged_weights_do_not_depend_on_the_number_of_threads(tmp_path: Path) -
     assert sha256_directory(tmp_path / "1") == sha256_directory(tmp_path / "2")
 
 
-def training(*candidates: KeptWeights) -> Any:
-    return SimpleNamespace(expert="e", candidates=candidates)
-
-
 def published(step: int, path: str, sha256: str) -> Published:
     return Published(
         step=step, path=path, weights_sha256=sha256, reason="r", n_questions=0, candidates=()
     )
 
 
+def kept(step: int, path: str, sha256: str) -> KeptWeights:
+    return KeptWeights(step=step, held_out_loss=None, path=path, weights_sha256=sha256)
+
+
 def test_the_weights_that_evaluation_chose_are_found(tmp_path: Path) -> None:
-    kept = training(
-        KeptWeights(step=3, held_out_loss=None, path="steps/step-00000003", weights_sha256="a"),
-        KeptWeights(step=6, held_out_loss=1.0, path=".", weights_sha256="b"),
-    )
-    (tmp_path / "steps" / "step-00000003").mkdir(parents=True)
-    early = published(3, "steps/step-00000003", "a")
-    assert find_published_folder(tmp_path, early, kept) == tmp_path / "steps" / "step-00000003"
-    assert find_published_folder(tmp_path, published(6, ".", "b"), kept) == tmp_path
+    place = "steps/step-00000003"
+    done: Any = SimpleNamespace(expert="e", candidates=(kept(3, place, "a"), kept(6, ".", "b")))
+    (tmp_path / place).mkdir(parents=True)
+    assert find_published_folder(tmp_path, published(3, place, "a"), done) == tmp_path / place
+    assert find_published_folder(tmp_path, published(6, ".", "b"), done) == tmp_path
     for wrong in (published(6, ".", "a"), published(3, ".", "a"), published(9, ".", "b")):
         with pytest.raises(TrainingError, match="does not list with that hash"):
-            find_published_folder(tmp_path, wrong, kept)
+            find_published_folder(tmp_path, wrong, done)
 
 
 @pytest.mark.parametrize("path", ["steps/step-00000009", "../elsewhere"])
@@ -116,6 +113,6 @@ def test_weights_that_are_not_below_the_checkpoint_are_refused(tmp_path: Path, p
     (tmp_path / "elsewhere").mkdir()
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
-    kept = training(KeptWeights(step=9, held_out_loss=None, path=path, weights_sha256="a"))
+    done: Any = SimpleNamespace(expert="e", candidates=(kept(9, path, "a"),))
     with pytest.raises(TrainingError, match="no such weights below"):
-        find_published_folder(checkpoint, published(9, path, "a"), kept)
+        find_published_folder(checkpoint, published(9, path, "a"), done)

@@ -78,19 +78,13 @@ def test_licenses_that_cannot_be_kept_at_once_are_named(
     assert sum(line.startswith("incompatible") for line in found) == pairs
 
 
-@pytest.mark.parametrize(
-    ("licenses", "differ"),
-    [(("mit", "apache-2.0"), True), (("MIT", "mit"), False), (("mit", None), True)],
-)
-def test_different_licenses_are_said(licenses: tuple[str | None, ...], differ: bool) -> None:
-    said = list_remarks(made_from("mit", *licenses))
-    assert any("do not share one license" in line for line in said) == differ
-
-
-def test_attribution_is_asked_for_by_name() -> None:
-    assert list_remarks(made_from("mit", "cc-by-4.0")) == [
-        "Attribution is asked for: s0 (cc-by-4.0)."
-    ]
+def test_different_licenses_and_attribution_are_said() -> None:
+    differ = "do not share one license"
+    for other, are_said in (("apache-2.0", True), ("MIT", False), (None, True)):
+        said = list_remarks(made_from("mit", "mit", other))
+        assert any(differ in line for line in said) == are_said
+    [*_, asked] = list_remarks(made_from("mit", "cc-by-4.0"))
+    assert asked == "Attribution is asked for: s0 (cc-by-4.0)."
     assert list_remarks(made_from("mit", "mit")) == []
 
 

@@ -100,26 +100,20 @@ def test_weights_are_written_in_the_bases_own_type_or_the_one_asked_for(
     assert json.loads((tmp_path / "merged/config.json").read_text())["dtype"] == record.dtype
 
 
-def test_merging_is_done_in_fp32_and_rounded_once(half_base: Path, tmp_path: Path) -> None:
+def test_merging_is_done_in_fp32_rounded_once_and_measured(half_base: Path, tmp_path: Path) -> None:
     what = train_adapter(half_base, tmp_path / "adapter")
-    export(what, tmp_path / "merged")
+    rounded = export(what, tmp_path / "rounded")
     exact = load(what).merge_and_unload().state_dict()
-    written = load_file(tmp_path / "merged" / "model.safetensors")
+    written = load_file(tmp_path / "rounded" / "model.safetensors")
     assert len(written) > 20
     for name, tensor in written.items():
         assert torch.equal(tensor, exact[name].to(torch.bfloat16)), name
-
-
-def test_the_loss_that_rounding_moves_is_measured(half_base: Path, tmp_path: Path) -> None:
-    what = train_adapter(half_base, tmp_path / "adapter")
-    rounded = export(what, tmp_path / "rounded")
-    exact = export(what, tmp_path / "exact", dtype="fp32")
-    assert rounded.loss_after_merge != rounded.loss_before_merge
-    assert abs(exact.loss_after_merge - exact.loss_before_merge) < 1e-5
+    whole = export(what, tmp_path / "exact", dtype="fp32")
+    assert abs(whole.loss_after_merge - whole.loss_before_merge) < 1e-5
     # Without a type, transformers computes in that of the files; here everything is exact.
-    written = load_base(str(tmp_path / "rounded"), dtype=torch.float32, attention_name="sdpa")
-    again = compute_outputs(written, sample_rows(held_out_rows()))
-    assert again.loss == rounded.loss_after_merge
+    loaded = load_base(str(tmp_path / "rounded"), dtype=torch.float32, attention_name="sdpa")
+    again = compute_outputs(loaded, sample_rows(held_out_rows()))
+    assert again.loss == rounded.loss_after_merge != rounded.loss_before_merge
 
 
 @needs_bitsandbytes
@@ -185,23 +179,16 @@ def test_a_model_trained_as_a_whole_is_written_in_the_bases_type(tmp_path: Path)
 
 
 @pytest.mark.parametrize("limit", ["MAX_LOSS_DIFFERENCE", "MAX_LOGIT_DIFFERENCE"])
-def test_a_damaged_merge_is_not_published(
+def test_what_is_damaged_or_was_not_scored_is_not_published(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
-    what = train_adapter(base, tmp_path / "adapter")
-    monkeypatch.setattr(merge, limit, -1.0)
-    with pytest.raises(TrainingError, match="merging moved the held-out loss"):
-        export(what, tmp_path / "merged")
-    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
-
-
-def test_other_weights_than_those_that_were_scored_are_not_published(
-    base: Path, tmp_path: Path
 ) -> None:
     what = train_adapter(base, tmp_path / "adapter")
     with pytest.raises(TrainingError, match=f"evaluation scored {'0' * 12}; run train_expert"):
         export(trained(what.folder, base, "0" * 64), tmp_path / "merged")
-    assert not (tmp_path / "merged").exists()
+    monkeypatch.setattr(merge, limit, -1.0)
+    with pytest.raises(TrainingError, match="merging moved the held-out loss"):
+        export(what, tmp_path / "merged")
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
 
 
 def said(loss: float, *values: float, n_targets: int = 100) -> RowOutputs:

@@ -78,31 +78,26 @@ def test_a_stop_text_is_never_shown(folder: Path, tmp_path: Path) -> None:
     assert "".join(pieces) == said == whole[: whole.index(stop)]
 
 
-@pytest.mark.parametrize(
-    ("text", "now", "at_last"),
-    [("ab", "ab", "ab"), ("ab#", "ab", "ab#"), ("ab##c", "ab", "ab"), ("é\ufffd", "é", "é\ufffd")],
-)
-def test_what_may_become_a_stop_text_is_held_back(text: str, now: str, at_last: str) -> None:
-    assert cut_visible(text, ("##", "\n\n"), final=False) == now
-    assert cut_visible(text, ("##", "\n\n"), final=True) == at_last
-
-
+# What may become a stop text is held back, and thoughts that scoring leaves out are not shown.
 @pytest.mark.parametrize(
     ("text", "now", "at_last"),
     [
+        ("ab", "ab", "ab"),
+        ("ab#", "ab", "ab#"),
+        ("ab##c", "ab", "ab"),
+        ("é\ufffd", "é", "é\ufffd"),
         ("\n<thi", "", "\n<thi"),
         ("<think>\nhm", "", "<think>\nhm"),
         ("<think>hm</think>\n", "", ""),
         ("<think>hm</think>\n\nSELECT", "SELECT", "SELECT"),
-        ("<think>hm##", "<think>hm", "<think>hm"),
         (" <b>", " <b>", " <b>"),
         ("a <think>b</think>", "a <think>b</think>", "a <think>b</think>"),
     ],
 )
-def test_thoughts_that_scoring_leaves_out_are_not_shown(text: str, now: str, at_last: str) -> None:
+def test_what_is_shown_of_an_answer(text: str, now: str, at_last: str) -> None:
+    assert cut_visible(text, ("##",), final=False) == now
     assert cut_visible(text, ("##",), final=True) == at_last
-    if "##" not in text:
-        assert cut_visible(text, ("##",), final=False) == now
+    assert cut_visible("<think>hm##", ("##",), final=True) == "<think>hm"
 
 
 def test_an_expert_is_asked_with_the_system_prompt_of_its_training(
@@ -173,21 +168,13 @@ def test_an_interrupt_ends_the_answer_and_not_the_chat(folder: Path) -> None:
     assert "/reset forgets" in shown[-1]
 
 
-def test_a_chat_beyond_the_models_positions_is_refused_and_goes_on(folder: Path) -> None:
-    expert, shown = load(folder), list[str]()
-    run_chat(expert, None, read=typed("two " * 200, "/reset", "two"), show=shown.append)
-    assert shown[0].startswith("error: the prompt has ") and "120 positions" in shown[0]
-    assert "".join(shown[1:]).strip()
-    near = "what is two and two " * 10
-    room = 120 - len(expert.prompt_ids([user(near)]))
-    assert 0 < room < 200
-    load(folder, max_new_tokens=200).generate_answer([user(near)], lambda piece: None)
-
-
-def test_a_chat_that_the_card_has_no_room_for_is_refused_and_goes_on(
+def test_a_chat_beyond_the_models_positions_or_the_card_is_refused_and_goes_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expert, shown = load(folder), list[str]()
+    expert, shown = load(folder, max_new_tokens=200), list[str]()
+    near = "what is two and two " * 10
+    assert len(expert.prompt_ids([user(near)])) < 120
+    expert.generate_answer([user(near)], lambda piece: None)
     run = expert.model.generate
 
     def fits(**settings: Any) -> Any:
@@ -196,9 +183,11 @@ def test_a_chat_that_the_card_has_no_room_for_is_refused_and_goes_on(
         return run(**settings)
 
     monkeypatch.setattr(expert.model, "generate", fits)
-    run_chat(expert, None, read=typed("two " * 30, "/reset", "two"), show=shown.append)
-    assert shown[0].startswith("error: the card has no room for a chat of ")
-    assert "".join(shown[1:]).strip()
+    lines = typed("two " * 200, "/reset", "two " * 30, "/reset", "two")
+    run_chat(expert, None, read=lines, show=shown.append)
+    assert shown[0].startswith("error: the prompt has ") and "120 positions" in shown[0]
+    refused = [text for text in shown if "error: the card has no room for a chat of " in text]
+    assert len(refused) == 1 and "".join(shown[shown.index(refused[0]) + 1 :]).strip()
 
 
 def test_a_model_without_chats_goes_on_with_texts(tmp_path: Path) -> None:
@@ -253,21 +242,12 @@ def test_the_script_answers_a_prompt_and_what_is_piped(
 PROMPT = torch.tensor([[5, 9, 40, 77]])
 
 
-def exported(folder: Path, decoding: Decoding) -> GenerationConfig:
-    export(folder, decoding, own_ends=[7, 8])
-    return GenerationConfig.from_pretrained(folder)
-
-
-def test_greedy_leaves_nothing_of_the_base_models_sampling(tmp_path: Path) -> None:
-    settings = exported(tmp_path, Decoding())
+def test_an_export_has_the_experts_settings_and_all_ends(tmp_path: Path) -> None:
+    tokenizer = export(tmp_path, Decoding(), own_ends=[7, 8])
+    settings = GenerationConfig.from_pretrained(tmp_path)
     assert settings.do_sample is False and settings.stop_strings is None
     assert not settings.to_diff_dict().keys() & (SAMPLING.keys() - {"do_sample"})
-
-
-def test_all_ends_are_there(tmp_path: Path) -> None:
-    tokenizer = export(tmp_path, Decoding(), own_ends=[7, 8])
     end, text_end = (tokenizer.token_to_id(t) for t in ("<|im_end|>", "<|endoftext|>"))
-    settings = GenerationConfig.from_pretrained(tmp_path)
     assert settings.eos_token_id == sorted([end, text_end, 7, 8])
     assert settings.pad_token_id == text_end
     plain = SimpleNamespace(generation_config=GenerationConfig())

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SCRIPTS
+from support import PATIENCE_S, SCRIPTS
 
-PATIENCE_S = 120.0
 SOURCE = Path(__file__).parent / "data" / "nvml_stub.c"
 # A card as a scenario: everything supported. Names begin with SIMULATED, so samples are marked.
 CARD: dict[str, Any] = {

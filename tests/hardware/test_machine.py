@@ -3,11 +3,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-import nvml_stub
 import psutil
 import pytest
 import yaml
-from support import ROOT
+from support import ROOT, run_script
 
 from expertflow.core.records import read_record
 from expertflow.hardware import disk, probe
@@ -84,37 +83,32 @@ def test_a_group_bounds_processors_and_memory(
     assert probe.free_memory_bytes(root) == left or (left is None and probe.free_memory_bytes(root))
 
 
-@pytest.mark.parametrize(("quota", "n"), [("50000", 1), ("250000", 2), ("max", 6)])
 def test_usable_cpus_are_the_least_of_affinity_and_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, n: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    root = write(tmp_path, {
-        "proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": f"{quota} 100000",
-    })  # fmt: skip
-    assert probe.usable_cpus(root) == n
+    for quota, n in (("50000", 1), ("250000", 2), ("max", 6)):
+        files = {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": f"{quota} 100000"}
+        assert probe.usable_cpus(write(tmp_path, files)) == n
 
 
-def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
-    speed, method = disk.measure_disk(tmp_path, 8 << 20)
-    assert speed is not None and speed > 0
-    assert method.startswith("8 MiB in order, ")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_large_file_is_measured_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_or_a_large_file_is_measured_and_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(disk, "file_system", lambda path: "ext4")
     # A disk that others use may take longer for the whole file.
     monkeypatch.setattr(disk, "LONGEST_S", 600.0)
+    speed, method = disk.measure_disk(tmp_path, 8 << 20)
+    assert speed is not None and speed > 0 and method.startswith("8 MiB in order, ")
+    assert list(tmp_path.iterdir()) == []
     file = tmp_path / "rows.arrow"
     # No whole number of blocks.
     file.write_bytes(bytes((17 << 20) + 5))
     speed, method = disk.measure_file(file)
     assert speed is not None and speed > 0 and method.startswith("17 MiB in order, ")
     file.write_bytes(b"x")
-    assert disk.measure_file(file) == (
-        None, "not measured: 0.0 MB say nothing, 16 MiB would",
-    )  # fmt: skip
+    said = "not measured: 0.0 MB say nothing, 16 MiB would"
+    assert disk.measure_file(file) == (None, said)
     speed, method = disk.measure_file(tmp_path / "none")
     assert speed is None and "No such file" in method
 
@@ -150,9 +144,6 @@ def test_memory_and_full_disks_are_skipped(tmp_path: Path, monkeypatch: pytest.M
     assert place.read_bytes_per_s is None and "GB free" in place.read_method
     (place,) = disk.describe_places([(tmp_path, "test")], measure=False)
     assert place.read_method == disk.NOT_ASKED
-
-
-def test_candidates_come_from_the_environment_then_habits(tmp_path: Path) -> None:
     (tmp_path / "mnt" / "nvme1").mkdir(parents=True)
     found = list(disk.list_candidates({"SLURM_TMPDIR": "/s", "TMPDIR": ""}, tmp_path))
     assert found[0] == (Path("/s"), "SLURM_TMPDIR")
@@ -182,7 +173,7 @@ def test_names_are_exact_and_belong_to_one_card() -> None:
 def test_the_probe_works_without_a_gpu(tmp_path: Path) -> None:
     output = tmp_path / "m.json"
     hidden = {**os.environ, "LD_LIBRARY_PATH": ""}
-    done = nvml_stub.script("probe_machine.py", "--output", str(output), env=hidden)
+    done = run_script("probe_machine", "--output", output, env=hidden)
     assert done.returncode == 0, done.stderr
     machine = read_record(MachineFacts, output)
     assert machine.n_cpus_usable <= machine.n_cpus_logical

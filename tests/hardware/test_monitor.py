@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support import SCRIPTS
+from support import SCRIPTS, run_script, wait_for
 
 from expertflow.core import cli
 from expertflow.core.errors import DataError
@@ -41,14 +41,6 @@ def sample(elapsed_s: float, busy: float | None, **figures: Any) -> GpuSample:
         "ram_used_bytes": 10**9,
     }  # fmt: skip
     return GpuSample(**{**given, **figures})
-
-
-MONITOR = [sys.executable, str(SCRIPTS / "monitor_gpu.py")]
-
-
-def script(*arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
-    command = [*MONITOR, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **how)
 
 
 def summarize(samples: list[GpuSample], card: Card | None = None) -> MonitorRecord:
@@ -90,19 +82,15 @@ def test_nothing_is_taken_across_a_pause() -> None:
         ({"busy": 8.0, "n": 10}, "no kernel at all was running"),
         ({"busy": 8.0, "n": 9}, None),
         ({"power_w": 210.0}, "power was 30% of its limit"),
-        (
-            {"power_w": 650.0, "sm_active_percent": 90.0, "tensor_active_percent": 10.0},
-            "tensor cores 10 % of the time: kernels wait for memory",
-        ),
+        ({"power_w": 650.0, "sm_active_percent": 90.0, "tensor_active_percent": 10.0},
+         "tensor cores 10 % of the time: kernels wait for memory"),
         ({"power_w": 650.0, "sm_active_percent": 90.0, "tensor_active_percent": 50.0}, None),
         ({"power_w": 650.0, "memory_used_bytes": 79 * 10**9}, "memory was 99% full"),
-        (
-            {"power_w": 650.0, "temperature_c": 84.0},
-            "reached 84 °C and its own limit (max operating) is 85 °C",
-        ),
+        ({"power_w": 650.0, "temperature_c": 84.0},
+         "reached 84 °C and its own limit (max operating) is 85 °C"),
         ({"power_w": 650.0, "temperature_c": 35.0}, None),
     ],
-)
+)  # fmt: skip
 def test_figures_are_assessed(figures: dict[str, Any], said: str | None) -> None:
     text = remarks(**figures)
     assert text == "" if said is None else said in text
@@ -127,7 +115,7 @@ def test_throttling_by_heat_counts_from_one_percent() -> None:
 
 def test_the_recorded_trace_is_summed_up_the_same_again(tmp_path: Path) -> None:
     facts, output = TRACE.with_suffix(".json"), tmp_path / "a.json"
-    done = script("--replay", TRACE, "--facts", facts, "--output", output)
+    done = run_script("monitor_gpu", "--replay", TRACE, "--facts", facts, "--output", output)
     assert done.returncode == 0, done.stderr
     record = read_record(MonitorRecord, output)
     assert record == monitoring.replay_trace(TRACE, facts)
@@ -138,9 +126,6 @@ def test_the_recorded_trace_is_summed_up_the_same_again(tmp_path: Path) -> None:
     assert record.energy_j == pytest.approx(20 * 200 + 38 * 600)
     assert record.throttle_s is not None and record.throttle_s["thermal"] == pytest.approx(3)
     assert "heat held the clocks back" in " ".join(record.assessment)
-
-
-def test_a_replay_of_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such trace"):
         monitoring.replay_trace(tmp_path / "none.jsonl", None)
     (tmp_path / "x.jsonl").write_text('{"a": 1}')
@@ -152,7 +137,7 @@ def test_two_records_are_compared(tmp_path: Path) -> None:
     paths = [tmp_path / f"{name}.json" for name in ("before", "after")]
     for path, busy in zip(paths, (40.0, 90.0), strict=True):
         write_record(path, summarize([sample(t, busy) for t in range(20)], H100))
-    shown = script("--compare", *paths).stdout
+    shown = run_script("monitor_gpu", "--compare", *paths).stdout
     row = next(line for line in shown.split("\n") if "any kernel" in line)
     assert row.split()[-4:] == ["40.0", "90.0", "+50.0", "+125.0%"]
     assert "before: no kernel at all was running 60 %" in shown
@@ -182,28 +167,29 @@ def test_a_resumed_run_goes_on_with_its_samples(tmp_path: Path) -> None:
 def test_the_script_runs_beside_anything_and_exits_0_without_a_gpu(tmp_path: Path) -> None:
     output = tmp_path / "deep" / "m.json"
     hidden = {**os.environ, "LD_LIBRARY_PATH": "", "CUDA_VISIBLE_DEVICES": ""}
-    done = script("--duration", "3", "--interval", "0.1", "--output", output, env=hidden)
+    how = ("--duration", "1", "--interval", "0.1", "--output", output)
+    done = run_script("monitor_gpu", *how, env=hidden)
     assert done.returncode == 0, done.stderr
     record = json.loads(output.read_text())
     assert "No GPU figures" in done.stdout
     # Without a terminal, plain lines as readings come.
-    assert sum("RAM" in line for line in done.stderr.split("\n")) == record["n_samples"]
-    assert record["n_samples"] >= 3
-    assert record["ram_used_bytes"]["max"] > 0 and record["wall_s"] > 0.3
+    assert sum("RAM" in line for line in done.stderr.split("\n")) == record["n_samples"] >= 1
+    assert record["ram_used_bytes"]["max"] > 0
 
 
 def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    output = tmp_path / "m.json"
-    command = [*MONITOR, "--quiet", "--interval", "0.05", "--output", str(output), "--with-parent"]
+    output, readings = tmp_path / "m.json", tmp_path / "m.jsonl"
+    command = [sys.executable, str(SCRIPTS / "monitor_gpu.py"), "--quiet", "--interval", "0.05"]
+    command += ["--output", str(output), "--with-parent"]
     started = (
-        "import os, subprocess, time;"
-        f" subprocess.Popen([*{command!r}, str(os.getpid())]); time.sleep(600)"
+        "import os, subprocess, signal;"
+        f" subprocess.Popen([*{command!r}, str(os.getpid())]); signal.pause()"
     )
     parent = subprocess.Popen([sys.executable, "-c", started])
-    wait_for(tmp_path / "m.jsonl")
+    wait_for(lambda: readings.is_file() and readings.stat().st_size, during=parent)
     parent.kill()
     parent.wait()
-    wait_for(output)
+    wait_for(output.is_file, said="the monitor did not end")
     assert json.loads(output.read_text())["n_samples"] >= 1
 
 
@@ -258,24 +244,19 @@ def test_a_line_that_was_cut_takes_no_later_reading_with_it(tmp_path: Path) -> N
     assert [s.starts for s in read_samples(path)] == [True, True]
 
 
-def test_it_leaves_the_files_alone_where_its_parent_is_another(tmp_path: Path) -> None:
-    output, samples = tmp_path / "m.json", tmp_path / "m.jsonl"
-    samples.write_text("of the session that goes on")
-    done = script("--quiet", "--output", output, "--with-parent", os.getppid())
-    assert done.returncode == 1 and "has ended" in done.stderr
-    assert samples.read_text() == "of the session that goes on"
+def test_readings_of_others_are_not_written_over(tmp_path: Path) -> None:
+    output, readings = tmp_path / "m.json", tmp_path / "m.jsonl"
+    readings.write_text("of the session that goes on")
+    for code, said, arguments in (
+        (1, "has ended", ("--output", output, "--with-parent", os.getppid())),
+        (2, "where the readings are", ("--output", readings, "--replay", readings)),
+        (2, "where the readings are", ("--output", tmp_path / "." / "m.jsonl", "--duration", "0")),
+        (2, "--output is missing", ("--duration", "1")),
+    ):
+        done = run_script("monitor_gpu", "--quiet", *arguments)
+        assert done.returncode == code and said in done.stderr
+    assert readings.read_text() == "of the session that goes on"
     assert not output.exists()
-
-
-def test_the_readings_are_not_written_over(tmp_path: Path) -> None:
-    trace = tmp_path / "t.jsonl"
-    trace.write_text("kept")
-    for arguments in (["--replay", trace], ["--duration", "0"]):
-        done = script("--quiet", "--output", tmp_path / "." / "t.jsonl", *arguments)
-        assert done.returncode == 2 and "where the readings are" in done.stderr
-    assert trace.read_text() == "kept"
-    done = script("--duration", "1")
-    assert done.returncode == 2 and "--output is missing" in done.stderr
 
 
 def test_volumes_are_not_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,14 +309,6 @@ def test_a_monitor_waits_for_an_earlier_one(
         fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def wait_for(path: Path) -> None:
-    for _ in range(2400):
-        if path.is_file() and path.stat().st_size:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{path.name} did not come")
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "steps.jsonl"
@@ -354,18 +327,13 @@ def test_it_reads_densely_until_it_knows_an_epoch(path: Path) -> None:
     assert interval.next_s() == 0.1
     log(path, 0.5, 1)
     assert (interval.next_s(), interval.epoch_s) == (0.1, None)
-    log(path, 0.5, 2)
-    assert interval.next_s() < 5 / 20
-    assert interval.epoch_s == pytest.approx(5)
-
-
-def test_a_pause_for_an_evaluation_does_not_make_steps_longer(path: Path) -> None:
     log(path, 0.5, 10)
+    assert interval.next_s() < 5 / 20
+    # A pause for an evaluation does not make steps longer.
     late = [{"step": s, "elapsed_s": 100 + s * 0.5} for s in range(11, 16)]
     with path.open("a") as stream:
         stream.writelines(json.dumps(line) + "\n" for line in late)
         stream.write('{"step": 16, "elap')
-    interval = SamplingInterval(steps=path, n_steps_per_epoch=10)
     interval.next_s()
     assert interval.epoch_s == pytest.approx(5)
 

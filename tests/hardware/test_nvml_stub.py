@@ -164,21 +164,26 @@ def test_several_cards_are_added_up_and_the_first_is_told(library: Path, tmp_pat
     assert record["energy_all_j"] == record["energy_j"]
 
 
-def test_the_visible_cards_are_watched(library: Path, tmp_path: Path) -> None:
-    for setting in ("GPU-b", "1,0"):
-        record = watch(library, tmp_path, CUDA_VISIBLE_DEVICES=setting, **TWO)
-        assert (record["gpu_name"], record["n_gpus"]) == ("SIMULATED L4", setting.count(",") + 1)
-    record = watch(library, tmp_path, CUDA_VISIBLE_DEVICES="", **TWO)
-    assert record["gpu_name"] is None and "hides every" in record["unavailable"]["power_w"]
-    assert record["ram_used_bytes"] is not None
-
-
-def test_a_card_is_picked_by_hand(library: Path, tmp_path: Path) -> None:
-    record = watch(library, tmp_path, arguments=("--gpu", "1"), CUDA_VISIBLE_DEVICES="0", **TWO)
-    assert record["gpu_name"] == "SIMULATED L4"
-    assert watch(library, tmp_path, arguments=("--gpu", "5"), **TWO)["unavailable"]["power_w"] == (
-        "no GPU 5 here"
-    )
+@pytest.mark.parametrize(
+    ("setting", "arguments", "name", "n_cards"),
+    [
+        ("1,0", (), "SIMULATED L4", 2),
+        ("0", ("--gpu", "1"), "SIMULATED L4", 1),
+        ("", (), "hides every", None),
+        ("0", ("--gpu", "5"), "no GPU 5 here", None),
+    ],
+)
+def test_visible_cards_or_the_one_that_was_picked_are_watched(
+    library: Path,
+    tmp_path: Path,
+    setting: str,
+    arguments: tuple[str, ...],
+    name: str,
+    n_cards: int | None,
+) -> None:
+    record = watch(library, tmp_path, arguments=arguments, CUDA_VISIBLE_DEVICES=setting, **TWO)
+    assert record["n_gpus"] == n_cards and record["ram_used_bytes"] is not None
+    assert name in (record["gpu_name"] or record["unavailable"]["power_w"])
 
 
 def test_a_card_that_is_kept_from_the_job_is_passed_over(library: Path, tmp_path: Path) -> None:

@@ -96,9 +96,10 @@ def test_experts_stand_in_order_with_what_would_run(capsys: pytest.CaptureFixtur
 
 
 def test_there_is_no_total_of_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
-    both = (job("train_expert", "a", PRICED), job("train_expert", "b", UNKNOWN))
-    last = "b       1     unknown       unknown     cpu           a reason; in two parts"
-    assert printed(capsys, ENDED, *both)[-1] == last
+    lines = printed(capsys, ENDED, TRAINED, job("train_expert", "b", UNKNOWN))
+    assert (
+        lines[-1] == "b       1     unknown       unknown     cpu           a reason; in two parts"
+    )
 
 
 def test_figures_of_a_record_that_is_made_again_are_marked(
@@ -117,9 +118,7 @@ def test_figures_of_a_record_that_is_made_again_are_marked(
 def test_without_a_training_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, ENDED, job("build_report")) == ["", "Nothing to train."]
     assert printed(capsys, said("Nothing to be done (all is there).")) == ["", "Nothing to train."]
-
-
-def test_jobs_that_quiet_hides_are_not_called_none(capsys: pytest.CaptureFixture[str]) -> None:
+    # Jobs that --quiet hides are not called none.
     stats = event(LogEvent.RUN_INFO, stats={"train_expert": 2, "total": 9})
     lines = printed(capsys, stats, quiet=["progress", "rules"])
     assert lines == ["", "Leave out --quiet to see what the trainings should take."]
@@ -156,11 +155,6 @@ def test_what_it_does_not_know_breaks_nothing(capsys: pytest.CaptureFixture[str]
     )
     assert [line.split()[0] for line in lines[3:]] == ["a", "b", "c"]
     assert lines[3].endswith("unknown  no forecast; jobs in groups have none")
-
-
-def test_snakemake_keeps_its_own_log() -> None:
-    # It drops its own stream handler for a plugin that writes to a stream.
-    assert not handler().writes_to_stream
 
 
 def test_a_terminal_gets_it_fitted_to_its_width(monkeypatch: pytest.MonkeyPatch) -> None:

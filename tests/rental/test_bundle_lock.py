@@ -36,9 +36,16 @@ def generated() -> SourceSpec:
     )
 
 
-def test_absent_data_is_read_from_the_bundle(tmp_path: Path, source: SourceSpec) -> None:
+def test_data_may_be_absent_or_elsewhere(tmp_path: Path, source: SourceSpec) -> None:
     made = lock(tmp_path, source)
-    (tmp_path / "d.jsonl").unlink()
+    # The same data may lie elsewhere.
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "d.jsonl").rename(elsewhere / "d.jsonl")
+    moved = replace(source, path=str(elsewhere / "*.jsonl"))
+    assert lock(tmp_path, moved, made) == made
+    more = replace(moved, n_shards=3)
+    assert lock(tmp_path, more, made).sources == (replace(made.sources[0], n_shards=3),)
     assert lock(tmp_path, source, made) == made
     with pytest.raises(DataError, match="no file at"):
         lock(tmp_path, source)
@@ -79,17 +86,6 @@ def test_a_changed_generator_is_a_changed_source(tmp_path: Path, generated: Sour
     more = replace(generated, n_documents=8)
     assert lock(tmp_path, generated, made) == made
     assert lock(tmp_path, more, made) == lock(tmp_path, more) != made
-
-
-def test_the_same_data_may_lie_elsewhere(tmp_path: Path, source: SourceSpec) -> None:
-    made = lock(tmp_path, source)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (tmp_path / "d.jsonl").rename(elsewhere / "d.jsonl")
-    moved = replace(source, path=str(elsewhere / "*.jsonl"))
-    assert lock(tmp_path, moved, made) == made
-    more = replace(moved, n_shards=3)
-    assert lock(tmp_path, more, made).sources == (replace(made.sources[0], n_shards=3),)
 
 
 def test_a_bundled_lock_keeps_its_order(tmp_path: Path, generated: SourceSpec) -> None:

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from stores import Place, every_kind, local
+from stores import Place, every_kind, every_store, local
 
 from expertflow.core.files import sha256_directory
 from expertflow.rental.sync import states
@@ -106,7 +106,7 @@ def test_a_pushed_state_comes_back_whole(place: Place, state: Path, tmp_path: Pa
     assert pull_states(tmp_path / "fresh", place.open()) == []
 
 
-@every_kind
+@every_store
 def test_two_pushes_are_kept(place: Place, state: Path) -> None:
     store = place.open()
     for step in (20, 40, 60):
@@ -118,12 +118,11 @@ def test_two_pushes_are_kept(place: Place, state: Path) -> None:
     assert [n for n in store.list_names(KEY) if n != "step-00000020"] == names
     finish(state)
     push(state, store)
-    assert "finished.json" in store.list_names(
-        KEY
-    ) and "step-00000040.json" not in store.list_names(KEY)
+    left = store.list_names(KEY)
+    assert "finished.json" in left and "step-00000040.json" not in left
 
 
-@every_kind
+@every_store
 def test_a_spoiled_push_gives_way(place: Place, state: Path, tmp_path: Path) -> None:
     store = push_steps(state, place, 20, 40)
     file = f"{KEY}/step-00000040/checkpoints/step-00000040/{checkpoint_files.WEIGHTS}"
@@ -138,7 +137,7 @@ def test_a_spoiled_push_gives_way(place: Place, state: Path, tmp_path: Path) -> 
     assert "step-00000040 pulled" in said
 
 
-@every_kind
+@every_store
 def test_an_incomplete_push_leaves_the_older(place: Place, state: Path, tmp_path: Path) -> None:
     store = push_steps(state, place, 20)
     save(state, 40)

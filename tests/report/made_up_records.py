@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from made_up_evaluation import PUBLISHED_STEP
-from made_up_series import GPU
+from made_up_series import EVAL_EVERY, GPU, N_STEPS, STEP_S
 from msgspec.structs import replace
 from support import tokenizer_record
 
@@ -20,8 +20,7 @@ from expertflow.staging.records import Staged, StageSpec, StagingRecord
 from expertflow.tokens import records as k
 from expertflow.train import records as t
 
-N_STEPS, STEP_S, STEPS_PER_EPOCH, EVAL_EVERY, EVAL_S = 1800, 1.38, 900, 300, 12.6
-TOKENS_PER_STEP = 48_000
+STEPS_PER_EPOCH, EVAL_S = 900, 12.6
 FASTER = "it is on nfs4, read at 0.24 GB/s, and /scratch (usual place) at 2.90 GB/s"
 SAMPLE = k.DecodedSample(
     document_id="text-to-sql/14", n_tokens=31, n_supervised_tokens=9,
@@ -34,59 +33,59 @@ SAMPLE = k.DecodedSample(
 )  # fmt: skip
 
 
-def make_spec(preset: str) -> ReportSpec:
-    return ReportSpec(
-        expert="expert-sql",
-        preset=preset,
-        description="Turns a question about a database into the SQL that answers it.",
-        acceptance=(
-            AcceptanceRule(path="evaluation.delta.value_fraction", op=">", value=0.1),
-            AcceptanceRule(path="throughput.mfu_fraction", op=">=", value=0.25),
-            AcceptanceRule(path="cost.usd", op="<=", value=3.0),
+SPEC = ReportSpec(
+    expert="expert-sql",
+    preset="full",
+    description="Turns a question about a database into the SQL that answers it.",
+    acceptance=(
+        AcceptanceRule(path="evaluation.delta.value_fraction", op=">", value=0.1),
+        AcceptanceRule(path="throughput.mfu_fraction", op=">=", value=0.25),
+        AcceptanceRule(path="cost.usd", op="<=", value=3.0),
+    ),
+)
+DATASETS = d.DatasetManifest(
+    expert="expert-sql",
+    preset="full",
+    sources=(
+        d.DatasetSource(
+            name="text-to-sql", kind="hub", revision="8f2c1d77a0", license="CC-BY-4.0", n_files=4,
+            n_bytes=31_400_000, n_records=18_000, n_shards=1, sha256="ab" * 32,
+            notes=("the data set card says cc-by-4.0",),
         ),
-    )
-
-
-def make_datasets(preset: str) -> d.DatasetManifest:
-    hub = d.DatasetSource(
-        name="text-to-sql", kind="hub", revision="8f2c1d77a0", license="CC-BY-4.0", n_files=4,
-        n_bytes=31_400_000, n_records=18_000, n_shards=1, sha256="ab" * 32,
-        notes=("the data set card says cc-by-4.0",),
-    )  # fmt: skip
-    generated = d.DatasetSource(
-        name="generated-shops", kind="generated", revision=None, license="CC0-1.0", n_files=1,
-        n_bytes=5_200_000, n_records=4_000, n_shards=1, sha256="cd" * 32, notes=(),
-    )  # fmt: skip
-    sources = (generated,) if preset == "demo" else (hub, generated)
-    return d.DatasetManifest(
-        expert="expert-sql",
-        preset=preset,
-        sources=sources,
-    )
-
-
-def make_documents(preset: str) -> d.DocumentsRecord:
-    hub = d.SourceCounts(
-        source="text-to-sql", n_records=18_000, n_rejected=412, n_filtered=88, n_dropped=1_500,
-        n_train=15_840, n_held_out=160,
-    )  # fmt: skip
-    generated = d.SourceCounts(
-        source="generated-shops", n_records=4_000, n_rejected=0, n_filtered=0, n_dropped=0,
-        n_train=3_960, n_held_out=40,
-    )  # fmt: skip
-    return d.DocumentsRecord(
-        expert="expert-sql", sha256="1a" * 32,
-        n_records=22_000, n_rejected=412, n_filtered=88, n_dropped=1_500, n_train=19_800,
-        n_train_copies=19_800, n_held_out=200,
-        n_dropped_by_reason={"duplicate": 1_283, "near_duplicate": 217},
-        n_rejected_by_reason={"empty_field": 380, "not_utf8": 32},
-        n_filtered_by_reason={"secret": 3, "sql_unparsable": 85}, n_kept_by_category={},
-        duplicate_examples=(
-            d.DuplicateExample(dropped="text-to-sql/91", kept="text-to-sql/14",
-                               reason="near_duplicate", similarity=0.91),
+        d.DatasetSource(
+            name="generated-shops", kind="generated", revision=None, license="CC0-1.0", n_files=1,
+            n_bytes=5_200_000, n_records=4_000, n_shards=1, sha256="cd" * 32, notes=(),
         ),
-        sources=(generated,) if preset == "demo" else (hub, generated),
-    )  # fmt: skip
+    ),
+)  # fmt: skip
+DOCUMENTS = d.DocumentsRecord(
+    expert="expert-sql", sha256="1a" * 32,
+    n_records=22_000, n_rejected=412, n_filtered=88, n_dropped=1_500, n_train=19_800,
+    n_train_copies=19_800, n_held_out=200,
+    n_dropped_by_reason={"duplicate": 1_283, "near_duplicate": 217},
+    n_rejected_by_reason={"empty_field": 380, "not_utf8": 32},
+    n_filtered_by_reason={"secret": 3, "sql_unparsable": 85}, n_kept_by_category={},
+    duplicate_examples=(
+        d.DuplicateExample(dropped="text-to-sql/91", kept="text-to-sql/14",
+                           reason="near_duplicate", similarity=0.91),
+    ),
+    sources=(
+        d.SourceCounts(
+            source="text-to-sql", n_records=18_000, n_rejected=412, n_filtered=88, n_dropped=1_500,
+            n_train=15_840, n_held_out=160,
+        ),
+        d.SourceCounts(
+            source="generated-shops", n_records=4_000, n_rejected=0, n_filtered=0, n_dropped=0,
+            n_train=3_960, n_held_out=40,
+        ),
+    ),
+)  # fmt: skip
+EXPORT = ExportRecord(
+    expert="expert-sql", path="results/expert-sql/merged", published_step=PUBLISHED_STEP,
+    dtype="float32", merged_into="base",
+    loss_before_merge=0.5312, loss_after_merge=0.5312, n_rows_compared=4,
+    max_logit_difference=0.0078, weights_sha256="9e" * 32, n_bytes=1_192_400_000,
+)  # fmt: skip
 
 
 def make_model() -> t.ModelRecord:
@@ -170,7 +169,7 @@ def make_plan() -> p.TrainPlan:
             model_bytes=1_200_000_000, optimizer_bytes=55_000_000, step_bytes=56_006_000_000,
             reserve_bytes=5_739_000_000,
         ),
-        next_micro_batch_peak_bytes=123_600_000_000, options=_options(), claims=CLAIMS,
+        next_micro_batch_peak_bytes=123_600_000_000, options=OPTIONS, claims=CLAIMS,
         reasons=(
             p.Reason(setting="batch_size", value="16", because="predicted peak 63 GB fits 80 GB",
                    source_value="16"),
@@ -184,24 +183,17 @@ CLAIMS = (
                finding="3,558 steps at 1.25 a second are 47 minutes, not 47 hours"),
     p.ClaimCheck(text="costs about two dollars", holds=True, finding="0.78 h at $2.49 are $1.94"),
 )  # fmt: skip
-
-
-def _options() -> tuple[p.HardwareOption, ...]:
-    return (
-        p.HardwareOption(
-            name="H100 SXM", n_gpus=1, fits=True, micro_batch_size=16,
-            checkpoint_activations=False, hours=0.73, hours_low=0.71, hours_high=0.77,
-            usd_per_hour=2.49, price_as_of="2026-05", usd=1.8177, usd_low=1.7679,
-            usd_high=1.9173, remark="as planned",
-        ),
-        p.HardwareOption(
-            name="RTX 4090", n_gpus=1, fits=True, micro_batch_size=4, checkpoint_activations=True,
-            hours=5.1, hours_low=3.4, hours_high=7.6, remark="no price is configured",
-        ),
-        p.HardwareOption(
-            name="RTX 2060", n_gpus=1, fits=False, remark="needs 7.1 GB for one row, has 6 GB"
-        ),
-    )  # fmt: skip
+OPTIONS = (
+    p.HardwareOption(
+        name="H100 SXM", n_gpus=1, fits=True, micro_batch_size=16,
+        checkpoint_activations=False, hours=0.73, hours_low=0.71, hours_high=0.77,
+        usd_per_hour=2.49, price_as_of="2026-05", usd=1.8177, usd_low=1.7679,
+        usd_high=1.9173, remark="as planned",
+    ),
+    p.HardwareOption(
+        name="RTX 2060", n_gpus=1, fits=False, remark="needs 7.1 GB for one row, has 6 GB"
+    ),
+)  # fmt: skip
 
 
 def make_staging() -> StagingRecord:
@@ -287,13 +279,4 @@ def make_training() -> t.TrainingRecord:
              "time.gpu_idle_s"),
             "the device runs behind the host",
         ),
-    )  # fmt: skip
-
-
-def make_export() -> ExportRecord:
-    return ExportRecord(
-        expert="expert-sql", path="results/expert-sql/merged", published_step=PUBLISHED_STEP,
-        dtype="float32", merged_into="base",
-        loss_before_merge=0.5312, loss_after_merge=0.5312, n_rows_compared=4,
-        max_logit_difference=0.0078, weights_sha256="9e" * 32, n_bytes=1_192_400_000,
     )  # fmt: skip

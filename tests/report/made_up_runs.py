@@ -6,11 +6,13 @@ import made_up_series as series
 from made_up_series import make_profile, not_profiled
 from msgspec.structs import replace
 
-from expertflow.plan.records import CostPlan, TrainPlan
+from expertflow.hardware.nvml import NO_DRIVER
+from expertflow.hardware.sampler import SamplingInterval
+from expertflow.hardware.summary import no_card, summarize
+from expertflow.plan.records import CostPlan
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.records import ChainLink
-from expertflow.tokens.records import PackingRecord
-from expertflow.train import records as t
+from expertflow.train.records import NOT_ON_CPU
 
 PROVENANCE = {
     "git": "3f9c2ab0d1 (clean)",
@@ -43,9 +45,9 @@ def make_gpu_inputs() -> ReportInputs:
     )
     staging = pieces.make_staging()
     return ReportInputs(
-        spec=pieces.make_spec("full"),
-        datasets=pieces.make_datasets("full"),
-        documents=pieces.make_documents("full"),
+        spec=pieces.SPEC,
+        datasets=pieces.DATASETS,
+        documents=pieces.DOCUMENTS,
         model=pieces.make_model(),
         packing=pieces.make_packing(),
         plan=pieces.make_plan(),
@@ -59,10 +61,8 @@ def make_gpu_inputs() -> ReportInputs:
             lm_eval=learned.LM_EVAL,
             n_questions_shared_with_training=3,
         ),
-        export=pieces.make_export(),
-        steps=series.make_steps(
-            n_steps=pieces.N_STEPS, step_s=pieces.STEP_S, tokens=pieces.TOKENS_PER_STEP, seed=1
-        ),
+        export=pieces.EXPORT,
+        steps=series.make_steps(),
         samples=series.make_gpu_samples(),
         profile=make_profile(),
         preflight={
@@ -74,91 +74,47 @@ def make_gpu_inputs() -> ReportInputs:
 
 
 def make_cpu_inputs() -> ReportInputs:
-    """The same expert from the demo preset: 60 steps on two cores, no price, no GPU."""
+    """The same run of the demo preset: no card, no price, its steps timed as they went."""
     gpu = make_gpu_inputs()
+    samples = series.make_cpu_samples()
+    clock = replace(gpu.training.time, forward_s=830.0, backward_s=1_560.0, optimizer_s=104.1)
     return replace(
         gpu,
-        spec=pieces.make_spec("demo"),
-        datasets=pieces.make_datasets("demo"),
-        documents=pieces.make_documents("demo"),
+        spec=replace(gpu.spec, preset="demo"),
+        datasets=replace(gpu.datasets, preset="demo", sources=gpu.datasets.sources[1:]),
+        documents=replace(gpu.documents, sources=gpu.documents.sources[1:]),
         model=replace(gpu.model, name="builtin:tiny-qwen3", kind="builtin", revision=None,
                       license=None),
-        plan=_cpu_plan(gpu.plan),
-        training=_cpu_training(gpu.training),
-        packing=_cpu_packing(gpu.packing),
+        plan=replace(
+            gpu.plan, hardware="cpu", gpu=None, precision="fp32", use_tf32=False, bf16=False,
+            predicted_peak_bytes=None,
+            predicted_peak_reason="memory is predicted for CUDA devices only",
+            cost=CostPlan(reason="no speed is known for this CPU"),
+            memory=None, options=(), claims=(),
+        ),
+        training=replace(
+            gpu.training, device="cpu", gpu_name=None, precision="fp32", attention="sdpa",
+            activated=("packing", "sdpa"), n_threads=2, time=clock, sampled_steps=None,
+            candidates=gpu.training.candidates[-1:],
+            peak_memory_allocated_bytes=None, peak_memory_reserved_bytes=None,
+            unavailable={
+                "sampled_steps": "the run had too few steps for one to be timed",
+                "h2d_s": NOT_ON_CPU, "gpu_idle_s": NOT_ON_CPU,
+                "peak_memory_allocated_bytes": NOT_ON_CPU,
+                "peak_memory_reserved_bytes": NOT_ON_CPU,
+            },
+        ),
         preflight={"n_cpus": 2},
         profile=not_profiled(),
         staging=replace(gpu.staging, rows=pieces.read_in_place(gpu.staging.rows),
                         weights=pieces.read_in_place(gpu.staging.weights)),
-        monitor=series.make_cpu_monitor(),
+        monitor=summarize(samples, card=no_card(NO_DRIVER), interval=SamplingInterval(1.0)),
         evaluation=replace(
             learned.make_evaluation(
                 before=(0, 6.203), after=(37, 2.11), baselines={"constant": 1, "nearest": 18}
             ),
-            published=learned.published_by_training(60),
+            published=learned.published_by_training(series.N_STEPS),
         ),
-        export=replace(gpu.export, published_step=60),
-        steps=series.make_steps(n_steps=60, step_s=1.35, tokens=7_900, seed=2),
-        samples=series.make_cpu_samples(),
-    )  # fmt: skip
-
-
-def _cpu_packing(gpu: PackingRecord) -> PackingRecord:
-    train = replace(
-        gpu.train,
-        n_sequences=480, n_tokens_in=237_000, n_tokens=237_000, n_padding_tokens=8_760,
-        n_supervised_tokens=78_000, n_target_tokens=78_000,
-    )  # fmt: skip
-    return replace(gpu, sequence_length_tokens=512, train=train)
-
-
-def _cpu_training(training: t.TrainingRecord) -> t.TrainingRecord:
-    time = t.TimeSpent(
-        wall_s=96.0, startup_s=6.1, data_wait_s=0.3, h2d_s=None, train_s=81.2, forward_s=27.4,
-        backward_s=50.1, optimizer_s=3.7, checkpoint_s=0.9, eval_s=5.2, other_s=2.3,
-        gpu_idle_s=None,
-    )  # fmt: skip
-    return replace(
-        training,
-        base_model="builtin:tiny-qwen3", device="cpu", gpu_name=None, precision="fp32",
-        attention="sdpa", activated=("packing", "sdpa"), n_threads=2, method="full",
-        n_params_total=1_312_640, n_params_trainable=1_312_640, n_steps=60, n_epochs=2.0,
-        n_tokens=60 * 7_900, n_target_tokens=60 * 2_600, n_padding_tokens=60 * 292,
-        published_step=60, micro_batch_size=8, sampled_steps=None,
-        candidates=(replace(training.candidates[0], step=60, held_out_loss=2.11, path="."),),
-        checkpoint_write_s=0.4, loss_first=6.21, loss_last=1.92, time=time, n_sessions=1,
-        resumed_at_steps=(), n_saves=1,
-        eval_points=(
-            t.EvalPoint(step=30, loss=3.05, n_target_tokens=9_100, eval_s=2.6),
-            t.EvalPoint(step=60, loss=2.11, n_target_tokens=9_100, eval_s=2.6),
-        ),
-        save_points=(t.SavePoint(step=60, elapsed_s=94.0, save_s=0.4),),
-        epoch_summaries=(
-            t.EpochSummary(epoch=1, steps=30, loss_mean=4.4, eval_loss=3.05, tokens=237_000,
-                         seconds=44.1, tokens_per_s=5_374.1),
-            t.EpochSummary(epoch=2, steps=30, loss_mean=2.5, eval_loss=2.11, tokens=237_000,
-                         seconds=43.5, tokens_per_s=5_448.3),
-        ),
-        peak_memory_allocated_bytes=None, peak_memory_reserved_bytes=None,
-        peak_host_rss_bytes=1_210_000_000,
-        measured_peak_flops_per_s=None,
-        unavailable={
-            "sampled_steps": "the run had too few steps for one to be timed",
-            "h2d_s": t.NOT_ON_CPU, "gpu_idle_s": t.NOT_ON_CPU,
-            "peak_memory_allocated_bytes": t.NOT_ON_CPU, "peak_memory_reserved_bytes": t.NOT_ON_CPU,
-        },
-    )  # fmt: skip
-
-
-def _cpu_plan(gpu: TrainPlan) -> TrainPlan:
-    return replace(
-        gpu,
-        method="full", lora=None, hardware="cpu", gpu=None, n_steps=60, n_steps_per_epoch=30,
-        n_warmup_steps=6, n_epochs=2.0, precision="fp32", use_tf32=False, bf16=False, batch_size=8,
-        gradient_accumulation_steps=2, global_batch_sequences=16, sequence_length_tokens=512,
-        n_params_total=1_312_640, n_params_trainable=1_312_640, flops_per_token_model=8.4e6,
-        flops_per_token_hardware=8.4e6, predicted_tokens=474_000, predicted_peak_bytes=None,
-        predicted_peak_reason="memory is predicted for CUDA devices only",
-        cost=CostPlan(reason="no speed is known for this CPU"),
-        memory=None, options=(), claims=(),
+        export=replace(gpu.export, published_step=series.N_STEPS),
+        samples=samples,
     )  # fmt: skip

@@ -4,14 +4,13 @@ import math
 import random
 from typing import Any
 
-from msgspec.structs import replace
-
 from expertflow.core.records import to_json
 from expertflow.hardware import records as h
 from expertflow.train.profiler import N_KERNELS, NOT_ASKED, KernelLaunch, kernel_table
 from expertflow.train.records import KernelProfile, StepRecord
 
 GPU = "NVIDIA H100 80GB HBM3"
+N_STEPS, STEP_S, EVAL_EVERY, TOKENS_PER_STEP = 1800, 1.38, 300, 48_000
 NO_CARD = dict.fromkeys(
     ("utilization_percent", "memory_used_bytes", "temperature_c", "power_w", "energy_j")
 )
@@ -26,25 +25,25 @@ KERNELS = {
 }
 
 
-def make_steps(*, n_steps: int, step_s: float, tokens: int, seed: int) -> tuple[StepRecord, ...]:
-    """Steps with a falling, noisy loss and a pause after each evaluation."""
-    chance = random.Random(seed)
-    elapsed_s, steps = 30.0 if n_steps > 100 else 6.1, []
-    floor, height = (0.53, 1.57) if n_steps > 100 else (1.8, 4.4)
-    for step in range(1, n_steps + 1):
-        took_s = step_s * chance.uniform(0.97, 1.04)
+def make_steps() -> tuple[StepRecord, ...]:
+    """Make steps with a falling, noisy loss and a pause after each evaluation."""
+    chance = random.Random(1)
+    elapsed_s, steps = 30.0, []
+    for step in range(1, N_STEPS + 1):
+        took_s = STEP_S * chance.uniform(0.97, 1.04)
         elapsed_s += took_s
-        loss = floor + height * math.exp(-4.5 * step / n_steps * 1.6) + chance.gauss(0, 0.02)
+        loss = 0.53 + 1.57 * math.exp(-7.2 * step / N_STEPS) + chance.gauss(0, 0.02)
         steps.append(
             StepRecord(
-                step=step, epoch=2 * step / n_steps, loss=loss, learning_rate=2e-4,
-                grad_norm=chance.uniform(0.4, 1.1), n_tokens=tokens, n_target_tokens=tokens // 3,
+                step=step, epoch=2 * step / N_STEPS, loss=loss, learning_rate=2e-4,
+                grad_norm=chance.uniform(0.4, 1.1), n_tokens=TOKENS_PER_STEP,
+                n_target_tokens=TOKENS_PER_STEP // 3,
                 step_s=took_s, data_wait_s=0.012, elapsed_s=elapsed_s, h2d_s=None, forward_s=None,
                 backward_s=None, optimizer_s=None,
             )
         )  # fmt: skip
-        if step % (n_steps // 6) == 0:
-            elapsed_s += 20.0 if n_steps > 100 else 1.0
+        if step % EVAL_EVERY == 0:
+            elapsed_s += 20.0
     return tuple(steps)
 
 
@@ -96,30 +95,6 @@ def make_machine() -> dict[str, Any]:
     return made
 
 
-def make_cpu_monitor() -> h.MonitorRecord:
-    missing = ("gpu_name", "driver", "memory_total_bytes", "power_limit_w", "energy_j",
-               "any_kernel_percent", "memory_used_bytes", "temperature_c", "power_w",
-               "tensor_active_percent", "sm_active_percent", "sm_clock_mhz", "memory_clock_mhz",
-               "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "throttle_s", "temperature_limits_c",
-               "energy_source", "energy_all_j", "power_all_w", "throttle_source")  # fmt: skip
-    return replace(
-        make_monitor(),
-        **dict.fromkeys(missing),
-        effective_interval_s=1.0,
-        n_samples=96,
-        simulated=False,
-        cpu_percent=_stats(92.0, 4.0),
-        ram_used_bytes=_stats(3.1e9, 0.2e9),
-        assessment=(),
-        disk_read_bytes=1_300_000,
-        disk_write_bytes=22_000_000,
-        monitor_cpu_fraction=0.0012,
-        wall_s=92.0,
-        n_gpus=0,
-        unavailable=dict.fromkeys(missing, "no NVIDIA driver was found"),
-    )
-
-
 def make_gpu_samples() -> tuple[h.GpuSample, ...]:
     chance = random.Random(3)
     samples = []
@@ -158,7 +133,7 @@ def make_cpu_samples() -> tuple[h.GpuSample, ...]:
             cpu_percent=chance.uniform(88, 97) if second > 6 else 40.0,
             ram_used_bytes=3_100_000_000 + 2_000_000 * min(second, 40),
         )
-        for second in range(96)
+        for second in range(0, 2_680, 2)
     )
 
 

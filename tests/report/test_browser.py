@@ -166,11 +166,28 @@ def test_a_phone_has_its_own_drawings(show: Any) -> None:
         assert not page.locator(f".{hidden}").first.is_visible()
 
 
+# Texts whose color has less than 4.5 : 1 on the background that lies behind them.
+FAINT = """() => {
+  const light = color => { const [r, g, b] = color.match(/[\\d.]+/g).slice(0, 3)
+    .map(c => c / 255).map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const behind = e => { const color = getComputedStyle(e).backgroundColor;
+    return /, 0\\)$/.test(color) && e.parentElement ? behind(e.parentElement) : color; };
+  return [...document.querySelectorAll('body *')]
+    .filter(e => !e.closest('svg') && e.getBoundingClientRect().height
+      && [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
+    .map(e => [e, light(getComputedStyle(e).color), light(behind(e))])
+    .filter(([e, a, b]) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05) < 4.5)
+    .map(([e]) => e.tagName + '.' + e.className + ' ' + getComputedStyle(e).color); }"""
+
+
 @pytest.mark.parametrize("name", PAGES)
-def test_dark_is_dark_and_light_is_light(show: Any, name: str) -> None:
+def test_dark_is_dark_light_is_light_and_both_can_be_read(show: Any, name: str) -> None:
     style = "() => getComputedStyle(document.body).backgroundColor"
-    light, dark = (show(name, scheme=scheme).evaluate(style) for scheme in ("light", "dark"))
-    assert sum(_channels(light)) > 3 * 230 and sum(_channels(dark)) < 3 * 50
+    light, dark = (show(name, scheme=scheme) for scheme in ("light", "dark"))
+    assert sum(_channels(light.evaluate(style))) > 3 * 230
+    assert sum(_channels(dark.evaluate(style))) < 3 * 50
+    assert (light.evaluate(FAINT), dark.evaluate(FAINT)) == ([], [])
 
 
 def _channels(color: str) -> list[int]:

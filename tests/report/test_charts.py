@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from made_up_records import STEP_S, TOKENS_PER_STEP
+from made_up_series import STEP_S, TOKENS_PER_STEP
 from msgspec.structs import replace
 
 from expertflow.report.build_run import REFERENCE_BANDS
@@ -41,9 +41,9 @@ GPU_LABELS = (
     " longest 1,591; rows of 1,536 tokens",
 )
 CPU_LABELS = (
-    "Useful tokens per second in tok/s over 1.6 min: mean 5.62k, from 3.32k to 6.02k",
-    "CPU in % of all cores over 1.6 min: mean 88.7, from 40.0 to 97.0",
-    "Host memory in use in GB over 1.6 min: mean 3.16, from 3.10 to 3.18",
+    GPU_LABELS[1],
+    "CPU in % of all cores over 45 min: mean 92.4, from 40.0 to 97.0",
+    "Host memory in use in GB over 45 min: mean 3.18, from 3.10 to 3.18",
 )
 
 

@@ -51,25 +51,23 @@ def test_peak_is_of_the_card_that_ran_and_its_precision(
         assert (found.flops_per_s, found.source) == (flops_per_s, told)
 
 
-@pytest.mark.parametrize(
-    ("device", "reserved", "is_read", "spilled"),
-    [
-        ("cuda", 62.3e9, True, 0),
-        ("cuda", 70.3e9, True, 8_000_000_000),
-        ("cuda", 70.3e9, False, None),
-        ("cuda", None, True, None),
-        ("cpu", 70.3e9, True, None),
-    ],
-)
-def test_spilled_is_what_the_card_never_held(
-    device: str, reserved: float, is_read: bool, spilled: int | None, gpu_inputs: ReportInputs
-) -> None:
-    held = None if reserved is None else int(reserved)
-    training = replace(gpu_inputs.training, device=device, peak_memory_reserved_bytes=held)
-    used = gpu_inputs.monitor.memory_used_bytes if is_read else None
-    monitor = replace(gpu_inputs.monitor, memory_used_bytes=used)
-    found = derive.memory_spilled(replace(gpu_inputs, training=training, monitor=monitor))
-    assert (None if isinstance(found, Missing) else found) == spilled
+def test_spilled_is_what_the_card_never_held(gpu_inputs: ReportInputs) -> None:
+    def spilled(reserved: float | None, device: str = "cuda", **monitor: Any) -> Any:
+        held = None if reserved is None else int(reserved)
+        return derive.memory_spilled(
+            replace(
+                gpu_inputs,
+                training=replace(
+                    gpu_inputs.training, device=device, peak_memory_reserved_bytes=held
+                ),
+                monitor=replace(gpu_inputs.monitor, **monitor),
+            )
+        )
+
+    assert (spilled(62.3e9), spilled(70.3e9)) == (0, 8_000_000_000)
+    assert isinstance(spilled(None), Missing)
+    assert isinstance(spilled(70.3e9, "cpu"), Missing)
+    assert isinstance(spilled(70.3e9, memory_used_bytes=None), Missing)
 
 
 def test_energy_of_several_cards_is_that_of_all(gpu_inputs: ReportInputs) -> None:
@@ -90,11 +88,9 @@ def test_billing_steps_round_up_what_stands_beside_the_plan(gpu_inputs: ReportIn
     assert derive.cost_usd(inputs) == pytest.approx(2.49 * 2_712 / 3600)
 
 
-@pytest.mark.parametrize(
-    ("n_epochs", "started"), [(0.2, 1), (1.0, 1), (1.0000000001, 1), (1.01, 2), (3.0, 3)]
-)
-def test_epochs_started(n_epochs: float, started: int) -> None:
-    assert derive.n_epochs_started(n_epochs) == started
+def test_epochs_started() -> None:
+    told = {0.2: 1, 1.0: 1, 1.0000000001: 1, 1.01: 2, 3.0: 3}
+    assert {n_epochs: derive.n_epochs_started(n_epochs) for n_epochs in told} == told
 
 
 def test_gpu_steps_are_split_by_their_samples(gpu_inputs: ReportInputs) -> None:

@@ -12,6 +12,7 @@ from report_reading import (
     changed,
     check_page_is_safe,
     hostile,
+    section,
 )
 
 from expertflow.core.format import show_hidden
@@ -20,6 +21,7 @@ from expertflow.report import format as f
 from expertflow.report.build import build_report
 from expertflow.report.charts.frame import _themed
 from expertflow.report.compare import index_row, render_index
+from expertflow.report.headline import make_tiles
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import restore, to_plain
 from expertflow.report.page import render_page
@@ -51,6 +53,24 @@ def test_sections_are_in_order(gpu_page: str) -> None:
     assert re.findall(r'<section id="(\w+)"', gpu_page) == wanted
     assert gpu_page.index("verdict mixed") < gpu_page.index('class="tiles"')
     assert gpu_page.count('class="tile"') == 8
+
+
+def test_tiles_and_parts_of_the_time_tell_the_figures(
+    gpu_report: Report, gpu_page: str, cpu_page: str
+) -> None:
+    notes = {tile.label: tile.note.replace(f.NBSP, " ") for tile in make_tiles(gpu_report)}
+    assert notes["Cost"] == "plan $1.82 \u00b7 +3.2 %"
+    assert notes["MFU"] == "of 990 TFLOP/s bf16"
+    assert notes["Peak GPU memory"] == "of 80.0 GB \u00b7 23 % free"
+    # The steps of a CPU are timed by their parts.
+    legend = re.compile(r"<span>([^<]+)</span><b>[^<]+</b><em>([\d.]+)")
+    cpu, gpu = (
+        {name: float(percent) for name, percent in legend.findall(section(page, "time"))}
+        for page in (cpu_page, gpu_page)
+    )
+    assert (cpu["Forward and backward"], cpu["Optimizer"]) == (88.1, 3.8)
+    assert sum(cpu.values()) == pytest.approx(100, abs=0.3)
+    assert sum(gpu.values()) == pytest.approx(100, abs=0.3)
 
 
 def test_preset_and_split_are_said(gpu_page: str, cpu_page: str) -> None:
@@ -98,9 +118,9 @@ def test_hostile_texts_are_escaped(
     _escaped(render_page(_hostile_report(cpu_report), short))
     short = replace(gpu_inputs, steps=gpu_inputs.steps[:20], samples=gpu_inputs.samples[:20])
     page = _escaped(render_page(_hostile_report(gpu_report), short))
-    for section, end in PLACES:  # that only a full report has
-        part = page.split(f'<section id="{section}"')[1].split(f'id="{end}"')[0]
-        assert part.count("&lt;script&gt;") > 3, section
+    for name, end in PLACES:  # that only a full report has
+        part = page.split(f'<section id="{name}"')[1].split(f'id="{end}"')[0]
+        assert part.count("&lt;script&gt;") > 3, name
 
 
 def test_hostile_texts_are_escaped_in_the_index(gpu_report: Report) -> None:
@@ -163,9 +183,9 @@ def test_parts_without_content_are_left_out(
     assert "No readings were taken." in page and "No readings were taken." not in gpu_page
 
 
-def _rows(page: str, section: str) -> dict[str, str]:
+def _rows(page: str, place: str) -> dict[str, str]:
     """Return the lines of the first table of a section of a page by their first cell."""
-    table = page.split(section)[1].split("</table>")[0]
+    table = page.split(place)[1].split("</table>")[0]
     rows = re.findall(r"<tr[^>]*><td>([^<]+?) *<(.*?)</tr>", table, re.DOTALL)
     return {name.strip(): html.unescape(rest) for name, rest in rows}
 
@@ -187,8 +207,8 @@ def test_plan_rows_say_whether_the_band_held(
 
 
 def test_memory_is_drawn_to_the_scale_of_the_card(gpu_page: str) -> None:
-    section = gpu_page.split("<h3>Device memory")[1].split("</ul>")[0]
-    predicted, reserved = section.split('<div class="bar">')[1:3]
+    bars = gpu_page.split("<h3>Device memory")[1].split("</ul>")[0]
+    predicted, reserved = bars.split('<div class="bar">')[1:3]
     shares = [float(x) for x in re.findall(r"flex:0 0 ([\d.]+)%", predicted)]
     assert sum(shares) == pytest.approx(100 * 63 / 80, abs=0.01)  # GB of the card's
     assert "flex:0 0 76.875%" in reserved

@@ -5,8 +5,10 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,8 +45,12 @@ def model(tmp_path: Path) -> Content:
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Path:
-    (tmp_path / "scratch").mkdir()
-    return tmp_path / "scratch"
+    return disk_at(tmp_path / "scratch")
+
+
+def disk_at(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 def plan(rows: Content, model: Content, spec: StageSpec) -> StagingRecord:
@@ -60,8 +66,7 @@ def test_training_finds_copied_rows_and_weights(
     assert record.rows.copy_bytes_per_s is not None
     with open_staged(record) as places:
         assert [note.action for note in places.staged] == ["reused", "reused"]
-        assert is_copy(rows, places.rows)
-        assert is_copy(model, places.weights)
+        assert is_copy(rows, places.rows) and is_copy(model, places.weights)
 
 
 def test_what_fits_into_memory_is_read_beforehand_by_training(
@@ -93,50 +98,64 @@ def test_a_copy_in_use_is_held(
     assert prune_copies(tmp_path / "results") == [store_at(scratch) / rows.key]
 
 
-def test_a_retry_on_another_machine_stages_again(
-    tmp_path: Path, rows: Content, model: Content, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JOB_DISK", str(tmp_path / "job-1"))
-    (tmp_path / "job-1").mkdir()
+def test_a_retry_on_another_machine_stages_again_or_reads_the_source(
+    tmp_path: Path, rows: Content, model: Content,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("JOB_DISK", str(disk_at(tmp_path / "job-1")))
     record = plan(rows, model, StageSpec(scratch="$JOB_DISK"))
     shutil.rmtree(tmp_path / "job-1")
-    (tmp_path / "job-2").mkdir()
-    monkeypatch.setenv("JOB_DISK", str(tmp_path / "job-2"))
+    monkeypatch.setenv("JOB_DISK", str(disk_at(tmp_path / "job-2")))
     with open_staged(record) as places:
         assert places.rows.is_relative_to(tmp_path / "job-2")
         assert [note.action for note in places.staged] == ["copied", "copied"]
-
-
-def test_a_machine_without_the_directory_reads_the_source(
-    rows: Content, model: Content, scratch: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    record = plan(rows, model, StageSpec(scratch=str(scratch)))
-    shutil.rmtree(scratch)
+    shutil.rmtree(tmp_path / "job-2")
     with open_staged(record) as places:
         assert (places.rows, places.weights) == (rows.source, model.source)
         assert all(note.is_fallback for note in places.staged)
     assert "no such directory" in caplog.text
 
 
-def raising(number: int) -> Callable[..., Any]:
-    def fail(*_: Any) -> None:
-        raise OSError(number, os.strerror(number))
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk of 256 kB, where that is allowed."""
+    folder = disk_at(tmp_path / "small")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk cannot be mounted without the rights of root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
 
-    return fail
+
+def test_a_disk_that_fills_up_in_the_midst_is_done_without(
+    tmp_path: Path, model: Content, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "file_system", lambda _: "ext4")
+    rows = make_rows(tmp_path / "large", n_bytes=400_000)
+    record = plan(rows, model, StageSpec(scratch=str(small_disk)))
+    assert record.rows.is_fallback and "make prune" in record.rows.reason
+    assert record.weights.action == "copied"
+    # Others filled it after there was room.
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
+    with open_staged(record) as places:
+        assert places.rows == rows.source and is_copy(model, places.weights)
+        assert "No space left on device, though there seemed to be" in places.staged[0].reason
+    left = [path for path in store_at(small_disk).iterdir() if path.is_dir()]
+    assert [path.name for path in left] == [model.key]
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EIO])
 def test_a_disk_that_fails_in_the_midst_is_done_without(
     rows: Content, model: Content, scratch: Path, number: int,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
+    def fail(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(store, "_copy_file", fail)
     record = plan(rows, model, StageSpec(scratch=str(scratch)))
-    shutil.rmtree(store_at(scratch))
-    monkeypatch.setattr(store, "_copy_file", raising(number))
-    with open_staged(record) as places:
-        assert (places.rows, places.weights) == (rows.source, model.source)
-        assert all(note.is_fallback and note.target is None for note in places.staged)
-        assert os.strerror(number) in places.staged[0].reason
+    assert [record.rows.target, record.weights.target] == [None, None]
+    assert record.rows.is_fallback and os.strerror(number) in record.rows.reason
     assert [entry.levelno for entry in caplog.records] == [logging.WARNING] * 2
     assert not [path for path in store_at(scratch).iterdir() if path.is_dir()]
 
@@ -232,11 +251,6 @@ def machine(monkeypatch: pytest.MonkeyPatch, rows: Content) -> Machine:
     return found
 
 
-def disk_at(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
-
-
 @pytest.mark.parametrize(
     ("kind", "spec", "reason"),
     [
@@ -286,7 +300,9 @@ def test_a_copy_has_to_be_read_faster_than_its_source(
     assert "nfs4" in note.reason and f"{target / 1e9:.2f} GB/s" in note.reason
 
 
-def test_an_earlier_choice_is_taken_again(tmp_path: Path, rows: Content, machine: Machine) -> None:
+def test_an_earlier_choice_is_taken_again_where_it_is_there(
+    tmp_path: Path, rows: Content, machine: Machine
+) -> None:
     scratch = disk_at(tmp_path / "job-1")
     machine.disks = {scratch: 3e9}
     _, first = choose_place(rows, StageSpec())
@@ -294,14 +310,9 @@ def test_an_earlier_choice_is_taken_again(tmp_path: Path, rows: Content, machine
     n_measured = machine.n_measured
     assert choose_place(rows, StageSpec(), recorded=recorded) == (scratch, first)
     assert machine.n_measured == n_measured
-
-
-def test_another_machine_chooses_anew(tmp_path: Path, rows: Content, machine: Machine) -> None:
-    _, first = choose_place(rows, StageSpec())
-    recorded = replace(first, target=str(store_at(tmp_path / "job-1") / rows.key / "files"))
-    here = disk_at(tmp_path / "job-2")
-    machine.disks = {here: 3e9}
-    assert choose_place(rows, StageSpec(), recorded=recorded)[0] == here
+    scratch.rename(tmp_path / "job-2")
+    machine.disks = {tmp_path / "job-2": 3e9}
+    assert choose_place(rows, StageSpec(), recorded=recorded)[0] == tmp_path / "job-2"
 
 
 def test_a_directory_that_is_set_is_taken(
