@@ -25,20 +25,16 @@ KEY, ADDRESS = "AKIA" + "QYLPMN5HHHFPZAM2", "ann" + "@site.org"
 PAIR = SourceSpec(name="s", kind="local", prompt="{q}", completion="{a}")
 
 
-def source_of(*paths: Path, n_shards: int = 1) -> SourceRecord:
-    files = tuple(describe_file(path, sha256="", options={}) for path in paths)
-    return SourceRecord(
-        name="s", preset="demo", kind="local", revision=None, card_license=None,
-        n_shards=n_shards, files=files, artifacts={},
-    )  # fmt: skip
-
-
 def prepare(
     path: Path, spec: PrepareSpec = SPEC, *, index: int = 0, n_shards: int = 1
 ) -> ShardRecord:
+    source = SourceRecord(
+        name="s", preset="demo", kind="local", revision=None, card_license=None,
+        n_shards=n_shards, files=(describe_file(path, sha256=""),), artifacts={},
+    )  # fmt: skip
     return prepare_shard(
         spec=spec,
-        source=source_of(path, n_shards=n_shards),
+        source=source,
         shard=f"{index:03d}",
         output=path.with_name(f"documents-{index}-{n_shards}.arrow"),
         rejected=path.with_name("rejected.jsonl"),

@@ -1,17 +1,14 @@
 """Every family of real data becomes documents, by a manifest's own means."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from test_prepare import source_of
+from test_prepare import prepare, write
 from test_shapes import SPEC
 
 from expertflow.core.files import read_json_lines
-from expertflow.data.prepare import prepare_shard
-from expertflow.data.records import ShardRecord
 from expertflow.data.settings import FieldCheck, SourceSpec
 
 pytestmark = pytest.mark.long
@@ -39,26 +36,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], int, dict[str, int], dict[str, in
 }  # fmt: skip
 
 
-def run(path: Path, folder: Path, source: SourceSpec) -> ShardRecord:
-    return prepare_shard(
-        spec=replace(SPEC, source=source),
-        source=source_of(path),
-        shard="000",
-        output=folder / "documents.arrow",
-        rejected=folder / "rejected.jsonl",
-    )
-
-
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_family_becomes_documents(family: str, shared_data: Path, tmp_path: Path) -> None:
     name, source, n_records, rejected, filtered = FAMILIES[family]
-    path = shared_data / name
+    raw, path = shared_data / name, tmp_path / "records.jsonl"
     if family == "text2cypher":
         # The parser takes 20 ms a query, so the first of its 4,500 records have to do.
-        first = path.read_bytes().splitlines(keepends=True)[:n_records]
-        path = tmp_path / path.name
-        path.write_bytes(b"".join(first))
-    record = run(path, tmp_path, SourceSpec(name="s", kind="local", **source))
+        path.write_bytes(b"".join(raw.read_bytes().splitlines(keepends=True)[:n_records]))
+    else:
+        path.symlink_to(raw)
+    record = prepare(path, replace(SPEC, source=SourceSpec(name="s", kind="local", **source)))
     assert record.n_rejected_by_reason == rejected
     assert record.n_filtered_by_reason == filtered
     assert record.n_records == n_records
@@ -77,12 +64,11 @@ def as_calls(truth: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", ["simple_python", "multiple", "parallel", "live_simple"])
 def test_function_calls_become_documents(name: str, shared_data: Path, tmp_path: Path) -> None:
     raw = read_json_lines(shared_data / "chat-tools" / "bfcl" / f"{name}.jsonl")
-    path = tmp_path / "calls.jsonl"
-    with path.open("w") as stream:
-        for record in raw:
-            calls = {"role": "assistant", "tool_calls": as_calls(record["ground_truth"])}
-            chat = {"messages": [*record["question"][0], calls], "tools": record["function"]}
-            stream.write(json.dumps(chat) + "\n")
+    chats = []
+    for record in raw:
+        calls = {"role": "assistant", "tool_calls": as_calls(record["ground_truth"])}
+        turns = [*record["question"][0], calls]
+        chats.append({"messages": turns, "tools": record["function"]})
     source = SourceSpec(name="s", kind="local", messages="messages", tools="tools")
-    shard = run(path, tmp_path, source)
+    shard = prepare(write(tmp_path / "calls.jsonl", *chats), replace(SPEC, source=source))
     assert (shard.n_documents, shard.n_rejected_by_reason) == (len(raw), {})

@@ -69,11 +69,12 @@ def test_the_lowest_ranks_are_chosen(n: int) -> None:
 
 
 def test_a_source_is_capped() -> None:
-    of = columns(300, sources="abc")
+    of = columns(330, sources="abc")
+    of.status[:30] = STATUS.index("duplicate")
     select_documents(of, dedup_spec(max_per_source={"a": 10, "b": 100}), expert="e")
     left = Counter(row % 3 for row in kept(of))
     assert left == {0: 10, 1: 100, 2: 100}
-    assert reasons(of) == {"kept": 210, "over_source_cap": 90}
+    assert reasons(of) == {"duplicate": 30, "kept": 210, "over_source_cap": 90}
 
 
 def test_a_capped_source_is_no_likelier_to_pass_the_next_cap() -> None:
