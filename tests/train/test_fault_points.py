@@ -17,6 +17,7 @@ pytestmark = pytest.mark.long
 
 N_STEPS = 20
 KILL, TERM, INT, HUP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+EIGHT_BIT = pytest.mark.extra("bitsandbytes")
 # Points between which what is on the disk differs, and how often a run comes there first.
 POINTS = {
     "enter:data_wait": 1, "exit:backward": 7, "exit:optimizer": 10, "enter:eval": 2, "exit:eval": 2,
@@ -45,8 +46,6 @@ def straight(trainers: Trainers, tmp_path_factory: pytest.TempPathFactory) -> St
 
     @cache
     def run(method: str) -> tuple[Path, dict[str, Any]]:
-        if method in ("adamw_8bit", "qlora"):
-            pytest.importorskip("bitsandbytes")
         inputs = tmp_path_factory.mktemp(method)
         write_tiny_run(inputs, n_steps=N_STEPS, **METHODS[method])
         folder = shutil.copytree(inputs, tmp_path_factory.mktemp("straight") / method)
@@ -102,7 +101,13 @@ def test_told_to_stop_at_any_point(
     stopped_and_resumed(trainers, straight, tmp_path, "lora", fault)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "lora"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "full", "dora", "accumulation", "checkpointing",
+        pytest.param("adamw_8bit", marks=EIGHT_BIT), pytest.param("qlora", marks=EIGHT_BIT),
+    ],
+)  # fmt: skip
 def test_every_method(trainers: Trainers, straight: Straight, tmp_path: Path, method: str) -> None:
     faults = [("exit:backward", 7, KILL), ("enter:optimizer", 2, TERM), ("exit:sync", 2, KILL)]
     stopped_and_resumed(trainers, straight, tmp_path, method, *faults)
