@@ -17,8 +17,11 @@ from expertflow.hardware import gpu_table
 from expertflow.plan.records import Calibration, TrainPlan
 from expertflow.studies import calibrate as calibration
 from expertflow.studies import plan_expert
-from expertflow.studies.calibrate import CalibrationJob, shorten_plan, step_levels, take_times
+from expertflow.studies.calibrate import shorten_plan, step_levels, take_times
+from expertflow.studies.plan_expert import CalibrationJob
 from expertflow.train.records import EvalPoint, SavePoint
+
+pytestmark = pytest.mark.long
 
 
 def calibrate(folder: Path, n_steps: int = 60, **changes: Any) -> subprocess.CompletedProcess[str]:

@@ -25,6 +25,8 @@ from expertflow.studies.subprocess_runner import TrialRunner
 from expertflow.train.records import TrialResult
 from expertflow.train.trial import Trial, run_trial
 
+pytestmark = pytest.mark.long
+
 
 def trial_of(folder: Path, **changes: Any) -> Trial:
     settings: dict[str, Any] = {

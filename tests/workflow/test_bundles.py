@@ -18,7 +18,7 @@ from expertflow.rental.bundle.pack import _check_recorded
 from expertflow.rental.bundle.tar import read_index
 from expertflow.train.records import ModelRecord
 
-pytestmark = pytest.mark.chain
+pytestmark = [pytest.mark.chain, pytest.mark.long]
 # The base model of an expert, in the home of a box.
 MODEL = "home/a model"
 

@@ -12,7 +12,7 @@ import pytest
 from support import ROOT
 from workflow_space import LIMIT_S, Workspace
 
-pytestmark = pytest.mark.chain
+pytestmark = [pytest.mark.chain, pytest.mark.long]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 _, *PARTS = re.split(r"^## (.*)$", PAGE, flags=re.MULTILINE)
 RECIPES = dict(zip(PARTS[::2], PARTS[1::2], strict=True))

@@ -10,7 +10,7 @@ from workflow_space import REPORT, Workspace, manifest
 
 from expertflow.core.files import sha256_file
 
-pytestmark = pytest.mark.chain
+pytestmark = [pytest.mark.chain, pytest.mark.long]
 TASK = """
 from expertflow.evaluate.scoring import Judgment, ScoringTask
 
