@@ -67,7 +67,7 @@ def shared_data() -> Path:
 LONGEST = (
     "test_interruptions.py", "test_processes.py", "test_fault_points.py", "test_reruns.py",
     "test_token_reruns.py", "test_resume.py", "test_whole_runs.py", "test_bad_input.py",
-    "test_cluster_generic.py", "test_real_records.py", "test_memory_trace.py", "test_documents.py",
+    "test_cluster_generic.py", "test_real_records.py", "test_memory_trace.py", "test_commands.py",
 )  # fmt: skip
 
 
