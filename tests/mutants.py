@@ -175,7 +175,8 @@ class Worker:
 
     def __init__(self, tests: list[str], libraries: list[str]) -> None:
         self.tests = tests
-        self.home = Path(tempfile.mkdtemp(prefix="mutants-"))
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self.home = Path(tempfile.mkdtemp())
         listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
         for name in filter(None, listed.split("\0")):
             (self.home / name).parent.mkdir(parents=True, exist_ok=True)
@@ -236,30 +237,24 @@ class Worker:
 def work(tests: list[str], libraries: list[str], limit_s: float, todo: Any, done: Any) -> None:
     """Judge mutants until there are none left."""
     worker = Worker(tests, libraries)
-    try:
-        while (job := todo.get()) is not None:
-            number, mutant = job
-            done.put((number, worker.judge(mutant, limit_s)))
-    finally:
-        shutil.rmtree(worker.home)
+    while (job := todo.get()) is not None:
+        number, mutant = job
+        done.put((number, worker.judge(mutant, limit_s)))
 
 
 def try_out(tests: list[str], answer: Any) -> None:
     """Run the tests without a mutant, and tell what they import and how long they take."""
     worker = Worker(tests, [])
-    try:
+    ended = worker.run(3600)
+    libraries = json.loads((worker.home / "libraries.json").read_text())
+    for library in libraries:
+        with contextlib.suppress(Exception):
+            importlib.import_module(library)
+    began_s = time.monotonic()
+    if ended == "survived":
         ended = worker.run(3600)
-        libraries = json.loads((worker.home / "libraries.json").read_text())
-        for library in libraries:
-            with contextlib.suppress(Exception):
-                importlib.import_module(library)
-        began_s = time.monotonic()
-        if ended == "survived":
-            ended = worker.run(3600)
-        output = (worker.home / "output.txt").read_text()
-        answer.put((ended, libraries, time.monotonic() - began_s, output))
-    finally:
-        shutil.rmtree(worker.home)
+    output = (worker.home / "output.txt").read_text()
+    answer.put((ended, libraries, time.monotonic() - began_s, output))
 
 
 def judge_module(name: str, sample: int, seed: int, workers: int) -> tuple[list[Mutant], list[str]]:
@@ -271,7 +266,7 @@ def judge_module(name: str, sample: int, seed: int, workers: int) -> tuple[list[
     chosen = random.Random(seed).sample(found, min(sample, len(found)))
     fork = multiprocessing.get_context("fork")
     answer, todo, done = fork.Queue(), fork.Queue(), fork.Queue()
-    fork.Process(target=try_out, args=(tests, answer)).start()
+    fork.Process(target=try_out, args=(tests, answer), daemon=True).start()
     ended, libraries, seconds, output = answer.get()
     if ended != "survived":
         sys.exit(f"the tests of {name} do not pass as they are:\n{output}")
@@ -280,13 +275,21 @@ def judge_module(name: str, sample: int, seed: int, workers: int) -> tuple[list[
     for job in [*enumerate(chosen), *[None] * workers]:
         todo.put(job)
     for _ in range(workers):
-        fork.Process(target=work, args=(tests, libraries, limit_s, todo, done)).start()
+        arguments = (tests, libraries, limit_s, todo, done)
+        fork.Process(target=work, args=arguments, daemon=True).start()
     endings = [""] * len(chosen)
     for count in range(len(chosen)):
         number, endings[number] = done.get()
+        if endings[number] == "survived" and chosen[number].key() not in accepted():
+            mutant = chosen[number]
+            print(f"  {mutant.path} {mutant.function}", *mutant.lines(), sep="\n    ", flush=True)
         if (count + 1) % 20 == 0:
             print(f"  {count + 1} of {len(chosen)}", file=sys.stderr, flush=True)
     return chosen, endings
+
+
+def accepted() -> set[tuple[str, str]]:
+    return {(entry["function"], entry["line"]) for entry in SETTINGS.get("accepted", [])}
 
 
 def main() -> None:
@@ -299,15 +302,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
-    accepted = {(entry["function"], entry["line"]) for entry in SETTINGS.get("accepted", [])}
+    if unknown := set(arguments.modules) - set(SETTINGS["modules"]):
+        parser.error(f"there is no module {', '.join(sorted(unknown))}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    # Copies, and what tests leave behind, go with it.
+    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
+        tempfile.tempdir = folder
+        sys.exit(judge_modules(arguments))
+
+
+def judge_modules(arguments: argparse.Namespace) -> bool:
+    """Judge modules and print a table; return whether something was missed without a reason."""
     rows, missed = [], 0
     for name in arguments.modules or SETTINGS["modules"]:
         chosen, endings = judge_module(name, arguments.sample, arguments.seed, arguments.workers)
         killed, timeouts = endings.count("killed"), endings.count("timeout")
         survivors = [m for m, ended in zip(chosen, endings, strict=True) if ended == "survived"]
-        unknown = [mutant for mutant in survivors if mutant.key() not in accepted]
-        for mutant in unknown:
-            print(f"  {mutant.path} {mutant.function}", *mutant.lines(), sep="\n    ")
+        unknown = [mutant for mutant in survivors if mutant.key() not in accepted()]
         percent = 100 * killed / max(killed + len(survivors), 1)
         missed += len(unknown) + (percent < 90)
         row = (name, len(chosen), killed, timeouts, len(survivors), len(unknown), f"{percent:.1f}")
@@ -317,7 +328,7 @@ def main() -> None:
     for row in [head, *rows]:
         print("".join(f"{cell!s:<15}" for cell in row).rstrip())
     print(f"seed {arguments.seed}, at most {arguments.sample} a module")
-    sys.exit(missed > 0)
+    return missed > 0
 
 
 if __name__ == "__main__":
