@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+import re
 import shutil
 import socket
 import ssl
@@ -180,7 +181,8 @@ def test_failures_in_a_row_end_the_asking() -> None:
 def test_an_endpoint_that_hangs_or_drips_ends(endless: bytes) -> None:
     result, _ = judged(lambda _: Response(endless=endless), pairs(1), timeout_s=0.3)
     assert (result.n_failed, result.usd) == (1, None)
-    assert "no reply within 0.3 s" in str(result.reason)
+    # Less than asked for where little of the time for all questions is left.
+    assert re.search(r"no reply within 0\.\d+ s", str(result.reason))
 
 
 def test_a_certificate_that_nobody_signed_is_not_trusted(tmp_path: Path) -> None:

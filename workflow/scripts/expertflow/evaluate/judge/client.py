@@ -172,7 +172,7 @@ class JudgeClient:
                         raise JudgeError(f"a reply of more than {MAX_REPLY_BYTES:,} bytes")
                 return response.status_code, response.headers.get("Retry-After"), content
         except TimeoutError:
-            why = f"no reply within {limit_s:g} s"
+            why = f"no reply within {round(limit_s, 2):g} s"
             raise JudgeError(why, is_busy=True, timed_out=True) from None
         except (UnicodeError, httpx2.InvalidURL):
             raise JudgeError("the endpoint's host is no name", is_final=True) from None
