@@ -127,8 +127,10 @@ def test_a_spoiled_push_gives_way(place: Place, state: Path, tmp_path: Path) -> 
     store = push_steps(state, place, 20, 40)
     file = f"{KEY}/step-00000040/checkpoints/step-00000040/{checkpoint_files.WEIGHTS}"
     place.write(file, place.read(file)[:-1] + b"x")
-    (said,) = pull_states(tmp_path / "fresh", store)
-    assert "step-00000020 pulled" in said
+    waits: list[float] = []
+    (said,) = pull_states(tmp_path / "fresh", store, wait=waits.append)
+    # Fetching what is damaged once more would not mend it.
+    assert "step-00000020 pulled" in said and waits == []
     newest = checkpoint_files.newest_checkpoint(tmp_path / "fresh" / "sums" / "abc")
     assert newest is not None and newest.name == "step-00000020"
     # Known to be damaged, it is not taken for a push of that step any more.

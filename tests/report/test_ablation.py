@@ -294,6 +294,10 @@ def test_recomputation_is_not_priced_twice(gpu_inputs: ReportInputs) -> None:
     saved_s = report.time.train_s * (1 - 1 / 1.09) - recomputation_seconds(report)
     assert found is not None and found.worth_usd is not None and saved_s > 0
     assert found.worth_usd == pytest.approx(PRICE * saved_s / 3600)
+    # Where recomputation costs more than the change saves, nothing is left to price.
+    twice = {"model.flops_per_token_hardware": 2 * report.model.flops_per_token_model}
+    found = _switch_costs(changed(report, twice))
+    assert found is not None and found.worth_usd == 0
 
 
 def _worth(inputs: ReportInputs, here: Any, machine: str | None, **changed: Any) -> Any:

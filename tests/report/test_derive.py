@@ -19,6 +19,10 @@ def test_mfu_by_hand(gpu_inputs: ReportInputs) -> None:
     assert derive.utilization(gpu_inputs, 2.62e9) == pytest.approx(expected)
     two = replace(gpu_inputs, training=replace(gpu_inputs.training, world_size=2))
     assert derive.utilization(two, 2.62e9) == pytest.approx(expected / 2)
+    time = replace(gpu_inputs.training.time, h2d_s=100.0)
+    copied = replace(gpu_inputs, training=replace(gpu_inputs.training, time=time))
+    slower = expected * 2_515.5 / 2_615.5
+    assert derive.utilization(copied, 2.62e9) == pytest.approx(slower)
 
 
 OTHER = {"gpu_name": "NVIDIA L40S"}
