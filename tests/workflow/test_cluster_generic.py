@@ -3,10 +3,10 @@
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from workflow_space import SNAKEMAKE, Workspace, let_trainings_rest, manifest
 
 pytestmark = [pytest.mark.chain, pytest.mark.long, pytest.mark.extra("slurm")]
 PROFILE = ROOT / "profiles" / "cluster-generic"
+TARGET = "results/tiny/training.json"
 N_STEPS = 40
 
 
@@ -34,15 +35,10 @@ class Scheduler:
         # Noted and told by the shell, as it starts at once; Python sees to those that stay.
         told = f'touch {asked}/$n.cancelled; kill -s TERM -- "-$(cat {asked}/$n.pid)"'
         first = f'for n in "$@"; do {told}; done\n' if verb == "cancel" else ""
-        lines = f'{first}{shlex.join(words)} "$@" && touch {asked}/{verb}.done\n'
+        lines = f'{first}exec {shlex.join(words)} "$@"\n'
         program.write_text(f"#!/bin/sh\n{lines}")
         program.chmod(0o755)
         return program
-
-    def wait_for_answer(self, verb: str) -> None:
-        answered = self.folder / f"{verb}.done"
-        answered.unlink(missing_ok=True)
-        wait_for(answered.exists, said=f"{verb} was not asked for")
 
     def job_of(self, rule: str) -> str | None:
         """Return the number of the first job of a rule that has started."""
@@ -79,13 +75,36 @@ def longer(space: Workspace) -> Workspace:
     return space
 
 
-def start(space: Workspace, scheduler: Scheduler, *more: str) -> subprocess.Popen[str]:
-    command = [str(SNAKEMAKE), "--workflow-profile", str(PROFILE), "results/tiny/training.json"]
+# A Snakemake that stays between two questions to the scheduler as soon as there is a checkpoint.
+ASLEEP = """
+import asyncio
+from pathlib import Path
+
+from snakemake.cli import main
+from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
+
+sleep = RemoteExecutor.sleep
+
+
+async def stay_asleep(executor):
+    while executor.wait and list(Path().glob("state/tiny/*/checkpoints/step-*")):
+        Path("asleep").touch()
+        await asyncio.sleep(0.1)
+    await sleep(executor)
+
+
+RemoteExecutor.sleep = stay_asleep
+main()
+"""
+
+
+def start(space: Workspace, scheduler: Scheduler, *program: str | Path) -> "subprocess.Popen[str]":
+    command = [*(program or [SNAKEMAKE]), "--workflow-profile", PROFILE, TARGET]
     for verb in ("submit", "status", "cancel"):
-        command += [f"--cluster-generic-{verb}-cmd", str(scheduler.command(verb))]
+        command += [f"--cluster-generic-{verb}-cmd", scheduler.command(verb)]
     command += ["--seconds-between-status-checks", "1", "--max-status-checks-per-second", "10"]
     return subprocess.Popen(
-        [*command, *more],
+        [*map(str, command)],
         cwd=space.root,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -111,8 +130,6 @@ def wait_for_training(
 def test_a_killed_job_is_resumed_and_ends_with_the_same_weights(
     longer: Workspace, scheduler: Scheduler, tmp_path: Path
 ) -> None:
-    straight = longer.copy(tmp_path / "straight")
-    (straight.root / "rest-0").unlink()
     process = start(longer, scheduler)
     first = wait_for_training(longer, scheduler, process)
     subprocess.run([scheduler.folder / "cancel", first], check=True)
@@ -120,27 +137,31 @@ def test_a_killed_job_is_resumed_and_ends_with_the_same_weights(
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, output[-3000:]
     assert (scheduler.folder / f"{first}.code").read_text() != "0"
-    straight.run("results/tiny/training.json")
+    straight = longer.copy(tmp_path / "straight")
+    shutil.rmtree(straight.root / "state" / "tiny")
+    (straight.root / TARGET).unlink()
+    straight.run(TARGET)
     resumed, expected = longer.record("training.json"), straight.record("training.json")
     assert len(resumed["resumed_at_steps"]) == 1 and 0 < resumed["resumed_at_steps"][0] < N_STEPS
+    assert expected["resumed_at_steps"] == []
     assert resumed["weights_sha256"] == expected["weights_sha256"]
     # What copies a log ends after what it copies.
     scheduler.wait_for_the_end()
 
 
 def test_stopping_snakemake_cancels_its_jobs(longer: Workspace, scheduler: Scheduler) -> None:
-    process = start(longer, scheduler, "--seconds-between-status-checks", "20")
+    """Stopped between two questions: while it asks for states Snakemake knows of no job."""
+    longer.run("results/tiny/staging.json")
+    shutil.rmtree(longer.root / "state" / "tiny")
+    process = start(longer, scheduler, sys.executable, "-c", ASLEEP)
     number = wait_for_training(longer, scheduler, process)
-    # While it asks for states Snakemake knows of no job to cancel: stopped between two questions,
-    # amid the seconds that it waits.
-    scheduler.wait_for_answer("status")
-    time.sleep(5)
+    wait_for((longer.root / "asleep").exists, during=process)
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode != 0, output[-3000:]
     assert (scheduler.folder / f"{number}.cancelled").exists(), output[-3000:]
     scheduler.wait_for_the_end()
-    assert not (longer.root / "results" / "tiny" / "training.json").exists()
+    assert not (longer.root / TARGET).exists()
 
 
 @pytest.mark.parametrize(
