@@ -137,6 +137,6 @@ def remove_partials(state: Path) -> None:
                 break
             log.warning("%s is removed: %s", path, found)
             hide_checkpoint(path)
-    for folder in (state / "checkpoints", state / "profile"):
+    for folder in (state, state / "checkpoints", state / "profile"):
         for path in folder.glob(".*.partial"):
             remove(path)
