@@ -68,6 +68,9 @@ def test_the_interval_of_fair_coins_is_that_of_the_binomial_distribution(
     drawn_together = mean_interval(others, counts, seed=0)
     monkeypatch.setattr(statistics, "CHUNK", 140_000)
     assert mean_interval(others, counts, seed=0) == drawn_together
+    monkeypatch.setattr(statistics, "N_RESAMPLES", 1)
+    once = mean_interval(others, counts, seed=0)
+    assert once is not None and once[0] == once[1]
 
 
 def test_an_interval_that_ends_at_zero_is_no_change() -> None:
