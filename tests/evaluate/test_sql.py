@@ -79,7 +79,6 @@ def test_kinds(database: Path) -> None:
         "WITH x AS (SELECT 'y') INSERT INTO item (name) SELECT * FROM x": "not_a_query",
         "/* hm */ DROP TABLE item": "not_a_query",
         "SELECT name FROM item ORDER BY random() LIMIT 1": "not_a_query",
-        "SELECT readfile('/etc/passwd')": "syntax_error",
         "SELECT 1\0; DROP TABLE item": "syntax_error",
         "SELECT zeroblob(2000000000)": "too_many_rows",
         f"SELECT '{'x' * 100_000}'": "syntax_error",
@@ -197,6 +196,40 @@ def test_the_database_is_read_only_even_without_the_authorizer(tmp_path: Path) -
     with pytest.raises(sqlite3.OperationalError, match="too many attached databases"):
         connection.execute("ATTACH ':memory:' AS x")
     connection.close()
+
+
+def test_a_connection_is_kept_until_a_query_is_refused(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def count(*words: Any, **settings: Any) -> sqlite3.Connection:
+        opened.append(connect(*words, **settings))
+        # Some builds of SQLite have them.
+        for name in ("readfile", "writefile", "edit", "fts3_tokenizer", "load_extension"):
+            opened[-1].create_function(name, 1, str)
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", count)
+    reader = Reader(LIMITS)
+    for query, refusal in {
+        "SELECT edit(1)": "edit is not allowed",
+        "SELECT readfile('/etc/passwd')": "readfile is not allowed",
+        "SELECT writefile(1)": "writefile is not allowed",
+        "SELECT fts3_tokenizer('simple')": "fts3_tokenizer is not allowed",
+        "SELECT load_extension('x')": "load_extension is not allowed",
+        "SELECT zeroblob(2000000000)": "string or blob too big",
+    }.items():
+        n_opened = len(opened)
+        for harmless in (GOLD, f"SELECT {'x' * 300}", "SELECT 2"):
+            assert len(reader.run_query(harmless, database).detail) in (0, 200)
+        assert len(opened) == n_opened + 1
+        assert reader.run_query(query, database).detail == refusal
+    reader.close()
+    for connection in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
 
 
 def test_each_query_has_a_budget_of_its_own(database: Path) -> None:
