@@ -109,15 +109,17 @@ def test_added_tokens_that_are_not_special_are_listed_apart(tmp_path: Path) -> N
 
 
 def test_a_start_token_stands_before_texts_where_the_tokenizer_adds_it(tmp_path: Path) -> None:
-    names = {"bos_token": "<s>", "eos_token": "</s>"}
-    assert layout(tokenizer(tmp_path, "<s>", "</s>", **names)).text_start is None
-    post = {"type": "TemplateProcessing", "special_tokens": {"<s>": {"id": "<s>"}}}
-    assert layout(tokenizer(tmp_path, "<s>", "</s>", post=post, **names)).text_start == "<s>"
-    folder = tokenizer(tmp_path, "<s>", "</s>", post=post, add_bos_token=False, **names)
+    names = {"bos_token": "<｜s｜>", "eos_token": "</s>"}
+    assert layout(tokenizer(tmp_path, "<｜s｜>", "</s>", **names)).text_start is None
+    post = {"type": "TemplateProcessing", "special_tokens": {"<｜s｜>": {"id": "<｜s｜>"}}}
+    assert (
+        layout(tokenizer(tmp_path, "<｜s｜>", "</s>", post=post, **names)).text_start == "<｜s｜>"
+    )
+    folder = tokenizer(tmp_path, "<｜s｜>", "</s>", post=post, add_bos_token=False, **names)
     assert layout(folder).text_start is None
 
-    folder = tokenizer(tmp_path, "<s>", "</s>", add_bos_token=True, **names)
-    assert layout(folder).text_start == "<s>"
+    folder = tokenizer(tmp_path, "<｜s｜>", "</s>", add_bos_token=True, **names)
+    assert layout(folder).text_start == "<｜s｜>"
     assert (
         layout(tokenizer(tmp_path, "</s>", add_bos_token=True, eos_token="</s>")).text_start is None
     )

@@ -181,6 +181,7 @@ NO_SYSTEM = (
         (HEADERS, calling(), "leaves out the call in turn 1"),
         (NO_SYSTEM, SYSTEM, r"leaves out turn 1 \(system\)"),
         (HEADERS, TOOLS, "leaves out the tools"),
+        (HEADERS, chat("a", "b ", learned=(0,)), "rewrites turn 1; nothing marks it"),
     ],
 )
 def test_what_a_template_refuses_rewrites_or_leaves_out(

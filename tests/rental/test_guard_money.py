@@ -52,10 +52,12 @@ def test_a_budget_is_counted_to_the_second(tmp_path: Path) -> None:
 
 
 def test_without_a_price_or_a_limit_time_is_endless(tmp_path: Path) -> None:
-    free = Meter(tmp_path / "ledger.json", usd_per_hour=None, max_usd=1.0, clock=Clock())
+    spoiled = tmp_path / "spoiled.json"
+    spoiled.write_text("{")
+    free = Meter(spoiled, usd_per_hour=None, max_usd=1.0, clock=Clock())
     assert free.total_usd() is None and free.has_usd_for(1e9)
     free.write_ledger()
-    assert not (tmp_path / "ledger.json").exists()
+    assert spoiled.read_text() == "{"
     endless = Meter(tmp_path / "ledger.json", usd_per_hour=1.0, clock=Clock())
     assert endless.has_usd_for(1e9) and endless.total_usd() == 0.0
     assert free.lasts_s(1.0) == endless.lasts_s(1.0) == threading.TIMEOUT_MAX

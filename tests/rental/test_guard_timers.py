@@ -1,6 +1,7 @@
 """Timers stop what costs money for nothing, and leave alone what works or cannot be judged."""
 
 import logging
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -126,8 +127,9 @@ def test_a_notice_is_asked_for_every_second_and_given_five(
     asked: list[SimpleNamespace] = []
     killed: list[SimpleNamespace] = []
 
-    def ask(command: str, *, shell: bool, start_new_session: bool, **_: int) -> SimpleNamespace:
-        assert command == "ask" and shell and start_new_session
+    def ask(command: str, *, stdout: int, stderr: int, **options: bool) -> SimpleNamespace:
+        assert command == "ask" and stdout == stderr == subprocess.DEVNULL
+        assert options == {"shell": True, "start_new_session": True}
         process = SimpleNamespace(code=None, poll=lambda: process.code)
         asked.append(process)
         return process
@@ -137,7 +139,9 @@ def test_a_notice_is_asked_for_every_second_and_given_five(
         assert notice.poll() is None
         return len(asked)
 
-    monkeypatch.setattr(timers, "subprocess", SimpleNamespace(Popen=ask, DEVNULL=-3))
+    monkeypatch.setattr(
+        timers, "subprocess", SimpleNamespace(Popen=ask, DEVNULL=subprocess.DEVNULL)
+    )
     monkeypatch.setattr(timers, "kill_group", killed.append)
     notice = Notice("ask")
     assert n_asked_at(0) == n_asked_at(0.1) == 1
@@ -214,13 +218,21 @@ def test_work_is_no_standstill(
 
 
 @pytest.mark.parametrize(
-    ("name", "works"), [("steps.jsonl", True), ("gpu.jsonl", False), ("monitor.json", False)]
+    ("name", "works"),
+    [
+        ("e/steps.jsonl", True),
+        ("gpu.jsonl", False),
+        ("monitor.json", False),
+        ("guard.json", False),
+        (".guard/ledger.json", False),
+    ],
 )
 def test_files_that_change_are_no_standstill(
     name: str, works: bool, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timer = standstill(monkeypatch, tmp_path, lambda: [])
     path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
     path.write_text("")
 
     def write(s: float) -> None:
