@@ -233,6 +233,7 @@ def test_files_that_change_are_no_standstill(
     timer = standstill(monkeypatch, tmp_path, lambda: [])
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
+    (tmp_path / "dangling").symlink_to("nowhere")
     path.write_text("")
 
     def write(s: float) -> None:
