@@ -111,14 +111,14 @@ def count_case(case: Case, *, to_cubin: bool) -> dict[str, Any]:
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = PackedLoss(net)(batch)
         loss.backward()
-        found = summarize_graphs(compiler.graphs, batch.n_tokens)
+        found = read_counters() | summarize_graphs(compiler.graphs, batch.n_tokens)
         found |= count_rest(net, case, batch)
     found["launches_per_step"] = shape.n_layers * found.pop("launches_per_layer") + found.pop(
         "other_launches"
     )
     found["peak_bytes"] = None if to_cubin else peak_bytes(case)
     names = {"name": case.name, "model": case.model, "method": case.method}
-    counted = {**names, "checkpointed": case.checkpointed, **read_counters(), **found}
+    counted = {**names, "checkpointed": case.checkpointed, **found}
     return counted | ({"cubins": compiler.n_cubins} if to_cubin else {})
 
 
@@ -166,15 +166,17 @@ def count_rest(net: Any, case: Case, batch: Any) -> dict[str, Any]:
     import torch
     from fake_card.count import KIB, EagerWork
 
-    from expertflow.train.model.loss import sum_loss
+    from expertflow.train.model.loss import fused_loss_and_gradient, sum_loss
     from expertflow.train.model.packed import causal_lm, head_weight
 
     lm, shape = causal_lm(net), SHAPES[case.model]
     size = (shape.n_rows, LENGTH, shape.hidden_size)
     hidden = torch.empty(size, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     labels = batch.labels_BL.to("cuda")
+    n_targets, head = batch.n_target_tokens, head_weight(lm)
     with EagerWork() as of_loss, torch.autocast("cuda", dtype=torch.bfloat16):
-        sum_loss(hidden, head_weight(lm), labels, n_targets=batch.n_target_tokens).backward()
+        kernel = of_loss.compiled(fused_loss_and_gradient)
+        sum_loss(hidden, head, labels, n_targets=n_targets, kernel=kernel).backward()
     trained = [p for p in net.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.grad = torch.empty_like(parameter)

@@ -1,7 +1,7 @@
 """Compile decoder layers for a card that is not here, and count what its kernels move."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from torch._inductor import compile_fx, config
 from torch._inductor.fx_passes import joint_graph, post_grad
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import triton_helpers, triton_heuristics
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 KIB = 1024
@@ -155,6 +155,22 @@ class EagerWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.n_launches = 0
         self.n_bytes = 0
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Count a function of fake tensors by the kernels of its compiled graph."""
+        compiler = LayerCompiler()
+        by_card = torch.compile(function, backend=compiler, dynamic=False)
+
+        def call(*inputs: Any) -> Any:
+            # Nothing compiles while a mode like this one looks on.
+            with _disable_current_modes(), inputs[0].fake_mode:
+                out = by_card(*inputs)
+            for kernel in compiler.graphs[-1].kernels:
+                self.n_launches += kernel.name != "nothing"
+                self.n_bytes += kernel.n_bytes
+            return out
+
+        return call
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

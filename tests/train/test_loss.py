@@ -5,7 +5,13 @@ import torch
 from torch.nn import functional
 
 from expertflow.tokens.packing import IGNORE
-from expertflow.train.model.loss import CHUNK, loss_route, product_dtype, sum_loss
+from expertflow.train.model.loss import (
+    CHUNK,
+    fused_loss_and_gradient,
+    loss_route,
+    product_dtype,
+    sum_loss,
+)
 
 N_IDS, WIDTH = 301, 16
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
@@ -67,6 +73,20 @@ def test_the_route_says_whether_the_head_is_trained_and_labels_smoothed() -> Non
     assert loss_route(head) == way + "trained"
     smoothed = loss_route(head.detach(), label_smoothing=0.1)
     assert smoothed == way + "frozen, labels smoothed by 0.1"
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_compiled_computes_the_same(dtype: torch.dtype, smoothing: float) -> None:
+    found = []
+    for kernel in (None, torch.compile(fused_loss_and_gradient)):
+        hidden, head, labels, n = case(CHUNK + 77, dtype=dtype)
+        loss = sum_loss(hidden, head, labels, n_targets=n, label_smoothing=smoothing, kernel=kernel)
+        loss.backward()
+        found.append((loss, hidden.grad, head.grad))
+    torch.testing.assert_close(
+        found[1], found[0], rtol=1e-2 if dtype.itemsize == 2 else 1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -10,6 +10,7 @@ in the type of the hidden states, wrong in the third digit in bf16, and has no l
 Shapes: B rows, L tokens, H width, T targets, C targets of a chunk, V vocabulary.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,11 @@ from torch.nn import functional
 
 from expertflow.tokens.packing import IGNORE
 
+# From hidden states [C, H], head [V, H], targets [C, 1] and smoothing: the summed loss, and the
+# gradient of the logits [C, V].
+Kernel = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]
+]
 CHUNK = 256
 # On a GPU every chunk reads and writes the full gradient of a trained head; larger chunks do so
 # less often.
@@ -30,6 +36,7 @@ def sum_loss(
     *,
     n_targets: int,
     label_smoothing: float = 0.0,
+    kernel: Kernel | None = None,
 ) -> torch.Tensor:
     """Sum the cross-entropy in nats over all targets, as a float32 scalar.
 
@@ -39,7 +46,8 @@ def sum_loss(
     hidden_TH = hidden_BLH.flatten(0, 1).index_select(0, positions_T)
     wanted = tuple(torch.is_grad_enabled() and t.requires_grad for t in (hidden_TH, head_VH))
     dtype = product_dtype(head_VH.device, head_VH.dtype)
-    arguments = (targets_T, label_smoothing, chunk_rows(head_VH), dtype, wanted)
+    chunk = chunk_rows(head_VH)
+    arguments = (targets_T, label_smoothing, chunk, dtype, wanted, kernel or loss_and_gradient)
     loss: torch.Tensor = _ChunkedLoss.apply(hidden_TH, head_VH, *arguments)  # type: ignore[no-untyped-call]
     return loss
 
@@ -86,6 +94,7 @@ class _ChunkedLoss(torch.autograd.Function):
         chunk: int,
         dtype: torch.dtype,
         wanted: tuple[bool, bool],
+        kernel: Kernel,
     ) -> torch.Tensor:
         loss = hidden_TH.new_zeros((), dtype=torch.float32)
         to_hidden = torch.empty_like(hidden_TH) if wanted[0] else None
@@ -95,15 +104,14 @@ class _ChunkedLoss(torch.autograd.Function):
             for start in range(0, len(targets_T), chunk):
                 part = slice(start, start + chunk)
                 rows_CH, targets_C1 = hidden_TH[part].to(dtype), targets_T[part, None]
-                logits_CV = functional.linear(rows_CH, weight_VH).float()
-                loss += _loss_to_gradient(logits_CV, targets_C1, smoothing)
-                gradient_CV = logits_CV.to(dtype)
+                more, gradient_CV = kernel(rows_CH, weight_VH, targets_C1, smoothing)
+                loss += more
                 if to_hidden is not None:
                     to_hidden[part] = gradient_CV @ weight_VH
                 if to_head is not None:
                     _add_product(to_head, gradient_CV.T, rows_CH)
                 # Freed before the next logits are made, so that the peak is one chunk, not two.
-                del logits_CV, gradient_CV
+                del gradient_CV
         ctx.gradients = to_hidden, None if to_head is None else to_head.to(head_VH.dtype)
         return loss
 
@@ -112,16 +120,17 @@ class _ChunkedLoss(torch.autograd.Function):
         # Scaled in place, as the head's gradient may be the largest tensor of a step.
         gradients, ctx.gradients = ctx.gradients, None
         scaled = (None if g is None else g.mul_(scale) for g in gradients)
-        return *scaled, None, None, None, None, None
+        return *scaled, None, None, None, None, None, None
 
 
-def _loss_to_gradient(
-    logits_CV: torch.Tensor, targets_C1: torch.Tensor, smoothing: float
-) -> torch.Tensor:
-    """Return the loss of some logits, and replace them in place by its gradient.
+def loss_and_gradient(
+    rows_CH: torch.Tensor, head_VH: torch.Tensor, targets_C1: torch.Tensor, smoothing: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute in place, in fp32, as one copy of the logits is all that is made.
 
     With smoothing e a target is 1 - e on its token and e / V on every token.
     """
+    logits_CV = functional.linear(rows_CH, head_VH).float()
     logits_CV -= logits_CV.amax(1, keepdim=True)
     loss_C1 = logits_CV.gather(1, targets_C1).mul_(smoothing - 1)
     if smoothing:
@@ -133,11 +142,32 @@ def _loss_to_gradient(
         logits_CV -= smoothing / logits_CV.shape[1]
     # One index per row makes this deterministic, unlike a scattered addition.
     logits_CV.scatter_(1, targets_C1, logits_CV.gather(1, targets_C1) - (1 - smoothing))
-    return loss_C1.sum()
+    return loss_C1.sum(), logits_CV.to(rows_CH.dtype)
+
+
+def fused_loss_and_gradient(
+    rows_CH: torch.Tensor, head_VH: torch.Tensor, targets_C1: torch.Tensor, smoothing: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the same for a compiler, which reads the logits twice and writes the gradient."""
+    shifted_CV = functional.linear(rows_CH, head_VH).float()
+    shifted_CV = shifted_CV - shifted_CV.amax(1, keepdim=True)
+    sums_C1 = shifted_CV.exp().sum(1, keepdim=True)
+    loss_C1 = sums_C1.log() - (1 - smoothing) * shifted_CV.gather(1, targets_C1)
+    gradient_CV = shifted_CV.exp() / sums_C1
+    if smoothing:
+        loss_C1 = loss_C1 - smoothing * shifted_CV.mean(1, keepdim=True)
+        gradient_CV = gradient_CV - smoothing / len(head_VH)
+    # No scattered write: that would need the gradient in memory twice.
+    is_target_CV = torch.arange(len(head_VH), device=rows_CH.device) == targets_C1
+    gradient_CV = torch.where(is_target_CV, gradient_CV - (1 - smoothing), gradient_CV)
+    return loss_C1.sum(), gradient_CV.to(rows_CH.dtype)
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
     if left.dtype == torch.float32:
         total.addmm_(left, right)
+    elif total.is_cuda:
+        # In fp32 throughout: rounding each chunk's product to half would lose small gradients.
+        total += torch.mm(left, right, out_dtype=torch.float32)
     else:
         total += left @ right

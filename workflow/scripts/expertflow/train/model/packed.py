@@ -13,7 +13,7 @@ from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Buffers, Collator
 from expertflow.train.feed.order import micro_batch_rows
 from expertflow.train.model import attention
-from expertflow.train.model.loss import product_dtype, sum_loss
+from expertflow.train.model.loss import Kernel, loss_and_gradient, product_dtype, sum_loss
 
 # Document counts are rounded up to this: few shapes to compile for, few empty documents.
 DOCUMENTS_STEP = 128
@@ -26,6 +26,7 @@ class PackedLoss(torch.nn.Module):
         super().__init__()
         self.model = model
         self.label_smoothing = label_smoothing
+        self.kernel: Kernel = loss_and_gradient
         # A new module is in training mode, whatever it wraps.
         self.train(model.training)
 
@@ -43,6 +44,7 @@ class PackedLoss(torch.nn.Module):
             labels,
             n_targets=batch.n_target_tokens,
             label_smoothing=self.label_smoothing if self.training else 0.0,
+            kernel=self.kernel,
         )
 
 
