@@ -141,7 +141,8 @@ MADE_HERE = {
     "clean",
     *EXTRAS,
 }
-BY_HAND = {"coverage", "mutants"}  # minutes, hours
+# .ci/run makes the parts of test-all, and coverage, which runs what test runs; mutants take hours.
+BY_HAND = {"mutants", "test", "test-all"}
 
 
 def commands(page: str) -> Iterator[str]:
@@ -330,7 +331,7 @@ def test_snakemake_plans_with_a_profile(name: str, demo: Path) -> None:
 
 def test_every_target_is_made_by_a_test_or_before_a_change_lands() -> None:
     needs = dict(re.findall(r"^([\w-]+):([^:=\n]*)$", MAKEFILE, re.MULTILINE))
-    made = set(re.findall(r"\bmake ([\w-]+)", CI))
+    made = set(re.findall(r"^(?:\w+=\S+ )?(?:make|step|beside) ([\w-]+)", CI, re.MULTILINE))
     for target in list(made):
         made |= set(needs.get(target, "").split())
     phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
