@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import ROOT
 from tiny_net import content, snapshot, tiny_net, train_plan, trained
 from trainers import Trainers
 
@@ -16,7 +17,7 @@ from expertflow.train.model.weights import (
     trainable_state,
     weights_sha256,
 )
-from expertflow.train.optimizers import learning_rate, make_optimizer
+from expertflow.train.optimizers import BITSANDBYTES, OPTIMIZERS, learning_rate, make_optimizer
 from expertflow.train.saved import checkpoint, checkpoint_files
 
 EIGHT_BIT = pytest.param("adamw_8bit", marks=pytest.mark.extra("bitsandbytes"))
@@ -125,6 +126,20 @@ def test_the_settings_reach_the_optimizer(optim: str) -> None:
     for group in optimizer.param_groups:
         assert (group["eps"], tuple(group["betas"])) == (1e-5, (0.8, 0.95))
     assert optimizer.param_groups[0].get("fused", False) == (optim == "adamw_torch_fused")
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch"])
+def test_an_optimizer_keeps_as_many_bytes_as_a_plan_counts(optim: str) -> None:
+    net, optimizer = trained(train_plan(optim=optim))
+    moments = [t for s in optimizer.state.values() for t in s.values() if t.dim()]
+    n_parameters = sum(p.numel() for p in net.parameters())
+    assert sum(t.nbytes for t in moments) == OPTIMIZERS[optim].state_bytes * n_parameters
+
+
+def test_8_bit_adamw_keeps_two_bytes_on_one_process_by_a_package_with_a_lock() -> None:
+    own = OPTIMIZERS["adamw_8bit"]
+    assert (own.state_bytes, own.package, own.is_shardable) == (2, "bitsandbytes", False)
+    assert (ROOT / BITSANDBYTES).is_file()
 
 
 def test_8_bit_adamw_without_its_package_says_what_to_install(
