@@ -105,7 +105,7 @@ RUN_IN = {
     "calibrate_expert": "studies/test_calibrate.py",
     "check_claims": "plan/test_plan_scripts.py",
     "export_rows": "tokens/test_export_rows.py",
-    "guard_run": "rental/test_sync_stores.py",
+    "guard_run": "rental/guarded.py",
     "make_outcome": "workflow/test_bundles.py",
     "monitor_gpu": "hardware/test_monitor.py",
     "open_bundle": "workflow/bundle_boxes.py",
