@@ -39,6 +39,7 @@ NOT_RUN = {
     "make test": "minutes",
     "make test-all": "ci",
     "make lint": "ci",
+    "make mutants": "minutes",
     "make slurm-test": "ci",
     "bash .ci/run": "minutes",
     "snakemake … --config training={learning_rate: 3e-6}": "sketch",
