@@ -166,7 +166,7 @@ def count_rest(net: Any, case: Case, batch: Any) -> dict[str, Any]:
     import torch
     from fake_card.count import KIB, EagerWork
 
-    from expertflow.train.model.loss import fused_loss_and_gradient, sum_loss
+    from expertflow.train.model.loss import loss_and_gradient_to_compile, sum_loss
     from expertflow.train.model.packed import causal_lm, head_weight
 
     lm, shape = causal_lm(net), SHAPES[case.model]
@@ -175,7 +175,7 @@ def count_rest(net: Any, case: Case, batch: Any) -> dict[str, Any]:
     labels = batch.labels_BL.to("cuda")
     n_targets, head = batch.n_target_tokens, head_weight(lm)
     with EagerWork() as of_loss, torch.autocast("cuda", dtype=torch.bfloat16):
-        kernel = of_loss.compiled(fused_loss_and_gradient)
+        kernel = of_loss.compiled(loss_and_gradient_to_compile)
         sum_loss(hidden, head, labels, n_targets=n_targets, kernel=kernel).backward()
     trained = [p for p in net.parameters() if p.requires_grad]
     for parameter in trained:

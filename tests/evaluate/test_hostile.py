@@ -30,7 +30,7 @@ def marked(task: str) -> Any:
     return pytest.param(task, marks=node)
 
 
-@pytest.mark.parametrize("task", map(marked, sorted(PREDICTIONS)))
+@pytest.mark.parametrize("task", [marked(task) for task in sorted(PREDICTIONS)])
 def test_hostile_predictions_are_wrong_and_harm_nothing(
     task: str, around: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

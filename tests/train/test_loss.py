@@ -7,7 +7,7 @@ from torch.nn import functional
 from expertflow.tokens.packing import IGNORE
 from expertflow.train.model.loss import (
     CHUNK,
-    fused_loss_and_gradient,
+    loss_and_gradient_to_compile,
     loss_route,
     product_dtype,
     sum_loss,
@@ -79,7 +79,7 @@ def test_the_route_says_whether_the_head_is_trained_and_labels_smoothed() -> Non
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_compiled_computes_the_same(dtype: torch.dtype, smoothing: float) -> None:
     found = []
-    for kernel in (None, torch.compile(fused_loss_and_gradient)):
+    for kernel in (None, torch.compile(loss_and_gradient_to_compile)):
         hidden, head, labels, n = case(CHUNK + 77, dtype=dtype)
         loss = sum_loss(hidden, head, labels, n_targets=n, label_smoothing=smoothing, kernel=kernel)
         loss.backward()

@@ -10,7 +10,7 @@ import pytest
 from bundle_boxes import BUNDLE, Box, make_box, make_bundle
 from workflow_space import Workspace
 
-boto3 = pytest.importorskip("boto3", reason="boto3 is not installed; see make s3")
+boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: make s3")
 pytest.importorskip(
     "snakemake_storage_plugin_s3", reason="the S3 storage plugin is not installed; see make s3"
 )

@@ -24,7 +24,7 @@ from expertflow.train.feed.loader import BaseFeed, make_feed
 from expertflow.train.model.attention import activate_flash_3, describe_route
 from expertflow.train.model.compiled import compile_layers
 from expertflow.train.model.load import DTYPES, describe_weights, load_for_training
-from expertflow.train.model.loss import fused_loss_and_gradient, loss_route
+from expertflow.train.model.loss import loss_and_gradient_to_compile, loss_route
 from expertflow.train.model.packed import PackedLoss, causal_lm, head_weight
 from expertflow.train.model.self_check import check_model
 from expertflow.train.optimizers import make_optimizer
@@ -207,7 +207,7 @@ def _loss(net: Any, plan: TrainPlan, processes: Processes) -> tuple[torch.nn.Mod
     compiled = "compilation off"
     if plan.torch_compile:
         compiled = compile_layers(net, dtype=DTYPES[plan.precision])
-        loss.kernel = torch.compile(fused_loss_and_gradient)
+        loss.kernel = torch.compile(loss_and_gradient_to_compile)
         compiled += "; loss compiled"
     return wrap_model(loss, plan), [*words, f"loss {route}", checked, compiled]
 

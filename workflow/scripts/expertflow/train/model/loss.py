@@ -145,7 +145,7 @@ def loss_and_gradient(
     return loss_C1.sum(), logits_CV.to(rows_CH.dtype)
 
 
-def fused_loss_and_gradient(
+def loss_and_gradient_to_compile(
     rows_CH: torch.Tensor, head_VH: torch.Tensor, targets_C1: torch.Tensor, smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the same for a compiler, which reads the logits twice and writes the gradient."""
