@@ -55,7 +55,7 @@ check-demos: demos
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 QUICK := -m 'not long and not extra and not slurm'
 WHAT := unit and property tests, one complete chain, what each edit reruns: 8 minutes on two cores
-REST := The rest, 20 minutes more: make test-all
+REST := The rest, 30 minutes more: make test-all
 
 # Said before the installation, which takes minutes.
 say:
@@ -65,7 +65,7 @@ test: say $(VENV)/.test
 	@OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) $(QUICK) --progress "$(REST)"
 
 test-long: $(VENV)/.dev
-	@echo "interruptions, bundles, studies, several processes, extras, real data: about 12 minutes"
+	@echo "interruptions, bundles, studies, several processes, extras, real data: about 20 minutes"
 	@OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) -m '(long or extra) and not slurm' --progress ""
 
 test-all: test test-long slurm-test check-demos

@@ -1,4 +1,4 @@
-"""Show what a card will be given by training steps, without a card: graphs, kernels, bytes.
+"""Show what a training step will run on a card, without a card: graphs, kernels, bytes.
 
     python bench/without_a_card.py [--cases NAME ...] [--ptx] [--workers 2]
 
@@ -78,10 +78,10 @@ CASES = {
 
 
 def start_worker(architecture: str) -> None:
-    from fake_card.card import pass_for_card
+    from fake_card.card import pose_as_card
 
     warnings.filterwarnings("ignore")
-    pass_for_card(CAPABILITIES[architecture])
+    pose_as_card(CAPABILITIES[architecture])
 
     import torch
 

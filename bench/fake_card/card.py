@@ -1,4 +1,4 @@
-"""Make a CPU build of torch pass for one with a card, to see what a card would be given.
+"""Make a CPU build of torch pose as one with a card, to see what the card would run.
 
 On fake tensors (torch's ``FakeTensorMode``) the CUDA code path then runs: autocast, device checks,
 the attention kernel's operator, the compiler down to a card's instructions. There are no values, no
@@ -39,7 +39,7 @@ def build_guard() -> Path:
     """
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
-        raise TrainingError("a card is passed for by a C++ compiler's help; install g++")
+        raise TrainingError("posing as a card needs a C++ compiler; install g++")
     key = hashlib.sha256(SOURCE.read_bytes() + version("torch").encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     library = cache / "expertflow" / f"fake_card-{key}.so"
@@ -63,13 +63,13 @@ def build_guard() -> Path:
     return library
 
 
-def pass_for_card(capability: tuple[int, int] = (9, 0)) -> None:
+def pose_as_card(capability: tuple[int, int] = (9, 0)) -> None:
     """Make torch, and triton where it is installed, see one card that computes nothing.
 
-    Raises TrainingError if torch is imported already: it looks for CUDA's hooks only once.
+    Raises TrainingError if torch is already imported: it looks for CUDA's hooks only once.
     """
     if "torch" in sys.modules:
-        raise TrainingError("torch is imported already; pass for a card before that")
+        raise TrainingError("torch is already imported; pose as a card before that")
     ctypes.CDLL(str(build_guard()))
     # peft looks for a card when it is imported, and must not find this one.
     import peft  # noqa: F401

@@ -1,4 +1,4 @@
-"""Compile decoder layers for a card that is not here, and count what its kernels move."""
+"""Compile decoder layers for an absent card, and count the bytes that its kernels move."""
 
 import copy
 from collections.abc import Callable, Iterator
