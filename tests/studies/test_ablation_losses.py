@@ -11,7 +11,6 @@ from expertflow.plan.records import TrainPlan
 from expertflow.staging.records import Staged
 from expertflow.studies.compare_trials import (
     compare_losses,
-    count_saves,
     hours_ratios,
     read_speed_ratios,
 )
@@ -88,18 +87,15 @@ def test_half_the_saves_of_system_d_gain_a_little(base: TrainPlan) -> None:
     assert ratios == pytest.approx([38 / (38 - 14 / 30)])
     assert ratios[0] == pytest.approx(1.0124, abs=1e-4)
     assert "28000 steps of" in how and "28 saves of 120 s, against 14;" in how
+    # A save restarts the clock: every ninth of 100 steps of 72 s, and every thirtieth.
+    plan = replace(base, n_steps=100, save_steps=30, save_every_minutes=10.0)
+    assert "14 saves of 2 s, against 7;" in hours_ratios(plan, [timed(72.0, 2.0)], saves=0.5)[1]
 
 
 def test_half_of_one_save_is_no_other_number(base: TrainPlan) -> None:
     plan = replace(base, n_steps=10, save_steps=1000, save_every_minutes=1e9)
     with pytest.raises(NotMeasurableError, match=r"takes 1 save, and 0\.5 times as many"):
         hours_ratios(plan, [timed(1.0, 2.0)], saves=0.5)
-
-
-def test_saves_come_by_steps_or_by_time(base: TrainPlan) -> None:
-    plan = replace(base, n_steps=100, save_steps=30, save_every_minutes=10.0)
-    assert count_saves(plan, 60.0) == 4
-    assert count_saves(plan, 7200.0) == 12
 
 
 def staged(source: Path, target: Path | None) -> Staged:

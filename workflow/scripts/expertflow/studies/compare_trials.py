@@ -12,6 +12,7 @@ import numpy as np
 
 from expertflow.core.settings import name_of
 from expertflow.hardware.disk import measure_file
+from expertflow.plan.cost import count_saves
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.settings import Training
 from expertflow.staging.records import Staged
@@ -142,18 +143,13 @@ def _differs(own: TrialResult, plain: TrialResult) -> float:
     return means[0] / means[1] - 1 if means[1] else math.inf
 
 
-def count_saves(plan: TrainPlan, steps_s: float) -> int:
-    by_steps = math.ceil(plan.n_steps / plan.save_steps)
-    return max(1, by_steps, int(steps_s / (60 * plan.save_every_minutes)))
-
-
 def hours_ratios(
     plan: TrainPlan, results: Sequence[TrialResult], *, saves: float
 ) -> tuple[list[float], str]:
     """Return each run's hours with the plan's saves over those with others, and the method."""
     mean_s = sum(r.timed_s / r.n_timed_steps for r in results) / len(results)
     save_s = sum(r.save_s or 0.0 for r in results) / len(results)
-    n = count_saves(plan, plan.n_steps * mean_s)
+    n = count_saves(plan, mean_s)
     others = max(1, round(saves * n))
     plural = "" if n == 1 else "s"
     if others == n:
