@@ -1,7 +1,5 @@
 """Rows for other trainers: read with ``datasets``, compared with what our own batches derive."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 from datasets import Dataset, load_from_disk
 from hypothesis import given
 from hypothesis import strategies as st
-from support import ROOT
+from support import run_script
 
 from expertflow.core.errors import DataError
 from expertflow.tokens import export_rows as module
@@ -45,29 +43,24 @@ def exported(source: Path, *, targets: module.Targets = "labels", padded: bool =
     return load_from_disk(str(output))
 
 
-def test_padded_rows_list_their_padding_as_a_document(source: Path) -> None:
-    rows = exported(source)
-    assert rows.column_names == ["input_ids", "seq_lengths", "labels"]
-    assert rows["input_ids"][:] == IDS.tolist()
-    assert rows["seq_lengths"][:] == [[3, 2, 3], [1, 7], [4, 4]]
-    assert rows["labels"][:] == LABELS
-    assert rows.features["input_ids"].length == rows.features["labels"].length == LENGTH
-
-
-def test_unpadded_rows_hold_documents_only(source: Path) -> None:
-    rows = exported(source, padded=False)
-    assert rows["seq_lengths"][:] == SEQ_LENGTHS
-    used = [sum(lengths) for lengths in SEQ_LENGTHS]
-    assert rows["input_ids"][:] == [IDS[i, :n].tolist() for i, n in enumerate(used)]
-    assert rows["labels"][:] == [LABELS[i][:n] for i, n in enumerate(used)]
-
-
-@pytest.mark.parametrize("padded", [True, False])
-def test_the_mask_is_one_exactly_at_the_labels(source: Path, padded: bool) -> None:
-    labels = exported(source, padded=padded)["labels"]
-    rows = exported(source, targets="completion_mask", padded=padded)
-    assert rows.column_names == ["input_ids", "seq_lengths", "completion_mask"]
-    assert rows["completion_mask"][:] == [[int(x != -100) for x in row] for row in labels]
+@pytest.mark.parametrize(
+    ("padded", "seq_lengths"), [(True, [[3, 2, 3], [1, 7], [4, 4]]), (False, SEQ_LENGTHS)]
+)
+def test_rows_hold_documents_and_padding_as_another(
+    source: Path, padded: bool, seq_lengths: list[list[int]]
+) -> None:
+    used = [slice(sum(lengths)) for lengths in seq_lengths]
+    labels = [row[part] for row, part in zip(LABELS, used, strict=True)]
+    shared = {
+        "input_ids": [row[part].tolist() for row, part in zip(IDS, used, strict=True)],
+        "seq_lengths": seq_lengths,
+    }
+    rows = exported(source, padded=padded)
+    assert rows.to_dict() == {**shared, "labels": labels}
+    assert rows.features["labels"].length == (LENGTH if padded else -1)
+    mask = [[int(x != -100) for x in row] for row in labels]
+    masked = exported(source, targets="completion_mask", padded=padded)
+    assert masked.to_dict() == {**shared, "completion_mask": mask}
 
 
 @st.composite
@@ -121,18 +114,12 @@ def test_what_is_no_packed_split_is_refused(source: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    script = ROOT / "workflow" / "scripts" / "export_rows.py"
-    command = [sys.executable, str(script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 def test_the_script_exports_once_and_then_refuses(source: Path) -> None:
     arguments = ("--rows", source, "--output", source.with_name("out"), "--unpadded")
-    first = run(*arguments)
+    first = run_script("export_rows", *arguments)
     assert first.returncode == 0, first.stderr
     assert "3 rows, 14 tokens, 6 of them targets" in first.stdout
-    second = run(*arguments)
+    second = run_script("export_rows", *arguments)
     assert second.returncode == 1
     assert second.stderr.startswith("error: ") and second.stderr.count("\n") == 1
     assert "there already" in second.stderr

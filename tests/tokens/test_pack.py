@@ -1,7 +1,9 @@
 """Packing end to end on token shards: rows, records, and the folder others can load."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,34 +33,47 @@ def documents(n: int = 300) -> list[list[int]]:
     return [rng.integers(1, 90, rng.integers(1, 90)).tolist() for _ in range(n)]
 
 
-def pack(folder: Path, *, n_shards: int = 1, n_copies: int = 1, **changes: object) -> PackingRecord:
+def pack_shards(
+    folder: Path,
+    shards: list[TokenShardRecord],
+    held_out: dict[str, list[bool]],
+    *,
+    n_copies: int = 1,
+    **changes: object,
+) -> PackingRecord:
+    keep = keep_list(folder, held_out, n_copies=n_copies)
+    output = folder / "packed"
+    return pack_sequences(
+        expert="e", spec=spec(**changes), shards=shards, keep=keep, directory=output
+    )
+
+
+def pack(folder: Path, *, n_shards: int = 1, **changes: Any) -> PackingRecord:
+    """Pack the documents, every seventh of which is held out."""
     texts = documents()
     size = -(-len(texts) // n_shards)
-    parts = {f"{i:03d}": texts[i * size : (i + 1) * size] for i in range(n_shards)}
-    held_out = {
-        name: [(i * size + j) % 7 == 0 for j in range(len(part))]
-        for i, (name, part) in enumerate(parts.items())
-    }
-    return pack_sequences(
-        expert="e",
-        spec=spec(**changes),
-        shards=[token_shard(folder, part, shard=name) for name, part in parts.items()],
-        keep=keep_list(folder, held_out, n_copies=n_copies),
-        directory=folder / "packed",
-    )
+    parts = {f"{i:03d}": range(i * size, min((i + 1) * size, 300)) for i in range(n_shards)}
+    held_out = {name: [i % 7 == 0 for i in part] for name, part in parts.items()}
+    shards = [
+        token_shard(folder, [texts[i] for i in part], shard=name) for name, part in parts.items()
+    ]
+    return pack_shards(folder, shards, held_out, **changes)
 
 
 def ids_of(rows: PackedRows) -> np.ndarray:
     return rows.take_ids(np.arange(len(rows)))
 
 
-def contents(rows: PackedRows) -> tuple[list[int], list[int]]:
-    ids, learned = [], []
-    for row, taken in enumerate(ids_of(rows)):
-        ids += taken[: rows.seq_lengths[row].sum()].tolist()
+def pieces_of(rows: PackedRows) -> list[tuple[list[int], list[int]]]:
+    """List the ids of every piece, and which of them are learned."""
+    found = []
+    for row, ids in enumerate(ids_of(rows)):
+        learned = np.zeros(len(ids), bool)
         for a, b in rows.spans[row].reshape(-1, 2):
-            learned += taken[a:b].tolist()
-    return ids, learned
+            learned[a:b] = True
+        for a, b in pairwise([0, *np.cumsum(rows.seq_lengths[row])]):
+            found.append((ids[a:b].tolist(), ids[a:b][learned[a:b]].tolist()))
+    return found
 
 
 @pytest.mark.parametrize("packing", ["bfd", "concat", "none"])
@@ -68,37 +83,26 @@ def test_the_record_tells_what_the_rows_hold(tmp_path: Path, packing: str, overf
     for split in (record.train, record.held_out):
         rows = read_rows(Path(split.path))
         lengths = rows.seq_lengths.values
-        ids, learned = contents(rows)
+        pieces = pieces_of(rows)
         assert len(rows) == split.n_sequences
         assert split.n_sequences_lower_bound == math.ceil(split.n_tokens / 64) <= len(rows)
-        assert lengths.sum() == len(ids) == split.n_tokens
+        assert lengths.sum() == sum(len(ids) for ids, _ in pieces) == split.n_tokens
         assert split.n_tokens == split.n_tokens_in - split.n_tokens_dropped
         assert ids_of(rows).size == split.n_tokens + split.n_padding_tokens
         assert (lengths**2).sum() == split.sum_len_sq
-        assert len(learned) == split.n_supervised_tokens >= split.n_target_tokens > 0
+        n_learned = sum(len(learned) for _, learned in pieces)
+        assert n_learned == split.n_supervised_tokens >= split.n_target_tokens > 0
         assert record.overflow == ("not used" if packing == "concat" else overflow)
         if packing == "none":
             assert (rows.seq_lengths.lengths == 1).all()
 
 
 @pytest.mark.parametrize("n_copies", [1, 2])
-def test_every_token_arrives_with_its_supervision(tmp_path: Path, n_copies: int) -> None:
+def test_every_piece_arrives_whole_with_its_supervision(tmp_path: Path, n_copies: int) -> None:
     record = pack(tmp_path, n_copies=n_copies)
-    texts = [d for i, d in enumerate(documents()) if i % 7 != 0] * n_copies
-    ids, learned = contents(read_rows(Path(record.train.path)))
-    assert sorted(ids) == sorted(t for d in texts for t in d)
-    assert sorted(learned) == sorted(t for d in texts for t in d[2:])
-
-
-def test_documents_that_fit_arrive_whole_and_in_order(tmp_path: Path) -> None:
-    record = pack(tmp_path, overflow="drop")
-    rows = read_rows(Path(record.train.path))
-    found = []
-    for row, taken in enumerate(ids_of(rows)):
-        ends = np.cumsum(rows.seq_lengths[row])
-        found += [part.tolist() for part in np.split(taken[: ends[-1]], ends[:-1])]
-    wanted = [d for i, d in enumerate(documents()) if i % 7 != 0 and len(d) <= 64]
-    assert sorted(found) == sorted(wanted)
+    train = [d for i, d in enumerate(documents()) if i % 7 != 0]
+    wanted = [(d[a : a + 64], d[max(a, 2) : a + 64]) for d in train for a in range(0, len(d), 64)]
+    assert sorted(pieces_of(read_rows(Path(record.train.path)))) == sorted(wanted * n_copies)
 
 
 @pytest.mark.parametrize("n_shards", [1, 2, 7, 300])
@@ -159,7 +163,8 @@ def test_the_record_says_what_other_lengths_would_do(tmp_path: Path) -> None:
 
 def test_few_documents_that_hold_many_tokens_are_not_cut(tmp_path: Path) -> None:
     shard = token_shard(tmp_path, [[1] * 5000] + [[1] * 100] * 299)
-    record = pack_one(tmp_path, shard, [False] * 299 + [True])
+    held_out = {"000": [False] * 299 + [True]}
+    record = pack_shards(tmp_path, [shard], held_out)
     assert record.suggestion.sequence_length_tokens == 4096
     first = record.choices[0]
     assert (first.n_over_long_documents, first.n_over_long_tokens) == (1, 4872)
@@ -167,20 +172,10 @@ def test_few_documents_that_hold_many_tokens_are_not_cut(tmp_path: Path) -> None
     assert record.engines == {"tokenizers 0": 1}
     assert record.engine_fallbacks == ("a test",)
     shorter = token_shard(tmp_path, [[1] * 130] + [[1] * 100] * 299)
-    record = pack_one(tmp_path, shorter, [False] * 299 + [True])
+    record = pack_shards(tmp_path, [shorter], held_out)
     assert record.suggestion.sequence_length_tokens == 128
     chosen = replace(shard, engine_reason=CHOSEN)
-    assert not pack_one(tmp_path, chosen, [False] * 299 + [True]).engine_fallbacks
-
-
-def pack_one(
-    folder: Path, shard: TokenShardRecord, held_out: list[bool], **changes: object
-) -> PackingRecord:
-    keep = keep_list(folder, {"000": held_out})
-    output = folder / "packed"
-    return pack_sequences(
-        expert="e", spec=spec(**changes), shards=[shard], keep=keep, directory=output
-    )
+    assert not pack_shards(tmp_path, [chosen], held_out).engine_fallbacks
 
 
 def test_only_kept_documents_count_as_dropped(tmp_path: Path) -> None:
@@ -195,28 +190,20 @@ def test_only_kept_documents_count_as_dropped(tmp_path: Path) -> None:
     limits = {(100, 0.01): r"source s: .* cannot write 2 of 100 documents .*s/98"}
     limits |= dict.fromkeys([(100, 0.02), (98, 0.0)], "nothing to learn")
     for (n_kept, limit), message in limits.items():
-        held_out = [i == 99 or i < 9 for i in range(n_kept)]
+        held_out = {"000": [i == 99 or i < 9 for i in range(n_kept)]}
         with pytest.raises(DataError, match=message):
-            pack_one(tmp_path, shard, held_out, max_rejected_fraction=limit)
+            pack_shards(tmp_path, [shard], held_out, max_rejected_fraction=limit)
 
 
-def test_two_engines_are_refused(tmp_path: Path) -> None:
-    shards = [token_shard(tmp_path, documents(9), shard=f"{i:03d}") for i in range(2)]
-    shards[1] = replace(shards[1], engine="fastokens")
-    keep = keep_list(tmp_path, {"000": [True] * 9, "001": [False] * 9})
-    with pytest.raises(DataError, match=r"s/000 was tokenized by tokenizers \(a test\)"):
-        pack_sequences(expert="e", spec=spec(), shards=shards, keep=keep, directory=tmp_path / "o")
-
-
-def test_engines_are_recorded_in_their_order(tmp_path: Path) -> None:
-    shards = [token_shard(tmp_path, documents(9), shard=f"{i:03d}") for i in range(2)]
-    shards[0] = replace(shards[0], engine_version="1", engine_reason="b")
-    keep = keep_list(tmp_path, {"000": [True] * 9, "001": [False] * 9})
-    record = pack_sequences(
-        expert="e", spec=spec(), shards=shards, keep=keep, directory=tmp_path / "o"
-    )
+def test_engines_are_recorded_in_their_order_and_two_are_refused(tmp_path: Path) -> None:
+    first, second = (token_shard(tmp_path, documents(9), shard=f"{i:03d}") for i in range(2))
+    held_out = {"000": [True] * 9, "001": [False] * 9}
+    newer = replace(first, engine_version="1", engine_reason="b")
+    record = pack_shards(tmp_path, [newer, second], held_out)
     assert list(record.engines.items()) == [("tokenizers 0", 1), ("tokenizers 1", 1)]
     assert record.engine_fallbacks == ("a test", "b")
+    with pytest.raises(DataError, match=r"s/000 was tokenized by tokenizers \(a test\)"):
+        pack_shards(tmp_path, [first, replace(second, engine="fastokens")], held_out)
 
 
 def test_a_token_file_of_the_wrong_size_is_noticed(tmp_path: Path) -> None:
@@ -224,7 +211,7 @@ def test_a_token_file_of_the_wrong_size_is_noticed(tmp_path: Path) -> None:
     ids = Path(shard.path)
     ids.write_bytes(ids.read_bytes()[:-4])
     with pytest.raises(DataError, match="its index says"):
-        pack_one(tmp_path, shard, [False] * 4 + [True])
+        pack_shards(tmp_path, [shard], {"000": [False] * 4 + [True]})
 
 
 def test_samples_are_of_documents_that_are_trained_on(tmp_path: Path) -> None:
@@ -233,5 +220,6 @@ def test_samples_are_of_documents_that_are_trained_on(tmp_path: Path) -> None:
         for i in range(8)
     )
     shard = replace(token_shard(tmp_path, documents(9)), samples=samples)
-    record = pack_one(tmp_path, shard, [True, False, False, True, False, False, False])
+    held_out = {"000": [True, False, False, True, False, False, False]}
+    record = pack_shards(tmp_path, [shard], held_out)
     assert [s.document_id for s in record.samples] == ["s/1", "s/2", "s/4"]

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expertflow.tokens.packing import (
-    IGNORE,
     Pieces,
     best_fit_decreasing,
     clip_spans,
@@ -29,6 +28,11 @@ def filled(pieces: Pieces, rows: Ragged) -> list[int]:
 def as_tuples(pieces: Pieces) -> list[tuple[int, int, int]]:
     columns = (pieces.document, pieces.start, pieces.length)
     return list(zip(*(c.tolist() for c in columns), strict=True))
+
+
+def tokens_of(pieces: Pieces) -> list[tuple[int, int]]:
+    """List the tokens of all pieces: their document, and their place in it."""
+    return [(d, i) for d, start, n in as_tuples(pieces) for i in range(start, start + n)]
 
 
 def place_one_by_one(sizes: list[int], row_length: int) -> list[list[int]]:
@@ -67,8 +71,7 @@ def test_no_token_is_lost_or_invented(sizes: np.ndarray, row_length: int, overfl
     n_over = {overflow: int((sizes > row_length).sum())}
     assert cut == {"split": 0, "truncate": 0, "drop": 0, **n_over}
     if overflow == "split":
-        taken = [t for d, s, n in as_tuples(pieces) for t in [(d, i) for i in range(s, s + n)]]
-        assert taken == [(d, i) for d, n in enumerate(sizes.tolist()) for i in range(n)]
+        assert tokens_of(pieces) == [(d, i) for d, n in enumerate(sizes.tolist()) for i in range(n)]
 
 
 @given(lengths, st.integers(8, 300))
@@ -78,8 +81,7 @@ def test_concat_fills_every_row_but_the_last(sizes: np.ndarray, row_length: int)
     assert sum(n_tokens) == sizes.sum()
     assert all(n == row_length for n in n_tokens[:-1])
     assert not n_tokens or 0 < n_tokens[-1] <= row_length
-    taken = [(d, i) for d, s, n in as_tuples(pieces) for i in range(s, s + n)]
-    assert taken == [(d, i) for d, n in enumerate(sizes.tolist()) for i in range(n)]
+    assert tokens_of(pieces) == [(d, i) for d, n in enumerate(sizes.tolist()) for i in range(n)]
 
 
 @pytest.mark.parametrize("row_length", [1536, 2048])
@@ -124,13 +126,3 @@ def test_spans_are_clipped_to_their_piece_and_moved_with_it() -> None:
     spans = Ragged.from_lists([[0, 3, 5, 9], [], [4, 6]])
     starts, sizes, offsets = np.array([3, 0, 4]), np.array([4, 8, 2]), np.array([10, 0, 1])
     assert clip_spans(spans, starts, sizes, offsets).tolist() == [[12, 14], [], [1, 3]]
-
-
-def test_one_token_makes_a_row_and_none_makes_none() -> None:
-    for n, expected in ((1, [(0, 0, 1)]), (0, [])):
-        pieces, rows = concat_pieces(np.array([n], np.int32), row_length=8)
-        assert as_tuples(pieces) == expected and len(rows) == n
-
-
-def test_ignored_labels_are_those_that_torch_and_others_ignore() -> None:
-    assert IGNORE == -100

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 from support import document_shard, pair, tiny_tokenizer, tokenizer_record
@@ -16,13 +15,13 @@ from expertflow.data.layout import CHATML, chatml_layout
 from expertflow.data.records import Body, Layout, ShardRecord, ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.render import DocumentForm, Renderer
-from expertflow.data.shapes import frame_of
 from expertflow.tokens.arrow import from_arrow_lists, read_index
 from expertflow.tokens.engine import Engine
+from expertflow.tokens.ragged import Ragged, offsets_of
 from expertflow.tokens.records import TokenShardRecord, TokenSpec
 from expertflow.tokens.shard import pretokenize_shard
 from expertflow.tokens.store import ABANDONED_S, ensure_stored, find_prunable, publish_file
-from expertflow.tokens.tokenize import BatchDraft, Drafter, TokenBatch, tokenize
+from expertflow.tokens.tokenize import tokenize
 
 TEMPLATES = {
     "known": CHATML,
@@ -39,6 +38,8 @@ TEMPLATES = {
     "opaque": CHATML.replace("message.content }}", "(message.content ~ '') }}"),
 }
 SPEC = TokenSpec(engine="tokenizers", versions={})
+# Whether a text holds a special token; why the document was dropped; its ids and learned spans.
+Document = tuple[bool, str | None, list[int], list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +52,37 @@ def engine(tokenizer: Path) -> Engine:
     return Engine(tokenizer)
 
 
-def batch_of(bodies: list[Body]) -> pa.RecordBatch:
-    frames = [frame_of(body) for body in bodies]
-    columns = [
-        pa.array([f"s/{i}" for i in range(len(bodies))]),
-        pa.array([frame for frame, _ in frames], pa.binary()),
-        pa.array([texts for _, texts in frames], pa.list_(pa.string())),
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=["document_id", "frame", "texts"])
+def pretokenize(
+    folder: Path, tokenizer: Path, *shards: ShardRecord, spec: TokenSpec = SPEC, **more: Any
+) -> TokenShardRecord:
+    """Tokenize some shards into a folder; ``more`` goes into the tokenizer's record."""
+    name = shards[0].shard
+    sha256 = sha256_file(tokenizer / "tokenizer.json")
+    return pretokenize_shard(
+        name=name, spec=spec, code="c", shards=shards,
+        tokenizer=tokenizer_record(path=str(tokenizer), sha256=sha256, **more),
+        store=folder / "store", ids=folder / f"{name}.ids", index=folder / f"{name}.arrow",
+    )  # fmt: skip
 
 
-def run(engine: Engine, layout: Layout, *bodies: Body) -> tuple[BatchDraft, TokenBatch]:
-    draft = Drafter(Renderer(layout)).draft_batch(batch_of(list(bodies)))
-    return draft, draft.assemble_tokens(draft.encode_texts(engine), engine)
+def read_documents(record: TokenShardRecord) -> list[Document]:
+    index = read_index(Path(record.index_path))
+    ids = Ragged(np.fromfile(record.path, "<i4"), offsets_of(index["n_tokens"].to_numpy()))
+    spans = from_arrow_lists(index["spans"]).tolist()
+    flags = (index[name].to_pylist() for name in ("special_text", "dropped"))
+    return list(zip(*flags, ids.tolist(), spans, strict=True))
+
+
+def tokenize_alone(body: Body, layout: Layout, engine: Engine) -> Document:
+    renderer = Renderer(layout)
+    segments, dropped = (), None
+    try:
+        segments = renderer.render(body)
+    except Reject as reject:
+        dropped = reject.reason
+    tokens = tokenize([segments], engine)
+    has_special = renderer.has_special_text(body)
+    return has_special, dropped, tokens.ids[0].tolist(), tokens.spans[0].tolist()
 
 
 def mixed_bodies() -> list[Body]:
@@ -78,48 +97,30 @@ def mixed_bodies() -> list[Body]:
         roles = rng.choice([["user", "assistant"], ["system", "user", "assistant", "user"]])
         learned = rng.choice([("assistant",), ("assistant", "user", "system"), ("user",)])
         call = (ToolCall(name="find", arguments={"a": i % 3}),) if i % 31 == 0 else ()
-        bodies.append(
-            Body(
-                turns=tuple(
-                    Turn(
-                        role=role,
-                        content=rng.choice(words) + text if j else text,
-                        learned=role in learned,
-                        tool_calls=call if role == "assistant" else (),
-                    )
-                    for j, role in enumerate(roles)
-                )
+        turns = []
+        for j, role in enumerate(roles):
+            content = rng.choice(words) + text if j else text
+            calls = call if role == "assistant" else ()
+            turns.append(
+                Turn(role=role, content=content, learned=role in learned, tool_calls=calls)
             )
-        )
+        bodies.append(Body(turns=tuple(turns)))
     return bodies
 
 
 @pytest.mark.parametrize("policy", ["plain", "reject", "allow"])
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_columns_give_what_each_document_gives_alone(
-    engine: Engine, policy: str, template: str
+    tmp_path: Path, tokenizer: Path, engine: Engine, policy: Any, template: str
 ) -> None:
     layout = replace(chatml_layout(), chat_template=TEMPLATES[template], added_tokens=("<tool>",))
-    layout = replace(layout, text_special_tokens=policy)  # type: ignore[arg-type]
+    layout = replace(layout, text_special_tokens=policy)
     bodies = mixed_bodies()
-    drafted, together = run(engine, layout, *bodies)
-    renderer = Renderer(layout)
-    n_dropped = 0
-    for i, body in enumerate(bodies):
-        assert drafted.special_text[i] == renderer.has_special_text(body)
-        try:
-            alone = tokenize([renderer.render(body)], engine)
-        except Reject as reject:
-            n_dropped += 1
-            assert drafted.dropped[i] == reject.reason
-            assert len(together.ids[i]) == 0
-            continue
-        assert together.ids[i].tolist() == alone.ids[0].tolist()
-        assert together.spans[i].tolist() == alone.spans[0].tolist()
-        assert drafted.dropped[i] is None
-    assert n_dropped < 400
+    record = pretokenize(tmp_path, tokenizer, document_shard(tmp_path, bodies), layout=layout)
+    assert read_documents(record) == [tokenize_alone(body, layout, engine) for body in bodies]
+    assert record.n_dropped < 400
     if template in ("known", "own"):
-        assert (n_dropped > 0) == (policy == "reject")
+        assert (record.n_dropped > 0) == (policy == "reject")
 
 
 def test_samples_show_documents_with_what_is_learned(tmp_path: Path, tokenizer: Path) -> None:
@@ -136,18 +137,6 @@ def test_samples_show_documents_with_what_is_learned(tmp_path: Path, tokenizer: 
     assert sample.n_supervised_tokens < sample.n_tokens
 
 
-def pretokenize(
-    folder: Path, tokenizer: Path, *shards: ShardRecord, spec: TokenSpec = SPEC
-) -> TokenShardRecord:
-    name = shards[0].shard
-    sha256 = sha256_file(tokenizer / "tokenizer.json")
-    return pretokenize_shard(
-        name=name, spec=spec, code="c", shards=shards,
-        tokenizer=tokenizer_record(path=str(tokenizer), sha256=sha256),
-        store=folder / "store", ids=folder / f"{name}.ids", index=folder / f"{name}.arrow",
-    )  # fmt: skip
-
-
 def test_the_files_hold_every_document(tmp_path: Path, tokenizer: Path, engine: Engine) -> None:
     each, n_times = mixed_bodies(), 12
     bodies = each * n_times
@@ -156,16 +145,12 @@ def test_the_files_hold_every_document(tmp_path: Path, tokenizer: Path, engine: 
         document_shard(tmp_path, bodies[2500:], shard="001"),
     ]
     record = pretokenize(tmp_path, tokenizer, *shards)
-    index = read_index(Path(record.index_path))
-    ids = np.fromfile(record.path, "<i4")
-    assert record.n_documents == len(index) == len(bodies) == 4800
-    assert record.document_shards == ("000", "001")
+    assert (record.n_documents, record.document_shards) == (4800, ("000", "001"))
     assert record.n_documents_by_shard == (2500, 2300)
-    assert record.n_tokens == len(ids) == sum(index["n_tokens"].to_pylist())
-    renderer = Renderer(chatml_layout())
-    expected = tokenize([renderer.render(body) for body in each], engine)
-    assert ids.tolist() == expected.ids.values.tolist() * n_times
-    assert from_arrow_lists(index["spans"]).tolist() == expected.spans.tolist() * n_times
+    documents = read_documents(record)
+    assert record.n_tokens == sum(len(ids) for _, _, ids, _ in documents)
+    expected = [tokenize_alone(body, chatml_layout(), engine) for body in each]
+    assert documents == expected * n_times
 
 
 def test_tokens_are_made_once(
@@ -196,10 +181,10 @@ def test_tokens_are_made_once(
 
 
 def test_a_form_that_differs_is_not_believed(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path: Path, tokenizer: Path, engine: Engine,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     bodies = [pair(f"ask {i}") for i in range(20)]
-    _, expected = run(engine, chatml_layout(), *bodies)
     real = Renderer.build_form
 
     def wrong(self: Renderer, frame: bytes) -> DocumentForm | None:
@@ -207,8 +192,9 @@ def test_a_form_that_differs_is_not_believed(
         return form and form._replace(items=form.items[:-1])
 
     monkeypatch.setattr(Renderer, "build_form", wrong)
-    _, found = run(engine, chatml_layout(), *bodies)
-    assert found.ids.tolist() == expected.ids.tolist()
+    record = pretokenize(tmp_path, tokenizer, document_shard(tmp_path, bodies))
+    alone = [tokenize_alone(body, chatml_layout(), engine) for body in bodies]
+    assert read_documents(record) == alone
     assert "applied to every document" in caplog.text
 
 

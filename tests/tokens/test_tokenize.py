@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from support import pair, tiny_tokenizer
 
-from expertflow.data.layout import chatml_layout, read_layout
-from expertflow.data.records import Body, Segment, Turn
-from expertflow.data.render import Renderer, split_question
+from expertflow.data.layout import chatml_layout
+from expertflow.data.records import Body, Segment
+from expertflow.data.render import Renderer
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
 
@@ -41,32 +41,6 @@ def test_learning_may_end_inside_a_text(engine: Engine) -> None:
     start, end = text.index(" all"), text.index(" and")
     segment = Segment(text, learned=((start, end), (len(text) - 6, len(text))))
     assert supervised_text(engine, (segment,)) == " all names users"
-
-
-def test_real_tokenizer_gives_the_ids_of_its_own_chat_template(shared_data: Path) -> None:
-    from transformers import AutoTokenizer
-
-    folder = shared_data / "tokenizers" / "qwen"
-    reference = AutoTokenizer.from_pretrained(folder)
-    layout = read_layout(folder, choice="auto", text_special_tokens="plain")
-    messages = [
-        {"role": "system", "content": "be kind"},
-        {"role": "user", "content": "naïve 数据\n"},
-        {"role": "assistant", "content": "\nSELECT 1"},
-    ]
-    turns = tuple(
-        Turn(role=m["role"], content=m["content"], learned=m["role"] == "assistant")
-        for m in messages
-    )
-    segments = Renderer(layout).render(Body(turns=turns))
-    wanted = reference.apply_chat_template(messages, tokenize=True, return_dict=False)
-    assert layout.chat_template_origin == "tokenizer"
-    assert alone(segments, Engine(folder))[0] == list(wanted)
-    generating = reference.apply_chat_template(
-        messages[:2], tokenize=True, add_generation_prompt=True, return_dict=False
-    )
-    question, _ = split_question(Renderer(layout), Body(turns=turns))
-    assert alone(question, Engine(folder))[0] == list(generating)
 
 
 def blank_first(folder: Path) -> Engine:
