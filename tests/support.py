@@ -181,10 +181,15 @@ def keep_list(folder: Path, held_out: dict[str, list[bool]], *, n_copies: int = 
     return path
 
 
+def turn(role: str, content: str = "", *, learned: bool | None = None, **more: Any) -> Turn:
+    """Make a turn, which is learned where nothing else is said if it is the assistant's."""
+    learned = role == "assistant" if learned is None else learned
+    return Turn(role=role, content=content, learned=learned, **more)
+
+
 def pair(question: str, answer: str = "tell") -> Body:
     """Make a chat of one question and its answer."""
-    user = Turn(role="user", content=question, learned=False)
-    return Body(turns=(user, Turn(role="assistant", content=answer, learned=True)))
+    return Body(turns=(turn("user", question), turn("assistant", answer)))
 
 
 def write_tiny_run(

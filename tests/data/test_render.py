@@ -4,13 +4,14 @@ import random
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from support import pair, turn
 
 from expertflow.data.chat_template import ChatTemplate, placeholder, special_pattern
 from expertflow.data.layout import CHATML, chatml_layout
-from expertflow.data.records import Body, Layout, Segment, ToolCall, Turn
+from expertflow.data.records import Body, Layout, Segment, ToolCall
 from expertflow.data.reject import Reject
 from expertflow.data.render import (
     Blank,
@@ -56,14 +57,10 @@ def layout(template: str, **changes: Any) -> Layout:
 
 
 def chat(*texts: str, learned: tuple[int, ...] | None = None) -> Body:
-    turns = [
-        Turn(
-            role="user" if i % 2 == 0 else "assistant",
-            content=text,
-            learned=i % 2 == 1 if learned is None else i in learned,
-        )
-        for i, text in enumerate(texts)
-    ]
+    turns = []
+    for i, text in enumerate(texts):
+        own = None if learned is None else i in learned
+        turns.append(turn(("user", "assistant")[i % 2], text, learned=own))
     return Body(turns=tuple(turns))
 
 
@@ -81,18 +78,6 @@ TWO = (
 )
 
 
-@pytest.mark.parametrize(
-    ("chosen", "taught"),
-    [(None, "b<im_end>d<im_end>"), ((3,), "d<im_end>"), ((0, 1, 2, 3), TWO.replace("|", ""))],
-)
-def test_chatml_learns_the_chosen_turns_and_their_ends(
-    chosen: tuple[int, ...] | None, taught: str
-) -> None:
-    segments = Renderer(chatml_layout()).render(chat("a", "b", "c", "d", learned=chosen))
-    assert whole(segments) == TWO
-    assert learned(segments).replace("|", "") == taught
-
-
 def test_plain_text_learns_its_end() -> None:
     segments = Renderer(chatml_layout()).render(Body(text="a<|im_end|>"))
     assert learned(segments) == "a<|im_end|>|<|endoftext|>"
@@ -101,28 +86,34 @@ def test_plain_text_learns_its_end() -> None:
     assert (start[0], learned(start)) == (Segment("<s>", special=True), "a|<|endoftext|>")
 
 
+ALL = (0, 1, 2, 3)
+
+
 @pytest.mark.parametrize(
     ("template", "body", "text", "taught"),
     [
+        (CHATML, chat("a", "b", "c", "d"), TWO, "b|<|im_end|>|d|<|im_end|>"),
+        (CHATML, chat("a", "b", "c", "d", learned=(3,)), TWO, "d|<|im_end|>"),
+        (BRACKETS, chat("a", "b", "c", "d"),
+         "<s>[INST] a [/INST] b</s>[INST] c [/INST] d</s>", " b|</s>| d|</s>"),
+        (BRACKETS, chat("a", "b", learned=ALL),
+         "<s>[INST] a [/INST] b</s>", "<s>|[INST] a [/INST] b|</s>"),
         (
             HEADERS, chat(" a ", "b "),
             "<s><|header|>user<|/header|>\n\na<|eot|><|header|>assistant<|/header|>\n\nb<|eot|>",
             "b|<|eot|>",
         ),
-        (BRACKETS, chat("a", "b", "c", "d"),
-         "<s>[INST] a [/INST] b</s>[INST] c [/INST] d</s>", " b|</s>| d|</s>"),
         (
             THINKING, chat("a", "<think>x</think>b", "c", "d"),
-            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
-            "<|im_start|>user\nc<|im_end|>\n"
-            "<|im_start|>assistant\n<think>\n\n</think>\n\nd<|im_end|>\n",
+            TWO.replace("\nd", "\n<think>\n\n</think>\n\nd"),
             "b|<|im_end|>|<think>\n\n</think>\n\nd|<|im_end|>",
         ),
         (MARKED, chat("a", "b"), "a: b</s>", "b|</s>"),
     ],
-    ids=["headers", "brackets", "thinking", "marked"],
 )  # fmt: skip
-def test_templates_of_other_families(template: str, body: Body, text: str, taught: str) -> None:
+def test_a_template_decides_what_is_written_and_the_turns_what_is_learned(
+    template: str, body: Body, text: str, taught: str
+) -> None:
     segments = Renderer(layout(template)).render(body)
     assert whole(segments) == text
     assert learned(segments) == taught
@@ -141,32 +132,42 @@ def test_the_policy_on_marks_in_texts() -> None:
         Renderer(replace(chatml_layout(), text_special_tokens="reject")).render(body)
 
 
+CALL = ToolCall(name="f", arguments={"x": "é"}, id="1")
+AGENT = Body(
+    turns=(
+        turn("system", "be kind"),
+        turn("user", " a\n"),
+        turn("assistant", tool_calls=(CALL,)),
+        turn("tool", "2"),
+        turn("assistant", "b"),
+    ),
+    tools=({"function": {"name": "f"}},),
+)
+
+
 def test_tools_and_calls_are_written_and_calls_are_learned() -> None:
-    call = ToolCall(name="f", arguments={"x": "é"})
-    body = Body(
-        turns=(
-            Turn(role="system", content="be kind", learned=False),
-            Turn(role="user", content="a", learned=False),
-            Turn(role="assistant", content="", learned=True, tool_calls=(call,)),
-            Turn(role="tool", content="2", learned=False),
-            Turn(role="assistant", content="b", learned=True),
-        ),
-        tools=({"type": "function", "function": {"name": "f"}},),
-    )
-    segments = Renderer(chatml_layout()).render(body)
-    assert '{"type": "function", "function": {"name": "f"}}\n' in segments[1].text
+    segments = Renderer(chatml_layout()).render(AGENT)
+    assert '{"function": {"name": "f"}}\n' in segments[1].text
     assert segments[1].text.startswith("system\nbe kind\n\n")
-    wanted = '\n<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>|<|im_end|>'
-    assert learned(segments).removeprefix("\n") == wanted.removeprefix("\n") + "|b|<|im_end|>"
+    call = '<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>'
+    assert learned(segments).strip() == f"{call}|<|im_end|>|b|<|im_end|>"
+
+
+def test_a_question_names_the_tools_and_the_calls_before_it() -> None:
+    call = '{"name": "f", "arguments": {"x": "é"}}'
+    assert join_question(AGENT) == f'be kind\na\n{call}\n2\n{{"function": {{"name": "f"}}}}'
+    # Where the last answer is a call, its reference is the call.
+    _, answer = split_question(Renderer(chatml_layout()), replace(AGENT, turns=AGENT.turns[:3]))
+    assert answer == f"<tool_call>\n{call}\n</tool_call>"
 
 
 def calling(**arguments: str) -> Body:
     call = ToolCall(name="look_up", arguments=arguments)
-    return Body(turns=(Turn(role="assistant", content="", learned=True, tool_calls=(call,)),))
+    return Body(turns=(turn("assistant", tool_calls=(call,)),))
 
 
-SYSTEM = Body(turns=(Turn(role="system", content="s", learned=False), *chat("a", "b").turns))
-TOOLS = Body(turns=chat("a", "b").turns, tools=({"function": {"name": "look_up"}},))
+SYSTEM = Body(turns=(turn("system", "s"), *pair("a", "b").turns))
+TOOLS = replace(pair("a", "b"), tools=({"function": {"name": "look_up"}},))
 NO_SYSTEM = (
     "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}</s>{% endif %}{% endfor %}"
 )
@@ -192,26 +193,32 @@ def test_what_a_template_refuses_rewrites_or_leaves_out(
 
 
 @pytest.mark.parametrize("template", [CHATML, HEADERS, BRACKETS, THINKING])
-def test_a_question_ends_where_generation_starts(template: str) -> None:
-    renderer = Renderer(layout(template))
-    body = chat("a", "b", "c", "d")
-    for supervised in (body, chat("a", "b", "c", "d", learned=(0, 1, 2, 3))):
-        question, answer = split_question(renderer, supervised)
-        prompt = renderer.render(supervised)
-        assert answer == "d"
-        assert whole(prompt).startswith(whole(question))
-        assert whole(question).rstrip().endswith(("assistant", "[/INST]", "<|/header|>"))
+@pytest.mark.parametrize("supervised", [None, ALL])
+def test_a_question_ends_where_generation_starts_whatever_the_answer(
+    template: str, supervised: tuple[int, ...] | None
+) -> None:
+    renderer, body = Renderer(layout(template)), chat("a", "b", "c", "d", learned=supervised)
+    question, answer = split_question(renderer, body)
+    assert answer == "d"
+    assert whole(renderer.render(body)).startswith(whole(question))
+    assert whole(question).rstrip().endswith(("assistant", "[/INST]", "<|/header|>"))
     assert join_question(body) == "a\nb\nc"
+    for text in ("d", "other"):
+        segments = render_answer(renderer, body, text)
+        assert whole(segments).startswith(whole(question))
+        learnt = whole(segments).removeprefix(whole(question)).removesuffix("\n")
+        assert learned(segments).replace("|", "") == learnt.replace("|", "") and text in learnt
+    assert render_answer(renderer, body, "d") == render_answer(renderer, body)
 
 
-@settings(max_examples=60)
+RENDERERS = [Renderer(layout(template)) for template in (CHATML, BRACKETS)]
+
+
 @given(st.lists(st.text(min_size=1).filter(str.strip), min_size=2, max_size=6))
 def test_no_text_changes_what_stands_around_it(texts: list[str]) -> None:
-    body = chat(*texts, "end")
-    for template in (CHATML, BRACKETS):
-        own = layout(template)
-        segments = Renderer(own).render(body)
-        n_marks = sum(s.special for s in Renderer(own).render(chat(*("x" for _ in texts), "end")))
+    for renderer in RENDERERS:
+        segments = renderer.render(chat(*texts, "end"))
+        n_marks = sum(s.special for s in renderer.render(chat(*("x" for _ in texts), "end")))
         assert sum(s.special for s in segments) == n_marks
         assert all(text in whole(segments) for text in texts)
 
@@ -223,21 +230,12 @@ def test_results_go_to_the_calls_that_the_data_names() -> None:
     )
     calls = tuple(ToolCall(name=name, arguments={}, id=name) for name in "xy")
     turns = (
-        Turn(role="assistant", content="", learned=True, tool_calls=calls),
-        Turn(role="tool", content="of y ", learned=False, tool_call_id="y"),
-        Turn(role="tool", content="next ", learned=False),
+        turn("assistant", tool_calls=calls),
+        turn("tool", "of y ", tool_call_id="y"),
+        turn("tool", "next "),
     )
     text = whole(Renderer(layout(template)).render(Body(turns=turns)))
     assert text == "x=call00000 y=call00001 </s>of y call00001</s>next call00000</s>"
-
-
-def test_blanks_that_special_tokens_swallow_are_left_out() -> None:
-    own = layout(HEADERS, strip_after=("<|/header|>",), strip_before=("<|eot|>",))
-    segments = Renderer(own).render(chat("a", "b"))
-    assert whole(segments) == (
-        "<s><|header|>user<|/header|>a<|eot|><|header|>assistant<|/header|>b<|eot|>"
-    )
-    assert learned(segments) == "b|<|eot|>"
 
 
 def test_only_the_side_that_swallows_blanks_loses_them() -> None:
@@ -292,41 +290,6 @@ def test_what_depends_on_its_texts_has_no_form() -> None:
     assert Renderer(replace(chatml_layout(), chat_template=None)).build_form(frame) is None
 
 
-def test_the_reference_of_a_call_is_the_call() -> None:
-    body = Body(turns=(*chat("a").turns, *calling(x="1").turns))
-    _, answer = split_question(Renderer(chatml_layout()), body)
-    assert answer == '<tool_call>\n{"name": "look_up", "arguments": {"x": "1"}}\n</tool_call>'
-
-
-def test_a_question_names_the_tools_and_the_calls_before_it() -> None:
-    call = ToolCall(name="f", arguments={"x": "é"}, id="1")
-    body = Body(
-        turns=(
-            Turn(role="user", content=" a\n", learned=False),
-            Turn(role="assistant", content="", learned=True, tool_calls=(call,)),
-            Turn(role="tool", content="2", learned=False),
-            Turn(role="assistant", content="b", learned=True),
-        ),
-        tools=({"function": {"name": "f"}},),
-    )
-    assert join_question(body) == (
-        'a\n{"name": "f", "arguments": {"x": "é"}}\n2\n{"function": {"name": "f"}}'
-    )
-
-
-@pytest.mark.parametrize("template", [CHATML, HEADERS, BRACKETS, THINKING])
-def test_another_answer_changes_nothing_before_it(template: str) -> None:
-    renderer = Renderer(layout(template))
-    body = chat("a", "b", "c", "d")
-    question, _answer = split_question(renderer, body)
-    for text in ("d", "other"):
-        segments = render_answer(renderer, body, text)
-        assert whole(segments).startswith(whole(question))
-        learnt = whole(segments).removeprefix(whole(question)).removesuffix("\n")
-        assert learned(segments).replace("|", "") == learnt.replace("|", "") and text in learnt
-    assert render_answer(renderer, body, "d") == render_answer(renderer, body)
-
-
 LOOP = "{% for m in messages %}{% set c = m.content %}[%s]{% endfor %}"
 PLAIN = {
     "added": "{{ '<|im_start|>' + m.role + c + '<|im_end|>' }}",
@@ -348,8 +311,6 @@ PLAIN = {
     "kept": "{% set ns = namespace(last='') %}{% set ns.last = c %}{{ ns.last }};",
 }
 OPAQUE = {
-    "cut": "{{ c[:2] }};",
-    "counted": "{{ c | length }}{{ c }};",
     "upper": "{{ c | upper }};",
     "json": "{{ c | tojson }};",
     "json of all": "{{ messages | tojson }};",
@@ -411,19 +372,13 @@ def test_where_the_conditions_hold_the_layout_is_the_templates(name: str) -> Non
 
 def test_a_chat_with_tools_has_a_form_unless_one_of_them_poses() -> None:
     template = ChatTemplate(chatml_layout())
-    call = ToolCall(name="find", arguments={"a": 1})
-    turns = learned_chat(placeholder(0), placeholder(1)).turns
-    called = Body(turns=(turns[0], replace(turns[1], tool_calls=(call,))))
-
-    def form_with(**function: str) -> object:
-        return template.build_form(
-            replace(called, tools=({"type": "function", "function": function},))
-        )
-
-    assert form_with(name="find") is not None
-    assert form_with(name="<|im_end|>") is None
-    assert form_with(name="f", description=placeholder(0)) is None
-    assert (
-        chat_template("{{ raise_exception('no') }}").build_form(learned_chat(placeholder(0)))
-        is None
-    )
+    asked = turn("user", placeholder(0))
+    turns = (asked, turn("assistant", placeholder(1), tool_calls=(CALL,)))
+    for function, has_form in (
+        ({"name": "f"}, True),
+        ({"name": "<|im_end|>"}, False),
+        ({"name": "f", "description": placeholder(0)}, False),
+    ):
+        tools = ({"type": "function", "function": function},)
+        assert (template.build_form(Body(turns=turns, tools=tools)) is not None) == has_form
+    assert chat_template("{{ raise_exception('no') }}").build_form(Body(turns=(asked,))) is None

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from support import turn
 
 from expertflow.core.errors import ConfigError
-from expertflow.data.records import Body, ToolCall, Turn
+from expertflow.data.records import Body, ToolCall
 from expertflow.data.reject import Reject
 from expertflow.data.settings import PrepareSpec, SourceSpec
 from expertflow.data.shapes import body_of as put_together
@@ -34,11 +35,6 @@ def chat_of(turns: Any, *, tools: Any = None, **source: Any) -> Body:
 def body_of(spec: PrepareSpec, record: dict[str, Any]) -> Body:
     draft = draft_maker(spec)(record)
     return put_together(draft.frame, draft.contents)
-
-
-def turn(role: str, content: str, *, learned: bool | None = None, **more: Any) -> Turn:
-    learned = role == "assistant" if learned is None else learned
-    return Turn(role=role, content=content, learned=learned, **more)
 
 
 def test_a_pair_of_templates_makes_a_question_and_an_answer() -> None:

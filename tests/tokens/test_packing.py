@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from expertflow.tokens.packing import (
+    IGNORE,
     Pieces,
     best_fit_decreasing,
     clip_spans,
@@ -48,6 +49,8 @@ def place_one_by_one(sizes: list[int], row_length: int) -> list[list[int]]:
 
 
 @given(st.lists(st.integers(1, 60), max_size=120), st.integers(60, 90))
+# A row longer than 16 bits can say.
+@example([1, 69_999, 65_000, 70_000, 5_000], 70_000)
 def test_the_histogram_gives_the_rows_of_the_definition(sizes: list[int], row_length: int) -> None:
     rows = best_fit_decreasing(np.array(sizes, np.int32), row_length=row_length).tolist()
     found = sorted(sum(sizes[i] for i in row) for row in rows)
@@ -126,3 +129,7 @@ def test_spans_are_clipped_to_their_piece_and_moved_with_it() -> None:
     spans = Ragged.from_lists([[0, 3, 5, 9], [], [4, 6]])
     starts, sizes, offsets = np.array([3, 0, 4]), np.array([4, 8, 2]), np.array([10, 0, 1])
     assert clip_spans(spans, starts, sizes, offsets).tolist() == [[12, 14], [], [1, 3]]
+
+
+def test_ignored_labels_are_those_that_torch_and_others_ignore() -> None:
+    assert IGNORE == -100

@@ -1,12 +1,10 @@
 """Texts that each parser takes or refuses, and where it sees the fault."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from expertflow.core.files import read_json_lines
 from expertflow.data.checks.language import detect_language
 from expertflow.data.checks.registry import build_checks
 from expertflow.data.reject import Filtered
@@ -124,34 +122,17 @@ def test_a_parsed_value_too_deep_is_filtered() -> None:
         RUN["json"]({"q": value})
 
 
-def sql(text: str, dialect: str, transpile_to: str | None = None) -> str:
-    found: str = check("sql", dialect=dialect, transpile_to=transpile_to)({"q": text})["q"]
-    return found
-
-
 def test_the_dialect_counts_and_transpiling_rewrites() -> None:
-    assert sql("SHOW TABLES", "mysql") == "SHOW TABLES"
-    text = "SELECT IFNULL(`a`, 0) FROM `t` LIMIT 3"
-    assert sql(text, "mysql", "tsql") == "SELECT TOP 3 COALESCE([a], 0) FROM [t]"
-
-
-def test_other_reasons_of_sql() -> None:
+    record = {"q": "SHOW TABLES"}
+    assert check("sql", dialect="mysql")(record) == record
+    record = {"q": "SELECT IFNULL(`a`, 0) FROM `t` LIMIT 3"}
+    rewritten = check("sql", dialect="mysql", transpile_to="tsql")(record)
+    assert rewritten == {"q": "SELECT TOP 3 COALESCE([a], 0) FROM [t]"}
     with pytest.raises(Filtered, match="sql_several_statements"):
-        sql("SELECT 1; SELECT 2", "sqlite")
+        RUN["sql"]({"q": "SELECT 1; SELECT 2"})
     with pytest.raises(Filtered, match="sql_not_transpilable"):
-        sql("SELECT * FROM t TABLESAMPLE (10 PERCENT)", "postgres", "mysql")
-
-
-def test_real_typescript(shared_data: Path) -> None:
-    """Solutions that are complete parse. Some marked as verified are cut off, which shows here."""
-    n_complete = 0
-    for row in read_json_lines(shared_data / "expert-typescript" / "mbtsp.jsonl"):
-        code = row["prompt"] + (row["canonical_solution"] or "")
-        if row["verified"] and code.count("{") == code.count("}"):
-            n_complete += 1
-            if row["task_id"] not in {"MBTSP/161", "MBTSP/672", "MBTSP/744"}:  # really broken
-                RUN["typescript"]({"q": code})
-    assert n_complete > 250
+        run = check("sql", dialect="postgres", transpile_to="mysql")
+        run({"q": "SELECT * FROM t TABLESAMPLE (10 PERCENT)"})
 
 
 def test_length_counts_characters_and_includes_its_limits() -> None:
@@ -159,9 +140,8 @@ def test_length_counts_characters_and_includes_its_limits() -> None:
     for text in ("ab", "日本語文"):
         run({"q": text})
     for text, reason in (("é", "too_short"), ("x" * 5, "too_long")):
-        with pytest.raises(Filtered) as caught:
+        with pytest.raises(Filtered, match=reason):
             run({"q": text})
-        assert (caught.value.reason, caught.value.field) == (reason, "q")
 
 
 SAMPLES = {
@@ -173,9 +153,9 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize(("code", "text"), SAMPLES.items())
-def test_languages_are_told_apart(code: str, text: str) -> None:
-    assert detect_language(text) == detect_language(text.upper()) == code
+def test_languages_are_told_apart() -> None:
+    for code, text in SAMPLES.items():
+        assert detect_language(text) == detect_language(text.upper()) == code
 
 
 def test_another_language_is_filtered_and_named() -> None:
@@ -192,13 +172,3 @@ def test_what_is_too_short_to_tell_passes() -> None:
         "`une commande en français dans le code`",
     ):
         assert detect_language(text) is None
-
-
-def test_real_pages_in_eleven_languages(shared_data: Path) -> None:
-    n_wrong = n_told = 0
-    for row in read_json_lines(shared_data / "phase1a" / "tldr" / "records.jsonl")[::20]:
-        found = detect_language(row["description"])
-        n_told += found is not None
-        n_wrong += found is not None and found != row["lang"].split("_")[0]
-    assert n_told > 500
-    assert n_wrong <= 0.002 * n_told
