@@ -93,8 +93,7 @@ def test_the_record_tells_what_the_rows_hold(tmp_path: Path, packing: str, overf
         n_learned = sum(len(learned) for _, learned in pieces)
         assert n_learned == split.n_supervised_tokens >= split.n_target_tokens > 0
         assert record.overflow == ("not used" if packing == "concat" else overflow)
-        if packing == "none":
-            assert (rows.seq_lengths.lengths == 1).all()
+        assert (rows.seq_lengths.lengths == 1).all() == (packing == "none")
 
 
 @pytest.mark.parametrize("n_copies", [1, 2])
@@ -206,12 +205,15 @@ def test_engines_are_recorded_in_their_order_and_two_are_refused(tmp_path: Path)
         pack_shards(tmp_path, [first, replace(second, engine="fastokens")], held_out)
 
 
-def test_a_token_file_of_the_wrong_size_is_noticed(tmp_path: Path) -> None:
+def test_tokens_that_are_not_there_are_noticed(tmp_path: Path) -> None:
+    held_out = {"000": [False] * 4 + [True]}
+    with pytest.raises(DataError, match="no tokens to pack"):
+        pack_shards(tmp_path, [token_shard(tmp_path, [[]] * 5)], held_out)
     shard = token_shard(tmp_path, documents(5))
     ids = Path(shard.path)
     ids.write_bytes(ids.read_bytes()[:-4])
     with pytest.raises(DataError, match="its index says"):
-        pack_shards(tmp_path, [shard], {"000": [False] * 4 + [True]})
+        pack_shards(tmp_path, [shard], held_out)
 
 
 def test_samples_are_of_documents_that_are_trained_on(tmp_path: Path) -> None:
