@@ -22,18 +22,24 @@ from expertflow.data.records import ShardRecord, SourceRecord
 from expertflow.data.settings import BenchmarkSpec, FieldCheck, NearSpec, PrepareSpec, SourceSpec
 
 KEY, ADDRESS = "AKIA" + "QYLPMN5HHHFPZAM2", "ann" + "@site.org"
-PAIR = SourceSpec(name="s", kind="local", prompt="{q}", completion="{a}")
+GOOD = {"q": "ask", "a": "tell"}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "r.jsonl"
 
 
 def prepare(
-    path: Path, spec: PrepareSpec = SPEC, *, index: int = 0, n_shards: int = 1
+    path: Path, spec: PrepareSpec = SPEC, *, index: int = 0, n_shards: int = 1, **changes: Any
 ) -> ShardRecord:
+    """Prepare a shard of a file; ``changes`` are those of the source's settings."""
     source = SourceRecord(
         name="s", preset="demo", kind="local", revision=None, card_license=None,
         n_shards=n_shards, files=(describe_file(path, sha256=""),), artifacts={},
     )  # fmt: skip
     return prepare_shard(
-        spec=spec,
+        spec=replace(spec, source=replace(spec.source, **changes)),
         source=source,
         shard=f"{index:03d}",
         output=path.with_name(f"documents-{index}-{n_shards}.arrow"),
@@ -47,6 +53,11 @@ def documents(record: ShardRecord) -> list[Document]:
     return list(iter_documents(record, kept))
 
 
+def column(record: ShardRecord, name: str) -> list[Any]:
+    with pa.memory_map(record.path) as source:
+        return list(pa.ipc.open_stream(source).read_all()[name].to_pylist())
+
+
 def write(path: Path, *records: Any) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
@@ -56,10 +67,8 @@ def rejected(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.with_name("rejected.jsonl").open()]
 
 
-def test_every_record_is_a_document_or_has_a_reason_and_a_place(tmp_path: Path) -> None:
-    good = {"q": "ask", "a": "tell"}
-    path = write(tmp_path / "r.jsonl", good, {"q": "x"}, {"q": 3, "a": "x"}, good)
-    record = prepare(path)
+def test_every_record_is_a_document_or_has_a_reason_and_a_place(path: Path) -> None:
+    record = prepare(write(path, GOOD, {"q": "x"}, {"q": 3, "a": "x"}, GOOD))
     assert (record.n_records, record.n_documents) == (4, 2)
     assert record.n_rejected_by_reason == {"missing_field": 1, "not_text": 1}
     assert rejected(path) == [
@@ -70,78 +79,66 @@ def test_every_record_is_a_document_or_has_a_reason_and_a_place(tmp_path: Path) 
     ]  # fmt: skip
     with pytest.raises(DataError, match=r"r.jsonl, line 2: missing_field in field a"):
         prepare(path, replace(SPEC, on_reject="stop"), n_shards=2)
-    assert not list(tmp_path.glob("documents-0-2*"))
+    assert not list(path.parent.glob("documents-0-2*"))
 
 
-def test_only_records_that_meet_every_where_are_taken(tmp_path: Path) -> None:
-    fields = [
-        {"l": "en", "n": 1},
-        {"l": "en", "n": 2},
-        {"l": "de", "n": 1},
-        {"l": "en", "n": 1, "id": 7},
-    ]
-    path = write(tmp_path / "r.jsonl", *({"q": "x", "a": "y", **own} for own in fields))
-    record = prepare(path, replace(SPEC, source=replace(PAIR, where={"l": "en", "n": 1})))
+def test_only_records_that_meet_every_where_are_taken(path: Path) -> None:
+    fields = [("en", 1, {}), ("en", 2, {}), ("de", 1, {}), ("en", 1, {"id": 7})]
+    write(path, *({**GOOD, "l": language, "n": n, **own} for language, n, own in fields))
+    record = prepare(path, where={"l": "en", "n": 1})
     assert record.n_records == 2
     # A document is named by its own id, or by its place.
     assert [document.document_id for document in documents(record)] == ["s/r.jsonl:1", "s/7"]
 
 
-def test_what_a_check_keeps_out_is_no_fault_of_the_data(tmp_path: Path) -> None:
+def test_what_a_check_keeps_out_is_no_fault_of_the_data(path: Path) -> None:
     checks = (FieldCheck(field="a", check="length", max_chars=3),)
-    path = write(tmp_path / "r.jsonl", *[{"q": "x", "a": a} for a in ("ab", "abcd", "abc")])
-    spec = replace(SPEC, source=replace(PAIR, checks=checks), on_reject="stop")
-    record = prepare(path, spec)
+    write(path, *[{"q": "x", "a": a} for a in ("ab", "abcd", "abc")])
+    record = prepare(path, replace(SPEC, on_reject="stop"), checks=checks)
     assert (record.n_documents, record.n_rejected_by_reason) == (2, {})
     assert record.n_filtered_by_reason == {"too_long": 1}
     assert rejected(path)[0]["line"] == 2
 
 
-def test_secrets_are_dropped_and_never_written(tmp_path: Path) -> None:
-    path = write(tmp_path / "r.jsonl", {"q": "key?", "a": f"aws: {KEY}"}, {"q": "x", "a": "y"})
-    record = prepare(path, replace(SPEC, source=replace(PAIR, scan_secrets=True)))
+def test_secrets_are_dropped_and_never_written(path: Path) -> None:
+    record = prepare(write(path, {"q": "key?", "a": f"aws: {KEY}"}, GOOD), scan_secrets=True)
     assert (record.n_documents, record.n_filtered_by_reason) == (1, {"secret": 1})
-    assert KEY not in (tmp_path / "rejected.jsonl").read_text()
+    assert KEY not in path.with_name("rejected.jsonl").read_text()
     assert rejected(path)[0]["detail"].startswith("it holds ")
     assert prepare(path).n_documents == 2
 
 
-def test_e_mail_addresses_get_pseudonyms_everywhere(tmp_path: Path) -> None:
-    asked = {"q": "ask ann@site.org", "a": "ann@site.org", "x": ["bo@site.org"]}
-    path = write(tmp_path / "r.jsonl", asked)
-    spec = replace(SPEC, source=replace(PAIR, pseudonymize_emails=True), evaluation_fields=("x",))
-    (document,) = documents(prepare(path, spec))
+def test_e_mail_addresses_get_pseudonyms_everywhere(path: Path) -> None:
+    write(path, {"q": "ask ann@site.org", "a": "ann@site.org", "x": ["bo@site.org"]})
+    spec = replace(SPEC, evaluation_fields=("x",))
+    (document,) = documents(prepare(path, spec, pseudonymize_emails=True))
     question, answer = (turn.content for turn in document.body.turns)
     assert question == f"ask {answer}" and "site.org" not in question
     assert "site.org" not in json.dumps(document.fields)
 
 
-def test_what_a_benchmark_asks_is_not_trained_on(tmp_path: Path) -> None:
+def test_what_a_benchmark_asks_is_not_trained_on(path: Path) -> None:
     words = "how many of the five red apples did the two children eat on that long day"
-    asked = {"q": f"Tell me: {words.upper()}?", "a": "3"}
-    path = write(tmp_path / "r.jsonl", asked, {"q": "x", "a": "y"})
-    bench = write(tmp_path / "bench.jsonl", {"text": words})
+    bench = write(path.with_name("bench.jsonl"), {"text": words})
     spec = BenchmarkSpec(path=str(bench), text="{text}", n_words=8, sha256="")
+    write(path, {"q": f"Tell me: {words.upper()}?", "a": "3"}, GOOD)
     record = prepare(path, replace(SPEC, benchmarks=(spec,)))
     assert (record.n_documents, record.n_filtered_by_reason) == (1, {"in_benchmark": 1})
 
 
-def test_documents_that_count_as_one_share_a_hash(tmp_path: Path) -> None:
+def test_documents_that_count_as_one_share_a_hash(path: Path) -> None:
     pairs = (("a  b", "c"), ("a\r\nb", "c "), ("A B", "d"))
-    path = write(tmp_path / "r.jsonl", *[{"q": q, "a": a} for q, a in pairs])
+    write(path, *[{"q": q, "a": a} for q, a in pairs])
     first, second, other = column(prepare(path), "text_hash")
     assert first == second != other
-    by_question = replace(SPEC, source=replace(PAIR, duplicate_fields=("q",)))
-    assert len(set(column(prepare(path, by_question), "text_hash"))) == 1
+    assert len(set(column(prepare(path, duplicate_fields=("q",)), "text_hash"))) == 1
 
 
-def test_a_group_is_a_field_or_the_question(tmp_path: Path) -> None:
-    path = write(tmp_path / "r.jsonl", *[{"q": "x", "a": a, "t": t} for a, t in ("cd", "ef")])
+def test_a_group_is_a_field_or_the_question(path: Path) -> None:
+    write(path, *[{"q": "x", "a": a, "t": t} for a, t in ("cd", "ef")])
     for group, n_groups in ((None, 1), ("t", 2)):
-        made = prepare(path, replace(SPEC, source=replace(PAIR, group=group)))
-        assert len(set(column(made, "group_hash"))) == n_groups
-    missing = prepare(path, replace(SPEC, source=replace(PAIR, group="none")))
-    assert missing.n_rejected_by_reason == {"no_group": 2}
+        assert len(set(column(prepare(path, group=group), "group_hash"))) == n_groups
+    assert prepare(path, group="none").n_rejected_by_reason == {"no_group": 2}
 
 
 def test_every_reason_is_documented() -> None:
@@ -153,7 +150,7 @@ def test_every_reason_is_documented() -> None:
     assert {*found, *STATUS} - {"kept"} <= set(documented)
 
 
-CHAT = SourceSpec(name="s", kind="local", messages="turns", tools="tools")
+CHAT = replace(SPEC, source=SourceSpec(name="s", kind="local", messages="turns", tools="tools"))
 
 
 def say(*contents: str, system: str | None = None) -> list[dict[str, str]]:
@@ -162,50 +159,41 @@ def say(*contents: str, system: str | None = None) -> list[dict[str, str]]:
     return [*turns, *({"role": r, "content": c} for r, c in zip(roles, contents, strict=False))]
 
 
-def column(record: ShardRecord, name: str) -> list[Any]:
-    with pa.memory_map(record.path) as source:
-        return list(pa.ipc.open_stream(source).read_all()[name].to_pylist())
-
-
-def test_a_chat_stays_on_the_side_of_its_first_question(tmp_path: Path) -> None:
-    chat = ("a", "b", "c", "d", "e", "f")
-    unrolled = [{"turns": say(*chat[:n])} for n in (2, 4, 6)]
+def test_a_chat_stays_on_the_side_of_its_first_question(path: Path) -> None:
+    unrolled = [{"turns": say(*"abcdef"[:n])} for n in (2, 4, 6)]
     prompted = [{"turns": say("a ", "b", system=s)} for s in ("x", "y", "z")]
-    path = write(tmp_path / "r.jsonl", *unrolled, *prompted, {"turns": say("g", "b")})
-    *groups, other = column(prepare(path, replace(SPEC, source=CHAT)), "group_hash")
+    write(path, *unrolled, *prompted, {"turns": say("g", "b")})
+    *groups, other = column(prepare(path, CHAT), "group_hash")
     assert len(groups) == 6 and len(set(groups)) == 1 and other not in groups
-    pair = write(tmp_path / "pair.jsonl", {"q": "a", "a": "b"})
-    assert column(prepare(pair), "group_hash") == groups[:1]
+    assert column(prepare(write(path, {"q": "a", "a": "b"})), "group_hash") == groups[:1]
 
 
-def test_the_tools_of_a_chat_count(tmp_path: Path) -> None:
+def test_the_tools_of_a_chat_count(path: Path) -> None:
     tools = [[{"name": "f"}], [{"name": "g"}], [{"name": "f", "x": f"aws: {KEY}"}]]
-    path = write(tmp_path / "r.jsonl", *[{"turns": say("a", "b"), "tools": t} for t in tools])
-    record = prepare(path, replace(SPEC, source=replace(CHAT, scan_secrets=True)))
+    write(path, *[{"turns": say("a", "b"), "tools": t} for t in tools])
+    record = prepare(path, CHAT, scan_secrets=True)
     assert record.n_filtered_by_reason == {"secret": 1}
     assert len(set(column(record, "text_hash"))) == 2
     assert len(set(column(record, "group_hash"))) == 1
 
 
-def test_nulls_of_columns_are_no_keys(tmp_path: Path) -> None:
+def test_nulls_of_columns_are_no_keys(path: Path) -> None:
     tools = [{"name": "f", "x": None}, {"name": "g", "x": 1}]
-    path = tmp_path / "r.parquet"
-    pq.write_table(pa.table({"turns": [say("a", "b")], "tools": [tools]}), path)
-    (document,) = documents(prepare(path, replace(SPEC, source=CHAT)))
-    assert [tool["function"] for tool in document.body.tools] == [{"name": "f"}, tools[1]]
-    in_json = write(tmp_path / "r.jsonl", {"turns": say("a", "b"), "tools": tools})
-    (document,) = documents(prepare(in_json, replace(SPEC, source=CHAT)))
-    assert [tool["function"] for tool in document.body.tools] == tools
+    table = path.with_name("r.parquet")
+    pq.write_table(pa.table({"turns": [say("a", "b")], "tools": [tools]}), table)
+    write(path, {"turns": say("a", "b"), "tools": tools})
+    for file, wanted in ((table, [{"name": "f"}, tools[1]]), (path, tools)):
+        (document,) = documents(prepare(file, CHAT))
+        assert [tool["function"] for tool in document.body.tools] == wanted
 
 
-def test_categories_are_named_by_their_value(tmp_path: Path) -> None:
+def test_categories_are_named_by_their_value(path: Path) -> None:
     values = ["1", 1, 1.0, 1.5, True, None, ["x"]]
-    path = write(tmp_path / "r.jsonl", *[{"turns": say("a", "b"), "c": c} for c in values])
-    names = column(prepare(path, replace(SPEC, source=replace(CHAT, category="c"))), "category")
+    write(path, *[{**GOOD, "c": c} for c in values])
+    names = column(prepare(path, category="c"), "category")
     assert names == ["1", "1", "1", "1.5", "True", None, None]
     # A misspelled category is no silent cap.
-    misspelled = prepare(path, replace(SPEC, source=replace(CHAT, category="cc")))
-    assert misspelled.n_rejected_by_reason == {"missing_field": 7}
+    assert prepare(path, category="cc").n_rejected_by_reason == {"missing_field": 7}
 
 
 SQL = FieldCheck(field="q", check="sql")
@@ -223,22 +211,19 @@ LEAKY = {
 @pytest.mark.parametrize("setting", ["scan_secrets", "pseudonymize_emails"])
 @pytest.mark.parametrize(("line", "source"), LEAKY.values(), ids=LEAKY.keys())
 def test_what_is_kept_out_of_documents_stands_nowhere_else(
-    tmp_path: Path, setting: str, line: str, source: dict[str, Any],
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    path = tmp_path / "r.jsonl"
+    path: Path, setting: str, line: str, source: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     path.write_text(f"{line}\n" * 1000)
 
-    def written(**private: bool) -> str:
+    def written(**private: Any) -> str:
         caplog.clear()
-        spec = replace(SPEC, source=replace(PAIR, **source, **private))
-        record = prepare(path, spec)
+        record = prepare(path, **source, **private)
         assert record.n_documents == 0
-        said = [(tmp_path / "rejected.jsonl").read_text(), *record.rejected_examples]
+        said = [path.with_name("rejected.jsonl").read_text(), *record.rejected_examples]
         if record.n_rejected_by_reason:
             assert caplog.messages
             with pytest.raises(DataError, match=r"r.jsonl, line 1: \w+") as caught:
-                prepare(path, replace(spec, on_reject="stop"))
+                prepare(path, replace(SPEC, on_reject="stop"), **source, **private)
             assert caught.value.__cause__ is None or not private
             said.append(str(caught.value))
         return "".join([*said, *caplog.messages])
@@ -249,16 +234,14 @@ def test_what_is_kept_out_of_documents_stands_nowhere_else(
 
 
 @pytest.mark.parametrize("near", [None, NearSpec(threshold=0.8, n_words=2, n_permutations=32)])
-def test_any_number_of_shards_gives_the_same_documents(
-    tmp_path: Path, near: NearSpec | None
-) -> None:
+def test_any_number_of_shards_gives_the_same_documents(path: Path, near: NearSpec | None) -> None:
     records = [{"q": f"q{i}" * (i % 7 + 1), "a": "ä" * i, "id": i} for i in range(1, 60)]
-    path = write(tmp_path / "r.jsonl", *records[:30], {"q": "no answer"}, *records[30:])
+    write(path, *records[:30], {"q": "no answer"}, *records[30:])
     spec = replace(SPEC, near=near)
-    one = [replace(d, row=0) for d in documents(prepare(path, spec))]
+    whole = prepare(path, spec)
+    one = [replace(d, row=0) for d in documents(whole)]
     for n_shards in (2, 5):
         shards = [prepare(path, spec, index=i, n_shards=n_shards) for i in range(n_shards)]
         assert [replace(d, row=0) for shard in shards for d in documents(shard)] == one
         assert sum(shard.n_rejected_by_reason.get("missing_field", 0) for shard in shards) == 1
-    again = prepare(path, spec)
-    assert again.sha256 == prepare(path, spec).sha256
+    assert prepare(path, spec).sha256 == whole.sha256
