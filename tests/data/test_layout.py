@@ -13,7 +13,9 @@ from expertflow.data.records import Body, Layout
 from expertflow.data.render import Renderer
 
 OWN = (
-    "{% for m in messages %}<|u|>{{ m.content }}<|e|>{% endfor %}"
+    "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}"
+    "{{ raise_exception('a role it does not know') }}{% endif %}<|u|>{{ m.content }}<|e|>"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|u|>{% endif %}"
 )
 MARKS = ("<|e|>", "<|u|>")

@@ -4,11 +4,12 @@ import pytest
 from test_prepare import write
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import read_json_lines, sha256_file
+from expertflow.core.files import sha256_file
 from expertflow.data.leaks import BenchmarkIndex
 from expertflow.data.settings import BenchmarkSpec
 
 QUESTION = "Janet's ducks lay 16 eggs per day; she eats three for breakfast every morning."
+FIRST, SECOND = QUESTION[:30], QUESTION[30:]
 FIVE = "How many eggs are left?"
 FOUR = "What is the sum?"
 
@@ -38,26 +39,32 @@ def test_a_run_of_words_is_found_and_less_is_not(text: str, is_found: bool) -> N
     assert index(QUESTION).find_overlap([text]) == ("bench" if is_found else None)
 
 
-def test_a_run_does_not_span_two_turns() -> None:
-    first, second = QUESTION.split("day")
-    assert index(QUESTION).find_overlap([first, "day" + second]) == "bench"
-    assert index(QUESTION, n_words=12).find_overlap([first, "day" + second]) is None
-    assert index(QUESTION, n_words=12).find_overlap([first + "day" + second]) == "bench"
-
-
-def test_a_very_short_text_must_be_a_whole_turn() -> None:
-    found = index(FOUR, "yes")
-    assert found.find_overlap(["Add 1 and 2.", "what is the SUM"]) == "bench"
-    assert found.find_overlap(["Yes!"]) == "bench"
-    assert found.find_overlap([f"Add 1 and 2. {FOUR}", "yes, three"]) is None
-    assert found.find_overlap([]) is None
-
-
-def test_short_runs_may_be_asked_for() -> None:
-    found = index("SELECT a FROM b", "x y", n_words=3)
-    assert found.find_overlap(["please select a from it"]) == "bench"
-    assert found.find_overlap(["x y z"]) is None
-    assert found.find_overlap(["x y"]) == "bench"
+@pytest.mark.parametrize(
+    ("texts", "n_words", "turns", "is_found"),
+    [
+        # A run does not span two turns.
+        ([QUESTION], 8, [FIRST, SECOND], True),
+        ([QUESTION], 12, [FIRST, SECOND], False),
+        ([QUESTION], 12, [FIRST + SECOND], True),
+        # A very short text must be a whole turn.
+        ([FOUR, "yes"], 8, ["Add 1 and 2.", "what is the SUM"], True),
+        ([FOUR, "yes"], 8, ["Yes!"], True),
+        ([FOUR, "yes"], 8, [f"Add 1 and 2. {FOUR}", "yes, three"], False),
+        ([FOUR, "yes"], 8, [], False),
+        # Short runs may be asked for.
+        (["SELECT a FROM b", "x y"], 3, ["please select a from it"], True),
+        (["SELECT a FROM b", "x y"], 3, ["x y z"], False),
+        (["SELECT a FROM b", "x y"], 3, ["x y"], True),
+        # Words without blanks between are counted one by one.
+        (["一个农夫有十六只鸭子"], 8, ["问:一个农夫有十六只鸭子吗?"], True),
+        (["一个农夫有十六只鸭子"], 8, ["农夫有十六只鸡"], False),
+    ],
+)
+def test_what_counts_as_a_run(
+    texts: list[str], n_words: int, turns: list[str], is_found: bool
+) -> None:
+    found = index(*texts, n_words=n_words).find_overlap(turns)
+    assert found == ("bench" if is_found else None)
 
 
 def test_texts_of_all_lengths_are_found_together() -> None:
@@ -67,12 +74,6 @@ def test_texts_of_all_lengths_are_found_together() -> None:
     assert all(found.find_overlap([f"a {text} b"]) == "bench" for text in texts[4:])
     cut = [" ".join(text.split()[: min(n, 13) - 1]) for n, text in enumerate(texts, start=1)]
     assert all(found.find_overlap([text, f"a {text} b"]) is None for text in cut)
-
-
-def test_words_without_blanks_between_are_counted_one_by_one() -> None:
-    found = index("一个农夫有十六只鸭子", n_words=8)
-    assert found.find_overlap(["问:一个农夫有十六只鸭子吗?"]) == "bench"
-    assert found.find_overlap(["农夫有十六只鸡"]) is None
 
 
 def test_benchmarks_are_read_by_their_template(tmp_path: Path) -> None:
@@ -101,18 +102,3 @@ def test_a_gap_in_a_benchmark_is_an_error(
     with pytest.raises(DataError, match=message) as caught:
         BenchmarkIndex.read((spec(path),))
     assert "\n" not in str(caught.value)
-
-
-def test_real_questions_are_found_in_themselves_and_hardly_elsewhere(shared_data: Path) -> None:
-    gsm8k = shared_data / "phase1c-cot" / "gsm8k"
-    found = BenchmarkIndex.read((spec(gsm8k / "test.jsonl", n_words=13),))
-
-    def n_found(path: Path, *names: str) -> tuple[int, int]:
-        texts = [[row[name] for name in names] for row in read_json_lines(path)]
-        return len(texts), sum(map(bool, map(found.find_overlap, texts)))
-
-    n_questions, n_seen = n_found(gsm8k / "test.jsonl", "question")
-    assert n_questions == n_seen > 600
-    assert 1 <= n_found(gsm8k / "train.jsonl", "question", "answer")[1] <= 10
-    dolly = shared_data / "phase1a" / "dolly" / "records.jsonl"
-    assert n_found(dolly, "instruction", "response")[1] == 0

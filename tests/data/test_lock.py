@@ -2,14 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.data.fetch import fetch_source
 from expertflow.data.lock import HashCache, lock_sources, write_lock
-from expertflow.data.records import DataFile, DatasetManifest, ExpertLock, SourceRecord
+from expertflow.data.records import DataFile, DatasetSource, ExpertLock, SourceRecord
 from expertflow.data.settings import FetchSpec, SourceSpec
 from expertflow.data.shards import find_datasets, shard_names, token_shards
 from expertflow.data.sources import local
@@ -72,22 +71,20 @@ def test_unusable_files_are_named(tmp_path: Path) -> None:
 
 def test_a_source_that_cannot_be_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     poems = {"kind": "generated", "generator": "poems", "n_documents": 9}
-    cases: list[tuple[dict[str, Any], str]] = [
+    for settings, message in (
         ({"kind": "local", "options": {"encodng": 1}}, "source s: options.encodng: unknown"),
         ({"kind": "x"}, "source s: kind 'x' is unknown; use one of generated, "),
         (poems, "no generator 'poems'; use one of arithmetic, facts"),
-    ]
-    for settings, message in cases:
+    ):
         with pytest.raises(ConfigError, match=message):
-            lock(tmp_path, SourceSpec(name="s", path="x.jsonl", text="{x}", **settings))
+            lock(tmp_path, SourceSpec(**{"name": "s", "path": "x", "text": "{x}", **settings}))
 
 
 def test_a_file_that_changed_since_the_lock_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "d.jsonl"
     data.write_text("{}\n")
-    source = local_source(data)
-    pinned = lock(tmp_path, source)
-    spec = FetchSpec(source=source, preset="demo")
+    spec = FetchSpec(source=local_source(data), preset="demo")
+    pinned = lock(tmp_path, spec.source)
     assert fetch_source(spec, pinned, tmp_path / "out").files[0].n_bytes == 3
     data.write_text("{  }\n")
     with pytest.raises(DataError, match="changed since the workflow started"):
@@ -122,23 +119,26 @@ def data_file(path: Path, *, n_records: int | None = 2, notes: tuple[str, ...] =
     )  # fmt: skip
 
 
-def found(*files: DataFile, stated: str | None = "MIT") -> DatasetManifest:
+def find(*files: DataFile, stated: str | None = "MIT") -> DatasetSource:
     record = SourceRecord(
         name="s", preset="demo", kind="hub", revision="c", card_license="mit", n_shards=3,
         files=files, artifacts={},
     )  # fmt: skip
-    return find_datasets(expert="e", preset="demo", licenses={"s": stated}, sources=[record])
+    manifest = find_datasets(expert="e", preset="demo", licenses={"s": stated}, sources=[record])
+    return manifest.sources[0]
 
 
 def test_files_of_a_source_add_up_and_their_notes_are_gathered(tmp_path: Path) -> None:
     a = data_file(tmp_path / "a", notes=("zstd", "odd"))
     b = data_file(tmp_path / "b", notes=("odd",))
-    (source,) = found(a, b).sources
+    source = find(a, b)
     assert (source.n_files, source.n_bytes, source.n_records) == (2, 6, 4)
     assert source.notes == ("odd", "zstd")
-    assert source.sha256 != found(b, a).sources[0].sha256
-    unknown = found(a, data_file(tmp_path / "c", n_records=None))
-    assert unknown.sources[0].n_records is None
+    assert source.sha256 != find(b, a).sha256
+    assert find(a, data_file(tmp_path / "c", n_records=None)).n_records is None
+    (tmp_path / "a").unlink()
+    with pytest.raises(DataError, match="a: source s lost it; fetch it again"):
+        find(a)
 
 
 def test_the_manifests_license_wins_and_the_card_is_noted(tmp_path: Path) -> None:
@@ -147,12 +147,5 @@ def test_the_manifests_license_wins_and_the_card_is_noted(tmp_path: Path) -> Non
         (None, "mit", ("license mit: from the data set card",)),
         ("CC0-1.0", "CC0-1.0", ("the data set card says mit",)),
     ):
-        (source,) = found(data_file(tmp_path / "a"), stated=stated).sources
+        source = find(data_file(tmp_path / "a"), stated=stated)
         assert (source.license, source.notes) == (license, notes)
-
-
-def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
-    file = data_file(tmp_path / "a")
-    Path(file.path).unlink()
-    with pytest.raises(DataError, match="a: source s lost it; fetch it again"):
-        found(file)

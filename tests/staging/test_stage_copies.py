@@ -50,13 +50,10 @@ def test_content_is_copied_once_and_found_again(rows: Content, root: Path) -> No
     assert lock.stat().st_mtime > 1
     marker = json.loads((root / rows.key / MARKER).read_text())
     assert {name: file["n_bytes"] for name, file in marker["files"].items()} == rows.sizes
-    copied = ensure_staged(make_model(root.parent / "model"), root)
-    assert sorted(path.name for path in copied.folder.iterdir()) == [
-        "config.json",
-        "model-00001-of-00002.safetensors",
-        "model-00002-of-00002.safetensors",
-        "tokenizer.json",
-    ]
+    model = make_model(root.parent / "model")
+    assert is_new(model, root)
+    weights = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    assert [*model.sizes] == ["config.json", *weights, "tokenizer.json"]
 
 
 def flip_a_bit(path: Path) -> None:
@@ -124,24 +121,23 @@ def test_a_disk_that_loses_bytes_is_not_trusted(
     assert not list(root.glob(".*.partial"))
 
 
-def test_a_copy_is_compared_on_the_disk_and_not_in_memory(
+def test_a_copy_is_dropped_from_memory_before_it_is_compared(
     rows: Content, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left: set[str] = set()
-    compare, advise = store.hash_files, os.posix_fadvise
+    dropped: set[tuple[object, ...]] = set()
+    compare = store.hash_files
 
-    def leave(file: int, *how: int) -> None:
-        left.add(Path(f"/proc/self/fd/{file}").readlink().name)
-        assert how == (0, 0, os.POSIX_FADV_DONTNEED)
-        advise(file, *how)
+    def advise(file: int, *how: int) -> None:
+        dropped.add((Path(f"/proc/self/fd/{file}").readlink(), *how))
 
     def look(folder: Path, names: list[str]) -> dict[str, str]:
-        assert left >= {Path(name).name for name in names}
+        assert dropped == {(folder / n, 0, 0, os.POSIX_FADV_DONTNEED) for n in names}
         return compare(folder, names)
 
-    monkeypatch.setattr(os, "posix_fadvise", leave)
+    monkeypatch.setattr(os, "posix_fadvise", advise)
     monkeypatch.setattr(store, "hash_files", look)
-    assert is_new(rows, root)
+    ensure_staged(rows, root).hold.close()
+    assert dropped
 
 
 def note_whether_new(content: Content, root: Path, start: Any, notes: Path) -> None:
