@@ -51,8 +51,9 @@ def test_without_a_template_chatml_is_used_where_its_marks_are_known(tmp_path: P
     found = layout(tmp_path, "<|im_start|>", "<|im_end|>", "<|endoftext|>")
     assert found.chat_template_origin == "chatml"
     assert (found.turn_end, found.text_end) == ("<|im_end|>", "<|endoftext|>")
-    other = layout(tmp_path, "</s>", eos_token={"content": "</s>"})
-    assert (other.chat_template, other.chat_template_origin) == (None, "none")
+    for others in (["</s>"], ["</s>", "<|im_start|>"]):
+        other = layout(tmp_path, *others, eos_token={"content": "</s>"})
+        assert (other.chat_template, other.chat_template_origin) == (None, "none")
     with pytest.raises(DataError, match=r"no token '<\|im_start\|>'"):
         layout(tmp_path, "</s>", choice="chatml", eos_token="</s>")
 

@@ -104,7 +104,7 @@ ALL = (0, 1, 2, 3)
             "b|<|eot|>",
         ),
         (
-            THINKING, chat("a", "<think>x</think>b", "c", "d"),
+            THINKING, chat("a", f"<think>{'x' * 200}</think>b", "c", "d"),
             TWO.replace("\nd", "\n<think>\n\n</think>\n\nd"),
             "b|<|im_end|>|<think>\n\n</think>\n\nd|<|im_end|>",
         ),
@@ -197,7 +197,7 @@ def test_what_a_template_refuses_rewrites_or_leaves_out(
 def test_a_question_ends_where_generation_starts_whatever_the_answer(
     template: str, supervised: tuple[int, ...] | None
 ) -> None:
-    renderer, body = Renderer(layout(template)), chat("a", "b", "c", "d", learned=supervised)
+    renderer, body = Renderer(layout(template)), chat(*"abcde", learned=supervised)
     question, answer = split_question(renderer, body)
     assert answer == "d"
     assert whole(renderer.render(body)).startswith(whole(question))
@@ -228,20 +228,25 @@ def test_results_go_to_the_calls_that_the_data_names() -> None:
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
         "{{ c.function.name }}={{ c.id }} {% endfor %}{{ m.tool_call_id or '' }}</s>{% endfor %}"
     )
-    calls = tuple(ToolCall(name=name, arguments={}, id=name) for name in "xy")
+    calls = tuple(ToolCall(name=name, arguments={}, id=name) for name in "xyz")
     turns = (
         turn("assistant", tool_calls=calls),
         turn("tool", "of y ", tool_call_id="y"),
         turn("tool", "next "),
+        turn("tool", "last "),
     )
     text = whole(Renderer(layout(template)).render(Body(turns=turns)))
-    assert text == "x=call00000 y=call00001 </s>of y call00001</s>next call00000</s>"
+    assert text == (
+        "x=call00000 y=call00001 z=call00002 </s>"
+        "of y call00001</s>next call00000</s>last call00002</s>"
+    )
 
 
 def test_only_the_side_that_swallows_blanks_loses_them() -> None:
     def stripped(text: str, **changes: tuple[str, ...]) -> tuple[str, str]:
         template = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
         segments = Renderer(layout(template, **changes)).render(chat("q", text))
+        assert all(segment.text for segment in segments)
         return whole(segments).removeprefix("<s>q</s>"), learned(segments)
 
     assert stripped(" a ", strip_after=("<s>",)) == ("<s>a </s>", "<s>|a |</s>")
@@ -285,6 +290,8 @@ def test_what_depends_on_its_texts_has_no_form() -> None:
     frame, _ = frame_of(chat("a", "b"))
     two = "{% for m in messages %}{{ m.content }} {% endfor %}</s>"
     assert Renderer(layout(two)).build_form(frame) is None
+    both, _ = frame_of(chat("a", "b", learned=(0, 1)))
+    assert Renderer(layout(two)).build_form(both) is None
     assert Renderer(layout(CHATML, strip_after=("<s>",))).build_form(frame) is None
     assert Renderer(layout(CHATML, strip_before=("<s>",))).build_form(frame) is None
     assert Renderer(replace(chatml_layout(), chat_template=None)).build_form(frame) is None
