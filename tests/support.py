@@ -1,5 +1,6 @@
 """Shared ground: where things are, and a tiny run to train."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -146,7 +147,8 @@ def document_shard(folder: Path, bodies: list[Body], *, shard: str = "000") -> S
     with pa.OSFile(str(path), "wb") as sink:
         writer = DocumentWriter(sink, None)
         for i, body in enumerate(bodies):
-            writer.add(NewDocument(f"s/{i}", b"0" * 16, i, None, *frame_of(body), b"{}"))
+            text_hash = hashlib.md5(repr(body).encode()).digest()
+            writer.add(NewDocument(f"s/{i}", text_hash, i, None, *frame_of(body), b"{}"))
         writer.close()
     return ShardRecord(
         source="s", shard=shard, path=str(path), sha256=sha256_file(path), n_records=len(bodies),
@@ -175,7 +177,7 @@ def keep_list(folder: Path, held_out: dict[str, list[bool]], *, n_copies: int = 
             n = len(held)
             columns = {
                 "source": ["s"] * n, "shard": [shard] * n, "row": list(range(n)),
-                "held_out": held, "n_copies": [n_copies] * n,
+                "held_out": held, "n_copies": [1 if one else n_copies for one in held],
             }  # fmt: skip
             writer.write_batch(pa.RecordBatch.from_pydict(columns, schema=KEEP))
     return path
@@ -245,19 +247,30 @@ def write_tiny_run(
 
 def _write_tiny_model(folder: Path) -> ModelFacts:
     """Write a random 2-layer Qwen3; give its shape."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, intermediate_size=64, tie_word_embeddings=True,
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tiny_qwen3(vocab_size=97, tie_word_embeddings=True).save_pretrained(folder)
     return ModelFacts(
         n_layers=2, hidden_size=32, n_heads=4, n_kv_heads=2, head_dim=8, intermediate_size=64,
         vocab_size=97, tie_word_embeddings=True, model_type="qwen3",
     )  # fmt: skip
+
+
+def tiny_qwen3(*, seed: int = 0, scale: float = 1.0, **changes: Any) -> Any:
+    """Make a random 2-layer Qwen3: unless scaled up, its matrices repeat one token."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    shape = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64,
+        "tie_word_embeddings": False, **changes,
+    }  # fmt: skip
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(Qwen3Config(**shape))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(scale)
+    return model
 
 
 def start_trainer(folder: Path) -> subprocess.Popen[str]:

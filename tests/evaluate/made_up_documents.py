@@ -5,16 +5,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
-from support import pair
+from support import document_shard, keep_list, pair
 
-from expertflow.data.documents import KEEP, Document, DocumentWriter, NewDocument
+from expertflow.data.documents import Document
 from expertflow.data.records import ShardRecord
-from expertflow.data.shapes import frame_of
 from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, JudgeSpec, Judgment
 from expertflow.evaluate.scoring import ScoringTask
 from expertflow.tokens.ragged import Ragged
-from expertflow.tokens.records import PackedSplit
 from expertflow.train.records import KeptWeights
 
 
@@ -45,8 +42,8 @@ def document(row: int, question: str, answer: str = "", *, held_out: bool = True
     )
 
 
-def example(number: int, prompt: str, reference: str) -> Example:
-    return Example(document_id=f"d{number}", prompt=prompt, reference=reference, fields={})
+def example(number: int | str, prompt: str, reference: str, **fields: Any) -> Example:
+    return Example(document_id=f"d{number}", prompt=prompt, reference=reference, fields=fields)
 
 
 def training(losses: Mapping[int, float | None], *, published: int, **more: str) -> Any:
@@ -78,44 +75,23 @@ def judge_spec(endpoint: str = "http://127.0.0.1", **changes: Any) -> JudgeSpec:
     return JudgeSpec(endpoint=endpoint, **(settings | changes))
 
 
-def write_documents(folder: Path, documents: Sequence[Document], *, n_copies: int = 1) -> Path:
-    """Write a shard, its record and the keep list; return the list's path."""
+def write_documents(
+    folder: Path, documents: Sequence[Document], *, n_copies: int = 1
+) -> tuple[ShardRecord, Path]:
+    """Write documents, and which of them are held out."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "000.arrow"
-    with pa.OSFile(str(path), "wb") as stream:
-        writer = DocumentWriter(stream, None)
-        for one in documents:
-            text_hash = bytes.fromhex(one.text_hash)[:16].ljust(16, b"\0")
-            writer.add(
-                NewDocument(one.document_id, text_hash, one.row, None, *frame_of(one.body), b"{}")
-            )
-        writer.close()
-    columns = {
-        "source": ["s"] * len(documents), "shard": ["000"] * len(documents),
-        "row": list(range(len(documents))), "held_out": [one.held_out for one in documents],
-        "n_copies": [1 if one.held_out else n_copies for one in documents],
-    }  # fmt: skip
-    keep = folder / "keep.arrow"
-    with pa.OSFile(str(keep), "wb") as sink, pa.ipc.new_stream(sink, KEEP) as stream:
-        stream.write_batch(pa.RecordBatch.from_pydict(columns, schema=KEEP))
-    return keep
+    held_out = {"000": [one.held_out for one in documents]}
+    shard = document_shard(folder, [one.body for one in documents])
+    return shard, keep_list(folder, held_out, n_copies=n_copies)
 
 
-def shard(folder: Path, n: int) -> ShardRecord:
-    return ShardRecord(
-        source="s", shard="000", path=str(folder / "000.arrow"), sha256="", n_records=n,
-        n_documents=n, n_bytes=0, n_rejected_by_reason={}, n_filtered_by_reason={},
-        rejected_examples=(),
-    )  # fmt: skip
-
-
-def packed_split(n_documents: int, sha256: str) -> PackedSplit:
-    return PackedSplit(
-        path="", sha256=sha256, n_documents=n_documents, n_documents_split=0,
-        n_documents_truncated=0, n_documents_dropped=0, n_tokens_in=0, n_tokens=0,
-        n_tokens_dropped=0, n_supervised_tokens=0, n_target_tokens=0, n_padding_tokens=0,
-        n_sequences=0, n_sequences_lower_bound=0, sum_len_sq=0,
-    )  # fmt: skip
+def packing(n_train: int, n_held_out: int, *, held_out_sha256: str = "h", **changes: Any) -> Any:
+    """Stand for the record of rows that so many documents were packed into."""
+    return SimpleNamespace(
+        train=SimpleNamespace(n_documents=n_train, sha256="t"),
+        held_out=SimpleNamespace(n_documents=n_held_out, sha256=held_out_sha256),
+        **{"n_dropped_by_reason": {}, "n_dropped_held_out": 0, **changes},
+    )
 
 
 def score(
@@ -132,5 +108,4 @@ def score(
     made = task(spec(fields={name: name for name in record}, artifacts=files))
     for name, value in (attributes or {}).items():
         setattr(made, name, value)
-    example = Example(document_id="d7", prompt="?", reference=reference, fields=record)
-    return made.score([example] * len(answers), answers)
+    return made.score([example(7, "?", reference, **record)] * len(answers), answers)

@@ -1,7 +1,9 @@
 """A small random model, and an engine whose tokens are two letters each."""
 
+from typing import Any
+
+import support
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from expertflow.tokens.ragged import Ragged
 
@@ -9,20 +11,9 @@ VOCAB = 60
 END, PAD = 1, 0
 
 
-def tiny_qwen3(*, n_positions: int = 512, vocab_size: int = VOCAB) -> Qwen3ForCausalLM:
-    config = Qwen3Config(
-        vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, intermediate_size=64, tie_word_embeddings=False,
-        max_position_embeddings=n_positions,
-    )  # fmt: skip
-    torch.manual_seed(3)
-    model = Qwen3ForCausalLM(config).eval()
-    # Random weights of the usual size repeat one token; larger ones vary.
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(6)
-    return model
+def tiny_qwen3(*, n_positions: int = 512, vocab_size: int = VOCAB) -> Any:
+    shape = {"vocab_size": vocab_size, "max_position_embeddings": n_positions}
+    return support.tiny_qwen3(seed=3, scale=6, **shape).eval()
 
 
 class Pairs:

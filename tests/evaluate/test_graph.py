@@ -9,7 +9,6 @@ import pytest
 from made_up_documents import score, spec
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.isolation.rows import QueryAnswer
 from expertflow.evaluate.records import Judgment
 from expertflow.evaluate.tasks import cypher
 from expertflow.evaluate.tasks.cypher import Cypher, GraphServer
@@ -77,20 +76,16 @@ def test_verdicts(script: Path, prediction: str, reference: str, kind: str) -> N
 
 
 @needs_engine
-@pytest.mark.parametrize(
-    ("prediction", "reference", "what"),
-    [
+def test_rows_that_say_nothing_prove_nothing(script: Path) -> None:
+    for prediction, reference, what in (
         ("MATCH (p:Person) WHERE p.name = 'Dan' RETURN p.name",
          "MATCH (p:Person) WHERE p.born > 3000 RETURN p.name", "nothing"),
         ("MATCH (p:Person) RETURN p.nope", "MATCH (p:Person) RETURN p.nada", "nothing but nulls"),
-    ],
-)  # fmt: skip
-def test_rows_that_say_nothing_prove_nothing(
-    script: Path, prediction: str, reference: str, what: str
-) -> None:
-    [verdict, same] = score(Cypher, [prediction, reference], reference, artifacts={"graph": script})
-    assert verdict.kind == "different" and same.correct
-    assert verdict.detail == f"both return {what}, which tells nothing"
+    ):  # fmt: skip
+        answers = [prediction, reference]
+        [verdict, same] = score(Cypher, answers, reference, artifacts={"graph": script})
+        assert verdict.kind == "different" and same.correct
+        assert verdict.detail == f"both return {what}, which tells nothing"
 
 
 @needs_engine
@@ -103,23 +98,19 @@ def test_predictions_are_parsed_in_a_process_with_limits(
 
 
 @needs_engine
-@pytest.mark.parametrize(
-    "query", ["RETURN " + "[" * 700 + "1" + "]" * 700, "RETURN '\ud800'", "RETURN '\\ud800' AS x"]
-)
-def test_odd_text_and_results_do_not_end_the_process(query: str, server: GraphServer) -> None:
+def test_odd_text_and_results_do_not_end_the_process(server: GraphServer) -> None:
     assert server.run_query("RETURN 1").rows
-    answer = server.run_query(query)
-    assert (answer.kind, "process" in answer.detail) == ("not_executed", False)
-    assert server._worker.is_running
+    nested = "RETURN " + "[" * 700 + "1" + "]" * 700
+    for query in (nested, "RETURN '\ud800'", "RETURN '\\ud800' AS x"):
+        answer = server.run_query(query)
+        assert (answer.kind, "process" in answer.detail) == ("not_executed", False)
+        assert server._worker.is_running
 
 
 def test_rows_that_cannot_be_read_are_a_verdict(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ask(_server: GraphServer, _query: str) -> QueryAnswer:
-        raise UnicodeEncodeError("utf-8", "x", 0, 1, "no")
-
-    monkeypatch.setattr(GraphServer, "run_query", ask)
+    monkeypatch.setattr(GraphServer, "run_query", lambda *_: "\ud800".encode())
     verdict = judge(script, "MATCH (p:Person) RETURN p.name")
     assert (verdict.kind, "UnicodeEncodeError" in verdict.detail) == ("not_executed", True)
 
@@ -166,17 +157,12 @@ def test_hostile_queries_harm_nothing(query: str, server: GraphServer, tmp_path:
 
 
 @needs_engine
-@pytest.mark.parametrize(
-    ("text", "message"), [("CREATE (a:A)\nCREATE (b:", "line 2"), (None, "is not a file")]
-)
-def test_a_graph_that_cannot_be_built_is_an_error(
-    text: str | None, message: str, tmp_path: Path
-) -> None:
+def test_a_graph_that_cannot_be_built_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "graph.cypher"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(EvaluationError, match=message):
-        judge(path, "MATCH (p) RETURN p")
+    path.write_text("CREATE (a:A)\nCREATE (b:")
+    for graph, message in ((path, "line 2"), (tmp_path / "none", "is not a file")):
+        with pytest.raises(EvaluationError, match=message):
+            judge(graph, "MATCH (p) RETURN p")
 
 
 def test_the_metric_and_what_is_needed_follow_the_artifact(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from made_up_documents import document, packed_split, shard, write_documents
+from made_up_documents import document, packing, write_documents
 from msgspec.structs import replace
 
 from expertflow.core.errors import EvaluationError
@@ -16,42 +16,22 @@ from expertflow.evaluate import leakage
 from expertflow.evaluate.leakage import HeldOutSplit, check_trained_rows, read_split
 from expertflow.tokens.arrow import ROWS_FILE
 
-HELD = [document(0, "a"), document(1, "b"), document(2, "c")]
-
 
 def trained(row: int, question: str, answer: str = "") -> Document:
     return document(row, question, answer, held_out=False)
 
 
-def packing(n_train: int, n_held_out: int, **changes: Any) -> Any:
-    values = {"n_dropped_by_reason": {}, "n_dropped_held_out": 0, **changes}
-    return SimpleNamespace(
-        train=packed_split(n_train, "t"), held_out=packed_split(n_held_out, "h"), **values
-    )
+HELD = [document(0, "a"), document(1, "b"), document(2, "c")]
+BOTH = [*HELD, trained(3, "d"), trained(4, "e")]
 
 
 def look(
     folder: Path, documents: list[Document], packed: Any = None, n_copies: int = 1
 ) -> HeldOutSplit:
-    keep = write_documents(folder, documents, n_copies=n_copies)
+    shard, keep = write_documents(folder, documents, n_copies=n_copies)
     n_held = sum(one.held_out for one in documents)
     packed = packed or packing(n_copies * (len(documents) - n_held), n_held)
-    return read_split("e", [shard(folder, len(documents))], keep, packing=packed, seed=0)
-
-
-def test_a_split_without_leaks_is_read(tmp_path: Path) -> None:
-    found = look(tmp_path, [*HELD, trained(3, "d"), trained(4, "e")])
-    assert [one.document_id for one in found.held_out] == ["s/0", "s/1", "s/2"]
-    assert {one.document_id for one in found.training} == {"s/3", "s/4"}
-    assert found.n_shared_questions == 0
-
-
-def test_a_document_on_both_sides_is_refused(tmp_path: Path) -> None:
-    """Other fields and blanks do not make documents different."""
-    twin = trained(3, " a\n", "A ")
-    assert twin.text_hash != HELD[0].text_hash
-    with pytest.raises(EvaluationError, match=r"^e: 1 held-out documents are in the training data"):
-        look(tmp_path, [*HELD, twin])
+    return read_split("e", [shard], keep, packing=packed, seed=0)
 
 
 def chat(row: int, *said: str, learned: bool = True) -> Document:
@@ -66,20 +46,26 @@ def chat(row: int, *said: str, learned: bool = True) -> Document:
     return replace(trained(row, f"chat {row}"), body=body)
 
 
-def test_a_chat_that_goes_on_where_a_held_out_one_ends_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EvaluationError, match=r"1 held-out documents .* start of a chat"):
-        look(tmp_path / "whole", [*HELD, chat(3, "a", " A\n")])
-    longer = chat(0, "a", "A", "more", "B")
-    held = replace(longer, held_out=True)
-    with pytest.raises(EvaluationError, match="1 held-out documents"):
-        look(tmp_path / "longer", [held, chat(1, "a", "A", "more", "B", "go on", "the end")])
+def test_a_held_out_document_that_was_trained_on_is_refused(tmp_path: Path) -> None:
+    # Other fields and blanks do not make documents different.
+    twin = trained(3, " a\n", "A ")
+    goes_on = chat(3, "a", " A\n")
+    said = ("a", "A", "more", "B")
+    chats = [replace(chat(0, *said), held_out=True), chat(1, *said, "go on", "the end")]
+    words = r"^e: 1 held-out documents are in the training data, whole or as the start of a chat"
+    for i, documents in enumerate(([*HELD, twin], [*HELD, goes_on], chats)):
+        with pytest.raises(EvaluationError, match=words):
+            look(tmp_path / str(i), documents)
 
 
-def test_a_chat_that_answers_otherwise_or_learns_nothing_there_is_not(tmp_path: Path) -> None:
-    found = look(tmp_path / "otherwise", [*HELD, chat(3, "a", "Z"), chat(4, "x", "y", "b", "B")])
-    assert found.n_shared_questions == 1
-    found = look(tmp_path / "given", [*HELD, chat(3, "a", "A", learned=False)])
-    assert found.n_shared_questions == 0
+def test_a_split_without_leaks_is_read(tmp_path: Path) -> None:
+    otherwise = [chat(3, "a", "Z"), chat(4, "x", "y", "b", "B")]
+    unlearned = [chat(3, "a", "A", learned=False)]
+    for n_shared, training in ((0, BOTH[3:]), (1, otherwise), (0, unlearned)):
+        found = look(tmp_path / str(len(training)) / str(n_shared), [*HELD, *training])
+        assert [one.document_id for one in found.held_out] == ["s/0", "s/1", "s/2"]
+        assert {one.row for one in found.training} == {one.row for one in training}
+        assert found.n_shared_questions == n_shared
 
 
 def test_a_seeded_sample_of_training_is_kept(
@@ -87,45 +73,38 @@ def test_a_seeded_sample_of_training_is_kept(
 ) -> None:
     monkeypatch.setattr(leakage, "N_TRAINING_EXAMPLES", 5)
     documents = [*HELD, *(trained(i, f"t{i}") for i in range(3, 40))]
-    first = look(tmp_path / "one", documents)
-    assert len(first.training) == 5
-    turned = look(tmp_path / "two", documents[::-1])
-    names = [[one.text_hash for one in found.training] for found in (first, turned)]
-    assert names[0] == names[1]
+    both = (look(tmp_path / "one", documents), look(tmp_path / "two", documents[::-1]))
+    names = [[one.text_hash for one in found.training] for found in both]
+    assert names[0] == names[1] and len(names[0]) == 5
 
 
 @pytest.mark.parametrize(("n_train", "n_held_out"), [(3, 3), (1, 3), (2, 4), (2, 2)])
 def test_rows_of_another_split_are_refused(tmp_path: Path, n_train: int, n_held_out: int) -> None:
-    documents = [*HELD, trained(3, "d"), trained(4, "e")]
     with pytest.raises(EvaluationError, match="the rows are of another split"):
-        look(tmp_path, documents, packing(n_train, n_held_out))
+        look(tmp_path, BOTH, packing(n_train, n_held_out))
 
 
 def test_repeats_count_and_what_the_template_dropped_may_be_missing(tmp_path: Path) -> None:
-    documents = [*HELD, trained(3, "d"), trained(4, "e")]
-    look(tmp_path / "twice", documents, n_copies=2)
-    look(tmp_path / "less", documents, packing(1, 3, n_dropped_by_reason={"template": 1}))
+    dropped = {"n_dropped_by_reason": {"template": 1}}
+    look(tmp_path / "twice", BOTH, n_copies=2)
+    look(tmp_path / "less", BOTH, packing(1, 3, **dropped))
     with pytest.raises(EvaluationError, match=r"2 documents for train and packing\.json 3"):
-        look(tmp_path / "more", documents, packing(3, 3, n_dropped_by_reason={"template": 1}))
+        look(tmp_path / "more", BOTH, packing(3, 3, **dropped))
 
 
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    (tmp_path / "held_out").mkdir()
-    (tmp_path / "held_out" / ROWS_FILE).write_bytes(b"rows")
-    return tmp_path
+def test_records_of_one_run_belong_together(tmp_path: Path) -> None:
+    rows = tmp_path / "held_out" / ROWS_FILE
+    rows.parent.mkdir()
+    rows.write_bytes(b"rows")
+    own = sha256_file(rows)
 
+    def check(trained: str, packed: str) -> None:
+        training: Any = SimpleNamespace(packing_sha256=sha256_json(["t", trained]))
+        held_out = packing(1, 1, held_out_sha256=packed)
+        check_trained_rows("e", training=training, packing=held_out, rows=tmp_path)
 
-def check(rows: Path, *, told: str | None = None, held_out: str | None = None) -> None:
-    own = held_out or sha256_file(rows / "held_out" / ROWS_FILE)
-    packed: Any = SimpleNamespace(train=packed_split(1, "t"), held_out=packed_split(1, own))
-    training: Any = SimpleNamespace(packing_sha256=told or sha256_json(["t", own]))
-    check_trained_rows("e", training=training, packing=packed, rows=rows)
-
-
-def test_records_of_one_run_belong_together(rows: Path) -> None:
-    check(rows)
+    check(own, own)
     with pytest.raises(EvaluationError, match=r"training\.json tells of other rows"):
-        check(rows, told="of another run")
+        check("others", own)
     with pytest.raises(EvaluationError, match=r"is missing or not what packing\.json tells of"):
-        check(rows, held_out="of other rows")
+        check("others", "others")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_up_documents import spec
+from made_up_documents import example, spec
 from made_up_model import END, PAD, VOCAB, Pairs, prompts, tiny_qwen3
 from support import LORA
 from transformers import Qwen3ForCausalLM
@@ -21,7 +21,6 @@ from expertflow.evaluate.evaluator import Models
 from expertflow.evaluate.generate import PromptCodec, generate_answers
 from expertflow.evaluate.likelihood import choose_options, document_losses, log_likelihoods
 from expertflow.evaluate.questions import EvalExample
-from expertflow.evaluate.records import Example
 from expertflow.evaluate.tasks.multiple_choice import MultipleChoice
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.model import attention
@@ -32,28 +31,25 @@ PAIRS = list(zip(prompts(1, 7, 3, 3, 12), prompts(4, 1, 9, 2, 1, seed=1), strict
 
 
 @torch.no_grad()
-def naive(model: Any, prompt: list[int], continuation: list[int]) -> float:
-    total = 0.0
-    for i, token in enumerate(continuation):
-        logits = model(input_ids=torch.tensor([prompt + continuation[:i]])).logits[0, -1]
-        total += float(logits.double().log_softmax(0)[token])
-    return total
+def losses_of(model: Any, ids: list[int]) -> torch.Tensor:
+    """Return the loss of each token after the first, in nats."""
+    ids_T = torch.tensor(ids)
+    logits = model(input_ids=ids_T[None], use_cache=False).logits[0, :-1]
+    return torch.nn.functional.cross_entropy(logits.double(), ids_T[1:], reduction="none")
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_likelihoods_are_those_of_token_after_token(batch_size: int) -> None:
+def test_likelihoods_are_those_of_each_text_alone() -> None:
     model = tiny_qwen3()
-    found = log_likelihoods(model, PAIRS, pad_id=PAD, batch_size=batch_size)
-    expected = [naive(model, *pair) for pair in PAIRS]
-    assert [nats for nats, _ in found] == pytest.approx(expected, rel=1e-5)
-    assert [n for _, n in found] == [4, 1, 9, 2, 1]
+    expected = [-float(losses_of(model, a + b)[-len(b) :].sum()) for a, b in PAIRS]
     assert min(expected) < -3 and len(set(expected)) == 5
-
-
-def test_nothing_is_certain() -> None:
-    found = log_likelihoods(tiny_qwen3(), [([4, 5], []), *PAIRS[:1]], pad_id=PAD, batch_size=2)
+    for batch_size in (1, 2, 5):
+        found = log_likelihoods(model, PAIRS, pad_id=PAD, batch_size=batch_size)
+        assert [nats for nats, _ in found] == pytest.approx(expected, rel=1e-5)
+        assert [n for _, n in found] == [4, 1, 9, 2, 1]
+    # Nothing is certain.
+    found = log_likelihoods(model, [([4, 5], []), *PAIRS[:1]], pad_id=PAD, batch_size=2)
     assert found[0] == (0.0, 0) and found[1][1] == 4
-    assert log_likelihoods(tiny_qwen3(), [], pad_id=PAD, batch_size=2) == []
+    assert log_likelihoods(model, [], pad_id=PAD, batch_size=2) == []
 
 
 def test_a_model_that_was_asked_can_be_let_go() -> None:
@@ -99,34 +95,27 @@ def test_a_batch_that_does_not_fit_is_halved(
     assert "out of memory with 5 questions at a time; going on with 2" in caplog.text
 
 
-FIELDS = {"choices": "options", "answer": "correct"}
 ENGINE = Pairs()
 
 
-def held(
-    prompt: list[int], options: list[str], correct: Any, reference: str, engine: Any = ENGINE
-) -> EvalExample:
-    fields = {"options": options, "correct": correct}
-    example = Example(document_id="d", prompt="q", reference=reference, fields=fields)
-    ids = engine.encode_flat(options).tolist()
+def held(prompt: list[int], options: list[str]) -> EvalExample:
+    ids = ENGINE.encode_flat(options).tolist()
     pairs = {text: (prompt, [*own, END]) for text, own in zip(options, ids, strict=True)}
-    return EvalExample(example, prompt, options=pairs)
+    return EvalExample(example(0, "q", options[0]), prompt, options=pairs)
 
 
-def choose(asked: list[EvalExample], batch_size: int = 3, n_positions: int = 512) -> list[str]:
-    model = tiny_qwen3(n_positions=n_positions)
-    found = choose_options(model, asked, pad_id=PAD, batch_size=batch_size)
+def choose(asked: list[EvalExample], batch_size: int = 3) -> list[str]:
+    found = choose_options(tiny_qwen3(), asked, pad_id=PAD, batch_size=batch_size)
     assert all(answer.not_asked is None for answer in found)
     return [answer.text for answer in found]
 
 
 def test_the_option_most_likely_a_token_is_chosen() -> None:
     options = ["CaDaEaFa", "Ga", "GaHa", "Ib"]
-    asked = [held(prompt, options, "A", options[0]) for prompt in prompts(3, 5, 8, 2, 6)]
+    asked = [held(prompt, options) for prompt in prompts(3, 5, 8, 2, 6)]
     found = choose(asked)
     for question, chosen in zip(asked, found, strict=True):
-        ids = [*ENGINE.encode_flat(options).tolist()]
-        pairs = [(question.prompt_ids, [*option, END]) for option in ids]
+        pairs = list(question.options.values())
         likely = log_likelihoods(tiny_qwen3(), pairs, pad_id=PAD, batch_size=1)
         means = [nats / n for nats, n in likely]
         assert chosen == options[means.index(max(means))]
@@ -135,22 +124,22 @@ def test_the_option_most_likely_a_token_is_chosen() -> None:
 
 
 def test_labels_are_compared_where_the_data_answers_by_labels() -> None:
-    fields = {"options": {"Aa": "Ga", "Ba": "Ha"}}
-    for reference, wanted in (
-        (" Ba\n", ["Aa", "Ba"]), ("Ha", ["Ga", "Ha"]), ("The answer is Ha", ["Ga", "Ha"])
-    ):  # fmt: skip
-        example = Example(document_id="d", prompt="q", reference=reference, fields=fields)
-        assert MultipleChoice(spec(fields=FIELDS)).list_options(example) == wanted
+    task = MultipleChoice(spec(fields={"choices": "options", "answer": "correct"}))
+    expected = {
+        " Ba\n": ["Aa", "Ba"], "Ha": ["Ga", "Ha"], "The answer is Ha": ["Ga", "Ha"],
+    }  # fmt: skip
+    for reference, wanted in expected.items():
+        asked = example(0, "q", reference, options={"Aa": "Ga", "Ba": "Ha"})
+        assert task.list_options(asked) == wanted
 
 
-@pytest.mark.parametrize("options", [["GaHaIaJa", "Ga"], ["GaHaIa", "HaIaGa"]])
-def test_a_question_with_an_option_that_has_no_position_is_not_asked(options: list[str]) -> None:
-    long, short = (held(prompt, options, 0, options[0]) for prompt in prompts(6, 2))
-    found = choose_options(
-        tiny_qwen3(n_positions=8), [long, short], pad_id=PAD, batch_size=2
-    )  # fmt: skip
-    assert found[0].text == "" and "positions" in (found[0].not_asked or "")
-    assert [found[1].text] == choose([short])
+def test_a_question_with_an_option_that_has_no_position_is_not_asked() -> None:
+    for options in (["GaHaIaJa", "Ga"], ["GaHaIa", "HaIaGa"]):
+        long, short = (held(prompt, options) for prompt in prompts(6, 2))
+        model = tiny_qwen3(n_positions=8)
+        found = choose_options(model, [long, short], pad_id=PAD, batch_size=2)
+        assert found[0].text == "" and "positions" in (found[0].not_asked or "")
+        assert [found[1].text] == choose([short])
 
 
 @pytest.fixture(scope="module", params=[attention.NAME, "sdpa"])
@@ -168,40 +157,25 @@ def made_rows() -> PackedRows:
     return PackedRows.from_lists(ids, lengths, spans)
 
 
-def one_by_one(model: Qwen3ForCausalLM, rows: PackedRows) -> tuple[list[float], list[int]]:
-    """Compute each document's loss from its own logits."""
+@torch.no_grad()
+def test_documents_have_the_loss_they_have_alone(packed_model: Qwen3ForCausalLM) -> None:
+    rows = made_rows()
     nats, counts = [], []
     for i in range(len(rows)):
-        ids = torch.tensor(rows.take_ids(np.array([i])))
-        learned = torch.zeros(rows.length, dtype=torch.bool)
-        for start, end in rows.spans[i].reshape(-1, 2).tolist():
-            learned[start:end] = True
+        [ids] = rows.take_ids(np.array([i])).tolist()
+        spans = rows.spans[i].reshape(-1, 2).tolist()
+        learned = {place for start, end in spans for place in range(start, end)}
         bounds = [0, *np.cumsum(rows.seq_lengths[i]).tolist()]
         for start, end in pairwise(bounds):
-            logits = model(input_ids=ids[:, start:end].long(), use_cache=False).logits[0, :-1]
-            targets, chosen = ids[0, start + 1 : end].long(), learned[start + 1 : end]
-            each = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
-            nats.append(float(each[chosen].double().sum()))
-            counts.append(int(chosen.sum()))
-    return nats, counts
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("micro_batch_size", [1, 2, 8])
-def test_documents_have_the_loss_they_have_alone(
-    packed_model: Qwen3ForCausalLM, micro_batch_size: int
-) -> None:
-    rows = made_rows()
-    plain = tiny_qwen3()
-    nats, counts = one_by_one(plain, rows)
-    found = document_losses(packed_model, rows, micro_batch_size=micro_batch_size)
-    assert found.n_targets_D.tolist() == counts == [0, 12, 8, 2, 4, 3, 0, 1, 20, 3]
-    np.testing.assert_allclose(found.nats_D, nats, rtol=1e-5, atol=1e-5)
-
-
-def test_they_add_up_to_the_held_out_loss(packed_model: Qwen3ForCausalLM) -> None:
-    rows = made_rows()
+            chosen = [place in learned for place in range(start + 1, end)]
+            nats.append(float(losses_of(tiny_qwen3(), ids[start:end])[chosen].sum()))
+            counts.append(sum(chosen))
+    assert counts == [0, 12, 8, 2, 4, 3, 0, 1, 20, 3]
+    for micro_batch_size in (1, 2, 8):
+        found = document_losses(packed_model, rows, micro_batch_size=micro_batch_size)
+        assert found.n_targets_D.tolist() == counts
+        np.testing.assert_allclose(found.nats_D, nats, rtol=1e-5, atol=1e-5)
+    # They add up to the held-out loss.
     mean, n_targets = compute_held_out_loss(PackedLoss(packed_model), rows, micro_batch_size=2)
-    found = document_losses(packed_model, rows, micro_batch_size=2)
     assert found.n_targets_D.sum() == n_targets
     assert found.nats_D.sum() == pytest.approx(mean * n_targets, rel=1e-6)
