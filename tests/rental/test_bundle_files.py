@@ -1,54 +1,64 @@
 """A bundle's file lets nothing else in; it is opened beside runs, after kills, with any weights."""
 
 import fcntl
+import gzip
+import io
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from crafted_bundles import (
-    ITEMS,
-    PROVENANCE,
-    RECORD,
-    Forge,
-    all_forgeries,
-    index_of,
-    make,
-    model_record,
-    start,
-)
+from msgspec.structs import replace
+from support import tokenizer_record
 
-from expertflow.core.errors import (
-    ConfigError,
-    DataError,
-    ExpertflowError,
-    HardwareError,
-    TrainingError,
-)
-from expertflow.core.files import sha256_file, sha256_json
-from expertflow.core.records import read_record
+from expertflow.core import errors
+from expertflow.core.errors import ConfigError, DataError
+from expertflow.core.files import sha256_text
+from expertflow.core.records import to_json
+from expertflow.plan.records import ModelFacts
+from expertflow.rental.bundle import tar
 from expertflow.rental.bundle.pack import pack_outcome
-from expertflow.rental.bundle.tar import Items, read_bundle, read_index, write_bundle
-from expertflow.rental.bundle.unpack import land_outcome, link_weights
+from expertflow.rental.bundle.records import FORMAT, INDEX, BundleIndex
+from expertflow.rental.bundle.unpack import land_outcome, link_weights, open_bundle
 from expertflow.train.model.base import hash_weights
 from expertflow.train.records import ModelRecord
 
-LONG = "results/e/" + "a-long-folder/" * 20 + "naïve.json"
-FORGERIES = all_forgeries()
+PROVENANCE, WEIGHTS = "results/e/.bundle/provenance.json", "results/e/base_model/model.safetensors"
+ITEMS: tar.Items = {PROVENANCE: b"{}", WEIGHTS: b"weights", "results/e/plan.json": b"{}" * 300}
+RECORD: dict[str, Any] = {
+    "rule": "plan_training", "input": ["results/e/packing.json"], "log": [], "params": ["'x'"],
+    "code": None, "record_format_version": 6, "input_checksums": {},
+}  # fmt: skip
+# The longest part of a name, and the longest name, that every file system takes.
+LONG_PART = "results/e/" + "n" * 255
+LONG_NAME = "results/e/" + "é" * 127 + ("/" + "d" * 252) * 3 + "d"
 
 
-@pytest.fixture
-def items(tmp_path: Path) -> Items:
+def index_of(items: tar.Items, **changes: Any) -> BundleIndex:
+    settings = {"format": FORMAT, "kind": "bundle", "expert": "e", "code": {}, **changes}
+    return BundleIndex(members=tar.describe_items(items), **settings)
+
+
+def make(path: Path, items: tar.Items = ITEMS, **changes: Any) -> Path:
+    tar.write_bundle(path, index_of(items, **changes), items)
+    return path
+
+
+def start(folder: Path, path: Path, **changes: Any) -> bool:
+    return open_bundle(path, tar.read_index(path), folder, **changes)
+
+
+def test_members_come_out_as_they_went_in(tmp_path: Path) -> None:
     (tmp_path / "rows").write_bytes(b"rows" * 300)
-    return {**ITEMS, "results/e/rows.arrow": tmp_path / "rows", "results/e/empty": b"", LONG: b"{}"}
-
-
-def test_members_come_out_as_they_went_in(tmp_path: Path, items: Items) -> None:
-    items[PROVENANCE] = json.dumps({"results/e/plan.json": RECORD}).encode()
+    provenance = json.dumps({"results/e/plan.json": RECORD}).encode()
+    items = {**ITEMS, PROVENANCE: provenance, "results/e/rows.arrow": tmp_path / "rows"}
+    items |= {"results/e/empty": b"", LONG_PART: b"", LONG_NAME: b"{}"}
+    assert len(LONG_NAME.encode()) == 1024
     assert start(tmp_path / "box", make(tmp_path / "b.tar", items))
     for name, content in items.items():
         found = (tmp_path / "box" / name).read_bytes()
@@ -58,87 +68,251 @@ def test_members_come_out_as_they_went_in(tmp_path: Path, items: Items) -> None:
     assert [json.loads(path.read_text())["params"] for path in noted] == [["'x'"]]
 
 
-@pytest.mark.parametrize("title", FORGERIES)
+Forge = Callable[[Path], object]
+# Half a pair of UTF-16 can be written so, and by canonical JSON not at all.
+UTF8 = ("utf-8", "surrogatepass")
+
+
+def text(value: Any) -> bytes:
+    plain = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return plain.encode(*UTF8)
+
+
+def sealed(**changes: Any) -> bytes:
+    """Return the text of an index as one would write it who knows the format."""
+    value = {**to_json(index_of(ITEMS)), **changes}
+    return text({"index": value, "sha256": sha256_text(text(value).decode(*UTF8))})
+
+
+Part = tuple[tarfile.TarInfo, bytes]
+
+
+def part(name: str, content: bytes = b"", **changes: Any) -> Part:
+    info = tarfile.TarInfo(name)
+    for key, value in changes.items():
+        setattr(info, key, value)
+    return info, content
+
+
+def archive(*parts: Part) -> Forge:
+    def forge(path: Path) -> None:
+        with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as stream:
+            for info, content in parts:
+                info.size = info.size or len(content)
+                stream.addfile(info, io.BytesIO(content.ljust(info.size, b"\0")))
+
+    return forge
+
+
+GOOD = part(INDEX, sealed())
+FIRST, SECOND, THIRD = (part(name, bytes(ITEMS[name])) for name in sorted(ITEMS))  # type: ignore[arg-type]
+
+
+def index(content: bytes) -> Forge:
+    return archive(part(INDEX, content), FIRST, SECOND, THIRD)
+
+
+def members(*names: str, n_bytes: Any = 0, **changes: Any) -> Forge:
+    listed: list[dict[str, Any]] = [{"name": name, "n_bytes": 0, "sha256": ""} for name in names]
+    listed[0]["n_bytes"] = n_bytes
+    return index(sealed(members=listed, **changes))
+
+
+def second(name: str = WEIGHTS, content: bytes = b"weights", **changes: Any) -> Forge:
+    """Forge a bundle whose second member has another header than the index says."""
+    return archive(GOOD, FIRST, part(name, content, **changes), THIRD)
+
+
+def whole(change: Callable[[bytes], bytes]) -> Forge:
+    return lambda path: path.write_bytes(change(make(path).read_bytes()))
+
+
+def items(content: tar.Items) -> Forge:
+    return lambda path: make(path, content)
+
+
+def provenance(content: bytes) -> Forge:
+    return items({**ITEMS, PROVENANCE: content})
+
+
+def record(key: str, value: Any = RECORD) -> Forge:
+    return provenance(json.dumps({key: value}).encode())
+
+
+def nested(n_levels: int) -> Any:
+    value: Any = 0
+    for _ in range(n_levels):
+        value = {"a": value}
+    return value
+
+
+# By what is said of them, so that no forgery is refused for another reason than its own.
+FORGERIES: dict[str, dict[str, Forge]] = {
+    "does not lie in results/e, or has a name": {title: members(name) for title, name in {
+        "absolute": "/etc/passwd", "two slashes": "//results/e/x", "above": "../results/e/x",
+        "up and down": "results/e/../../x", "ends above": "results/e/x/..", "dot": "results/e/./x",
+        "empty part": "results/e//x", "empty": "", "newline": "results/e/x\n",
+        "escape": "results/e/\x1b[1m", "nul": "results/e/\0x", "bidi": "results/e/\u202ex",
+        "backslash": "results/e/a\\..\\b", "home": "~/x", "another expert": "results/other/x",
+        "expert in capitals": "results/E/x", "the folder": "results/e", "a slash after":
+        "results/e/", "outside": "state/e/x", "256 characters": LONG_PART + "n",
+        "256 bytes": "results/e/" + "é" * 128, "1025 bytes": LONG_NAME + "d",
+    }.items()},
+    "is no name of an expert": {
+        f"expert {expert[:9]!r}": index(sealed(expert=expert, members=[]))
+        for expert in ("", ".", "..", "a/b", "e\n", "x" * 300)
+    },
+    "out of order or repeated": {
+        "twice": members("results/e/x", "results/e/x"),
+        "out of order": members("results/e/y", "results/e/x"),
+        "a negative size": members("results/e/x", "results/e/y", n_bytes=-1),
+    },
+    "two of its members have one place": {
+        "a file as a folder": members("results/e/x", "results/e/x/y"),
+        "case": members("results/e/A", "results/e/a"),
+        "case of a folder": members("results/e/X", "results/e/x/y"),
+        "unicode": members("results/e/e\u0301", "results/e/\u00e9"),
+        "ligature": members("results/e/fi", "results/e/\ufb01"),
+    },
+    "is a bundle of format 3 and this code reads 2": {"format": index(sealed(format=FORMAT + 1))},
+    f"{INDEX}.kind: ": {"another kind": index(sealed(kind="parcel"))},
+    f"{INDEX}: object contains unknown field extra": {"a key too many": index(sealed(extra=1))},
+    f"{INDEX}.members[0].n_bytes": {"a size that is text": members("results/e/x", n_bytes="1")},
+    " GB needed for ": {"more than a disk holds": members("results/e/x", n_bytes=10**30)},
+    f"{INDEX} was changed": {
+        "a seal of another index": index(sealed().replace(b'"e"', b'"f"')),
+        "blanks": index(sealed().replace(b",", b", ")),
+        "one key twice": index(sealed().replace(b'"code"', b'"code":{},"code"')),
+    },
+    f"{INDEX} is damaged": {
+        "not a number": index(sealed(code={"a": float("nan")})),
+        "a surrogate": members("results/e/\ud800"),
+        "a list": index(b"[]"), "40 levels": index(text(nested(39))),
+    },
+    f"{INDEX}: is damaged": {
+        "no JSON": index(b"{"), "no UTF-8": index(b'{"index":"\xff"}'),
+        "a long number": index(b'{"index":' + b"1" * 5000 + b"}"),
+        "100,000 levels": index(b"[" * 100_000 + b"]" * 100_000),
+    },
+    "is nested deeper than 40 levels": {"41 levels": index(text(nested(40)))},
+    "model.safetensors is not as the index says": {
+        # Links, devices, a directory, a pipe, a contiguous and a sparse file.
+        **{f"type {kind}": second(type=kind.encode(), linkname="/x") for kind in "1234567S"},
+        **{f"pax {key}": second(pax_headers={key: value}) for key, value in {
+            "path": "/etc/passwd", "size": "1", "GNU.sparse.size": "9", "comment": "x",
+        }.items()},
+        "setuid": second(mode=0o4755), "a time": second(mtime=1),
+        "another name": second("results/e/other"), "another size": second(size=600),
+    },
+    "model.safetensors was changed": {"another content": second(content=b"WEIGHTS")},
+    "ends within results/e/plan.json": {"cut in a member": whole(lambda data: data[:-1800])},
+    "its end is not as the index says": {
+        "a member too many": archive(GOOD, FIRST, SECOND, THIRD, SECOND),
+        "cut in the end": whole(lambda data: data[:-1]),
+    },
+    "plan.json is not as the index says": {"a member too few": archive(GOOD, FIRST, SECOND)},
+    "provenance.json is not as the index says": {"swapped": archive(GOOD, SECOND, FIRST, THIRD)},
+    f"{INDEX} is not as the index says": {"cut in the index": whole(lambda data: data[:700])},
+    "goes on after its end": {"a byte after": whole(lambda data: data + b"\0")},
+    f"is no bundle, as {INDEX} does not come first": {"a member before": archive(FIRST)},
+    "is no bundle; make one with make_bundle": {
+        "compressed": whole(gzip.compress), "an empty file": whole(lambda _: b""),
+        "a text": whole(lambda _: b"{}"), "zeros": whole(lambda _: bytes(10240)),
+        "noise": whole(lambda _: b"\xff\xfe" * 5000),
+    },
+    "provenance.json: is missing in the bundle": {"none": items({WEIGHTS: b""})},
+    "records of Snakemake: is damaged": {
+        "cut": provenance(b'{"results/e/plan.json": {"ru'), "no JSON": provenance(b"\xff\0"),
+    },
+    "records of Snakemake: are no object": {"a list": provenance(b"[]")},
+    "records of Snakemake: is nested deeper": {"deep": provenance(b"[" * 41 + b"]" * 41)},
+    "does not lie in results/e; ": {
+        f"record of {key[:24]}": record(key)
+        for key in ("results/other/plan.json", "/etc/hosts", "results/e/../o/plan.json",
+                    "results/e", LONG_PART + "n", LONG_NAME + "d")
+    },
+    "record of results/e/plan.json": {
+        f"record of another form {i}": record("results/e/plan.json", value)
+        for i, value in enumerate(([1], {}, {**RECORD, "input": "a"}, {**RECORD, "params": [1]},
+                                   {**RECORD, "shellcmd": "rm"}))
+    },
+    "model.json: not a JSON record": {
+        "a cut model": items({PROVENANCE: b"{}", "results/e/model.json": b'{"name": '}),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "forge"),
+    [
+        pytest.param(said, forge, id=title)
+        for said, forgeries in FORGERIES.items()
+        for title, forge in forgeries.items()
+    ],
+)
 def test_a_forged_bundle_is_refused_in_one_line_and_leaves_nothing(
-    tmp_path: Path, title: str
+    tmp_path: Path, said: str, forge: Forge
 ) -> None:
-    forge: Forge = FORGERIES[title]
     forge(tmp_path / "b.tar")
-    with pytest.raises(ExpertflowError) as refusal:
+    with pytest.raises(errors.ExpertflowError, match=re.escape(said)) as refusal:
         start(tmp_path / "box", tmp_path / "b.tar")
-    assert len(str(refusal.value)) < 600 + len(str(tmp_path))
-    assert str(refusal.value).encode().isascii() or title == "400 bytes"
+    message = str(refusal.value)
+    assert message.isprintable() and len(message) < 600 + len(str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["b.tar"]
 
 
 def test_a_changed_byte_is_refused_wherever_it_is(tmp_path: Path) -> None:
     bundle = make(tmp_path / "b.tar", {"results/e/x": b"content"})
-    index = read_index(bundle)
+    index = tar.read_index(bundle)
     whole = bytearray(bundle.read_bytes())
     for place in range(len(whole)):
-        for flip in (0x01, 0x80):
-            whole[place] ^= flip
-            bundle.write_bytes(whole)
-            with pytest.raises(DataError):
-                read_bundle(bundle, index, lambda _: (tmp_path / "out").open("wb"))
-            whole[place] ^= flip
+        flip = (0x01, 0x80)[place % 2]
+        whole[place] ^= flip
+        bundle.write_bytes(whole)
+        with pytest.raises(DataError):
+            tar.read_bundle(bundle, index, lambda _: (tmp_path / "out").open("wb"))
+        whole[place] ^= flip
 
 
-def test_a_bundle_that_was_replaced_meanwhile_is_refused(tmp_path: Path) -> None:
-    index = read_index(make(tmp_path / "b.tar"))
+def test_what_was_replaced_or_cannot_be_opened_again_is_refused(tmp_path: Path) -> None:
+    index = tar.read_index(make(tmp_path / "b.tar"))
     make(tmp_path / "b.tar", code={"a rule": "of other code"})
     with pytest.raises(DataError, match="was replaced while it was opened"):
-        read_bundle(tmp_path / "b.tar", index, lambda _: (tmp_path / "out").open("wb"))
+        tar.read_bundle(tmp_path / "b.tar", index, lambda _: (tmp_path / "out").open("wb"))
     for place in ("none.tar", "."):
         with pytest.raises(DataError, match="no such file; correct the path"):
-            read_index(tmp_path / place)
-
-
-def test_what_could_not_be_opened_is_not_packed(tmp_path: Path, items: Items) -> None:
+            tar.read_index(tmp_path / place)
     with pytest.raises(DataError, match="two of its members have one place"):
-        make(tmp_path / "b.tar", {"results/e/A": b"", "results/e/a": b""})
-    index = index_of(items)
-    (tmp_path / "rows").write_bytes(b"ROWS" * 300)
+        make(tmp_path / "c.tar", {"results/e/A": b"", "results/e/a": b""})
     with pytest.raises(DataError, match="changed while it was packed"):
-        write_bundle(tmp_path / "b.tar", index, items)
-    assert [path.name for path in tmp_path.iterdir()] == ["rows"]
+        tar.write_bundle(tmp_path / "c.tar", index, {**ITEMS, WEIGHTS: b"WEIGHTS"})
+    assert not list(tmp_path.glob("*c.tar*"))
 
 
 LOCK = Path(".snakemake", "expertflow", "e.lock")
 
 
-@contextmanager
-def run_at_work(folder: Path) -> Iterator[None]:
-    lock = folder / LOCK
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        stream.write('{"host": "a-host", "pid": 123}')
-        stream.flush()
-        yield
-
-
 def test_a_run_that_makes_the_expert_is_left_alone(tmp_path: Path) -> None:
-    path = make(tmp_path / "b.tar")
+    path, outcome = make(tmp_path / "b.tar"), make(tmp_path / "o.tar", kind="outcome")
     (tmp_path / LOCK).parent.mkdir(parents=True)
     (tmp_path / LOCK).write_text('{"host": "h", "pid": 1, "slurm_runs": ["a"]}\n')
     assert start(tmp_path, path)
     # What a run left for the next one stays.
     signed = json.loads((tmp_path / LOCK).read_text())
     assert (signed["pid"], signed["slurm_runs"]) == (os.getpid(), ["a"])
-    with (
-        run_at_work(tmp_path),
-        pytest.raises(ConfigError, match="made by another run, process 123 on a-host; wait for it"),
-    ):
-        start(tmp_path, path, may_replace=True)
-    outcome = make(tmp_path / "o.tar", kind="outcome")
-    with run_at_work(tmp_path), pytest.raises(ConfigError, match="made by another run"):
-        land_outcome(outcome, read_index(outcome), tmp_path, may_replace=True)
+    said = "made by another run, process 123 on a-host; wait for it"
+    with (tmp_path / LOCK).open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.write('{"host": "a-host", "pid": 123}')
+        stream.flush()
+        with pytest.raises(ConfigError, match=said):
+            start(tmp_path, path, may_replace=True)
+        with pytest.raises(ConfigError, match=said):
+            land_outcome(outcome, tar.read_index(outcome), tmp_path, may_replace=True)
 
 
 def test_what_killed_openings_left_goes(tmp_path: Path) -> None:
-    path = make(tmp_path / "b.tar")
-    results = tmp_path / "results"
+    path, results = make(tmp_path / "b.tar"), tmp_path / "results"
     for name in (".e.123.partial", ".e.other.123.partial", "e"):
         (results / name).mkdir(parents=True)
     with pytest.raises(ConfigError, match="holds results; move it away"):
@@ -150,25 +324,9 @@ def test_what_killed_openings_left_goes(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     path = make(tmp_path / "b.tar", {**ITEMS, "results/e/" + "d/" * 400 + "x": b""})
     deep = tmp_path.joinpath(*["a" * 200] * 17)
-    with pytest.raises(HardwareError, match=r"cannot be written \(File name too long\)"):
+    with pytest.raises(errors.HardwareError, match=r"cannot be written \(File name too long\)"):
         start(deep, path)
     assert [p.name for p in tmp_path.iterdir()] == ["b.tar"]
-
-
-def test_weights_that_went_away_are_linked_again(tmp_path: Path) -> None:
-    here = tmp_path / "here"
-    here.mkdir()
-    (here / "model.safetensors").write_text("weights")
-    sha256 = sha256_json([sha256_file(here / "model.safetensors")])
-    items = {name: content for name, content in ITEMS.items() if "base_model" not in name}
-    record = model_record(name=str(here), kind="local", weights_sha256=sha256)
-    items |= {"results/e/model.json": record, "results/e/base_model/tokenizer.json": b"{}"}
-    path = make(tmp_path / "b.tar", items)
-    assert start(tmp_path, path)
-    there = shutil.move(here, tmp_path / "there")
-    assert not start(tmp_path, path, model=there)
-    link = tmp_path / "results" / "e" / "base_model" / "model.safetensors"
-    assert link.resolve() == there / "model.safetensors"
 
 
 def test_an_outcome_needs_an_opened_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,28 +335,41 @@ def test_an_outcome_needs_an_opened_bundle(tmp_path: Path, monkeypatch: pytest.M
         pack_outcome("e")
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    place = tmp_path / "snapshot"
-    place.mkdir()
-    for name in ("model-1.safetensors", "model-2.safetensors", "consolidated.safetensors"):
-        (place / name).write_text(name)
-    return place
+def model(name: str, folder: Path, **changes: Any) -> ModelRecord:
+    """Return the record of a model with the weights of a folder."""
+    facts = ModelFacts(
+        n_layers=1, hidden_size=8, n_heads=1, n_kv_heads=1, head_dim=8, intermediate_size=8,
+        vocab_size=8, tie_word_embeddings=True, model_type="qwen3",
+    )  # fmt: skip
+    record = ModelRecord(
+        name=name, kind="local", revision=None, path="m", license=None, facts=facts,
+        n_parameters=1, n_weight_bytes=7, weights_sha256=hash_weights(folder),
+        tokenizer=tokenizer_record(),
+    )  # fmt: skip
+    return replace(record, **changes)
 
 
-def model(folder: Path, **changes: Any) -> ModelRecord:
-    settings = {"name": "maker/model", "kind": "hub", "revision": "abc"}
-    record = folder.with_name("model.json")
-    record.write_bytes(
-        model_record(**{**settings, "weights_sha256": hash_weights(folder), **changes})
-    )
-    return read_record(ModelRecord, record)
+def test_weights_that_went_away_are_linked_again(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "model.safetensors").write_text("weights")
+    without = {name: content for name, content in ITEMS.items() if name != WEIGHTS}
+    without["results/e/model.json"] = json.dumps(to_json(model(str(here), here))).encode()
+    path = make(tmp_path / "b.tar", {**without, "results/e/base_model/tokenizer.json": b"{}"})
+    assert start(tmp_path, path)
+    there = shutil.move(here, tmp_path / "there")
+    assert not start(tmp_path, path, model=there)
+    assert (tmp_path / WEIGHTS).resolve() == there / "model.safetensors"
 
 
 def test_a_hub_model_has_its_commit_or_ends_in_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked = []
+    folder, laid_out, asked = tmp_path / "snapshot", tmp_path / "laid out", []
+    for name in ("snapshot/model-1.safetensors", "snapshot/model-2.safetensors",
+                 "snapshot/consolidated.safetensors", "laid out/tokenizer.json"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
 
     def download(name: str, *, revision: str, allow_patterns: list[str]) -> str:
         asked.append((name, revision))
@@ -207,13 +378,13 @@ def test_a_hub_model_has_its_commit_or_ends_in_one_line(
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    (tmp_path / "laid out").mkdir()
+    record = model("maker/model", folder, kind="hub", revision="abc")
     for _ in range(2):
-        link_weights(model(folder), None, tmp_path / "laid out")
+        link_weights(record, None, laid_out)
     assert asked == [("maker/model", "abc")], "what is there already is not asked for"
-    assert hash_weights(tmp_path / "laid out") == hash_weights(folder)
-    assert not (tmp_path / "laid out" / "consolidated.safetensors").exists()
+    assert hash_weights(laid_out) == hash_weights(folder)
+    assert not (laid_out / "consolidated.safetensors").exists()
     with pytest.raises(DataError, match=r"nor to be had from the hub .* give a folder"):
-        link_weights(model(folder), None, folder.parent)
-    with pytest.raises(TrainingError, match="no such folder on this machine"):
-        link_weights(model(folder, kind="local", name="/nowhere"), None, folder.parent)
+        link_weights(record, None, tmp_path)
+    with pytest.raises(errors.TrainingError, match="no such folder on this machine"):
+        link_weights(model("/nowhere", folder), None, tmp_path)

@@ -23,20 +23,9 @@ def lock(folder: Path, source: SourceSpec, bundled: ExpertLock | None = None) ->
     )
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> SourceSpec:
+def test_data_may_be_absent_or_elsewhere(tmp_path: Path) -> None:
+    source = SourceSpec(name="s", kind="local", path=str(tmp_path / "*.jsonl"), text="{x}")
     (tmp_path / "d.jsonl").write_text("{}\n")
-    return SourceSpec(name="s", kind="local", path=str(tmp_path / "*.jsonl"), text="{x}")
-
-
-@pytest.fixture
-def generated() -> SourceSpec:
-    return SourceSpec(
-        name="s", kind="generated", generator="text_to_sql", n_documents=4, seed=1, text="{x}"
-    )
-
-
-def test_data_may_be_absent_or_elsewhere(tmp_path: Path, source: SourceSpec) -> None:
     made = lock(tmp_path, source)
     # The same data may lie elsewhere.
     elsewhere = tmp_path / "elsewhere"
@@ -55,42 +44,39 @@ def test_data_may_be_absent_or_elsewhere(tmp_path: Path, source: SourceSpec) -> 
         assert lock(tmp_path, named, made) == made
 
 
-def commit(repository: Path, source: SourceSpec, text: str) -> ExpertLock:
-    if shutil.which("git") is None:
-        pytest.skip("git is not installed")
+def commit(repository: Path, text: str) -> None:
     repository.mkdir()
     (repository / "file").write_text(text)
     who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
     for words in (["init", "-q"], ["add", "file"], [*who, "commit", "-q", "-m", text]):
         subprocess.run(["git", "-C", str(repository), *words], check=True)
-    return lock(repository.parent, source)
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_a_repository_may_be_absent_or_elsewhere_but_no_other(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     source = SourceSpec(name="s", kind="git", path=str(repository), text="{x}")
-    made = commit(repository, source, "one")
+    commit(repository, "one")
+    made = lock(tmp_path, source)
     repository.rename(tmp_path / "moved")
     assert lock(tmp_path, source, made) == made
     moved = replace(source, path=str(tmp_path / "moved"))
     assert lock(tmp_path, moved, made) == made
     other = replace(moved, options={"ref": "HEAD"})
     assert lock(tmp_path, other, made) == lock(tmp_path, other) != made
-    commit(repository, source, "two")
+    commit(repository, "two")
     with pytest.raises(DataError, match="repository differs from what the bundle of e"):
         lock(tmp_path, source, made)
 
 
-def test_a_changed_generator_is_a_changed_source(tmp_path: Path, generated: SourceSpec) -> None:
-    made = lock(tmp_path, generated)
-    more = replace(generated, n_documents=8)
-    assert lock(tmp_path, generated, made) == made
-    assert lock(tmp_path, more, made) == lock(tmp_path, more) != made
-
-
-def test_a_bundled_lock_keeps_its_order(tmp_path: Path, generated: SourceSpec) -> None:
-    made, path = lock(tmp_path, generated), tmp_path / "sources.lock.json"
+def test_a_bundled_generator_keeps_its_order_and_a_changed_one_is_another(tmp_path: Path) -> None:
+    source = SourceSpec(
+        name="s", kind="generated", generator="text_to_sql", n_documents=4, seed=1, text="{x}"
+    )
+    made, path = lock(tmp_path, source), tmp_path / "sources.lock.json"
     assert write_lock(path, made)
-    from_index = from_json(ExpertLock, json.loads(canonical_json(to_json(made))), where="index")
-    assert list(from_index.sources[0].identity) != list(made.sources[0].identity)
-    assert not write_lock(path, lock(tmp_path, generated, from_index))
+    bundled = from_json(ExpertLock, json.loads(canonical_json(to_json(made))))
+    assert list(bundled.sources[0].identity) != list(made.sources[0].identity)
+    assert not write_lock(path, lock(tmp_path, source, bundled))
+    more = replace(source, n_documents=8)
+    assert lock(tmp_path, more, made) == lock(tmp_path, more) != made
