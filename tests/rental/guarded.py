@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support import PATIENCE_S, SCRIPTS, patched_script, wait_for
+from support import PATIENCE_S, SCRIPTS, wait_for
 
-# Counts steps; told to stop, it finishes its step, saves, and ends as ours do. A file "hold" keeps
-# it saving.
+# Told to stop, it saves, and ends as ours do. A file "hold" keeps it saving.
 TRAINER = """
 import signal, sys, time
 from pathlib import Path
@@ -20,20 +19,16 @@ for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda received, _: came.append(received))
 with open("starts.txt", "a") as stream:
     stream.write("started\\n")
-save_s, n_steps = float(sys.argv[1]), int(sys.argv[2])
-for step in range(n_steps):
+while not came:
     time.sleep(0.02)
-    if came:
-        # Fails where the pipe of the log has ended.
-        print("saving", file=sys.stderr, flush=True)
-        time.sleep(save_s)
-        while Path("hold").exists():
-            time.sleep(0.02)
-        Path("saved.txt").write_text(str(step))
-        sys.exit(143)
+# Fails where the pipe of the log has ended.
+print("saving", file=sys.stderr, flush=True)
+time.sleep(0.2)
+while Path("hold").exists():
+    time.sleep(0.02)
+Path("saved.txt").touch()
+sys.exit(143)
 """
-
-
 # A guard's clock that runs ahead by a thousand seconds as soon as a trainer is at work, at a dollar
 # a second: a budget is spent while one looks on, however long it takes to start.
 AHEAD = """
@@ -44,33 +39,23 @@ ahead = lambda: time.monotonic() + 1000 * Path("starts.txt").is_file()
 Meter.__init__.__kwdefaults__["clock"] = ahead
 """
 BUDGET = ("--usd-per-hour", "3600", "--max-usd", "500", "--reserve-seconds", "1")
+SAID = "$EXPERTFLOW_OUTCOME $EXPERTFLOW_EXIT_CODE $EXPERTFLOW_USD"
+HOOK = ("--disk-stays", "--on-finish", f'echo "{SAID}" >> hook')
 
 
-def guard_ahead(folder: Path) -> Path:
-    return patched_script(folder, "guard_run", AHEAD)
-
-
-def trainer(folder: Path, *, save_s: float = 0.0, n_steps: int = 100_000) -> list[str]:
+def trainer(folder: Path) -> list[str]:
     path = folder / "trainer.py"
     path.write_text(TRAINER)
-    return [sys.executable, str(path), str(save_s), str(n_steps)]
+    return [sys.executable, str(path)]
 
 
 def start(
-    folder: Path,
-    *options: str,
-    command: list[str],
-    env: dict[str, str] | None = None,
+    folder: Path, *options: str, command: list[str], env: dict[str, str] | None = None,
     program: Path = SCRIPTS / "guard_run.py",
-) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, str(program), *options, "--", *command],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, **(env or {})},
-    )
+) -> "subprocess.Popen[str]":  # fmt: skip
+    words = [sys.executable, str(program), *options, "--", *command]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(words, cwd=folder, env={**os.environ, **(env or {})}, **pipes)
 
 
 def end(guard: "subprocess.Popen[str]") -> tuple[int, str]:
@@ -83,6 +68,10 @@ def end(guard: "subprocess.Popen[str]") -> tuple[int, str]:
 
 def run(folder: Path, *options: str, **settings: Any) -> tuple[int, str]:
     return end(start(folder, *options, **settings))
+
+
+def run_line(folder: Path, *options: str, line: str) -> tuple[int, str]:
+    return run(folder, *options, command=["bash", "-c", line])
 
 
 def record(folder: Path) -> dict[str, Any]:
@@ -101,7 +90,3 @@ def wait_for_line(guard: "subprocess.Popen[str]", part: str) -> None:
     assert guard.stdout is not None
     while part not in guard.stdout.readline():
         assert guard.poll() is None
-
-
-def n_starts(folder: Path) -> int:
-    return len((folder / "starts.txt").read_text().splitlines())

@@ -21,9 +21,7 @@ S3 = pytest.param("s3", marks=pytest.mark.extra("s3"))
 every_kind = pytest.mark.parametrize("place", ["local", "rsync", "daemon", S3], indirect=True)
 # rsync's daemon differs from ssh in how it is reached, and takes a second a copy.
 every_store = pytest.mark.parametrize("place", ["local", "rsync", S3], indirect=True)
-local, s3, rsync = (
-    pytest.mark.parametrize("place", [kind], indirect=True) for kind in ("local", S3, "rsync")
-)
+s3, rsync = (pytest.mark.parametrize("place", [kind], indirect=True) for kind in (S3, "rsync"))
 BUCKET = "expertflow-tests"
 
 
@@ -121,9 +119,9 @@ def object_storage() -> Iterator[str]:
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
-    """Yield an empty place of the kind that a test is parametrized with."""
-    folder = tmp_path / "elsewhere" / "a place"
-    if request.param == "s3":
+    """Yield an empty place of the kind that a test is parametrized with, a folder without one."""
+    kind, folder = getattr(request, "param", "local"), tmp_path / "elsewhere" / "a place"
+    if kind == "s3":
         monkeypatch.delenv("AWS_PROFILE", raising=False)
         monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("object_storage"))
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -138,13 +136,13 @@ def place(
         for entry in client.list_objects_v2(Bucket=BUCKET).get("Contents", ()):
             client.delete_object(Bucket=BUCKET, Key=entry["Key"])
         return
-    if request.param in ("rsync", "daemon") and shutil.which("rsync") is None:
+    if kind in ("rsync", "daemon") and shutil.which("rsync") is None:
         pytest.skip("rsync is not installed")
-    if request.param == "daemon":
+    if kind == "daemon":
         with daemon(tmp_path, folder) as address:
             yield Place(destination=f"{address}/run", folder=folder / "run")
         return
-    if request.param == "rsync":
+    if kind == "rsync":
         monkeypatch.setenv("RSYNC_RSH", str(remote_shell(tmp_path)))
         yield Place(destination=f"elsewhere:{folder}", folder=folder)
         return

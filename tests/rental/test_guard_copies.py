@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from stores import Place, local
+from stores import Place
 from support import wait_for
 
 from expertflow.core.errors import ConfigError
@@ -15,6 +15,7 @@ from expertflow.rental.guard.copies import Copies
 from expertflow.rental.guard.ledger import Ledger, PaidSession, read_ledger
 from expertflow.rental.guard.options import parse_options
 from expertflow.rental.sync.store import SendRecord, SyncFailed
+from expertflow.train.saved import checkpoint_files
 
 
 def copies_of(folder: Path, place: Place, *, forget_spent: bool = False) -> Copies:
@@ -32,13 +33,10 @@ def finished(state: Path, weights: str) -> None:
 
 
 def unfinished(state: Path, *, save_s: float = 0.0) -> None:
-    from expertflow.train.saved import checkpoint_files
-
     folder = state / "checkpoints" / "step-00000040"
     folder.mkdir(parents=True)
-    names = ["weights.safetensors"]
-    (folder / names[0]).write_text("half")
-    ours = checkpoint_files.hash_contents(folder, names)
+    (folder / "weights.safetensors").write_text("half")
+    ours = checkpoint_files.hash_contents(folder, ["weights.safetensors"])
     progress = {checkpoint_files.OURS: ours, "save_points": [{"save_s": save_s}]}
     (folder / "progress.json").write_text(json.dumps(progress))
 
@@ -73,7 +71,6 @@ def sessions_there(place: Place, folder: Path) -> tuple[PaidSession, ...]:
     return read_ledger(folder / "back" / "ledger.json").sessions
 
 
-@local
 def test_no_results_are_not_taken_for_copied_ones(place: Place, tmp_path: Path) -> None:
     copies = copies_of(tmp_path, place)
     for _ in range(2):
@@ -82,7 +79,6 @@ def test_no_results_are_not_taken_for_copied_ones(place: Place, tmp_path: Path) 
         (tmp_path / "results").mkdir(exist_ok=True)
 
 
-@local
 def test_a_state_in_the_results_is_not_sent_again(place: Place, tmp_path: Path) -> None:
     publish(tmp_path / "results" / "a", "weights of a")
     state = tmp_path / "state"
@@ -96,7 +92,6 @@ def test_a_state_in_the_results_is_not_sent_again(place: Place, tmp_path: Path) 
     assert "step-00000040.json" in store.list_names("state/c/f")
 
 
-@local
 def test_a_state_that_fails_holds_up_nothing(place: Place, tmp_path: Path) -> None:
     publish(tmp_path / "results" / "x", "weights of x")
     for name in ("a", "b"):
@@ -108,12 +103,10 @@ def test_a_state_that_fails_holds_up_nothing(place: Place, tmp_path: Path) -> No
         copies.send_all()
     store = place.open()
     assert "step-00000040.json" in store.list_names("state/b/f")
-    assert "ledger.json" in store.list_names("state/.guard") and store.list_names("results") == [
-        "x"
-    ]
+    assert "ledger.json" in store.list_names("state/.guard")
+    assert store.list_names("results") == ["x"]
 
 
-@local
 def test_a_failing_disk_is_a_failed_copy(place: Place, tmp_path: Path) -> None:
     publish(tmp_path / "results" / "x", "weights of x")
     copies = copies_of(tmp_path, place)
@@ -122,7 +115,6 @@ def test_a_failing_disk_is_a_failed_copy(place: Place, tmp_path: Path) -> None:
     assert "no answer" in copies.failures[-1]
 
 
-@local
 def test_a_failed_push_does_not_end_training(place: Place, tmp_path: Path) -> None:
     unfinished(tmp_path / "state" / "a" / "f")
     copies = copies_of(tmp_path, place)
@@ -137,7 +129,6 @@ def test_a_failed_push_does_not_end_training(place: Place, tmp_path: Path) -> No
     assert sessions_there(place, tmp_path) == (session,)
 
 
-@local
 def test_two_machines_keep_each_others_dollars(place: Place, tmp_path: Path) -> None:
     one, two = (copies_of(tmp_path / name, place) for name in ("one", "two"))
     sessions = (spend(tmp_path / "one", 0.0), spend(tmp_path / "two", 100.0))
@@ -158,7 +149,6 @@ def test_two_machines_keep_each_others_dollars(place: Place, tmp_path: Path) -> 
     assert sessions_there(place, tmp_path) == (session,)
 
 
-@local
 def test_what_a_meter_has_clipped_comes_back_no_longer(place: Place, tmp_path: Path) -> None:
     spend(tmp_path, 0.0)
     copies_of(tmp_path, place).send_ledger()
@@ -169,7 +159,6 @@ def test_what_a_meter_has_clipped_comes_back_no_longer(place: Place, tmp_path: P
     assert sessions_there(place, tmp_path) == (clipped,)
 
 
-@local
 def test_the_reserve_grows_with_what_is_to_be_sent(place: Place, tmp_path: Path) -> None:
     publish(tmp_path / "results" / "a", "weights of a")
     unfinished(tmp_path / "state" / "a" / "f", save_s=40.0)
@@ -181,9 +170,9 @@ def test_the_reserve_grows_with_what_is_to_be_sent(place: Place, tmp_path: Path)
     assert copies.reserve_s(1.0) == pytest.approx(1.5 * 140)
 
 
-def test_a_place_that_cannot_be_read_starts_nothing(tmp_path: Path) -> None:
-    ledger = tmp_path / "there" / "state" / ".guard" / "ledger.json"
+def test_a_place_that_cannot_be_read_starts_nothing(place: Place, tmp_path: Path) -> None:
+    ledger = Path(place.destination, "state/.guard/ledger.json")
     ledger.mkdir(parents=True)
     (ledger / "x").symlink_to("nowhere")
     with pytest.raises(ConfigError, match="nothing was started"):
-        copies_of(tmp_path, Place(destination=str(tmp_path / "there"), folder=None))
+        copies_of(tmp_path, place)

@@ -9,24 +9,24 @@ import pytest
 from guarded import (
     AHEAD,
     BUDGET,
+    HOOK,
     end,
     record,
     run,
+    run_line,
     start,
     start_trainer,
     trainer,
     wait_for_line,
 )
-from support import patched_script, running_in, wait_for
+from support import PATIENCE_S, patched_script, running_in, wait_for
 
 from expertflow.core.errors import ConfigError
+from expertflow.rental.guard.ledger import Meter
 from expertflow.rental.guard.options import GuardOptions, guard_command, parse_options
 from expertflow.rental.guard.run import TIMED_OUT, Guard, run_hook
 from expertflow.rental.guard.timers import Notice
 
-pytestmark = pytest.mark.long
-
-HOOK = ("--disk-stays", "--on-finish", "touch hook")
 # A guard whose watch breaks as soon as the trainer is at work.
 BROKEN = """
 from expertflow.rental.guard.timers import Standstill
@@ -40,10 +40,17 @@ Standstill.poll = poll
 LATER = (datetime.now(UTC) + timedelta(days=1)).isoformat()
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 def settings(*options: str) -> GuardOptions:
     return parse_options([*options, "--", "true"], None)
 
 
+@pytest.mark.long
 def test_a_second_guard_in_a_folder_is_refused(tmp_path: Path) -> None:
     options = ("--sync-to", str(tmp_path / "there"), *HOOK)
     first = start_trainer(tmp_path, *options)
@@ -85,27 +92,26 @@ def test_a_snakemake_in_another_folder_is_refused(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("option", ["--sync-to", "--push"])
-def test_a_copy_on_the_same_disk_is_none(
-    tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = ("--sync-to", "s3://b/x", "--results", str(tmp_path / "results"), option, "bucket/run1")
-    monkeypatch.chdir(tmp_path)
+def test_a_copy_on_the_same_disk_is_none(here: Path, option: str) -> None:
+    there = ("--sync-to", "s3://b/x", "--results", str(here / "results"), option, "bucket/run1")
     with pytest.raises(ConfigError, match="--disk-stays where it stays"):
         settings(*there, "--on-finish", "stop")
     settings(*there)
     settings(*there, "--on-finish", "stop", "--disk-stays")
 
 
+@pytest.mark.long
 def test_books_that_cannot_be_kept_keep_no_results_back(tmp_path: Path) -> None:
     work = "mkdir results; echo x > results/x; rm -r state/.guard; touch state/.guard"
     options = ("--sync-to", str(tmp_path / "there"), "--sync-retries", "0", *HOOK)
     price = ("--usd-per-hour", "1", "--max-usd", "5")
-    code, out = run(tmp_path, *price, *options, command=["bash", "-c", work])
+    code, out = run_line(tmp_path, *price, *options, line=work)
     assert code == 84 and "could not be written down" in out
     assert (tmp_path / "there" / "results" / "x").read_text() == "x\n"
     assert not (tmp_path / "hook").exists()
 
 
+@pytest.mark.long
 def test_a_watch_that_breaks_saves_and_copies_first(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "x").touch()
@@ -118,27 +124,34 @@ def test_a_watch_that_breaks_saves_and_copies_first(tmp_path: Path) -> None:
     assert record(tmp_path)["why"].startswith("the guard itself failed")
 
 
+@pytest.mark.long
 def test_a_spent_budget_does_not_end_the_tries_that_end_the_paying(tmp_path: Path) -> None:
     sooner = "\nfrom expertflow.rental.guard import copies\ncopies.FIRST_WAIT_S = 0.5\n"
     program = patched_script(tmp_path, "guard_run", AHEAD + sooner)
     there = tmp_path / "there"
     script = "mkdir results; echo x > results/x; rm -r there; touch there starts.txt; sleep 600"
-    guard = start(
-        tmp_path, *BUDGET, "--sync-to", str(there), *HOOK, command=["bash", "-c", script],
-        program=program,
-    )  # fmt: skip
+    options = (*BUDGET, "--sync-to", str(there), *HOOK)
+    guard = start(tmp_path, *options, command=["bash", "-c", script], program=program)
     wait_for_line(guard, "trying again")
     there.unlink()
     code, out = end(guard)
     assert code == 80 and (tmp_path / "hook").is_file(), out
 
 
-def test_a_pull_ends_with_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    price = ("--usd-per-hour", "3600", "--max-usd", "4", "--reserve-seconds", "1")
+@pytest.mark.usefixtures("here")
+def test_a_pull_ends_with_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [0.0]
+    monkeypatch.setitem(Meter.__init__.__kwdefaults__, "clock", lambda: now_s[0])
+    # At a dollar a second, a tenth of a second is left for the pull.
+    price = ("--usd-per-hour", "3600", "--max-usd", "500", "--reserve-seconds", "499.9")
     guard = Guard(settings(*price))
     guard.start_meter()
-    monkeypatch.setattr(guard.copies, "pull_states", lambda: guard.copies.cancel.wait(60))
+
+    def pull() -> None:
+        assert guard.copies.cancel.wait(PATIENCE_S)
+        now_s[0] += 1.0
+
+    monkeypatch.setattr(guard.copies, "pull_states", pull)
     with pytest.raises(ConfigError, match="spent while states were pulled; nothing was started"):
         guard.pull_states()
     with pytest.raises(ConfigError, match="raise --max-usd"):
@@ -149,50 +162,45 @@ def is_alone(folder: Path) -> bool:
     return all(process.pid == os.getpid() for process in running_in(folder))
 
 
-def test_a_stop_command_that_hangs_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run_hook("sleep 600 & wait", {}, limit_s=1.0) == TIMED_OUT
-    wait_for(lambda: is_alone(tmp_path), said="what the stop command started goes on")
+def test_a_stop_command_that_hangs_has_failed(here: Path) -> None:
+    assert run_hook("sleep 600 & wait", {}, limit_s=0.2) == TIMED_OUT
+    wait_for(lambda: is_alone(here), said="what the stop command started goes on")
 
 
-def test_no_notice_command_leaves_children_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_no_notice_command_leaves_children_behind(here: Path) -> None:
     notice = Notice("sleep 600 & wait")
     notice.poll()
-    wait_for(lambda: len(running_in(tmp_path)) > 2, said="the notice command did not start")
+    wait_for(lambda: len(running_in(here)) > 2, said="the notice command did not start")
     notice.close()
-    wait_for(lambda: is_alone(tmp_path), said="its child goes on")
-
-
-def job_options(text: str) -> list[str]:
-    words = shlex.split(guard_command(text, "an expert"))
-    assert words[0] == "python" and words[-1] == "--"
-    return words[2:-1]
+    wait_for(lambda: is_alone(here), said="its child goes on")
 
 
 def test_each_experts_copies_have_a_place_of_their_own() -> None:
-    assert job_options("--push s3://b/c/ --push-minutes 5 --sync-to=/a/b --max-usd 2") == [
-        *("--push", "s3://b/c/an expert", "--push-minutes", "5"),
-        *("--sync-to=/a/b/an expert", "--max-usd", "2"),
-    ]
-    assert job_options("--sync-t 'a b' --push=c") == [
-        "--sync-t",
-        "a b/an expert",
-        "--push=c/an expert",
-    ]
+    def options(text: str) -> list[str]:
+        words = shlex.split(guard_command(text, "an expert"))
+        assert words[0] == "python" and words[-1] == "--"
+        return words[2:-1]
+
+    found = options("--push s3://b/c/ --push-minutes 5 --sync-to=/a/b --max-usd 2")
+    assert found[:4] == ["--push", "s3://b/c/an expert", "--push-minutes", "5"]
+    assert found[4:] == ["--sync-to=/a/b/an expert", "--max-usd", "2"]
+    wanted = ["--sync-t", "a b/an expert", "--push=c/an expert"]
+    assert options("--sync-t 'a b' --push=c") == wanted
     assert guard_command("", "an expert") == ""
 
 
-@pytest.mark.parametrize("text", ["--on-finish stop", "--push a --on-finish=stop", "--on-fin stop"])
-def test_nothing_stops_the_machine_before_the_outcome_is_packed(text: str) -> None:
-    with pytest.raises(ConfigError, match="--on-finish would stop the machine before the outcome"):
+STOPS = "--on-finish would stop the machine before the outcome"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("--on-finish stop", STOPS),
+        ("--push a --on-finish=stop", STOPS),
+        ("--on-fin stop", STOPS),
+        ("--push 'a", "is no shell text"),
+    ],
+)
+def test_a_jobs_options_that_cannot_be_end_in_one_line(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
         guard_command(text, "e")
-
-
-def test_an_open_quote_ends_in_one_line() -> None:
-    with pytest.raises(ConfigError, match="is no shell text"):
-        guard_command("--push 'a", "e")

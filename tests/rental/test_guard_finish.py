@@ -5,27 +5,24 @@ import signal
 from pathlib import Path
 
 import pytest
-from guarded import end, record, run, start_trainer
+from guarded import HOOK, end, record, run, run_line, start_trainer
 from stores import Place, every_kind
 from support import patched_script
 
 from expertflow.rental.guard.run import N_HOOKS
 
-HOOK = ("--disk-stays", "--on-finish", 'echo "$EXPERTFLOW_OUTCOME $EXPERTFLOW_USD" > hook')
-WORK = ["bash", "-c", "mkdir -p results/sums; echo trained > results/sums/report.json"]
-# The place takes files when the run begins and is gone when it ends.
-GONE = ["bash", "-c", "mkdir results; echo x > results/x; rm -r there; touch there"]
-ONCE = ("--sync-retries", "0")
+pytestmark = pytest.mark.long
 
 
 @every_kind
 def test_results_are_verified_before_the_machine_is_stopped(place: Place, tmp_path: Path) -> None:
     price = ("--usd-per-hour", "2.49")
-    code, out = run(tmp_path, *price, "--sync-to", place.destination, *HOOK, command=WORK)
+    work = "mkdir -p results/sums; echo trained > results/sums/report.json"
+    code, out = run_line(tmp_path, *price, "--sync-to", place.destination, *HOOK, line=work)
     assert code == 0, out
     assert place.read("results/sums/report.json") == b"trained\n"
-    outcome, usd = (tmp_path / "hook").read_text().split()
-    assert outcome == "finished" and 0 < float(usd) < 1
+    *outcome, usd = (tmp_path / "hook").read_text().split()
+    assert outcome == ["finished", "0"] and 0 < float(usd) < 1
     found = record(tmp_path)
     assert found["on_finish"] == "run, exit code 0" and found["failures"] == []
     (sync,) = found["syncs"]
@@ -37,19 +34,22 @@ def test_results_are_verified_before_the_machine_is_stopped(place: Place, tmp_pa
 
 def test_a_failed_command_is_stopped_too(tmp_path: Path) -> None:
     work = "mkdir -p results/base_model; touch results/base_model/w; echo half > results/log"
-    options = ("--sync-to", str(tmp_path / "there"), "--skip", "base_model", *HOOK)
-    code, out = run(tmp_path, *options, command=["bash", "-c", f"{work}; exit 3"])
-    assert code == 3, out
-    assert (tmp_path / "hook").read_text().startswith("failed")
+    options = ("--sync-to", "there", "--skip", "base_model", *HOOK)
+    code, out = run_line(tmp_path, *options, line=f"{work}; exit 3")
+    assert code == 3 and "dollars unknown" in out, out
+    assert (tmp_path / "hook").read_text() == "failed 3 \n"
+    found = record(tmp_path)
+    assert found["usd"] is None and found["unavailable"]["usd"] == "no --usd-per-hour"
     there = tmp_path / "there" / "results"
     assert (there / "log").read_text() == "half\n" and not (there / "base_model").exists()
 
 
 def test_a_failed_sync_keeps_the_machine(tmp_path: Path) -> None:
-    code, out = run(tmp_path, "--sync-to", "there", *ONCE, *HOOK, command=GONE)
-    assert code == 84, out
+    # The place takes files when the run begins and is gone when it ends.
+    gone, once = "mkdir results; echo x > results/x; rm -r there; touch there", "--sync-retries=0"
+    code, out = run_line(tmp_path, "--sync-to", "there", once, *HOOK, line=gone)
+    assert code == 84 and "NOT SYNCED" in out, out
     assert not (tmp_path / "hook").exists()
-    assert "NOT SYNCED" in out
     found = record(tmp_path)
     assert found["on_finish"].startswith("not run: the results are not known")
     assert len(found["failures"]) == 1 and found["outcome"] == "finished"
@@ -57,17 +57,15 @@ def test_a_failed_sync_keeps_the_machine(tmp_path: Path) -> None:
 
 def test_a_place_that_takes_nothing_is_found_before_anything_is_paid_for(tmp_path: Path) -> None:
     (tmp_path / "there").touch()
-    options = ("--sync-to", str(tmp_path / "there"), *HOOK)
-    code, out = run(tmp_path, *options, command=["touch", "worked"])
+    code, out = run(tmp_path, "--sync-to", "there", *HOOK, command=["touch", "worked"])
     assert code == 1 and "nothing was started" in out and out.count("\n") == 1
     assert not (tmp_path / "worked").exists()
 
 
 def test_a_run_that_was_stopped_by_hand_keeps_its_machine(tmp_path: Path) -> None:
-    options = ("--sync-to", str(tmp_path / "there"), *HOOK)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "log").touch()
-    guard = start_trainer(tmp_path, *options)
+    guard = start_trainer(tmp_path, "--sync-to", "there", *HOOK)
     guard.send_signal(signal.SIGINT)
     code, out = end(guard)
     assert code == 130, out

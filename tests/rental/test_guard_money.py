@@ -1,19 +1,17 @@
-"""A budget holds over restarts, and a run stops before it is spent."""
+"""A budget holds over restarts, is counted to the second, and loses nothing to other clocks."""
 
 import json
-import re
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from guarded import BUDGET, guard_ahead, record, run, trainer
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import write_record
 from expertflow.rental.guard.ledger import Ledger, Meter, PaidSession, read_ledger
-
-pytestmark = pytest.mark.long
+from expertflow.rental.guard.options import parse_options
+from expertflow.rental.guard.run import Guard
 
 
 class Clock:
@@ -93,40 +91,10 @@ def test_a_spoiled_ledger_is_no_empty_one(tmp_path: Path) -> None:
         read_ledger(tmp_path / "ledger.json")
 
 
-def test_a_run_stops_before_its_budget_is_spent(tmp_path: Path) -> None:
-    hook = ("--without-sync", "--on-finish", "echo $EXPERTFLOW_EXIT_CODE >> hooks")
-    program = guard_ahead(tmp_path)
-    code, out = run(tmp_path, *BUDGET, *hook, command=trainer(tmp_path), program=program)
-    assert code == 80, out
-    assert (tmp_path / "hooks").read_text() == "80\n"
-    assert (tmp_path / "saved.txt").is_file()
-    found = record(tmp_path)
-    assert found["outcome"] == "budget" and found["usd_before"] == 0
-    # The record is written before the line is told, and time is paid for in between.
-    told = re.search(r"after \d+ s, \$([\d.]+) spent", out)
-    assert told and 1000 <= found["usd"] <= float(told[1]) + 0.01
-    # The next session finds it spent, and begins nothing.
-    code, out = run(tmp_path, *BUDGET, *hook, command=["touch", "went_on"])
-    assert code == 1 and "raise --max-usd" in out and out.count("\n") == 1
-    assert "--on-finish was not run, and this machine is still paid for" in out
-    assert not (tmp_path / "went_on").exists()
-    assert (tmp_path / "hooks").read_text() == "80\n"
-    code, out = run(tmp_path, *BUDGET, "--forget-spent", command=["true"])
-    assert code == 0, out
-    assert record(tmp_path)["usd_before"] == 0
-
-
-def test_what_was_paid_before_counts(tmp_path: Path) -> None:
+def test_what_was_paid_before_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     since = (datetime.now(UTC) - timedelta(hours=2)).isoformat()
-    price = ("--usd-per-hour", "2.5", "--paid-since", since)
-    code, out = run(tmp_path, *price, command=["true"])
-    assert code == 0, out
-    assert record(tmp_path)["usd"] == pytest.approx(5.0, abs=0.1)
-    assert "$5.0" in out
-
-
-def test_no_price_no_dollars(tmp_path: Path) -> None:
-    code, out = run(tmp_path, command=["true"])
-    assert code == 0 and "dollars unknown" in out
-    found = record(tmp_path)
-    assert found["usd"] is None and found["unavailable"]["usd"] == "no --usd-per-hour"
+    words = ["--usd-per-hour", "2.5", "--paid-since", since, "--", "true"]
+    guard = Guard(parse_options(words, None))
+    guard.start_meter()
+    assert guard.meter.total_usd() == pytest.approx(5.0, abs=0.1)

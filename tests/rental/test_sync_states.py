@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from stores import Place, every_kind, every_store, local
+from stores import Place, every_kind, every_store
 
 from expertflow.core.files import sha256_directory
 from expertflow.rental.sync import states
@@ -57,6 +57,11 @@ def push(state: Path, store: Store) -> object:
     return push_state(state, store, state.parents[1] / ".guard" / "hold")
 
 
+def pull(root: Path, store: Store) -> str:
+    (said,) = pull_states(root, store)
+    return said
+
+
 def push_steps(state: Path, place: Place, *steps: int) -> Store:
     """Save and push after some steps, as a run does."""
     store = place.open()
@@ -93,8 +98,8 @@ def test_a_pushed_state_comes_back_whole(place: Place, state: Path, tmp_path: Pa
     save(state, 20, held_out_loss=1.0)
     save(state, 40, held_out_loss=2.0)
     assert push(state, store) is not None
-    (said,) = pull_states(tmp_path / "fresh", place.open())
-    assert said == "sums/abc: step-00000040 pulled, sha256 of every file equal"
+    said = "sums/abc: step-00000040 pulled, sha256 of every file equal"
+    assert pull(tmp_path / "fresh", place.open()) == said
     back = tmp_path / "fresh" / "sums" / "abc"
     # The newest checkpoint, the best one and the logs; no lock, nothing half-written.
     assert files_below(back) == [name for name in files_below(state) if name != "lock"]
@@ -135,8 +140,7 @@ def test_a_spoiled_push_gives_way(place: Place, state: Path, tmp_path: Path) -> 
     assert newest is not None and newest.name == "step-00000020"
     # Known to be damaged, it is not taken for a push of that step any more.
     push(state, store)
-    (said,) = pull_states(tmp_path / "again", store)
-    assert "step-00000040 pulled" in said
+    assert "step-00000040 pulled" in pull(tmp_path / "again", store)
 
 
 @every_store
@@ -146,17 +150,14 @@ def test_an_incomplete_push_leaves_the_older(place: Place, state: Path, tmp_path
     with pytest.raises(SyncFailed, match="the line is dead"):
         push(state, Broken(store))  # type: ignore[arg-type]
     assert not (tmp_path / "here" / ".guard" / "hold" / "files").exists()
-    (said,) = pull_states(tmp_path / "fresh", store)
-    assert "step-00000020 pulled" in said
+    assert "step-00000020 pulled" in pull(tmp_path / "fresh", store)
     # Its files are taken up or away by the next one.
     save(state, 60)
     push(state, store)
     assert "step-00000040.json" not in store.list_names(KEY)
-    (said,) = pull_states(tmp_path / "newer", store)
-    assert "step-00000060 pulled" in said
+    assert "step-00000060 pulled" in pull(tmp_path / "newer", store)
 
 
-@local
 def test_a_pruned_checkpoint_gives_way(
     place: Place, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,20 +176,17 @@ def test_a_pruned_checkpoint_gives_way(
     assert store.list_names(KEY) == ["step-00000040", "step-00000040.json"]
 
 
-@local
 def test_finished_is_further_than_unfinished(place: Place, state: Path, tmp_path: Path) -> None:
     store = push_steps(state, place, 20)
     pull_states(tmp_path / "fresh", store)
     finish(state)
     push(state, store)
-    (said,) = pull_states(tmp_path / "fresh", store)
-    assert "finished pulled" in said
+    assert "finished pulled" in pull(tmp_path / "fresh", store)
     back = tmp_path / "fresh" / "sums" / "abc"
     assert (back / "final" / "model.safetensors").read_text() == "weights"
     assert not (back / "checkpoints").exists()
 
 
-@local
 def test_a_push_whose_copy_went_away_is_none(place: Place, state: Path, tmp_path: Path) -> None:
     store = push_steps(state, place, 20)
     save(state, 40)
@@ -205,7 +203,6 @@ def test_a_push_whose_copy_went_away_is_none(place: Place, state: Path, tmp_path
     assert "step-00000020.json" in store.list_names(KEY)
 
 
-@local
 def test_a_push_that_nobody_compared_is_compared(place: Place, state: Path, tmp_path: Path) -> None:
     store, hold = push_steps(state, place, 20), tmp_path / "hold"
     file = f"{KEY}/step-00000020/checkpoints/step-00000020/{checkpoint_files.WEIGHTS}"
@@ -216,7 +213,6 @@ def test_a_push_that_nobody_compared_is_compared(place: Place, state: Path, tmp_
     assert place.read(file) == good
 
 
-@local
 def test_a_state_in_use_is_left_alone(place: Place, state: Path, tmp_path: Path) -> None:
     store = push_steps(state, place, 20)
     busy = tmp_path / "fresh" / "sums" / "abc"
@@ -228,7 +224,6 @@ def test_a_state_in_use_is_left_alone(place: Place, state: Path, tmp_path: Path)
     assert files_below(busy) == ["lock"]
 
 
-@local
 @pytest.mark.parametrize("name", [b"../steps.jsonl", None])
 def test_a_store_cannot_write_outside_the_state(
     place: Place, state: Path, tmp_path: Path, name: bytes | None, caplog: pytest.LogCaptureFixture
@@ -243,7 +238,6 @@ def test_a_store_cannot_write_outside_the_state(
     assert not (tmp_path / "fresh" / "sums" / "abc").exists()
 
 
-@local
 def test_a_line_that_breaks_is_no_damage(place: Place, state: Path, tmp_path: Path) -> None:
     store, fresh = push_steps(state, place, 20, 40), tmp_path / "fresh"
     waits: list[float] = []
@@ -254,14 +248,13 @@ def test_a_line_that_breaks_is_no_damage(place: Place, state: Path, tmp_path: Pa
     assert "step-00000040 pulled" in said
 
 
-@local
 def test_a_checkpoint_that_was_spoiled_here_is_brought_back(place: Place, state: Path) -> None:
     store = push_steps(state, place, 20)
     weights = state / "checkpoints" / "step-00000020" / checkpoint_files.WEIGHTS
     good = weights.read_bytes()
     weights.write_bytes(bytes(len(good)))
-    (said,) = pull_states(state.parents[1], store)
-    assert "step-00000020 pulled" in said and weights.read_bytes() == good
+    assert "step-00000020 pulled" in pull(state.parents[1], store)
+    assert weights.read_bytes() == good
     # What is further here stays.
     save(state, 40)
     assert pull_states(state.parents[1], store) == []
