@@ -24,7 +24,7 @@ FIELDS = {
     "facts": ("question", "answer"),
     "git_repository": ("commit", "message", "diff"),
 }
-N_DOCUMENTS = {"facts": 25, "git_repository": 90}
+N_DOCUMENTS = {"facts": 25, "git_repository": 90, "json_schema": 150}
 
 
 def make(

@@ -205,12 +205,13 @@ def test_what_the_repository_sets_is_not_obeyed(place: Path, tmp_path: Path, tra
     first = commit(place, {b"a.txt": b"one\n", b".gitattributes": attributes})
     second = commit(place, {b"a.txt": b"two\n"}, first, message=b"Second\n")
     before = extracted(place)
-    for key in (
-        *("diff.external", "diff.trap.textconv", "diff.trap.command", "filter.trap.smudge"),
-        *("filter.trap.clean", "core.fsmonitor", "core.pager", "core.editor", "core.sshCommand"),
-        *("core.alternateRefsCommand", "core.gitProxy", "uploadpack.packObjectsHook"),
-        *("credential.helper", "gpg.program", "alias.rev-list", "core.askPass"),
-    ):
+    programs = (
+        "diff.external diff.trap.textconv diff.trap.command filter.trap.smudge filter.trap.clean"
+        " core.fsmonitor core.pager core.editor core.sshCommand core.alternateRefsCommand"
+        " core.gitProxy core.askPass uploadpack.packObjectsHook credential.helper gpg.program"
+        " alias.rev-list"
+    )
+    for key in programs.split():
         git(place, "config", key, str(trap))
     for key in ("diff.noprefix", "diff.trap.binary", "log.showSignature", "core.quotePath"):
         git(place, "config", key, "true")
