@@ -2,6 +2,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -114,23 +115,17 @@ def test_a_disk_or_a_large_file_is_measured_and_left(
 
 
 def test_places_are_described_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = Mock(return_value=(5e8, "how"))
     monkeypatch.setattr(disk, "file_system", lambda path: "ext4")
-    calls: list[Path] = []
-
-    def measured(folder: Path, n_bytes: int) -> tuple[float, str]:
-        calls.append(folder)
-        return 5e8, "how"
-
-    monkeypatch.setattr(disk, "measure_disk", measured)
+    monkeypatch.setattr(disk, "measure_disk", measure)
     (tmp_path / "b").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "b")
-    names = ["b", "absent", "link", "."]
-    places = [(tmp_path / name, "test") for name in names]
+    places = [(tmp_path / name, "test") for name in ("b", "absent", "link", ".")]
     found = disk.describe_places(places, measure=True, file_bytes=1)
     assert [Path(place.path).name for place in found] == ["b", tmp_path.name]
-    # One device, one measurement.
-    assert len(calls) == 1
     assert {place.read_bytes_per_s for place in found} == {5e8}
+    # One device, one measurement.
+    measure.assert_called_once()
 
 
 def test_memory_and_full_disks_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -96,21 +97,16 @@ def test_figures_are_assessed(figures: dict[str, Any], said: str | None) -> None
     assert text == "" if said is None else said in text
 
 
-def test_throttling_by_heat_counts_from_one_percent() -> None:
+@pytest.mark.parametrize("n_hot", [2, 3])
+def test_throttling_by_heat_counts_from_one_percent(n_hot: int) -> None:
     hot, cool = ("hw_slowdown", "hw_thermal"), ("gpu_idle", "application_clocks")
-
-    def assessed(n_hot: int) -> tuple[str, ...]:
-        samples = [
-            sample(t, 95.0, power_w=650.0, throttle_reasons=hot if 0 < t <= n_hot else cool)
-            for t in range(201)
-        ]
-        record = summarize(samples, H100)
-        assert record.throttle_s is not None and record.throttle_s["thermal"] == n_hot
-        assert record.throttle_s["hw_slowdown"] == 0
-        return record.assessment
-
-    assert assessed(2) == ()
-    assert "heat held the clocks back 1.5% of the time (by sampled reasons)" in assessed(3)[0]
+    reasons = [hot if 0 < t <= n_hot else cool for t in range(201)]
+    samples = [sample(t, 95.0, power_w=650.0, throttle_reasons=r) for t, r in enumerate(reasons)]
+    record = summarize(samples, H100)
+    assert record.throttle_s is not None
+    assert (record.throttle_s["thermal"], record.throttle_s["hw_slowdown"]) == (n_hot, 0)
+    said = "heat held the clocks back 1.5% of the time (by sampled reasons)"
+    assert [said in text for text in record.assessment] == [True] * (n_hot == 3)
 
 
 def test_the_recorded_trace_is_summed_up_the_same_again(tmp_path: Path) -> None:
@@ -216,18 +212,18 @@ def test_a_value_stands_for_the_time_since_the_one_before() -> None:
     assert alone is not None and (alone.mean, alone.p50) == (7.0, 7.0)
 
 
-@pytest.mark.parametrize(("before", "after"), [(None, "PCI_BUS_ID"), ("FASTEST_FIRST",) * 2])
-def test_scripts_count_cards_as_the_driver_does(
-    monkeypatch: pytest.MonkeyPatch, before: str | None, after: str
-) -> None:
+def test_scripts_count_cards_as_the_driver_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "CUDA_DEVICE_ORDER"
     # Set first, so that it is put back.
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", before or "")
-    if before is None:
-        del os.environ["CUDA_DEVICE_ORDER"]
-    for by_bus in (False, True):
+    monkeypatch.setenv(name, "FASTEST_FIRST")
+    for before, by_bus, after in (
+        ("FASTEST_FIRST", True, "FASTEST_FIRST"), (None, False, None), (None, True, "PCI_BUS_ID"),
+    ):  # fmt: skip
+        if before is None:
+            os.environ.pop(name, None)
         with pytest.raises(SystemExit):
             cli.run(lambda: None, by_bus=by_bus)
-        assert os.environ.get("CUDA_DEVICE_ORDER") == (after if by_bus else before)
+        assert os.environ.get(name) == after
 
 
 def test_a_line_that_was_cut_takes_no_later_reading_with_it(tmp_path: Path) -> None:
@@ -262,20 +258,12 @@ def test_readings_of_others_are_not_written_over(tmp_path: Path) -> None:
 def test_volumes_are_not_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sda/device", "cciss!c0d0/device", "dm-0/slaves", "loop0"):
         (tmp_path / name).mkdir(parents=True)
-    names = ("sda", "sda1", "cciss/c0d0", "dm-0", "loop0")
-
-    def counters(*, perdisk: bool) -> dict[str, Any]:
-        assert perdisk
-        return {name: SimpleNamespace(read_bytes=10, write_bytes=3) for name in names}
-
-    monkeypatch.setattr(sampler.psutil, "disk_io_counters", counters)
+    counted = SimpleNamespace(read_bytes=10, write_bytes=3)
+    disks = dict.fromkeys(("sda", "sda1", "cciss/c0d0", "dm-0", "loop0"), counted)
+    monkeypatch.setattr(sampler.psutil, "disk_io_counters", lambda perdisk: disks)
     assert sampler.disk_counters(tmp_path) == (20, 6)
     assert sampler.disk_counters(tmp_path / "none") is None
-
-    def refuse(*, perdisk: bool) -> dict[str, Any]:
-        raise NotImplementedError
-
-    monkeypatch.setattr(sampler.psutil, "disk_io_counters", refuse)
+    monkeypatch.setattr(sampler.psutil, "disk_io_counters", Mock(side_effect=NotImplementedError))
     assert sampler.disk_counters(tmp_path) is None
 
 
@@ -284,34 +272,25 @@ def test_a_monitor_waits_for_an_earlier_one(
 ) -> None:
     readings = tmp_path / "state" / "gpu.jsonl"
     readings.parent.mkdir()
-    n_looks = 0
+    looks: list[int] = []
     with readings.open("w") as other, ExitStack() as held:
         fcntl.flock(other, fcntl.LOCK_EX)
 
         def other_ends_later() -> bool:
-            nonlocal n_looks
-            n_looks += 1
-            if n_looks == 3:
+            looks.append(len(looks))
+            if len(looks) == 3:
                 fcntl.flock(other, fcntl.LOCK_UN)
             return False
 
         wait_for_others(held, readings, other_ends_later)
-        assert n_looks == 3
-        assert [r.getMessage() for r in caplog.records] == [
-            f"{readings}: waiting for another monitor, which still writes there"
-        ]
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert len(looks) == 3
+        said = f"{readings}: waiting for another monitor, which still writes there"
+        assert caplog.messages == [said]
         # Told to stop, another one waits no longer.
         with ExitStack() as late, pytest.raises(SystemExit, match="another monitor still writes"):
             wait_for_others(late, readings, lambda: True)
     with readings.open() as free:
         fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "steps.jsonl"
 
 
 def log(path: Path, step_s: float, n: int, *, every: int = 1) -> Path:
@@ -322,7 +301,8 @@ def log(path: Path, step_s: float, n: int, *, every: int = 1) -> Path:
     return path
 
 
-def test_it_reads_densely_until_it_knows_an_epoch(path: Path) -> None:
+def test_it_reads_densely_until_it_knows_an_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
     interval = SamplingInterval(steps=path, n_steps_per_epoch=10)
     assert interval.next_s() == 0.1
     log(path, 0.5, 1)
@@ -347,9 +327,9 @@ def test_it_reads_densely_until_it_knows_an_epoch(path: Path) -> None:
     ],
 )  # fmt: skip
 def test_an_epoch_gets_twenty_readings_within_bounds(
-    path: Path, step_s: float, n_steps: int, every: int, least: float, most: float
+    tmp_path: Path, step_s: float, n_steps: int, every: int, least: float, most: float
 ) -> None:
-    log(path, step_s, 30, every=every)
+    path = log(tmp_path / "steps.jsonl", step_s, 30, every=every)
     assert SamplingInterval().next_s() == 1.0
     interval = SamplingInterval(steps=path, n_steps_per_epoch=n_steps)
     assert least <= interval.next_s() <= most
