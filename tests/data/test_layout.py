@@ -48,9 +48,11 @@ def test_the_tokenizers_own_template_wins(tmp_path: Path) -> None:
 
 
 def test_without_a_template_chatml_is_used_where_its_marks_are_known(tmp_path: Path) -> None:
-    found = layout(tmp_path, "<|im_start|>", "<|im_end|>", "<|endoftext|>")
-    assert found.chat_template_origin == "chatml"
-    assert (found.turn_end, found.text_end) == ("<|im_end|>", "<|endoftext|>")
+    for choice in ("auto", "chatml"):
+        known = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+        found = layout(tmp_path, *known, choice=choice)
+        assert (found.chat_template, found.chat_template_origin) == (CHATML, "chatml")
+        assert (found.turn_end, found.text_end) == ("<|im_end|>", "<|endoftext|>")
     for others in (["</s>"], ["</s>", "<|im_start|>"]):
         other = layout(tmp_path, *others, eos_token={"content": "</s>"})
         assert (other.chat_template, other.chat_template_origin) == (None, "none")

@@ -42,8 +42,14 @@ THINKING = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 MARKED = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
-    "{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}: {% endif %}{% endfor %}"
+    "{% for m in messages %}\n  {% if m.role == 'assistant' %}\n"
+    "{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}"
+    "{% else %}{{ m.content }}: {% endif %}{% endfor %}"
+)
+CALLS = (
+    "{% for m in messages %}<s>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<s>{{ c.function.name }}{% endfor %}</s>{% endfor %}"
+    "{% if not add_generation_prompt %}{{ messages | length }}{% endif %}"
 )
 SPECIAL = ("<|header|>", "<|/header|>", "<|eot|>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 
@@ -69,6 +75,7 @@ def whole(segments: tuple[Segment, ...]) -> str:
 
 
 def learned(segments: tuple[Segment, ...]) -> str:
+    assert all(end <= len(s.text) for s in segments for _, end in s.learned)
     return "|".join(s.text[a:b] for s in segments for a, b in s.learned)
 
 
@@ -109,6 +116,8 @@ ALL = (0, 1, 2, 3)
             "b|<|im_end|>|<think>\n\n</think>\n\nd|<|im_end|>",
         ),
         (MARKED, chat("a", "b"), "a: b</s>", "b|</s>"),
+        (CALLS, chat("a", "b", "c", "d"),
+         "<s>a</s><s>b</s><s>c</s><s>d</s>4", "<s>|b|</s>|<s>|d|</s>"),
     ],
 )  # fmt: skip
 def test_a_template_decides_what_is_written_and_the_turns_what_is_learned(
@@ -159,6 +168,8 @@ def test_a_question_names_the_tools_and_the_calls_before_it() -> None:
     # Where the last answer is a call, its reference is the call.
     _, answer = split_question(Renderer(chatml_layout()), replace(AGENT, turns=AGENT.turns[:3]))
     assert answer == f"<tool_call>\n{call}\n</tool_call>"
+    asked = Body(turns=(turn("user", "a"), *calling().turns))
+    assert split_question(Renderer(layout(CALLS)), asked)[1] == "<s><s>look_up"
 
 
 def calling(**arguments: str) -> Body:
