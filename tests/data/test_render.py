@@ -49,8 +49,8 @@ MARKED = (
 CALLS = (
     "{% for m in messages %}<s>{{ m.content }}{% for c in m.tool_calls or [] %}"
     "<s>{{ c.function.name }}{% endfor %}</s>{% endfor %}"
-    "{% if not add_generation_prompt %}{{ messages | length }}{% endif %}"
 )
+COUNTED = CALLS + "{% if not add_generation_prompt %}{{ messages | length }}{% endif %}"
 SPECIAL = ("<|header|>", "<|/header|>", "<|eot|>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 
 
@@ -116,7 +116,7 @@ ALL = (0, 1, 2, 3)
             "b|<|im_end|>|<think>\n\n</think>\n\nd|<|im_end|>",
         ),
         (MARKED, chat("a", "b"), "a: b</s>", "b|</s>"),
-        (CALLS, chat("a", "b", "c", "d"),
+        (COUNTED, chat("a", "b", "c", "d"),
          "<s>a</s><s>b</s><s>c</s><s>d</s>4", "<s>|b|</s>|<s>|d|</s>"),
     ],
 )  # fmt: skip
