@@ -1,7 +1,6 @@
 """Shared ground: where things are, and a tiny run to train."""
 
 import hashlib
-import json
 import subprocess
 import sys
 import time
@@ -271,22 +270,3 @@ def tiny_qwen3(*, seed: int = 0, scale: float = 1.0, **changes: Any) -> Any:
             if parameter.dim() == 2:
                 parameter.mul_(scale)
     return model
-
-
-def start_trainer(folder: Path) -> subprocess.Popen[str]:
-    """Start the trainer on the tiny run that lies in a folder."""
-    command = [sys.executable, str(SCRIPTS / "train_expert.py"), "--spec", "{}", "--code", "c"]
-    for name in ("plan", "packing", "model", "staging"):
-        command += [f"--{name}", str(folder / f"{name}.json")]
-    command += ["--state", str(folder / "state"), "--checkpoint", str(folder / "checkpoint")]
-    command += ["--output", str(folder / "training.json")]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-
-
-def run_trainer(folder: Path) -> dict[str, Any]:
-    """Train the tiny run that lies in a folder to its end, and return its record."""
-    process = start_trainer(folder)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    record: dict[str, Any] = json.loads((folder / "training.json").read_text())
-    return record

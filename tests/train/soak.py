@@ -4,8 +4,8 @@
     PYTHONPATH=tests:workflow/scripts python tests/train/soak.py --minutes 60 --seed 7
 
 Each round takes a kind of run, kills it again and again at random moments by random signals until
-it comes to its end, and compares the weights with those of the run that was never stopped. Stops
-at the first difference and keeps its folder. The last line is JSON.
+it comes to its end, and compares it with the run that was never stopped. Stops at the first
+difference and keeps its folder. The last line is JSON. ``test_fault_points.py`` plays some rounds.
 """
 
 import argparse
@@ -13,19 +13,69 @@ import json
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from support import write_tiny_run
-from test_fault_points import METHODS, N_STEPS
+from msgspec.structs import replace
+from support import LORA, write_tiny_run
 from trainers import Trainers
 
+N_STEPS = 20
+METHODS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "lora": {"lora": LORA},
+    "dora": {"lora": replace(LORA, use_dora=True)},
+    "accumulation": {"lora": LORA, "batch_size": 2, "gradient_accumulation_steps": 3},
+    "checkpointing": {"lora": LORA, "gradient_checkpointing": True},
+    "adamw_8bit": {"optim": "adamw_8bit"},
+    "qlora": {"lora": LORA, "method": "qlora"},
+}
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-# About what the longest of the runs takes when it is left alone; some are killed as they start.
-LONGEST_S = 2.0
+Record = dict[str, Any]
+
+
+class Straight:
+    """What a method's runs begin with, and the record and seconds of one never stopped."""
+
+    def __init__(self, trainers: Trainers, folder: Path, method: str) -> None:
+        self.inputs = folder / method
+        self.inputs.mkdir(parents=True)
+        write_tiny_run(self.inputs, n_steps=N_STEPS, **METHODS[method])
+        run, start_s = folder / f"{method}-straight", time.monotonic()
+        shutil.copytree(self.inputs, run)
+        self.record: Record = trainers.finish(run)
+        self.took_s = time.monotonic() - start_s
+
+
+def assert_same(folder: Path, record: Record, expected: Record) -> None:
+    for key in (
+        "weights_sha256", "n_tokens", "n_target_tokens", "n_padding_tokens", "loss_first",
+        "loss_last",
+    ):  # fmt: skip
+        assert record[key] == expected[key], f"{folder}: {key}"
+    losses, wanted = ([p["loss"] for p in r["eval_points"]] for r in (record, expected))
+    assert losses == wanted, folder
+    steps = [json.loads(line)["step"] for line in (folder / "steps.jsonl").open()]
+    assert steps == list(range(1, N_STEPS + 1)), folder
+    assert not list(folder.glob("state/**/.*")), f"{folder}: something half written is left"
+
+
+def kill_until_done(
+    trainers: Trainers, straight: Straight, folder: Path, generator: random.Random
+) -> int:
+    """Kill a run at random moments until it is at its end; return how often it was."""
+    shutil.copytree(straight.inputs, folder, dirs_exist_ok=True)
+    n_killed = 0
+    while not (folder / "training.json").exists():
+        # Some are killed as they start, and some come to their end.
+        after_s, number = generator.uniform(0, 1.2 * straight.took_s), generator.choice(SIGNALS)
+        code = trainers.train(folder, after_s=after_s, number=number)["code"]
+        assert not 0 < code < 128, f"{folder}: it failed by itself, see its log"
+        n_killed += code != 0
+    assert_same(folder, json.loads((folder / "training.json").read_text()), straight.record)
+    return n_killed
 
 
 def main() -> None:
@@ -37,33 +87,20 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     print(f"seed {args.seed}, in {folder}")
     trainers, end_s = Trainers(), time.monotonic() + 60 * args.minutes
-    expected = {method: straight(trainers, folder / method) for method in METHODS}
+    straight = {method: Straight(trainers, folder, method) for method in METHODS}
     counts = {"rounds": 0, "killed": 0, "resumed": 0}
-    while time.monotonic() < end_s:
+    run = folder / "round"
+    while not counts["rounds"] or time.monotonic() < end_s:
         method = generator.choice(sorted(METHODS))
-        run = folder / "round"
         shutil.rmtree(run, ignore_errors=True)
-        shutil.copytree(folder / method / "inputs", run)
-        while not (run / "training.json").exists():
-            after_s, number = generator.uniform(0, LONGEST_S), generator.choice(SIGNALS)
-            counts["killed"] += trainers.train(run, after_s=after_s, number=number)["code"] != 0
+        counts["killed"] += kill_until_done(trainers, straight[method], run, generator)
         record = json.loads((run / "training.json").read_text())
-        if record["weights_sha256"] != expected[method]:
-            sys.exit(f"{method}: other weights than those of a straight run; see {run}")
         counts["rounds"] += 1
         counts["resumed"] += len(record["resumed_at_steps"])
         print(f"{method}: equal after {record['n_sessions']} sessions", flush=True)
     trainers.close()
     shutil.rmtree(folder)
     print(json.dumps({"seed": args.seed, **counts, "different": 0}))
-
-
-def straight(trainers: Trainers, folder: Path) -> Any:
-    inputs = folder / "inputs"
-    inputs.mkdir(parents=True)
-    write_tiny_run(inputs, n_steps=N_STEPS, **METHODS[folder.name])
-    shutil.copytree(inputs, folder / "straight")
-    return trainers.finish(folder / "straight")["weights_sha256"]
 
 
 if __name__ == "__main__":

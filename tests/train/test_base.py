@@ -8,15 +8,15 @@ import threading
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from loopback_hub import Handler, Hub, Repository
 from msgspec.structs import replace
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support import SCRIPTS, tiny_tokenizer
-from transformers import Qwen3Config, Qwen3ForCausalLM, Starcoder2Config
+from transformers import Qwen3Config, Starcoder2Config
 
 from expertflow.core.errors import DataError, TrainingError
 from expertflow.core.records import to_json
@@ -76,30 +76,24 @@ def prepare(model: str, folder: Path) -> ModelRecord:
 
 
 def test_the_builtin_model_is_a_function_of_its_seed(tmp_path: Path) -> None:
-    made = [prepare("builtin:tiny-qwen3", tmp_path / n) for n in "ab"]
-    assert made[0].weights_sha256 == made[1].weights_sha256
-    assert made[0].tokenizer.sha256 == made[1].tokenizer.sha256
-    assert made[0].facts.vocab_size == made[0].tokenizer.vocab_size
-    assert made[0].facts.n_layers == 1
+    one, other = (prepare("builtin:tiny-qwen3", tmp_path / name) for name in "ab")
+    assert one.weights_sha256 == other.weights_sha256
+    assert one.tokenizer.sha256 == other.tokenizer.sha256
+    assert (one.facts.vocab_size, one.facts.n_layers) == (one.tokenizer.vocab_size, 1)
 
 
 def test_a_tied_head_that_is_stored_twice_counts_once(tmp_path: Path) -> None:
-    config = Qwen3Config(
-        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, intermediate_size=32, tie_word_embeddings=True,
-    )  # fmt: skip
-    model = Qwen3ForCausalLM(config)
-    model.save_pretrained(tmp_path)
-    tiny_tokenizer(tmp_path)
-    weights = {k: v.clone() for k, v in model.state_dict().items()}
-    assert "lm_head.weight" in weights
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    save_file({"x": torch.zeros(5)}, tmp_path / "consolidated.safetensors")
-    record = prepare(str(tmp_path), tmp_path / "out")
-    assert record.n_parameters == sum(p.numel() for p in model.parameters())
+    known, model = prepare("builtin:tiny-qwen3", tmp_path), tmp_path / "model"
+    weights = load_file(model / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    save_file({"x": torch.zeros(5)}, model / "consolidated.safetensors")
+    assert prepare(str(model), tmp_path / "out").n_parameters == known.n_parameters
 
 
 def test_a_plain_mlp_has_two_matrices(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"no config\.json"):
+        read_facts(tmp_path)
     for config, n in ((Qwen3Config(), 3), (Starcoder2Config(), 2)):
         config.save_pretrained(tmp_path)
         assert read_facts(tmp_path).n_mlp_matrices == n
@@ -176,12 +170,11 @@ def test_license_texts_and_tokenizer_models_are_downloaded_and_packed(
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (ModelHandler,), {"hub": hub}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     told = [tokenizer_spec("maker/model"), spec("maker/model")]
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     try:
         done = subprocess.run(
             [sys.executable, "-c", FETCH, json.dumps(to_json(told))],
             env={
-                **clean, "HF_HUB_ETAG_TIMEOUT": "300", "HF_HUB_DOWNLOAD_TIMEOUT": "300",
+                **os.environ, "HF_HUB_ETAG_TIMEOUT": "300", "HF_HUB_DOWNLOAD_TIMEOUT": "300",
                 "PYTHONPATH": str(SCRIPTS), "HF_HOME": str(tmp_path / "home"),
                 "HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
             },
@@ -199,38 +192,27 @@ def test_license_texts_and_tokenizer_models_are_downloaded_and_packed(
     assert (folder / "LICENSE").read_bytes() == b"LICENSE"
 
 
-@pytest.mark.parametrize(
-    ("kind", "named"), [("hub", ("maker/model", "abc")), ("local", ("results/e/base_model", None))]
-)
-def test_an_adapter_names_a_hub_model_by_its_id(
-    tmp_path: Path, kind: str, named: tuple[str, str | None]
-) -> None:
+def test_an_adapter_names_a_hub_model_by_its_id(tmp_path: Path) -> None:
     saved = {"base_model_name_or_path": "results/e/base_model", "r": 8, "revision": None}
     (tmp_path / ADAPTER_FILE).write_text(json.dumps(saved))
-    model: Any = SimpleNamespace(kind=kind, name="maker/model", revision="abc")
-    name_base(tmp_path, cast(ModelRecord, model))
-    value = json.loads((tmp_path / ADAPTER_FILE).read_text())
-    assert (value["base_model_name_or_path"], value["revision"]) == named
-    assert value["r"] == 8
+    model: Any = SimpleNamespace(kind="hub", name="maker/model", revision="abc")
+    name_base(tmp_path, model)
+    expected = {**saved, "base_model_name_or_path": "maker/model", "revision": "abc"}
+    assert json.loads((tmp_path / ADAPTER_FILE).read_text()) == expected
 
 
-def test_a_frozen_base_is_held_in_half_under_an_adapter_in_fp32(
-    tiny: TrainInputs,
-) -> None:
-    plan = replace(tiny.plan, precision="bf16")
-    net = load_for_training(plan, tiny.model, CPU)
-    found = {("lora" in name, p.requires_grad, p.dtype) for name, p in net.named_parameters()}
-    assert found == {(True, True, torch.float32), (False, False, torch.bfloat16)}
-    assert describe_weights(net, plan) == "base frozen in bf16, adapter in fp32"
-
-
-def test_weights_that_learn_are_in_fp32_under_half_precision(
-    tiny: TrainInputs,
-) -> None:
-    plan = replace(tiny.plan, precision="bf16", method="full", lora=None)
-    net = load_for_training(plan, tiny.model, CPU)
-    assert {(p.requires_grad, p.dtype) for p in net.parameters()} == {(True, torch.float32)}
-    assert describe_weights(net, plan) == "all weights trained, in fp32"
+def test_weights_that_learn_are_in_fp32_under_half_precision(tiny: TrainInputs) -> None:
+    half = replace(tiny.plan, precision="bf16")
+    adapted = {(True, True, torch.float32), (False, False, torch.bfloat16)}
+    whole = {(False, True, torch.float32)}
+    for plan, held, said in (
+        (half, adapted, "base frozen in bf16, adapter in fp32"),
+        (replace(half, method="full", lora=None), whole, "all weights trained, in fp32"),
+    ):
+        net = load_for_training(plan, tiny.model, CPU)
+        found = {("lora" in name, p.requires_grad, p.dtype) for name, p in net.named_parameters()}
+        assert found == held
+        assert describe_weights(net, plan) == said
 
 
 def test_activation_checkpointing_is_on_in_every_layer(tiny: TrainInputs) -> None:
@@ -239,9 +221,15 @@ def test_activation_checkpointing_is_on_in_every_layer(tiny: TrainInputs) -> Non
     assert [layer.gradient_checkpointing for layer in layers] == [True, True]
 
 
-def test_weights_that_are_quantized_already_are_refused(tiny: TrainInputs, tmp_path: Path) -> None:
+def test_weights_that_are_quantized_or_absent_are_refused(
+    tiny: TrainInputs, tmp_path: Path
+) -> None:
     config = json.loads((Path(tiny.model.path) / "config.json").read_text())
-    text = json.dumps({**config, "quantization_config": {"quant_method": "gptq", "bits": 4}})
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(TrainingError, match="quantized already; use the original ones"):
-        load_base(str(tmp_path), dtype=torch.float32, attention_name="sdpa")
+    quantized = {**config, "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    for value, match in (
+        (quantized, "quantized already; use the original ones"),
+        (config, "cannot be loaded"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(value))
+        with pytest.raises(TrainingError, match=match):
+            load_base(str(tmp_path), dtype=torch.float32, attention_name="sdpa")

@@ -1,4 +1,4 @@
-"""All weights that a run keeps are published, each as a model of its own."""
+"""A run publishes its best weights, and all others that it keeps as models of their own."""
 
 import logging
 from pathlib import Path
@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support import LORA
-from tiny_run import made, train
+from tiny_run import assembled, made, train
 
-from expertflow.train import publish
+from expertflow.train import loop, publish
 from expertflow.train.model.load import load_trained
 from expertflow.train.model.weights import list_trained_parameters
 from expertflow.train.publish import LOGS, read_outcome, write_outcome
@@ -56,18 +56,46 @@ def test_each_kept_checkpoint_is_a_model_of_its_own(tmp_path: Path, lora: Any) -
     assert [c.held_out_loss for c in found] == [losses.get(step) for step in kept]
 
 
-def test_the_published_weights_do_not_depend_on_what_else_is_kept(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "learning_rate": 3e-2, "eval_steps": 2, "n_steps": 60, "patience": 3,
-        "load_best_model_at_end": True,
-    }  # fmt: skip
-    few = train(made(tmp_path / "few", save_total_limit=1, **settings))
-    many = train(made(tmp_path / "many", save_total_limit=9, **settings))
-    assert few.published_step == many.published_step < many.n_steps
-    assert few.weights_sha256 == many.weights_sha256
-    assert 2 <= len(few.candidates) < len(many.candidates)
-    names = [tmp_path / name / "state/final/model.safetensors" for name in ("few", "many")]
-    assert names[0].read_bytes() == names[1].read_bytes()
+# Random documents are learned by heart, so the held-out loss rises soon.
+BY_HEART: dict[str, Any] = {
+    "learning_rate": 3e-2, "eval_steps": 2, "n_steps": 60, "patience": 3,
+    "load_best_model_at_end": True,
+}  # fmt: skip
+
+
+def test_a_run_stops_early_and_publishes_its_best_weights_whatever_else_it_keeps(
+    tmp_path: Path,
+) -> None:
+    few, many = (made(tmp_path / str(n), save_total_limit=n, **BY_HEART) for n in (1, 9))
+    outcome, other = train(few), train(many)
+    losses = {point.step: point.loss for point in outcome.eval_points}
+    lowest = min(losses, key=losses.__getitem__)
+    assert outcome.stopped_early_at_step == outcome.n_steps == lowest + 6 < 60
+    # The untrained model is not there to be published, however good it is.
+    best = min(set(losses) - {0}, key=losses.__getitem__)
+    assert outcome.published_step == other.published_step == best < outcome.n_steps
+    assert_published(few.state, best)
+    assert outcome.weights_sha256 == other.weights_sha256
+    assert 2 <= len(outcome.candidates) < len(other.candidates)
+
+
+def assert_published(state: Path, step: int) -> None:
+    assert checkpoint_files.best_checkpoint(state) == checkpoint_files.directory_of(state, step)
+    assert_equal(held(state / "final", state), saved(state, step))
+
+
+def test_a_damaged_best_checkpoint_is_not_passed_off_as_published(tmp_path: Path) -> None:
+    inputs = made(tmp_path, **BY_HEART)
+    with assembled(inputs, keep=60) as run:
+        loop.train(run)
+        run.saver.wait()
+        best = run.progress.best
+        assert best is not None and best.step < run.progress.step
+        directory = checkpoint_files.directory_of(inputs.state, best.step)
+        (directory / checkpoint_files.OPTIMIZER).write_bytes(b"cut")
+        outcome = publish.finish_run(run)
+    assert outcome.published_step != best.step
+    assert_published(inputs.state, outcome.published_step)
 
 
 def test_a_spoilt_checkpoint_is_no_candidate(

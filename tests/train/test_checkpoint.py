@@ -1,3 +1,5 @@
+"""Checkpoints: bit by bit what was saved, whole or not there, agreed on, and written behind."""
+
 import logging
 import math
 import os
@@ -6,11 +8,13 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tiny_net import content, snapshot, steps, tiny_net, train_plan, trained
+import torch.distributed as dist
+from tiny_net import content, restored, snapshot, steps, tiny_net, train_plan, trained
 
 from expertflow.core import files
 from expertflow.core.errors import HardwareError, TrainingError
@@ -18,6 +22,7 @@ from expertflow.train.model.weights import weights_sha256
 from expertflow.train.optimizers import make_optimizer
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint import Saver, Snapshot
+from expertflow.train.saved.checkpoint_files import OPTIMIZER, PROGRESS, WEIGHTS
 
 PLAN = train_plan()
 EIGHT_BIT = pytest.mark.extra("bitsandbytes")
@@ -31,23 +36,17 @@ RUNS = [
 ]
 
 
-def restored(directory: Path, net: Any, optimizer: Any, **how: Any) -> dict[str, Any]:
-    how = {"rank": 0, "world_size": 1, "scaler": None, **how}
-    return checkpoint.restore_checkpoint(directory, model=net, optimizer=optimizer, **how)
+def taken(step: int, **progress: Any) -> Snapshot:
+    made: Snapshot = snapshot(*trained(PLAN), step=step, **progress)
+    return made
 
 
-def saved(state: Path, *, step: int, loss: float | None = None, keep: int = 9) -> Path:
-    net, optimizer = trained(PLAN)
-    return checkpoint.write_checkpoint(
-        state, snapshot(net, optimizer, step=step, loss=loss), keep=keep
-    )
+def saved(state: Path, step: int = 1, *, keep: int = 9, **progress: Any) -> Path:
+    return checkpoint.write_checkpoint(state, taken(step, **progress), keep=keep)
 
 
-def names(state: Path) -> list[int]:
-    return [
-        int(path.name.removeprefix("step-"))
-        for path in checkpoint_files.complete_checkpoints(state)
-    ]
+def folders(state: Path) -> list[str]:
+    return sorted(path.name for path in (state / "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize(("method", "optim", "dtype"), RUNS)
@@ -72,10 +71,7 @@ def test_a_resumed_run_goes_on_bit_by_bit(
 def test_a_snapshot_does_not_change_while_training_goes_on(tmp_path: Path) -> None:
     net, optimizer = trained(PLAN)
     points = [1.0]
-    progress = {"step": 3, "seed": 1, "points": points}
-    taken: Any = checkpoint.take_snapshot(
-        model=net, optimizer=optimizer, scaler=None, progress=progress
-    )
+    taken = snapshot(net, optimizer, step=3, points=points)
     first = checkpoint.write_checkpoint(tmp_path / "a", taken, keep=1)
     steps(net, optimizer, PLAN, of=range(3, 6))
     points.append(2.0)
@@ -85,7 +81,7 @@ def test_a_snapshot_does_not_change_while_training_goes_on(tmp_path: Path) -> No
 
 
 def test_there_is_nothing_in_a_checkpoint_that_could_run(tmp_path: Path) -> None:
-    files = {path.name for path in saved(tmp_path, step=1).iterdir()}
+    files = {path.name for path in saved(tmp_path).iterdir()}
     assert files == {"weights.safetensors", "optimizer.safetensors", "progress.json"}
 
 
@@ -102,7 +98,7 @@ def test_files_and_directories_are_on_the_disk_before_and_after_the_rename(
         flushed.append((path.name.split(".")[-1], target.exists()))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    saved(tmp_path, step=1)
+    saved(tmp_path)
     assert set(flushed) == {
         ("jsonl", False), (tmp_path.name, False), ("safetensors", False), ("json", False),
         ("partial", False), ("checkpoints", True),
@@ -110,69 +106,78 @@ def test_files_and_directories_are_on_the_disk_before_and_after_the_rename(
 
 
 def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
-    saved(tmp_path / "other", step=1)
+    saved(tmp_path / "other")
     assert checkpoint_files.best_checkpoint(tmp_path / "other") is None
     assert checkpoint_files.newest_checkpoint(tmp_path / "elsewhere") is None
     for step, loss in [(1, 3.0), (2, 1.0), (3, None), (4, math.nan), (5, 1.0), (6, 2.0)]:
-        saved(tmp_path, step=step, loss=loss, keep=2)
-    assert names(tmp_path) == [2, 5, 6]
+        saved(tmp_path, step, held_out_loss=loss, keep=2)
+    assert folders(tmp_path) == [f"step-{step:08d}" for step in (2, 5, 6)]
     assert checkpoint_files.best_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step-00000002"
-    assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
-@pytest.mark.parametrize(
-    "name", [checkpoint_files.WEIGHTS, checkpoint_files.OPTIMIZER, checkpoint_files.PROGRESS]
-)
-@pytest.mark.parametrize("change", ["cut", "gone"])
+def test_the_clock_goes_on_from_where_it_was_last_seen(tmp_path: Path) -> None:
+    assert checkpoint_files.last_seen_s(tmp_path) == 0.0
+    for step, wall_s in ((1, 7.5), (2, 3.5)):
+        saved(tmp_path, step, clock={"wall": wall_s})
+    assert checkpoint_files.last_seen_s(tmp_path) == 3.5
+    (tmp_path / "gpu.jsonl").write_text('{"elapsed_s": 9.5}\n{"elapsed_s": 4.5}\n')
+    assert checkpoint_files.last_seen_s(tmp_path) == 9.5
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, PROGRESS])
+@pytest.mark.parametrize("n_bytes", [-1, None])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, change: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, n_bytes: int | None
 ) -> None:
-    good, bad = saved(tmp_path, step=1), saved(tmp_path, step=2)
-    if change == "cut":
-        (bad / name).write_bytes((bad / name).read_bytes()[:-1])
-    else:
-        (bad / name).unlink()
-    net, optimizer = trained(PLAN)
+    good, bad = saved(tmp_path, 1), saved(tmp_path, 2)
+    content = (bad / name).read_bytes()
+    (bad / name).unlink()
+    if n_bytes is not None:
+        (bad / name).write_bytes(content[:n_bytes])
     with pytest.raises(TrainingError, match=name) as caught:
-        restored(bad, net, optimizer)
+        restored(bad, *trained(PLAN))
     assert "\n" not in str(caught.value)
     with caplog.at_level(logging.WARNING):
         assert checkpoint_files.newest_checkpoint(tmp_path) == good
     assert name in caplog.text and str(bad) in caplog.text
-    saved(tmp_path, step=3, keep=2)
-    assert names(tmp_path) == [1, 3] and not bad.exists()
+    saved(tmp_path, 3, keep=2)
+    assert folders(tmp_path) == ["step-00000001", "step-00000003"]
 
 
-@pytest.mark.parametrize("name", [checkpoint_files.WEIGHTS, checkpoint_files.OPTIMIZER])
+@pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER])
 @pytest.mark.parametrize("loss", [None, 1.0])
-def test_what_a_power_cut_left_full_of_zeros_is_removed(
+def test_what_a_power_cut_left_is_removed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, loss: float | None
 ) -> None:
-    """Sizes are right, so only the content tells: of the newest, and of the best."""
-    spoilt = saved(tmp_path, step=1, loss=0.5) if loss else saved(tmp_path, step=3)
-    good = saved(tmp_path, step=2, loss=loss)
+    """Zeros of the right size, which only the content tells: of the newest, and of the best."""
+    spoilt = saved(tmp_path, 1, held_out_loss=0.5) if loss else saved(tmp_path, 3)
+    good = saved(tmp_path, 2, held_out_loss=loss)
     (spoilt / name).write_bytes(bytes((spoilt / name).stat().st_size))
     assert spoilt in checkpoint_files.complete_checkpoints(tmp_path)
+    for folder in ("profile", "checkpoints", "."):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / ".half.partial").touch()
     with caplog.at_level(logging.WARNING):
         checkpoint_files.remove_partials(tmp_path)
     assert f"{spoilt} is removed: {name} does not hold what was written" in caplog.text
-    assert list((tmp_path / "checkpoints").iterdir()) == [good]
+    left = {path for path in tmp_path.rglob("*") if path.parent != good}
+    assert left == {tmp_path / "profile", tmp_path / "checkpoints", good}
 
 
 def test_the_state_of_another_model_or_optimizer_is_refused(tmp_path: Path) -> None:
-    path = saved(tmp_path, step=1)
-    lora = tiny_net("lora")
-    with pytest.raises(TrainingError, match="remove the state"):
-        restored(path, lora, make_optimizer(lora, PLAN))
-    half = tiny_net(dtype=torch.bfloat16)
-    with pytest.raises(TrainingError, match=r"is float32 .* in the saved state and bfloat16"):
-        restored(path, half, make_optimizer(half, PLAN))
+    path = saved(tmp_path)
+    for changes, match in (
+        ({"method": "lora"}, "remove the state"),
+        ({"dtype": torch.bfloat16}, r"is float32 .* in the saved state and bfloat16"),
+    ):
+        net = tiny_net(**changes)  # type: ignore[arg-type]
+        with pytest.raises(TrainingError, match=match):
+            restored(path, net, make_optimizer(net, PLAN))
 
 
 @EIGHT_BIT
 def test_the_state_of_8_bit_adamw_is_no_other_one_s(tmp_path: Path) -> None:
-    path = saved(tmp_path, step=1)
-    net = tiny_net()
+    path, net = saved(tmp_path), tiny_net()
     with pytest.raises(TrainingError, match="AdamW8bit"):
         restored(path, net, make_optimizer(net, train_plan(optim="adamw_8bit")))
 
@@ -180,34 +185,64 @@ def test_the_state_of_8_bit_adamw_is_no_other_one_s(tmp_path: Path) -> None:
 def test_another_number_of_processes_starts_random_numbers_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = saved(tmp_path, step=1)
+    path = saved(tmp_path)
     draws = []
     for rank in (0, 1, 0):
-        net, optimizer = trained(PLAN)
         with caplog.at_level(logging.WARNING):
-            restored(path, net, optimizer, rank=rank, world_size=2)
+            restored(path, *trained(PLAN), rank=rank, world_size=2)
         draws.append((torch.rand(4).tolist(), random.random()))
     assert draws[0] == draws[2] != draws[1]
     assert "saved by 1 processes on cpu and resumed by 2 on cpu" in caplog.text
+
+
+def test_a_group_of_one_saves_what_a_process_alone_does(tmp_path: Path) -> None:
+    alone, drawn = saved(tmp_path / "alone"), torch.rand(4)
+    place = f"file://{tmp_path}/group"
+    dist.init_process_group("gloo", init_method=place, rank=0, world_size=1)
+    try:
+        grouped = saved(tmp_path / "grouped")
+    finally:
+        dist.destroy_process_group()
+    assert content(grouped) == content(alone)
+    restored(grouped, *trained(PLAN))
+    assert torch.equal(torch.rand(4), drawn)
 
 
 def test_the_scaler_comes_back(tmp_path: Path) -> None:
     net, optimizer = trained(PLAN)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(torch.zeros(()))
-    progress = {"step": 1, "seed": 1}
-    taken: Any = checkpoint.take_snapshot(
-        model=net, optimizer=optimizer, scaler=scaler, progress=progress
-    )
-    path = checkpoint.write_checkpoint(tmp_path, taken, keep=1)
+    made = snapshot(net, optimizer, step=1, scaler=scaler)
+    path = checkpoint.write_checkpoint(tmp_path, made, keep=1)
     other = torch.amp.GradScaler("cpu")
-    assert restored(path, net, optimizer, scaler=other) == progress
+    assert restored(path, net, optimizer, scaler=other) == checkpoint_files.read_progress(path)
     assert other.state_dict() == scaler.state_dict()
 
 
-def taken(step: int) -> Snapshot:
-    net, optimizer = trained(train_plan(), n_steps=1)
-    return snapshot(net, optimizer, step=step)
+def second_of_two(step: int, own: int) -> Any:
+    """Return the second process of two, where the first one has a checkpoint of a step."""
+
+    def of_all(number: int) -> list[list[int]]:
+        assert number == own
+        return [[step], [number]]
+
+    return SimpleNamespace(world_size=2, rank=1, of_all=of_all)
+
+
+def test_a_process_goes_on_from_what_the_first_one_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, alone = saved(tmp_path, 3), SimpleNamespace(world_size=1)
+    for own in (path, None):
+        assert checkpoint.agree_on(own, tmp_path, alone) == own  # type: ignore[arg-type]
+    assert checkpoint.agree_on(path, tmp_path, second_of_two(-1, own=3)) is None
+    assert checkpoint.agree_on(None, tmp_path, second_of_two(3, own=-1)) == path
+    with pytest.raises(TrainingError, match="process 1 cannot go on from it as the first one does"):
+        checkpoint.agree_on(path, tmp_path, second_of_two(4, own=3), within_s=0.0)
+    # On a file system that lags it comes into sight later.
+    monkeypatch.setattr(checkpoint.time, "sleep", lambda _: saved(tmp_path, 4))
+    found = checkpoint.agree_on(path, tmp_path, second_of_two(4, own=3))
+    assert found == checkpoint_files.newest_checkpoint(tmp_path) != path
 
 
 @contextmanager
@@ -221,30 +256,34 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def folders(state: Path) -> list[str]:
-    return sorted(path.name for path in (state / "checkpoints").iterdir())
+def test_a_saver_has_written_when_it_is_left(tmp_path: Path) -> None:
+    with Saver(tmp_path, keep=1) as saver:
+        saver.submit(taken(1))
+    (written,) = checkpoint_files.complete_checkpoints(tmp_path)
+    assert saver.n_bytes == sum(path.stat().st_size for path in written.iterdir())
+    assert 0 < saver.written_s < 60
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        saver.submit(taken(2))
 
 
 def test_a_full_disk_stops_the_trainer_and_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    writer = Saver(tmp_path, keep=1)
-    writer.submit(taken(1))
-    writer.wait()
+    saver = Saver(tmp_path, keep=1)
+    saver.submit(taken(1))
+    saver.wait()
     with full_disk():
-        writer.submit(taken(2))
-        with pytest.raises(
-            HardwareError, match=r"step-00000002: .* could not be written"
-        ) as caught:
-            writer.submit(taken(3))
+        saver.submit(taken(2))
+        with pytest.raises(HardwareError, match=r"step-00000002: .* not be written") as caught:
+            saver.submit(taken(3))
     assert "\n" not in str(caught.value)
     assert folders(tmp_path) == ["step-00000001"]
-    writer.wait()
+    saver.wait()
 
 
 def test_the_error_of_the_training_is_the_one_to_see(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(ZeroDivisionError), full_disk(), Saver(tmp_path, keep=1) as writer:
-        writer.submit(taken(1))
+    with pytest.raises(ZeroDivisionError), full_disk(), Saver(tmp_path, keep=1) as saver:
+        saver.submit(taken(1))
         raise ZeroDivisionError
     assert "the last checkpoint was not written" in caplog.text
 
@@ -253,7 +292,7 @@ def test_the_error_of_the_training_is_the_one_to_see(
 def test_a_kill_while_an_old_one_is_removed_leaves_no_half_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    checkpoint.write_checkpoint(tmp_path, taken(1), keep=1)
+    saved(tmp_path, 1)
 
     def killed(path: Path) -> None:
         min(path.iterdir()).unlink()
@@ -262,12 +301,9 @@ def test_a_kill_while_an_old_one_is_removed_leaves_no_half_of_it(
     with monkeypatch.context() as patched:
         patched.setattr(files.shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
-            checkpoint.write_checkpoint(tmp_path, taken(step), keep=1)
-    assert checkpoint_files.complete_checkpoints(tmp_path) == [
-        tmp_path / "checkpoints" / f"step-{step:08d}"
-    ]
-    assert checkpoint_files.complete_checkpoints(tmp_path) == sorted(
-        tmp_path.glob("checkpoints/step-*")
-    )
+            saved(tmp_path, step, keep=1)
+    whole = [tmp_path / "checkpoints" / f"step-{step:08d}"]
+    assert checkpoint_files.complete_checkpoints(tmp_path) == whole
+    assert list(tmp_path.glob("checkpoints/step-*")) == whole
     checkpoint_files.remove_partials(tmp_path)
     assert folders(tmp_path) == [f"step-{step:08d}"]

@@ -25,13 +25,8 @@ def small(folder: Path, **changes: Any) -> TrainInputs:
     return made(folder, **{"lora": lora, "n_steps": 12, "save_steps": 4, **changes})
 
 
-@pytest.fixture
-def plan(tmp_path: Path) -> TrainPlan:
-    return small(tmp_path, batch_size=8).plan
-
-
 def test_advice_names_batch_prediction_and_change(plan: TrainPlan) -> None:
-    said = describe_shortage(replace(plan, predicted_peak_bytes=3 << 30), CPU)
+    said = describe_shortage(replace(plan, batch_size=8, predicted_peak_bytes=3 << 30), CPU)
     assert said == (
         "out of memory at micro-batch 8 (predicted 3.0 GiB, unknown free); set training.batch_size"
         " to 4 and gradient_accumulation_steps to 2 (the global batch stays)"
@@ -42,20 +37,18 @@ def test_advice_names_batch_prediction_and_change(plan: TrainPlan) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "error", "match"),
     [
-        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "Triton Error [CUDA]: out of memory",
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED", OutOfMemory, "at micro-batch 4 "),
+        ("Triton Error [CUDA]: out of memory", OutOfMemory, "at micro-batch 4 "),
+        ("CUDA error: device-side assert triggered", RuntimeError, "device-side"),
     ],
 )
-def test_memory_may_be_short_for_others_than_torch(plan: TrainPlan, said: str) -> None:
-    with pytest.raises(OutOfMemory, match="at micro-batch 8 "), memory.memory_advice(plan, CPU):
+def test_memory_may_be_short_for_others_than_torch(
+    plan: TrainPlan, said: str, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match), memory.memory_advice(plan, CPU):
         raise RuntimeError(said)
-
-
-def test_another_error_stays_what_it_is(plan: TrainPlan) -> None:
-    with pytest.raises(RuntimeError, match="device-side"), memory.memory_advice(plan, CPU):
-        raise RuntimeError("CUDA error: device-side assert triggered")
 
 
 def short_of_memory(monkeypatch: pytest.MonkeyPatch, *, most_rows: int, from_call: int) -> None:
@@ -93,22 +86,23 @@ def test_a_run_goes_on_with_less(
     assert outcome.loss_last == pytest.approx(straight.loss_last, abs=1e-5)
 
 
-def test_a_batch_that_was_asked_for_is_not_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs = small(tmp_path, batch_size=4)
-    short_of_memory(monkeypatch, most_rows=2, from_call=1)
-    with pytest.raises(OutOfMemory, match=r"set training\.batch_size to 2"):
+@pytest.mark.parametrize(
+    ("batch_size", "most_rows", "match", "n_retries"),
+    [
+        (4, 2, r"set training\.batch_size to 2", 0),
+        (None, 0, "at micro-batch 1 ", memory.MAX_RETRIES),
+    ],
+    ids=["a batch that was asked for is not changed", "it is given up in the end"],
+)
+def test_no_less_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int | None, most_rows: int,
+    match: str, n_retries: int,
+) -> None:  # fmt: skip
+    inputs = small(tmp_path, batch_size=batch_size, gradient_accumulation_steps=1)
+    short_of_memory(monkeypatch, most_rows=most_rows, from_call=1)
+    with pytest.raises(OutOfMemory, match=match):
         train(inputs)
-    assert memory.read_retries(inputs.state) == ()
-
-
-def test_it_is_given_up_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = small(tmp_path, batch_size=None, gradient_accumulation_steps=1)
-    short_of_memory(monkeypatch, most_rows=0, from_call=1)
-    with pytest.raises(OutOfMemory, match="at micro-batch 1 "):
-        train(inputs)
-    assert len(memory.read_retries(inputs.state)) == memory.MAX_RETRIES
+    assert len(memory.read_retries(inputs.state)) == n_retries
 
 
 def test_the_longest_rows_are_tried_first_and_leave_no_trace(tmp_path: Path) -> None:

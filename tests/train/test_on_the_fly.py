@@ -1,18 +1,21 @@
 """Documents that are tokenized in the loop are the documents that would have been packed."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
-from support import document_shard, tiny_tokenizer, tokenizer_record
+from support import document_shard, pair, tiny_tokenizer, tokenizer_record
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.records import read_record, write_record
 from expertflow.data.documents import KEEP
 from expertflow.data.layout import chatml_layout
-from expertflow.data.records import Body, ShardRecord, Turn
+from expertflow.data.records import Body, ShardRecord
 from expertflow.data.render import Renderer
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import DocumentRows, tokenize
@@ -21,67 +24,55 @@ from expertflow.train.feed.on_the_fly import Documents, OnTheFlyFeed
 from expertflow.train.feed.order import RowOrder
 
 LENGTH = 40
-N_BY_SHARD = (30, 25)
+SHARDS = {"000": range(30), "001": range(30, 55)}
+# The numbers of the documents that are kept: the second one of a shard twice.
+KEPT = {name: [i for i in numbers if i % 7] for name, numbers in SHARDS.items()}
+COPIES = {numbers[1]: 2 for numbers in SHARDS.values()}
 
 
 def body(i: int) -> Body:
-    turns = (
-        Turn(role="user", content=f"ask {i}", learned=False),
-        Turn(role="assistant", content="tell " * (i % 9 + 1), learned=True),
-    )
-    return Body(turns=turns)
+    return pair(f"ask {i}", "tell " * (i % 9 + 1))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write two shards of documents of which every fifth is held out and every seventh not kept."""
+    """Write two shards of documents of which every fifth is held out."""
     path = tmp_path_factory.mktemp("documents")
     tiny_tokenizer(path)
-    first = 0
     with pa.OSFile(str(path / "keep.arrow"), "wb") as sink, pa.ipc.new_stream(sink, KEEP) as keep:
-        for shard, n in enumerate(N_BY_SHARD):
-            name = f"{shard:03d}"
-            made = document_shard(path, [body(first + row) for row in range(n)], shard=name)
+        for name, numbers in SHARDS.items():
+            made = document_shard(path, [body(i) for i in numbers], shard=name)
             write_record(path / f"{name}.json", made)
-            rows = [row for row in range(n) if (first + row) % 7]
+            kept = KEPT[name]
             columns = {
-                "source": ["s"] * len(rows), "shard": [name] * len(rows), "row": rows,
-                "held_out": [(first + row) % 5 == 0 for row in rows],
-                "n_copies": [1 + (row == 1) for row in rows],
+                "source": ["s"] * len(kept), "shard": [name] * len(kept),
+                "row": [i - numbers[0] for i in kept], "held_out": [i % 5 == 0 for i in kept],
+                "n_copies": [COPIES.get(i, 1) for i in kept],
             }  # fmt: skip
             keep.write_batch(pa.RecordBatch.from_pydict(columns, schema=KEEP))
-            first += n
     return path
 
 
 def expected(folder: Path, *, held_out: bool) -> list[tuple[list[int], list[int]]]:
-    numbers = []
-    first = 0
-    for n in N_BY_SHARD:
-        for row in range(n):
-            i = first + row
-            if i % 7 and (i % 5 == 0) == held_out:
-                numbers += [i] * (1 + (row == 1))
-        first += n
-    renderer = Renderer(chatml_layout())
+    chosen = [i for kept in KEPT.values() for i in kept if (i % 5 == 0) == held_out]
+    renderer, numbers = (
+        Renderer(chatml_layout()),
+        [i for i in chosen for _ in range(COPIES.get(i, 1))],
+    )
     tokens = tokenize([renderer.render(body(i)) for i in numbers], Engine(folder))
+    ids, spans = tokens.ids, tokens.spans
     return [
-        (
-            tokens.ids[i][:LENGTH].tolist(),
-            tokens.spans[i].clip(max=LENGTH).tolist(),
-        )
-        for i in range(len(numbers))
+        (ids[n][:LENGTH].tolist(), spans[n].clip(max=LENGTH).tolist()) for n in range(len(numbers))
     ]
 
 
-class Model:
-    def __init__(self, folder: Path) -> None:
-        self.path, self.tokenizer = str(folder), tokenizer_record()
-
-
-def documents(folder: Path, *, held_out: bool) -> DocumentRows:
-    made = Documents(shards=(folder / "000.json", folder / "001.json"), keep=folder / "keep.arrow")
-    return made.rows(Model(folder), held_out=held_out, length=LENGTH)  # type: ignore[arg-type]
+def documents(
+    folder: Path, *, held_out: bool, shards: Sequence[str] = tuple(SHARDS)
+) -> DocumentRows:
+    model: Any = SimpleNamespace(path=str(folder), tokenizer=tokenizer_record())
+    paths = tuple(folder / f"{name}.json" for name in shards)
+    made = Documents(shards=paths, keep=folder / "keep.arrow")
+    return made.rows(model, held_out=held_out, length=LENGTH)
 
 
 @pytest.mark.parametrize("held_out", [False, True])
@@ -127,17 +118,13 @@ def test_what_the_model_cannot_be_given_is_an_empty_row(folder: Path) -> None:
         [read_record(ShardRecord, folder / "000.json")], folder / "keep.arrow", held_out=False,
         tokenizer=folder, layout=layout, length=LENGTH,
     )  # fmt: skip
-    taken = rows.take(np.arange(len(rows)))
+    everything = np.arange(len(rows))
+    taken = rows.take(everything)
     assert 0 < (taken.seq_lengths.lengths == 0).sum() < len(rows)
     collator = Collator(taken)
-    batch = collator.batch(np.arange(len(rows)))
-    assert batch.n_target_tokens == collator.n_targets_N.sum() > 0
+    assert collator.batch(everything).n_target_tokens == collator.n_targets_N.sum() > 0
 
 
 def test_without_documents_there_is_nothing_to_train_on(folder: Path) -> None:
     with pytest.raises(TrainingError, match="keeps no documents"):
-        Documents(shards=(), keep=folder / "keep.arrow").rows(
-            Model(folder),  # type: ignore[arg-type]
-            held_out=False,
-            length=LENGTH,
-        )
+        documents(folder, held_out=False, shards=())

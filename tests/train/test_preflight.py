@@ -1,6 +1,7 @@
 """Before the first step: checks of the machine, flags of the trainer, starting of processes."""
 
 import os
+import re
 import signal
 import sys
 from collections import namedtuple
@@ -17,8 +18,6 @@ from expertflow.plan.records import TrainPlan
 from expertflow.train import preflight as module
 from expertflow.train import processes
 from expertflow.train.flags import changes_of, trainer_parser
-from expertflow.train.model.base import read_facts
-from expertflow.train.model.load import load_base
 from expertflow.train.preflight import run_preflight
 from expertflow.train.processes import launch_command
 from expertflow.train.run import stop_on_signals
@@ -51,93 +50,74 @@ def test_a_card_that_others_hold_is_refused_by_name(
     held = "GPU 0 has 5.0 GB free; held by python (pid 7, 70.0 GB)"
     monkeypatch.setattr(module, "least_free_gpu_memory", lambda n_gpus: (5 * 10**9, held))
     wanted = replace(plan, gpu=H100, predicted_peak_bytes=40 * 10**9)
-    with pytest.raises(
-        HardwareError, match=r"needs 40\.0 GB .* held by python \(pid 7, 70\.0 GB\)"
-    ):
+    with pytest.raises(HardwareError, match=rf"needs 40\.0 GB .*{re.escape(held)}"):
         run_preflight(wanted, tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "gpu", "match"),
+    [
+        ("shutil.disk_usage", lambda _: Usage(10, 10, 0), None,
+         r"0\.0 GB free and .* needed for 4 checkpoints"),
+        ("torch.cuda.is_available", lambda: False, H100,
+         "the plan is for H100 SXM and torch sees no CUDA"),
+        ("FLOORS", {**module.FLOORS, "torch": "99.0"}, None, r"torch .* is older than 99\.0"),
+    ],
+    ids=["no room for checkpoints", "no card", "an old package"],
+)  # fmt: skip
+def test_a_machine_that_cannot_do_it_is_refused(
+    plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, value: Any,
+    gpu: GpuFacts | None, match: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(f"{module.__name__}.{place}", value)
+    with pytest.raises(HardwareError, match=match):
+        run_preflight(replace(plan, gpu=gpu), tmp_path / "state")
 
 
 def test_products_are_made_to_repeat_before_the_first_one(
     plan: TrainPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch asks once, at the first product of a process, and the measured one may be the first."""
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    seen = []
+    name, seen = "CUBLAS_WORKSPACE_CONFIG", list[str | None]()
+    monkeypatch.setenv(name, "")  # so that what is set is undone
+    monkeypatch.delenv(name)
 
     def measured(dtype: object) -> float:
-        seen.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+        seen.append(os.environ.get(name))
         return 1e12
 
     monkeypatch.setattr(module, "measure_matmul_flops_per_s", measured)
+    on_card = replace(plan, gpu=H100, precision="bf16")
     for deterministic in (False, True):
-        module._measured_peak(
-            replace(plan, gpu=H100, precision="bf16", deterministic=deterministic)
-        )
+        module._measured_peak(replace(on_card, deterministic=deterministic))
     assert seen == [None, ":4096:8"]
     known = replace(H100, peak_bf16_flops_per_s=1.0)
-    assert module._measured_peak(replace(plan, gpu=known, precision="bf16")) is None
-
-
-def test_a_disk_without_room_for_checkpoints_is_refused(
-    plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: Usage(10, 10, 0))
-    with pytest.raises(HardwareError, match=r"0\.0 GB free and .* needed for 4 checkpoints"):
-        run_preflight(plan, tmp_path / "state")
-
-
-def test_a_plan_for_a_card_is_refused_without_one(
-    plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
-    with pytest.raises(HardwareError, match="the plan is for H100 SXM and torch sees no CUDA"):
-        run_preflight(replace(plan, gpu=H100), tmp_path / "state")
-
-
-def test_an_old_package_is_refused(
-    plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(module.FLOORS, "torch", "99.0")
-    with pytest.raises(HardwareError, match=r"torch .* is older than 99\.0"):
-        run_preflight(plan, tmp_path / "state")
-
-
-def test_an_unreadable_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"no config\.json"):
-        read_facts(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    with pytest.raises(TrainingError, match="cannot be loaded"):
-        load_base(str(tmp_path), dtype=None, attention_name="sdpa")  # type: ignore[arg-type]
+    assert module._measured_peak(replace(on_card, gpu=known)) is None
 
 
 COMMAND = ["train_expert.py", "--output", "a b.json"]
 
 
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    squeue = tmp_path / "squeue"
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+def launched_in_a_job(folder: Path, monkeypatch: pytest.MonkeyPatch, squeue: str) -> list[str]:
+    (folder / "squeue").write_text(f"#!/bin/sh\n{squeue}\n")
+    (folder / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    return squeue
+    return launch_command(4, COMMAND)
 
 
-def answer(squeue: Path, script: str) -> None:
-    squeue.write_text(f"#!/bin/sh\n{script}\n")
-    squeue.chmod(0o755)
-
-
-def test_without_slurm_all_processes_are_started_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+def test_without_slurm_all_processes_are_started_here() -> None:
     assert launch_command(4, COMMAND) == [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
         "--nproc-per-node=4", *COMMAND,
     ]  # fmt: skip
 
 
-def test_in_a_job_of_two_nodes_each_is_given_half(job: Path) -> None:
-    answer(job, '[ "$*" = "--noheader --jobs=7 --format=%D" ] && echo 2')
-    command = launch_command(4, COMMAND)
+def test_in_a_job_of_two_nodes_each_is_given_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = '[ "$*" = "--noheader --jobs=7 --format=%D" ] && echo 2'
+    command = launched_in_a_job(tmp_path, monkeypatch, answer)
     assert command[:4] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
     script = next(part for part in command if part.startswith("exec "))
     assert "--nnodes=2 --nproc-per-node=2" in script
@@ -145,17 +125,19 @@ def test_in_a_job_of_two_nodes_each_is_given_half(job: Path) -> None:
     assert command[-len(COMMAND) :] == COMMAND
 
 
-def test_processes_that_cannot_be_shared_out_are_refused(job: Path) -> None:
-    answer(job, "echo 3")
-    with pytest.raises(TrainingError, match="4 processes cannot be spread evenly over the 3 nodes"):
-        launch_command(4, COMMAND)
-
-
-@pytest.mark.parametrize("script", ["exit 1", "echo", "echo many"])
-def test_a_slurm_that_does_not_answer_is_no_single_node(job: Path, script: str) -> None:
-    answer(job, script)
-    with pytest.raises(TrainingError, match="how many nodes job 7 has is not known"):
-        launch_command(4, COMMAND)
+@pytest.mark.parametrize(
+    ("answer", "match"),
+    [
+        ("echo 3", "4 processes cannot be spread evenly over the 3 nodes"),
+        *((answer, "how many nodes job 7 has is not known")
+          for answer in ("exit 1", "echo", "echo many")),
+    ],
+)  # fmt: skip
+def test_processes_that_cannot_be_shared_out_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, match: str
+) -> None:
+    with pytest.raises(TrainingError, match=match):
+        launched_in_a_job(tmp_path, monkeypatch, answer)
 
 
 @pytest.fixture(params=[signal.SIG_DFL, signal.SIG_IGN], ids=["terminal", "nohup"])

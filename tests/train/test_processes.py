@@ -1,10 +1,12 @@
 """Two processes train what one does, agree on where to go on, and go on where they were stopped."""
 
+import contextlib
 import fcntl
 import json
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,24 +15,27 @@ import psutil
 import pytest
 import tiny_run
 import torch
-from resting import start_resting, wait_for_checkpoints
 from safetensors.torch import load_file
-from support import LORA, is_running, wait_for, write_tiny_run
+from support import LORA, PATIENCE_S, is_running, wait_for, write_tiny_run
 from trainers import Trainers
 
+from expertflow.core.errors import TrainingError
 from expertflow.core.records import read_record
 from expertflow.report.profile import sum_by_kind
+from expertflow.train import job
 from expertflow.train.model.load import load_trained
 from expertflow.train.model.weights import list_trained_parameters
+from expertflow.train.processes import start_processes
 from expertflow.train.profiler import KERNELS, PROFILE
 from expertflow.train.records import KernelProfile
-from expertflow.train.saved import checkpoint_files
+from expertflow.train.saved import checkpoint, checkpoint_files
 
 pytestmark = pytest.mark.long
 
 N_STEPS = 16
 FSDP = {"world_size": 2, "parallel": "fsdp"}
 ALONE = {"gradient_accumulation_steps": 6}
+Settings = dict[str, Any]
 Trained = tuple[Path, dict[str, Any]]
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 
@@ -75,8 +80,8 @@ def test_two_processes_equal_one(alone: Trained, both: Trained) -> None:
         assert record[key] == expected[key], key
     points = [point["loss"] for point in record["eval_points"]]
     assert points == pytest.approx([p["loss"] for p in expected["eval_points"]], abs=2e-5)
-    names = sorted(path.name for path in (shared / "checkpoint").iterdir())
-    assert names == sorted(path.name for path in (folder / "checkpoint").iterdir())
+    names, others = ({p.name for p in (f / "checkpoint").iterdir()} for f in (shared, folder))
+    assert names == others
 
 
 def test_they_have_the_profile_of_the_first(both: Trained) -> None:
@@ -104,11 +109,7 @@ def test_they_publish_each_checkpoint_whole(both: Trained) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [(FSDP, ALONE), (ALONE, FSDP)])
 def test_what_some_saved_others_resume(
-    trainers: Trainers,
-    alone: Trained,
-    tmp_path: Path,
-    first: dict[str, Any],
-    second: dict[str, Any],
+    trainers: Trainers, alone: Trained, tmp_path: Path, first: Settings, second: Settings
 ) -> None:
     """Sharded states are written whole, so the number of processes may change on the way."""
     run, then = made(tmp_path / "run", **first), made(tmp_path / "then", **second)
@@ -138,21 +139,26 @@ def test_stopped_in_any_way_they_end_with_the_same_bits(trainers: Trainers, tmp_
     assert losses(stopped) == losses(straight)
 
 
-def stop_midway(folder: Path, stop: Callable[[subprocess.Popen[str]], None]) -> None:
-    n_before = len(list(folder.glob("state/*/checkpoints/step-*")))
-    process = start_resting(folder)
-    wait_for_checkpoints(folder, process, n_before + 1)
+def stop_midway(folder: Path, stop: Callable[[subprocess.Popen[bytes]], None]) -> None:
+    def n_saved() -> int:
+        return len(list(folder.glob("state/*/checkpoints/step-*")))
+
+    n_before = n_saved()
+    command = [sys.executable, str(Path(__file__).with_name("resting.py")), "--code", "c"]
+    command += ["--results", str(folder), "--output", str(folder / "training.json")]
+    with (folder / "log").open("a") as log:
+        process = subprocess.Popen(command, stderr=log)
+    wait_for(lambda: n_saved() > n_before, during=process)
     stop(process)
-    process.communicate(timeout=180)
-    assert process.returncode != 0
+    assert process.wait(PATIENCE_S) != 0
     assert not (folder / "training.json").exists()
 
 
-def tell(process: subprocess.Popen[str]) -> None:
+def tell(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
 
 
-def kill_launcher(process: subprocess.Popen[str]) -> None:
+def kill_launcher(process: subprocess.Popen[bytes]) -> None:
     left_alone = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     # Not every machine's first process clears dead orphans away.
@@ -165,6 +171,29 @@ def test_a_wrong_number_of_processes_is_refused(trainers: Trainers, tmp_path: Pa
     assert "the plan is for 2 processes and 1 started" in said
 
 
+def agree(folder: Path) -> None:
+    """Go on from step 4 of 4, though the second process sees an old listing of checkpoints."""
+    inputs = tiny_run.assigned(folder)
+    state, processes = inputs.state, start_processes(inputs.plan)
+    rank = processes.rank
+    assert processes.of_all(rank, 7) == [[0, 7], [1, 7]]
+    old, new = checkpoint_files.complete_checkpoints(state)
+    for seen, agreed in (((new, old), new), ((new, None), new), ((None, new), None)):
+        assert checkpoint.agree_on(seen[rank], state, processes) == agreed
+
+    mine = folder / f"state-{rank}"
+    shutil.copytree(state, mine)
+    if rank == 1:
+        shutil.rmtree(mine / "checkpoints" / new.name)
+    refused = pytest.raises(TrainingError, match="process 1 cannot go on from it")
+    with refused if rank == 1 else contextlib.nullcontext():
+        checkpoint.agree_on(new, mine, processes, within_s=0.0)
+
+    if rank == 1:
+        checkpoint_files.newest_checkpoint = lambda _: old
+    assert job.train_expert(inputs, processes).resumed_at_steps == (4,)
+
+
 def test_all_go_on_from_the_checkpoint_that_the_first_one_sees(
     trainers: Trainers, tmp_path: Path
 ) -> None:
@@ -173,9 +202,7 @@ def test_all_go_on_from_the_checkpoint_that_the_first_one_sees(
     tiny_run.train(alone)
     both = tiny_run.made(tmp_path / "both", **settings, gradient_accumulation_steps=1, world_size=2)
     shutil.copytree(alone.state, both.state, dirs_exist_ok=True)
-    script = str(Path(__file__).with_name("agreeing.py"))
-    answer = trainers.train(tmp_path / "both", script=script, n_processes=2)
-    assert answer["code"] == 0, (tmp_path / "both" / "log").read_text()
+    trainers.call(agree, tmp_path / "both")
 
 
 def test_helpers_wait_while_the_first_one_waits_for_the_lock(

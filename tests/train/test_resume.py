@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import tiny_run
-from resting import start_resting, wait_for_checkpoints
-from support import LORA, run_trainer, write_tiny_run
+from support import LORA, write_tiny_run
 
 from expertflow.core.errors import ExpertflowError, TrainingError
 from expertflow.core.files import sha256_file, sha256_json
@@ -23,46 +22,19 @@ from expertflow.tokens.records import PackingRecord
 from expertflow.train import step_hooks
 from expertflow.train.records import TrainingRecord
 from expertflow.train.run import Diverged
-from expertflow.train.saved import checkpoint_files
 
-N_STEPS = 40
+N_STEPS = 12
+Straight = tuple[Path, TrainingRecord]
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingRecord]:
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
     folder = tmp_path_factory.mktemp("straight")
     write_tiny_run(folder, lora=LORA, n_steps=N_STEPS)
     return folder, tiny_run.finish(folder)
 
 
-def test_a_killed_run_ends_with_the_same_weights(
-    straight: tuple[Path, TrainingRecord], tmp_path: Path
-) -> None:
-    expected = straight[1]
-    write_tiny_run(tmp_path, lora=LORA, n_steps=N_STEPS)
-    process = start_resting(tmp_path)
-    wait_for_checkpoints(tmp_path, process)
-    process.kill()
-    process.communicate(timeout=180)
-    assert not (tmp_path / "training.json").exists()
-    stopped_at = max(map(checkpoint_files.step_of, tmp_path.glob("state/*/checkpoints/step-*")))
-    assert 0 < stopped_at < N_STEPS
-    record = run_trainer(tmp_path)
-    assert record["resumed_at_steps"] == [stopped_at]
-    assert record["weights_sha256"] == expected.weights_sha256
-    assert record["n_tokens"] == expected.n_tokens
-    time_ = record["time"]
-    parts = ("startup_s", "data_wait_s", "train_s", "checkpoint_s", "eval_s", "other_s")
-    assert sum(time_[p] for p in parts) == pytest.approx(time_["wall_s"], rel=0.01)
-    assert all(time_[p] >= 0 for p in parts)
-    assert 0 < time_["forward_s"] + time_["backward_s"] < time_["train_s"]
-    steps = [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").open()]
-    assert steps == list(range(1, N_STEPS + 1))
-
-
-def test_a_finished_state_is_published_again_without_training(
-    straight: tuple[Path, TrainingRecord],
-) -> None:
+def test_a_finished_state_is_published_again_without_training(straight: Straight) -> None:
     folder, expected = straight
     shutil.rmtree(folder / "checkpoint")
     (folder / "training.json").unlink()
@@ -129,7 +101,7 @@ def noted(folder: Path) -> dict[str, Any]:
 
 
 @on_a_disk
-def test_copies_give_the_same_model(straight: tuple[Path, TrainingRecord], tmp_path: Path) -> None:
+def test_copies_give_the_same_model(straight: Straight, tmp_path: Path) -> None:
     scratch = made_with_copies(tmp_path)
     assert tiny_run.finish(tmp_path).weights_sha256 == straight[1].weights_sha256
     notes = noted(tmp_path)
@@ -142,7 +114,7 @@ def test_copies_give_the_same_model(straight: tuple[Path, TrainingRecord], tmp_p
 
 @on_a_disk
 def test_a_copy_lost_in_the_midst_is_an_error_and_a_retry_copies_again(
-    straight: tuple[Path, TrainingRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    straight: Straight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch, save = made_with_copies(tmp_path), step_hooks.save_checkpoint
 

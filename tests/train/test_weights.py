@@ -1,13 +1,20 @@
+"""Weights as they are hashed, checked and shared out; optimizers and rates by their names."""
+
 import hashlib
 import json
 import math
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from support import ROOT
-from tiny_net import content, snapshot, tiny_net, train_plan, trained
+from tiny_net import content, restored, snapshot, steps, tiny_net, train_plan, trained
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from trainers import Trainers
 
 from expertflow.core.errors import TrainingError
@@ -18,6 +25,7 @@ from expertflow.train.model.weights import (
     weights_sha256,
 )
 from expertflow.train.optimizers import BITSANDBYTES, OPTIMIZERS, learning_rate, make_optimizer
+from expertflow.train.processes import release_gloo_threads
 from expertflow.train.saved import checkpoint, checkpoint_files
 
 EIGHT_BIT = pytest.param("adamw_8bit", marks=pytest.mark.extra("bitsandbytes"))
@@ -59,58 +67,95 @@ def test_what_is_not_finite_is_named(value: float, dtype: torch.dtype) -> None:
     assert first_not_finite(net) == "norm.bias"
 
 
+def share_out(folder: Path) -> None:
+    """Share a net's parameters among two processes: resume, save, train, save, resume."""
+    dist.init_process_group("gloo")
+    rank, plan = dist.get_rank(), train_plan()
+    net = tiny_net(seed=7)
+    fully_shard(net.up)
+    fully_shard(net)
+    optimizer = make_optimizer(net, plan)
+
+    def save(name: str, step: int) -> None:
+        taken = snapshot(net, optimizer, step=step)
+        assert (taken is not None) == (rank == 0)
+        if taken is not None:
+            checkpoint.write_checkpoint(folder / name, taken, keep=1)
+
+    def restore(name: str) -> None:
+        restored(newest(folder / name), net, optimizer, rank=rank, world_size=2)
+
+    restore("one")
+    save("one_by_two", 3)
+    torch.manual_seed(rank)
+    steps(net, optimizer, plan, of=range(3, 5))
+    save("two", 5)
+    dist.barrier()
+    draw, sha256 = torch.rand(4), weights_sha256(net)
+    steps(net, optimizer, plan, of=range(5, 7))
+    goal = weights_sha256(net)
+    restore("two")
+    assert weights_sha256(net) == sha256
+    assert torch.equal(torch.rand(4), draw), "each rank has its own random numbers back"
+    steps(net, optimizer, plan, of=range(5, 7))
+    assert weights_sha256(net) == goal
+
+    if rank == 0:
+        n_sharded = sum(isinstance(p, DTensor) for p in net.parameters())
+        report = {"weights_sha256": sha256, "n_sharded": n_sharded}
+        (folder / "report.json").write_text(json.dumps(report))
+    with torch.no_grad():
+        if rank == 1:
+            net.norm.weight.to_local()[-1] = math.nan
+    assert first_not_finite(net) == "norm.weight", "a NaN in one share is seen by all"
+    with pytest.raises(TrainingError, match=r"norm\.weight is not finite"):
+        snapshot(net, optimizer, step=7)
+    dist.barrier()
+    release_gloo_threads()
+    dist.destroy_process_group()
+    # A thread of gloo that still needs Python's lock would abort an interpreter that winds down.
+    os._exit(0)
+
+
+def newest(state: Path) -> Path:
+    found = checkpoint_files.newest_checkpoint(state)
+    assert found is not None
+    return found
+
+
 @pytest.mark.long
 def test_what_two_processes_saved_one_resumes_and_the_other_way_round(
     trainers: Trainers, tmp_path: Path
 ) -> None:
     plan = train_plan()
-    net, optimizer = trained(plan)
-    one = checkpoint.write_checkpoint(tmp_path / "one", snapshot(net, optimizer, step=3), keep=1)
-    script = str(Path(__file__).with_name("sharded_run.py"))
-    answer = trainers.train(tmp_path, script=script, n_processes=2)
-    assert answer["code"] == 0, (tmp_path / "log").read_text()
+    taken = snapshot(*trained(plan), step=3)
+    one = checkpoint.write_checkpoint(tmp_path / "one", taken, keep=1)
+    trainers.call(share_out, tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["n_sharded"] == len(trainable_state(net))
-
-    again = checkpoint_files.newest_checkpoint(tmp_path / "one_by_two")
-    assert again is not None
-    assert content(again) == content(one)
-
-    two = checkpoint_files.newest_checkpoint(tmp_path / "two")
-    assert two is not None
-    assert content(two) != content(one), "two processes went on training"
     other = tiny_net(seed=5)
-    new = make_optimizer(other, plan)
-    checkpoint.restore_checkpoint(
-        two, model=other, optimizer=new, scaler=None, rank=0, world_size=1
-    )
+    assert report["n_sharded"] == len(trainable_state(other))
+    assert content(newest(tmp_path / "one_by_two")) == content(one)
+    two, new = newest(tmp_path / "two"), make_optimizer(other, plan)
+    assert content(two) != content(one), "two processes went on training"
+    restored(two, other, new)
     assert weights_sha256(other) == report["weights_sha256"]
-    by_one = checkpoint.write_checkpoint(
-        tmp_path / "two_by_one", snapshot(other, new, step=5), keep=1
-    )
+    taken = snapshot(other, new, step=5)
+    by_one = checkpoint.write_checkpoint(tmp_path / "two_by_one", taken, keep=1)
     assert content(by_one) == content(two)
 
 
 def names_by_decay(net: torch.nn.Module) -> dict[float, set[str]]:
     optimizer = make_optimizer(net, train_plan(weight_decay=0.3))
-    found = {}
-    for group in optimizer.param_groups:
-        own = {id(p) for p in group["params"]}
-        found[group["weight_decay"]] = {n for n, p in net.named_parameters() if id(p) in own}
-    return found
+    names = {id(p): name for name, p in net.named_parameters()}
+    return {g["weight_decay"]: {names[id(p)] for p in g["params"]} for g in optimizer.param_groups}
 
 
-def test_vectors_get_no_weight_decay() -> None:
-    found = names_by_decay(tiny_net())
-    assert found == {
+def test_vectors_and_the_magnitudes_of_dora_get_no_weight_decay() -> None:
+    assert names_by_decay(tiny_net()) == {
         0.3: {"embed.weight", "up.weight"},
         0.0: {"up.bias", "norm.weight", "norm.bias"},
     }
-
-
-def test_the_magnitudes_of_dora_get_no_weight_decay() -> None:
-    net = tiny_net("dora")
-    found = names_by_decay(net)
+    found = names_by_decay(tiny_net("dora"))
     assert {name.split(".")[-3] for name in found[0.0]} == {"lora_magnitude_vector"}
     assert {name.split(".")[-3] for name in found[0.3]} == {"lora_A", "lora_B"}
     # On an embedding the magnitudes would be a matrix; the name decides.
@@ -121,58 +166,44 @@ def test_the_magnitudes_of_dora_get_no_weight_decay() -> None:
 
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch", EIGHT_BIT])
 def test_the_settings_reach_the_optimizer(optim: str) -> None:
-    plan = train_plan(optim=optim, adam_epsilon=1e-5, adam_beta1=0.8, adam_beta2=0.95)
-    optimizer = make_optimizer(tiny_net(), plan)
+    settings = {"adam_epsilon": 1e-5, "adam_beta1": 0.8, "adam_beta2": 0.95}
+    net, optimizer = trained(train_plan(optim=optim, learning_rate=0.0, **settings))
     for group in optimizer.param_groups:
         assert (group["eps"], tuple(group["betas"])) == (1e-5, (0.8, 0.95))
     assert optimizer.param_groups[0].get("fused", False) == (optim == "adamw_torch_fused")
-
-
-@pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch"])
-def test_an_optimizer_keeps_as_many_bytes_as_a_plan_counts(optim: str) -> None:
-    net, optimizer = trained(train_plan(optim=optim))
-    moments = [t for s in optimizer.state.values() for t in s.values() if t.dim()]
-    n_parameters = sum(p.numel() for p in net.parameters())
-    assert sum(t.nbytes for t in moments) == OPTIMIZERS[optim].state_bytes * n_parameters
-
-
-def test_8_bit_adamw_keeps_two_bytes_on_one_process_by_a_package_with_a_lock() -> None:
-    own = OPTIMIZERS["adamw_8bit"]
-    assert (own.state_bytes, own.package, own.is_shardable) == (2, "bitsandbytes", False)
-    assert (ROOT / BITSANDBYTES).is_file()
+    if optim != "adamw_8bit":
+        moments = [t for s in optimizer.state.values() for t in s.values() if t.dim()]
+        n_parameters = sum(p.numel() for p in net.parameters())
+        assert sum(t.nbytes for t in moments) == OPTIMIZERS[optim].state_bytes * n_parameters
 
 
 def test_8_bit_adamw_without_its_package_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    own = OPTIMIZERS["adamw_8bit"]
+    assert (own.state_bytes, own.package, own.is_shardable) == (2, "bitsandbytes", False)
+    assert (ROOT / BITSANDBYTES).is_file()
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(
-        TrainingError, match=r"pip install -r envs/requirements-bitsandbytes\.lock"
-    ) as caught:
+    with pytest.raises(TrainingError, match=rf"pip install -r {BITSANDBYTES}") as caught:
         make_optimizer(tiny_net(), train_plan(optim="adamw_8bit"))
     assert "\n" not in str(caught.value)
 
 
-def closed_form(kind: str, step: int) -> float:
-    """Peak 1, 10 steps, of them 2 to warm up and 3 to decay at the end."""
-    if step < 2:
-        return (step + 1) / 2
-    x = (step - 2) / 8
-    return {
-        "cosine": math.cos(math.pi * x / 2) ** 2,
-        "linear": 1 - x,
-        "constant_with_warmup": 1.0,
-        "warmup_stable_decay": min(1.0, (10 - step) / 3),
-    }[kind]
-
-
 @pytest.mark.parametrize(
-    "kind", ["cosine", "linear", "constant_with_warmup", "warmup_stable_decay"]
+    ("kind", "after_warm_up"),
+    [
+        ("cosine", lambda x, left: math.cos(math.pi * x / 2) ** 2),
+        ("linear", lambda x, left: 1 - x),
+        ("constant_with_warmup", lambda x, left: 1.0),
+        ("warmup_stable_decay", lambda x, left: min(1.0, left / 3)),
+    ],
 )
-def test_schedules(kind: str) -> None:
+def test_schedules(kind: str, after_warm_up: Callable[[float, int], float]) -> None:
+    """Peak 1, 10 steps, of them 2 to warm up and 3 to decay at the end."""
     plan = train_plan(lr_scheduler_type=kind, learning_rate=1.0)
-    for step in range(10):
-        assert learning_rate(step, plan) == pytest.approx(closed_form(kind, step), abs=1e-12)
+    expected = [0.5, 1.0, *(after_warm_up((step - 2) / 8, 10 - step) for step in range(2, 10))]
+    found = [learning_rate(step, plan) for step in range(10)]
+    assert found == pytest.approx(expected, abs=1e-12)
 
 
 def test_no_decay_steps_means_no_decay() -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from expertflow.plan.records import TrainPlan
 from expertflow.train.optimizers import learning_rate, make_optimizer
-from expertflow.train.saved.checkpoint import take_snapshot
+from expertflow.train.saved.checkpoint import restore_checkpoint, take_snapshot
 from expertflow.train.saved.checkpoint_files import OPTIMIZER, PROGRESS, WEIGHTS
 
 WIDTH = 64  # 64 x 64 is the smallest matrix whose moments 8-bit AdamW keeps in 8 bits
@@ -76,9 +76,14 @@ def trained(plan: TrainPlan, method: str = "full", n_steps: int = 3, **how: Any)
     return net, optimizer
 
 
-def snapshot(net: Any, optimizer: Any, *, step: int, loss: float | None = None) -> Any:
-    progress = {"step": step, "seed": 1, "held_out_loss": loss, "clock": {"wall": 1.5}}
-    return take_snapshot(model=net, optimizer=optimizer, scaler=None, progress=progress)
+def snapshot(net: Any, optimizer: Any, *, step: int, scaler: Any = None, **more: Any) -> Any:
+    progress = {"step": step, "seed": 1, "held_out_loss": None, "clock": {"wall": 1.5}, **more}
+    return take_snapshot(model=net, optimizer=optimizer, scaler=scaler, progress=progress)
+
+
+def restored(directory: Path, net: Any, optimizer: Any, **how: Any) -> dict[str, Any]:
+    how = {"rank": 0, "world_size": 1, "scaler": None, **how}
+    return restore_checkpoint(directory, model=net, optimizer=optimizer, **how)
 
 
 def content(directory: Path) -> dict[str, Any]:

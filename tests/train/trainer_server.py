@@ -4,7 +4,7 @@ Importing torch takes seconds; a fork starts at once. Reads one JSON object a li
 with one: the exit code, negative for a signal, and whether the fault came.
 
 - ``folder``: that of a tiny run; what is said goes to ``log`` in it.
-- ``script``: a script that is given the folder, instead of the trainer.
+- ``function``: ``module:name`` of what is called with the folder, instead of the trainer.
 - ``n_processes``: as many as a launcher would start; null is a trainer that nobody launched.
 - ``fault``: null or [point, n, signal]. The n-th time the first process comes to the point, it gets
   the signal. Points are ``enter:`` or ``exit:`` with a part of the clock (forward, checkpoint ...),
@@ -12,6 +12,7 @@ with one: the exit code, negative for a signal, and whether the fault came.
 - ``after_s`` and ``number``: send that signal after some seconds.
 """
 
+import importlib
 import json
 import os
 import runpy
@@ -84,7 +85,7 @@ class Fault:
 
 
 def run(request: dict[str, Any]) -> None:
-    """Run the script in this process, and end it."""
+    """Run the trainer or a function in this process, and end it."""
     folder, fault = Path(request["folder"]), request["fault"]
     sys.stdout.flush()
     with (folder / "log").open("a") as stream:
@@ -92,12 +93,16 @@ def run(request: dict[str, Any]) -> None:
     os.dup2(2, 1)
     if fault is not None and os.environ.get("RANK", "0") == "0":
         Fault(*fault, folder / "fired").install()
-    script = request["script"] or str(SCRIPTS / "train_expert.py")
-    output = ["--results", str(folder), "--code", "c", "--output", str(folder / "training.json")]
-    sys.argv = [script, str(folder)] if request["script"] else [script, *output]
+    script = str(SCRIPTS / "train_expert.py")
+    sys.argv = [script, "--results", str(folder), "--code", "c"]
+    sys.argv += ["--output", str(folder / "training.json")]
+    code: Any = 0
     try:
-        runpy.run_path(script, run_name="__main__")
-        code: Any = 0
+        if request["function"]:
+            module, name = request["function"].split(":")
+            getattr(importlib.import_module(module), name)(folder)
+        else:
+            runpy.run_path(script, run_name="__main__")
     except SystemExit as ended:
         code = ended.code
     except BaseException:  # noqa: BLE001 - a fork must not go on as the server

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class Trainers:
 
     def ask(self, folder: Path, **request: Any) -> None:
         assert self._server.stdin
-        request = {"fault": None, "n_processes": None, "script": None, **request}
+        request = {"fault": None, "n_processes": None, "function": None, **request}
         self._server.stdin.write(json.dumps({"folder": str(folder), **request}) + "\n")
         self._server.stdin.flush()
 
@@ -44,6 +45,12 @@ class Trainers:
         assert answer == {"code": 0, "fired": False}, (folder / "log").read_text()
         record: dict[str, Any] = json.loads((folder / "training.json").read_text())
         return record
+
+    def call(self, function: Callable[[Path], None], folder: Path) -> None:
+        """Call a function of a test's module in two processes."""
+        name = f"{function.__module__}:{function.__name__}"
+        answer = self.train(folder, function=name, n_processes=2)
+        assert answer["code"] == 0, (folder / "log").read_text()
 
     def refuse(self, folder: Path, **request: Any) -> str:
         """Have a run fail, and return the last line it said."""
