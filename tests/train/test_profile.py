@@ -16,6 +16,7 @@ from tiny_run import made as made_tiny
 
 from expertflow.core.errors import Interrupted
 from expertflow.core.records import read_record, write_record
+from expertflow.plan.records import TrainPlan
 from expertflow.report.profile import sum_by_kind
 from expertflow.train import loop, profiler
 from expertflow.train.profiler import (
@@ -30,9 +31,9 @@ from expertflow.train.profiler import (
 )
 from expertflow.train.records import KernelProfile, RunSummary
 from expertflow.train.run import TrainInputs
-from expertflow.train.saved import checkpoint_files
 
 N_STEPS = 24
+Watched = tuple[Path, RunSummary]
 
 
 def made(folder: Path, **settings: Any) -> TrainInputs:
@@ -44,66 +45,53 @@ def profile_of(folder: Path) -> KernelProfile:
     return read_record(KernelProfile, folder / PROFILE / KERNELS)
 
 
+def watched_run(folder: Path, **settings: Any) -> KernelProfile:
+    inputs = made(folder, **{"n_steps": 8, **settings})
+    assert train(inputs).n_steps == inputs.plan.n_steps
+    return profile_of(inputs.state)
+
+
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunSummary]:
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     inputs = made(tmp_path_factory.mktemp("w") / "run", n_steps=N_STEPS, profile_steps=5)
     return inputs.state, train(inputs)
 
 
-def test_the_weights_are_those_of_a_run_without(
-    tmp_path: Path, watched: tuple[Path, RunSummary]
-) -> None:
+def test_the_weights_are_those_of_a_run_without(tmp_path: Path, watched: Watched) -> None:
     alone = train(made(tmp_path / "run", n_steps=N_STEPS))
     assert watched[1].weights_sha256 == alone.weights_sha256
     assert watched[1].loss_last == alone.loss_last
 
 
-def test_the_table_adds_up(watched: tuple[Path, RunSummary]) -> None:
+def test_the_table_adds_up(watched: Watched) -> None:
     record = profile_of(watched[0])
     assert (record.n_steps, record.device, record.reason) == (5, "cpu", None)
     assert record.first_step is not None and record.first_step > 10
     assert record.wall_s is not None and 0 < record.wall_s < watched[1].time.train_s
-    assert record.neighbor_step_s is not None and record.neighbor_step_s > 0
-    assert record.pause_s is not None and record.pause_s > 0
+    assert record.neighbor_step_s and record.neighbor_step_s > 0
+    assert record.pause_s and record.pause_s > 0
     assert (
         record.device_busy_fraction is None
         and "CUDA" in (record.unavailable["device_busy_fraction"])
     )
-    assert sum(kernel.total_s for kernel in record.kernels) == pytest.approx(record.kernels_s)
-    assert (len(record.kernels), record.rest.n_calls) == (record.n_kernels, 0)
+    totals = [kernel.total_s for kernel in record.kernels]
+    assert totals == sorted(totals, reverse=True)
+    assert sum(totals) == pytest.approx(record.kernels_s)
+    assert (len(totals), record.rest.n_calls, record.notes) == (record.n_kernels, 0, ())
     kinds = sum_by_kind(record)
     assert sum(kind.share_fraction for kind in kinds) == pytest.approx(1)
     assert {"matmul", "attention", "loss", "optimizer"} <= {kind.kind for kind in kinds}
-    assert record.notes == ()
-    assert [kernel.total_s for kernel in record.kernels] == sorted(
-        (kernel.total_s for kernel in record.kernels), reverse=True
-    )
 
 
-def test_the_trace_opens_and_names_neither_machine_nor_place(
-    watched: tuple[Path, RunSummary],
-) -> None:
+def test_the_trace_opens_and_names_neither_machine_nor_place(watched: Watched) -> None:
     state, record = watched[0], profile_of(watched[0])
     path = state / PROFILE / TRACE
     assert record.trace == TRACE and record.n_trace_bytes == path.stat().st_size
-    with gzip.open(path) as stream:
-        text = stream.read().decode()
+    text = gzip.decompress(path.read_bytes()).decode()
     events = json.loads(text)["traceEvents"]
     assert sum(event.get("name") == "_ChunkedLoss" for event in events) == 5
     assert '"host_name"' not in text and str(state) not in text
-    assert [file.name for file in sorted(path.parent.iterdir())] == [KERNELS, TRACE]
-
-
-def test_a_trace_above_the_bound_is_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(profiler, "MAX_TRACE_BYTES", 1000)
-    inputs = made(tmp_path / "run", n_steps=8, profile_steps=2)
-    train(inputs)
-    record = profile_of(inputs.state)
-    assert record.n_steps == 2 and record.trace is None
-    assert "lower training.profile_steps" in record.unavailable["trace"]
-    assert [file.name for file in (inputs.state / PROFILE).iterdir()] == [KERNELS]
+    assert {file.name for file in path.parent.iterdir()} == {KERNELS, TRACE}
 
 
 def no_start(_: Any) -> None:
@@ -128,15 +116,13 @@ def test_a_profiler_that_fails_is_said_and_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any, reason: str
 ) -> None:
     monkeypatch.setattr(f"expertflow.train.profiler.{name}", value)
-    inputs = made(tmp_path / "run", n_steps=8, profile_steps=2)
-    assert train(inputs).n_steps == 8
-    record = profile_of(inputs.state)
+    record = watched_run(tmp_path / "run", profile_steps=2)
     assert record.n_steps == 0 and record.reason is not None and reason in record.reason
 
 
-def test_steps_stay_clear_of_what_else_is_due(tmp_path: Path) -> None:
-    plan = made(tmp_path / "run", n_steps=200, profile_steps=5).plan
-    window = choose_window(replace(plan, eval_steps=100, save_steps=13), 0)
+def test_steps_stay_clear_of_what_else_is_due(plan: TrainPlan) -> None:
+    plan = replace(plan, n_steps=200, profile_steps=5, eval_steps=100)
+    window = choose_window(replace(plan, save_steps=13), 0)
     assert window is not None
     assert (window.steps, window.neighbors) == (range(13, 18), range(8, 13))
     # Saved after each step: only steps that are timed on the device are avoided.
@@ -145,40 +131,46 @@ def test_steps_stay_clear_of_what_else_is_due(tmp_path: Path) -> None:
     assert choose_window(plan, 199) is None
 
 
-def test_watched_steps_are_not_among_those_timed_on_the_device(tmp_path: Path) -> None:
-    assert train(made(tmp_path / "without", n_steps=13)).unavailable.get("sampled_steps") is None
-    outcome = train(made(tmp_path / "run", n_steps=13, profile_steps=12))
-    record = profile_of(tmp_path / "run" / "state")
-    assert (record.first_step, record.n_steps) == (2, 12)
-    assert outcome.sampled_steps is None
-    assert outcome.unavailable["sampled_steps"].endswith("the profiler watched")
-    short = train(made(tmp_path / "short", n_steps=8))
-    assert "too few steps" in short.unavailable["sampled_steps"]
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"n_steps": 13}, None),
+        ({"n_steps": 13, "profile_steps": 12}, "the profiler watched"),
+        ({"n_steps": 8}, "too few steps"),
+    ],
+)
+def test_watched_steps_are_not_among_those_timed_on_the_device(
+    tmp_path: Path, settings: dict[str, int], reason: str | None
+) -> None:
+    outcome = train(made(tmp_path / "run", **settings))
+    assert (outcome.sampled_steps is None) is (reason is not None)
+    assert (reason or "") in outcome.unavailable.get("sampled_steps", "")
+    if "profile_steps" in settings:
+        record = profile_of(tmp_path / "run" / "state")
+        assert (record.first_step, record.n_steps) == (2, 12)
 
 
 def test_what_is_cut_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiler, "MAX_MICRO_BATCHES", 1)
-    monkeypatch.setattr(profiler, "N_KERNELS", 3)
-    inputs = made(tmp_path / "run", n_steps=8, profile_steps=4)
-    train(inputs)
-    record = profile_of(inputs.state)
+    for name, bound in (("MAX_MICRO_BATCHES", 1), ("N_KERNELS", 3), ("MAX_TRACE_BYTES", 1000)):
+        monkeypatch.setattr(profiler, name, bound)
+    record = watched_run(tmp_path / "run", profile_steps=4)
     assert (record.n_wanted_steps, record.n_steps, len(record.kernels)) == (4, 1, 3)
     listed_s = sum(kernel.total_s for kernel in record.kernels)
     assert record.rest.n_calls and record.rest.total_s + listed_s == pytest.approx(record.kernels_s)
     assert record.notes[0].startswith("at most 1 of the 4 steps")
     assert record.notes[1].endswith("names are summed as one")
+    assert record.trace is None and "lower training.profile_steps" in record.unavailable["trace"]
+    folder = tmp_path / "run" / "state" / PROFILE
+    assert [file.name for file in folder.iterdir()] == [KERNELS]
 
 
 def test_the_list_of_the_profiler_holds_what_its_tree_does() -> None:
     """Which of the two is read depends on the device; here both hold operators."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as watcher:
         torch.ones(4, 4) @ torch.ones(4, 4)
-    spans = profiler.device_spans(watcher, "CPU")
-    tree = profiler.operator_spans(watcher)
-    assert {(s.name, s.start_us, s.end_us) for s in spans} == {
-        (s.name, s.start_us, s.end_us) for s in tree
-    }
-    assert "aten::matmul" in {span.name for span in spans}
+    both = profiler.device_spans(watcher, "CPU"), profiler.operator_spans(watcher)
+    one, other = ({(s.name, s.start_us, s.end_us) for s in spans} for spans in both)
+    assert one == other and "aten::matmul" in {name for name, *_ in one}
 
 
 @pytest.mark.parametrize("error", [Interrupted, ValueError, MemoryError])
@@ -221,11 +213,8 @@ def test_a_run_that_was_killed_amid_its_steps_is_not_watched_again(tmp_path: Pat
     inputs = made(tmp_path / "run", n_steps=8, profile_steps=4)
     begun = KernelProfile(n_wanted_steps=4, device="cpu", reason=BEGUN)
     write_record(inputs.state / PROFILE / KERNELS, begun)
-    partial = inputs.state / PROFILE / ".trace.json.1.partial"
-    partial.write_text("half")
-    checkpoint_files.remove_partials(inputs.state)
     assert train(inputs).n_steps == 8
-    assert profile_of(inputs.state) == begun and not partial.exists()
+    assert profile_of(inputs.state) == begun
 
 
 def test_asked_for_afterwards_it_costs_no_training(tmp_path: Path) -> None:
@@ -240,9 +229,7 @@ def test_asked_for_afterwards_it_costs_no_training(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / PROFILE).iterdir()] == [KERNELS]
 
 
-def test_a_lost_profile_spoils_nothing_else(
-    tmp_path: Path, watched: tuple[Path, RunSummary]
-) -> None:
+def test_a_lost_profile_spoils_nothing_else(tmp_path: Path, watched: Watched) -> None:
     shutil.copytree(watched[0] / PROFILE, tmp_path / "state" / PROFILE)
     state, outcome = tmp_path / "state" / PROFILE, watched[1]
 

@@ -13,7 +13,7 @@ from support import LORA
 
 from expertflow.core.errors import TrainingError
 from expertflow.tokens.arrow import PackedRows
-from expertflow.train.feed.batches import Batch, Collator
+from expertflow.train.feed.batches import Collator
 from expertflow.train.model import load as loading
 from expertflow.train.model.load import describe_weights, load_for_scoring, load_for_training
 from expertflow.train.model.packed import PackedLoss, causal_lm, compute_held_out_loss
@@ -21,8 +21,6 @@ from expertflow.train.model.weights import load_trainable_state, trainable_state
 from expertflow.train.run import TrainInputs
 
 needs_bitsandbytes = pytest.mark.extra("bitsandbytes")
-CPU = torch.device("cpu")
-LENGTHS = [[20, 12], [32]]
 Load = Callable[..., Any]
 
 
@@ -35,14 +33,11 @@ def run(tiny: TrainInputs) -> TrainInputs:
 
 @pytest.fixture
 def load(run: TrainInputs) -> Load:
-    plan = run.plan
-    assert plan.lora is not None
-
-    def load_(*, checkpoint: bool = False, **changes: Any) -> Any:
+    def load_(**changes: Any) -> Any:
         torch.manual_seed(1)
-        lora = replace(plan.lora, **changes)
-        changed = replace(plan, lora=lora, gradient_checkpointing=checkpoint)
-        return load_for_training(changed, run.model, CPU)
+        assert run.plan.lora is not None
+        plan = replace(run.plan, lora=replace(run.plan.lora, **changes))
+        return load_for_training(plan, run.model, torch.device("cpu"))
 
     return load_
 
@@ -50,18 +45,18 @@ def load(run: TrainInputs) -> Load:
 @pytest.fixture
 def rows() -> PackedRows:
     ids = np.random.default_rng(0).integers(0, 97, (2, 32)).astype(np.int32)
-    return PackedRows.from_lists(ids, LENGTHS, [[2, 20, 22, 32], [2, 32]])
+    return PackedRows.from_lists(ids, [[20, 12], [32]], [[2, 20, 22, 32], [2, 32]])
 
 
-def batch_of(rows: PackedRows) -> Batch:
-    return Collator(rows).batch(np.arange(2))
+def held_out_loss(net: Any, rows: PackedRows) -> Any:
+    return compute_held_out_loss(PackedLoss(net), rows, micro_batch_size=2)
 
 
 def train(net: Any, rows: PackedRows, *, n_steps: int) -> list[float]:
     loss, losses = PackedLoss(net), []
     trained = [p for p in net.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-2)
-    batch = batch_of(rows)
+    batch = Collator(rows).batch(np.arange(2))
     loss.train()
     for _ in range(n_steps):
         value = loss(batch) / batch.n_target_tokens
@@ -108,26 +103,25 @@ def test_an_adapter_comes_back_from_plain_safetensors(
 ) -> None:
     net = load()
     train(net, rows, n_steps=5)
-    expected = compute_held_out_loss(PackedLoss(net), rows, micro_batch_size=2)
+    expected = held_out_loss(net, rows)
     save_file(trainable_state(net), tmp_path / "weights.safetensors")
     fresh = load()
     load_trainable_state(fresh, load_file(tmp_path / "weights.safetensors"))
-    assert compute_held_out_loss(PackedLoss(fresh), rows, micro_batch_size=2) == expected
+    assert held_out_loss(fresh, rows) == expected
     net.save_pretrained(tmp_path / "checkpoint")
     scored = load_for_scoring(tmp_path / "checkpoint", model=run.model, plan=run.plan)
-    assert compute_held_out_loss(PackedLoss(scored), rows, micro_batch_size=2) == expected
+    assert held_out_loss(scored, rows) == expected
 
 
 @needs_bitsandbytes
 def test_before_training_the_base_is_scored_in_4_bits_too(
     load: Load, rows: PackedRows, run: TrainInputs
 ) -> None:
-    plan, model = run.plan, run.model
-    before = load_for_scoring(None, model=model, plan=plan)
-    untrained = compute_held_out_loss(PackedLoss(load()), rows, micro_batch_size=2)
-    assert compute_held_out_loss(PackedLoss(before), rows, micro_batch_size=2) == untrained
-    original = load_for_scoring(None, model=model, plan=replace(plan, method="lora"))
-    assert compute_held_out_loss(PackedLoss(original), rows, micro_batch_size=2) != untrained
+    untrained = held_out_loss(load(), rows)
+    for method in ("qlora", "lora"):
+        plan = replace(run.plan, method=method)
+        before = load_for_scoring(None, model=run.model, plan=plan)
+        assert (held_out_loss(before, rows) == untrained) is (method == "qlora")
 
 
 def test_a_missing_package_is_one_line_with_the_fix(
