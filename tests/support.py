@@ -23,7 +23,7 @@ from expertflow.plan.settings import LoraSpec, Training
 from expertflow.staging.content import read_content
 from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
-from expertflow.tokens.arrow import INDEX, index_batch
+from expertflow.tokens.arrow import INDEX, PackedRows, index_batch
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import PackingSpec, TokenizerRecord, TokenShardRecord
 
@@ -129,6 +129,19 @@ def token_shard(
         n_tokens=len(tokens.values), n_dropped=0, dropped_examples=(), samples=(),
         engine="tokenizers", engine_version="0", engine_reason="a test", tokenizer_sha256="",
     )  # fmt: skip
+
+
+def made_up_rows(n_rows: int, length: int, *, seed: int = 0, n_documents: int = 4) -> PackedRows:
+    """Make rows of up to so many documents, of which any parts are supervised."""
+    rng = np.random.default_rng(seed)
+    lengths, spans = [], []
+    for _ in range(n_rows):
+        cuts = rng.choice(np.arange(1, length + 1), rng.integers(1, n_documents + 1), replace=False)
+        lengths.append(np.diff(np.sort(cuts), prepend=0).tolist())
+        edges = rng.choice(np.arange(cuts.max() + 1), 2 * rng.integers(0, 3), replace=True)
+        spans.append(np.sort(edges).tolist())
+    ids = rng.integers(0, 97, (n_rows, length)).astype(np.int32)
+    return PackedRows.from_lists(ids, lengths, spans)
 
 
 def tokenizer_record(**changes: Any) -> TokenizerRecord:

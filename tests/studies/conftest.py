@@ -1,3 +1,5 @@
+"""What tests of studies share: two tiny runs that are only read."""
+
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory) -> TrainPlan:
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("full")
-    write_tiny_run(folder)
-    return read_record(TrainPlan, folder / "plan.json")
+    write_tiny_run(folder, n_steps=40, gradient_accumulation_steps=2)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def base(full: Path) -> TrainPlan:
+    return read_record(TrainPlan, full / "plan.json")

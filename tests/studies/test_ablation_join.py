@@ -5,16 +5,52 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ablation_records import claim, hopeless, measured, plain, spec_of, variant
 from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.plan.records import TrainPlan
 from expertflow.studies.ablation import join_ablation, judge_claim
 from expertflow.studies.compare_trials import IS_ONE, divide_estimates, estimate_ratio, t_quantile
-from expertflow.studies.records import AblationRecord, AblationSpec, ClaimVerdict, VariantRecord
+from expertflow.studies.records import (
+    AblationRecord,
+    AblationSpec,
+    Bar,
+    ClaimedRatio,
+    ClaimVerdict,
+    Estimate,
+    Variant,
+    VariantRecord,
+)
+from expertflow.train.records import TrialResult
 
-TWICE = (1.95, 2.0, 2.05)
+
+def timing(tokens_per_s: float) -> TrialResult:
+    return TrialResult(outcome="measured", n_tokens=1000, timed_s=1000 / tokens_per_s, device="cpu")
+
+
+def variant(name: str, **changes: Any) -> Variant:
+    return Variant(**{"name": name, "label": name, "rows": "packed", "training": {}, **changes})
+
+
+def measured(name: str, *ratios: float, plan: float = 100.0, **changes: Any) -> VariantRecord:
+    """Return a variant with these ratios to a plan of ``plan`` tokens a second."""
+    settings: dict[str, Any] = {
+        "expert": "e", "variant": variant(name), "outcome": "measured", "reason": None,
+        "hardware": "cpu", "plan_sha256": "p",
+        "timings": tuple(timing(plan * r) for r in ratios),
+        "plan_timings": tuple(timing(plan) for _ in ratios),
+        "ratio": estimate_ratio(ratios) if ratios else None, "loss_differs": 0.0, "is_sane": True,
+        "machine": "2 processors", "versions": {"torch": "2"},
+    }  # fmt: skip
+    return VariantRecord(**{**settings, **changes})
+
+
+def plain(name: str, reason: str = "nothing would change") -> VariantRecord:
+    return measured(name, outcome="is the plan", reason=reason)
+
+
+def hopeless(name: str, reason: str, outcome: str = "not measurable") -> VariantRecord:
+    return measured(name, outcome=outcome, reason=reason)
 
 
 @pytest.mark.parametrize(
@@ -51,65 +87,49 @@ def test_nineteen_of_twenty_intervals_hold_the_truth() -> None:
     assert held == pytest.approx(0.95, abs=0.015)
 
 
-def verdict(of: str, to: str, *records: VariantRecord, **bounds: Any) -> ClaimVerdict:
-    by_name = {record.variant.name: record for record in records}
-    return judge_claim(claim(of, to, **bounds), by_name)
+def verdict(of: str, to: str, *records: VariantRecord, **bounds: float) -> ClaimVerdict:
+    claim = ClaimedRatio(claim="c", by="A", said="s", of=of, to=to, **bounds)
+    return judge_claim(claim, {record.variant.name: record for record in records})
 
 
-@pytest.mark.parametrize(
-    ("ratios", "bounds", "expected"),
-    [
-        (TWICE, {"low": 1.2, "high": 2.0}, "as claimed"),
-        (TWICE, {"low": 8.0, "high": 8.0}, "less"),
-        (TWICE, {"low": 1.05, "high": 1.1}, "more"),
-        (TWICE, {"low": 5.0}, "less"),
-        (TWICE, {}, "measured"),
-        ((2.0, 2.2, 2.4), {"low": 1.2, "high": 2.0}, "not decided"),
-        ((0.9, 1.0, 1.1), {"low": 1.2, "high": 2.0}, "no change"),
-        ((0.5, 0.51, 0.49), {"low": 1.2, "high": 2.0}, "less"),
-    ],
-)
-def test_a_verdict_follows_from_the_interval(
-    ratios: tuple[float, ...], bounds: dict[str, float], expected: str
-) -> None:
-    found = verdict("fast", "plan", measured("fast", *ratios), **bounds)
-    assert found.verdict == expected
-    assert found.measured == measured("fast", *ratios).ratio
-
-
-ALIKE = {"settings_sha256": "s"}
-HALF = variant("half", metric="hours", saves=0.5)
+TWICE = measured("a", 1.95, 2.0, 2.05)
+ALIKE = [measured(name, 1.95, 2.0, 2.05, settings_sha256="s") for name in "ab"]
+SAID = {"low": 1.2, "high": 2.0}
 HOURS = "600 steps of 1 s and 28 saves of 2 s"
+HALF = variant("a", metric="hours", saves=0.5)
 
 
 @pytest.mark.parametrize(
-    ("of", "to", "records", "bounds", "expected", "said"),
+    ("records", "bounds", "expected", "reason"),
     [
-        ("v", "plan", [measured("v", 1.5, 1.9, 2.3)], {"low": 1.2, "high": 2.0}, "as claimed",
-         "the interval reaches beyond what was said"),
-        ("v", "plan", [measured("v", 1.5, 1.51, 1.52)], {"low": 1.2, "high": 2.0}, "as claimed",
-         None),
+        ([TWICE], SAID, "as claimed", "the interval reaches beyond what was said"),
+        ([TWICE], {"low": 8.0, "high": 8.0}, "less", None),
+        ([TWICE], {"low": 1.05, "high": 1.1}, "more", None),
+        ([TWICE], {"low": 5.0}, "less", None),
+        ([TWICE], {}, "measured", None),
+        ([measured("a", 2.0, 2.2, 2.4)], SAID, "not decided", "reaches into what was said"),
+        ([measured("a", 0.9, 1.0, 1.1)], SAID, "no change", "holds what was said, too"),
+        ([measured("a", 0.5, 0.51, 0.49)], SAID, "less", None),
+        ([measured("a", 1.5, 1.51, 1.52)], SAID, "as claimed", None),
+        ([measured("a", 1.012, 1.012, 1.0121, variant=HALF, reason=HOURS)], SAID, "less", HOURS),
         # Variants that are run alike are not compared; one that is the plan stands for it.
-        ("a", "b", [measured(name, *TWICE, **ALIKE) for name in "ab"], {}, "not measurable",
-         "a and b are one and the same here"),
-        ("a", "b", [measured("a", *TWICE), plain("b")], {"low": 1.2, "high": 2.5}, "as claimed",
-         "b is the plan here"),
+        (ALIKE, {}, "not measurable", "a and b are one and the same here"),
+        ([TWICE, plain("b")], SAID, "as claimed", "b is the plan here"),
         # What has no answer has a reason.
-        ("a", "b", [plain("a", "TF32 is of CUDA cards"), plain("b")], {}, "not measurable",
-         "one and the same here: TF32 is of CUDA cards"),
-        ("a", "b", [measured("a", *TWICE), hopeless("b", "no compiler")], {}, "not measurable",
+        ([plain("a", "TF32 is of cards"), plain("b")], {}, "not measurable",
+         "one and the same here: TF32 is of cards"),
+        ([TWICE, hopeless("b", "no compiler")], {}, "not measurable",
          "b: not measurable, no compiler"),
-        ("half", "plan", [measured("half", 1.012, 1.012, 1.0121, variant=HALF, reason=HOURS)],
-         {"low": 1.053, "high": 1.111}, "less", HOURS),
     ],
 )  # fmt: skip
-def test_a_verdict_has_its_reason(
-    of: str, to: str, records: list[VariantRecord], bounds: Any, expected: str, said: str | None
+def test_a_verdict_follows_from_the_interval_and_has_its_reason(
+    records: list[VariantRecord], bounds: dict[str, float], expected: str, reason: str | None
 ) -> None:
-    found = verdict(of, to, *records, **bounds)
-    assert found.verdict == expected and (found.measured is None) is (expected == "not measurable")
-    assert found.reason is None if said is None else said in (found.reason or "")
-    assert found.metric == ("hours" if of == "half" else "tokens_per_s")
+    found = verdict("a", "b" if len(records) > 1 else "plan", *records, **bounds)
+    assert found.verdict == expected
+    assert found.reason is None if reason is None else reason in (found.reason or "")
+    assert found.measured == (None if expected == "not measurable" else records[0].ratio)
+    assert found.metric == records[0].variant.metric
 
 
 def test_the_plan_against_a_slower_variant_turns_the_ratio() -> None:
@@ -119,55 +139,75 @@ def test_the_plan_against_a_slower_variant_turns_the_ratio() -> None:
     assert found.measured.least == pytest.approx(1 / 0.21)
 
 
+def spec_of(*variants: Variant) -> AblationSpec:
+    return AblationSpec(
+        preset="demo", variants=variants, claims=(), n_repeats=3, n_warmup_steps=5,
+        n_timed_steps=20, max_timed_s=60.0,
+    )  # fmt: skip
+
+
 def joined(
-    plan: TrainPlan, spec: AblationSpec, *records: VariantRecord, price: float | None = None
+    plan: TrainPlan, *records: VariantRecord, price: float | None = None, **changes: Any
 ) -> AblationRecord:
-    plan = replace(plan, cost=replace(plan.cost, price_usd_per_hour=price))
+    plan = replace(plan, cost=replace(plan.cost, price_usd_per_hour=price), **changes)
+    spec = spec_of(*(record.variant for record in records))
     return join_ablation(spec, plan=plan, model="m", records=records)
 
 
-def rungs() -> AblationSpec:
-    names = ("naive", "middle", "end")
-    return spec_of([variant(name, of="l", rung=i) for i, name in enumerate(names)])
+def ladder(plan: TrainPlan, *records: VariantRecord) -> AblationRecord:
+    """Join the rungs of one ladder, the last of which is the plan."""
+    rungs = [
+        replace(record, variant=variant(record.variant.name, of="l", rung=i))
+        for i, record in enumerate((*records, plain("end")))
+    ]
+    return joined(plan, *rungs)
+
+
+NAIVE, MIDDLE = measured("naive", 0.099, 0.1, 0.101), measured("middle", 0.39, 0.4, 0.41)
+
+
+def value(estimate: Estimate | None) -> float:
+    assert estimate is not None
+    return estimate.value
 
 
 def test_each_rung_is_worth_its_ratio_to_the_one_before(base: TrainPlan) -> None:
-    naive, middle = measured("naive", 0.099, 0.1, 0.101), measured("middle", 0.39, 0.4, 0.41)
-    record = joined(base, rungs(), naive, middle, plain("end"))
+    record = ladder(base, NAIVE, MIDDLE)
     first, second, last = record.bars
     assert record.ladders == (("naive", "middle", "end"),)
     assert first.step is None
-    assert second.step is not None and second.step.value == pytest.approx(4, rel=0.01)
-    assert last.step is not None and last.step.value == pytest.approx(2.5, rel=0.01)
-    # The rungs' steps multiply to the total.
-    assert second.step.value * last.step.value == pytest.approx(10, rel=0.01)
+    assert value(second.step) == pytest.approx(4, rel=0.01)
+    assert value(last.step) == pytest.approx(2.5, rel=0.01)
     assert last.ratio is None and last.tokens_per_s == record.plan_tokens_per_s == 100
 
 
 def test_a_rung_that_is_run_as_the_one_before_is_worth_nothing(base: TrainPlan) -> None:
-    naive = measured("naive", 0.39, 0.4, 0.41, settings_sha256="a")
     middle = measured("middle", 0.5, 0.6, 0.7, settings_sha256="a", reason="not compiled")
-    first, second, last = joined(base, rungs(), naive, middle, plain("end")).bars
-    assert second.step is None and second.ratio == first.ratio == naive.ratio
+
+    def bars(settings_sha256: str) -> tuple[Bar, ...]:
+        naive = measured("naive", 0.39, 0.4, 0.41, settings_sha256=settings_sha256)
+        return ladder(base, naive, middle).bars
+
+    first, second, last = bars("a")
+    assert second.step is None and second.ratio == first.ratio != middle.ratio
     assert second.reason == "as the rung before on this hardware; not compiled"
-    assert last.step is not None and last.step.value == pytest.approx(2.5, rel=0.01)
-    other = replace(middle, settings_sha256="b")
-    assert joined(base, rungs(), naive, other, plain("end")).bars[1].step is not None
+    assert value(last.step) == pytest.approx(2.5, rel=0.01)
+    assert bars("b")[1].step is not None
 
 
 def test_bars_are_of_one_plan_speed_though_the_machine_changed(base: TrainPlan) -> None:
-    records = measured("naive", 0.5, 0.5, 0.5, plan=80), measured("middle", 0.5, 0.5, 0.5, plan=120)
-    record = joined(base, rungs(), *records, plain("end"))
+    halves = [measured(name, 0.5, 0.5, 0.5, plan=n) for name, n in (("naive", 80), ("middle", 120))]
+    record = ladder(base, *halves)
     assert record.plan_tokens_per_s == 100
     assert [bar.tokens_per_s for bar in record.bars] == pytest.approx([50, 50, 100])
 
 
 def test_dollars_need_a_price(base: TrainPlan) -> None:
-    spec, record = spec_of([variant("v")]), measured("v", 0.5, 0.5, 0.5)
-    free = joined(base, spec, record)
+    half = measured("v", 0.5, 0.5, 0.5)
+    free = joined(base, half)
     assert free.plan_usd_per_million_tokens is free.bars[0].usd_per_million_tokens is None
     assert "price_usd_per_hour" in free.unavailable["usd_per_million_tokens"]
-    paid = joined(base, spec, record, price=3.6)
+    paid = joined(base, half, price=3.6)
     # 100 tokens/s are 10,000 s a million, at 0.001 dollars a second.
     assert paid.plan_usd_per_million_tokens == pytest.approx(10)
     assert paid.bars[0].usd_per_million_tokens == pytest.approx(20)
@@ -175,17 +215,14 @@ def test_dollars_need_a_price(base: TrainPlan) -> None:
 
 
 def test_what_was_not_measured_keeps_its_reason(base: TrainPlan) -> None:
-    record = joined(base, rungs(), hopeless("naive", "no memory", "out of memory"),
-                    measured("middle", 0.4, 0.4, 0.4), plain("end"))  # fmt: skip
-    bar = record.bars[0]
+    bar, *others = ladder(base, hopeless("naive", "no memory", "out of memory"), MIDDLE).bars
     assert (bar.outcome, bar.reason, bar.ratio) == ("out of memory", "no memory", None)
     assert bar.tokens_per_s is bar.peak_memory_bytes is bar.padding_fraction is None
-    assert record.bars[1].step is None and record.bars[2].step is not None
+    assert [other.step is None for other in others] == [True, False]
 
 
 def test_one_process_for_several_is_told(base: TrainPlan) -> None:
-    two = replace(base, world_size=2)
-    record = joined(two, spec_of([variant("v")]), measured("v", 2, 2, 2.1), price=1.0)
+    record = joined(base, measured("v", 2, 2, 2.1), price=1.0, world_size=2)
     assert any("2 processes; all runs here are of one" in note for note in record.notes)
     # The price may be for one card or for two.
     assert record.price_usd_per_hour is record.plan_usd_per_million_tokens is None
@@ -193,8 +230,8 @@ def test_one_process_for_several_is_told(base: TrainPlan) -> None:
 
 
 def test_records_of_another_plan_or_none_are_refused(base: TrainPlan) -> None:
-    spec = spec_of([variant("a"), variant("b")])
+    one, other = measured("a", 1, 1, 1), measured("b", 1, 1, 1, plan_sha256="q")
     with pytest.raises(DataError, match="'b' has no record"):
-        joined(base, spec, measured("a", 1, 1, 1))
+        join_ablation(spec_of(one.variant, other.variant), plan=base, model="m", records=[one])
     with pytest.raises(DataError, match="2 different plans"):
-        joined(base, spec, measured("a", 1, 1, 1), measured("b", 1, 1, 1, plan_sha256="q"))
+        joined(base, one, other)

@@ -1,11 +1,12 @@
-"""Variants become plans: changes, consequences, and impossible variants."""
+"""Variants become plans: changes, consequences, impossible ones; and rows of single documents."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
-from support import write_tiny_run
+from support import made_up_rows
 
 from expertflow.core.records import read_part, read_record
 from expertflow.hardware.records import GpuFacts
@@ -18,87 +19,81 @@ from expertflow.studies.variants import (
     VariantSetup,
     first_rows,
     set_up_variant,
+    split_documents,
     with_one_process,
 )
-from expertflow.tokens.arrow import read_rows
+from expertflow.tokens.arrow import PackedRows, read_rows
 from expertflow.tokens.records import PackingRecord
+from expertflow.train.feed.batches import Collator, targets_per_row
 
-CARD = GpuFacts(
-    name="Old", memory_total_bytes=None, compute_capability="7.5", peak_bf16_flops_per_s=None,
-    peak_fp16_flops_per_s=1e12, peak_tf32_flops_per_s=None, peak_bandwidth_bytes_per_s=None,
-    power_limit_w=None, source="a test",
-)  # fmt: skip
+OLD = GpuFacts(name="Old", compute_capability="7.5", peak_fp16_flops_per_s=1e12, source="a test")
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_run(folder, n_steps=40, gradient_accumulation_steps=2)
-    return folder
+@pytest.fixture
+def first(full: Path, base: TrainPlan) -> FirstRows:
+    return first_rows(base, read_rows(full / "packed" / "train"), n_steps=5)
 
 
-def plan_of(folder: Path) -> TrainPlan:
-    return read_record(TrainPlan, folder / "plan.json")
+class Setup:
+    """Sets up variants of the plan of a folder."""
+
+    def __init__(self, folder: Path, base: TrainPlan, first: FirstRows) -> None:
+        self.packing = read_record(PackingRecord, folder / "packing.json")
+        self.facts = read_part(ModelFacts, folder / "model.json", "facts")
+        self.base, self.first = base, first
+
+    def __call__(
+        self, rows: Any = "packed", gpu: GpuFacts | None = None, **training: Any
+    ) -> VariantSetup:
+        return set_up_variant(
+            self.base if gpu is None else replace(self.base, gpu=gpu, hardware=gpu.name),
+            Variant(name="v", label="v", rows=rows, training=training), first=self.first,
+            is_unpacked=False, n_timed_steps=10, packing=self.packing, facts=self.facts,
+        )  # fmt: skip
 
 
-def first_of(folder: Path) -> FirstRows:
-    return first_rows(plan_of(folder), read_rows(folder / "packed" / "train"), n_steps=5)
+@pytest.fixture
+def set_up(full: Path, base: TrainPlan, first: FirstRows) -> Setup:
+    return Setup(full, base, first)
 
 
-def resolved(folder: Path, base: TrainPlan | None = None, **variant: Any) -> VariantSetup:
-    settings: dict[str, Any] = {"name": "v", "label": "v", "rows": "packed", "training": {}}
-    return set_up_variant(
-        base or plan_of(folder),
-        Variant(**{**settings, **variant}),
-        first=first_of(folder),
-        is_unpacked=False,
-        n_timed_steps=10,
-        packing=read_record(PackingRecord, folder / "packing.json"),
-        facts=read_part(ModelFacts, folder / "model.json", "facts"),
-    )
-
-
-def test_a_micro_batch_keeps_the_global_batch(tiny: Path) -> None:
-    base = plan_of(tiny)
-    setup = resolved(tiny, training={"batch_size": 2})
+def test_a_micro_batch_keeps_the_global_batch(base: TrainPlan, set_up: Setup) -> None:
+    setup = set_up(batch_size=2)
     assert (setup.plan.batch_size, setup.plan.gradient_accumulation_steps) == (2, 4)
     assert setup.plan.global_batch_sequences == base.global_batch_sequences == 8
     assert setup.plan.n_steps == base.n_steps and setup.n_timed_steps == 10
-    with pytest.raises(NotMeasurableError, match=r"of 3 rows do not make up .* of 8"):
-        resolved(tiny, training={"batch_size": 3})
 
 
-def test_what_changes_nothing_is_the_plan(tiny: Path) -> None:
-    for training in ({}, {"bf16": False, "fp16": False}, {"batch_size": 4}):
-        with pytest.raises(IsThePlanError, match="nothing would change"):
-            resolved(tiny, training=training)
+@pytest.mark.parametrize("training", [{}, {"bf16": False, "fp16": False}, {"batch_size": 4}])
+def test_what_changes_nothing_is_the_plan(set_up: Setup, training: dict[str, Any]) -> None:
+    with pytest.raises(IsThePlanError, match="nothing would change"):
+        set_up(**training)
 
 
-def test_tf32_means_nothing_to_a_cpu(tiny: Path) -> None:
-    assert not plan_of(tiny).use_tf32
-    for more in ({}, {"bf16": False}):
-        with pytest.raises(NotMeasurableError, match="trains on a CPU"):
-            resolved(tiny, training={"use_tf32": True, **more})
+@pytest.mark.parametrize(
+    ("training", "match"),
+    [
+        ({"batch_size": 3}, r"of 3 rows do not make up .* of 8"),
+        ({"use_tf32": True}, "trains on a CPU"),
+        ({"use_tf32": True, "bf16": False}, "trains on a CPU"),
+        ({"gpu": OLD, "bf16": True}, "Old has no"),
+        ({"gpu": OLD, "use_tf32": True}, "Old has no TF32"),
+        ({"lora_r": 8}, "adapter"),
+        ({"attention": "varlen"}, "CUDA"),
+    ],
+)
+def test_what_cannot_be_is_not_measurable(
+    set_up: Setup, training: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(NotMeasurableError, match=match) as caught:
+        set_up(**training)
+    assert caught.value.outcome == "not measurable"
 
 
-def test_an_old_card_has_no_bf16(tiny: Path) -> None:
-    base = replace(plan_of(tiny), gpu=CARD, hardware="Old")
-    with pytest.raises(NotMeasurableError, match="Old has no"):
-        resolved(tiny, base, training={"bf16": True})
-    with pytest.raises(NotMeasurableError, match="Old has no TF32"):
-        resolved(tiny, base, training={"use_tf32": True})
-
-
-def test_what_contradicts_itself_is_not_measurable(tiny: Path) -> None:
-    with pytest.raises(NotMeasurableError, match="adapter"):
-        resolved(tiny, training={"lora_r": 8})
-    with pytest.raises(NotMeasurableError, match="CUDA"):
-        resolved(tiny, training={"attention": "varlen"})
-
-
-def test_loose_rows_are_the_same_documents_in_as_many_steps(tiny: Path) -> None:
-    base, first = plan_of(tiny), first_of(tiny)
-    setup = resolved(tiny, rows="unpacked")
+def test_loose_rows_are_the_same_documents_in_as_many_steps(
+    base: TrainPlan, first: FirstRows, set_up: Setup
+) -> None:
+    setup = set_up(rows="unpacked")
     plan, wanted = setup.plan, base.global_batch_sequences * first.documents_per_row
     assert plan.global_batch_sequences == round(wanted)
     assert plan.n_steps == pytest.approx(base.n_steps, abs=1)
@@ -109,31 +104,49 @@ def test_loose_rows_are_the_same_documents_in_as_many_steps(tiny: Path) -> None:
     assert not plan.group_by_length and setup.n_timed_steps in (10, 11)
 
 
-def test_a_variants_own_batch_counts_documents(tiny: Path) -> None:
-    first = first_of(tiny)
-    setup = resolved(
-        tiny, rows="on_the_fly", training={"batch_size": 1, "gradient_accumulation_steps": 1}
-    )
+def test_a_variants_own_batch_counts_documents(first: FirstRows, set_up: Setup) -> None:
+    setup = set_up(rows="on_the_fly", batch_size=1, gradient_accumulation_steps=1)
     assert setup.plan.global_batch_sequences == setup.plan.batch_size == 1
     # 10 steps of 8 rows of several documents, one document a step.
     assert setup.n_timed_steps == pytest.approx(80 * first.documents_per_row, abs=1)
     assert setup.plan.n_warmup_steps < setup.plan.n_steps
 
 
-def test_variants_that_are_run_alike_have_one_digest(tiny: Path) -> None:
-    base = plan_of(tiny)
-    plain, sdpa = {"optim": "adamw_8bit"}, {"optim": "adamw_8bit", "attention": "sdpa"}
-    idle = {**plain, "use_tf32": base.use_tf32, "bf16": False}
-    one, same, other = (resolved(tiny, training=t).settings_sha256 for t in (plain, idle, sdpa))
-    assert one == same != other
-    assert resolved(tiny, rows="unpacked", training=plain).settings_sha256 != one
+def test_variants_that_are_run_alike_have_one_digest(base: TrainPlan, set_up: Setup) -> None:
+    plain = {"optim": "adamw_8bit"}
+    digests = [
+        set_up(**more, **plain).settings_sha256
+        for more in ({}, {"use_tf32": base.use_tf32, "bf16": False}, {"attention": "sdpa"},
+                     {"rows": "unpacked"})
+    ]  # fmt: skip
+    assert digests[0] == digests[1] and len(set(digests)) == 3
 
 
-def test_several_processes_become_one(tiny: Path) -> None:
-    packing = read_record(PackingRecord, tiny / "packing.json")
-    facts = read_part(ModelFacts, tiny / "model.json", "facts")
-    base = plan_of(tiny)
+def test_several_processes_become_one(base: TrainPlan, set_up: Setup) -> None:
+    records = {"packing": set_up.packing, "facts": set_up.facts}
     two = replace(base, world_size=2, global_batch_sequences=16)
-    one = with_one_process(two, packing=packing, facts=facts)
+    one = with_one_process(two, **records)
     assert (one.world_size, one.global_batch_sequences, one.batch_size) == (1, 8, 4)
-    assert with_one_process(base, packing=packing, facts=facts) is base
+    assert with_one_process(base, **records) is base
+
+
+def documents_of(rows: PackedRows, chosen: Any) -> list[tuple[list[int], list[int]]]:
+    """Return ids and labels of every document, from the batches of training."""
+    found, collator = [], Collator(rows)
+    for i in chosen:
+        batch, start = collator.batch(np.array([i])), 0
+        for end in np.cumsum(rows.seq_lengths[i]).tolist():
+            part = slice(start, end)
+            found.append((batch.input_ids_BL[0, part].tolist(), batch.labels_BL[0, part].tolist()))
+            start = end
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_is_lost_added_or_relabeled(seed: int) -> None:
+    rows = made_up_rows(40, 48, seed=seed)
+    chosen = np.random.default_rng(seed).permutation(len(rows))[:17]
+    loose = split_documents(rows, chosen)
+    assert len(loose.seq_lengths.values) == len(loose)
+    assert documents_of(loose, range(len(loose))) == documents_of(rows, chosen)
+    assert targets_per_row(loose).sum() == targets_per_row(rows)[chosen].sum()

@@ -1,7 +1,6 @@
 """A few real steps, and the analysis of their times."""
 
 import json
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from support import LORA, plan_spec, run_script, tiny_inputs, write_tiny_run
+from support import LORA, plan_spec, run_script, tiny_inputs
 
 from expertflow.core.errors import HardwareError, TrainingError
 from expertflow.core.records import read_record, to_json
@@ -24,58 +23,45 @@ from expertflow.train.records import EvalPoint, SavePoint
 pytestmark = pytest.mark.long
 
 
-def calibrate(folder: Path, n_steps: int = 60, **changes: Any) -> subprocess.CompletedProcess[str]:
-    spec = json.dumps(to_json(plan_spec(method="lora", lora=LORA, max_steps=n_steps, **changes)))
-    words = ["--expert", "tiny", "--spec", spec, *tiny_inputs(folder, "packing", "model")]
+def calibrated(tiny: Path, folder: Path, **settings: Any) -> Calibration:
+    spec = json.dumps(to_json(plan_spec(method="lora", lora=LORA, **settings)))
+    words = ["--expert", "tiny", "--spec", spec, *tiny_inputs(tiny, "packing", "model")]
     words += ["--scratch", folder / ".calibration", "--output", folder / "calibration.json"]
-    return run_script("calibrate_expert", *words)
-
-
-@pytest.fixture(scope="module")
-def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("calibrated")
-    write_tiny_run(folder, lora=LORA, n_steps=60)
-    # What a killed one left is no hindrance.
-    (folder / ".calibration" / "state").mkdir(parents=True)
-    (folder / ".calibration" / "plan.json").write_text("half a pl")
-    done = calibrate(folder)
+    done = run_script("calibrate_expert", *words)
     assert done.returncode == 0, done.stderr
-    return folder
+    # It leaves nothing else.
+    assert {path.name for path in folder.iterdir()} == {
+        "calibration.json", ".calibration.json.fingerprint",
+    }  # fmt: skip
+    return read_record(Calibration, folder / "calibration.json")
 
 
-def test_a_calibration_times_thirty_steps_and_leaves_nothing_else(calibrated: Path) -> None:
-    made = read_record(Calibration, calibrated / "calibration.json")
+def test_a_calibration_times_thirty_steps_and_the_plan_goes_by_it(
+    tiny: Path, tmp_path: Path
+) -> None:
+    # What a killed one left is no hindrance.
+    (tmp_path / ".calibration" / "state").mkdir(parents=True)
+    (tmp_path / ".calibration" / "plan.json").write_text("half a pl")
+    made = calibrated(tiny, tmp_path, max_steps=60)
     assert (made.n_warmup_steps, made.n_timed_steps) == (10, 30)
     assert 0 < made.step_s_low <= made.step_s <= made.step_s_high
     assert made.save_s > 0 and made.eval_s > 0 and made.startup_s > 0
     assert made.n_timings == 30 and made.peak_memory_bytes is None
     assert made.key.startswith("cpu; 1 process; qwen3 of ")
-    assert not (calibrated / ".calibration").exists()
-    assert not (calibrated / "training.json").exists() and not (calibrated / "state").exists()
-
-
-def test_the_plan_goes_by_it(calibrated: Path) -> None:
-    made = read_record(Calibration, calibrated / "calibration.json")
+    spec = plan_spec(method="lora", lora=LORA, max_steps=60, price_usd_per_hour=1.0)
     inputs = plan_expert.PlanInputs(
-        expert="tiny",
-        spec=plan_spec(method="lora", lora=LORA, max_steps=60, price_usd_per_hour=1.0),
-        packing=calibrated / "packing.json",
-        model=calibrated / "model.json",
+        expert="tiny", spec=spec, packing=tiny / "packing.json", model=tiny / "model.json"
     )
-    planned = plan_expert.plan_expert(inputs, calibration=calibrated / "calibration.json")
+    planned = plan_expert.plan_expert(inputs, calibration=tmp_path / "calibration.json")
     assert planned.cost.calibrated
     assert planned.cost.step_hours == pytest.approx(60 * made.step_s / 3600)
     assert planned.cost.predicted_usd == pytest.approx(planned.cost.predicted_hours)
 
 
-def test_two_processes_are_timed_by_the_first(tmp_path: Path) -> None:
-    write_tiny_run(tmp_path, lora=LORA, n_steps=12)
-    done = calibrate(tmp_path, n_steps=12, world_size=2)
-    assert done.returncode == 0, done.stderr
-    made = read_record(Calibration, tmp_path / "calibration.json")
+def test_two_processes_are_timed_by_the_first(tiny: Path, tmp_path: Path) -> None:
+    made = calibrated(tiny, tmp_path, max_steps=12, world_size=2)
     assert (made.n_warmup_steps, made.n_timed_steps) == (3, 9)
     assert made.key.startswith("cpu; 2 x ddp; ")
-    assert not (tmp_path / ".calibration").exists()
 
 
 def test_a_plan_is_shortened_and_nothing_else(base: TrainPlan) -> None:
@@ -92,14 +78,6 @@ def test_a_plan_is_shortened_and_nothing_else(base: TrainPlan) -> None:
     assert n_warmup % short.logging_steps == 0
 
 
-def steps(seconds: list[float]) -> list[Any]:
-    ends = np.cumsum(seconds) + 5.0
-    return [
-        SimpleNamespace(step_s=s * 0.9, elapsed_s=float(end), n_tokens=100)
-        for s, end in zip(seconds, ends, strict=True)
-    ]
-
-
 def test_short_epochs_are_timed_whole() -> None:
     uneven = np.array([2.0, 1.0] * 8)
     assert step_levels(uneven, per_epoch=2).tolist() == [1.5] * 8
@@ -109,41 +87,44 @@ def test_short_epochs_are_timed_whole() -> None:
 
 def test_the_parts_of_a_short_run_add_up_to_it(base: TrainPlan) -> None:
     """The rest happens once: here 4 s of startup and 1 s more for step 1."""
-    plan = replace(base, n_steps=8)
+    seconds = np.array([2.0, *[1.0] * 7])
     record: Any = SimpleNamespace(
-        time=SimpleNamespace(wall_s=3.0 + 4.0 + 2.0 + 7 * 1.0 + 2 * 0.5 + 0.25),
+        time=SimpleNamespace(wall_s=3.0 + 4.0 + seconds.sum() + 2 * 0.5 + 0.25),
         save_points=(SavePoint(step=8, elapsed_s=13.0, save_s=0.25),),
-        eval_points=tuple(
-            EvalPoint(step=step, loss=1.0, n_target_tokens=1, eval_s=0.5) for step in (0, 8)
-        ),
+        eval_points=(EvalPoint(step=8, loss=1.0, n_target_tokens=1, eval_s=0.5),) * 2,
         peak_memory_reserved_bytes=None,
     )
-    settings: dict[str, Any] = {"n_window_steps": 1, "planning_s": 3.0, "key": "k"}
-    made = take_times(plan, record, steps([2.0 / 0.9, *[1.0] * 7]), n_warmup=2, **settings)
+    steps: list[Any] = [
+        SimpleNamespace(step_s=s, elapsed_s=5.0 + end, n_tokens=100)
+        for s, end in zip(seconds, np.cumsum(seconds), strict=True)
+    ]
+
+    def timed(n_window_steps: int, steps: list[Any] = steps, **changes: int) -> Calibration:
+        return take_times(
+            replace(base, n_steps=8, **changes), record, steps, n_warmup=2, planning_s=3.0,
+            key="k", n_window_steps=n_window_steps,
+        )  # fmt: skip
+
+    made = timed(1)
     assert made.n_timings == 6
     # On a card, every five steps share a time.
-    on_a_card = {**settings, "n_window_steps": 5}
-    for per_epoch in (plan.n_steps_per_epoch, 1):
-        epochs = replace(plan, n_steps_per_epoch=per_epoch)
-        timed = take_times(epochs, record, steps([1.0] * 8), n_warmup=2, **on_a_card)
-        assert timed.n_timings == 2
+    assert timed(5).n_timings == timed(5, n_steps_per_epoch=1).n_timings == 2
     assert (made.step_s, made.step_s_low, made.step_s_high) == (1.0, 1.0, 1.0)
     assert (made.eval_s, made.save_s) == (0.5, 0.25)
     assert made.startup_s == pytest.approx(5.0)
     with pytest.raises(TrainingError, match="too few to time"):
-        take_times(plan, record, [], n_warmup=0, **settings)
+        timed(1, steps=[])
 
 
 def test_a_calibration_on_another_card_than_planned_is_refused(
-    calibrated: Path, base: TrainPlan, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, base: TrainPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = {"name": "H100 SXM", "driver_names": ["NVIDIA H100 80GB HBM3"], "source": "a test"}
     plan = replace(base, gpu=gpu_table.gpu_from_row(row))
     monkeypatch.setattr(calibration, "plan_expert", lambda *_, **__: plan)
     job = CalibrationJob(
-        expert="tiny", spec=plan_spec(), packing=calibrated / "packing.json",
-        model=calibrated / "model.json", rows=calibrated / "packed", code="c",
-        scratch=calibrated / "s",
+        expert="tiny", spec=plan_spec(), packing=tiny / "packing.json", code="c",
+        model=tiny / "model.json", rows=tiny / "packed", scratch=tmp_path / "s",
     )  # fmt: skip
     seen = SimpleNamespace(gpus=(SimpleNamespace(name="NVIDIA GeForce RTX 2060"),))
     monkeypatch.setattr(plan_expert, "probe_machine", lambda **_: seen)

@@ -1,6 +1,7 @@
 """Complete tuning: a real run on a CPU, its cache, and the comparison of best and default."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,20 @@ FREE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def job(tiny: Path, folder: Path, spec: PlanSpec | None = None, **changes: Any) -> TuneJob:
-    settings: dict[str, Any] = {
-        "expert": "tiny", "spec": spec or plan_spec(**FREE), "packing": tiny / "packing.json",
-        "model": tiny / "model.json", "rows": tiny / "packed", "scratch": folder / ".tuning",
-        "cache": folder / "cache", "code": "c",
-    }  # fmt: skip
-    return TuneJob(**{**settings, **changes})
+Job = Callable[..., TuneJob]
+
+
+@pytest.fixture
+def job(tiny: Path, tmp_path: Path) -> Job:
+    def made(spec: PlanSpec | None = None, **changes: Any) -> TuneJob:
+        settings: dict[str, Any] = {
+            "expert": "tiny", "spec": spec or plan_spec(**FREE), "packing": tiny / "packing.json",
+            "model": tiny / "model.json", "rows": tiny / "packed", "scratch": tmp_path / ".tuning",
+            "cache": tmp_path / "cache", "code": "c",
+        }  # fmt: skip
+        return TuneJob(**{**settings, **changes})
+
+    return made
 
 
 class Machine:
@@ -62,9 +70,9 @@ def _two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "usable_cpus", lambda: 2)
 
 
-def test_best_and_default_take_turns_at_the_end(tiny: Path, tmp_path: Path) -> None:
+def test_best_and_default_take_turns_at_the_end(job: Job) -> None:
     machine = Machine()
-    made = machine.tune(job(tiny, tmp_path))
+    made = machine.tune(job())
     assert made.best is not None and made.best.batch_size == 16
     assert made.default.batch_size == 8 and made.default.gradient_accumulation_steps == 2
     rows = [trial.plan.batch_size for trial in machine.ran[-6:]]
@@ -76,97 +84,86 @@ def test_best_and_default_take_turns_at_the_end(tiny: Path, tmp_path: Path) -> N
     assert len(left) == 3 and all(why and "not tried on a CPU" in why for why in left)
 
 
-def test_without_time_for_pairs_the_default_stays(tiny: Path, tmp_path: Path) -> None:
-    first = Machine()
-    made = first.tune(job(tiny, tmp_path, max_seconds=60.0))
+def test_without_time_for_pairs_the_default_stays(job: Job) -> None:
+    machine = Machine()
+    made = machine.tune(job(max_seconds=60.0))
     n_trials = sum(trial.outcome in ("measured", "given up") for trial in made.trials)
-    assert len(first.ran) == n_trials + 2 * 2, "two pairs, and no time for a third"
+    assert len(machine.ran) == n_trials + 2 * 2, "two pairs, and no time for a third"
     assert made.best == made.default and made.gain is None
     fastest = max(made.trials, key=lambda trial: trial.tokens_per_s or 0.0)
     assert fastest.settings.batch_size == 16
 
 
-def test_pairs_go_on_from_those_of_a_search_that_was_stopped(tiny: Path, tmp_path: Path) -> None:
-    whole = Machine()
-    whole.tune(job(tiny, tmp_path / "whole"))
+def test_pairs_go_on_from_those_of_a_search_that_was_stopped(job: Job, tmp_path: Path) -> None:
+    whole, after = Machine(), Machine()
+    whole.tune(job(cache=tmp_path / "other"))
     with pytest.raises(KeyboardInterrupt):
-        Machine(stops_after=len(whole.ran) - 3).tune(job(tiny, tmp_path))
-    after = Machine()
-    made = after.tune(job(tiny, tmp_path))
+        Machine(stops_after=len(whole.ran) - 3).tune(job())
+    made = after.tune(job())
     assert [trial.plan.batch_size for trial in after.ran] == [16, 8, 8, 16]
     assert made.best is not None and made.best.batch_size == 16 and made.gain_low
 
 
-def test_of_several_processes_one_is_timed_with_its_own_rows(tiny: Path, tmp_path: Path) -> None:
+def test_of_several_processes_one_is_timed_with_its_own_rows(job: Job) -> None:
     machine = Machine()
-    made = machine.tune(job(tiny, tmp_path, plan_spec(**FREE, world_size=2, parallel="ddp")))
+    made = machine.tune(job(plan_spec(**FREE, world_size=2, parallel="ddp")))
     assert "2 x ddp" in made.key and made.global_batch_sequences == 16
     for plan in (trial.plan for trial in machine.ran):
-        assert plan.world_size == 1
-        assert plan.batch_size * plan.gradient_accumulation_steps == 8
-        assert plan.global_batch_sequences == 8
+        n_rows = plan.batch_size * plan.gradient_accumulation_steps
+        assert (plan.world_size, n_rows, plan.global_batch_sequences) == (1, 8, 8)
 
 
-def test_a_gain_that_is_not_certain_is_a_tie(tiny: Path, tmp_path: Path) -> None:
+def test_a_gain_that_is_not_certain_is_a_tie(job: Job) -> None:
     # Each trial is a tenth slower than the last; alternating shows that the machine is the cause.
-    made = Machine(drift=0.9, by_rows=6.0).tune(job(tiny, tmp_path))
+    made = Machine(drift=0.9, by_rows=6.0).tune(job())
     assert made.best == made.default and (made.gain, made.gain_low) == (1.0, None)
 
 
-def test_trials_are_taken_over_by_another_expert_of_the_kind(tiny: Path, tmp_path: Path) -> None:
-    first, second, other = Machine(), Machine(), Machine()
-    made = first.tune(job(tiny, tmp_path))
-    again = second.tune(job(tiny, tmp_path, expert="another"))
+def test_trials_are_taken_over_by_another_expert_of_the_kind(job: Job, tmp_path: Path) -> None:
+    made, second = Machine().tune(job()), Machine()
+    again = second.tune(job(expert="another"))
     assert second.ran == [] and again.was_cached
     assert (again.best, again.gain, again.trials) == (made.best, made.gain, made.trials)
-    # Not for other code, or another global batch.
-    assert not other.tune(job(tiny, tmp_path, code="d")).was_cached
+    # Not for other code, or another global batch, or where the cache is spoilt.
     more = plan_spec(**{**FREE, "gradient_accumulation_steps": 4})
-    assert not other.tune(job(tiny, tmp_path, more)).was_cached
+    (kept,) = (tmp_path / "cache").glob("*.json")
+    kept.write_text("{")
+    for other in (job(code="d"), job(more), job()):
+        assert not Machine().tune(other).was_cached
 
 
-def test_memory_that_ran_out_is_tried_again(tiny: Path, tmp_path: Path) -> None:
+def test_memory_that_ran_out_is_tried_again(job: Job, tmp_path: Path) -> None:
     def full(trial: Trial) -> TrialResult:
         # Like a killed process, which leaves its files behind.
         trial.scratch.mkdir()
         return TrialResult(outcome="out of memory")
 
-    assert tune(job(tiny, tmp_path), full).best is None
+    assert tune(job(), full).best is None
     assert not (tmp_path / ".tuning").exists()
-    again = Machine().tune(job(tiny, tmp_path))
+    again = Machine().tune(job())
     assert again.best is not None and again.best.batch_size == 16 and not again.was_cached
 
 
-def test_a_spoilt_cache_is_tuned_anew(tiny: Path, tmp_path: Path) -> None:
-    Machine().tune(job(tiny, tmp_path))
-    (kept,) = (tmp_path / "cache").glob("*.json")
-    kept.write_text("{")
-    machine = Machine()
-    assert not machine.tune(job(tiny, tmp_path)).was_cached and machine.ran
-
-
-def test_what_cannot_be_run_is_no_end(tiny: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_run_is_no_end(job: Job, tmp_path: Path) -> None:
     def broken(trial: Trial) -> TrialResult:
         raise TrainingError("a kernel\nis missing")
 
-    made = tune(job(tiny, tmp_path), broken)
+    made = tune(job(), broken)
     assert made.best is None and made.gain is None
     assert made.trials[0].outcome == "failed" and made.trials[0].reason == "a kernel is missing"
     write_record(tmp_path / "tuning.json", made)
-    plan = plan_expert(job(tiny, tmp_path, plan_spec(**FREE)), tuning=tmp_path / "tuning.json")
+    plan = plan_expert(job(), tuning=tmp_path / "tuning.json")
     told = {reason.setting: reason.because for reason in plan.reasons}
     assert told["tuned"].startswith("left out: nothing that was tried")
 
 
-def test_a_model_that_is_shared_out_is_not_tuned(tiny: Path, tmp_path: Path) -> None:
-    spec = plan_spec(**FREE, world_size=2, parallel="fsdp")
+def test_a_model_that_is_shared_out_is_not_tuned(job: Job) -> None:
     with pytest.raises(ConfigError, match="cannot hold the whole model; use ddp"):
-        Machine().tune(job(tiny, tmp_path, spec))
+        Machine().tune(job(plan_spec(**FREE, world_size=2, parallel="fsdp")))
 
 
-def test_a_tiny_run_is_tuned_for_real(tiny: Path, tmp_path: Path) -> None:
-    spec = plan_spec(**FREE)
-    words = ["--expert", "tiny", "--spec", json.dumps(to_json(spec)), "--max-seconds", "12"]
+def test_a_tiny_run_is_tuned_for_real(job: Job, tiny: Path, tmp_path: Path) -> None:
+    words = ["--expert", "tiny", "--spec", json.dumps(to_json(job().spec)), "--max-seconds", "12"]
     words += [*tiny_inputs(tiny, "packing", "model"), "--scratch", tmp_path / ".tuning"]
     words += ["--cache", tmp_path / "cache", "--output", tmp_path / "tuning.json"]
     done = run_script("tune_expert", *words)
@@ -176,8 +173,6 @@ def test_a_tiny_run_is_tuned_for_real(tiny: Path, tmp_path: Path) -> None:
     assert ran and ran[0].settings == made.default and ran[0].tokens_per_s
     assert made.best is not None and (made.gain is not None or made.best == made.default)
     assert not (tmp_path / ".tuning").exists()
-    sidecar = json.loads((tmp_path / ".tuning.json.fingerprint").read_text())
-    assert sidecar["rule"] == "tune_expert"
-    plan = plan_expert(job(tiny, tmp_path, spec), tuning=tmp_path / "tuning.json")
+    plan = plan_expert(job(), tuning=tmp_path / "tuning.json")
     assert plan.batch_size == made.best.batch_size
     assert plan.n_threads == made.best.n_threads and plan.may_halve_micro_batch

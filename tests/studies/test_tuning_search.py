@@ -15,22 +15,20 @@ DEFAULT = TunedSettings(
     torch_compile=True, n_threads=None, loader="thread", dataloader_num_workers=0,
 )  # fmt: skip
 ALL = frozenset(TunedSettings.__struct_fields__)
-TRIAL_S = 10.0
 GB = 10**9
 
 
-def measured(tokens_per_s: float, **more: Any) -> TrialResult:
-    settings: dict[str, Any] = {"outcome": "measured", "n_timed_steps": 5, "timed_s": 2.0, **more}
-    return TrialResult(**settings, n_tokens=round(tokens_per_s * 2.0))
+def with_rows(n: int, **changes: Any) -> TunedSettings:
+    return replace(DEFAULT, batch_size=n, gradient_accumulation_steps=16 // n, **changes)
 
 
 class Card:
     """A card with made-up speed and memory; every trial takes ten seconds of its clock."""
 
     def __init__(self, speed: Callable[[TunedSettings], float], **space: Any) -> None:
-        self.now_s, self.ran = 0.0, list[TunedSettings]()
-        self.least = dict[TunedSettings, float | None]()
-        self.speed = speed
+        self.now_s, self.speed = 0.0, speed
+        # What ran, each with the lowest interesting speed.
+        self.ran = dict[TunedSettings, float | None]()
         self.fails = dict[TunedSettings, TrialResult]()
         settings: dict[str, Any] = {
             "default": DEFAULT, "free": ALL, "on_card": True, "usable_bytes": 80 * GB,
@@ -39,14 +37,16 @@ class Card:
         self.space = Space(**{**settings, **space})
 
     def run(self, choice: TunedSettings, least: float | None) -> TrialResult:
-        self.now_s += TRIAL_S
-        self.ran.append(choice)
-        self.least[choice] = least
+        self.now_s += 10.0
+        self.ran[choice] = least
         if choice in self.fails:
             return self.fails[choice]
         speed = self.speed(choice)
         is_slow = least is not None and speed < least
-        return measured(speed, outcome="given up" if is_slow else "measured")
+        return TrialResult(
+            outcome="given up" if is_slow else "measured", n_timed_steps=5, timed_s=2.0,
+            n_tokens=round(speed * 2.0),
+        )  # fmt: skip
 
     def search(self, max_s: float = 1000.0, per_row: int = 5 * GB, **more: Any) -> Search:
         def predict(choice: TunedSettings) -> int:
@@ -72,18 +72,16 @@ def speed(choice: TunedSettings) -> float:
 def test_the_best_is_found_and_every_choice_keeps_the_global_batch() -> None:
     card = Card(speed)
     search = card.search()
-    assert search.best() == replace(DEFAULT, batch_size=16, gradient_accumulation_steps=1)
-    assert card.ran[0] == DEFAULT
-    for choice in search.trials:
-        assert choice.batch_size * choice.gradient_accumulation_steps == 16
+    assert search.best() == with_rows(16)
+    assert next(iter(card.ran)) == DEFAULT
+    assert {t.batch_size * t.gradient_accumulation_steps for t in search.trials} == {16}
     # Compilation is slow, so only the default and the best without it are compiled.
     assert sum(choice.torch_compile for choice in card.ran) == 2
 
 
 def test_what_is_predicted_not_to_fit_is_not_run() -> None:
-    card = Card(speed)
+    card, too_large = Card(speed), with_rows(16, torch_compile=False)
     search = card.search(per_row=9 * GB)
-    too_large = replace(DEFAULT, batch_size=16, gradient_accumulation_steps=1, torch_compile=False)
     assert too_large not in card.ran
     trial = search.trials[too_large]
     assert trial.outcome == "left out" and trial.predicted_peak_bytes == 144 * GB
@@ -91,33 +89,30 @@ def test_what_is_predicted_not_to_fit_is_not_run() -> None:
     # Recomputation is only tried with rows that do not fit without it.
     again = [choice.batch_size for choice in card.ran if choice.gradient_checkpointing]
     assert again == [16]
-    assert search.best() == replace(DEFAULT, batch_size=8, gradient_accumulation_steps=2)
+    assert search.best() == with_rows(8)
 
 
 def test_a_trial_that_fails_is_a_result_and_the_search_goes_on() -> None:
-    card = Card(speed)
-    largest = replace(DEFAULT, batch_size=16, gradient_accumulation_steps=1, torch_compile=False)
-    card.fails = {
-        largest: TrialResult(outcome="out of memory", problem="CUDA out of memory"),
-        replace(DEFAULT, torch_compile=False, attention="flex"): TrialResult(outcome="failed"),
-    }
+    card, largest = Card(speed), with_rows(16, torch_compile=False)
+    failed = TrialResult(outcome="out of memory", problem="CUDA out of memory")
+    masked = replace(DEFAULT, torch_compile=False, attention="flex")
+    card.fails = {largest: failed, masked: TrialResult(outcome="failed")}
     search = card.search()
-    assert search.trials[largest].outcome == "out of memory"
-    assert search.trials[largest].reason == "CUDA out of memory"
-    assert search.best() == replace(DEFAULT, batch_size=8, gradient_accumulation_steps=2)
+    found = search.trials[largest]
+    assert (found.outcome, found.reason) == (failed.outcome, failed.problem)
+    assert search.best() == with_rows(8)
 
 
 def test_dominated_rows_are_left_out_and_the_slow_are_given_up() -> None:
     card = Card(speed)
-    search = card.search()
-    rows = {c.batch_size: t for c, t in search.trials.items() if c.attention == "packed"
-            and not c.torch_compile and not c.gradient_checkpointing}  # fmt: skip
+    trials = card.search().trials
+    rows = {n: trials[with_rows(n, torch_compile=False)] for n in (8, 2)}
     assert rows[8].outcome == "measured" and rows[2].outcome == "left out"
     assert rows[2].reason == "dominated: 8 rows were slower already"
-    masked = next(t for c, t in search.trials.items() if c.attention == "sdpa")
+    masked = next(t for c, t in trials.items() if c.attention == "sdpa")
     assert masked.outcome == "given up"
     fastest = 1000.0 * 16 / 17
-    assert card.least[masked.settings] == pytest.approx(0.9 * fastest, rel=1e-3)
+    assert card.ran[masked.settings] == pytest.approx(0.9 * fastest, rel=1e-3)
 
 
 def test_no_trial_begins_when_the_time_is_over() -> None:
@@ -142,8 +137,7 @@ def test_a_tie_goes_to_the_default_and_else_to_the_simpler() -> None:
 def test_what_the_manifest_names_is_kept_by_the_best() -> None:
     free = ALL - {"batch_size", "gradient_accumulation_steps", "attention"}
     card = Card(speed, free=free)
-    search = card.search()
-    assert search.best() == DEFAULT
+    assert card.search().best() == DEFAULT
     # Other splits of the batch are tried last, to inform the user.
     rows = [choice.batch_size for choice in card.ran]
     assert set(rows) > {4} and rows.index(16) > 1

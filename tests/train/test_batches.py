@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import made_up_rows
 from tiny_net import train_plan
 
 from expertflow.plan.records import TrainPlan
@@ -22,18 +23,6 @@ from expertflow.train.feed.loader import Feed, ThreadLoader, load_batches
 from expertflow.train.feed.order import RowOrder
 
 LENGTH = 24
-
-
-def made_up_rows(n_rows: int, *, seed: int = 0, n_documents: int = 4) -> PackedRows:
-    rng = np.random.default_rng(seed)
-    lengths, spans = [], []
-    for _ in range(n_rows):
-        cuts = rng.choice(np.arange(1, LENGTH + 1), rng.integers(1, n_documents + 1), replace=False)
-        lengths.append(np.diff(np.sort(cuts), prepend=0).tolist())
-        edges = rng.choice(np.arange(cuts.max() + 1), 2 * rng.integers(0, 3), replace=True)
-        spans.append(np.sort(edges).tolist())
-    ids = rng.integers(0, 97, (n_rows, LENGTH)).astype(np.int32)
-    return PackedRows.from_lists(ids, lengths, spans)
 
 
 def by_hand(rows: PackedRows, row: int) -> tuple[list[int], list[int], list[int]]:
@@ -57,7 +46,7 @@ def same(one: Batch, other: Batch) -> bool:
 
 @given(seed=st.integers(0, 10**6), n_rows=st.integers(1, 6))
 def test_a_batch_is_what_its_rows_say(seed: int, n_rows: int) -> None:
-    rows = made_up_rows(8, seed=seed)
+    rows = made_up_rows(8, LENGTH, seed=seed)
     chosen = np.random.default_rng(seed).permutation(8)[:n_rows]
     batch = Collator(rows).batch(chosen)
     bounds = [0]
@@ -77,7 +66,7 @@ def test_a_batch_is_what_its_rows_say(seed: int, n_rows: int) -> None:
 
 @given(seed=st.integers(0, 10**6), n_documents=st.sampled_from([1, 4]))
 def test_batches_made_together_are_those_made_alone(seed: int, n_documents: int) -> None:
-    rows = made_up_rows(9, seed=seed, n_documents=n_documents)
+    rows = made_up_rows(9, LENGTH, seed=seed, n_documents=n_documents)
     collator, buffers = Collator(rows), Buffers(3, LENGTH, n_batches=4)
     order = np.random.default_rng(seed).permutation(9)
     parts = [order[:3], order[3:4], order[4:6], order[6:]]
@@ -167,7 +156,7 @@ N_ROWS, N_STEPS = 23, 9
 
 
 def made_up_feed(n_documents: int = 4, kind: type[Collator] = Collator) -> Feed:
-    collator = kind(made_up_rows(N_ROWS, n_documents=n_documents))
+    collator = kind(made_up_rows(N_ROWS, LENGTH, n_documents=n_documents))
     order = RowOrder(n_rows=N_ROWS, global_batch=6, seed=1, lengths_N=collator.n_tokens_N)
     return Feed(
         collator=collator, order=order, micro_batch_size=4, n_steps=N_STEPS, n_steps_per_epoch=4

@@ -117,7 +117,7 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
 
 def test_the_clock_goes_on_from_where_it_was_last_seen(tmp_path: Path) -> None:
     assert checkpoint_files.last_seen_s(tmp_path) == 0.0
-    for step, wall_s in ((1, 7.5), (2, 3.5)):
+    for step, wall_s in ((1, 7.5), (2, 8.5), (3, 3.5)):
         saved(tmp_path, step, clock={"wall": wall_s})
     assert checkpoint_files.last_seen_s(tmp_path) == 3.5
     (tmp_path / "gpu.jsonl").write_text('{"elapsed_s": 9.5}\n{"elapsed_s": 4.5}\n')
@@ -147,8 +147,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 @pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER])
 @pytest.mark.parametrize("loss", [None, 1.0])
 def test_what_a_power_cut_left_is_removed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, loss: float | None
-) -> None:
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, name: str,
+    loss: float | None,
+) -> None:  # fmt: skip
     """Zeros of the right size, which only the content tells: of the newest, and of the best."""
     spoilt = saved(tmp_path, 1, held_out_loss=0.5) if loss else saved(tmp_path, 3)
     good = saved(tmp_path, 2, held_out_loss=loss)
@@ -157,8 +158,16 @@ def test_what_a_power_cut_left_is_removed(
     for folder in ("profile", "checkpoints", "."):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / ".half.partial").touch()
+    read, hash_files = [], checkpoint_files.hash_files
+
+    def hashed(folder: Path, names: list[str]) -> dict[str, str]:
+        read.extend([folder] if names else [])
+        return hash_files(folder, names)
+
+    monkeypatch.setattr(checkpoint_files, "hash_files", hashed)
     with caplog.at_level(logging.WARNING):
         checkpoint_files.remove_partials(tmp_path)
+    assert sorted(read) == sorted([good, spoilt]), "what is the newest and the best is read once"
     assert f"{spoilt} is removed: {name} does not hold what was written" in caplog.text
     left = {path for path in tmp_path.rglob("*") if path.parent != good}
     assert left == {tmp_path / "profile", tmp_path / "checkpoints", good}
@@ -189,7 +198,7 @@ def test_another_number_of_processes_starts_random_numbers_anew(
     draws = []
     for rank in (0, 1, 0):
         with caplog.at_level(logging.WARNING):
-            restored(path, *trained(PLAN), rank=rank, world_size=2)
+            assert restored(path, *trained(PLAN), rank=rank, world_size=2)["step"] == 1
         draws.append((torch.rand(4).tolist(), random.random()))
     assert draws[0] == draws[2] != draws[1]
     assert "saved by 1 processes on cpu and resumed by 2 on cpu" in caplog.text
@@ -216,6 +225,10 @@ def test_the_scaler_comes_back(tmp_path: Path) -> None:
     path = checkpoint.write_checkpoint(tmp_path, made, keep=1)
     other = torch.amp.GradScaler("cpu")
     assert restored(path, net, optimizer, scaler=other) == checkpoint_files.read_progress(path)
+    assert other.state_dict() == scaler.state_dict()
+    # Nor is one needed, nor changed by a run that had none.
+    restored(path, net, optimizer)
+    restored(saved(tmp_path), net, optimizer, scaler=other)
     assert other.state_dict() == scaler.state_dict()
 
 

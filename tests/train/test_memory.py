@@ -26,10 +26,10 @@ def small(folder: Path, **changes: Any) -> TrainInputs:
 
 
 def test_advice_names_batch_prediction_and_change(plan: TrainPlan) -> None:
-    said = describe_shortage(replace(plan, batch_size=8, predicted_peak_bytes=3 << 30), CPU)
+    said = describe_shortage(replace(plan, predicted_peak_bytes=3 << 30), CPU)
     assert said == (
-        "out of memory at micro-batch 8 (predicted 3.0 GiB, unknown free); set training.batch_size"
-        " to 4 and gradient_accumulation_steps to 2 (the global batch stays)"
+        "out of memory at micro-batch 4 (predicted 3.0 GiB, unknown free); set training.batch_size"
+        " to 2 and gradient_accumulation_steps to 2 (the global batch stays)"
     )
     one = replace(plan, batch_size=1)
     assert "gradient_checkpointing to true" in describe_shortage(one, CPU)

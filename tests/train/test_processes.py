@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,22 +123,37 @@ def test_what_some_saved_others_resume(
 
 
 def test_stopped_in_any_way_they_end_with_the_same_bits(trainers: Trainers, tmp_path: Path) -> None:
-    """Killed together, told to stop, or left alone by a launcher that was killed."""
+    """Killed together, left alone by a launcher that was killed, or told to stop by a real one."""
     stopped, straight = (
         made(tmp_path / name, lora=LORA, world_size=2) for name in ("stopped", "straight")
     )
     expected = trainers.finish(straight, n_processes=2)
     # The first checkpoint is on disk before the second is taken.
     assert trainers.train(stopped, ("enter:take", 2, KILL), n_processes=2)["code"] != 0
-    for stop in (kill_launcher, tell):
-        stop_midway(stopped, stop)
+    kill_launcher(trainers, stopped)
+    tell_launcher(stopped)
     record = trainers.finish(stopped, n_processes=2)
     assert record["weights_sha256"] == expected["weights_sha256"]
     assert record["n_sessions"] == 4
     assert losses(stopped) == losses(straight)
 
 
-def stop_midway(folder: Path, stop: Callable[[subprocess.Popen[bytes]], None]) -> None:
+def kill_launcher(trainers: Trainers, folder: Path) -> None:
+    fired = folder / "fired"
+    fired.unlink()
+    trainers.ask(folder, fault=("enter:take", 1, signal.SIGSTOP), n_processes=2)
+    wait_for(fired.exists)
+    (launcher,) = psutil.Process(trainers.pid).children()
+    left_alone = launcher.children()
+    launcher.kill()
+    assert trainers.answer()["code"] == -KILL
+    for process in left_alone:
+        process.resume()
+    # Not every machine's first process clears dead orphans away.
+    wait_for(lambda: not any(map(is_running, left_alone)))
+
+
+def tell_launcher(folder: Path) -> None:
     def n_saved() -> int:
         return len(list(folder.glob("state/*/checkpoints/step-*")))
 
@@ -149,20 +163,9 @@ def stop_midway(folder: Path, stop: Callable[[subprocess.Popen[bytes]], None]) -
     with (folder / "log").open("a") as log:
         process = subprocess.Popen(command, stderr=log)
     wait_for(lambda: n_saved() > n_before, during=process)
-    stop(process)
+    process.terminate()
     assert process.wait(PATIENCE_S) != 0
     assert not (folder / "training.json").exists()
-
-
-def tell(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-
-
-def kill_launcher(process: subprocess.Popen[bytes]) -> None:
-    left_alone = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    # Not every machine's first process clears dead orphans away.
-    wait_for(lambda: not any(map(is_running, left_alone)))
 
 
 def test_a_wrong_number_of_processes_is_refused(trainers: Trainers, tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 import errno
 import fcntl
 import json
-import logging
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from expertflow.train.saved.state_dirs import lock_state, prunable_states
 HOLD = """
 import sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from expertflow.train.saved.state_dirs import lock_state
 with lock_state(Path(sys.argv[1])):
     print("held", flush=True)
@@ -54,40 +55,53 @@ def test_a_lock_dies_with_its_process(tmp_path: Path, holder: subprocess.Popen[s
         assert holder_of(tmp_path) == os.getpid()
 
 
+@pytest.fixture
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the naps that are taken; no other time passes."""
+    taken: list[float] = []
+    clock = SimpleNamespace(sleep=taken.append, monotonic=lambda: sum(taken))
+    monkeypatch.setattr(state_dirs, "time", clock)
+    return taken
+
+
 def test_one_on_this_machine_is_waited_for(
-    tmp_path: Path, holder: subprocess.Popen[str], caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, holder: subprocess.Popen[str], naps: list[float],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """It is told again and again."""
-    monkeypatch.setattr(state_dirs, "TOLD_EVERY_S", 0.0)
+    told: list[tuple[float, str]] = []
 
-    def sleep(seconds: float) -> None:
-        if len(caplog.records) == 2:
+    def tell(_: str, *words: object) -> None:
+        told.append((sum(naps), str(words[0])))
+        if len(told) == 2:
             holder.kill()
             holder.wait()
 
-    monkeypatch.setattr(state_dirs.time, "sleep", sleep)
-    with caplog.at_level(logging.WARNING), lock_state(tmp_path, elsewhere_s=0):
+    monkeypatch.setattr(state_dirs.log, "warning", tell)
+    with lock_state(tmp_path, elsewhere_s=0):
         assert holder.returncode == -signal.SIGKILL
-    told = f"{tmp_path}: a trainer is at work there, process {holder.pid}; waiting for it"
-    assert [record.message for record in caplog.records] == [told] * 2
+    said = f"{tmp_path}: a trainer is at work there, process {holder.pid}"
+    assert told == [(0.0, said), (60.0, said)]
 
 
-@pytest.mark.parametrize("signed", ['{"host": "elsewhere", "pid": 7}', "", "cut sh"])
+@pytest.mark.parametrize(
+    ("signed", "place"),
+    [
+        ('{"host": "elsewhere", "pid": 7}', "process 7 on elsewhere, for 600 s now"),
+        ("", "process unknown on an unknown machine"),
+        ("cut sh", "process unknown on an unknown machine"),
+    ],
+)
 def test_one_elsewhere_is_waited_for_so_long_and_then_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signed: str
+    tmp_path: Path, naps: list[float], signed: str, place: str
 ) -> None:
-    naps: list[float] = []
-    monkeypatch.setattr(state_dirs.time, "sleep", naps.append)
     (tmp_path / "lock").write_text(signed)
     with (tmp_path / "lock").open() as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        with pytest.raises(TrainingError, match="stop it, and run again") as caught:
-            with lock_state(tmp_path, elsewhere_s=0.05):
+        with pytest.raises(TrainingError, match=f"{place}.*; stop it, and run again") as caught:
+            with lock_state(tmp_path):
                 raise AssertionError("it is held")
-    place = "process 7 on elsewhere" if "host" in signed else "process unknown on an unknown"
-    assert place in str(caught.value) and "\n" not in str(caught.value)
-    assert (tmp_path / "lock").read_text() == signed and naps
+    assert "\n" not in str(caught.value) and sum(naps) == 600
+    assert (tmp_path / "lock").read_text() == signed
 
 
 def state(root: Path, name: str, *, finished: bool, age: int) -> Path:

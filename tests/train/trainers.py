@@ -24,6 +24,10 @@ class Trainers:
             },
         )  # fmt: skip
 
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
     def ask(self, folder: Path, **request: Any) -> None:
         assert self._server.stdin
         request = {"fault": None, "n_processes": None, "function": None, **request}

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ if find_spec("bitsandbytes") is None:
 # With it, torch asks the driver whether there is a card. Without, it asks CUDA, after which no
 # forked process could use the card; transformers asks at import if flash-attn is installed.
 ASK_THE_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
+PYTHONPATH, SCRIPTS = "PYTHONPATH", Path(__file__).resolve().parents[2]
 # A child asked to stop ends after its step.
 PATIENCE_S = 60
 
@@ -43,6 +45,7 @@ class TrialRunner:
         os.environ[ASK_THE_DRIVER] = "1"
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOADED)
+        _start_warm_process()
 
     def run(self, trial: Trial) -> TrialResult:
         """Run one trial; a killed process, e.g. by the OOM killer, is a result.
@@ -76,6 +79,21 @@ class TrialRunner:
         if code in (-signal.SIGTERM, -signal.SIGINT, 143):
             raise Interrupted("a trial was told to stop")
         return TrialResult(outcome="failed", problem=f"the process ended with code {code}")
+
+
+def _start_warm_process() -> None:
+    """Start the process that trials are forked from, if it is not running.
+
+    Python 3.11 does not pass sys.path on to it, and ignores what it then cannot import.
+    """
+    before = os.environ.get(PYTHONPATH)
+    os.environ[PYTHONPATH] = os.pathsep.join(filter(None, (str(SCRIPTS), before)))
+    try:
+        ensure_running()
+    finally:
+        del os.environ[PYTHONPATH]
+        if before is not None:
+            os.environ[PYTHONPATH] = before
 
 
 def _run_child(trial: Trial, answer: Connection) -> None:
