@@ -16,10 +16,9 @@ NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py"))
 
 
 def test_every_script_explains_itself_without_torch(tmp_path: Path) -> None:
-    # Whoever asks, or misspells a flag, does not wait for torch; only the export needs it so early.
+    # Whoever asks, or misspells a flag, does not wait for torch.
     code = "import runpy, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv.pop(0))\n"
-    code += "if 'export_model' not in sys.argv[0]: sys.modules['torch'] = None\n"
-    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    code += "sys.modules['torch'] = None; runpy.run_path(sys.argv[0], run_name='__main__')"
 
     def explain(name: str) -> subprocess.CompletedProcess[str]:
         path = str(SCRIPTS / f"{name}.py")

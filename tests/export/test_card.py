@@ -16,8 +16,7 @@ from support import ROOT
 
 from expertflow.evaluate.records import Decoding
 from expertflow.export.card import CardInputs, model_card
-from expertflow.export.merge import MergeComparison
-from expertflow.export.records import ExportSpec
+from expertflow.export.records import ExportSpec, MergeComparison
 
 # Cards use the made-up run of the report's tests.
 sys.path.insert(0, str(ROOT / "tests" / "report"))

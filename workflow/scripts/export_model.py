@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Write the published model: merged, checked, with tokenizer and model card."""
 
+import os
 from functools import partial
 from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.export.card import CardInputs, model_card
-from expertflow.export.merge import Trained, export_model
-from expertflow.export.model_files import find_published_folder, hide_cards
 from expertflow.export.records import ExportRecord
 from expertflow.tokens.arrow import read_rows
 
@@ -18,7 +17,13 @@ class ExportInputs(CardInputs, frozen=True, kw_only=True):
     directory: Path
 
 
-def write_model(inputs: ExportInputs) -> ExportRecord:
+def main(inputs: ExportInputs) -> ExportRecord:
+    # Hidden before CUDA starts, as peft would load adapters onto a busy card.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # They import torch, which takes seconds: --help and mistakes are answered before.
+    from expertflow.export.merge import Trained, export_model
+    from expertflow.export.model_files import find_published_folder
+
     training, published = inputs.training, inputs.evaluation.published
     trained = Trained(
         folder=find_published_folder(inputs.checkpoint, published, training),
@@ -33,10 +38,5 @@ def write_model(inputs: ExportInputs) -> ExportRecord:
     return export_model(spec=inputs.spec, trained=trained, card=card, output=inputs.directory)
 
 
-def main() -> None:
-    hide_cards()
-    cli.run_stage(write_model, takes=ExportInputs)
-
-
 if __name__ == "__main__":
-    main()
+    cli.run_stage(main, takes=ExportInputs)

@@ -21,8 +21,7 @@ from expertflow.export.licenses import (
     list_remarks,
     only_license,
 )
-from expertflow.export.merge import MergeComparison
-from expertflow.export.records import ExportRecord, ExportSpec
+from expertflow.export.records import ExportRecord, ExportSpec, MergeComparison
 from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.cost import round_up_hours
 from expertflow.plan.records import TrainPlan

@@ -24,7 +24,7 @@ from expertflow.export.model_files import (
     set_decoding,
     write_system_prompt,
 )
-from expertflow.export.records import ExportRecord, ExportSpec, MergedInto
+from expertflow.export.records import ExportRecord, ExportSpec, MergeComparison, MergedInto
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.engine import Engine
 from expertflow.train.model.base import weight_files
@@ -70,25 +70,6 @@ class RowOutputs(Record, frozen=True):
     loss: float
     n_targets: int
     logits: tuple[torch.Tensor, ...]
-
-
-class MergeComparison(Record, frozen=True, kw_only=True):
-    """Differences from the trained model, in nats a target and absolute logits, with bounds."""
-
-    loss_before: float
-    loss_after: float
-    n_rows: int
-    n_targets: int
-    allowed_loss_difference: float
-    max_logit_difference: float
-    allowed_logit_difference: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether both stay within their bounds; NaN does not."""
-        moved = abs(self.loss_after - self.loss_before)
-        same_loss = moved <= self.allowed_loss_difference
-        return same_loss and self.max_logit_difference <= self.allowed_logit_difference
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
 """Find the weights to export, choose their type, and write the files beside them."""
 
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
@@ -25,11 +24,6 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 SYSTEM_PROMPT = "system_prompt.txt"
 STORED = {"F64": "fp32", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
-
-
-def hide_cards() -> None:
-    """Hide all cards before CUDA starts, as peft would load adapters onto a busy one."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def find_published_folder(checkpoint: Path, published: Published, training: TrainingRecord) -> Path:

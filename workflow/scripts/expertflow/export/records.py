@@ -43,3 +43,22 @@ class ExportRecord(Record, frozen=True, kw_only=True):
     max_logit_difference: float
     weights_sha256: str
     n_bytes: int
+
+
+class MergeComparison(Record, frozen=True, kw_only=True):
+    """Differences from the trained model, in nats a target and absolute logits, with bounds."""
+
+    loss_before: float
+    loss_after: float
+    n_rows: int
+    n_targets: int
+    allowed_loss_difference: float
+    max_logit_difference: float
+    allowed_logit_difference: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether both stay within their bounds; NaN does not."""
+        moved = abs(self.loss_after - self.loss_before)
+        same_loss = moved <= self.allowed_loss_difference
+        return same_loss and self.max_logit_difference <= self.allowed_logit_difference
