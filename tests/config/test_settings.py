@@ -1,13 +1,21 @@
 """A setting is declared once: schema, flags, documentation and lists follow from it."""
 
-import subprocess
-import sys
 from typing import Annotated
 
-from support import SCRIPTS
+from support import run_script
 
 from expertflow.core.records import Record
-from expertflow.core.settings import BOTH, LENGTH, SPEED, WEIGHTS, Setting, json_schema, neutralize
+from expertflow.core.settings import (
+    BOTH,
+    LENGTH,
+    PROCESSES,
+    SPEED,
+    WEIGHTS,
+    Setting,
+    json_schema,
+    list_settings,
+    neutralize,
+)
 
 
 class Oven(Record, frozen=True, kw_only=True):
@@ -16,6 +24,7 @@ class Oven(Record, frozen=True, kw_only=True):
     salt: Annotated[float | None, Setting("Grams.", ge=0, affects=WEIGHTS)] = None
     glaze: Annotated[bool, Setting("Shine.", affects=WEIGHTS, neutral=False)] = True
     loaves: Annotated[int, Setting("Number.", ge=1, affects=LENGTH)] = 12
+    bakers: Annotated[int, Setting("Number.", ge=1, affects=PROCESSES)] = 1
     made_at: str = ""
 
 
@@ -29,18 +38,23 @@ def test_a_schema_follows_from_the_declaration() -> None:
                  "description": "Grams."},
         "glaze": {"type": "boolean", "default": True, "description": "Shine."},
         "loaves": {"type": "integer", "minimum": 1, "default": 12, "description": "Number."},
+        "bakers": {"type": "integer", "minimum": 1, "default": 1, "description": "Number."},
+    }  # fmt: skip
+
+
+def test_rooms_ask_what_a_setting_affects() -> None:
+    assert {setting.name: set(setting.affects) for setting in list_settings(Oven)} == {
+        "heat": {"weights", "speed"}, "trays": {"speed"}, "salt": {"weights"},
+        "glaze": {"weights"}, "loaves": {"length"}, "bakers": {"speed", "processes"},
     }  # fmt: skip
 
 
 def test_what_changes_no_time_is_neutral() -> None:
-    oven = Oven(heat=250.0, trays=4, salt=9.0, loaves=40)
-    assert neutralize(oven) == Oven(heat=250.0, trays=4, glaze=False, loaves=40)
-    assert neutralize(oven, length=True) == Oven(heat=250.0, trays=4, glaze=False)
+    oven = Oven(heat=250.0, trays=4, salt=9.0, loaves=40, bakers=2)
+    assert neutralize(oven) == Oven(heat=250.0, trays=4, glaze=False, loaves=40, bakers=2)
+    assert neutralize(oven, length=True) == Oven(heat=250.0, trays=4, glaze=False, bakers=2)
 
 
 def test_generated_files_are_up_to_date() -> None:
-    script = SCRIPTS / "write_settings.py"
-    done = subprocess.run(
-        [sys.executable, script, "--check"], capture_output=True, text=True, check=False
-    )
+    done = run_script("write_settings", "--check")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -26,14 +26,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def told(rule: str, bundle: BundleSpec | None = None, **changes: Any) -> Any:
+def told(rule: str, bundle: BundleSpec | None = None, *, source: str = "s", **changes: Any) -> Any:
     """Return what a rule is told of an expert, where ``bundle`` was opened."""
     Path("config/experts/e.yaml").write_text(yaml.safe_dump({**base(), **changes}))
     if bundle is not None:
         index = BundleIndex(format=2, kind="bundle", expert="e", code={}, members=(), spec=bundle)
         write_record(Path("results/e", OPENED), OpenedBundle(index=index, settings_here=None))
     workflow = Workflow(RunContext(config={"experts": {"e": {}}}))
-    return json.loads(workflow.spec(rule)(SimpleNamespace(expert="e", source="s")))
+    return json.loads(workflow.spec(rule)(SimpleNamespace(expert="e", source=source)))
 
 
 RULES = (
@@ -87,38 +87,49 @@ def test_a_setting_reaches_the_rules_that_read_it_first(
 
 
 def test_rules_are_told_the_values_of_their_settings() -> None:
-    sources = [
-        {**SOURCE, "weight": 0.5, "max_documents": 5, "category": "c", "license": "MIT"},
-        {"name": "h", "kind": "hub", "id": "a/b", "text": "{t}", "category": "c"},
-    ]
-    data = {"max_per_category": 7, "seed": 3, "near_duplicates": {"threshold": 0.7}}
-    made = told("deduplicate_documents", sources=sources, data=data)
-    found = {key: made[key] for key in ("weights", "max_per_source", "max_per_category", "seed")}
-    assert found == {
-        "weights": {"s": 0.5}, "max_per_source": {"s": 5}, "max_per_category": 7, "seed": 3,
+    generated = {"name": "g", "kind": "generated", "generator": "facts", "text": "{t}"}
+    settings = {
+        "sources": [
+            {**SOURCE, "weight": 0.5, "max_documents": 5, "category": "c", "license": "MIT"},
+            {"name": "h", "kind": "hub", "id": "a/b", "text": "{t}", "category": "c"},
+            {**generated, "n_documents": 9, "seed": 2, "n_shards": 3, "category": "c"},
+        ],
+        "data": {"max_per_category": 7, "seed": 3, "near_duplicates": {"threshold": 0.7}},
+        "training": {"seed": 9, "max_seq_length": 512, "overflow": "drop", "tuned": "t.json"},
+        "builtin": {"vocab_size": 310, "hidden_size": 64},
+        "model_revision": "r",
+        "model_license": "mit",
+    }
+    found = {rule: told(rule, **settings) for rule in (*RULES, "make_bundle", "ablate_expert")}
+    values = {
+        "find_datasets": {
+            "expert": "e", "preset": "full", "licenses": {"s": "MIT", "h": None, "g": None},
+        },
+        "deduplicate_documents": {
+            "weights": {"s": 0.5}, "max_per_source": {"s": 5}, "max_per_category": 7, "seed": 3,
+            "category_caps": {},
+        },
+        "prepare_tokenizer": {"revision": "r", "vocab_size": 310},
+        "prepare_model": {
+            "revision": "r", "license": "mit", "seed": 9, "hidden_size": 64, "content": {},
+        },
+        "pack_sequences": {"sequence_length_tokens": 512, "overflow": "drop"},
+        "train_expert": {"expert": "e"},
+        "export_model": {"hub_datasets": {"h": "a/b"}},
+        "make_bundle": {"expert": "e", "tuned": "t.json", "content": {}, "with_weights": False},
+        "ablate_expert": {"n_repeats": 3, "n_timed_steps": 20},
     }  # fmt: skip
-    assert (made["category_caps"], made["near"]["threshold"]) == ({}, 0.7)
-    licenses = {"expert": "e", "preset": "full", "licenses": {"s": "MIT", "h": None}}
-    assert told("find_datasets", sources=sources) == licenses
-    prepared = told("prepare_shard", sources=sources)["source"]
+    for rule, expected in values.items():
+        assert {key: found[rule][key] for key in expected} == expected
+    assert found["deduplicate_documents"]["near"]["threshold"] == 0.7
+    # What is read before or after it is none of a shard's business.
+    prepared = told("prepare_shard", source="g", **settings)["source"]
     later = ("seed", "n_documents", "license", "n_shards", "weight", "max_documents")
-    assert {prepared[key] for key in later} == {None, 1.0}
-    assert (prepared["path"], prepared["category"]) == ("x.jsonl", "c")
-    fetched = told("fetch_source", sources=sources)
-    assert fetched["preset"] == "full" and fetched["source"]["path"] == "x.jsonl"
-    assert told("export_model", sources=sources)["hub_datasets"] == {"h": "a/b"}
-    builtin = {"vocab_size": 310, "hidden_size": 64}
-    settings = {"builtin": builtin, "model_revision": "r", "model_license": "mit"}
-    model = told("prepare_model", training={"seed": 9}, **settings)
-    found = {key: model[key] for key in ("revision", "license", "seed", "hidden_size", "content")}
-    assert found == {
-        "revision": "r", "license": "mit", "seed": 9, "hidden_size": 64, "content": {},
-    }  # fmt: skip
-    tokenizer = told("prepare_tokenizer", **settings)
-    assert (tokenizer["revision"], tokenizer["vocab_size"]) == ("r", 310)
-    packed = told("pack_sequences", training={"max_seq_length": 512, "overflow": "drop"})
-    assert (packed["sequence_length_tokens"], packed["overflow"]) == (512, "drop")
-    assert told("train_expert") == {"expert": "e"}
+    assert [prepared[key] for key in later] == [None, None, None, None, 1.0, None]
+    assert (prepared["generator"], prepared["category"]) == ("facts", "c")
+    fetched = told("fetch_source", source="g", **settings)
+    kept = {key: fetched["source"][key] for key in ("n_documents", "seed", "n_shards")}
+    assert (fetched["preset"], kept) == ("full", {"n_documents": 9, "seed": 2, "n_shards": 3})
 
 
 def test_a_bundle_is_told_what_makes_its_results() -> None:
@@ -127,7 +138,7 @@ def test_a_bundle_is_told_what_makes_its_results() -> None:
     assert all(len(code) == 16 for code in made["code"].values())
     assert made["config"]["preset"] == "full" and made["config"]["experts"] == {"e": {}}
     assert "scratch" not in made["config"] and made["config"]["calibrate"] is False
-    assert (made["staging"], made["content"]) == (told("stage_to_nvme"), {})
+    assert made["staging"] == told("stage_to_nvme")
     assert made["tokens"] == told("pretokenize_shard")
     assert set(made["files"]) == {"experts/e.yaml", "hardware/gpus.yaml", "hardware/prices.yaml"}
 

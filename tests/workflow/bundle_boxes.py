@@ -2,15 +2,9 @@
 
 from pathlib import Path
 
-from workflow_space import CODE, Workspace, copy_code
+from workflow_space import Workspace, copy_code
 
-GPU_WORK = {
-    "stage_to_nvme",
-    "train_expert",
-    "evaluate_expert",
-    "export_model",
-    "build_report",
-}
+GPU_WORK = {"stage_to_nvme", "train_expert", "evaluate_expert", "export_model", "build_report"}
 BUNDLE = "results/tiny/bundle.tar"
 
 
@@ -21,9 +15,7 @@ def make_bundle(cheap: Workspace) -> Path:
 
 def make_box(root: Path, like: Workspace) -> Workspace:
     """Make a machine with the code and nothing else: no data, no manifest of this expert."""
-    root.mkdir(parents=True)
-    for name in CODE:
-        copy_code(like.root / name, root / name)
+    copy_code(like.root, root)
     (root / "config" / "experts" / "tiny.yaml").unlink()
     (root / "home").mkdir()
     return Box(root)
@@ -33,21 +25,24 @@ class Box(Workspace):
     def environment(self, changes: dict[str, str]) -> dict[str, str]:
         return super().environment({"HOME": str(self.root / "home"), **changes})
 
+    def files(self) -> list[Path]:
+        return [p for p in sorted(self.root.rglob("*")) if "__pycache__" not in p.parts]
+
     def open(self, bundle: Path, *arguments: object) -> None:
         done = self.script("open_bundle", bundle, *arguments)
         assert done.returncode == 0, done.stderr
 
+    def outcome(self, expert: str = "tiny") -> Path:
+        done = self.script("make_outcome", expert, "--output", "outcome.tar")
+        assert done.returncode == 0, done.stderr
+        return self.root / "outcome.tar"
+
     def refused_to_open(self, *arguments: object) -> str:
         """Return the one line with which ``open_bundle`` refuses; nothing may be left of it."""
-
-        def files() -> list[Path]:
-            found = sorted(self.root.rglob("*"))
-            return [path for path in found if "__pycache__" not in path.parts]
-
-        before = files()
+        before = self.files()
         done = self.script("open_bundle", *arguments)
         assert done.returncode == 1, done.stderr
-        assert files() == before
+        assert self.files() == before
         last = done.stderr.splitlines()[-1]
         assert last.startswith("error: ")
         return last

@@ -6,26 +6,15 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 from support import PATIENCE_S, running_in, wait_for
-from workflow_space import SNAKEMAKE, Workspace, let_trainings_rest, make_workspace, manifest
+from workflow_space import SNAKEMAKE, Workspace
 
 TARGET = "results/tiny/training.json"
-N_STEPS = 120
-
-
-def make_prepared(root: Path) -> Workspace:
-    """Make a workspace in which all that comes before training is done."""
-    space = make_workspace(root)
-    let_trainings_rest(space)
-    space.write_manifest("tiny", manifest(max_steps=N_STEPS, save_steps=10, logging_steps=1))
-    space.run("results/tiny/staging.json")
-    return space
 
 
 class Run:
@@ -45,7 +34,7 @@ class Run:
     ) -> None:
         self.space = space
         self.log = space.root / "run.log"
-        self.seen = self.trainer()
+        self.seen = self.n_resumed()
         self.go_on()
         if rest_from is not None:
             (space.root / f"rest-{rest_from}").touch()
@@ -54,23 +43,27 @@ class Run:
         with self.log.open("a") as stream:
             self.process = subprocess.Popen(
                 [str(SNAKEMAKE), "--cores", "2", target],
-                cwd=space.root,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
+                cwd=space.root, stdout=stream, stderr=stream, start_new_session=True,
                 preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),
-            )
+            )  # fmt: skip
 
-    def wait_for_training(self, n_checkpoints: int = 1) -> None:
-        """Wait until a trainer that was not there before has written a checkpoint."""
-        self.until(lambda: self.trainer() not in (None, self.seen))
-        self.seen = self.trainer()
+    def wait_for_training(self, n_checkpoints: int = 1) -> int:
+        """Wait until a trainer that was not there before has written a checkpoint; return it."""
+        self.until(
+            lambda: len(self.checkpoints()) >= n_checkpoints and self.n_resumed() > self.seen
+        )
+        self.seen, trainer = self.n_resumed(), self.trainer()
+        assert trainer is not None
+        return trainer
 
-        def checkpoints() -> list[Path]:
-            return sorted(self.space.root.glob("state/tiny/*/checkpoints/step-*"))
+    def n_resumed(self) -> int:
+        """Return how often the training of the newest checkpoint was resumed; -1 without one."""
+        for folder in self.checkpoints()[-1:]:
+            return len(json.loads((folder / "progress.json").read_text())["resumed_at_steps"])
+        return -1
 
-        before = checkpoints()[-1:]
-        self.until(lambda: len(checkpoints()) >= n_checkpoints and checkpoints()[-1:] != before)
+    def checkpoints(self) -> list[Path]:
+        return sorted(self.space.root.glob("state/tiny/*/checkpoints/step-*"))
 
     def until(self, condition: Callable[[], object]) -> None:
         try:
@@ -94,9 +87,7 @@ class Run:
         if target == "group":
             os.killpg(self.process.pid, number)
         else:
-            pid = self.trainer() if target == "trainer" else self.process.pid
-            assert pid is not None
-            os.kill(pid, number)
+            self.process.send_signal(number)
 
     def end(self) -> int:
         """Wait for the end of Snakemake; jobs may be left behind."""
@@ -108,10 +99,15 @@ class Run:
 
 def rerun(space: Workspace) -> dict[str, Any]:
     """Run the same command again; it has to finish, and leaves nothing lying about."""
-    again = Run(space, rest_from=None)
-    assert again.end() == 0, again.told()
-    assert_tidy(space)
-    record: dict[str, Any] = space.record("training.json")
+    return finish(Run(space, rest_from=None))
+
+
+def finish(run: Run) -> dict[str, Any]:
+    """Let a run come to its end, which leaves nothing lying about; return what was trained."""
+    run.go_on()
+    assert run.end() == 0, run.told()
+    assert_tidy(run.space)
+    record: dict[str, Any] = run.space.record("training.json")
     return record
 
 
@@ -144,11 +140,3 @@ def kill_jobs(space: Workspace) -> None:
         return not found
 
     wait_for(all_killed)
-
-
-@contextmanager
-def never_left(space: Workspace) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        kill_jobs(space)

@@ -9,7 +9,7 @@ from bundle_boxes import BUNDLE, GPU_WORK, Box, make_box, make_bundle
 from msgspec.structs import replace
 from support import ROOT
 from test_reruns import PACK, TRAIN
-from workflow_space import CODE, Workspace, copy_code, manifest
+from workflow_space import REPORT, Workspace, copy_code, manifest
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
@@ -39,7 +39,7 @@ def opened(cheap: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Box:
 
 @pytest.fixture
 def box(opened: Box, tmp_path: Path) -> Box:
-    return Box(opened.copy(tmp_path / "box").root)
+    return opened.copy(tmp_path / "box")
 
 
 @pytest.fixture
@@ -85,16 +85,14 @@ def test_the_same_content_gives_the_same_bytes_elsewhere(
     assert make_bundle(other).read_bytes() == (cheap.root / BUNDLE).read_bytes()
 
 
-def test_another_learning_rate_there_plans_and_trains_again(box: Box) -> None:
+def test_other_settings_there_run_again_what_reads_them(box: Box) -> None:
     override = "experts={tiny: {training: {learning_rate: 3e-6}}}"
     assert box.planned("--config", override) == TRAIN
     box.write_manifest("tiny", manifest(learning_rate=2e-3))
     assert box.planned() == TRAIN
-    note = box.run("-n", "results/tiny/report.json")
+    note = box.run("-n", REPORT)
     assert "note: tiny: its manifest in config/experts changed since its bundle was opened" in note
-
-
-def test_another_row_length_there_tokenizes_what_was_packed(box: Box) -> None:
+    # What was packed is tokenized again.
     box.write_manifest("tiny", manifest(max_seq_length=48))
     assert box.planned() == {"pretokenize_shard"} | PACK
 
@@ -105,21 +103,19 @@ def test_settings_of_the_bundle_win_over_the_box(cheap: Workspace, empty: Box) -
     config.write_text(config.read_text() + "training: {learning_rate: 0.5}\n")
     empty.open(cheap.root / BUNDLE)
     assert empty.planned() == GPU_WORK
-    told = empty.run("-n", "results/tiny/report.json")
+    told = empty.run("-n", REPORT)
     assert "note: tiny: goes by the manifest of its bundle" in told
 
 
-def test_the_other_preset_is_refused(box: Box) -> None:
+def test_another_preset_and_other_raw_data_are_refused(cheap: Workspace, box: Box) -> None:
     box.write_manifest("tiny", {**manifest(), "demo": {"description": "d"}})
-    refused = box.refused("-n", "results/tiny/report.json", "--config", "preset=demo")
+    refused = box.refused("-n", REPORT, "--config", "preset=demo")
     assert "is an opened bundle of the full preset" in refused
-
-
-def test_raw_data_beside_a_bundle_has_to_be_the_same(cheap: Workspace, box: Box) -> None:
+    box.write_manifest("tiny", manifest())
     shutil.copytree(cheap.root / "data", box.root / "data")
     assert box.planned() == GPU_WORK
-    box.write_records(first="one plus one")
-    refused = box.refused("-n", "results/tiny/report.json")
+    box.write_data(first="one plus one")
+    refused = box.refused("-n", REPORT)
     assert "data/sums.jsonl differs from what the bundle of tiny was made of" in refused
     shutil.rmtree(box.root / "data")
     assert box.planned() == GPU_WORK
@@ -192,13 +188,11 @@ def test_the_box_trains_the_same_model_and_its_outcome_lands(
     assert empty.record("model.json")["path"] == "results/tiny/base_model"
     (tmp_path / "scratch").mkdir()
     scratch = ("--config", f"scratch={tmp_path / 'scratch'}")
-    empty.run("results/tiny/report.json", *scratch)
+    empty.run(REPORT, *scratch)
     trained = [space.record("training.json")["weights_sha256"] for space in (empty, finished)]
     assert trained[0] == trained[1]
     assert empty.planned(*scratch) == set()
     assert empty.record("staging.json")["rows"]["action"] == "copied"
-    done = empty.script("make_outcome", "tiny", "--output", "outcome.tar")
-    assert done.returncode == 0, done.stderr
     land(empty, there)
 
 
@@ -217,16 +211,15 @@ def open_with_other_weights_first(box: Box, bundle: Path, model: Path, elsewhere
 
 
 def land(box: Box, home: Box) -> None:
-    results, outcome = home.root / "results" / "tiny", box.root / "outcome.tar"
+    results, outcome = home.root / "results" / "tiny", box.outcome()
     assert "is not of this outcome" in home.refused_to_open(outcome, "--outcome")
-    for name in ("staging", "training", "evaluation", "export", "report", "monitor", "preflight"):
-        (results / f"{name}.json").unlink()
-    for name in ("steps.jsonl", "gpu.jsonl", "report.html"):
-        (results / name).unlink()
     for path in ("merged", "checkpoint", "profile", "logs"):
         shutil.rmtree(results / path)
-    for note in ("staging", "training", "evaluation", "export", "report"):
-        (results / f".{note}.json.fingerprint").unlink()
+    for name in ("steps.jsonl", "gpu.jsonl", "report.html", "monitor.json", "preflight.json"):
+        (results / name).unlink()
+    for name in ("staging", "training", "evaluation", "export", "report"):
+        (results / f"{name}.json").unlink()
+        (results / f".{name}.json.fingerprint").unlink()
     assert "keep ablate=true" in home.script("open_bundle", outcome, "--outcome").stderr
     assert home.planned() == set()
     assert home.record("report.json")["comparison"]
@@ -239,43 +232,40 @@ def land(box: Box, home: Box) -> None:
     assert "open it with --outcome" in home.refused_to_open(outcome)
 
 
-DEMOS = sorted(path.stem for path in (ROOT / "config" / "experts").glob("*.yaml"))
-# One of questions that are scored and one of texts; CI trains all eight, though without bundles.
-TRAINED = ["expert-sql", "repository"]
-FEW = {demo: {"evaluation": {"max_examples": 4, "n_selection_examples": 4}} for demo in TRAINED}
-# Settings that came with the bundle count on the box, too; at home they have to be given again.
-SHORT = ("--config", "training={max_steps: 2, logging_steps: 1}", f"experts={json.dumps(FEW)}")
+# One of questions that are scored and one of texts. Their settings travel with their bundles; at
+# home they have to be given again.
+DEMOS = {
+    "expert-sql": {
+        "sources": {"generated-sql": {"n_documents": 400}},
+        "data": {"eval_fraction": 0.1},
+        "evaluation": {"max_examples": 4, "n_selection_examples": 4},
+    },
+    "repository": {"sources": {"generated-repository": {"n_documents": 100}}},
+}
+SHORT = ("--config", "training={max_steps: 2, logging_steps: 1}", f"experts={json.dumps(DEMOS)}")
 
 
 def clone(root: Path) -> Box:
-    root.mkdir()
-    for name in CODE:
-        copy_code(ROOT / name, root / name)
+    copy_code(ROOT, root)
     (root / "home").mkdir()
     return Box(root)
 
 
-def files_of(experts: list[str], name: str) -> list[str]:
-    return [f"results/{expert}/{name}" for expert in experts]
-
-
-def test_demos_train_from_their_bundles_and_their_outcomes_land(tmp_path: Path) -> None:
+def test_demos_open_and_train_from_their_bundles_and_an_outcome_lands(tmp_path: Path) -> None:
     home, box = clone(tmp_path / "home"), clone(tmp_path / "box")
-    home.run(*files_of(DEMOS, "bundle.tar"), *SHORT)
-    locks = files_of(DEMOS, "sources.lock.json")
+    bundles = [f"results/{demo}/bundle.tar" for demo in DEMOS]
+    locks = [f"results/{demo}/sources.lock.json" for demo in DEMOS]
+    home.run(*bundles, *SHORT)
     hashes = [sha256_file(home.root / lock) for lock in locks]
-    for bundle in files_of(DEMOS, "bundle.tar"):
+    for bundle in bundles:
         box.open(home.root / bundle)
-    planned = box.jobs(*files_of(DEMOS, "report.json"))
+    planned = box.jobs(*(f"results/{demo}/report.json" for demo in DEMOS))
     assert planned == dict.fromkeys(GPU_WORK, len(DEMOS))
     assert [sha256_file(box.root / lock) for lock in locks] == hashes
-    reports, scratch = files_of(TRAINED, "report.json"), tmp_path / "scratch"
+    report, scratch = "results/expert-sql/report.json", tmp_path / "scratch"
     scratch.mkdir()
-    box.run(*reports, "--config", f"scratch={scratch}")
-    for demo in TRAINED:
-        done = box.script("make_outcome", demo, "--output", f"{demo}.tar")
-        assert done.returncode == 0, done.stderr
-        home.open(box.root / f"{demo}.tar", "--outcome")
-    assert not home.jobs(*reports, *SHORT)
+    box.run(report, "--config", f"scratch={scratch}")
+    home.open(box.outcome("expert-sql"), "--outcome")
+    assert not home.jobs(report, *SHORT)
     assert [sha256_file(home.root / lock) for lock in locks] == hashes
     assert "CHANGED" not in home.script("verify_results").stdout

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -18,61 +17,60 @@ from workflow_space import SNAKEMAKE, Workspace, let_trainings_rest, manifest
 pytestmark = [pytest.mark.chain, pytest.mark.long, pytest.mark.extra("slurm")]
 PROFILE = ROOT / "profiles" / "cluster-generic"
 TARGET = "results/tiny/training.json"
-N_STEPS = 40
+N_STEPS = 10
 
-
-@dataclass(frozen=True)
-class Scheduler:
-    folder: Path
-
-    def command(self, verb: str) -> Path:
-        """Write a program that does one thing, as a site would install it."""
-        program = self.folder / verb
-        fake = Path(__file__).with_name("fake_scheduler.py")
-        # Without what is installed Python starts at once; Snakemake gives "cancel" 2 seconds.
-        words = [sys.executable, "-I", "-S", str(fake), verb, str(self.folder)]
-        asked = shlex.quote(str(self.folder))
-        # Noted and told by the shell, as it starts at once; Python sees to those that stay.
-        told = f'touch {asked}/$n.cancelled; kill -s TERM -- "-$(cat {asked}/$n.pid)"'
-        first = f'for n in "$@"; do {told}; done\n' if verb == "cancel" else ""
-        lines = f'{first}exec {shlex.join(words)} "$@"\n'
-        program.write_text(f"#!/bin/sh\n{lines}")
-        program.chmod(0o755)
-        return program
-
-    def job_of(self, rule: str) -> str | None:
-        """Return the number of the first job of a rule that has started."""
-        for script in sorted(self.folder.glob("*.job"), key=lambda path: int(path.stem)):
-            if f'"rule": "{rule}"' in script.read_text() and script.with_suffix(".pid").exists():
-                return script.stem
-        return None
-
-    def alive(self) -> list[str]:
-        """List the jobs whose process group still holds a process; one that ended is none."""
-        groups = set()
-        for process in filter(is_running, psutil.process_iter()):
-            with contextlib.suppress(ProcessLookupError):
-                groups.add(os.getpgid(process.pid))
-        return [p.stem for p in self.folder.glob("*.pid") if int(p.read_text()) in groups]
-
-    def wait_for_the_end(self) -> None:
-        wait_for(lambda: not self.alive(), said="a job outlived Snakemake")
+# The programs of a scheduler, which starts every job at once, in a process group of its own. They
+# are shells as these start at once: Snakemake gives "cancel" 2 seconds.
+PROGRAMS = {
+    "submit": """
+        n=$(($(ls | grep -c 'job$') + 1))
+        cp "$1" $n.job
+        run='(cd "$1"; exec setsid sh "$OLDPWD/$0.job") & echo $! > $0.part; mv $0.part $0.pid
+            wait $!; echo $? > $0.part; mv $0.part $0.code'
+        setsid sh -c "$run" $n "$OLDPWD" > $n.log 2>&1 &
+        echo $n
+        """,
+    "status": """
+        [ -e $1.code ] || exec echo running
+        [ "$(cat $1.code)" = 0 ] && echo success || echo failed
+        """,
+    # SIGTERM, and after a grace of 20 seconds SIGKILL.
+    "cancel": """
+        for n in "$@"; do
+            touch $n.cancelled
+            group=$(cat $n.pid)
+            kill -s TERM -- -$group
+            (for _ in $(seq 200); do sleep 0.1; kill -s 0 -- -$group || exit; done
+                kill -s KILL -- -$group) > $n.end 2>&1 &
+        done
+        """,
+}
 
 
 @pytest.fixture
-def scheduler(tmp_path: Path) -> Scheduler:
+def scheduler(tmp_path: Path) -> Path:
+    """Return the folder of a scheduler with its programs, as a site would install them."""
     folder = tmp_path / "scheduler"
     folder.mkdir()
-    return Scheduler(folder)
+    for verb, text in PROGRAMS.items():
+        (folder / verb).write_text(f"#!/bin/sh\ncd {shlex.quote(str(folder))}{text}")
+        (folder / verb).chmod(0o755)
+    return folder
 
 
-@pytest.fixture
-def longer(space: Workspace) -> Workspace:
-    """Return a finished workspace whose training became longer, and rests when it has saved."""
-    let_trainings_rest(space)
-    space.write_manifest("tiny", manifest(max_steps=N_STEPS, save_steps=1))
-    (space.root / "rest-0").touch()
-    return space
+def last_training(scheduler: Path) -> Path:
+    """Return the last submitted job that trains."""
+    jobs = sorted(scheduler.glob("*.job"), key=lambda path: int(path.stem))
+    return [path for path in jobs if '"rule": "train_expert"' in path.read_text()][-1]
+
+
+def alive(scheduler: Path) -> list[str]:
+    """List the jobs whose process group still holds a process; one that ended is none."""
+    groups = set()
+    for process in filter(is_running, psutil.process_iter()):
+        with contextlib.suppress(ProcessLookupError):
+            groups.add(os.getpgid(process.pid))
+    return [path.stem for path in scheduler.glob("*.pid") if int(path.read_text()) in groups]
 
 
 # A Snakemake that stays between two questions to the scheduler as soon as there is a checkpoint.
@@ -98,70 +96,57 @@ main()
 """
 
 
-def start(space: Workspace, scheduler: Scheduler, *program: str | Path) -> "subprocess.Popen[str]":
+def start_training(
+    space: Workspace, scheduler: Path, *program: str | Path
+) -> "subprocess.Popen[str]":
+    """Start a Snakemake whose training then rests, as it has saved."""
+
+    def checkpoints() -> set[Path]:
+        return set(space.root.glob("state/tiny/*/checkpoints/step-*"))
+
+    (space.root / "rest-0").touch()
+    before = checkpoints()
     command = [*(program or [SNAKEMAKE]), "--workflow-profile", PROFILE, TARGET]
-    for verb in ("submit", "status", "cancel"):
-        command += [f"--cluster-generic-{verb}-cmd", scheduler.command(verb)]
+    for verb in PROGRAMS:
+        command += [f"--cluster-generic-{verb}-cmd", scheduler / verb]
     command += ["--seconds-between-status-checks", "1", "--max-status-checks-per-second", "10"]
-    return subprocess.Popen(
+    pipe, output = subprocess.PIPE, subprocess.STDOUT
+    process = subprocess.Popen(
         [*map(str, command)],
-        cwd=space.root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+        cwd=space.root, stdout=pipe, stderr=output, text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_for(lambda: checkpoints() - before, said="no state was written", during=process)
+    return process
 
 
-def wait_for_training(
-    space: Workspace, scheduler: Scheduler, process: subprocess.Popen[str]
-) -> str:
-    before = set(space.root.glob("state/tiny/*/checkpoints/step-*"))
-    wait_for(
-        lambda: set(space.root.glob("state/tiny/*/checkpoints/step-*")) - before,
-        said="no state was written",
-        during=process,
-    )
-    number = scheduler.job_of("train_expert")
-    assert number is not None
-    return number
-
-
-def test_a_killed_job_is_resumed_and_ends_with_the_same_weights(
-    longer: Workspace, scheduler: Scheduler, tmp_path: Path
+def test_jobs_end_with_snakemake_and_a_killed_one_is_resumed(
+    space: Workspace, scheduler: Path
 ) -> None:
-    process = start(longer, scheduler)
-    first = wait_for_training(longer, scheduler, process)
-    subprocess.run([scheduler.folder / "cancel", first], check=True)
-    (longer.root / "rest-0").unlink()
-    output, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, output[-3000:]
-    assert (scheduler.folder / f"{first}.code").read_text() != "0"
-    straight = longer.copy(tmp_path / "straight")
-    shutil.rmtree(straight.root / "state" / "tiny")
-    (straight.root / TARGET).unlink()
-    straight.run(TARGET)
-    resumed, expected = longer.record("training.json"), straight.record("training.json")
-    assert len(resumed["resumed_at_steps"]) == 1 and 0 < resumed["resumed_at_steps"][0] < N_STEPS
-    assert expected["resumed_at_steps"] == []
-    assert resumed["weights_sha256"] == expected["weights_sha256"]
-    # What copies a log ends after what it copies.
-    scheduler.wait_for_the_end()
+    let_trainings_rest(space)
+    space.write_manifest("tiny", manifest(max_steps=N_STEPS, save_steps=1))
+    shutil.rmtree(space.root / "state" / "tiny")
 
-
-def test_stopping_snakemake_cancels_its_jobs(longer: Workspace, scheduler: Scheduler) -> None:
-    """Stopped between two questions: while it asks for states Snakemake knows of no job."""
-    longer.run("results/tiny/staging.json")
-    shutil.rmtree(longer.root / "state" / "tiny")
-    process = start(longer, scheduler, sys.executable, "-c", ASLEEP)
-    number = wait_for_training(longer, scheduler, process)
-    wait_for((longer.root / "asleep").exists, during=process)
-    os.kill(process.pid, signal.SIGINT)
+    # Stopped between two questions: while it asks for states Snakemake knows of no job.
+    process = start_training(space, scheduler, sys.executable, "-c", ASLEEP)
+    wait_for((space.root / "asleep").exists, during=process)
+    process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode != 0, output[-3000:]
-    assert (scheduler.folder / f"{number}.cancelled").exists(), output[-3000:]
-    scheduler.wait_for_the_end()
-    assert not (longer.root / TARGET).exists()
+    assert last_training(scheduler).with_suffix(".cancelled").exists(), output[-3000:]
+    wait_for(lambda: not alive(scheduler), said="a job outlived Snakemake")
+    assert not (space.root / TARGET).exists()
+
+    process = start_training(space, scheduler)
+    killed = last_training(scheduler)
+    subprocess.run([scheduler / "cancel", killed.stem], check=True)
+    (space.root / "rest-0").unlink()
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, output[-3000:]
+    assert killed.with_suffix(".code").read_text() != "0\n"
+    first, second = space.record("training.json")["resumed_at_steps"]
+    assert 0 < first < second < N_STEPS
+    # What copies a log ends after what it copies.
+    wait_for(lambda: not alive(scheduler), said="a job outlived Snakemake")
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ FAULTS = [
     Fault("builtin:tiny-qwen3", "dat/", "model is 'dat/', and there is no such folder; did you"),
     Fault("builtin:tiny-qwen3", "data", "data: no config.json; give a model directory or a hub"),
     Fault(EPOCHS, "attention: varlen", "training.attention varlen needs a CUDA card; use auto"),
+    Fault(EPOCHS, "tuned: a.json", "training.tuned names a.json, which is not there"),
     Fault(EPOCHS, "world_size: 2", "world_size is 2, and a run may hold 1 at once"),
     told("did you mean 'H100 SXM'", "hardware=H100 SMX"),
     told("did you mean 'H100 SXM'", "hardware=H100"),

@@ -1,4 +1,7 @@
-"""A real training that its budget stops ends with the same weights, here and on a fresh machine."""
+"""A real training that its budget stops ends with the same weights, here and on a fresh machine.
+
+That these are those of a training without a stop, test_interruptions.py shows.
+"""
 
 import json
 import re
@@ -6,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support import SCRIPTS, patched_script
@@ -14,7 +16,7 @@ from workflow_space import LIMIT_S, SNAKEMAKE, Workspace, let_trainings_rest, ma
 
 pytestmark = [pytest.mark.chain, pytest.mark.long]
 TARGET = "results/tiny/training.json"
-N_STEPS = 100
+N_STEPS = 40
 # Money that is spent as soon as there is a checkpoint: a stop amid the training, however slow.
 SPENT = """
 from expertflow.rental.guard.ledger import Meter
@@ -25,20 +27,14 @@ Meter.total_usd = lambda meter, **ahead: 99.0 if has_saved() else usd(meter, **a
 """
 
 
-def start(space: Workspace, *guard: object) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [*map(str, guard), str(SNAKEMAKE), "--cores", "2", TARGET],
-        cwd=space.root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def guarded(space: Workspace, program: Path, there: Path) -> "subprocess.Popen[str]":
+def start(space: Workspace, program: Path, there: Path) -> "subprocess.Popen[str]":
     options = ["--usd-per-hour", "2.49", "--max-usd", "50", "--sync-to", there, "--disk-stays"]
     options += ["--skip", "base_model", "--on-finish", "echo $EXPERTFLOW_OUTCOME >> hooks"]
-    return start(space, sys.executable, program, *options, "--")
+    command = [sys.executable, program, *options, "--", SNAKEMAKE, "--cores", "2", TARGET]
+    pipe, output = subprocess.PIPE, subprocess.STDOUT
+    return subprocess.Popen(
+        [*map(str, command)], cwd=space.root, stdout=pipe, stderr=output, text=True
+    )
 
 
 def end(process: "subprocess.Popen[str]", *, code: int) -> str:
@@ -51,44 +47,34 @@ def end(process: "subprocess.Popen[str]", *, code: int) -> str:
     return out
 
 
-def record(space: Workspace, name: str = TARGET) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads((space.root / name).read_text())
-    return value
-
-
 def test_a_budget_costs_no_weights(finished: Workspace, tmp_path: Path) -> None:
     first = finished.copy(tmp_path / "first")
     let_trainings_rest(first)
     first.write_manifest("tiny", manifest(max_steps=N_STEPS, save_steps=20))
-    straight, fresh = first.copy(tmp_path / "straight"), first.copy(tmp_path / "fresh")
+    fresh = first.copy(tmp_path / "fresh")
     there, program = tmp_path / "there", SCRIPTS / "guard_run.py"
 
-    uninterrupted = start(straight)
     (first.root / "rest-0").touch()
-    out = end(guarded(first, patched_script(tmp_path, "guard_run", SPENT), there), code=80)
+    out = end(start(first, patched_script(tmp_path, "guard_run", SPENT), there), code=80)
     (first.root / "rest-0").unlink()
     # No retry.
     assert len(re.findall(r"^(?:local)?rule train_expert:", out, re.MULTILINE)) == 1
-    assert record(first, "results/guard.json")["outcome"] == "budget"
+    assert json.loads((first.root / "results/guard.json").read_text())["outcome"] == "budget"
     (pushed,) = there.glob("state/tiny/*/step-*.json")
     n_saved = int(pushed.stem.removeprefix("step-"))
     assert 0 < n_saved < N_STEPS
     assert not (first.root / TARGET).exists()
-    end(uninterrupted, code=0)
 
     shutil.copytree(there, tmp_path / "there too")
-    here = guarded(first, program, there)
-    elsewhere = guarded(fresh, program, tmp_path / "there too")
+    here, elsewhere = start(first, program, there), start(fresh, program, tmp_path / "there too")
     end(here, code=0)
     assert (first.root / "hooks").read_text().split() == ["budget", "finished"]
     assert f"step-{n_saved:08d} pulled" in end(elsewhere, code=0)
 
-    expected = record(straight)
-    assert expected["resumed_at_steps"] == []
+    found = [space.record("training.json") for space in (first, fresh)]
+    assert [record["resumed_at_steps"] for record in found] == [[n_saved]] * 2
+    assert found[0]["weights_sha256"] == found[1]["weights_sha256"]
     for space in (first, fresh):
-        found = record(space)
-        assert found["resumed_at_steps"] == [n_saved]
-        assert found["weights_sha256"] == expected["weights_sha256"]
         steps = (space.root / "results/tiny/steps.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in steps] == list(range(1, N_STEPS + 1))
     # The copy elsewhere is the trained model, and both machines' dollars are known.

@@ -34,8 +34,7 @@ def mine(tmp_path: Path) -> Workspace:
     code = make_workspace(tmp_path / "code")
     (tmp_path / "mine").mkdir()
     mine = Workspace(tmp_path / "mine")
-    mine.write_records()
-    mine.write_side_files()
+    mine.write_data()
     (mine.root / "Snakefile").write_text(SNAKEFILE.format(code=code.root))
     (mine.root / "mine.yaml").write_text(yaml.safe_dump({"experts": {"tiny": {}}}))
     return mine

@@ -32,6 +32,8 @@ def test_the_default_target_makes_every_expert(clone: Workspace) -> None:
     assert rules["build_report"] == rules["train_expert"] == len(EXPERTS) == 8
     assert rules["generate_source"] == 8
     assert rules["compare_experts"] == 1
+    bundles = clone.jobs(*(f"results/{expert}/bundle.tar" for expert in EXPERTS))
+    assert bundles["make_bundle"] == 8 and not bundles["train_expert"]
 
 
 def test_the_full_preset_is_planned_without_a_network(clone: Workspace) -> None:

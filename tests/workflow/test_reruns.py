@@ -73,7 +73,7 @@ TABLE: dict[str, tuple[Edit, set[str]]] = {
     "page style": (edited("report/templates/style.css", "{", " {"), REPORT),
     "learning rate": (changed("training.learning_rate", 2e-3), TRAIN),
     "acceptance": (changed("acceptance", [ACCEPTANCE]), REPORT),
-    "record": (lambda space: space.write_records(first="one plus one"), ALL),
+    "record": (lambda space: space.write_data(first="one plus one"), ALL),
     "question template": (changed("source.prompt", "{question}?"), DATA),
     "check": (changed("source.checks", [CHECK]), DATA),
     "weight": (changed("source.weight", 0.5), SELECT),

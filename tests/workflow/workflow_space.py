@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import yaml
@@ -20,22 +20,35 @@ from support import ROOT
 from expertflow.core.records import Record
 from expertflow.data.layout import CHATML
 
-CODE = ("Snakefile", "workflow", "profiles", "envs", "config")
+CODE = ("workflow", "profiles", "envs", "config")
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 REPORT = "results/tiny/report.json"
 # A whole chain takes a minute; this is for what hangs, also on a slow machine.
 LIMIT_S = 1200
+MANIFEST = """
+description: Adds two small numbers.
+model: builtin:tiny-qwen3
+builtin: {vocab_size: 300, hidden_size: 32, intermediate_size: 64, head_dim: 8}
+sources:
+  - {name: sums, kind: local, path: data/sums.jsonl, license: CC0-1.0,
+     prompt: "{question}", completion: "{answer}"}
+data:
+  eval_fraction: 0.1
+  chat_template: data/chat.jinja
+  benchmarks: [{path: data/benchmark.jsonl, text: "{question}"}]
+training:
+  {method: full, batch_size: 4, max_seq_length: 64, max_steps: 6, learning_rate: 0.001,
+   n_threads: 1}
+evaluation: {task: exact_match, max_examples: 4, max_new_tokens: 4}
+"""
 
 
 @functools.cache
 def warm_snakemake() -> "subprocess.Popen[str]":
     """Start the process whose forks are this test process's dry runs."""
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("warm_snakemake.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, str(Path(__file__).with_name("warm_snakemake.py"))]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     atexit.register(process.kill)
     return process
 
@@ -52,36 +65,9 @@ def run_warm(
 
 
 def manifest(**training: Any) -> dict[str, Any]:
-    return {
-        "description": "Adds two small numbers.",
-        "model": "builtin:tiny-qwen3",
-        "builtin": {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8},
-        "sources": [
-            {
-                "name": "sums",
-                "kind": "local",
-                "path": "data/sums.jsonl",
-                "license": "CC0-1.0",
-                "prompt": "{question}",
-                "completion": "{answer}",
-            }
-        ],
-        "data": {
-            "eval_fraction": 0.1,
-            "chat_template": "data/chat.jinja",
-            "benchmarks": [{"path": "data/benchmark.jsonl", "text": "{question}"}],
-        },
-        "training": {
-            "method": "full",
-            "batch_size": 4,
-            "max_seq_length": 64,
-            "max_steps": 6,
-            "learning_rate": 1e-3,
-            "n_threads": 1,
-            **training,
-        },
-        "evaluation": {"task": "exact_match", "max_examples": 4, "max_new_tokens": 4},
-    }
+    value: dict[str, Any] = yaml.safe_load(MANIFEST)
+    value["training"] |= training
+    return value
 
 
 class Workspace(Record, frozen=True):
@@ -91,23 +77,21 @@ class Workspace(Record, frozen=True):
         words = ["--cores", "2", *arguments]
         if "-n" in arguments:
             return run_warm(self.root, words, self.environment(environment))
-        return self._run([str(SNAKEMAKE), *words], environment)
+        return self.execute(SNAKEMAKE, *words, **environment)
 
     def environment(self, changes: dict[str, str]) -> dict[str, str]:
         return {**os.environ, **changes}
 
     def script(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         """Run the workspace's own copy of a script."""
-        command = [sys.executable, f"workflow/scripts/{name}.py", *map(str, arguments)]
-        return self._run(command, {})
+        return self.execute(sys.executable, f"workflow/scripts/{name}.py", *arguments)
 
-    def _run(
-        self, command: list[str], environment: dict[str, str]
-    ) -> subprocess.CompletedProcess[str]:
-        env = self.environment(environment)
+    def execute(self, *command: object, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, cwd=self.root, capture_output=True, text=True, env=env, timeout=LIMIT_S
-        )
+            [*map(str, command)],
+            cwd=self.root, env=self.environment(environment), capture_output=True, text=True,
+            timeout=LIMIT_S,
+        )  # fmt: skip
 
     def run(self, *arguments: str, **environment: str) -> str:
         """Run Snakemake, which has to succeed; return what it says."""
@@ -141,21 +125,12 @@ class Workspace(Record, frozen=True):
         path = self.root / "config" / "experts" / f"{name}.yaml"
         path.write_text(yaml.safe_dump(value))
 
-    def write_records(self, *, first: str = "1 plus 1") -> None:
-        lines = [{"question": first, "answer": "2"}]
-        lines += [
-            {"question": f"what is {a} plus {b}", "answer": str(a + b)}
-            for a in range(9)
-            for b in range(9)
-        ]
-        path = self.root / "data" / "sums.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    def write_side_files(self) -> None:
-        benchmark = {"question": "something that is asked nowhere else"}
-        (self.root / "data" / "benchmark.jsonl").write_text(json.dumps(benchmark) + "\n")
-        (self.root / "data" / "chat.jinja").write_text(CHATML)
+    def write_data(self, *, first: str = "1 plus 1") -> None:
+        data = self.root / "data"
+        sums = {f"what is {a} plus {b}": a + b for a in range(9) for b in range(9)}
+        write_jsonl(data / "sums.jsonl", {first: 2, **sums})
+        write_jsonl(data / "benchmark.jsonl", {"something that is asked nowhere else": 0})
+        (data / "chat.jinja").write_text(CHATML)
 
     def edit(self, path: str, old: str, new: str) -> None:
         file = self.root / path
@@ -163,9 +138,16 @@ class Workspace(Record, frozen=True):
         assert old in text, f"{path} does not hold {old!r}"
         file.write_text(text.replace(old, new, 1))
 
-    def copy(self, target: Path) -> "Workspace":
+    def copy(self, target: Path) -> Self:
         shutil.copytree(self.root, target, symlinks=True)
-        return Workspace(target)
+        return type(self)(target)
+
+
+def write_jsonl(path: Path, answers: dict[str, int]) -> None:
+    """Write a record for each question and its answer."""
+    records = [{"question": text, "answer": str(number)} for text, number in answers.items()]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def let_trainings_rest(space: Workspace) -> None:
@@ -189,19 +171,17 @@ def let_trainings_rest(space: Workspace) -> None:
 
 
 def copy_code(source: Path, target: Path) -> None:
-    if source.is_dir():
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-    else:
-        shutil.copy2(source, target)
+    """Copy what the workflow runs of; there is no data and no result yet."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in CODE:
+        shutil.copytree(source / name, target / name, ignore=ignored)
+    shutil.copy2(source / "Snakefile", target)
 
 
 def make_workspace(root: Path) -> Workspace:
-    root.mkdir(parents=True, exist_ok=True)
-    for name in CODE:
-        copy_code(ROOT / name, root / name)
+    copy_code(ROOT, root)
     space = Workspace(root)
-    space.write_records()
-    space.write_side_files()
+    space.write_data()
     space.write_manifest("tiny", manifest())
     space.write_manifest("other", manifest())
     config = {"hardware": "cpu", "experts": {"tiny": {}, "other": {}}}

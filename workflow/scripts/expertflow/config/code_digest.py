@@ -8,7 +8,6 @@ has a digest of its own, which the lock of its source holds.
 
 import ast
 import contextlib
-import gc
 import hashlib
 import json
 from functools import cache
@@ -136,14 +135,7 @@ def _read_module(path: Path) -> _Module:
 def _parse(source: bytes) -> _Module:
     parts: list[str] = []
     names: set[str] = set()
-    # A tree has no cycles, and looking for some among all its nodes takes longer than parsing.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        _visit(ast.parse(source), parts, names)
-    finally:
-        if collects:
-            gc.enable()
+    _visit(ast.parse(source), parts, names)
     ours = tuple(sorted(name for name in names if name.split(".")[0] == PACKAGE))
     return _Module(sha256_text("\n".join(parts)), ours)
 
