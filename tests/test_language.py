@@ -23,7 +23,6 @@ FOREIGN_FILES = {
     "workflow/scripts/expertflow/config/validate.py",
     "workflow/scripts/expertflow/data/sources/generated/sql_tables.py",
     "workflow/scripts/expertflow/train/model/base.py",
-    "tests/config/test_read_yaml.py",
     "tests/train/test_base.py",
 }
 PARTICIPLE = re.compile(

@@ -18,6 +18,7 @@ from expertflow.data.records import DataFile, SourceRecord
 from expertflow.hardware import probe
 from expertflow.plan.cost import MFU_HIGH, MFU_LOW
 from expertflow.plan.records import CostPlan
+from expertflow.tokens.records import PackedSplit
 from expertflow.train.model.base import read_facts
 
 CONFIG = {
@@ -31,23 +32,23 @@ COST = {
     "predicted_usd_low": 2.5, "predicted_usd_high": 5.625, "reason": "a prior",
 }  # fmt: skip
 H100_FLOPS_PER_S = 989.5e12
+MANIFEST = """
+description: d
+model: model
+sources: [{name: s, kind: local, path: x.jsonl, text: "{t}"}]
+training: {method: full, num_train_epochs: 2.0, gradient_checkpointing: false}
+data: {eval_fraction: 0.1}
+evaluation: {task: held_out_loss}
+"""
 
 
 class Place:
     """A folder with an expert of its own, and what is asked of it."""
 
     def __init__(self, root: Path) -> None:
-        self.manifest: dict[str, Any] = {
-            "description": "d", "model": "model",
-            "sources": [{"name": "s", "kind": "local", "path": "x.jsonl", "text": "{t}"}],
-            "training": {
-                "method": "full", "num_train_epochs": 2.0, "gradient_checkpointing": False,
-            },
-            "data": {"eval_fraction": 0.1},
-            "evaluation": {"task": "held_out_loss"},
-        }  # fmt: skip
+        self.manifest: dict[str, Any] = yaml.safe_load(MANIFEST)
         self.config: dict[str, Any] = {"preset": "full", "hardware": "H100 SXM"}
-        for folder in ("config/experts", "config/hardware", "model", "results/e"):
+        for folder in ("config/experts", "config/hardware", "model", "results/e/sources/fetched"):
             (root / folder).mkdir(parents=True)
         Path("model/config.json").write_text(json.dumps(CONFIG))
         Path("x.jsonl").write_text("x" * 9_000_000)
@@ -78,21 +79,19 @@ class Place:
 
     def packing(self) -> None:
         self.record("prepare_model", "model.json", {"facts": read_facts(Path("model"))})
-        counts = dict.fromkeys(
-            ("n_documents", "n_documents_split", "n_documents_truncated", "n_documents_dropped",
-             "n_tokens_dropped", "n_padding_tokens", "n_sequences_lower_bound"), 0,
-        )  # fmt: skip
-        train = {
-            **counts, "path": "p", "sha256": "", "n_tokens_in": 1_000_000, "n_tokens": 1_000_000,
-            "n_supervised_tokens": 0, "n_target_tokens": 500_000, "n_sequences": 500,
-            "sum_len_sq": 400_000_000,
-        }  # fmt: skip
-        self.record("pack_sequences", "packing.json", {"train": train})
+        counts = {"n_tokens_in": 1_000_000, "n_tokens": 1_000_000, "n_target_tokens": 500_000,
+                  "n_sequences": 500, "sum_len_sq": 400_000_000}  # fmt: skip
+        fields = dict.fromkeys(PackedSplit.__struct_fields__, 0) | {"path": "p", "sha256": ""}
+        self.record("pack_sequences", "packing.json", {"train": fields | counts})
 
-    def parts(self) -> tuple[str, str, str, str]:
+    def parts(self) -> list[str]:
+        """Return the hours, dollars, hardware and basis of the forecast."""
         told = self.workflow.forecast(SimpleNamespace(expert="e"))
-        hours, dollars, hardware, basis = told.split("; ", 3)
-        return hours.removesuffix(" hours"), dollars.removesuffix(" dollars"), hardware, basis
+        hours, dollars, *rest = told.split("; ", 3)
+        return [hours.removesuffix(" hours"), dollars.removesuffix(" dollars"), *rest]
+
+    def basis(self) -> str:
+        return self.parts()[3]
 
     def hours(self) -> tuple[float, float]:
         low, high = self.parts()[0].split(" to ")
@@ -109,22 +108,27 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 def test_a_plan_of_now_is_taken_at_its_word(place: Place) -> None:
     place.plan()
     basis = "plan; $2.50/h of 2026-11-01"
-    assert place.parts() == ("1.0 to 2.2", "2.5 to 5.6", "1 x H100 SXM", basis)
+    assert place.parts() == ["1.0 to 2.2", "2.5 to 5.6", "1 x H100 SXM", basis]
     place.plan(calibrated=True)
-    assert place.parts()[3] == "calibrated plan; $2.50/h of 2026-11-01"
+    assert place.basis() == "calibrated plan; $2.50/h of 2026-11-01"
     place.plan(predicted_hours_low=None, predicted_hours_high=None, reason="no peak")
-    assert place.parts() == ("unknown", "unknown", "H100 SXM", "plan: no peak")
+    assert place.parts() == ["unknown", "unknown", "H100 SXM", "plan: no peak"]
     place.manifest["training"]["learning_rate"] = 5e-6
-    basis = place.parts()[3]
+    basis = place.basis()
     assert basis.startswith("estimate from bytes; ")
     assert basis.endswith("; plan.json is of other settings or code")
 
 
-@pytest.mark.parametrize("damaged", ["plan.json", ".plan.json.fingerprint"])
-def test_a_damaged_plan_does_not_count(place: Place, damaged: str) -> None:
-    place.plan()
-    Path("results/e", damaged).write_text("{")
-    assert place.parts()[3].startswith("estimate from bytes; ")
+def test_a_plan_that_cannot_be_read_does_not_count_and_ends_no_run(place: Place) -> None:
+    for damaged in ("plan.json", ".plan.json.fingerprint"):
+        place.plan()
+        Path("results/e", damaged).write_text("{")
+        assert place.basis().startswith("estimate from bytes; ")
+    for plan in ({"cost": {"old": 1}}, {"costs": 1}):
+        place.record("plan_training", "plan.json", plan)
+        *known, basis = place.parts()
+        assert known == ["unknown", "unknown", "H100 SXM"]
+        assert basis.startswith("results/e/plan.json")
 
 
 def test_packed_tokens_give_flops_over_peak(place: Place) -> None:
@@ -136,7 +140,7 @@ def test_packed_tokens_give_flops_over_peak(place: Place) -> None:
     low, high = (flops / (H100_FLOPS_PER_S * mfu) / 3600 for mfu in (0.45, 0.20))
     once = place.hours()
     assert once == pytest.approx((low, high), rel=0.05)
-    assert place.parts()[3] == "estimate from packed tokens; $2.50/h of 2026-11-01"
+    assert place.basis() == "estimate from packed tokens; $2.50/h of 2026-11-01"
     # Layers that are computed again take their time.
     place.manifest["training"]["gradient_checkpointing"] = "auto"
     assert place.hours()[0] == once[0] and place.hours()[1] > 1.2 * once[1]
@@ -183,11 +187,10 @@ def test_twice_the_bytes_are_twice_the_hours_and_compressed_ones_hold_more(place
 def test_a_record_of_a_source_counts_if_it_is_of_now(place: Place) -> None:
     now = place.parts()
     path = Path("results/e/sources/fetched/s.json")
-    path.parent.mkdir(parents=True)
     path.write_text('{"of": "another version"}')
     assert place.parts() == now
     place.manifest["sources"] = [{"name": "s", "kind": "hub", "id": "a/b", "text": "{t}"}]
-    assert place.parts()[3] == "source s is not fetched yet"
+    assert place.basis() == "source s is not fetched yet"
     file = DataFile(
         path="x", format="jsonl", compression=None, n_bytes=9_000_000, n_records=None, sha256=""
     )
@@ -196,35 +199,25 @@ def test_a_record_of_a_source_counts_if_it_is_of_now(place: Place) -> None:
         files=(file,), artifacts={},
     )  # fmt: skip
     place.record("fetch_source", "sources/fetched/s.json", record, source="s")
-    assert place.parts()[3].startswith("estimate from bytes; ")
-
-
-def test_a_record_that_cannot_be_read_ends_no_run(place: Place) -> None:
-    for plan in ({"cost": {"old": 1}}, {"costs": 1}):
-        place.record("plan_training", "plan.json", plan)
-        *known, basis = place.parts()
-        assert known == ["unknown", "unknown", "H100 SXM"]
-        assert basis.startswith("results/e/plan.json")
+    assert place.basis().startswith("estimate from bytes; ")
 
 
 def test_what_is_not_known_has_its_reason(place: Place) -> None:
     place.manifest["data"]["max_documents"] = 10
-    assert place.parts()[3].startswith("estimate from bytes before limits on documents; ")
+    assert place.basis().startswith("estimate from bytes before limits on documents; ")
     place.manifest["training"] = {"max_steps": 5, "batch_size": "auto"}
     reason = "max_steps is set and batch_size is auto: the plan decides on tokens"
-    assert place.parts() == ("unknown", "unknown", "1 x H100 SXM", reason)
+    assert place.parts() == ["unknown", "unknown", "1 x H100 SXM", reason]
     place.manifest["model"] = "a/b"
-    assert place.parts()[3] == "model a/b is neither a folder here nor downloaded"
-
-
-def test_a_card_whose_speed_no_source_gives_is_unknown(place: Place) -> None:
+    assert place.basis() == "model a/b is neither a folder here nor downloaded"
     row = {"name": "Own", "driver_names": [], "memory_gb": 8, "source": "s"}
     unknown = ("bf16_tflops", "fp16_tflops", "tf32_tflops", "bandwidth_gb_per_s", "power_w")
     table = {"gpus": [row | dict.fromkeys(unknown)]}
     Path("config/hardware/gpus.yaml").write_text(yaml.safe_dump(table))
     Path("config/hardware/prices.yaml").write_text("prices: {}\n")
     place.config |= {"hardware": "Own", "compare": []}
-    assert place.parts()[3] == "no bf16 peak is known for Own"
+    place.manifest |= {"model": "model", "training": {"batch_size": 1}}
+    assert place.basis() == "no bf16 peak is known for Own"
 
 
 @pytest.mark.parametrize("config", [{"hardware": "cpu"}, {"hardware": "auto"}, {"preset": "demo"}])
@@ -239,6 +232,6 @@ def test_a_cpu_is_as_fast_as_a_share_of_its_products(
     if "preset" in config:
         place.manifest["demo"] = {"training": place.manifest["training"]}
     on_cpu = place.hours()
-    assert place.parts()[2:] == ("cpu", "estimate from packed tokens; no price set")
+    assert place.parts()[2:] == ["cpu", "estimate from packed tokens; no price set"]
     assert on_cpu[0] / low == pytest.approx(MFU_HIGH / CPU_SHARE[1], rel=0.2)
     assert on_cpu[1] / high == pytest.approx(MFU_LOW / CPU_SHARE[0], rel=0.2)

@@ -1,3 +1,5 @@
+"""Settings of a manifest and over it; a fault is one line with file, line and the way out."""
+
 import json
 from pathlib import Path
 from typing import Any
@@ -6,8 +8,9 @@ import pytest
 import yaml
 from support import ROOT
 
-from expertflow.config.contradictions import OF_MESSAGES
+from expertflow.config.contradictions import OF_MESSAGES, check_task
 from expertflow.config.load import WORDS, convert_scalars, load_config, load_expert
+from expertflow.config.read_yaml import at_line, read_yaml
 from expertflow.config.validate import FORMER_NAMES, read_schema
 from expertflow.core.errors import ConfigError
 
@@ -25,6 +28,13 @@ def load(tmp_path: Path, value: dict[str, Any], **config: Any) -> dict[str, Any]
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(value))
     settings = load_config({"experts": {"e": {}}, **config})
     return load_expert("e", folders=[tmp_path], config=settings)
+
+
+def refused(tmp_path: Path, value: dict[str, Any], message: str, **config: Any) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(tmp_path, value, **config)
+    line = str(caught.value)
+    assert str(tmp_path / "e.yaml") in line and "\n" not in line
 
 
 def test_later_settings_win(tmp_path: Path) -> None:
@@ -57,6 +67,7 @@ def test_scalars_of_the_command_line_get_their_type() -> None:
 
 
 SOURCE = {"name": "s", "kind": "local", "path": "x.jsonl"}
+BENCHMARK = {"path": __file__, "text": "{q"}
 
 
 @pytest.mark.parametrize(
@@ -82,15 +93,16 @@ SOURCE = {"name": "s", "kind": "local", "path": "x.jsonl"}
         # An old name means something only where the new one belongs.
         ({"decoding": {"lora_r": 4}}, "'decoding.lora_r'; known keys are stop"),
         ({"sources": [{**SOURCE, "prompt": "{q}"}]}, "'sources.0' has kind, name, path, prompt: "),
+        ({"data": {"max_per_category": 5}}, "max_per_category has no effect.*add category"),
+        ({"data": {"benchmarks": [BENCHMARK]}}, ": benchmark .*test_load.py: template '{q'"),
+        ({"demo": {"modle": "x"}}, "unknown key 'modle'"),
+        ({"claims": [{"text": "t", "duration": 2807}]}, "the number 2807, .*quote it"),
     ],
 )
 def test_a_fault_is_one_line_with_file_key_value_and_fix(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        load(tmp_path, {**base(), **change})
-    assert "\n" not in str(caught.value)
-    assert str(tmp_path / "e.yaml") in str(caught.value)
+    refused(tmp_path, {**base(), **change}, message)
 
 
 def source(**keys: Any) -> dict[str, Any]:
@@ -129,37 +141,20 @@ IDLE = [
 def test_a_key_that_would_do_nothing_is_refused(
     tmp_path: Path, keys: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        load(tmp_path, {**base(), "sources": [source(**keys)]})
-    line = str(caught.value)
-    assert str(tmp_path / "e.yaml") in line and "source src" in line and "\n" not in line
+    refused(tmp_path, {**base(), "sources": [source(**keys)]}, f"source src.*{message}")
 
 
 def test_keys_that_say_nothing_or_something_are_let_through(tmp_path: Path) -> None:
-    idle = source(revision=None, roles={}, options={})
+    idle = source(revision=None, roles={}, options={}, category="c")
     chat = source(messages="m", tools="t", roles={"x": "user"})
-    assert load(tmp_path, {**base(), "sources": [idle, {**chat, "name": "chat"}]})
+    data = {"max_per_category": 5}
+    assert load(tmp_path, {**base(), "sources": [idle, {**chat, "name": "chat"}], "data": data})
 
 
-def test_a_cap_by_category_needs_a_category(tmp_path: Path) -> None:
-    value = {**base(), "data": {"max_per_category": 5}}
-    with pytest.raises(ConfigError, match=r"max_per_category has no effect.*add category"):
-        load(tmp_path, value)
-    assert load(tmp_path, {**value, "sources": [source(category="c")]})
-
-
-def test_a_template_of_a_benchmark_is_checked(tmp_path: Path) -> None:
-    (tmp_path / "b").write_text("")
-    benchmark = {"path": str(tmp_path / "b"), "text": "{q"}
-    with pytest.raises(ConfigError, match=r"e.yaml .*: benchmark .*/b: template '{q'"):
-        load(tmp_path, {**base(), "data": {"benchmarks": [benchmark]}})
-
-
-def test_a_demo_block_is_checked_and_is_no_override(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown key 'modle'"):
-        load(tmp_path, {**base(), "demo": {"modle": "x"}})
+def test_a_demo_block_is_no_override(tmp_path: Path) -> None:
+    demo = {"e": {"demo": {}}}
     with pytest.raises(ConfigError, match=r"experts\.e\.demo has no effect"):
-        load(tmp_path, base(), experts={"e": {"demo": {}}})
+        load(tmp_path, base(), experts=demo)
 
 
 @pytest.mark.parametrize(
@@ -186,12 +181,6 @@ def test_numbers_inside_an_object_of_the_command_line_are_numbers() -> None:
     assert [source["revision"] for source in expert["sources"]] == ["1234567", "1.0"]
 
 
-def test_a_duration_without_quotes_is_told_to_be_quoted(tmp_path: Path) -> None:
-    claims = [{"text": "t", **yaml.safe_load("duration: 46:47")}]
-    with pytest.raises(ConfigError, match=r"the number 2807, .*quote it"):
-        load(tmp_path, {**base(), "claims": claims})
-
-
 def below(node: dict[str, Any], path: str) -> bool:
     for part in path.split("."):
         node = node.get("properties", {}).get(part, {})
@@ -200,13 +189,101 @@ def below(node: dict[str, Any], path: str) -> bool:
 
 def test_former_names_lead_to_settings_that_exist_and_are_none_themselves() -> None:
     expert, defs = read_schema("expert"), read_schema("expert")["$defs"]
-    places = [
-        defs["training"],
-        defs["source"],
-        *(expert["properties"][name] for name in ("data", "evaluation")),
-        expert,
-    ]
+    places = [defs["training"], defs["source"], expert]
+    places += [expert["properties"][name] for name in ("data", "evaluation")]
     for old, new in FORMER_NAMES.items():
         holders = [place for place in places if below(place, new)]
         assert holders, new
         assert not any(old in place["properties"] for place in holders), old
+
+
+@pytest.mark.parametrize(
+    ("task", "fields", "artifacts", "message"),
+    [
+        ("sql_execution", {}, {}, r"reads evaluation\.artifacts\.database"),
+        ("sql_execution", {"database": "which"}, {}, r"reads evaluation\.artifacts\.database"),
+        ("sql_execution", {}, {"databse": "x"}, r"artifacts\.databse .*did you mean 'database'\?"),
+        ("json_schema", {}, {}, r"reads evaluation\.fields\.schema"),
+        ("typescript_tests", {"prefix": "p"}, {}, r"reads evaluation\.fields\.tests"),
+        ("multiple_choice", {"choices": "c"}, {}, r"reads evaluation\.fields\.answer"),
+        ("multiple_choice", {"answer": "c"}, {}, r"reads evaluation\.fields\.choices"),
+        ("cypher", {"shema": "s"}, {}, r"fields\.shema .*did you mean 'schema'\?"),
+        ("exact_match", {"schema": "s"}, {}, r"fields\.schema .*takes none"),
+        ("held_out_loss", {"pattern": "s"}, {}, r"fields\.pattern is read by nothing"),
+    ],
+)
+def test_a_task_that_lacks_what_it_reads_or_is_given_what_nothing_reads_is_refused(
+    task: str, fields: Any, artifacts: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_task({"task": task, "fields": fields, "artifacts": artifacts}, "e.yaml")
+
+
+def test_a_task_may_be_given_what_another_one_reads() -> None:
+    for task, fields, artifacts in (
+        ("held_out_loss", {"schema": "s"}, {"database": "x"}),
+        ("exact_match", {}, {"database": "x"}),
+        ("sql_execution", {"database": "which"}, {"one": "x", "two": "y"}),
+        ("multiple_choice", {"choices": "c", "answer": "a"}, {}),
+    ):
+        check_task({"task": task, "fields": fields, "artifacts": artifacts}, "e.yaml")
+
+
+# Aliases of aliases: a page of text that stands for 9 to the power of 12 values.
+BILLION = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("e.yaml", "a:\n  b: 1\n  b: 2\n", ":3: key 'b' is there twice; remove one"),
+        ("e.yaml", "a: 1\nb: one: two\n", ":2: a ': ' inside a text; put the text in quotes"),
+        ("e.yaml", 'a: "open\nb: 3\n', "a quote that is not closed"),
+        ("e.yaml", "a: 1\nb: .nan\n", ":2: b is nan; give a finite number, or null"),
+        ("e.yaml", "a:\n  - 1\n  - -.inf\n", ":3: 1 is -inf; give a finite number, or null"),
+        ("e.yaml", BILLION, "values with its aliases written out"),
+        ("e.yaml", "a: &a [*a]\n", "an alias that holds itself"),
+        ("e.json", '{"a": 1, "a": 2}', "key 'a' is there twice; correct it"),
+        ("e.json", '{"a": NaN}', ":1: a is nan; give a finite number, or null"),
+        ("e.json", '{"a": 1,\n "b" 2}', ":2: Expecting ':' delimiter; correct the syntax"),
+    ],
+)
+def test_a_fault_has_its_line(tmp_path: Path, name: str, text: str, said: str) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(path)
+    line = str(caught.value)
+    assert line.startswith(str(path)) and said in line and "\n" not in line
+
+
+def test_merge_keys_and_aliases_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: 3e-6\n", encoding="utf-8")
+    assert read_yaml(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": 3e-6}
+
+
+def test_sources_are_changed_by_name(tmp_path: Path) -> None:
+    manifest = {**base(), "sources": [{**base()["sources"][0], "name": "mine"}]}
+
+    def changed(sources: dict[str, Any]) -> dict[str, Any]:
+        [source] = load(tmp_path, manifest, experts={"e": {"sources": sources}})["sources"]
+        return dict(source)
+
+    # As Snakemake's --config gives them: numbers inside an object are texts.
+    source = changed({"mine": {"path": "007", "max_documents": "100"}})
+    assert (source["path"], source["max_documents"], source["text"]) == ("007", 100, "{body}")
+    with pytest.raises(ConfigError, match=r"sources\.min: the expert has no such .* mean 'mine'"):
+        changed({"min": {"path": "b"}})
+    with pytest.raises(ConfigError, match=r"sources\.mine is 'b'; give keys"):
+        changed({"mine": "b"})
+
+
+def test_a_place_that_is_gone_is_the_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    assert at_line(path, ["a"]) == str(path)
+    path.write_text("a: {b: 1}\n", encoding="utf-8")
+    assert at_line(path, ["c"]) == str(path)
+    assert at_line(path, ["a", "c"]) == f"{path}:1"

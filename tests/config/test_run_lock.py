@@ -2,7 +2,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +13,14 @@ from expertflow.config import run_lock
 from expertflow.config.run_lock import find_orphans, hold_experts
 from expertflow.core.locks import EXPERT_LOCKS
 
-CHILD = """
+HOLDER = """
+import time, types
+from expertflow.config.run_lock import hold_experts
+hold_experts([types.SimpleNamespace(wildcards_dict={"expert": "a"})])
+print(flush=True)
+time.sleep(600)
+"""
+PARENT = """
 import subprocess
 from expertflow.config.run_lock import sign_jobs
 sign_jobs()
@@ -24,9 +30,11 @@ job.wait()
 """
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(run_lock, "SLURM_POLL_S", 0.01)
     return tmp_path
 
 
@@ -34,31 +42,22 @@ def job(**wildcards: str) -> SimpleNamespace:
     return SimpleNamespace(wildcards_dict=wildcards)
 
 
-def spawn(code: str) -> tuple[subprocess.Popen[str], str]:
+def start(code: str) -> tuple["subprocess.Popen[str]", str]:
     """Run code in a process of its own; return it with the first line that it prints."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
-    )
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    run = subprocess.Popen(command, stdout=pipe, text=True, env=environment)
     assert run.stdout
     return run, run.stdout.readline()
 
 
-def end(run: subprocess.Popen[str]) -> None:
+def end(run: "subprocess.Popen[str]") -> None:
     run.kill()
     run.communicate()
 
 
-def held_by_another(expert: str) -> subprocess.Popen[str]:
-    return spawn(
-        "import time, types; from expertflow.config.run_lock import hold_experts;"
-        f" hold_experts([types.SimpleNamespace(wildcards_dict={{'expert': {expert!r}}})]);"
-        " print(flush=True); time.sleep(600)"
-    )[0]
-
-
-def test_a_second_run_is_told_who_makes_the_expert(folder: Path) -> None:
-    run = held_by_another("a")
+def test_a_second_run_is_told_who_makes_the_expert() -> None:
+    run, _ = start(HOLDER)
     with pytest.raises(SystemExit) as caught:
         hold_experts([job(expert="a")])
     line = str(caught.value)
@@ -71,7 +70,7 @@ def test_a_second_run_is_told_who_makes_the_expert(folder: Path) -> None:
 def test_orphans_are_found_and_waited_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, pid = spawn(CHILD)
+    run, pid = start(PARENT)
     child = psutil.Process(int(pid))
     # Popen returns once exec closes its pipe: before the program has its environment.
     wait_for(child.environ)
@@ -99,65 +98,50 @@ def test_orphans_are_found_and_waited_for(
     hold_experts([])
     assert find_orphans() == {}
     told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert f"waiting for process {child.pid} (sleep 600)" in told
+    assert f"waiting for process {child.pid} (sleep 600)" in told and told.count("\n") == 1
 
 
-@pytest.fixture
-def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Return a function that replaces squeue by a script."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    monkeypatch.setattr(run_lock, "SLURM_POLL_S", 0.01)
-
-    def write(script: str) -> None:
-        program = tmp_path / "squeue"
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-
-    return write
+def write_squeue(script: str) -> None:
+    program = Path("squeue")
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
 
 
 def hold_for_slurm(name: str | None) -> None:
     """Hold an expert for a run that ends at once, which gives the locks back."""
-    hold_experts([job(expert="a")], slurm_run=name)
-    release()
+    try:
+        hold_experts([job(expert="a")], slurm_run=name)
+    finally:
+        while run_lock._held:
+            run_lock._held.pop().close()
 
 
-def release() -> None:
-    while run_lock._held:
-        run_lock._held.pop().close()
-
-
-def runs_of(expert: str) -> list[str]:
-    found: list[str] = json.loads((EXPERT_LOCKS / f"{expert}.lock").read_text())["slurm_runs"]
+def slurm_runs() -> list[str]:
+    found: list[str] = json.loads((EXPERT_LOCKS / "a.lock").read_text())["slurm_runs"]
     return found
 
 
-def test_the_jobs_of_the_run_before_are_waited_for(
-    squeue: Callable[[str], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    squeue("exit 1")
+def test_the_jobs_of_the_run_before_are_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    write_squeue("exit 1")
     hold_for_slurm("first")
     assert capsys.readouterr().err == "", "there was no run before: nothing is asked"
-    squeue('echo "$@" >> asked; [ $(wc -l < asked) = 3 ] || printf "8\\n7\\n"')
+    write_squeue('echo "$@" >> asked; [ $(wc -l < asked) = 3 ] || printf "8\\n7\\n"')
     hold_for_slurm("second")
     told = capsys.readouterr().err
     assert "waiting for 7 8; to end them sooner: scancel 7 8" in told and told.count("\n") == 1
     asked = Path("asked").read_text().splitlines()
     assert len(asked) == 3 and all(line.endswith("--name=first") for line in asked)
-    assert runs_of("a") == ["second"]
+    assert slurm_runs() == ["second"]
 
 
 def test_a_squeue_that_fails_or_is_not_there_says_nothing_about_jobs(
-    squeue: Callable[[str], None], monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     hold_for_slurm("first")
-    squeue("[ -e failed ] || { touch failed; echo no controller >&2; exit 1; }")
+    write_squeue("[ -e failed ] || { touch failed; echo no controller >&2; exit 1; }")
     hold_for_slurm(None)
     assert "squeue failed (no controller)" in capsys.readouterr().err
-    assert runs_of("a") == []
+    assert slurm_runs() == []
     hold_for_slurm("second")
     monkeypatch.setenv("PATH", "/nowhere")
     hold_for_slurm(None)
@@ -165,16 +149,15 @@ def test_a_squeue_that_fails_or_is_not_there_says_nothing_about_jobs(
 
 
 def test_a_run_that_is_killed_while_it_waits_hands_the_jobs_on(
-    squeue: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hold_for_slurm("first")
-    squeue("echo 7")
+    write_squeue("echo 7")
 
     def killed(_: float) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(run_lock.time, "sleep", killed)
+    monkeypatch.setattr(run_lock.time, "sleep", killed)
+    with pytest.raises(KeyboardInterrupt):
         hold_for_slurm("second")
-    release()
-    assert runs_of("a") == ["first", "second"]
+    assert slurm_runs() == ["first", "second"]

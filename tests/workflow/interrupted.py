@@ -103,7 +103,7 @@ def rerun(space: Workspace) -> dict[str, Any]:
 
 
 def finish(run: Run) -> dict[str, Any]:
-    """Let a run come to its end, which leaves nothing lying about; return what was trained."""
+    """Wait for the end of a run, which leaves nothing lying about; return what was trained."""
     run.go_on()
     assert run.end() == 0, run.told()
     assert_tidy(run.space)

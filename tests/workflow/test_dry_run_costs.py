@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -25,9 +24,9 @@ def fresh(tmp_path: Path) -> Workspace:
     (space.root / "model").mkdir()
     (space.root / "model" / "config.json").write_text(json.dumps(SHAPE))
     (space.root / "data" / "sums.jsonl").write_text('{"question": "q", "answer": "a"}\n' * 200_000)
-    large: dict[str, Any] = manifest(batch_size=16, max_steps=None, num_train_epochs=2.0)
-    large = {key: value for key, value in large.items() if key != "builtin"}
-    space.write_manifest("large", {**large, "model": "model"})
+    large = manifest(batch_size=16, max_steps=None, num_train_epochs=2.0) | {"model": "model"}
+    del large["builtin"]
+    space.write_manifest("large", large)
     prices = {"prices": {"H100 SXM": {"usd_per_hour": 2.49, "as_of": "2026-11-01"}}}
     (space.root / "config" / "hardware" / "prices.yaml").write_text(yaml.safe_dump(prices))
     return space
@@ -42,28 +41,16 @@ def table(space: Workspace, target: str, *arguments: str) -> list[str]:
     return after.splitlines() if found else before.splitlines()[-1:]
 
 
-def test_a_card_with_a_price(fresh: Workspace) -> None:
-    config = ("--config", "hardware=H100 SXM")
-    header, line = table(fresh, "large", *config)
+def test_a_card_with_a_price_and_one_without(fresh: Workspace) -> None:
+    header, line = table(fresh, "large", "--config", "hardware=H100 SXM")
     assert header.split() == ["expert", "jobs", "hours", "dollars", "on", "basis"]
-    words = line.split()
-    assert words[0:2] == ["large", "14"]
-    assert words[3] == words[6] == "to"
-    hours, dollars = float(words[4]), float(words[7])
-    assert dollars == pytest.approx(2.49 * hours, rel=0.1)
+    name, n_jobs, _, to, hours, _, and_to, dollars, *_ = line.split()
+    assert (name, n_jobs, to, and_to) == ("large", "14", "to", "to")
+    assert float(dollars) == pytest.approx(2.49 * float(hours), rel=0.1)
     assert line.endswith("  1 x H100 SXM  estimate from bytes; $2.49/h of 2026-11-01")
-
-
-def test_a_card_without_a_price(fresh: Workspace) -> None:
     _, line = table(fresh, "large", "--config", "hardware=L40S")
-    assert " to " in line
     basis = "estimate from bytes; no price for L40S in config/hardware/prices.yaml"
-    assert line.endswith(f"  unknown  1 x L40S  {basis}")
-
-
-def test_a_cpu_is_measured(fresh: Workspace) -> None:
-    _, line = table(fresh, "tiny")
-    assert " to " in line and line.endswith("  unknown  cpu  estimate from bytes; no price set")
+    assert " to " in line and line.endswith(f"  unknown  1 x L40S  {basis}")
 
 
 def test_another_directory_and_a_profile_without_the_table(fresh: Workspace) -> None:
@@ -71,11 +58,13 @@ def test_another_directory_and_a_profile_without_the_table(fresh: Workspace) -> 
     mine.root.mkdir()
     for name in ("config", "data", "model"):
         shutil.move(fresh.root / name, mine.root / name)
-    assert len(table(mine, "tiny", "-s", str(fresh.root / "Snakefile"))) == 2
-    bare = ("-n", "results/tiny/report.json", "-s", str(fresh.root / "Snakefile"))
-    done = mine.snakemake(*bare, "--workflow-profile", "none", "--resources", "gpu=1")
-    assert TITLE not in done.stdout
-    assert "note: this dry run ends without hours and dollars; add --logger" in done.stderr
+    there = ("-s", str(fresh.root / "Snakefile"))
+    _, line = table(mine, "tiny", *there)
+    assert " to " in line and line.endswith("  unknown  cpu  estimate from bytes; no price set")
+    bare = ("--workflow-profile", "none", "--resources", "gpu=1")
+    said = mine.run("-n", "results/tiny/report.json", *there, *bare)
+    assert TITLE not in said
+    assert "note: this dry run ends without hours and dollars; add --logger" in said
 
 
 def test_a_group_of_trainings_still_runs_dry(fresh: Workspace) -> None:
@@ -85,10 +74,7 @@ def test_a_group_of_trainings_still_runs_dry(fresh: Workspace) -> None:
     assert lines[1].endswith("no forecast; jobs in groups have none")
 
 
-def test_with_nothing_to_do_there_is_nothing_to_train(finished: Workspace) -> None:
+def test_what_is_made_is_not_trained_and_a_plan_that_stands_is_shown(finished: Workspace) -> None:
     assert table(finished, "tiny") == ["Nothing to train."]
-
-
-def test_a_plan_that_stands_is_what_is_shown(space: Workspace) -> None:
-    _, line = table(space, "tiny", "--forcerun", "train_expert")
+    _, line = table(finished, "tiny", "--forcerun", "train_expert")
     assert line.endswith("  cpu  estimate from packed tokens; no price set")
