@@ -20,6 +20,7 @@ BRITISH = re.compile(
 )
 # Former keys of manifests, file names of licenses, columns of generated tables, a name of libc's.
 FOREIGN_FILES = {
+    "CHANGELOG.md",
     "workflow/scripts/expertflow/config/validate.py",
     "workflow/scripts/expertflow/data/sources/generated/sql_tables.py",
     "workflow/scripts/expertflow/train/model/base.py",
@@ -88,17 +89,16 @@ def test_docstrings_begin_with_what_happens(where: str) -> None:
     assert not weak, "\n".join(weak)
 
 
+def occurrences(pattern: re.Pattern[str], paths: list[Path]) -> str:
+    """List each text that matches a pattern, with its file."""
+    texts = {shown(path): path.read_text(encoding="utf-8") for path in paths}
+    return "\n".join(f"{n}: {found[0]}" for n, t in texts.items() for found in pattern.finditer(t))
+
+
 def test_spelling_is_american() -> None:
     texts = tracked("*.py", "*.smk", "Snakefile", "*.md", "*.yaml", "*.j2", "Makefile")
-    found = [
-        f"{shown(path)}: {match[0]}"
-        for path in texts
-        if shown(path) not in FOREIGN_FILES
-        and path != Path(__file__)
-        and path.name != "CHANGELOG.md"
-        for match in BRITISH.finditer(path.read_text(encoding="utf-8"))
-    ]
-    assert not found, "\n".join(found)
+    foreign = {Path(__file__), *(ROOT / name for name in FOREIGN_FILES)}
+    assert not occurrences(BRITISH, [path for path in texts if path not in foreign])
 
 
 def test_forbidden_words_are_not_used() -> None:
@@ -106,13 +106,7 @@ def test_forbidden_words_are_not_used() -> None:
     assert len(words) > 20
     pattern = re.compile("|".join(rf"(?<![\w-]){re.escape(word)}(?![\w-])" for word in words))
     texts = tracked("workflow/*.py", "workflow/*.smk", "Snakefile", "docs/*.md", "README.md")
-    found = [
-        f"{shown(path)}: {match[0]}"
-        for path in texts
-        if path.name != "glossary.md"
-        for match in pattern.finditer(path.read_text(encoding="utf-8"))
-    ]
-    assert not found, "\n".join(found)
+    assert not occurrences(pattern, [path for path in texts if path.name != "glossary.md"])
 
 
 def test_a_class_name_occurs_once() -> None:

@@ -44,18 +44,16 @@ def test_a_signal_to_stop_leaves_no_process(
     wait_for(lambda: not any(map(is_running, pids)))
 
 
-def left_behind(parent: Path, name: str, signed: str) -> Path:
-    folder = parent / name
+def left_behind(folder: Path, signed: str = '{"host": "h", "pid": 1}\n') -> Path:
     folder.mkdir()
     (folder / LOCK).write_text(signed)
     return folder
 
 
 def test_folders_of_dead_runs_go_and_others_stay(tmp_path: Path) -> None:
-    signed = '{"host": "h", "pid": 1}\n'
-    dead = left_behind(tmp_path, ".rows.abc123_x", signed)
-    begun = left_behind(tmp_path, ".rows.abc123_y", "")
-    another = left_behind(tmp_path, ".rows2.abc123_", signed)
+    dead = left_behind(tmp_path / ".rows.abc123_x")
+    begun = left_behind(tmp_path / ".rows.abc123_y", "")
+    another = left_behind(tmp_path / ".rows2.abc123_")
     (strange := tmp_path / ".rows.abc123_z").mkdir()
     with open_workplace(tmp_path / "rows") as first:
         assert not dead.exists()
@@ -66,7 +64,7 @@ def test_folders_of_dead_runs_go_and_others_stay(tmp_path: Path) -> None:
 
 
 def test_a_folder_stays_as_long_as_a_child_of_its_run_lives(tmp_path: Path) -> None:
-    dead = left_behind(tmp_path, ".rows.abc123_x", '{"host": "h", "pid": 1}\n')
+    dead = left_behind(tmp_path / ".rows.abc123_x")
     with (dead / LOCK).open("a+") as lock:
         child = subprocess.Popen(
             [sys.executable, "-c", HOLD, str(lock.fileno())],
@@ -82,13 +80,12 @@ def test_a_folder_stays_as_long_as_a_child_of_its_run_lives(tmp_path: Path) -> N
 
 
 def test_rejected_records_are_kept_beside_the_output(tmp_path: Path) -> None:
-    folder, output = tmp_path / "work", tmp_path / "rows"
-    (folder / "a").mkdir(parents=True)
+    folder, output, kept = (tmp_path / name for name in ("work", "rows", "rows.rejected"))
+    for place in (folder / "a", kept):
+        place.mkdir(parents=True)
     (folder / "a" / "001.rejected.jsonl").write_text("")
     assert keep_rejected(folder, output) is None
     (folder / "a" / "000.rejected.jsonl").write_text("{}\n")
-    kept = tmp_path / "rows.rejected"
-    kept.mkdir()
     (kept / "007.rejected.jsonl").write_text("of an earlier run")
     (kept / "mine.txt").write_text("of the user")
     assert keep_rejected(folder, output) == kept

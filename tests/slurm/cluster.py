@@ -13,10 +13,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from expertflow.core.records import Record
+import psutil
 
 # The job step drops SLURM_CONF from the environment, so the configuration has to lie where Slurm
 # looks by itself.
@@ -25,6 +26,7 @@ CONFIGURATION = ("slurm.conf", "gres.conf")
 OURS = "# expertflow test cluster in "
 LOCK = Path(tempfile.gettempdir(), "expertflow-test-cluster.lock")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel")
+PLACES = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
 PACKAGES = "munge slurmctld slurmd slurm-client"
 NODES = {"cpu1": "", "gpu1": "gpu:h100:2", "gpu2": "gpu:h100:2"}
 PATIENCE_S = 180
@@ -78,7 +80,7 @@ NodeName=gpu1,gpu2 Name=gpu Type=h100 File=/dev/zero
 
 def lacking() -> str | None:
     """Return why no cluster can be started here; null if one can."""
-    missing = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
+    missing = [name for name in PROGRAMS if shutil.which(name, path=PLACES["PATH"]) is None]
     if missing:
         return f"{', '.join(missing)} not found; apt-get install --no-install-recommends {PACKAGES}"
     if os.geteuid() != 0:
@@ -108,7 +110,7 @@ def running_cluster() -> Iterator[None]:
             _sweep()
 
 
-class Entry(Record, frozen=True, kw_only=True):
+class Entry(NamedTuple):
     """A job in the queue, ended ones included."""
 
     id: str
@@ -122,16 +124,11 @@ def queue(*, ended: bool = False) -> list[Entry]:
     states = ["--states=all"] if ended else []
     out = _run("squeue", "--noheader", "--sort=i", "--format=%i %T %P %D", *states)
     rows = [line.split() for line in out.splitlines()]
-    return [Entry(id=i, state=s, partition=p, n_nodes=int(n)) for i, s, p, n in rows]
-
-
-def _path() -> str:
-    return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    return [Entry(*row[:3], int(row[3])) for row in rows]
 
 
 def _run(*command: str) -> str:
-    path = {**os.environ, "PATH": _path()}
-    done = subprocess.run(command, capture_output=True, text=True, env=path, timeout=PATIENCE_S)
+    done = subprocess.run(command, capture_output=True, text=True, env=PLACES, timeout=PATIENCE_S)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
@@ -188,16 +185,13 @@ def _start(folder: Path) -> None:
 
 def _stop(folder: Path) -> None:
     """End the jobs, which would outlive the daemons, then the daemons by their pid files."""
-    if _lives(_pid(folder / "slurmctld.pid")):
+    daemons = list(_daemons(folder))
+    if any(daemon.name() == "slurmctld" for daemon in daemons):
         _end_jobs()
-    pids = [pid for pid in map(_pid, folder.glob("*.pid")) if pid is not None]
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in pids:
-            if _lives(pid):
-                os.kill(pid, number)
-        deadline = time.monotonic() + 10
-        while any(map(_lives, pids)) and time.monotonic() < deadline:
-            time.sleep(0.05)
+    for daemon in daemons:
+        daemon.terminate()
+    for daemon in psutil.wait_procs(daemons, timeout=10)[1]:
+        daemon.kill()
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -210,19 +204,13 @@ def _end_jobs() -> None:
         time.sleep(0.2)
 
 
-def _pid(path: Path) -> int | None:
-    text = path.read_text().strip() if path.is_file() else ""
-    return int(text) if text.isdigit() else None
-
-
-def _lives(pid: int | None) -> bool:
-    """Return whether a process is still one of our daemons; its number may have been reused."""
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return name in PROGRAMS and state != "Z"
+def _daemons(folder: Path) -> Iterator[psutil.Process]:
+    """Yield the processes that are still our daemons; a number may have been reused."""
+    for path in folder.glob("*.pid"):
+        with suppress(ValueError, psutil.NoSuchProcess):
+            process = psutil.Process(int(path.read_text()))
+            if process.name() in PROGRAMS and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
 
 
 def _sweep() -> None:

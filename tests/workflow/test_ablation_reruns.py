@@ -19,9 +19,8 @@ TWO = {
     },
     "claims": [{"claim": "c", "by": "A", "said": "2x", "of": "plan", "to": "naive", "low": 2.0}],
 }
-ONE: dict[str, Any] = {
-    "variants": [{"name": "loose", "label": "Loose", "training": {"attention": "sdpa"}}]
-}
+LOOSE = {"name": "loose", "label": "Loose", "training": {"attention": "sdpa"}}
+ONE = {"variants": [LOOSE]}
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +39,12 @@ def space(ablated: Workspace, tmp_path: Path) -> Workspace:
 
 
 def write(space: Workspace, name: str, value: dict[str, Any]) -> None:
-    folder = space.root / "config" / "ablations"
-    folder.mkdir(exist_ok=True)
-    (folder / f"{name}.yaml").write_text(yaml.safe_dump(value))
+    (space.root / "config" / "ablations" / f"{name}.yaml").write_text(yaml.safe_dump(value))
 
 
 def configure(space: Workspace, **ablation: Any) -> None:
-    settings = {"n_warmup_steps": 1, "n_timed_steps": 3, "max_seconds": 5, **ablation}
-    files = settings.setdefault("files", ["mine", "more"])
-    assert files
+    settings = {"n_warmup_steps": 1, "n_timed_steps": 3, "max_seconds": 5}
+    settings |= {"files": ["mine", "more"], **ablation}
     config = {"experts": {"tiny": {}, "other": {}}, "ablation": settings}
     (space.root / "config" / "config.yaml").write_text(yaml.safe_dump(config))
 
@@ -63,9 +59,9 @@ def jobs(space: Workspace, *arguments: str) -> set[str]:
 def test_each_edit_reruns_what_it_should(space: Workspace) -> None:
     assert jobs(space) == set()
     # What a variant is called is on the page alone.
-    write(space, "more", {"variants": [{**ONE["variants"][0], "label": "Another word"}]})
+    write(space, "more", {"variants": [{**LOOSE, "label": "Another word"}]})
     assert jobs(space) == {"ablate_expert"}
-    write(space, "more", {"variants": [{**ONE["variants"][0], "training": {"attention": "eager"}}]})
+    write(space, "more", {"variants": [{**LOOSE, "training": {"attention": "eager"}}]})
     assert jobs(space) == {"loose", "ablate_expert"}
     write(space, "more", ONE)
     write(space, "mine", {**TWO, "claims": []})
@@ -84,9 +80,8 @@ def test_one_variant_may_be_asked_for(space: Workspace) -> None:
 
 
 def test_texts_are_read_by_those_that_tokenize_them_alone(space: Workspace) -> None:
-    loose = {**ONE["variants"][0], "rows": "on_the_fly"}
     staged = {"name": "staged", "label": "Staged", "metric": "read_speed"}
-    write(space, "more", {"variants": [loose, staged]})
+    write(space, "more", {"variants": [{**LOOSE, "rows": "on_the_fly"}, staged]})
     said = space.run("-n", RECORD)
     inputs = re.findall(r"input: (.*)\n    output: results/tiny/ablation/(\w+).json", said)
     by_name = {name: read for read, name in inputs}
@@ -105,5 +100,4 @@ def test_the_record_holds_the_ladder_and_the_claim(space: Workspace) -> None:
     assert record["claims"][0]["verdict"] == "not measurable"
     left = (space.root / "results" / "tiny").glob(".ablation*")
     assert [path.name for path in left] == [".ablation.json.fingerprint"]
-    page = space.root / "results" / "tiny" / "ablation.html"
-    assert page.stat().st_size > 1000
+    assert (space.root / "results" / "tiny" / "ablation.html").stat().st_size > 1000

@@ -110,11 +110,7 @@ def start_training(
     for verb in PROGRAMS:
         command += [f"--cluster-generic-{verb}-cmd", scheduler / verb]
     command += ["--seconds-between-status-checks", "1", "--max-status-checks-per-second", "10"]
-    pipe, output = subprocess.PIPE, subprocess.STDOUT
-    process = subprocess.Popen(
-        [*map(str, command)],
-        cwd=space.root, stdout=pipe, stderr=output, text=True, start_new_session=True,
-    )  # fmt: skip
+    process = space.start(*command)
     wait_for(lambda: checkpoints() - before, said="no state was written", during=process)
     return process
 

@@ -1,4 +1,4 @@
-"""The README, the migration page and the examples name only what exists, and it works."""
+"""The documents and the examples name only what exists, and it works."""
 
 import re
 import shlex
@@ -15,32 +15,12 @@ from support import ROOT, run_script
 from expertflow.rental.guard.options import parse_options
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGE = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 SCHEMAS = ROOT / "workflow" / "schemas"
 SHIPPED = {path.stem for path in (ROOT / "config" / "experts").glob("*.yaml")}
-MANIFEST_KEYS = r"(?:training|data|evaluation|decoding|export|sources)\.[\w.]+|model"
-SET_UPS = re.findall(r"^## (Set-up \w)", PAGE, re.MULTILINE)
+BLOCKS = "training|data|evaluation|decoding|export|sources|training_parameters|training_report"
+KEY = re.compile(rf"`\.?((?:{BLOCKS})\.[a-z_.]*[a-z])`")
 EXAMPLES = {name: ROOT / "docs/examples/rented" / name for name in ("skypilot.yaml", "dstack.yml")}
-
-
-def section(title: str) -> str:
-    start = PAGE.index(f"\n## {title}")
-    return PAGE[start : (PAGE + "\n## ").index("\n## ", start + 1)]
-
-
-def rows(text: str) -> list[list[str]]:
-    """Return the cells of all tables, without heads and rulers."""
-    lines = text.splitlines()
-    found = []
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
-        if line.startswith("|") and not line.startswith("|---") and following[:4] != "|---":
-            found.append([cell.strip() for cell in line.strip("|").split("|")])
-    return found
-
-
-def codes(cell: str) -> list[str]:
-    return re.findall(r"`([^`]+)`", cell)
 
 
 @cache
@@ -69,28 +49,17 @@ def resolved(root: Any, node: Any) -> Any:
     return node
 
 
-@pytest.mark.parametrize("title", [*SET_UPS, "Trainer and TRL"])
-def test_every_key_of_a_manifest_exists(title: str) -> None:
-    named = {code for row in rows(section(title)) for cell in row[1:] for code in codes(cell)}
-    keys = {code for code in named if re.fullmatch(MANIFEST_KEYS, code)}
-    assert keys
-    assert not [key for key in sorted(keys) if not has(schema("expert"), key)]
+@pytest.mark.parametrize("page", PAGES, ids=[path.name for path in PAGES])
+def test_every_setting_and_figure_that_a_page_names_exists(page: Path) -> None:
+    for key in KEY.findall(page.read_text(encoding="utf-8")):
+        known = any(has(schema(name), key) for name in ("expert", "report"))
+        assert known or key.endswith(".json"), key
 
 
-def test_every_path_of_set_up_b_is_in_the_report() -> None:
-    table = [row for row in rows(section("Set-up B")) if row[0].startswith("`.training_")]
-    assert len(table) == 5
-    for was, became, _ in table:
-        assert codes(was) == [f".{path}" for path in codes(became)], was
-    named = [code for row in table for cell in row for code in codes(cell)]
-    paths = {code.lstrip(".") for code in named}
-    assert len(paths) == 6
-    assert not [path for path in sorted(paths) if not has(schema("report"), path)]
-
-
-def test_every_flag_that_replaces_one_of_set_up_c_is_the_trainers() -> None:
-    table = [row for row in rows(section("Set-up C")) if row[0].startswith("`--")]
-    new = [code for row in table for code in codes(row[1]) if re.fullmatch(r"--[\w-]+[a-z]", code)]
+def test_every_flag_that_replaces_one_is_the_trainers() -> None:
+    page = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| `--[^|]+\|([^|]+)\|", page, re.MULTILINE)
+    new = [flag for cell in cells for flag in re.findall(r"`(--[\w-]+[a-z])`", cell)]
     assert len(new) > 20
     assert set(new) <= set(re.findall(r"--[\w-]+", run_script("train_expert", "--help").stdout))
 

@@ -30,11 +30,7 @@ Meter.total_usd = lambda meter, **ahead: 99.0 if has_saved() else usd(meter, **a
 def start(space: Workspace, program: Path, there: Path) -> "subprocess.Popen[str]":
     options = ["--usd-per-hour", "2.49", "--max-usd", "50", "--sync-to", there, "--disk-stays"]
     options += ["--skip", "base_model", "--on-finish", "echo $EXPERTFLOW_OUTCOME >> hooks"]
-    command = [sys.executable, program, *options, "--", SNAKEMAKE, "--cores", "2", TARGET]
-    pipe, output = subprocess.PIPE, subprocess.STDOUT
-    return subprocess.Popen(
-        [*map(str, command)], cwd=space.root, stdout=pipe, stderr=output, text=True
-    )
+    return space.start(sys.executable, program, *options, "--", SNAKEMAKE, "--cores", "2", TARGET)
 
 
 def end(process: "subprocess.Popen[str]", *, code: int) -> str:

@@ -1,11 +1,10 @@
 """Used as a module of another Snakefile: what holds for every run holds there as well."""
 
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import yaml
+from support import wait_for
 from workflow_space import REPORT, SNAKEMAKE, Workspace, make_workspace
 
 pytestmark = pytest.mark.chain
@@ -31,9 +30,7 @@ LIMITS = ("--nolock", "--rerun-incomplete", "--resources", "gpu=1")
 @pytest.fixture
 def mine(tmp_path: Path) -> Workspace:
     """Return a folder with a Snakefile, data and a configuration; the code is in another one."""
-    code = make_workspace(tmp_path / "code")
-    (tmp_path / "mine").mkdir()
-    mine = Workspace(tmp_path / "mine")
+    code, mine = make_workspace(tmp_path / "code"), Workspace(tmp_path / "mine")
     mine.write_data()
     (mine.root / "Snakefile").write_text(SNAKEFILE.format(code=code.root))
     (mine.root / "mine.yaml").write_text(yaml.safe_dump({"experts": {"tiny": {}}}))
@@ -42,16 +39,11 @@ def mine(tmp_path: Path) -> Workspace:
 
 def test_two_runs_at_once(mine: Workspace) -> None:
     arguments = ("copy.json", "--configfile", "mine.yaml", *LIMITS)
-    command = [str(SNAKEMAKE), "--cores", "2", *arguments]
-    with subprocess.Popen(
-        command, cwd=mine.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as first:
-        while not (mine.root / "results/tiny/datasets.json").exists():
-            assert first.poll() is None, first.communicate()[0]
-            time.sleep(0.2)
-        line = mine.refused(*arguments)
-        assert f"tiny is being made by another run, process {first.pid} on " in line
-        said, _ = first.communicate()
+    first = mine.start(SNAKEMAKE, "--cores", "2", *arguments)
+    wait_for((mine.root / "results/tiny/datasets.json").exists, during=first)
+    line = mine.refused(*arguments)
+    assert f"tiny is being made by another run, process {first.pid} on " in line
+    said, _ = first.communicate()
     assert first.returncode == 0, said
     assert "our own start" in said and "held-out loss" in said
     assert (mine.root / "copy.json").read_bytes() == (mine.root / REPORT).read_bytes()

@@ -15,14 +15,12 @@ pytestmark = pytest.mark.chain
 PACKING = "results/tiny/packing.json"
 
 
-def two_sources(**training: Any) -> dict[str, Any]:
-    value = manifest(**training)
-    sums = value["sources"][0]
-    value["sources"] = [
-        {**sums, "n_shards": 2},
-        {**sums, "name": "more", "path": "data/more.jsonl", "n_shards": 3},
-    ]
-    value["tokenizer"] = "data/tokenizer"
+def two_sources(*n_shards: int, **training: Any) -> dict[str, Any]:
+    value = manifest(**training) | {"tokenizer": "data/tokenizer"}
+    (sums,) = value["sources"]
+    value["sources"].append({**sums, "name": "more", "path": "data/more.jsonl"})
+    for source, n in zip(value["sources"], n_shards or (2, 3), strict=True):
+        source["n_shards"] = n
     return value
 
 
@@ -48,42 +46,44 @@ def space(packed: Workspace, tmp_path: Path) -> Workspace:
     return packed.copy(tmp_path / "space")
 
 
-def test_editing_one_source_tokenizes_one_source(space: Workspace) -> None:
-    write_more(space, n=31)
-    assert space.jobs(PACKING) == {
-        "fetch_source": 1, "prepare_shard": 3, "pretokenize_shard": 1, "deduplicate_documents": 1,
-        "pack_sequences": 1,
-    }  # fmt: skip
+SELECT = {"deduplicate_documents": 1, "pack_sequences": 1}
+TOKENIZE = {"pretokenize_shard": 2, "pack_sequences": 1}
+PACK = {"pack_sequences": 1}
 
 
 @pytest.mark.parametrize(
-    "training", [{"max_seq_length": 96}, {"packing": "concat"}, {"overflow": "drop"}, {"seed": 7}]
+    ("block", "setting", "jobs"),
+    [
+        ("training", {"max_seq_length": 96}, PACK),
+        ("training", {"packing": "concat"}, PACK),
+        ("training", {"overflow": "drop"}, PACK),
+        ("training", {"seed": 7}, PACK),
+        ("data", {"eval_fraction": 0.2}, SELECT),
+        ("data", {"max_documents": 40}, SELECT),
+        ("data", {"token_engine": "tokenizers"}, TOKENIZE),
+    ],
 )
-def test_another_packing_tokenizes_nothing(space: Workspace, training: dict[str, Any]) -> None:
-    space.write_manifest("tiny", two_sources(**training))
-    assert space.jobs(PACKING) == {"pack_sequences": 1}
-
-
-@pytest.mark.parametrize("data", [{"eval_fraction": 0.2}, {"max_documents": 40}])
-def test_another_split_tokenizes_nothing(space: Workspace, data: dict[str, Any]) -> None:
+def test_a_setting_tokenizes_what_it_must(
+    space: Workspace, block: str, setting: dict[str, Any], jobs: dict[str, int]
+) -> None:
     value = two_sources()
-    value["data"] |= data
+    value[block] |= setting
     space.write_manifest("tiny", value)
-    assert space.jobs(PACKING) == {"deduplicate_documents": 1, "pack_sequences": 1}
+    assert space.jobs(PACKING) == jobs
+    if jobs == TOKENIZE:
+        before = read_record(PackingRecord, space.root / PACKING)
+        space.run(PACKING)
+        after = read_record(PackingRecord, space.root / PACKING)
+        engines = [engine.split()[0] for record in (before, after) for engine in record.engines]
+        assert engines == ["fastokens", "tokenizers"]
+        assert before.train.sha256 == after.train.sha256
 
 
-def test_another_engine_tokenizes_all(space: Workspace) -> None:
-    value = two_sources()
-    value["data"]["token_engine"] = "tokenizers"
-    space.write_manifest("tiny", value)
-    assert space.jobs(PACKING) == {"pretokenize_shard": 2, "pack_sequences": 1}
-    before = read_record(PackingRecord, space.root / PACKING)
-    space.run(PACKING)
-    after = read_record(PackingRecord, space.root / PACKING)
-    assert [{engine.split()[0] for engine in r.engines} for r in (before, after)] == [
-        {"fastokens"}, {"tokenizers"},
-    ]  # fmt: skip
-    assert before.train.sha256 == after.train.sha256
+def test_editing_one_source_tokenizes_one_source(space: Workspace) -> None:
+    write_more(space, n=31)
+    assert space.jobs(PACKING) == SELECT | {
+        "fetch_source": 1, "prepare_shard": 3, "pretokenize_shard": 1,
+    }  # fmt: skip
 
 
 def tokens_of(space: Workspace, shard: str) -> TokenShardRecord:
@@ -108,10 +108,7 @@ def test_an_edit_taken_back_finds_its_tokens(space: Workspace) -> None:
 
 def test_rows_are_the_same_for_any_number_of_shards_and_threads(space: Workspace) -> None:
     before = read_record(PackingRecord, space.root / PACKING)
-    value = two_sources()
-    for source, n_shards in zip(value["sources"], (5, 20), strict=True):
-        source["n_shards"] = n_shards
-    space.write_manifest("tiny", value)
+    space.write_manifest("tiny", two_sources(5, 20))
     shutil.rmtree(space.root / "state" / ".tokens")
     space.run("--set-threads", "pretokenize_shard=1", "--", PACKING)
     after = read_record(PackingRecord, space.root / PACKING)

@@ -93,6 +93,14 @@ class Workspace(Record, frozen=True):
             timeout=LIMIT_S,
         )  # fmt: skip
 
+    def start(self, *command: object) -> "subprocess.Popen[str]":
+        """Start a command in a session of its own; its stdout is all that it says."""
+        pipe, output = subprocess.PIPE, subprocess.STDOUT
+        return subprocess.Popen(
+            [*map(str, command)],
+            cwd=self.root, stdout=pipe, stderr=output, text=True, start_new_session=True,
+        )  # fmt: skip
+
     def run(self, *arguments: str, **environment: str) -> str:
         """Run Snakemake, which has to succeed; return what it says."""
         done = self.snakemake(*arguments, **environment)
@@ -146,7 +154,7 @@ class Workspace(Record, frozen=True):
 def write_jsonl(path: Path, answers: dict[str, int]) -> None:
     """Write a record for each question and its answer."""
     records = [{"question": text, "answer": str(number)} for text, number in answers.items()]
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
