@@ -45,8 +45,10 @@ SOURCE = base()["sources"][0]
 PASSED = {"path": "data.padding_fraction", "op": "<", "value": 0.5}
 
 
-def all_told(**changes: Any) -> dict[str, Any]:
-    return {rule: told(rule, **changes) for rule in RULES}
+def leaves(value: Any) -> list[str]:
+    """Return the settings within a block as they stand in JSON."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [leaf for one in inner for leaf in leaves(one)] if inner else [json.dumps(value)]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def all_told(**changes: Any) -> dict[str, Any]:
         ({"sources": [{**SOURCE, "weight": 0.5}]}, "deduplicate_documents"),
         ({"sources": [{**SOURCE, "max_documents": 5}]}, "deduplicate_documents"),
         ({"sources": [{**SOURCE, "license": "MIT"}]}, "find_datasets"),
-        ({"data": {"near_duplicates": {"threshold": 0.7}}}, "prepare_shard deduplicate_documents"),
+        ({"data": {"near_duplicates": {"n_words": 7}}}, "prepare_shard deduplicate_documents"),
         ({"data": {"seed": 3}}, "deduplicate_documents"),
         ({"data": {"max_rejected_fraction": 0.3}}, "deduplicate_documents pack_sequences"),
         ({"data": {"system_prompt": "p"}}, "prepare_shard export_model"),
@@ -82,58 +84,38 @@ def all_told(**changes: Any) -> dict[str, Any]:
 def test_a_setting_reaches_the_rules_that_read_it_first(
     changes: dict[str, Any], rules: str
 ) -> None:
-    before, after = all_told(), all_told(**changes)
-    assert {rule for rule in RULES if after[rule] != before[rule]} == set(rules.split())
+    before, after = ({rule: told(rule, **of) for rule in RULES} for of in ({}, changes))
+    assert [rule for rule in RULES if after[rule] != before[rule]] == rules.split()
+    for rule in rules.split():
+        assert set(leaves(changes)) - set(leaves(base())) <= set(leaves(after[rule])), rule
 
 
-def test_rules_are_told_the_values_of_their_settings() -> None:
+def test_rules_are_told_what_is_theirs_of_a_source() -> None:
     generated = {"name": "g", "kind": "generated", "generator": "facts", "text": "{t}"}
-    settings = {
-        "sources": [
-            {**SOURCE, "weight": 0.5, "max_documents": 5, "category": "c", "license": "MIT"},
-            {"name": "h", "kind": "hub", "id": "a/b", "text": "{t}", "category": "c"},
-            {**generated, "n_documents": 9, "seed": 2, "n_shards": 3, "category": "c"},
-        ],
-        "data": {"max_per_category": 7, "seed": 3, "near_duplicates": {"threshold": 0.7}},
-        "training": {"seed": 9, "max_seq_length": 512, "overflow": "drop", "tuned": "t.json"},
-        "builtin": {"vocab_size": 310, "hidden_size": 64},
-        "model_revision": "r",
-        "model_license": "mit",
-    }
-    found = {rule: told(rule, **settings) for rule in (*RULES, "make_bundle", "ablate_expert")}
-    values = {
-        "find_datasets": {
-            "expert": "e", "preset": "full", "licenses": {"s": "MIT", "h": None, "g": None},
-        },
-        "deduplicate_documents": {
-            "weights": {"s": 0.5}, "max_per_source": {"s": 5}, "max_per_category": 7, "seed": 3,
-            "category_caps": {},
-        },
-        "prepare_tokenizer": {"revision": "r", "vocab_size": 310},
-        "prepare_model": {
-            "revision": "r", "license": "mit", "seed": 9, "hidden_size": 64, "content": {},
-        },
-        "pack_sequences": {"sequence_length_tokens": 512, "overflow": "drop"},
-        "train_expert": {"expert": "e"},
-        "export_model": {"hub_datasets": {"h": "a/b"}},
-        "make_bundle": {"expert": "e", "tuned": "t.json", "content": {}, "with_weights": False},
-        "ablate_expert": {"n_repeats": 3, "n_timed_steps": 20},
-    }  # fmt: skip
-    for rule, expected in values.items():
-        assert {key: found[rule][key] for key in expected} == expected
-    assert found["deduplicate_documents"]["near"]["threshold"] == 0.7
-    # What is read before or after it is none of a shard's business.
-    prepared = told("prepare_shard", source="g", **settings)["source"]
-    later = ("seed", "n_documents", "license", "n_shards", "weight", "max_documents")
-    assert [prepared[key] for key in later] == [None, None, None, None, 1.0, None]
-    assert (prepared["generator"], prepared["category"]) == ("facts", "c")
-    fetched = told("fetch_source", source="g", **settings)
+    sources = [
+        {**SOURCE, "weight": 0.5, "max_documents": 5, "license": "MIT"},
+        {"name": "h", "kind": "hub", "id": "a/b", "text": "{t}"},
+        {**generated, "n_documents": 9, "seed": 2, "n_shards": 3},
+    ]
+    made = told("deduplicate_documents", sources=sources)
+    assert (made["weights"], made["max_per_source"]) == ({"s": 0.5}, {"s": 5})
+    licenses = {"expert": "e", "preset": "full", "licenses": {"s": "MIT", "h": None, "g": None}}
+    assert told("find_datasets", sources=sources) == licenses
+    assert told("export_model", sources=sources)["hub_datasets"] == {"h": "a/b"}
+    fetched = told("fetch_source", source="g", sources=sources)
     kept = {key: fetched["source"][key] for key in ("n_documents", "seed", "n_shards")}
     assert (fetched["preset"], kept) == ("full", {"n_documents": 9, "seed": 2, "n_shards": 3})
+    # What is read before or after it is none of a shard's business.
+    prepared = told("prepare_shard", source="g", sources=sources)["source"]
+    later = ("seed", "n_documents", "license", "n_shards", "weight", "max_documents")
+    assert [prepared[key] for key in later] == [None, None, None, None, 1.0, None]
+    assert told("train_expert") == {"expert": "e"}
+    assert told("ablate_expert")["n_repeats"] == 3
 
 
 def test_a_bundle_is_told_what_makes_its_results() -> None:
-    made = told("make_bundle", training={"learning_rate": 1e-5})
+    made = told("make_bundle", training={"learning_rate": 1e-5, "tuned": "t.json"})
+    assert (made["expert"], made["tuned"], made["with_weights"]) == ("e", "t.json", False)
     assert set(RULES) - {"calibrate_expert"} <= set(made["code"])
     assert all(len(code) == 16 for code in made["code"].values())
     assert made["config"]["preset"] == "full" and made["config"]["experts"] == {"e": {}}
@@ -168,10 +150,13 @@ def test_a_benchmarks_content_counts_however_its_path_is_written(written: str) -
 
 
 def test_categories_are_texts() -> None:
-    sources = [{**base()["sources"][0], "category": "c"}]
-    caps = {0: 3, 1.5: 4, 2.0: 5, "x": 6}
-    made = told("deduplicate_documents", sources=sources, data={"max_per_category": caps})
-    assert made["category_caps"] == {"0": 3, "1.5": 4, "2": 5, "x": 6}
+    def capped(cap: Any) -> tuple[Any, Any]:
+        sources, data = [{**SOURCE, "category": "c"}], {"max_per_category": cap}
+        made = told("deduplicate_documents", sources=sources, data=data)
+        return made["max_per_category"], made["category_caps"]
+
+    assert capped({0: 3, 1.5: 4, 2.0: 5, "x": 6}) == (None, {"0": 3, "1.5": 4, "2": 5, "x": 6})
+    assert capped(7) == (7, {})
 
 
 def made_by(**changes: Any) -> BundleSpec:

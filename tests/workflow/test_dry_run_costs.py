@@ -18,18 +18,20 @@ SHAPE = {
 
 
 @pytest.fixture
-def fresh(tmp_path: Path) -> Workspace:
-    """Return two experts of which nothing is made yet: a large one, and the tiny one."""
-    space = make_workspace(tmp_path / "fresh")
-    (space.root / "model").mkdir()
-    (space.root / "model" / "config.json").write_text(json.dumps(SHAPE))
-    (space.root / "data" / "sums.jsonl").write_text('{"question": "q", "answer": "a"}\n' * 200_000)
+def mine(tmp_path: Path) -> Workspace:
+    """Return a place away from the code, where nothing is made yet of a large and a tiny expert."""
+    code, mine = make_workspace(tmp_path / "code"), Workspace(tmp_path / "mine")
+    for name in ("config", "data"):
+        shutil.move(code.root / name, mine.root / name)
+    (mine.root / "model").mkdir()
+    (mine.root / "model" / "config.json").write_text(json.dumps(SHAPE))
+    (mine.root / "data" / "sums.jsonl").write_text('{"question": "q", "answer": "a"}\n' * 200_000)
     large = manifest(batch_size=16, max_steps=None, num_train_epochs=2.0) | {"model": "model"}
     del large["builtin"]
-    space.write_manifest("large", large)
+    mine.write_manifest("large", large)
     prices = {"prices": {"H100 SXM": {"usd_per_hour": 2.49, "as_of": "2026-11-01"}}}
-    (space.root / "config" / "hardware" / "prices.yaml").write_text(yaml.safe_dump(prices))
-    return space
+    (mine.root / "config" / "hardware" / "prices.yaml").write_text(yaml.safe_dump(prices))
+    return mine
 
 
 def table(space: Workspace, target: str, *arguments: str) -> list[str]:
@@ -41,37 +43,25 @@ def table(space: Workspace, target: str, *arguments: str) -> list[str]:
     return after.splitlines() if found else before.splitlines()[-1:]
 
 
-def test_a_card_with_a_price_and_one_without(fresh: Workspace) -> None:
-    header, line = table(fresh, "large", "--config", "hardware=H100 SXM")
+def test_a_dry_run_ends_with_hours_and_dollars(mine: Workspace) -> None:
+    code = ("-s", str(mine.root.with_name("code") / "Snakefile"))
+    header, line = table(mine, "large", *code, "--config", "hardware=H100 SXM")
     assert header.split() == ["expert", "jobs", "hours", "dollars", "on", "basis"]
     name, n_jobs, _, to, hours, _, and_to, dollars, *_ = line.split()
     assert (name, n_jobs, to, and_to) == ("large", "14", "to", "to")
     assert float(dollars) == pytest.approx(2.49 * float(hours), rel=0.1)
     assert line.endswith("  1 x H100 SXM  estimate from bytes; $2.49/h of 2026-11-01")
-    _, line = table(fresh, "large", "--config", "hardware=L40S")
-    basis = "estimate from bytes; no price for L40S in config/hardware/prices.yaml"
-    assert " to " in line and line.endswith(f"  unknown  1 x L40S  {basis}")
-
-
-def test_another_directory_and_a_profile_without_the_table(fresh: Workspace) -> None:
-    mine = Workspace(fresh.root.with_name("mine"))
-    mine.root.mkdir()
-    for name in ("config", "data", "model"):
-        shutil.move(fresh.root / name, mine.root / name)
-    there = ("-s", str(fresh.root / "Snakefile"))
-    _, line = table(mine, "tiny", *there)
+    _, line = table(mine, "tiny", *code)
     assert " to " in line and line.endswith("  unknown  cpu  estimate from bytes; no price set")
-    bare = ("--workflow-profile", "none", "--resources", "gpu=1")
-    said = mine.run("-n", "results/tiny/report.json", *there, *bare)
-    assert TITLE not in said
-    assert "note: this dry run ends without hours and dollars; add --logger" in said
-
-
-def test_a_group_of_trainings_still_runs_dry(fresh: Workspace) -> None:
+    # Trainings of a group, and a profile without the table.
     groups = ("--groups", "train_expert=g", "--group-components", "g=2")
-    lines = table(fresh, "tiny", "results/other/report.json", *groups)
+    lines = table(mine, "tiny", "results/other/report.json", *code, *groups)
     assert [line.split()[0] for line in lines] == ["expert", "other", "tiny"]
     assert lines[1].endswith("no forecast; jobs in groups have none")
+    bare = ("--workflow-profile", "none", "--resources", "gpu=1")
+    said = mine.run("-n", "results/tiny/report.json", *code, *bare)
+    assert TITLE not in said
+    assert "note: this dry run ends without hours and dollars; add --logger" in said
 
 
 def test_what_is_made_is_not_trained_and_a_plan_that_stands_is_shown(finished: Workspace) -> None:
