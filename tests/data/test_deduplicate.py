@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,30 +30,23 @@ def spec(**changes: Any) -> DeduplicateSpec:
     return dedup_spec(**{"eval_fraction": 0.2, "max_rejected_fraction": 0.1, **changes})
 
 
-def row(text: str, *, group: str | None = None, category: str | None = None) -> Row:
-    return text, group or text, category
-
-
-def rows(*texts: str) -> list[Row]:
-    return [row(text) for text in texts]
-
-
 def write_shard(
-    folder: Path, documents: list[Row], *, source: str = "s", shard: str = "000",
+    folder: Path, documents: Sequence[str | Row], *, source: str = "s", shard: str = "000",
     near: NearSpec | None = None, first: int = 0, **changes: Any,
 ) -> ShardRecord:  # fmt: skip
+    """Write a shard; a text without more is a group of its own and in no category."""
     path = folder / f"{source}-{shard}.arrow"
     signer = Signer(near) if near is not None else None
     with pa.OSFile(str(path), "wb") as sink:
         writer = DocumentWriter(sink, near)
-        for number, (text, group, category) in enumerate(documents, start=first):
-            frame, texts = frame_of(Body(text=text))
-            document = NewDocument(
-                document_id=f"{source}/{number}", text_hash=text_hash(text),
-                group_hash=group_hash(group), category=category, frame=frame, texts=texts,
-                fields=b"{}", signature=signer.sign(text) if signer else None,
+        for number, row in enumerate(documents, start=first):
+            text, group, category = (row, row, None) if isinstance(row, str) else row
+            writer.add(
+                NewDocument(
+                    f"{source}/{number}", text_hash(text), group_hash(group), category,
+                    *frame_of(Body(text=text)), b"{}", signer.sign(text) if signer else None,
+                )
             )  # fmt: skip
-            writer.add(document)
         writer.close()
     record = ShardRecord(
         source=source, shard=shard, path=str(path), sha256="", n_records=len(documents),
@@ -75,8 +69,8 @@ def keep_rows(folder: Path) -> list[dict[str, Any]]:
 
 def test_the_first_of_equal_documents_stays(tmp_path: Path) -> None:
     shards = [
-        write_shard(tmp_path, rows("a", "b", "a"), source="one"),
-        write_shard(tmp_path, rows("c", "b", "d", "a"), source="two"),
+        write_shard(tmp_path, "aba", source="one"),
+        write_shard(tmp_path, "cbda", source="two"),
     ]
     record = run(tmp_path, shards, spec())
     kept = [(line["source"], line["row"]) for line in keep_rows(tmp_path)]
@@ -97,7 +91,7 @@ def text_of(number: int, *, changed: int = 0) -> str:
 
 def test_near_duplicates_are_dropped(tmp_path: Path) -> None:
     texts = [text_of(1), text_of(2), text_of(1, changed=3), text_of(2, changed=40), text_of(1)]
-    shards = [write_shard(tmp_path, rows(*texts), near=NEAR)]
+    shards = [write_shard(tmp_path, texts, near=NEAR)]
     record = run(tmp_path, shards, spec(near=NEAR))
     assert [line["row"] for line in keep_rows(tmp_path)] == [0, 1, 3]
     assert record.n_dropped_by_reason == {"duplicate": 1, "near_duplicate": 1}
@@ -115,7 +109,7 @@ def test_documents_are_equal_where_both_halves_of_their_hash_are() -> None:
 def test_an_example_names_a_document_that_stays(tmp_path: Path) -> None:
     # A text that drifts: each is near its neighbors only.
     texts = [" ".join(f"w{i}" for i in range(4 * n, 4 * n + 100)) for n in range(60)]
-    record = run(tmp_path, [write_shard(tmp_path, rows(*texts), near=NEAR)], spec(near=NEAR))
+    record = run(tmp_path, [write_shard(tmp_path, texts, near=NEAR)], spec(near=NEAR))
     kept = {f"s/{line['row']}" for line in keep_rows(tmp_path)}
     assert record.duplicate_examples
     assert all(example.kept in kept for example in record.duplicate_examples)
@@ -123,7 +117,7 @@ def test_an_example_names_a_document_that_stays(tmp_path: Path) -> None:
 
 def test_no_training_document_is_near_a_held_out_one(tmp_path: Path) -> None:
     texts = [text_of(n % 60, changed=n // 60) for n in range(240)]
-    shards = [write_shard(tmp_path, rows(*texts), near=NEAR)]
+    shards = [write_shard(tmp_path, texts, near=NEAR)]
     run(tmp_path, shards, spec(near=NEAR, eval_fraction=0.5))
     sides: dict[bool, set[int]] = {False: set(), True: set()}
     for line in keep_rows(tmp_path):
@@ -136,8 +130,7 @@ def test_no_training_document_is_near_a_held_out_one(tmp_path: Path) -> None:
 @given(cuts=st.lists(st.integers(0, 80), max_size=5), near=st.sampled_from([None, NEAR]))
 def test_shards_make_no_difference(tmp_path: Path, cuts: list[int], near: NearSpec | None) -> None:
     documents = [
-        row(text_of(n % 30, changed=n % 4), group=str(n % 25), category=[None, "x", "y"][n % 3])
-        for n in range(80)
+        (text_of(n % 30, changed=n % 4), str(n % 25), [None, "x", "y"][n % 3]) for n in range(80)
     ]
     of = spec(near=near, max_documents=20, max_per_category=9, weights={"s": 1.5})
 
@@ -156,7 +149,7 @@ def test_shards_make_no_difference(tmp_path: Path, cuts: list[int], near: NearSp
 
 
 def test_every_record_is_accounted_for(tmp_path: Path) -> None:
-    documents = [row(text_of(n), category=f"c{n % 3}" if n % 4 else None) for n in range(40)]
+    documents = [(text_of(n), f"g{n}", f"c{n % 3}" if n % 4 else None) for n in range(40)]
     shards = [
         write_shard(tmp_path, documents[:30], source="b", shard="000", n_records=34,
                     n_rejected_by_reason={"not_json": 1, "empty": 1},
@@ -189,10 +182,10 @@ def test_every_record_is_accounted_for(tmp_path: Path) -> None:
 
 def test_too_many_rejects_of_a_source_stop_the_run(tmp_path: Path) -> None:
     shards = [
-        write_shard(tmp_path, rows("a", "b"), shard="000", n_records=20,
+        write_shard(tmp_path, "ab", shard="000", n_records=20,
                     n_rejected_by_reason={"not_json": 1, "missing_field": 1},
                     rejected_examples=("d.jsonl, line 3: missing_field",)),
-        write_shard(tmp_path, rows("c"), shard="001", n_records=20,
+        write_shard(tmp_path, "c", shard="001", n_records=20,
                     n_rejected_by_reason={"missing_field": 1}, rejected_examples=("later",)),
     ]  # fmt: skip
     run(tmp_path, shards, spec(max_rejected_fraction=3 / 40))
@@ -219,7 +212,7 @@ def test_a_source_that_cannot_be_used_stops_the_run(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     shards = [
-        write_shard(tmp_path, rows("a", "b")),
+        write_shard(tmp_path, "ab"),
         write_shard(tmp_path, [], source="t", **changes),
     ]
     with pytest.raises(DataError, match=message):
@@ -228,10 +221,8 @@ def test_a_source_that_cannot_be_used_stops_the_run(
 
 def test_few_examples_and_only_the_largest_categories_are_recorded(tmp_path: Path) -> None:
     names = [f"c{n:02}" for n in range(N_CATEGORIES + 9)]
-    documents = [row(name, category=name) for name in names]
-    documents += [row("more", category=names[-1]), *rows(*[names[0]] * 9)]
-    record = run(tmp_path, [write_shard(tmp_path, documents)], spec())
-    first = len(names) + 1
+    documents = [*((name, name, name) for name in names), ("more", "more", names[-1])]
+    record = run(tmp_path, [write_shard(tmp_path, [*documents, *[names[0]] * 9])], spec())
     dropped = [example.dropped for example in record.duplicate_examples]
-    assert dropped == [f"s/{n}" for n in range(first, first + N_EXAMPLES)]
+    assert dropped == [f"s/{len(documents) + n}" for n in range(N_EXAMPLES)]
     assert list(record.n_kept_by_category) == [*names[: N_CATEGORIES - 1], names[-1]]
