@@ -21,64 +21,53 @@ TABLE: list[dict[str, Any]] = yaml.safe_load(
 BY_NAME = {row["name"]: row for row in TABLE}
 
 
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
+def write(root: Path, group: str | None, files: dict[str, str]) -> Path:
+    own = {} if group is None else {"proc/self/cgroup": group}
+    for name, text in (own | {f"sys/fs/cgroup/{name}": files[name] for name in files}).items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
     return root
 
 
+# What a process reads of its group, and which limits of the machine follow.
 @pytest.mark.parametrize(
-    ("files", "cpus", "memory", "left"),
+    ("group", "files", "cpus", "memory", "left"),
     [
-        ({}, None, None, None),
+        (None, {}, None, None, None),
         # The tightest group above a process counts.
         (
-            {
-                "proc/self/cgroup": "0::/job/step",
-                "sys/fs/cgroup/job/cpu.max": "150000 100000",
-                "sys/fs/cgroup/job/step/cpu.max": "max 100000",
-                "sys/fs/cgroup/job/memory.max": "8000000000",
-                "sys/fs/cgroup/job/step/memory.max": "9000000000",
-            },
+            "0::/job/step",
+            {"job/cpu.max": "150000 100000", "job/step/cpu.max": "max 100000",
+             "job/memory.max": "8000000000", "job/step/memory.max": "9000000000"},
             1.5, 8 * 10**9, None,
         ),
         # Idle cached files are free.
         (
-            {
-                "proc/self/cgroup": "0::/job",
-                "sys/fs/cgroup/job/memory.max": "8000000",
-                "sys/fs/cgroup/job/memory.current": "7000000",
-                "sys/fs/cgroup/job/memory.stat": "anon 6500000\ninactive_file 500000",
-            },
+            "0::/job",
+            {"job/memory.max": "8000000", "job/memory.current": "7000000",
+             "job/memory.stat": "anon 6500000\ninactive_file 500000"},
             None, 8_000_000, 1_500_000,
         ),
         # Version 1, and its number for no limit.
         (
-            {
-                "proc/self/cgroup": "4:cpu,cpuacct:/slurm\n3:memory:/slurm\n2:cpuset:/",
-                "sys/fs/cgroup/cpu,cpuacct/slurm/cpu.cfs_quota_us": "400000",
-                "sys/fs/cgroup/cpu,cpuacct/slurm/cpu.cfs_period_us": "100000",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
-                "sys/fs/cgroup/memory/slurm/memory.limit_in_bytes": "9223372036854771712",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "8000000",
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": "9000000",
-            },
+            "4:cpu,cpuacct:/slurm\n3:memory:/slurm\n2:cpuset:/",
+            {"cpu,cpuacct/slurm/cpu.cfs_quota_us": "400000",
+             "cpu,cpuacct/slurm/cpu.cfs_period_us": "100000",
+             "cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000",
+             "memory/slurm/memory.limit_in_bytes": "9223372036854771712",
+             "memory/memory.limit_in_bytes": "8000000",
+             "memory/memory.usage_in_bytes": "9000000"},
             4.0, 8_000_000, 0,
         ),
         # In a container the path is one of the host.
-        (
-            {"proc/self/cgroup": "0::/docker/abc", "sys/fs/cgroup/cpu.max": "200000 100000"},
-            2.0, None, None,
-        ),
+        ("0::/docker/abc", {"cpu.max": "200000 100000"}, 2.0, None, None),
     ],
 )  # fmt: skip
 def test_a_group_bounds_processors_and_memory(
-    tmp_path: Path, files: dict[str, str], cpus: float | None, memory: int | None, left: int | None
-) -> None:
-    root = write(tmp_path, files)
+    tmp_path: Path, group: str | None, files: dict[str, str],
+    cpus: float | None, memory: int | None, left: int | None,
+) -> None:  # fmt: skip
+    root = write(tmp_path, group, files)
     assert (cpu_quota(root), memory_limit_bytes(root)) == (cpus, memory)
     assert memory_left_bytes(root) == left
     assert probe.free_memory_bytes(root) == left or (left is None and probe.free_memory_bytes(root))
@@ -89,8 +78,8 @@ def test_usable_cpus_are_the_least_of_affinity_and_quota(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     for quota, n in (("50000", 1), ("250000", 2), ("max", 6)):
-        files = {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": f"{quota} 100000"}
-        assert probe.usable_cpus(write(tmp_path, files)) == n
+        root = write(tmp_path, "0::/", {"cpu.max": f"{quota} 100000"})
+        assert probe.usable_cpus(root) == n
 
 
 def test_a_disk_or_a_large_file_is_measured_and_left(
