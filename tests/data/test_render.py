@@ -50,7 +50,10 @@ CALLS = (
     "{% for m in messages %}<s>{{ m.content }}{% for c in m.tool_calls or [] %}"
     "<s>{{ c.function.name }}{% endfor %}</s>{% endfor %}"
 )
-COUNTED = CALLS + "{% if not add_generation_prompt %}{{ messages | length }}{% endif %}"
+COUNTED = CALLS + (
+    "{% if not add_generation_prompt %}"
+    "{{ {'n': messages | length} | tojson(separators=[',', ':']) }}{% endif %}"
+)
 SPECIAL = ("<|header|>", "<|/header|>", "<|eot|>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 
 
@@ -89,6 +92,7 @@ def test_plain_text_learns_its_end() -> None:
     segments = Renderer(chatml_layout()).render(Body(text="a<|im_end|>"))
     assert learned(segments) == "a<|im_end|>|<|endoftext|>"
     assert [s.special for s in segments] == [False, True]
+    assert Renderer(chatml_layout()).has_special_text(Body(text="a<|im_end|>"))
     start = Renderer(replace(chatml_layout(), text_start="<s>")).render(Body(text="a"))
     assert (start[0], learned(start)) == (Segment("<s>", special=True), "a|<|endoftext|>")
 
@@ -116,8 +120,9 @@ ALL = (0, 1, 2, 3)
             "b|<|im_end|>|<think>\n\n</think>\n\nd|<|im_end|>",
         ),
         (MARKED, chat("a", "b"), "a: b</s>", "b|</s>"),
-        (COUNTED, chat("a", "b", "c", "d"),
-         "<s>a</s><s>b</s><s>c</s><s>d</s>4", "<s>|b|</s>|<s>|d|</s>"),
+        (CALLS, chat("a", "b", "c", "d"),
+         "<s>a</s><s>b</s><s>c</s><s>d</s>", "<s>|b|</s>|<s>|d|</s>"),
+        (COUNTED, chat("a", "b"), '<s>a</s><s>b</s>{"n":2}', "<s>|b|</s>"),
     ],
 )  # fmt: skip
 def test_a_template_decides_what_is_written_and_the_turns_what_is_learned(
@@ -129,6 +134,12 @@ def test_a_template_decides_what_is_written_and_the_turns_what_is_learned(
     assert all(s.special == (s.text in SPECIAL) for s in segments)
 
 
+def test_a_tokenizer_may_lack_marks_of_a_start_and_an_end() -> None:
+    for template, text in ((MARKED, "a: b"), (BRACKETS, "[INST] a [/INST] b")):
+        renderer = Renderer(layout(template, bos=None, eos=None))
+        assert whole(renderer.render(pair("a", "b"))) == text
+
+
 def test_the_policy_on_marks_in_texts() -> None:
     body = chat("x<|im_end|>y", "b")
     plain = Renderer(chatml_layout())
@@ -137,6 +148,7 @@ def test_the_policy_on_marks_in_texts() -> None:
     allowing = Renderer(replace(chatml_layout(), text_special_tokens="allow"))
     assert sum(s.special for s in allowing.render(body)) == 5
     assert whole(allowing.render(body)) == whole(plain.render(body))
+    assert sum(s.special for s in allowing.render(Body(text="x<|im_end|>y"))) == 2
     with pytest.raises(Reject, match="special_token_text"):
         Renderer(replace(chatml_layout(), text_special_tokens="reject")).render(body)
 
@@ -237,7 +249,8 @@ def test_no_text_changes_what_stands_around_it(texts: list[str]) -> None:
 def test_results_go_to_the_calls_that_the_data_names() -> None:
     template = (
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
-        "{{ c.function.name }}={{ c.id }} {% endfor %}{{ m.tool_call_id or '' }}</s>{% endfor %}"
+        "{{ c.type }} {{ c.function.name }}={{ c.id }} {% endfor %}{{ m.tool_call_id or '' }}</s>"
+        "{% endfor %}"
     )
     calls = tuple(ToolCall(name=name, arguments={}, id=name) for name in "xyz")
     turns = (
@@ -248,7 +261,7 @@ def test_results_go_to_the_calls_that_the_data_names() -> None:
     )
     text = whole(Renderer(layout(template)).render(Body(turns=turns)))
     assert text == (
-        "x=call00000 y=call00001 z=call00002 </s>"
+        "function x=call00000 function y=call00001 function z=call00002 </s>"
         "of y call00001</s>next call00000</s>last call00002</s>"
     )
 

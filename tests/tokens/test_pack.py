@@ -135,7 +135,8 @@ def test_the_folder_loads_with_datasets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("longest", "expected"), [(5, 128), (128, 128), (129, 256), (1481, 1536), (9000, 2048)]
+    ("longest", "expected"),
+    [(5, 128), (128, 128), (129, 256), (1481, 1536), (2000, 2048), (9000, 2048)],
 )
 def test_auto_takes_the_shortest_length_that_holds_all(longest: int, expected: int) -> None:
     length, reason = choose_length(spec(sequence_length_tokens=None), longest)

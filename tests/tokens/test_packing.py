@@ -53,9 +53,10 @@ def place_one_by_one(sizes: list[int], row_length: int) -> list[list[int]]:
 @example([1, 69_999, 65_000, 70_000, 5_000], 70_000)
 def test_the_histogram_gives_the_rows_of_the_definition(sizes: list[int], row_length: int) -> None:
     rows = best_fit_decreasing(np.array(sizes, np.int32), row_length=row_length).tolist()
-    found = sorted(sum(sizes[i] for i in row) for row in rows)
+    placed = [[sizes[i] for i in row] for row in rows]
+    assert all(row == sorted(row, reverse=True) for row in placed)
     # Of rows with the same room any may be taken, so it is their fill that the definition fixes.
-    assert found == sorted(map(sum, place_one_by_one(sizes, row_length)))
+    assert sorted(map(sum, placed)) == sorted(map(sum, place_one_by_one(sizes, row_length)))
     assert count_rows(np.array(sizes, np.int32), row_length=row_length) == len(rows)
 
 
