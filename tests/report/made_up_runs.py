@@ -6,10 +6,11 @@ import made_up_series as series
 from made_up_series import make_profile, not_profiled
 from msgspec.structs import replace
 
+from expertflow.core.attempts import Attempt
 from expertflow.hardware.nvml import NO_DRIVER
 from expertflow.hardware.sampler import SamplingInterval
 from expertflow.hardware.summary import no_card, summarize
-from expertflow.plan.records import CostPlan
+from expertflow.plan.records import CostPlan, Ledger
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.records import ChainLink
 from expertflow.train.records import NOT_ON_CPU
@@ -35,6 +36,37 @@ PROVENANCE = {
         )
     ),
 }
+
+
+Times = dict[str, list[list[tuple[float, float]]]]
+START_S = 1_781_428_000.0  # of the first job
+# Start and end of each attempt, in seconds from there, of one job after another; a card's last.
+ATTEMPTS: Times = {
+    "fetch_source": [[(0.0, 42.0)]],
+    "prepare_shard": [[(43.0, 80.0)], [(44.0, 95.0)]],
+    "plan_training": [[(97.0, 100.0)]],
+    "train_expert": [[(101.0, 701.0), (705.0, 3_481.0)]],
+    "evaluate_expert": [[(3_483.0, 4_083.0)]],
+    "build_report": [[(4_085.0, 4_087.0)]],
+}
+
+
+def make_attempts(times: Times = ATTEMPTS) -> dict[str, tuple[tuple[Attempt, ...], ...]]:
+    """Make the jobs of a run on one machine; of several attempts of a job, the last succeeded."""
+    return {
+        stage: tuple(
+            tuple(
+                Attempt(
+                    start_s=START_S + start_s, end_s=START_S + end_s, machine="c0ffee",
+                    code=0 if end_s == job[-1][1] else None,
+                    n_cards=int(stage in ("train_expert", "evaluate_expert")),
+                )
+                for start_s, end_s in job
+            )
+            for job in jobs
+        )
+        for stage, jobs in times.items()
+    }  # fmt: skip
 
 
 def make_gpu_inputs() -> ReportInputs:
@@ -65,6 +97,8 @@ def make_gpu_inputs() -> ReportInputs:
         steps=series.make_steps(),
         samples=series.make_gpu_samples(),
         profile=make_profile(),
+        attempts=make_attempts(),
+        ledger=Ledger(),
         preflight={
             "machine": series.make_machine(),
             "n_cpus": 8,
@@ -105,6 +139,9 @@ def make_cpu_inputs() -> ReportInputs:
             },
         ),
         preflight={"n_cpus": 2},
+        attempts=make_attempts(
+            {"train_expert": [[(101.0, 2_813.0)]], "build_report": [[(2_813.0, 2_815.0)]]}
+        ),
         profile=not_profiled(),
         staging=replace(gpu.staging, rows=pieces.read_in_place(gpu.staging.rows),
                         weights=pieces.read_in_place(gpu.staging.weights)),

@@ -14,6 +14,7 @@ from msgspec.structs import fields, replace
 from report_reading import changed
 from support import ROOT
 
+from expertflow.core.attempts import Attempts
 from expertflow.core.errors import DataError
 from expertflow.core.records import to_json, write_record
 from expertflow.report.build import build_report
@@ -236,7 +237,10 @@ def _write(folder: Path, inputs: ReportInputs) -> None:
         record = getattr(inputs, field.name)
         path = folder / FILES.get(field.name, f"{field.name}.json")
         path.parent.mkdir(exist_ok=True)
-        if isinstance(record, tuple):
+        if field.name == "attempts":
+            for stage, (attempts,) in record.items():
+                write_record(folder / f"logs/{stage}.attempts.json", Attempts(attempts=attempts))
+        elif isinstance(record, tuple):
             lines = [json.dumps(to_json(item)) for item in record]
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         elif field.name not in ("spec", "ablation"):
@@ -245,14 +249,14 @@ def _write(folder: Path, inputs: ReportInputs) -> None:
 
 def test_inputs_survive_the_disk(tmp_path: Path, cpu_inputs: ReportInputs) -> None:
     _write(tmp_path, cpu_inputs)
-    assert read_inputs(cpu_inputs.spec, tmp_path) == cpu_inputs
+    assert read_inputs(cpu_inputs.spec, tmp_path, ledger=tmp_path / "ledger.json") == cpu_inputs
 
 
 def test_records_of_another_expert_are_refused(tmp_path: Path, cpu_inputs: ReportInputs) -> None:
     other = replace(cpu_inputs, export=replace(cpu_inputs.export, expert="expert-json"))
     _write(tmp_path, other)
     with pytest.raises(DataError, match=r"export: is about expert 'expert-json'"):
-        read_inputs(cpu_inputs.spec, tmp_path)
+        read_inputs(cpu_inputs.spec, tmp_path, ledger=tmp_path / "ledger.json")
 
 
 def test_a_bad_line_is_named_and_a_blank_one_is_none(

@@ -67,12 +67,13 @@ def test_summary_says_what_matters(cpu_report: Report) -> None:
         "Yes.",
         "18.5 %  (before 0.0 % · nearest 9.0 %)",
         "not measured: no price",
+        "45 min from first job to last, train_expert 45 min",
         "r/report.html",
     ):
         assert part in text
     # Plain where nobody watches.
     lines = _printed(cpu_report, width=40).splitlines()
-    assert len(lines) == 13 and "\x1b" not in "".join(lines)
+    assert len(lines) == 14 and "\x1b" not in "".join(lines)
     assert _printed(cpu_report, width=40, force_terminal=True).count("\x1b") > 11
 
 

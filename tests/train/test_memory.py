@@ -9,13 +9,13 @@ from msgspec.structs import replace
 from support import LORA
 from tiny_run import assembled, made, train
 
+from expertflow.core.attempts import process_age_s
 from expertflow.plan.records import TrainPlan
 from expertflow.train import memory
 from expertflow.train.memory import OutOfMemory, describe_shortage
 from expertflow.train.model.packed import PackedLoss
 from expertflow.train.run import TrainInputs
 from expertflow.train.saved import checkpoint_files
-from expertflow.train.timing import process_age_s
 
 CPU = torch.device("cpu")
 

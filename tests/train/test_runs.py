@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from support import wait_for
 from tiny_run import assembled, made, train
 
+from expertflow.core.attempts import process_age_s
 from expertflow.core.records import read_record
 from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.records import TrainPlan
@@ -25,7 +26,6 @@ from expertflow.train.records import EvalPoint
 from expertflow.train.run import Diverged, PendingStep, TrainInputs
 from expertflow.train.saved import checkpoint_files
 from expertflow.train.step_hooks import flush_steps, out_of_patience
-from expertflow.train.timing import process_age_s
 
 
 def steps(inputs: TrainInputs) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ rule ablate_variant:
     params:
         **wf.params("ablate_variant", "scratch=results/{expert}/.ablation.{variant}"),
     shell:
-        wf.command("ablate_variant")
+        wf.command("ablate_variant", on_card=True)
 
 
 rule ablate_expert:

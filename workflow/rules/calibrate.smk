@@ -22,4 +22,4 @@ rule calibrate_expert:
     params:
         **wf.params("calibrate_expert", "expert scratch=results/{expert}/.calibration"),
     shell:
-        wf.command("calibrate_expert")
+        wf.command("calibrate_expert", on_card=True)

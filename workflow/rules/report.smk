@@ -24,7 +24,7 @@ rule build_report:
     conda:
         "../../envs/expertflow.yaml"
     params:
-        **wf.params("build_report", "html results=results/{expert}"),
+        **wf.params("build_report", "html results=results/{expert} ledger=state/.guard/ledger.json"),
     shell:
         wf.command("build_report")
 

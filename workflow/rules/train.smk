@@ -65,7 +65,9 @@ rule train_expert:
     params:
         **wf.params("train_expert", "checkpoint state=state/{expert}"),
     shell:
-        wf.command("train_expert", "2> >(trap '' HUP INT TERM PIPE; exec tee {log:q} >&2)")
+        wf.command(
+            "train_expert", "2> >(trap '' HUP INT TERM PIPE; exec tee {log:q} >&2)", on_card=True
+        )
 
 
 rule evaluate_expert:
@@ -87,7 +89,7 @@ rule evaluate_expert:
     params:
         **wf.params("evaluate_expert", "answers state=state/.evaluations"),
     shell:
-        wf.command("evaluate_expert")
+        wf.command("evaluate_expert", on_card=True)
 
 
 rule export_model:

@@ -22,4 +22,4 @@ rule tune_expert:
     params:
         **wf.params("tune_expert", "expert scratch=results/{expert}/.tuning cache=state/.tuning"),
     shell:
-        wf.command("tune_expert")
+        wf.command("tune_expert", on_card=True)

@@ -15,12 +15,10 @@ from expertflow.report.records import ReportSpec
 
 
 def main(
-    spec: ReportSpec, results: Path, html: Path, ablation: Path | None = None
+    spec: ReportSpec, results: Path, html: Path, ledger: Path, ablation: Path | None = None
 ) -> dict[str, object]:
-    inputs = read_inputs(spec, results, ablation=ablation)
-    asked = {"calibrate": inputs.plan.cost.calibrated, "ablate": ablation is not None}
-    asked_for = [name for name, is_asked in asked.items() if is_asked]
-    report = build_report(inputs, collect_provenance(results, asked=asked_for))
+    inputs = read_inputs(spec, results, ledger=ledger, ablation=ablation)
+    report = build_report(inputs, collect_provenance(results, asked=inputs.asked))
     check_report(report, inputs)
     write_text(html, render_page(report, inputs))
     plain: dict[str, object] = to_plain(report)[0]

@@ -43,6 +43,10 @@ class Stage(Record, frozen=True):
         """The record's path with an asterisk for what differs from job to job."""
         return re.sub(r"{\w+}", "*", self.record)
 
+    @property
+    def log(self) -> str:
+        return ".".join([f"logs/{self.name}", *re.findall(r"{\w+}", self.record), "log"])
+
 
 CHAIN = (
     Stage("fetch_source", "sources/fetched/{source}.json", side="documents"),

@@ -5,7 +5,6 @@ Snakemake first asks for one of their files, so a fault in one manifest does not
 user's mistake ends in one line.
 """
 
-import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path, PurePath
@@ -28,6 +27,7 @@ from expertflow.config.machine import (
     runtime_minutes,
 )
 from expertflow.config.specs import spec_text
+from expertflow.core.attempts import CARDS, LOG
 from expertflow.core.errors import ConfigError
 from expertflow.data.lock import HashCache
 from expertflow.data.shards import token_shards
@@ -118,8 +118,7 @@ class Workflow:
         return {**found, **{name: flag(found[name]) for name, flag in flags.items()}}
 
     def log(self, stage: str) -> str:
-        each = re.findall(r"{\w+}", STAGES[stage].record)
-        return ".".join([f"{STAGES[stage].folder}/logs/{stage}", *each, "log"])
+        return f"{STAGES[stage].folder}/{STAGES[stage].log}"
 
     def params(self, stage: str, flags: str = "") -> dict[str, InputFunction]:
         """Return a stage's settings, its code, and the flags of its script.
@@ -140,12 +139,18 @@ class Workflow:
 
         return {"spec": self.spec(stage), "code": self.code(stage), "flags": words}
 
-    def command(self, stage: str, log: str = "2> {log:q}", *, environment: str = "") -> str:
-        """Return how a stage's script is called, with ``params``; signals reach it, not a shell."""
+    def command(
+        self, stage: str, log: str = "2> {log:q}", *, environment: str = "", on_card: bool = False
+    ) -> str:
+        """Return how a stage's script is called, with ``params``; signals reach it, not a shell.
+
+        The script notes when it ran beside its log, and the cards of a job that is ``on_card``.
+        """
+        noted = f"{LOG}={{log:q}} {CARDS}={{resources.gpu}}" if on_card else f"{LOG}={{log:q}}"
         return (
-            f'{environment} exec python "$EXPERTFLOW"/{stage}.py --spec {{params.spec:q}}'
+            f'{noted} {environment} exec python "$EXPERTFLOW"/{stage}.py --spec {{params.spec:q}}'
             f" --code {{params.code}} {{params.flags:q}} {log}"
-        ).lstrip()
+        )
 
     def spec(self, stage: str) -> InputFunction:
         return one_line(lambda wildcards: spec_text(stage, self._expert(wildcards), wildcards))

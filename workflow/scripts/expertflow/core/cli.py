@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type
 
 import msgspec
 
+from expertflow.core.attempts import record_attempt
 from expertflow.core.errors import ConfigError, ExpertflowError, Interrupted, single_line
 from expertflow.core.files import sha256_file, sha256_text, sidecar_of
 from expertflow.core.records import from_json, read_record, write_record
@@ -148,6 +149,11 @@ def run(
         # starts.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    with record_attempt():
+        _run(main, interrupted)
+
+
+def _run(main: Callable[[], None], interrupted: str) -> NoReturn:
     try:
         main()
     except Interrupted as interruption:

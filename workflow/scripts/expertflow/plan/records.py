@@ -102,6 +102,20 @@ class Calibration(Record, frozen=True, kw_only=True):
     peak_memory_bytes: int | None
 
 
+class PaidSession(Record, frozen=True, kw_only=True):
+    """A stretch of time on a rented machine; times are seconds of the system's clock."""
+
+    start_s: float
+    end_s: float
+    usd_per_hour: float
+
+
+class Ledger(Record, frozen=True, kw_only=True):
+    """All that was paid for a run, here and on other machines, as the guard counts it."""
+
+    sessions: tuple[PaidSession, ...] = ()
+
+
 class CostPlan(Record, frozen=True, kw_only=True):
     """The predicted cost of a run; hours and dollars are null where speed or price is unknown.
 

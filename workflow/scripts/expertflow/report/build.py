@@ -12,6 +12,7 @@ from expertflow.plan.records import TrainPlan
 from expertflow.report import build_run as run
 from expertflow.report import derive
 from expertflow.report import run_records as r
+from expertflow.report.bill import build_bill
 from expertflow.report.build_evaluation import build_evaluation
 from expertflow.report.derive import NO_PRICE
 from expertflow.report.diagnose import NO_TIME, apply_rule, find_bottleneck, list_findings
@@ -57,6 +58,7 @@ def build_report(inputs: ReportInputs, provenance: Mapping[str, Any]) -> Report:
         time=time,
         throughput=throughput,
         cost=cost,
+        bill=build_bill(inputs),
         plan=plan,
         evaluation=build_evaluation(inputs.evaluation),
         staging=_staging(inputs),
@@ -210,13 +212,15 @@ def _throughput(inputs: ReportInputs) -> r.Throughput:
 
 def _cost(inputs: ReportInputs) -> r.Cost:
     training, cost = inputs.training, inputs.plan.cost
-    no_price = cost.price_usd_per_hour is None
+    of_guard = cost.price_usd_per_hour is None and inputs.ledger.sessions
+    no_date = "the guard was given the price" if of_guard else "the price has no date"
+    price = derive.usd_per_hour(inputs)
     return r.Cost(
         usd=derive.cost_usd(inputs),
         billed_usd=derive.cost_usd(inputs, billed=True),
         hours=training.time.wall_s / 3600,
-        usd_per_hour=or_missing(cost.price_usd_per_hour, NO_PRICE),
-        rate_as_of=or_missing(cost.price_as_of, NO_PRICE if no_price else "the price has no date"),
+        usd_per_hour=price,
+        rate_as_of=or_missing(cost.price_as_of, no_date if price else NO_PRICE),
         usd_per_million_tokens=derive.usd_per_million(inputs, training.n_tokens),
         usd_per_million_target_tokens=derive.usd_per_million(inputs, training.n_target_tokens),
         energy_kwh=derive.energy_kwh(inputs),

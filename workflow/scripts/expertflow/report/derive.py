@@ -9,7 +9,7 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import round_up_hours
 from expertflow.plan.records import TrainPlan
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.measured import Measured, Missing, fill
+from expertflow.report.measured import Measured, Missing, fill, or_missing
 from expertflow.report.run_records import Time
 from expertflow.train.records import NOT_ON_CPU, SampledSteps, TimeSpent, TrainingRecord
 
@@ -95,14 +95,20 @@ def utilization(inputs: ReportInputs, flops_per_token: float) -> Measured[float]
     return speed * flops_per_token / (top.flops_per_s * training.world_size)
 
 
+def usd_per_hour(inputs: ReportInputs) -> Measured[float]:
+    """Return the plan's price; where it has none, that which the guard was given."""
+    price, sessions = inputs.plan.cost.price_usd_per_hour, inputs.ledger.sessions
+    if price is None and sessions:
+        return sessions[-1].usd_per_hour
+    return or_missing(price, NO_PRICE)
+
+
 def cost_usd(inputs: ReportInputs, *, billed: bool = False) -> Measured[float]:
-    """Price the wall time of training at the plan's rate; ``billed`` rounds up to billing steps."""
-    cost, hours = inputs.plan.cost, inputs.training.time.wall_s / 3600
-    if cost.price_usd_per_hour is None:
-        return Missing(NO_PRICE)
-    if billed:
-        return cost.price_usd_per_hour * round_up_hours(hours, cost.billing_minutes)
-    return cost.price_usd_per_hour * inputs.training.time.wall_s / 3600
+    """Price the wall time of training; ``billed`` rounds up to billing steps."""
+    price, hours = usd_per_hour(inputs), inputs.training.time.wall_s / 3600
+    if isinstance(price, Missing):
+        return price
+    return price * (round_up_hours(hours, inputs.plan.cost.billing_minutes) if billed else hours)
 
 
 def usd_per_million(inputs: ReportInputs, n_tokens: int) -> Measured[float]:

@@ -37,9 +37,11 @@ def make_tiles(report: Report) -> tuple[Tile, ...]:
             "Held-out loss", f.loss(after.held_out_loss), f"before {f.loss(before.held_out_loss)}"
         ),
         Tile(
-            "Wall time", f.duration(report.time.wall_s), _planned(plan.hours, f.hours, cost.hours)
+            "Training time",
+            f.duration(report.time.wall_s),
+            _planned(plan.hours, f.hours, cost.hours),
         ),
-        Tile("Cost", format_value(cost.usd, f.usd), _planned(plan.usd, f.usd, cost.usd)),
+        Tile("Training cost", format_value(cost.usd, f.usd), _planned(plan.usd, f.usd, cost.usd)),
         Tile("Useful tokens/s", format_value(speed.useful_tokens_per_s, f.short), padding),
         Tile("MFU", format_value(speed.mfu_fraction, f.percent), _peak(report)),
         Tile("Goodput", goodput, "of wall time trained"),

@@ -1,16 +1,21 @@
 """Everything the report is made from: one record of every stage, and two time series."""
 
 import json
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from msgspec.structs import replace
+
+from expertflow.chain import STAGES, expand_path, stages_before
+from expertflow.core.attempts import Attempt, attempts_path, read_attempts
 from expertflow.core.errors import DataError
 from expertflow.core.records import Record, from_json, read_record
-from expertflow.data.records import DatasetManifest, DocumentsRecord
+from expertflow.data.records import DatasetManifest, DatasetSource, DocumentsRecord
 from expertflow.evaluate.records import EvaluationRecord
 from expertflow.export.records import ExportRecord
 from expertflow.hardware.records import GpuSample, MonitorRecord
-from expertflow.plan.records import TrainPlan
+from expertflow.plan.records import Ledger, TrainPlan
 from expertflow.report.records import ReportSpec
 from expertflow.staging.records import StagingRecord
 from expertflow.studies.records import AblationRecord
@@ -23,7 +28,8 @@ T = TypeVar("T")
 class ReportInputs(Record, frozen=True, kw_only=True):
     """The inputs of ``build_report``; ``samples`` is empty if the monitor took none.
 
-    ``preflight`` is stored verbatim, since machines report different readings.
+    ``preflight`` is stored verbatim, since machines report different readings. ``attempts`` has the
+    jobs of each stage.
     """
 
     spec: ReportSpec
@@ -41,12 +47,28 @@ class ReportInputs(Record, frozen=True, kw_only=True):
     samples: tuple[GpuSample, ...]
     preflight: dict[str, Any]
     profile: KernelProfile
+    attempts: dict[str, tuple[tuple[Attempt, ...], ...]]
+    ledger: Ledger
     ablation: AblationRecord | None = None
 
+    @property
+    def asked(self) -> list[str]:
+        """Names of the optional stages that were requested."""
+        is_asked = {
+            "tuned": "tuned" in self.plan.origins.values(),
+            "calibrate": self.plan.cost.calibrated,
+            "ablate": self.ablation is not None,
+        }
+        return [name for name, is_one in is_asked.items() if is_one]
 
-def read_inputs(spec: ReportSpec, folder: Path, *, ablation: Path | None = None) -> ReportInputs:
+
+def read_inputs(
+    spec: ReportSpec, folder: Path, *, ledger: Path, ablation: Path | None = None
+) -> ReportInputs:
     """Read an expert's records; raise DataError if one is missing, malformed, or another's."""
     read: dict[str, Any] = {
+        "ledger": read_record(Ledger, ledger) if ledger.is_file() else Ledger(),
+        "attempts": {},
         "steps": read_lines(StepRecord, folder / "steps.jsonl"),
         "samples": read_lines(GpuSample, folder / "gpu.jsonl"),
         "profile": read_record(KernelProfile, folder / "profile" / "kernels.json"),
@@ -61,7 +83,23 @@ def read_inputs(spec: ReportSpec, folder: Path, *, ablation: Path | None = None)
                 f"{name}: is about expert {expert!r}, the report about {spec.expert!r}; run that"
                 " stage again"
             )
-    return ReportInputs(spec=spec, **read)
+    inputs = ReportInputs(spec=spec, **read)
+    return replace(inputs, attempts=read_jobs(folder, inputs.datasets.sources, inputs.asked))
+
+
+def read_jobs(
+    folder: Path, sources: Iterable[DatasetSource], asked: Collection[str]
+) -> dict[str, tuple[tuple[Attempt, ...], ...]]:
+    """Read the attempts of all jobs behind a report, and of its own, by stage."""
+    jobs = {}
+    for stage in (*stages_before("build_report", asked=asked), STAGES["build_report"]):
+        names = expand_path(stage, stage.log, sources)
+        if "{variant}" in stage.log:
+            names = sorted(f"logs/{path.name}" for path in folder.glob(f"logs/{stage.name}.*.log"))
+        read = [read_attempts(attempts_path(folder / name)) for name in names]
+        if found := tuple(attempts for attempts in read if attempts):
+            jobs[stage.name] = found
+    return jobs
 
 
 def read_lines(cls: type[T], path: Path) -> tuple[T, ...]:

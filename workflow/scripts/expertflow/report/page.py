@@ -9,6 +9,7 @@ from typing import NamedTuple
 from expertflow.chain import STAGES
 from expertflow.report import learned
 from expertflow.report.ablation_page import show_comparison
+from expertflow.report.bill import draw_bill
 from expertflow.report.compare import COLORS
 from expertflow.report.headline import describe_subject, make_tiles
 from expertflow.report.inputs import ReportInputs
@@ -33,6 +34,7 @@ def render_page(report: Report, inputs: ReportInputs) -> str:
         report=report,
         subject=describe_subject(report),
         tiles=make_tiles(report),
+        bill_rows=draw_bill(report.bill, inputs) if report.bill else [],
         time_parts=_time_parts(report.time),
         chain=chain_rows(report.provenance.chain),
         epochs=epochs,

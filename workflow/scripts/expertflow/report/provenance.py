@@ -1,16 +1,14 @@
 """Record what a report was made from: code, inputs, machine. Nothing here affects a result."""
 
-import getpass
-import hashlib
 import json
 import os
-import platform
 import subprocess
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from expertflow.chain import Stage, expand_path, stages_before
+from expertflow.core.attempts import hash_host
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import read_record
 from expertflow.data.records import DatasetManifest, DatasetSource
@@ -28,7 +26,6 @@ def collect_provenance(results: Path, *, asked: Collection[str] = ()) -> dict[st
     ``asked`` names the optional stages that were requested; records of others are ignored. The
     host's name is hashed: the hash distinguishes machines without naming them.
     """
-    host = f"{getpass.getuser()}@{platform.node()}"
     records = (stage.record for stage in stages_before("build_report", asked=asked))
     names = ("sources.lock.json", *(name for name in records if "{" not in name))
     found = [name for name in names if (results / name).is_file()]
@@ -38,7 +35,7 @@ def collect_provenance(results: Path, *, asked: Collection[str] = ()) -> dict[st
         "input_sha256": {name: sha256_file(results / name) for name in found},
         "chain": list_stages(results, asked=asked),
         "command": os.environ.get(COMMAND),
-        "host_hash": hashlib.sha256(host.encode()).hexdigest()[:12],
+        "host_hash": hash_host(),
     }
 
 

@@ -270,6 +270,7 @@ class Report(Record, frozen=True, kw_only=True):
     time: rr.Time
     throughput: rr.Throughput
     cost: rr.Cost
+    bill: Annotated[Measured[rr.Bill], doc("The whole run; null where jobs ran by hand.")]
     plan: rr.PlanForecast
     evaluation: Evaluation
     staging: Staging

@@ -280,6 +280,48 @@ class Cost(Record, frozen=True, kw_only=True):
     energy_kwh: Annotated[Measured[Amount], doc("Energy of the card.")]
 
 
+class StageBill(Record, frozen=True, kw_only=True):
+    """The jobs of a stage since their last success, and the attempts that failed before."""
+
+    stage: Annotated[str, doc("Rule that ran.")]
+    jobs: Annotated[Positive, doc("Its jobs.")]
+    attempts: Annotated[Positive, doc("Their processes; more than jobs if some failed.")]
+    wall_s: Annotated[Amount, doc("Seconds of all attempts.")]
+    card_s: Annotated[Measured[Amount], doc("Those times the cards that each held.")]
+    usd: Annotated[Measured[Amount], doc("card_s at the price: what a cluster bills.")]
+
+
+class MachineTime(Record, frozen=True, kw_only=True):
+    """From the first job to the last, without pauses of more than an hour."""
+
+    first_start: Annotated[str, doc("ISO 8601.")]
+    last_end: Annotated[str, doc("ISO 8601.")]
+    n_machines: Annotated[Positive, doc("Machines that ran jobs.")]
+    wall_s: Annotated[Amount, doc("Seconds in which jobs ran or the next was waited for.")]
+    usd: Annotated[Measured[Amount], doc("Of the machine that trained: what a rented box bills.")]
+    usd_source: Annotated[str, doc("What usd was reckoned from.")]
+
+
+class LostAttempts(Record, frozen=True, kw_only=True):
+    """Attempts of a stage whose work was thrown away."""
+
+    what: Annotated[str, doc("Stage, and what was lost.")]
+    attempts: Annotated[Positive, doc("How many ended early.")]
+    wall_s: Annotated[Amount, doc("Seconds lost.")]
+    usd: Annotated[Measured[Amount], doc("wall_s at the price per hour.")]
+
+
+class Bill(Record, frozen=True, kw_only=True):
+    """Every job of the chain: stages' wall_s + between_jobs_s - overlap_s = machine.wall_s."""
+
+    stages: tuple[StageBill, ...]
+    between_jobs_s: Annotated[Amount, doc("Seconds between jobs.")]
+    overlap_s: Annotated[Amount, doc("Seconds counted twice, as jobs ran side by side.")]
+    idle_card_s: Annotated[Measured[Amount], doc("The training machine's without a card job.")]
+    machine: MachineTime
+    lost: tuple[LostAttempts, ...]
+
+
 class PlanBand(Record, frozen=True, kw_only=True):
     """Low and high ends of the predictions."""
 

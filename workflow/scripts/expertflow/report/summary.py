@@ -10,7 +10,7 @@ from expertflow.report import format as f
 from expertflow.report.ablation_page import in_a_line
 from expertflow.report.headline import Tile, describe_subject, make_tiles
 from expertflow.report.learned import best_baseline, deciding_change, format_change
-from expertflow.report.measured import Missing
+from expertflow.report.measured import Missing, is_measured
 from expertflow.report.records import Report
 
 COLORS = {"good": "green", "mixed": "yellow", "bad": "red"}
@@ -46,10 +46,25 @@ def summary_rows(report: Report, *, html_path: Path) -> list[tuple[str, str]]:
         ("verdict", f"{verdict.answer} {verdict.sentence}"),
         *((label, f"{item.change}: {format_change(item)}") for label, item in changes if item),
         *(_figure(tile) for tile in make_tiles(report)),
+        ("whole run", _whole_run(report)),
         *(("ablation", in_a_line(record)) for record in report.comparison),
         ("report", str(html_path)),
     ]
     return [(label, text.replace(f.NBSP, " ")) for label, text in rows]
+
+
+def _whole_run(report: Report) -> str:
+    bill = report.bill
+    if isinstance(bill, Missing):
+        return f"{bill}: {bill.reason}"
+    parts = [f"{f.duration(bill.machine.wall_s)} from first job to last"]
+    if is_measured(bill.machine.usd):
+        parts.append(f"{f.usd(bill.machine.usd)} on a rented machine")
+    longest = sorted(bill.stages, key=lambda stage: -stage.wall_s)[:3]
+    parts += [f"{stage.stage} {f.duration(stage.wall_s)}" for stage in longest]
+    if lost_s := sum(lost.wall_s for lost in bill.lost):
+        parts.append(f"{f.duration(lost_s)} lost in attempts that ended early")
+    return ", ".join(parts)
 
 
 def _figure(tile: Tile) -> tuple[str, str]:

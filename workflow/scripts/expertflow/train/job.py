@@ -19,6 +19,7 @@ import torch
 from msgspec import field
 from msgspec.structs import asdict, replace
 
+from expertflow.core.attempts import process_age_s
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import remove, sha256_json, write_text
 from expertflow.core.process import end_with_parent, stop_group
@@ -41,7 +42,6 @@ from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.saved.state_dirs import lock_state
 from expertflow.train.step_hooks import STEPS_FILE, truncate_log
-from expertflow.train.timing import process_age_s
 
 log = logging.getLogger(__name__)
 DIVERGED, PLAN, PREFLIGHT = "diverged.txt", "plan.json", "preflight.json"

@@ -14,6 +14,7 @@ import torch
 from msgspec import Struct, field
 from tqdm import tqdm
 
+from expertflow.core.attempts import process_age_s
 from expertflow.core.errors import TrainingError, single_line
 from expertflow.core.process import record_signals
 from expertflow.core.records import Record, from_json
@@ -32,7 +33,7 @@ from expertflow.train.processes import Processes, wrap_model
 from expertflow.train.records import EvalPoint, ModelRecord, SavePoint
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
-from expertflow.train.timing import Clock, StepTimer, process_age_s
+from expertflow.train.timing import Clock, StepTimer
 
 if TYPE_CHECKING:
     # It imports packages that a run on packed rows does not need.

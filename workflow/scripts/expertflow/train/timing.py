@@ -1,33 +1,19 @@
 """Time a run: every second of its clock by activity, and the parts of a step."""
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
+from expertflow.core.attempts import process_age_s
 from expertflow.train.device import cuda_event
 
 # Device events cost little, and their times hardly change from step to step.
 SAMPLED_EVERY = 20
 PARTS = ("h2d", "forward", "backward", "optimizer")
-
-
-def process_age_s() -> float:
-    """Return the seconds since this process started, to the kernel's tick (0.01 s)."""
-    try:
-        stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        # Not Linux. There psutil would be up to 1 s off: it counts from the full second of boot.
-        return time.time() - psutil.Process().create_time()
-    # Field 22 is the start in ticks since boot; field 2, a name in brackets, may contain anything.
-    n_ticks = int(stat.rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - n_ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Clock:

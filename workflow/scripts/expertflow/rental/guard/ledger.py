@@ -10,20 +10,11 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import remove
-from expertflow.core.records import Record, read_record, write_record
+from expertflow.core.records import read_record, write_record
+from expertflow.plan.records import Ledger, PaidSession
 from expertflow.rental.sync.store import NotThere, Store
 
 LEDGER, PLACE = "ledger.json", "state/.guard"
-
-
-class PaidSession(Record, frozen=True, kw_only=True):
-    start_s: float
-    end_s: float
-    usd_per_hour: float
-
-
-class Ledger(Record, frozen=True, kw_only=True):
-    sessions: tuple[PaidSession, ...] = ()
 
 
 class Meter:

@@ -1,0 +1,173 @@
+"""Reckon the whole bill of a result: every job of the chain, and the times without one.
+
+Jobs lie on one line of time. Where none ran for more than ``PAUSE_S``, nobody waited for the next:
+such a pause counts for nothing. Seconds of jobs, plus those between jobs, less those in which
+several ran, are the seconds of the line.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from expertflow.core.attempts import Attempt
+from expertflow.report import derive
+from expertflow.report.inputs import ReportInputs
+from expertflow.report.measured import Measured, Missing
+from expertflow.report.run_records import Bill, LostAttempts, MachineTime, StageBill
+
+PAUSE_S = 3600.0
+NO_CARD = "no card was used: the plan is for the CPU"
+# Jobs closer than this share of the line are drawn as one.
+LEAST_GAP_PERCENT = 0.3
+Interval = tuple[float, float]
+Jobs = Sequence[tuple[Attempt, ...]]
+
+
+def build_bill(inputs: ReportInputs) -> Measured[Bill]:
+    jobs = inputs.attempts
+    trained = jobs.get("train_expert")
+    if not trained:
+        return Missing("training was not run by the workflow, which records the times of jobs")
+    attempts = [attempt for found in jobs.values() for job in found for attempt in job]
+    lines = join_intervals(map(interval, attempts), PAUSE_S)
+    busy_s, wall_s = total_s(join_intervals(map(interval, attempts))), total_s(lines)
+    machine = trained[0][-1].machine
+    there = [attempt for attempt in attempts if attempt.machine == machine]
+    machine_s = total_s(join_intervals(map(interval, there), PAUSE_S))
+    usd, source = _machine_usd(inputs, there, machine_s)
+    on_card = [interval(attempt) for attempt in there if attempt.n_cards]
+    no_card: Measured[float] = Missing(NO_CARD)
+    return Bill(
+        stages=tuple(_bill_stage(inputs, name, found) for name, found in jobs.items()),
+        between_jobs_s=wall_s - busy_s,
+        overlap_s=sum(map(seconds, attempts)) - busy_s,
+        idle_card_s=machine_s - total_s(join_intervals(on_card)) if inputs.plan.gpu else no_card,
+        machine=MachineTime(
+            first_start=_time_text(lines[0][0]),
+            last_end=_time_text(lines[-1][1]),
+            n_machines=len({attempt.machine for attempt in attempts}),
+            wall_s=wall_s,
+            usd=usd,
+            usd_source=source,
+        ),
+        lost=tuple(_lost(inputs, name, found) for name, found in jobs.items() if _failed(found)),
+    )
+
+
+def _bill_stage(inputs: ReportInputs, name: str, jobs: Jobs) -> StageBill:
+    attempts = [attempt for job in jobs for attempt in job]
+    card_s: Measured[float] = Missing(NO_CARD)
+    if inputs.plan.gpu:
+        card_s = sum(seconds(attempt) * attempt.n_cards for attempt in attempts)
+    return StageBill(
+        stage=name,
+        jobs=len(jobs),
+        attempts=len(attempts),
+        wall_s=sum(map(seconds, attempts)),
+        card_s=card_s,
+        usd=_card_usd(inputs, card_s),
+    )
+
+
+def _card_usd(inputs: ReportInputs, card_s: Measured[float]) -> Measured[float]:
+    price = derive.usd_per_hour(inputs)
+    if isinstance(card_s, Missing) or isinstance(price, Missing):
+        return card_s if isinstance(card_s, Missing) else price
+    return card_s / inputs.training.world_size / 3600 * price
+
+
+def _machine_usd(
+    inputs: ReportInputs, attempts: Sequence[Attempt], machine_s: float
+) -> tuple[Measured[float], str]:
+    """Return what the machine that trained cost, and who says so: the guard where one ran."""
+    start_s, end_s = min(a.start_s for a in attempts), max(a.end_s for a in attempts)
+    sessions = [s for s in inputs.ledger.sessions if s.start_s <= end_s and s.end_s >= start_s]
+    if not sessions:
+        price = derive.usd_per_hour(inputs)
+        usd = price if isinstance(price, Missing) else machine_s / 3600 * price
+        return usd, "the price per hour, from the first job to the last"
+    # The guard writes its ledger now and then, and its last session goes on.
+    *closed, last = sessions
+    paid = (*closed, replace(last, end_s=max(last.end_s, end_s)))
+    usd = sum((s.end_s - s.start_s) / 3600 * s.usd_per_hour for s in paid)
+    return usd, "the guard's ledger, from its first session to the last job"
+
+
+def _failed(jobs: Jobs) -> list[Attempt]:
+    """Return the attempts that another one followed."""
+    return [attempt for job in jobs for attempt in job[:-1]]
+
+
+def _lost(inputs: ReportInputs, name: str, jobs: Jobs) -> LostAttempts:
+    failed = _failed(jobs)
+    lost_s, what = sum(map(seconds, failed)), f"{name}: attempts that ended early"
+    if name == "train_expert":
+        # Every session started up, and all work that counts is in the clock, whoever did it.
+        time, n_sessions = inputs.training.time, inputs.training.n_sessions
+        worked_s = time.wall_s - time.other_s - time.startup_s + time.startup_s / n_sessions
+        resumed_s = max(0.0, worked_s - seconds(jobs[0][-1]))
+        lost_s, what = max(0.0, lost_s - resumed_s), f"{what}, less the work that was resumed"
+    price = derive.usd_per_hour(inputs)
+    usd = price if isinstance(price, Missing) else lost_s / 3600 * price
+    return LostAttempts(what=what, attempts=len(failed), wall_s=lost_s, usd=usd)
+
+
+class BillRow(NamedTuple):
+    """A stage on the page: where its jobs ran, as (left, width, color) in percent of the line."""
+
+    stage: StageBill
+    bars: list[tuple[float, float, str]]
+
+
+def draw_bill(bill: Bill, inputs: ReportInputs) -> list[BillRow]:
+    everything = (attempt for found in inputs.attempts.values() for job in found for attempt in job)
+    lines, rows = join_intervals(map(interval, everything), PAUSE_S), []
+    per_s = 100 / bill.machine.wall_s
+
+    def place(time_s: float) -> float:
+        return per_s * sum(
+            min(end_s, time_s) - start_s for start_s, end_s in lines if start_s < time_s
+        )
+
+    for stage in bill.stages:
+        jobs, bars = inputs.attempts.get(stage.stage, ()), []
+        lost, done = _failed(jobs), [job[-1] for job in jobs]
+        on_card = any(attempt.n_cards for attempt in done) and inputs.plan.gpu
+        for attempts, color in ((done, "blue" if on_card else "gray"), (lost, "red")):
+            joined = join_intervals(map(interval, attempts), LEAST_GAP_PERCENT / per_s)
+            bars += [(place(a), place(b) - place(a), color) for a, b in joined]
+        rows.append(BillRow(stage, bars))
+    return rows
+
+
+def interval(attempt: Attempt) -> Interval:
+    return attempt.start_s, attempt.end_s
+
+
+def seconds(attempt: Attempt) -> float:
+    return attempt.end_s - attempt.start_s
+
+
+def join_intervals(intervals: Iterable[Interval], apart_s: float = 0.0) -> list[Interval]:
+    """Join intervals that overlap or lie at most ``apart_s`` apart; in order.
+
+    >>> join_intervals([(5, 6), (0, 2), (1, 3)], 1.0)
+    [(0, 3), (5, 6)]
+    """
+    joined: list[Interval] = []
+    for start_s, end_s in sorted(intervals):
+        if joined and start_s <= joined[-1][1] + apart_s:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end_s))
+        else:
+            joined.append((start_s, end_s))
+    return joined
+
+
+def total_s(intervals: Iterable[Interval]) -> float:
+    return sum(end_s - start_s for start_s, end_s in intervals)
+
+
+def _time_text(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
