@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 # Set by the rule for its script alone; not for the processes that the script starts.
 LOG, CARDS = "EXPERTFLOW_LOG", "EXPERTFLOW_CARDS"
 TOUCH_EVERY_S = 1.0
+_IMPORTED_S = time.monotonic()
 
 
 class Attempt(Record, frozen=True, kw_only=True):
@@ -91,13 +92,14 @@ def record_attempt() -> Iterator[None]:
 
 
 def process_age_s() -> float:
-    """Return the seconds since this process started, to the kernel's tick (0.01 s)."""
+    """Return the seconds since this process started, to the kernel's tick (0.01 s).
+
+    Outside Linux it is the seconds since this module was imported.
+    """
     try:
         stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:  # not Linux
-        import psutil  # up to 1 s off: it counts from the full second of boot
-
-        return time.time() - psutil.Process().create_time()
+    except FileNotFoundError:
+        return time.monotonic() - _IMPORTED_S
     # Field 22 is the start in ticks since boot; field 2, a name in brackets, may contain anything.
     n_ticks = int(stat.rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - n_ticks / os.sysconf("SC_CLK_TCK")
