@@ -10,6 +10,7 @@ import pytest
 from expertflow.core import cli
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file, sha256_text, sidecar_of
+from expertflow.core.progress import ProgressPrinter
 from expertflow.core.records import Record, write_record
 
 
@@ -88,3 +89,11 @@ def test_a_stage_refuses_what_is_not_as_declared(stage: Callable[..., Any]) -> N
         "--spec", '{"degrees":9}', *NEEDED, "--oven", "9.json"
     )
     assert stage("--spec", '{"degrees":9}') == 2
+
+
+def test_a_long_job_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = ProgressPrinter("e/000", total=2000, unit="documents tokenized", every_s=0)
+    progress.add(500)
+    assert capsys.readouterr().out.startswith("e/000: 500 of 2,000 documents tokenized (25%), ")
+    progress.add(1500)
+    assert "2,000 of 2,000 documents tokenized (100%), about 0 s left" in capsys.readouterr().out

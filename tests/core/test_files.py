@@ -1,8 +1,17 @@
+"""Files are written whole, locked by one at a time, and read as the records they should be."""
+
+import errno
+import fcntl
+import logging
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
+from expertflow.core.errors import DataError
 from expertflow.core.files import replacing, sha256_directory, write_text
+from expertflow.core.locks import NO_LOCKS, read_holder, sign_lock, try_lock
+from expertflow.core.records import Record, from_json, read_part
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -28,3 +37,64 @@ def test_directory_hashes_see_names_and_contents(tmp_path: Path) -> None:
     first = sha256_directory(tmp_path)
     (tmp_path / "a").rename(tmp_path / "b")
     assert sha256_directory(tmp_path) != first
+
+
+def test_one_at_a_time_holds_it_and_says_who(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with path.open("a+", encoding="utf-8") as one, path.open("a+", encoding="utf-8") as two:
+        assert try_lock(one, wait=True) == "taken"
+        assert read_holder(two) == {}
+        sign_lock(one, slurm_runs=[])
+        assert try_lock(two) == "held"
+        assert read_holder(two).keys() == {"slurm_runs", "host", "pid"}
+        one.close()
+        assert try_lock(two) == "taken"
+
+
+@pytest.mark.parametrize("number", [*NO_LOCKS, errno.EIO])
+def test_a_file_system_without_locks_is_told_and_other_errors_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(number, "no luck")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with (tmp_path / "lock").open("a") as stream, caplog.at_level(logging.WARNING):
+        if number == errno.EIO:
+            with pytest.raises(OSError, match="no luck"):
+                try_lock(stream)
+        else:
+            assert try_lock(stream) == "no locks"
+            assert f"{tmp_path / 'lock'}: this file system has no locks" in caplog.text
+
+
+class Inner(Record, frozen=True, kw_only=True):
+    n: int
+
+
+class Outer(Record, frozen=True, kw_only=True):
+    kind: Literal["a", "b"]
+    inner: Inner
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"surplus": 1}, "r.json: object contains unknown field surplus"),
+        ({"kind": "c"}, "invalid enum value 'c'"),
+        ({"inner": {"n": "1"}}, "r.json.inner.n: expected int, got str"),
+        ({"inner": {"n": True}}, "expected int, got bool"),
+    ],
+)
+def test_a_wrong_record_is_refused_with_its_key(change: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        from_json(Outer, {"kind": "a", "inner": {"n": 1}, **change}, where="r.json")
+
+
+@pytest.mark.parametrize("spoilt", [b"", bytes(9), b'{"n": ', None])
+def test_a_part_of_a_spoilt_record_is_a_data_error(tmp_path: Path, spoilt: bytes | None) -> None:
+    path = tmp_path / "record.json"
+    if spoilt is not None:
+        path.write_bytes(spoilt)
+    with pytest.raises(DataError, match=r"record\.json: "):
+        read_part(int, path, "n")

@@ -55,16 +55,23 @@ def plan(rows: Content, model: Content, scratch: object = "auto", **more: bool) 
     return plan_staging(expert="e", spec=spec, rows=rows, weights=model)
 
 
-def test_training_finds_copied_rows_and_weights(
-    rows: Content, model: Content, scratch: Path
+def test_training_finds_copied_rows_and_weights_and_holds_them(
+    tmp_path: Path, rows: Content, model: Content, scratch: Path
 ) -> None:
     record = plan(rows, model, scratch)
     assert [record.rows.action, record.weights.action] == ["copied", "copied"]
     assert record.rows.n_bytes_copied == rows.n_bytes
     assert record.rows.copy_bytes_per_s is not None
+    (tmp_path / "results" / "e").mkdir(parents=True)
+    nothing = {"rows": {"target": str(store_at(scratch) / "k" / "files")}, "weights": {}}
+    (tmp_path / "results" / "e" / "staging.json").write_text(json.dumps(nothing))
     with open_staged(record) as places:
         assert [note.action for note in places.staged] == ["reused", "reused"]
         assert is_copy(rows, places.rows) and is_copy(model, places.weights)
+        assert prune_copies(tmp_path / "results") == []
+    assert plan(rows, model, scratch, weights=False).weights.reason == "stage_weights is false"
+    kept = {store_at(scratch) / content.key for content in (rows, model)}
+    assert set(prune_copies(tmp_path / "results")) == kept
 
 
 def test_what_fits_into_memory_is_read_beforehand_by_training(
@@ -81,19 +88,6 @@ def test_what_fits_into_memory_is_read_beforehand_by_training(
     # It is read beside what goes on.
     wait_for(lambda: len(read) == 2)
     assert sorted(map(len, read)) == [len(model.sizes), len(rows.sizes)]
-
-
-def test_a_copy_in_use_is_held(
-    tmp_path: Path, rows: Content, model: Content, scratch: Path
-) -> None:
-    record = plan(rows, model, scratch, weights=False)
-    (tmp_path / "results" / "e").mkdir(parents=True)
-    nothing = {"rows": {"target": str(store_at(scratch) / "k" / "files")}, "weights": {}}
-    (tmp_path / "results" / "e" / "staging.json").write_text(json.dumps(nothing))
-    with open_staged(record) as places:
-        assert is_copy(rows, places.rows)
-        assert prune_copies(tmp_path / "results") == []
-    assert prune_copies(tmp_path / "results") == [store_at(scratch) / rows.key]
 
 
 def test_a_retry_on_another_machine_stages_again_or_reads_the_source(

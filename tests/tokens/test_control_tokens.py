@@ -106,35 +106,16 @@ def test_ids_are_those_of_transformers_with_control_tokens_sanitized(
     assert [i for i in ours if i in special] == [i for i in theirs if i in special]
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
+def test_templates_run_as_in_transformers() -> None:
+    """Ours is a second environment, as importing theirs takes a data job 2 s more."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    template = (
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
         "{% if m.role == 'tool' %}{% continue %}{% endif %}{{ ns.n }}{{ m | tojson }}"
         "{{ m | tojson(indent=2) }}{% generation %}{{ m.content }}{% endgeneration %}\n"
-        "   {% if loop.last %}\n{% break %}{% endif %}{% endfor %}",
-        "{{ raise_exception('no such turn') }}",
-    ],
-)
-def test_templates_run_as_in_transformers(template: str) -> None:
-    """Ours is a second environment, as importing theirs takes a data job 2 s more."""
-    import jinja2
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    values = {
-        "messages": [{"role": r, "content": "é <b>&"} for r in ("user", "tool", "assistant")],
-        "tools": [{"type": "function", "function": {"name": "f"}}],
-        "add_generation_prompt": True,
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-    }
-
-    def render(compiled: Any) -> str:
-        try:
-            return str(compiled.render(**values))
-        except jinja2.TemplateError as error:
-            return f"refused: {error}"
-
-    assert render(chat_environment().from_string(template)) == render(
-        _compile_jinja_template(template)
+        "   {% if loop.last %}\n{% break %}{% endif %}{% endfor %}"
     )
+    messages = [{"role": r, "content": "é <b>&"} for r in ("user", "tool", "assistant")]
+    ours, theirs = chat_environment().from_string(template), _compile_jinja_template(template)
+    assert ours.render(messages=messages) == theirs.render(messages=messages)

@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support import document_shard, pair, tiny_tokenizer, tokenizer_record
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from expertflow.core.files import sha256_file
 from expertflow.data.layout import CHATML, chatml_layout
-from expertflow.data.records import Body, Layout, ShardRecord, ToolCall, Turn
+from expertflow.data.records import Body, Segment, ShardRecord, ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.render import DocumentForm, Renderer
 from expertflow.tokens.arrow import from_arrow_lists, read_index
@@ -73,8 +75,7 @@ def read_documents(record: TokenShardRecord) -> list[Document]:
     return list(zip(*flags, ids.tolist(), spans, strict=True))
 
 
-def tokenize_alone(body: Body, layout: Layout, engine: Engine) -> Document:
-    renderer = Renderer(layout)
+def tokenize_alone(body: Body, renderer: Renderer, engine: Engine) -> Document:
     segments, dropped = (), None
     try:
         segments = renderer.render(body)
@@ -117,7 +118,8 @@ def test_columns_give_what_each_document_gives_alone(
     layout = replace(layout, text_special_tokens=policy)
     bodies = mixed_bodies()
     record = pretokenize(tmp_path, tokenizer, document_shard(tmp_path, bodies), layout=layout)
-    assert read_documents(record) == [tokenize_alone(body, layout, engine) for body in bodies]
+    renderer = Renderer(layout)
+    assert read_documents(record) == [tokenize_alone(body, renderer, engine) for body in bodies]
     assert record.n_dropped < 400
     if template in ("known", "own"):
         assert (record.n_dropped > 0) == (policy == "reject")
@@ -149,7 +151,8 @@ def test_the_files_hold_every_document(tmp_path: Path, tokenizer: Path, engine: 
     assert record.n_documents_by_shard == (2500, 2300)
     documents = read_documents(record)
     assert record.n_tokens == sum(len(ids) for _, _, ids, _ in documents)
-    expected = [tokenize_alone(body, chatml_layout(), engine) for body in each]
+    renderer = Renderer(chatml_layout())
+    expected = [tokenize_alone(body, renderer, engine) for body in each]
     assert documents == expected * n_times
 
 
@@ -193,8 +196,8 @@ def test_a_form_that_differs_is_not_believed(
 
     monkeypatch.setattr(Renderer, "build_form", wrong)
     record = pretokenize(tmp_path, tokenizer, document_shard(tmp_path, bodies))
-    alone = [tokenize_alone(body, chatml_layout(), engine) for body in bodies]
-    assert read_documents(record) == alone
+    renderer = Renderer(chatml_layout())
+    assert read_documents(record) == [tokenize_alone(body, renderer, engine) for body in bodies]
     assert "applied to every document" in caplog.text
 
 
@@ -265,3 +268,43 @@ def test_what_a_killed_job_left_is_pruned_later(tmp_path: Path) -> None:
     make_old(partial / "ids", partial)
     assert find_prunable(tmp_path) == [partial]
     assert find_prunable(tmp_path / "nothing") == []
+
+
+def ids_and_spans(document: Sequence[Segment], engine: Engine) -> tuple[list[int], list[int]]:
+    tokens = tokenize([document], engine)
+    return tokens.ids[0].tolist(), tokens.spans[0].tolist()
+
+
+def test_learning_may_end_inside_a_text(engine: Engine) -> None:
+    text = "user\nlist all names and SELECT name FROM users"
+    start, end = text.index(" all"), text.index(" and")
+    segment = Segment(text, learned=((start, end), (len(text) - 6, len(text))))
+    ids, spans = ids_and_spans([segment], engine)
+    parts = [engine.decode(ids[a:b]) for a, b in zip(spans[::2], spans[1::2], strict=True)]
+    assert parts == [" all names", " users"]
+
+
+def test_a_blank_before_the_first_word_is_for_the_first_word_alone(tmp_path: Path) -> None:
+    # As some families do.
+    words = {word: i for i, word in enumerate(["<s>", "\u2581", "a", "b", "\u2581a", "[unk]"])}
+    tokenizer = Tokenizer(models.BPE(words, [("\u2581", "a")], unk_token="[unk]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.add_special_tokens([AddedToken("<s>", normalized=False)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    engine, mark = Engine(tmp_path), Segment("<s>", special=True)
+    ids, _ = ids_and_spans([mark, Segment("ab"), mark], engine)
+    assert ids == engine.encode_with_special_tokens("<s>ab<s>") == [0, 2, 3, 0]
+    assert engine.encode_flat(["<s>"]).tolist() != [[0]]
+
+
+def test_many_documents_are_tokenized_as_each_alone(engine: Engine) -> None:
+    text = "user\nlist all names and SELECT name FROM users"
+    inner = Segment(text, learned=((5, 9), (9, 13), (20, len(text))))
+    chats = (pair("list", "SELECT 1"), pair("list all", "\n\nx"), pair("list", "z"))
+    one, two, three = map(Renderer(chatml_layout()).render, chats)
+    documents = [one, (), (inner,), two, (Segment("a"), inner), three]
+    together = tokenize(documents, engine)
+    each = [ids_and_spans(document, engine) for document in documents]
+    assert list(zip(together.ids.tolist(), together.spans.tolist(), strict=True)) == each
+    assert each[1] == ([], [])
+    assert len(tokenize([], engine).ids) == 0
