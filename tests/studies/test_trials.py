@@ -1,6 +1,7 @@
-"""A trial: timed steps of a plan in a separate process."""
+"""Timed steps: trials in processes of their own, variants against the plan, calibrations."""
 
 import contextlib
+import json
 import math
 import multiprocessing
 import os
@@ -10,20 +11,38 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from support import PATIENCE_S, SCRIPTS, is_running, wait_for
+from support import (
+    LORA,
+    PATIENCE_S,
+    SCRIPTS,
+    is_running,
+    plan_spec,
+    run_script,
+    tiny_inputs,
+    wait_for,
+)
 
-from expertflow.core.errors import TrainingError
-from expertflow.core.records import read_record
-from expertflow.plan.records import TrainPlan
-from expertflow.studies import subprocess_runner
+from expertflow.core.errors import HardwareError, TrainingError
+from expertflow.core.records import read_record, to_json
+from expertflow.hardware import gpu_table
+from expertflow.plan.records import Calibration, TrainPlan
+from expertflow.studies import calibrate as calibration
+from expertflow.studies import plan_expert, subprocess_runner
+from expertflow.studies.ablate_variant import ablate_variant
+from expertflow.studies.calibrate import shorten_plan, step_levels, take_times
+from expertflow.studies.plan_expert import CalibrationJob
+from expertflow.studies.records import Variant, VariantJob, VariantRecord, VariantSpec
 from expertflow.studies.subprocess_runner import TrialRunner
+from expertflow.tokens.records import PackingRecord
 from expertflow.train import loop
-from expertflow.train.records import TrialResult
+from expertflow.train.records import EvalPoint, SavePoint, TrialResult
 from expertflow.train.trial import Trial, run_trial
 
 pytestmark = pytest.mark.long
@@ -181,3 +200,168 @@ def test_a_second_signal_does_not_leave_the_trial_behind(tmp_path: Path) -> None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
+
+
+def spec_of(n_timed_steps: int = 4, max_timed_s: float = 20.0, **changes: Any) -> VariantSpec:
+    settings: dict[str, Any] = {"name": "v", "label": "", "rows": "packed", "training": {}}
+    return VariantSpec(
+        variant=Variant(**{**settings, **changes}), n_repeats=3, n_warmup_steps=1,
+        n_timed_steps=n_timed_steps, max_timed_s=max_timed_s,
+    )  # fmt: skip
+
+
+def measured(folder: Path, scratch: Path, **changes: Any) -> VariantRecord:
+    job = VariantJob(
+        spec=spec_of(**changes), plan=folder / "plan.json", model=folder / "model.json",
+        packing=read_record(PackingRecord, folder / "packing.json"), rows=folder / "packed",
+        scratch=scratch / "scratch",
+    )  # fmt: skip
+    record = ablate_variant(job)
+    assert not (scratch / "scratch").exists()
+    return record
+
+
+def test_variants_are_timed_against_the_plan(tiny: Path, tmp_path: Path) -> None:
+    loose = measured(tiny, tmp_path, rows="unpacked")
+    assert loose.outcome == "measured" and loose.is_sane
+    assert len(loose.timings) == len(loose.plan_timings) == 3
+    # The same documents in as many steps have nearly as many tokens; padding differs.
+    own, plain = loose.timings[0], loose.plan_timings[0]
+    assert own.n_tokens == pytest.approx(plain.n_tokens, rel=0.25)
+    assert loose.ratio is not None and loose.ratio.low < loose.ratio.value < loose.ratio.high
+    assert own.device == "cpu" and own.activated and loose.versions["torch"]
+    saves = measured(tiny, tmp_path, metric="hours", saves=0.5)
+    assert saves.ratio is not None and saves.ratio.value > 1
+    assert saves.plan_timings[0].save_s and "hours by arithmetic" in (saves.reason or "")
+    # Flex attention is not trained on a CPU, which only the trainer knows.
+    flex = measured(tiny, tmp_path, training={"attention": "flex"})
+    assert flex.outcome == "not measurable" and "flex" in (flex.reason or "")
+    assert flex.ratio is None and not flex.plan_timings
+
+
+def test_a_signal_ends_it_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
+    spec = spec_of(rows="unpacked", n_timed_steps=10**6, max_timed_s=1e6)
+    scratch, output = tmp_path / "scratch", tmp_path / "v.json"
+    words = ["--spec", json.dumps(to_json(spec)), *tiny_inputs(tiny, "plan", "packing", "model")]
+    words += ["--scratch", scratch, "--output", output]
+    process = subprocess.Popen(
+        [sys.executable, SCRIPTS / "ablate_variant.py", *map(str, words)],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    wait_for((scratch / "trial").exists, during=process)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 143 and "signal 15; this variant starts anew" in said
+    assert not scratch.exists() and not output.exists()
+
+
+def calibrated(tiny: Path, folder: Path, **settings: Any) -> Calibration:
+    spec = json.dumps(to_json(plan_spec(method="lora", lora=LORA, **settings)))
+    words = ["--expert", "tiny", "--spec", spec, *tiny_inputs(tiny, "packing", "model")]
+    words += ["--scratch", folder / ".calibration", "--output", folder / "calibration.json"]
+    done = run_script("calibrate_expert", *words)
+    assert done.returncode == 0, done.stderr
+    # It leaves nothing else.
+    assert {path.name for path in folder.iterdir()} == {
+        "calibration.json", ".calibration.json.fingerprint",
+    }  # fmt: skip
+    return read_record(Calibration, folder / "calibration.json")
+
+
+def test_a_calibration_times_thirty_steps_and_the_plan_goes_by_it(
+    tiny: Path, tmp_path: Path
+) -> None:
+    # What a killed one left is no hindrance.
+    (tmp_path / ".calibration" / "state").mkdir(parents=True)
+    (tmp_path / ".calibration" / "plan.json").write_text("half a pl")
+    made = calibrated(tiny, tmp_path, max_steps=60)
+    assert (made.n_warmup_steps, made.n_timed_steps) == (10, 30)
+    assert 0 < made.step_s_low <= made.step_s <= made.step_s_high
+    assert made.save_s > 0 and made.eval_s > 0 and made.startup_s > 0
+    assert made.n_timings == 30 and made.peak_memory_bytes is None
+    assert made.key.startswith("cpu; 1 process; qwen3 of ")
+    spec = plan_spec(method="lora", lora=LORA, max_steps=60, price_usd_per_hour=1.0)
+    inputs = plan_expert.PlanInputs(
+        expert="tiny", spec=spec, packing=tiny / "packing.json", model=tiny / "model.json"
+    )
+    planned = plan_expert.plan_expert(inputs, calibration=tmp_path / "calibration.json")
+    assert planned.cost.calibrated
+    assert planned.cost.step_hours == pytest.approx(60 * made.step_s / 3600)
+    assert planned.cost.predicted_usd == pytest.approx(planned.cost.predicted_hours)
+
+
+def test_two_processes_are_timed_by_the_first(tiny: Path, tmp_path: Path) -> None:
+    made = calibrated(tiny, tmp_path, max_steps=12, world_size=2)
+    assert (made.n_warmup_steps, made.n_timed_steps) == (3, 9)
+    assert made.key.startswith("cpu; 2 x ddp; ")
+
+
+def test_a_plan_is_shortened_and_nothing_else(base: TrainPlan) -> None:
+    plan = replace(
+        base, n_steps=200, n_warmup_steps=60, n_decay_steps=140, patience=2,
+        load_best_model_at_end=True, save_steps=7, eval_steps=9,
+    )  # fmt: skip
+    short, n_warmup = shorten_plan(plan)
+    assert (short.n_steps, n_warmup) == (40, 10)
+    assert short.n_warmup_steps < short.n_steps
+    assert short.n_warmup_steps + short.n_decay_steps <= short.n_steps
+    assert short.save_steps == short.eval_steps == 40
+    assert short.patience is None and not short.load_best_model_at_end
+    assert n_warmup % short.logging_steps == 0
+
+
+def test_short_epochs_are_timed_whole() -> None:
+    uneven = np.array([2.0, 1.0] * 8)
+    assert step_levels(uneven, per_epoch=2).tolist() == [1.5] * 8
+    assert step_levels(uneven, per_epoch=5) is uneven
+    assert step_levels(np.array([9.0, *uneven]), per_epoch=2).tolist() == [1.5] * 8
+
+
+def test_the_parts_of_a_short_run_add_up_to_it(base: TrainPlan) -> None:
+    """The rest happens once: here 4 s of startup and 1 s more for step 1."""
+    seconds = np.array([2.0, *[1.0] * 7])
+    record: Any = SimpleNamespace(
+        time=SimpleNamespace(wall_s=3.0 + 4.0 + seconds.sum() + 2 * 0.5 + 0.25),
+        save_points=(SavePoint(step=8, elapsed_s=13.0, save_s=0.25),),
+        eval_points=(EvalPoint(step=8, loss=1.0, n_target_tokens=1, eval_s=0.5),) * 2,
+        peak_memory_reserved_bytes=None,
+    )
+    steps: list[Any] = [
+        SimpleNamespace(step_s=s, elapsed_s=5.0 + end, n_tokens=100)
+        for s, end in zip(seconds, np.cumsum(seconds), strict=True)
+    ]
+
+    def timed(n_window_steps: int, steps: list[Any] = steps, **changes: int) -> Calibration:
+        return take_times(
+            replace(base, n_steps=8, **changes), record, steps, n_warmup=2, planning_s=3.0,
+            key="k", n_window_steps=n_window_steps,
+        )  # fmt: skip
+
+    made = timed(1)
+    assert made.n_timings == 6
+    # On a card, every five steps share a time.
+    assert timed(5).n_timings == timed(5, n_steps_per_epoch=1).n_timings == 2
+    assert (made.step_s, made.step_s_low, made.step_s_high) == (1.0, 1.0, 1.0)
+    assert (made.eval_s, made.save_s) == (0.5, 0.25)
+    assert made.startup_s == pytest.approx(5.0)
+    with pytest.raises(TrainingError, match="too few to time"):
+        timed(1, steps=[])
+
+
+def test_a_calibration_on_another_card_than_planned_is_refused(
+    tiny: Path, tmp_path: Path, base: TrainPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"name": "H100 SXM", "driver_names": ["NVIDIA H100 80GB HBM3"], "source": "a test"}
+    plan = replace(base, gpu=gpu_table.gpu_from_row(row))
+    monkeypatch.setattr(calibration, "plan_expert", lambda *_, **__: plan)
+    job = CalibrationJob(
+        expert="tiny", spec=plan_spec(), packing=tiny / "packing.json", code="c",
+        model=tiny / "model.json", rows=tiny / "packed", scratch=tmp_path / "s",
+    )  # fmt: skip
+    seen = SimpleNamespace(gpus=(SimpleNamespace(name="NVIDIA GeForce RTX 2060"),))
+    monkeypatch.setattr(plan_expert, "probe_machine", lambda **_: seen)
+    with pytest.raises(HardwareError, match=r"for H100 SXM and the card .* is NVIDIA GeForce"):
+        calibration.calibrate(job)
+    seen.gpus[0].name = "NVIDIA H100 80GB HBM3"
+    monkeypatch.setattr(calibration, "run_job", lambda _: False)
+    assert calibration.calibrate(job) is None

@@ -1,4 +1,4 @@
-"""Whole runs in one process: explosions, patience, clock and monitor."""
+"""Whole runs in one process: explosions, patience, clock, monitor, and what is published."""
 
 import contextlib
 import json
@@ -13,15 +13,20 @@ import psutil
 import pytest
 import torch
 from msgspec.structs import replace
-from support import wait_for
+from safetensors.torch import load_file
+from support import LORA, wait_for
 from tiny_run import assembled, made, train
 
 from expertflow.core.attempts import process_age_s
 from expertflow.core.records import read_record
 from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.records import TrainPlan
+from expertflow.train import loop, publish
 from expertflow.train.job import run_monitor
+from expertflow.train.model.load import load_trained
 from expertflow.train.model.packed import PackedLoss
+from expertflow.train.model.weights import list_trained_parameters
+from expertflow.train.publish import LOGS, read_outcome, write_outcome
 from expertflow.train.records import EvalPoint
 from expertflow.train.run import Diverged, PendingStep, TrainInputs
 from expertflow.train.saved import checkpoint_files
@@ -168,3 +173,131 @@ def test_a_monitor_that_dies_leaves_nulls_with_the_reason(plan: TrainPlan, tmp_p
     assert record.gpu_name is None and record.monitor_cpu_fraction is None
     assert record.unavailable["gpu_name"] == "the monitor ended without a summary"
     assert record.n_samples >= 1 and record.ram_used_bytes is not None
+
+
+def saved(state: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint_files.directory_of(state, step) / checkpoint_files.WEIGHTS)
+
+
+def held(folder: Path, state: Path) -> dict[str, torch.Tensor]:
+    net = load_trained(
+        folder, base=str(state.parent / "base_model"), dtype=torch.float32, attention_name="sdpa"
+    )
+    if hasattr(net, "peft_config"):
+        return {n: p.detach() for n, p in net.named_parameters() if "lora_" in n}
+    return {name: p.detach() for name, p in list_trained_parameters(net).items()}
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_each_kept_checkpoint_is_a_model_of_its_own(tmp_path: Path, lora: Any) -> None:
+    inputs = made(tmp_path, lora=lora, n_steps=16, eval_steps=5)
+    outcome = train(inputs)
+    state = inputs.state
+    kept = [checkpoint_files.step_of(path) for path in checkpoint_files.complete_checkpoints(state)]
+    found = outcome.candidates
+    assert [c.step for c in found] == kept and len(kept) >= 2
+    assert [c.path for c in found] == [f"steps/step-{s:08d}" for s in kept[:-1]] + ["."]
+    for candidate in found:
+        folder = state / "final" / candidate.path
+        assert_equal(held(folder, state), saved(state, candidate.step))
+        top = {path.name for path in (state / "final").iterdir()} - {"steps"}
+        assert {path.name for path in folder.iterdir()} - {"steps"} == top
+    assert len({c.weights_sha256 for c in found}) == len(found)
+    assert outcome.weights_sha256 == found[-1].weights_sha256
+    losses = {point.step: point.loss for point in outcome.eval_points}
+    assert [c.held_out_loss for c in found] == [losses.get(step) for step in kept]
+
+
+# Random documents are learned by heart, so the held-out loss rises soon.
+BY_HEART: dict[str, Any] = {
+    "learning_rate": 3e-2, "eval_steps": 2, "n_steps": 60, "patience": 3,
+    "load_best_model_at_end": True,
+}  # fmt: skip
+
+
+def test_a_run_stops_early_and_publishes_its_best_weights_whatever_else_it_keeps(
+    tmp_path: Path,
+) -> None:
+    few, many = (made(tmp_path / str(n), save_total_limit=n, **BY_HEART) for n in (1, 9))
+    outcome, other = train(few), train(many)
+    losses = {point.step: point.loss for point in outcome.eval_points}
+    lowest = min(losses, key=losses.__getitem__)
+    assert outcome.stopped_early_at_step == outcome.n_steps == lowest + 6 < 60
+    # The untrained model is not there to be published, however good it is.
+    best = min(set(losses) - {0}, key=losses.__getitem__)
+    assert outcome.published_step == other.published_step == best < outcome.n_steps
+    assert_published(few.state, best)
+    assert outcome.weights_sha256 == other.weights_sha256
+    assert 2 <= len(outcome.candidates) < len(other.candidates)
+
+
+def assert_published(state: Path, step: int) -> None:
+    assert checkpoint_files.best_checkpoint(state) == checkpoint_files.directory_of(state, step)
+    assert_equal(held(state / "final", state), saved(state, step))
+
+
+def test_a_damaged_best_checkpoint_is_not_passed_off_as_published(tmp_path: Path) -> None:
+    inputs = made(tmp_path, **BY_HEART)
+    with assembled(inputs, keep=60) as run:
+        loop.train(run)
+        run.saver.wait()
+        best = run.progress.best
+        assert best is not None and best.step < run.progress.step
+        directory = checkpoint_files.directory_of(inputs.state, best.step)
+        (directory / checkpoint_files.OPTIMIZER).write_bytes(b"cut")
+        outcome = publish.finish_run(run)
+    assert outcome.published_step != best.step
+    assert_published(inputs.state, outcome.published_step)
+
+
+def test_a_spoilt_checkpoint_is_no_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A power cut in an earlier session leaves files of the right size and full of zeros."""
+    others = publish._others
+
+    def spoil(run: Any, published: int) -> list[Path]:
+        path = checkpoint_files.directory_of(run.state, 5) / checkpoint_files.WEIGHTS
+        path.write_bytes(bytes(path.stat().st_size))
+        return others(run, published)
+
+    monkeypatch.setattr(publish, "_others", spoil)
+    inputs = made(tmp_path, n_steps=15, save_total_limit=9)
+    outcome = train(inputs)
+    assert [c.step for c in outcome.candidates] == [10, 15]
+    assert "step-00000005 is no candidate: weights.safetensors does not hold" in caplog.text
+
+
+DAMAGES: list[tuple[str, bytes | None, str]] = [
+    ("outcome.json", b'{"n_steps": ', "outcome.json cannot be read"),
+    ("final/model.safetensors", b"zeros", "model.safetensors has 5 bytes"),
+    ("final/config.json", None, "final/config.json is missing"),
+    ("steps.jsonl", b"wh", "steps.jsonl has 2 bytes"),
+]
+
+
+def test_a_damaged_outcome_gives_nothing_and_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    inputs = made(tmp_path, n_steps=2)
+    summary, state = train(inputs), inputs.state
+    for name in LOGS:
+        (state / name).touch()
+    write_outcome(state, summary)
+    assert read_outcome(state) == summary
+    for name, content, why in DAMAGES:
+        whole = (state / name).read_bytes()
+        (state / name).unlink()
+        if content is not None:
+            (state / name).write_bytes(content)
+        assert read_outcome(state) is None
+        assert f"{why}" in caplog.text.splitlines()[-1]
+        (state / name).write_bytes(whole)
+    (state / "steps.jsonl").write_bytes(whole[:-1] + b"?")
+    assert read_outcome(state) is None
+    assert "steps.jsonl does not hold what was written; the run is ended once more" in caplog.text
