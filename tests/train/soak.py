@@ -5,7 +5,7 @@
 
 Each round takes a kind of run, kills it again and again at random moments by random signals until
 it comes to its end, and compares it with the run that was never stopped. Stops at the first
-difference and keeps its folder. The last line is JSON. ``test_fault_points.py`` plays some rounds.
+difference and keeps its folder. The last line is JSON. ``test_resume.py`` plays some rounds.
 """
 
 import argparse

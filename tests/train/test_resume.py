@@ -2,14 +2,20 @@
 
 import json
 import os
+import random
 import shutil
+import signal
 import tempfile
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_run
+from soak import N_STEPS, Straight, assert_same, kill_until_done
 from support import LORA, write_tiny_run
+from trainers import Fault, Trainers
 
 from expertflow.core.errors import ExpertflowError, TrainingError
 from expertflow.core.files import sha256_file, sha256_json
@@ -20,29 +26,113 @@ from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import step_hooks
-from expertflow.train.records import TrainingRecord
 from expertflow.train.run import Diverged
 
-N_STEPS = 12
-Straight = tuple[Path, TrainingRecord]
+KILL, TERM, INT, HUP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+EIGHT_BIT = pytest.mark.extra("bitsandbytes")
+# Points between which what is on the disk differs, and how often a run comes there first.
+POINTS = {
+    "enter:data_wait": 1, "exit:backward": 7, "enter:eval": 2, "exit:eval": 2,
+    "enter:checkpoint": 2, "exit:take": 2, "enter:save_file": 1, "exit:save_file": 5,
+    "enter:sync_directory": 2, "exit:sync_directory": 3, "enter:hide": 1, "exit:hide": 1,
+    "exit:prune": 2, "enter:export": 1, "exit:candidate": 1, "exit:export": 1, "enter:publish": 1,
+    "exit:publish": 1,
+}  # fmt: skip
+OfMethod = Callable[[str], Straight]
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
-    folder = tmp_path_factory.mktemp("straight")
-    write_tiny_run(folder, lora=LORA, n_steps=N_STEPS)
-    return folder, tiny_run.finish(folder)
+def straight(trainers: Trainers, tmp_path_factory: pytest.TempPathFactory) -> OfMethod:
+    return cache(lambda method: Straight(trainers, tmp_path_factory.mktemp(method), method))
 
 
-def test_a_finished_state_is_published_again_without_training(straight: Straight) -> None:
-    folder, expected = straight
-    shutil.rmtree(folder / "checkpoint")
-    (folder / "training.json").unlink()
-    outcome = next(folder.glob("state/*/outcome.json"))
+def stopped_and_resumed(
+    trainers: Trainers, straight: Straight, folder: Path, *faults: Fault
+) -> dict[str, Any]:
+    shutil.copytree(straight.inputs, folder, dirs_exist_ok=True)
+    for fault in faults:
+        died = trainers.train(folder, fault)
+        assert died["fired"], f"{fault} was never reached"
+        code = -KILL if fault[2] == KILL else 143
+        # Told to stop while its last checkpoint is written, a run may be at its end already.
+        is_done = fault[2] != KILL and died["code"] == 0 and (folder / "training.json").is_file()
+        assert died["code"] == code or is_done, (folder / "log").read_text()
+    record = trainers.finish(folder)
+    assert_same(folder, record, straight.record)
+    return record
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(
+    trainers: Trainers, straight: OfMethod, tmp_path: Path
+) -> None:
+    # The checkpoint of step 5 is on disk before the one of step 10 is taken.
+    fault = ("exit:optimizer", 11, KILL)
+    record = stopped_and_resumed(trainers, straight("lora"), tmp_path, fault)
+    assert record["resumed_at_steps"] in ([5], [10])
+    time_ = record["time"]
+    parts = ("startup_s", "data_wait_s", "train_s", "checkpoint_s", "eval_s", "other_s")
+    assert sum(time_[part] for part in parts) == pytest.approx(time_["wall_s"], rel=0.01)
+    assert all(time_[part] >= 0 for part in parts)
+    assert 0 < time_["forward_s"] + time_["backward_s"] < time_["train_s"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_any_point(
+    trainers: Trainers, straight: OfMethod, tmp_path: Path, point: str
+) -> None:
+    stopped_and_resumed(trainers, straight("lora"), tmp_path, (point, POINTS[point], KILL))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ("enter:data_wait", 2, TERM), ("exit:forward", 6, INT), ("enter:optimizer", 13, HUP),
+        ("enter:take", 2, INT), ("exit:save_file", 3, TERM), ("enter:prune", 2, TERM),
+        ("enter:eval", 2, INT),
+    ],
+)  # fmt: skip
+def test_told_to_stop_at_any_point(
+    trainers: Trainers, straight: OfMethod, tmp_path: Path, fault: Fault
+) -> None:
+    stopped_and_resumed(trainers, straight("lora"), tmp_path, fault)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "method",
+    [
+        "full", "dora", "accumulation", "checkpointing",
+        pytest.param("adamw_8bit", marks=EIGHT_BIT), pytest.param("qlora", marks=EIGHT_BIT),
+    ],
+)  # fmt: skip
+def test_every_method(trainers: Trainers, straight: OfMethod, tmp_path: Path, method: str) -> None:
+    faults = [("exit:backward", 7, KILL), ("enter:optimizer", 2, TERM), ("exit:sync", 2, KILL)]
+    stopped_and_resumed(trainers, straight(method), tmp_path, *faults)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(6))
+def test_killed_at_random_moments(
+    trainers: Trainers, straight: OfMethod, tmp_path: Path, seed: int
+) -> None:
+    """Rounds of ``make soak``."""
+    generator = random.Random(seed)
+    method = generator.choice(["lora", "full", "accumulation"])
+    kill_until_done(trainers, straight(method), tmp_path, generator)
+
+
+def test_a_finished_state_is_published_again_without_training(tmp_path: Path) -> None:
+    write_tiny_run(tmp_path, lora=LORA, n_steps=3)
+    expected = tiny_run.finish(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoint")
+    (tmp_path / "training.json").unlink()
+    (outcome,) = tmp_path.glob("state/*/outcome.json")
     stamp = outcome.stat().st_mtime_ns
-    assert tiny_run.finish(folder) == expected
+    assert tiny_run.finish(tmp_path) == expected
     assert outcome.stat().st_mtime_ns == stamp
-    assert (folder / "checkpoint" / "adapter_model.safetensors").is_file()
+    assert (tmp_path / "checkpoint" / "adapter_model.safetensors").is_file()
 
 
 def test_an_input_edited_during_training_is_noticed(tmp_path: Path) -> None:
@@ -70,12 +160,6 @@ def test_a_run_that_diverged_is_not_paid_for_twice(tmp_path: Path) -> None:
     assert not preflight.exists(), "a run begins with these checks"
 
 
-on_a_disk = pytest.mark.skipif(
-    disk.file_system(Path(tempfile.gettempdir())) in disk.IN_MEMORY,
-    reason="temporary files lie in memory here, and are trained from in place",
-)
-
-
 def made_with_copies(folder: Path) -> Path:
     write_tiny_run(folder, lora=LORA, n_steps=N_STEPS)
     scratch, base = folder / "scratch", folder / "base_model"
@@ -95,26 +179,18 @@ def made_with_copies(folder: Path) -> Path:
     return scratch
 
 
-def noted(folder: Path) -> dict[str, Any]:
-    notes: dict[str, Any] = json.loads((folder / "preflight.json").read_text())["staging"]
-    return notes
+def actions(preflight: Path, scratch: Path) -> set[str]:
+    notes = json.loads(preflight.read_text())["staging"].values()
+    assert all(Path(note["target"]).is_relative_to(scratch) for note in notes)
+    return {note["action"] for note in notes}
 
 
-@on_a_disk
-def test_copies_give_the_same_model(straight: Straight, tmp_path: Path) -> None:
-    scratch = made_with_copies(tmp_path)
-    assert tiny_run.finish(tmp_path).weights_sha256 == straight[1].weights_sha256
-    notes = noted(tmp_path)
-    for kind, note in notes.items():
-        assert note["action"] == "reused", kind
-        assert Path(note["target"]).is_relative_to(scratch)
-    adapter = json.loads((tmp_path / "checkpoint" / "adapter_config.json").read_text())
-    assert adapter["base_model_name_or_path"] == str(tmp_path / "base_model")
-
-
-@on_a_disk
-def test_a_copy_lost_in_the_midst_is_an_error_and_a_retry_copies_again(
-    straight: Straight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.skipif(
+    disk.file_system(Path(tempfile.gettempdir())) in disk.IN_MEMORY,
+    reason="temporary files lie in memory here, and are trained from in place",
+)
+def test_copies_give_the_same_model_and_one_lost_in_the_midst_is_copied_again(
+    straight: OfMethod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch, save = made_with_copies(tmp_path), step_hooks.save_checkpoint
 
@@ -127,7 +203,11 @@ def test_a_copy_lost_in_the_midst_is_an_error_and_a_retry_copies_again(
         patched.setattr(step_hooks, "save_checkpoint", save_and_lose)
         with pytest.raises(ExpertflowError, match="rows went away while they were read; run again"):
             tiny_run.finish(tmp_path)
+    (preflight,) = tmp_path.glob("state/*/preflight.json")
+    assert actions(preflight, scratch) == {"reused"}
     record = tiny_run.finish(tmp_path)
-    assert record.weights_sha256 == straight[1].weights_sha256
+    assert record.weights_sha256 == straight("lora").record["weights_sha256"]
     assert record.resumed_at_steps, "what was trained is not lost"
-    assert {note["action"] for note in noted(tmp_path).values()} == {"copied"}
+    assert actions(tmp_path / "preflight.json", scratch) == {"copied"}
+    adapter = json.loads((tmp_path / "checkpoint" / "adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == str(tmp_path / "base_model")

@@ -1,6 +1,6 @@
 """Whatever stops a run: the same command finishes it, with the same weights and nothing lost.
 
-tests/train/test_fault_points.py stops the trainer alone at every point of a step. Here whole runs
+tests/train/test_resume.py stops the trainer alone at every point of a step. Here whole runs
 are stopped, with the Snakemake, the shell and the pipes around the trainer.
 """
 
