@@ -82,17 +82,13 @@ def test_what_changes_nothing_is_the_plan(set_up: Setup, training: dict[str, Any
         ({"attention": "varlen"}, "CUDA"),
     ],
 )
-def test_what_cannot_be_is_not_measurable(
-    set_up: Setup, training: dict[str, Any], match: str
-) -> None:
+def test_the_impossible_is_told(set_up: Setup, training: dict[str, Any], match: str) -> None:
     with pytest.raises(NotMeasurableError, match=match) as caught:
         set_up(**training)
     assert caught.value.outcome == "not measurable"
 
 
-def test_loose_rows_are_the_same_documents_in_as_many_steps(
-    base: TrainPlan, first: FirstRows, set_up: Setup
-) -> None:
+def test_loose_rows_hold_the_same_texts(base: TrainPlan, first: FirstRows, set_up: Setup) -> None:
     setup = set_up(rows="unpacked")
     plan, wanted = setup.plan, base.global_batch_sequences * first.documents_per_row
     assert plan.global_batch_sequences == round(wanted)

@@ -268,9 +268,7 @@ def calibrated(tiny: Path, folder: Path, **settings: Any) -> Calibration:
     return read_record(Calibration, folder / "calibration.json")
 
 
-def test_a_calibration_times_thirty_steps_and_the_plan_goes_by_it(
-    tiny: Path, tmp_path: Path
-) -> None:
+def test_a_calibration_times_30_steps_and_the_plan_goes_by_it(tiny: Path, tmp_path: Path) -> None:
     # What a killed one left is no hindrance.
     (tmp_path / ".calibration" / "state").mkdir(parents=True)
     (tmp_path / ".calibration" / "plan.json").write_text("half a pl")

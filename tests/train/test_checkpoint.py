@@ -50,9 +50,7 @@ def folders(state: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("method", "optim", "dtype"), RUNS)
-def test_a_resumed_run_goes_on_bit_by_bit(
-    tmp_path: Path, method: str, optim: str, dtype: torch.dtype
-) -> None:
+def test_resumed_bit_by_bit(tmp_path: Path, method: str, optim: str, dtype: torch.dtype) -> None:
     plan = train_plan(optim=optim)
     net, optimizer = trained(plan, method, dtype=dtype)
     random.gauss(0, 1)  # leaves a second number behind
@@ -191,9 +189,7 @@ def test_the_state_of_8_bit_adamw_is_no_other_one_s(tmp_path: Path) -> None:
         restored(path, net, make_optimizer(net, train_plan(optim="adamw_8bit")))
 
 
-def test_another_number_of_processes_starts_random_numbers_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_more_processes_draw_new_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = saved(tmp_path)
     draws = []
     for rank in (0, 1, 0):
@@ -242,9 +238,7 @@ def second_of_two(step: int, own: int) -> Any:
     return SimpleNamespace(world_size=2, rank=1, of_all=of_all)
 
 
-def test_a_process_goes_on_from_what_the_first_one_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_go_on_from_what_the_first_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, alone = saved(tmp_path, 3), SimpleNamespace(world_size=1)
     for own in (path, None):
         assert checkpoint.agree_on(own, tmp_path, alone) == own  # type: ignore[arg-type]
@@ -292,9 +286,7 @@ def test_a_full_disk_stops_the_trainer_and_leaves_the_checkpoint_before(tmp_path
     saver.wait()
 
 
-def test_the_error_of_the_training_is_the_one_to_see(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_error_of_training_is_seen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ZeroDivisionError), full_disk(), Saver(tmp_path, keep=1) as saver:
         saver.submit(taken(1))
         raise ZeroDivisionError

@@ -46,9 +46,7 @@ def by_torch(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, smo
 @pytest.mark.parametrize(
     ("n_targets", "scale"), [(1, 1.0), (CHUNK, 1.0), (2 * CHUNK + 77, 1.0), (300, 40.0)]
 )
-def test_loss_and_gradients_are_those_of_torch(
-    n_targets: int, scale: float, frozen: bool, smoothing: float
-) -> None:
+def test_it_equals_torch(n_targets: int, scale: float, frozen: bool, smoothing: float) -> None:
     """Nor do logits far from zero overflow anything."""
     hidden, head, labels, n = case(n_targets, frozen=frozen, scale=scale)
     loss = sum_loss(hidden, head, labels, n_targets=n, label_smoothing=smoothing)
@@ -81,9 +79,7 @@ def test_what_is_compiled_computes_the_same(dtype: torch.dtype, smoothing: float
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_under_autocast_products_are_in_half_and_sums_are_not(
-    frozen: bool, smoothing: float
-) -> None:
+def test_autocast_halves_products_and_no_sums(frozen: bool, smoothing: float) -> None:
     hidden, head, labels, n = case(700, frozen=frozen)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = sum_loss(hidden, head, labels, n_targets=n, label_smoothing=smoothing)

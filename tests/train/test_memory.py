@@ -44,9 +44,7 @@ def test_advice_names_batch_prediction_and_change(plan: TrainPlan) -> None:
         ("CUDA error: device-side assert triggered", RuntimeError, "device-side"),
     ],
 )
-def test_memory_may_be_short_for_others_than_torch(
-    plan: TrainPlan, said: str, error: type[Exception], match: str
-) -> None:
+def test_others_run_short(plan: TrainPlan, said: str, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match), memory.memory_advice(plan, CPU):
         raise RuntimeError(said)
 
@@ -65,9 +63,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, *, most_rows: int, from_cal
 
 
 @pytest.mark.parametrize("from_call", [1, 7])
-def test_a_run_goes_on_with_less(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_call: int
-) -> None:
+def test_less_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_call: int) -> None:
     """Micro-batches that the plan chose (8 on a CPU) shrink until they fit; losses stay."""
     auto: dict[str, Any] = {"batch_size": None, "gradient_accumulation_steps": 1}
     straight = train(small(tmp_path / "a", **auto))

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from transformers import PretrainedConfig, Qwen3Config
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.memory import step_bytes_at
 from expertflow.plan.records import MemoryTrace
-from expertflow.plan.settings import LoraSpec
 from expertflow.train import memory_trace
 from expertflow.train.memory_trace import TracedRun, build_model, materialize_weights
 
@@ -30,17 +30,19 @@ AMPERE = GpuFacts(
 DORA = replace(LORA, use_dora=True)
 
 
-def run_of(
-    method: str = "lora", lora: LoraSpec | None = LORA, config: PretrainedConfig = QWEN3
-) -> TracedRun:
-    return TracedRun(
-        config=config, method=method, lora=None if method == "full" else lora,
-        attention="packed", dtype=torch.bfloat16, kernel=True, supervised_fraction=0.3,
-    )  # fmt: skip
+def run_of(method: str = "lora", **changes: Any) -> TracedRun:
+    settings = {
+        "config": QWEN3, "method": method, "lora": None if method == "full" else LORA,
+        "attention": "packed", "dtype": torch.bfloat16, "kernel": True, "supervised_fraction": 0.3,
+    }  # fmt: skip
+    return TracedRun(**{**settings, **changes})
 
 
-def traced(tmp_path: Path, config: PretrainedConfig = QWEN3, **changes: object) -> MemoryTrace:
-    config.save_pretrained(tmp_path)
+def traced(
+    tmp_path: Path, config: PretrainedConfig | None = QWEN3, **changes: object
+) -> MemoryTrace:
+    if config is not None:
+        config.save_pretrained(tmp_path)
     spec = plan_spec(**{"method": "lora", "lora": LORA, "batch_size": None, **changes})
     return memory_trace.trace_memory(
         tmp_path, spec, gpu=AMPERE, attention="packed", sequence_length_tokens=64,
@@ -52,8 +54,8 @@ def traced(tmp_path: Path, config: PretrainedConfig = QWEN3, **changes: object) 
 @pytest.mark.parametrize("method", ["full", "lora", "dora"])
 def test_a_step_without_data_has_the_bytes_of_a_real_one(method: str, checkpoint: bool) -> None:
     """With eager attention, as the CPU has no variable-length kernel."""
-    run = run_of("full" if method == "full" else "lora", DORA if method == "dora" else LORA)
-    run = replace(run, attention="eager", dtype=torch.float32)
+    how = {"attention": "eager", "dtype": torch.float32}
+    run = run_of("lora", lora=DORA, **how) if method == "dora" else run_of(method, **how)
     real = build_model(run, n_layers=2, checkpoint=checkpoint)
     materialize_weights(real)
     seen = memory_trace.follow_step(real, run, 2, 48)
@@ -93,10 +95,9 @@ def test_lines_are_not_too_low_where_the_loss_takes_a_second_chunk(tmp_path: Pat
         assert seen <= step_bytes_at(line, n_rows * 64) <= 1.01 * seen, n_rows
 
 
-def test_an_older_card_keeps_ungrouped_heads(tmp_path: Path) -> None:
-    run = run_of()
+def test_an_older_card_keeps_ungrouped_heads() -> None:
     by_kernel, by_document = (
-        memory_trace.whole_model(replace(run, kernel=on), 2, 128, checkpoint=False)[2]
+        memory_trace.whole_model(run_of(kernel=on), 2, 128, checkpoint=False)[2]
         for on in (True, False)
     )
     assert by_document > by_kernel
@@ -104,11 +105,7 @@ def test_an_older_card_keeps_ungrouped_heads(tmp_path: Path) -> None:
 
 def test_what_cannot_be_traced_says_why(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "of-tomorrow"}))
-    spec = plan_spec(method="lora", lora=LORA)
-    made = memory_trace.trace_memory(
-        tmp_path, spec, gpu=AMPERE, attention="packed", sequence_length_tokens=64,
-        supervised_fraction=0.3,
-    )  # fmt: skip
+    made = traced(tmp_path, None)
     assert made.lines == () and "of-tomorrow" in (made.unavailable_reason or "")
     assert "fp32" in (traced(tmp_path, bf16=False).unavailable_reason or "")
     unknown = replace(LORA, targets=("of_tomorrow",))

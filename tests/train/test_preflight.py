@@ -74,7 +74,7 @@ def test_a_machine_that_cannot_do_it_is_refused(
         run_preflight(replace(plan, gpu=gpu), tmp_path / "state")
 
 
-def test_products_are_made_to_repeat_before_the_first_one(
+def test_products_repeat_from_the_first_on(
     plan: TrainPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch asks once, at the first product of a process, and the measured one may be the first."""
@@ -113,9 +113,7 @@ def test_without_slurm_all_processes_are_started_here() -> None:
     ]  # fmt: skip
 
 
-def test_in_a_job_of_two_nodes_each_is_given_half(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_nodes_are_given_half_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = '[ "$*" = "--noheader --jobs=7 --format=%D" ] && echo 2'
     command = launched_in_a_job(tmp_path, monkeypatch, answer)
     assert command[:4] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
@@ -155,7 +153,7 @@ def test_the_trainer(inherited: signal.Handlers) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_trainer_in_the_background_of_a_script_still_saves_and_ends(
+def test_a_trainer_in_a_scripts_background_still_saves_and_ends(
     number: signal.Signals,
 ) -> None:
     """A shell starts it with interrupts ignored."""
@@ -168,9 +166,7 @@ def test_a_trainer_in_the_background_of_a_script_still_saves_and_ends(
         signal.signal(number, before)
 
 
-def test_the_launcher_of_several(
-    inherited: signal.Handlers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launcher_of_two(inherited: signal.Handlers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Left alone, it stops its trainers at a hang-up, whatever it inherited."""
     name = "TORCHELASTIC_SIGNALS_TO_HANDLE"
     for variable in (name, processes.RANK, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):

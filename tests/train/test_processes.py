@@ -197,9 +197,7 @@ def agree(folder: Path) -> None:
     assert job.train_expert(inputs, processes).resumed_at_steps == (4,)
 
 
-def test_all_go_on_from_the_checkpoint_that_the_first_one_sees(
-    trainers: Trainers, tmp_path: Path
-) -> None:
+def test_all_go_on_from_what_the_first_one_sees(trainers: Trainers, tmp_path: Path) -> None:
     settings = {"n_steps": 4, "save_steps": 2, "save_total_limit": 9, "batch_size": 2}
     alone = tiny_run.made(tmp_path / "alone", **settings, gradient_accumulation_steps=2)
     tiny_run.train(alone)
@@ -208,9 +206,7 @@ def test_all_go_on_from_the_checkpoint_that_the_first_one_sees(
     trainers.call(agree, tmp_path / "both")
 
 
-def test_helpers_wait_while_the_first_one_waits_for_the_lock(
-    trainers: Trainers, both: Trained, tmp_path: Path
-) -> None:
+def test_helpers_wait_for_the_first_one(trainers: Trainers, both: Trained, tmp_path: Path) -> None:
     """Another trainer ends the run meanwhile, so there is nothing to help with."""
     folder = shutil.copytree(both[0], tmp_path / "run")
     for name in ("training.json", "log"):

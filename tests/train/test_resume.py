@@ -62,9 +62,7 @@ def stopped_and_resumed(
     return record
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint(
-    trainers: Trainers, straight: OfMethod, tmp_path: Path
-) -> None:
+def test_a_killed_run_goes_on(trainers: Trainers, straight: OfMethod, tmp_path: Path) -> None:
     # The checkpoint of step 5 is on disk before the one of step 10 is taken.
     fault = ("exit:optimizer", 11, KILL)
     record = stopped_and_resumed(trainers, straight("lora"), tmp_path, fault)
@@ -78,7 +76,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(
 
 @pytest.mark.long
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_at_any_point(
+def test_killed_anywhere(
     trainers: Trainers, straight: OfMethod, tmp_path: Path, point: str
 ) -> None:
     stopped_and_resumed(trainers, straight("lora"), tmp_path, (point, POINTS[point], KILL))
@@ -93,9 +91,7 @@ def test_killed_at_any_point(
         ("enter:eval", 2, INT),
     ],
 )  # fmt: skip
-def test_told_to_stop_at_any_point(
-    trainers: Trainers, straight: OfMethod, tmp_path: Path, fault: Fault
-) -> None:
+def test_told_to_stop(trainers: Trainers, straight: OfMethod, tmp_path: Path, fault: Fault) -> None:
     stopped_and_resumed(trainers, straight("lora"), tmp_path, fault)
 
 
@@ -114,9 +110,7 @@ def test_every_method(trainers: Trainers, straight: OfMethod, tmp_path: Path, me
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
-def test_killed_at_random_moments(
-    trainers: Trainers, straight: OfMethod, tmp_path: Path, seed: int
-) -> None:
+def test_random_kills(trainers: Trainers, straight: OfMethod, tmp_path: Path, seed: int) -> None:
     """Rounds of ``make soak``."""
     generator = random.Random(seed)
     method = generator.choice(["lora", "full", "accumulation"])

@@ -66,9 +66,7 @@ def test_a_run_that_diverges_stops_and_keeps_its_last_good_state(
     assert [step["step"] for step in steps(inputs)] == [1, 2, 3, 4, 5]
 
 
-def test_the_bar_for_an_explosion_can_be_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bar_for_explosions_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = made(tmp_path, n_steps=10, max_loss=100.0)
     broken_at(monkeypatch, step=8, loss=50.0)
     assert train(inputs).loss_last == pytest.approx(50.0, rel=1e-6)
@@ -88,9 +86,7 @@ def test_timed_steps_tell_where_their_time_went(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("scale", "diverged"), [(0.5, True), (1024.0, False)])
-def test_steps_that_a_scaler_skips_for_ever_end_the_run(
-    tmp_path: Path, scale: float, diverged: bool
-) -> None:
+def test_steps_skipped_for_ever_end_the_run(tmp_path: Path, scale: float, diverged: bool) -> None:
     line = dict.fromkeys(
         ("epoch", "learning_rate", "n_tokens", "n_target_tokens", "step_s", "data_wait_s",
          "elapsed_s"), 1,
@@ -220,7 +216,7 @@ BY_HEART: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_run_stops_early_and_publishes_its_best_weights_whatever_else_it_keeps(
+def test_a_run_stops_early_and_publishes_its_best_weights_whatever_it_keeps(
     tmp_path: Path,
 ) -> None:
     few, many = (made(tmp_path / str(n), save_total_limit=n, **BY_HEART) for n in (1, 9))
@@ -281,9 +277,7 @@ DAMAGES: list[tuple[str, bytes | None, str]] = [
 ]
 
 
-def test_a_damaged_outcome_gives_nothing_and_says_why(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_outcome_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     inputs = made(tmp_path, n_steps=2)
     summary, state = train(inputs), inputs.state
     for name in LOGS:

@@ -124,9 +124,7 @@ def newest(state: Path) -> Path:
 
 
 @pytest.mark.long
-def test_what_two_processes_saved_one_resumes_and_the_other_way_round(
-    trainers: Trainers, tmp_path: Path
-) -> None:
+def test_what_two_processes_saved_one_resumes_and_back(trainers: Trainers, tmp_path: Path) -> None:
     plan = train_plan()
     taken = snapshot(*trained(plan), step=3)
     one = checkpoint.write_checkpoint(tmp_path / "one", taken, keep=1)
@@ -177,7 +175,7 @@ def test_the_settings_reach_the_optimizer(optim: str) -> None:
         assert sum(t.nbytes for t in moments) == OPTIMIZERS[optim].state_bytes * n_parameters
 
 
-def test_8_bit_adamw_without_its_package_says_what_to_install(
+def test_8_bit_adamw_says_what_package_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = OPTIMIZERS["adamw_8bit"]
