@@ -266,7 +266,12 @@ def judge_module(name: str, sample: int, seed: int, workers: int) -> tuple[list[
     chosen = random.Random(seed).sample(found, min(sample, len(found)))
     fork = multiprocessing.get_context("fork")
     answer, todo, done = fork.Queue(), fork.Queue(), fork.Queue()
-    fork.Process(target=try_out, args=(tests, answer), daemon=True).start()
+    first = fork.Process(target=try_out, args=(tests, answer), daemon=True)
+    first.start()
+    while answer.empty() and first.is_alive():
+        time.sleep(0.1)
+    if answer.empty() and first.exitcode:
+        sys.exit(f"{name}: the tests could not be tried")
     ended, libraries, seconds, output = answer.get()
     if ended != "survived":
         sys.exit(f"the tests of {name} do not pass as they are:\n{output}")
