@@ -139,12 +139,14 @@ def test_a_bad_tokenizer_is_told(tmp_path: Path, name: str, text: bytes | None, 
     assert said in str(refused.value) and str(tmp_path / "mine") in str(refused.value)
 
 
-def test_a_tokenizer_that_changed_is_refused(tmp_path: Path, files: dict[str, bytes]) -> None:
-    model = str(tmp_path / "model")
-    tokenizer = prepare_tokenizer(tokenizer_spec(model), [], tmp_path / "own")
-    (tmp_path / "model" / "tokenizer.json").write_bytes(files["tokenizer.json"] + b" ")
+def test_a_tokenizer_that_changed_is_refused(tmp_path: Path) -> None:
+    prepare("builtin:tiny-qwen3", tmp_path)
+    model = tmp_path / "model"
+    tokenizer = prepare_tokenizer(tokenizer_spec(str(model)), [], tmp_path / "own")
+    with (model / "tokenizer.json").open("a") as stream:
+        stream.write(" ")
     with pytest.raises(TrainingError, match=r"changed since .*own was made of it"):
-        prepare_model(spec(model), tokenizer, tmp_path / "made")
+        prepare_model(spec(str(model)), tokenizer, tmp_path / "made")
 
 
 class ModelHandler(Handler):
@@ -158,16 +160,11 @@ class ModelHandler(Handler):
     do_HEAD = do_GET
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> dict[str, bytes]:
-    """Return the files of a tiny model, with license terms and unused files."""
+def test_licenses_and_tokenizers_are_downloaded(tmp_path: Path) -> None:
     prepare("builtin:tiny-qwen3", tmp_path)
-    found = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
-    others = dict.fromkeys(("README.md", "pytorch_model.bin", "tokenizer.model"), b"x")
-    return {**found, **others, **{name: name.encode() for name in TEXTS}}
-
-
-def test_licenses_and_tokenizers_are_downloaded(tmp_path: Path, files: dict[str, bytes]) -> None:
+    files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    files |= dict.fromkeys(("README.md", "pytorch_model.bin", "tokenizer.model"), b"x")
+    files |= {name: name.encode() for name in TEXTS}
     hub = Hub({"maker/model": Repository(files)})
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (ModelHandler,), {"hub": hub}))
     threading.Thread(target=server.serve_forever, daemon=True).start()

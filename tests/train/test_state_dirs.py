@@ -4,55 +4,16 @@ import errno
 import fcntl
 import json
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+import socket
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
-from support import SCRIPTS
 
 from expertflow.core.errors import TrainingError
 from expertflow.train.saved import state_dirs
 from expertflow.train.saved.state_dirs import lock_state, prunable_states
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from types import SimpleNamespace
-from expertflow.train.saved.state_dirs import lock_state
-with lock_state(Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
-
-@pytest.fixture
-def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start a process that holds the lock of the folder."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(SCRIPTS)},
-    ) as process:  # fmt: skip
-        assert process.stdout and process.stdout.readline() == "held\n"
-        yield process
-        process.kill()
-
-
-def holder_of(state: Path) -> int:
-    pid: int = json.loads((state / "lock").read_text())["pid"]
-    return pid
-
-
-def test_a_lock_dies_with_its_process(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    holder.kill()
-    holder.wait()
-    assert holder_of(tmp_path) == holder.pid
-    with lock_state(tmp_path, elsewhere_s=0):
-        assert holder_of(tmp_path) == os.getpid()
 
 
 @pytest.fixture
@@ -64,22 +25,29 @@ def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return taken
 
 
+def held(state: Path, signed: str) -> IO[str]:
+    """Hold the lock of a state as another process would."""
+    (state / "lock").write_text(signed)
+    stream = (state / "lock").open()
+    fcntl.flock(stream, fcntl.LOCK_EX)
+    return stream
+
+
 def test_one_on_this_machine_is_waited_for(
-    tmp_path: Path, holder: subprocess.Popen[str], naps: list[float],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    tmp_path: Path, naps: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[tuple[float, str]] = []
+    with held(tmp_path, json.dumps({"host": socket.gethostname(), "pid": 7})) as stream:
 
-    def tell(_: str, *words: object) -> None:
-        told.append((sum(naps), str(words[0])))
-        if len(told) == 2:
-            holder.kill()
-            holder.wait()
+        def tell(_: str, *words: object) -> None:
+            told.append((sum(naps), str(words[0])))
+            if len(told) == 2:
+                fcntl.flock(stream, fcntl.LOCK_UN)
 
-    monkeypatch.setattr(state_dirs.log, "warning", tell)
-    with lock_state(tmp_path, elsewhere_s=0):
-        assert holder.returncode == -signal.SIGKILL
-    said = f"{tmp_path}: a trainer is at work there, process {holder.pid}"
+        monkeypatch.setattr(state_dirs.log, "warning", tell)
+        with lock_state(tmp_path, elsewhere_s=0):
+            assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+    said = f"{tmp_path}: a trainer is at work there, process 7"
     assert told == [(0.0, said), (60.0, said)]
 
 
@@ -94,12 +62,9 @@ def test_one_on_this_machine_is_waited_for(
 def test_one_elsewhere_is_waited_for_so_long_and_then_refused(
     tmp_path: Path, naps: list[float], signed: str, place: str
 ) -> None:
-    (tmp_path / "lock").write_text(signed)
-    with (tmp_path / "lock").open() as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        with pytest.raises(TrainingError, match=f"{place}.*; stop it, and run again") as caught:
-            with lock_state(tmp_path):
-                raise AssertionError("it is held")
+    refused = pytest.raises(TrainingError, match=f"{place}.*; stop it, and run again")
+    with held(tmp_path, signed), refused as caught, lock_state(tmp_path):
+        raise AssertionError("it is held")
     assert "\n" not in str(caught.value) and sum(naps) == 600
     assert (tmp_path / "lock").read_text() == signed
 
@@ -128,8 +93,7 @@ def test_published_running_and_resumable_states_stay(tmp_path: Path) -> None:
     (tmp_path / "results/e/training.json").write_text('{"fingerprint": "published"}')
     (tmp_path / "state" / "hashes.json").write_text("{}")
     (tmp_path / "state" / ".tokens" / "abc").mkdir(parents=True)
-    with (running / "lock").open() as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+    with held(running, "{}"):
         assert set(prunable(tmp_path)) == {old, abandoned}
 
 
@@ -154,4 +118,4 @@ def test_where_there_are_no_locks_a_trainer_goes_on_and_nothing_is_removed(
     monkeypatch.setattr(fcntl, "flock", refuse)
     assert not prunable(tmp_path)
     with lock_state(tmp_path):
-        assert holder_of(tmp_path) == os.getpid()
+        assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
