@@ -115,8 +115,6 @@ def make_claims() -> tuple[ClaimVerdict, ...]:
               reason="the plan computes in bf16: TF32 has nothing to speed up"),
         claim("packing", "system A", "5 times", low=5.0, high=5.0,
               measured=estimate(5.16, 0.02), verdict="more"),
-        claim("tokenizing first", "system D", "5 to 10 %", low=1.05, high=1.10,
-              measured=estimate(1.52), verdict="more"),
         claim("local NVMe", "system D", "2 to 3 times", low=2.0, high=3.0,
               verdict="not measurable", reason=ONE_DISK),
         claim("half the saves", "system D", "5 to 10 %", low=1.05, high=1.1,

@@ -1,5 +1,9 @@
 """The made-up run in two variants: a rented GPU (simulated) and a laptop CPU (demo preset)."""
 
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
 import made_up_evaluation as learned
 import made_up_records as pieces
 import made_up_series as series
@@ -11,8 +15,10 @@ from expertflow.hardware.nvml import NO_DRIVER
 from expertflow.hardware.sampler import SamplingInterval
 from expertflow.hardware.summary import no_card, summarize
 from expertflow.plan.records import CostPlan, Ledger
+from expertflow.report.build import build_report
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.records import ChainLink
+from expertflow.report.page import render_page
+from expertflow.report.records import ChainLink, Report
 from expertflow.train.records import NOT_ON_CPU
 
 PROVENANCE = {
@@ -155,3 +161,41 @@ def make_cpu_inputs() -> ReportInputs:
         export=replace(gpu.export, published_step=series.N_STEPS),
         samples=samples,
     )  # fmt: skip
+
+
+class Run:
+    """A made-up run: its inputs, report and page, each made once."""
+
+    def __init__(self, make: Callable[[], ReportInputs]) -> None:
+        self._make = make
+
+    @cached_property
+    def inputs(self) -> ReportInputs:
+        return self._make()
+
+    @cached_property
+    def short(self) -> ReportInputs:
+        """Return the inputs without series: charts take most of the time of a page."""
+        return replace(self.inputs, steps=(), samples=())
+
+    @cached_property
+    def report(self) -> Report:
+        return build_report(self.inputs, PROVENANCE)
+
+    @cached_property
+    def page(self) -> str:
+        return render_page(self.report, self.inputs)
+
+    def change(self, **records: Any) -> ReportInputs:
+        """Return the inputs with other records; a dictionary holds fields of the one that is."""
+        changed = {
+            name: replace(getattr(self.inputs, name), **value) if isinstance(value, dict) else value
+            for name, value in records.items()
+        }
+        return replace(self.inputs, **changed)
+
+    def report_with(self, **records: Any) -> Report:
+        return build_report(self.change(**records), {})
+
+
+GPU, CPU = Run(make_gpu_inputs), Run(make_cpu_inputs)

@@ -6,23 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_ablation import (
-    LADDER,
-    NO_FP8,
-    ONE_DISK,
-    PLAN_TOKENS_PER_S,
-    SHORT,
-    estimate,
-    make_ablation,
-    make_bar,
-)
-from made_up_runs import PROVENANCE
+from made_up_ablation import NO_FP8, ONE_DISK, PLAN_TOKENS_PER_S, SHORT, estimate, make_ablation
+from made_up_ablation import make_bar as bar
+from made_up_runs import GPU, PROVENANCE
 from msgspec.structs import replace
 from report_reading import MAX_PAGE_BYTES, changed, check_page_is_safe, hostile, section, text_of
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import from_json, to_json
-from expertflow.report.ablation_facts import build_ladders, is_faster
+from expertflow.report.ablation_facts import Ladder, build_ladders, is_faster
 from expertflow.report.ablation_page import (
     in_a_line,
     judge_ablation,
@@ -45,17 +37,24 @@ from expertflow.report.records import Finding, Report
 from expertflow.report.summary import summary_rows
 from expertflow.studies.records import AblationRecord, Bar
 
-
-def _record(*rungs: Bar) -> AblationRecord:
-    return make_ablation(bars=rungs, ladders=(tuple(bar.name for bar in rungs),))
+AS_PLAN: dict[str, Any] = {"outcome": "is the plan", "reason": "no change", "ratio": None}
 
 
-def _rung(name: str, speed: float | None, before: float | None = None, **changed: object) -> Bar:
-    return make_bar(name, name, speed, of=LADDER, before=before, **changed)
+def _ladder(*rungs: Bar, singles: tuple[Bar, ...] = (), **changes: Any) -> AblationRecord:
+    """Make the record of one ladder, and of single changes."""
+    names = tuple(rung.name for rung in rungs)
+    ladder = tuple(replace(rung, of="from_naive") for rung in rungs)
+    ladders = (names,) if names else ()
+    return make_ablation(bars=(*ladder, *singles), ladders=ladders, **changes)
+
+
+def _built(record: AblationRecord) -> Ladder:
+    (ladder,) = build_ladders(record)
+    return ladder
 
 
 def test_factors_multiply_to_the_whole_across_a_gap() -> None:
-    ladder = build_ladders(make_ablation())[0]
+    ladder = _built(make_ablation())
     assert [step.label for step in ladder.missing] == ["bf16 products"]
     product = math.prod(step.factor.value for step in ladder.steps if step.factor)
     assert product == pytest.approx(ladder.whole.value) == pytest.approx(1 / 0.031)
@@ -68,57 +67,55 @@ def test_factors_multiply_to_the_whole_across_a_gap() -> None:
 
 
 def test_ladders_that_cannot_be_are_refused() -> None:
-    record = make_ablation()
-    bars = [replace(bar, step=estimate(9.0)) if bar.name == "batch" else bar for bar in record.bars]
+    rungs = (bar("a", "a", 0.5), replace(bar("b", "b", 0.8), step=estimate(9.0)))
     with pytest.raises(DataError, match="steps of from_naive multiply to"):
-        build_ladders(replace(record, bars=tuple(bars)))
+        build_ladders(_ladder(*rungs))
     with pytest.raises(DataError, match="no variant 'gone'"):
         build_ladders(make_ablation(ladders=(("naive", "gone"),)))
 
 
-def test_a_rung_that_is_the_plan_has_its_speed() -> None:
-    same: dict[str, Any] = {"outcome": "is the plan", "reason": "no change", "ratio": None}
-    ladder = build_ladders(
-        _record(_rung("slow", 0.5), _rung("last", 1.0, 0.5, **same), _rung("none", 1.0, **same))
-    )[0]
+def test_a_rung_that_is_the_plan_or_the_one_before_is_no_step() -> None:
+    last, none = bar("last", "", 1.0, before=0.5, **AS_PLAN), bar("none", "", 1.0, **AS_PLAN)
+    ladder = _built(_ladder(bar("slow", "", 0.5), last, none))
     assert [step.factor and step.factor.value for step in ladder.steps] == [None, 2.0, None, None]
     assert [step.tokens_per_s for step in ladder.steps[1:]] == [PLAN_TOKENS_PER_S] * 3
     assert ladder.missing == ()
-    # A rung that is run as the one before is no step.
-    same = {"step": None, "reason": "as the rung before on this hardware"}
-    record = _record(_rung("a", 0.5), _rung("b", 0.5, **same), _rung("c", 0.8, 0.5))
-    (ladder,) = build_ladders(record)
-    assert [step.factor is None for step in ladder.steps] == [True, True, False, False]
-    assert text_of(render_ablation(record)).count(same["reason"]) == 1
+    why = "as the rung before on this hardware"
+    same = replace(bar("b", "b", 0.5), reason=why)
+    record = _ladder(bar("a", "a", 0.5), same, bar("c", "c", 0.8, before=0.5))
+    assert [step.factor is None for step in _built(record).steps] == [True, True, False, False]
+    assert text_of(render_ablation(record)).count(why) == 1
 
 
 def test_a_ladder_starts_where_something_was_measured() -> None:
-    assert build_ladders(_record(_rung("a", None), _rung("b", None))) == ()
+    none = bar("a", "a", None)
+    assert build_ladders(_ladder(none, bar("b", "b", None))) == ()
     assert build_ladders(make_ablation(plan_tokens_per_s=None)) == ()
-    assert build_ladders(make_ablation(ladders=())) == ()
-    ladder = build_ladders(_record(_rung("a", None), _rung("b", 0.4), _rung("c", 0.8, 0.4)))[0]
+    assert build_ladders(_ladder()) == ()
+    ladder = _built(_ladder(none, bar("b", "b", 0.4), bar("c", "c", 0.8, before=0.4)))
     assert ladder.start.label == "b" and ladder.whole.value == pytest.approx(2.5)
     assert ladder.steps[1].factor is None  # nothing before it to compare with
 
 
-def test_faster_is_beyond_doubt_and_learns_as_well() -> None:
-    assert is_faster(make_bar("x", "x", 1.09))
-    assert is_faster(make_bar("x", "x", 1.09, is_sane=None))
-    assert not is_faster(make_bar("x", "x", 1.03)), "its interval reaches below the bar"
-    assert not is_faster(make_bar("x", "x", 1.09, is_sane=False))
-    assert not is_faster(make_bar("x", "x", 1.09, metric="hours"))
-    assert not is_faster(make_bar("x", "x", None))
+@pytest.mark.parametrize(
+    ("speed", "changes", "faster"),
+    [
+        (1.09, {}, True),
+        (1.09, {"is_sane": None}, True),
+        (1.03, {}, False),  # its interval reaches below the bar
+        (1.09, {"is_sane": False}, False),
+        (1.09, {"metric": "hours"}, False),
+        (None, {}, False),
+    ],
+)
+def test_faster_is_beyond_doubt_and_learns_as_well(
+    speed: float | None, changes: dict[str, Any], faster: bool
+) -> None:
+    assert is_faster(bar("x", "x", speed, **changes)) is faster
 
 
-NO_PRICE = {"usd_per_million_tokens": "no price is known for this hardware"}
-
-
-@pytest.fixture(scope="module")
-def page() -> str:
-    return render_ablation(make_ablation())
-
-
-def test_the_page_says_all_that_was_run_and_why_something_was_not(page: str) -> None:
+def test_the_page_says_all_that_was_run_and_why_something_was_not() -> None:
+    page = render_ablation(make_ablation())
     check_page_is_safe(page)
     assert len(page.encode()) < MAX_PAGE_BYTES / 4
     text = text_of(page)
@@ -126,12 +123,11 @@ def test_the_page_says_all_that_was_run_and_why_something_was_not(page: str) -> 
         "3 pairs a variant", "20 timed, after 5 to warm up", "2,048 tokens", "64 sequences",
         "$2.49 an hour, as of 2026-11-01", "torch 2.13.0",
         f"Not measured: bf16 products (out of memory: {SHORT})", f"not measurable: {NO_FP8}",
-        ONE_DISK, "1 as claimed, 2 more, 1 less, 2 no change, 1 not measurable.",
+        ONE_DISK, "1 as claimed, 1 more, 1 less, 2 no change, 1 not measurable.",
         "compile system E 1.2 to 2 times \u00d71.20 to 2.00 \u00d71.28 1.26 to 1.30",
     ):  # fmt: skip
         assert words in text
-    for blank in (">None<", ">nan<", ">null<"):
-        assert blank not in page
+    assert not re.search(">(None|nan|null)<", page)
     order = ["Gradient checkpointing on", "Without compile", "TF32 off", "8 workers instead of 4"]
     changes = text[text.index("one change each") :]
     assert sorted(order, key=changes.index) == order
@@ -149,57 +145,55 @@ def test_the_verdict_says_what_the_plan_is_worth() -> None:
         "No measurable difference: \u201cTF32 off\u201d, \u201c8 workers instead of 4\u201d",
     ):
         assert words in found.sentence
-    bars = (make_bar("a", "a", 1.5, of="l"), make_bar("b", "b", 1.2, of="l", before=1.5))
-    found = judge_ablation(make_ablation(bars=bars, ladders=(("a", "b"),)))
+    found = judge_ablation(_ladder(bar("a", "a", 1.5), bar("b", "b", 1.2, before=1.5)))
     assert (found.level, found.answer) == ("bad", "Slower.")
 
 
 def test_without_a_price_there_are_no_dollars() -> None:
-    bars = tuple(replace(bar, usd_per_million_tokens=None) for bar in make_ablation().bars)
+    why = "no price is known for this hardware"
+    bars = tuple(replace(each, usd_per_million_tokens=None) for each in make_ablation().bars)
     record = make_ablation(
         price_usd_per_hour=None, price_as_of=None, plan_usd_per_million_tokens=None, bars=bars,
-        unavailable=NO_PRICE,
+        unavailable={"usd_per_million_tokens": why},
     )  # fmt: skip
     text = text_of(render_ablation(record))
-    assert make_ablation_tiles(record)[2].value == Missing(NO_PRICE["usd_per_million_tokens"])
-    assert "$/M tokens: not measured, no price is known for this hardware." in text
+    assert make_ablation_tiles(record)[2].value == Missing(why)
+    assert f"$/M tokens: not measured, {why}." in text
     assert "$0" not in text and "$/M tokens tokens/s" not in text
 
 
 def test_what_does_not_learn_as_the_plan_is_no_gain() -> None:
-    bar = make_bar("x", "x", 1.2, is_sane=False, loss_differs=0.09, loss_bound=0.05)
-    record = make_ablation(bars=(bar,), ladders=())
-    page = render_ablation(record)
+    odd = bar("x", "x", 1.2, is_sane=False, loss_differs=0.09, loss_bound=0.05)
+    page = render_ablation(_ladder(singles=(odd,)))
     assert "differs: +9.0 % (\u00b15.0 %)" in text_of(page)
-    assert judge_ablation(record).answer == "No change is measurably faster."
+    assert judge_ablation(_ladder(singles=(odd,))).answer == "No change is measurably faster."
     drawing = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
     assert "loss differs" in drawing and "var(--red)" in drawing
     assert "var(--orange)" not in drawing and not re.findall(r'"#[0-9a-f]{3,6}"', drawing)
 
 
 def test_nothing_measured_is_said() -> None:
-    bars = tuple(make_bar(name, name, None, of="l") for name in "abc")
-    record = make_ablation(bars=bars, ladders=(("a", "b", "c"),), plan_tokens_per_s=None, claims=())
+    none = (bar(name, name, None) for name in "abc")
+    record = _ladder(*none, plan_tokens_per_s=None, claims=())
     found = judge_ablation(record)
     assert (found.level, found.answer) == ("bad", "Nothing was measured.")
-    assert SHORT in found.sentence
+    assert SHORT in found.sentence and in_a_line(record) == "Nothing was measured"
     text = text_of(render_ablation(record))
     assert "No rung was measured." in text and "hold no claims" in text
-    assert in_a_line(record) == "Nothing was measured"
 
 
 def test_hostile_names_are_escaped_and_whole() -> None:
     plain = to_json(make_ablation(notes=("x",), unavailable={"a": "b"}))
     kept = {"outcome", "verdict", "metric", "of", "name", "ladders", "method"}
-    record = from_json(AblationRecord, hostile(plain, kept, {"unavailable", "versions"}))
-    page = render_ablation(record)
+    page = render_ablation(
+        from_json(AblationRecord, hostile(plain, kept, {"unavailable", "versions"}))
+    )
     check_page_is_safe(page)
     assert page.count("</style>") == 1 and "{{ 7 * 7 }}" in page
 
 
 def test_a_waterfall_starts_at_zero_and_names_every_rung() -> None:
-    ladder = build_ladders(make_ablation())[0]
-    chart = charts_waterfall.waterfall_chart(ladder)
+    chart = charts_waterfall.waterfall_chart(_built(make_ablation()))
     for drawing in (chart.wide, chart.narrow):
         texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawing)
         assert {"0 tokens/s", "20k", "out of memory", "the plan"} <= set(texts)
@@ -208,15 +202,13 @@ def test_a_waterfall_starts_at_zero_and_names_every_rung() -> None:
     assert "\u00d75.16 \u00b7 29.5k" in chart.narrow
     # Coordinates are rounded, and colors replaced; a name that looks like one stays.
     name = 'lr 0.123456 role="x" "#2d6cb6"'
-    drawn = charts_waterfall.changes_chart((make_bar("x", name, 0.9),))
+    drawn = charts_waterfall.changes_chart((bar("x", name, 0.9),))
     assert drawn is not None and f">{name}<" in drawn.wide
 
 
 def test_a_ladder_that_is_the_plan_says_nothing_of_it() -> None:
-    same = {"outcome": "is the plan", "reason": "nothing would change", "ratio": None}
-    rungs = [make_bar(name, name, 1.0, of="l", **same) for name in ("a", "b")]
-    faster = make_bar("x", "Bigger batches", 1.2)
-    record = make_ablation(bars=(*rungs, faster), ladders=(("a", "b"),), claims=())
+    rungs, faster = (bar(name, name, 1.0, **AS_PLAN) for name in "ab"), bar("x", "More", 1.2)
+    record = _ladder(*rungs, singles=(faster,), claims=())
     found, line = judge_ablation(record), in_a_line(record)
     assert (found.level, found.answer) == ("mixed", "One change is faster.")
     assert found.sentence.startswith("Faster than the plan here")
@@ -224,95 +216,86 @@ def test_a_ladder_that_is_the_plan_says_nothing_of_it() -> None:
     assert make_ablation_tiles(record)[1].value == Missing("every rung is the plan")
 
 
-PRICE = 2.49
+def _report(inputs: ReportInputs, record: AblationRecord | None = None) -> Report:
+    name = inputs.monitor.gpu_name
+    record = record or make_ablation(gpu_name=name)
+    return build_report(replace(inputs, ablation=record), PROVENANCE)
 
 
-def _with(inputs: ReportInputs, **changes: Any) -> ReportInputs:
-    record = make_ablation(**{"gpu_name": inputs.monitor.gpu_name, **changes})
-    return replace(inputs, ablation=record)
+def _finding(report: Report) -> Finding:
+    (found,) = find_slow_settings(report)
+    return found
 
 
-def _report(inputs: ReportInputs) -> Report:
-    return build_report(inputs, PROVENANCE)
-
-
-def _switch_costs(report: Report) -> Finding | None:
-    return next(find_slow_settings(report), None)
-
-
-def test_the_report_has_the_whole_record_and_its_page_a_section(
-    short_inputs: ReportInputs, gpu_report: Report, gpu_page: str
-) -> None:
-    inputs = _with(short_inputs)
-    report = _report(inputs)
+def test_the_report_has_the_whole_record_its_page_a_section_and_the_terminal_a_line() -> None:
+    inputs = replace(GPU.short, ablation=make_ablation())
+    report = build_report(inputs, PROVENANCE)
     check_report(report, inputs)
     assert report.comparison == (inputs.ablation,)
     shown = section(render_page(report, inputs), "comparison")
     assert "32.3 times as fast." in shown and shown.count("<figure>") == 1
     assert 'href="ablation.html"' in shown and "as claimed" in shown
-    assert gpu_report.comparison == () and "ablation.html" not in gpu_page
-    shown = section(gpu_page, "comparison")
+    line = dict(summary_rows(report, html_path=Path("x")))["ablation"]
+    assert line.startswith("plan \u00d732.3 (31.9 to 32.6) beside \u201cNaive loop")
+    assert "claims: 1 as claimed" in line
+    assert GPU.report.comparison == () and "ablation.html" not in GPU.page
+    assert "ablation" not in dict(summary_rows(GPU.report, html_path=Path("x")))
+    shown = section(GPU.page, "comparison")
     assert "--config ablate=true" in shown and "results/expert-sql/ablation.json" in shown
 
 
-def test_the_terminal_has_a_line(gpu_inputs: ReportInputs, gpu_report: Report) -> None:
-    rows = dict(summary_rows(_report(_with(gpu_inputs)), html_path=Path("x")))
-    assert rows["ablation"].startswith("plan \u00d732.3 (31.9 to 32.6) beside \u201cNaive loop")
-    assert "claims: 1 as claimed" in rows["ablation"]
-    assert "ablation" not in dict(summary_rows(gpu_report, html_path=Path("x")))
-
-
-def test_a_switch_that_slows_the_plan_is_found_and_priced(gpu_inputs: ReportInputs) -> None:
-    report = _report(_with(gpu_inputs))
-    found = _switch_costs(report)
-    assert found is not None
+def test_a_switch_that_slows_the_plan_is_found_and_priced() -> None:
+    report = _report(GPU.inputs)
+    found = _finding(report)
     assert "Micro-batch 32" in found.evidence and "1.08 to 1.10" in found.evidence
     saved_s = report.time.train_s * (1 - 1 / 1.09)
-    assert found.worth_usd == pytest.approx(PRICE * saved_s / 3600)
-    several = _switch_costs(changed(report, {"training_parameters.world_size": 2}))
-    assert several is not None
+    assert found.worth_usd == pytest.approx(2.49 * saved_s / 3600)
+    several = _finding(changed(report, {"training_parameters.world_size": 2}))
     assert (several.worth_usd, several.worth_reason) == (None, ONE_PROCESS)
-
-
-def test_only_the_largest_switch_is_priced(gpu_inputs: ReportInputs) -> None:
-    bars = tuple(make_bar(f"x{i}", f"change {i}", 1.1 + i / 10) for i in range(3))
-    found = _switch_costs(_report(_with(gpu_inputs, bars=bars, ladders=())))
-    assert found is not None and "with \u201cchange 2\u201d" in found.evidence
-    assert "so are \u201cchange 1\u201d, \u201cchange 0\u201d" in found.evidence
-    odd = make_bar("x", "x", 1.2, is_sane=False)
-    assert _switch_costs(_report(_with(gpu_inputs, bars=(odd,), ladders=()))) is None
-
-
-def test_recomputation_is_not_priced_twice(gpu_inputs: ReportInputs) -> None:
-    report = _report(_with(gpu_inputs))
+    # Recomputation is not priced twice.
     report = changed(report, {
         "training_parameters.gradient_checkpointing": True,
         "plan.without_checkpointing_peak_bytes": 1,
         "model.flops_per_token_hardware": 1.05 * report.model.flops_per_token_model,
     })  # fmt: skip
-    found = _switch_costs(report)
-    saved_s = report.time.train_s * (1 - 1 / 1.09) - recomputation_seconds(report)
-    assert found is not None and found.worth_usd is not None and saved_s > 0
-    assert found.worth_usd == pytest.approx(PRICE * saved_s / 3600)
+    rest_s = saved_s - recomputation_seconds(report)
+    assert 0 < rest_s < saved_s
+    assert _finding(report).worth_usd == pytest.approx(2.49 * rest_s / 3600)
     # Where recomputation costs more than the change saves, nothing is left to price.
     twice = {"model.flops_per_token_hardware": 2 * report.model.flops_per_token_model}
-    found = _switch_costs(changed(report, twice))
-    assert found is not None and found.worth_usd == 0
+    assert _finding(changed(report, twice)).worth_usd == 0
 
 
-def _worth(inputs: ReportInputs, here: Any, machine: str | None, **changed: Any) -> Any:
-    inputs = replace(_with(inputs, machine=machine, **changed), preflight={"machine": here})
-    found = _switch_costs(_report(inputs))
-    assert found is not None
-    return OTHER_HARDWARE if found.worth_reason == OTHER_HARDWARE else found.worth_usd
+def test_only_the_largest_switch_is_priced() -> None:
+    name = GPU.inputs.monitor.gpu_name
+    bars = tuple(bar(f"x{i}", f"change {i}", 1.1 + i / 10) for i in range(3))
+    found = _finding(_report(GPU.inputs, _ladder(singles=bars, gpu_name=name)))
+    assert "with \u201cchange 2\u201d" in found.evidence
+    assert "so are \u201cchange 1\u201d, \u201cchange 0\u201d" in found.evidence
+    odd = _ladder(singles=(bar("x", "x", 1.2, is_sane=False),), gpu_name=name)
+    assert not list(find_slow_settings(_report(GPU.inputs, odd)))
 
 
-def test_other_hardware_has_no_price_here(gpu_inputs: ReportInputs) -> None:
-    here = {"n_cpus_usable": 8, "cpu_model": "Made-up 9000"}
-    assert _worth(gpu_inputs, here, "8 processors, Made-up 9000") > 0
-    assert _worth(gpu_inputs, here, None, gpu_name="another") == OTHER_HARDWARE
-    assert _worth(gpu_inputs, here, "4 processors, Made-up 9000") == OTHER_HARDWARE
-    assert _worth(gpu_inputs, here, "8 processors, Another") == OTHER_HARDWARE
-    assert _worth(gpu_inputs, {**here, "cpu_model": None}, "8 processors, unnamed") > 0
-    # Nothing is known of one of the two.
-    assert _worth(gpu_inputs, here, None) > 0 and _worth(gpu_inputs, None, "8 processors, X") > 0
+HERE = {"n_cpus_usable": 8, "cpu_model": "Made-up 9000"}
+
+
+@pytest.mark.parametrize(
+    ("here", "machine", "other_card", "is_priced"),
+    [
+        (HERE, "8 processors, Made-up 9000", {}, True),
+        (HERE, None, {"gpu_name": "another"}, False),
+        (HERE, "4 processors, Made-up 9000", {}, False),
+        (HERE, "8 processors, Another", {}, False),
+        ({**HERE, "cpu_model": None}, "8 processors, unnamed", {}, True),
+        # Nothing is known of one of the two.
+        (HERE, None, {}, True),
+        (None, "8 processors, X", {}, True),
+    ],
+)
+def test_other_hardware_has_no_price_here(
+    here: Any, machine: str | None, other_card: dict[str, str], is_priced: bool
+) -> None:
+    inputs = replace(GPU.inputs, preflight={"machine": here})
+    changes = {"gpu_name": inputs.monitor.gpu_name, "machine": machine, **other_card}
+    found = _finding(_report(inputs, make_ablation(**changes)))
+    assert (found.worth_usd or 0) > 0 if is_priced else found.worth_reason == OTHER_HARDWARE

@@ -1,7 +1,7 @@
 """The whole bill: every job, what lies between, what was lost, and whose price it has."""
 
 import pytest
-from made_up_runs import START_S, make_attempts
+from made_up_runs import CPU, GPU, START_S, make_attempts
 from msgspec.structs import replace
 from report_reading import changed
 
@@ -10,7 +10,6 @@ from expertflow.plan.records import Ledger, PaidSession
 from expertflow.report.bill import build_bill, draw_bill
 from expertflow.report.check import check_report
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.records import Report
 from expertflow.report.run_records import Bill
 
 PRICE = 2.49
@@ -22,8 +21,8 @@ def bill_of(inputs: ReportInputs) -> Bill:
     return bill
 
 
-def test_jobs_and_what_lies_between_are_the_time_of_the_machine(gpu_inputs: ReportInputs) -> None:
-    bill = bill_of(gpu_inputs)
+def test_jobs_and_what_lies_between_are_the_time_of_the_machine() -> None:
+    bill = bill_of(GPU.inputs)
     stages = {s.stage: s for s in bill.stages}
     assert (bill.machine.wall_s, bill.between_jobs_s, bill.overlap_s) == (4_087, 12, 36)
     total_s = sum(s.wall_s for s in bill.stages) + bill.between_jobs_s - bill.overlap_s
@@ -37,46 +36,46 @@ def test_jobs_and_what_lies_between_are_the_time_of_the_machine(gpu_inputs: Repo
     assert bill.machine.first_start == "2026-06-14T09:06:40+00:00"
 
 
-def test_what_was_resumed_is_not_lost(gpu_inputs: ReportInputs) -> None:
+def test_what_was_resumed_is_not_lost() -> None:
     """Of two sessions the last took 2,776 s; what the clock has beyond it came from the first."""
-    (lost,) = bill_of(gpu_inputs).lost
+    (lost,) = bill_of(GPU.inputs).lost
     assert (lost.attempts, lost.wall_s) == (1, 600)
-    time = replace(gpu_inputs.training.time, wall_s=3_186.0, startup_s=100.0, other_s=60.0)
-    inputs = replace(gpu_inputs, training=replace(gpu_inputs.training, time=time))
+    time = replace(GPU.inputs.training.time, wall_s=3_186.0, startup_s=100.0, other_s=60.0)
+    inputs = replace(GPU.inputs, training=replace(GPU.inputs.training, time=time))
     (lost,) = bill_of(inputs).lost
     assert lost.wall_s == 600 - (3_186 - 60 - 50 - 2_776)
     assert lost.usd == pytest.approx(300 / 3600 * PRICE)
 
 
-def test_a_long_pause_counts_for_nothing(gpu_inputs: ReportInputs) -> None:
+def test_a_long_pause_counts_for_nothing() -> None:
     for pause_s, wall_s in ((3_600, 3_700), (3_601, 100)):
         times = {
             "fetch_source": [[(0.0, 60.0)]],
             "train_expert": [[(60.0 + pause_s, 100.0 + pause_s)]],
         }
-        bill = bill_of(replace(gpu_inputs, attempts=make_attempts(times)))
+        bill = bill_of(replace(GPU.inputs, attempts=make_attempts(times)))
         assert bill.machine.wall_s == wall_s
 
 
-def test_other_machines_are_not_rented_with_the_one_that_trained(gpu_inputs: ReportInputs) -> None:
+def test_other_machines_are_not_rented_with_the_one_that_trained() -> None:
     attempts = make_attempts({"fetch_source": [[(0.0, 60.0)]], "train_expert": [[(80.0, 100.0)]]})
     ((fetched,),) = attempts["fetch_source"]
     attempts["fetch_source"] = ((replace(fetched, machine="home"),),)
-    machine = bill_of(replace(gpu_inputs, attempts=attempts)).machine
+    machine = bill_of(replace(GPU.inputs, attempts=attempts)).machine
     assert (machine.n_machines, machine.wall_s) == (2, 100)
     assert machine.usd == pytest.approx(20 / 3600 * PRICE)
 
 
-def test_the_guard_knows_what_was_paid(gpu_inputs: ReportInputs) -> None:
+def test_the_guard_knows_what_was_paid() -> None:
     """Its ledger is minutes old when the report is made; sessions of other runs do not count."""
     sessions = (
         PaidSession(start_s=START_S - 9_000, end_s=START_S - 8_000, usd_per_hour=9.0),
         PaidSession(start_s=START_S - 30, end_s=START_S + 700, usd_per_hour=3.0),
         PaidSession(start_s=START_S + 702, end_s=START_S + 4_000, usd_per_hour=3.0),
     )
-    cost = replace(gpu_inputs.plan.cost, price_usd_per_hour=None)
+    cost = replace(GPU.inputs.plan.cost, price_usd_per_hour=None)
     inputs = replace(
-        gpu_inputs, ledger=Ledger(sessions=sessions), plan=replace(gpu_inputs.plan, cost=cost)
+        GPU.inputs, ledger=Ledger(sessions=sessions), plan=replace(GPU.inputs.plan, cost=cost)
     )
     bill = bill_of(inputs)
     assert bill.machine.usd == pytest.approx((730 + 3_385) / 3600 * 3.0)
@@ -84,23 +83,21 @@ def test_the_guard_knows_what_was_paid(gpu_inputs: ReportInputs) -> None:
     assert bill.stages[-2].usd == pytest.approx(600 / 3600 * 3.0)
 
 
-def test_a_cpu_holds_no_card_and_a_run_by_hand_has_no_bill(cpu_inputs: ReportInputs) -> None:
-    bill = bill_of(cpu_inputs)
+def test_a_cpu_holds_no_card_and_a_run_by_hand_has_no_bill() -> None:
+    bill = bill_of(CPU.inputs)
     assert not bill.idle_card_s and "no card was used" in str(bill.idle_card_s.reason)
-    assert not build_bill(replace(cpu_inputs, attempts={}))
+    assert not build_bill(replace(CPU.inputs, attempts={}))
 
 
-def test_bars_lie_where_the_jobs_ran(gpu_inputs: ReportInputs) -> None:
-    rows = {row.stage.stage: row.bars for row in draw_bill(bill_of(gpu_inputs), gpu_inputs)}
+def test_bars_lie_where_the_jobs_ran() -> None:
+    rows = {row.stage.stage: row.bars for row in draw_bill(bill_of(GPU.inputs), GPU.inputs)}
     ((left, width, color),) = rows["prepare_shard"]
     assert (left, width, color) == (pytest.approx(4300 / 4087), pytest.approx(5200 / 4087), "gray")
     assert [color for *_, color in rows["train_expert"]] == ["blue", "red"]
     assert rows["build_report"][0][0] + rows["build_report"][0][1] == pytest.approx(100)
 
 
-def test_a_bill_that_does_not_add_up_is_refused(
-    gpu_report: Report, gpu_inputs: ReportInputs
-) -> None:
-    wrong = changed(gpu_report, {"bill.between_jobs_s": 60.0})
+def test_a_bill_that_does_not_add_up_is_refused() -> None:
+    wrong = changed(GPU.report, {"bill.between_jobs_s": 60.0})
     with pytest.raises(DataError, match=r"bill\.machine: stages"):
-        check_report(wrong, gpu_inputs)
+        check_report(wrong, GPU.inputs)

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,32 +24,27 @@ def _record(path: Path, rule: str, code: str, monkeypatch: pytest.MonkeyPatch) -
 
 def _name_shards(results: Path, *sources: str) -> None:
     """Write datasets.json with one shard a source."""
-    rows = (
-        DatasetSource(
-            name=source, kind="local", revision=None, license=None, n_files=1, n_bytes=1,
-            n_records=1, n_shards=1, sha256="", notes=(),
-        )
-        for source in sources
-    )  # fmt: skip
-    value = DatasetManifest(expert="e", preset="full", sources=tuple(rows))
+    blank: dict[str, Any] = {"kind": "local", "revision": None, "license": None, "sha256": ""}
+    counts = dict.fromkeys(("n_files", "n_bytes", "n_records", "n_shards"), 1)
+    rows = tuple(DatasetSource(name=name, notes=(), **counts, **blank) for name in sources)
+    value = DatasetManifest(expert="e", preset="full", sources=rows)
     write_record(results / "datasets.json", value)
 
 
 def test_stages_are_in_the_chains_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _record(tmp_path / "training.json", "train_expert", "t", monkeypatch)
-    _record(tmp_path / "packing.json", "pack_sequences", "p", monkeypatch)
-    _record(tmp_path / "sources/fetched/a.json", "fetch_source", "f", monkeypatch)
-    _record(tmp_path / "calibration.json", "calibrate_expert", "c", monkeypatch)
+    for name, rule in (
+        ("training", "train_expert"), ("packing", "pack_sequences"),
+        ("sources/fetched/a", "fetch_source"), ("calibration", "calibrate_expert"),
+    ):  # fmt: skip
+        _record(tmp_path / f"{name}.json", rule, "its code", monkeypatch)
     _name_shards(tmp_path, "a")
     (tmp_path / "plan.json").write_text("{}")  # made by hand: no note, no stage
     chain = list_stages(tmp_path, asked=["calibrate"])
     names = ["fetch_source", "pack_sequences", "calibrate_expert", "train_expert"]
     assert [entry.stage for entry in chain] == names
     assert chain[0].record == "sources/fetched/a.json"
-    sha256 = sha256_file(tmp_path / "training.json")
-    assert chain[3] == ChainLink(
-        stage="train_expert", record="training.json", sha256=sha256, code="t"
-    )
+    last = {"stage": "train_expert", "record": "training.json", "code": "its code"}
+    assert chain[3] == ChainLink(sha256=sha256_file(tmp_path / "training.json"), **last)
 
 
 def test_shards_of_one_code_are_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

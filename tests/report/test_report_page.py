@@ -4,6 +4,7 @@ import html
 import re
 
 import pytest
+from made_up_runs import CPU, GPU
 from msgspec.structs import replace
 from report_reading import (
     HOSTILE,
@@ -22,7 +23,6 @@ from expertflow.report.build import build_report
 from expertflow.report.charts.frame import _themed
 from expertflow.report.compare import index_row, render_index
 from expertflow.report.headline import make_tiles
-from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import restore, to_plain
 from expertflow.report.page import render_page
 from expertflow.report.records import Report
@@ -31,34 +31,27 @@ PLACES = (("evaluation", "time"), ("samples", "findings"), ("timeline", "data"),
           ("plan", "sources"), ("provenance", "footer"))  # fmt: skip
 
 
-def test_page_is_well_formed_and_small(gpu_page: str, cpu_page: str) -> None:
-    for page in (gpu_page, cpu_page):
+def test_page_is_well_formed_and_small() -> None:
+    for page in (GPU.page, CPU.page):
         check_page_is_safe(page)
         assert len(page.encode()) < MAX_PAGE_BYTES / 2
-    drawings = "".join(re.findall(r"<svg.*?</svg>", gpu_page, re.DOTALL))
+    drawings = "".join(re.findall(r"<svg.*?</svg>", GPU.page, re.DOTALL))
     assert "var(--blue)" in drawings and "var(--rule)" in drawings
     assert set(re.findall(r'"#[0-9a-f]{3,6}"', drawings)) == set()
-    assert "prefers-color-scheme: dark" in gpu_page
+    assert "prefers-color-scheme: dark" in GPU.page
+    assert render_page(CPU.report, CPU.inputs) == CPU.page
 
 
-def test_two_drawings_of_one_report_are_equal(
-    cpu_report: Report, cpu_inputs: ReportInputs, cpu_page: str
-) -> None:
-    assert render_page(cpu_report, cpu_inputs) == cpu_page
-
-
-def test_sections_are_in_order(gpu_page: str) -> None:
+def test_sections_are_in_order() -> None:
     wanted = ["evaluation", "bill", "time", "kernels", "training", "timeline", "data", "comparison",
               "trained", "samples", "findings", "plan", "sources", "provenance"]  # fmt: skip
-    assert re.findall(r'<section id="(\w+)"', gpu_page) == wanted
-    assert gpu_page.index("verdict mixed") < gpu_page.index('class="tiles"')
-    assert gpu_page.count('class="tile"') == 8
+    assert re.findall(r'<section id="(\w+)"', GPU.page) == wanted
+    assert GPU.page.index("verdict mixed") < GPU.page.index('class="tiles"')
+    assert GPU.page.count('class="tile"') == 8
 
 
-def test_tiles_and_parts_of_the_time_tell_the_figures(
-    gpu_report: Report, gpu_page: str, cpu_page: str
-) -> None:
-    notes = {tile.label: tile.note.replace(f.NBSP, " ") for tile in make_tiles(gpu_report)}
+def test_tiles_and_parts_of_the_time_tell_the_figures() -> None:
+    notes = {tile.label: tile.note.replace(f.NBSP, " ") for tile in make_tiles(GPU.report)}
     assert notes["Training cost"] == "plan $1.82 \u00b7 +3.2 %"
     assert notes["MFU"] == "of 990 TFLOP/s bf16"
     assert notes["Peak GPU memory"] == "of 80.0 GB \u00b7 23 % free"
@@ -66,26 +59,22 @@ def test_tiles_and_parts_of_the_time_tell_the_figures(
     legend = re.compile(r"<span>([^<]+)</span><b>[^<]+</b><em>([\d.]+)")
     cpu, gpu = (
         {name: float(percent) for name, percent in legend.findall(section(page, "time"))}
-        for page in (cpu_page, gpu_page)
+        for page in (CPU.page, GPU.page)
     )
     assert (cpu["Forward and backward"], cpu["Optimizer"]) == (88.1, 3.8)
     assert sum(cpu.values()) == pytest.approx(100, abs=0.3)
     assert sum(gpu.values()) == pytest.approx(100, abs=0.3)
 
 
-def test_preset_and_split_are_said(gpu_page: str, cpu_page: str) -> None:
-    assert "preset full" in gpu_page and "simulated hardware readings" in gpu_page
-    assert "Demo preset: a small model and few steps" in cpu_page
-    assert "Demo preset" not in gpu_page
-    assert "90 sampled steps" in gpu_page and "sampled steps" not in cpu_page
-
-
-def test_missing_values_say_why(cpu_page: str) -> None:
-    assert "not measured" in cpu_page
-    assert 'title="no price per hour is configured for this hardware"' in cpu_page
-    assert "Any kernel running" not in cpu_page  # no chart without a reading
-    for blank in (">None<", ">nan<", ">null<"):
-        assert blank not in cpu_page
+def test_preset_split_and_missing_values_are_said() -> None:
+    for text in ("preset full", "simulated hardware readings", "90 sampled steps"):
+        assert text in GPU.page
+    assert "Demo preset" not in GPU.page and "sampled steps" not in CPU.page
+    assert "Demo preset: a small model and few steps" in CPU.page
+    assert "not measured" in CPU.page
+    assert 'title="no price per hour is configured for this hardware"' in CPU.page
+    assert "Any kernel running" not in CPU.page  # no chart without a reading
+    assert not re.search(">(None|nan|null)<", CPU.page)
 
 
 # Schema or templates interpret these texts.
@@ -112,22 +101,16 @@ def _escaped(page: str) -> str:
     return page
 
 
-def test_hostile_texts_are_escaped(
-    gpu_report: Report, gpu_inputs: ReportInputs, cpu_report: Report, cpu_inputs: ReportInputs
-) -> None:
-    short = replace(cpu_inputs, steps=(), samples=())
-    _escaped(render_page(_hostile_report(cpu_report), short))
-    short = replace(gpu_inputs, steps=gpu_inputs.steps[:20], samples=gpu_inputs.samples[:20])
-    page = _escaped(render_page(_hostile_report(gpu_report), short))
+def test_hostile_texts_are_escaped() -> None:
+    hostile_report = _hostile_report(GPU.report)
+    _escaped(render_page(_hostile_report(CPU.report), CPU.short))
+    few = {"steps": GPU.inputs.steps[:20], "samples": GPU.inputs.samples[:20]}
+    page = _escaped(render_page(hostile_report, replace(GPU.inputs, **few)))
     for name, end in PLACES:  # that only a full report has
         part = page.split(f'<section id="{name}"')[1].split(f'id="{end}"')[0]
         assert part.count("&lt;script&gt;") > 3, name
-
-
-def test_hostile_texts_are_escaped_in_the_index(gpu_report: Report) -> None:
-    other = changed(gpu_report, {"run.preset": "demo", "data.sources.0.license": HOSTILE})
-    rows = [index_row(report) for report in (_hostile_report(gpu_report), other)]
-    _escaped(render_index(rows))
+    other = changed(GPU.report, {"run.preset": "demo", "data.sources.0.license": HOSTILE})
+    _escaped(render_index([index_row(hostile_report), index_row(other)]))
 
 
 def test_texts_in_drawings_are_escaped() -> None:
@@ -137,32 +120,30 @@ def test_texts_in_drawings_are_escaped() -> None:
     assert dict(outline.attributes)["aria-label"] == show_hidden(HOSTILE)
 
 
-def test_long_texts_do_not_burst_the_page(short_inputs: ReportInputs) -> None:
-    evaluation, datasets = short_inputs.evaluation, short_inputs.datasets
+def test_long_texts_and_series_do_not_burst_the_page() -> None:
+    evaluation, datasets = GPU.short.evaluation, GPU.short.datasets
     sample = replace(evaluation.samples[0], prompt="<" * 300_000, after="&" * 300_000)
     inputs = replace(
-        short_inputs,
+        GPU.short,
         evaluation=replace(evaluation, samples=(sample,) * 50),
         datasets=replace(datasets, sources=datasets.sources[:1] * 3_000),
     )
     page = render_page(build_report(inputs, {}), inputs)
     assert len(page.encode()) < MAX_PAGE_BYTES
     assert "more characters" in page and "more in report.json" in page
-
-
-def test_long_series_do_not_burst_the_page(gpu_report: Report, gpu_inputs: ReportInputs) -> None:
-    steps = [replace(gpu_inputs.steps[i % 1_800], step=i + 1) for i in range(40_000)]
-    samples = [replace(gpu_inputs.samples[i % 1_000], elapsed_s=float(i)) for i in range(40_000)]
-    last = gpu_inputs.training.save_points[-1]
-    training = replace(gpu_inputs.training, save_points=(last,) * 300)
-    inputs = replace(gpu_inputs, steps=tuple(steps), samples=tuple(samples), training=training)
-    page = render_page(gpu_report, inputs)
+    steps, samples = GPU.inputs.steps, GPU.inputs.samples
+    inputs = GPU.change(
+        steps=tuple(replace(steps[i % 1_800], step=i + 1) for i in range(40_000)),
+        samples=tuple(replace(samples[i % 1_000], elapsed_s=float(i)) for i in range(40_000)),
+        training={"save_points": GPU.inputs.training.save_points[-1:] * 300},
+    )
+    page = render_page(GPU.report, inputs)
     assert len(page.encode()) < MAX_PAGE_BYTES
     assert page.count("<figure>") >= 11
 
 
-def test_every_table_and_drawing_is_named(gpu_page: str, cpu_page: str) -> None:
-    for page in (gpu_page, cpu_page):
+def test_every_table_and_drawing_is_named() -> None:
+    for page in (GPU.page, CPU.page):
         assert page.count("<table") == page.count("<caption>") > 8
         drawings = re.findall(r"<svg [^>]*>", page)
         assert drawings
@@ -171,17 +152,15 @@ def test_every_table_and_drawing_is_named(gpu_page: str, cpu_page: str) -> None:
             assert label is not None and len(label[1]) > 30, drawing
 
 
-def test_parts_without_content_are_left_out(
-    gpu_report: Report, short_inputs: ReportInputs, gpu_page: str
-) -> None:
-    report = changed(gpu_report, {
+def test_parts_without_content_are_left_out() -> None:
+    report = changed(GPU.report, {
         "plan.options": [], "plan.claims": [], "plan.memory": None, "provenance.chain": [],
     })  # fmt: skip
-    page = render_page(report, short_inputs)
+    page = render_page(report, GPU.short)
     Outline(page)
     for text in ("The same work", "Claims, held", "Device memory", "From sources to report"):
-        assert text not in page and text in gpu_page
-    assert "No readings were taken." in page and "No readings were taken." not in gpu_page
+        assert text not in page and text in GPU.page
+    assert "No readings were taken." in page and "No readings were taken." not in GPU.page
 
 
 def _rows(page: str, place: str) -> dict[str, str]:
@@ -194,48 +173,44 @@ def _rows(page: str, place: str) -> dict[str, str]:
 PLAN = '<section id="plan">'
 
 
-def test_plan_rows_say_whether_the_band_held(
-    gpu_report: Report, short_inputs: ReportInputs, gpu_page: str, cpu_page: str
-) -> None:
-    rows = _rows(gpu_page, PLAN)
+def test_plan_rows_say_whether_the_band_held() -> None:
+    rows = _rows(GPU.page, PLAN)
     assert ">0</td>" in rows["Optimizer steps"] and "the band" not in rows["Optimizer steps"]
     assert "within the band" in rows["Wall time"] and " to " in rows["Wall time"]
-    dear = changed(gpu_report, {"plan_against_actual.4.actual": 99.0})
-    assert "outside the band" in _rows(render_page(dear, short_inputs), PLAN)["Cost"]
-    blank = _rows(cpu_page, PLAN)["Cost"]
+    dear = changed(GPU.report, {"plan_against_actual.4.actual": 99.0})
+    assert "outside the band" in _rows(render_page(dear, GPU.short), PLAN)["Cost"]
+    blank = _rows(CPU.page, PLAN)["Cost"]
     assert blank.count("not predicted") == blank.count("not measured") == 1
     assert blank.count('title="') == 2
 
 
-def test_memory_is_drawn_to_the_scale_of_the_card(gpu_page: str) -> None:
-    bars = gpu_page.split("<h3>Device memory")[1].split("</ul>")[0]
+def test_memory_is_drawn_to_the_scale_of_the_card() -> None:
+    bars = GPU.page.split("<h3>Device memory")[1].split("</ul>")[0]
     predicted, reserved = bars.split('<div class="bar">')[1:3]
     shares = [float(x) for x in re.findall(r"flex:0 0 ([\d.]+)%", predicted)]
     assert sum(shares) == pytest.approx(100 * 63 / 80, abs=0.01)  # GB of the card's
     assert "flex:0 0 76.875%" in reserved
 
 
-def test_options_without_fit_or_price_say_so(gpu_report: Report, gpu_page: str) -> None:
-    shown = _rows(gpu_page, "The same work on other hardware")
-    assert len(shown) == len(gpu_report.plan.options) > 1
-    for item in gpu_report.plan.options:
+def test_options_without_fit_or_price_say_so() -> None:
+    shown = _rows(GPU.page, "The same work on other hardware")
+    assert len(shown) == len(GPU.report.plan.options) > 1
+    for item in GPU.report.plan.options:
         option = shown[f"{item.n_gpus} \u00d7 {item.name}"]
         assert ("does not fit" in option) == (item.fits is False)
         assert ("unknown" in option) == (not item.usd)
         assert item.remark and item.remark in option
 
 
-def test_lines_leave_out_what_was_not_read(
-    gpu_report: Report, short_inputs: ReportInputs, gpu_page: str, cpu_page: str
-) -> None:
+def test_lines_leave_out_what_was_not_read() -> None:
     figures, provenance = "The machine in figures", "What this report was made from"
-    gpu, cpu = _rows(gpu_page, figures), _rows(cpu_page, figures)
+    gpu, cpu = _rows(GPU.page, figures), _rows(CPU.page, figures)
     assert f.energy(1.47e6) in gpu["Energy"]
     names = {"Energy", "Power", "Hottest", "Held back", "Clocks", "PCIe"}
     assert names <= set(gpu) and not names & set(cpu)
-    assert "processor" in _rows(gpu_page, provenance)
+    assert "processor" in _rows(GPU.page, provenance)
     place = "training_report.hardware"
     bare = {f"{place}.throttle_s": {"thermal": 0.0}, f"{place}.machine": None}
-    page = render_page(changed(gpu_report, bare), short_inputs)
+    page = render_page(changed(GPU.report, bare), GPU.short)
     assert "never" in _rows(page, figures)["Held back"]
     assert "processor" not in _rows(page, provenance)

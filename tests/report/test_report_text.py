@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up_runs import CPU, GPU
 from report_reading import changed
 from rich.console import Console
 from support import SCRIPTS
@@ -18,8 +19,6 @@ from expertflow.report.compare import build_index, index_row, render_index
 from expertflow.report.measured import to_plain
 from expertflow.report.records import Report
 from expertflow.report.summary import print_summary
-
-PAGE = Path("r/report.html")
 
 
 @pytest.mark.parametrize(
@@ -57,40 +56,32 @@ def _printed(report: Report, **about: Any) -> str:
     stream = io.StringIO()
     # Not this machine's TERM and FORCE_COLOR.
     console = Console(file=stream, _environ={"TERM": "xterm"}, **about)
-    print_summary(report, html_path=PAGE, console=console)
+    print_summary(report, html_path=Path("r/x"), console=console)
     return stream.getvalue()
 
 
-def test_summary_says_what_matters(cpu_report: Report) -> None:
-    text = _printed(cpu_report, width=60)
-    for part in (
-        "Yes.",
-        "18.5 %  (before 0.0 % · nearest 9.0 %)",
-        "not measured: no price",
-        "45 min from first job to last, train_expert 45 min",
-        "r/report.html",
-    ):
+def test_summary_says_what_matters() -> None:
+    text = _printed(CPU.report, width=60)
+    for part in ("Yes.", "18.5 %  (before 0.0 % · nearest 9.0 %)", "not measured: no price",
+                 "45 min from first job to last, train_expert 45 min", "r/x"):  # fmt: skip
         assert part in text
     # Plain where nobody watches.
-    lines = _printed(cpu_report, width=40).splitlines()
+    lines = _printed(CPU.report, width=40).splitlines()
     assert len(lines) == 14 and "\x1b" not in "".join(lines)
-    assert _printed(cpu_report, width=40, force_terminal=True).count("\x1b") > 11
+    assert _printed(CPU.report, width=40, force_terminal=True).count("\x1b") > 11
+    # Markup is not read.
+    odd = changed(CPU.report, {"run.expert": "[red]x[/red] [/nonsense]"})
+    for is_terminal in (False, True):
+        assert "[red]x[/red] [/nonsense]" in _printed(odd, width=200, force_terminal=is_terminal)
 
 
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_summary_does_not_read_markup(cpu_report: Report, is_terminal: bool) -> None:
-    report = changed(cpu_report, {"run.expert": "[red]x[/red] [/nonsense]"})
-    text = _printed(report, width=200, force_terminal=is_terminal)
-    assert "[red]x[/red] [/nonsense]" in text
-
-
-def test_index_has_one_row_an_expert(gpu_report: Report, cpu_report: Report) -> None:
-    other = changed(cpu_report, {"run.expert": "an-expert"})
-    index = build_index([index_row(report) for report in (gpu_report, other)])
+def test_index_has_one_row_an_expert() -> None:
+    other = changed(CPU.report, {"run.expert": "an-expert"})
+    index = build_index([index_row(report) for report in (GPU.report, other)])
     first, second = index["experts"]
     assert (first["expert"], second["expert"]) == ("expert-sql", "an-expert")  # as configured
-    assert first["after_fraction"] == 0.61 and first["usd"] == gpu_report.cost.usd
-    assert first["n_findings"] == len(gpu_report.findings)
+    assert first["after_fraction"] == 0.61 and first["usd"] == GPU.report.cost.usd
+    assert first["n_findings"] == len(GPU.report.findings)
     planned = first["planned_hours"] * (1 + first["hours_difference_fraction"])
     assert planned == pytest.approx(first["wall_s"] / 3600)
     assert second["usd"] is None and "price" in second["unavailable"]["usd"]
@@ -99,8 +90,10 @@ def test_index_has_one_row_an_expert(gpu_report: Report, cpu_report: Report) -> 
     assert "No expert has a report yet" in render_index([])
 
 
-def _run(script: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr("sys.argv", [script, *arguments])
+def _run(script: str, report: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    outputs = [f"--{kind}={report.with_name(f'i.{kind}')}" for kind in ("json", "html")]
+    words = [str(report)] if script == "show_report" else ["--reports", str(report), *outputs]
+    monkeypatch.setattr("sys.argv", [script, *words])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(SCRIPTS / f"{script}.py"), run_name="__main__")
     return end.value.code
@@ -122,19 +115,16 @@ def test_a_report_that_cannot_be_read_is_one_line(
     path = tmp_path / "report.json"
     if text is not None:
         path.write_text(text)
-    outputs = ["--json", str(tmp_path / "i.json"), "--html", str(tmp_path / "i.html")]
-    arguments = [str(path)] if script == "show_report" else ["--reports", str(path), *outputs]
-    said = _run(script, *arguments, monkeypatch=monkeypatch)
+    said = _run(script, path, monkeypatch)
     assert isinstance(said, str) and said.startswith(f"error: {path}: {message}")
     assert not (tmp_path / "i.json").exists()
 
 
-def test_read_reports(cpu_report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.json"
-    path.write_text(json.dumps(to_plain(cpu_report)[0]))
-    assert _run("show_report", str(path), monkeypatch=monkeypatch) == 0
-    outputs = ["--json", str(tmp_path / "i.json"), "--html", str(tmp_path / "i.html")]
-    assert _run("compare_experts", "--reports", str(path), *outputs, monkeypatch=monkeypatch) == 0
+    path.write_text(json.dumps(to_plain(CPU.report)[0]))
+    for script in ("show_report", "compare_experts"):
+        assert _run(script, path, monkeypatch) == 0
     assert json.loads((tmp_path / "i.json").read_text())["experts"][0]["expert"] == "expert-sql"
 
 

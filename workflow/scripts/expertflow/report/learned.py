@@ -99,7 +99,7 @@ def n_more_to_see(change: PairedChange) -> int | None:
     if not change.difference or high <= low:
         return None
     half = (high - low) / 2
-    needed = change.n * (SEEN_IN_80_PERCENT * half / abs(change.difference)) ** 2
+    needed = change.n * (SEEN_IN_80_PERCENT * half / change.difference) ** 2
     return max(1, math.ceil(needed) - change.n)
 
 
