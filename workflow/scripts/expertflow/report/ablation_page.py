@@ -165,7 +165,7 @@ def make_ablation_tiles(record: AblationRecord) -> tuple[Tile, ...]:
         note = f"{start.label}: {f.short(start.tokens_per_s)}" if start.tokens_per_s else ""
     n_claims, counts = len(record.claims), count_verdicts(record)
     return (
-        Tile("Useful tokens/s", speed, note or "the plan, no padding"),
+        Tile("Useful tokens/s", speed, note or "the plan, padding not counted"),
         against,
         Tile("A million tokens", price, dearer),
         Tile("Claims", f"{n_claims or 'none'}", counts or "no list of claims was asked for"),

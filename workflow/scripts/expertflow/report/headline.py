@@ -29,7 +29,7 @@ def make_tiles(report: Report) -> tuple[Tile, ...]:
     plan, cost, speed = report.plan, report.cost, report.throughput
     before, after = report.evaluation.before, report.evaluation.after
     n_devices = report.training_parameters.world_size
-    padding = "no padding" if n_devices == 1 else f"no padding, {n_devices} devices"
+    padding = "padding not counted" + (f", {n_devices} devices" if n_devices > 1 else "")
     goodput = format_value(speed.goodput_fraction, f.percent)
     return (
         _score_tile(report.evaluation),

@@ -8,6 +8,7 @@ from expertflow.evaluate.records import PairedChange
 from expertflow.report import format as f
 from expertflow.report.measured import NO_REASON, Missing, format_value, is_measured
 from expertflow.report.records import Baseline, Evaluation, Learned, Report, Verdict
+from expertflow.train.records import EvalPoint
 
 NOT_ASKED = "not_asked"  # the kind of verdict on a question that no model saw
 BETTER, WORSE, NO_CHANGE = "better", "worse", "no measurable change"
@@ -23,6 +24,8 @@ ANSWERS: dict[Learned, Verdict] = {
     "unclear": Verdict(level="mixed", learned="unclear", answer="Not shown.", sentence=""),
 }
 BY_LOSS = "Training chose its weights by this very loss, so the change is optimistic."
+# Below this, evaluations of one run differ by chance; our judgment.
+RISE_NATS, RISE_FRACTION = 0.01, 0.02
 LEARNED: dict[str, Learned] = {BETTER: "yes", WORSE: "no", NO_CHANGE: "unclear"}
 
 
@@ -51,6 +54,31 @@ def is_chosen_by_loss(report: Report) -> bool:
         return False
     is_chosen = training.published_step != training.steps or settings.load_best_model_at_end
     return is_chosen or is_measured(settings.patience)
+
+
+def lowest_before_rise(report: Report) -> EvalPoint | None:
+    """Return the evaluation from which the held-out loss rose while that of training fell.
+
+    Null where it did not rise notably until the last evaluation: nothing was overfitted.
+    """
+    training = report.training_report.training
+    points = training.eval_points
+    if len(points) < 2 or training.loss_last >= training.loss_first:
+        return None
+    lowest, last = min(points, key=lambda point: point.loss), points[-1]
+    notable = max(RISE_NATS, RISE_FRACTION * lowest.loss)
+    return lowest if last.loss - lowest.loss > notable else None
+
+
+def _overfitting(report: Report) -> str:
+    lowest = lowest_before_rise(report)
+    if lowest is None:
+        return ""
+    last = report.training_report.training.eval_points[-1]
+    return (
+        f"It overfitted: from step {lowest.step:,} to {last.step:,} the held-out loss rose from"
+        f" {f.loss(lowest.loss)} to {f.loss(last.loss)} while the training loss fell."
+    )
 
 
 def n_choices(report: Report) -> int:
@@ -122,7 +150,7 @@ def judge_run(report: Report) -> Verdict:
     if learned == "yes" and n_failed:
         answer = f"Yes, but {n_failed} of {n_bars} acceptance bars failed."
         verdict = replace(verdict, level="mixed", answer=answer)
-    sentences = (said, _time(report), _largest_loss(report))
+    sentences = (said, _overfitting(report), _time(report), _largest_loss(report))
     return replace(verdict, sentence=" ".join(s for s in sentences if s).replace(f.NBSP, " "))
 
 

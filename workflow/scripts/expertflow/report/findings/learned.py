@@ -99,7 +99,7 @@ def find_unbeaten_baseline(report: Report) -> Findings:
         threshold=INTERVAL,
         origin=PAIRED,
         recommendation=f"see what this baseline does ({best.description}): so much of the task"
-        " needs no model; then train longer, on more varied examples, or a larger model"
+        f" needs no model; then {_train_longer(report)}, on more varied examples, or a larger model"
         + _more_questions(best.change),
     )
 
@@ -113,9 +113,33 @@ def find_no_change(report: Report) -> Findings:
             f" {format_change(change)}, on {number_of(change.n, 'held-out question')}",
             threshold=INTERVAL,
             origin=PAIRED,
-            recommendation="train longer or with a higher learning rate if the training loss still"
-            " falls; see what the worst answers have in common" + _more_questions(change),
+            recommendation=f"{_train_longer(report)}; see what the worst answers have in common"
+            + _more_questions(change),
         )
+
+
+def find_overfitting(report: Report) -> Findings:
+    lowest, training = said.lowest_before_rise(report), report.training_report.training
+    if lowest is None:
+        return
+    last, is_last = training.eval_points[-1], training.published_step == training.steps
+    yield make_finding(
+        "overfitting",
+        severity="warning" if is_last else "info",
+        evidence=f"the held-out loss rose from {loss(lowest.loss)} after step {lowest.step:,} to"
+        f" {loss(last.loss)} after step {last.step:,}, while the training loss fell to"
+        f" {loss(training.loss_last)}",
+        threshold=f"a rise of at most {percent(said.RISE_FRACTION)} from the lowest",
+        recommendation=f"stop near step {lowest.step:,} (training.max_steps, or training.patience),"
+        " or publish it (training.load_best_model_at_end); more data, a lower rank or learning"
+        " rate let it rise later",
+    )
+
+
+def _train_longer(report: Report) -> str:
+    if said.lowest_before_rise(report) is not None:
+        return "train on more data, not longer: see overfitting"
+    return "train longer or with a higher learning rate if the training loss still falls"
 
 
 def _more_questions(change: PairedChange) -> str:
