@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,12 +84,6 @@ def test_a_trial_counts_what_its_timed_steps_did_and_leaves_nothing(trial: Trial
     assert longer.save_s is not None and longer.save_s > 0
 
 
-def test_a_limit_of_seconds_ends_the_timed_part(trial: Trial) -> None:
-    result = run(trial, n_timed_steps=10_000, max_timed_s=0.2)
-    assert result.outcome == "measured"
-    assert result.timed_s >= 0.2 and result.n_timed_steps < 10_000
-
-
 def test_a_trial_that_hangs_is_ended(trial: Trial) -> None:
     before = set(multiprocessing.active_children())
     result = TrialRunner(limit_s=0.1).run(replace(trial, n_timed_steps=10**6))
@@ -114,20 +109,27 @@ def test_trials_are_forked_from_a_process_that_has_imported_torch_and_asks_no_cu
     assert process.exitcode == 0
 
 
-def test_what_is_too_slow_is_given_up(trial: Trial) -> None:
-    result = run(trial, n_timed_steps=50, least_tokens_per_s=1e12)
-    assert result.outcome == "given up" and result.n_timed_steps == 3
-    assert result.problem and "below 1,000,000,000,000" in result.problem
-
-
 def test_what_cannot_be_run_is_an_error_of_one_line(trial: Trial, plan: TrainPlan) -> None:
     with pytest.raises(TrainingError, match="varlen"):
         run(trial, plan=replace(plan, attention="varlen"))
 
 
-def test_a_loss_that_explodes_is_a_result(trial: Trial, plan: TrainPlan) -> None:
-    result = run(trial, plan=replace(plan, max_loss=0.001))
-    assert result.outcome == "failed" and "diverged" in (result.problem or "")
+@pytest.mark.parametrize(
+    ("changes", "max_loss", "outcome", "n_timed_steps", "problem"),
+    [
+        ({"n_timed_steps": 10_000, "max_timed_s": 0.2}, None, "measured", range(1, 10_000), ""),
+        ({"n_timed_steps": 50, "least_tokens_per_s": 1e12}, None, "given up", [3], "below 1,000,0"),
+        ({}, 0.001, "failed", [0], "diverged"),
+    ],
+)
+def test_a_trial_ends_early(
+    trial: Trial, plan: TrainPlan, changes: dict[str, Any], max_loss: float | None, outcome: str,
+    n_timed_steps: Sequence[int], problem: str,
+) -> None:  # fmt: skip
+    result = run(trial, plan=replace(plan, max_loss=max_loss), **changes)
+    assert result.outcome == outcome and result.n_timed_steps in n_timed_steps
+    assert problem in (result.problem or "")
+    assert result.timed_s >= 0.2 or outcome != "measured"
 
 
 def test_out_of_memory_is_a_result(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:

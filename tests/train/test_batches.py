@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,6 +133,8 @@ def test_one_process_sees_the_seeded_permutation_of_each_epoch() -> None:
         expected = np.random.default_rng([1, epoch]).permutation(10).tolist()
         steps = [order.rows_of_step(3 * epoch + i).tolist() for i in range(3)]
         assert steps == [expected[:4], expected[4:8], expected[8:]]
+        digest = sha256(np.array(steps[0], "<i8").tobytes()).hexdigest()
+        assert order.sha256_of_step(3 * epoch) == digest
 
 
 def test_grouped_rows_are_sorted_within_50_batches_that_are_then_shuffled() -> None:
@@ -189,7 +191,8 @@ def made_up_feed(n_documents: int = 4, kind: type[Collator] = Collator) -> Feed:
 
 
 def contents(feed: Feed, step: int = 0) -> list[Any]:
-    return [content(feed.collator.batch(rows)) for rows in feed.between(step, N_STEPS)]
+    chosen = (rows for s in range(step, N_STEPS) for rows in feed.micro_batches(s))
+    return [content(feed.collator.batch(rows)) for rows in chosen]
 
 
 def test_micro_batches_are_the_rows_of_a_step_in_their_order() -> None:
@@ -234,7 +237,6 @@ def test_all_loaders_make_the_same_batches(plan: TrainPlan, n_documents: int, st
             time.sleep(0.002)  # what loads runs ahead as far as it may
             found.append(content(batch))
     assert found == contents(feed, step)
-    assert len(found) == sum(len(feed.micro_batches(s)) for s in range(step, N_STEPS))
     assert torch.equal(torch.get_rng_state(), before)
     assert_nothing_left()
 
@@ -337,9 +339,7 @@ def expected(folder: Path, *, held_out: bool) -> list[tuple[list[int], list[int]
     return [(ids[n][:CUT].tolist(), spans[n].clip(max=CUT).tolist()) for n in range(len(numbers))]
 
 
-def documents(
-    folder: Path, *, held_out: bool, shards: Sequence[str] = tuple(SHARDS)
-) -> DocumentRows:
+def documents(folder: Path, held_out: bool, shards: Any = tuple(SHARDS)) -> DocumentRows:
     model: Any = SimpleNamespace(path=str(folder), tokenizer=tokenizer_record())
     paths = tuple(folder / f"{name}.json" for name in shards)
     made = Documents(shards=paths, keep=folder / "keep.arrow")

@@ -1,12 +1,18 @@
 """The chunked loss must be torch's cross-entropy over the targets: value and gradients."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from expertflow.tokens.packing import IGNORE
 from expertflow.train.model.loss import (
     CHUNK,
+    CHUNK_OF_TRAINED_HEAD,
+    chunk_rows,
     loss_and_gradient_to_compile,
     loss_route,
     product_dtype,
@@ -47,16 +53,18 @@ def by_torch(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, smo
     ("n_targets", "scale"), [(1, 1.0), (CHUNK, 1.0), (2 * CHUNK + 77, 1.0), (300, 40.0)]
 )
 def test_it_equals_torch(n_targets: int, scale: float, frozen: bool, smoothing: float) -> None:
-    """Nor do logits far from zero overflow anything."""
-    hidden, head, labels, n = case(n_targets, frozen=frozen, scale=scale)
-    loss = sum_loss(hidden, head, labels, n_targets=n, label_smoothing=smoothing)
-    (loss / 100).backward()
-    expected, to_hidden, to_head = by_torch(hidden, head, labels, smoothing)
-    torch.testing.assert_close(loss.detach(), expected)
-    torch.testing.assert_close(hidden.grad, to_hidden, atol=1e-6, rtol=1e-5)
-    assert (head.grad is None) == frozen
-    if not frozen:
-        torch.testing.assert_close(head.grad, to_head, atol=1e-5 * scale, rtol=1e-5)
+    """Nor do logits far from zero overflow anything, also in what is compiled for a card."""
+    how = {"label_smoothing": smoothing} if smoothing else {}
+    for kernel in (None, loss_and_gradient_to_compile):
+        hidden, head, labels, n = case(n_targets, frozen=frozen, scale=scale)
+        loss = sum_loss(hidden, head, labels, n_targets=n, kernel=kernel, **how)
+        (loss / 100).backward()
+        expected, to_hidden, to_head = by_torch(hidden, head, labels, smoothing)
+        torch.testing.assert_close(loss.detach(), expected)
+        torch.testing.assert_close(hidden.grad, to_hidden, atol=1e-6, rtol=1e-5)
+        assert (head.grad is None) == frozen
+        if not frozen:
+            torch.testing.assert_close(head.grad, to_head, atol=1e-5 * scale, rtol=1e-5)
     way = f"supervised rows only, {CHUNK} at a time with their gradients, head "
     way += "frozen" if frozen else "trained"
     way += ", labels smoothed by 0.1" if smoothing else ""
@@ -105,6 +113,20 @@ def test_a_frozen_head_in_half_gives_a_loss_in_full_precision(dtype: torch.dtype
     loss.backward()
     assert loss.dtype == torch.float32
     assert hidden.grad is not None and hidden.grad.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("frozen", "enabled", "n_products"), [(True, True, 2), (True, False, 1), (False, False, 1)]
+)
+def test_nothing_is_computed_that_nobody_wants(
+    frozen: bool, enabled: bool, n_products: int
+) -> None:
+    hidden, head, labels, n = case(100, frozen=frozen)
+    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(enabled):
+        sum_loss(hidden, head, labels, n_targets=n)
+    assert counter.get_total_flops() == n_products * 2 * n * N_IDS * WIDTH
+    on_a_card: Any = SimpleNamespace(is_cuda=True, requires_grad=not frozen)
+    assert chunk_rows(on_a_card) == (CHUNK if frozen else CHUNK_OF_TRAINED_HEAD)
 
 
 def test_without_targets_the_loss_and_all_gradients_are_zero() -> None:

@@ -43,7 +43,7 @@ def test_a_card_without_bf16_is_refused(plan: TrainPlan, monkeypatch: pytest.Mon
     assert module._check_gpu(replace(plan, precision="fp16"), H100) == "Tesla T4"
 
 
-def test_a_card_that_others_hold_is_refused_by_name(
+def test_a_card_in_use_is_refused(
     plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card(monkeypatch)
@@ -74,9 +74,7 @@ def test_a_machine_that_cannot_do_it_is_refused(
         run_preflight(replace(plan, gpu=gpu), tmp_path / "state")
 
 
-def test_products_repeat_from_the_first_on(
-    plan: TrainPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_repeat_from_the_first(plan: TrainPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch asks once, at the first product of a process, and the measured one may be the first."""
     name, seen = "CUBLAS_WORKSPACE_CONFIG", list[str | None]()
     monkeypatch.setenv(name, "")  # so that what is set is undone
@@ -153,7 +151,7 @@ def test_the_trainer(inherited: signal.Handlers) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_trainer_in_a_scripts_background_still_saves_and_ends(
+def test_a_trainer_in_a_scripts_background_saves_and_ends(
     number: signal.Signals,
 ) -> None:
     """A shell starts it with interrupts ignored."""

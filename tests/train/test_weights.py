@@ -169,6 +169,7 @@ def test_the_settings_reach_the_optimizer(optim: str) -> None:
     for group in optimizer.param_groups:
         assert (group["eps"], tuple(group["betas"])) == (1e-5, (0.8, 0.95))
     assert optimizer.param_groups[0].get("fused", False) == (optim == "adamw_torch_fused")
+    assert OPTIMIZERS[optim].is_shardable == (optim != "adamw_8bit")
     if optim != "adamw_8bit":
         moments = [t for s in optimizer.state.values() for t in s.values() if t.dim()]
         n_parameters = sum(p.numel() for p in net.parameters())
