@@ -34,7 +34,7 @@ from expertflow.tokens.tokenize import DocumentRows, tokenize
 from expertflow.train.feed.batches import TENSORS, Batch, Buffers, Collator
 from expertflow.train.feed.loader import Feed, ThreadLoader, load_batches
 from expertflow.train.feed.on_the_fly import Documents, OnTheFlyFeed
-from expertflow.train.feed.order import RowOrder
+from expertflow.train.feed.order import RowOrder, micro_batch_rows
 
 LENGTH = 24
 
@@ -329,14 +329,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected(folder: Path, *, held_out: bool) -> list[tuple[list[int], list[int]]]:
-    chosen = [i for kept in KEPT.values() for i in kept if (i % 5 == 0) == held_out]
-    renderer, numbers = (
-        Renderer(chatml_layout()),
-        [i for i in chosen for _ in range(COPIES.get(i, 1))],
-    )
-    tokens = tokenize([renderer.render(body(i)) for i in numbers], Engine(folder))
+    numbers = [i for kept in KEPT.values() for i in kept for _ in range(COPIES.get(i, 1))]
+    chosen = [i for i in numbers if (i % 5 == 0) == held_out]
+    renderer = Renderer(chatml_layout())
+    tokens = tokenize([renderer.render(body(i)) for i in chosen], Engine(folder))
     ids, spans = tokens.ids, tokens.spans
-    return [(ids[n][:CUT].tolist(), spans[n].clip(max=CUT).tolist()) for n in range(len(numbers))]
+    return [(ids[n][:CUT].tolist(), spans[n].clip(max=CUT).tolist()) for n in range(len(chosen))]
 
 
 def documents(folder: Path, held_out: bool, shards: Any = tuple(SHARDS)) -> DocumentRows:
@@ -366,19 +364,13 @@ def test_a_step_reads_the_rows_of_its_order(folder: Path) -> None:
     rows = documents(folder, held_out=False)
     order = RowOrder(n_rows=len(rows), global_batch=6, seed=3)
     feed = OnTheFlyFeed(documents=rows, order=order, micro_batch_size=4, n_steps=12)
-    whole = rows.take(np.arange(len(rows)))
-    batches = feed.batches_from(2)
+    collator, batches = Collator(rows.take(np.arange(len(rows)))), feed.batches_from(2)
+    n = len(TENSORS)
     for step in range(2, 12):
         chosen = order.rows_of_step(step)
-        n_targets = feed.count_tokens(step)[0]
-        seen, found = 0, []
-        for _ in feed.micro_batches(step):
-            batch = next(batches)
-            found += batch.input_ids_BL.shape[0] * [batch.max_length]
-            seen += batch.n_target_tokens
-            assert batch.n_tokens > 0
-        assert (seen, len(found)) == (n_targets, len(chosen))
-        assert n_targets == Collator(whole).n_targets_N[chosen].sum()
+        assert feed.count_tokens(step)[0] == collator.n_targets_N[chosen].sum()
+        for part in micro_batch_rows(chosen, 4):
+            assert content(next(batches))[:n] == content(collator.batch(part))[:n]
     assert next(batches, None) is None
 
 

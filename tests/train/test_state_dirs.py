@@ -117,5 +117,5 @@ def test_where_there_are_no_locks_a_trainer_goes_on_and_nothing_is_removed(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     assert not prunable(tmp_path)
-    with lock_state(tmp_path):
-        assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+    with lock_state(tmp_path / "a" / "new"):
+        assert json.loads((tmp_path / "a/new/lock").read_text())["pid"] == os.getpid()
