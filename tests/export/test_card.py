@@ -91,7 +91,8 @@ def test_what_is_not_on_the_hub_or_not_known_is_not_declared(inputs: CardInputs)
     model = replace(inputs.model, kind="local", name="/models/mine", license=None)
     front, body = parts(write_card(replace(inputs, model=model)))
     assert not front.keys() & {"base_model", "license", "datasets", "language"}
-    assert "license **not stated**" in body
+    assert "Base model: mine, a local folder" in body and "license **not stated**" in body
+    assert "/models" not in body
 
 
 def test_license_conflicts_come_before_the_title(inputs: CardInputs) -> None:

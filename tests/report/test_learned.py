@@ -191,7 +191,7 @@ def test_a_judge_that_goes_by_position_or_gives_no_verdict() -> None:
 
 def test_nothing_is_found_of_an_expert_without_a_task() -> None:
     found = _of(made_up.make_bare(before=2.1, after=2.09))
-    assert "held out loss did not measurably change" in found["no-measurable-change"].evidence
+    assert "held out loss: no measurable change" in found["no-measurable-change"].evidence
     of_a_task = {"regression", "task-not-scored", "baseline-not-beaten", "no-measurable-change",
                  "answers-cut-off", "one-kind-of-error", "questions-shared", "judge-disagrees",
                  "judge-inconsistent", "judge-failed", "no-baseline", "chosen-by-held-out-loss",

@@ -55,8 +55,13 @@ class CardInputs(Record, frozen=True, kw_only=True):
     code: str
 
     @property
+    def base_name(self) -> str:
+        """The base model's name; of a local folder the last part, as others have other paths."""
+        return Path(self.model.name).name if self.model.kind == "local" else self.model.name
+
+    @property
     def made_from(self) -> list[Licensed]:
-        base = Licensed(name=self.model.name, license=self.model.license, is_base=True)
+        base = Licensed(name=self.base_name, license=self.model.license, is_base=True)
         sources = (Licensed(name=s.name, license=s.license) for s in self.datasets.sources)
         return [base, *sources]
 
@@ -94,6 +99,7 @@ def model_card(
         record=record,
         comparison=comparison,
         is_demo=inputs.is_demo,
+        base_name=inputs.base_name,
         conflicts=find_conflicts(inputs.made_from),
         remarks=list_remarks(inputs.made_from),
         vllm_settings=vllm_settings(inputs.spec.decoding),

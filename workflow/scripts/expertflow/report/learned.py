@@ -117,6 +117,14 @@ def format_change(change: PairedChange) -> str:
     return f"{format_difference(change)}, 95 % interval {format_interval(change)}"
 
 
+def name_unclear(change: PairedChange) -> str:
+    """Say why a change does not count: chance alone explains it, or too few pairs differ."""
+    low, high = change.ci95
+    if low <= 0 <= high:
+        return NO_CHANGE
+    return f"too few of the {change.n:,} differ to decide it"
+
+
 def n_more_to_see(change: PairedChange) -> int | None:
     """Estimate how many more questions would show a difference of the measured size.
 
@@ -195,7 +203,7 @@ def _metric_sentence(evaluation: Evaluation, change: PairedChange) -> str:
     text += f" on {f.number_of(change.n, 'held-out question')}"
     if change.change != NO_CHANGE:
         return f"{text} ({format_change(change)})."
-    unclear = f"{text}: no measurable change ({format_change(change)})."
+    unclear = f"{text}: {name_unclear(change)} ({format_change(change)})."
     moved = loss_change(evaluation)
     fell = moved is not None and moved.change == BETTER
     return f"{unclear} {_loss_sentence(evaluation)}" if fell else unclear
@@ -209,7 +217,7 @@ def _loss_sentence(evaluation: Evaluation) -> str:
     losses += f" on {f.number_of(change.n, 'held-out document')}"
     span = f"95 % interval of the change {format_interval(change)}"
     if change.change == NO_CHANGE:
-        return f"Held-out loss went {losses}: no measurable change ({span})."
+        return f"Held-out loss went {losses}: {name_unclear(change)} ({span})."
     verb = "fell" if change.change == BETTER else "rose"
     return f"Held-out loss {verb} {losses} ({span})."
 

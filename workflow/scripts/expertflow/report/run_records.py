@@ -28,7 +28,7 @@ class Run(Record, frozen=True, kw_only=True):
     id: Annotated[str, doc("Expert and the first digits of the run's fingerprint.")]
     expert: Annotated[str, doc("Name of the expert.")]
     description: Annotated[str, doc("What the expert is for, from its manifest.")]
-    preset: Annotated[str, doc("demo: a small random model on generated data; or full.")]
+    preset: Annotated[str, doc("demo: a small random model; or full.")]
     status: Annotated[Literal["finished"], doc("Only finished runs have a report.")]
     started_at: Annotated[str, doc("Start of training, ISO 8601.")]
     simulated: Annotated[bool, doc("Hardware samples were replayed or made up.")]

@@ -1,7 +1,7 @@
 """Findings on the data: what it may be used for, what was lost of it, and how it fills the rows."""
 
 from expertflow.report.findings.evidence import NOT_TIMED, Findings, make_finding
-from expertflow.report.format import percent
+from expertflow.report.format import number_of, percent
 from expertflow.report.records import Report
 
 MIN_RECORDS = 30  # of a source: a share of fewer says little
@@ -49,13 +49,18 @@ def find_left_out_records(report: Report) -> Findings:
 
 
 def find_padding(report: Report) -> Findings:
-    share = report.data.padding_fraction
+    data, share = report.data, report.data.padding_fraction
     if share and share > PADDING_LIMIT:
+        advice = "pack several documents into a row (packing: bfd)"
+        if data.packing != "none":
+            documents = number_of(data.documents_train, "document")
+            rows = number_of(data.sequences, "row")
+            advice = f"{documents} fill {rows} no better: more data, or a shorter max_seq_length"
         yield make_finding(
             "padding",
             evidence=f"{percent(share)} of the token positions in training were padding",
             threshold=f"at most {percent(PADDING_LIMIT)}",
-            recommendation="pack several documents into a row (packing: bfd)",
+            recommendation=advice,
             worth="how much faster the steps would be without it was not measured",
         )
 
