@@ -147,6 +147,7 @@ def test_two_machines_keep_each_others_dollars(place: Place, tmp_path: Path) -> 
     session = spend(tmp_path / "three", 200.0)
     copies.send_ledger()
     assert sessions_there(place, tmp_path) == (session,)
+    assert [path.name for path in copies.own.iterdir()] == ["ledger.json"]
 
 
 def test_what_a_meter_has_clipped_comes_back_no_longer(place: Place, tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 import logging
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,73 +44,41 @@ def ends_after(
     return None
 
 
-def idle_timer(
-    monkeypatch: Patch, read: Callable[[], Sequence[float | None]], minutes: float = 0.1
-) -> IdleGpu:
-    """Return a timer that reads cards like these, or has no driver where there are none."""
-
-    def device(card: int) -> SimpleNamespace:
-        return SimpleNamespace(read_figure=lambda _: read()[card])
-
-    @contextmanager
-    def gpus() -> Iterator[SimpleNamespace]:
-        devices = tuple(map(device, range(len(read()))))
-        yield SimpleNamespace(devices=devices, reason=None if devices else "no driver")
-
-    monkeypatch.setattr(timers, "open_gpus", gpus)
-    return IdleGpu(ExitStack(), minutes=minutes, busy_percent=10)
+Cards = tuple[float | None, ...]
 
 
 @pytest.mark.parametrize(
-    ("cards", "after_s"),
+    ("read", "minutes", "state", "after_s"),
     [
-        ((9.9,), 6.0),
-        ((9.9, 0.0), 6.0),
-        ((10.0,), None),
-        ((0.0, 90.0), None),
+        (lambda _: (9.9,), 0.1, "on: 1 cards, 0.1 min below 10 %", 6.0),
+        (lambda _: (9.9, 0.0), 0.1, "on: 2 cards, 0.1 min below 10 %", 6.0),
+        (lambda _: (10.0,), 0.1, "on: 1 cards, 0.1 min below 10 %", None),
+        (lambda _: (0.0, 90.0), 0.1, "on: 2 cards, 0.1 min below 10 %", None),
+        # Cards are read every two seconds: these were last seen busy after two.
+        (lambda s: (90.0 if s < 3 else 0.0,), 0.1, "on: 1 cards, 0.1 min below 10 %", 8.0),
         # A card without readings may be busy.
-        ((0.0, None), None),
-        ((), None),
+        (lambda _: (0.0, None), 0.1, "on: 2 cards, 0.1 min below 10 %", None),
+        (lambda s: (0.0 if s < 3 else None,), 0.1, "off: the cards stopped telling", None),
+        (lambda _: (), 0.1, "off: no driver", None),
+        (lambda _: (0.0,), 0, "off: --idle-minutes 0", None),
     ],
 )
 def test_only_cards_that_are_all_idle_end_a_run(
-    cards: Sequence[float | None], after_s: float | None, clock: Clock, monkeypatch: Patch
-) -> None:
-    timer = idle_timer(monkeypatch, lambda: cards)
-    told = f"on: {len(cards)} cards, 0.1 min below 10 %" if cards else "off: no driver"
-    assert timer.state == told
-    found = after_s and (after_s, "no card was 10 % busy for 0.1 min")
-    assert ends_after(clock, timer) == found
+    read: Callable[[float], Cards], minutes: float, state: str, after_s: float | None,
+    clock: Clock, monkeypatch: Patch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    def device(card: int) -> SimpleNamespace:
+        return SimpleNamespace(read_figure=lambda _: read(clock.now_s - 1000)[card])
 
-
-def test_idle_time_counts_from_the_last_work(clock: Clock, monkeypatch: Patch) -> None:
-    read_s: list[float] = []
-
-    def read() -> list[float]:
-        read_s.append(clock.now_s - 1000)
-        return [90.0 if clock.now_s < 1003 else 0.0]
-
-    ended = ends_after(clock, idle_timer(monkeypatch, read))
-    # Cards are read every two seconds: they were last seen busy after two.
-    assert ended is not None and ended[0] == 8.0
-    assert read_s[1:] == [0.0, 2.0, 4.0, 6.0, 8.0]
-
-
-def test_no_minutes_no_timer(clock: Clock, monkeypatch: Patch) -> None:
-    timer = idle_timer(monkeypatch, lambda: [0.0], minutes=0)
-    assert timer.state == "off: --idle-minutes 0"
-    assert ends_after(clock, timer) is None
-    assert ends_after(clock, Standstill(minutes=0, folders=[], pid=1)) is None
-
-
-def test_a_card_that_stops_telling_is_not_judged(
-    clock: Clock, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
-    timer = idle_timer(monkeypatch, lambda: [0.0 if clock.now_s < 1003 else None])
-    assert ends_after(clock, timer) is None
-    assert timer.state == "off: the cards stopped telling how busy they are"
-    assert caplog.text.count("stopped telling") == 1
+    devices = tuple(map(device, range(len(read(0)))))
+    gpus = SimpleNamespace(devices=devices, reason=None if devices else "no driver")
+    monkeypatch.setattr(timers, "open_gpus", lambda: nullcontext(gpus))
+    timer = IdleGpu(ExitStack(), minutes=minutes, busy_percent=10)
+    with caplog.at_level(logging.WARNING):
+        found = ends_after(clock, timer)
+    assert found == (after_s and (after_s, "no card was 10 % busy for 0.1 min"))
+    assert timer.state.startswith(state)
+    assert caplog.text.count("stopped telling") == ("telling" in state)
 
 
 def test_a_notice_is_asked_for_every_second_and_given_five(
@@ -187,7 +155,7 @@ def standstill(
         ({"cores": 0.03}, True),
         ({"cores": 0.01}, False),
         ({"cores": 0.0, "n_bytes": 11_000}, True),
-        ({"cores": 0.0, "n_bytes": 9_000}, False),
+        ({"cores": 0.0, "n_bytes": 10_000}, False),
         # Some containers hide traffic.
         ({"cores": 0.03, "n_bytes": None}, True),
         ({"cores": 0.01, "n_bytes": None}, False),
@@ -236,3 +204,4 @@ def test_processes_that_come_and_go_work(clock: Clock, tmp_path: Path, monkeypat
         return [worker(Clock(), 0.2 / Clock.now_s)]
 
     assert ends_after(clock, standstill(monkeypatch, tmp_path, short)) is None
+    assert ends_after(clock, Standstill(minutes=0, folders=[], pid=1)) is None

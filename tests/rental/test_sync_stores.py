@@ -49,11 +49,17 @@ def test_what_is_sent_comes_back(place: Place, folder: Path, tmp_path: Path) -> 
     assert files_below(tmp_path / "one") == ["a.json"]
     with pytest.raises(NotThere):
         store.fetch("state/.guard/ledger.json", tmp_path / "back")
+    # What is dropped takes nothing along that is called alike.
+    store.send_files(folder, "results/x-more", ["a.json", "in/e"])
+    store.delete("results/x")
+    assert store.list_names("results/x") == []
+    store.delete("results/x-more/a.json")
+    assert store.list_names("results/x-more") == ["in"]
 
 
 @every_kind
 def test_what_is_there_is_not_moved_again_unless_it_was_spoiled(
-    place: Place, folder: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "SMALL_BYTES", 0)
     store = place.open()
@@ -69,24 +75,7 @@ def test_what_is_there_is_not_moved_again_unless_it_was_spoiled(
             store.send_files(folder, "results", files_below(folder))
     store.send_files(folder, "results", files_below(folder))
     assert place.read("results/in/b c.bin") == good
-
-
-@every_kind
-def test_dropping_takes_one_thing_away(place: Place, folder: Path) -> None:
-    store = place.open()
-    for key in ("s/one", "s/one-more"):
-        store.send_files(folder, key, files_below(folder))
-    store.send_files(folder, "s", ["a.json"])
-    store.delete("s/one")
-    assert store.list_names("s/one") == []
-    store.delete("s/a.json")
-    assert "a.json" not in store.list_names("s")
-    assert store.list_names("s/one-more") == ["a.json", "in"]
-
-
-@every_kind
-def test_a_copy_can_be_broken_off_either_way(place: Place, folder: Path, tmp_path: Path) -> None:
-    place.open().send_files(folder, "results", files_below(folder))
+    # A copy can be broken off either way.
     cancel = threading.Event()
     store = open_store(place.destination, cancel)
     cancel.set()

@@ -1,7 +1,6 @@
 """Numbers for people, the terminal summary, the comparison of experts, and their scripts."""
 
 import io
-import json
 import os
 import runpy
 from pathlib import Path
@@ -16,7 +15,6 @@ from support import SCRIPTS
 from expertflow.config.attach import reports_to_sum_up
 from expertflow.report import format as f
 from expertflow.report.compare import build_index, index_row, render_index
-from expertflow.report.measured import to_plain
 from expertflow.report.records import Report
 from expertflow.report.summary import print_summary
 
@@ -118,14 +116,6 @@ def test_a_report_that_cannot_be_read_is_one_line(
     said = _run(script, path, monkeypatch)
     assert isinstance(said, str) and said.startswith(f"error: {path}: {message}")
     assert not (tmp_path / "i.json").exists()
-
-
-def test_read_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "report.json"
-    path.write_text(json.dumps(to_plain(CPU.report)[0]))
-    for script in ("show_report", "compare_experts"):
-        assert _run(script, path, monkeypatch) == 0
-    assert json.loads((tmp_path / "i.json").read_text())["experts"][0]["expert"] == "expert-sql"
 
 
 def test_a_run_ends_with_its_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
