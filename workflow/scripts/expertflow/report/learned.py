@@ -118,7 +118,7 @@ def format_change(change: PairedChange) -> str:
 
 
 def name_unclear(change: PairedChange) -> str:
-    """Say why a change does not count: chance alone explains it, or too few pairs differ."""
+    """Return why a change does not count: chance alone explains it, or too few pairs differ."""
     low, high = change.ci95
     if low <= 0 <= high:
         return NO_CHANGE
