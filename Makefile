@@ -137,11 +137,11 @@ prune: install
 	$(BIN)/python workflow/scripts/prune_state.py
 
 soak: $(VENV)/.dev
-	PYTHONPATH=tests:workflow/scripts $(BIN)/python tests/train/soak.py --minutes $(MINUTES)
+	PYTHONPATH=tests:workflow/scripts $(BIN)/python tests/train/soak.py --minutes $(MINUTES) $(SEED:%=--seed %)
 
 soak-chain: $(VENV)/.dev
 	PYTHONPATH=tests:tests/workflow:workflow/scripts $(BIN)/python tests/workflow/soak_chain.py \
-	  --minutes $(MINUTES)
+	  --minutes $(MINUTES) $(SEED:%=--seed %)
 
 mutants: $(VENV)/.dev
 	$(BIN)/python tests/mutants.py --sample $(MUTANTS) --workers $(WORKERS)

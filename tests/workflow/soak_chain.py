@@ -45,12 +45,12 @@ def main() -> None:
     end_s = time.monotonic() + 60 * args.minutes
     raw = make_workspace(folder / "raw")
     expected, longest_s = straight(raw, folder / "round")
-    counts = {"rounds": 0, "stopped": 0}
-    while time.monotonic() < end_s:
+    counts = {"rounds": 0, "stopped": 0, "resumed": 0}
+    while not counts["rounds"] or time.monotonic() < end_s:
         shutil.rmtree(folder / "round")
         space = raw.copy(folder / "round")
         counts["stopped"] += until_done(space, generator, longest_s)
-        check(space, expected)
+        counts["resumed"] += check(space, expected)
         counts["rounds"] += 1
         print(f"equal after {counts['stopped']} stops in {counts['rounds']} rounds", flush=True)
     shutil.rmtree(folder)
@@ -82,7 +82,8 @@ def until_done(space: Workspace, generator: random.Random, longest_s: float) -> 
         sys.exit(f"{space.root}: the command failed by itself: {run.told()}")
 
 
-def check(space: Workspace, expected: dict[str, str]) -> None:
+def check(space: Workspace, expected: dict[str, str]) -> int:
+    """Return how often the training was resumed, as its report says."""
     assert_tidy(space)
     script = space.root / "workflow/scripts/verify_results.py"
     done = subprocess.run([sys.executable, script], cwd=space.root, capture_output=True, text=True)
@@ -91,6 +92,12 @@ def check(space: Workspace, expected: dict[str, str]) -> None:
     found = made(space)
     if different := [name for name in expected if found[name] != expected[name]]:
         sys.exit(f"{space.root}: other {', '.join(different)} than those of a straight run")
+    run, training = space.record("report.json")["run"], space.record("training.json")
+    if (run["sessions"], run["resumed_at_steps"]) != (
+        training["n_sessions"], training["resumed_at_steps"]
+    ):  # fmt: skip
+        sys.exit(f"{space.root}: the report tells of other sessions than the training")
+    return len(run["resumed_at_steps"])
 
 
 def made(space: Workspace) -> dict[str, str]:
