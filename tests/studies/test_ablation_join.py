@@ -28,7 +28,6 @@ from expertflow.studies.records import (
     Bar,
     ClaimedRatio,
     ClaimVerdict,
-    Estimate,
     Variant,
     VariantRecord,
 )
@@ -57,11 +56,7 @@ def measured(name: str, *ratios: float, plan: float = 100.0, **changes: Any) -> 
     return VariantRecord(**{**settings, **changes})
 
 
-def plain(name: str, reason: str = "nothing would change") -> VariantRecord:
-    return measured(name, outcome="is the plan", reason=reason)
-
-
-def hopeless(name: str, reason: str, outcome: str = "not measurable") -> VariantRecord:
+def plain(name: str, reason: str = "", outcome: str = "is the plan") -> VariantRecord:
     return measured(name, outcome=outcome, reason=reason)
 
 
@@ -130,7 +125,7 @@ HALF = variant("a", metric="hours", saves=0.5)
         # What has no answer has a reason.
         ([plain("a", "TF32 is of cards"), plain("b")], {}, "not measurable",
          "one and the same here: TF32 is of cards"),
-        ([TWICE, hopeless("b", "no compiler")], {}, "not measurable",
+        ([TWICE, plain("b", "no compiler", "not measurable")], {}, "not measurable",
          "b: not measurable, no compiler"),
     ],
 )  # fmt: skip
@@ -178,18 +173,13 @@ def ladder(plan: TrainPlan, *records: VariantRecord) -> AblationRecord:
 NAIVE, MIDDLE = measured("naive", 0.099, 0.1, 0.101), measured("middle", 0.39, 0.4, 0.41)
 
 
-def value(estimate: Estimate | None) -> float:
-    assert estimate is not None
-    return estimate.value
-
-
 def test_each_rung_is_worth_its_ratio_to_the_one_before(base: TrainPlan) -> None:
     record = ladder(base, NAIVE, MIDDLE)
     first, second, last = record.bars
     assert record.ladders == (("naive", "middle", "end"),)
     assert first.step is None
-    assert value(second.step) == pytest.approx(4, rel=0.01)
-    assert value(last.step) == pytest.approx(2.5, rel=0.01)
+    assert second.step and second.step.value == pytest.approx(4, rel=0.01)
+    assert last.step and last.step.value == pytest.approx(2.5, rel=0.01)
     assert last.ratio is None and last.tokens_per_s == record.plan_tokens_per_s == 100
 
 
@@ -203,7 +193,7 @@ def test_a_rung_that_is_run_as_the_one_before_is_worth_nothing(base: TrainPlan) 
     first, second, last = bars("a")
     assert second.step is None and second.ratio == first.ratio != middle.ratio
     assert second.reason == "as the rung before on this hardware; not compiled"
-    assert value(last.step) == pytest.approx(2.5, rel=0.01)
+    assert last.step and last.step.value == pytest.approx(2.5, rel=0.01)
     assert bars("b")[1].step is not None
 
 
@@ -227,7 +217,7 @@ def test_dollars_need_a_price(base: TrainPlan) -> None:
 
 
 def test_what_was_not_measured_keeps_its_reason(base: TrainPlan) -> None:
-    bar, *others = ladder(base, hopeless("naive", "no memory", "out of memory"), MIDDLE).bars
+    bar, *others = ladder(base, plain("naive", "no memory", "out of memory"), MIDDLE).bars
     assert (bar.outcome, bar.reason, bar.ratio) == ("out of memory", "no memory", None)
     assert bar.tokens_per_s is bar.peak_memory_bytes is bar.padding_fraction is None
     assert [other.step is None for other in others] == [True, False]

@@ -143,7 +143,7 @@ def kill_launcher(trainers: Trainers, folder: Path) -> None:
     fired.unlink()
     trainers.ask(folder, fault=("enter:take", 1, signal.SIGSTOP), n_processes=2)
     wait_for(fired.exists)
-    (launcher,) = psutil.Process(trainers.pid).children()
+    (launcher,) = psutil.Process(trainers.server.pid).children()
     left_alone = launcher.children()
     launcher.kill()
     assert trainers.answer()["code"] == -KILL
@@ -170,7 +170,9 @@ def tell_launcher(folder: Path) -> None:
 
 def test_a_wrong_number_of_processes_is_refused(trainers: Trainers, tmp_path: Path) -> None:
     """A launcher that starts one process without a word must not train something else."""
-    said = trainers.refuse(made(tmp_path / "run", world_size=2), n_processes=1)
+    run = made(tmp_path / "run", world_size=2)
+    assert trainers.train(run, n_processes=1)["code"] == 1
+    said = (run / "log").read_text().splitlines()[-1]
     assert "the plan is for 2 processes and 1 started" in said
 
 

@@ -166,7 +166,7 @@ def serve() -> None:
 class Trainers:
     def __init__(self) -> None:
         paths = f"{SCRIPTS}:{ROOT / 'tests'}:{ROOT / 'tests' / 'train'}"
-        self._server = subprocess.Popen(
+        self.server = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={
@@ -174,19 +174,15 @@ class Trainers:
             },
         )  # fmt: skip
 
-    @property
-    def pid(self) -> int:
-        return self._server.pid
-
     def ask(self, folder: Path, **request: Any) -> None:
-        assert self._server.stdin
+        assert self.server.stdin
         request = {"fault": None, "n_processes": None, "function": None, **request}
-        self._server.stdin.write(json.dumps({"folder": str(folder), **request}) + "\n")
-        self._server.stdin.flush()
+        self.server.stdin.write(json.dumps({"folder": str(folder), **request}) + "\n")
+        self.server.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        assert self._server.stdout
-        answer: dict[str, Any] = json.loads(self._server.stdout.readline())
+        assert self.server.stdout
+        answer: dict[str, Any] = json.loads(self.server.stdout.readline())
         return answer
 
     def train(self, folder: Path, fault: Fault | None = None, **request: Any) -> dict[str, Any]:
@@ -206,13 +202,8 @@ class Trainers:
         answer = self.train(folder, function=name, n_processes=2)
         assert answer["code"] == 0, (folder / "log").read_text()
 
-    def refuse(self, folder: Path, **request: Any) -> str:
-        """Have a run fail, and return the last line it said."""
-        assert self.train(folder, **request)["code"] == 1
-        return (folder / "log").read_text().splitlines()[-1]
-
     def close(self) -> None:
-        self._server.communicate(timeout=180)
+        self.server.communicate(timeout=180)
 
 
 if __name__ == "__main__":
