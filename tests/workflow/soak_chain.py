@@ -30,8 +30,11 @@ TARGET = "results/tiny/report.json"
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LEFT_ALONE_FRACTION = 0.2
 # What holds no times of day and no seconds.
-FILES = ("datasets.json", "keep.arrow", "model.json", "packing.json", "plan.json")
-FOLDERS = ("packed", "base_model", "documents", "checkpoint", "merged")
+FILES = (
+    "datasets.json", "keep.arrow", "model.json", "packing.json", "plan.json",
+    "merged/model.safetensors", "merged/config.json", "merged/tokenizer.json",
+)  # fmt: skip
+FOLDERS = ("packed", "base_model", "documents", "checkpoint")
 
 
 def main() -> None:
@@ -92,12 +95,12 @@ def check(space: Workspace, expected: dict[str, str]) -> int:
     found = made(space)
     if different := [name for name in expected if found[name] != expected[name]]:
         sys.exit(f"{space.root}: other {', '.join(different)} than those of a straight run")
-    run, training = space.record("report.json")["run"], space.record("training.json")
-    if (run["sessions"], run["resumed_at_steps"]) != (
-        training["n_sessions"], training["resumed_at_steps"]
-    ):  # fmt: skip
-        sys.exit(f"{space.root}: the report tells of other sessions than the training")
-    return len(run["resumed_at_steps"])
+    told = space.record("report.json")["training_report"]["training"]
+    training = space.record("training.json")
+    for here, there in (("sessions", "n_sessions"), ("resumed_at_steps", "resumed_at_steps")):
+        if told[here] != training[there]:
+            sys.exit(f"{space.root}: the report tells of {here} {told[here]}, {training[there]}")
+    return len(told["resumed_at_steps"])
 
 
 def made(space: Workspace) -> dict[str, str]:
