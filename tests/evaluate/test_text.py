@@ -36,6 +36,17 @@ def test_final_answer_reads() -> None:
         "#### 18 xylophones": "18",
         "#### 18 - as asked": "18",
         "#### 18 orders": "18",
+        "#### 18 in 2020": "18",
+        "so \\boxed{18}": "18",
+        "\\boxed{\\$1,018.50}": "1018.5",
+        "\\boxed{18\\text{ cm}} is right": "18",
+        "the answer is 4\n\\boxed{5}": "5",
+        "The final answer is **18**.": "18",
+        "**Answer:** $18$": "18",
+        "#### 1.8e1": "18",
+        "#### 1e5": "100000",
+        "#### 1.8 x 10^1 m": "18",
+        "\\boxed{1.8 \\times 10^{-1}}": "0.18",
     }
     assert {text: final_answer(text) for text in expected} == {
         text: Decimal(value) for text, value in expected.items()
@@ -43,12 +54,15 @@ def test_final_answer_reads() -> None:
 
 
 def test_final_answer_does_not_guess() -> None:
-    digits = ("1,5", "1/2", "1e5", "3:30", "2 3", "3½", "3 ½", "10²", "5k", "3**2", "9" * 300)
+    digits = ("1,5", "1/2", "1e5x", "3:30", "2 3", "3½", "3 ½", "10²", "5k", "3**2", "9" * 300)
     words = ("eighteen", "18 or 20", "18 or twenty", "7 to 9", "7 and 9", "7 and a half")
     factors = ("2 million", "2 Dozen eggs", "3 x 10 = 30", "3×10", "3 x $10", "3 \\times 10")
+    pairs = ("18 dollars and 50 cents", "5 hours 30 minutes", "18 apples and 2 pears", "6 ft 2")
     others = ("\n\n18", "-$-5", "7 – 9", "5 - .5", "18\n#### 18 or 20")
-    marked = [f"#### {rest}" for rest in (*digits, *words, *factors, *others)]
-    read = {text: final_answer(text) for text in ("The answer is 18", "### 18", "", *marked)}
+    marked = [f"#### {rest}" for rest in (*digits, *words, *factors, *pairs, *others)]
+    bare = ("18", "### 18", "", "answering 18", "the answer isn't 18", "18 is the answer")
+    boxed = ("The answer is 5: \\boxed{\\frac{1}{2}}", "\\boxed{18 or 20}")
+    read = {text: final_answer(text) for text in (*bare, *boxed, *marked)}
     assert {text: value for text, value in read.items() if value is not None} == {}
 
 
@@ -73,6 +87,9 @@ def test_kinds() -> None:
         "#### 1" * 160_000,
         ("####" + " " * 190) * 5_000,
         "#### x" * 160_000,
+        "\\boxed{1 " * 160_000,
+        "answer is " * 160_000,
+        "answer: 1 x 10^" * 160_000,
     ],
 )
 def test_final_answer_is_quick_on_hostile_text(text: str) -> None:

@@ -13,30 +13,42 @@ from expertflow.evaluate.scoring import ScoringTask
 _BLANK = r"[^\S\n]"
 _MARKS = rf"(?:{_BLANK}|[*_(])" + "{0,200}+"
 _CURRENCY = r"\\?[$€£¥]"
+_MARKER = "####"
+_BOX = "\\boxed{"
+_MARK = (
+    rf"(?:{_MARKER}(?!#)|{re.escape(_BOX)}|"
+    rf"(?i:answer(?:{_BLANK}{{1,9}}+is(?![^\W_])|(?=[*_]{{0,2}}:))[:*_]{{0,9}}+))"
+)
 _NUMBER = re.compile(
-    rf"####(?!#){_MARKS}(?:\n{_MARKS})?(?:[A-Za-z]\w{{0,30}}+{_BLANK}{{0,9}}+={_MARKS})?"
+    rf"{_MARK}{_MARKS}(?:\n{_MARKS})?(?:[A-Za-z]\w{{0,30}}+{_BLANK}{{0,9}}+={_MARKS})?"
     rf"(?P<sign>[-+−]?){_BLANK}{{0,9}}+(?:{_CURRENCY})?{_BLANK}{{0,9}}+(?P<late_sign>[-+−]?)"
     r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3}){1,50}|[0-9]{1,200})(?:\.[0-9]{1,200})?|\.[0-9]{1,200})"
+    rf"(?:[eE](?P<e>[-+]?[0-9]{{1,3}})(?!\w)|{_BLANK}{{0,9}}+(?:[x×*]|\\times){_BLANK}{{0,9}}+10"
+    r"(?:\^\{?|\*\*)(?P<power>[-+−]?[0-9]{1,3})(?![0-9])\}?)?"
 )
-# No single decimal number: `1,5`, `1/2`, `2 3`, `1e5`, `3:30`, `3 x 10 = 30`, `7–9`, `3½`,
-# `18 or 20` and `2 million`. Reading only their start would judge by chance.
+# No single decimal number: `1,5`, `1/2`, `2 3`, `3:30`, `3 x 10 = 30`, `7–9`, `3½`, `18 or 20`,
+# `2 million`, `18 dollars and 50 cents`. Reading only their start would judge by chance.
 _ALSO = rf"{_BLANK}*+[-+−]?(?:{_CURRENCY})?{_BLANK}*+\.?[0-9]"
 _PARTS = "½¼¾⅐-⅞"
 _OPERATORS = r"(?:[-+−/^x×÷·‐-―]|\*{1,2})"
+_COMPOUND = (
+    "(?:dollars?|euros?|pounds?|lbs?|feet|foot|ft|yards?|years?|months?|weeks?|days?|hours?|hrs?|h"
+    "|minutes?|min|degrees?)(?![A-Za-z])"
+)
 _GOES_ON = re.compile(
     rf"[0-9²³¹⁰-⁹]|e[-+]?[0-9]|k(?![A-Za-z])|{_BLANK}*+(?:"
     rf"[{_PARTS}]|[.,:'’_]?{_BLANK}*+[0-9]|{_OPERATORS}{_ALSO}|"
     r"\\(?:times|cdot|div|pm|[dt]?frac)(?![A-Za-z])|"
     r"-?(?:or|dozen|hundred|thousand|million|billion|trillion)(?![^\W_])|"
+    rf"[A-Za-z]{{1,30}}+{_BLANK}++and{_ALSO}|{_COMPOUND}{_ALSO}|"
     rf"(?:to|and|times|plus|minus)(?:{_ALSO}|"
     rf"{_BLANK}++(?:a{_BLANK}++)?(?:half|third|quarter)(?![^\W_])))",
     re.IGNORECASE,
 )
-_MARKER = "####"
 
 
 class FinalAnswer(ScoringTask):
-    """Compare the numbers after the last ``####`` of both texts, exactly: 18 equals 18.00.
+    """Compare the numbers that both texts end with, exactly: 18 equals 18.00.
 
     Kinds: ``correct``, ``wrong_answer``, ``no_answer``. Currency, thousands separators, a percent
     sign and units after the number are ignored; see ``final_answer``.
@@ -60,9 +72,10 @@ class FinalAnswer(ScoringTask):
 
 
 def final_answer(text: str) -> Decimal | None:
-    """Return the number after the last ``####`` that a number follows, on its line or the next.
+    r"""Return the number after the last mark that a number follows, on its line or the next.
 
-    There is none if the number goes on (``18 or 20``, ``3 x 10 = 30``, ``2 million``).
+    Marks are ``####``, ``\boxed{``, ``answer is`` and ``answer:``. There is none if the number
+    goes on (``18 or 20``, ``3 x 10 = 30``, ``2 million``), or if the last box holds none.
 
     >>> final_answer("9 x 2 = 18 #### $1,018.50")
     Decimal('1018.50')
@@ -70,6 +83,9 @@ def final_answer(text: str) -> Decimal | None:
     for found in deque(_NUMBER.finditer(text), maxlen=1):
         if (found["sign"] and found["late_sign"]) or _GOES_ON.match(text, found.end()):
             return None
+        if text.rfind(_BOX) > found.start():
+            return None
+        exponent = int((found["e"] or found["power"] or "0").replace("\N{MINUS SIGN}", "-"))
         sign = (found["sign"] + found["late_sign"]).replace("\N{MINUS SIGN}", "-")
-        return Decimal(sign + found["digits"].replace(",", ""))
+        return Decimal(sign + found["digits"].replace(",", "")).scaleb(exponent)
     return None
