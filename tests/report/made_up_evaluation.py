@@ -52,7 +52,7 @@ def make_evaluation(
         published=published(), baselines=tuple(
             baseline(name, n_correct, after[0]) for name, n_correct in baselines.items()
         ),
-        earlier=None, judge=None, lm_eval=(), backend="transformers",
+        earlier=None, judge=None, lm_eval=(),
         decoding=e.Decoding(stop=(";\n\n",)), n_held_out_documents=300,
         n_documents_shared_with_training=0, n_questions_shared_with_training=0,
         samples=(RIGHT, WRONG), worst=(WRONG,) * 10,
@@ -84,8 +84,7 @@ def make_bare(*, before: float, after: float) -> e.EvaluationRecord:
 
 def published_by_training(step: int) -> e.Published:
     return e.Published(
-        step=step, path=".", weights_sha256="7c" * 32, n_questions=0, candidates=(),
-        reason="the weights that training published",
+        step=step, path=".", weights_sha256="7c" * 32, reason="the weights that training published"
     )  # fmt: skip
 
 

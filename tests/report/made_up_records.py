@@ -199,7 +199,7 @@ OPTIONS = (
 def make_staging() -> StagingRecord:
     rows = Staged(
         kind="rows", key="6f" * 10, source="results/expert-sql/packed", action="copied",
-        reason=FASTER, is_fallback=False, target=f"/scratch/expertflow/{'6f' * 10}/files",
+        reason=FASTER, target=f"/scratch/expertflow/{'6f' * 10}/files",
         n_files=6, n_bytes=391_000_000, n_bytes_copied=391_000_000, copy_bytes_per_s=1.1e9,
         source_file_system="nfs4", source_read_bytes_per_s=2.4e8,
         source_read_method="64 MiB in order, past the page cache",
@@ -249,7 +249,7 @@ def make_training() -> t.TrainingRecord:
                        tokens=43_200_000, seconds=1_257.0, tokens_per_s=34_367.5),
     )  # fmt: skip
     return t.TrainingRecord(
-        expert="expert-sql", fingerprint="7a" * 32, status="finished",
+        expert="expert-sql", fingerprint="7a" * 32,
         started_at="2026-06-14T09:12:44Z", method="lora", base_model="Qwen/Qwen3-0.6B",
         device="cuda", gpu_name=GPU, precision="bf16", attention="flash",
         activated=("packing", "bf16", "flash attention", "fused loss"), world_size=1, n_threads=8,
