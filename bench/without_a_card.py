@@ -158,6 +158,7 @@ def traced_run(case: Case) -> Any:
         dtype=torch.bfloat16,
         kernel=True,
         supervised_fraction=SUPERVISED,
+        card_bytes=torch.cuda.get_device_properties().total_memory,
     )
 
 

@@ -40,14 +40,16 @@ def build_guard() -> Path:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise TrainingError("posing as a card needs a C++ compiler; install g++")
-    key = hashlib.sha256(SOURCE.read_bytes() + version("torch").encode()).hexdigest()[:16]
+    spec = find_spec("torch")
+    assert spec and spec.origin
+    # The library names this installation's folder, where the loader looks for torch's own.
+    home = Path(spec.origin).parent
+    of = f"{version('torch')} {home}"
+    key = hashlib.sha256(SOURCE.read_bytes() + of.encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     library = cache / "expertflow" / f"fake_card-{key}.so"
     if library.is_file():
         return library
-    spec = find_spec("torch")
-    assert spec and spec.origin
-    home = Path(spec.origin).parent
     paths = [f"-I{home / 'include'}", f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}"]
     command = [compiler, "-std=c++20", "-fPIC", "-shared", str(SOURCE), *paths]
     library.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.utils import counters
 from torch._inductor import compile_fx, config
-from torch._inductor.fx_passes import joint_graph, post_grad
+from torch._inductor.fx_passes import joint_graph
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import triton_helpers, triton_heuristics
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -97,7 +97,6 @@ def without_examples() -> Iterator[None]:
 
     with (
         mock.patch.object(joint_graph, "lazy_init", idle),
-        mock.patch.object(post_grad, "lazy_init", idle),
         mock.patch.object(triton_helpers, "set_driver_to_gpu", idle),
         config.patch(joint_graph_constant_folding=False, fx_graph_cache=False, compile_threads=1),
         torch._functorch.config.patch(enable_autograd_cache=False),
@@ -174,7 +173,8 @@ class EagerWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not (func.is_view or "empty" in str(func) or "detach" in str(func)):
+        is_work = func.namespace == "aten" and not func.is_view
+        if is_work and "empty" not in str(func) and "detach" not in str(func):
             tensors = [t for t in tree_leaves((args, kwargs, result)) if torch.is_tensor(t)]
             self.n_launches += 1
             self.n_bytes += sum(t.numel() * t.element_size() for t in tensors)

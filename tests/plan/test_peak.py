@@ -16,6 +16,7 @@ from expertflow.plan.memory import (
     LOSS_BYTES_PER_VOCAB,
     RESERVE_BYTES,
     RESERVE_FRACTION,
+    loss_chunk_rows,
     peak_bytes,
     peak_reason,
     predict_memory,
@@ -100,9 +101,9 @@ PRIORS: list[tuple[dict[str, Any], bool, int, int, float]] = [
     ({"lora": None}, False, 28 * FULL.kept, 2 * N_PARAMS, 0.3 * 2048),
     ({"lora": None}, True, 28 * FULL.checkpointed + FULL.at_peak, 2 * N_PARAMS, 0.3 * 2048),
     ({"lora": None, "bf16": False}, False, 2 * 28 * FULL.kept, 0, 0.3 * 2048),
-    ({}, False, 28 * ADAPTER.kept, 0, 256),
-    ({}, True, 28 * ADAPTER.checkpointed + ADAPTER.at_peak, 0, 256),
-    ({"lora": replace(LORA, use_dora=True)}, False, 28 * DORA.kept, 0, 256),
+    ({}, False, 28 * ADAPTER.kept, 0, 0.3 * 2048),
+    ({}, True, 28 * ADAPTER.checkpointed + ADAPTER.at_peak, 0, 0.3 * 2048),
+    ({"lora": replace(LORA, use_dora=True)}, False, 28 * DORA.kept, 0, 0.3 * 2048),
 ]
 
 
@@ -116,6 +117,14 @@ def test_without_a_trace_a_step_is_layers_copies_and_loss(
     assert made is not None
     layers, loss = 2048 * 1024 * per_unit, rows * LOSS_BYTES_PER_VOCAB * 151936
     assert made.step_bytes == int(layers + n_copied + loss)
+
+
+def test_the_logits_of_a_loss_chunk_take_a_hundredth_of_the_card() -> None:
+    assert loss_chunk_rows(151_936, H100.memory_total_bytes, trained=False) == 2560
+    assert loss_chunk_rows(151_936, 24 << 30, trained=False) == 768
+    for card_bytes in (None, 8 << 30):
+        assert loss_chunk_rows(151_936, card_bytes, trained=False) == 256
+        assert loss_chunk_rows(151_936, card_bytes, trained=True) == 1024
 
 
 def test_targets_of_unknown_shape_are_counted_by_the_trace() -> None:

@@ -33,8 +33,11 @@ from expertflow.train.optimizers import OPTIMIZERS
 # Gated-MLP decoders, like those that the figures below were measured on.
 KNOWN_ARCHITECTURES = {"qwen2", "qwen3", "llama", "mistral"}
 LOSS_BYTES_PER_VOCAB = 10.5
-# Rows of a loss chunk on a card: more where the head is trained too.
+# Rows of a loss chunk: at least these, by whether the head is trained. On a card as many as have
+# logits in half precision of a share of its memory: each chunk reads the head twice, and the full
+# gradient of a trained one. The share is a judgment: 2,560 rows of Qwen3's logits on 80 GB.
 LOSS_CHUNK_ROWS = {True: 1024, False: 256}
+LOSS_CHUNK_FRACTION = 0.01
 RESERVE_BYTES, RESERVE_FRACTION = 1 << 30, 0.08
 WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 NF4_BYTES = 0.52
@@ -138,10 +141,18 @@ def _prior_step_bytes(draft: PlanDraft, n_tokens: int, *, checkpoint: bool) -> f
         layers = facts.n_layers * figures.checkpointed + figures.at_peak
     wide = 2 if precision == "fp32" else 1
     activations = n_tokens * facts.hidden_size * wide * layers
-    rows = min(n_tokens * draft.supervised_fraction, LOSS_CHUNK_ROWS[lora is None])
+    chunk = loss_chunk_rows(facts.vocab_size, draft.memory_total_bytes, trained=lora is None)
+    rows = min(n_tokens * draft.supervised_fraction, chunk)
     # Autocast keeps half-precision copies of trained weights until the forward pass is over.
     copies = 2 * draft.n_trainable if lora is None and precision != "fp32" else 0
     return activations + copies + rows * LOSS_BYTES_PER_VOCAB * facts.vocab_size
+
+
+def loss_chunk_rows(vocab_size: int, card_bytes: int | None, *, trained: bool) -> int:
+    """Return how many targets have their logits in memory at once on a card."""
+    least = LOSS_CHUNK_ROWS[trained]
+    fitting = int(LOSS_CHUNK_FRACTION * (card_bytes or 0) / (2 * vocab_size))
+    return max(least, fitting // LOSS_CHUNK_ROWS[False] * LOSS_CHUNK_ROWS[False])
 
 
 def choose_batch(draft: PlanDraft) -> tuple[int, int, bool]:

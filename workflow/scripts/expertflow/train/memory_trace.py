@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from expertflow.core.errors import TrainingError, single_line
 from expertflow.core.records import Record
 from expertflow.hardware.records import GpuFacts
+from expertflow.plan.memory import loss_chunk_rows
 from expertflow.plan.records import MemoryLine, MemoryTrace, PlanSpec
 from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.packing import IGNORE
@@ -40,15 +41,14 @@ from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
 # Layers that are traced; a model with no more is traced as it is.
 FEWEST_LAYERS = 2
 # Rows traced if the micro-batch is free. A given one replaces the middle value, and at least twice
-# it the last. Both sides of the point where the loss starts to need more than one chunk are traced
-# too: beyond it the logits take no more bytes.
+# it the last. The largest that the loss takes in one chunk, and one more, are traced too.
 ROWS = (1, 4, 16)
 # Codes of half a byte; a scale byte per 64 weights, and four more bytes per 256 such scales.
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 
 class TracedRun(Record, frozen=True, kw_only=True):
-    """What decides a step's bytes; ``kernel``: the GPU has the variable-length one."""
+    """What decides a step's bytes; ``kernel``: the card has the variable-length one."""
 
     config: Any
     method: str
@@ -57,6 +57,7 @@ class TracedRun(Record, frozen=True, kw_only=True):
     dtype: torch.dtype
     kernel: bool
     supervised_fraction: float
+    card_bytes: int | None = None
 
 
 def read_config(directory: Path) -> transformers.PretrainedConfig:
@@ -147,7 +148,8 @@ def _one_by_one(*arguments: Any, **options: Any) -> torch.Tensor:
 
 
 def chunk_of(run: TracedRun) -> int:
-    return loss.CHUNK_OF_TRAINED_HEAD if run.method == "full" else loss.CHUNK
+    vocab_size = run.config.get_text_config().vocab_size
+    return loss_chunk_rows(vocab_size, run.card_bytes, trained=run.method == "full")
 
 
 class _FusedDropout(torch.nn.Dropout):
@@ -291,6 +293,7 @@ def trace_memory(
             dtype=torch.bfloat16,
             kernel=_has_kernel(gpu),
             supervised_fraction=supervised_fraction,
+            card_bytes=gpu.memory_total_bytes,
         )
         rows = _rows_to_trace(run, spec.batch_size, length)
         for on in (False, True):

@@ -38,15 +38,15 @@ class AdaptedLinear(Linear):  # type: ignore[misc]
         same_type = torch.is_autocast_enabled(x.device.type) or x.dtype == a_RI.dtype
         if self.disable_adapters or self.merged or not same_type:
             return super().forward(x, *args, **kwargs)  # type: ignore[no-any-return]
+        base: torch.nn.Linear = self.base_layer
         scaling = self.scaling[ADAPTER]
         dropped = self._drop_out(x)
-        added = functional.linear(functional.linear(dropped, a_RI) * scaling, b_OR)
+        narrow = functional.linear(dropped, a_RI) * scaling
         if ADAPTER not in self.lora_magnitude_vector:
-            return self.base_layer(x) + added  # type: ignore[no-any-return]
-        base: torch.nn.Linear = self.base_layer
+            return product_onto(functional.linear(narrow, b_OR, base.bias), x, base.weight)
         magnitude_O = self.lora_magnitude_vector[ADAPTER].weight
         norm_O = norm_of_rows(base.weight, a_RI, b_OR, scaling)
-        changed = functional.linear(dropped, base.weight) + added
+        changed = product_onto(functional.linear(narrow, b_OR), dropped, base.weight)
         changed = (magnitude_O / norm_O).to(changed.dtype) * changed
         if dropped is not x:
             changed = changed + base(x - dropped)
@@ -63,6 +63,15 @@ class AdaptedLinear(Linear):  # type: ignore[misc]
         if not hasattr(x, DROPPED):
             setattr(x, DROPPED, dropout(x))
         return getattr(x, DROPPED)  # type: ignore[no-any-return]
+
+
+def product_onto(start: torch.Tensor, x: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
+    """Return ``start + x W'`` by a product that starts from ``start``: no pass adds them after it.
+
+    A checkpointed layer whose last product this is stops before it when it is recomputed.
+    """
+    total = torch.addmm(start.flatten(0, -2), x.flatten(0, -2), weight_OI.T)
+    return total.view_as(start)
 
 
 @torch.no_grad()

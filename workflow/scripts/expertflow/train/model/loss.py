@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from expertflow.plan.memory import loss_chunk_rows
 from expertflow.tokens.packing import IGNORE
 
 # From hidden states [C, H], head [V, H], targets [C, 1] and smoothing: the summed loss, and the
@@ -23,10 +24,8 @@ from expertflow.tokens.packing import IGNORE
 Kernel = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]
 ]
+# Rows of a chunk on a CPU.
 CHUNK = 256
-# On a GPU every chunk reads and writes the full gradient of a trained head; larger chunks do so
-# less often.
-CHUNK_OF_TRAINED_HEAD = 1024
 
 
 def sum_loss(
@@ -63,7 +62,11 @@ def targets_of(labels_BL: torch.Tensor, n_targets: int) -> tuple[torch.Tensor, t
 
 
 def chunk_rows(head_VH: torch.Tensor) -> int:
-    return CHUNK_OF_TRAINED_HEAD if head_VH.is_cuda and head_VH.requires_grad else CHUNK
+    """Return how many targets a chunk has: more on a card, the more memory it has."""
+    if not head_VH.is_cuda:
+        return CHUNK
+    card_bytes = torch.cuda.get_device_properties(head_VH.device).total_memory
+    return loss_chunk_rows(len(head_VH), card_bytes, trained=head_VH.requires_grad)
 
 
 def loss_route(head_VH: torch.Tensor, *, label_smoothing: float = 0.0) -> str:
