@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from expertflow.tokens.packing import IGNORE
 from expertflow.train.model.loss import (
     CHUNK,
-    CHUNK_OF_TRAINED_HEAD,
     chunk_rows,
     loss_and_gradient_to_compile,
     loss_route,
@@ -125,8 +125,18 @@ def test_nothing_is_computed_that_nobody_wants(
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(enabled):
         sum_loss(hidden, head, labels, n_targets=n)
     assert counter.get_total_flops() == n_products * 2 * n * N_IDS * WIDTH
-    on_a_card: Any = SimpleNamespace(is_cuda=True, requires_grad=not frozen)
-    assert chunk_rows(on_a_card) == (CHUNK if frozen else CHUNK_OF_TRAINED_HEAD)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_chunk_grows_with_the_memory_of_a_card(
+    monkeypatch: pytest.MonkeyPatch, trained: bool
+) -> None:
+    head: Any = MagicMock(is_cuda=True, requires_grad=trained)
+    head.__len__.return_value = 151_936
+    for card_bytes, n_rows in ((8 << 30, 1024 if trained else CHUNK), (80 << 30, 2816)):
+        card = SimpleNamespace(total_memory=card_bytes)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, card=card: card)
+        assert chunk_rows(head) == n_rows
 
 
 def test_without_targets_the_loss_and_all_gradients_are_zero() -> None:
