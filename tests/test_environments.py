@@ -1,5 +1,6 @@
 """The pins stand in several files; they must agree, and hold what the README promises."""
 
+import importlib.util
 import re
 import sysconfig
 import tomllib
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+import yte
 from support import ROOT
 
 LOCK = ROOT / "envs" / "requirements.lock"
@@ -21,24 +23,25 @@ def pins(path: Path) -> dict[str, str]:
     return dict(line.split("==") for line in lines)
 
 
-def test_conda_and_pip_pin_the_same() -> None:
+def test_the_pins_of_all_files_agree() -> None:
     environment = yaml.safe_load((ROOT / "envs" / "expertflow.yaml").read_text())
     listed = next(d["pip"] for d in environment["dependencies"] if isinstance(d, dict))
     assert dict(line.split("==") for line in listed) == pins(LOCK)
-
-
-def test_the_lock_names_no_build_of_torch_so_that_cpu_and_cuda_share_it() -> None:
-    assert pins(LOCK)["torch"] == "2.13.0"
-    assert not [name for name in pins(LOCK) if name.startswith(("nvidia-cu", "triton"))]
-
-
-def test_development_pins_do_not_contradict_the_lock() -> None:
+    project = tomllib.loads((LOGGER / "pyproject.toml").read_text())
+    wanted = project["project"]["dependencies"] + project["build-system"]["requires"]
+    assert len(wanted) == 3
+    assert dict(line.split("==") for line in wanted).items() <= pins(LOCK).items()
     extras = [path for path in sorted(LOCK.parent.glob("*.lock")) if path != LOCK]
     assert len(extras) == 9
     pinned = set(pins(LOCK))
     for extra in extras:
         assert not pins(extra).keys() & pinned, extra
         pinned |= pins(extra).keys()
+
+
+def test_the_lock_names_no_build_of_torch_so_that_cpu_and_cuda_share_it() -> None:
+    assert pins(LOCK)["torch"] == "2.13.0"
+    assert not [name for name in pins(LOCK) if name.startswith(("nvidia-cu", "triton"))]
 
 
 @pytest.mark.parametrize("path", sorted(LOCK.parent.glob("*.lock")), ids=lambda path: path.name)
@@ -54,13 +57,6 @@ def test_what_is_installed_is_what_is_pinned(path: Path) -> None:
     assert found == pins(path) or (path != LOCK and not found)
 
 
-def test_the_logger_plugin_pins_what_the_lock_pins_and_is_built_by_it() -> None:
-    project = tomllib.loads((LOGGER / "pyproject.toml").read_text())
-    wanted = project["project"]["dependencies"] + project["build-system"]["requires"]
-    assert len(wanted) == 3
-    assert dict(line.split("==") for line in wanted).items() <= pins(LOCK).items()
-
-
 def test_the_logger_plugin_is_installed_as_it_stands_here() -> None:
     files = {str(file): file.locate() for file in distribution(PLUGIN).files or []}
     sources = sorted((LOGGER / PLUGIN).glob("*.py"))
@@ -68,21 +64,14 @@ def test_the_logger_plugin_is_installed_as_it_stands_here() -> None:
     for source in sources:
         installed = Path(str(files[f"{PLUGIN}/{source.name}"]))
         assert installed.read_text() == source.read_text(), f"install {LOGGER} again"
-
-
-@pytest.mark.parametrize("recipe", ["Makefile", "envs/Containerfile"])
-def test_every_installation_brings_the_logger_plugin(recipe: str) -> None:
     install = r"pip install .*--no-deps --no-build-isolation .*\./workflow/logger"
-    assert re.search(install, (ROOT / recipe).read_text()), recipe
+    for recipe in ("Makefile", "envs/Containerfile"):
+        assert re.search(install, (ROOT / recipe).read_text()), recipe
 
 
 def test_the_default_profile_turns_the_logger_plugin_on_only_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import importlib.util
-
-    import yte
-
     text = (ROOT / "profiles" / "default" / "config.yaml").read_text()
     assert yte.process_yaml(text)["logger"] == ["expertflow"]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -119,13 +119,7 @@ def test_a_class_name_occurs_once() -> None:
     assert not [name for name, n in names.items() if n > 1]
 
 
-def test_no_function_is_named_by_a_participle() -> None:
-    named = [f"{shown(path)}: {name}" for path, name in public_functions()]
-    found = [one for one in named if PARTICIPLE.fullmatch(one.rpartition(" ")[2].split("_")[0])]
-    assert not found, "\n".join(found)
-
-
-def test_most_function_names_have_an_object() -> None:
-    names = [name for _, name in public_functions() if name != "main"]
-    one_word = [name for name in names if "_" not in name]
-    assert len(one_word) <= MAX_ONE_WORD_FRACTION * len(names)
+def test_functions_are_named_by_a_verb_and_most_by_its_object() -> None:
+    named = [(shown(path), name) for path, name in public_functions() if name != "main"]
+    assert not [one for one in named if PARTICIPLE.fullmatch(one[1].split("_")[0])]
+    assert sum("_" not in name for _, name in named) <= MAX_ONE_WORD_FRACTION * len(named)

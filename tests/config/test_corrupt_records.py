@@ -15,41 +15,31 @@ SPOILT = ("e/plan.json", "e/.model.json.fingerprint", "e/documents/s/000.json", 
 WHOLE = ("e/.plan.json.fingerprint", "e/documents/s/.000.json.fingerprint")
 
 
-@pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def test_records_that_are_no_json_are_removed_unless_a_run_looks_or_another_makes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in (*SPOILT, *WHOLE):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text('{"n": 1}\n')
-    (tmp_path / SPOILT[0]).write_bytes(bytes(9))
-    (tmp_path / SPOILT[1]).write_text("")
-    (tmp_path / SPOILT[2]).write_text('{"n": ')
-    (tmp_path / "e" / "notes.json").write_text("of the user's own {")
-    return tmp_path
-
-
-def test_records_that_are_no_json_are_removed_unless_a_run_only_looks(
-    results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    remove_corrupt_records(results, looks=True)
-    assert all((results / name).exists() for name in SPOILT)
-    assert capsys.readouterr().err.count("a run removes it") == len(SPOILT)
-    remove_corrupt_records(results, looks=False)
-    assert not any((results / name).exists() for name in SPOILT)
-    assert all((results / name).exists() for name in (*WHOLE, "e/notes.json"))
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == len(SPOILT)
-    assert all(any(name in line for line in told) for name in SPOILT)
-
-
-def test_what_another_run_makes_is_left_alone(results: Path) -> None:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text('{"n": 1}\n')
+    Path(SPOILT[0]).write_bytes(bytes(9))
+    Path(SPOILT[1]).write_text("")
+    Path(SPOILT[2]).write_text('{"n": ')
+    Path("e/notes.json").write_text("of the user's own {")
     EXPERT_LOCKS.mkdir(parents=True)
     with (EXPERT_LOCKS / "e.lock").open("a") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        remove_corrupt_records(results, looks=False)
-        assert all((results / name).exists() for name in SPOILT)
-    remove_corrupt_records(results, looks=False)
-    assert not any((results / name).exists() for name in SPOILT)
+        remove_corrupt_records(tmp_path, looks=False)
+    assert capsys.readouterr().err == ""
+    remove_corrupt_records(tmp_path, looks=True)
+    assert all(Path(name).exists() for name in SPOILT)
+    assert capsys.readouterr().err.count("a run removes it") == len(SPOILT)
+    remove_corrupt_records(tmp_path, looks=False)
+    assert not any(Path(name).exists() for name in SPOILT)
+    assert all(Path(name).exists() for name in (*WHOLE, "e/notes.json"))
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == len(SPOILT)
+    assert all(any(name in line for line in told) for name in SPOILT)
 
 
 def test_what_only_looks_is_known_by_its_options() -> None:
