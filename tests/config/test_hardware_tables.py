@@ -30,6 +30,9 @@ def spec(folder: Path, prices: Any = None, **config: Any) -> PlanSpec:
 
 
 def test_a_spec_holds_the_rows_of_the_named_cards_and_their_prices(tmp_path: Path) -> None:
+    shipped = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
+    made = spec(tmp_path, hardware="H100 SXM", compare=shipped["compare"])
+    assert (len(made.compare), made.prices) == (6, {})
     prices = {"H100 SXM": {**PRICE, "provider": "x", "billing_minutes": 1}, "B200": PRICE}
     made = spec(tmp_path, prices, hardware="H100 SXM", compare=COMPARE)
     assert [row["name"] for row in made.gpu_table] == ["L40S", "H100 SXM"]
@@ -58,13 +61,6 @@ def test_a_price_without_its_day_or_with_a_slip_is_refused(
     unknown = [{"name": "H900", "n_gpus": 1}]
     with pytest.raises(ConfigError, match=problem):
         spec(tmp_path, prices, hardware="H100 SXM", compare=COMPARE if prices else unknown)
-
-
-def test_what_is_shipped_compares_cards_that_are_known(tmp_path: Path) -> None:
-    shipped = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
-    made = spec(tmp_path, hardware="H100 SXM", compare=shipped["compare"])
-    assert len(made.compare) == 6
-    assert made.prices == {}
 
 
 def test_only_a_demo_block_leads_to_the_cpu_and_drops_budgets(tmp_path: Path) -> None:

@@ -121,7 +121,9 @@ def slurm_runs() -> list[str]:
     return found
 
 
-def test_the_jobs_of_the_run_before_are_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_jobs_of_the_run_before_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_squeue("exit 1")
     hold_for_slurm("first")
     assert capsys.readouterr().err == "", "there was no run before: nothing is asked"
@@ -132,17 +134,12 @@ def test_the_jobs_of_the_run_before_are_waited_for(capsys: pytest.CaptureFixture
     asked = Path("asked").read_text().splitlines()
     assert len(asked) == 3 and all(line.endswith("--name=first") for line in asked)
     assert slurm_runs() == ["second"]
-
-
-def test_a_squeue_that_fails_or_is_not_there_says_nothing_about_jobs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    hold_for_slurm("first")
+    # A squeue that fails, or is not there, says nothing about jobs.
     write_squeue("[ -e failed ] || { touch failed; echo no controller >&2; exit 1; }")
     hold_for_slurm(None)
     assert "squeue failed (no controller)" in capsys.readouterr().err
     assert slurm_runs() == []
-    hold_for_slurm("second")
+    hold_for_slurm("third")
     monkeypatch.setenv("PATH", "/nowhere")
     hold_for_slurm(None)
     assert "no squeue here to ask" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ NAMES = [path.name for path in PROFILES]
 SLURM = ROOT / "profiles" / "slurm"
 HEAD = re.compile(r"^rule (\w+):\n((?:(?:    .*)?\n)+)", re.MULTILINE)
 RESOURCES = re.compile(r"^    resources:\n((?:        .*\n)+)", re.MULTILINE)
+CARDS = re.compile(r"^ +(gpu=|\*\*wf.processes)", re.MULTILINE)
 NOT_RUN = ("kubernetes", "googlebatch", "aws-batch")
 pytestmark = [pytest.mark.extra("slurm"), pytest.mark.extra("s3")]
 
@@ -39,16 +39,9 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def installed(prefix: str) -> bool:
-    if prefix.startswith("storage-"):
-        return prefix.removeprefix("storage-") in StoragePluginRegistry().plugins
-    return prefix in ExecutorPluginRegistry().plugins
-
-
-def without(value: dict[str, Any], prefixes: list[str]) -> dict[str, Any]:
-    kept = {k: v for k, v in value.items() if not k.startswith(tuple(f"{p}-" for p in prefixes))}
-    if kept.get("executor") in prefixes:
-        del kept["executor"]
-    return kept
+    storage = prefix.removeprefix("storage-")
+    registry = ExecutorPluginRegistry() if storage == prefix else StoragePluginRegistry()
+    return storage in registry.plugins
 
 
 @pytest.mark.parametrize("folder", PROFILES, ids=NAMES)
@@ -58,14 +51,18 @@ def test_snakemake_understands_every_key(folder: Path, tmp_path: Path) -> None:
     for prefix in absent:
         named = {key.removeprefix(f"{prefix}-") for key in value if key.startswith(f"{prefix}-")}
         assert named <= set(OPTIONS[prefix].split())
-    assert value.get("executor") in {None, *OPTIONS, *ExecutorPluginRegistry().plugins}
+        value = {k: v for k, v in value.items() if not k.startswith(f"{prefix}-")}
+    executor = value.get("executor")
+    assert executor in {None, *OPTIONS, *ExecutorPluginRegistry().plugins}
+    if executor in absent:
+        del value["executor"]
     rest = tmp_path / "rest.yaml"
-    rest.write_text(yaml.safe_dump(without(value, absent)), encoding="utf-8")
+    rest.write_text(yaml.safe_dump(value), encoding="utf-8")
     words = ["-s", str(ROOT / "Snakefile"), "--workflow-profile", str(rest)]
     arguments = parse_args(words)[1]
     assert arguments.resources["gpu"].value >= 1
-    if value.get("executor") and value["executor"] not in absent:
-        plugin = ExecutorPluginRegistry().get_plugin(value["executor"])
+    if executor and executor not in absent:
+        plugin = ExecutorPluginRegistry().get_plugin(executor)
         assert plugin.get_settings(arguments) is not None
 
 
@@ -100,24 +97,18 @@ def test_profiles_are_named_by_the_option_that_replaces_the_default() -> None:
         assert not re.search(r" --profile\b", page.read_text(encoding="utf-8")), page.name
 
 
-def rules_with_cards() -> Iterator[str]:
-    for path in ROOT.glob("workflow/rules/*.smk"):
-        for name, body in HEAD.findall(path.read_text()):
-            asked = RESOURCES.search(body)
-            if asked and re.search(r"^ +(gpu=|\*\*wf.processes)", asked[1], re.MULTILINE):
-                yield name
-
-
-@pytest.mark.parametrize(
-    ("profile", "queue"), [("slurm", "slurm_partition"), ("cluster-generic", "queue")]
-)
-def test_all_of_them_get_what_training_gets(profile: str, queue: str) -> None:
-    asked = read(ROOT / "profiles" / profile)["set-resources"]
-    train = asked["train_expert"]
-    for rule in rules_with_cards():
-        assert rule in asked, f"profiles/{profile}: set-resources leaves out {rule}"
-        assert asked[rule][queue] == train[queue], rule
-        assert asked[rule]["mem_mb"] == train["mem_mb"] == 64000, rule
+def test_all_rules_with_cards_get_what_training_gets() -> None:
+    texts = [path.read_text() for path in ROOT.glob("workflow/rules/*.smk")]
+    bodies = {name: body for text in texts for name, body in HEAD.findall(text)}
+    asking = [(name, asked) for name, body in bodies.items() if (asked := RESOURCES.search(body))]
+    with_cards = [name for name, asked in asking if CARDS.search(asked[1])]
+    assert "train_expert" in with_cards
+    for profile, queue in (("slurm", "slurm_partition"), ("cluster-generic", "queue")):
+        asked = read(ROOT / "profiles" / profile)["set-resources"]
+        for rule in with_cards:
+            assert rule in asked, f"profiles/{profile}: set-resources leaves out {rule}"
+            assert asked[rule][queue] == asked["train_expert"][queue], rule
+            assert asked[rule]["mem_mb"] == 64000, rule
 
 
 @pytest.mark.parametrize(
@@ -151,16 +142,12 @@ def test_names_of_the_cluster_come_from_the_environment(monkeypatch: pytest.Monk
     assert named["resources"] == ["gpu=8"]
     assert named["set-resources"]["train_expert"]["runtime"] == 2880
     of_card = {"slurm_partition": "h100", "gpu_model": "nvidia_h100", "mem_mb": 128000}
+    # Slurm gives a group one partition.
+    grouped = [line.split("=")[0] for line in named["groups"]]
+    assert grouped == ["stage_to_nvme", "train_expert", "evaluate_expert"]
     for rule in ("train_expert", "evaluate_expert", "ablate_variant", "tune_expert"):
         assert of_card.items() <= named["set-resources"][rule].items()
-
-
-def test_all_rules_of_the_group_are_in_the_partition_with_cards() -> None:
-    made = read(SLURM)
-    grouped = [line.split("=")[0] for line in made["groups"]]
-    assert grouped == ["stage_to_nvme", "train_expert", "evaluate_expert"]
-    partitions = {made["set-resources"][rule]["slurm_partition"] for rule in grouped}
-    assert len(partitions) == 1, "Slurm gives a group one partition"
+    assert named["set-resources"]["stage_to_nvme"]["slurm_partition"] == "h100"
 
 
 def test_a_missing_plugin_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

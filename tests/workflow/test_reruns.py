@@ -97,11 +97,8 @@ def test_edit_reruns_exactly(space: Workspace, edit: Edit, rules: set[str]) -> N
     assert space.planned() == rules
 
 
-def test_a_second_dry_run_has_nothing_to_do(finished: Workspace) -> None:
-    assert finished.planned() == set()
-
-
 def test_settings_from_the_command_line_count_as_changes(finished: Workspace) -> None:
+    assert finished.planned() == set()
     override = "experts={tiny: {training: {learning_rate: 3e-6}}}"
     assert finished.planned("--config", override) == TRAIN
 
@@ -120,26 +117,22 @@ def test_the_other_preset_is_refused_and_may_be_looked_at(space: Workspace) -> N
     assert space.planned("--config", "preset=full") == set()
 
 
-def test_copied_results_are_taken_over_without_training(
-    finished: Workspace, tmp_path: Path
+def test_copied_results_are_taken_over_without_training_and_can_be_verified(
+    space: Workspace, tmp_path: Path
 ) -> None:
     """A clone with results/ and no .snakemake: nothing runs, time stamps kept or not."""
     clone = make_workspace(tmp_path / "clone")
-    shutil.copytree(finished.root / "results", clone.root / "results")
+    shutil.copytree(space.root / "results", clone.root / "results")
     assert "train_expert" not in clone.planned()
-
-
-def test_copied_results_can_be_verified(space: Workspace) -> None:
-    shutil.rmtree(space.root / ".snakemake")
-    done = space.script("verify_results")
+    done = clone.script("verify_results")
     assert done.returncode == 0 and "CHANGED" not in done.stdout
     assert "results/tiny/packing.json: whole\n" in done.stdout
-    edit_packing(space)
+    edit_packing(clone)
     made_otherwise = "results/tiny/packing.json: whole; made by other code\n"
-    assert made_otherwise in space.script("verify_results").stdout
-    plan = space.root / "results/tiny/plan.json"
+    assert made_otherwise in clone.script("verify_results").stdout
+    plan = clone.root / "results/tiny/plan.json"
     plan.write_text(plan.read_text() + " ")
-    done = space.script("verify_results")
+    done = clone.script("verify_results")
     assert done.returncode == 1
     assert "results/tiny/plan.json: CHANGED since it was written" in done.stdout
 
@@ -148,15 +141,14 @@ def test_a_lost_result_is_published_from_its_state(space: Workspace) -> None:
     """Deleting training.json costs no training: the state is published, not made again."""
     (space.root / "results/tiny/training.json").unlink()
     shutil.rmtree(space.root / "results/tiny/checkpoint")
-    before = {p: p.stat().st_mtime_ns for p in space.root.glob("state/tiny/*/outcome.json")}
+    (outcome,) = space.root.glob("state/tiny/*/outcome.json")
+    made_ns = outcome.stat().st_mtime_ns
     space.run("results/tiny/training.json")
-    assert before == {p: p.stat().st_mtime_ns for p in space.root.glob("state/tiny/*/outcome.json")}
+    assert outcome.stat().st_mtime_ns == made_ns
 
 
 def test_a_trainer_run_by_hand_tokenizes_what_is_not_packed(space: Workspace) -> None:
-    results = space.root / "results" / "tiny"
-    shutil.rmtree(results / "packed")
-    (results / "training.json").unlink()
+    shutil.rmtree(space.root / "results/tiny/packed")
     words = ["--spec", "{}", "--state", "state/tiny", "--output", "results/tiny/training.json"]
     for name in ("plan", "packing", "model", "staging"):
         words += [f"--{name}", f"results/tiny/{name}.json"]
