@@ -162,6 +162,7 @@ def mutants(path: str) -> list[Mutant]:
                     add(child, ast.UnaryOp(ast.Not(), child), function)
                 docstring = isinstance(node, ast.Expr) and isinstance(child, ast.Constant)
                 prose = isinstance(child, ast.JoinedStr | ast.Assert | ast.Import | ast.ImportFrom)
+                prose |= isinstance(child, ast.Subscript) and ast.unparse(child.value) == "Literal"
                 called = isinstance(child, ast.Call) and is_message(child)
                 if isinstance(child, ast.AST) and not (docstring or prose or called):
                     visit(child, function)

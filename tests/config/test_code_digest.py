@@ -25,14 +25,21 @@ def digest_after(scripts: Path, name: str, text: str) -> str:
     return rule_digest("job", scripts)
 
 
-def test_code_counts_and_comments_do_not(scripts: Path) -> None:
+def test_code_counts_and_comments_do_not(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code_digest._read_module.cache_clear()
     first = rule_digest("job", scripts)
+    with monkeypatch.context() as patched:
+        # The set of imports has another order in each process.
+        found = sorted(list_imports(scripts / "job.py", scripts), reverse=True)
+        patched.setattr(code_digest, "list_imports", lambda *_: found)
+        assert rule_digest("job", scripts) == first
     b = "expertflow/b.py"
     assert digest_after(scripts, b, "# note\ndef f():\n\n    return 1  # one\n") == first
     assert digest_after(scripts, b, 'def f():\n    """Say one."""\n    return 1\n') == first
     assert digest_after(scripts, "expertflow/c.py", "x = 2\n") == first
     assert digest_after(scripts, b, "def f():\n    return 2\n") != first
+    within = digest_after(scripts, b, "if x:\n    f()\n    g()\n")
+    assert digest_after(scripts, b, "if x:\n    f()\nelse:\n    g()\n") != within
 
 
 def test_members_of_a_folder_count_as_imports(scripts: Path) -> None:

@@ -2,13 +2,17 @@
 
 from typing import Annotated
 
+from msgspec import field
 from support import run_script
 
 from expertflow.core.records import Record
 from expertflow.core.settings import (
     BOTH,
     LENGTH,
+    LOG,
+    NOTHING,
     PROCESSES,
+    SCHEDULE,
     SPEED,
     WEIGHTS,
     Setting,
@@ -18,6 +22,10 @@ from expertflow.core.settings import (
 )
 
 
+class Rack(Record, frozen=True):
+    width: Annotated[int, Setting("Centimeters.", ge=1, affects=NOTHING)] = 40
+
+
 class Oven(Record, frozen=True, kw_only=True):
     heat: Annotated[float, Setting("Degrees.", gt=0, le=300, affects=BOTH)] = 180.0
     trays: Annotated[int | None, Setting("Trays.", ge=1, affects=SPEED, auto=True)] = None
@@ -25,6 +33,10 @@ class Oven(Record, frozen=True, kw_only=True):
     glaze: Annotated[bool, Setting("Shine.", affects=WEIGHTS, neutral=False)] = True
     loaves: Annotated[int, Setting("Number.", ge=1, affects=LENGTH)] = 12
     bakers: Annotated[int, Setting("Number.", ge=1, affects=PROCESSES)] = 1
+    yeast: Annotated[str, Setting("Kind.", affects=SCHEDULE)] = "dry"
+    diary: Annotated[str, Setting("Place.", affects=LOG)] = "here"
+    tags: Annotated[tuple[int, ...], Setting("Tags.", NOTHING, ge=1, min_length=1)] = (1,)
+    rack: Annotated[Rack, Setting("Rack.", affects=NOTHING)] = field(default_factory=Rack)
     made_at: str = ""
 
 
@@ -39,6 +51,11 @@ def test_a_schema_follows_from_the_declaration() -> None:
         "glaze": {"type": "boolean", "default": True, "description": "Shine."},
         "loaves": {"type": "integer", "minimum": 1, "default": 12, "description": "Number."},
         "bakers": {"type": "integer", "minimum": 1, "default": 1, "description": "Number."},
+        "yeast": {"type": "string", "default": "dry", "description": "Kind."},
+        "diary": {"type": "string", "default": "here", "description": "Place."},
+        "tags": {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1,
+                 "default": [1], "description": "Tags."},
+        "rack": {**json_schema(Rack), "default": {}, "description": "Rack."},
     }  # fmt: skip
 
 
@@ -46,6 +63,8 @@ def test_rooms_ask_what_a_setting_affects() -> None:
     assert {setting.name: set(setting.affects) for setting in list_settings(Oven)} == {
         "heat": {"weights", "speed"}, "trays": {"speed"}, "salt": {"weights"},
         "glaze": {"weights"}, "loaves": {"length"}, "bakers": {"speed", "processes"},
+        "yeast": {"schedule"}, "diary": {"weights", "log"}, "rack": set(),
+        "tags": set(),
     }  # fmt: skip
 
 

@@ -76,6 +76,7 @@ def leaves(value: Any) -> list[str]:
         ({"training": {"packing": "concat"}}, "pack_sequences"),
         ({"training": {"overflow": "drop"}}, "pack_sequences"),
         ({"training": {"learning_rate": 1e-5}}, "plan_training"),
+        ({"training": {"batch_size": 3}}, "plan_training calibrate_expert"),
         ({"description": "x"}, "export_model build_report"),
         ({"acceptance": [PASSED]}, "build_report"),
         ({"evaluation": {"task": "held_out_loss", "max_examples": 7}}, "evaluate_expert"),
@@ -147,6 +148,20 @@ def test_a_benchmarks_content_counts_however_its_path_is_written(written: str) -
     Path(written).write_text("{}\n")
     made = told("prepare_shard", data={"benchmarks": [{"path": written, "text": "{q}"}]})
     assert made["benchmarks"][0]["sha256"] == sha256_text("{}\n")
+
+
+@pytest.mark.parametrize(
+    ("named", "place"), [("own.db", "own.db"), ("s:m.db", "results/e/sources/generated/s/m.db")]
+)
+def test_an_artifact_of_ones_own_counts_by_its_content(named: str, place: str) -> None:
+    """The record of its source tells of a changed one that is generated."""
+    Path(place).parent.mkdir(parents=True, exist_ok=True)
+    Path(place).write_text("some")
+    sources = [{"name": "s", "kind": "local", "path": "x", "prompt": "{q}", "completion": "{a}"}]
+    evaluation = {"task": "sql_execution", "artifacts": {"database": named}}
+    made = told("evaluate_expert", evaluation=evaluation, sources=sources)
+    content = {named: sha256_text("some")} if named == place else {}
+    assert (made["artifacts"], made["content"]) == ({"database": place}, content)
 
 
 def test_categories_are_texts() -> None:

@@ -30,24 +30,23 @@ def cheap(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Work
     return space
 
 
-@pytest.fixture(scope="module")
-def opened(cheap: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Box:
-    box = make_box(tmp_path_factory.mktemp("gpu") / "another box", cheap)
-    box.open(cheap.root / BUNDLE)
-    return box
-
-
-@pytest.fixture
-def box(opened: Box, tmp_path: Path) -> Box:
-    return opened.copy(tmp_path / "box")
-
-
 @pytest.fixture
 def empty(cheap: Workspace, tmp_path: Path) -> Box:
     return make_box(tmp_path / "empty", cheap)
 
 
-def test_a_bundle_holds_no_more_than_the_box_reads(cheap: Workspace) -> None:
+@pytest.fixture
+def box(cheap: Workspace, tmp_path: Path) -> Box:
+    box = make_box(tmp_path / "box", cheap)
+    box.open(cheap.root / BUNDLE)
+    return box
+
+
+def test_a_bundle_holds_no_more_than_the_box_reads_wherever_it_is_made(
+    finished: Workspace, cheap: Workspace, tmp_path: Path
+) -> None:
+    other = finished.copy(tmp_path / "a longer path" / "space")
+    assert make_bundle(other).read_bytes() == (cheap.root / BUNDLE).read_bytes()
     names = {m.name.removeprefix("results/tiny/") for m in read_index(cheap.root / BUNDLE).members}
     assert {"plan.json", "keep.arrow", "documents/sums/000.arrow", ".plan.json.fingerprint"} < names
     assert "packed/train/data-00000-of-00001.arrow" in names
@@ -76,13 +75,6 @@ def test_what_is_not_as_its_record_says_is_not_packed(
         changed = [replace(m, sha256="0") if m.name == name else m for m in index.members]
         with pytest.raises(DataError, match=f"delete results/tiny/{record} and run again"):
             _check_recorded(results, changed, lock=index.lock, model=model)
-
-
-def test_the_same_content_gives_the_same_bytes_elsewhere(
-    finished: Workspace, cheap: Workspace, tmp_path: Path
-) -> None:
-    other = finished.copy(tmp_path / "a longer path" / "space")
-    assert make_bundle(other).read_bytes() == (cheap.root / BUNDLE).read_bytes()
 
 
 def test_other_settings_there_run_again_what_reads_them(box: Box) -> None:
@@ -150,24 +142,20 @@ def test_results_that_are_there_stay_unless_told(cheap: Workspace, box: Box) -> 
 
 @pytest.fixture
 def there(finished: Workspace, tmp_path: Path) -> Box:
+    """Return a finished expert of a model of one's own, with an ablation that is asked for."""
     there = Box(finished.copy(tmp_path / "there").root)
     shutil.copytree(there.root / "results/tiny/base_model", there.root / MODEL)
     (there.root / MODEL / "README.md").write_text("read by nobody")
     value = {**manifest(), "model": "~/a model"}
     value.pop("builtin")
     there.write_manifest("tiny", value)
-    write_ablation(there)
-    return there
-
-
-def write_ablation(space: Workspace) -> None:
-    """Ask for an ablation of one variant that is the plan, which is quick."""
-    folder = space.root / "config"
-    (folder / "ablations" / "mine.yaml").write_text(
+    # Its one variant is the plan, which is quick.
+    (there.root / "config" / "ablations" / "mine.yaml").write_text(
         "variants: [{name: loose, label: Loose, training: {torch_compile: false}}]"
     )
-    config = folder / "config.yaml"
+    config = there.root / "config" / "config.yaml"
     config.write_text(config.read_text() + "ablate: true\nablation: {files: [mine]}\n")
+    return there
 
 
 def test_the_box_trains_the_same_model_and_its_outcome_lands(

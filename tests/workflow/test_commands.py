@@ -125,21 +125,16 @@ def runnable(page: str) -> list[str]:
     return [command for command in ours if why_not_run(command) is None]
 
 
-def run(place: Path, command: str) -> subprocess.CompletedProcess[str]:
-    # The flags of the make that runs these tests are not meant for those that they run.
-    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS")}
-    environment["PATH"] = f"{place}/.venv/bin:{os.environ['PATH']}"
+def run(place: Path, command: str) -> str:
+    """Run a command, which has to succeed; return what it says."""
+    path = f"{place}/.venv/bin:{os.environ['PATH']}"
     # Not in the clone: the path of a socket has at most 107 characters.
     with tempfile.TemporaryDirectory() as scratch:
-        return subprocess.run(
-            ["bash", "-euc", command], cwd=place, env=environment | {"TMPDIR": scratch},
-            capture_output=True, text=True, input="How many customers are there?\n",
-            timeout=PATIENCE_S,
+        done = subprocess.run(
+            ["bash", "-euc", command], cwd=place, capture_output=True, text=True,
+            env={**os.environ, "PATH": path, "TMPDIR": scratch}, timeout=PATIENCE_S,
+            input="How many customers are there?\n",
         )  # fmt: skip
-
-
-def run_well(place: Path, command: str) -> str:
-    done = run(place, command)
     # A claim that does not hold is what is to be shown.
     is_found_wrong = done.returncode == 1 and "check_claims" in command and not done.stderr
     said = done.stdout[-3000:] + done.stderr[-3000:]
@@ -181,13 +176,17 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("demo") / "clone"
     place.mkdir()
     write_clone(place)
-    assert "verdict" in run_well(place, "make demo")
+    assert "verdict" in run(place, "make demo")
     return place
+
+
+def copy_clone(demo: Path, target: Path) -> Path:
+    return Path(shutil.copytree(demo, target, symlinks=True))
 
 
 @pytest.fixture
 def clone(demo: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(demo, tmp_path / "clone", symlinks=True))
+    return copy_clone(demo, tmp_path / "clone")
 
 
 @cache
@@ -221,17 +220,14 @@ def test_programs_know_what_the_page_tells_them(page: str, monkeypatch: pytest.M
             assert parse_options(words[2:], None).command[0] == "snakemake"
 
 
-def test_every_script_is_run_by_a_test() -> None:
+def test_every_script_is_run_by_a_test_and_what_is_not_run_is_still_written() -> None:
+    written = [plain(command) for page in PAGES for command in commands(page)]
+    for pattern in NOT_RUN:
+        assert any(re.fullmatch(pattern, command) for command in written), pattern
     texts = [path.read_text() for path in (ROOT / "tests").rglob("*.py")]
     texts += [command for page in PAGES for command in runnable(page)]
     for name in {path.stem for path in SCRIPTS.glob("*.py")} - BY_RULE:
         assert any(re.search(rf'["/]{name}(\.py\b|")', text) for text in texts), name
-
-
-def test_what_is_not_run_is_still_written_somewhere() -> None:
-    written = [plain(command) for page in PAGES for command in commands(page)]
-    for pattern in NOT_RUN:
-        assert any(re.fullmatch(pattern, command) for command in written), pattern
 
 
 WITH_COMMANDS = [page for page in PAGES if page != ELSEWHERE and runnable(page)]
@@ -251,20 +247,14 @@ def write_own_data(place: Path) -> None:
     (place / "data" / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
 
 
-def rules_run(place: Path) -> set[str]:
-    sidecars = (place / "results").rglob(".*.fingerprint")
-    return {json.loads(path.read_text())["rule"] for path in sidecars}
-
-
 @pytest.fixture(scope="module")
-def shared(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(demo: Path) -> Path:
     """Return a clone for the commands of all pages that leave it as good as it was."""
-    return Path(shutil.copytree(demo, tmp_path_factory.mktemp("shared") / "clone", symlinks=True))
+    return copy_clone(demo, demo.with_name("shared"))
 
 
-@cache
-def run_once(place: Path, command: str) -> str:
-    return run_well(place, command)
+# By all pages that share a place, once.
+run_once = cache(run)
 
 
 @pytest.mark.long
@@ -273,13 +263,11 @@ def run_once(place: Path, command: str) -> str:
 def test_commands_of_a_page_work_as_written(
     page: str, demo: Path, shared: Path, tmp_path: Path
 ) -> None:
-    place = shared
-    if page in OWN_PLACE:
-        place = shutil.copytree(demo, tmp_path / "clone", symlinks=True)
+    place = copy_clone(demo, tmp_path / "clone") if page in OWN_PLACE else shared
     if page == "README.md":
         write_own_data(place)
     if page in PREPARED:
-        run_well(place, PREPARED[page])
+        run(place, PREPARED[page])
     for command in runnable(page):
         given = " ".join(command.partition(" #")[0].split())
         for word, other in STANDS_FOR.items():
@@ -291,19 +279,12 @@ def test_commands_of_a_page_work_as_written(
         report = json.loads((place / "results" / "mine" / "report.json").read_text())
         assert report["run"]["preset"] == "full"
         # Pages and bundles have no sidecar that names their rule.
-        assert rules_run(place) == BY_RULE - {"make_bundle", "compare_experts"}
+        sidecars = (place / "results").rglob(".*.fingerprint")
+        rules = {json.loads(path.read_text())["rule"] for path in sidecars}
+        assert rules == BY_RULE - {"make_bundle", "compare_experts"}
         assert (place / "results" / "index.html").is_file()
     if page == "engines.md":
         assert (place / "results" / "expert-sql" / "bundle.tar").is_file()
-
-
-@pytest.mark.long
-@pytest.mark.chain
-@pytest.mark.parametrize("name", ["default", "rented"])
-def test_snakemake_plans_with_a_profile(name: str, demo: Path) -> None:
-    # Pages do it with those of clusters; test_profiles.py reads the other ones.
-    words = ("-F", "results/expert-sql/report.json")
-    assert Workspace(demo).jobs("--workflow-profile", f"profiles/{name}", *words)["train_expert"]
 
 
 def test_every_target_is_made_by_a_test_or_before_a_change_lands() -> None:
@@ -319,29 +300,33 @@ def test_every_target_is_made_by_a_test_or_before_a_change_lands() -> None:
 @pytest.mark.long
 @pytest.mark.chain
 def test_targets_are_made(clone: Path) -> None:
-    listed = run_well(clone, "make -s help")
+    # Pages plan with the profiles of clusters; test_profiles.py reads the other ones.
+    for name in ("default", "rented"):
+        profile = ("-F", "--workflow-profile", f"profiles/{name}")
+        assert Workspace(clone).jobs(*profile)["train_expert"]
+    listed = run(clone, "make -s help")
     for target in re.findall(r"^([\w-]+):", MAKEFILE.replace("\nsay:", ""), re.MULTILINE):
         assert re.search(rf"^make {target} ", listed, re.MULTILINE), target
     for target in ("install", *EXTRAS):
         # Their stamps are newer than the locks, so there is nothing to install.
-        assert "pip" not in run_well(clone, f"make {target}")
-    verified = run_well(clone, "make -s verify").splitlines()
+        assert "pip" not in run(clone, f"make {target}")
+    verified = run(clone, "make -s verify").splitlines()
     assert verified and all(line.endswith(": whole") for line in verified)
     orphan = clone / "state" / "expert-sql" / "old"
     orphan.mkdir()
     (orphan / "outcome.json").write_text("{}")
-    assert "removed state/expert-sql/old" in run_well(clone, "make prune")
+    assert "removed state/expert-sql/old" in run(clone, "make prune")
     assert not orphan.exists()
-    assert "Nothing to be done" in run_well(clone, "make demo")
-    run_well(clone, "make demos")
+    assert "Nothing to be done" in run(clone, "make demo")
+    run(clone, "make demos")
     assert (clone / "results" / "index.html").is_file()
-    run_well(clone, "make clean")
+    run(clone, "make clean")
     assert not [name for name in ("results", "state", ".snakemake") if (clone / name).exists()]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("target", ["soak", "soak-chain"])
 def test_a_soak_of_one_round_ends_with_its_figures(target: str, clone: Path) -> None:
-    said = run_well(clone, f"make {target} MINUTES=0 SEED=3")
+    said = run(clone, f"make {target} MINUTES=0 SEED=3")
     figures = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
     assert (figures["seed"], figures["rounds"], figures["different"]) == (3, 1, 0)

@@ -207,8 +207,9 @@ def stage_to_nvme(expert: ConfiguredExpert, _: Any) -> StageSpec:
 
 def evaluate_expert(expert: ConfiguredExpert, _: Any) -> EvaluationSpec:
     settings, artifacts = expert.settings, expert.artifacts
-    own = {place: [Path(place)] for place in artifacts.values() if ":" not in place}
-    content = expert.hash_content(own)
+    # The records of sources tell of changes of what is generated.
+    own = [artifacts[key] for key in expert.own_artifacts]
+    content = expert.hash_content({place: [Path(place)] for place in own})
     return _fill(
         EvaluationSpec, settings["evaluation"], settings, artifacts=artifacts, content=content
     )
