@@ -39,9 +39,7 @@ def test_one_machine_asks_for_none_and_several_for_as_many() -> None:
         count_nodes(TrainingSection(world_size=3, n_nodes=2))
 
 
-def test_slurm_without_sbatch_is_refused_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_slurm_without_sbatch_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     run: Any = SimpleNamespace(
         execution_settings=SimpleNamespace(keep_incomplete=False),

@@ -157,9 +157,7 @@ def test_packed_tokens_give_flops_over_peak(place: Place) -> None:
         ({"target_tokens": 500_000, "min_epochs": 3.0}, 3_000_000),
     ],
 )
-def test_what_bounds_the_steps_counts(
-    place: Place, training: dict[str, Any], n_tokens: int
-) -> None:
+def test_a_bound_of_steps_counts(place: Place, training: dict[str, Any], n_tokens: int) -> None:
     place.packing()
     two_epochs = place.hours()[0]
     place.manifest["training"] |= training

@@ -55,9 +55,7 @@ def test_a_spec_holds_the_rows_of_the_named_cards_and_their_prices(tmp_path: Pat
         ({}, "compare names 'H900': no such row"),
     ],
 )
-def test_a_price_without_its_day_or_with_a_slip_is_refused(
-    tmp_path: Path, prices: dict[str, Any], problem: str
-) -> None:
+def test_a_faulty_price_is_refused(tmp_path: Path, prices: dict[str, Any], problem: str) -> None:
     unknown = [{"name": "H900", "n_gpus": 1}]
     with pytest.raises(ConfigError, match=problem):
         spec(tmp_path, prices, hardware="H100 SXM", compare=COMPARE if prices else unknown)

@@ -99,7 +99,7 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ({"claims": [{"text": "t", "duration": 2807}]}, "the number 2807, .*quote it"),
     ],
 )
-def test_a_fault_is_one_line_with_file_key_value_and_fix(
+def test_a_fault_is_one_line_with_its_fix(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     refused(tmp_path, {**base(), **change}, message)
@@ -138,9 +138,7 @@ IDLE = [
 
 
 @pytest.mark.parametrize(("keys", "message"), IDLE)
-def test_a_key_that_would_do_nothing_is_refused(
-    tmp_path: Path, keys: dict[str, Any], message: str
-) -> None:
+def test_an_idle_key_is_refused(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
     refused(tmp_path, {**base(), "sources": [source(**keys)]}, f"source src.*{message}")
 
 

@@ -31,9 +31,7 @@ SHELL = "sleep 600 & echo $! > child; echo $$ > leader.new; mv leader.new leader
     ("number", "shell"),
     [(signal.SIGTERM, DEAF + SHELL), (signal.SIGINT, SHELL), (signal.SIGHUP, SHELL)],
 )
-def test_a_signal_to_stop_leaves_no_process(
-    tmp_path: Path, number: signal.Signals, shell: str
-) -> None:
+def test_a_stop_leaves_no_process(tmp_path: Path, number: signal.Signals, shell: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
     process = subprocess.Popen([sys.executable, "-c", RUN, shell], cwd=tmp_path, env=environment)
     wait_for((tmp_path / "leader").exists)

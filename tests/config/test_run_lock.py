@@ -145,9 +145,7 @@ def test_the_jobs_of_the_run_before_are_waited_for(
     assert "no squeue here to ask" in capsys.readouterr().err
 
 
-def test_a_run_that_is_killed_while_it_waits_hands_the_jobs_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_killed_while_it_waits_hands_the_jobs_on(monkeypatch: pytest.MonkeyPatch) -> None:
     hold_for_slurm("first")
     write_squeue("echo 7")
 

@@ -82,9 +82,7 @@ def leaves(value: Any) -> list[str]:
         ({"evaluation": {"task": "held_out_loss", "max_examples": 7}}, "evaluate_expert"),
     ],
 )
-def test_a_setting_reaches_the_rules_that_read_it_first(
-    changes: dict[str, Any], rules: str
-) -> None:
+def test_a_setting_reaches_the_rules_that_read_it(changes: dict[str, Any], rules: str) -> None:
     before, after = ({rule: told(rule, **of) for rule in RULES} for of in ({}, changes))
     assert [rule for rule in RULES if after[rule] != before[rule]] == rules.split()
     for rule in rules.split():
@@ -227,7 +225,7 @@ def test_a_models_home_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert tokenizer != one[0] and model == one[1]
 
 
-def test_what_came_bundled_with_a_model_counts(
+def test_what_a_bundle_says_of_a_model_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home(tmp_path, monkeypatch)

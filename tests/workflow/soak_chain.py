@@ -88,8 +88,7 @@ def until_done(space: Workspace, generator: random.Random, longest_s: float) -> 
 def check(space: Workspace, expected: dict[str, str]) -> int:
     """Return how often the training was resumed, as its report says."""
     assert_tidy(space)
-    script = space.root / "workflow/scripts/verify_results.py"
-    done = subprocess.run([sys.executable, script], cwd=space.root, capture_output=True, text=True)
+    done = space.script("verify_results")
     if done.returncode:
         sys.exit(f"{space.root}: {done.stdout}")
     found = made(space)

@@ -55,7 +55,7 @@ def test_a_bundle_holds_no_more_than_the_box_reads_wherever_it_is_made(
     assert not [name for name in names for part in unread if part in name]
 
 
-def test_what_is_not_as_its_record_says_is_not_packed(
+def test_what_its_record_denies_is_not_packed(
     cheap: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(cheap.root)

@@ -96,9 +96,7 @@ main()
 """
 
 
-def start_training(
-    space: Workspace, scheduler: Path, *program: str | Path
-) -> "subprocess.Popen[str]":
+def start_training(space: Workspace, scheduler: Path, *program: object) -> "subprocess.Popen[str]":
     """Start a Snakemake whose training then rests, as it has saved."""
 
     def checkpoints() -> set[Path]:
@@ -115,9 +113,7 @@ def start_training(
     return process
 
 
-def test_jobs_end_with_snakemake_and_a_killed_one_is_resumed(
-    space: Workspace, scheduler: Path
-) -> None:
+def test_jobs_end_with_snakemake_and_killed_ones_resume(space: Workspace, scheduler: Path) -> None:
     let_trainings_rest(space)
     space.write_manifest("tiny", manifest(max_steps=N_STEPS, save_steps=1))
     shutil.rmtree(space.root / "state" / "tiny")

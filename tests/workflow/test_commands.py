@@ -260,9 +260,7 @@ run_once = cache(run)
 @pytest.mark.long
 @pytest.mark.chain
 @pytest.mark.parametrize("page", WITH_COMMANDS)
-def test_commands_of_a_page_work_as_written(
-    page: str, demo: Path, shared: Path, tmp_path: Path
-) -> None:
+def test_commands_of_a_page_work(page: str, demo: Path, shared: Path, tmp_path: Path) -> None:
     place = copy_clone(demo, tmp_path / "clone") if page in OWN_PLACE else shared
     if page == "README.md":
         write_own_data(place)

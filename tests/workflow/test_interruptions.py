@@ -67,9 +67,7 @@ def steps(space: Workspace) -> list[int]:
 
 # It dies of a hangup as it does of a kill.
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_snakemake_alone_is_stopped(
-    space: Workspace, expected: str, number: signal.Signals
-) -> None:
+def test_only_snakemake_is_stopped(space: Workspace, expected: str, number: signal.Signals) -> None:
     """The trainer does not hear of it, and is waited for: by this Snakemake, or by the next."""
     run = Run(space)
     run.wait_for_training()

@@ -46,9 +46,7 @@ def remote(box: Box, *arguments: str) -> str:
     return out
 
 
-def test_a_bundle_goes_through_object_storage(
-    finished: Workspace, storage: Any, tmp_path: Path
-) -> None:
+def test_a_bundle_goes_through_a_bucket(finished: Workspace, storage: Any, tmp_path: Path) -> None:
     cheap = finished.copy(tmp_path / "cheap")
     storage.upload_file(str(make_bundle(cheap)), BUCKET, f"work/{BUNDLE}")
     box = make_box(tmp_path / "box", cheap)

@@ -117,9 +117,7 @@ def test_the_other_preset_is_refused_and_may_be_looked_at(space: Workspace) -> N
     assert space.planned("--config", "preset=full") == set()
 
 
-def test_copied_results_are_taken_over_without_training_and_can_be_verified(
-    space: Workspace, tmp_path: Path
-) -> None:
+def test_copied_results_are_taken_over_and_verified(space: Workspace, tmp_path: Path) -> None:
     """A clone with results/ and no .snakemake: nothing runs, time stamps kept or not."""
     clone = make_workspace(tmp_path / "clone")
     shutil.copytree(space.root / "results", clone.root / "results")

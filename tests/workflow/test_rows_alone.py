@@ -46,14 +46,14 @@ def test_a_failure_is_one_line_and_leaves_what_was_rejected(place: Path) -> None
     assert len(lines) == N_RECORDS
     shutil.rmtree(place / "rows.rejected")
     assert sorted(place.iterdir()) == before
-
-
-def test_too_few_records_name_no_folder_that_is_gone(place: Path) -> None:
     (place / "one.txt").write_text('{"question": "what is one"}\n')
     code, _, problem = pretokenize(place, "--input", "one.txt", "--text", "{text}")
+    (place / "one.txt").unlink()
     assert code == 1 and "too few to hold one out" in problem
     assert "results/" not in problem and problem.endswith("add records\n")
-    (place / "one.txt").unlink()
+    code, _, problem = pretokenize(place, "--prompt", "{question}")
+    assert code == 2
+    assert "give --prompt and --completion, or --text, or --messages" in problem
 
 
 def test_a_signal_to_stop_leaves_nothing(place: Path) -> None:
@@ -86,9 +86,3 @@ def test_rows_are_made_whole_and_their_place_is_never_overwritten(place: Path) -
     code, _, problem = pretokenize(place, *templates)
     assert (code, problem.count("\n")) == (1, 1)
     assert "rows is there; name another folder" in problem
-
-
-def test_half_a_template_is_refused(place: Path) -> None:
-    code, _, problem = pretokenize(place, "--prompt", "{question}")
-    assert code == 2
-    assert "give --prompt and --completion, or --text, or --messages" in problem

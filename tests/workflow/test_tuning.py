@@ -71,9 +71,7 @@ def test_a_learning_rate_does_not_tune_again_and_a_row_length_does(copy: Workspa
 
 
 @pytest.mark.parametrize("place", [FILE, "config/mine.json"])
-def test_a_bundle_brings_the_tuning_of_its_plan(
-    copy: Workspace, tmp_path: Path, place: str
-) -> None:
+def test_a_bundle_brings_the_tuning(copy: Workspace, tmp_path: Path, place: str) -> None:
     if place != FILE:
         (copy.root / place).write_text((copy.root / FILE).read_text())
         copy.write_manifest("tiny", manifest(**FREE, tuned=place))

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import tempfile
-from typing import IO
 
 from snakemake.cli import main as snakemake
 
@@ -19,14 +18,16 @@ LIMIT_S = 1200
 
 
 def run(folder: str, arguments: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as problems:
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as problems:
         pid = os.fork()
         if pid == 0:
             os.dup2(out.fileno(), 1)
             os.dup2(problems.fileno(), 2)
             os._exit(run_here(folder, arguments, environment))
         _, status = os.waitpid(pid, 0)
-        return os.waitstatus_to_exitcode(status), read(out), read(problems)
+        for stream in (out, problems):
+            stream.seek(0)
+        return os.waitstatus_to_exitcode(status), out.read(), problems.read()
 
 
 def run_here(folder: str, arguments: list[str], environment: dict[str, str]) -> int:
@@ -45,11 +46,6 @@ def run_here(folder: str, arguments: list[str], environment: dict[str, str]) -> 
     sys.stdout.flush()
     sys.stderr.flush()
     return code if isinstance(code, int) else int(code is not None)
-
-
-def read(stream: IO[bytes]) -> str:
-    stream.seek(0)
-    return stream.read().decode()
 
 
 if __name__ == "__main__":

@@ -53,17 +53,6 @@ def warm_snakemake() -> "subprocess.Popen[str]":
     return process
 
 
-def run_warm(
-    folder: Path, arguments: list[str], environment: dict[str, str]
-) -> "subprocess.CompletedProcess[str]":
-    """Run Snakemake in a fork of a warm process: for what starts no job, or ends with the first."""
-    process = warm_snakemake()
-    assert process.stdin and process.stdout
-    print(json.dumps([str(folder), arguments, environment]), file=process.stdin, flush=True)
-    code, out, problems = json.loads(process.stdout.readline())
-    return subprocess.CompletedProcess(arguments, code, out, problems)
-
-
 def manifest(**training: Any) -> dict[str, Any]:
     value: dict[str, Any] = yaml.safe_load(MANIFEST)
     value["training"] |= training
@@ -74,10 +63,17 @@ class Workspace(Record, frozen=True):
     root: Path
 
     def snakemake(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        words = ["--cores", "2", *arguments]
         if "-n" in arguments:
-            return run_warm(self.root, words, self.environment(environment))
-        return self.execute(SNAKEMAKE, *words, **environment)
+            return self.run_warm(*arguments, **environment)
+        return self.execute(SNAKEMAKE, "--cores", "2", *arguments, **environment)
+
+    def run_warm(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run Snakemake in a fork of a warm process: no job starts, or it ends with the first."""
+        process = warm_snakemake()
+        assert process.stdin and process.stdout
+        given = [str(self.root), ["--cores", "2", *words], self.environment(environment)]
+        print(json.dumps(given), file=process.stdin, flush=True)
+        return subprocess.CompletedProcess(words, *json.loads(process.stdout.readline()))
 
     def environment(self, changes: dict[str, str]) -> dict[str, str]:
         return {**os.environ, **changes}
@@ -109,8 +105,7 @@ class Workspace(Record, frozen=True):
 
     def refused(self, *arguments: str, **environment: str) -> str:
         """Run Snakemake, which has to fail with one line; return it."""
-        words = ["--cores", "2", *(arguments or (REPORT,))]
-        done = run_warm(self.root, words, self.environment(environment))
+        done = self.run_warm(*(arguments or (REPORT,)), **environment)
         lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert done.returncode != 0 and len(lines) == 1, done.stderr
         assert "Traceback" not in done.stderr
