@@ -11,6 +11,7 @@ import yaml
 
 from expertflow.config.expert import RunContext
 from expertflow.config.forecast import CPU_SHARE
+from expertflow.config.machine import runtime_minutes
 from expertflow.config.workflow import Workflow
 from expertflow.core.files import sha256_file, sha256_text
 from expertflow.core.records import write_record
@@ -233,3 +234,18 @@ def test_a_cpu_is_as_fast_as_a_share_of_its_products(
     assert place.parts()[2:] == ["cpu", "estimate from packed tokens; no price set"]
     assert on_cpu[0] / low == pytest.approx(MFU_HIGH / CPU_SHARE[1], rel=0.2)
     assert on_cpu[1] / high == pytest.approx(MFU_LOW / CPU_SHARE[0], rel=0.2)
+
+
+def test_a_cluster_is_asked_for_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert runtime_minutes("e") == 24 * 60
+    path = Path("results/e/plan.json")
+    path.parent.mkdir(parents=True)
+    for plan, minutes in (
+        # Half as long again as the plan's upper end, and an hour.
+        (json.dumps({"cost": {**COST, "predicted_hours_high": 10.0}}), 60 + 15 * 60),
+        (json.dumps({"cost": {**COST, "predicted_hours_high": None}}), 24 * 60),
+        ("\0" * 9, 24 * 60),
+    ):
+        path.write_text(plan)
+        assert runtime_minutes("e") == minutes

@@ -10,9 +10,11 @@ from support import ROOT
 
 from expertflow.config.contradictions import OF_MESSAGES, check_task
 from expertflow.config.load import WORDS, convert_scalars, load_config, load_expert
+from expertflow.config.machine import count_nodes
 from expertflow.config.read_yaml import at_line, read_yaml
 from expertflow.config.validate import FORMER_NAMES, read_schema
 from expertflow.core.errors import ConfigError
+from expertflow.plan.settings import TrainingSection
 
 
 def base() -> dict[str, Any]:
@@ -285,3 +287,11 @@ def test_a_place_that_is_gone_is_the_file_alone(tmp_path: Path) -> None:
     path.write_text("a: {b: 1}\n", encoding="utf-8")
     assert at_line(path, ["c"]) == str(path)
     assert at_line(path, ["a", "c"]) == f"{path}:1"
+
+
+def test_one_machine_asks_for_none_and_several_for_as_many() -> None:
+    assert count_nodes(TrainingSection(world_size=4, n_nodes=1)) is None
+    assert count_nodes(TrainingSection(world_size=4, n_nodes=2)) == 2
+    said = r"n_nodes is 2 and training\.world_size 3: .* a multiple of 2"
+    with pytest.raises(ConfigError, match=said):
+        count_nodes(TrainingSection(world_size=3, n_nodes=2))

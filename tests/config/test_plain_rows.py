@@ -17,12 +17,6 @@ import sys
 from expertflow.core.process import run_stoppable
 run_stoppable(["bash", "-c", sys.argv[1]], patience_s=0.5)
 """
-HOLD = """
-import fcntl, sys
-fcntl.flock(int(sys.argv[1]), fcntl.LOCK_EX)
-print(flush=True)
-sys.stdin.read()
-"""
 DEAF = "trap '' INT TERM; "
 SHELL = "sleep 600 & echo $! > child; echo $$ > leader.new; mv leader.new leader; wait; sleep 600"
 
@@ -64,10 +58,9 @@ def test_folders_of_dead_runs_go_and_others_stay(tmp_path: Path) -> None:
 def test_a_folder_stays_as_long_as_a_child_of_its_run_lives(tmp_path: Path) -> None:
     dead = left_behind(tmp_path / ".rows.abc123_x")
     with (dead / LOCK).open("a+") as lock:
-        child = subprocess.Popen(
-            [sys.executable, "-c", HOLD, str(lock.fileno())],
-            pass_fds=[lock.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        number, pipe = lock.fileno(), subprocess.PIPE
+        hold = ["bash", "-c", f"flock {number}; echo; read"]
+        child = subprocess.Popen(hold, pass_fds=[number], stdin=pipe, stdout=pipe)
         assert child.stdout is not None
         child.stdout.readline()
     with open_workplace(tmp_path / "rows"):

@@ -4,12 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 from support import is_running, wait_for
 
 from expertflow.config import run_lock
+from expertflow.config.attach import _before_first_job
 from expertflow.config.run_lock import find_orphans, hold_experts
 from expertflow.core.locks import EXPERT_LOCKS
 
@@ -156,3 +158,13 @@ def test_a_run_killed_while_it_waits_hands_the_jobs_on(monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt):
         hold_for_slurm("second")
     assert slurm_runs() == ["first", "second"]
+
+
+def test_slurm_without_sbatch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    run: Any = SimpleNamespace(
+        execution_settings=SimpleNamespace(keep_incomplete=False),
+        executor_plugin=SimpleNamespace(name="slurm"),
+    )
+    with pytest.raises(SystemExit, match="sbatch, which is not found here; run Snakemake on a log"):
+        _before_first_job(run)
