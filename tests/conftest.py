@@ -72,7 +72,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Return the folder of real data beside the project, or skip."""
     if not SHARED_DATA.is_dir():
         pytest.skip(f"real data is not here: {SHARED_DATA.relative_to(ROOT.parent)} is absent")
     return SHARED_DATA

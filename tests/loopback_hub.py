@@ -177,8 +177,6 @@ def serving(hub: Hub) -> Iterator[Hub]:
 
 
 class Fetched(Struct):
-    """The results and the log of fetches in a separate process."""
-
     results: list[dict[str, Any]]
     log: str
 

@@ -50,8 +50,6 @@ TYPES = {"TypeVar", "NewType", "cast"}
 
 
 class Mutant(NamedTuple):
-    """One change of one file."""
-
     path: str
     function: str
     source: str
@@ -126,7 +124,6 @@ def is_message(node: ast.AST) -> bool:
 
 
 def mutants(path: str) -> list[Mutant]:
-    """Return every mutant of a file."""
     source = (ROOT / path).read_bytes()
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -259,7 +256,6 @@ def try_out(tests: list[str], answer: Any) -> None:
 
 
 def judge_module(name: str, sample: int, seed: int, workers: int) -> tuple[list[Mutant], list[str]]:
-    """Judge a seeded sample of a module's mutants."""
     module = SETTINGS["modules"][name]
     files, tests = module["code"], [f"tests/{test}" for test in module["tests"]]
     tests += ["-k", module["choose"]] if "choose" in module else []

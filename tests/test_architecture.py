@@ -59,7 +59,6 @@ def imports(path: Path) -> set[str]:
 
 
 def project_imports(path: Path) -> set[str]:
-    """Return the imported project modules as room.module."""
     result = set()
     for name in imports(path):
         parts = name.split(".")

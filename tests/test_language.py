@@ -90,7 +90,6 @@ def test_docstrings_begin_with_what_happens(where: str) -> None:
 
 
 def occurrences(pattern: re.Pattern[str], paths: list[Path]) -> str:
-    """List each text that matches a pattern, with its file."""
     texts = {shown(path): path.read_text(encoding="utf-8") for path in paths}
     return "\n".join(f"{n}: {found[0]}" for n, t in texts.items() for found in pattern.finditer(t))
 

@@ -86,7 +86,6 @@ class Place:
         self.record("pack_sequences", "packing.json", {"train": fields | counts})
 
     def parts(self) -> list[str]:
-        """Return the hours, dollars, hardware and basis of the forecast."""
         told = self.workflow.forecast(SimpleNamespace(expert="e"))
         hours, dollars, *rest = told.split("; ", 3)
         return [hours.removesuffix(" hours"), dollars.removesuffix(" dollars"), *rest]

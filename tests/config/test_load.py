@@ -92,6 +92,8 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ({"training": {"use_sdpa": False, "attention": "flex"}}, "use_sdpa is false and attention"),
         ({"training": {"parallel": "fsdp", "optim": "adamw_8bit"}}, "states of optim adamw_8bit"),
         ({"evaluation": {"task": "exact_match", "backend": "x"}}, "'evaluation.backend'; transf"),
+        ({"training": {"lora_alpha": 8}}, "'training.lora_alpha'; it is called 'lora.alpha' here"),
+        ({"training": {"deepspeed": "zero.json"}}, "deepspeed'; parallel: fsdp shares the model"),
         # An old name means something only where the new one belongs.
         ({"decoding": {"lora_r": 4}}, "'decoding.lora_r'; known keys are stop"),
         ({"sources": [{**SOURCE, "prompt": "{q}"}]}, "'sources.0' has kind, name, path, prompt: "),
@@ -108,7 +110,6 @@ def test_a_fault_is_one_line_with_its_fix(
 
 
 def source(**keys: Any) -> dict[str, Any]:
-    """Return a source of some kind, with keys of its template."""
     generated = {"generator": "facts", "n_documents": 9}
     places = {"local": {"path": "x"}, "git": {"path": "x"}, "hub": {"id": "x/y"}}
     kind = keys.get("kind", "local")

@@ -45,7 +45,6 @@ def job(**wildcards: str) -> SimpleNamespace:
 
 
 def start(code: str) -> tuple["subprocess.Popen[str]", str]:
-    """Run code in a process of its own; return it with the first line that it prints."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command, pipe = [sys.executable, "-c", code], subprocess.PIPE
     run = subprocess.Popen(command, stdout=pipe, text=True, env=environment)

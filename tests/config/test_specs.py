@@ -183,7 +183,6 @@ def made_by(**changes: Any) -> BundleSpec:
 
 
 def home(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> None:
-    """Go to a home with a model in it."""
     model = folder / "a model"
     model.mkdir(parents=True, exist_ok=True)
     for name, text in {"tokenizer": "t", "config": "c", **files}.items():
@@ -202,7 +201,6 @@ def test_engines_that_did_not_tokenize_do_not_count() -> None:
 
 
 def both(bundle: BundleSpec | None = None) -> tuple[Any, Any]:
-    """Return what the stages of a tokenizer and of its model are told."""
     rules = ("prepare_tokenizer", "prepare_model")
     tokenizer, model = (told(rule, bundle, model=MODEL) for rule in rules)
     return tokenizer, model

@@ -111,8 +111,6 @@ def running_cluster() -> Iterator[None]:
 
 
 class Entry(NamedTuple):
-    """A job in the queue, ended ones included."""
-
     id: str
     state: str
     partition: str

@@ -90,7 +90,6 @@ class Run:
             self.process.send_signal(number)
 
     def end(self) -> int:
-        """Wait for the end of Snakemake; jobs may be left behind."""
         return self.process.wait(PATIENCE_S)
 
     def told(self) -> str:

@@ -142,7 +142,6 @@ def test_results_that_are_there_stay_unless_told(cheap: Workspace, box: Box) -> 
 
 @pytest.fixture
 def there(finished: Workspace, tmp_path: Path) -> Box:
-    """Return a finished expert of a model of one's own, with an ablation that is asked for."""
     there = Box(finished.copy(tmp_path / "there").root)
     shutil.copytree(there.root / "results/tiny/base_model", there.root / MODEL)
     (there.root / MODEL / "README.md").write_text("read by nobody")

@@ -59,7 +59,6 @@ def scheduler(tmp_path: Path) -> Path:
 
 
 def last_training(scheduler: Path) -> Path:
-    """Return the last submitted job that trains."""
     jobs = sorted(scheduler.glob("*.job"), key=lambda path: int(path.stem))
     return [path for path in jobs if '"rule": "train_expert"' in path.read_text()][-1]
 

@@ -18,6 +18,7 @@ from snakemake.cli import parse_args
 from support import PATIENCE_S, ROOT, SCRIPTS, run_script
 from workflow_space import Workspace
 
+from expertflow.chain import CHAIN
 from expertflow.rental.guard.options import parse_options
 
 PATHS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -79,13 +80,8 @@ STANDS_FOR = {
     "--max-steps 200": "--max-steps 2",
     "--num-train-epochs 3": "--num-train-epochs 0.1",
 }
-# What the commands of the README run, as rules, and those of docs/engines.md.
-BY_RULE = {
-    "build_report", "compare_experts", "deduplicate_documents", "evaluate_expert", "export_model",
-    "fetch_source", "find_datasets", "generate_source", "make_bundle", "pack_sequences",
-    "plan_training", "prepare_model", "prepare_shard", "prepare_tokenizer", "pretokenize_shard",
-    "stage_to_nvme", "train_expert",
-}  # fmt: skip
+# What the commands of the README run, as rules.
+BY_RULE = {stage.name for stage in CHAIN if not stage.asked}
 CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 EXTRAS = ("bitsandbytes", "slurm", "s3", "node", "graph", "lm-eval")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -234,7 +230,6 @@ WITH_COMMANDS = [page for page in PAGES if page != ELSEWHERE and runnable(page)]
 
 
 def write_own_data(place: Path) -> None:
-    """Write the record and the manifest that the README shows."""
     blocks = {kind: (indent, text) for indent, kind, text in FENCE.findall(PAGES["README.md"])}
     indent, text = blocks["yaml"]
     manifest = "".join(line.removeprefix(indent) for line in text.splitlines(keepends=True))
@@ -276,10 +271,10 @@ def test_commands_of_a_page_work(page: str, demo: Path, shared: Path, tmp_path: 
     if page == "README.md":
         report = json.loads((place / "results" / "mine" / "report.json").read_text())
         assert report["run"]["preset"] == "full"
-        # Pages and bundles have no sidecar that names their rule.
+        # A page has no sidecar that names its rule.
         sidecars = (place / "results").rglob(".*.fingerprint")
         rules = {json.loads(path.read_text())["rule"] for path in sidecars}
-        assert rules == BY_RULE - {"make_bundle", "compare_experts"}
+        assert rules == BY_RULE - {"compare_experts"}
         assert (place / "results" / "index.html").is_file()
     if page == "engines.md":
         assert (place / "results" / "expert-sql" / "bundle.tar").is_file()

@@ -127,7 +127,6 @@ def test_a_schema_is_one(path: Path) -> None:
 
 
 def settings_shown() -> list[tuple[str, Any]]:
-    """List the settings that pages show, a document each, with the page's name."""
     found = []
     fence = re.compile(r"^( *)```yaml\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
     for page in PAGES:

@@ -79,7 +79,6 @@ class Workspace(Record, frozen=True):
         return {**os.environ, **changes}
 
     def script(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-        """Run the workspace's own copy of a script."""
         return self.execute(sys.executable, f"workflow/scripts/{name}.py", *arguments)
 
     def execute(self, *command: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -112,7 +111,6 @@ class Workspace(Record, frozen=True):
         return lines[0]
 
     def jobs(self, *arguments: str, **environment: str) -> Counter[str]:
-        """Count the jobs of each rule that a dry run would run."""
         said = self.run("-n", *arguments, **environment)
         rules = Counter(re.findall(r"^(?:local)?rule (\w+):", said, re.MULTILINE))
         assert rules or "Nothing to be done" in said
@@ -147,7 +145,6 @@ class Workspace(Record, frozen=True):
 
 
 def write_jsonl(path: Path, answers: dict[str, int]) -> None:
-    """Write a record for each question and its answer."""
     records = [{"question": text, "answer": str(number)} for text, number in answers.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
