@@ -44,7 +44,7 @@ NOT_RUN = {
     r"snakemake .*(…|/path/to/).*": "sketch",
     r"snakemake (?!.* -n ).* results/expert-json/ablation.*": "minutes",
     r"snakemake .*hardware=H100 SXM( experts=.*)?": "network, a card or a cluster",
-    r"snakemake -s workflow/remote\.smk .*": "test_object_storage.py",
+    r"snakemake -s workflow/remote\.smk .*": "test_bundles.py",
     r"snakemake --workflow-profile profiles/cluster-generic": "test_cluster_generic.py",
     r"snakemake --report report\.zip": "test_whole_runs.py",
     r"python tests/slurm/cluster\.py": "root",
