@@ -49,15 +49,6 @@ def test_what_ships_is_sound() -> None:
     undone = [key for v in rungs for key in v.undone if key != "rows"]
     assert sorted(undone) == sorted(rungs[0].training)
     assert {c.of for c in spec.claims} & {"workers_8", "compile_on", "half_the_saves"}
-    figures = {c.claim: (c.low, c.high) for c in spec.claims if c.low is not None}
-    assert figures == {
-        "All switches together": (5.0, None),
-        "Compiled layers": (1.2, 2.0),
-        "TF32 in fp32 training": (7.2, 8.8),
-        "Tokenizing ahead against tokenizing in the loop": (1.05, 1.10),
-        "Half as many saves": (1.053, 1.111),
-    }
-
     # Rows of one document are never compiled here; so neither may be what they are held against.
     (claim,) = [c for c in spec.claims if c.to == "unpacked"]
     (compared,) = [v for v in spec.variants if v.name == claim.of]
