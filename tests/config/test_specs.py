@@ -119,7 +119,7 @@ def test_a_bundle_is_told_what_makes_its_results() -> None:
     assert all(len(code) == 16 for code in made["code"].values())
     assert made["config"]["preset"] == "full" and made["config"]["experts"] == {"e": {}}
     assert "scratch" not in made["config"] and made["config"]["calibrate"] is False
-    assert made["staging"] == told("stage_to_nvme")
+    assert (made["staging"], made["content"]) == (told("stage_to_nvme"), {})
     assert made["tokens"] == told("pretokenize_shard")
     assert set(made["files"]) == {"experts/e.yaml", "hardware/gpus.yaml", "hardware/prices.yaml"}
 
@@ -212,6 +212,8 @@ def test_a_models_home_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [set(made["content"]) for made in one] == [
         {f"{MODEL}/tokenizer.json"}, {f"{MODEL}/config.json", f"{MODEL}/model.safetensors"},
     ]  # fmt: skip
+    bundled = told("make_bundle", model=MODEL)["content"]
+    assert bundled == {MODEL: one[0]["content"] | one[1]["content"]}
     home(tmp_path / "another", monkeypatch)
     (tmp_path / "another" / "a model" / "README.md").write_text("read by nobody")
     assert both() == one
