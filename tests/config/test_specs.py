@@ -32,7 +32,7 @@ def told(rule: str, bundle: BundleSpec | None = None, *, source: str = "s", **ch
     if bundle is not None:
         index = BundleIndex(format=2, kind="bundle", expert="e", code={}, members=(), spec=bundle)
         write_record(Path("results/e", OPENED), OpenedBundle(index=index, settings_here=None))
-    workflow = Workflow(RunContext(config={"experts": {"e": {}}}))
+    workflow = Workflow(RunContext(config={"experts": {"e": {}}, "scratch": None}))
     return json.loads(workflow.spec(rule)(SimpleNamespace(expert="e", source=source)))
 
 
@@ -115,11 +115,12 @@ def test_rules_are_told_what_is_theirs_of_a_source() -> None:
 def test_a_bundle_is_told_what_makes_its_results() -> None:
     made = told("make_bundle", training={"learning_rate": 1e-5, "tuned": "t.json"})
     assert (made["expert"], made["tuned"], made["with_weights"]) == ("e", "t.json", False)
-    assert set(RULES) - {"calibrate_expert"} <= set(made["code"])
+    assert set(made["code"]) == {*RULES, "generate_source"} - {"calibrate_expert"}
     assert all(len(code) == 16 for code in made["code"].values())
     assert made["config"]["preset"] == "full" and made["config"]["experts"] == {"e": {}}
     assert "scratch" not in made["config"] and made["config"]["calibrate"] is False
-    assert (made["staging"], made["content"]) == (told("stage_to_nvme"), {})
+    assert (made["staging"], made["content"]) == ({"scratch": None, "weights": True}, {})
+    assert told("stage_to_nvme") == made["staging"]
     assert made["tokens"] == told("pretokenize_shard")
     assert set(made["files"]) == {"experts/e.yaml", "hardware/gpus.yaml", "hardware/prices.yaml"}
 

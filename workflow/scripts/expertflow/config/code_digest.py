@@ -34,7 +34,9 @@ def _templates(*names: str) -> tuple[str, ...]:
 
 
 # Files that a script reads beside its imports: a change in them is a change of its code.
-PAGE = ("page", "macros", "evaluation", "answers", "comparison", "ablation_parts", "profile")
+PAGE = (
+    "page", "macros", "bill", "evaluation", "answers", "comparison", "ablation_parts", "profile",
+)  # fmt: skip
 RESOURCES = {
     "export_model": ("scripts/expertflow/export/card.md.j2",),
     "build_report": _templates(*PAGE),
