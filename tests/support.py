@@ -144,6 +144,15 @@ def made_up_rows(n_rows: int, length: int, *, seed: int = 0, n_documents: int = 
     return PackedRows.from_lists(ids, lengths, spans)
 
 
+def packing_spec(**changes: Any) -> PackingSpec:
+    """Return how to pack for a test, with changes."""
+    settings = {
+        "sequence_length_tokens": 64, "packing": "bfd", "overflow": "split",
+        "seed": 0, "max_rejected_fraction": 0.01,
+    }  # fmt: skip
+    return PackingSpec(**{**settings, **changes})
+
+
 def tokenizer_record(**changes: Any) -> TokenizerRecord:
     """Return the record of a tokenizer that knows ChatML."""
     settings = {"path": "t", "sha256": "t", "vocab_size": 97, "layout": chatml_layout()}
@@ -219,15 +228,8 @@ def write_tiny_run(
     documents = [rng.integers(0, 97, rng.integers(5, 40)).tolist() for _ in range(200)]
     shard = token_shard(folder, documents)
     keep = keep_list(folder, {"000": [i % 10 == 0 for i in range(200)]})
-    spec = PackingSpec(
-        sequence_length_tokens=64,
-        packing="bfd",
-        overflow="split",
-        seed=0,
-        max_rejected_fraction=0.01,
-    )
     packing = pack_sequences(
-        expert="tiny", spec=spec, shards=[shard], keep=keep, directory=folder / "packed"
+        expert="tiny", spec=packing_spec(), shards=[shard], keep=keep, directory=folder / "packed"
     )
     facts = _write_tiny_model(folder / "base_model")
     method = "full" if lora is None else "lora"

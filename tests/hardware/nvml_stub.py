@@ -4,13 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PATIENCE_S, SCRIPTS
+from support import PATIENCE_S, SCRIPTS, wait_for
 
 SOURCE = Path(__file__).parent / "data" / "nvml_stub.c"
 # A card as a scenario: everything supported. Names begin with SIMULATED, so samples are marked.
@@ -61,14 +60,8 @@ def script(
     command = [sys.executable, str(SCRIPTS / name), *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while until is not None and process.poll() is None:
-            if until() or time.monotonic() > deadline_s:
-                process.terminate()
-                break
-            time.sleep(0.02)
-        try:
-            out, err = process.communicate(timeout=PATIENCE_S)
-        finally:
-            process.kill()
+        if until is not None:
+            wait_for(lambda: until() or process.poll() is not None)
+            process.terminate()
+        out, err = process.communicate(timeout=PATIENCE_S)
     return subprocess.CompletedProcess(command, process.returncode, out, err)

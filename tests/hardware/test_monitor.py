@@ -110,23 +110,24 @@ def test_throttling_by_heat_counts_from_one_percent(n_hot: int) -> None:
 
 
 def test_the_recorded_trace_is_summed_up_the_same_again(tmp_path: Path) -> None:
-    facts, output = TRACE.with_suffix(".json"), tmp_path / "a.json"
+    facts, output = tmp_path / "facts.json", tmp_path / "a.json"
+    write_record(facts, summarize(read_samples(TRACE), H100))
     done = run_script("monitor_gpu", "--replay", TRACE, "--facts", facts, "--output", output)
     assert done.returncode == 0, done.stderr
     record = read_record(MonitorRecord, output)
     assert record == monitoring.replay_trace(TRACE, facts)
     assert record.simulated and record.remarks == ("replayed from trace.jsonl",)
     assert "SIMULATED" in done.stdout and "replayed from" in done.stdout
-    assert (record.gpu_name, record.n_samples) == ("SIMULATED H100 80GB HBM3", 60)
+    assert (record.gpu_name, record.n_samples) == ("SIMULATED H100", 60)
     # 20 s of 200 J, then two stretches' 39 gaps at 600 W, less the gap between them.
     assert record.energy_j == pytest.approx(20 * 200 + 38 * 600)
     assert record.throttle_s is not None and record.throttle_s["thermal"] == pytest.approx(3)
     assert "heat held the clocks back" in " ".join(record.assessment)
-    with pytest.raises(DataError, match="no such trace"):
-        monitoring.replay_trace(tmp_path / "none.jsonl", None)
-    (tmp_path / "x.jsonl").write_text('{"a": 1}')
-    with pytest.raises(DataError, match="not a reading of the monitor"):
-        monitoring.replay_trace(tmp_path / "x.jsonl", None)
+    spoilt = tmp_path / "x.jsonl"
+    spoilt.write_text('{"a": 1}')
+    for path, said in ((tmp_path / "none", "no such trace"), (spoilt, "not a reading of the")):
+        with pytest.raises(DataError, match=said):
+            monitoring.replay_trace(path, None)
 
 
 def test_two_records_are_compared(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
-from support import keep_list, token_shard
+from support import keep_list, packing_spec, token_shard
 
 from expertflow.core.errors import DataError
 from expertflow.tokens import load_splits
@@ -17,15 +17,7 @@ from expertflow.tokens.arrow import INDEX, PackedRows, index_batch, read_rows
 from expertflow.tokens.engine import CHOSEN
 from expertflow.tokens.pack import choose_length, pack_sequences
 from expertflow.tokens.ragged import Ragged
-from expertflow.tokens.records import DecodedSample, PackingRecord, PackingSpec, TokenShardRecord
-
-
-def spec(**changes: object) -> PackingSpec:
-    settings = {
-        "sequence_length_tokens": 64, "packing": "bfd", "overflow": "split",
-        "seed": 0, "max_rejected_fraction": 0.01,
-    }  # fmt: skip
-    return PackingSpec(**{**settings, **changes})  # type: ignore[arg-type]
+from expertflow.tokens.records import DecodedSample, PackingRecord, TokenShardRecord
 
 
 def documents(n: int = 300) -> list[list[int]]:
@@ -44,7 +36,7 @@ def pack_shards(
     keep = keep_list(folder, held_out, n_copies=n_copies)
     output = folder / "packed"
     return pack_sequences(
-        expert="e", spec=spec(**changes), shards=shards, keep=keep, directory=output
+        expert="e", spec=packing_spec(**changes), shards=shards, keep=keep, directory=output
     )
 
 
@@ -139,7 +131,7 @@ def test_the_folder_loads_with_datasets(tmp_path: Path) -> None:
     [(5, 128), (128, 128), (129, 256), (1481, 1536), (2000, 2048), (9000, 2048)],
 )
 def test_auto_takes_the_shortest_length_that_holds_all(longest: int, expected: int) -> None:
-    length, reason = choose_length(spec(sequence_length_tokens=None), longest)
+    length, reason = choose_length(packing_spec(sequence_length_tokens=None), longest)
     assert length == expected
     assert ("the shortest choice that holds the longest" in reason) == (longest <= length)
 

@@ -275,13 +275,17 @@ def ids_and_spans(document: Sequence[Segment], engine: Engine) -> tuple[list[int
     return tokens.ids[0].tolist(), tokens.spans[0].tolist()
 
 
-def test_learning_may_end_inside_a_text(engine: Engine) -> None:
+def test_learning_may_begin_and_end_inside_a_text(engine: Engine) -> None:
+    def learned(text: str, *spans: tuple[int, int]) -> list[str]:
+        ids, edges = ids_and_spans([Segment(text, learned=spans)], engine)
+        return [engine.decode(ids[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
     text = "user\nlist all names and SELECT name FROM users"
     start, end = text.index(" all"), text.index(" and")
-    segment = Segment(text, learned=((start, end), (len(text) - 6, len(text))))
-    ids, spans = ids_and_spans([segment], engine)
-    parts = [engine.decode(ids[a:b]) for a, b in zip(spans[::2], spans[1::2], strict=True)]
-    assert parts == [" all names", " users"]
+    assert learned(text, (start, end), (len(text) - 6, len(text))) == [" all names", " users"]
+    # A token that merges across an edge is the first one after it.
+    assert len(engine.encode_flat(["assistant"])[0]) == 1
+    assert learned("assistant", (4, 9)) == ["assistant"]
 
 
 def test_a_blank_before_the_first_word_is_for_the_first_word_alone(tmp_path: Path) -> None:

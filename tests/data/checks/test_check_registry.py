@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError
 from expertflow.data.checks.registry import build_checks
-from expertflow.data.reject import EXCERPT_CHARS, Filtered, Reject
+from expertflow.data.reject import Filtered, Reject
 from expertflow.data.settings import FieldCheck
 
 
@@ -36,9 +36,9 @@ def test_a_check_is_of_texts_or_json_values(check: FieldCheck) -> None:
     run, is_json = build_checks((check,), source="s"), check.check in ("json", "json_schema")
     # Null is the business of the template.
     assert run({"a": None}) == {"a": None}
-    for value in (3, 1.5, True):
+    for value in (b"x", 3, 1.5, True):
         record: dict[str, Any] = {"a": value, "b": {}}
-        if is_json:
+        if is_json and value != b"x":
             assert run(record) is record
             continue
         with pytest.raises(Filtered) as filtered:
@@ -59,32 +59,6 @@ def test_a_field_is_found_and_rewritten_by_its_path() -> None:
     assert record["x"] == [{}, {"q": "SELECT `a`", "r": 1}]
     flat = {"x.1.q": "SELECT `a`", "x": record["x"]}
     assert build_checks((check,), source="s")(flat) == {**flat, "x.1.q": 'SELECT "a"'}
-
-
-HOSTILE = {
-    "megabyte": "a " * 500_000,
-    "one_word": "x" * 1_000_000,
-    "brackets": "[" * 5_000 + "]" * 5_000,
-    "braces": '{"a":' * 5_000 + "1" + "}" * 5_000,
-    "nul_inside": "SELECT 'a\x00b'",
-    "surrogate": "RETURN '\ud800'",
-    "empty": "",
-    "quotes": "'" * 200_001,
-    "ticks": "`<{{" * 20_000,
-    "right_to_left": "\u202e\u0000\uffff",
-}
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda c: c.check)
-@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_text_passes_or_is_filtered(check: FieldCheck, value: str) -> None:
-    run = build_checks((check,), source="s")
-    try:
-        run({"a": value, "b": {}})
-    except Filtered as fault:
-        assert len(fault.detail) <= 3 * EXCERPT_CHARS
-        assert "\n" not in fault.detail
-        fault.detail.encode()
 
 
 @pytest.mark.parametrize(
