@@ -66,12 +66,6 @@ def test_a_run_that_diverges_stops_and_keeps_its_last_good_state(
     assert [step["step"] for step in steps(inputs)] == [1, 2, 3, 4, 5]
 
 
-def test_the_bar_for_explosions_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = made(tmp_path, n_steps=10, max_loss=100.0)
-    broken_at(monkeypatch, step=8, loss=50.0)
-    assert train(inputs).loss_last == pytest.approx(50.0, rel=1e-6)
-
-
 def test_timed_steps_tell_where_their_time_went(tmp_path: Path) -> None:
     inputs = made(tmp_path, n_steps=40)
     outcome = train(inputs)
