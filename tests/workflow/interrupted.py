@@ -84,9 +84,11 @@ class Run:
         return None
 
     def send(self, target: str, number: signal.Signals) -> None:
+        """Send a signal to Snakemake alone, or to its whole ``group``."""
         if target == "group":
             os.killpg(self.process.pid, number)
         else:
+            assert target == "snakemake", target
             self.process.send_signal(number)
 
     def end(self) -> int:

@@ -32,8 +32,10 @@ def prepared(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> W
     """Return a workspace in which all that comes before training is done, and nothing after."""
     space = finished.copy(tmp_path_factory.mktemp("prepared") / "a space")
     let_trainings_rest(space)
-    for name in ("state/tiny", "results/tiny/checkpoint", "results/tiny/logs"):
+    for name in ("state/tiny", "results/tiny/checkpoint"):
         shutil.rmtree(space.root / name)
+    for path in space.root.glob("results/tiny/logs/train_expert.*"):
+        path.unlink()
     space.write_manifest("tiny", manifest(max_steps=N_STEPS, save_steps=10, logging_steps=1))
     space.run("results/tiny/staging.json")
     return space
@@ -112,8 +114,7 @@ def test_the_trainer_alone_is_stopped_again_and_again(space: Workspace, expected
 def test_the_bill_has_every_attempt(space: Workspace) -> None:
     run, killed_s = Run(space, "results/tiny/report.json"), []
     for _ in range(2):
-        run.wait_for_training()
-        run.send("trainer", signal.SIGKILL)
+        os.kill(run.wait_for_training(), signal.SIGKILL)
         killed_s.append(time.time())
     run.go_on()
     assert run.end() == 0, run.told()
