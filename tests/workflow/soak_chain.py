@@ -3,10 +3,11 @@
     make soak-chain MINUTES=60
     PYTHONPATH=tests:tests/workflow:workflow/scripts python tests/workflow/soak_chain.py --seed 7
 
-Each round begins with raw data only. The same command is given again and again, and its process
-group, or Snakemake alone, is sent a signal at a random moment, until the report is there. Then
-every record has to fit its sidecar, and what rules made has to be, byte for byte, what a run that
-was never stopped made. Stops at the first difference and keeps its folder. The last line is JSON.
+Each round begins with raw data only. A signal is sent to the process group amid the training, and
+then, while the same command is given again and again, to the group or to Snakemake alone at random
+moments, until the report is there. It has to tell of the resumed training, every record has to fit
+its sidecar, and what rules made has to be, byte for byte, what a run that was never stopped made.
+Stops at the first difference and keeps its folder. The last line is JSON.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from interrupted import Run, assert_tidy
 from support import PATIENCE_S
-from workflow_space import Workspace, make_workspace
+from workflow_space import Workspace, let_trainings_rest, make_workspace, manifest
 
 from expertflow.core.files import sha256_directory, sha256_file
 
@@ -47,6 +48,8 @@ def main() -> None:
     print(f"seed {args.seed}, in {folder}", flush=True)
     end_s = time.monotonic() + 60 * args.minutes
     raw = make_workspace(folder / "raw")
+    let_trainings_rest(raw)
+    raw.write_manifest("tiny", manifest(max_steps=40, save_steps=5))
     expected, longest_s = straight(raw, folder / "round")
     counts = {"rounds": 0, "stopped": 0, "resumed": 0}
     while not counts["rounds"] or time.monotonic() < end_s:
@@ -68,7 +71,11 @@ def straight(raw: Workspace, root: Path) -> tuple[dict[str, str], float]:
 
 
 def until_done(space: Workspace, generator: random.Random, longest_s: float) -> int:
-    stops = 0
+    amid = Run(space, TARGET)
+    amid.wait_for_training()
+    amid.send("group", generator.choice(SIGNALS))
+    amid.end()
+    stops = 1
     while True:
         run = Run(space, TARGET, rest_from=None)
         try:
@@ -99,6 +106,8 @@ def check(space: Workspace, expected: dict[str, str]) -> int:
     for here, there in (("sessions", "n_sessions"), ("resumed_at_steps", "resumed_at_steps")):
         if told[here] != training[there]:
             sys.exit(f"{space.root}: the report tells of {here} {told[here]}, {training[there]}")
+    if not told["resumed_at_steps"]:
+        sys.exit(f"{space.root}: the training was not resumed")
     return len(told["resumed_at_steps"])
 
 
