@@ -27,10 +27,8 @@ def table(number: int) -> Example:
 
 
 def equal(examples: Sequence[Example], predictions: Sequence[str]) -> list[Judgment]:
-    return [
-        Judgment("correct" if prediction == one.reference else "wrong")
-        for one, prediction in zip(examples, predictions, strict=True)
-    ]
+    rights = [one.reference == text for one, text in zip(examples, predictions, strict=True)]
+    return [Judgment("correct" if right else "wrong") for right in rights]
 
 
 def by_name(training: Sequence[Example]) -> dict[str, BaselinePredictor]:
@@ -56,11 +54,8 @@ def test_the_constant_looks_beyond_whole_answers() -> None:
     """Worked solutions all differ, but share what counts at their end."""
 
     def same_end(examples: Sequence[Example], predictions: Sequence[str]) -> list[Judgment]:
-        pairs = zip(examples, predictions, strict=True)
-        return [
-            Judgment("correct" if text.split()[-1] == one.reference.split()[-1] else "wrong")
-            for one, text in pairs
-        ]
+        ends = [example(0, "", one.reference.split()[-1]) for one in examples]
+        return equal(ends, [text.split()[-1] for text in predictions])
 
     training = [example(i, f"sum {i}", f"{i} steps #### {i % 50 or 7}") for i in range(100)]
     training += [example(i, f"sum {i}", f"{i} steps #### 7") for i in range(100, 130)]
@@ -71,11 +66,8 @@ def test_the_constant_looks_beyond_whole_answers() -> None:
 def test_the_nearest_question_answers_as_it_stands_or_filled_in() -> None:
     training = [example(i, f"what is the {word} called", word) for i, word in enumerate(COLUMNS)]
     training += [example(9, "greet ann in french", "bonjour ann")]
-    training += [example(10, "how tall is the tower", "300 m")]
-    made = by_name(training)
     asked = example(99, "greet bob in french", "bonjour bob")
-    fitted = made["nearest"].answer(asked)
-    assert fitted in {one.reference for one in training}
+    assert by_name(training)["nearest"].answer(asked) in {one.reference for one in training}
     many = [example(i, f"greet {n} in french", f"bonjour {n}") for i, n in enumerate(COLUMNS)]
     assert by_name(many)["nearest_filled"].answer(asked) == "bonjour bob"
 

@@ -48,64 +48,42 @@ def test_the_best_score_wins_over_the_lowest_loss() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("losses", "step"),
-    [((0.9, 0.5, 0.7), 20), ((0.9, None, 0.7), 30), ((None, None, None), 30), ((1, 0.5, 0.5), 30)],
-)
-def test_equal_scores_go_by_loss_and_then_by_step(
-    losses: tuple[float | None, ...], step: int
-) -> None:
-    found = choice(training(*losses, published=10), 7, 7, 7)
-    assert found.step == step
-    assert "which 2 others have too; the lowest held-out loss decides" in found.reason
+def test_equal_scores_go_by_loss_and_then_by_step() -> None:
+    none = (None, None, None)
+    cases = {(0.9, 0.5, 0.7): 20, (0.9, None, 0.7): 30, none: 30, (1, 0.5, 0.5): 30}
+    for losses, step in cases.items():
+        found = choice(training(*losses, published=10), 7, 7, 7)
+        assert found.step == step
+        assert "which 2 others have too; the lowest held-out loss decides" in found.reason
 
 
-@pytest.mark.parametrize(
-    ("changes", "losses", "n_questions", "unavailable", "why"),
-    [
-        ({}, (0.1, 0.2), MIN_QUESTIONS, None, None),
-        ({}, (0.1, 0.2), MIN_QUESTIONS - 1, None, "19 held-out questions are left to choose by"),
-        ({}, (0.1,), 40, None, "training kept no other"),
-        ({"n_selection_examples": 0}, (0.1, 0.2), 0, None, "n_selection_examples is 0"),
-        ({"task": "held_out_loss"}, (0.1, 0.2), 0, None, "has no metric"),
-        ({}, (0.1, 0.2), 0, "Node is missing", "cannot be scored here: Node is missing"),
-    ],
-)
-def test_there_may_be_nothing_to_choose(
-    changes: dict[str, Any],
-    losses: tuple[float, ...],
-    n_questions: int,
-    unavailable: str | None,
-    why: str | None,
-) -> None:
-    settings = spec(**{"n_selection_examples": 100, **changes})
-    run = training(*losses, published=10)
-    found = explain_no_choice(settings, run, n_questions, unavailable)
-    if why is None:
-        assert found is None
-        return
-    assert found is not None and why in found
-    published = publish_trained(run, found)
+def test_there_may_be_nothing_to_choose() -> None:
+    two = training(0.1, 0.2, published=10)
+    changes: dict[str, Any]
+    for changes, run, n_questions, unavailable, why in (
+        ({}, two, MIN_QUESTIONS - 1, None, "19 held-out questions are left to choose by"),
+        ({}, training(0.1, published=10), 40, None, "training kept no other"),
+        ({"n_selection_examples": 0}, two, 0, None, "n_selection_examples is 0"),
+        ({"task": "held_out_loss"}, two, 0, None, "has no metric"),
+        ({}, two, 0, "Node is missing", "cannot be scored here: Node is missing"),
+    ):
+        settings = spec(**{"n_selection_examples": 100, **changes})
+        found = explain_no_choice(settings, run, n_questions, unavailable)
+        assert found is not None and why in found
+    assert explain_no_choice(spec(n_selection_examples=100), two, MIN_QUESTIONS, None) is None
+    published = publish_trained(two, "no metric")
     assert (published.step, published.path, published.candidates) == (10, ".", ())
-    assert published.reason == f"the weights that training published: {found}"
+    assert published.reason == "the weights that training published: no metric"
+    by_loss = publish_trained(two, "no metric", by_loss=True).reason
+    assert "by the lowest held-out loss, so the reported loss is too good" in by_loss
 
 
-def test_weights_that_training_chose_by_loss_are_told_so() -> None:
-    run = training(0.1, 0.2, published=10)
-    found = publish_trained(run, "no metric", by_loss=True).reason
-    assert "by the lowest held-out loss, so the reported loss is too good" in found
-
-
-@pytest.mark.parametrize(
-    ("n", "n_selection", "n_reported"),
-    [
-        (300, 100, 200), (500, 100, 200), (250, 100, 167), (210, 0, 200), (90, 100, 60),
-        (45, 100, 25), (40, 100, 20), (39, 100, 39), (45, 5, 40), (0, 100, 0),
-    ],
-)  # fmt: skip
-def test_too_few_questions_are_shared(n: int, n_selection: int, n_reported: int) -> None:
-    settings = spec(max_examples=200, n_selection_examples=n_selection)
-    assert n_to_report(n, settings) == n_reported
+def test_too_few_questions_are_shared() -> None:
+    expected = {300: 200, 500: 200, 250: 167, 90: 60, 45: 25, 40: 20, 39: 39, 0: 0}
+    settings = spec(max_examples=200, n_selection_examples=100)
+    assert {n: n_to_report(n, settings) for n in expected} == expected
+    assert n_to_report(210, spec(max_examples=200, n_selection_examples=0)) == 200
+    assert n_to_report(45, spec(max_examples=200, n_selection_examples=5)) == 40
 
 
 def test_weights_that_are_missing_are_told_before_a_model_is_loaded(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_documents import spec
+from made_up_documents import example, spec
 
 from expertflow.evaluate import earlier
 from expertflow.evaluate.earlier import PastRun, append_run, compare_runs, make_run, read_runs
-from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, Judgment
+from expertflow.evaluate.records import Decoding, EvaluationSpec, Judgment
 
 HOW = spec()
 
@@ -20,10 +20,7 @@ def run(
     weights: str, correct: str, *, first: int = 0, how: EvaluationSpec = HOW, metric: str = "m"
 ) -> PastRun:
     """Return an evaluation from question ``first`` on, with an x for each right answer."""
-    examples = [
-        Example(document_id=str(i), prompt=f"q{first + i}", reference="r", fields={})
-        for i in range(len(correct))
-    ]
+    examples = [example(i, f"q{first + i}", "r") for i in range(len(correct))]
     verdicts = [Judgment("correct" if c == "x" else "wrong") for c in correct]
     return make_run(how, metric, weights, examples, verdicts)
 
@@ -43,14 +40,6 @@ def test_a_step_backwards_is_told_on_shared_questions(path: Path) -> None:
     assert found.change.change == "worse"
 
 
-def test_the_same_weights_are_no_earlier_run(path: Path) -> None:
-    for weights, correct in (("a", "x."), ("b", "xx"), ("b", "xx")):
-        append_run(run(weights, correct), path)
-    found = compare_runs(run("b", "xx"), path, seed=0)
-    assert found is not None and found.weights_sha256 == "a"
-    assert [before.weights_sha256 for before in read_runs(path)] == ["a", "b"]
-
-
 def test_the_newest_that_asked_the_same_counts(path: Path) -> None:
     append_run(run("old", "x."), path)
     append_run(run("new", "..", first=50), path)
@@ -61,20 +50,23 @@ def test_the_newest_that_asked_the_same_counts(path: Path) -> None:
     assert (unlike.n_shared_questions, unlike.value_fraction, unlike.change) == (0, None, None)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_what_was_asked_otherwise_or_of_the_same_weights_is_not_compared(path: Path) -> None:
+    append_run(run("a", "x"), path)
+    changes: list[dict[str, Any]] = [
         {"task": "final_answer"},
         {"max_new_tokens": 9},
         {"decoding": Decoding(stop=(";",))},
         {"fields": {"schema": "form"}},
         {"artifacts": {"database": __file__}},
-    ],
-)
-def test_what_was_asked_otherwise_is_not_compared(path: Path, changes: Any) -> None:
-    append_run(run("a", "x"), path)
-    assert compare_runs(run("b", "x", how=spec(**changes)), path, seed=0) is None
-    assert compare_runs(run("b", "x", metric="other"), path, seed=0) is None
+    ]
+    others = [run("b", "x", how=spec(**change)) for change in changes]
+    for other in (*others, run("b", "x", metric="other"), run("a", "x")):
+        assert compare_runs(other, path, seed=0) is None
+    append_run(run("b", "x"), path)
+    append_run(run("b", "x"), path)
+    found = compare_runs(run("b", "x"), path, seed=0)
+    assert found is not None and found.weights_sha256 == "a"
+    assert [before.weights_sha256 for before in read_runs(path)] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -97,9 +89,8 @@ def test_what_a_record_gives_the_scorer_is_part_of_its_question(path: Path) -> N
     how = spec(fields={"tests": "checks"})
 
     def graded(weights: str, tests: str) -> PastRun:
-        fields = {"checks": tests, "unread": weights}
-        example = Example(document_id="0", prompt="q", reference="r", fields=fields)
-        return make_run(how, "m", weights, [example], [Judgment("correct")])
+        asked = example(0, "q", "r", checks=tests, unread=weights)
+        return make_run(how, "m", weights, [asked], [Judgment("correct")])
 
     append_run(graded("a", "assert(1)"), path)
     for tests, n_shared in (("assert(1)", 1), ("assert(2)", 0)):

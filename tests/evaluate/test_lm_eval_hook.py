@@ -72,11 +72,10 @@ def run(spec: LmEvalSpec, tokenizer: Path) -> list[LmEvalScore]:
 
 
 def test_both_models_are_measured_alike(calls: list[dict[str, Any]], tokenizer: Path) -> None:
-    score = LmEvalScore(
-        task="one", metric="acc", before=0.25, after=0.5, before_stderr=0.1, after_stderr=0.1
-    )
     import datasets.config
 
+    stderr = {"before_stderr": 0.1, "after_stderr": 0.1}
+    score = LmEvalScore(task="one", metric="acc", before=0.25, after=0.5, **stderr)
     offline_before = datasets.config.HF_HUB_OFFLINE
     assert run(SPEC, tokenizer) == [score]
     for call in calls:
@@ -93,17 +92,14 @@ def test_a_task_may_be_a_file(calls: list[dict[str, Any]], tokenizer: Path, tmp_
     manager = calls[0]["task_manager"]
     assert manager.include_path == [str(tmp_path)] and not manager.include_defaults
     assert calls[0]["tasks"] == ["one"]
-    for text, match in ((None, "no such file"), ("group: x\n", "no line 'task: name'")):
-        other = tmp_path / "other.yaml"
-        if text is not None:
-            other.write_text(text)
+    (tmp_path / "group.yaml").write_text("group: x\n")
+    for task, match in (
+        (str(tmp_path / "none.yaml"), "no such file"),
+        (str(tmp_path / "group.yaml"), "no line 'task: name'"),
+        ("lost", r"lm_eval\.tasks lost: Couldn't reach the Hub; name"),
+    ):
         with pytest.raises(EvaluationError, match=match):
-            run(LmEvalSpec(tasks=(str(other),), n_shots=0, limit=None), tokenizer)
-
-
-def test_missing_data_is_one_line(calls: list[dict[str, Any]], tokenizer: Path) -> None:
-    with pytest.raises(EvaluationError, match=r"lm_eval\.tasks lost: Couldn't reach the Hub; name"):
-        run(LmEvalSpec(tasks=("lost",), n_shots=0, limit=None), tokenizer)
+            run(LmEvalSpec(tasks=(task,), n_shots=0, limit=None), tokenizer)
 
 
 def test_results_are_read_by_task_and_metric() -> None:

@@ -42,73 +42,56 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _judge(
     database: Path, *predictions: str, gold: str = GOLD, limits: Limits = LIMITS
 ) -> list[Judgment]:
-    return score(
-        SqlExecution,
-        predictions,
-        gold,
-        artifacts={"database": database},
-        attributes={"limits": limits},
-    )
+    files, attributes = {"database": database}, {"limits": limits}
+    return score(SqlExecution, predictions, gold, artifacts=files, attributes=attributes)
 
 
-def _kinds(
-    database: Path, *predictions: str, gold: str = GOLD, limits: Limits = LIMITS
-) -> list[str]:
-    verdicts = _judge(database, *predictions, gold=gold, limits=limits)
-    assert all(verdict.correct == (verdict.kind == "correct") for verdict in verdicts)
-    return [verdict.kind for verdict in verdicts]
+def _kinds(database: Path, *predictions: str, gold: str = GOLD) -> list[str]:
+    return [verdict.kind for verdict in _judge(database, *predictions, gold=gold)]
 
 
-def test_kinds(database: Path) -> None:
-    expected = {
-        GOLD: "correct",
-        "select name as n, price from item where id < 3 order by id desc": "correct",
-        "So:\n```sql\nSELECT name, price -- all\nFROM item /* ; */ WHERE price>1;\n```": "correct",
-        "  WITH x AS (SELECT * FROM item) SELECT name, price FROM x WHERE price > 1 ;; ": "correct",
-        "SELECT name, price FROM item": "wrong_rows",
-        "SELECT price, name FROM item WHERE price > 1": "wrong_rows",
-        "VALUES (1)": "wrong_rows",
-        "SELECT nope FROM item": "syntax_error",
-        "I do not know": "syntax_error",
-        "SELECT 'unclosed": "syntax_error",
-        "": "empty",
-        " ;; -- nothing": "empty",
-        f"{SERIES}) SELECT * FROM n": "too_many_rows",
-        "SELECT 1; SELECT 2": "not_a_query",
-        "PRAGMA writable_schema = ON": "not_a_query",
-        "WITH x AS (SELECT 'y') INSERT INTO item (name) SELECT * FROM x": "not_a_query",
-        "/* hm */ DROP TABLE item": "not_a_query",
-        "SELECT name FROM item ORDER BY random() LIMIT 1": "not_a_query",
-        "SELECT 1\0; DROP TABLE item": "syntax_error",
-        "SELECT zeroblob(2000000000)": "too_many_rows",
-        f"SELECT '{'x' * 100_000}'": "syntax_error",
-        "\ufeff EXPLAIN SELECT 1": "not_a_query",
-        f"{SERIES} LIMIT 1000) SELECT * FROM n": "wrong_rows",
-        f"{SERIES} LIMIT 1001) SELECT * FROM n": "too_many_rows",
-    }
-    assert dict(zip(expected, _kinds(database, *expected), strict=True)) == expected
-
-
-def test_a_refusal_says_why(database: Path) -> None:
-    expected = {
-        "SELECT 1; SELECT 2": "several statements",
-        "/* hm */ drop TABLE item": "DROP is not allowed",
-        "SELECT name FROM item ORDER BY random()": "random is not allowed",
-        "SELECT hex(randomblob(4))": "randomblob is not allowed",
-        "SELECT nope FROM item": "no such column: nope",
-        "SELECT 1\0": "holds a character that no text may hold",
-        f"SELECT '{'x' * 100_000}'": "longer than 100000 characters",
-        f"{SERIES}) SELECT * FROM n": "more than 1000 rows",
-    }
-    details = [verdict.detail for verdict in _judge(database, *expected)]
-    assert dict(zip(expected, details, strict=True)) == expected
+def test_kinds_and_their_reasons(database: Path) -> None:
+    right, wrong = ("correct", ""), ("wrong_rows", "")
+    # Null where the words are those of SQLite.
+    expected: dict[str, tuple[str, str | None]] = {
+        GOLD: right,
+        "select name as n, price from item where id < 3 order by id desc": right,
+        "So:\n```sql\nSELECT name, price -- all\nFROM item /* ; */ WHERE price>1;\n```": right,
+        "  WITH x AS (SELECT * FROM item) SELECT name, price FROM x WHERE price > 1 ;; ": right,
+        "SELECT name, price FROM item": wrong,
+        "SELECT price, name FROM item WHERE price > 1": wrong,
+        "VALUES (1)": wrong,
+        "SELECT nope FROM item": ("syntax_error", "no such column: nope"),
+        "I do not know": ("syntax_error", None),
+        "SELECT 'unclosed": ("syntax_error", None),
+        "SELECT 1\0; DROP TABLE item": (
+            "syntax_error", "holds a character that no text may hold"),
+        f"SELECT '{'x' * 100_000}'": ("syntax_error", "longer than 100000 characters"),
+        "": ("empty", ""),
+        " ;; -- nothing": ("empty", ""),
+        "SELECT 1; SELECT 2": ("not_a_query", "several statements"),
+        "PRAGMA writable_schema = ON": ("not_a_query", "PRAGMA is not allowed"),
+        "WITH x AS (SELECT 'y') INSERT INTO item (name) SELECT * FROM x": ("not_a_query", None),
+        "/* hm */ drop TABLE item": ("not_a_query", "DROP is not allowed"),
+        "SELECT name FROM item ORDER BY random()": ("not_a_query", "random is not allowed"),
+        "SELECT hex(randomblob(4))": ("not_a_query", "randomblob is not allowed"),
+        "\ufeff EXPLAIN SELECT 1": ("not_a_query", "EXPLAIN is not allowed"),
+        "SELECT zeroblob(2000000000)": ("too_many_rows", None),
+        f"{SERIES} LIMIT 1000) SELECT * FROM n": wrong,
+        f"{SERIES} LIMIT 1001) SELECT * FROM n": ("too_many_rows", "more than 1000 rows"),
+        f"{SERIES} LIMIT 900) SELECT zeroblob(100000) FROM n": (
+            "too_many_rows", "more than 32000000 bytes"),
+    }  # fmt: skip
+    for query, verdict in zip(expected, _judge(database, *expected), strict=True):
+        kind, why = expected[query]
+        assert (verdict.kind, verdict.correct) == (kind, kind == "correct"), query
+        assert why is None or verdict.detail == why, query
 
 
 def test_a_manifest_names_the_database_and_a_record_the_metric() -> None:
     task = SqlExecution(spec(task="sql_execution"))
-    assert task.metric == "execution_accuracy"
+    assert (task.metric, task.required) == ("execution_accuracy", ("artifacts.database",))
     assert task.artifacts == task.fields == {"database"}
-    assert task.required == ("artifacts.database",)
     assert task.tool_versions()["sqlite"] == sqlite3.sqlite_version
 
 
@@ -117,21 +100,16 @@ def test_endless_queries_run_out_of_their_budget_and_spare_the_others(database: 
     # Sorting needs all of it in memory before the first row.
     hoard = f"{SERIES}) SELECT hex(zeroblob(400000)) || x AS h FROM n ORDER BY h"
     bomb = f"{SERIES}) SELECT count(*) FROM n"
-    verdicts = _judge(database, bomb, GOLD, explosion, hoard, "SELECT 1", GOLD)
-    out_of_time, out_of_memory = ("timed_out", "ran out of instructions"), ("timed_out", "256 MiB")
-    assert [(v.kind, v.detail.removeprefix("more than ")) for v in verdicts] == [
-        out_of_time,
-        ("correct", ""),
-        out_of_time,
-        out_of_memory,
-        ("wrong_rows", ""),
-        ("correct", ""),
-    ]
-
-
-def test_results_are_limited_in_bytes_too(database: Path) -> None:
-    verdict = _judge(database, f"{SERIES} LIMIT 900) SELECT zeroblob(100000) FROM n")[0]
-    assert (verdict.kind, verdict.detail) == ("too_many_rows", "more than 32000000 bytes")
+    # Each view reads the one before it twice: 2**29 subqueries, before the first instruction.
+    steps = ", ".join(f"a{i} AS (SELECT p.x FROM a{i - 1} p, a{i - 1} q)" for i in range(1, 30))
+    unprepared = f"WITH a0 AS (SELECT 1 AS x), {steps} SELECT count(*) FROM a29"
+    verdicts = _judge(database, bomb, GOLD, explosion, hoard, "SELECT 1", GOLD, unprepared, GOLD)
+    instructions, memory = "ran out of instructions", "more than 256 MiB"
+    assert [verdict.detail for verdict in verdicts[:6]] == [
+        instructions, "", instructions, memory, "", ""
+    ]  # fmt: skip
+    kinds = ["correct", "timed_out", "timed_out", "wrong_rows", "correct", "timed_out", "correct"]
+    assert [verdict.kind for verdict in verdicts] == ["timed_out", *kinds]
 
 
 def test_the_wall_clock_stops_what_instructions_do_not(database: Path) -> None:
@@ -145,37 +123,24 @@ def test_the_wall_clock_stops_what_instructions_do_not(database: Path) -> None:
     assert "ended with code" in verdicts[1].detail
 
 
-def test_a_query_that_explodes_while_it_is_prepared_is_stopped(database: Path) -> None:
-    # Each view reads the one before it twice: 2**29 subqueries, before the first instruction.
-    steps = ", ".join(f"a{i} AS (SELECT p.x FROM a{i - 1} p, a{i - 1} q)" for i in range(1, 30))
-    bomb = f"WITH a0 AS (SELECT 1 AS x), {steps} SELECT count(*) FROM a29"
-    assert _kinds(database, bomb, GOLD) == ["timed_out", "correct"]
-
-
-def test_order_counts_only_if_the_reference_asks_for_it(database: Path) -> None:
+def test_rows_their_order_and_their_columns_are_compared(database: Path) -> None:
     up, down = (f"SELECT name FROM item WHERE id < 4 ORDER BY id {way}" for way in ("", "DESC"))
     assert _kinds(database, up, down, gold=up) == ["correct", "wrong_rows"]
+    # Order counts only if the reference asks for it.
     assert _kinds(database, up, down, gold=f"SELECT * FROM ({up})") == ["correct", "correct"]
-
-
-def test_text_that_is_not_utf8_is_still_compared(database: Path) -> None:
-    gold = "SELECT name FROM item WHERE price IS NULL"
-    predictions = [gold, "SELECT CAST(x'fe41' AS TEXT)"]
-    assert _kinds(database, *predictions, gold=gold) == ["correct", "wrong_rows"]
-
-
-def test_no_rows_agree_only_if_their_columns_do(database: Path) -> None:
-    gold = "SELECT name FROM item WHERE 0"
+    no_utf8 = "SELECT name FROM item WHERE price IS NULL"
+    predictions = [no_utf8, "SELECT CAST(x'fe41' AS TEXT)"]
+    assert _kinds(database, *predictions, gold=no_utf8) == ["correct", "wrong_rows"]
+    # No rows agree only if their columns do.
     predictions = ["SELECT id FROM item WHERE 1 > 2", "SELECT id, name FROM item WHERE 1 > 2"]
+    gold = "SELECT name FROM item WHERE 0"
     assert _kinds(database, *predictions, gold=gold) == ["correct", "wrong_rows"]
 
 
-@pytest.mark.parametrize(
-    "gold", ["SELECT nope", "DROP TABLE item", "", "SELECT zeroblob(2000000000)"]
-)
-def test_a_reference_that_fails_names_its_document(database: Path, gold: str) -> None:
-    with pytest.raises(EvaluationError, match=r"document d7: its reference query fails"):
-        _judge(database, "SELECT 1", gold=gold)
+def test_a_reference_that_fails_names_its_document(database: Path) -> None:
+    for gold in ("SELECT nope", "DROP TABLE item", "", "SELECT zeroblob(2000000000)"):
+        with pytest.raises(EvaluationError, match="document d7: its reference query fails"):
+            _judge(database, "SELECT 1", gold=gold)
 
 
 def test_a_missing_or_broken_database_is_an_error(tmp_path: Path) -> None:
@@ -203,24 +168,20 @@ def test_a_connection_is_kept_until_a_query_is_refused(
 ) -> None:
     opened: list[sqlite3.Connection] = []
     connect = sqlite3.connect
+    functions = ("edit", "readfile", "writefile", "fts3_tokenizer", "load_extension")
 
     def count(*words: Any, **settings: Any) -> sqlite3.Connection:
         opened.append(connect(*words, **settings))
         # Some builds of SQLite have them.
-        for name in ("readfile", "writefile", "edit", "fts3_tokenizer", "load_extension"):
+        for name in functions:
             opened[-1].create_function(name, 1, str)
         return opened[-1]
 
     monkeypatch.setattr(sqlite3, "connect", count)
     reader = Reader(LIMITS)
-    for query, refusal in {
-        "SELECT edit(1)": "edit is not allowed",
-        "SELECT readfile('/etc/passwd')": "readfile is not allowed",
-        "SELECT writefile(1)": "writefile is not allowed",
-        "SELECT fts3_tokenizer('simple')": "fts3_tokenizer is not allowed",
-        "SELECT load_extension('x')": "load_extension is not allowed",
-        "SELECT zeroblob(2000000000)": "string or blob too big",
-    }.items():
+    refusals = {f"SELECT {name}('x')": f"{name} is not allowed" for name in functions}
+    too_big = {"SELECT zeroblob(2000000000)": "string or blob too big"}
+    for query, refusal in (refusals | too_big).items():
         n_opened = len(opened)
         for harmless in (GOLD, f"SELECT {'x' * 300}", "SELECT 2"):
             assert len(reader.run_query(harmless, database).detail) in (0, 200)
@@ -241,43 +202,29 @@ def test_each_query_has_a_budget_of_its_own(database: Path) -> None:
     reader.close()
 
 
-@pytest.mark.parametrize(
-    ("query", "ordered"),
-    [
-        ("SELECT a FROM t ORDER BY a", True),
-        ("SELECT a FROM t order /* x */\nby a LIMIT 1", True),
-        ("SELECT a FROM (SELECT a FROM t ORDER BY a)", False),
-        ("SELECT rank() OVER (ORDER BY a) FROM t", False),
-        ("SELECT 'ORDER BY' FROM t", False),
-        ('SELECT "order" by', False),
-        ("SELECT a FROM t -- ORDER BY a", False),
-        ("SELECT ')' FROM (SELECT '(' ORDER BY 1)", False),
-    ],
-)
-def test_is_ordered_looks_at_the_outermost_select(query: str, ordered: bool) -> None:
-    assert is_ordered(query) == ordered
+def test_is_ordered_looks_at_the_outermost_select() -> None:
+    expected = {
+        "SELECT a FROM t ORDER BY a": True,
+        "SELECT a FROM t order /* x */\nby a LIMIT 1": True,
+        "SELECT a FROM (SELECT a FROM t ORDER BY a)": False,
+        "SELECT rank() OVER (ORDER BY a) FROM t": False,
+        "SELECT 'ORDER BY' FROM t": False,
+        'SELECT "order" by': False,
+        "SELECT a FROM t -- ORDER BY a": False,
+        "SELECT ')' FROM (SELECT '(' ORDER BY 1)": False,
+    }
+    assert {query: is_ordered(query) for query in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("left", "right", "same"),
-    [
-        (1, 1.0, True),
-        (1, 1.0000001, True),
-        (1, 1.00001, False),
-        (1_000_000, 1_000_001, False),
-        (2**62, 2**62 + 1, False),
-        (0, 1e-17, True),
-        (0, 0.001, False),
-        (None, 0, False),
-        ("1", 1, False),
-        ("a", b"a", False),
-        (float("inf"), float("inf"), True),
-        (float("inf"), 1.5, False),
-    ],
-)
-def test_cells(left: Any, right: Any, same: bool) -> None:
-    assert same_rows([(left,)], [(right,)], ordered=True) == same
-    assert same_rows([(right,)], [(left,)], ordered=False) == same
+def test_cells() -> None:
+    infinity = float("inf")
+    same: list[tuple[Any, Any]] = [(1, 1.0), (1, 1.0000001), (0, 1e-17), (infinity, infinity)]
+    numbers = [(1, 1.00001), (1_000_000, 1_000_001), (2**62, 2**62 + 1), (0, 0.001)]
+    others = [(None, 0), ("1", 1), ("a", b"a"), (infinity, 1.5)]
+    for left, right in (*same, *numbers, *others):
+        equal = (left, right) in same
+        assert same_rows([(left,)], [(right,)], ordered=True) == equal
+        assert same_rows([(right,)], [(left,)], ordered=False) == equal
 
 
 cells = st.none() | st.integers(-3, 3) | st.floats(-3, 3) | st.sampled_from(["a", "b", b"a"])

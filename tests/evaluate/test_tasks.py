@@ -29,19 +29,15 @@ def databases(tmp_path: Path) -> dict[str, Path]:
     return paths
 
 
-@pytest.mark.parametrize(
-    ("task", "right", "wrong", "reference", "extra"),
-    [
+def test_each_task_judges() -> None:
+    prefix = {"prefix": "function f() { return "}
+    for task, right, wrong, reference, extra in (
         ("cypher", "match (b) return b", "RETURN 1", "MATCH (a) RETURN a", {}),
-        ("typescript", "1 }", "2 }", "1; }", {"prefix": "function f() { return "}),
+        ("typescript", "1 }", "2 }", "1; }", prefix),
         ("json_schema", "[1.0]", "[2]", "[1]", {"schema": '{"type": "array"}'}),
-    ],
-)
-def test_each_task_judges(
-    task: str, right: str, wrong: str, reference: str, extra: dict[str, Any]
-) -> None:
-    judgments = score(TASKS[task], [right, wrong], reference, **extra)
-    assert [one.correct for one in judgments] == [True, False]
+    ):
+        judgments = score(TASKS[task], [right, wrong], reference, **extra)
+        assert [one.correct for one in judgments] == [True, False]
 
 
 def test_sql_asks_the_database_that_the_record_names(databases: dict[str, Path]) -> None:
@@ -71,16 +67,13 @@ def test_what_is_missing_is_named(task: str, extra: dict[str, Any], message: str
         score(TASKS[task], ["x"], "let let =", **extra)
 
 
-def test_code_runs_only_where_the_manifest_allows_it() -> None:
-    reason = TASKS["typescript_tests"](spec()).unavailable_reason()
-    assert "allow_code_execution is false" in str(reason)
-
-
-@pytest.mark.parametrize("task", sorted(set(TASKS) - {"typescript_tests"}))
-def test_what_scores_has_versions(task: str) -> None:
-    made = TASKS[task](spec(task=task))
-    assert made.unavailable_reason() is None
-    assert all(made.tool_versions().values())
+def test_what_scores_has_versions_and_code_runs_only_where_the_manifest_allows_it() -> None:
+    for name, task in TASKS.items():
+        made = task(spec(task=name))
+        if name == "typescript_tests":
+            assert "allow_code_execution is false" in str(made.unavailable_reason())
+            continue
+        assert made.unavailable_reason() is None and all(made.tool_versions().values())
 
 
 def test_a_pattern_that_backtracks_without_end_is_ended_and_spares_the_others() -> None:
@@ -118,23 +111,18 @@ def test_a_users_own_task_may_be_isolated(tmp_path: Path) -> None:
         make_task(settings)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "defines none"),
-        ("class A(ScoringTask): pass\nclass B(A): pass", "defines A, B"),
-        ("class A(ScoringTask): pass", "A lacks metric and judge$"),
-        ("class A(IsolatedTask):\n    metric = 'm'", "A lacks judge_texts$"),
-        ("exit()", "SystemExit"),
-    ],
-)
-def test_a_file_without_one_complete_task_is_refused(
-    tmp_path: Path, text: str, message: str
-) -> None:
-    path = tmp_path / "own.py"
-    path.write_text(f"from expertflow.evaluate.scoring import *\n{text}\n")
-    with pytest.raises(EvaluationError, match=f"{path}: .*{message}"):
-        find_task(str(path))
+def test_a_file_without_one_complete_task_is_refused(tmp_path: Path) -> None:
+    for text, message in {
+        "": "defines none",
+        "class A(ScoringTask): pass\nclass B(A): pass": "defines A, B",
+        "class A(ScoringTask): pass": "A lacks metric and judge$",
+        "class A(IsolatedTask):\n    metric = 'm'": "A lacks judge_texts$",
+        "exit()": "SystemExit",
+    }.items():
+        path = tmp_path / f"{len(text)}.py"
+        path.write_text(f"from expertflow.evaluate.scoring import *\n{text}\n")
+        with pytest.raises(EvaluationError, match=f"{path}: .*{message}"):
+            find_task(str(path))
 
 
 # Options: numeric labels are not indices.
@@ -143,9 +131,8 @@ FROM_1 = {"label": [1, 2, 3, 4], "text": TEXTS}
 FROM_0 = {"label": [0, 1, 2, 3], "text": TEXTS}
 
 
-@pytest.mark.parametrize(
-    ("choices", "answer", "label"),
-    [
+def test_a_number_is_a_label_where_labels_are_numbers() -> None:
+    for choices, answer, label in (
         (FROM_1, 1, "1"),
         (FROM_1, "1", "1"),
         (dict(zip("1234", TEXTS, strict=True)), 1, "1"),
@@ -154,48 +141,26 @@ FROM_0 = {"label": [0, 1, 2, 3], "text": TEXTS}
         (TEXTS, 1, "B"),
         (["3", "1"], 1, "B"),
         ({"x": "red", "y": "blue"}, 0, "x"),
-    ],
-)
-def test_a_number_is_a_label_where_labels_are_numbers(
-    choices: Any, answer: Any, label: str
-) -> None:
-    assert right_label(read_options(choices), answer) == label
+    ):
+        assert right_label(read_options(choices), answer) == label
+    labels = [(FROM_1, 0), (FROM_0, 4), (FROM_1, -1)]
+    options = [(TEXTS, answer) for answer in (True, 4, -1)]
+    for choices, answer in labels + options:
+        is_label = (choices, answer) in labels
+        refusal = r"labels .*evaluation\.fields\.answer" if is_label else "options"
+        with pytest.raises(EvaluationError, match=f"none of the {refusal}"):
+            right_label(read_options(choices), answer)
 
 
-LABELS = r"none of the labels .*evaluation\.fields\.answer"
-
-
-@pytest.mark.parametrize(
-    ("choices", "answer", "refusal"),
-    [
-        *((FROM_1, 0, LABELS), (FROM_0, 4, LABELS), (FROM_1, -1, LABELS)),
-        *((TEXTS, answer, "none of the options") for answer in (True, 4, -1)),
-    ],
-)
-def test_a_number_that_is_no_label_or_index_is_refused(
-    choices: Any, answer: Any, refusal: str
-) -> None:
-    with pytest.raises(EvaluationError, match=refusal):
-        right_label(read_options(choices), answer)
-
-
-@pytest.mark.parametrize(
-    ("choices", "answer", "right", "wrong"),
-    [
+def test_an_option_is_named_by_its_text_or_label() -> None:
+    for choices, answer, right, wrong in (
         (["red", "blue"], "B", "blue", "red"),
         (["red", "blue"], 1, "B", "A"),
         ({"1": "red", "2": "dark  blue"}, "dark blue", "dark blue", "green"),
         ({"label": ["x", "y"], "text": ["red", "blue"]}, "y", "blue", "x"),
-    ],
-)
-def test_an_option_is_named_by_its_text_or_label(
-    choices: Any, answer: Any, right: str, wrong: str
-) -> None:
-    judgments = score(MultipleChoice, [right, wrong], choices=choices, answer=answer)
-    assert [judgment.correct for judgment in judgments] == [True, False]
-
-
-@pytest.mark.parametrize(("choices", "answer"), [(["a"], 0), ("ab", 0), (["a", "b"], "c")])
-def test_choices_that_cannot_be_read_name_their_document(choices: Any, answer: Any) -> None:
-    with pytest.raises(EvaluationError, match="document d7: "):
-        score(MultipleChoice, ["a"], choices=choices, answer=answer)
+    ):
+        judgments = score(MultipleChoice, [right, wrong], choices=choices, answer=answer)
+        assert [judgment.correct for judgment in judgments] == [True, False]
+    for unreadable, answer in ((["a"], 0), ("ab", 0), (["a", "b"], "c")):
+        with pytest.raises(EvaluationError, match="document d7: "):
+            score(MultipleChoice, ["a"], choices=unreadable, answer=answer)
