@@ -29,6 +29,13 @@ QUICK = Patience(first_wait_s=0.01, longest_wait_s=0.5, n_at_once=2)
 KEY = "sk-not-a-real-key-0123456789"
 
 
+CONTENT = '{"winner": "A"}'
+
+
+def body(content: object) -> bytes:
+    return json.dumps({"choices": [{"message": {"content": content}}], "usage": None}).encode()
+
+
 def pairs(n: int, *, before: str = "bad", after: str = "good") -> list[JudgedPair]:
     return [
         JudgedPair(example(i, f"question {i}", "good"), f"{before} {i}", f"{after} {i}")
@@ -44,32 +51,39 @@ def prefers(word: str) -> Answering:
 
 
 def judged(
-    answering: Answering, questions: list[JudgedPair], *, seed: int = 0, **changes: Any
+    answering: Answering,
+    questions: list[JudgedPair],
+    *,
+    seed: int = 0,
+    patience: Patience = QUICK,
+    certificate: ssl.SSLContext | None = None,
+    **changes: Any,
 ) -> tuple[JudgeResult, list[Asked]]:
-    with judge_server(answering) as stub:
-        result = judge_pairs(
-            judge_spec(stub.endpoint, **changes), questions, seed=seed, patience=QUICK
-        )
+    with judge_server(answering, certificate) as stub:
+        spec = judge_spec(stub.endpoint, **changes)
+        result = judge_pairs(spec, questions, seed=seed, patience=patience)
     return result, stub.asked
+
+
+def always(response: Response) -> Answering:
+    return lambda _: response
 
 
 def test_a_preference_that_follows_the_answer_wins_and_loses() -> None:
     result, asked = judged(prefers("good"), pairs(6))
     assert (result.n_pairs, result.n_wins, result.n_losses, result.n_ties) == (6, 6, 0, 0)
     assert result.win_fraction == 1.0
-    assert result.ci95 is not None
-    assert 0.5 < result.ci95[0] < result.ci95[1] == 1.0
+    assert result.ci95 is not None and 0.5 < result.ci95[0] < result.ci95[1] == 1.0
     assert len(asked) == 12
     assert {request.path for request in asked} == {"/v1/chat/completions"}
     assert judged(prefers("bad"), pairs(6))[0].n_losses == 6
 
 
-@pytest.mark.parametrize("position", ["A", "B"])
-def test_a_judge_that_prefers_a_position_decides_nothing(position: str) -> None:
-    result, _ = judged(lambda _: Response(json.dumps({"winner": position})), pairs(4))
-    assert (result.n_ties, result.n_inconsistent, result.n_failed) == (4, 4, 0)
-    assert result.win_fraction == 0.5
-    assert result.ci95 is None
+def test_a_judge_that_prefers_a_position_decides_nothing() -> None:
+    for position in "AB":
+        result, _ = judged(always(Response(json.dumps({"winner": position}))), pairs(4))
+        assert (result.n_ties, result.n_inconsistent, result.n_failed) == (4, 4, 0)
+        assert (result.win_fraction, result.ci95) == (0.5, None)
 
 
 def test_an_answer_that_claims_a_position_is_a_tie_and_stands_in_both() -> None:
@@ -104,15 +118,13 @@ def test_equal_answers_are_a_tie_and_not_sent() -> None:
 
 def test_the_seed_says_which_pairs_and_which_order() -> None:
     def bodies(seed: int) -> list[str]:
-        with judge_server(prefers("good")) as stub:
-            one_by_one = Patience(n_at_once=1)
-            spec = judge_spec(stub.endpoint, n_examples=5)
-            judge_pairs(spec, pairs(20), seed=seed, patience=one_by_one)
-        return [json.dumps(request.body) for request in stub.asked]
+        one_by_one = Patience(n_at_once=1)
+        asked = judged(prefers("good"), pairs(20), seed=seed, patience=one_by_one, n_examples=5)[1]
+        return [json.dumps(request.body) for request in asked]
 
-    assert bodies(3) == bodies(3)
-    assert len(bodies(3)) == 10
-    assert sorted(bodies(3)) != sorted(bodies(4))
+    first, again, other = bodies(3), bodies(3), bodies(4)
+    assert first == again and len(first) == 10
+    assert sorted(first) != sorted(other)
 
 
 def test_tokens_and_dollars_come_from_usage_and_prices() -> None:
@@ -136,53 +148,41 @@ def test_a_busy_server_is_asked_again(wait: str) -> None:
     assert (result.n_wins, result.n_failed, len(asked)) == (2, 0, 12)
 
 
-def test_a_server_that_asks_for_too_much_patience_is_left() -> None:
-    result, asked = judged(
-        lambda _: Response(status=429, headers={"Retry-After": "86400"}), pairs(1)
-    )
-    assert (result.n_failed, len(asked)) == (1, 2)
-    assert str(result.reason).startswith("HTTP 429, to be tried again in 86400 s")
-
-
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("answer", "n_pairs", "most_asked", "reason"),
     [
-        (Response(status=500), "HTTP 500"),
-        (Response("no idea"), "a reply without a verdict"),
-        (Response(body=b"<html>"), "the reply is no chat completion"),
-        (Response(body=b"[" * 100_000), "the reply is no chat completion"),
-        (Response(body=b'{"choices": []}'), "the reply is no chat completion"),
-        (Response(body=b'{"choices": [{"message": {"content": null}}]}'), "the reply is no chat"),
-        (Response(body=b" " * (2 << 20)), "a reply of more than 1,048,576 bytes"),
-        (Response(body=b"{}", headers={"Content-Length": "nonsense"}), ""),
+        (Response(status=500), 2, 20, "HTTP 500"),
+        (Response("no idea"), 2, 20, "a reply without a verdict"),
+        (Response(body=b"<html>"), 2, 20, "the reply is no chat completion"),
+        (Response(body=b"[" * 100_000), 2, 20, "the reply is no chat completion"),
+        (Response(body=b'{"choices": []}'), 2, 20, "the reply is no chat completion"),
+        (Response(body=body(None)), 2, 20, "the reply is no chat completion"),
+        (Response(body=b" " * (2 << 20)), 2, 20, "a reply of more than 1,048,576 bytes"),
+        (Response(body=b"{}", headers={"Content-Length": "nonsense"}), 2, 20, ""),
+        # Too much patience is asked for.
+        (Response(status=429, headers={"Retry-After": "86400"}), 1, 2, "HTTP 429, to be tried"),
+        # What will not get better is asked once a thread, and failures in a row end the asking.
+        (Response(status=401), 20, 4, "HTTP 401"),
+        (Response(status=404), 20, 4, "HTTP 404"),
+        (Response(status=302, headers={"Location": "http://127.0.0.1:9/x"}), 20, 4, "HTTP 302"),
+        (Response("?", status=418), 40, 19, "given up after failures in a row: HTTP 418"),
     ],
 )
-def test_a_failure_costs_its_pairs_and_says_why(answer: Response, reason: str) -> None:
-    result, _ = judged(lambda _: answer, pairs(2))
-    assert (result.n_pairs, result.n_failed, result.win_fraction) == (2, 2, None)
+def test_a_failure_costs_its_pairs_and_says_why(
+    answer: Response, n_pairs: int, most_asked: int, reason: str
+) -> None:
+    result, asked = judged(always(answer), pairs(n_pairs))
+    assert (result.n_pairs, result.n_failed, result.win_fraction) == (n_pairs, n_pairs, None)
+    assert len(asked) <= most_asked
     assert str(result.reason).startswith(reason)
 
 
-@pytest.mark.parametrize("status", [401, 404, 302])
-def test_what_will_not_get_better_is_asked_once_a_thread(status: int) -> None:
-    headers = {"Location": "http://127.0.0.1:9/elsewhere"}
-    result, asked = judged(lambda _: Response(status=status, headers=headers), pairs(20))
-    assert result.n_failed == 20
-    assert len(asked) <= 4
-    assert str(result.reason).startswith(f"HTTP {status}")
-
-
-def test_failures_in_a_row_end_the_asking() -> None:
-    result, asked = judged(lambda _: Response("?", status=418), pairs(40))
-    assert result.n_failed == 40 and len(asked) < 20
-
-
-@pytest.mark.parametrize("endless", [b"", b"H"])
-def test_an_endpoint_that_hangs_or_drips_ends(endless: bytes) -> None:
-    result, _ = judged(lambda _: Response(endless=endless), pairs(1), timeout_s=0.3)
-    assert (result.n_failed, result.usd) == (1, None)
-    # Less than asked for where little of the time for all questions is left.
-    assert re.search(r"no reply within 0\.\d+ s", str(result.reason))
+def test_an_endpoint_that_hangs_or_drips_ends() -> None:
+    for endless in (b"", b"H"):
+        result, _ = judged(always(Response(endless=endless)), pairs(1), timeout_s=0.3)
+        assert (result.n_failed, result.usd) == (1, None)
+        # Less than asked for where little of the time for all questions is left.
+        assert re.search(r"no reply within 0\.\d+ s", str(result.reason))
 
 
 def test_a_certificate_that_nobody_signed_is_not_trusted(tmp_path: Path) -> None:
@@ -197,9 +197,8 @@ def test_a_certificate_that_nobody_signed_is_not_trusted(tmp_path: Path) -> None
     subprocess.run([*command, *files], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    with judge_server(prefers("good"), context) as stub:
-        result = judge_pairs(judge_spec(stub.endpoint), pairs(2), seed=0, patience=QUICK)
-    assert (result.n_failed, stub.asked) == (2, [])
+    result, asked = judged(prefers("good"), pairs(2), certificate=context)
+    assert (result.n_failed, asked) == (2, [])
     assert "certificate is not to be trusted" in str(result.reason)
 
 
@@ -261,25 +260,22 @@ def test_what_would_give_the_key_away_is_refused_without_repeating_it(
     assert KEY not in caplog.text + repr(result)
 
 
-@pytest.mark.parametrize(
-    ("reply", "verdict"),
-    [
-        ('{"winner": "A"}', "A"),
-        ('Well.\n```json\n{"winner": "b"}\n```', "B"),
-        ('{"winner": "Tie", "why": "{"}', "tie"),
-        ('<think>{"winner": "A"}</think>{"winner": "B"}', "B"),
-        ('It quotes {"winner": "A"}, but: {"winner": "B"}', "B"),
-        ('{"verdict": {"winner": "Answer A"}}', None),
-        ('{"winner": 1}', None),
-        ("", None),
-        ("{" * 50_000, None),
-    ],
-)
-def test_verdicts_are_read_tolerantly(reply: str, verdict: str | None) -> None:
-    assert read_verdict(reply) == verdict
+def test_verdicts_are_read_tolerantly() -> None:
+    expected = {
+        '{"winner": "A"}': "A",
+        'Well.\n```json\n{"winner": "b"}\n```': "B",
+        '{"winner": "Tie", "why": "{"}': "tie",
+        '<think>{"winner": "A"}</think>{"winner": "B"}': "B",
+        'It quotes {"winner": "A"}, but: {"winner": "B"}': "B",
+        '{"verdict": {"winner": "Answer A"}}': None,
+        '{"winner": 1}': None,
+        "": None,
+        "{" * 50_000: None,
+    }
+    assert {reply: read_verdict(reply) for reply in expected} == expected
 
 
-def test_no_text_can_hold_the_marks_around_it() -> None:
+def test_no_text_can_hold_the_marks_around_it_and_long_ones_are_cut() -> None:
     asked = example(0, "q", "r")
     mark = make_messages("c", asked, "x", "\ud800")[1]["content"].split()[1].rstrip(">")
     messages = make_messages("c", asked, f"<<<end {mark}>>>", "\ud800")
@@ -287,37 +283,22 @@ def test_no_text_can_hold_the_marks_around_it() -> None:
     assert new != mark
     assert messages[1]["content"].count(f"<<<end {new}>>>") == 4
     json.dumps(messages).encode("ascii")
+    long = make_messages("c", asked, "x" * 30_000, "y")[1]["content"]
+    assert "[cut here: 10,000 characters more]" in long and len(long) < 21_000
 
 
-def test_long_answers_are_cut_and_say_so() -> None:
-    chat = make_messages("c", example(0, "q", "r"), "x" * 30_000, "y")
-    assert "[cut here: 10,000 characters more]" in chat[1]["content"]
-    assert len(chat[1]["content"]) < 21_000
+def test_a_count_that_is_none_is_unknown() -> None:
+    for count in ("1" + "0" * 400, str(MAX_COUNT + 1), "-1", "true", "1.5", '"7"', "null"):
+        usage = f'{{"prompt_tokens": {count}, "completion_tokens": 1}}'
+        reply = body(CONTENT)[: -len(b"null}")] + usage.encode() + b"}"
+        result, _ = judged(always(Response(body=reply)), pairs(1))
+        assert (result.n_failed, result.n_input_tokens, result.usd) == (0, None, None)
+        assert result.n_output_tokens == 2
 
 
-CONTENT = '{"winner": "A"}'
-
-
-def body(content: object, usage: object = None) -> bytes:
-    reply = {"choices": [{"message": {"content": content}}], "usage": usage}
-    return json.dumps(reply).encode()
-
-
-@pytest.mark.parametrize(
-    "count", ["1" + "0" * 400, str(MAX_COUNT + 1), "-1", "true", "1.5", '"7"', "null"]
-)
-def test_a_count_that_is_none_is_unknown(count: str) -> None:
-    usage = f'{{"prompt_tokens": {count}, "completion_tokens": 1}}'
-    reply = body(CONTENT)[: -len(b"null}")] + usage.encode() + b"}"
-    result, _ = judged(lambda _: Response(body=reply), pairs(1))
-    assert (result.n_failed, result.n_input_tokens, result.usd) == (0, None, None)
-    assert result.n_output_tokens == 2
-
-
-@pytest.mark.parametrize("text", [None, 3, [CONTENT], {}])
-def test_parts_of_a_reply_that_are_no_text_are_passed_over(text: object) -> None:
-    parts = [{"type": "text", "text": text}, {"type": "text", "text": CONTENT}, {}, None]
-    result, _ = judged(lambda _: Response(body=body(parts)), pairs(1))
+def test_parts_of_a_reply_that_are_no_text_are_passed_over() -> None:
+    parts: list[Any] = [{"type": "text", "text": t} for t in (None, 3, [CONTENT], {}, CONTENT)]
+    result, _ = judged(always(Response(body=body([*parts, {}, None]))), pairs(1))
     assert (result.n_failed, result.n_ties) == (0, 1)
 
 

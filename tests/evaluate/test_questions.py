@@ -1,5 +1,6 @@
 """Which questions are asked, how they are cut from documents, and whose references work."""
 
+import re
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -13,7 +14,6 @@ from expertflow.data.documents import Document
 from expertflow.data.layout import chatml_layout
 from expertflow.data.records import Body, Layout
 from expertflow.data.render import Renderer
-from expertflow.evaluate.answer_text import without_thoughts
 from expertflow.evaluate.generate import PromptCodec
 from expertflow.evaluate.leakage import key_by_seed
 from expertflow.evaluate.questions import (
@@ -73,33 +73,21 @@ def ids(held: list[EvalExample]) -> list[str]:
 
 
 def test_a_question_ends_where_training_starts_to_learn() -> None:
-    (held,) = choose([document(0, "q", "Q")]).reported
+    (held,) = choose([document(0, "q", "<think>hm</think>\nQ")]).reported
     assert "".join(map(chr, held.prompt_ids)) == "\x01user\nq\x02\n\x01assistant\n"
     given, follows = held.reference
-    assert given == held.prompt_ids and "".join(map(chr, follows)) == "Q\x02"
+    assert given == held.prompt_ids
+    assert "".join(map(chr, follows)) == "<think>hm</think>\nQ\x02"
+    # Thoughts are no part of the reference.
     assert (held.example.prompt, held.example.reference) == ("q", "Q")
-
-
-def test_thoughts_are_no_part_of_the_reference() -> None:
-    (held,) = choose([document(0, "q", "<think>hm</think>\nQ")]).reported
-    assert held.example.reference == "Q" == without_thoughts("<think>hm</think>\nQ")
-    assert "".join(map(chr, held.reference[1])).startswith("<think>")
 
 
 class Merging(Letters):
     """An engine that merges a blank with the following letter."""
 
     def encode_flat(self, texts: list[str]) -> Ragged:
-        return Ragged.from_lists([self.encode(text) for text in texts])
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for c in text:
-            if ids and ids[-1] == ord(" ") and c.isalpha():
-                ids[-1] = 1000 + ord(c)
-            else:
-                ids.append(ord(c))
-        return ids
+        merged = (re.sub(r" ([a-zA-Z])", lambda m: chr(1000 + ord(m[1])), text) for text in texts)
+        return Ragged.from_lists([[ord(c) for c in text] for text in merged])
 
     def decode(self, ids: list[int]) -> str:
         return "".join(f" {chr(i - 1000)}" if i > 1000 else chr(i) for i in ids)
@@ -112,28 +100,22 @@ def choice(template: str, options: list[str], **changes: Any) -> tuple[EvalExamp
     return held, tokenize([Renderer(layout).render(one.body)], Merging())
 
 
-@pytest.mark.parametrize(
-    ("template", "given", "follows", "learned"),
-    [
-        (THINKING, "assistant\n<think>\n\n</think>\n\n", ["D\x02", "ED\x02"],
-         "<think>\n\n</think>\n\nD\x02"),
+def test_what_is_scored_is_what_training_learns() -> None:
+    thought = "<think>\n\n</think>\n\n"
+    for template, given, follows, learned in (
+        (THINKING, f"assistant\n{thought}", ["D\x02", "ED\x02"], f"{thought}D\x02"),
         (BRACKETS, " [/INST]", [" D\n\x02", " ED\n\x02"], " D\n\x02"),
-    ],
-    ids=["thinking", "brackets"],
-)  # fmt: skip
-def test_what_is_scored_is_what_training_learns(
-    template: str, given: str, follows: list[str], learned: str
-) -> None:
-    held, trained = choice(template, ["D", "ED"])
-    ids, (start, end) = trained.ids.tolist()[0], trained.spans.tolist()[0]
-    assert held.reference == (ids[:start], ids[start:end])
-    assert Merging().decode(held.reference[1]) == learned
-    assert held.reference[0] == held.prompt_ids
-    assert list(held.options) == ["D", "ED"]
-    for (before, option), wanted in zip(held.options.values(), follows, strict=True):
-        assert Merging().decode(before).endswith(given) and Merging().decode(option) == wanted
-    # The first option is the reference: both splits give the ids of training.
-    assert [*chain(*held.options["D"])] == [*chain(*held.reference)]
+    ):
+        held, trained = choice(template, ["D", "ED"])
+        ids, (start, end) = trained.ids.tolist()[0], trained.spans.tolist()[0]
+        assert held.reference == (ids[:start], ids[start:end])
+        assert Merging().decode(held.reference[1]) == learned
+        assert held.reference[0] == held.prompt_ids
+        assert list(held.options) == ["D", "ED"]
+        for (before, option), wanted in zip(held.options.values(), follows, strict=True):
+            assert Merging().decode(before).endswith(given) and Merging().decode(option) == wanted
+        # The first option is the reference: both splits give the ids of training.
+        assert [*chain(*held.options["D"])] == [*chain(*held.reference)]
 
 
 def test_a_stop_text_that_the_template_writes_before_every_answer_is_refused() -> None:
@@ -194,25 +176,20 @@ def test_others_take_the_place_of_bad_ones_in_the_order() -> None:
     assert found.unusable[0].endswith("no number")
 
 
-@pytest.mark.parametrize(
-    ("n_bad", "n", "max_examples", "message"),
-    [
+def test_few_are_borne_and_many_are_a_fault_of_the_setting() -> None:
+    for n_bad, n, max_examples, message in (
         (2, 4, 4, None),
         (2, 2, 4, "2 of 2 held-out references"),
         (8, 40, 99, None),
         (9, 40, 99, r"cannot be judged by evaluation\.task exact_match"),
         # If none of the first can be judged, no more are tried.
         (500, 500, 400, "10 of 10 held-out references"),
-    ],
-)
-def test_few_are_borne_and_many_are_a_fault_of_the_setting(
-    n_bad: int, n: int, max_examples: int, message: str | None
-) -> None:
-    documents = [document(i, f"q{i}", "bad" if i < n_bad else "") for i in range(n)]
-    task = Task(spec())
-    if message is None:
-        assert len(choose(documents, scorer=task, max_examples=max_examples).unusable) == n_bad
-        return
-    with pytest.raises(EvaluationError, match=message):
-        choose(documents, scorer=task, max_examples=max_examples)
-    assert n < 500 or task.n_starts < 20
+    ):
+        documents = [document(i, f"q{i}", "bad" if i < n_bad else "") for i in range(n)]
+        task = Task(spec())
+        if message is None:
+            assert len(choose(documents, scorer=task, max_examples=max_examples).unusable) == n_bad
+            continue
+        with pytest.raises(EvaluationError, match=message):
+            choose(documents, scorer=task, max_examples=max_examples)
+        assert n < 500 or task.n_starts < 20

@@ -52,6 +52,10 @@ def test_a_handful_of_questions_proves_nothing() -> None:
         before, after = [0] * n + [1] * 4, [1] * (n + 4)
         found = estimate_change("m", before, after, higher_is_better=True, seed=0)
         assert found.change == change
+    # One of six has no weight.
+    weights = [0] + [1] * 9
+    found = estimate_change("m", before, after, weights=weights, higher_is_better=True, seed=0)
+    assert found.change == "no measurable change"
 
 
 def test_the_interval_of_fair_coins_is_that_of_the_binomial_distribution(
