@@ -1,6 +1,6 @@
 """Score hostile predictions of every task, and count those that are contained.
 
-    PYTHONPATH=workflow/scripts:tests/evaluate python bench/hostile.py [task ...]
+    PYTHONPATH=workflow/scripts:tests:tests/evaluate python bench/hostile.py [task ...]
 
 A prediction is contained if it is judged wrong in time, and no file, process, connection or
 variable of the environment shows that it was there. The last line is JSON.

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support import PATIENCE_S, ROOT
@@ -19,25 +18,16 @@ import learned
 import monitor_overhead
 from learned_variants import variants
 
-PAIRS = [
-    (f"Which {word} costs {number} dollars in {place}?", f"The {word} of {place} costs {number}.")
-    for number, (word, place) in enumerate(
-        [("carrot", "Athens"), ("lantern", "Bergen"), ("bicycle", "Cordoba"), ("teapot", "Dover")],
-        start=17,
-    )
-]
-
 
 def test_the_seed_alone_decides() -> None:
-    first, again = (corpus.Grower(PAIRS, seed=3).block(5) for _ in range(2))
-    assert first == again
-    assert corpus.Grower(PAIRS, seed=4).block(5) != first
+    words = {"carrot": "Athens", "lantern": "Bergen", "bicycle": "Cordoba", "teapot": "Dover"}
+    pairs = [(f"Which {w} is in {p}?", f"The {w} of {p} costs {len(w)}.") for w, p in words.items()]
+    first, again, other = (corpus.Grower(pairs, seed=seed).block(5) for seed in (3, 3, 4))
+    assert first == again != other
 
 
 @pytest.mark.long
-def test_a_corpus_is_as_long_as_asked_and_starts_with_real_records(
-    tmp_path: Path, shared_data: Path
-) -> None:
+def test_a_corpus_is_as_long_as_asked(tmp_path: Path, shared_data: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     made = corpus.make_corpus(path, n_bytes=200_000, data=shared_data, processes=1)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -52,31 +42,21 @@ SCHEMA = 'CREATE TABLE t ("player" TEXT, "club" TEXT, "goals" REAL, "games" REAL
 CELLS = [("ann o'neill", "reds", 3.0, 10.0), ("bob", "blues", 5.5, 12.0), ("cy", "reds", 7.0, 9.0)]
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    path = tmp_path / "tables.sqlite"
-    with sqlite3.connect(path) as connection:
+def test_a_variant_asks_for_what_its_query_returns(tmp_path: Path) -> None:
+    database = tmp_path / "tables.sqlite"
+    with sqlite3.connect(database) as connection:
         connection.execute(SCHEMA)
         connection.executemany("INSERT INTO t VALUES (?, ?, ?, ?)", CELLS)
-    return path
-
-
-def record(question: str, sql: str) -> dict[str, Any]:
-    return {"id": "q", "table_id": "t", "schema": SCHEMA, "question": question, "sql": sql}
-
-
-def test_a_variant_asks_for_what_its_query_returns(database: Path) -> None:
-    asked = record("How many Goals has bob?", """SELECT "goals" FROM t WHERE "player" = 'bob'""")
+    asked = {"id": "q", "table_id": "t", "schema": SCHEMA, "question": "How many Goals has bob?"}
+    asked["sql"] = """SELECT "goals" FROM t WHERE "player" = 'bob'"""
     made = list(variants([asked], database, n_each=12, seed=0))
     assert len({one["question"] for one in made}) == len(made) > 2
-    with sqlite3.connect(database) as connection:
-        for one in made:
-            [column] = [name for name in ("goals", "games") if name in one["question"]]
-            [player] = [cells[0] for cells in CELLS if cells[0] in one["question"]]
-            quoted = player.replace("'", "''")
-            assert one["sql"] == f"""SELECT "{column}" FROM t WHERE "player" = '{quoted}'"""
-            assert connection.execute(one["sql"]).fetchall()
-            assert one["table_id"] == "t" and sorted(one["schema"]) == sorted(SCHEMA)
+    for one in made:
+        [column] = [name for name in ("goals", "games") if name in one["question"]]
+        [player] = [cells[0] for cells in CELLS if cells[0] in one["question"]]
+        quoted = player.replace("'", "''")
+        assert one["sql"] == f"""SELECT "{column}" FROM t WHERE "player" = '{quoted}'"""
+        assert one["table_id"] == "t" and sorted(one["schema"]) == sorted(SCHEMA)
 
 
 @pytest.mark.chain

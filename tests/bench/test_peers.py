@@ -19,44 +19,37 @@ from turns import ratios, turns
 
 
 def test_a_machine_that_slows_down_changes_no_ratio_of_equals() -> None:
-    order = turns(("ours", "peer"), 4)
     speed: dict[str, dict[int, float]] = {"ours": {}, "peer": {}}
-    for i, (repeat, line) in enumerate(order):
+    for i, (repeat, line) in enumerate(turns(("ours", "peer"), 4)):
         speed[line][repeat] = 100.0 * 0.9**i
     found = ratios(speed["ours"], speed["peer"])
     assert found is not None
     assert found.median == pytest.approx(1, abs=0.01)
     assert (found.least, found.most) == pytest.approx((0.9, 1 / 0.9))
-
-
-def test_repeats_that_one_side_lacks_are_left_out() -> None:
+    # Repeats that one side lacks are left out.
     found = ratios({0: 6.0, 1: 8.0, 2: 9.0}, {0: 3.0, 2: 3.0})
     assert found is not None
     assert (found.median, found.n) == (2.5, 2)
     assert ratios({0: 1.0}, {1: 1.0}) is None
 
 
-def test_a_part_that_fails_is_listed_and_the_others_go_on(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_part_that_fails_is_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     def breaks(_: Namespace) -> dict[str, Any]:
         raise Failed("our_steps ended with 1:\nno room")
 
     parts = {"first": breaks, "second": lambda _: {"value": 1}}
     results = run_parts(["first", "second"], parts, Namespace())
-    assert results == {
-        "first": {"failed": "our_steps ended with 1: no room"},
-        "second": {"value": 1},
-    }
+    failed = {"failed": "our_steps ended with 1: no room"}
+    assert results == {"first": failed, "second": {"value": 1}}
     assert finish_report({"parts": results}, tmp_path / "result.json") == 1
     out = capsys.readouterr().out.splitlines()
     assert "first: failed: our_steps ended with 1: no room" in out
     assert json.loads(out[-1]) == json.loads((tmp_path / "result.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def copies(tmp_path_factory: pytest.TempPathFactory) -> Copies:
-    return Copies(tmp_path_factory.mktemp("a b") / "copies", "results/x/packing.json")
+@pytest.fixture
+def copies(tmp_path: Path) -> Copies:
+    return Copies(tmp_path / "a b", "results/x/packing.json")
 
 
 @pytest.mark.long

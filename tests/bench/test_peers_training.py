@@ -28,8 +28,8 @@ def made_up(*, s: list[float], losses: list[float], n_tokens: int = 1200) -> dic
     }  # fmt: skip
 
 
-def summed(runs: dict[str, Any], line: str, precision: str = "fp32") -> Any:
-    return summary(line, {OURS: {}, FREE: {}, PADDED: {}} | runs, {}, precision)
+def summed(runs: dict[str, Any], line: str) -> Any:
+    return summary(line, {OURS: {}, FREE: {}, PADDED: {}} | runs, {}, "fp32")
 
 
 def job(folder: Path, **changes: Any) -> TrainingJob:
@@ -52,37 +52,33 @@ def test_ratios_are_taken_within_a_repeat() -> None:
     assert row["same_work"]
 
 
-@pytest.mark.parametrize(
-    ("apart", "n_tokens", "same"), [(0.9e-4, 1200, True), (1.1e-4, 1200, False), (0, 1199, False)]
-)
-def test_other_losses_or_tokens_are_other_work(apart: float, n_tokens: int, same: bool) -> None:
-    ours = {0: made_up(s=[1.0], losses=[4.0, 2.0 * (1 + apart)])}
-    peer = {0: made_up(s=[1.0], losses=[4.0, 2.0], n_tokens=n_tokens)}
-    row = summed({OURS: ours, FREE: peer}, FREE)
-    assert row["same_work"] is same
-    assert same_work({"lines": {FREE: row}}) is same
+def test_other_losses_or_tokens_or_what_is_not_finite_are_other_work() -> None:
+    def compared(ours: float, peer: float, line: str, n_tokens: int = 1200) -> Any:
+        runs = {
+            OURS: {0: made_up(s=[1.0], losses=[4.0, ours])},
+            line: {0: made_up(s=[1.0], losses=[4.0, peer], n_tokens=n_tokens)},
+        }
+        row = summed(runs, line)
+        assert same_work({"lines": {line: row}}) is row["same_work"]
+        return row
+
+    for apart, n_tokens, same in ((0.9e-4, 1200, True), (1.1e-4, 1200, False), (0, 1199, False)):
+        assert compared(2.0 * (1 + apart), 2.0, FREE, n_tokens)["same_work"] is same
+    for pair in ((math.nan, 2.0), (2.0, math.nan), (2.0, math.inf)):
+        for line in (FREE, PADDED):
+            row = compared(*pair, line)
+            assert (row["same_work"], row["loss_apart"]) == (False, None)
 
 
-@pytest.mark.parametrize("pair", [(math.nan, 2.0), (2.0, math.nan), (2.0, math.inf)])
-@pytest.mark.parametrize("line", [FREE, PADDED])
-def test_a_loss_that_is_not_finite_is_never_the_same_work(
-    pair: tuple[float, float], line: str
-) -> None:
-    ours, peer = ({0: made_up(s=[1.0], losses=[4.0, loss])} for loss in pair)
-    row = summed({OURS: ours, line: peer}, line)
-    assert (row["same_work"], row["loss_apart"]) == (False, None)
-    assert same_work({"lines": {line: row}}) is False
-
-
-def test_the_peer_is_given_the_tokens_that_ours_trains_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_peer_is_given_our_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And our side needs few packages."""
+    from datasets import load_from_disk
+
     monkeypatch.setattr(sys, "executable", str(bare_python(tmp_path, ABSENT)))
     asked = job(tmp_path, methods=("lora",), n_timed_steps=3)
     case = training_beside.prepare_job(asked)["cases"]["lora"]
     ours = training_beside.time_line(asked, case, OURS, "lora-0")
-    rows = read_rows_of_peer(Path(case["rows"]))
+    rows = [len(ids) for ids in load_from_disk(case["rows"])["input_ids"]]
     first, last = 1 * 4, (1 + 3) * 4
     assert len(rows) == last
     assert ours["n_tokens"] == sum(rows[first:last])
@@ -92,12 +88,6 @@ def test_the_peer_is_given_the_tokens_that_ours_trains_on(
     assert ours["peak_host_rss_bytes"] > 0
     assert (Path(case["adapter"]) / "adapter_model.safetensors").is_file()
     assert case["rate"] == pytest.approx(3e-3)
-
-
-def read_rows_of_peer(folder: Path) -> list[int]:
-    from datasets import load_from_disk
-
-    return [len(ids) for ids in load_from_disk(str(folder))["input_ids"]]
 
 
 def test_more_steps_than_rows_are_refused_in_one_line(tmp_path: Path) -> None:

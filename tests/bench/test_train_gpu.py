@@ -61,12 +61,9 @@ def test_the_budget_leaves_parts_out_and_says_so(tmp_path: Path) -> None:
     assert found == ({}, ["route", "lora"])
 
 
-def work(folder: Path, **changes: Any) -> training.Work:
-    settings: dict[str, Any] = {
-        "folder": folder, "device": "cpu", "model": "tiny", "sizes": {}, "packings": {},
-        "peak_tflops": None, "n_steps": 1, "limit_s": 1.0,
-    }  # fmt: skip
-    return training.Work(**{**settings, **changes})
+def work(folder: Path) -> training.Work:
+    shape: dict[str, Any] = {"device": "cpu", "model": "tiny", "sizes": {}, "packings": {}}
+    return training.Work(folder=folder, peak_tflops=None, n_steps=1, limit_s=1.0, **shape)
 
 
 def killed(name: str, work: training.Work) -> None:
@@ -77,16 +74,12 @@ def raising(name: str, work: training.Work) -> None:
     raise ValueError("no such kernel")
 
 
-@pytest.mark.parametrize(
-    ("part", "said"),
-    [(killed, "exit -9: nothing was said"), (raising, "exit 1: ValueError: no such kernel")],
-)
-def test_a_part_that_dies_is_told_and_the_kit_lives_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Any, said: str
-) -> None:
-    monkeypatch.setattr(train_gpu.parts, "run", part)
+def test_a_part_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = Namespace(start="fork", part_limit_s=60)
-    assert train_gpu.launch_part("lora", work(tmp_path), args) == {"failed": said}
+    ends = {killed: "exit -9: nothing was said", raising: "exit 1: ValueError: no such kernel"}
+    for part, said in ends.items():
+        monkeypatch.setattr(train_gpu.parts, "run", part)
+        assert train_gpu.launch_part("lora", work(tmp_path), args) == {"failed": said}
 
 
 def test_the_table_of_cards_is_read_as_yaml_reads_it() -> None:

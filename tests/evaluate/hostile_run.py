@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 from hostile_predictions import records
 from made_up_documents import spec
+from support import is_running
 
 from expertflow.evaluate.records import Example, Judgment
 from expertflow.evaluate.scoring import find_task
@@ -48,7 +49,7 @@ class Surroundings:
         # Later tests wait until processes are gone, so adopted zombies are reaped.
         _adopt_orphans(False)
         for process in psutil.Process().children():
-            if _is_dead(process) and process.pid not in self._before:
+            if not is_running(process) and process.pid not in self._before:
                 with suppress(ChildProcessError):
                     os.waitpid(process.pid, os.WNOHANG)
 
@@ -103,11 +104,4 @@ def _descendants(spared: Collection[int]) -> list[int]:
         if child.pid not in spared:
             with suppress(psutil.NoSuchProcess):
                 found += [child, *child.children(recursive=True)]
-    return [process.pid for process in found if not _is_dead(process)]
-
-
-def _is_dead(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+    return [process.pid for process in found if is_running(process)]

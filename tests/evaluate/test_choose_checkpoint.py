@@ -8,15 +8,7 @@ from made_up_documents import spec
 from made_up_documents import training as kept
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.choose_checkpoint import (
-    MIN_QUESTIONS,
-    check_weights,
-    choose_best,
-    explain_no_choice,
-    n_to_report,
-    order_candidates,
-    publish_trained,
-)
+from expertflow.evaluate import choose_checkpoint as choosing
 from expertflow.evaluate.records import Judgment, Published, TaskScore
 from expertflow.evaluate.statistics import summarize_judgments
 
@@ -34,7 +26,8 @@ def score(n_correct: int, n: int = 40) -> TaskScore:
 
 def choice(run: Any, *n_correct: int) -> Published:
     scored = dict(zip((c.step for c in run.candidates), map(score, n_correct), strict=True))
-    return choose_best([(c, scored[c.step]) for c in order_candidates(run)], 40)
+    ordered = choosing.order_candidates(run)
+    return choosing.choose_best([(c, scored[c.step]) for c in ordered], 40)
 
 
 def test_the_best_score_wins_over_the_lowest_loss() -> None:
@@ -61,36 +54,43 @@ def test_there_may_be_nothing_to_choose() -> None:
     two = training(0.1, 0.2, published=10)
     changes: dict[str, Any]
     for changes, run, n_questions, unavailable, why in (
-        ({}, two, MIN_QUESTIONS - 1, None, "19 held-out questions are left to choose by"),
+        (
+            {},
+            two,
+            choosing.MIN_QUESTIONS - 1,
+            None,
+            "19 held-out questions are left to choose by",
+        ),
         ({}, training(0.1, published=10), 40, None, "training kept no other"),
         ({"n_selection_examples": 0}, two, 0, None, "n_selection_examples is 0"),
         ({"task": "held_out_loss"}, two, 0, None, "has no metric"),
         ({}, two, 0, "Node is missing", "cannot be scored here: Node is missing"),
     ):
         settings = spec(**{"n_selection_examples": 100, **changes})
-        found = explain_no_choice(settings, run, n_questions, unavailable)
+        found = choosing.explain_no_choice(settings, run, n_questions, unavailable)
         assert found is not None and why in found
-    assert explain_no_choice(spec(n_selection_examples=100), two, MIN_QUESTIONS, None) is None
-    published = publish_trained(two, "no metric")
+    enough = choosing.MIN_QUESTIONS
+    assert choosing.explain_no_choice(spec(n_selection_examples=100), two, enough, None) is None
+    published = choosing.publish_trained(two, "no metric")
     assert (published.step, published.path, published.candidates) == (10, ".", ())
     assert published.reason == "the weights that training published: no metric"
-    by_loss = publish_trained(two, "no metric", by_loss=True).reason
+    by_loss = choosing.publish_trained(two, "no metric", by_loss=True).reason
     assert "by the lowest held-out loss, so the reported loss is too good" in by_loss
 
 
 def test_too_few_questions_are_shared() -> None:
     expected = {300: 200, 500: 200, 250: 167, 90: 60, 45: 25, 40: 20, 39: 39, 0: 0}
     settings = spec(max_examples=200, n_selection_examples=100)
-    assert {n: n_to_report(n, settings) for n in expected} == expected
-    assert n_to_report(210, spec(max_examples=200, n_selection_examples=0)) == 200
-    assert n_to_report(45, spec(max_examples=200, n_selection_examples=5)) == 40
+    assert {n: choosing.n_to_report(n, settings) for n in expected} == expected
+    assert choosing.n_to_report(210, spec(max_examples=200, n_selection_examples=0)) == 200
+    assert choosing.n_to_report(45, spec(max_examples=200, n_selection_examples=5)) == 40
 
 
 def test_weights_that_are_missing_are_told_before_a_model_is_loaded(tmp_path: Path) -> None:
     run = training(0.1, 0.2, published=20)
     for name, file in ((".", "config.json"), ("steps/step-00000010", "adapter_config.json")):
         with pytest.raises(EvaluationError, match="are missing; run train_expert again"):
-            check_weights(run, tmp_path)
+            choosing.check_weights(run, tmp_path)
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
         (tmp_path / name / file).write_text("{}")
-    check_weights(run, tmp_path)
+    choosing.check_weights(run, tmp_path)

@@ -72,9 +72,7 @@ def test_what_was_asked_otherwise_or_of_the_same_weights_is_not_compared(path: P
 @pytest.mark.parametrize(
     "line", ['{"evaluated_at": "20', "[]", "\x00\x00", '{"weights_sha256": "a"}', '"text"', "\xff"]
 )
-def test_a_damaged_line_is_left_out(
-    path: Path, line: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_line_is_dropped(path: Path, line: str, caplog: pytest.LogCaptureFixture) -> None:
     append_run(run("a", "x"), path)
     with path.open("ab") as stream:
         stream.write(line.encode("latin-1") + b"\n")
@@ -131,7 +129,7 @@ def test_two_at_once_lose_nothing(path: Path) -> None:
     assert sorted(file.name for file in path.parent.iterdir()) == ["e.jsonl", "e.lock"]
 
 
-def test_a_folder_that_cannot_be_written_costs_the_note_only(
+def test_an_unwritable_folder_costs_a_note(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")

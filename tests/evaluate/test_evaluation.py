@@ -184,9 +184,7 @@ def test_the_worst_are_those_that_training_spoilt_then_the_least_expected(tmp_pa
     assert record.worst[0].reference_loss == told[record.worst[0].document_id]
 
 
-def test_where_a_task_cannot_be_scored_nothing_is_generated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_scorer_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("nothing is to be generated")
 
@@ -202,9 +200,7 @@ def test_where_a_task_cannot_be_scored_nothing_is_generated(
     assert (tmp_path / "answers.jsonl").read_text() == ""
 
 
-def test_a_training_document_that_cannot_be_judged_costs_the_baselines_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_baselines_may_fail_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise EvaluationError("document s/200: the reference is no query")
 
@@ -214,7 +210,7 @@ def test_a_training_document_that_cannot_be_judged_costs_the_baselines_only(
     assert "document s/200" in record.unavailable["baselines"]
 
 
-def test_a_reference_that_cannot_be_judged_costs_its_question_only(
+def test_a_bad_reference_costs_its_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shelf = Shelf({"base": 2, "checkpoint": 9})
@@ -253,9 +249,7 @@ def test_a_task_without_a_metric_has_losses_only(tmp_path: Path) -> None:
     assert record.changes[0].change == "better"
 
 
-def test_a_question_that_was_not_asked_is_wrong_and_not_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_not_asked_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [
         Answer("a", 1, ended=True),
         Answer("a", 1, ended=False),

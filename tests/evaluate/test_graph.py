@@ -89,9 +89,7 @@ def test_rows_that_say_nothing_prove_nothing(script: Path) -> None:
 
 
 @needs_engine
-def test_predictions_are_parsed_in_a_process_with_limits(
-    script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parsing_happens_in_a_process(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cypher, "judge_texts", None)
     monkeypatch.setattr(cypher, "read_query", None)
     assert judge(script, "MATCH (p:Person) RETURN p.name").correct
@@ -107,9 +105,7 @@ def test_odd_text_and_results_do_not_end_the_process(server: GraphServer) -> Non
         assert server._worker.is_running
 
 
-def test_rows_that_cannot_be_read_are_a_verdict(
-    script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_rows_are_a_verdict(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GraphServer, "run_query", lambda *_: "\ud800".encode())
     verdict = judge(script, "MATCH (p:Person) RETURN p.name")
     assert (verdict.kind, "UnicodeEncodeError" in verdict.detail) == ("not_executed", True)

@@ -31,9 +31,7 @@ def marked(task: str) -> Any:
 
 
 @pytest.mark.parametrize("task", [marked(task) for task in sorted(PREDICTIONS)])
-def test_hostile_predictions_are_wrong_and_harm_nothing(
-    task: str, around: Surroundings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_harm_is_done(task: str, around: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TypeScriptTests, "limits", SHORT)
     if task.startswith("typescript_tests") and (reason := sandbox_problem()) is not None:
         pytest.skip(reason)

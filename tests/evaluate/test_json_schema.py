@@ -96,9 +96,7 @@ STARTS = {r"^\p{Lu}": {"type": "integer"}, r"^\p{Ll}": {"maxLength": 9}}
         ({"patternProperties": STARTS, "additionalProperties": False}, {"w": "Ä"}, {"_w": "Ä"}),
     ],
 )
-def test_a_schema_is_read_by_its_own_draft_and_may_name_classes_of_unicode(
-    schema: Any, good: Any, bad: Any
-) -> None:
+def test_drafts_and_classes_of_unicode(schema: Any, good: Any, bad: Any) -> None:
     written, reference = json.dumps(schema), json.dumps(good)
     assert _kind(reference, reference=reference, schema=written) == "correct"
     assert _kind(json.dumps(bad), reference=reference, schema=written) == "invalid"

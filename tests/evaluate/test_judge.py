@@ -168,9 +168,7 @@ def test_a_busy_server_is_asked_again(wait: str) -> None:
         (Response("?", status=418), 40, 19, "given up after failures in a row: HTTP 418"),
     ],
 )
-def test_a_failure_costs_its_pairs_and_says_why(
-    answer: Response, n_pairs: int, most_asked: int, reason: str
-) -> None:
+def test_failures_say_why(answer: Response, n_pairs: int, most_asked: int, reason: str) -> None:
     result, asked = judged(always(answer), pairs(n_pairs))
     assert (result.n_pairs, result.n_failed, result.win_fraction) == (n_pairs, n_pairs, None)
     assert len(asked) <= most_asked
@@ -233,31 +231,25 @@ def test_the_key_is_sent_and_is_nowhere_else(
     assert "Bearer" not in written
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "key", "reason"),
-    [
+def test_what_would_give_the_key_away_is_refused_without_repeating_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = "https://example.org/v1"
+    for endpoint, key, reason in (
         ("http://example.org/v1", KEY, "must not travel over plain http"),
-        ("https://example.org/v1", "", "A_JUDGE_KEY is not set"),
-        ("https://example.org/v1", KEY + "\r\nX: y", "holds what no key can"),
+        (here, "", "A_JUDGE_KEY is not set"),
+        (here, KEY + "\r\nX: y", "holds what no key can"),
         (f"https://user:{KEY}@example.org/v1", KEY, "holds a user, query or fragment"),
-        (f"https://example.org/v1?key={KEY}", KEY, "holds a user, query or fragment"),
+        (f"{here}?key={KEY}", KEY, "holds a user, query or fragment"),
         ("https://example.org:99999/v1", KEY, "is no address"),
         ("https://exa mple.org/v1", KEY, "holds a blank"),
-    ],
-)
-def test_what_would_give_the_key_away_is_refused_without_repeating_it(
-    endpoint: str,
-    key: str,
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setenv("A_JUDGE_KEY", key)
-    spec = judge_spec(endpoint, api_key_env="A_JUDGE_KEY")
-    result = judge_pairs(spec, pairs(2), seed=0, patience=QUICK)
-    assert (result.n_failed, result.n_input_tokens) == (2, None)
-    assert reason in str(result.reason)
-    assert KEY not in caplog.text + repr(result)
+    ):
+        monkeypatch.setenv("A_JUDGE_KEY", key)
+        spec = judge_spec(endpoint, api_key_env="A_JUDGE_KEY")
+        result = judge_pairs(spec, pairs(2), seed=0, patience=QUICK)
+        assert (result.n_failed, result.n_input_tokens) == (2, None)
+        assert reason in str(result.reason)
+        assert KEY not in caplog.text + repr(result)
 
 
 def test_verdicts_are_read_tolerantly() -> None:
@@ -302,7 +294,7 @@ def test_parts_of_a_reply_that_are_no_text_are_passed_over() -> None:
     assert (result.n_failed, result.n_ties) == (0, 1)
 
 
-def test_one_prompt_that_is_refused_does_not_change_how_the_others_are_asked(
+def test_one_refused_prompt_does_not_change_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     questions = pairs(6)

@@ -68,9 +68,7 @@ def test_a_split_without_leaks_is_read(tmp_path: Path) -> None:
         assert found.n_shared_questions == n_shared
 
 
-def test_a_seeded_sample_of_training_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_seeded_sample_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leakage, "N_TRAINING_EXAMPLES", 5)
     documents = [*HELD, *(trained(i, f"t{i}") for i in range(3, 40))]
     both = (look(tmp_path / "one", documents), look(tmp_path / "two", documents[::-1]))

@@ -142,9 +142,7 @@ metric_list:
 
 
 @pytest.mark.extra("lm-eval")
-def test_a_real_task_is_run_from_files(
-    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_real_task(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     data, task = tmp_path / "questions.jsonl", tmp_path / "task.yaml"
     data.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))

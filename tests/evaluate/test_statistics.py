@@ -8,12 +8,6 @@ from numpy.typing import NDArray
 
 from expertflow.evaluate import statistics
 from expertflow.evaluate.records import Judgment, TaskScore
-from expertflow.evaluate.statistics import (
-    estimate_change,
-    mean_interval,
-    summarize_judgments,
-    wilson_interval,
-)
 
 N_SIMULATIONS = 400
 
@@ -26,10 +20,10 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_difference_is_after_less_before() -> None:
     before, after = [True] * 30 + [False] * 70, [True] * 60 + [False] * 40
-    found = estimate_change("accuracy", before, after, higher_is_better=True, seed=0)
+    found = statistics.estimate_change("accuracy", before, after, higher_is_better=True, seed=0)
     assert (found.quantity, found.n, found.change) == ("accuracy", 100, "better")
     assert found.difference == pytest.approx(0.3) and found.ci95[0] < 0.3 < found.ci95[1]
-    back = estimate_change("accuracy", after, before, higher_is_better=True, seed=0)
+    back = statistics.estimate_change("accuracy", after, before, higher_is_better=True, seed=0)
     assert back.change == "worse"
     assert back.ci95 == pytest.approx((-found.ci95[1], -found.ci95[0]), abs=0.01)
 
@@ -39,7 +33,7 @@ def test_a_lower_loss_is_better_and_documents_count_by_their_targets() -> None:
     n_targets = rng.integers(1, 50, 80)
     before = rng.gamma(2.0, 1.0, 80)
     after = before - 0.3 - 0.1 * rng.random(80)
-    found = estimate_change(
+    found = statistics.estimate_change(
         "loss", before, after, weights=n_targets, higher_is_better=False, seed=0
     )  # fmt: skip
     assert found.change == "better"
@@ -50,34 +44,36 @@ def test_a_handful_of_questions_proves_nothing() -> None:
     """All became right that were wrong: by a sign test 2 x 0.5^5 = 0.06 for five."""
     for n, change in ((0, "no measurable change"), (5, "no measurable change"), (6, "better")):
         before, after = [0] * n + [1] * 4, [1] * (n + 4)
-        found = estimate_change("m", before, after, higher_is_better=True, seed=0)
+        found = statistics.estimate_change("m", before, after, higher_is_better=True, seed=0)
         assert found.change == change
     # One of six has no weight.
     weights = [0] + [1] * 9
-    found = estimate_change("m", before, after, weights=weights, higher_is_better=True, seed=0)
+    found = statistics.estimate_change(
+        "m", before, after, weights=weights, higher_is_better=True, seed=0
+    )
     assert found.change == "no measurable change"
 
 
-def test_the_interval_of_fair_coins_is_that_of_the_binomial_distribution(
+def test_the_interval_of_fair_coins_is_binomial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of 20 tosses 2.1 % have at most 5 heads, and 5.8 % at most 6."""
     sums, counts = [1] * 10 + [0] * 10, [1] * 20
-    assert mean_interval(sums, counts, seed=0) == (0.3, 0.7)
+    assert statistics.mean_interval(sums, counts, seed=0) == (0.3, 0.7)
     others = [1.1**i for i in range(20)]
-    drawn_together = mean_interval(others, counts, seed=0)
+    drawn_together = statistics.mean_interval(others, counts, seed=0)
     monkeypatch.setattr(statistics, "CHUNK", 140_000)
-    assert mean_interval(others, counts, seed=0) == drawn_together
+    assert statistics.mean_interval(others, counts, seed=0) == drawn_together
     monkeypatch.setattr(statistics, "N_RESAMPLES", 1)
-    once = mean_interval(others, counts, seed=0)
+    once = statistics.mean_interval(others, counts, seed=0)
     assert once is not None and once[0] == once[1]
 
 
 def test_an_interval_that_ends_at_zero_is_no_change() -> None:
     """Eight became wrong and two right, of forty."""
     one, other = [1] * 8 + [0] * 32, [0] * 8 + [1] * 2 + [0] * 30
-    down = estimate_change("m", one, other, higher_is_better=True, seed=0)
-    up = estimate_change("m", other, one, higher_is_better=True, seed=0)
+    down = statistics.estimate_change("m", one, other, higher_is_better=True, seed=0)
+    up = statistics.estimate_change("m", other, one, higher_is_better=True, seed=0)
     assert (down.ci95[1], up.ci95[0]) == (0, 0)
     assert down.change == up.change == "no measurable change"
 
@@ -85,17 +81,16 @@ def test_an_interval_that_ends_at_zero_is_no_change() -> None:
 def test_what_cannot_be_estimated_is_refused() -> None:
     for before, after, weights in (([], [], None), ([1, 2], [1, 2], [1])):
         with pytest.raises(ValueError, match="pairs and"):
-            estimate_change("m", before, after, weights=weights, higher_is_better=True, seed=0)
+            statistics.estimate_change(
+                "m", before, after, weights=weights, higher_is_better=True, seed=0
+            )
     for n_correct, n in ((0, 0), (3, 2), (-1, 2)):
         with pytest.raises(ValueError, match="no proportion"):
-            wilson_interval(n_correct, n)
-
-
-def test_one_document_has_no_interval() -> None:
-    assert mean_interval([3.0], [2], seed=0) is None
-    assert mean_interval([3.0, 1.0], [2, 1], seed=0) is not None
-    # A document without targets is ignored.
-    assert mean_interval([3.0, 0.0], [2, 0], seed=0) is None
+            statistics.wilson_interval(n_correct, n)
+    # One document has no interval, and one without targets is ignored.
+    assert statistics.mean_interval([3.0], [2], seed=0) is None
+    assert statistics.mean_interval([3.0, 1.0], [2, 1], seed=0) is not None
+    assert statistics.mean_interval([3.0, 0.0], [2, 0], seed=0) is None
 
 
 def test_wilson_interval_matches_known_values() -> None:
@@ -104,29 +99,29 @@ def test_wilson_interval_matches_known_values() -> None:
         (81, 263, 0.2553, 0.3662), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0),
         (1, 2, 0.0945, 0.9055),
     ):  # fmt: skip
-        assert wilson_interval(n_correct, n) == pytest.approx((low, high), abs=5e-5)
+        assert statistics.wilson_interval(n_correct, n) == pytest.approx((low, high), abs=5e-5)
 
 
 @given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_wilson_interval_holds_the_fraction_and_stays_inside(case: tuple[int, int]) -> None:
     n_correct, n = case
-    low, high = wilson_interval(n_correct, n)
+    low, high = statistics.wilson_interval(n_correct, n)
     assert 0 <= low <= n_correct / n <= high <= 1
     assert low < high
-    mirrored = wilson_interval(n - n_correct, n)
+    mirrored = statistics.wilson_interval(n - n_correct, n)
     assert mirrored == pytest.approx((1 - high, 1 - low))
 
 
 def test_summarize_counts_by_kind() -> None:
     kinds = ("wrong_rows", "correct", "empty", "correct")
-    score = summarize_judgments("execution_accuracy", [Judgment(kind) for kind in kinds])
+    score = statistics.summarize_judgments("execution_accuracy", [Judgment(kind) for kind in kinds])
     assert score == TaskScore(
-        metric="execution_accuracy", n_examples=4, n_correct=2, value_fraction=0.5,
-        ci95=wilson_interval(2, 4), n_by_kind={"correct": 2, "empty": 1, "wrong_rows": 1},
-        reason=None,
+        metric="execution_accuracy", n_examples=4, n_correct=2, value_fraction=0.5, reason=None,
+        ci95=statistics.wilson_interval(2, 4),
+        n_by_kind={"correct": 2, "empty": 1, "wrong_rows": 1},
     )  # fmt: skip
     assert list(score.n_by_kind) == sorted(kinds[:3])
-    nothing = summarize_judgments("m", [], "not scored")
+    nothing = statistics.summarize_judgments("m", [], "not scored")
     assert (nothing.value_fraction, nothing.ci95, nothing.reason) == (None, None, "not scored")
 
 
@@ -140,7 +135,7 @@ def test_the_interval_of_a_metric_covers_the_truth(n: int) -> None:
         drawn = rng.random(n)
         before = (drawn < 0.10) | (drawn > 0.80)
         after = ((drawn >= 0.10) & (drawn < 0.35)) | (drawn > 0.80)
-        found = estimate_change("m", before, after, higher_is_better=True, seed=seed)
+        found = statistics.estimate_change("m", before, after, higher_is_better=True, seed=seed)
         n_held += found.ci95[0] <= 0.15 <= found.ci95[1]
         n_better += found.change == "better"
     assert 0.92 <= n_held / N_SIMULATIONS <= 0.98
@@ -156,7 +151,7 @@ def test_chance_is_rarely_taken_for_a_change() -> None:
         for seed in range(N_SIMULATIONS):
             drawn = rng.random(200)
             before, after = drawn < n_differing / 2, drawn > 1 - n_differing / 2
-            found = estimate_change("m", before, after, higher_is_better=True, seed=seed)
+            found = statistics.estimate_change("m", before, after, higher_is_better=True, seed=seed)
             n_wrong += found.change != "no measurable change"
         assert n_wrong / N_SIMULATIONS <= 0.075
 
@@ -173,19 +168,19 @@ def test_the_interval_of_a_mean_loss_covers_the_truth() -> None:
     truth = 1 + 1 / np.arange(5, 60).mean()
     n_held = 0
     for seed in range(N_SIMULATIONS):
-        interval = mean_interval(*losses(rng, 80), seed)
+        interval = statistics.mean_interval(*losses(rng, 80), seed)
         assert interval is not None
         n_held += interval[0] <= truth <= interval[1]
     assert 0.92 <= n_held / N_SIMULATIONS <= 0.98
 
 
-def test_blocks_of_many_documents_give_about_the_same_interval(
+def test_blocks_of_documents_give_about_the_same_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sums, counts = losses(np.random.default_rng(0), 2000)
     monkeypatch.setattr(statistics, "MAX_UNITS", 2000)
-    whole = mean_interval(sums, counts, seed=0)
+    whole = statistics.mean_interval(sums, counts, seed=0)
     monkeypatch.setattr(statistics, "MAX_UNITS", 500)
-    blocks = mean_interval(sums, counts, seed=0)
+    blocks = statistics.mean_interval(sums, counts, seed=0)
     assert whole is not None and blocks is not None and whole != blocks
     assert blocks == pytest.approx(whole, abs=0.15 * (whole[1] - whole[0]))

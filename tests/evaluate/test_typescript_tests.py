@@ -94,21 +94,17 @@ def test_the_proof_is_not_in_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _kinds("const f = (n: number) => 0;" + said, prefix="") == ["ended_early"]
 
 
-@pytest.mark.parametrize(
-    "forged", ["{", "[]", "3", '{"kind":"x","detail":""}', '{"kind":"tests_did_not_parse"}',
-               '{"kind":"tests_did_not_parse","detail":""}', '{"kind":[],"detail":""}']
-)  # fmt: skip
-def test_a_report_that_cannot_be_is_a_wrong_answer(forged: str) -> None:
-    said = [f"p {_report('started')}", f"p {_report('parsed')}", f"p {forged}"]
-    said.append(f"p {_report('passed')}")
-    output = "\n".join([*said, ""]).encode()
-    ended = Ended(how="exited", exit_code=0, output=output)
-    verdict = typescript_tests._judge_reports(ended, typescript_tests.read_reports(output, "p"))
-    assert (verdict.correct, verdict.kind) == (False, "ended_early")
+def test_a_report_that_cannot_be_is_a_wrong_answer() -> None:
+    def report(kind: object) -> str:
+        return json.dumps({"kind": kind, "detail": ""})
 
-
-def _report(kind: str) -> str:
-    return json.dumps({"kind": kind, "detail": ""})
+    forged = ["{", "[]", "3", '{"kind":"tests_did_not_parse"}']
+    for said in (*forged, *map(report, ("x", "tests_did_not_parse", []))):
+        lines = [report("started"), report("parsed"), said, report("passed")]
+        output = "".join(f"p {line}\n" for line in lines).encode()
+        ended = Ended(how="exited", exit_code=0, output=output)
+        verdict = typescript_tests._judge_reports(ended, typescript_tests.read_reports(output, "p"))
+        assert (verdict.correct, verdict.kind) == (False, "ended_early")
 
 
 @needs_sandbox
@@ -117,21 +113,13 @@ def test_tests_that_do_not_parse_name_their_document() -> None:
         _kinds("  return 4; };", tests="assert.equal(")
 
 
-@pytest.fixture
-def fresh_answers() -> Iterator[None]:
-    for cached in (sandbox_problem, find_node):
-        cached.cache_clear()
-    yield
-    for cached in (sandbox_problem, find_node):
-        cached.cache_clear()
-
-
-def test_without_the_tools_nothing_runs(
-    monkeypatch: pytest.MonkeyPatch, fresh_answers: None
-) -> None:
+def test_without_the_tools_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Asked anew, as they keep what they found.
+    for cached in (find_node, sandbox_problem):
+        monkeypatch.setattr(typescript_tests, cached.__name__, cached.__wrapped__)
     monkeypatch.setattr(typescript_tests.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "there is no Node" in str(sandbox_problem())
+    assert "there is no Node" in str(typescript_tests.sandbox_problem())
     with pytest.raises(EvaluationError, match="there is no Node"):
         _kinds("  return 4; };")
 

@@ -27,16 +27,17 @@ COMPARISON = MergeComparison(
     allowed_loss_difference=0.0033, max_logit_difference=0.12, allowed_logit_difference=2.0,
 )  # fmt: skip
 HOSTILE = "a|b\n# c <script>x</script> [l](http://e) `d` **e** \\\n---\n| f | g |"
+HIDDEN = "\x1b]0;x\x07\x9b\u202e\u2066y"
 
 
-def card_inputs(run: Any, **changes: Any) -> CardInputs:
+def card_inputs(run: Any) -> CardInputs:
     spec = ExportSpec(
         expert="expert-sql", description="Writes SQL.", decoding=Decoding(), dtype="auto",
         hub_datasets={},
     )  # fmt: skip
     names = ("datasets", "model", "plan", "training", "monitor", "evaluation")
     records = {name: getattr(run, name) for name in names}
-    return CardInputs(**{"spec": spec, "code": "c0de", **records, **changes})
+    return CardInputs(spec=spec, code="c0de", **records)
 
 
 def write_card(inputs: CardInputs, *files: str, **changes: Any) -> str:
@@ -55,53 +56,53 @@ def inputs() -> CardInputs:
     return card_inputs(make_gpu_inputs())
 
 
-def with_license(inputs: CardInputs, license: str | None) -> CardInputs:
+def change(inputs: CardInputs, **records: dict[str, Any]) -> CardInputs:
+    """Change fields of some of the records."""
+    changed = {name: replace(getattr(inputs, name), **fields) for name, fields in records.items()}
+    return replace(inputs, **changed)
+
+
+def licensed(inputs: CardInputs, license: str, base: str = "apache-2.0") -> CardInputs:
     sources = tuple(replace(source, license=license) for source in inputs.datasets.sources)
-    model = replace(inputs.model, license="apache-2.0")
-    return replace(inputs, model=model, datasets=replace(inputs.datasets, sources=sources))
+    return change(inputs, model={"license": base}, datasets={"sources": sources})
 
 
 def test_the_front_matter_is_what_the_hub_reads(inputs: CardInputs) -> None:
     from huggingface_hub import ModelCard
 
-    inputs = with_license(inputs, "mit")
-    inputs = replace(
-        inputs,
-        model=replace(inputs.model, kind="hub", name="org/base"),
-        spec=replace(inputs.spec, hub_datasets={"a": "org/data", "b": "org/data"}),
-    )
+    data_sets = {"hub_datasets": {"a": "org/data", "b": "org/data"}}
+    model = {"kind": "hub", "name": "org/base"}
+    inputs = change(licensed(inputs, "mit"), model=model, spec=data_sets)
     data = ModelCard(write_card(inputs)).data
-    assert (data.base_model, data.license, data.datasets) == (
-        "org/base",
-        "apache-2.0",
-        ["org/data"],
-    )
+    assert (data.base_model, data.license) == ("org/base", "apache-2.0")
+    assert data.datasets == ["org/data"]
     assert (data.library_name, data.pipeline_tag) == ("transformers", "text-generation")
     results = {result.metric_type: result for result in data.eval_results}
     score = inputs.evaluation.after.score
     assert score is not None and score.ci95 is not None and score.value_fraction is not None
-    assert results[score.metric].metric_value == pytest.approx(score.value_fraction)
-    assert results[score.metric].metric_args["ci95"] == pytest.approx(list(score.ci95), abs=1e-6)
-    assert results[score.metric].metric_args["n_questions"] == score.n_examples
+    own = results[score.metric]
+    assert own.metric_value == pytest.approx(score.value_fraction)
+    assert own.metric_args["ci95"] == pytest.approx(list(score.ci95), abs=1e-6)
+    assert own.metric_args["n_questions"] == score.n_examples
     n_documents = inputs.evaluation.after.n_documents
     assert results["perplexity"].metric_args["n_documents"] == n_documents
 
 
 def test_what_is_not_on_the_hub_or_not_known_is_not_declared(inputs: CardInputs) -> None:
-    model = replace(inputs.model, kind="local", name="/models/mine", license=None)
-    front, body = parts(write_card(replace(inputs, model=model)))
+    unknown = change(inputs, model={"kind": "local", "name": "/models/mine", "license": None})
+    front, body = parts(write_card(unknown))
     assert not front.keys() & {"base_model", "license", "datasets", "language"}
     assert "Base model: mine, a local folder" in body and "license **not stated**" in body
     assert "/models" not in body
 
 
 def test_license_conflicts_come_before_the_title(inputs: CardInputs) -> None:
-    front, body = parts(write_card(with_license(inputs, "cc-by-nc-sa-4.0")))
+    front, body = parts(write_card(licensed(inputs, "cc-by-nc-sa-4.0")))
     top = body.split("# expert-sql")[0]
     assert "**Licenses: read this before use.**" in top and "not legal advice" in top
     assert "> - non-commercial: " in top and "> - share-alike: " in top
     assert (front["license"], front["license_name"]) == ("other", "several-see-model-card")
-    clean = write_card(with_license(inputs, "mit"))
+    clean = write_card(licensed(inputs, "mit"))
     assert "Licenses: read this" not in clean
 
 
@@ -109,15 +110,12 @@ def test_scores_have_intervals_and_changes_their_word(inputs: CardInputs) -> Non
     [best, *_] = inputs.evaluation.baselines
     unknown = replace(best.score, value_fraction=None, ci95=None, reason="no Node")
     unscored = replace(best, name="lost", description="a copy", score=unknown, change=None)
-    evaluation = replace(
-        inputs.evaluation, baselines=(best, unscored), unavailable={"judge": "none was asked for"}
-    )
-    card = write_card(replace(inputs, evaluation=evaluation))
+    told = {"baselines": (best, unscored), "unavailable": {"judge": "none was asked for"}}
+    card = write_card(change(inputs, evaluation=told))
     assert "| execution\\_accuracy, 200 questions | 0.045 (" in card
     assert "+0.565 (+0.497 to +0.633, n = 200): **better**" in card
-    assert (
-        "| constant: gives the most common answer; from 4,000 training documents | 0.01 (" in card
-    )
+    constant = "gives the most common answer; from 4,000 training documents"
+    assert f"| constant: {constant} | 0.01 (" in card
     assert "| lost: a copy | not measured: no Node | not compared |" in card
     assert "- judge: none was asked for" in card
 
@@ -126,8 +124,7 @@ def test_the_published_step_and_those_it_was_chosen_from_are_told(inputs: CardIn
     published = inputs.evaluation.published
     [first, *others] = published.candidates
     published = replace(published, candidates=(replace(first, held_out_loss=None), *others))
-    evaluation = replace(inputs.evaluation, published=published)
-    card = write_card(replace(inputs, evaluation=evaluation))
+    card = write_card(change(inputs, evaluation={"published": published}))
     assert "- Published: the weights after step 1,200 (the highest execution accuracy" in card
     assert "| 1,200 (published) | 0.566 | 0.64" in card and "| 600 | not measured | 0.52" in card
     assert "asked 100 questions" in card
@@ -173,41 +170,32 @@ def test_tables_are_whole_and_hashes_and_versions_told(inputs: CardInputs) -> No
     assert f"torch {inputs.training.versions['torch']}" in card
 
 
-@pytest.mark.parametrize(
-    ("base", "source", "files", "name", "link"),
-    [
-        ("Qwen Research", "mit", ("LICENSE",), "qwen-research", "LICENSE"),
-        ("qwen-research", "mit", ("NOTICE",), "qwen-research", None),
-        ("other", "mit", ("LICENSE.md",), "see-model-card", "LICENSE.md"),
-        ("qwen-research", "cc-by-nc-4.0", ("LICENSE",), "several-see-model-card", None),
-    ],
-)
-def test_one_odd_license_is_named_and_linked(
-    inputs: CardInputs, base: str, source: str, files: tuple[str, ...], name: str, link: str | None
-) -> None:
-    told = with_license(inputs, source)
-    told = replace(told, model=replace(told.model, license=base))
-    front, _ = parts(write_card(told, *files))
-    assert (front["license"], front["license_name"]) == ("other", name)
-    assert front.get("license_link") == link
+def test_one_odd_license_is_named_and_linked(inputs: CardInputs) -> None:
+    for base, source, file, name, link in (
+        ("Qwen Research", "mit", "LICENSE", "qwen-research", "LICENSE"),
+        ("qwen-research", "mit", "NOTICE", "qwen-research", None),
+        ("other", "mit", "LICENSE.md", "see-model-card", "LICENSE.md"),
+        ("qwen-research", "cc-by-nc-4.0", "LICENSE", "several-see-model-card", None),
+    ):
+        front, _ = parts(write_card(licensed(inputs, source, base), file))
+        assert (front["license"], front["license_name"]) == ("other", name)
+        assert front.get("license_link") == link
 
 
 def test_data_stay_text_wherever_they_stand(inputs: CardInputs) -> None:
-    source = replace(
-        inputs.datasets.sources[0],
-        name=HOSTILE,
-        license=HOSTILE,
-        revision=HOSTILE,
-        notes=(HOSTILE,),
-    )
-    hostile = replace(
+    text = dict.fromkeys(("name", "license", "revision"), HOSTILE)
+    sample = replace(inputs.evaluation.samples[0], prompt=HIDDEN + "q")
+    source = replace(inputs.datasets.sources[0], **text, notes=(HOSTILE,))
+    hostile = change(
         inputs,
-        spec=replace(inputs.spec, description=f"- {HOSTILE}"),
-        datasets=replace(inputs.datasets, sources=(source,)),
-        model=replace(inputs.model, name=HOSTILE, kind="hub", license=HOSTILE, revision=HOSTILE),
-        evaluation=replace(inputs.evaluation, unavailable={HOSTILE: HOSTILE}),
+        spec={"description": f"- {HOSTILE}{HIDDEN}", "expert": HIDDEN, "system_prompt": HIDDEN},
+        datasets={"sources": (source,)},
+        model={"kind": "hub", **text},
+        evaluation={"unavailable": {HOSTILE: HOSTILE + HIDDEN}, "samples": (sample,)},
     )
-    front, body = parts(write_card(hostile))
+    card = write_card(hostile)
+    assert not [c for c in card if c != "\n" and unicodedata.category(c) in ("Cc", "Cf")]
+    front, body = parts(card)
     assert front["base_model"] == HOSTILE
     tokens = MarkdownIt("gfm-like", {"linkify": False, "html": True}).parse(body)
     flat = [child for token in tokens for child in (token.children or [token])]
@@ -219,93 +207,61 @@ def test_data_stay_text_wherever_they_stand(inputs: CardInputs) -> None:
     assert shown.count("&lt;script&gt;x&lt;/script&gt; [l](http://e)") >= 6
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("1. a", "1\\. a"),
-        ("- a", "\\- a"),
-        ("a  b\nc", "a b c"),
-        ("a_b <b>", "a\\_b &lt;b&gt;"),
-        ("a\x1b[31m\u202eb", "a&lt;U+001B&gt;\\[31m&lt;U+202E&gt;b"),
-    ],
-)
-def test_a_description_is_one_paragraph_of_visible_text(
-    inputs: CardInputs, text: str, shown: str
-) -> None:
-    card = write_card(replace(inputs, spec=replace(inputs.spec, description=text)))
-    assert f"# expert-sql\n\n{shown}\n\n## Model" in card
+def test_a_description_is_one_paragraph_of_visible_text(inputs: CardInputs) -> None:
+    for text, shown in {
+        "1. a": "1\\. a",
+        "- a": "\\- a",
+        "a  b\nc": "a b c",
+        "a_b <b>": "a\\_b &lt;b&gt;",
+        "a\x1b[31m\u202eb": "a&lt;U+001B&gt;\\[31m&lt;U+202E&gt;b",
+    }.items():
+        card = write_card(change(inputs, spec={"description": text}))
+        assert f"# expert-sql\n\n{shown}\n\n## Model" in card
 
 
 def test_code_has_as_many_backticks_as_it_needs(inputs: CardInputs) -> None:
     for revision, shown in (("a", "`a`"), ("a`b``c", "``` a`b``c ```"), ("a|b", "`a\\|b`")):
-        model = replace(inputs.model, revision=revision)
-        assert f"revision {shown}, license" in write_card(replace(inputs, model=model))
+        card = write_card(change(inputs, model={"revision": revision}))
+        assert f"revision {shown}, license" in card
 
 
-def test_no_control_character_or_direction_mark_is_left(inputs: CardInputs) -> None:
-    hidden = "\x1b]0;x\x07\x9b\u202e\u2066y"
-    [sample, *_] = inputs.evaluation.samples
-    told = replace(
-        inputs,
-        spec=replace(inputs.spec, expert=hidden, system_prompt=hidden),
-        model=replace(inputs.model, name=hidden, kind="hub"),
-        evaluation=replace(inputs.evaluation, samples=(replace(sample, prompt=hidden + "q"),)),
-    )
-    card = write_card(told)
-    assert not [c for c in card if c != "\n" and unicodedata.category(c) in ("Cc", "Cf")]
-
-
-def options(card: str, command: str) -> list[str]:
-    """Return the words of the card's only line that begins with a command."""
-    [line] = [line for line in card.splitlines() if line.startswith(command)]
-    return shlex.split(line)
-
-
-@pytest.mark.parametrize(
-    ("decoding", "vllm", "llama"),
-    [
-        (Decoding(), {"temperature": 0}, ["--temp", "0"]),
+def test_other_servers_are_told_to_decode_as_the_scores_were_reached(inputs: CardInputs) -> None:
+    vllm: dict[str, Any]
+    for decoding, vllm, llama in (
+        (Decoding(), {"temperature": 0}, "--temp 0"),
         (
             Decoding(temperature=0.7, top_p=0.9, top_k=5),
             {"temperature": 0.7, "top_p": 0.9, "top_k": 5},
-            ["--temp", "0.7", "--top-p", "0.9", "--top-k", "5", "--min-p", "0"],
+            "--temp 0.7 --top-p 0.9 --top-k 5 --min-p 0",
         ),
         (
             Decoding(temperature=1.0),
             {"temperature": 1.0, "top_p": 1.0},
-            ["--temp", "1", "--top-p", "1", "--top-k", "0", "--min-p", "0"],
+            "--temp 1 --top-p 1 --top-k 0 --min-p 0",
         ),
-    ],
-)
-def test_other_servers_are_told_to_decode_as_the_scores_were_reached(
-    inputs: CardInputs, decoding: Decoding, vllm: dict[str, Any], llama: list[str]
-) -> None:
-    told = replace(inputs, spec=replace(inputs.spec, decoding=decoding))
-    card = write_card(told)
-    *start, override = options(card, "vllm")
-    assert start == ["vllm", "serve", ".", "--override-generation-config"]
-    assert json.loads(override) == vllm
-    assert options(card, "llama-cli") == ["llama-cli", "-m", "model.gguf", *llama]
+    ):
+        lines = write_card(change(inputs, spec={"decoding": decoding})).splitlines()
+        [served] = [shlex.split(line) for line in lines if line.startswith("vllm")]
+        assert served[:-1] == ["vllm", "serve", ".", "--override-generation-config"]
+        assert json.loads(served[-1]) == vllm
+        [chat] = [line for line in lines if line.startswith("llama-cli")]
+        assert chat == f"llama-cli -m model.gguf {llama}"
 
 
 def test_stop_texts_and_thoughts_are_told(inputs: CardInputs) -> None:
     plain_card = write_card(inputs)
     assert "ends before these texts" not in plain_card and "<think>" not in plain_card
     thinks = replace(inputs.model.tokenizer.layout, chat_template="{{ '<think>' }}")
-    card = write_card(
-        replace(
-            inputs,
-            spec=replace(inputs.spec, decoding=Decoding(stop=(";\n\n", "`"))),
-            model=replace(inputs.model, tokenizer=replace(inputs.model.tokenizer, layout=thinks)),
-        )
-    )
+    tokenizer = replace(inputs.model.tokenizer, layout=thinks)
+    spec = {"decoding": Decoding(stop=(";\n\n", "`"))}
+    card = write_card(change(inputs, spec=spec, model={"tokenizer": tokenizer}))
     assert 'ends before these texts, too (as JSON): `";\\n\\n"`, `` "`" ``.' in card
     assert "A block `<think>…</think>` that begins an answer was left out" in card
 
 
 def test_the_system_prompt_of_training_is_in_the_snippet(inputs: CardInputs) -> None:
     system = 'Say "SQL".\n```\n# é \u2028'
-    told = replace(inputs, spec=replace(inputs.spec, system_prompt=system))
+    told = change(inputs, spec={"system_prompt": system})
     snippet = write_card(told).split("```python\n")[1].split("\n```\n")[0]
     [chat] = [node for node in ast.parse(snippet).body if isinstance(node, ast.Assign)
               and ast.unparse(node.targets[0]) == "chat"]  # fmt: skip
@@ -318,16 +274,12 @@ def test_the_system_prompt_of_training_is_in_the_snippet(inputs: CardInputs) -> 
 def test_a_held_out_question_shows_the_form_of_a_prompt(inputs: CardInputs) -> None:
     [sample, *_] = inputs.evaluation.samples
     long = replace(sample, prompt=f"Be brief.\n{HOSTILE}\n```\n" + "x" * 2000)
-    told = replace(
-        inputs,
-        spec=replace(inputs.spec, system_prompt="Be brief."),
-        evaluation=replace(inputs.evaluation, samples=(long,)),
-    )
+    told = change(inputs, spec={"system_prompt": "Be brief."}, evaluation={"samples": (long,)})
     _, body = parts(write_card(told))
     tokens = MarkdownIt("gfm-like", {"linkify": False, "html": True}).parse(body)
     [shown] = [token.content for token in tokens if token.type == "code_block"]
     assert shown.startswith(HOSTILE.splitlines()[0]) and "```" in shown
     assert len(shown) < 700 and "its first 600 characters" in body
     assert not [token for token in tokens if token.type == "html_block"]
-    none = replace(inputs, evaluation=replace(inputs.evaluation, samples=()))
+    none = change(inputs, evaluation={"samples": ()})
     assert "Questions look like" not in write_card(none)

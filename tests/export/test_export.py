@@ -25,9 +25,8 @@ pytestmark = pytest.mark.long
 
 # More tokenizer and license files than the tiny base has.
 TEXTS = {
+    **dict.fromkeys(("added_tokens.json", "vocab.json"), "{}"),
     "special_tokens_map.json": '{"eos_token": "<|im_end|>"}',
-    "added_tokens.json": "{}",
-    "vocab.json": "{}",
     "merges.txt": "#version: 0.2\n",
     "LICENSE": "terms",
     "NOTICE.txt": "names",
@@ -43,9 +42,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_folder_holds_all_that_the_base_had_and_the_experts_decoding(
-    base: Path, tmp_path: Path
-) -> None:
+def test_the_folder_holds_all_of_the_base_and_the_decoding(base: Path, tmp_path: Path) -> None:
     what = train_adapter(base, tmp_path / "adapter")
     decoding = Decoding(temperature=0.7, top_p=0.9, top_k=5)
     export(what, tmp_path / "merged", decoding=decoding, system_prompt="é\r\n")
@@ -87,32 +84,26 @@ def test_merged_weights_do_not_depend_on_the_number_of_threads(tmp_path: Path) -
     assert sha256_directory(tmp_path / "1") == sha256_directory(tmp_path / "2")
 
 
-def published(step: int, path: str, sha256: str) -> Published:
-    return Published(
-        step=step, path=path, weights_sha256=sha256, reason="r", n_questions=0, candidates=()
-    )
-
-
-def kept(step: int, path: str, sha256: str) -> KeptWeights:
-    return KeptWeights(step=step, held_out_loss=None, path=path, weights_sha256=sha256)
-
-
 def test_the_weights_that_evaluation_chose_are_found(tmp_path: Path) -> None:
-    place = "steps/step-00000003"
-    done: Any = SimpleNamespace(expert="e", candidates=(kept(3, place, "a"), kept(6, ".", "b")))
-    (tmp_path / place).mkdir(parents=True)
-    assert find_published_folder(tmp_path, published(3, place, "a"), done) == tmp_path / place
-    assert find_published_folder(tmp_path, published(6, ".", "b"), done) == tmp_path
+    def published(step: int, path: str, sha256: str) -> Published:
+        weights: dict[str, Any] = {"step": step, "path": path, "weights_sha256": sha256}
+        return Published(**weights, reason="r", n_questions=0, candidates=())
+
+    places = ("steps/step-00000003", ".", "steps/step-00000009", "../elsewhere")
+    kept = [
+        KeptWeights(step=step, held_out_loss=None, path=path, weights_sha256=sha256)
+        for step, path, sha256 in zip((3, 6, 9, 9), places, "abcd", strict=True)
+    ]
+    done: Any = SimpleNamespace(expert="e", candidates=kept)
+    checkpoint = tmp_path / "checkpoint"
+    for path in (checkpoint / places[0], tmp_path / "elsewhere"):
+        path.mkdir(parents=True)
+    chosen = find_published_folder(checkpoint, published(3, places[0], "a"), done)
+    assert chosen == checkpoint / places[0]
+    assert find_published_folder(checkpoint, published(6, ".", "b"), done) == checkpoint
     for wrong in (published(6, ".", "a"), published(3, ".", "a"), published(9, ".", "b")):
         with pytest.raises(TrainingError, match="does not list with that hash"):
-            find_published_folder(tmp_path, wrong, done)
-
-
-@pytest.mark.parametrize("path", ["steps/step-00000009", "../elsewhere"])
-def test_weights_that_are_not_below_the_checkpoint_are_refused(tmp_path: Path, path: str) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.mkdir()
-    done: Any = SimpleNamespace(expert="e", candidates=(kept(9, path, "a"),))
-    with pytest.raises(TrainingError, match="no such weights below"):
-        find_published_folder(checkpoint, published(9, path, "a"), done)
+            find_published_folder(checkpoint, wrong, done)
+    for absent in (published(9, places[2], "c"), published(9, places[3], "d")):
+        with pytest.raises(TrainingError, match="no such weights below"):
+            find_published_folder(checkpoint, absent, done)

@@ -3,14 +3,15 @@
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from made_up_expert import SAMPLING, export
+from support import tiny_qwen3
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 import serve_expert
@@ -19,36 +20,54 @@ from expertflow.core.errors import ConfigError
 from expertflow.data.records import Turn
 from expertflow.evaluate.generate import PromptCodec, generate_answers
 from expertflow.evaluate.records import Decoding, EvaluationSpec
+from expertflow.export import serve
 from expertflow.export.model_files import set_decoding, write_system_prompt
-from expertflow.export.serve import (
-    ServedExpert,
-    answer_once,
-    cut_visible,
-    find_model,
-    load_expert,
-    run_chat,
-)
+from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
+
+N_POSITIONS = 120
+# Settings of chat models, which a manifest's settings replace.
+SAMPLING = {"do_sample": True, "temperature": 0.6, "top_k": 20, "repetition_penalty": 2.0}
 
 
-def export_expert(folder: Path, decoding: Decoding | None = None) -> Path:
-    export(folder / "merged", decoding or Decoding())
-    return folder
+def export(folder: Path, decoding: Decoding, *, own_ends: list[int] | None = None) -> Any:
+    """Write a tokenizer and a random model that writes letters; return the tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = train_tokenizer(["what is two and two"] * 3, vocab_size=300)
+    save_tokenizer(tokenizer, folder)
+    own = {"bos_token_id": None, "eos_token_id": None, "max_position_embeddings": N_POSITIONS}
+    model = tiny_qwen3(scale=6, vocab_size=300, **own)
+    model.generation_config.update(**SAMPLING, eos_token_id=own_ends)
+    with torch.no_grad():
+        for token in range(300):
+            text = tokenizer.decode([token], skip_special_tokens=False).replace(" ", "")
+            if not (text.isascii() and text.isalpha()):
+                model.lm_head.weight[token] = 0
+    end, text_end = (tokenizer.token_to_id(t) for t in ("<|im_end|>", "<|endoftext|>"))
+    set_decoding(model, decoding, end_id=end, text_end_id=text_end)
+    model.save_pretrained(folder)
+    return tokenizer
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_expert(tmp_path_factory.mktemp("results") / "expert-two")
+    folder = tmp_path_factory.mktemp("results") / "expert-two"
+    export(folder / "merged", Decoding())
+    return folder
 
 
-def load(folder: Path, max_new_tokens: int = 16) -> ServedExpert:
-    return load_expert(folder, max_new_tokens=max_new_tokens)
+def no_show(piece: str) -> None:
+    """Show nothing."""
+
+
+def load(folder: Path, max_new_tokens: int = 16) -> serve.ServedExpert:
+    return serve.load_expert(folder, max_new_tokens=max_new_tokens)
 
 
 def user(text: str) -> Turn:
     return Turn(role="user", content=text, learned=False)
 
 
-def as_scored(expert: ServedExpert, turns: list[Turn]) -> str:
+def as_scored(expert: serve.ServedExpert, turns: list[Turn]) -> str:
     how = EvaluationSpec(
         task="exact_match", max_examples=1, n_selection_examples=0, max_new_tokens=16,
         batch_size=1, decoding=Decoding(),
@@ -71,84 +90,72 @@ def test_it_answers_as_it_was_scored_piece_by_piece(folder: Path) -> None:
 
 
 def test_a_stop_text_is_never_shown(folder: Path, tmp_path: Path) -> None:
-    whole = load(folder).generate_answer([user("what")], lambda piece: None)
+    whole = load(folder).generate_answer([user("what")], no_show)
     stop = whole[5:8]
-    expert, pieces = load(export_expert(tmp_path / "e", Decoding(stop=(stop,)))), list[str]()
+    export(tmp_path, Decoding(stop=(stop,)))
+    expert, pieces = load(tmp_path), list[str]()
     said = expert.generate_answer([user("what")], pieces.append)
     assert "".join(pieces) == said == whole[: whole.index(stop)]
 
 
-# What may become a stop text is held back, and thoughts that scoring leaves out are not shown.
-@pytest.mark.parametrize(
-    ("text", "now", "at_last"),
-    [
-        ("ab", "ab", "ab"),
-        ("ab#", "ab", "ab#"),
-        ("ab##c", "ab", "ab"),
-        ("é\ufffd", "é", "é\ufffd"),
-        ("\n<thi", "", "\n<thi"),
-        ("<think>\nhm", "", "<think>\nhm"),
-        ("<think>hm</think>\n", "", ""),
-        ("<think>hm</think>\n\nSELECT", "SELECT", "SELECT"),
-        (" <b>", " <b>", " <b>"),
-        ("a <think>b</think>", "a <think>b</think>", "a <think>b</think>"),
-    ],
-)
-def test_what_is_shown_of_an_answer(text: str, now: str, at_last: str) -> None:
-    assert cut_visible(text, ("##",), final=False) == now
-    assert cut_visible(text, ("##",), final=True) == at_last
-    assert cut_visible("<think>hm##", ("##",), final=True) == "<think>hm"
+def test_what_is_shown_of_an_answer() -> None:
+    """What may become a stop text is held back, and thoughts are not shown."""
+    # At once, and at last.
+    expected = {
+        "ab": ("ab", "ab"),
+        "ab#": ("ab", "ab#"),
+        "ab##c": ("ab", "ab"),
+        "é\ufffd": ("é", "é\ufffd"),
+        "\n<thi": ("", "\n<thi"),
+        "<think>\nhm": ("", "<think>\nhm"),
+        "<think>hm##": ("", "<think>hm"),
+        "<think>hm</think>\n": ("", ""),
+        "<think>hm</think>\n\nSELECT": ("SELECT", "SELECT"),
+        " <b>": (" <b>", " <b>"),
+        "a <think>b</think>": ("a <think>b</think>", "a <think>b</think>"),
+    }
+    for text, shown in expected.items():
+        both = [serve.cut_visible(text, ("##",), final=final) for final in (False, True)]
+        assert tuple(both) == shown
 
 
-def test_an_expert_is_asked_with_the_system_prompt_of_its_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = export_expert(tmp_path / "e")
-    write_system_prompt(folder / "merged", "be\r\nbrief é ")
-    expert = load(folder)
+def test_the_system_prompt_is_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = "be\r\nbrief é "
+    export(tmp_path, Decoding())
+    write_system_prompt(tmp_path, own)
+    expert = load(tmp_path)
     asked = watched(expert, monkeypatch)
     for system in (None, "other", ""):
-        run_chat(expert, system, read=typed("one"), show=lambda piece: None)
-    answer_once(expert, None, "two", lambda piece: None)
-    own = "be\r\nbrief é "
+        serve.run_chat(expert, system, read=typed("one"), show=no_show)
+    serve.answer_once(expert, None, "two", no_show)
     assert asked == [[own, "one"], ["other", "one"], ["one"], [own, "two"]]
-    (folder / "merged" / "system_prompt.txt").write_bytes(b"\xff")
+    (tmp_path / "system_prompt.txt").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match=r"system_prompt\.txt: not UTF-8"):
-        load(folder)
+        load(tmp_path)
 
 
 def typed(*lines: str | type[BaseException]) -> Callable[[], str]:
     """Type lines or cause exceptions of keys, then end the input."""
-    waiting: Iterator[str | type[BaseException]] = iter(lines)
-
-    def read() -> str:
-        line = next(waiting, EOFError)
-        if isinstance(line, str):
-            return line
-        raise line
-
-    return read
+    return Mock(side_effect=[*lines, EOFError])
 
 
-def watched(expert: ServedExpert, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def watched(expert: serve.ServedExpert, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Record what the expert is asked, instead of letting it answer."""
     asked: list[list[str]] = []
 
-    def generate_answer(self: ServedExpert, turns: list[Turn], show: Any) -> str:
+    def generate_answer(self: serve.ServedExpert, turns: list[Turn], show: Any) -> str:
         asked.append([turn.content for turn in turns])
         return f"a{len(asked)}"
 
-    monkeypatch.setattr(ServedExpert, "generate_answer", generate_answer)
+    monkeypatch.setattr(serve.ServedExpert, "generate_answer", generate_answer)
     return asked
 
 
-def test_a_chat_is_kept_in_mind_until_it_is_reset(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chat_is_kept_until_it_is_reset(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expert = load(folder)
     asked = watched(expert, monkeypatch)
     lines = typed("one", "", "two", "/reset", "three", "/quit", "four")
-    run_chat(expert, "be brief", read=lines, show=lambda piece: None)
+    serve.run_chat(expert, "be brief", read=lines, show=no_show)
     assert asked == [
         ["be brief", "one"], ["be brief", "one", "a1", "two"], ["be brief", "three"]
     ]  # fmt: skip
@@ -162,19 +169,17 @@ def test_an_interrupt_ends_the_answer_and_not_the_chat(folder: Path) -> None:
         if len(shown) == 3:
             raise KeyboardInterrupt
 
-    run_chat(expert, None, read=typed("what is", KeyboardInterrupt, "/quit"), show=show)
-    whole = expert.generate_answer([user("what is")], lambda piece: None)
+    serve.run_chat(expert, None, read=typed("what is", KeyboardInterrupt, "/quit"), show=show)
+    whole = expert.generate_answer([user("what is")], no_show)
     assert whole.startswith("".join(shown[:3])) and len(shown) < 8
     assert "/reset forgets" in shown[-1]
 
 
-def test_a_chat_beyond_the_models_positions_or_the_card_is_refused_and_goes_on(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chat_without_room_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expert, shown = load(folder, max_new_tokens=200), list[str]()
     near = "what is two and two " * 10
     assert len(expert.prompt_ids([user(near)])) < 120
-    expert.generate_answer([user(near)], lambda piece: None)
+    expert.generate_answer([user(near)], no_show)
     run = expert.model.generate
 
     def fits(**settings: Any) -> Any:
@@ -184,14 +189,15 @@ def test_a_chat_beyond_the_models_positions_or_the_card_is_refused_and_goes_on(
 
     monkeypatch.setattr(expert.model, "generate", fits)
     lines = typed("two " * 200, "/reset", "two " * 30, "/reset", "two")
-    run_chat(expert, None, read=lines, show=shown.append)
+    serve.run_chat(expert, None, read=lines, show=shown.append)
     assert shown[0].startswith("error: the prompt has ") and "120 positions" in shown[0]
     refused = [text for text in shown if "error: the card has no room for a chat of " in text]
     assert len(refused) == 1 and "".join(shown[shown.index(refused[0]) + 1 :]).strip()
 
 
 def test_a_model_without_chats_goes_on_with_texts(tmp_path: Path) -> None:
-    bare = export_expert(tmp_path / "bare") / "merged"
+    bare = tmp_path
+    export(bare, Decoding())
     settings = json.loads((bare / "tokenizer_config.json").read_text())
     del settings["chat_template"]
     (bare / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -201,16 +207,16 @@ def test_a_model_without_chats_goes_on_with_texts(tmp_path: Path) -> None:
     assert expert.prompt_ids([user("two and")]) == expert.engine.encode_with_special_tokens(
         "two and"
     )
-    assert expert.generate_answer([user("two and")], lambda piece: None)
+    assert expert.generate_answer([user("two and")], no_show)
 
 
 def test_what_cannot_be_served_is_said_in_one_line(folder: Path, tmp_path: Path) -> None:
-    assert find_model(folder) == folder / "merged" == find_model(folder / "merged")
+    assert serve.find_model(folder) == folder / "merged" == serve.find_model(folder / "merged")
     with pytest.raises(ConfigError, match=r"no exported model here; make one with: snakemake"):
-        find_model(tmp_path)
+        serve.find_model(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="adapter without its base"):
-        find_model(tmp_path)
+        serve.find_model(tmp_path)
     with pytest.raises(ConfigError, match="--max-new-tokens 0"):
         load(folder, max_new_tokens=0)
 
@@ -228,7 +234,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str, text: str = "") -> st
 def test_the_script_answers_a_prompt_and_what_is_piped(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    expected = load(folder).generate_answer([user("what is two")], lambda piece: None) + "\n"
+    expected = load(folder).generate_answer([user("what is two")], no_show) + "\n"
     short = ("--max-new-tokens", "16")
     capsys.readouterr()
     assert call(monkeypatch, str(folder), "--prompt", "what is two", *short) == 0
@@ -237,9 +243,6 @@ def test_the_script_answers_a_prompt_and_what_is_piped(
     assert capsys.readouterr().out == expected
     said = call(monkeypatch, str(folder), text=" ")
     assert said == "error: nothing to answer: give --prompt, or text on standard input"
-
-
-PROMPT = torch.tensor([[5, 9, 40, 77]])
 
 
 def test_an_export_has_the_experts_settings_and_all_ends(tmp_path: Path) -> None:
@@ -255,15 +258,14 @@ def test_an_export_has_the_experts_settings_and_all_ends(tmp_path: Path) -> None
     assert plain.generation_config.eos_token_id == 2
 
 
-def loaded(folder: Path, decoding: Decoding) -> Any:
-    export(folder, decoding)
-    return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+def test_generate_obeys_the_sampling_settings(folder: Path, tmp_path: Path) -> None:
+    def written(place: Path) -> Any:
+        model = AutoModelForCausalLM.from_pretrained(place, local_files_only=True)
+        return model.generate(torch.tensor([[5, 9, 40, 77]]), max_new_tokens=12)
 
-
-def test_generate_obeys_the_sampling_settings(tmp_path: Path) -> None:
-    greedy = loaded(tmp_path / "greedy", Decoding()).generate(PROMPT, max_new_tokens=12)
-    one = loaded(tmp_path / "one", Decoding(temperature=1.5, top_k=1))
-    many = loaded(tmp_path / "many", Decoding(temperature=1.5))
+    export(tmp_path / "one", Decoding(temperature=1.5, top_k=1))
+    export(tmp_path / "many", Decoding(temperature=1.5))
+    greedy = written(folder / "merged")
     torch.manual_seed(0)
-    assert torch.equal(one.generate(PROMPT, max_new_tokens=12), greedy)
-    assert not torch.equal(many.generate(PROMPT, max_new_tokens=12), greedy)
+    assert torch.equal(written(tmp_path / "one"), greedy)
+    assert not torch.equal(written(tmp_path / "many"), greedy)

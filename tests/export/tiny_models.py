@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from msgspec.structs import replace
-from support import LORA
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from support import LORA, tiny_qwen3
 
 from expertflow.data.layout import chatml_layout
 from expertflow.evaluate.records import Decoding, Published
@@ -24,25 +23,12 @@ LAYOUT = chatml_layout()
 TARGETS = ("q_proj", "v_proj", "down_proj")
 
 
-def write_base(
-    folder: Path,
-    *,
-    dtype: torch.dtype = torch.float32,
-    vocab_size: int = VOCAB_SIZE,
-    model_class: Any = Qwen3ForCausalLM,
-    config_class: Any = Qwen3Config,
-    **changes: Any,
-) -> Path:
-    """Write a random 2-layer model with a tokenizer and a chat model's sampling settings."""
+def write_base(folder: Path, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+    """Write a random model with a tokenizer and a chat model's sampling settings."""
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(train_tokenizer(["some text"], vocab_size=VOCAB_SIZE), folder)
-    settings = {
-        "vocab_size": vocab_size, "hidden_size": 32, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-        "intermediate_size": 64, "tie_word_embeddings": True, **changes,
-    }  # fmt: skip
-    torch.manual_seed(0)
-    model = model_class(config_class(**settings)).to(dtype)
+    settings = {"vocab_size": VOCAB_SIZE, "tie_word_embeddings": True, **changes}
+    model = tiny_qwen3(**settings).to(dtype)
     # Larger than usual, so that a wrong one shows.
     with torch.no_grad():
         for parameter in model.parameters():
@@ -103,10 +89,6 @@ def train_adapter(
 
 
 def export(what: Trained, output: Path, **changes: Any) -> ExportRecord:
-    settings: dict[str, Any] = {
-        "expert": "e", "description": "d", "decoding": Decoding(), "dtype": "auto",
-        **changes,
-    }  # fmt: skip
-    return export_model(
-        spec=ExportSpec(**settings), trained=what, card=lambda *_: "card\n", output=output
-    )
+    own = {"description": "d", "decoding": Decoding(), "dtype": "auto", **changes}
+    spec = ExportSpec(expert="e", **own)
+    return export_model(spec=spec, trained=what, card=lambda *_: "card\n", output=output)

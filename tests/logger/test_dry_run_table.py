@@ -37,28 +37,21 @@ def handler(**settings: Any) -> LogHandler:
     return LogHandler(common_settings=common, settings=None)
 
 
-def event(kind: LogEvent | None, *, level: int = logging.INFO, **extra: Any) -> logging.LogRecord:
-    record = logging.LogRecord("snakemake", level, "p", 1, "m", (), None)
+def event(
+    kind: LogEvent | None, text: str = "m", *, level: int = logging.INFO, **extra: Any
+) -> logging.LogRecord:
+    record = logging.LogRecord("snakemake", level, "p", 1, text, (), None)
     record.__dict__.update(event=kind, **extra)
     return record
 
 
-def said(text: str) -> logging.LogRecord:
-    record = event(None)
-    record.msg = text
-    return record
-
-
-ENDED = said("This was a dry-run (flag -n). The order of jobs does not reflect …")
+ENDED = event(None, "This was a dry-run (flag -n). The order of jobs does not reflect …")
 
 
 def job(rule: str, expert: str | None = "a", forecast: str | None = None) -> logging.LogRecord:
-    return event(
-        LogEvent.JOB_INFO,
-        rule_name=rule,
-        wildcards={} if expert is None else {"expert": expert},
-        resources=SimpleNamespace(**({} if forecast is None else {"forecast": forecast})),
-    )
+    wildcards = {} if expert is None else {"expert": expert}
+    resources = SimpleNamespace(**({} if forecast is None else {"forecast": forecast}))
+    return event(LogEvent.JOB_INFO, rule_name=rule, wildcards=wildcards, resources=resources)
 
 
 TRAINED = job("train_expert", "a", PRICED)
@@ -76,15 +69,9 @@ def printed(
 
 
 def test_experts_stand_in_order_with_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(
-        capsys,
-        ENDED,
-        job("train_expert", "b", UNPRICED),
-        job("pack_sequences", "a"),
-        job("train_expert", "a", PRICED),
-        job("compare_experts", None),
-        job("evaluate_expert", "finished"),
-    )
+    others = (job("compare_experts", None), job("evaluate_expert", "finished"))
+    unpriced = job("train_expert", "b", UNPRICED)
+    lines = printed(capsys, ENDED, unpriced, job("pack_sequences", "a"), TRAINED, *others)
     assert lines == [
         "",
         "What the trainings should take; other jobs are not included",
@@ -93,16 +80,12 @@ def test_experts_stand_in_order_with_what_would_run(capsys: pytest.CaptureFixtur
         "b       1     2 to 4.1      unknown     1 x L40S      estimate from bytes; no price",
         "total   3     2.4 to 5.0    unknown",
     ]
+    # There is no total of what is not known.
+    last = printed(capsys, ENDED, TRAINED, job("train_expert", "b", UNKNOWN))[-1]
+    assert last == "b       1     unknown       unknown     cpu           a reason; in two parts"
 
 
-def test_there_is_no_total_of_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(capsys, ENDED, TRAINED, job("train_expert", "b", UNKNOWN))
-    assert (
-        lines[-1] == "b       1     unknown       unknown     cpu           a reason; in two parts"
-    )
-
-
-def test_figures_of_a_record_that_is_made_again_are_marked(
+def test_figures_of_an_outdated_record_are_marked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     packed = UNPRICED.replace("estimate from bytes", "estimate from packed tokens")
@@ -116,55 +99,43 @@ def test_figures_of_a_record_that_is_made_again_are_marked(
 
 
 def test_without_a_training_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys, ENDED, job("build_report")) == ["", "Nothing to train."]
-    assert printed(capsys, said("Nothing to be done (all is there).")) == ["", "Nothing to train."]
+    for last in ((ENDED, job("build_report")), (event(None, "Nothing to be done (all is)."),)):
+        assert printed(capsys, *last) == ["", "Nothing to train."]
     # Jobs that --quiet hides are not called none.
     stats = event(LogEvent.RUN_INFO, stats={"train_expert": 2, "total": 9})
     lines = printed(capsys, stats, quiet=["progress", "rules"])
     assert lines == ["", "Leave out --quiet to see what the trainings should take."]
 
 
-@pytest.mark.parametrize(
-    ("records", "settings"),
-    [
-        ((ENDED, TRAINED), {"dryrun": False}),
-        ((ENDED, TRAINED, event(None, level=logging.ERROR)), {}),
-        ((event(LogEvent.WORKFLOW_STARTED),), {}),
-        ((event(LogEvent.RUN_INFO, stats={"train_expert": 1}), TRAINED), {}),
-    ],
-    ids=["a real run", "a run that failed", "no jobs yet", "left before its end"],
-)
-def test_it_keeps_silent(
-    capsys: pytest.CaptureFixture[str],
-    records: tuple[logging.LogRecord, ...],
-    settings: dict[str, Any],
-) -> None:
-    assert printed(capsys, *records, **settings) == []
+def test_it_keeps_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    # In a real run, one that failed, without jobs yet, and where it was left before its end.
+    failed = event(None, level=logging.ERROR)
+    left = event(LogEvent.RUN_INFO, stats={"train_expert": 1})
+    assert printed(capsys, ENDED, TRAINED, dryrun=False) == []
+    assert printed(capsys, ENDED, TRAINED, failed) == []
+    assert printed(capsys, event(LogEvent.WORKFLOW_STARTED)) == []
+    assert printed(capsys, left, TRAINED) == []
 
 
 def test_what_it_does_not_know_breaks_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(
-        capsys,
-        ENDED,
+    odd = (
         event(LogEvent.JOB_INFO),
         event(LogEvent.RUN_INFO, stats="changed"),
         event(LogEvent.JOB_INFO, rule_name=None, wildcards=["expert"], resources=None),
-        job("train_expert", "a"),
-        job("train_expert", "b", "another text"),
-        job("train_expert", "c", "soon to be hours; 1 to x dollars; L4; plan"),
     )
+    forecasts = (None, "another text", "soon to be hours; 1 to x dollars; L4; plan")
+    jobs = (job("train_expert", *one) for one in zip("abc", forecasts, strict=True))
+    lines = printed(capsys, ENDED, *odd, *jobs)
     assert [line.split()[0] for line in lines[3:]] == ["a", "b", "c"]
     assert lines[3].endswith("unknown  no forecast; jobs in groups have none")
 
 
 def test_a_terminal_gets_it_fitted_to_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
-    jobs, stream = PendingJobs(), Terminal()
+    jobs = PendingJobs()
     resources = SimpleNamespace(forecast=PRICED)
     jobs.add_job(rule="train_expert", wildcards={"expert": "a"}, resources=resources)
     print_table(jobs, stream, color=False)

@@ -68,13 +68,18 @@ def test_steps_that_took_much_longer_widen_the_band_and_others_do_not_count() ->
     assert rough.predicted_hours_high > 1.2 * calm.predicted_hours_high
     assert "some took much longer, for a mean of 0.9 s" in rough.reason
     assert "longer" not in calm.reason
+    # Saves of the best so far are in the high end.
+    plain, best = (calibrated(None, eval_steps=7, load_best_model_at_end=on).cost for on in (0, 1))
+    assert best.predicted_hours == plain.predicted_hours
+    assert (best.predicted_hours_high or 0) > (plain.predicted_hours_high or 0)
+    assert "more saves, of the best so far" in best.reason and "best" not in plain.reason
     other = plan(None, calibration=replace(MEASURED, key="H100 SXM; something else")).cost
     assert not other.calibrated and other.predicted_hours is None
     assert "of another run (H100 SXM) and is left out" in other.reason
 
 
-@pytest.mark.parametrize("save_steps", [1, 7, 100, 300, 1000])
-@pytest.mark.parametrize("step_s", [0.25, 0.5, 7.0, 64.0, 100.0])
+@pytest.mark.parametrize("save_steps", [1, 7, 300, 1000])
+@pytest.mark.parametrize("step_s", [0.25, 7.0, 64.0])
 def test_saves_are_those_that_a_loop_makes(save_steps: int, step_s: float) -> None:
     made = plan(
         None, max_steps=1000, save_steps=save_steps, save_every_minutes=1.0, eval_steps=30,
@@ -90,14 +95,6 @@ def test_saves_are_those_that_a_loop_makes(save_steps: int, step_s: float) -> No
             if overdue or improved or step == 1000 or step % save_steps == 0:
                 n_saves, saved_at = n_saves + 1, step
         assert predicted <= n_saves <= predicted + best * count_best_saves(made)
-
-
-def test_saves_of_the_best_are_in_the_high_end() -> None:
-    plain = calibrated(None, eval_steps=7).cost
-    best = calibrated(None, eval_steps=7, load_best_model_at_end=True).cost
-    assert best.predicted_hours == plain.predicted_hours
-    assert (best.predicted_hours_high or 0) > (plain.predicted_hours_high or 0)
-    assert "more saves, of the best so far" in best.reason and "best" not in plain.reason
 
 
 def test_a_budget_of_cents_is_told_in_cents() -> None:

@@ -1,5 +1,7 @@
 """Which micro-batch is chosen, and what the reason says."""
 
+from typing import Any
+
 import pytest
 from plan_fixtures import card, draft_of, plan, seq
 
@@ -52,9 +54,8 @@ SPARED = "; batch_size 4 with gradient_accumulation_steps 4 times as many fits w
     ],
 )
 def test_what_is_chosen_and_why(
-    kept: int, checkpointed: int, changes: dict[str, object], expected: tuple[int, bool],
-    setting: str, said: str,
-) -> None:  # fmt: skip
+    kept: int, checkpointed: int, changes: Any, expected: tuple[int, bool], setting: str, said: str
+) -> None:
     micro, checkpoint, draft = chosen(traced(kept, checkpointed), **changes)
     assert (micro, checkpoint) == expected
     because = draft.reasons[setting].because

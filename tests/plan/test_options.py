@@ -78,8 +78,8 @@ def test_what_is_unknown_or_does_not_fit_is_null() -> None:
     assert small.fits is False and "GiB and RTX 2060 has less" in small.remark
     assert (small.hours, small.usd, small.micro_batch_size) == (None, None, None)
     bare = replace(card("L40S"), memory_total_bytes=None, peak_bf16_flops_per_s=None)
-    alone = plan(bare)
-    assert alone.options[0].fits is None and alone.options[0].hours is None
+    [alone] = plan(bare).options
+    assert (alone.fits, alone.hours) == (None, None)
 
 
 def test_the_table_marks_the_quickest_and_the_cheapest_where_they_are_known() -> None:

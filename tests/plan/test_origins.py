@@ -14,10 +14,8 @@ from expertflow.plan.settings import Training
 from expertflow.plan.show import plan_text
 
 MANIFEST: dict[str, Any] = {
-    "description": "d",
-    "model": "builtin:tiny-qwen3",
+    **{"description": "d", "model": "builtin:tiny-qwen3", "evaluation": {"task": "held_out_loss"}},
     "sources": [{"name": "mine", "kind": "local", "path": "a.jsonl", "text": "{a}"}],
-    "evaluation": {"task": "held_out_loss"},
     "training": {"learning_rate": 1e-3, "seed": 3, "weight_decay": 0.1, "save_steps": 7},
     "demo": {"training": {"seed": 4, "weight_decay": 0.2}},
 }
@@ -31,17 +29,16 @@ def loaded(folder: Path, manifest: dict[str, Any] | None = None, **config: Any) 
 
 
 def test_the_last_to_name_a_setting_is_its_origin(tmp_path: Path) -> None:
-    assert loaded(tmp_path)["setting_origins"] == {
-        "learning_rate": "manifest", "seed": "overlay", "weight_decay": "overlay",
-        "save_steps": "manifest",
-    }  # fmt: skip
+    overlay = {"seed": "overlay", "weight_decay": "overlay"}
+    own = {"learning_rate": "manifest", "save_steps": "manifest"}
+    assert loaded(tmp_path)["setting_origins"] == own | overlay
     full = loaded(tmp_path, preset="full")["setting_origins"]
     assert set(full.values()) == {"manifest"}
     both = {"learning_rate": 1e-2, "seed": 5}
     made = loaded(tmp_path, training=both, told={"training": {"seed": 5}})["setting_origins"]
     assert (made["learning_rate"], made["seed"]) == ("overlay", "command line")
-    own = {"mine": {"training": {"save_steps": 9}}}
-    made = loaded(tmp_path, experts=own, told={"experts": own})["setting_origins"]
+    mine = {"mine": {"training": {"save_steps": 9}}}
+    made = loaded(tmp_path, experts=mine, told={"experts": mine})["setting_origins"]
     assert made["save_steps"] == "command line"
 
 
@@ -63,10 +60,8 @@ def test_a_plan_says_what_is_given_and_what_is_computed() -> None:
 
 
 def test_a_manifest_states_where_its_values_come_from(tmp_path: Path) -> None:
-    origins = {
-        "training.learning_rate": {"from": "public", "why": "the recipe's own"},
-        "sources.mine.text": {"from": "own"},
-    }
+    public = {"from": "public", "why": "the recipe's own"}
+    origins = {"training.learning_rate": public, "sources.mine.text": {"from": "own"}}
     loaded(tmp_path, {**MANIFEST, "origins": origins})
     text = describe_origins(tmp_path / "mine.yaml")
     assert "training.learning_rate 0.001: a public recipe has it; the recipe's own" in text

@@ -26,8 +26,7 @@ def changed(made: TrainPlan, **changes: object) -> TrainPlan:
 
 def test_a_plain_setting_is_taken_over_and_explained() -> None:
     plan = changed(MADE, learning_rate=3e-6)
-    assert plan.learning_rate == 3e-6
-    assert plan.n_steps == MADE.n_steps
+    assert (plan.learning_rate, plan.n_steps) == (3e-6, MADE.n_steps)
     [reason] = [r for r in plan.reasons if r.setting == "learning_rate"]
     assert (reason.value, reason.because) == ("3e-06", "given by hand")
     assert plan.predicted_peak_bytes is None
@@ -97,19 +96,17 @@ def test_a_cpu_trains_in_half_precision_only_where_asked_by_hand() -> None:
     assert because_of(plan)["precision"] == FOLLOWS
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"method": "qlora", "parallel": "fsdp", "world_size": 2}, "--parallel fsdp cannot share"),
+def test_contradictions() -> None:
+    sharded = {"method": "qlora", "parallel": "fsdp", "world_size": 2}
+    changes: dict[str, Any]
+    for changes, message in (
+        (sharded, "--parallel fsdp cannot share"),
         ({"min_delta": 0.1}, "--min-delta has no effect without patience"),
         ({"dataloader_num_workers": 2}, "--dataloader-num-workers 2 has no effect: the thread"),
         ({"use_tf32": True}, "--use-tf32 True has no effect: TF32 is a mode of CUDA cards"),
         ({"bf16": True, "fp16": True}, "--bf16 and fp16 are both true"),
         ({"lora_targets": ("q_proj", "lm_head")}, "--lora-targets names lm_head"),
-    ],
-)
-def test_contradictions(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        changed(ADAPTED, **changes)
-    assert "\n" not in str(caught.value)
-    assert "training." not in str(caught.value)
+    ):
+        with pytest.raises(ConfigError, match=message) as caught:
+            changed(ADAPTED, **changes)
+        assert "\n" not in str(caught.value) and "training." not in str(caught.value)

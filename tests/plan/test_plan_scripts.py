@@ -15,14 +15,8 @@ def test_a_claim_is_checked_by_hand() -> None:
     assert "are 47 minutes, about $1.97 at $2.49 an hour, not 47 hours" in wrong.stdout
     right = run_script("check_claims", *rates, "--hours", "0.8")
     assert (right.returncode, right.stderr) == (0, "")
-
-
-def test_a_claim_of_one_figure_or_a_strange_one_is_no_claim() -> None:
     alone = run_script("check_claims", "--hours", "47")
     assert alone.returncode == 2 and "give at least two" in alone.stderr
-    strange = run_script("check_claims", "--duration", "an hour", "--hours", "1")
-    assert strange.returncode == 1
-    assert strange.stderr.startswith("error: duration 'an hour' is neither")
 
 
 def test_a_plan_is_shown(tmp_path: Path) -> None:
@@ -31,5 +25,3 @@ def test_a_plan_is_shown(tmp_path: Path) -> None:
     done = run_script("show_plan", path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("plan\n  e on 1 x H100 SXM: lora, bf16\n")
-    missing = run_script("show_plan", tmp_path / "none.json")
-    assert missing.returncode == 1 and "the record is missing" in missing.stderr

@@ -1,5 +1,7 @@
 """Steps and warm-up, which loader a run gets, in which order it reads, and what is said of it."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 from support import plan_spec
@@ -25,11 +27,10 @@ def test_workers_load_unpacked_rows_or_what_they_are_told_to() -> None:
 
 
 def test_rows_are_grouped_where_they_differ_in_length() -> None:
-    for wanted in (True, False):
-        spec = plan_spec(group_by_length=wanted)
-        assert choose_grouping(spec, "none") == (wanted, "group_by_length of the manifest")
-    same = (False, "packing bfd: rows are all of one length")
-    assert choose_grouping(plan_spec(group_by_length=True), "bfd") == same
+    wanted, unwanted = (plan_spec(group_by_length=on) for on in (True, False))
+    assert choose_grouping(wanted, "none") == (True, "group_by_length of the manifest")
+    assert choose_grouping(unwanted, "none") == (False, "group_by_length of the manifest")
+    assert choose_grouping(wanted, "bfd") == (False, "packing bfd: rows are all of one length")
 
 
 def test_the_warm_up_rule_says_what_won() -> None:
@@ -51,15 +52,14 @@ def test_warm_up_always_ends(total: int, ratio: float, minimum: int, override: b
     assert 0 <= choose_warmup(settings, total)[0] < total
 
 
-def _steps(**changes: float) -> int:
-    settings = Training(**{"num_train_epochs": 1.5, **changes})  # type: ignore[arg-type]
-    return choose_steps(settings, 10, tokens_per_epoch=1000)[0]
-
-
 def test_steps_follow_from_epochs_tokens_or_are_set() -> None:
-    assert _steps() == 15
-    assert _steps(max_steps=7) == 7
-    assert _steps(target_tokens=2000) == 20
-    assert _steps(target_tokens=10**6, max_epochs=3.0) == 30
-    assert _steps(target_tokens=1, min_epochs=2.0) == 20
-    assert _steps(num_train_epochs=0.01) == 1
+    def steps(**changes: Any) -> int:
+        settings = Training(**{"num_train_epochs": 1.5, **changes})
+        return choose_steps(settings, 10, tokens_per_epoch=1000)[0]
+
+    assert steps() == 15
+    assert steps(max_steps=7) == 7
+    assert steps(target_tokens=2000) == 20
+    assert steps(target_tokens=10**6, max_epochs=3.0) == 30
+    assert steps(target_tokens=1, min_epochs=2.0) == 20
+    assert steps(num_train_epochs=0.01) == 1
