@@ -60,8 +60,11 @@ def script(
     command = [sys.executable, str(SCRIPTS / name), *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:
-        if until is not None:
-            wait_for(lambda: until() or process.poll() is not None)
-            process.terminate()
-        out, err = process.communicate(timeout=PATIENCE_S)
+        try:
+            if until is not None:
+                wait_for(lambda: until() or process.poll() is not None)
+                process.terminate()
+            out, err = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
     return subprocess.CompletedProcess(command, process.returncode, out, err)
