@@ -106,6 +106,7 @@ def test_numbers_are_lines_of_the_file_in_any_shard(
     wanted = [number for number, row in enumerate(rows, start=1) if row.strip()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(read, "BLOCK_BYTES", block_bytes)
+        patch.setattr(lines, "BUFFER_BYTES", 4)
         file = describe(path)
         assert sum(file.n_newlines) == path.read_bytes().count(b"\n")
         assert [record.number for record in read_shards((file,), n_shards)] == wanted
