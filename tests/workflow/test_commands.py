@@ -154,8 +154,8 @@ def write_clone(place: Path) -> None:
         (place / ".venv" / f".{name}").touch()
     (place / "config" / "config.yaml").write_text("experts: {expert-sql: {}}\n")
     rule = place / "workflow" / "rules" / "tune.smk"
-    limited = 'wf.command("tune_expert", "--max-seconds 0 2> {log:q}")'
-    rule.write_text(rule.read_text().replace('wf.command("tune_expert")', limited))
+    limited = 'wf.command("tune_expert", "--max-seconds 0 2> {log:q}", on_card=True)'
+    rule.write_text(rule.read_text().replace('wf.command("tune_expert", on_card=True)', limited))
     path = place / "config" / "experts" / "expert-sql.yaml"
     manifest = yaml.safe_load(path.read_text(encoding="utf-8"))
     demo = manifest["demo"]

@@ -20,8 +20,8 @@ AFTER = {"plan_training"} | GPU_WORK
 def tuned(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Return a space that was tuned for real, by the default alone, and planned by it."""
     space = finished.copy(tmp_path_factory.mktemp("tuned") / "space")
-    limited = 'wf.command("tune_expert", "--max-seconds 0 2> {log:q}")'
-    space.edit("workflow/rules/tune.smk", 'wf.command("tune_expert")', limited)
+    limited = 'wf.command("tune_expert", "--max-seconds 0 2> {log:q}", on_card=True)'
+    space.edit("workflow/rules/tune.smk", 'wf.command("tune_expert", on_card=True)', limited)
     space.write_manifest("tiny", manifest(**FREE, tuned=FILE))
     space.run(PLAN)
     return space
