@@ -13,6 +13,7 @@ import argparse
 import ast
 import contextlib
 import copy
+import ctypes
 import difflib
 import importlib
 import json
@@ -31,11 +32,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import psutil
+
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = Path("workflow/scripts/expertflow")
 PYTEST = ["-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
 # What a mutant may take before it is ended: some never stop to grow.
 MEMORY_BYTES = 8 << 30
+PR_SET_CHILD_SUBREAPER = 36
 SETTINGS = tomllib.loads((ROOT / "tests/mutants.toml").read_text())
 OTHER_OPERATOR: dict[type, type] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
@@ -174,6 +178,8 @@ class Worker:
     def __init__(self, tests: list[str], libraries: list[str]) -> None:
         self.tests = tests
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # Orphans of its forks become its own children.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.home = Path(tempfile.mkdtemp())
         listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
         for name in filter(None, listed.split("\0")):
@@ -196,15 +202,18 @@ class Worker:
             self._run_tests()
         deadline_s, ended = time.monotonic() + limit_s, "timeout"
         while ended == "timeout" and time.monotonic() < deadline_s:
-            pid, status = os.waitpid(child, os.WNOHANG)
-            if pid:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == child:
                 ended = "killed" if status else "survived"
-            else:
+            elif pid == 0:
                 time.sleep(0.02)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-        if ended == "timeout":
-            os.waitpid(child, 0)
+        # Whatever tests started goes, in sessions of its own too.
+        while left := psutil.Process().children(recursive=True):
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-1, 0)
         return ended
 
     def _run_tests(self) -> NoReturn:

@@ -103,9 +103,7 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ({"claims": [{"text": "t", "duration": 2807}]}, "the number 2807, .*quote it"),
     ],
 )
-def test_a_fault_is_one_line_with_its_fix(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
+def test_a_fault_names_its_fix(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     refused(tmp_path, {**base(), **change}, message)
 
 

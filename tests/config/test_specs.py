@@ -226,9 +226,7 @@ def test_a_models_home_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert tokenizer != one[0] and model == one[1]
 
 
-def test_what_a_bundle_says_of_a_model_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_decides_about_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home(tmp_path, monkeypatch)
     made = both()
     bundle = made_by(content={MODEL: made[0]["content"] | made[1]["content"]})

@@ -72,9 +72,7 @@ def test_a_damaged_file_is_begun_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variables", [{}, {LOG: "{}", "SLURM_PROCID": "1"}])
-def test_by_hand_and_in_other_tasks_nothing_is_recorded(
-    tmp_path: Path, variables: dict[str, str]
-) -> None:
+def test_other_tasks_record_nothing(tmp_path: Path, variables: dict[str, str]) -> None:
     place = {name: value.format(tmp_path / "job.log") for name, value in variables.items()}
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)} | place
     subprocess.run(

@@ -25,9 +25,7 @@ def source(**changes: Any) -> SourceSpec:
     return SourceSpec(name="s", kind="hub", **{"id": "someone/sums", **changes})
 
 
-def test_the_environment_says_where_the_caches_are(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_names_the_caches(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (cache.hub_cache(), cache.find_prepared_cache()) == (home / "hub", home / "datasets")
     monkeypatch.setenv("HF_HUB_CACHE", "/c")
     monkeypatch.setenv("HF_DATASETS_CACHE", "~/d")

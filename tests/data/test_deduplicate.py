@@ -207,9 +207,7 @@ def test_too_many_rejects_of_a_source_stop_the_run(tmp_path: Path) -> None:
         ({"n_records": 2, "n_documents": 1}, "not the 1 documents"),
     ],
 )  # fmt: skip
-def test_a_source_that_cannot_be_used_stops_the_run(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_a_useless_source_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     shards = [
         write_shard(tmp_path, "ab"),
         write_shard(tmp_path, [], source="t", **changes),

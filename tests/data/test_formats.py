@@ -66,9 +66,7 @@ def test_json_is_read_through_a_window_of_any_size(
         assert [r.value for r in read_shards((describe(path),))] == values
 
 
-def test_an_object_that_is_too_large_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_object_too_large_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_values, "MAX_RECORD_BYTES", 100)
     monkeypatch.setattr(json_values, "BUFFER_BYTES", 7)
     large = json.dumps({"a": '\\"{' * 90, "b": ["}"] * 90}, indent=1).encode()
@@ -119,9 +117,7 @@ def test_text(tmp_path: Path, kind: str, wanted: list[Any], packed: str) -> None
     assert {v["name"] for _, v in found if isinstance(v, dict)} <= {f"a.md{packed}"}
 
 
-def test_a_text_too_long_for_one_record_names_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_too_long_names_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (read, lines):
         monkeypatch.setattr(module, "MAX_RECORD_BYTES", 20)
     raw = b"x" * 30 + b"\n\n" + b"y\n" * 15 + b"\nz\n"
@@ -241,9 +237,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "raw", "message"), WRONG)
-def test_a_file_that_is_not_what_its_name_says(
-    tmp_path: Path, name: str, raw: bytes, message: str
-) -> None:
+def test_a_misnamed_file_is_refused(tmp_path: Path, name: str, raw: bytes, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(raw)
     with pytest.raises(DataError, match=message) as caught:

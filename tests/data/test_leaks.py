@@ -95,9 +95,7 @@ def test_benchmarks_are_read_by_their_template(tmp_path: Path) -> None:
         ([], "test.jsonl: no record; remove it from data.benchmarks"),
     ],
 )
-def test_a_gap_in_a_benchmark_is_an_error(
-    tmp_path: Path, records: list[object], message: str
-) -> None:
+def test_a_benchmark_gap_is_refused(tmp_path: Path, records: list[object], message: str) -> None:
     path = write(tmp_path / "test.jsonl", *records)
     with pytest.raises(DataError, match=message) as caught:
         BenchmarkIndex.read((spec(path),))

@@ -104,9 +104,7 @@ def test_leaders_come_earlier_and_lead_back_to_one_that_stays(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("lot", [1, 7, 600])
-def test_the_result_does_not_depend_on_lots(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lot: int
-) -> None:
+def test_lots_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lot: int) -> None:
     signed = signatures([text for i in range(60) for text in pair(i % 40, 0.85)], WORDS)
     wanted = find_leaders(signed, tmp_path)
     assert sum(leader >= 0 for leader in wanted) > 50
@@ -114,9 +112,7 @@ def test_the_result_does_not_depend_on_lots(
     assert find_leaders(signed, tmp_path, lot=lot) == wanted
 
 
-def test_a_full_disk_is_said_before_it_is_filled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_told_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 10 << 20})
     monkeypatch.setattr(near_module.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(DataError, match="needs 62 MiB of disk and 10 are free"):

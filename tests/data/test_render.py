@@ -208,18 +208,14 @@ NO_SYSTEM = (
         (HEADERS, chat("a", "b ", learned=(0,)), "rewrites turn 1; nothing marks it"),
     ],
 )
-def test_what_a_template_refuses_rewrites_or_leaves_out(
-    template: str, body: Body, reason: str
-) -> None:
+def test_what_a_template_refuses_or_omits(template: str, body: Body, reason: str) -> None:
     with pytest.raises(Reject, match=reason):
         Renderer(layout(template)).render(body)
 
 
 @pytest.mark.parametrize("template", [CHATML, HEADERS, BRACKETS, THINKING])
 @pytest.mark.parametrize("supervised", [None, ALL])
-def test_a_question_ends_where_generation_starts_whatever_the_answer(
-    template: str, supervised: tuple[int, ...] | None
-) -> None:
+def test_a_question_ends_at_its_answer(template: str, supervised: tuple[int, ...] | None) -> None:
     renderer, body = Renderer(layout(template)), chat(*"abcde", learned=supervised)
     question, answer = split_question(renderer, body)
     assert answer == "d"
@@ -297,9 +293,7 @@ def test_the_longest_special_token_is_found_and_none_where_there_are_none() -> N
 @pytest.mark.parametrize(
     "template", [CHATML, "{% for m in messages %}<s>{{ m.content }};</s>{% endfor %}"]
 )
-def test_a_filled_form_is_the_rendered_document(
-    template: str, text_special_tokens: Literal["plain", "allow"]
-) -> None:
+def test_a_filled_form_is_it(template: str, text_special_tokens: Literal["plain", "allow"]) -> None:
     renderer = Renderer(layout(template, text_special_tokens=text_special_tokens))
     for body in (chat("a", "b", "c", "d"), chat("", "b", learned=(0, 1)), Body(text="a")):
         frame, texts = frame_of(body)

@@ -88,9 +88,7 @@ def test_there_is_a_sample_for_every_pattern() -> None:
 
 @pytest.mark.parametrize("around", ["{}", "+{}", "a = 1\n-    {}\n}}", "a\n\t'{}'", '{}"\r\n\r\n'])
 @pytest.mark.parametrize(("kind", "sample"), SAMPLES)
-def test_planted_credentials_are_found_wherever_they_stand(
-    kind: str, sample: str, around: str
-) -> None:
+def test_planted_credentials_are_found_anywhere(kind: str, sample: str, around: str) -> None:
     text = around.format(sample)
     assert find_secrets(text) == line_by_line(text)
     if not ("'" in around and kind == "Artifactory Credentials"):

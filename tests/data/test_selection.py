@@ -91,9 +91,7 @@ def test_categories_are_capped() -> None:
         (2.3, 100, 230),
     ],
 )  # fmt: skip
-def test_a_weight_thins_or_repeats_training_documents(
-    weight: float, n_train: int, n_copies: int
-) -> None:
+def test_a_weight_thins_or_repeats_documents(weight: float, n_train: int, n_copies: int) -> None:
     of = columns(240, sources="ab")
     of.group[:] = np.where(np.arange(240) < 40, 0, 1 << 60)
     copies = apply_weights(of, {"a": weight}, edge=1, seed=1)

@@ -133,9 +133,7 @@ CALLED = {"from": "function_call", "value": CALL}
         ),
     ],
 )  # fmt: skip
-def test_turns_are_stored_in_several_shapes(
-    turns: Any, source: dict[str, Any], wanted: Any
-) -> None:
+def test_turns_come_in_several_shapes(turns: Any, source: dict[str, Any], wanted: Any) -> None:
     assert chat_of(turns, **source).turns == wanted
 
 

@@ -129,9 +129,7 @@ def test_two_at_once_lose_nothing(path: Path) -> None:
     assert sorted(file.name for file in path.parent.iterdir()) == ["e.jsonl", "e.lock"]
 
 
-def test_an_unwritable_folder_costs_a_note(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unwritable_folder_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("in the way")
     with caplog.at_level(logging.WARNING):
         append_run(run("a", "x"), tmp_path / "file" / "e.jsonl")

@@ -294,9 +294,7 @@ def test_parts_of_a_reply_that_are_no_text_are_passed_over() -> None:
     assert (result.n_failed, result.n_ties) == (0, 1)
 
 
-def test_one_refused_prompt_does_not_change_the_others(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_one_refused_prompt_does_not_change_the_others(caplog: pytest.LogCaptureFixture) -> None:
     questions = pairs(6)
     first = random.Random(0).sample(questions, 6)[0].example.prompt + "\n"
 

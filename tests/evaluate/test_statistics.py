@@ -54,9 +54,7 @@ def test_a_handful_of_questions_proves_nothing() -> None:
     assert found.change == "no measurable change"
 
 
-def test_the_interval_of_fair_coins_is_binomial(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_interval_of_fair_coins_is_binomial(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 20 tosses 2.1 % have at most 5 heads, and 5.8 % at most 6."""
     sums, counts = [1] * 10 + [0] * 10, [1] * 20
     assert statistics.mean_interval(sums, counts, seed=0) == (0.3, 0.7)
@@ -174,9 +172,7 @@ def test_the_interval_of_a_mean_loss_covers_the_truth() -> None:
     assert 0.92 <= n_held / N_SIMULATIONS <= 0.98
 
 
-def test_blocks_of_documents_give_about_the_same_interval(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_blocks_of_documents_give_about_the_same_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     sums, counts = losses(np.random.default_rng(0), 2000)
     monkeypatch.setattr(statistics, "MAX_UNITS", 2000)
     whole = statistics.mean_interval(sums, counts, seed=0)

@@ -73,18 +73,14 @@ def test_a_group_bounds_processors_and_memory(
     assert probe.free_memory_bytes(root) == left or (left is None and probe.free_memory_bytes(root))
 
 
-def test_usable_cpus_are_the_least_of_affinity_and_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_affinity_and_quota_bound_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     for quota, n in (("50000", 1), ("250000", 2), ("max", 6)):
         root = write(tmp_path, "0::/", {"cpu.max": f"{quota} 100000"})
         assert probe.usable_cpus(root) == n
 
 
-def test_a_disk_or_a_large_file_is_measured_and_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_or_file_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "file_system", lambda path: "ext4")
     # A disk that others use may take longer for the whole file.
     monkeypatch.setattr(disk, "LONGEST_S", 600.0)

@@ -268,9 +268,7 @@ def test_volumes_are_not_counted_again(tmp_path: Path, monkeypatch: pytest.Monke
     assert sampler.disk_counters(tmp_path) is None
 
 
-def test_a_monitor_waits_for_an_earlier_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_monitor_waits_for_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     readings = tmp_path / "state" / "gpu.jsonl"
     readings.parent.mkdir()
     looks: list[int] = []

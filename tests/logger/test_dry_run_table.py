@@ -85,9 +85,7 @@ def test_experts_stand_in_order_with_what_would_run(capsys: pytest.CaptureFixtur
     assert last == "b       1     unknown       unknown     cpu           a reason; in two parts"
 
 
-def test_figures_of_an_outdated_record_are_marked(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_figures_of_an_outdated_record_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
     packed = UNPRICED.replace("estimate from bytes", "estimate from packed tokens")
     again = "; made again in this run, these are the figures of before"
     for rule, forecast in (("plan_training", PRICED), ("pack_sequences", packed)):

@@ -250,9 +250,7 @@ FORGERIES: dict[str, dict[str, Forge]] = {
         for title, forge in forgeries.items()
     ],
 )
-def test_a_forged_bundle_is_refused_in_one_line_and_leaves_nothing(
-    tmp_path: Path, said: str, forge: Forge
-) -> None:
+def test_a_forged_bundle_is_refused_whole(tmp_path: Path, said: str, forge: Forge) -> None:
     forge(tmp_path / "b.tar")
     with pytest.raises(errors.ExpertflowError, match=re.escape(said)) as refusal:
         start(tmp_path / "box", tmp_path / "b.tar")
@@ -362,9 +360,7 @@ def test_weights_that_went_away_are_linked_again(tmp_path: Path) -> None:
     assert (tmp_path / WEIGHTS).resolve() == there / "model.safetensors"
 
 
-def test_a_hub_model_has_its_commit_or_ends_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_hub_model_has_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder, laid_out, asked = tmp_path / "snapshot", tmp_path / "laid out", []
     for name in ("snapshot/model-1.safetensors", "snapshot/model-2.safetensors",
                  "snapshot/consolidated.safetensors", "laid out/tokenizer.json"):  # fmt: skip

@@ -79,9 +79,7 @@ def test_a_second_guard_in_a_folder_is_refused(tmp_path: Path) -> None:
         (("--push", "s3:///x"), "give a path, host:path"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(
-    options: tuple[str, ...], problem: str
-) -> None:
+def test_contradicting_settings_are_refused(options: tuple[str, ...], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         settings(*options)
 
@@ -282,9 +280,7 @@ def test_a_run_that_was_stopped_by_hand_keeps_its_machine(tmp_path: Path) -> Non
         ("kill -INT $PPID;", 1, "failed, exit code 9; not tried again, as a signal came"),
     ],
 )
-def test_a_stop_command_that_fails_is_told_loudly(
-    tmp_path: Path, more: str, n_tries: int, said: str
-) -> None:
+def test_a_failed_stop_command_is_told(tmp_path: Path, more: str, n_tries: int, said: str) -> None:
     at_once = "from expertflow.rental.guard import run\nrun.HOOK_WAIT_S = 0.0"
     program = patched_script(tmp_path, "guard_run", at_once)
     hook = ("--on-finish", f"echo x >> tries; {more} exit 9", "--without-sync")

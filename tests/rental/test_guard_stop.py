@@ -63,9 +63,7 @@ def test_a_trainer_without_snakemake_is_told_too(tmp_path: Path, number: signal.
 
 # A busy machine is not too slow for two signals that come within a minute.
 @pytest.mark.parametrize(("echo_s", "is_one"), [(1e-9, False), (60.0, True)])
-def test_a_signal_that_is_repeated_kills_and_one_that_comes_twice_does_not(
-    tmp_path: Path, echo_s: float, is_one: bool
-) -> None:
+def test_a_repeated_signal_kills_and_no_echo(tmp_path: Path, echo_s: float, is_one: bool) -> None:
     code = f"from expertflow.rental.guard import run\nrun.ECHO_S = {echo_s}"
     program, hold = patched_script(tmp_path, "guard_run", code), tmp_path / "hold"
     hold.touch()
@@ -105,9 +103,7 @@ def test_a_signal_amid_a_stop_of_the_guards_own_kills_nothing(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "expected"), [(("--grace-seconds", "0.2"), 143), ((*NOTICE, "0.2"), 83)]
 )
-def test_the_grace_ends_with_a_kill(
-    tmp_path: Path, options: tuple[str, ...], expected: int
-) -> None:
+def test_a_grace_ends_with_a_kill(tmp_path: Path, options: tuple[str, ...], expected: int) -> None:
     (tmp_path / "hold").touch()
     guard = start_trainer(tmp_path, *options)
     if expected == 83:

@@ -81,9 +81,7 @@ def test_only_cards_that_are_all_idle_end_a_run(
     assert caplog.text.count("stopped telling") == ("telling" in state)
 
 
-def test_a_notice_is_asked_for_every_second_and_given_five(
-    clock: Clock, monkeypatch: Patch
-) -> None:
+def test_a_notice_is_asked_every_second_and_given_five(clock: Clock, monkeypatch: Patch) -> None:
     asked: list[SimpleNamespace] = []
     killed: list[SimpleNamespace] = []
     null = subprocess.DEVNULL

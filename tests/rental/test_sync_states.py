@@ -158,9 +158,7 @@ def test_an_incomplete_push_leaves_the_older(place: Place, state: Path, tmp_path
     assert "step-00000060 pulled" in pull(tmp_path / "newer", store)
 
 
-def test_a_pruned_checkpoint_gives_way(
-    place: Place, state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pruning_is_harmless(place: Place, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(state, 20)
     link, went = states.link_or_copy, []
 

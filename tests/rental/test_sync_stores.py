@@ -85,9 +85,7 @@ def test_what_is_there_is_not_moved_again_unless_it_was_spoiled(
         store.send_files(folder, "others", files_below(folder))
 
 
-def test_breaking_off_ends_rsync(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_canceling_ends_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cancel, began = threading.Event(), tmp_path / "began"
     fake_rsync(tmp_path, f'touch "{began}"; exec sleep 600', monkeypatch)
     store = open_store("host:path", cancel)
@@ -152,9 +150,7 @@ def test_addresses_and_names() -> None:
 
 
 @every_kind
-def test_linked_folders_are_sent_and_nothing_half_written(
-    place: Place, folder: Path, tmp_path: Path
-) -> None:
+def test_linked_folders_are_sent_no_partials(place: Place, folder: Path, tmp_path: Path) -> None:
     (folder / ".x.1.partial").mkdir()
     (folder / ".x.1.partial" / "y").write_text("")
     assert files_below(folder) == ["a.json", "in/b c.bin", "in/e"]
@@ -166,9 +162,7 @@ def test_linked_folders_are_sent_and_nothing_half_written(
     assert place.read("results/in/linked/w") == b"weights"
 
 
-def test_what_cannot_be_listed_is_not_taken_for_sent(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_listed_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scandir = os.scandir
 
     def failing(path: Any) -> Any:
@@ -191,9 +185,7 @@ def test_what_cannot_be_listed_is_not_taken_for_sent(
     assert files_below(folder, only_a_look=True) == ["a.json"]
 
 
-def test_rsync_may_hash_in_silence(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rsync_may_hash_long(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_rsync(tmp_path, f'echo "$1" >> "{tmp_path}/said"', monkeypatch)
     with (folder / "w").open("wb") as stream:
         stream.truncate(60_000_000_000)

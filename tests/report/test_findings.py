@@ -186,9 +186,7 @@ def _said(**changes: Any) -> dict[str, Finding]:
     ("code", "changes", "expected"),
     [*((code, *case) for code, cases in LIMITS.items() for case in cases), *LOST_CASES],
 )
-def test_a_rule_speaks_beyond_its_limit_alone(
-    code: str, changes: Changes, expected: bool | str
-) -> None:
+def test_a_rule_speaks_beyond_its_limit(code: str, changes: Changes, expected: bool | str) -> None:
     said = _said(**changes).get(code)
     assert (said is not None) is bool(expected)
     if said:

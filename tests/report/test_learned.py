@@ -58,9 +58,7 @@ def test_the_paired_change_decides() -> None:
         (60, "bad", "no", "It is worse than answering without a model (constant, 30.0 %)"),
     ],
 )
-def test_what_an_answer_without_a_model_equals_is_not_learned(
-    n_correct: int, level: str, answer: str, said: str
-) -> None:
+def test_a_baseline_decides_the_verdict(n_correct: int, level: str, answer: str, said: str) -> None:
     baselines = {"nearest": 3, "constant": n_correct}
     record = made_up.make_evaluation(**SIDES, baselines=baselines)
     found = CPU.report_with(evaluation=record).verdict

@@ -64,9 +64,7 @@ TRAINING, HARDWARE = "training_report.training", "training_report.hardware"
          f"{TRAINING}.epoch_summaries[1].eval_loss", "no evaluation fell into this epoch"),
     ],
 )  # fmt: skip
-def test_what_a_record_lacks_is_null_with_its_reason(
-    record: str, changes: Any, path: str, reason: str
-) -> None:
+def test_a_missing_figure_has_a_reason(record: str, changes: Any, path: str, reason: str) -> None:
     inputs = GPU.change(**{record: changes})
     report = build_report(inputs, {})
     check_report(report, inputs)

@@ -139,7 +139,7 @@ def test_a_disk_that_fails_in_the_midst_is_done_without(
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("gone"), TrainingError("cannot be loaded")])
-def test_a_copy_that_goes_away_while_it_is_read_is_one_line(
+def test_lost_copies_are_told(
     rows: Content, model: Content, scratch: Path, error: Exception
 ) -> None:
     record = plan(rows, model, scratch)
@@ -153,9 +153,7 @@ def test_a_copy_that_goes_away_while_it_is_read_is_one_line(
         raise error
 
 
-def test_links_of_a_hub_cache_are_followed(
-    tmp_path: Path, rows: Content, model: Content, scratch: Path
-) -> None:
+def test_links_are_followed(tmp_path: Path, rows: Content, model: Content, scratch: Path) -> None:
     for name in model.sizes:
         blob = (model.source / name).rename(tmp_path / f"blob-{name}")
         (model.source / name).symlink_to(blob)
@@ -271,9 +269,7 @@ def test_a_copy_has_to_be_read_faster_than_its_source(
     assert "nfs4" in note.reason and f"{target / 1e9:.2f} GB/s" in note.reason
 
 
-def test_an_earlier_choice_is_taken_again_where_it_is_there(
-    tmp_path: Path, rows: Content, machine: Machine
-) -> None:
+def test_an_earlier_choice_stands(tmp_path: Path, rows: Content, machine: Machine) -> None:
     scratch = disk_at(tmp_path / "job-1")
     machine.disks = {scratch: 3e9}
     _, first = choose_place(rows, StageSpec())

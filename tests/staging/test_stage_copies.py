@@ -121,9 +121,7 @@ def test_a_disk_that_loses_bytes_is_not_trusted(
     assert not list(root.glob(".*.partial"))
 
 
-def test_a_copy_is_dropped_from_memory_before_it_is_compared(
-    rows: Content, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_are_uncached(rows: Content, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: set[tuple[object, ...]] = set()
     compare = store.hash_files
 

@@ -93,9 +93,7 @@ def test_no_text_poses_as_a_control_token(family: Family) -> None:
 
 
 @pytest.mark.parametrize("text", ["a text", "naïve 数据\n two  blanks", "\n\nline"])
-def test_ids_are_those_of_transformers_with_control_tokens_sanitized(
-    family: Family, text: str
-) -> None:
+def test_ids_are_those_of_transformers_with_sanitized_tokens(family: Family, text: str) -> None:
     for contents in ((text, "b"), ("a", text), (text,)):
         assert family.encode(*contents) == family.encode_by_reference(*contents)
     # Transformers cuts a text at a control token, so its ids around one are others.

@@ -72,9 +72,7 @@ class Wrong(FastEngine):
         return Ragged.from_lists([[7] if text == "odd" else ids for text, ids in pairs])
 
 
-def test_one_id_that_differs_sends_the_shard_to_tokenizers(
-    qwen: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_other_id_rules_the_engine_out(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "FastEngine", Wrong)
     engine = choose_engine(qwen, wanted="auto", sample=["fine", "odd"])
     assert (engine.name, engine.reason) == ("tokenizers", "fastokens gives other ids for 'odd'")
@@ -91,9 +89,7 @@ def test_a_tokenizer_that_it_cannot_load_is_left_to_tokenizers(tmp_path: Path) -
     assert engine.encode_flat(["ab", ""]).tolist() == [[1, 2], []]
 
 
-def test_without_the_package_there_is_the_other_engine(
-    qwen: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_leaves_the_other(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastokens", None)
     engine = choose_engine(qwen, wanted="auto", sample=[])
     assert (engine.name, engine.reason) == ("tokenizers", "fastokens is not installed")

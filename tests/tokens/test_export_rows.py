@@ -46,9 +46,7 @@ def exported(source: Path, *, targets: module.Targets = "labels", padded: bool =
 @pytest.mark.parametrize(
     ("padded", "seq_lengths"), [(True, [[3, 2, 3], [1, 7], [4, 4]]), (False, SEQ_LENGTHS)]
 )
-def test_rows_hold_documents_and_padding_as_another(
-    source: Path, padded: bool, seq_lengths: list[list[int]]
-) -> None:
+def test_rows_hold_documents(source: Path, padded: bool, seq_lengths: list[list[int]]) -> None:
     used = [slice(sum(lengths)) for lengths in seq_lengths]
     labels = [row[part] for row, part in zip(LABELS, used, strict=True)]
     shared = {
@@ -88,9 +86,7 @@ def test_targets_are_those_of_our_own_batches(rows: PackedRows, random: object) 
 
 
 @pytest.mark.parametrize("padded", [True, False])
-def test_rows_go_through_in_batches_and_come_out_alike(
-    source: Path, monkeypatch: pytest.MonkeyPatch, padded: bool
-) -> None:
+def test_batches_are_equal(source: Path, monkeypatch: pytest.MonkeyPatch, padded: bool) -> None:
     whole = exported(source, padded=padded)
     monkeypatch.setattr(module, "BATCH_TOKENS", 2 * LENGTH)
     output = source.with_name("batched")

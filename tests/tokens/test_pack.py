@@ -104,9 +104,7 @@ def test_the_rows_follow_from_documents_and_seed_to_the_byte(tmp_path: Path, n_s
     assert pack(tmp_path, seed=1).train.sha256 != one.train.sha256
 
 
-def test_rows_read_back_the_same_from_many_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_read_back_from_many_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = read_rows(Path(pack(tmp_path).train.path))
     expected, lengths, spans = ids_of(whole), whole.seq_lengths.tolist(), whole.spans.tolist()
     monkeypatch.setattr(load_splits, "BATCH_BYTES", 7 * 64 * 4)

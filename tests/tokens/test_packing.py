@@ -111,9 +111,7 @@ def test_one_token_too_many(overflow: str, pieces: list[Any], n_dropped: int) ->
 
 
 @given(st.data())
-def test_targets_are_supervised_tokens_behind_another_of_their_document(
-    data: st.DataObject,
-) -> None:
+def test_targets_are_supervised_tokens_behind_one_of_their_document(data: st.DataObject) -> None:
     rows, spans, expected = [], [], []
     for _ in range(data.draw(st.integers(0, 5))):
         row = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))

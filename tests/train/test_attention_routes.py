@@ -62,9 +62,7 @@ def newest(
 
 @pytest.mark.parametrize("scaling", [None, 0.2])
 @pytest.mark.parametrize("window", [None, 5, 32])
-def test_a_call_a_document_is_attention_within_documents(
-    window: int | None, scaling: float | None
-) -> None:
+def test_a_call_a_document_attends_within_it(window: int | None, scaling: float | None) -> None:
     out, _ = attention.attention_forward(
         MODULE, *heads(), None, scaling=scaling, sliding_window=window, document_bounds=BOUNDS
     )
@@ -197,9 +195,7 @@ def test_bounds_of_few_documents_have_one_shape_whatever_the_batch_holds() -> No
     ("chosen", "n_documents", "n_bounds"),
     [([1, 2], 129, 256), ([1], 128, 128), ([2], 1, 128), ([0, 2], 257, 384), ([0, 1], 384, 384)],
 )
-def test_bounds_of_many_documents_have_few_shapes(
-    chosen: list[int], n_documents: int, n_bounds: int
-) -> None:
+def test_many_bounds_have_few_shapes(chosen: list[int], n_documents: int, n_bounds: int) -> None:
     lengths = [[1] * 256, [2] * 128, [256]]
     rows = PackedRows.from_lists(np.zeros((3, 256), np.int32), lengths, [[], [], []])
     batch = Collator(rows).batch(np.array(chosen))
@@ -214,9 +210,7 @@ def test_no_document_is_lost_where_a_batch_holds_more_than_is_said() -> None:
     assert torch.equal(pad_bounds(batch, CPU), batch.cu_seqlens)
 
 
-def test_the_cuda_kernel_gets_one_dtype_under_autocast(
-    batch: Batch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_get_one_dtype_in_autocast(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """The norms of Qwen3 give fp32 queries beside bf16 values; the kernel refuses a mixture."""
     seen: list[set[torch.dtype]] = []
 
@@ -261,9 +255,7 @@ def test_nothing_is_changed_by_the_check() -> None:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_documents_that_see_each_other_are_refused(
-    monkeypatch: pytest.MonkeyPatch, autocast: bool
-) -> None:
+def test_leaking_documents_are_refused(monkeypatch: pytest.MonkeyPatch, autocast: bool) -> None:
     def whole_rows(batch: Any, device: torch.device) -> torch.Tensor:
         n_rows, length = batch.input_ids_BL.shape
         return torch.arange(n_rows + 1, dtype=torch.int32) * length

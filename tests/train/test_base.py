@@ -308,9 +308,7 @@ def test_layers_are_in_4_bits_and_embeddings_and_head_are_not(load: Load, run: T
 
 
 @needs_bitsandbytes
-def test_an_adapter_comes_back_from_plain_safetensors(
-    load: Load, rows: PackedRows, run: TrainInputs, tmp_path: Path
-) -> None:
+def test_adapters_reload(load: Load, rows: PackedRows, run: TrainInputs, tmp_path: Path) -> None:
     net = load()
     train(net, rows, n_steps=5)
     expected = held_out_loss(net, rows)

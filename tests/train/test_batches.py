@@ -170,7 +170,7 @@ def test_the_ranks_see_the_global_batch_once(
     assert sorted(seen) == list(range(n_rows))
 
 
-def test_two_epochs_are_kept_as_the_loader_may_be_one_ahead() -> None:
+def test_two_epochs_are_kept_for_what_runs_ahead() -> None:
     order = made_up_order(10, 4)
     first, _ = order.rows_of_epoch(3), order.rows_of_epoch(4)
     assert order.rows_of_epoch(3) is first

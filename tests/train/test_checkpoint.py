@@ -84,9 +84,7 @@ def test_there_is_nothing_in_a_checkpoint_that_could_run(tmp_path: Path) -> None
     assert files == {"weights.safetensors", "optimizer.safetensors", "progress.json"}
 
 
-def test_files_and_directories_are_on_the_disk_before_and_after_the_rename(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_is_flushed_around_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the log of steps, which could not be written again."""
     (tmp_path / "steps.jsonl").write_text("{}\n")
     flushed: list[tuple[str, bool]] = []

@@ -79,9 +79,7 @@ def test_one_graph_serves_all_layers_and_batches(
     assert counted["stats"]["unique_graphs"] <= 2
 
 
-def test_the_loop_over_documents_is_left_out_and_compiled_for_no_length(
-    rows: PackedRows, counted: Any
-) -> None:
+def test_the_loop_over_documents_is_compiled_for_no_length(rows: PackedRows, counted: Any) -> None:
     nets = [made(FAMILIES["llama"], "packed") for _ in range(2)]
     assert "without the attention, which loops" in compile_layers(
         nets[0], dtype=FP32, backend="aot_eager"
@@ -114,9 +112,7 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         compile_layers(made(FAMILIES["qwen3"], "packed"), dtype=FP32)
 
 
-def test_a_card_for_which_no_kernel_can_be_built_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_card_without_buildable_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What only a card has is stood in for: here is no triton, whose error this is."""
 
     def without_headers(_: Any) -> Any:

@@ -118,9 +118,7 @@ def test_a_frozen_head_in_half_gives_a_loss_in_full_precision(dtype: torch.dtype
 @pytest.mark.parametrize(
     ("frozen", "enabled", "n_products"), [(True, True, 2), (True, False, 1), (False, False, 1)]
 )
-def test_nothing_is_computed_that_nobody_wants(
-    frozen: bool, enabled: bool, n_products: int
-) -> None:
+def test_nothing_unwanted_is_computed(frozen: bool, enabled: bool, n_products: int) -> None:
     hidden, head, labels, n = case(100, frozen=frozen)
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(enabled):
         sum_loss(hidden, head, labels, n_targets=n)
@@ -128,9 +126,7 @@ def test_nothing_is_computed_that_nobody_wants(
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_a_chunk_grows_with_the_memory_of_a_card(
-    monkeypatch: pytest.MonkeyPatch, trained: bool
-) -> None:
+def test_a_chunk_grows_with_card_memory(monkeypatch: pytest.MonkeyPatch, trained: bool) -> None:
     head: Any = MagicMock(is_cuda=True, requires_grad=trained)
     head.__len__.return_value = 151_936
     for card_bytes, n_rows in ((8 << 30, 1024 if trained else CHUNK), (80 << 30, 2816)):

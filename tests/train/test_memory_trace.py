@@ -86,9 +86,7 @@ def test_weights_are_counted_as_they_are_held(tmp_path: Path) -> None:
     assert qlora.model_bytes < lora.model_bytes
 
 
-def test_lines_are_not_too_low_where_the_loss_takes_a_second_chunk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_hold_for_two_loss_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a vocabulary that is large beside the layers, as real ones are."""
     monkeypatch.setattr(memory_trace, "loss_chunk_rows", lambda *_, **__: 256)
     config = Qwen3Config(**{**SHAPE, "vocab_size": 4096}, head_dim=32)

@@ -151,9 +151,7 @@ def test_the_trainer(inherited: signal.Handlers) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_trainer_in_a_scripts_background_saves_and_ends(
-    number: signal.Signals,
-) -> None:
+def test_a_trainer_in_a_scripts_background_saves_and_ends(number: signal.Signals) -> None:
     """A shell starts it with interrupts ignored."""
     before = signal.signal(number, signal.SIG_IGN)
     try:

@@ -210,9 +210,7 @@ BY_HEART: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_run_stops_early_and_publishes_its_best_weights_whatever_it_keeps(
-    tmp_path: Path,
-) -> None:
+def test_a_run_stops_early_and_publishes_its_best_weights_whatever_it_keeps(tmp_path: Path) -> None:
     few, many = (made(tmp_path / str(n), save_total_limit=n, **BY_HEART) for n in (1, 9))
     outcome, other = train(few), train(many)
     losses = {point.step: point.loss for point in outcome.eval_points}

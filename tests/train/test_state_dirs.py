@@ -59,9 +59,7 @@ def test_one_on_this_machine_is_waited_for(
         ("cut sh", "process unknown on an unknown machine"),
     ],
 )
-def test_one_elsewhere_is_waited_for_so_long_and_then_refused(
-    tmp_path: Path, naps: list[float], signed: str, place: str
-) -> None:
+def test_others_are_refused(tmp_path: Path, naps: list[float], signed: str, place: str) -> None:
     refused = pytest.raises(TrainingError, match=f"{place}.*; stop it, and run again")
     with held(tmp_path, signed), refused as caught, lock_state(tmp_path):
         raise AssertionError("it is held")
@@ -104,9 +102,7 @@ def test_the_last_model_stays_when_a_retraining_failed(tmp_path: Path) -> None:
     assert prunable(tmp_path) == [older]
 
 
-def test_where_there_are_no_locks_a_trainer_goes_on_and_nothing_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody can tell what is in use."""
     for age in (30, 40):
         state(tmp_path, f"age-{age}", finished=True, age=age)

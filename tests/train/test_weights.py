@@ -176,9 +176,7 @@ def test_the_settings_reach_the_optimizer(optim: str) -> None:
         assert sum(t.nbytes for t in moments) == OPTIMIZERS[optim].state_bytes * n_parameters
 
 
-def test_8_bit_adamw_says_what_package_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_8_bit_adamw_says_what_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     own = OPTIMIZERS["adamw_8bit"]
     assert (own.state_bytes, own.package, own.is_shardable) == (2, "bitsandbytes", False)
     assert (ROOT / BITSANDBYTES).is_file()

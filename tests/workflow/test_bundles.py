@@ -58,9 +58,7 @@ def test_a_bundle_holds_no_more_than_the_box_reads_wherever_it_is_made(
     assert not [name for name in names for part in unread if part in name]
 
 
-def test_what_its_record_denies_is_not_packed(
-    cheap: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_records_deny_is_refused(cheap: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(cheap.root)
     index, results = read_index(cheap.root / BUNDLE), Path("results/tiny")
     assert index.lock is not None
@@ -160,9 +158,7 @@ def there(finished: Workspace, tmp_path: Path) -> Box:
     return there
 
 
-def test_the_box_trains_the_same_model_and_its_outcome_lands(
-    finished: Workspace, there: Box, empty: Box, tmp_path: Path
-) -> None:
+def test_a_box_trains_the_same(finished: Workspace, there: Box, empty: Box, tmp_path: Path) -> None:
     """Without its weights a bundle names them; the box has to have the very same ones."""
     bundle = make_bundle(there)
     assert str(there.root).encode() not in bundle.read_bytes()
@@ -294,9 +290,7 @@ def remote(box: Box, *arguments: str) -> str:
     return out
 
 
-def test_a_bundle_goes_through_a_bucket(
-    cheap: Workspace, empty: Box, storage: Any, tmp_path: Path
-) -> None:
+def test_bundles_go_through_s3(cheap: Workspace, empty: Box, storage: Any, tmp_path: Path) -> None:
     storage.upload_file(str(cheap.root / BUNDLE), BUCKET, f"work/{BUNDLE}")
     kept = tmp_path / "kept"
     remote(empty, "--config", f"guard=--idle-minutes 0 --push {shlex.quote(str(kept))}")

@@ -225,9 +225,7 @@ FINISHED: list[dict[str, Callable[[Path], object]]] = [
 ]
 
 
-def test_power_cuts_spoil_a_finished_run(
-    straight: Workspace, tmp_path: Path, expected: str
-) -> None:
+def test_power_cuts_spoil_finished_runs(straight: Workspace, tmp_path: Path, expected: str) -> None:
     """Its last checkpoint is there, so nothing is trained again."""
     space = straight.copy(tmp_path / "space")
     for damage in FINISHED:

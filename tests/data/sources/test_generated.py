@@ -41,9 +41,7 @@ def make(
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_records_follow_from_the_arguments_and_are_unique_and_complete(
-    name: str, tmp_path: Path
-) -> None:
+def test_records_are_deterministic_unique_and_complete(name: str, tmp_path: Path) -> None:
     first, second, other = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     records, artifacts = make(name, first)
     make(name, second)

@@ -140,9 +140,7 @@ def test_the_narrative_tells_it_all(repository: Path) -> None:
     )
 
 
-def test_a_commit_has_the_first_tag_that_contains_it_and_the_walked_branch(
-    repository: Path,
-) -> None:
+def test_a_commit_has_its_first_tag_and_the_walked_branch(repository: Path) -> None:
     git(repository, "tag", "later", "topic")
     git(repository, "tag", "also", "topic")
     tags = {subject: record["tag"] for subject, record in extracted(repository).items()}
