@@ -120,6 +120,9 @@ def test_a_source_that_cannot_be_used(fresh: Workspace) -> None:
         (fresh.root / "data" / "sums.jsonl").write_text(text)
         assert said in fresh.refused()
         assert not (fresh.root / REPORT).exists()
+    said = fresh.snakemake(REPORT, "--quiet", "all").stderr.splitlines()
+    assert said[-2:] == ["results/tiny/logs/deduplicate_documents.log", said[-1]]
+    assert said[-1].startswith(f"error: {rejected}")
     rejects = fresh.root / "results" / "tiny" / "documents" / "sums" / "000.rejected.jsonl"
     assert len(rejects.read_text().splitlines()) == 5
 

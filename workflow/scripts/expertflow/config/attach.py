@@ -1,10 +1,11 @@
 """Attach the workflow to a run of its own Snakefile, or of one that uses it as a module.
 
-There Snakemake ignores ``configfile``, ``onstart`` and ``onsuccess``. So what has to hold in every
-run is done here: checks while the Snakefile is read, and hooks that are registered when the graph
-is built, after all that the including Snakefile registers, whose own hooks run as well.
+There Snakemake ignores ``configfile``, ``onstart``, ``onsuccess`` and ``onerror``. So what has to
+hold in every run is done here: checks while the Snakefile is read, and hooks that are registered
+when the graph is built, after all that the including Snakefile registers, whose own hooks run too.
 """
 
+import atexit
 import importlib.util
 import re
 import shutil
@@ -104,7 +105,7 @@ def _register_hooks(run: Any) -> None:
     run.has_hooks_of_expertflow = True
     if run.execution_settings is not None and run.execution_settings.no_hooks:
         fail("--no-hooks would leave out the lock on what is made; run without it")
-    before, after = run._onstart, run._onsuccess
+    before, after, otherwise = run._onstart, run._onsuccess, run._onerror
 
     def start(log: Any) -> None:
         _before_first_job(run)
@@ -112,12 +113,34 @@ def _register_hooks(run: Any) -> None:
 
     def success(log: Any) -> None:
         after(log)
-        experts = [expert for wf in _attached for expert in wf.experts]
-        if reports := reports_to_sum_up(run.dag_settings.targets, experts):
+        if reports := reports_to_sum_up(run.dag_settings.targets, _experts()):
             subprocess.run([sys.executable, SCRIPTS / "show_report.py", *reports], check=True)
+
+    def failure(log: Any) -> None:
+        otherwise(log)
+        # After Snakemake's own last words, which do not tell what is wrong.
+        atexit.register(print_errors, _experts(), _start_s())
 
     run.onstart(start)
     run.onsuccess(success)
+    run.onerror(failure)
+
+
+def _experts() -> list[str]:
+    return [expert for wf in _attached for expert in wf.experts]
+
+
+def _start_s() -> float:
+    return psutil.Process().create_time()
+
+
+def print_errors(experts: Iterable[str], since_s: float) -> None:
+    """Print the last line of each log that ended with an error since a time, after its path."""
+    for expert in experts:
+        for path in sorted(Path("results", expert, "logs").glob("*.log")):
+            lines = path.read_text(errors="replace").splitlines() or [""]
+            if lines[-1].startswith("error: ") and path.stat().st_mtime >= since_s:
+                print(f"{path}\n{lines[-1]}", file=sys.stderr)
 
 
 def _before_first_job(run: Any) -> None:
@@ -181,7 +204,7 @@ def reports_to_sum_up(
 
     ``since_s`` is a time of the system's clock, by default the start of this process.
     """
-    start_s = psutil.Process().create_time() if since_s is None else since_s
+    start_s = _start_s() if since_s is None else since_s
     named = [str(target) for target in targets if REPORT.fullmatch(str(target))]
     places = [Path("results", expert, "report.json") for expert in experts]
     made = [str(p) for p in places if p.is_file() and p.stat().st_mtime >= start_s]
