@@ -46,8 +46,8 @@ def make_evaluation(
     return e.EvaluationRecord(
         expert="expert-sql", task="sql_execution", before=sides[0], after=sides[1],
         changes=(
-            change("held_out_loss", after[1] - before[1], half=0.03, n=N, word="better"),
-            change(METRIC, gained, half=0.068, n=N, word="better"),
+            change("held_out_loss", after[1] - before[1], half=0.03, n=N),
+            change(METRIC, gained, half=0.068, n=N),
         ),
         published=published(), baselines=tuple(
             baseline(name, n_correct, after[0]) for name, n_correct in baselines.items()
@@ -65,13 +65,12 @@ def make_bare(*, before: float, after: float) -> e.EvaluationRecord:
     """Make one of an expert without a task: two losses, and nothing else was asked for."""
     record = make_evaluation(before=(0, before), after=(0, after), baselines={})
     blank = dict.fromkeys(("score", "generation_s", "n_generated_tokens", "n_cut_off"))
-    word: e.Change = "better" if after < before - 0.03 else "no measurable change"
     return replace(
         record,
         task="held_out_loss",
         before=replace(record.before, **blank),
         after=replace(record.after, **blank),
-        changes=(replace(record.changes[0], change=word),),
+        changes=record.changes[:1],
         published=published_by_training(PUBLISHED_STEP),
         decoding=e.Decoding(),
         n_held_out_documents=N,
@@ -89,21 +88,22 @@ def published_by_training(step: int) -> e.Published:
 
 
 def change(
-    quantity: str, difference: float, *, half: float, n: int, word: e.Change
+    quantity: str, difference: float, *, half: float, n: int, word: e.Change | None = None
 ) -> e.PairedChange:
+    """Make a change with its interval, which says what it is unless another word is given."""
+    gain = -difference if quantity == "held_out_loss" else difference
+    seen: e.Change = "better" if gain > 0 else "worse"
     return e.PairedChange(
         quantity=quantity, difference=difference, ci95=(difference - half, difference + half), n=n,
-        change=word,
+        change=word or ("no measurable change" if abs(difference) <= half else seen),
     )  # fmt: skip
 
 
 def baseline(name: str, n_correct: int, n_correct_expert: int) -> e.BaselineScore:
-    difference, half = (n_correct_expert - n_correct) / N, 0.05
-    word: e.Change = "no measurable change" if abs(difference) <= half else "better"
+    difference = (n_correct_expert - n_correct) / N
     return e.BaselineScore(
         name=name, description=DESCRIPTIONS[name], score=score(n_correct, N),
-        change=change(METRIC, difference, half=half, n=N,
-                      word="worse" if difference < -half else word),
+        change=change(METRIC, difference, half=0.05, n=N),
     )  # fmt: skip
 
 

@@ -188,10 +188,12 @@ class Run:
 
     def change(self, **records: Any) -> ReportInputs:
         """Return the inputs with other records; a dictionary holds fields of the one that is."""
-        changed = {
-            name: replace(getattr(self.inputs, name), **value) if isinstance(value, dict) else value
-            for name, value in records.items()
-        }
+        changed = {}
+        for name, value in records.items():
+            old = getattr(self.inputs, name)
+            if isinstance(value, dict):
+                value = old | value if isinstance(old, dict) else replace(old, **value)
+            changed[name] = value
         return replace(self.inputs, **changed)
 
     def report_with(self, **records: Any) -> Report:

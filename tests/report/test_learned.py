@@ -10,6 +10,7 @@ import made_up_evaluation as made_up
 import pytest
 from made_up_runs import CPU, GPU
 from msgspec.structs import replace
+from planted_runs import losses
 from report_reading import changed, findings_by_code, section
 
 from expertflow.evaluate.records import EvaluationRecord
@@ -20,7 +21,7 @@ from expertflow.report.compare import build_index, index_row, render_index
 from expertflow.report.headline import make_tiles
 from expertflow.report.learned import judge_run as verdict
 from expertflow.report.page import render_page
-from expertflow.report.records import Finding, Report
+from expertflow.report.records import Report
 from expertflow.report.summary import summary_rows
 
 SAME: Any = "no measurable change"
@@ -30,10 +31,6 @@ SIDES: Any = {"before": (0, 6.2), "after": (37, 2.11)}
 
 def _with_metric(**change: Any) -> Report:
     return changed(GPU.report, {f"evaluation.changes.1.{k}": v for k, v in change.items()})
-
-
-def _of(evaluation: EvaluationRecord) -> dict[str, Finding]:
-    return findings_by_code(CPU.report_with(evaluation=evaluation))
 
 
 def test_the_paired_change_decides() -> None:
@@ -114,142 +111,23 @@ def test_the_best_baseline_is_the_one_that_scores_highest() -> None:
     assert "no-baseline" in findings_by_code(unscored)
 
 
-def test_regression() -> None:
-    word: Any
-    for difference, word in ((-0.03, SAME), (0.08, "better"), (-0.08, "worse")):
-        earlier = made_up.earlier(difference, word)
-        found = _of(replace(CPU.inputs.evaluation, earlier=earlier)).get("regression")
-        assert (found is not None) is (word == "worse")
-    assert found is not None and found.severity == "problem"
-    assert "2026-05-30" in found.evidence and "6b6b6b6b6b6b" in found.recommendation
-
-
-@pytest.mark.parametrize(
-    ("n_correct", "severity"), [(26, None), (27, "warning"), (47, "warning"), (48, "problem")]
-)
-def test_baseline_unbeaten(n_correct: int, severity: str | None) -> None:
-    baselines = {"nearest": 1, "constant": n_correct}
-    said = _of(made_up.make_evaluation(**SIDES, baselines=baselines)).get("baseline-not-beaten")
-    assert (said.severity if said else None) == severity
-    if said:
-        assert "(constant, " in said.evidence
-        assert "gives the most common answer; from 4,000 training documents" in said.recommendation
-        assert ("more held-out questions" in said.recommendation) is (severity == "warning")
-
-
-def test_no_change_says_what_would_show_one() -> None:
-    assert "no-measurable-change" not in findings_by_code(GPU.report)
-    for difference, low, said in (
-        (0.02, -0.02, "about 720 more held-out questions (evaluation.max_examples"),
-        (0.0, -0.02, "no number of questions shows a difference of zero"),
-        (0.03, 0.01, "so few answers differ"),
+def test_the_verdict_says_what_qualifies_it() -> None:
+    bare, few = made_up.make_bare(before=6.2, after=2.11), "too few questions"
+    by_loss = {"plan": {"patience": 2}, "evaluation": bare}
+    one_choice = {"training": {"eval_points": CPU.inputs.training.eval_points[:2]}}
+    unasked = {"baselines": "evaluation.baselines is false"}
+    alone: Any = {"baselines": (), "unavailable": {"baselines": few}}
+    for changes, words, is_said in (
+        (losses(6.1, 2.0, 1.5, 11.5), "It overfitted: from step 600 to 900", True),
+        (losses(6.1, 2.0, 1.5, 1.52), "overfitted", False),
+        (by_loss, "so the change is optimistic", True),
+        (by_loss | one_choice, "optimistic", False),
+        ({"evaluation": alone}, f"No answer without a model was compared with it: {few}.", True),
+        ({"evaluation": {**alone, "unavailable": unasked}}, "was compared", False),
     ):
-        report = _with_metric(difference=difference, ci95=[low, 0.06], n=100, change=SAME)
-        assert said in findings_by_code(report)["no-measurable-change"].recommendation
-
-
-LOWEST = "not the last of 1,800; the lowest held-out loss, 0.547, is at step 1,800"
-
-
-@pytest.mark.parametrize(
-    ("step", "last_loss", "said"),
-    [
-        (600, 0.547, LOWEST),
-        (1200, 0.547, LOWEST),
-        (1800, 0.547, None),  # the last step, which has the lowest loss too
-        (1800, 0.58, "is at step 1,200"),
-    ],
-)
-def test_a_checkpoint(step: int, last_loss: float, said: str | None) -> None:
-    place = "evaluation.published"
-    changes: dict[str, Any] = {
-        f"{place}.candidates.{i}.published": kept == step
-        for i, kept in enumerate((600, 1200, 1800))
-    }
-    changes |= {f"{place}.step": step, f"{place}.candidates.2.held_out_loss": last_loss}
-    found = findings_by_code(changed(GPU.report, changes)).get("another-checkpoint")
-    assert (found is None) is (said is None)
-    if found:
-        assert found.severity == "info" and str(said) in found.evidence
-
-
-def test_a_judge_that_sees_it_otherwise() -> None:
-    loss, metric = DONE.changes
-    word: Any
-    for wins, losses, word, speaks in (
-        (31, 7, "better", False), (7, 31, "better", True), (31, 7, "worse", True),
-        (20, 20, "worse", False), (7, 31, SAME, False),
-    ):  # fmt: skip
-        judge = made_up.judge(n_wins=wins, n_losses=losses, n_ties=10)
-        record = replace(DONE, judge=judge, changes=(loss, replace(metric, change=word)))
-        assert ("judge-disagrees" in _of(record)) is speaks
-
-
-def test_a_judge_that_goes_by_position_or_gives_no_verdict() -> None:
-    for n_unsure, is_odd in ((16, False), (17, True)):
-        judge = made_up.judge(n_wins=20, n_losses=10, n_ties=20, n_inconsistent=n_unsure)
-        found = _of(replace(DONE, judge=judge))
-        assert ("judge-inconsistent" in found) is is_odd
-    assert "1 of 51 pairs got no verdict: no verdict in the" in found["judge-failed"].evidence
-    judge = replace(judge, n_pairs=50, n_failed=0, reason=None)
-    assert "judge-failed" not in _of(replace(DONE, judge=judge))
-
-
-def test_nothing_is_found_of_an_expert_without_a_task() -> None:
-    found = _of(made_up.make_bare(before=2.1, after=2.09))
-    assert "held out loss: no measurable change" in found["no-measurable-change"].evidence
-    of_a_task = {"regression", "task-not-scored", "baseline-not-beaten", "no-measurable-change",
-                 "answers-cut-off", "one-kind-of-error", "questions-shared", "judge-disagrees",
-                 "judge-inconsistent", "judge-failed", "no-baseline", "chosen-by-held-out-loss",
-                 "questions-not-asked", "checkpoints-not-compared"}  # fmt: skip
-    assert not of_a_task & set(_of(made_up.make_bare(before=6.2, after=2.1)))
-
-
-def test_a_score_without_a_baseline_is_said() -> None:
-    few = "too few training questions to learn one from"
-    for why, is_missed in ((few, True), ("evaluation.baselines is false", False)):
-        report = GPU.report_with(evaluation={"baselines": (), "unavailable": {"baselines": why}})
-        said = findings_by_code(report).get("no-baseline")
-        assert (said is not None) is is_missed
-        sentence = f"No answer without a model was compared with it: {why}."
-        assert (sentence in report.verdict.sentence) is is_missed
-        assert report.verdict.learned == "yes"
-        if said:
-            assert said.severity == "warning" and why in said.evidence
-
-
-@pytest.mark.parametrize(
-    ("plan", "training", "speaks"),
-    [
-        ({}, {}, False),
-        ({"load_best_model_at_end": True}, {}, True),
-        ({"patience": 2}, {}, True),
-        ({}, {"published_step": 300}, True),
-        # One loss is no choice.
-        ({"patience": 2}, {"eval_points": CPU.inputs.training.eval_points[:2]}, False),
-    ],
-)
-def test_a_loss_that_also_chose_the_weights(plan: Any, training: Any, speaks: bool) -> None:
-    bare = made_up.make_bare(before=6.2, after=2.11)
-    report = CPU.report_with(plan=plan, training=training, evaluation=bare)
-    said = findings_by_code(report).get("chosen-by-held-out-loss")
-    assert (said is not None) is speaks
-    assert ("so the change is optimistic" in report.verdict.sentence) is speaks
-    if said:
-        assert said.severity == "info"
-        assert all(f"training.{name}" in said.evidence for name in plan)
-
-
-def test_kept_checkpoints_that_nobody_compared() -> None:
-    why = "the weights that training published: 7 held-out questions are left to choose by"
-    kept, published = "training_report.training.n_candidates", "evaluation.published"
-    changes = {f"{published}.candidates": [], f"{published}.reason": why, kept: 3}
-    report = changed(GPU.report, changes)
-    said = findings_by_code(report)["checkpoints-not-compared"]
-    assert said.severity == "info" and "3 checkpoints" in said.evidence and why in said.evidence
-    one, loss_only = changed(report, {kept: 1}), changed(report, {"evaluation.metric": None})
-    for other in (GPU.report, one, loss_only):
-        assert "checkpoints-not-compared" not in findings_by_code(other)
+        found = CPU.report_with(**changes).verdict
+        assert (words in found.sentence) is is_said, words
+        assert found.learned == "yes"
 
 
 def _report(evaluation: EvaluationRecord) -> tuple[Report, str]:

@@ -143,7 +143,7 @@ class Training(Record, frozen=True, kw_only=True):
         ),
     ] = None
     torch_compile: Annotated[
-        bool | None, Setting("Compile the layers; auto: on a GPU.", BOTH, auto=True)
+        bool | None, Reported("Compile the layers; auto: on a GPU.", BOTH, auto=True)
     ] = None
     deterministic: Annotated[
         bool, Setting("GPU kernels with the same bits every time, as on a CPU; slower.", BOTH)

@@ -114,6 +114,9 @@ def format_interval(change: PairedChange) -> str:
 
 
 def format_change(change: PairedChange) -> str:
+    low, high = change.ci95
+    if low == high:
+        return f"{format_difference(change)} each, so there is no interval"
     return f"{format_difference(change)}, 95 % interval {format_interval(change)}"
 
 

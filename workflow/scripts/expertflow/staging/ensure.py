@@ -14,7 +14,7 @@ from expertflow.core.errors import DataError, ExpertflowError, HardwareError
 from expertflow.core.records import Record
 from expertflow.hardware import disk
 from expertflow.staging.content import Content, read_content, weights_key
-from expertflow.staging.records import AUTO, Staged, StageSpec, StagingRecord
+from expertflow.staging.records import AUTO, NO_SCRATCH, Staged, StageSpec, StagingRecord
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ def choose_place(
     """
     note = _note(content)
     if spec.scratch is None:
-        return None, replace(note, reason="scratch is null")
+        return None, replace(note, reason=NO_SCRATCH)
     if content.kind == "weights" and not spec.weights:
         return None, replace(note, reason="stage_weights is false")
     kind = disk.file_system(content.largest)

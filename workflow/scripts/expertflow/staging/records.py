@@ -5,6 +5,7 @@ from typing import Literal
 from expertflow.core.records import Record
 
 AUTO = "auto"
+NO_SCRATCH = "scratch is null"
 NOT_NEEDED = "not measured: it decides nothing here"
 Kind = Literal["rows", "weights"]
 

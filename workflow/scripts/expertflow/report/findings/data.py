@@ -1,6 +1,6 @@
 """Findings on the data: what it may be used for, what was lost of it, and how it fills the rows."""
 
-from expertflow.report.findings.evidence import NOT_TIMED, Findings, make_finding
+from expertflow.report.findings.evidence import Findings, make_finding
 from expertflow.report.format import number_of, percent
 from expertflow.report.records import Report
 
@@ -9,7 +9,9 @@ LEFT_OUT_LIMIT = 1 / 3
 # Documents that the manifest itself leaves out: no fault of the data.
 CHOSEN = ("over_source_cap", "over_category_cap", "below_weight", "over_max_documents")
 PADDING_LIMIT = 0.10
+MANY_ROWS = 10  # of fewer, the last one's rest is a notable share
 LONG_FACTOR = 1.25
+ACCUMULATION = "gradient_accumulation_steps"
 MIN_GOOD_STEPS, WARMUP_LIMIT = 50, 0.20
 
 
@@ -56,6 +58,11 @@ def find_padding(report: Report) -> Findings:
             documents = number_of(data.documents_train, "document")
             rows = number_of(data.sequences, "row")
             advice = f"{documents} fill {rows} no better: more data, or a shorter max_seq_length"
+        if data.packing != "none" and data.sequences >= MANY_ROWS:
+            advice = (
+                f"another max_seq_length: documents of {data.length_histogram.p50:,} tokens"
+                f" (median) leave the rest of a row of {data.seq_len:,} empty"
+            )
         yield make_finding(
             "padding",
             evidence=f"{percent(share)} of the token positions in training were padding",
@@ -68,13 +75,31 @@ def find_padding(report: Report) -> Findings:
 def find_few_steps(report: Report) -> Findings:
     parameters = report.training_parameters
     n_steps, n_warmup = parameters.total_steps, parameters.warmup_steps
+    advice = "a lower training.warmup_ratio"
+    if n_steps < MIN_GOOD_STEPS:
+        fewer = "batch_size" if parameters.gradient_accumulation_steps == 1 else ACCUMULATION
+        advice = f"fewer rows a step ({fewer}), or more epochs"
     if n_steps < MIN_GOOD_STEPS or n_warmup >= WARMUP_LIMIT * n_steps:
         yield make_finding(
             "few-steps",
             severity="info",
             evidence=f"{n_steps:,} steps, {n_warmup:,} of them warm-up",
             threshold=f"at least {MIN_GOOD_STEPS} steps, warm-up below {percent(WARMUP_LIMIT)}",
-            recommendation="fewer tokens a step (gradient_accumulation_steps), or more epochs",
+            recommendation=advice,
+        )
+
+
+def find_small_data(report: Report) -> Findings:
+    n_rows, n_wanted = report.data.sequences, report.training_parameters.global_batch_sequences
+    if n_rows < n_wanted:
+        yield make_finding(
+            "data-below-batch",
+            severity="info",
+            evidence=f"a step is to see {n_wanted:,} rows, and training has"
+            f" {number_of(n_rows, 'row')}: every step sees all of the data",
+            threshold="a step's rows at least",
+            origin="definition of a batch",
+            recommendation=f"more data, or fewer rows a step (batch_size, {ACCUMULATION})",
         )
 
 
@@ -84,10 +109,11 @@ def find_long_rows(report: Report) -> Findings:
     if data.packing == "none" and length > LONG_FACTOR * longest:
         yield make_finding(
             "rows-too-long",
-            worth=NOT_TIMED,
+            worth="padding beyond the longest row of a batch is cut off before it is computed",
             severity="info",
             evidence=f"rows hold {length:,} tokens, the longest document {longest:,}",
             threshold=f"at most {LONG_FACTOR} times the longest document, where rows are not"
             " packed",
-            recommendation=f"max_seq_length: {longest:,} would hold every document",
+            recommendation=f"max_seq_length: {longest:,} would hold every document, and the plan"
+            " then reserves less memory for a row",
         )

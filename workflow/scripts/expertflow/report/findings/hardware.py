@@ -16,11 +16,12 @@ from expertflow.studies.records import AblationRecord, Estimate
 
 THERMAL_LIMIT = 0.01
 BUSY_LIMIT_PERCENT = 60.0
+_OR_CHECKPOINT = ", or gradient_checkpointing: true"
 SPILL_LIMIT = 0.01  # of the card's memory: less is the sampling of a peak
 HOST_WORK = ("data", "checkpoint", "start-up")  # evaluation keeps the card busy
 OTHER_HARDWARE = "the ablation ran on other hardware than the training"
 ONE_PROCESS = "the ablation ran in one process, and the training in several"
-FEWER_KERNELS = "torch_compile: true, or a larger micro-batch"
+FULL_FRACTION = 0.9  # of the card: a driver moves memory to the host when it is full
 
 
 def find_memory_retries(report: Report) -> Findings:
@@ -58,7 +59,9 @@ def find_recomputation(report: Report) -> Findings:
     checkpointed = report.training_parameters.gradient_checkpointing
     if not (checkpointed and total and without and e.is_long_enough(report)):
         return
-    if without < USABLE_FRACTION * total:
+    without *= _taken_of_plan(report)
+    is_short = report.training_report.training.memory_retries
+    if not is_short and without < USABLE_FRACTION * total:
         again, again_s = percent(_recomputed_fraction(report)), recomputation_seconds(report)
         yield make_finding(
             "recomputation",
@@ -69,6 +72,13 @@ def find_recomputation(report: Report) -> Findings:
             recommendation="gradient_checkpointing: false",
             worth=e.price_time(report, again_s, "the same share of the time of the steps"),
         )
+
+
+def _taken_of_plan(report: Report) -> float:
+    """Return by how much the allocator took more than was predicted: the next run would, too."""
+    planned = report.plan.memory_peak_bytes
+    taken = report.training_report.hardware.memory_peak_reserved_bytes
+    return max(1.0, taken / planned) if planned and taken else 1.0
 
 
 def _recomputed_fraction(report: Report) -> float:
@@ -152,7 +162,7 @@ def find_kernel_limits(report: Report) -> Findings:
             threshold=f"tensor cores below {e.TENSOR_LOW_PERCENT:.0f} % while multiprocessors are"
             f" above {e.SM_BUSY_PERCENT:.0f} % (medians)",
             origin="our judgment; 80 % is what DCGM's guidance calls necessary for good use",
-            recommendation="fused norms and activations (torch_compile), or a larger micro-batch",
+            recommendation=_fewer_kernels(report),
         )
     kernel, power = e.median_of(hardware.any_kernel_percent), e.power_fraction(report)
     if e.has_readings(report) and e.has_small_kernels(report) and power is not None:
@@ -163,8 +173,14 @@ def find_kernel_limits(report: Report) -> Findings:
             " limit",
             threshold=f"above {e.KERNEL_BUSY_PERCENT:.0f} % busy, below"
             f" {percent(e.POWER_LOW_FRACTION)} of the limit (medians)",
-            recommendation=f"{FEWER_KERNELS}: fewer and larger kernels",
+            recommendation=f"{_fewer_kernels(report)}: fewer and larger kernels",
         )
+
+
+def _fewer_kernels(report: Report) -> str:
+    larger = "a larger micro-batch, or a larger max_seq_length if batch_size cannot grow"
+    is_compiled = report.training_parameters.torch_compile
+    return larger if is_compiled else "torch_compile: true, or a larger micro-batch"
 
 
 def find_idle_card(report: Report) -> Findings:
@@ -174,7 +190,7 @@ def find_idle_card(report: Report) -> Findings:
     shares = e.time_shares(report)
     cause = max(HOST_WORK, key=lambda name: shares[name])
     why = "the times of the run do not tell why; inside the steps the host is the first suspect"
-    advice = FEWER_KERNELS
+    advice = _fewer_kernels(report)
     # Half of the idle time put down to one part of wall time is a cause; less is a guess.
     if shares[cause] >= 0.5 * (1 - stats.mean / 100):
         why = f"{cause} took {percent(shares[cause])} of wall time"
@@ -207,25 +223,28 @@ def find_throttling(report: Report) -> Findings:
 def find_spilled_memory(report: Report) -> Findings:
     hardware = report.training_report.hardware
     lost, total = hardware.memory_spilled_bytes, hardware.gpu.memory_total_bytes
-    if lost and total and e.has_readings(report) and lost > SPILL_LIMIT * total:
+    used = hardware.memory_used_bytes
+    if not (lost and total and used and e.has_readings(report)):
+        return
+    if lost > SPILL_LIMIT * total and used.max > FULL_FRACTION * total:
         yield make_finding(
             "memory-spilled",
             worth=e.NOT_TIMED,
             evidence=f"{size(lost)} of device memory lay in the memory of the host",
             threshold=f"at most {percent(SPILL_LIMIT)} of the card's {size(total)}",
-            recommendation="a smaller micro-batch at the same global batch, or"
-            " gradient_checkpointing",
+            recommendation="a smaller micro-batch at the same global batch"
+            + ("" if report.training_parameters.gradient_checkpointing else _OR_CHECKPOINT),
         )
 
 
 def find_free_memory(report: Report) -> Findings:
     plan, used = report.plan, report.training_parameters
     training, hardware = report.training_report.training, report.training_report.hardware
-    after, planned = plan.next_micro_batch_peak_bytes, plan.memory_peak_bytes
+    after = plan.next_micro_batch_peak_bytes
     total, n_micro = hardware.gpu.memory_total_bytes, used.gradient_accumulation_steps
-    if not (after and planned and total) or not e.is_long_enough(report):
+    if not (after and total) or not e.is_long_enough(report):
         return
-    after = after * max(1.0, (hardware.memory_peak_reserved_bytes or planned) / planned)
+    after *= _taken_of_plan(report)
     # Room is better spent on keeping activations: another rule.
     is_spoken_for = n_micro % 2 or training.memory_retries or used.gradient_checkpointing
     if after < USABLE_FRACTION * total and not is_spoken_for:

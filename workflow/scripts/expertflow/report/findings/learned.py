@@ -104,8 +104,19 @@ def find_unbeaten_baseline(report: Report) -> Findings:
     )
 
 
-def find_no_change(report: Report) -> Findings:
+def find_no_gain(report: Report) -> Findings:
     change = said.deciding_change(report.evaluation)
+    if change is not None and change.change == WORSE:
+        yield make_finding(
+            "worse-than-untrained",
+            severity="problem",
+            evidence=f"{words(change.quantity)} is worse than the untrained model's:"
+            f" {format_change(change)}, on {number_of(change.n, 'held-out question')}",
+            threshold=INTERVAL,
+            origin=PAIRED,
+            recommendation="a lower learning rate or fewer epochs; see what the worst answers have"
+            " in common, and whether the data answer as the task asks",
+        )
     if change is not None and change.change == NO_CHANGE:
         yield make_finding(
             "no-measurable-change",
@@ -122,17 +133,23 @@ def find_overfitting(report: Report) -> Findings:
     lowest, training = said.lowest_before_rise(report), report.training_report.training
     if lowest is None:
         return
-    last, is_last = training.eval_points[-1], training.published_step == training.steps
+    last, published = training.eval_points[-1], report.evaluation.published.step
+    fix = (
+        f"stop near step {lowest.step:,} (training.max_steps, or training.patience), or publish it"
+        " (training.load_best_model_at_end); more data, a lower rank or learning rate let it rise"
+        " later"
+        if lowest.step
+        else "a lower learning rate, or data that are more like those held out: no step made it"
+        " lower than the untrained model's"
+    )
     yield make_finding(
         "overfitting",
-        severity="warning" if is_last else "info",
+        severity="warning" if published == training.steps else "info",
         evidence=f"the held-out loss rose from {loss(lowest.loss)} after step {lowest.step:,} to"
         f" {loss(last.loss)} after step {last.step:,}, while the training loss fell to"
         f" {loss(training.loss_last)}",
         threshold=f"a rise of at most {percent(said.RISE_FRACTION)} from the lowest",
-        recommendation=f"stop near step {lowest.step:,} (training.max_steps, or training.patience),"
-        " or publish it (training.load_best_model_at_end); more data, a lower rank or learning"
-        " rate let it rise later",
+        recommendation=fix,
     )
 
 
@@ -274,7 +291,9 @@ def find_export_shift(report: Report) -> Findings:
             evidence=f"the exported model's held-out loss is {after:.5f}, the trained one's"
             f" {before:.5f} ({export.dtype}){gained}",
             threshold=f"at most {MOVED_LIMIT:g} nats a token apart",
-            recommendation="export in fp32 (export.dtype), if so much matters for this task",
+            recommendation="export in fp32 (export.dtype), if so much matters for this task"
+            if export.dtype != "float32"
+            else "nothing: fp32 rounds least; the adapter itself is in the checkpoint",
         )
 
 

@@ -1,5 +1,6 @@
 """Findings on parts of wall time that were lost for training."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from expertflow.report.findings import evidence as e
@@ -7,6 +8,7 @@ from expertflow.report.findings.evidence import Findings, make_finding
 from expertflow.report.format import duration, percent
 from expertflow.report.profile import time_without_profile
 from expertflow.report.records import Report
+from expertflow.staging.records import NO_SCRATCH
 
 
 class LostTime(NamedTuple):
@@ -16,37 +18,67 @@ class LostTime(NamedTuple):
     parts: tuple[str, ...]
     limit: float
     what: str
-    recommendation: str
+    recommend: Callable[[Report], str]
 
 
-SHARED_START = "train several experts in one rental, so that they share the start-up"
+def _advise_on_data(report: Report) -> str:
+    if report.training_report.training.on_the_fly:
+        return "pack the rows before training, not on the fly"
+    staged = report.staging.used.rows if report.staging.used else report.staging
+    advice = "compare 2, 4 and 8 loader workers (loader, dataloader_num_workers)"
+    if staged is not None and staged.reason == NO_SCRATCH:
+        return f"stage the rows on a local disk (scratch: auto), or {advice}"
+    return advice
+
+
+def _advise_on_saves(report: Report) -> str:
+    settings, training = report.training_parameters, report.training_report.training
+    if training.saves <= 1:
+        return "a faster disk: only the finished weights were saved"
+    is_by_steps = settings.save_steps < settings.total_steps
+    setting = "save_steps" if is_by_steps else "save_every_minutes"
+    if settings.load_best_model_at_end:
+        setting += "; load_best_model_at_end saves at every lower loss"
+    return f"save more rarely ({setting}), or to a faster disk"
+
+
+def _advise_on_evaluation(report: Report) -> str:
+    fewer = "fewer held-out documents (data.eval_fraction)"
+    is_rare = len(report.training_report.training.eval_points) <= 2
+    return fewer if is_rare else f"evaluate more rarely (eval_steps), or on {fewer}"
+
+
+def _advise_on_start(report: Report) -> str:
+    advice = "every training pays it anew, and a longer one pays it once"
+    if report.training_parameters.torch_compile:
+        return f"{advice}; torch_compile: false starts sooner and steps more slowly"
+    return advice
+
+
 LOST_TIMES = (
     LostTime(
-        "data-wait", ("data_wait_s",), 0.05, "waiting for data",
-        "stage the rows on a local disk (scratch), pack them before training, or compare 2, 4 and 8"
-        " loader workers",
+        "data-wait", ("data_wait_s",), 0.05, "waiting for data", _advise_on_data,
     ),
     LostTime(
-        "checkpoint-time", ("checkpoint_s",), 0.02, "saving checkpoints",
-        "save more rarely (save_every_minutes), or to a faster disk",
+        "checkpoint-time", ("checkpoint_s",), 0.02, "saving checkpoints", _advise_on_saves,
     ),
     LostTime(
         "evaluation-time", ("eval_s",), 0.05, "evaluation during training",
-        "evaluate more rarely (eval_steps), or on fewer held-out documents",
+        _advise_on_evaluation,
     ),
 )  # fmt: skip
 WHOLE_START = (
     LostTime(
         "start-up", ("startup_s", "other_s"), 0.10, "start-up and other work outside the steps",
-        SHARED_START,
+        _advise_on_start,
     ),
 )  # fmt: skip
 # Where a run was broken off, what no stamp covers is above all work that was thrown away.
 BROKEN_START = (
-    LostTime("start-up", ("startup_s",), 0.10, "start-up", SHARED_START),
+    LostTime("start-up", ("startup_s",), 0.10, "start-up", _advise_on_start),
     LostTime(
         "lost-work", ("other_s",), 0.05, "work that was thrown away since the last checkpoint",
-        "save more often (save_every_minutes)",
+        lambda _: "save more often (save_every_minutes)",
     ),
 )  # fmt: skip
 
@@ -54,7 +86,7 @@ BROKEN_START = (
 def find_lost_time(report: Report) -> Findings:
     time = time_without_profile(report)
     start = BROKEN_START if e.is_interrupted(report) else WHOLE_START
-    for code, parts, limit, what, recommendation in (*LOST_TIMES, *start):
+    for code, parts, limit, what, recommend in (*LOST_TIMES, *start):
         lost_s, wall_s = sum(getattr(time, part) for part in parts), time.wall_s
         if e.is_long_enough(report) and lost_s > limit * wall_s:
             yield make_finding(
@@ -62,6 +94,6 @@ def find_lost_time(report: Report) -> Findings:
                 evidence=f"{what} took {percent(lost_s / wall_s)} of wall time"
                 f" ({duration(lost_s)})",
                 threshold=f"at most {percent(limit)}",
-                recommendation=recommendation,
+                recommendation=recommend(report),
                 worth=e.price_time(report, lost_s, f"all of the {duration(lost_s)}"),
             )

@@ -16,6 +16,9 @@ def find_missed_plan(report: Report) -> Findings:
     low, high, actual = row.plan_low, row.plan_high, row.actual
     if low is None or high is None or not is_measured(actual) or not e.is_long_enough(report):
         return
+    training = report.training_report.training
+    if training.steps < training.planned_steps:
+        return  # patience ended it, and the plan is for all steps
     if not low <= actual <= high:
         calibrated = report.plan.calibrated
         yield make_finding(
@@ -24,7 +27,9 @@ def find_missed_plan(report: Report) -> Findings:
             evidence=f"the run took {hours(actual)}, the plan said {hours(low)} to {hours(high)}",
             threshold="inside the plan's band",
             origin="measured by a calibration" if calibrated else "a prior, not calibrated",
-            recommendation="see the bottleneck: something was different from the calibration"
+            recommendation="see the time that was thrown away, as the run was resumed"
+            if e.is_interrupted(report)
+            else "see the bottleneck: something was different from the calibration"
             if calibrated
             else "calibrate on this hardware (a short run of the same plan); see plan.cost_reason",
             worth=e.PRICED_ELSEWHERE,
