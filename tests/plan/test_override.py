@@ -41,7 +41,8 @@ def test_a_larger_batch_makes_fewer_steps_of_as_many_epochs() -> None:
     assert plan.n_steps == 8 * plan.n_steps_per_epoch < old.n_steps
     assert plan.n_warmup_steps == round(0.1 * plan.n_steps)
     assert not plan.may_halve_micro_batch
-    assert plan.eval_steps == plan.n_steps_per_epoch
+    assert (old.eval_steps, plan.eval_steps) == (old.n_steps, plan.n_steps)
+    assert changed(old, eval_steps=7).eval_steps == 7
     assert changed(old, batch_size=8, max_steps=40).n_steps == 40
 
 

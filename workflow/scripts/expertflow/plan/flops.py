@@ -35,8 +35,9 @@ CONVENTION = (
 
 
 class FlopsPerToken(Record, frozen=True, kw_only=True):
-    """FLOPs per token without padding: of the model, and as executed by the hardware."""
+    """FLOPs per token without padding: of a forward pass, of the model, and as the card executes."""
 
+    forward: float
     model: float
     hardware: float
 
@@ -126,7 +127,8 @@ def flops_per_token(
         if not _needs_last_product(facts, lora):
             repeated -= facts.n_layers * facts.hidden_size * facts.intermediate_size
         again = 2 * repeated + 4 * attention
-    return FlopsPerToken(model=forward + backward, hardware=forward + backward + again)
+    model = forward + backward
+    return FlopsPerToken(forward=forward, model=model, hardware=model + again)
 
 
 def _needs_last_product(facts: ModelFacts, lora: LoraSpec | None) -> bool:

@@ -88,10 +88,11 @@ def override(
 def _spec(plan: TrainPlan, changes: Changes) -> PlanSpec:
     asked = {name: getattr(plan, name) for name in Training.__struct_fields__}
     # Values derived from the run's length, or from another setting, are derived again.
+    eval_steps = name_of(Training.eval_steps)
     ahead = plan.dataloader_prefetch_factor or DEFAULT.dataloader_prefetch_factor
     asked.update(
         save_steps=None if plan.save_steps == plan.n_steps else plan.save_steps,
-        eval_steps=None if plan.eval_steps == plan.n_steps_per_epoch else plan.eval_steps,
+        eval_steps=None if plan.origins.get(eval_steps) == "computed" else plan.eval_steps,
         attention=None if plan.attention == "packed" else plan.attention,
         use_sdpa=True,
         dataloader_prefetch_factor=ahead,

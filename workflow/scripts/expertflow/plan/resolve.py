@@ -44,6 +44,8 @@ SOURCE_VALUES: dict[Any, tuple[str | None, ...]] = {
     Training.collection_interval_seconds: ("1 s", "5 s", None, None, None),
     Training.loader: (*[None] * 4, "a loop that waited for its data 83% of each batch"),
 }
+# Evaluations of a run whose manifest leaves eval_steps open, and the most they may take together.
+N_EVALS, MAX_EVAL_SHARE = 10, 0.03
 
 
 def plan_training(
@@ -138,8 +140,10 @@ def resolve_settings(draft: PlanDraft) -> TrainPlan:
         bf16=precision == "bf16",
         fp16=precision == "fp16",
         save_steps=spec.save_steps or steps,
-        eval_steps=spec.eval_steps or per_epoch,
     )
+    predicted_tokens = round(n_tokens * steps / per_epoch)
+    evals = _choose_eval_steps(draft, steps, n_tokens=predicted_tokens, checkpoint=checkpoint)
+    choose(Training.eval_steps, *evals)
     asked = {name: getattr(spec, name) for name in Training.__struct_fields__}
     # Settings that the plan does not resolve, such as the row length, are passed through.
     origins = spec.origins | {
@@ -161,11 +165,29 @@ def resolve_settings(draft: PlanDraft) -> TrainPlan:
         n_steps_per_epoch=per_epoch,
         n_epochs=steps / per_epoch,
         n_decay_steps=min(steps - warmup, math.ceil(spec.lr_decay_ratio * steps)),
-        predicted_tokens=round(n_tokens * steps / per_epoch),
+        predicted_tokens=predicted_tokens,
         cost=CostPlan(reason=""),
         reasons=(),
         **_predict(draft, micro, checkpoint=checkpoint),
     )
+
+
+def _choose_eval_steps(
+    draft: PlanDraft, n_steps: int, *, n_tokens: int, checkpoint: bool
+) -> tuple[int, str]:
+    """Spread about ten evaluations over a run, fewer where they would take too much of it."""
+    if draft.spec.eval_steps is not None:
+        return draft.spec.eval_steps, draft.spec.cite_setting(Training.eval_steps)
+    flops = draft.flops(checkpoint=checkpoint)
+    share = flops.forward * draft.packing.held_out.n_tokens / (flops.hardware * n_tokens)
+    told = f"an evaluation takes {share:.2%} of the steps' FLOPs"
+    # The one before the first step takes as long.
+    n_evals = min(N_EVALS, int(MAX_EVAL_SHARE / share) - 1) if share else N_EVALS
+    if n_evals < 2:
+        return n_steps, f"at the end: {told}, and more would take above {MAX_EVAL_SHARE:.0%}"
+    # On tiny data, still not after every step.
+    steps = min(n_steps, max(2, math.ceil(n_steps / n_evals)))
+    return steps, f"{math.ceil(n_steps / steps)} in the run, at most {N_EVALS}: {told}"
 
 
 def _predict(draft: PlanDraft, micro: int, *, checkpoint: bool) -> dict[str, Any]:
@@ -194,7 +216,6 @@ def _note_rest(draft: PlanDraft, spec: PlanSpec, plan: TrainPlan) -> None:
     draft.note(TrainPlan.sequence_length_tokens, length, _length_reason(draft.packing))
     draft.note(Training.save_steps, plan.save_steps, _save_reason(spec, plan))
     left = {
-        Training.eval_steps: "once an epoch",
         Training.n_threads: "decided on the machine that trains, which a plan does not look at:"
         " torch's own number, its physical cores as a rule",
         Training.collection_interval_seconds: "the monitor's own: 1 s, or less where an epoch would"

@@ -47,7 +47,6 @@ class Documents(Record, frozen=True, kw_only=True):
             dataloader_num_workers=0,
             dataloader_prefetch_factor=0,
             dataloader_persistent_workers=False,
-            eval_steps=per_epoch if plan.eval_steps == plan.n_steps_per_epoch else plan.eval_steps,
             # Rows vary in length and come in numerical order.
             torch_compile=False,
             group_by_length=False,
