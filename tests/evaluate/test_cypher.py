@@ -101,6 +101,22 @@ SAME = [
         "MATCH (a:A)-[:R]->(b:B)<-[:S]-(c:C) WHERE c.x = 1 RETURN a",
         "MATCH (c:C)-[:S]->(b:B)<-[:R]-(a:A) WHERE c.x = 1 RETURN a",
     ),
+    # Comparisons, mirrored and negated.
+    ("MATCH (n) WHERE 5 < n.age RETURN n", "MATCH (m) WHERE (m.age > 5) RETURN m"),
+    ("MATCH (n) WHERE -5.5 >= n.a + 1 RETURN n", "MATCH (n) WHERE n.a + 1 <= -5.5 RETURN n"),
+    ("MATCH (n {x: 1}) RETURN n", "MATCH (n) WHERE 1 = n.x RETURN n"),
+    (
+        "MATCH (a)-->(b) WHERE a.x = b.x AND size(b.l) > $n RETURN a",
+        "MATCH (q)<--(p) WHERE $n < size(q.l) AND q.x = p.x RETURN p",
+    ),
+    ("MATCH (n) WHERE NOT n.x = 1 RETURN n", "MATCH (n) WHERE n.x <> 1 RETURN n"),
+    ("MATCH (n) WHERE NOT (1 <> n.x) RETURN n", "MATCH (n) WHERE n.x = 1 RETURN n"),
+    # A node or relationship that each row has is counted as the row is.
+    ("MATCH (p:P) RETURN count(p)", "MATCH (:P) RETURN count(*)"),
+    (
+        "MATCH (p:P)-[r:R]->(m) WITH p, count(m) AS n WHERE 3 < n RETURN p.name ORDER BY n",
+        "MATCH (p:P)-[r:R]->() WITH p, COUNT(r) AS n WHERE n > 3 RETURN p.name ORDER BY n",
+    ),
     # Names of columns.
     (
         "MATCH (p:P) RETURN p.name AS name, count(*) AS n ORDER BY n DESC, name LIMIT 3",
@@ -134,6 +150,28 @@ DIFFERENT = [
     (
         "MATCH (n {a: 1}) WHERE n.b = 2 OR n.c = 3 RETURN n",
         "MATCH (n) WHERE n.a = 1 AND n.b = 2 OR n.c = 3 RETURN n",
+    ),
+    # NaN is neither below 1 nor at least 1; a chain is two comparisons; arrows are none.
+    ("MATCH (n) WHERE NOT n.x < 1 RETURN n", "MATCH (n) WHERE n.x >= 1 RETURN n"),
+    ("MATCH (n) WHERE NOT n.x < 1 RETURN n", "MATCH (n) WHERE NOT n.x > 1 RETURN n"),
+    ("MATCH (n) WHERE 1 < n.x RETURN n", "MATCH (n) WHERE n.x < 1 RETURN n"),
+    ("MATCH (n) WHERE 1 < n.x < 5 RETURN n", "MATCH (n) WHERE 1 < n.x > 5 RETURN n"),
+    ("MATCH (n) WHERE NOT n.x = 1 = true RETURN n", "MATCH (n) WHERE n.x <> 1 = true RETURN n"),
+    ("MATCH (a), (b) WHERE (a)-->(b) RETURN a", "MATCH (a), (b) WHERE (b)-->(a) RETURN a"),
+    # What is null in some rows, what a row may hold twice, and what is no node.
+    (
+        "MATCH (a) OPTIONAL MATCH (a)-->(b) RETURN a, count(b)",
+        "MATCH (a) OPTIONAL MATCH (a)-->(b) RETURN a, count(*)",
+    ),
+    ("MATCH (n) RETURN count(DISTINCT n)", "MATCH (n) RETURN count(*)"),
+    ("MATCH (n) RETURN count(n.x)", "MATCH (n) RETURN count(*)"),
+    (
+        "MATCH (n) WITH n.x AS n RETURN count(n)",
+        "MATCH (n) WITH n.x AS n RETURN count(*)",
+    ),
+    (
+        "MATCH (a)-[*0..2]->(b) UNWIND [1, null] AS x RETURN count(x)",
+        "MATCH (a)-[*0..2]->(b) UNWIND [1, null] AS x RETURN count(*)",
     ),
     # Each hop of a longer path must match the map; the variable is the list of all.
     (

@@ -35,7 +35,7 @@ CONVENTION = (
 
 
 class FlopsPerToken(Record, frozen=True, kw_only=True):
-    """FLOPs per token without padding: of a forward pass, of the model, and as the card executes."""
+    """FLOPs per token without padding: of a forward pass, of the model, of the hardware."""
 
     forward: float
     model: float

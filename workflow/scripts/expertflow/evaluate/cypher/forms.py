@@ -7,6 +7,8 @@ that the query leaves open. The converse does not hold. The steps, on a legal qu
 - conditions that AND joins in a WHERE, and the keys of a map in a pattern, are sorted
 - a variable named only once, in a pattern, is dropped
 - ``(b)<-[:R]-(a)`` becomes ``(a)-[:R]->(b)``; longer paths take one of their two directions
+- of ``5 < n.age`` and ``n.age > 5`` one is taken; ``NOT n.x = 1`` becomes ``n.x <> 1``
+- ``count(n)`` becomes ``count(*)`` where no row lacks the node or relationship
 - ``AS name`` of the last RETURN is dropped and replaced in ORDER BY; so is ``ASC``
 
 With a ``*`` projection nothing changes, since each variable is part of the answer.
@@ -15,6 +17,11 @@ With a ``*`` projection nothing changes, since each variable is part of the answ
 from collections import Counter
 from collections.abc import Sequence
 
+from expertflow.evaluate.cypher.comparisons import (
+    compare_one_way,
+    count_rows_one_way,
+    variables_never_null,
+)
 from expertflow.evaluate.cypher.tokens import (
     VARIABLES,
     Entity,
@@ -57,9 +64,11 @@ def common_form(tokens: Sequence[Token]) -> Tokens:
         result = _with_conditions_outside(result)
     result = _sort_keys(result)
     if not _projects_all(result):
+        result = count_rows_one_way(
+            result, variables_never_null(result, _matched_variables(result))
+        )
         result = _without_unused_variables(result)
-    result = _sort_conditions(result)
-    return number_variables(_turn_paths(result))
+    return number_variables(_sort_conditions(_turn_paths(result)))
 
 
 def _projects_all(tokens: Tokens) -> bool:
@@ -158,13 +167,17 @@ def _masked(tokens: Sequence[Token]) -> list[tuple[str, str]]:
 
 def _sort_conditions(tokens: Tokens) -> Tokens:
     result = list(tokens)
+    # The order in which variables appear decides between `a.x = b.x` and `b.x = a.x`.
+    names = dict.fromkeys(token.text for token in tokens if token.kind in VARIABLES)
+    order = {name: number for number, name in enumerate(names)}
     for start in reversed([i for i, token in enumerate(tokens) if token == _WHERE]):
         end = _end_of_clause(result, start + 1)
         parts = _conjunction(result[start + 1 : end])
         # A list's bar begins another expression; the bar of labels looks the same.
         has_bar = len(_split(result[start + 1 : end], Token("operator", "|"))) > 1
         if parts is not None and not has_bar:
-            result[start:end] = _where(sorted(parts, key=_masked))
+            same_way = [compare_one_way(part, order) for part in parts]
+            result[start:end] = _where(sorted(same_way, key=_masked))
     return result
 
 
@@ -181,17 +194,31 @@ def _sort_keys(tokens: Tokens) -> Tokens:
 def _without_unused_variables(tokens: Tokens) -> Tokens:
     counts = Counter(token.text for token in tokens if token.kind in VARIABLES)
     # In a condition an otherwise unnamed variable would be a mistake, so it is kept.
-    matched = {
-        index
-        for start in (i for i, token in enumerate(tokens) if token == _MATCH)
-        for index in range(start + 1, _end_of_clause(tokens, start + 1))
-    }
+    matched = _match_positions(tokens)
     unused = {
         entity.body[0]
         for entity in _entities(find_paths(tokens))
         if entity.variable is not None and counts[entity.variable] == 1
     }
     return [token for index, token in enumerate(tokens) if index not in unused & matched]
+
+
+def _match_positions(tokens: Tokens) -> set[int]:
+    return {
+        index
+        for start in (i for i, token in enumerate(tokens) if token == _MATCH)
+        for index in range(start + 1, _end_of_clause(tokens, start + 1))
+    }
+
+
+def _matched_variables(tokens: Tokens) -> set[str]:
+    """Return the variables of single nodes and relationships that a MATCH finds."""
+    where = _match_positions(tokens)
+    return {
+        entity.variable
+        for entity in _entities(find_paths(tokens))
+        if entity.variable is not None and not entity.has_length and entity.start in where
+    }
 
 
 def _turn_paths(tokens: Tokens) -> Tokens:
