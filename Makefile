@@ -13,6 +13,7 @@
 # make node         install the Node that runs generated TypeScript, in its sandbox
 # make graph        install what runs generated Cypher on a small graph
 # make lm-eval      install what evaluation.lm_eval needs
+# make triton       install what bench/without_a_card.py needs beside a CPU build of torch
 # make verify       check every record against its sidecar
 # make check-demos  all experts, and whether each has learned what it should
 # make prune        remove training states, tokens and staged copies that no result refers to
@@ -36,7 +37,7 @@ TORCH_INDEX := $(if $(shell command -v nvidia-smi),,--extra-index-url $(TORCH_CP
 LOGGER := $(wildcard workflow/logger/pyproject.toml workflow/logger/*/*.py)
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
-.PHONY: help demo demos check-demos test coverage test-long test-all slurm-test lint install bitsandbytes slurm s3 node graph lm-eval verify prune soak soak-chain mutants clean
+.PHONY: help demo demos check-demos test coverage test-long test-all slurm-test lint install bitsandbytes slurm s3 node graph lm-eval triton verify prune soak soak-chain mutants clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -108,9 +109,9 @@ $(VENV)/.logger: $(VENV)/.installed $(LOGGER)
 	touch $@
 
 # Extras: what is needed for one thing only has a lock of its own.
-EXTRAS := bitsandbytes slurm s3 node graph lm-eval
+EXTRAS := bitsandbytes slurm s3 node graph lm-eval triton
 
-bitsandbytes slurm s3 node graph lm-eval: %: $(VENV)/.%
+bitsandbytes slurm s3 node graph lm-eval triton: %: $(VENV)/.%
 
 $(EXTRAS:%=$(VENV)/.%): $(VENV)/.%: $(VENV)/.logger envs/requirements-%.lock
 	$(BIN)/pip install -q -r envs/requirements-$*.lock

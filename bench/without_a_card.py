@@ -5,7 +5,7 @@
 Two layers of each model at its real width, rows of 2,048 tokens in bf16, adapters of rank 16 with
 dropout 0.05 on all projections, compiled for sm_90 down to the kernels' plan; with ``--ptx`` down
 to machine code for sm_80, sm_89, sm_90 and sm_100. Needs a C++ compiler and the package triton
-(``pip install --no-deps triton==3.7.1`` for torch 2.13). KB are Inductor's own count of generated
+(``make triton``; a CUDA build of torch brings it). KB are Inductor's own count of generated
 kernels, without matrix products and attention; "launches" count a step of one micro-batch. Peak
 memory is the eager step's, traced. No value is computed and nothing is timed. Prints a table; the
 last line is JSON.
@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "workflow" / "scripts"), str(ROOT / "bench")]
@@ -91,11 +92,13 @@ def start_worker(architecture: str) -> None:
 def count_case(case: Case, *, to_cubin: bool) -> dict[str, Any]:
     """Compile two layers of a model, run a step of them, and count."""
     import torch
+    from fake_card.card import checking
     from fake_card.count import LayerCompiler, read_counters, summarize_graphs
     from torch._dynamo.utils import counters
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from expertflow.train.memory_trace import build_model, materialize_weights, sample_batch
+    from expertflow.train.model import attention
     from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
 
     torch._dynamo.reset()
@@ -103,7 +106,8 @@ def count_case(case: Case, *, to_cubin: bool) -> dict[str, Any]:
     shape, run = SHAPES[case.model], traced_run(case)
     net = build_model(run, n_layers=2, checkpoint=case.checkpointed)
     compiler = LayerCompiler(to_cubin=to_cubin)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    kernel = mock.patch.object(attention, "KERNEL", checking(attention.KERNEL))
+    with kernel, FakeTensorMode(allow_non_fake_inputs=True):
         materialize_weights(net, device="cuda")
         for layer in decoder_layers(causal_lm(net)):
             layer.compile(dynamic=False, backend=compiler)
@@ -232,7 +236,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes (default 2)")
     args = parser.parse_args()
     if find_spec("triton") is None:
-        print("skipped: triton is not installed (pip install --no-deps triton==3.7.1)")
+        print("skipped: triton is not installed (make triton)")
         print(json.dumps({"cases": None, "reason": "triton is not installed"}))
         return
     titles = list(COLUMNS.values())

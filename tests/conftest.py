@@ -55,7 +55,7 @@ settings.load_profile("tests")
 # A package of each extra. What Node needs is more than a package; its tests look themselves.
 EXTRAS = {
     "bitsandbytes": "bitsandbytes", "graph": "graphqlite", "lm-eval": "lm_eval", "s3": "boto3",
-    "slurm": "snakemake_executor_plugin_slurm",
+    "slurm": "snakemake_executor_plugin_slurm", "triton": "triton",
 }  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def test_the_pins_of_all_files_agree() -> None:
     assert len(wanted) == 3
     assert dict(line.split("==") for line in wanted).items() <= pins(LOCK).items()
     extras = [path for path in sorted(LOCK.parent.glob("*.lock")) if path != LOCK]
-    assert len(extras) == 9
+    assert len(extras) == 10
     pinned = set(pins(LOCK))
     for extra in extras:
         assert not pins(extra).keys() & pinned, extra

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,6 +80,30 @@ def pose_as_card(capability: tuple[int, int] = (9, 0)) -> None:
     properties = _properties(capability)
     _patch_torch(capability, properties)
     _patch_triton(capability, properties)
+
+
+def checking(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the variable-length kernel with a check of the arguments that a card would refuse."""
+    import torch
+
+    half = torch.bfloat16, torch.float16
+
+    def check_and_call(
+        query: Any, key: Any, value: Any, from_q: Any, from_k: Any, *longest: int, **options: Any
+    ) -> Any:
+        for tensor in (query, key, value):
+            assert tensor.device.type == "cuda" and tensor.dtype in half, tensor
+            assert tensor.dim() == 3 and tensor.stride(-1) == 1, tensor
+            assert tensor.dtype == query.dtype and tensor.shape[2] == query.shape[2], tensor
+        assert query.shape[2] % 8 == 0 and query.shape[2] <= 256, query
+        assert key.shape == value.shape and query.shape[1] % key.shape[1] == 0, key
+        assert options["enable_gqa"] == (query.shape[1] != key.shape[1])
+        for bounds in (from_q, from_k):
+            assert bounds.device.type == "cuda" and bounds.dtype == torch.int32, bounds
+        assert all(type(n) is int and n > 0 for n in longest), longest
+        return kernel(query, key, value, from_q, from_k, *longest, **options)
+
+    return check_and_call
 
 
 def _properties(capability: tuple[int, int]) -> SimpleNamespace:

@@ -83,7 +83,7 @@ STANDS_FOR = {
 # What the commands of the README run, as rules.
 BY_RULE = {stage.name for stage in CHAIN if not stage.asked}
 CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-EXTRAS = ("bitsandbytes", "slurm", "s3", "node", "graph", "lm-eval")
+EXTRAS = ("bitsandbytes", "slurm", "s3", "node", "graph", "lm-eval", "triton")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 MADE_HERE = {"demo", "demos", "help", "install", "verify", "prune", "soak", "soak-chain", "clean"}
 # .ci/run makes the parts of test-all, and coverage, which runs what test runs; mutants take hours.

@@ -1,0 +1,30 @@
+"""What a step compiles to for a card that is not here."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from support import ROOT
+
+# KB that generated kernels move for a token in a layer, forward and backward together. Above them
+# an operation has come to write what it could have kept in registers.
+CEILINGS_KB = {
+    "qwen3-0.6b lora": 190,
+    "qwen3-0.6b dora": 350,
+    "qwen3-0.6b dora checkpointed": 470,
+    "qwen3-0.6b full": 220,
+}
+
+
+@pytest.mark.long
+@pytest.mark.extra("triton")
+def test_a_step_compiles_whole_and_moves_no_more_than_it_did() -> None:
+    command = [sys.executable, "bench/without_a_card.py", "--workers", "1", "--cases"]
+    done = subprocess.run([*command, *CEILINGS_KB], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    cases = json.loads(done.stdout.splitlines()[-1])["cases"]
+    assert [case["name"] for case in cases] == [*CEILINGS_KB]
+    for case in cases:
+        assert (case["graph_breaks"], case["graphs"] <= 2) == (0, True), case
+        assert 0 < case["kb_per_token_and_layer"] < CEILINGS_KB[case["name"]], case
