@@ -41,6 +41,9 @@ def test_a_spec_holds_the_rows_of_the_named_cards_and_their_prices(tmp_path: Pat
     # A card is also known by its driver's name, and nothing is compared with a CPU.
     named = spec(tmp_path, {"NVIDIA H100 80GB HBM3": PRICE}, hardware="H100 SXM")
     assert named.prices == {"H100 SXM": PRICE}
+    example = yaml.safe_load((ROOT / "config" / "hardware" / "prices.example.yaml").read_text())
+    copied = spec(tmp_path, example["prices"], hardware="H100 SXM", compare=shipped["compare"])
+    assert copied.prices.keys() >= {"H100 SXM", "A100 80GB"}
     on_cpu = spec(tmp_path, prices, hardware="cpu", compare=COMPARE)
     assert (on_cpu.compare, on_cpu.gpu_table) == ((), ())
 
