@@ -189,6 +189,7 @@ SHORT = replace(
 )  # fmt: skip
 RECOMPUTED = {"gradient_checkpointing": True, "flops_per_token_hardware": 3.5e9}
 RETRY = t.MemoryRetry(after_step=0, micro_batch_size=8, n_accumulation_steps=4, message="short")
+PLAIN = t.Fallback(part="loss", planned="compiled", used="chunked", reason="NaN", after_step=0)
 SMALLER = {"memory_retries": (RETRY,), "micro_batch_size": 8, "n_accumulation_steps": 4}
 IN_PLACE = {"action": "read_in_place", "target": None, "reason": NO_SCRATCH}
 RESUMED = {"n_sessions": 2, "resumed_at_steps": (600,)}
@@ -369,6 +370,8 @@ RUNS = (
     Planted("memory ran out in spite of recomputation", CARD, {
         "training": SMALLER, "plan": {**RECOMPUTED, "without_checkpointing_peak_bytes": 70e9},
     }, "memory-short", "gradient_accumulation_steps to 4"),
+    Planted("a wrong kernel", CARD, {"training": {"fallbacks": (PLAIN,)}}, "plain-route",
+            "loss was chunked in place of compiled after step 0: NaN"),
     Planted("full scratch", CARD, staged("weights", is_fallback=True, reason="No space left"),
             "not-staged", "weights were read where they are: No space left"),
     Planted("recomputation for nothing", CARD, {

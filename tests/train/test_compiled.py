@@ -70,20 +70,19 @@ def test_one_graph_serves_all_layers_and_batches(
         for _ in range(2)
     ]
     names = list(nets[0].state_dict())
-    said = compile_layers(nets[0], dtype=FP32, backend="aot_eager")
+    assert compile_layers(nets[0], dtype=FP32, backend="aot_eager") is None
+    assert compiled.describe_compilation().startswith("0 graphs")
     assert list(nets[0].state_dict()) == names
-    assert said == "4 decoder layers compiled, those of a kind as one"
     train_alike(*nets, rows)
     assert not counted["graph_break"]
     # Without adapters the first layer is apart: nothing before it wants a gradient.
-    assert counted["stats"]["unique_graphs"] <= 2
+    n_graphs = counted["stats"]["unique_graphs"]
+    assert n_graphs <= 2 and compiled.describe_compilation().startswith(f"{n_graphs} graphs of ")
 
 
 def test_the_loop_over_documents_is_compiled_for_no_length(rows: PackedRows, counted: Any) -> None:
     nets = [made(FAMILIES["llama"], "packed") for _ in range(2)]
-    assert "without the attention, which loops" in compile_layers(
-        nets[0], dtype=FP32, backend="aot_eager"
-    )
+    assert compile_layers(nets[0], dtype=FP32, backend="aot_eager") is None
     collator = Collator(rows)
     PackedLoss(nets[0])(collator.batch(np.array([0, 1])))
     first = counted["stats"]["unique_graphs"]
@@ -91,11 +90,12 @@ def test_the_loop_over_documents_is_compiled_for_no_length(rows: PackedRows, cou
     train_alike(*nets, rows)
     assert first > 0 and counted["stats"]["unique_graphs"] == first
     assert len(counted["graph_break"]) == 1
+    assert "; break: Skip calling `torch.compiler.disable()`d" in compiled.describe_compilation()
 
 
 def test_checkpointed_layers_that_loop_are_left_alone(rows: PackedRows) -> None:
     net = made(FAMILIES["llama"], "packed", checkpointing=True)
-    assert compile_layers(net, dtype=FP32).startswith("layers not compiled")
+    assert "layers not compiled" in str(compile_layers(net, dtype=FP32))
     assert all(module._compiled_call_impl is None for module in net.modules())
 
 

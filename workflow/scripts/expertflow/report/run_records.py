@@ -143,6 +143,7 @@ class TrainingOutcome(Record, frozen=True, kw_only=True):
     saves: Annotated[Count, doc("Checkpoints written.")]
     checkpoint_write_s: Annotated[Amount, doc("Writing beside training, in the last session.")]
     memory_retries: tuple[tr.MemoryRetry, ...]
+    fallbacks: tuple[tr.Fallback, ...]
     on_the_fly: Annotated[bool, doc("Documents were tokenized as needed, not packed.")]
     sampled_steps: Measured[tr.SampledSteps]
     activated: Annotated[tuple[str, ...], doc("Optimisations that were on.")]

@@ -32,6 +32,7 @@ from expertflow.staging.records import StagingRecord
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import loop, memory, processes, publish
+from expertflow.train.compilation import try_to_compile
 from expertflow.train.feed.on_the_fly import Documents
 from expertflow.train.preflight import run_preflight
 from expertflow.train.processes import Processes
@@ -202,6 +203,7 @@ def _attempt(inputs: TrainInputs, processes: Processes, stop: Callable[[], bool]
         run = assemble_run(inputs, processes=processes, saver=saver, stop=stop, directory=newest)
         truncate_log(run)
         memory.probe_longest_batch(run)
+        try_to_compile(run)
         loop.train(run)
         return publish.finish_run(run)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from msgspec.structs import replace
 
+from expertflow.train.compilation import note_compilation
 from expertflow.train.feed.batches import TENSORS, Batch
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.memory import memory_advice
@@ -36,6 +37,8 @@ def train(run: TrainingRun) -> None:
             with run.clock.part("steps"):
                 run.pending.append(train_step(run, batches))
             profiler.end()
+            if run.progress.step == first + 1:
+                note_compilation(run)
             after_step(run)
 
 

@@ -110,7 +110,7 @@ def probe_longest_batch(run: TrainingRun) -> None:
     feed = run.feed
     if isinstance(feed, Feed) and feed.collator.cuts:
         longest = np.argsort(-feed.collator.n_tokens_N, kind="stable")[: feed.micro_batch_size]
-        _try_batches(run, iter([feed.collator.batch(longest)]))
+        try_batches(run, iter([feed.collator.batch(longest)]))
 
 
 def warm_up_compile(run: TrainingRun, n_steps: int) -> None:
@@ -133,15 +133,17 @@ def warm_up_compile(run: TrainingRun, n_steps: int) -> None:
                 known.add(shape)
                 yield batch
 
-    _try_batches(run, new_shapes())
+    try_batches(run, new_shapes())
 
 
-def _try_batches(run: TrainingRun, batches: Iterator[Batch]) -> None:
+def try_batches(run: TrainingRun, batches: Iterator[Batch]) -> None:
     """Run batches forward and backward, leaving gradients and random numbers unchanged."""
     devices = [run.device] if run.device.type == "cuda" else []
+    # DDP could not go on after a forward or backward pass that failed.
+    module = getattr(run.loss, "module", run.loss)
     with torch.random.fork_rng(devices), memory_advice(run.plan, run.device):
         for batch in batches:
             with run.processes.accelerator.autocast():
-                loss = run.loss(batch)
+                loss = module(batch)
             run.processes.accelerator.backward(loss)
             run.optimizer.zero_grad(set_to_none=True)

@@ -8,6 +8,7 @@ from expertflow.core.records import Record
 from expertflow.plan.records import ModelFacts
 from expertflow.tokens.records import TokenizerRecord
 
+RoutePart = Literal["attention", "compilation", "loss"]
 NOT_ON_CPU = "measured on CUDA devices only; this run was on the CPU"
 
 
@@ -81,6 +82,19 @@ class MemoryRetry(Record, frozen=True, kw_only=True):
     micro_batch_size: int
     n_accumulation_steps: int
     message: str
+
+
+class Fallback(Record, frozen=True, kw_only=True):
+    """A part of the training route that gave way to a plainer one before step ``after_step`` + 1.
+
+    ``planned`` and ``used`` are names of that part's choices, e.g. of a kind of attention.
+    """
+
+    part: RoutePart
+    planned: str
+    used: str
+    reason: str
+    after_step: int
 
 
 class EvalPoint(Record, frozen=True, kw_only=True):
@@ -206,6 +220,7 @@ class RunSummary(Record, frozen=True, kw_only=True):
     micro_batch_size: int
     n_accumulation_steps: int
     memory_retries: tuple[MemoryRetry, ...]
+    fallbacks: tuple[Fallback, ...] = ()
     sampled_steps: SampledSteps | None
     profile_steps: int = 0
     n_tokens: int
@@ -232,7 +247,7 @@ class RunSummary(Record, frozen=True, kw_only=True):
 class TrainingRecord(RunSummary, frozen=True, kw_only=True):
     """A finished training run, with its inputs and location.
 
-    ``measured_peak_flops_per_s`` is the speed of one large product where no peak is known.
+    ``measured_peak_flops_per_s`` is the speed of one large product on a GPU without a known peak.
     """
 
     status: Literal["finished"] = "finished"

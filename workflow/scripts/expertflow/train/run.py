@@ -22,17 +22,14 @@ from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows, read_rows
 from expertflow.train.device import apply_switches
 from expertflow.train.feed.loader import BaseFeed, make_feed
-from expertflow.train.model.attention import activate_flash_3, describe_route
-from expertflow.train.model.compiled import compile_layers
-from expertflow.train.model.load import DTYPES, describe_weights, load_for_training
-from expertflow.train.model.loss import loss_and_gradient_to_compile, loss_route
-from expertflow.train.model.packed import PackedLoss, causal_lm, head_weight
-from expertflow.train.model.self_check import check_model
+from expertflow.train.model.load import describe_weights, load_for_training
+from expertflow.train.model.route import Route
 from expertflow.train.optimizers import make_optimizer
 from expertflow.train.processes import Processes, wrap_model
-from expertflow.train.records import EvalPoint, ModelRecord, SavePoint
+from expertflow.train.records import EvalPoint, Fallback, ModelRecord, SavePoint
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
+from expertflow.train.start import prepare_loss
 from expertflow.train.timing import Clock, StepTimer
 
 if TYPE_CHECKING:
@@ -89,6 +86,7 @@ class TrainProgress(Struct, kw_only=True):
     n_padding_tokens: int = 0
     n_saves: int = 0
     resumed_at_steps: tuple[int, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
     eval_points: tuple[EvalPoint, ...] = ()
     save_points: tuple[SavePoint, ...] = ()
     epochs: dict[str, list[float]] = field(default_factory=dict)
@@ -113,6 +111,7 @@ class TrainingRun(Struct, kw_only=True):
     state: Path
     net: Any
     loss: Any
+    route: Route
     optimizer: Any
     processes: Processes
     feed: BaseFeed
@@ -162,7 +161,10 @@ def assemble_run(
     try:
         net = load_for_training(plan, model, processes.device, weights=inputs.weights)
         words.append(describe_weights(net, plan))
-        loss, more = _loss(net, plan, processes)
+        loss, route, progress.fallbacks, more = prepare_loss(
+            net, plan, processes, feed, step=progress.step, earlier=progress.fallbacks
+        )
+        wrapped = wrap_model(loss, plan)
     except torch.OutOfMemoryError as error:
         raise TrainingError(
             f"{model.name} alone does not fit into the memory of this {plan.hardware};"
@@ -173,7 +175,8 @@ def assemble_run(
         model=model,
         state=inputs.state,
         net=net,
-        loss=loss,
+        loss=wrapped,
+        route=route,
         optimizer=processes.wrap_optimizer(make_optimizer(net, plan)),
         processes=processes,
         feed=feed,
@@ -194,23 +197,6 @@ def assemble_run(
     for line in run.activated:
         log.info("%s", line)
     return run
-
-
-def _loss(net: Any, plan: TrainPlan, processes: Processes) -> tuple[torch.nn.Module, list[str]]:
-    device, smoothing = processes.device, plan.label_smoothing_factor
-    loss = PackedLoss(net, label_smoothing=smoothing)
-    kernel = describe_route(plan.attention, device=device, dtype=DTYPES[plan.precision])
-    flash = activate_flash_3(device) if device.type == "cuda" else "no CUDA kernels"
-    words = [f"attention {plan.attention}: {kernel}; {flash}"]
-    with processes.accelerator.autocast():
-        checked = check_model(loss)
-        route = loss_route(head_weight(causal_lm(net)), label_smoothing=smoothing)
-    compiled = "compilation off"
-    if plan.torch_compile:
-        compiled = compile_layers(net, dtype=DTYPES[plan.precision])
-        loss.kernel = torch.compile(loss_and_gradient_to_compile)
-        compiled += "; loss compiled"
-    return wrap_model(loss, plan), [*words, f"loss {route}", checked, compiled]
 
 
 def _data(inputs: TrainInputs, processes: Processes) -> tuple[BaseFeed, PackedRows, str]:

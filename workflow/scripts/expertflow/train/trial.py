@@ -21,6 +21,7 @@ from expertflow.core.files import remove
 from expertflow.core.records import Record, read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.train import loop, memory, processes, step_hooks
+from expertflow.train.compilation import note_compilation, try_to_compile
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.records import ModelRecord, TrialResult
 from expertflow.train.run import (
@@ -112,6 +113,7 @@ def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
     cuda = run.device.type == "cuda"
     run.loss.train()
     memory.probe_longest_batch(run)
+    try_to_compile(run)
     run.clock.book_startup()
     run.fetched_at_s = time.perf_counter()
     with load_batches(run.feed, 0, plan=run.plan, device=run.device) as batches:
@@ -123,6 +125,7 @@ def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
 
         startup_s = time.perf_counter() - began_s
         first_s = _warm_up(trial, run, step)
+        note_compilation(run)
         memory.warm_up_compile(run, trial.n_timed_steps)
         losses = _fetch(run)
         _wait(run)

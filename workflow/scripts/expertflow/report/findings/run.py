@@ -77,6 +77,21 @@ def find_fallbacks(report: Report) -> Findings:
         )
 
 
+def find_plain_route(report: Report) -> Findings:
+    for fallback in report.training_report.training.fallbacks:
+        yield make_finding(
+            "plain-route",
+            severity="warning",
+            evidence=f"{fallback.part} was {fallback.used} in place of {fallback.planned} after"
+            f" step {fallback.after_step}: {fallback.reason}",
+            threshold="loss and gradients as on the plain route",
+            origin=e.FALLBACK,
+            recommendation="results are right, only slower; report it with the versions of torch"
+            " and driver, and try newer ones",
+            worth=e.NOT_TIMED,
+        )
+
+
 def find_monitor_faults(report: Report) -> Findings:
     hardware = report.training_report.hardware
     share = hardware.monitor_cpu_fraction

@@ -7,6 +7,8 @@ from subprocess import SubprocessError
 from typing import Any
 
 import torch
+from torch._dynamo.convert_frame import FRAME_COMPILE_COUNTER
+from torch._dynamo.utils import counters
 
 from expertflow.core.errors import TrainingError, single_line
 from expertflow.train.model import attention
@@ -21,11 +23,17 @@ FOUR_AT_ONCE = "_can_use_4x_random"
 ONE_BY_ONE = "random numbers one by one"
 
 
-def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor") -> str:
-    """Compile each decoder layer in place; describe what was done.
+# What compiling may raise, depending on where it fails: in the compiler, in triton, in the linker.
+FAILURES = (RuntimeError, OSError, ImportError, AssertionError, SubprocessError)
+
+
+def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor") -> str | None:
+    """Have each decoder layer compiled when it first runs; return why not, if so.
 
     Attention that loops over documents breaks its layer's graph, which checkpointing forbids.
     """
+    torch._dynamo.reset()
+    counters.clear()
     lm = causal_lm(model)
     layers = decoder_layers(lm)
     if not layers:
@@ -46,8 +54,16 @@ def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor")
     torch._dynamo.config.optimize_ddp = False
     for layer in layers:
         layer.compile(dynamic=False, backend=backend)
-    left_out = ", without the attention, which loops over documents" if loops else ""
-    return f"{len(layers)} decoder layers compiled, those of a kind as one{left_out}"
+    return None
+
+
+def describe_compilation() -> str:
+    """Return what was compiled so far, by the compiler's own count."""
+    stats, breaks = counters["stats"], counters["graph_break"]
+    n_again = sum(n - 1 for n in FRAME_COMPILE_COUNTER.values() if n > 1)
+    found = f"{stats['unique_graphs']} graphs of {stats['calls_captured']} operations compiled"
+    found += f", {sum(breaks.values())} graph breaks, {n_again} recompilations"
+    return found + "".join(f"; break: {reason.splitlines()[0]}" for reason in sorted(breaks)[:3])
 
 
 def _check_tools(device: torch.device) -> None:
@@ -67,8 +83,7 @@ def _try_a_kernel(device: torch.device) -> None:
     """Build and run the smallest kernel; it needs a C compiler and Python's headers."""
     try:
         torch.compile(lambda x: -x)(torch.zeros(1, device=device))
-    # Depends on where it fails: in the compiler, in triton, in the linker.
-    except (RuntimeError, OSError, ImportError, AssertionError, SubprocessError) as error:
+    except FAILURES as error:
         raise TrainingError(
             "training.torch_compile: no kernel can be built here"
             f" ({single_line(error, 300)}); install gcc and this Python's headers"

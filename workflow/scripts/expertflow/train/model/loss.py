@@ -51,6 +51,23 @@ def sum_loss(
     return loss
 
 
+def plain_loss(
+    hidden_BLH: torch.Tensor,
+    head_VH: torch.Tensor,
+    labels_BL: torch.Tensor,
+    *,
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """Sum the same loss by torch's own operations, with all its logits in memory."""
+    labels_N = labels_BL[:, 1:].flatten()
+    is_target_N = labels_N != IGNORE
+    logits_TV = functional.linear(hidden_BLH[:, :-1].flatten(0, 1)[is_target_N], head_VH)
+    targets_T = labels_N[is_target_N].long()
+    return functional.cross_entropy(
+        logits_TV.float(), targets_T, reduction="sum", label_smoothing=label_smoothing
+    )
+
+
 def targets_of(labels_BL: torch.Tensor, n_targets: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the flat positions that predict a target, and the targets, both [T].
 

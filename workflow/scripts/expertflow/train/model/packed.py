@@ -13,7 +13,13 @@ from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Buffers, Collator
 from expertflow.train.feed.order import micro_batch_rows
 from expertflow.train.model import attention
-from expertflow.train.model.loss import Kernel, loss_and_gradient, product_dtype, sum_loss
+from expertflow.train.model.loss import (
+    Kernel,
+    loss_and_gradient,
+    plain_loss,
+    product_dtype,
+    sum_loss,
+)
 
 # Document counts are rounded up to this: few shapes to compile for, few empty documents.
 DOCUMENTS_STEP = 128
@@ -26,7 +32,8 @@ class PackedLoss(torch.nn.Module):
         super().__init__()
         self.model = model
         self.label_smoothing = label_smoothing
-        self.kernel: Kernel = loss_and_gradient
+        # None computes the loss by torch's own operations.
+        self.kernel: Kernel | None = loss_and_gradient
         # A new module is in training mode, whatever it wraps.
         self.train(model.training)
 
@@ -38,12 +45,14 @@ class PackedLoss(torch.nn.Module):
         """
         lm = causal_lm(self.model)
         labels = batch.labels_BL.to(next(lm.parameters()).device, non_blocking=True)
+        smoothing = self.label_smoothing if self.training else 0.0
+        inputs = hidden_states(lm, batch), head_weight(lm), labels
+        if self.kernel is None:
+            return plain_loss(*inputs, label_smoothing=smoothing)
         return sum_loss(
-            hidden_states(lm, batch),
-            head_weight(lm),
-            labels,
+            *inputs,
             n_targets=batch.n_target_tokens,
-            label_smoothing=self.label_smoothing if self.training else 0.0,
+            label_smoothing=smoothing,
             kernel=self.kernel,
         )
 

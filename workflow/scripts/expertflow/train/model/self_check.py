@@ -42,6 +42,10 @@ TOLERANCES = {torch.float32: 0.01}
 HALF_TOLERANCE = 0.1
 
 
+class MixedDocuments(TrainingError):
+    """Packed documents see each other; another route may keep them apart."""
+
+
 @torch.no_grad()
 def check_model(loss: PackedLoss) -> str:
     """Compare head and attention with the model's own forward pass; return the differences.
@@ -68,7 +72,7 @@ def check_model(loss: PackedLoss) -> str:
             )
         documents = _document_difference(lm)
         if not documents <= tolerance:
-            raise TrainingError(
+            raise MixedDocuments(
                 f"{family} does not keep packed documents apart (off by {documents:.1g}); set"
                 " training.attention to sdpa, or use another base model"
             )
@@ -87,7 +91,7 @@ def _head_difference(lm: PreTrainedModel) -> float:
 
     hook = lm.base_model.register_forward_hook(give_probe)
     try:
-        with _own_attention(lm):
+        with own_attention(lm):
             ids = torch.arange(4, device=weight_VH.device)[None]
             logits_NV = lm(input_ids=ids, use_cache=False).logits[0]
     finally:
@@ -109,7 +113,7 @@ def _document_difference(lm: PreTrainedModel) -> float:
         ) from error
     ids_N = batch.input_ids_BL.flatten().to(packed_NH.device)
     worst = 0.0
-    with _own_attention(lm):
+    with own_attention(lm):
         for start, end in pairwise(batch.cu_seqlens.tolist()):
             alone = lm.base_model(input_ids=ids_N[None, start:end], use_cache=False)
             found = _difference(packed_NH[start:end], alone.last_hidden_state[0])
@@ -124,7 +128,7 @@ def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @contextmanager
-def _own_attention(lm: PreTrainedModel) -> Iterator[None]:
+def own_attention(lm: PreTrainedModel) -> Iterator[None]:
     name = lm.config._attn_implementation
     lm.set_attn_implementation("eager")
     try:

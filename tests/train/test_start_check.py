@@ -1,0 +1,212 @@
+"""Before step 1 the fast route must train as the plain one; planted faults make it give way."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+from support import LORA
+from test_attention_routes import newest
+from test_families import LENGTHS, SMALL, SPANS, made
+from tiny_run import made as made_run
+from tiny_run import train
+from transformers import Qwen3Config
+
+from expertflow.core.errors import Interrupted
+from expertflow.tokens.arrow import PackedRows
+from expertflow.train import job, start
+from expertflow.train.feed.batches import Batch, Collator
+from expertflow.train.model import attention, loss, start_check
+from expertflow.train.model.compiled import compile_layers
+from expertflow.train.model.loss import loss_and_gradient
+from expertflow.train.model.packed import PackedLoss
+from expertflow.train.model.route import Route
+from expertflow.train.records import RunSummary
+
+TINY = Qwen3Config(**{**SMALL, "num_hidden_layers": 2}, head_dim=16, tie_word_embeddings=True)
+
+
+@pytest.fixture
+def batch() -> Batch:
+    ids = np.random.default_rng(0).integers(0, 97, (2, 32)).astype(np.int32)
+    return Collator(PackedRows.from_lists(ids, LENGTHS, SPANS)).batch(np.arange(1))
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the kernel that needs a card by plain operations."""
+    monkeypatch.setattr(attention, "KERNEL", newest)
+    monkeypatch.setattr(attention, "HALF", (torch.float32,))
+    monkeypatch.setattr(attention, "varlen_unavailable_reason", lambda *_: None)
+
+
+def not_causal(*tensors: Any, window_size: Any = None, **options: Any) -> torch.Tensor:
+    return newest(*tensors, **options)
+
+
+def sharper(*tensors: Any, scale: float | None = None, **options: Any) -> torch.Tensor:
+    return newest(*tensors, scale=1.5 * (scale or tensors[0].shape[-1] ** -0.5), **options)
+
+
+def shifted(labels: torch.Tensor, n_targets: int) -> tuple[torch.Tensor, torch.Tensor]:
+    positions, targets = TARGETS_OF(labels, n_targets)
+    return positions, targets.roll(1)
+
+
+TARGETS_OF = loss.targets_of
+
+
+def scaled(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    value, gradient = loss_and_gradient(*inputs)
+    return value, 2 * gradient
+
+
+def lose_gradient(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+    """Compile layers so that nothing reaches the adapters' A matrices."""
+    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+
+    def run(*inputs: Any) -> Any:
+        pairs = zip(names, inputs, strict=True)
+        return module(*(x.detach() if "lora_a" in name.lower() else x for name, x in pairs))
+
+    return run
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("no such\ninstruction")
+
+
+def made_loss(*, backend: Any = "eager", dropout: float = 0.0) -> tuple[PackedLoss, Route]:
+    net = made(TINY, "packed", adapter=True, checkpointing=True)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if "lora_B" in name:
+                parameter.zero_()
+    packed = PackedLoss(net)
+    assert compile_layers(net, dtype=torch.float32, backend=backend) is None
+    for module in packed.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = dropout
+    return packed, Route(packed, attention="packed", compiled=True)
+
+
+def check(packed: PackedLoss, route: Route, batch: Batch) -> dict[str, tuple[str, str]]:
+    found = start_check.check_route(packed, route, batch, autocast=nullcontext)
+    assert {f.part: f.used for f in found}.items() <= route.used.items()
+    return {f.part: (f.used, f.reason) for f in found}
+
+
+def test_a_sound_route_passes_and_nothing_is_changed(batch: Batch) -> None:
+    packed, route = made_loss(dropout=0.1)
+    packed.model.get_base_model().model.layers[0].eval()
+    modes = [module.training for module in packed.modules()]
+    weights = {name: p.detach().clone() for name, p in packed.named_parameters()}
+    random, used = torch.random.get_rng_state(), dict(route.used)
+    assert check(packed, route, batch) == {}
+    assert route.used == used == {"attention": "packed", "compilation": "on", "loss": "compiled"}
+    assert torch.equal(torch.random.get_rng_state(), random)
+    assert [module.training for module in packed.modules()] == modes
+    assert packed.model.get_base_model().model.layers[0].self_attn.attention_dropout == 0.1
+    for name, parameter in packed.named_parameters():
+        assert torch.equal(parameter, weights[name]) and parameter.grad is None
+
+
+@pytest.mark.parametrize(
+    ("place", "fault", "part", "used", "reason"),
+    [
+        ("attention.KERNEL", not_causal, "attention", "sdpa", "the plain route"),
+        ("attention.KERNEL", sharper, "attention", "sdpa", "the plain route"),
+        ("attention.KERNEL", fail, "attention", "sdpa", "it fails: no such instruction"),
+        ("loss.targets_of", shifted, "loss", "plain", "its loss is"),
+        (None, lose_gradient, "compilation", "off", "lora_A.default.weight has 0.000 times"),
+        (None, fail, "compilation", "off", "no such instruction"),
+        ("loss.kernel", scaled, "loss", "chunked", "has 2.000 times the norm"),
+    ],
+)  # fmt: skip
+def test_the_faulty_part_gives_way(
+    monkeypatch: pytest.MonkeyPatch, batch: Batch, place: str | None, fault: Any, part: str,
+    used: str, reason: str,
+) -> None:  # fmt: skip
+    packed, route = made_loss(backend="eager" if place else fault)
+    if place == "loss.kernel":
+        packed.kernel = fault
+        route = Route(packed, attention="packed", compiled=True)
+    elif place is not None:
+        monkeypatch.setattr(f"expertflow.train.model.{place}", fault)
+    found = check(packed, route, batch)
+    assert {part: found[part][0]} == {part: used} and reason in found[part][1]
+    assert list(found) == [part]
+    assert check(packed, route, batch) == {}
+
+
+def test_two_faults_are_told_apart(monkeypatch: pytest.MonkeyPatch, batch: Batch) -> None:
+    monkeypatch.setattr(attention, "KERNEL", not_causal)
+    packed, route = made_loss(backend=lose_gradient)
+    assert set(check(packed, route, batch)) == {"attention", "compilation"}
+    assert route.used == {"attention": "sdpa", "compilation": "off", "loss": "chunked"}
+
+
+def test_without_noise_a_lost_gradient_would_hide(
+    monkeypatch: pytest.MonkeyPatch, batch: Batch
+) -> None:
+    monkeypatch.setattr(start_check, "NOISE", 0.0)
+    assert check(*made_loss(backend=lose_gradient), batch) == {}
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "CHECKED_DEVICES", ("cpu",))
+
+
+def run_tiny(folder: Path, **settings: Any) -> RunSummary:
+    lora = replace(LORA, dropout=0.1)
+    return train(made_run(folder, n_steps=3, lora=lora, **settings))
+
+
+def test_a_checked_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unchecked = run_tiny(tmp_path / "unchecked")
+    monkeypatch.setattr(start, "CHECKED_DEVICES", ("cpu",))
+    found = run_tiny(tmp_path / "checked")
+    assert "route checked: a row's loss and gradients as on the plain one" in found.activated
+    assert found.fallbacks == () and found.weights_sha256 == unchecked.weights_sha256
+
+
+def test_a_run_records_what_gave_way_and_resumes_on_the_same_route(
+    tmp_path: Path, checked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = made_run(tmp_path, n_steps=10)
+    with monkeypatch.context() as faulty:
+        faulty.setattr(loss, "targets_of", shifted)
+        faulty.setattr(attention, "KERNEL", not_causal)
+        faulty.setattr(job, "stop_on_signals", lambda: nullcontext(lambda: True))
+        with pytest.raises(Interrupted):
+            train(inputs)
+    found = train(inputs)
+    assert [(f.part, f.used, f.after_step) for f in found.fallbacks] == [
+        ("attention", "sdpa", 0), ("loss", "plain", 0)
+    ]  # fmt: skip
+    assert found.resumed_at_steps and "loss plain" in " ".join(found.activated)
+
+
+@pytest.mark.parametrize("backend", ["eager", fail], ids=["sound", "failing"])
+def test_layers_that_do_not_compile_run_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Any
+) -> None:
+    plain = run_tiny(tmp_path / "plain", torch_compile=False)
+    monkeypatch.setattr(start, "compile_layers", partial(compile_layers, backend=backend))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    found = run_tiny(tmp_path / "compiled", torch_compile=True)
+    assert found.weights_sha256 == plain.weights_sha256
+    counted = [line for line in found.activated if "graphs of" in line]
+    assert len(counted) == 1 and counted[0].endswith("by the end of step 1")
+    if backend == "eager":
+        assert found.fallbacks == () and not counted[0].startswith("0 graphs")
+    else:
+        [fallback] = found.fallbacks
+        assert (fallback.part, fallback.used, fallback.after_step) == ("compilation", "off", 0)
+        assert "no such instruction" in fallback.reason

@@ -1,0 +1,219 @@
+"""Check before the first step that the fast route trains as the plain one does.
+
+The plain route is transformers' eager attention on one document at a time, nothing compiled, and
+torch's cross-entropy of the model's own logits. A part of the fast route that gives another loss or
+other gradients gives way to its next choice: attention, then compilation, then the loss.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import pairwise
+
+import torch
+from torch.nn import functional
+
+from expertflow.core.errors import single_line
+from expertflow.tokens.packing import IGNORE
+from expertflow.train.device import is_out_of_memory
+from expertflow.train.feed.batches import Batch
+from expertflow.train.model.compiled import FAILURES
+from expertflow.train.model.packed import PackedLoss, causal_lm
+from expertflow.train.model.route import PARTS, Route
+from expertflow.train.model.self_check import own_attention
+from expertflow.train.records import Fallback
+
+LOSS_TOLERANCE = 0.01
+# Cosine and relative norm, of all gradients together and of each tensor's. A tensor counts from
+# this share of the largest one's norm on.
+ALL, EACH, COUNTED = (0.999, 0.05), (0.99, 0.1), 0.01
+# Of the noise in the adapters' B matrices: their change of a layer stays small beside its weights.
+NOISE = 0.02
+ADAPTER_B = ("lora_B", "lora_embedding_B")
+
+Autocast = Callable[[], AbstractContextManager[None]]
+Gradients = dict[str, torch.Tensor]
+
+
+def check_route(
+    loss: PackedLoss,
+    route: Route,
+    batch: Batch,
+    *,
+    autocast: Autocast,
+    any_of: Callable[[bool], list[bool]] = lambda flag: [flag],
+    after_step: int = 0,
+) -> tuple[Fallback, ...]:
+    """Compare loss and gradients with the plain route's; fall back where they differ.
+
+    Processes decide together. Weights, gradients, modes and random numbers stay as they are. If
+    memory runs out, the route stays, and the error is torch's.
+    """
+    planned = dict(route.used)
+    with _comparable(loss):
+        try:
+            expected = _plain_pass(loss, batch, autocast)
+
+            def difference() -> str | None:
+                reason = _fast_difference(loss, batch, autocast, *expected)
+                [failed] = any_of(reason is not None)
+                return (reason or "it differs in another process") if failed else None
+
+            return () if difference() is None else _fall_back(route, difference, after_step)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                for part, choice in planned.items():
+                    route.use(part, choice)
+            raise
+
+
+def _fall_back(
+    route: Route, difference: Callable[[], str | None], after_step: int
+) -> tuple[Fallback, ...]:
+    """Begin with the plainest choices, and take part by part the first one that agrees."""
+    fallbacks = []
+    ladders = {part: route.choices(part) for part in PARTS}
+    for part in PARTS:
+        route.use(part, ladders[part][-1])
+    for part in PARTS:
+        reasons = []
+        for choice in (choices := route.choices(part)):
+            route.use(part, choice)
+            if (reason := difference()) is None:
+                break
+            reasons.append(reason)
+        if choice != choices[0]:
+            fallbacks.append(
+                Fallback(
+                    part=part,
+                    planned=choices[0],
+                    used=choice,
+                    reason=reasons[0],
+                    after_step=after_step,
+                )
+            )
+    return tuple(fallbacks)
+
+
+def _plain_pass(loss: PackedLoss, batch: Batch, autocast: Autocast) -> tuple[float, Gradients]:
+    lm, total = causal_lm(loss.model), 0.0
+    device = next(lm.parameters()).device
+    ids_N = batch.input_ids_BL.flatten().to(device)
+    labels_N = batch.labels_BL.flatten().long()
+    with own_attention(lm), torch.compiler.set_stance("force_eager"):
+        for start, end in pairwise(batch.cu_seqlens.tolist()):
+            targets = labels_N[start + 1 : end]
+            if not (targets != IGNORE).any():
+                continue
+            with autocast():
+                out = lm(input_ids=ids_N[None, start:end], use_cache=False)
+            part = functional.cross_entropy(
+                out.logits[0, :-1].float(),
+                targets.to(device),
+                ignore_index=IGNORE,
+                reduction="sum",
+                label_smoothing=loss.label_smoothing,
+            )
+            torch.autograd.backward(part)
+            total += float(part.detach())
+    # On the host, since a card may have memory for one set of gradients only.
+    return total, {name: g.to("cpu", copy=True) for name, g in _take_gradients(loss)}
+
+
+def _take_gradients(loss: PackedLoss) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in loss.named_parameters():
+        if parameter.grad is not None:
+            yield name, parameter.grad
+            parameter.grad = None
+
+
+def _fast_difference(
+    loss: PackedLoss, batch: Batch, autocast: Autocast, expected: float, gradients: Gradients
+) -> str | None:
+    try:
+        with autocast():
+            value = loss(batch)
+        value.backward()
+    except FAILURES as error:
+        for parameter in loss.parameters():
+            parameter.grad = None
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            raise
+        return f"it fails: {single_line(error, 300)}"
+    found = dict(_take_gradients(loss))
+    if not abs(value.item() - expected) <= LOSS_TOLERANCE * abs(expected):
+        return f"its loss is {value.item():.6g}, and {expected:.6g} on the plain route"
+    return _gradient_difference(found, gradients)
+
+
+def _gradient_difference(found: Gradients, expected: Gradients) -> str | None:
+    names = sorted(found.keys() | expected.keys())
+    products = torch.stack([_products(found.get(n), expected.get(n)) for n in names])
+    counted = products[:, 2] >= COUNTED**2 * products[:, 2].max()
+    for name, products_3, counts in zip(names, products, counted, strict=True):
+        if counts and (problem := _disagreement(products_3, *EACH)) is not None:
+            return f"the gradient of {name} {problem}"
+    problem = _disagreement(products.sum(0), *ALL)
+    return f"the gradient of all weights {problem}" if problem else None
+
+
+def _products(found: torch.Tensor | None, expected: torch.Tensor | None) -> torch.Tensor:
+    """Return the product of two gradients and that of each with itself; none is zero."""
+    one, other = (None if g is None else g.flatten().float() for g in (found, expected))
+    if one is not None and other is not None:
+        other = other.to(one.device)
+    pairs = (one, other), (one, one), (other, other)
+    values = [0.0 if a is None or b is None else float(torch.dot(a, b)) for a, b in pairs]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _disagreement(products: torch.Tensor, least_cosine: float, tolerance: float) -> str | None:
+    product, found, expected = products.tolist()
+    norm, expected_norm = found**0.5, expected**0.5
+    # Written so that NaN disagrees.
+    if not product >= least_cosine * norm * expected_norm:
+        cosine = product / (norm * expected_norm)
+        return f"has a cosine of {cosine:.4f} with the plain route's, below {least_cosine}"
+    if not abs(norm - expected_norm) <= tolerance * expected_norm:
+        return f"has {norm / expected_norm:.3f} times the norm of the plain route's"
+    return None
+
+
+@contextmanager
+def _comparable(loss: PackedLoss) -> Iterator[None]:
+    """Train without dropout and with noise in the adapters' B; undo it all at the end.
+
+    At zero, where training starts, B would hide the gradients of A.
+    """
+    modes = [(module, module.training) for module in loss.modules()]
+    dropouts = [
+        (module, name, value)
+        for module in loss.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, float)
+        and ("dropout" in name or (name == "p" and "Dropout" in type(module).__name__))
+    ]
+    own = [p for n, p in loss.named_parameters() if any(key in n for key in ADAPTER_B)]
+    before = [parameter.detach().clone() for parameter in own]
+    device = next(loss.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            loss.train()
+            for module, name, _ in dropouts:
+                setattr(module, name, 0.0)
+            _write(own, [NOISE * torch.randn(b.shape, generator=generator) for b in before])
+            yield
+    finally:
+        _write(own, before)
+        for module, name, value in dropouts:
+            setattr(module, name, value)
+        for module, training in modes:
+            module.training = training
+        for parameter in loss.parameters():
+            parameter.grad = None
+
+
+@torch.no_grad()
+def _write(parameters: list[torch.nn.Parameter], values: list[torch.Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
