@@ -17,7 +17,6 @@ from expertflow.core.files import sha256_file, sha256_text
 from expertflow.core.records import write_record
 from expertflow.data.records import DataFile, SourceRecord
 from expertflow.hardware import probe
-from expertflow.plan.cost import MFU_HIGH, MFU_LOW
 from expertflow.plan.records import CostPlan
 from expertflow.tokens.records import PackedSplit
 from expertflow.train.model.base import read_facts
@@ -59,7 +58,7 @@ class Place:
     @property
     def workflow(self) -> Workflow:
         Path("config/experts/e.yaml").write_text(yaml.safe_dump(self.manifest))
-        return Workflow(RunContext(config={"experts": {"e": {}}, **self.config}))
+        return Workflow(RunContext(config={"experts": {"e": {}}, **self.config}, looks=True))
 
     def record(self, rule: str, name: str, value: Any, **of: str) -> None:
         """Write a record as the rule would with the settings and the code of now."""
@@ -131,19 +130,39 @@ def test_a_plan_that_cannot_be_read_does_not_count_and_ends_no_run(place: Place)
         assert basis.startswith("results/e/plan.json")
 
 
-def test_packed_tokens_give_flops_over_peak(place: Place) -> None:
+def test_packed_tokens_take_the_time_of_their_steps(place: Place) -> None:
     place.packing()
     hidden, q, kv = 1024, 16 * 128, 8 * 128
     layers = 28 * (2 * hidden * q + 2 * hidden * kv + 3 * hidden * 3072)
     head, attention = hidden * 151936 * 0.5, 28 * q * 200
     flops = 2 * 1_000_000 * (6 * (layers + head) + 12 * attention)
-    low, high = (flops / (H100_FLOPS_PER_S * mfu) / 3600 for mfu in (0.45, 0.20))
-    once = place.hours()
-    assert once == pytest.approx((low, high), rel=0.05)
-    assert place.basis() == "estimate from packed tokens; $2.50/h of 2026-11-01"
+    low, high = once = place.hours()
+    # Slower than all products at the share of the peak that they reach, and not by much.
+    products = flops / (H100_FLOPS_PER_S * 0.57) / 3600
+    assert low < high < 3 * products and low > products
+    basis = "estimate from packed tokens; $2.50/h of 2026-11-01; matrix products bind"
+    assert place.basis() == basis
     # Layers that are computed again take their time.
     place.manifest["training"]["gradient_checkpointing"] = "auto"
-    assert place.hours()[0] == once[0] and place.hours()[1] > 1.2 * once[1]
+    assert place.hours()[0] == once[0] and place.hours()[1] > 1.1 * once[1]
+
+
+def test_a_card_too_small_for_the_weights_is_refused(
+    place: Place,
+) -> None:
+    def dry_run() -> None:
+        place.workflow.priority("train_expert")(SimpleNamespace(expert="e"))
+
+    dry_run()
+    Path("model/config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 500}))
+    too_large = (
+        "e: weights, gradients and optimizer take 119.5 GiB and H100 SXM has 74.5 GiB; use a"
+    )
+    with pytest.raises(SystemExit, match=too_large):
+        dry_run()
+    # Frozen weights in half precision fit.
+    place.manifest["training"]["method"] = "lora"
+    dry_run()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +180,7 @@ def test_a_bound_of_steps_counts(place: Place, training: dict[str, Any], n_token
     place.packing()
     two_epochs = place.hours()[0]
     place.manifest["training"] |= training
-    assert place.hours()[0] == pytest.approx(two_epochs * n_tokens / 2_000_000, rel=0.1)
+    assert place.hours()[0] == pytest.approx(two_epochs * n_tokens / 2_000_000, rel=0.2)
 
 
 def test_bytes_give_a_band_that_holds_the_packed_tokens(place: Place) -> None:
@@ -215,7 +234,7 @@ def test_what_is_not_known_has_its_reason(place: Place) -> None:
     Path("config/hardware/prices.yaml").write_text("prices: {}\n")
     place.config |= {"hardware": "Own", "compare": []}
     place.manifest |= {"model": "model", "training": {"batch_size": 1}}
-    assert place.basis() == "no bf16 peak is known for Own"
+    assert place.basis() == "no estimate: the bf16 peak of Own is not known"
 
 
 @pytest.mark.parametrize("config", [{"hardware": "cpu"}, {"hardware": "auto"}, {"preset": "demo"}])
@@ -231,8 +250,8 @@ def test_a_cpu_is_as_fast_as_a_share_of_its_products(
         place.manifest["demo"] = {"training": place.manifest["training"]}
     on_cpu = place.hours()
     assert place.parts()[2:] == ["cpu", "estimate from packed tokens; no price set"]
-    assert on_cpu[0] / low == pytest.approx(MFU_HIGH / CPU_SHARE[1], rel=0.2)
-    assert on_cpu[1] / high == pytest.approx(MFU_LOW / CPU_SHARE[0], rel=0.2)
+    assert on_cpu[1] / on_cpu[0] == pytest.approx(CPU_SHARE[1] / CPU_SHARE[0], rel=0.2)
+    assert on_cpu[0] < low < high < on_cpu[1]
 
 
 def test_a_cluster_is_asked_for_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,15 @@
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 from plan_fixtures import card, plan, reasons_of, seq
 
 from expertflow.core.errors import ConfigError
 from expertflow.plan.cost import count_best_saves, count_evals, count_saves, round_up_hours
 from expertflow.plan.records import Calibration, TrainPlan
+from expertflow.plan.show import plan_text
+from expertflow.plan.step_time import bound_of, bound_words
 from expertflow.plan.tuned import calibration_key
 
 MEASURED = Calibration(
@@ -28,10 +31,11 @@ def calibrated(name: str | None, *, mean_s: float = 0.5, **changes: Any) -> Trai
 def test_fp16_is_priced_at_the_fp16_peak() -> None:
     small = plan(card("RTX 2060"), seq(512))
     assert small.precision == "fp16"
-    assert small.cost.predicted_hours is not None
-    flops = small.predicted_tokens * small.flops_per_token_hardware
-    assert small.cost.predicted_hours == pytest.approx(flops / (25.8e12 * 0.3) / 3600)
-    assert "dense fp16 peak" in small.cost.reason
+    assert small.cost.mfu_fraction is not None and small.cost.predicted_hours is not None
+    rate = small.model_flops / small.cost.predicted_hours / 3600
+    assert small.cost.mfu_fraction == pytest.approx(rate / 25.8e12)
+    # No published run is of such a card.
+    assert "a similar one" in small.cost.reason
     # Full precision is priced at the TF32 peak, or not at all.
     for is_on in (True, False):
         full = plan(card("H100 SXM"), bf16=False, use_tf32=is_on).cost
@@ -40,12 +44,40 @@ def test_fp16_is_priced_at_the_fp16_peak() -> None:
 
 def test_what_is_computed_again_takes_its_time_and_is_no_mfu() -> None:
     plain, again = (plan(card("H100 SXM"), gradient_checkpointing=on).cost for on in (False, True))
-    assert plain.mfu_fraction == pytest.approx(0.3)
     assert again.predicted_hours is not None and plain.predicted_hours is not None
+    assert again.mfu_fraction is not None and plain.mfu_fraction is not None
     ratio = again.predicted_hours / plain.predicted_hours
     assert 1.2 < ratio < 1.5
-    assert again.mfu_fraction == pytest.approx(0.3 / ratio)
-    assert "checkpointing computes" in again.reason and "checkpointing" not in plain.reason
+    assert again.mfu_fraction == pytest.approx(plain.mfu_fraction / ratio)
+
+
+def test_a_plan_tells_what_binds_and_what_a_switch_would_change() -> None:
+    made = plan(card("H100 SXM"), batch_size=2, gradient_checkpointing=False)
+    cost = made.cost
+    assert cost.step is not None and cost.step_hours is not None
+    parts = to_builtins(cost.step)
+    total = parts.pop("total_s")
+    assert total == pytest.approx(sum(parts.values()))
+    assert cost.step_hours * 3600 / made.n_steps == pytest.approx(total, rel=0.01)
+    assert cost.bound == bound_of(cost.step) and bound_words(cost.step) in cost.reason
+    changes = {change.setting: change for change in cost.changes}
+    # Without accumulation there is no larger micro-batch of the same rows.
+    assert list(changes) == ["gradient_checkpointing", "torch_compile"]
+    again = changes["gradient_checkpointing"]
+    assert again.fits and again.step_s > total
+    assert changes["torch_compile"].value == "False" and changes["torch_compile"].step_s > total
+    other = plan(card("H100 SXM"), batch_size=2, gradient_checkpointing=True).cost.step
+    assert other is not None and other.total_s == pytest.approx(again.step_s)
+    halved = plan(card("H100 SXM"), batch_size=1, gradient_accumulation_steps=4).cost
+    assert (halved.changes[0].setting, halved.changes[0].value) == ("batch_size", "2")
+    text = plan_text(made)
+    assert "binds" in text or "bind" in text
+    assert "gradient_checkpointing True" in text
+    # A card without a bandwidth, or a CPU, has none of it.
+    for gpu in (replace(card("H100 SXM"), peak_bandwidth_bytes_per_s=None), None):
+        bare = plan(gpu).cost
+        assert (bare.step, bare.bound, bare.changes, bare.predicted_hours) == (None, None, (), None)
+        assert bare.reason.startswith("no estimate")
 
 
 def test_a_calibration_gives_a_cpu_hours_and_dollars() -> None:

@@ -47,7 +47,7 @@ def test_fewer_rows_a_card_may_need_no_checkpointing() -> None:
 def test_cards_share_the_hours_and_a_configured_price_is_that_of_the_machine() -> None:
     one, four = (plan(card("H100 SXM"), world_size=n).cost for n in (1, 4))
     assert one.predicted_hours is not None and four.predicted_hours is not None
-    assert four.predicted_hours == pytest.approx(one.predicted_hours / 4)
+    assert four.predicted_hours == pytest.approx(one.predicted_hours / 4, rel=0.05)
     assert "4 cards" in four.reason and "cards" not in one.reason
     cost = plan(card("H100 SXM"), price_usd_per_hour=8.0, world_size=4).cost
     assert cost.price_usd_per_hour == 8.0

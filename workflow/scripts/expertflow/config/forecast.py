@@ -1,18 +1,20 @@
 """Forecast a training's hours and dollars before it runs, and the basis of the forecast.
 
 A dry run shows it, so it is read from disk in milliseconds from the best basis: the plan, else
-packed tokens, else the bytes of the sources. Each step down widens the band. Unknown values have a
-reason.
+packed tokens, else the bytes of the sources, both at the speed that ``plan/step_time.py`` predicts.
+Each step down widens the band. Unknown values have a reason.
 """
 
 import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from expertflow.config.expert import ConfiguredExpert
-from expertflow.core.errors import ExpertflowError, TrainingError, single_line
+from expertflow.core.errors import ExpertflowError, HardwareError, TrainingError, single_line
 from expertflow.core.files import sha256_file, sha256_text, sidecar_of
+from expertflow.core.format import gib
 from expertflow.core.records import Record, read_part, read_record
 from expertflow.core.settings import name_of
 from expertflow.data import cache
@@ -22,10 +24,12 @@ from expertflow.data.sources.registry import open_source
 from expertflow.hardware import probe
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.claims import time_words
-from expertflow.plan.cost import MFU_HIGH, MFU_LOW, peak_flops_per_s, price_of_plan
-from expertflow.plan.flops import flops_per_token
+from expertflow.plan.cost import price_of_plan
+from expertflow.plan.flops import count_trained_weights, flops_per_token
+from expertflow.plan.memory import BUSY_TOKENS, standing_bytes
 from expertflow.plan.records import CostPlan, ModelFacts, PlanSpec, TrainPlan
-from expertflow.plan.switches import choose_precision
+from expertflow.plan.step_time import StepWork, bound_words, card_speed, predict_step
+from expertflow.plan.switches import choose_attention, choose_compile, choose_precision
 from expertflow.tokens.records import PackedSplit
 
 # Bytes of a file for one token of the texts in it, least and most. Seen with Qwen's tokenizer on 21
@@ -42,6 +46,8 @@ FILL_FRACTION = (0.7, 1.0)
 # What a training on a CPU reaches of the speed of one large product. Seen on two shared cores, with
 # Qwen3's layers: 0.06 to 0.13 at half a million parameters, 0.3 to 0.8 at a hundred million.
 CPU_SHARE = (0.05, 0.8)
+# Micro-batches of a step where the manifest leaves them to the plan: a judgment, of little weight.
+N_MICRO_BATCHES = 4
 
 Range = tuple[float, float]
 
@@ -74,6 +80,42 @@ class Forecast(Record, frozen=True, kw_only=True):
         return f"{times} ({self.basis.split('; ')[0]})"
 
 
+class StepRun(NamedTuple):
+    """A training as far as a forecast knows it."""
+
+    facts: ModelFacts
+    spec: PlanSpec
+    n_tokens: float
+    mean_context_tokens: float
+    supervised_fraction: float
+    checkpoint: bool
+
+    @property
+    def flops(self) -> float:
+        per_token = flops_per_token(
+            self.facts,
+            lora=self.spec.lora,
+            mean_context_tokens=self.mean_context_tokens,
+            supervised_fraction=self.supervised_fraction,
+            checkpoint_activations=self.checkpoint,
+        )
+        return self.n_tokens * per_token.hardware
+
+    def step_work(self, n_tokens: float, *, compiled: bool) -> StepWork:
+        return StepWork(
+            facts=self.facts,
+            lora=self.spec.lora,
+            n_tokens=n_tokens,
+            n_micro_batches=self.spec.gradient_accumulation_steps or N_MICRO_BATCHES,
+            mean_context_tokens=self.mean_context_tokens,
+            supervised_fraction=self.supervised_fraction,
+            checkpoint=self.checkpoint,
+            compiled=compiled,
+            is_quantized=self.spec.method == "qlora",
+            n_trained=count_trained_weights(self.facts, self.spec.lora),
+        )
+
+
 class Forecaster:
     """Forecasts the training of an expert as it stands.
 
@@ -97,21 +139,41 @@ class Forecaster:
                 note = "; plan.json is of other settings or code"
             gpu = probe.resolve_gpu(hardware, list(spec.gpu_table))
             hardware = "cpu" if gpu is None else f"{spec.world_size} x {gpu.name}"
-            flops, basis = self._expected_flops()
-            low, high = _flops_per_s(spec, gpu)
+            runs, basis = self._expected_runs()
+            hours, words = (_cpu_hours(runs), "") if gpu is None else self._card_hours(runs, gpu)
         except Unknown as reason:
             return Forecast(hardware=hardware, basis=f"{reason}{note}")
         except ExpertflowError as error:
             return Forecast(hardware=spec.hardware, basis=single_line(str(error).split("; ")[0]))
-        hours = flops[0] / high / 3600, flops[1] / low / 3600
         price = price_of_plan(spec, gpu)
         name = "cpu" if gpu is None else gpu.name
         return Forecast(
             hours=hours,
             usd=_range(price.usd(hours[0]), price.usd(hours[1])),
             hardware=hardware,
-            basis=f"{basis}; {_price_text(price.usd_per_hour, price.as_of, name)}{note}",
+            basis=f"{basis}; {_price_text(price.usd_per_hour, price.as_of, name)}{words}{note}",
         )
+
+    def check_memory(self) -> None:
+        """Raise HardwareError if the card is too small for weights and states alone.
+
+        Activations are left to the plan, which traces them.
+        """
+        spec = self.spec
+        try:
+            gpu = probe.resolve_gpu(spec.hardware, list(spec.gpu_table))
+            facts = self._current_facts()
+        except Unknown:
+            # The forecast, or the job that needs it, says so.
+            return
+        n_shares = spec.world_size if spec.parallel == "fsdp" else 1
+        n_bytes = standing_bytes(spec, facts) // n_shares
+        total = None if gpu is None else gpu.memory_total_bytes
+        if gpu is not None and total is not None and n_bytes > total:
+            raise HardwareError(
+                f"{self.expert.name}: weights, gradients and optimizer take {gib(n_bytes)} and"
+                f" {gpu.name} has {gib(total)}; use a larger card, method qlora or a smaller model"
+            )
 
     def _is_current(self, rule: str, record: Path, **of: str) -> bool:
         """Return whether a record is complete and was made by the current rule, by its sidecar."""
@@ -126,11 +188,16 @@ class Forecaster:
         wanted = {"spec_sha256": sha256_text(spec), "code": code, "sha256": sha256_file(record)}
         return all(made.get(key) == value for key, value in wanted.items())
 
-    def _expected_flops(self) -> tuple[Range, str]:
-        """Return least and most FLOPs of the hardware, and what they were estimated from."""
-        spec, packing, model = self.spec, self.results / "packing.json", self.results / "model.json"
-        has_model = self._is_current("prepare_model", model)
-        facts = read_part(ModelFacts, model, "facts") if has_model else self._facts()
+    def _current_facts(self) -> ModelFacts:
+        model = self.results / "model.json"
+        if self._is_current("prepare_model", model):
+            return read_part(ModelFacts, model, "facts")
+        return self._facts()
+
+    def _expected_runs(self) -> tuple[tuple[StepRun, StepRun], str]:
+        """Return the least and the most work, and what it was estimated from."""
+        spec, packing, facts = self.spec, self.results / "packing.json", self._current_facts()
+        has_model = self._is_current("prepare_model", self.results / "model.json")
         if has_model and self._is_current("pack_sequences", packing):
             train: PackedSplit = read_part(PackedSplit, packing, "train")
             tokens = _trained_on(spec, train)
@@ -146,16 +213,29 @@ class Forecaster:
         # The plan decides on ``auto``: layers that are computed again take their time.
         again = spec.gradient_checkpointing
         least, most = (
-            flops_per_token(
-                facts,
-                lora=spec.lora,
-                mean_context_tokens=context[i],
-                supervised_fraction=supervised[i],
-                checkpoint_activations=checkpoint,
-            ).hardware
+            StepRun(facts, spec, tokens[i], context[i], supervised[i], checkpoint)
             for i, checkpoint in enumerate((bool(again), again is not False))
         )
-        return (tokens[0] * least, tokens[1] * most), basis
+        return (least, most), basis
+
+    def _card_hours(self, runs: tuple[StepRun, StepRun], gpu: GpuFacts) -> tuple[Range, str]:
+        """Return hours, and what binds, from a step of as many tokens as the plan would take."""
+        spec, training = self.spec, self.expert.training
+        speed = card_speed(gpu, choose_precision(spec, gpu)[0], use_tf32=spec.use_tf32)
+        if isinstance(speed, str):
+            raise Unknown(speed)
+        attention, _ = choose_attention(spec, gpu)
+        compiled, _ = choose_compile(spec, gpu, attention=attention, packing=training.packing)
+        n_tokens = BUSY_TOKENS
+        if spec.batch_size is not None and training.max_seq_length is not None:
+            n_tokens = spec.batch_size * training.max_seq_length
+        hours = []
+        for run, error in zip(runs, speed.band, strict=True):
+            work = run.step_work(n_tokens, compiled=compiled)
+            step = predict_step(work, speed)
+            steps = run.n_tokens / (n_tokens * work.n_micro_batches * spec.world_size)
+            hours.append(steps * step.total_s * error / 3600)
+        return (hours[0], hours[1]), f"; {bound_words(step)}"
 
     def _tokens_per_row(self) -> Range | None:
         training = self.expert.training
@@ -213,22 +293,16 @@ class Forecaster:
             raise Unknown(problem) from error
 
 
-def _flops_per_s(spec: PlanSpec, gpu: GpuFacts | None) -> Range:
-    """Return the least and most that all processes together reach."""
-    if gpu is None:
-        speed = probe.cpu_flops_per_s()
-        return speed * CPU_SHARE[0], speed * CPU_SHARE[1]
-    precision, _ = choose_precision(spec, gpu)
-    peak = peak_flops_per_s(gpu, precision, use_tf32=spec.use_tf32)
-    if peak is None:
-        raise Unknown(f"no {precision} peak is known for {gpu.name}")
-    return peak * spec.world_size * MFU_LOW, peak * spec.world_size * MFU_HIGH
+def _cpu_hours(runs: tuple[StepRun, StepRun]) -> Range:
+    speed = probe.cpu_flops_per_s() * 3600
+    return runs[0].flops / (speed * CPU_SHARE[1]), runs[1].flops / (speed * CPU_SHARE[0])
 
 
 def _planned(path: Path) -> Forecast:
     cost: CostPlan = read_part(CostPlan, path, "cost")
     name: str = read_part(str, path, "hardware")
     basis = "calibrated plan" if cost.calibrated else "plan"
+    words = "" if cost.step is None else f"; {bound_words(cost.step)}"
     hours = _range(cost.predicted_hours_low, cost.predicted_hours_high)
     if hours is None:
         return Forecast(hardware=name, basis=f"{basis}: {cost.reason}")
@@ -237,7 +311,7 @@ def _planned(path: Path) -> Forecast:
         hours=hours,
         usd=_range(cost.predicted_usd_low, cost.predicted_usd_high),
         hardware=name if name == "cpu" else f"{n_cards} x {name}",
-        basis=f"{basis}; {_price_text(cost.price_usd_per_hour, cost.price_as_of, name)}",
+        basis=f"{basis}; {_price_text(cost.price_usd_per_hour, cost.price_as_of, name)}{words}",
     )
 
 

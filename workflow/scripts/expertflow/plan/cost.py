@@ -1,9 +1,8 @@
-"""Convert work into hours and hours into dollars, with a band.
+"""Convert seconds of a step into hours and hours into dollars, with a band.
 
-Without measurements on the same card, the band is what published bf16 training of 1-8B dense models
-reaches: 20 to 45 % of the card's dense peak at the precision used. Recomputation (gradient
-checkpointing) adds no model FLOPs but takes time, so hardware FLOPs are divided by the speed.
-Without a known peak there is no estimate, and without a price no dollars.
+Without measurements on the same card, a step takes what ``plan/step_time.py`` predicts from what it
+computes and moves, and the band is the error of that model on published trainings. Without a known
+card there is no estimate, and without a price no dollars.
 
 A calibration replaces all of that by measured seconds: steps, saves, evaluations, and one-time
 work. Its band is the quartiles of the steps, widened by 5 %.
@@ -13,14 +12,34 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from expertflow.core.errors import ConfigError
 from expertflow.core.settings import name_of
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.claims import Speed, time_words
-from expertflow.plan.records import Calibration, CostPlan, PlanSpec, TrainPlan
+from expertflow.plan.draft import PlanDraft
+from expertflow.plan.memory import loss_chunk_rows
+from expertflow.plan.records import (
+    USABLE_FRACTION,
+    Calibration,
+    CostPlan,
+    PlanSpec,
+    StepChange,
+    StepSeconds,
+    TrainPlan,
+)
 from expertflow.plan.settings import Training
+from expertflow.plan.step_time import (
+    StepWork,
+    bound_of,
+    bound_words,
+    card_speed,
+    peak_flops_per_s,
+    predict_step,
+)
+from expertflow.train.optimizers import OPTIMIZERS
 
-MFU_LOW, MFU_MIDDLE, MFU_HIGH = 0.20, 0.30, 0.45
 # Error allowed for a calibrated prediction besides the spread of the steps: a target.
 CALIBRATED_BAND = 0.05
 
@@ -71,15 +90,6 @@ def count_best_saves(plan: TrainPlan) -> int:
     return sum(s % plan.save_steps != 0 for s in evals) if plan.load_best_model_at_end else 0
 
 
-def peak_flops_per_s(gpu: GpuFacts | None, precision: str, *, use_tf32: bool) -> float | None:
-    """Return the card's dense peak at a precision; null where no source lists it."""
-    if gpu is None:
-        return None
-    tf32 = gpu.peak_tf32_flops_per_s if use_tf32 else None
-    peaks = {"bf16": gpu.peak_bf16_flops_per_s, "fp16": gpu.peak_fp16_flops_per_s, "fp32": tf32}
-    return peaks[precision]
-
-
 def price_of(spec: PlanSpec, gpu: GpuFacts | None, n_cards: int) -> Price:
     """Return the user's price for this card: hourly per card, plus storage once."""
     row = spec.prices.get(gpu.name) if gpu else None
@@ -97,7 +107,7 @@ def price_of_plan(spec: PlanSpec, gpu: GpuFacts | None) -> Price:
 
 
 def plan_cost(
-    spec: PlanSpec,
+    draft: PlanDraft,
     plan: TrainPlan,
     *,
     calibration: Calibration | None = None,
@@ -109,13 +119,13 @@ def plan_cost(
     all cards, so wall time times price is the cost of the run. ``ignored`` says why an existing
     calibration does not count.
     """
-    peak = peak_flops_per_s(plan.gpu, plan.precision, use_tf32=spec.use_tf32)
-    whole_peak = None if peak is None else peak * spec.world_size
+    peak = peak_flops_per_s(plan.gpu, plan.precision, use_tf32=plan.use_tf32)
+    whole_peak = None if peak is None else peak * plan.world_size
+    hours, parts = _prior_cost(draft, plan, whole_peak, ignored)
     if calibration is not None:
-        hours, parts = _calibrated_cost(calibration, plan, whole_peak)
-    else:
-        hours, parts = _prior_cost(plan, whole_peak, ignored)
-    price = price_of_plan(spec, plan.gpu)
+        hours, measured = _calibrated_cost(calibration, plan, whole_peak)
+        parts |= measured
+    price = price_of_plan(draft.spec, plan.gpu)
     return CostPlan(
         price_usd_per_hour=price.usd_per_hour,
         price_as_of=price.as_of,
@@ -125,41 +135,84 @@ def plan_cost(
     )
 
 
-def prior_hours(flops: float, peak: float | None) -> Band:
-    if peak is None:
-        return None, None, None
-    low, middle, high = (flops / (peak * share) / 3600 for share in (MFU_HIGH, MFU_MIDDLE, MFU_LOW))
-    return low, middle, high
+def step_work(draft: PlanDraft, plan: TrainPlan) -> StepWork:
+    """Return what a card does in a step of a plan."""
+    train = draft.packing.train
+    return StepWork(
+        facts=draft.facts,
+        lora=plan.lora,
+        n_tokens=plan.batch_size * (train.n_tokens + train.n_padding_tokens) / train.n_sequences,
+        n_micro_batches=plan.gradient_accumulation_steps,
+        mean_context_tokens=train.sum_len_sq / (2 * train.n_tokens),
+        supervised_fraction=draft.supervised_fraction,
+        checkpoint=plan.gradient_checkpointing,
+        compiled=plan.torch_compile,
+        is_quantized=plan.method == "qlora",
+        n_trained=plan.n_params_trainable,
+        value_bytes=4 if plan.precision == "fp32" else 2,
+        state_bytes=OPTIMIZERS[plan.optim].state_bytes,
+        n_shares=plan.world_size if plan.parallel == "fsdp" else 1,
+        chunk_rows=loss_chunk_rows(
+            draft.facts.vocab_size, draft.memory_total_bytes, trained=plan.lora is None
+        ),
+    )
+
+
+def predict_hours(draft: PlanDraft, plan: TrainPlan) -> tuple[Band, StepSeconds | None, str]:
+    """Return hours, the step behind them, and what they rest on, or why there are none."""
+    speed = card_speed(plan.gpu, plan.precision, use_tf32=plan.use_tf32)
+    if isinstance(speed, str):
+        return (None, None, None), None, speed
+    step = predict_step(step_work(draft, plan), speed)
+    # Epochs of rows, as the last step of each may hold fewer.
+    per_step = plan.batch_size * plan.gradient_accumulation_steps * plan.world_size
+    hours = step.total_s * plan.n_epochs * plan.n_sequences / per_step / 3600
+    words = f"prior: a step of {step.total_s:.3g} s, from what it computes and moves"
+    low, high = speed.band
+    return (hours * low, hours, hours * high), step, f"{words}; {bound_words(step)}; {speed.basis}"
 
 
 def _prior_cost(
-    plan: TrainPlan, peak: float | None, ignored: str | None
+    draft: PlanDraft, plan: TrainPlan, peak: float | None, ignored: str | None
 ) -> tuple[Band, dict[str, Any]]:
-    flops = plan.flops_per_token_hardware * plan.predicted_tokens
-    hours, again = prior_hours(flops, peak), flops / plan.model_flops - 1
-    if plan.gpu is None:
-        words = "no estimate on a CPU: its peak is not known; calibrate: true measures its speed"
-    elif peak is None:
-        words = (
-            f"no estimate: the {plan.precision} peak of {plan.gpu.name} is not known; calibrate:"
-            " true measures its speed"
-        )
+    hours, step, words = predict_hours(draft, plan)
+    parts: dict[str, Any] = {"step_hours": hours[1]}
+    if step is None or hours[1] is None or peak is None:
+        words += "; calibrate: true measures its speed"
     else:
-        words = (
-            f"prior: {MFU_LOW:.0%} to {MFU_HIGH:.0%} of {plan.gpu.name}'s dense {plan.precision}"
-            " peak, uncalibrated"
-        )
-        if again > 0:
-            words += f"; checkpointing computes {again:.0%} more, which takes its time and is no"
-            words += " model FLOP"
         words += "; start-up, saves and evaluation not included, as nothing was measured"
         if plan.world_size > 1:
             words += f"; {plan.world_size} cards, taken to share the work perfectly"
-    return hours, {
-        "reason": words if ignored is None else f"{words}; {ignored}",
-        "mfu_fraction": None if peak is None else MFU_MIDDLE * plan.model_flops / flops,
-        "step_hours": hours[1],
-    }
+        parts |= {
+            "mfu_fraction": plan.model_flops / (hours[1] * 3600 * peak),
+            "bound": bound_of(step),
+            "step": step,
+            "changes": tuple(_list_changes(draft, plan)),
+        }
+    return hours, {"reason": words if ignored is None else f"{words}; {ignored}", **parts}
+
+
+def _list_changes(draft: PlanDraft, plan: TrainPlan) -> Iterator[StepChange]:
+    """Yield what the same model predicts of twice the micro-batch and of each switch."""
+    total, micro = draft.memory_total_bytes, plan.batch_size
+    candidates: list[tuple[dict[Any, Any], int | None]] = []
+    if plan.gradient_accumulation_steps % 2 == 0:
+        half = plan.gradient_accumulation_steps // 2
+        twice = {Training.batch_size: 2 * micro, Training.gradient_accumulation_steps: half}
+        candidates.append((twice, plan.next_micro_batch_peak_bytes))
+    # Checkpointing takes less memory than what the plan fits without it.
+    again = plan.gradient_checkpointing
+    peak = plan.without_checkpointing_peak_bytes if again else plan.predicted_peak_bytes
+    candidates.append(({Training.gradient_checkpointing: not again}, peak))
+    if plan.method != "qlora":
+        candidates.append(({Training.torch_compile: not plan.torch_compile}, None))
+    for changed, peak in candidates:
+        by_name = {name_of(setting): value for setting, value in changed.items()}
+        _, step, _ = predict_hours(draft, replace(plan, **by_name))
+        if step is not None:
+            fits = None if total is None or peak is None else peak <= USABLE_FRACTION * total
+            name, value = next(iter(by_name.items()))
+            yield StepChange(setting=name, value=str(value), step_s=step.total_s, fits=fits)
 
 
 def _calibrated_cost(

@@ -48,6 +48,16 @@ def linear_weights(facts: ModelFacts) -> int:
     return facts.n_layers * (attention + facts.n_mlp_matrices * h * facts.intermediate_size)
 
 
+def count_weights(facts: ModelFacts) -> int:
+    """Return the weights of layers, embedding and head; norms and biases are left out."""
+    n_vocab = 1 if facts.tie_word_embeddings else 2
+    return linear_weights(facts) + n_vocab * facts.hidden_size * facts.vocab_size
+
+
+def count_trained_weights(facts: ModelFacts, lora: LoraSpec | None) -> int:
+    return count_weights(facts) if lora is None else adapter_weights(facts, lora)
+
+
 def mlp_matrices(model_type: str) -> int:
     """Return the number of MLP matrices per layer; an unknown type is assumed to be gated."""
     return 2 if model_type in PLAIN_MLP else 3
@@ -64,7 +74,7 @@ def flops_doubts(facts: ModelFacts, lora: LoraSpec | None) -> str:
 
 
 def unknown_targets(facts: ModelFacts, lora: LoraSpec | None) -> tuple[str, ...]:
-    known = _shapes(facts)
+    known = layer_shapes(facts)
     return () if lora is None else tuple(name for name in lora.targets if name not in known)
 
 
@@ -77,11 +87,11 @@ def adapter_weights(facts: ModelFacts, lora: LoraSpec | None) -> int:
 
 
 def _adapted(facts: ModelFacts, lora: LoraSpec) -> list[tuple[int, int]]:
-    shapes = _shapes(facts)
+    shapes = layer_shapes(facts)
     return [shapes[name] for name in lora.targets if name in shapes]
 
 
-def _shapes(facts: ModelFacts) -> dict[str, tuple[int, int]]:
+def layer_shapes(facts: ModelFacts) -> dict[str, tuple[int, int]]:
     h, q, kv = facts.hidden_size, facts.n_heads * facts.head_dim, facts.n_kv_heads * facts.head_dim
     inner = facts.intermediate_size
     if facts.model_type == "gpt_neox":
@@ -135,4 +145,4 @@ def _needs_last_product(facts: ModelFacts, lora: LoraSpec | None) -> bool:
     """Return whether the backward pass reads the output of a layer's last frozen product."""
     if lora is None or not lora.use_dora or lora.dropout:
         return False
-    return list(_shapes(facts))[-1] in lora.targets
+    return list(layer_shapes(facts))[-1] in lora.targets

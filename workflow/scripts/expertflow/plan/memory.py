@@ -25,8 +25,14 @@ from typing import NamedTuple, NoReturn
 from expertflow.core.errors import HardwareError
 from expertflow.core.format import GIB, gib
 from expertflow.plan.draft import GRADIENT_BYTES, PlanDraft
-from expertflow.plan.flops import linear_weights
-from expertflow.plan.records import USABLE_FRACTION, MemoryLine, MemoryParts
+from expertflow.plan.flops import count_trained_weights, count_weights, linear_weights
+from expertflow.plan.records import (
+    USABLE_FRACTION,
+    MemoryLine,
+    MemoryParts,
+    ModelFacts,
+    PlanSpec,
+)
 from expertflow.plan.settings import Training
 from expertflow.train.optimizers import OPTIMIZERS
 
@@ -95,6 +101,16 @@ def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> M
         step_bytes=step_bytes,
         reserve_bytes=RESERVE_BYTES + int(RESERVE_FRACTION * used),
     )
+
+
+def standing_bytes(spec: PlanSpec, facts: ModelFacts) -> int:
+    """Return the bytes of weights, gradients and optimizer states, whatever a micro-batch takes."""
+    n_trained = count_trained_weights(facts, spec.lora)
+    n_frozen = 0 if spec.lora is None else count_weights(facts)
+    n_nf4 = linear_weights(facts) if spec.method == "qlora" else 0
+    frozen = n_nf4 * NF4_BYTES + (n_frozen - n_nf4) * WEIGHT_BYTES["bf16"]
+    each = WEIGHT_BYTES["fp32"] + GRADIENT_BYTES + OPTIMIZERS[spec.optim].state_bytes
+    return int(frozen + n_trained * each)
 
 
 def peak_bytes(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> int | None:

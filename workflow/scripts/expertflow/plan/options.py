@@ -7,10 +7,11 @@ from msgspec.structs import replace
 from expertflow.core.errors import ConfigError, HardwareError
 from expertflow.hardware.gpu_table import gpu_by_name
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.cost import Band, Price, peak_flops_per_s, price_of, price_of_plan, prior_hours
+from expertflow.plan.cost import Band, Price, predict_hours, price_of, price_of_plan
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.memory import choose_micro_batch, is_predicted_to_fit
 from expertflow.plan.records import USABLE_FRACTION, HardwareOption, TrainPlan
+from expertflow.plan.step_time import bound_words
 from expertflow.plan.switches import choose_parallel
 from expertflow.train.optimizers import OPTIMIZERS
 
@@ -101,8 +102,18 @@ def _laid_out(
     dividing = [m for m in range(1, largest + 1) if rows % (m * n_gpus) == 0]
     micro = max(dividing, default=max(1, min(largest, rows // n_gpus)))
     is_known = is_predicted_to_fit(other, micro, checkpoint=checkpoint) is not None
-    peak = peak_flops_per_s(gpu, other.precision, use_tf32=spec.use_tf32)
-    flops = other.flops(checkpoint=checkpoint).hardware * plan.predicted_tokens
+    there = replace(
+        plan,
+        gpu=gpu,
+        world_size=n_gpus,
+        parallel=spec.parallel,
+        precision=other.precision,
+        use_tf32=spec.use_tf32,
+        batch_size=micro,
+        gradient_accumulation_steps=max(1, -(-rows // (micro * n_gpus))),
+        gradient_checkpointing=checkpoint,
+    )
+    hours, step, unknown = predict_hours(other, there)
     price = price_of(spec, gpu, n_gpus)
     # Only one of the two has the attention kernel that was traced.
     is_odd_trace = bool(other.trace and other.trace.lines) and (
@@ -114,7 +125,7 @@ def _laid_out(
         f"{rows} rows a step do not divide evenly": not dividing,
         "its memory or the model's is not known": not is_known,
         f"memory as traced for {plan.hardware}": is_odd_trace,
-        f"its {other.precision} peak is not known": peak is None,
+        unknown if step is None else bound_words(step): True,
         _sharing(n_gpus): n_gpus > 1,
         "prior, unlike what is planned": plan.cost.calibrated,
         "no price in prices.yaml": price.usd_per_hour is None,
@@ -125,7 +136,7 @@ def _laid_out(
         fits=True if is_known else None,
         micro_batch_size=micro,
         checkpoint_activations=checkpoint,
-        **_priced(prior_hours(flops, None if peak is None else peak * n_gpus), price),
+        **_priced(hours, price),
         remark=_join(remarks),
     )
 

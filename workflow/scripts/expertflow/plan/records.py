@@ -10,6 +10,7 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.settings import Loader, Training
 
 Precision = Literal["fp32", "bf16", "fp16"]
+StepBound = Literal["products", "bandwidth", "launches"]
 Attention = Literal["packed", "varlen", "sdpa", "flex", "eager"]
 # Where a setting's value comes from. An overlay is a demo block, or the configuration's file.
 Origin = Literal["manifest", "command line", "overlay", "default", "computed", "tuned"]
@@ -116,11 +117,39 @@ class Ledger(Record, frozen=True, kw_only=True):
     sessions: tuple[PaidSession, ...] = ()
 
 
+class StepSeconds(Record, frozen=True, kw_only=True):
+    """The parts of a predicted step on one card (plan/step_time.py); they add up to ``total_s``."""
+
+    products_s: float
+    attention_s: float
+    layers_s: float
+    loss_s: float
+    weights_s: float
+    optimizer_s: float
+    launches_s: float
+    total_s: float
+
+
+class StepChange(Record, frozen=True, kw_only=True):
+    """A setting at another value, and the step that the same model predicts of it.
+
+    ``fits`` is null where the memory of that step was not predicted.
+    """
+
+    setting: str
+    value: str
+    step_s: float
+    fits: bool | None = None
+
+
 class CostPlan(Record, frozen=True, kw_only=True):
     """The predicted cost of a run; hours and dollars are null where speed or price is unknown.
 
     The four parts of the middle prediction add up to ``predicted_hours``; parts without a
     calibration are null. Dollars are for hours rounded up to ``billing_minutes``.
+
+    ``step`` is predicted from what a step computes and moves, ``bound`` is what most of it goes to,
+    and ``changes`` are what other settings would make of it; a calibration changes none of them.
     """
 
     price_usd_per_hour: float | None = None
@@ -139,6 +168,9 @@ class CostPlan(Record, frozen=True, kw_only=True):
     eval_hours: float | None = None
     startup_hours: float | None = None
     billing_minutes: float | None = None
+    bound: StepBound | None = None
+    step: StepSeconds | None = None
+    changes: tuple[StepChange, ...] = ()
 
 
 class HardwareOption(Record, frozen=True, kw_only=True):

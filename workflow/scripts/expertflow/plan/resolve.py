@@ -73,7 +73,7 @@ def plan_training(
             draft.note(Training.tuned, spec.tuned, because)
     key = tuned.calibration_key(plan, draft.facts.model_type)
     measured, ignored = tuned.match_calibration(calibration, key)
-    cost = plan_cost(draft.spec, plan, calibration=measured, ignored=ignored)
+    cost = plan_cost(draft, plan, calibration=measured, ignored=ignored)
     plan = replace(plan, cost=cost)
     for budget in check_budgets(cost, draft.spec):
         draft.note(*budget)

@@ -4,11 +4,14 @@ import itertools
 import textwrap
 from collections.abc import Callable, Iterator
 
+from msgspec.structs import asdict
+
 from expertflow.core.format import gib
 from expertflow.core.settings import name_of
 from expertflow.plan.claims import usd_words
 from expertflow.plan.records import ClaimCheck, CostPlan, HardwareOption, Reason, TrainPlan
 from expertflow.plan.settings import LoraSpec, Training
+from expertflow.plan.step_time import bound_words
 
 WIDTH = 100
 
@@ -20,6 +23,7 @@ def plan_text(plan: TrainPlan) -> str:
         "settings taken as they are": _taken(plan),
         "memory": _memory(plan),
         "cost": _cost(plan.cost),
+        "a step": _step(plan.cost),
         "other hardware, the same work": options_table(plan).splitlines(),
         "claims": _claims(plan.claims),
     }
@@ -111,6 +115,21 @@ def _cost(cost: CostPlan) -> Iterator[str]:
     if known:
         yield f"parts    {', '.join(known)}"
     yield from textwrap.wrap(cost.reason, WIDTH - 2)
+
+
+def _step(cost: CostPlan) -> Iterator[str]:
+    """Yield the parts of a step by the model, and the same step with another setting."""
+    if (step := cost.step) is None:
+        return
+    parts = {name.removesuffix("_s"): value for name, value in asdict(step).items()}
+    total = parts.pop("total")
+    shares = ", ".join(f"{name} {part / total:.0%}" for name, part in parts.items() if part)
+    yield f"{total:.3g} s: {shares}"
+    yield bound_words(step)
+    for change in cost.changes:
+        known = {True: "", False: ", and is not predicted to fit", None: ""}[change.fits]
+        faster = total / change.step_s - 1
+        yield f"{change.setting} {change.value}: {faster:+.0%} tokens a second{known}"
 
 
 def _claims(claims: tuple[ClaimCheck, ...]) -> Iterator[str]:

@@ -1,0 +1,250 @@
+"""Predict the seconds of a training step on a card from what the step computes and moves.
+
+    products      each product by its shape: FLOPs at the card's share of its peak, or the bytes of
+                  its three matrices at its bandwidth, whichever takes longer
+    attention     causal FLOPs within documents, at a lower share of the peak
+    layers        bytes of all other kernels of the layers, by their widths
+    loss          bytes of the logits of supervised tokens; the head is among the products
+    weights       4-bit weights dequantized for each pass, or trained fp32 weights cast and their
+                  gradients added up
+    optimizer     bytes of weights, gradients and states, once a step
+    launches      what the host needs to start kernels, beyond the time that they run
+
+Shares of the peak are fitted on one published run of a family (bench/step_model.py shows which),
+and all else is counted (bench/without_a_card.py) or a judgment.
+"""
+
+import math
+from typing import NamedTuple
+
+from expertflow.hardware.records import GpuFacts
+from expertflow.plan.flops import layer_shapes, linear_weights
+from expertflow.plan.records import ModelFacts, StepBound, StepSeconds
+from expertflow.plan.settings import LoraSpec
+
+# Share of the dense peak that large products reach, by the first words of a card's name: fitted,
+# or else that of the most similar card that was.
+PRODUCT_SHARE = {"A100": 0.76, "H100": 0.57, "L40S": 0.69, "RTX 4090": 1.0}
+SIMILAR = {"H200": "H100", "B200": "H100", "L4": "L40S", "RTX": "RTX 4090"}
+# Judgments: attention's share beside the products', what copies reach of the bandwidth, and the
+# host's seconds for a launch.
+ATTENTION_SHARE, BANDWIDTH_SHARE, LAUNCH_S = 0.6, 0.85, 6e-6
+# The error of published runs that nothing was fitted on: 10th and 90th percentile of their seconds
+# over the predicted ones (bench/step_model.py).
+BAND = (0.79, 1.15)
+
+
+class LayerCount(NamedTuple):
+    """What a layer does in one micro-batch beside its products, forward and backward.
+
+    ``n_bytes`` per token and unit of ``_width``, ``n_launches`` in all. Recomputing adds a share.
+    """
+
+    n_bytes: float
+    n_launches: int
+
+
+# By whether layers are compiled, and by method. Counted for Qwen3 and Llama at their widths.
+LAYERS = {
+    (True, "full"): LayerCount(18, 64),
+    (True, "lora"): LayerCount(16, 120),
+    (True, "dora"): LayerCount(29, 186),
+    (False, "full"): LayerCount(63, 196),
+    (False, "lora"): LayerCount(49, 240),
+    (False, "dora"): LayerCount(85, 465),
+}
+RECOMPUTED = 0.3
+# Bytes of the logits of a target, by a unit of the vocabulary; NF4 bytes read and bf16 written.
+# And those of a trained head's gradient, a weight and chunk of targets.
+LOSS_BYTES, DEQUANTIZED_BYTES, HEAD_GRADIENT_BYTES = 10, 2.52, 21
+BOUND_WORDS = {
+    "products": "matrix products bind",
+    "bandwidth": "memory bandwidth binds",
+    "launches": "launches bind, as the card waits for the host",
+}
+
+
+class StepWork(NamedTuple):
+    """What one card does in a step. ``n_tokens`` are those of a micro-batch, with padding."""
+
+    facts: ModelFacts
+    lora: LoraSpec | None
+    n_tokens: float
+    n_micro_batches: int
+    mean_context_tokens: float
+    supervised_fraction: float
+    checkpoint: bool
+    compiled: bool
+    is_quantized: bool
+    n_trained: int
+    # Bytes of a value in a product, of a trained weight, of the optimizer's states of one.
+    value_bytes: int = 2
+    weight_bytes: int = 4
+    state_bytes: int = 8
+    n_shares: int = 1
+    chunk_rows: float = math.inf
+    loss_bytes: int = LOSS_BYTES
+    layers: LayerCount | None = None
+
+
+class CardSpeed(NamedTuple):
+    """What a card reaches; ``is_fitted`` if its family is among the published runs."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    is_fitted: bool
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Return low and high over the middle, squared for a card that no run is known of."""
+        low, high = BAND
+        return (low, high) if self.is_fitted else (low**2, high**2)
+
+    @property
+    def basis(self) -> str:
+        if self.is_fitted:
+            return "the band is this model's error on published trainings"
+        return (
+            "no published training on this kind of card was compared: its share of the peak is that"
+            " of a similar one, and the band is wider"
+        )
+
+    def product_s(self, n_rows: float, n_in: float, n_out: float, value_bytes: int) -> float:
+        n_values = n_rows * n_in + n_in * n_out + n_rows * n_out
+        computing = 2 * n_rows * n_in * n_out / self.flops_per_s
+        return max(computing, n_values * value_bytes / self.bytes_per_s)
+
+
+def peak_flops_per_s(gpu: GpuFacts | None, precision: str, *, use_tf32: bool) -> float | None:
+    """Return the card's dense peak at a precision; null where no source lists it."""
+    if gpu is None:
+        return None
+    tf32 = gpu.peak_tf32_flops_per_s if use_tf32 else None
+    peaks = {"bf16": gpu.peak_bf16_flops_per_s, "fp16": gpu.peak_fp16_flops_per_s, "fp32": tf32}
+    return peaks[precision]
+
+
+def card_speed(gpu: GpuFacts | None, precision: str, *, use_tf32: bool) -> CardSpeed | str:
+    """Return what a card reaches, or why that is not known."""
+    if gpu is None:
+        return "no estimate on a CPU: its peak is not known"
+    peak = peak_flops_per_s(gpu, precision, use_tf32=use_tf32)
+    if peak is None or gpu.peak_bandwidth_bytes_per_s is None:
+        what = f"{precision} peak" if peak is None else "bandwidth"
+        return f"no estimate: the {what} of {gpu.name} is not known"
+    family = next((name for name in PRODUCT_SHARE if gpu.name.startswith(name)), None)
+    similar = next((SIMILAR[name] for name in SIMILAR if gpu.name.startswith(name)), None)
+    if family is None and similar is None:
+        return f"no estimate: no published training is known of a card like {gpu.name}"
+    share = PRODUCT_SHARE[family or similar or ""]
+    bandwidth = gpu.peak_bandwidth_bytes_per_s * BANDWIDTH_SHARE
+    return CardSpeed(peak * share, bandwidth, family is not None)
+
+
+def predict_step(work: StepWork, speed: CardSpeed) -> StepSeconds:
+    """Return the parts of a step in seconds; they add up to ``total_s``."""
+    facts, n = work.facts, work.n_micro_batches
+    layers = work.layers or LAYERS[work.compiled, _method(work.lora)]
+    again = 1 + RECOMPUTED if work.checkpoint else 1
+    wide = work.value_bytes / 2
+    context = facts.n_heads * facts.head_dim * work.mean_context_tokens
+    attention = 4 * facts.n_layers * context * work.n_tokens * (4 if work.checkpoint else 3)
+    n_bytes = (
+        facts.n_layers
+        * work.n_tokens
+        * _width(facts, compiled=work.compiled)
+        * layers.n_bytes
+        * again
+        * wide
+    )
+    targets = work.n_tokens * work.supervised_fraction
+    per_logit = work.loss_bytes * wide
+    if work.lora is None:
+        per_logit += HEAD_GRADIENT_BYTES * facts.hidden_size / work.chunk_rows
+    parts = {
+        "products_s": _layer_products_s(work, speed) + _head_s(work, speed),
+        "attention_s": attention / (speed.flops_per_s * ATTENTION_SHARE),
+        "layers_s": n_bytes / speed.bytes_per_s,
+        "loss_s": targets * facts.vocab_size * per_logit / speed.bytes_per_s,
+        "weights_s": _weight_bytes(work) / speed.bytes_per_s,
+    }
+    launches = facts.n_layers * layers.n_launches * again * LAUNCH_S
+    parts["launches_s"] = max(0.0, launches - sum(parts.values()))
+    parts = {name: n * seconds for name, seconds in parts.items()}
+    parts["optimizer_s"] = _optimizer_bytes(work) / speed.bytes_per_s
+    return StepSeconds(total_s=sum(parts.values()), **parts)
+
+
+def bound_of(step: StepSeconds) -> StepBound:
+    """Return what binds: what most of a step's seconds go to, or launches once they add to it."""
+    if step.launches_s > 0:
+        return "launches"
+    computing = step.products_s + step.attention_s
+    return "products" if computing > step.total_s / 2 else "bandwidth"
+
+
+def bound_words(step: StepSeconds) -> str:
+    return BOUND_WORDS[bound_of(step)]
+
+
+def _method(lora: LoraSpec | None) -> str:
+    return "full" if lora is None else "dora" if lora.use_dora else "lora"
+
+
+def _width(facts: ModelFacts, *, compiled: bool) -> int:
+    """Return the sum of the widths of what a layer reads and writes.
+
+    Uncompiled, heads are read and written about four times as often: norms, rotation, copies.
+    """
+    heads = (facts.n_heads + 2 * facts.n_kv_heads) * facts.head_dim
+    return 2 * (facts.hidden_size + facts.intermediate_size) + heads * (1 if compiled else 4)
+
+
+def _layer_products_s(work: StepWork, speed: CardSpeed) -> float:
+    """Return the seconds of a micro-batch's products in all layers."""
+    lora, n, size = work.lora, work.n_tokens, work.value_bytes
+    shapes = layer_shapes(work.facts)
+    forward = {name: speed.product_s(n, *shape, size) for name, shape in shapes.items()}
+    # An adapter's products are narrow, so they take the time of their bytes.
+    narrow = 0.0
+    for name in () if lora is None else lora.targets:
+        if name in shapes and lora is not None:
+            n_in, n_out = shapes[name]
+            narrow += speed.product_s(n, n_in, lora.r, size)
+            narrow += speed.product_s(n, lora.r, n_out, size)
+            # DoRA's dropped-out inputs pass through the frozen weights a second time.
+            forward[name] *= 2 if lora.use_dora and lora.dropout else 1
+    once = sum(forward.values())
+    seconds = 2 * once + 3 * narrow
+    if lora is None:
+        seconds += sum(speed.product_s(n_in, n, out, size) for n_in, out in shapes.values())
+    if work.checkpoint:
+        seconds += once + narrow - list(forward.values())[-1]
+    return work.facts.n_layers * seconds
+
+
+def _head_s(work: StepWork, speed: CardSpeed) -> float:
+    facts, targets = work.facts, work.n_tokens * work.supervised_fraction
+    once = speed.product_s(targets, facts.hidden_size, facts.vocab_size, work.value_bytes)
+    return once * (3 if work.lora is None else 2)
+
+
+def _weight_bytes(work: StepWork) -> float:
+    """Return the bytes that weights move beside products, in a micro-batch."""
+    if work.is_quantized:
+        passes = 3 if work.checkpoint else 2
+        return linear_weights(work.facts) * DEQUANTIZED_BYTES * passes
+    if work.lora is not None:
+        return 0.0
+    # A gradient is added to that of the micro-batch before; fp32 ones are cast both ways.
+    adding = 3 * work.weight_bytes * (1 - 1 / work.n_micro_batches)
+    casting = 2 * (work.weight_bytes + 2) if work.weight_bytes == 4 else 0
+    return work.n_trained * (adding + casting)
+
+
+def _optimizer_bytes(work: StepWork) -> float:
+    """Return those of clipping and updating: states and weights are read and written."""
+    states = work.state_bytes
+    return (
+        work.n_trained * (2 * (work.weight_bytes + states) + 4 * work.weight_bytes) / work.n_shares
+    )
