@@ -55,6 +55,18 @@ def test_a_row_length_is_told_beside_its_neighbors() -> None:
     assert because == (f"1024: {over}; 2048: {over}; 4096: no document is longer, rows 50.0% full")
 
 
+def test_a_step_is_told_in_documents_and_against_all_of_the_data() -> None:
+    for n_rows, n_documents, words in (
+        (4_883, 20_000, "about 33 documents a step; the batch of a recipe for unpacked data"),
+        (4_883, 4_883, "about 8 documents a step"),
+        (2, 9, "; the data are 2 rows, so every step sees all of them"),
+    ):
+        train = replace(PACKING.train, n_sequences=n_rows, n_documents=n_documents)
+        made = plan(card("H100 SXM"), replace(PACKING, train=train), gradient_accumulation_steps=1)
+        assert words in because_of(made)["global_batch_sequences"]
+    assert "steps of 2 rows of" in plan_text(made)
+
+
 def saves(**changes: Any) -> str:
     return reasons_of(plan(card("H100 SXM"), **changes))["save_steps"].because
 

@@ -123,8 +123,7 @@ def make_cpu_inputs() -> ReportInputs:
         spec=replace(gpu.spec, preset="demo"),
         datasets=replace(gpu.datasets, preset="demo", sources=gpu.datasets.sources[1:]),
         documents=replace(gpu.documents, sources=gpu.documents.sources[1:]),
-        model=replace(gpu.model, name="builtin:tiny-qwen3", kind="builtin", revision=None,
-                      license=None),
+        model=replace(gpu.model, name="builtin:tiny-qwen3", kind="builtin", revision=None),
         plan=replace(
             gpu.plan, hardware="cpu", gpu=None, precision="fp32", use_tf32=False, bf16=False,
             predicted_peak_bytes=None,

@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
-from made_up_runs import GPU
+from made_up_runs import CPU, GPU
 from msgspec.structs import replace
 
 from expertflow.report import derive
 from expertflow.report.build import build_report
 from expertflow.report.check import check_report
+from expertflow.report.headline import make_tiles
 from expertflow.report.measured import Missing
 from expertflow.train.records import MemoryRetry, SampledSteps
 
@@ -38,7 +39,8 @@ def test_mfu_by_hand() -> None:
         ({"use_tf32": False}, {"precision": "fp32"}, "no source gives the fp32 peak"),
         ({}, OTHER, "NVIDIA L40S did the work"),
         ({}, {**OTHER, "measured_peak_flops_per_s": 331e12}, (331e12, MEASURED)),
-        ({}, {"device": "cpu", "measured_peak_flops_per_s": 1e11}, "on the CPU"),
+        ({}, {"device": "cpu"}, "on the CPU"),
+        ({}, {"device": "cpu", "measured_peak_flops_per_s": 1e11}, (1e11, derive.MEASURED_ON_CPU)),
     ],
 )
 def test_peak_is_of_the_card_that_ran_at_its_precision(plan: Any, training: Any, told: Any) -> None:
@@ -48,6 +50,22 @@ def test_peak_is_of_the_card_that_ran_at_its_precision(plan: Any, training: Any,
         assert told in found.reason
     else:
         assert (found.flops_per_s, found.source) == told
+
+
+def test_a_cpu_is_rated_by_what_it_was_measured_to_reach_and_paid_by_the_hour() -> None:
+    speed = 86_400_000 / 2_515.5  # tokens a second
+    flops_per_token = CPU.inputs.plan.flops_per_token_model
+    measured = {"measured_peak_flops_per_s": 4 * speed * flops_per_token}
+    cost = replace(CPU.inputs.plan.cost, price_usd_per_hour=0.3)
+    report = CPU.report_with(training=measured, plan={"cost": cost})
+    assert report.throughput.mfu_fraction == pytest.approx(0.25)
+    (tile,) = (tile for tile in make_tiles(report) if tile.label == "MFU")
+    assert tile.value == "25\u00a0%" and tile.note == f"of {derive.MEASURED_ON_CPU}"
+    assert f"at 25 % of {derive.MEASURED_ON_CPU}." in report.verdict.sentence
+    assert report.cost.usd == pytest.approx(0.3 * 2_712 / 3600)
+    # Measured while the machine was busy, it is no peak.
+    slow = CPU.report_with(training={"measured_peak_flops_per_s": speed})
+    assert "slowed this machine" in slow.unavailable["throughput.mfu_fraction"]
 
 
 def test_spilled_is_what_the_card_never_held() -> None:

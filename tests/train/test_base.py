@@ -88,6 +88,7 @@ def test_the_builtin_model_is_a_function_of_its_seed(tmp_path: Path) -> None:
     assert one.weights_sha256 == other.weights_sha256
     assert one.tokenizer.sha256 == other.tokenizer.sha256
     assert (one.facts.vocab_size, one.facts.n_layers) == (one.tokenizer.vocab_size, 1)
+    assert one.license == "apache-2.0"
 
 
 def test_a_tied_head_that_is_stored_twice_counts_once(tmp_path: Path) -> None:

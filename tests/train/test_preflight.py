@@ -7,9 +7,10 @@ import sys
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError, HardwareError, TrainingError
@@ -72,6 +73,13 @@ def test_a_machine_that_cannot_do_it_is_refused(
     monkeypatch.setattr(f"{module.__name__}.{place}", value)
     with pytest.raises(HardwareError, match=match):
         run_preflight(replace(plan, gpu=gpu), tmp_path / "state")
+
+
+def test_a_cpu_is_measured_with_the_threads_of_the_run(plan: TrainPlan, tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    readings = run_preflight(replace(plan, n_threads=1), tmp_path / "state")
+    assert cast(float, readings["measured_peak_flops_per_s"]) > 1e8
+    assert torch.get_num_threads() == before
 
 
 def test_products_repeat_from_the_first(plan: TrainPlan, monkeypatch: pytest.MonkeyPatch) -> None:

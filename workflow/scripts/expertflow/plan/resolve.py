@@ -214,6 +214,8 @@ def _note_rest(draft: PlanDraft, spec: PlanSpec, plan: TrainPlan) -> None:
     """Note what the plan leaves to time, the trainer, or packing."""
     length = plan.sequence_length_tokens
     draft.note(TrainPlan.sequence_length_tokens, length, _length_reason(draft.packing))
+    rows = plan.global_batch_sequences
+    draft.note(TrainPlan.global_batch_sequences, rows, _batch_reason(draft.packing, rows))
     draft.note(Training.save_steps, plan.save_steps, _save_reason(spec, plan))
     left = {
         Training.n_threads: "decided on the machine that trains, which a plan does not look at:"
@@ -224,6 +226,18 @@ def _note_rest(draft: PlanDraft, spec: PlanSpec, plan: TrainPlan) -> None:
     for setting, because in left.items():
         asked, value = (getattr(made, name_of(setting)) for made in (spec, plan))
         draft.note(setting, value or "auto", spec.cite_setting(setting) if asked else because)
+
+
+def _batch_reason(packing: PackingRecord, n_rows: int) -> str:
+    """Return what a step holds, in documents."""
+    train = packing.train
+    n_seen = min(n_rows, train.n_sequences)
+    because = f"about {n_seen * train.n_documents / train.n_sequences:,.0f} documents a step"
+    if train.n_documents > train.n_sequences:
+        because += "; the batch of a recipe for unpacked data counts these"
+    if train.n_sequences < n_rows:
+        because += f"; the data are {train.n_sequences:,} rows, so every step sees all of them"
+    return because
 
 
 def _length_reason(packing: PackingRecord) -> str:

@@ -35,7 +35,7 @@ def _head(plan: TrainPlan) -> Iterator[str]:
     cards = f"{plan.world_size} x " if plan.gpu is not None else ""
     yield f"{plan.expert} on {cards}{plan.hardware}: {plan.method}, {plan.precision}"
     yield (
-        f"{plan.n_steps:,} steps of {plan.global_batch_sequences} rows of"
+        f"{plan.n_steps:,} steps of {min(plan.global_batch_sequences, plan.n_sequences)} rows of"
         f" {plan.sequence_length_tokens} tokens, {plan.n_epochs:.2f} epochs,"
         f" {plan.predicted_tokens:,} tokens"
     )

@@ -14,6 +14,7 @@ from expertflow.report.run_records import Time
 from expertflow.train.records import NOT_ON_CPU, SampledSteps, TimeSpent, TrainingRecord
 
 MEASURED_PEAK = "measured matmul on this card"
+MEASURED_ON_CPU = "this machine's measured matrix-product speed"
 NO_PRICE = "no price per hour is configured for this hardware"
 JOULES_PER_KWH = 3.6e6
 STAMPS, SAMPLED = "stamps", "sampled steps"
@@ -22,7 +23,7 @@ THROWN_AWAY = "work that was thrown away is not timed"
 
 
 class Peak(Record, frozen=True, kw_only=True):
-    """The card's dense FLOP/s at the precision used."""
+    """Dense FLOP/s of the card, or the CPU, at the precision used."""
 
     flops_per_s: float
     source: str
@@ -45,14 +46,15 @@ def facts_of_card(plan: TrainPlan, training: TrainingRecord) -> GpuFacts | None:
 def peak(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
     """Return the card's peak: from the table if it is the planned card, else as measured."""
     table, measured = _peak_of_table(plan, training), training.measured_peak_flops_per_s
-    if isinstance(table, Missing) and training.device != "cpu" and measured is not None:
-        return Peak(flops_per_s=measured, source=MEASURED_PEAK)
+    if isinstance(table, Missing) and measured is not None:
+        source = MEASURED_ON_CPU if training.device == "cpu" else MEASURED_PEAK
+        return Peak(flops_per_s=measured, source=source)
     return table
 
 
 def _peak_of_table(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
     if training.device == "cpu":
-        return Missing("this run was on the CPU, whose peak FLOP/s no source gives")
+        return Missing("this run was on the CPU, whose speed its preflight did not measure")
     if training.gpu_name is None:
         return Missing("the driver did not tell the card's name")
     if plan.gpu is None:
@@ -92,7 +94,10 @@ def utilization(inputs: ReportInputs, flops_per_token: float) -> Measured[float]
         return top
     if isinstance(speed, Missing):
         return speed
-    return speed * flops_per_token / (top.flops_per_s * training.world_size)
+    share = speed * flops_per_token / (top.flops_per_s * training.world_size)
+    if share > 1 and top.source in (MEASURED_PEAK, MEASURED_ON_CPU):
+        return Missing("something slowed this machine down while its peak was measured")
+    return share
 
 
 def usd_per_hour(inputs: ReportInputs) -> Measured[float]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from expertflow.report import format as f
+from expertflow.report.derive import MEASURED_ON_CPU
 from expertflow.report.learned import best_baseline
 from expertflow.report.measured import Measured, format_value, is_measured
 from expertflow.report.records import Evaluation, Report
@@ -85,7 +86,10 @@ def _planned(
 
 
 def _peak(report: Report) -> str:
-    flops_per_s = report.training_report.hardware.gpu.peak_flops_per_s
+    gpu = report.training_report.hardware.gpu
+    if gpu.peak_source == MEASURED_ON_CPU:
+        return f"of {MEASURED_ON_CPU}"
+    flops_per_s = gpu.peak_flops_per_s
     settings = report.training_parameters
     precision = "bf16" if settings.bf16 else "fp16" if settings.fp16 else "fp32"
     return f"of {f.flops(flops_per_s)} {precision}" if is_measured(flops_per_s) else ""

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from expertflow.evaluate.records import PairedChange
 from expertflow.report import format as f
+from expertflow.report.derive import MEASURED_ON_CPU
 from expertflow.report.measured import NO_REASON, Missing, format_value, is_measured
 from expertflow.report.records import Baseline, Evaluation, Learned, Report, Verdict
 from expertflow.train.records import EvalPoint
@@ -241,7 +242,9 @@ def _time(report: Report) -> str:
     if not is_measured(goodput):
         return ""
     paid = "paid " if is_measured(report.cost.usd) else ""
-    at = f", at {f.percent(mfu)} MFU" if is_measured(mfu) else ""
+    is_on_cpu = report.training_report.hardware.gpu.peak_source == MEASURED_ON_CPU
+    peak = f"of {MEASURED_ON_CPU}" if is_on_cpu else "MFU"
+    at = f", at {f.percent(mfu)} {peak}" if is_measured(mfu) else ""
     wall = f.duration(report.time.wall_s)
     return f"{f.percent(goodput)} of the {paid}{wall} trained the model{at}."
 

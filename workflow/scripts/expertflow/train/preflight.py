@@ -26,6 +26,7 @@ from expertflow.hardware.probe import (
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.switches import list_required_packages
+from expertflow.train.cpu_peak import measure_cpu_flops_per_s
 from expertflow.train.device import fix_workspaces, measure_matmul_flops_per_s
 from expertflow.train.model.load import DTYPES
 
@@ -60,7 +61,9 @@ def run_preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dic
         "gpu_name": gpu_name,
         "bf16_supported": _has_bf16() if on_card else None,
         "tf32_supported": torch.cuda.get_device_capability() >= (8, 0) if on_card else None,
-        "measured_peak_flops_per_s": _measured_peak(plan) if on_card else None,
+        "measured_peak_flops_per_s": _measured_peak(plan)
+        if on_card
+        else measure_cpu_flops_per_s(DTYPES[plan.precision], plan.n_threads),
         "rows_read_bytes_per_s": speed,
         "rows_read_method": how,
         "machine": to_json(machine),

@@ -14,6 +14,7 @@ from expertflow.tokens.records import TOKENIZER_FILES, TokenizerRecord
 from expertflow.train.records import ModelRecord, ModelSpec
 
 TINY_QWEN3 = "builtin:tiny-qwen3"
+BUILTIN_LICENSE = "apache-2.0"  # random weights, drawn by this workflow and under its license
 # Most licenses must be distributed with what they cover.
 LICENSE_FILES = (
     "LICEN[CS]E*", "[Ll]icen[cs]e*", "NOTICE*", "COPYING*", "USE_POLICY*"
@@ -56,7 +57,7 @@ def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, directory: Path) 
         kind=kind,
         revision=revision,
         path=str(path),
-        license=spec.license,
+        license=spec.license or (BUILTIN_LICENSE if kind == "builtin" else None),
         facts=facts,
         n_parameters=_count_parameters(weights, tied=facts.tie_word_embeddings),
         n_weight_bytes=sum(file.stat().st_size for file in weights),
@@ -102,7 +103,10 @@ def read_facts(directory: Path) -> ModelFacts:
             n_mlp_matrices=mlp_matrices(config["model_type"]),
         )
     except KeyError as error:
-        raise TrainingError(f"{path}: no key {error}; only dense decoder models work") from error
+        raise TrainingError(
+            f"{path}: no key {error}; models that name their sizes as Llama and Qwen do"
+            f" work, not model type {config.get('model_type')}"
+        ) from error
 
 
 def _make_builtin(spec: ModelSpec, tokenizer: TokenizerRecord, output: Path) -> None:
