@@ -1,8 +1,10 @@
 """The plugin on its own: which events it heeds, what it prints, and when it keeps silent."""
 
 import io
+import json
 import logging
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,10 +50,13 @@ def event(
 ENDED = event(None, "This was a dry-run (flag -n). The order of jobs does not reflect …")
 
 
-def job(rule: str, expert: str | None = "a", forecast: str | None = None) -> logging.LogRecord:
+def job(
+    rule: str, expert: str | None = "a", forecast: str | None = None, **more: Any
+) -> logging.LogRecord:
     wildcards = {} if expert is None else {"expert": expert}
     resources = SimpleNamespace(**({} if forecast is None else {"forecast": forecast}))
-    return event(LogEvent.JOB_INFO, rule_name=rule, wildcards=wildcards, resources=resources)
+    kind, given = LogEvent.JOB_INFO, {"wildcards": wildcards, "resources": resources}
+    return event(kind, rule_name=rule, **given, **more)
 
 
 TRAINED = job("train_expert", "a", PRICED)
@@ -79,6 +84,7 @@ def test_experts_stand_in_order_with_what_would_run(capsys: pytest.CaptureFixtur
         "a       2     0.42 to 0.94  1.0 to 2.3  1 x H100 SXM  plan; $2.49/h of 2026-11-01",
         "b       1     2 to 4.1      unknown     1 x L40S      estimate from bytes; no price",
         "total   3     2.4 to 5.0    unknown",
+        "Other jobs: unknown for what never ran here: evaluate_expert, pack_sequences",
     ]
     # There is no total of what is not known.
     last = printed(capsys, ENDED, TRAINED, job("train_expert", "b", UNKNOWN))[-1]
@@ -90,14 +96,40 @@ def test_figures_of_an_outdated_record_are_marked(capsys: pytest.CaptureFixture[
     again = "; made again in this run, these are the figures of before"
     for rule, forecast in (("plan_training", PRICED), ("pack_sequences", packed)):
         planned = job("train_expert", "a", forecast)
-        assert printed(capsys, ENDED, job(rule, "a"), planned)[-1].endswith(again)
-        assert not printed(capsys, ENDED, job(rule, "b"), planned)[-1].endswith(again)
+        assert printed(capsys, ENDED, job(rule, "a"), planned)[3].endswith(again)
+        assert not printed(capsys, ENDED, job(rule, "b"), planned)[3].endswith(again)
     unplanned = job("train_expert", "a", UNPRICED)
-    assert not printed(capsys, ENDED, job("plan_training", "a"), unplanned)[-1].endswith(again)
+    assert not printed(capsys, ENDED, job("plan_training", "a"), unplanned)[3].endswith(again)
+
+
+def test_other_jobs_take_what_they_took(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "evaluate_expert.log"
+    spans = ((0.0, 360.0, 0), (400.0, 1120.0, 0), (1200.0, 9000.0, 1))
+    attempts = [dict(zip(("start_s", "end_s", "code"), span, strict=True)) for span in spans]
+    log.with_suffix(".attempts.json").write_text(json.dumps({"attempts": attempts}))
+    evaluated = job("evaluate_expert", log=[str(log)])
+    took = "Other jobs: 0.20 hours, as the last runs of 1 here took"
+    total = "In all: 0.62 to 1.1 hours, 1.5 to 2.8 dollars, one job after the other"
+    assert printed(capsys, ENDED, TRAINED, evaluated)[-2:] == [took, total]
+    # Without a price, without the training's hours, with a job that never ran, without training.
+    unpriced = job("train_expert", "a", UNPRICED)
+    total = "In all: 2.2 to 4.3 hours, one job after the other"
+    assert printed(capsys, ENDED, unpriced, evaluated)[-1] == total
+    assert printed(capsys, ENDED, job("train_expert", "a", UNKNOWN), evaluated)[-1] == took
+    unknown = f"{took}; unknown for what never ran here: export_model"
+    exported = job("export_model", log=[str(tmp_path / "export_model.log")])
+    assert printed(capsys, ENDED, TRAINED, evaluated, exported)[-1] == unknown
+    assert printed(capsys, ENDED, evaluated) == ["", "Nothing to train.", took]
+    # What cannot be read is not known.
+    log.with_suffix(".attempts.json").write_text('{"attempts": [1]}')
+    assert printed(capsys, ENDED, evaluated)[-1].endswith("never ran here: evaluate_expert")
 
 
 def test_without_a_training_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    for last in ((ENDED, job("build_report")), (event(None, "Nothing to be done (all is)."),)):
+    for last in (
+        (ENDED, job("compare_experts", None)),
+        (event(None, "Nothing to be done (all is)."),),
+    ):
         assert printed(capsys, *last) == ["", "Nothing to train."]
     # Jobs that --quiet hides are not called none.
     stats = event(LogEvent.RUN_INFO, stats={"train_expert": 2, "total": 9})

@@ -40,7 +40,13 @@ def table(space: Workspace, target: str, *arguments: str) -> list[str]:
     before, found, after = done.stdout.partition(f"\n{TITLE}\n")
     # Snakemake's own log is still there, and the table is the last there is.
     assert "This was a dry-run" in before or "Nothing to be done" in before
-    return after.splitlines() if found else before.splitlines()[-1:]
+    if not found:
+        return before.splitlines()[-1:]
+    trainings, others, sums = after.partition("Other jobs: ")
+    assert others, after
+    # All jobs are added up where each is known.
+    assert ("In all: " in sums) is ("unknown" not in sums)
+    return trainings.splitlines()
 
 
 def test_a_dry_run_ends_with_hours_and_dollars(mine: Workspace) -> None:

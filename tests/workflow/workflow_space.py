@@ -48,7 +48,9 @@ def warm_snakemake() -> "subprocess.Popen[str]":
     """Start the process whose forks are this test process's dry runs."""
     command = [sys.executable, str(Path(__file__).with_name("warm_snakemake.py"))]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    # The dry run's table is this checkout's, not the one that was installed last.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "workflow" / "logger")}
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
     atexit.register(process.kill)
     return process
 

@@ -40,6 +40,7 @@ class LogHandler(LogHandlerBase):
                 rule=getattr(record, "rule_name", None),
                 wildcards=getattr(record, "wildcards", None),
                 resources=getattr(record, "resources", None),
+                log=getattr(record, "log", None),
             )
         if record.levelno >= logging.ERROR:
             self._has_failed = True

@@ -1,8 +1,11 @@
 """The table: per expert, what would run, the forecast of its training, and its basis."""
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, TextIO
+
+from snakemake_logger_plugin_expertflow.others import OtherJobs
 
 TITLE = "What the trainings should take; other jobs are not included"
 NOTHING = "Nothing to train."
@@ -24,8 +27,9 @@ class PendingJobs:
 
     rules: dict[str, list[str]] = field(default_factory=dict)
     forecasts: dict[str, str] = field(default_factory=dict)
+    others: OtherJobs = field(default_factory=OtherJobs)
 
-    def add_job(self, *, rule: Any, wildcards: Any, resources: Any) -> None:
+    def add_job(self, *, rule: Any, wildcards: Any, resources: Any, log: Any = None) -> None:
         """Add a job as reported by Snakemake; jobs that belong to no expert are ignored."""
         expert = wildcards.get("expert") if isinstance(wildcards, dict) else None
         if not isinstance(rule, str) or not isinstance(expert, str):
@@ -33,6 +37,8 @@ class PendingJobs:
         self.rules.setdefault(expert, []).append(rule)
         if rule == TRAIN:
             self.forecasts[expert] = str(getattr(resources, "forecast", ""))
+        else:
+            self.others.add_job(rule, log)
 
     def list_trainings(self) -> list[Line]:
         """Return a line per expert to train, sorted by name, in the order of ``HEADER``."""
@@ -69,9 +75,33 @@ def add_ranges(texts: list[str]) -> str:
 def print_table(jobs: PendingJobs, stream: TextIO, *, color: bool) -> None:
     """Print the table: fitted to the width of a terminal, or one plain line per expert."""
     lines = jobs.list_trainings()
-    if not lines:
+    if lines:
+        _print_trainings(lines, stream, color=color)
+    else:
         print(f"\n{NOTHING}", file=stream)
-        return
+    for text in _sums(jobs.others, lines):
+        print(text, file=stream)
+
+
+def _sums(others: OtherJobs, lines: list[Line]) -> list[str]:
+    """Return what other jobs should take, and all jobs where each is known."""
+    spent = others.describe(_number(others.hours))
+    hours = add_ranges([line[2] for line in lines])
+    if not spent or others.never_ran or hours == UNKNOWN:
+        return [spent] if spent else []
+    total = f"In all: {_add(hours, others.hours)} hours"
+    prices = {price for line in lines for price in re.findall(r"\$([\d.]+)/h", line[-1])}
+    dollars = add_ranges([line[3] for line in lines])
+    if dollars != UNKNOWN and len(prices) == 1:
+        total += f", {_add(dollars, others.hours * float(prices.pop()))} dollars"
+    return [spent, f"{total}, one job after the other"]
+
+
+def _add(text: str, value: float) -> str:
+    return add_ranges([text, f"{value} to {value}"])
+
+
+def _print_trainings(lines: list[Line], stream: TextIO, *, color: bool) -> None:
     _, n_jobs, all_hours, all_dollars, *_ = zip(*lines, strict=True)
     hours = add_ranges(list(all_hours))
     has_total = len(lines) > 1 and hours != UNKNOWN
