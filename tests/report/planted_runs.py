@@ -26,6 +26,7 @@ from expertflow.train import records as t  # noqa: E402
 
 Changes = dict[str, Any]
 KEPT = tuple(replace(one, published=one.step == N_STEPS) for one in made.published().candidates)
+BY_TRAINING = made.published_by_training(N_STEPS)
 LAST = replace(made.published(), step=N_STEPS, path=".", candidates=KEPT)
 
 
@@ -36,27 +37,29 @@ def judged(n_wins: int, n_losses: int, n_unsure: int = 4) -> e.JudgeResult:
 
 def evaluated(
     before: int = 9, after: int = 122, nearest: int | None = 62, **changed: Any
-) -> e.EvaluationRecord:
+) -> Changes:
     """Evaluate by correct answers of 200, also of the nearest question's; null: no baselines."""
     record = made.make_evaluation(
         before=(before, 1.874),
         after=(after, 0.566),
         baselines={} if nearest is None else {"constant": 2, "nearest": nearest},
     )
-    return replace(record, **{"published": LAST, "judge": judged(31, 7), **changed})
+    record = replace(record, **{"published": LAST, "judge": judged(31, 7), **changed})
+    return {"evaluation": record, "export": {"published_step": record.published.step}}
 
 
-def wrong(n_cut_off: int = 3, **kinds: int) -> e.EvaluationRecord:
+def wrong(n_cut_off: int = 3, **kinds: int) -> Changes:
     """Evaluate answers of which so many are wrong in these ways, the others by their result."""
     found = {"correct": 122, "wrong_result": 78 - sum(kinds.values()), **kinds}
     score = replace(made.score(122, made.N), n_by_kind=found)
     after = replace(made.side(122, 0.566), score=score, n_cut_off=n_cut_off)
-    return replace(evaluated(), after=after)
+    return {"evaluation": replace(evaluated()["evaluation"], after=after)}
 
 
-def by_loss(before: float, after: float) -> e.EvaluationRecord:
-    published = made.published_by_training(N_STEPS)
-    return replace(made.make_bare(before=before, after=after), published=published)
+def by_loss(before: float, after: float, *changes: e.PairedChange) -> Changes:
+    bare = replace(made.make_bare(before=before, after=after), published=BY_TRAINING)
+    record = replace(bare, changes=changes or bare.changes)
+    return {"evaluation": record, "training": {"candidates": GPU.inputs.training.candidates[-1:]}}
 
 
 def _spend(inputs: ReportInputs, **shares: float) -> t.TimeSpent:
@@ -80,8 +83,7 @@ def _make_clean(run: Run) -> ReportInputs:
                   "time": _spend(whole, checkpoint_s=0.015)},
         packing={"engine_fallbacks": ()},
         plan={"claims": whole.plan.claims[1:]},
-        evaluation=evaluated(),
-        export={"published_step": N_STEPS},
+        **evaluated(),
         steps=(),
         samples=(),
     )  # fmt: skip
@@ -142,8 +144,7 @@ def sized(n_rows: int, n_epochs: int, n_documents: int, fill: float = 0.98) -> C
             "n_padding_tokens": n_padding * n_epochs, "time": t.TimeSpent(**scaled),
             "epoch_summaries": tuple(replace(epoch, epoch=i + 1) for i in range(n_epochs)),
         },
-        "evaluation": evaluated(published=made.published_by_training(n_steps)),
-        "export": {"published_step": n_steps},
+        **evaluated(published=made.published_by_training(n_steps)),
     }  # fmt: skip
 
 
@@ -161,8 +162,7 @@ def stopped_early() -> Changes:
             "eval_points": TRAINING.eval_points[:4], "candidates": TRAINING.candidates[:1],
             "time": half,
         },
-        "evaluation": evaluated(published=made.published_by_training(900)),
-        "export": {"published_step": 900},
+        **evaluated(published=made.published_by_training(900)),
     }  # fmt: skip
 
 
@@ -193,9 +193,7 @@ PLAIN = t.Fallback(part="loss", planned="compiled", used="chunked", reason="NaN"
 SMALLER = {"memory_retries": (RETRY,), "micro_batch_size": 8, "n_accumulation_steps": 4}
 IN_PLACE = {"action": "read_in_place", "target": None, "reason": NO_SCRATCH}
 RESUMED = {"n_sessions": 2, "resumed_at_steps": (600,)}
-ALONE = {"candidates": TRAINING.candidates[-1:]}
 OFF = {"baselines": "evaluation.baselines is false"}
-BY_TRAINING = made.published_by_training(N_STEPS)
 ALIKE = (made.change("held_out_loss", 0.566 - 1.874, half=0.03, n=made.N),
          made.change(made.METRIC, 0.0, half=0.0, n=made.N))  # fmt: skip
 UNPACKED = {"packing": "none", "sequence_length_tokens": 1_536}
@@ -207,220 +205,190 @@ class Planted(NamedTuple):
     """What is planted, the findings of that, and words of the first one's evidence or advice."""
 
     name: str
-    run: Run
     change: Changes
     must: str = ""
     words: str = ""
+    run: Run = CARD
 
 
 RUNS = (
-    Planted("demo on a CPU", DEMO, {}),
-    Planted("well-fed card", CARD, {}),
-    Planted("QLoRA", CARD, {
-        "plan": {"method": "qlora", **RECOMPUTED, "without_checkpointing_peak_bytes": 91e9},
-        "training": {"method": "qlora"}, "export": {"merged_into": "dequantized base"},
-    }),
-    Planted("four cards", CARD, {
-        "plan": {"world_size": 4}, "training": {"world_size": 4}, "monitor": {"n_gpus": 4},
-    }),
-    Planted("resumed where it was saved", CARD, {"training": RESUMED}),
-    Planted("all weights", CARD, {
-        "plan": {"method": "full", "lora": None}, "training": {"method": "full"},
-        "export": {"merged_into": None},
-    }),
-    Planted("loss alone", CARD, {"evaluation": by_loss(6.2, 2.1), "training": ALONE}),
-    Planted("run of 50 s", DEMO, together(sized(1_600, 1, 2_000), {"training": {"time": SHORT}})),
-    Planted("no price", CARD, costing(price_usd_per_hour=None)),
-    Planted("cool card, busy multiprocessors", CARD, COOL),
-    Planted("stopped by patience", CARD, stopped_early()),
-    Planted("no baselines wanted", CARD, {"evaluation": evaluated(nearest=None, unavailable=OFF)}),
-    Planted("most of a source capped", CARD, lost(2_500, over_source_cap=2_500)),
-    Planted("rows that are not packed", CARD, {"packing": UNPACKED}),
-    Planted("recomputation that is needed", CARD, {
-        "plan": {**RECOMPUTED, "without_checkpointing_peak_bytes": 80e9},
-    }),
-    Planted("no better than the run before", CARD, {
-        "evaluation": evaluated(earlier=made.earlier(-0.02, "no measurable change")),
-    }),
-    Planted("held-out loss that rises by 1 %", CARD, losses(6.1, 0.70, 0.547, 0.552)),
-    Planted("training that went up too", CARD, together(
-        losses(6.1, 0.60, 0.70), {"training": {"loss_first": 1.0, "loss_last": 1.0}})),
-    Planted("profile that was waited for", CARD, together(
-        spent(other_s=0.12),
-        {"profile": replace(CARD.inputs.profile, pause_s=0.12 * TRAINING.time.wall_s)})),
-    Planted("throttled by its power limit", CARD, {"monitor": {"throttle_s": {"power": 900.0}}}),
-    Planted("judge of no clear mind", CARD, {"evaluation": evaluated(judge=judged(18, 22))}),
+    Planted("demo on a CPU", {}, run=DEMO),
+    Planted("well-fed card", {}),
+    Planted("QLoRA", {"plan": {"method": "qlora", **RECOMPUTED,
+            "without_checkpointing_peak_bytes": 91e9}, "training": {"method": "qlora"},
+            "export": {"merged_into": "dequantized base"}}),
+    Planted("four cards", {"plan": {"world_size": 4}, "training": {"world_size": 4},
+            "monitor": {"n_gpus": 4}}),
+    Planted("resumed where it was saved", {"training": RESUMED}),
+    Planted("all weights", {"plan": {"method": "full", "lora": None},
+            "training": {"method": "full"}, "export": {"merged_into": None}}),
+    Planted("loss alone", by_loss(6.2, 2.1)),
+    Planted("run of 50 s", together(sized(1_600, 1, 2_000), {"training": {"time": SHORT}}),
+            run=DEMO),
+    Planted("no price", costing(price_usd_per_hour=None)),
+    Planted("cool card, busy multiprocessors", COOL),
+    Planted("stopped by patience", stopped_early()),
+    Planted("no baselines wanted", evaluated(nearest=None, unavailable=OFF)),
+    Planted("most of a source capped", lost(2_500, over_source_cap=2_500)),
+    Planted("rows that are not packed", {"packing": UNPACKED}),
+    Planted("recomputation that is needed", {"plan": {**RECOMPUTED,
+            "without_checkpointing_peak_bytes": 80e9}}),
+    Planted("no better than the run before", evaluated(earlier=made.earlier(-0.02,
+            "no measurable change"))),
+    Planted("held-out loss that rises by 1 %", losses(6.1, 0.70, 0.547, 0.552)),
+    Planted("training that went up too", together(losses(6.1, 0.60, 0.70),
+            {"training": {"loss_first": 1.0, "loss_last": 1.0}})),
+    Planted("profile that was waited for", together(spent(other_s=0.12),
+            {"profile": replace(CARD.inputs.profile, pause_s=0.12 * TRAINING.time.wall_s)})),
+    Planted("throttled by its power limit", {"monitor": {"throttle_s": {"power": 900.0}}}),
+    Planted("judge of no clear mind", evaluated(judge=judged(18, 22))),
     # What was learned.
-    Planted("leak", CARD, {"evaluation": evaluated(n_documents_shared_with_training=3)},
+    Planted("leak", evaluated(n_documents_shared_with_training=3),
             "held-out-leak", "3 held-out documents"),
-    Planted("worse than the run before", CARD, {
-        "evaluation": evaluated(earlier=made.earlier(-0.08, "worse")),
-    }, "regression", "2026-05-30"),
-    Planted("no Node", CARD, {
-        "evaluation": made.not_scored(evaluated(judge=None), "Node is not installed"),
-    }, "task-not-scored", "Node is not installed"),
-    Planted("baselines that failed", CARD, {
-        "evaluation": evaluated(nearest=None, unavailable={"baselines": "too few questions"}),
-    }, "no-baseline", "too few questions"),
-    Planted("as good as the nearest", CARD, {"evaluation": evaluated(nearest=118)},
+    Planted("worse than the run before", evaluated(earlier=made.earlier(-0.08, "worse")),
+            "regression", "2026-05-30"),
+    Planted("no Node", {"evaluation": made.not_scored(evaluated(judge=None)["evaluation"],
+            "Node is not installed")}, "task-not-scored", "Node is not installed"),
+    Planted("baselines that failed", evaluated(nearest=None,
+            unavailable={"baselines": "too few questions"}), "no-baseline", "too few questions"),
+    Planted("as good as the nearest", evaluated(nearest=118),
             "baseline-not-beaten", "is not measurably better"),
-    Planted("worse than the nearest", CARD, {"evaluation": evaluated(nearest=160)},
+    Planted("worse than the nearest", evaluated(nearest=160),
             "baseline-not-beaten", "is worse than answering"),
-    Planted("no gain", CARD, {"evaluation": evaluated(before=110)},
-            "no-measurable-change", "more held-out questions"),
-    Planted("the same answers", CARD, {
-        "evaluation": evaluated(before=122, changes=ALIKE),
-    }, "no-measurable-change", "0.0 points each, so there is no interval"),
-    Planted("two documents", CARD, {"training": ALONE, "evaluation": replace(
-        by_loss(1.874, 7.269),
-        changes=(made.change("held_out_loss", 5.395, half=0.3, n=2, word="no measurable change"),),
-    )}, "no-measurable-change", "too few of the 2 differ to decide it"),
-    Planted("harm", CARD, {
-        "evaluation": evaluated(before=160, judge=judged(5, 35)),
-    }, "worse-than-untrained", "a lower learning rate"),
-    Planted("harm by the loss", CARD, {"evaluation": by_loss(1.2, 1.9), "training": ALONE},
+    Planted("no gain", evaluated(before=110), "no-measurable-change", "more held-out questions"),
+    Planted("the same answers", evaluated(before=122, changes=ALIKE),
+            "no-measurable-change", "0.0 points each, so there is no interval"),
+    Planted("two documents", by_loss(1.874, 7.269, made.change("held_out_loss", 5.395, half=0.3,
+            n=2, word="no measurable change")), "no-measurable-change",
+            "too few of the 2 differ to decide it"),
+    Planted("harm", evaluated(before=160, judge=judged(5, 35)),
+            "worse-than-untrained", "a lower learning rate"),
+    Planted("harm by the loss", by_loss(1.2, 1.9),
             "worse-than-untrained", "held out loss is worse"),
-    Planted("learned by heart", CARD, losses(6.1, 2.0, 1.5, 11.5),
-            "overfitting", "stop near step 600"),
-    Planted("worse from the first step", CARD, losses(1.5, 1.9, 2.4),
+    Planted("learned by heart", losses(6.1, 2.0, 1.5, 11.5), "overfitting", "stop near step 600"),
+    Planted("worse from the first step", losses(1.5, 1.9, 2.4),
             "overfitting", "no step made it lower"),
-    Planted("learned by heart, no gain", CARD, together(
-        losses(6.1, 2.0, 1.5, 11.5), {"evaluation": evaluated(before=110)}),
-        "no-measurable-change overfitting", "train on more data, not longer"),
-    Planted("chosen by its own loss", CARD, {
-        "plan": {"load_best_model_at_end": True}, "training": ALONE,
-        "evaluation": by_loss(6.2, 2.1),
-    }, "chosen-by-held-out-loss", "training.load_best_model_at_end"),
-    Planted("answers without an end", CARD, {"evaluation": wrong(n_cut_off=30)},
+    Planted("learned by heart, no gain", together(losses(6.1, 2.0, 1.5, 11.5),
+            evaluated(before=110)), "no-measurable-change overfitting",
+            "train on more data, not longer"),
+    Planted("chosen by its own loss", {"plan": {"load_best_model_at_end": True}, **by_loss(6.2,
+            2.1)}, "chosen-by-held-out-loss", "training.load_best_model_at_end"),
+    Planted("answers without an end", wrong(n_cut_off=30),
             "answers-cut-off", "evaluation.max_new_tokens"),
-    Planted("long prompts", CARD, {"evaluation": wrong(not_asked=30)},
-            "questions-not-asked", "shorten the prompts"),
-    Planted("broken SQL", CARD, {"evaluation": wrong(syntax_error=60)},
+    Planted("long prompts", wrong(not_asked=30), "questions-not-asked", "shorten the prompts"),
+    Planted("broken SQL", wrong(syntax_error=60),
             "one-kind-of-error", "wrong in one way: syntax error"),
-    Planted("joins without an end", CARD, {"evaluation": wrong(timed_out=60)},
+    Planted("joins without an end", wrong(timed_out=60),
             "one-kind-of-error", "joins or loops without an end"),
-    Planted("questions with two answers", CARD, {
-        "evaluation": evaluated(n_questions_shared_with_training=9),
-    }, "questions-shared", "group of the source"),
-    Planted("judge of another mind", CARD, {"evaluation": evaluated(judge=judged(5, 35))},
+    Planted("questions with two answers", evaluated(n_questions_shared_with_training=9),
+            "questions-shared", "group of the source"),
+    Planted("judge of another mind", evaluated(judge=judged(5, 35)),
             "judge-disagrees", "the judge prefers the untrained model"),
-    Planted("judge by position", CARD, {"evaluation": evaluated(judge=judged(20, 5, 19))},
+    Planted("judge by position", evaluated(judge=judged(20, 5, 19)),
             "judge-inconsistent", "contradicted itself on 19"),
-    Planted("judge that failed", CARD, {
-        "evaluation": evaluated(judge=made.judge(n_wins=31, n_losses=7, n_ties=12)),
-    }, "judge-failed", "no verdict in the reply"),
-    Planted("merge in bf16", CARD, {"export": {"loss_after_merge": 0.5391, "dtype": "bfloat16"}},
+    Planted("judge that failed", evaluated(judge=made.judge(n_wins=31, n_losses=7, n_ties=12)),
+            "judge-failed", "no verdict in the reply"),
+    Planted("merge in bf16", {"export": {"loss_after_merge": 0.5391, "dtype": "bfloat16"}},
             "export-moved-loss", "export in fp32"),
-    Planted("merge in fp32", CARD, {"export": {"loss_after_merge": 0.5391}},
+    Planted("merge in fp32", {"export": {"loss_after_merge": 0.5391}},
             "export-moved-loss", "fp32 rounds least"),
-    Planted("better before the end", CARD, {
-        "evaluation": evaluated(published=made.published()),
-        "export": {"published_step": made.PUBLISHED_STEP},
-    }, "another-checkpoint", "not the last of 1,800"),
-    Planted("last, not the lowest", CARD, {"evaluation": evaluated(published=replace(
-        LAST, candidates=(*KEPT[:2], replace(KEPT[2], held_out_loss=0.58))))},
-        "another-checkpoint", "the lowest held-out loss, 0.566, is at step 1,200"),
-    Planted("nothing to choose by", CARD, {"evaluation": evaluated(published=BY_TRAINING)},
+    Planted("better before the end", evaluated(published=made.published()),
+            "another-checkpoint", "not the last of 1,800"),
+    Planted("last, not the lowest", evaluated(published=replace(LAST, candidates=(*KEPT[:2],
+            replace(KEPT[2], held_out_loss=0.58)))), "another-checkpoint",
+            "the lowest held-out loss, 0.566, is at step 1,200"),
+    Planted("nothing to choose by", evaluated(published=BY_TRAINING),
             "checkpoints-not-compared", "3 checkpoints were kept"),
     # The data.
-    Planted("source without a license", CARD, {
-        "datasets": {"sources": (SOURCES[0], replace(SOURCES[1], license=None))},
-    }, "no-license", "generated-shops"),
-    Planted("duplicates", CARD, lost(2_500, near_duplicate=2_500), "data-left-out", "62 %"),
-    Planted("padding of rows that are not packed", CARD, {
-        "packing": UNPACKED, "training": {"n_padding_tokens": 60_000_000},
-    }, "padding", "packing: bfd"),
-    Planted("documents of most of a row", DEMO, sized(3_200, 1, 3_300, fill=0.62),
-            "padding", "another max_seq_length: documents of 341 tokens"),
-    Planted("three rows", DEMO, sized(3, 60, 11, fill=0.8),
-            "data-below-batch padding", "training has 3 rows"),
-    Planted("few steps", DEMO, sized(640, 2, 900), "few-steps", "gradient_accumulation_steps"),
-    Planted("few steps of one micro-batch", DEMO, together(
-        sized(640, 2, 900), {"training": {"micro_batch_size": 32, "n_accumulation_steps": 1}}),
-        "few-steps", "fewer rows a step (batch_size)"),
-    Planted("long warm-up", CARD, {"plan": {"n_warmup_steps": 600}}, "few-steps", "warmup_ratio"),
-    Planted("rows for longer documents", CARD, {
-        "packing": {**UNPACKED, "sequence_length_tokens": 2_048}, "plan":
-        {"sequence_length_tokens": 2_048}}, "rows-too-long", "max_seq_length: 1,591"),
+    Planted("source without a license", {"datasets": {"sources": (SOURCES[0], replace(SOURCES[1],
+            license=None))}}, "no-license", "generated-shops"),
+    Planted("duplicates", lost(2_500, near_duplicate=2_500), "data-left-out", "62 %"),
+    Planted("padding of rows that are not packed", {"packing": UNPACKED,
+            "training": {"n_padding_tokens": 60_000_000}}, "padding", "packing: bfd"),
+    Planted("documents of most of a row", sized(3_200, 1, 3_300, fill=0.62),
+            "padding", "another max_seq_length: documents of 341 tokens", run=DEMO),
+    Planted("three rows", sized(3, 60, 11, fill=0.8),
+            "data-below-batch padding", "training has 3 rows", run=DEMO),
+    Planted("few steps", sized(640, 2, 900), "few-steps", "gradient_accumulation_steps", run=DEMO),
+    Planted("few steps of one micro-batch", together(sized(640, 2, 900),
+            {"training": {"micro_batch_size": 32, "n_accumulation_steps": 1}}), "few-steps",
+            "fewer rows a step (batch_size)", run=DEMO),
+    Planted("long warm-up", {"plan": {"n_warmup_steps": 600}}, "few-steps", "warmup_ratio"),
+    Planted("rows for longer documents", {"packing": {**UNPACKED, "sequence_length_tokens": 2_048},
+            "plan": {"sequence_length_tokens": 2_048}}, "rows-too-long", "max_seq_length: 1,591"),
     # Time.
-    Planted("slow loader", CARD, spent(data_wait_s=0.3), "data-wait", "compare 2, 4 and 8"),
-    Planted("slow disk", CARD, together(spent(data_wait_s=0.3), staged("rows", **IN_PLACE)),
+    Planted("slow loader", spent(data_wait_s=0.3), "data-wait", "compare 2, 4 and 8"),
+    Planted("slow disk", together(spent(data_wait_s=0.3), staged("rows", **IN_PLACE)),
             "data-wait", "scratch: auto"),
-    Planted("tokenized as it goes", CARD, together(
-        spent(data_wait_s=0.3), {"training": {"on_the_fly": True}}),
-        "data-wait rows-not-compared", "pack the rows before training"),
-    Planted("many saves", CARD, together(spent(checkpoint_s=0.1), {"plan": {"save_steps": 10}}),
+    Planted("tokenized as it goes", together(spent(data_wait_s=0.3),
+            {"training": {"on_the_fly": True}}), "data-wait rows-not-compared",
+            "pack the rows before training"),
+    Planted("many saves", together(spent(checkpoint_s=0.1), {"plan": {"save_steps": 10}}),
             "checkpoint-time", "save more rarely (save_steps)"),
-    Planted("saves by time", CARD, together(spent(checkpoint_s=0.1),
-            {"plan": {"save_steps": N_STEPS}}), "checkpoint-time", "(save_every_minutes)"),
-    Planted("one slow save", CARD, together(spent(checkpoint_s=0.1), {"training": {"n_saves": 1}}),
+    Planted("saves by time", together(spent(checkpoint_s=0.1), {"plan": {"save_steps": N_STEPS}}),
+            "checkpoint-time", "(save_every_minutes)"),
+    Planted("one slow save", together(spent(checkpoint_s=0.1), {"training": {"n_saves": 1}}),
             "checkpoint-time", "only the finished weights"),
-    Planted("many evaluations", CARD, spent(eval_s=0.2), "evaluation-time", "eval_steps"),
-    Planted("two long evaluations", CARD, together(
-        spent(eval_s=0.2), {"training": {"eval_points": TRAINING.eval_points[::6]}}),
-        "evaluation-time", "% of wall time"),
-    Planted("slow start", CARD, spent(startup_s=0.2), "start-up", "torch_compile: false"),
-    Planted("slow start of a demo", DEMO, together(
-        spent(DEMO, startup_s=0.2), {"plan": {"torch_compile": False}}),
-        "start-up", "a longer one pays it once"),
-    Planted("killed far from a save", CARD, together(spent(other_s=0.2), {"training": RESUMED}),
+    Planted("many evaluations", spent(eval_s=0.2), "evaluation-time", "eval_steps"),
+    Planted("two long evaluations", together(spent(eval_s=0.2),
+            {"training": {"eval_points": TRAINING.eval_points[::6]}}), "evaluation-time",
+            "% of wall time"),
+    Planted("slow start", spent(startup_s=0.07, other_s=0.05), "start-up", "torch_compile: false"),
+    Planted("slow start of a demo", together(spent(DEMO, startup_s=0.2),
+            {"plan": {"torch_compile": False}}), "start-up", "a longer one pays it once", run=DEMO),
+    Planted("killed far from a save", together(spent(other_s=0.2), {"training": RESUMED}),
             "lost-work", "save more often"),
     # The card.
-    Planted("memory ran out", CARD, {"training": SMALLER}, "memory-short", "set batch_size to 8"),
-    Planted("memory ran out in spite of recomputation", CARD, {
-        "training": SMALLER, "plan": {**RECOMPUTED, "without_checkpointing_peak_bytes": 70e9},
-    }, "memory-short", "gradient_accumulation_steps to 4"),
-    Planted("a wrong kernel", CARD, {"training": {"fallbacks": (PLAIN,)}}, "plain-route",
-            "loss was chunked in place of compiled after step 0: NaN"),
-    Planted("full scratch", CARD, staged("weights", is_fallback=True, reason="No space left"),
+    Planted("memory ran out", {"training": SMALLER}, "memory-short", "set batch_size to 8"),
+    Planted("memory ran out in spite of recomputation", {"training": SMALLER, "plan": {**RECOMPUTED,
+            "without_checkpointing_peak_bytes": 70e9}}, "memory-short",
+            "gradient_accumulation_steps to 4"),
+    Planted("a wrong kernel", {"training": {"fallbacks": (PLAIN,)}},
+            "plain-route", "loss was chunked in place of compiled after step 0: NaN"),
+    Planted("full scratch", staged("weights", is_fallback=True, reason="No space left"),
             "not-staged", "weights were read where they are: No space left"),
-    Planted("recomputation for nothing", CARD, {
-        "plan": {**RECOMPUTED, "without_checkpointing_peak_bytes": 70e9},
-    }, "recomputation", "gradient_checkpointing: false"),
-    Planted("micro-batch too small", CARD, {"ablation": make_ablation()},
+    Planted("recomputation for nothing", {"plan": {**RECOMPUTED,
+            "without_checkpointing_peak_bytes": 70e9}}, "recomputation",
+            "gradient_checkpointing: false"),
+    Planted("micro-batch too small", {"ablation": make_ablation()},
             "switch-costs", "variant batch-32"),
-    Planted("kernels that wait for memory", CARD, read(tensor_active_percent=15.0,
+    Planted("kernels that wait for memory", read(tensor_active_percent=15.0,
             sm_active_percent=90.0), "memory-bound-kernels", "a larger micro-batch"),
-    Planted("small kernels", CARD, together(COOL, read(sm_active_percent=60.0)),
+    Planted("small kernels", together(COOL, read(sm_active_percent=60.0)),
             "small-kernels", "a larger micro-batch"),
-    Planted("small kernels, not compiled", CARD, together(
-        COOL, read(sm_active_percent=None), {"plan": {"torch_compile": False}}),
-        "small-kernels", "torch_compile: true"),
-    Planted("idle card", CARD, read(any_kernel_percent=45.0), "idle-card", "do not tell why"),
-    Planted("starved card", CARD, together(
-        read(any_kernel_percent=45.0), spent(data_wait_s=0.5)),
-        "idle-card data-wait", "data took 50 % of wall time"),
-    Planted("hot card", CARD, {"monitor": {"throttle_s": {"power": 41.0, "thermal": 300.0}}},
+    Planted("small kernels, not compiled", together(COOL, read(sm_active_percent=None),
+            {"plan": {"torch_compile": False}}), "small-kernels", "torch_compile: true"),
+    Planted("idle card", read(any_kernel_percent=45.0), "idle-card", "do not tell why"),
+    Planted("starved card", together(read(any_kernel_percent=45.0), spent(data_wait_s=0.5)),
+            "idle-card data-wait", "data took 50 % of wall time"),
+    Planted("hot card", {"monitor": {"throttle_s": {"power": 41.0, "thermal": 300.0}}},
             "thermal-throttling", "better cooling"),
-    Planted("memory beyond the card's", CARD, together(read(memory_used_bytes=79.5e9),
+    Planted("memory beyond the card's", together(read(memory_used_bytes=79.5e9),
             {"training": {"peak_memory_reserved_bytes": 84_000_000_000}}),
             "memory-spilled memory-over-plan", "4.50 GB of device memory"),
-    Planted("short peak that no reading met", CARD, {
-        "training": {"peak_memory_reserved_bytes": 66_000_000_000},
-    }, "memory-over-plan", "the allocator held 66.0 GB"),
-    Planted("room for twice the rows", CARD, {
-        "plan": {"next_micro_batch_peak_bytes": 70_000_000_000},
-    }, "memory-room", "batch_size: 32, gradient_accumulation_steps: 1"),
+    Planted("short peak that no reading met",
+            {"training": {"peak_memory_reserved_bytes": 66_000_000_000}}, "memory-over-plan",
+            "the allocator held 66.0 GB"),
+    Planted("room for twice the rows", {"plan": {"next_micro_batch_peak_bytes": 70_000_000_000}},
+            "memory-room", "batch_size: 32, gradient_accumulation_steps: 1"),
     # The run.
-    Planted("slower than calibrated", CARD, costing(
-        predicted_hours_low=0.40, predicted_hours_high=0.50), "plan-missed", "see the bottleneck"),
-    Planted("slower than guessed", CARD, costing(predicted_hours_low=0.40,
-            predicted_hours_high=0.50, calibrated=False), "plan-missed", "calibrate"),
-    Planted("slower, as it was resumed", CARD, together(
-        costing(predicted_hours_low=0.40, predicted_hours_high=0.50), spent(other_s=0.2),
-        {"training": RESUMED}), "plan-missed lost-work", "thrown away"),
-    Planted("slower tokenizer", CARD, {"packing": {"engine_fallbacks": ("other ids for 'a b'",)}},
+    Planted("slower than calibrated", costing(predicted_hours_low=0.40, predicted_hours_high=0.50),
+            "plan-missed", "see the bottleneck"),
+    Planted("slower than guessed", costing(predicted_hours_low=0.40, predicted_hours_high=0.50,
+            calibrated=False), "plan-missed", "calibrate"),
+    Planted("slower, as it was resumed", together(costing(predicted_hours_low=0.40,
+            predicted_hours_high=0.50), spent(other_s=0.2), {"training": RESUMED}),
+            "plan-missed lost-work", "thrown away"),
+    Planted("slower tokenizer", {"packing": {"engine_fallbacks": ("other ids for 'a b'",)}},
             "tokenizer-fallback", "other ids"),
-    Planted("card that no table has", CARD, {
-        "plan": {"gpu": None}, "training": {"measured_peak_flops_per_s": 6e14},
-    }, "measured-peak", "gpus.yaml"),
-    Planted("busy monitor", CARD, {"monitor": {"monitor_cpu_fraction": 0.03}},
+    Planted("card that no table has", {"plan": {"gpu": None},
+            "training": {"measured_peak_flops_per_s": 6e14}}, "measured-peak", "gpus.yaml"),
+    Planted("busy monitor", {"monitor": {"monitor_cpu_fraction": 0.03}},
             "monitor-overhead", "collection_interval_seconds"),
-    Planted("dead monitor", CARD, {"monitor": {"n_samples": 0}},
-            "monitor-lost", "monitor_gpu.py"),
-    Planted("batch of its own", CARD, {"plan": {"global_batch_sequences": 64}},
+    Planted("dead monitor", {"monitor": {"n_samples": 0}}, "monitor-lost", "monitor_gpu.py"),
+    Planted("batch of its own", {"plan": {"global_batch_sequences": 64}},
             "rows-not-compared", "settings of its own"),
-    Planted("claim that does not hold", CARD, {"plan": {"claims": GPU.inputs.plan.claims}},
+    Planted("claim that does not hold", {"plan": {"claims": GPU.inputs.plan.claims}},
             "claim", "not 47 hours"),
 )  # fmt: skip
 
