@@ -157,7 +157,8 @@ def main() -> None:
         note = one["unsure"] or ("fitted" if one["fitted"] else "")
         print(f"{one['row']:3} {what:38} {size:10} {one['bound']:10} {one['error']:+5.0%}  {note}")
     shares = {r["row"]: round(fit_share(r), 3) for r in rows if r["fitted"]}
-    print(f"shares that fit: {shares}; in use: {step_time.PRODUCT_SHARE}")
+    in_use = {name: share for name, (share, fitted) in step_time.PRODUCT_SHARE.items() if fitted}
+    print(f"shares that fit: {shares}; in use: {in_use}")
     sure = [one for one in found if not one["fitted"] and not one["unsure"]]
     unsure = [one for one in found if one["unsure"]]
     result = {"sure": summarize(sure), "unsure": summarize(unsure), "shares": shares}

@@ -163,7 +163,11 @@ def make_plan() -> p.TrainPlan:
             predicted_usd_low=1.7679, predicted_usd_high=1.9173,
             reason="calibrated: 30 timed steps, one save, one evaluation",
             calibrated=True, mfu_fraction=0.094, step_hours=0.675, save_hours=0.015,
-            eval_hours=0.021, startup_hours=0.019,
+            eval_hours=0.021, startup_hours=0.019, bound="bandwidth",
+            step=p.StepSeconds(
+                products_s=0.5, attention_s=0.05, layers_s=0.6, loss_s=0.1, weights_s=0.0,
+                optimizer_s=0.1, launches_s=0.0, total_s=1.35,
+            ),
         ),
         memory=p.MemoryParts(
             model_bytes=1_200_000_000, optimizer_bytes=55_000_000, step_bytes=56_006_000_000,

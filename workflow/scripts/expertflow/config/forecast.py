@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from expertflow.config.expert import ConfiguredExpert
 from expertflow.core.errors import ExpertflowError, HardwareError, TrainingError, single_line
@@ -26,8 +25,14 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.claims import time_words
 from expertflow.plan.cost import price_of_plan
 from expertflow.plan.flops import count_trained_weights, flops_per_token
-from expertflow.plan.memory import BUSY_TOKENS, standing_bytes
-from expertflow.plan.records import CostPlan, ModelFacts, PlanSpec, TrainPlan
+from expertflow.plan.memory import BUSY_TOKENS, RESERVE_BYTES, standing_bytes
+from expertflow.plan.records import (
+    USABLE_FRACTION,
+    CostPlan,
+    ModelFacts,
+    PlanSpec,
+    TrainPlan,
+)
 from expertflow.plan.step_time import StepWork, bound_words, card_speed, predict_step
 from expertflow.plan.switches import choose_attention, choose_compile, choose_precision
 from expertflow.tokens.records import PackedSplit
@@ -50,6 +55,8 @@ CPU_SHARE = (0.05, 0.8)
 N_MICRO_BATCHES = 4
 
 Range = tuple[float, float]
+# Tokens of a training and a step of it, least and most.
+Runs = tuple[tuple[float, StepWork], tuple[float, StepWork]]
 
 
 class Unknown(Exception):
@@ -80,42 +87,6 @@ class Forecast(Record, frozen=True, kw_only=True):
         return f"{times} ({self.basis.split('; ')[0]})"
 
 
-class StepRun(NamedTuple):
-    """A training as far as a forecast knows it."""
-
-    facts: ModelFacts
-    spec: PlanSpec
-    n_tokens: float
-    mean_context_tokens: float
-    supervised_fraction: float
-    checkpoint: bool
-
-    @property
-    def flops(self) -> float:
-        per_token = flops_per_token(
-            self.facts,
-            lora=self.spec.lora,
-            mean_context_tokens=self.mean_context_tokens,
-            supervised_fraction=self.supervised_fraction,
-            checkpoint_activations=self.checkpoint,
-        )
-        return self.n_tokens * per_token.hardware
-
-    def step_work(self, n_tokens: float, *, compiled: bool) -> StepWork:
-        return StepWork(
-            facts=self.facts,
-            lora=self.spec.lora,
-            n_tokens=n_tokens,
-            n_micro_batches=self.spec.gradient_accumulation_steps or N_MICRO_BATCHES,
-            mean_context_tokens=self.mean_context_tokens,
-            supervised_fraction=self.supervised_fraction,
-            checkpoint=self.checkpoint,
-            compiled=compiled,
-            is_quantized=self.spec.method == "qlora",
-            n_trained=count_trained_weights(self.facts, self.spec.lora),
-        )
-
-
 class Forecaster:
     """Forecasts the training of an expert as it stands.
 
@@ -139,7 +110,7 @@ class Forecaster:
                 note = "; plan.json is of other settings or code"
             gpu = probe.resolve_gpu(hardware, list(spec.gpu_table))
             hardware = "cpu" if gpu is None else f"{spec.world_size} x {gpu.name}"
-            runs, basis = self._expected_runs()
+            runs, basis = self._expected_runs(gpu)
             hours, words = (_cpu_hours(runs), "") if gpu is None else self._card_hours(runs, gpu)
         except Unknown as reason:
             return Forecast(hardware=hardware, basis=f"{reason}{note}")
@@ -154,10 +125,10 @@ class Forecaster:
             basis=f"{basis}; {_price_text(price.usd_per_hour, price.as_of, name)}{words}{note}",
         )
 
-    def check_memory(self) -> None:
-        """Raise HardwareError if the card is too small for weights and states alone.
+    def check_memory(self) -> str | None:
+        """Return a note where memory is scarce; raise HardwareError if the card is too small.
 
-        Activations are left to the plan, which traces them.
+        By weights and states alone, which are sure. Activations are left to the plan's trace.
         """
         spec = self.spec
         try:
@@ -165,15 +136,16 @@ class Forecaster:
             facts = self._current_facts()
         except Unknown:
             # The forecast, or the job that needs it, says so.
-            return
-        n_shares = spec.world_size if spec.parallel == "fsdp" else 1
-        n_bytes = standing_bytes(spec, facts) // n_shares
+            return None
+        n_bytes = standing_bytes(spec, facts) // (spec.world_size if spec.parallel == "fsdp" else 1)
         total = None if gpu is None else gpu.memory_total_bytes
-        if gpu is not None and total is not None and n_bytes > total:
-            raise HardwareError(
-                f"{self.expert.name}: weights, gradients and optimizer take {gib(n_bytes)} and"
-                f" {gpu.name} has {gib(total)}; use a larger card, method qlora or a smaller model"
-            )
+        if gpu is None or total is None or n_bytes <= USABLE_FRACTION * total - RESERVE_BYTES:
+            return None
+        told = f"{self.expert.name}: weights, gradients and optimizer take {gib(n_bytes)} and"
+        told += f" {gpu.name} has {gib(total)}"
+        if n_bytes <= total:
+            return f"{told}; whether activations fit is not known before the plan"
+        raise HardwareError(f"{told}; use a larger card, method qlora or a smaller model")
 
     def _is_current(self, rule: str, record: Path, **of: str) -> bool:
         """Return whether a record is complete and was made by the current rule, by its sidecar."""
@@ -194,8 +166,8 @@ class Forecaster:
             return read_part(ModelFacts, model, "facts")
         return self._facts()
 
-    def _expected_runs(self) -> tuple[tuple[StepRun, StepRun], str]:
-        """Return the least and the most work, and what it was estimated from."""
+    def _expected_runs(self, gpu: GpuFacts | None) -> tuple[Runs, str]:
+        """Return least and most tokens with a step of each, and what they were estimated from."""
         spec, packing, facts = self.spec, self.results / "packing.json", self._current_facts()
         has_model = self._is_current("prepare_model", self.results / "model.json")
         if has_model and self._is_current("pack_sequences", packing):
@@ -210,31 +182,40 @@ class Forecaster:
             basis = "estimate from bytes"
             if self._has_limits():
                 basis += " before limits on documents"
-        # The plan decides on ``auto``: layers that are computed again take their time.
-        again = spec.gradient_checkpointing
-        least, most = (
-            StepRun(facts, spec, tokens[i], context[i], supervised[i], checkpoint)
-            for i, checkpoint in enumerate((bool(again), again is not False))
+        attention, training = choose_attention(spec, gpu)[0], self.expert.training
+        per_micro_batch = BUSY_TOKENS
+        if spec.batch_size is not None and training.max_seq_length is not None:
+            per_micro_batch = spec.batch_size * training.max_seq_length
+        step = StepWork(
+            facts=facts,
+            lora=spec.lora,
+            n_tokens=per_micro_batch,
+            n_micro_batches=spec.gradient_accumulation_steps or N_MICRO_BATCHES,
+            mean_context_tokens=context[0],
+            supervised_fraction=supervised[0],
+            # The plan decides on ``auto``: layers that are computed again take their time.
+            checkpoint=bool(spec.gradient_checkpointing),
+            compiled=choose_compile(spec, gpu, attention=attention, packing=training.packing)[0],
+            is_quantized=spec.method == "qlora",
+            n_trained=count_trained_weights(facts, spec.lora),
         )
-        return (least, most), basis
+        most = step._replace(
+            mean_context_tokens=context[1],
+            supervised_fraction=supervised[1],
+            checkpoint=spec.gradient_checkpointing is not False,
+        )
+        return ((tokens[0], step), (tokens[1], most)), basis
 
-    def _card_hours(self, runs: tuple[StepRun, StepRun], gpu: GpuFacts) -> tuple[Range, str]:
-        """Return hours, and what binds, from a step of as many tokens as the plan would take."""
-        spec, training = self.spec, self.expert.training
-        speed = card_speed(gpu, choose_precision(spec, gpu)[0], use_tf32=spec.use_tf32)
+    def _card_hours(self, runs: Runs, gpu: GpuFacts) -> tuple[Range, str]:
+        """Return hours at both ends of the band, and what binds."""
+        speed = card_speed(gpu, choose_precision(self.spec, gpu)[0], use_tf32=self.spec.use_tf32)
         if isinstance(speed, str):
             raise Unknown(speed)
-        attention, _ = choose_attention(spec, gpu)
-        compiled, _ = choose_compile(spec, gpu, attention=attention, packing=training.packing)
-        n_tokens = BUSY_TOKENS
-        if spec.batch_size is not None and training.max_seq_length is not None:
-            n_tokens = spec.batch_size * training.max_seq_length
         hours = []
-        for run, error in zip(runs, speed.band, strict=True):
-            work = run.step_work(n_tokens, compiled=compiled)
+        for (n_tokens, work), error in zip(runs, speed.band, strict=True):
             step = predict_step(work, speed)
-            steps = run.n_tokens / (n_tokens * work.n_micro_batches * spec.world_size)
-            hours.append(steps * step.total_s * error / 3600)
+            n_steps = n_tokens / (work.n_tokens * work.n_micro_batches * self.spec.world_size)
+            hours.append(n_steps * step.total_s * error / 3600)
         return (hours[0], hours[1]), f"; {bound_words(step)}"
 
     def _tokens_per_row(self) -> Range | None:
@@ -293,9 +274,20 @@ class Forecaster:
             raise Unknown(problem) from error
 
 
-def _cpu_hours(runs: tuple[StepRun, StepRun]) -> Range:
+def _cpu_hours(runs: Runs) -> Range:
     speed = probe.cpu_flops_per_s() * 3600
-    return runs[0].flops / (speed * CPU_SHARE[1]), runs[1].flops / (speed * CPU_SHARE[0])
+    least, most = (
+        n_tokens
+        * flops_per_token(
+            work.facts,
+            lora=work.lora,
+            mean_context_tokens=work.mean_context_tokens,
+            supervised_fraction=work.supervised_fraction,
+            checkpoint_activations=work.checkpoint,
+        ).hardware
+        for n_tokens, work in runs
+    )
+    return least / (speed * CPU_SHARE[1]), most / (speed * CPU_SHARE[0])
 
 
 def _planned(path: Path) -> Forecast:

@@ -320,8 +320,8 @@ class Workflow:
         def check(name: str) -> None:
             expert = self._expert(SimpleNamespace(expert=name))
             check_machine(expert, rule)
-            if rule == "train_expert":
-                self._forecaster(expert).check_memory()
+            if rule == "train_expert" and (scarce := self._forecaster(expert).check_memory()):
+                note(scarce)
             if rule == "train_expert" and expert.plan_spec.hardware == "auto":
                 if missing := no_gpu_reason():
                     time = self._forecaster(expert).forecast().time_text()

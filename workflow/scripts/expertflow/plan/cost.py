@@ -125,6 +125,8 @@ def plan_cost(
     if calibration is not None:
         hours, measured = _calibrated_cost(calibration, plan, whole_peak)
         parts |= measured
+        if (step := parts.get("step")) is not None:
+            parts["reason"] += f"; by the model of a step, {bound_words(step)}"
     price = price_of_plan(draft.spec, plan.gpu)
     return CostPlan(
         price_usd_per_hour=price.usd_per_hour,

@@ -22,10 +22,12 @@ from expertflow.plan.flops import layer_shapes, linear_weights
 from expertflow.plan.records import ModelFacts, StepBound, StepSeconds
 from expertflow.plan.settings import LoraSpec
 
-# Share of the dense peak that large products reach, by the first words of a card's name: fitted,
-# or else that of the most similar card that was.
-PRODUCT_SHARE = {"A100": 0.76, "H100": 0.57, "L40S": 0.69, "RTX 4090": 1.0}
-SIMILAR = {"H200": "H100", "B200": "H100", "L4": "L40S", "RTX": "RTX 4090"}
+# Share of the dense peak that large products reach, by the first words of a card's name, and
+# whether it was fitted on such cards or is that of the most similar ones.
+PRODUCT_SHARE = {
+    "A100": (0.76, True), "H100": (0.57, True), "L40S": (0.69, True), "RTX 4090": (1.0, True),
+    "H200": (0.57, False), "B200": (0.57, False), "L4": (0.69, False), "RTX": (1.0, False),
+}  # fmt: skip
 # Judgments: attention's share beside the products', what copies reach of the bandwidth, and the
 # host's seconds for a launch.
 ATTENTION_SHARE, BANDWIDTH_SHARE, LAUNCH_S = 0.6, 0.85, 6e-6
@@ -132,46 +134,39 @@ def card_speed(gpu: GpuFacts | None, precision: str, *, use_tf32: bool) -> CardS
     if peak is None or gpu.peak_bandwidth_bytes_per_s is None:
         what = f"{precision} peak" if peak is None else "bandwidth"
         return f"no estimate: the {what} of {gpu.name} is not known"
-    family = next((name for name in PRODUCT_SHARE if gpu.name.startswith(name)), None)
-    similar = next((SIMILAR[name] for name in SIMILAR if gpu.name.startswith(name)), None)
-    if family is None and similar is None:
+    found = next((x for name, x in PRODUCT_SHARE.items() if gpu.name.startswith(name)), None)
+    if found is None:
         return f"no estimate: no published training is known of a card like {gpu.name}"
-    share = PRODUCT_SHARE[family or similar or ""]
-    bandwidth = gpu.peak_bandwidth_bytes_per_s * BANDWIDTH_SHARE
-    return CardSpeed(peak * share, bandwidth, family is not None)
+    share, is_fitted = found
+    return CardSpeed(peak * share, gpu.peak_bandwidth_bytes_per_s * BANDWIDTH_SHARE, is_fitted)
 
 
 def predict_step(work: StepWork, speed: CardSpeed) -> StepSeconds:
     """Return the parts of a step in seconds; they add up to ``total_s``."""
-    facts, n = work.facts, work.n_micro_batches
-    layers = work.layers or LAYERS[work.compiled, _method(work.lora)]
+    facts, lora, wide = work.facts, work.lora, work.value_bytes / 2
+    method = "full" if lora is None else "dora" if lora.use_dora else "lora"
+    layers = work.layers or LAYERS[work.compiled, method]
     again = 1 + RECOMPUTED if work.checkpoint else 1
-    wide = work.value_bytes / 2
     context = facts.n_heads * facts.head_dim * work.mean_context_tokens
     attention = 4 * facts.n_layers * context * work.n_tokens * (4 if work.checkpoint else 3)
-    n_bytes = (
-        facts.n_layers
-        * work.n_tokens
-        * _width(facts, compiled=work.compiled)
-        * layers.n_bytes
-        * again
-        * wide
-    )
-    targets = work.n_tokens * work.supervised_fraction
-    per_logit = work.loss_bytes * wide
-    if work.lora is None:
+    per_token = _width(facts, compiled=work.compiled) * layers.n_bytes * again * wide
+    targets, per_logit = work.n_tokens * work.supervised_fraction, work.loss_bytes * wide
+    head = speed.product_s(targets, facts.hidden_size, facts.vocab_size, work.value_bytes)
+    if lora is None:
         per_logit += HEAD_GRADIENT_BYTES * facts.hidden_size / work.chunk_rows
     parts = {
-        "products_s": _layer_products_s(work, speed) + _head_s(work, speed),
+        "products_s": _layer_products_s(work, speed) + head * (3 if lora is None else 2),
         "attention_s": attention / (speed.flops_per_s * ATTENTION_SHARE),
-        "layers_s": n_bytes / speed.bytes_per_s,
+        "layers_s": facts.n_layers * work.n_tokens * per_token / speed.bytes_per_s,
         "loss_s": targets * facts.vocab_size * per_logit / speed.bytes_per_s,
         "weights_s": _weight_bytes(work) / speed.bytes_per_s,
     }
     launches = facts.n_layers * layers.n_launches * again * LAUNCH_S
     parts["launches_s"] = max(0.0, launches - sum(parts.values()))
-    parts = {name: n * seconds for name, seconds in parts.items()}
-    parts["optimizer_s"] = _optimizer_bytes(work) / speed.bytes_per_s
+    parts = {name: work.n_micro_batches * seconds for name, seconds in parts.items()}
+    # Clipping reads and writes gradients, updating the rest.
+    updating = (6 * work.weight_bytes + 2 * work.state_bytes) * work.n_trained / work.n_shares
+    parts["optimizer_s"] = updating / speed.bytes_per_s
     return StepSeconds(total_s=sum(parts.values()), **parts)
 
 
@@ -185,10 +180,6 @@ def bound_of(step: StepSeconds) -> StepBound:
 
 def bound_words(step: StepSeconds) -> str:
     return BOUND_WORDS[bound_of(step)]
-
-
-def _method(lora: LoraSpec | None) -> str:
-    return "full" if lora is None else "dora" if lora.use_dora else "lora"
 
 
 def _width(facts: ModelFacts, *, compiled: bool) -> int:
@@ -205,28 +196,20 @@ def _layer_products_s(work: StepWork, speed: CardSpeed) -> float:
     lora, n, size = work.lora, work.n_tokens, work.value_bytes
     shapes = layer_shapes(work.facts)
     forward = {name: speed.product_s(n, *shape, size) for name, shape in shapes.items()}
-    # An adapter's products are narrow, so they take the time of their bytes.
-    narrow = 0.0
-    for name in () if lora is None else lora.targets:
-        if name in shapes and lora is not None:
-            n_in, n_out = shapes[name]
+    narrow = of_weights = 0.0
+    for name, (n_in, n_out) in shapes.items():
+        if lora is None:
+            of_weights += speed.product_s(n_in, n, n_out, size)
+        elif name in lora.targets:
             narrow += speed.product_s(n, n_in, lora.r, size)
             narrow += speed.product_s(n, lora.r, n_out, size)
             # DoRA's dropped-out inputs pass through the frozen weights a second time.
             forward[name] *= 2 if lora.use_dora and lora.dropout else 1
     once = sum(forward.values())
-    seconds = 2 * once + 3 * narrow
-    if lora is None:
-        seconds += sum(speed.product_s(n_in, n, out, size) for n_in, out in shapes.values())
+    seconds = 2 * once + 3 * narrow + of_weights
     if work.checkpoint:
         seconds += once + narrow - list(forward.values())[-1]
     return work.facts.n_layers * seconds
-
-
-def _head_s(work: StepWork, speed: CardSpeed) -> float:
-    facts, targets = work.facts, work.n_tokens * work.supervised_fraction
-    once = speed.product_s(targets, facts.hidden_size, facts.vocab_size, work.value_bytes)
-    return once * (3 if work.lora is None else 2)
 
 
 def _weight_bytes(work: StepWork) -> float:
@@ -240,11 +223,3 @@ def _weight_bytes(work: StepWork) -> float:
     adding = 3 * work.weight_bytes * (1 - 1 / work.n_micro_batches)
     casting = 2 * (work.weight_bytes + 2) if work.weight_bytes == 4 else 0
     return work.n_trained * (adding + casting)
-
-
-def _optimizer_bytes(work: StepWork) -> float:
-    """Return those of clipping and updating: states and weights are read and written."""
-    states = work.state_bytes
-    return (
-        work.n_trained * (2 * (work.weight_bytes + states) + 4 * work.weight_bytes) / work.n_shares
-    )

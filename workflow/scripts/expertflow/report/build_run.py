@@ -119,7 +119,7 @@ def build_plan(inputs: ReportInputs) -> r.PlanForecast:
         "without_checkpointing_peak_bytes": no_memory
         if plan.gradient_checkpointing
         else "activations are kept",
-        "mfu_fraction": because,
+        **dict.fromkeys(("mfu_fraction", "bound", "step"), because),
         "billing_minutes": "no billing step is configured",
         **dict.fromkeys(("step_hours", "save_hours", "eval_hours", "startup_hours"), no_part),
         **{f"predicted_hours{end}": because for end in ends},

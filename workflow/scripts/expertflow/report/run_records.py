@@ -8,7 +8,15 @@ from expertflow.core.records import Record
 from expertflow.core.settings import list_settings, name_of
 from expertflow.data.records import DuplicateExample
 from expertflow.hardware.records import Stats
-from expertflow.plan.records import ClaimCheck, HardwareOption, MemoryParts, Reason, TrainPlan
+from expertflow.plan.records import (
+    ClaimCheck,
+    HardwareOption,
+    MemoryParts,
+    Reason,
+    StepBound,
+    StepSeconds,
+    TrainPlan,
+)
 from expertflow.plan.settings import LoraSpec, TrainingSection
 from expertflow.report.measured import Measured, doc
 from expertflow.tokens.records import DecodedSample, LengthHistogram
@@ -359,6 +367,8 @@ class PlanForecast(Record, frozen=True, kw_only=True):
     startup_hours: Annotated[Measured[Amount], doc("Hours of all that happens once.")]
     usd: Annotated[Measured[Amount], doc("Cost of training.")]
     billing_minutes: Annotated[Measured[Amount], doc("Predicted dollars are of hours rounded up.")]
+    bound: Annotated[Measured[StepBound], doc("What most of a step goes to, by the plan's model.")]
+    step: Annotated[Measured[StepSeconds], doc("The parts of a step, by the same model.")]
     band: PlanBand
     cost_reason: Annotated[str, doc("How time and cost were predicted.", of="reason")]
     options: tuple[HardwareOption, ...]
