@@ -10,14 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
+from support import LORA, plan_spec, tiny_qwen3
 from test_attention_routes import newest
 from test_families import FAMILIES, made
 
 from expertflow.core.errors import TrainingError
+from expertflow.hardware.records import GpuFacts
+from expertflow.plan.switches import choose_compile
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Collator
 from expertflow.train.model import attention, compiled
 from expertflow.train.model.compiled import compile_layers
+from expertflow.train.model.load import add_adapter, load_base
 from expertflow.train.model.packed import PackedLoss
 
 FP32 = torch.float32
@@ -137,6 +142,32 @@ def test_a_mask_of_dropout_does_not_depend_on_its_kernel(monkeypatch: pytest.Mon
             compiled._draw_one_by_one()
         assert torch.compiler.config.cache_key_tag == f"theirs, {compiled.ONE_BY_ONE}"
     assert TritonOverrides.rand("seed", "place") == "tl.rand(seed, (place).to(tl.uint32))"
+
+
+@pytest.mark.extra("bitsandbytes")
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+def test_four_bit_layers_under_lora_compile_whole(
+    rows: PackedRows, kernel: None, counted: Any, tmp_path: Path, checkpointing: bool
+) -> None:
+    tiny_qwen3(vocab_size=97, hidden_size=64).save_pretrained(tmp_path)
+    nets = []
+    for _ in range(2):
+        base = load_base(str(tmp_path), dtype=FP32, attention_name="packed", quantized=True)
+        if checkpointing:
+            base.gradient_checkpointing_enable({"use_reentrant": False})
+        torch.manual_seed(0)
+        nets.append(add_adapter(base, replace(LORA, dropout=0.0)).train())
+    assert compile_layers(nets[0], dtype=FP32, backend="aot_eager") is None
+    train_alike(*nets, rows)
+    assert counted["stats"]["unique_graphs"] and not counted["graph_break"]
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_a_plan_compiles_four_bit_layers_unless_under_dora(use_dora: bool) -> None:
+    spec = plan_spec(method="qlora", lora=replace(LORA, use_dora=use_dora))
+    gpu = GpuFacts(name="H100 SXM", source="test")
+    wanted, reason = choose_compile(spec, gpu, attention="packed", packing="bfd")
+    assert wanted is not use_dora and ("DoRA" in reason) is use_dora
 
 
 @pytest.mark.long

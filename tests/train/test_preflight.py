@@ -6,19 +6,24 @@ import signal
 import sys
 from collections import namedtuple
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 from msgspec.structs import replace
+from support import LORA, tiny_qwen3
 
 from expertflow.core.errors import ConfigError, HardwareError, TrainingError
+from expertflow.hardware.nvml import Gpus
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
 from expertflow.train import preflight as module
 from expertflow.train import processes
+from expertflow.train.device import ALLOCATOR, configure_allocator
 from expertflow.train.flags import changes_of, trainer_parser
+from expertflow.train.model.packed import PackedLoss
 from expertflow.train.preflight import run_preflight
 from expertflow.train.processes import launch_command
 from expertflow.train.run import stop_on_signals
@@ -80,6 +85,52 @@ def test_a_cpu_is_measured_with_the_threads_of_the_run(plan: TrainPlan, tmp_path
     readings = run_preflight(replace(plan, n_threads=1), tmp_path / "state")
     assert cast(float, readings["measured_peak_flops_per_s"]) > 1e8
     assert torch.get_num_threads() == before
+
+
+def test_a_card_that_torch_cannot_use_is_told_with_versions(
+    plan: TrainPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Gpus(devices=cast(Any, ("a card",)), driver="470.82")
+    monkeypatch.setattr(module, "open_gpus", lambda: nullcontext(found))
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(module.torch.version, "cuda", "13.0")
+    with pytest.raises(
+        HardwareError, match=r"driver 470\.82\), and torch .* for CUDA 13\.0, cannot"
+    ):
+        module._check_gpu(plan, H100)
+
+
+@pytest.mark.parametrize("name", [None, *ALLOCATOR])
+def test_the_allocator_grows_unless_the_user_set_it(
+    monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    for each in ALLOCATOR:
+        monkeypatch.setenv(each, "theirs")
+        if each != name:
+            monkeypatch.delenv(each)
+    configure_allocator()
+    found = [os.environ[each] for each in ALLOCATOR if each in os.environ]
+    assert found == ["theirs" if name else "expandable_segments:True"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "lora", "dtype"),
+    [
+        ("fp32", None, None), ("bf16", None, torch.bfloat16), ("bf16", LORA, torch.bfloat16),
+        ("bf16", replace(LORA, use_dora=True), None),
+    ],
+)  # fmt: skip
+def test_shards_are_gathered_in_the_type_of_products(
+    plan: TrainPlan, monkeypatch: pytest.MonkeyPatch, precision: Any, lora: Any, dtype: Any
+) -> None:
+    policies = []
+    monkeypatch.setattr(
+        "torch.distributed.fsdp.fully_shard", lambda _, mp_policy: policies.append(mp_policy)
+    )
+    sharded = replace(plan, world_size=2, parallel="fsdp", precision=precision, lora=lora)
+    processes.wrap_model(PackedLoss(tiny_qwen3(vocab_size=97)), sharded)
+    assert len(policies) == 3 and {policy.param_dtype for policy in policies} == {dtype}
+    assert {policy.reduce_dtype for policy in policies} == {dtype and torch.float32}
 
 
 def test_products_repeat_from_the_first(plan: TrainPlan, monkeypatch: pytest.MonkeyPatch) -> None:

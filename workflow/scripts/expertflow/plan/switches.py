@@ -110,8 +110,8 @@ def choose_compile(
         return False, "the CPU gains less than compiling takes"
     if packing == "none":
         return False, "unpacked rows are cut to many lengths, each to be compiled for"
-    if spec.method == "qlora":
-        return False, "4-bit layers are not compiled"
+    if spec.method == "qlora" and spec.lora is not None and spec.lora.use_dora:
+        return False, "peft's DoRA on 4-bit layers breaks the graph of each"
     if attention not in ("packed", "varlen"):
         return False, f"attention {attention} is there to compare with"
     return True, "all rows are of one length, so each kind of layer is compiled once"

@@ -11,6 +11,8 @@ ON_OFF = {True: "on", False: "off"}
 # A cube of 8192 is large enough for any GPU of today.
 MATMUL_WIDTH = 8192
 N_WARMUP, N_TIMED = 5, 15
+# The second is what newer releases of torch call it.
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Errors from allocations outside torch (cuBLAS, Triton, NCCL, CUDA loading a kernel): they ask the
 # driver, which has nothing left once torch holds it all.
 SHORTAGES = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -25,6 +27,9 @@ def apply_switches(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
         # Not warn_only, with which FlashAttention's backward pass only warns and stays
         # nondeterministic.
         torch.use_deterministic_algorithms(True)
+    allocator = next(
+        (os.environ[name] for name in ALLOCATOR if name in os.environ), "as torch has it"
+    )
     return (
         f"device {device.type}, {torch.get_num_threads()} threads",
         f"processes {plan.world_size}" + (f", {plan.parallel}" if plan.world_size > 1 else ""),
@@ -34,8 +39,15 @@ def apply_switches(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
         f"optimizer {plan.optim}",
         f"schedule {plan.lr_scheduler_type}, {plan.n_warmup_steps} warm-up steps",
         f"deterministic kernels {ON_OFF[plan.deterministic]}",
+        *([f"allocator {allocator}"] if device.type == "cuda" else []),
         f"loader {_describe_loader(plan)}",
     )
+
+
+def configure_allocator() -> None:
+    """Have CUDA's allocator grow its segments, unless the user set it; call before CUDA starts."""
+    if not any(name in os.environ for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
 
 
 def fix_workspaces() -> None:

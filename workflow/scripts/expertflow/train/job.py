@@ -33,6 +33,7 @@ from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import loop, memory, processes, publish
 from expertflow.train.compilation import try_to_compile
+from expertflow.train.device import configure_allocator
 from expertflow.train.feed.on_the_fly import Documents
 from expertflow.train.preflight import run_preflight
 from expertflow.train.processes import Processes
@@ -72,6 +73,8 @@ def run_job(job: TrainingJob) -> bool:
     packing = read_record(PackingRecord, job.packing)
     inputs = _read_inputs(job, packing)
     plan, state = inputs.plan, inputs.state
+    if plan.gpu is not None:
+        configure_allocator()
     decision = processes.RankZeroDecision()
     if os.environ.get(processes.RANK, "0") != "0":
         # Rank 0 waits for the lock and verifies finished results to the byte.

@@ -15,6 +15,7 @@ from expertflow.core.format import gb
 from expertflow.core.records import to_json
 from expertflow.hardware.disk import measure_file
 from expertflow.hardware.gpu_table import find_row
+from expertflow.hardware.nvml import open_gpus
 from expertflow.hardware.probe import (
     NO_CUDA,
     free_memory_bytes,
@@ -73,7 +74,7 @@ def run_preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dic
 
 def _check_gpu(plan: TrainPlan, gpu: GpuFacts) -> str:
     if not torch.cuda.is_available():
-        raise HardwareError(NO_CUDA.format(gpu.name))
+        raise HardwareError(_why_no_cuda(gpu))
     name = torch.cuda.get_device_name()
     if find_row(name, _rows(gpu)) is None:
         log.warning("the plan is for %s, the card is %s", gpu.name, name)
@@ -83,6 +84,17 @@ def _check_gpu(plan: TrainPlan, gpu: GpuFacts) -> str:
             " --config hardware=auto"
         )
     return name
+
+
+def _why_no_cuda(gpu: GpuFacts) -> str:
+    with open_gpus() as found:
+        if not found.devices:
+            return NO_CUDA.format(gpu.name)
+    cuda = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+    return (
+        f"a card is here (driver {found.driver}), and torch {torch.__version__}, built {cuda},"
+        " cannot use it; install a torch for a CUDA of this driver, or a newer driver"
+    )
 
 
 def _has_bf16() -> bool:

@@ -158,10 +158,14 @@ def wrap_model(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:
         name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         options: dict[str, Any] = {name: False}
         return DistributedDataParallel(loss, gradient_as_bucket_view=True, **options)
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    policy = MixedPrecisionPolicy()
+    # DoRA starts at magnitudes that equal its norms, and in bf16 would start elsewhere.
+    if plan.precision == "bf16" and not (plan.lora and plan.lora.use_dora):
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for module in (*decoder_layers(causal_lm(loss.model)), loss):
-        fully_shard(module)
+        fully_shard(module, mp_policy=policy)
     return loss
 
 

@@ -22,6 +22,7 @@ from expertflow.core.records import Record, read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.train import loop, memory, processes, step_hooks
 from expertflow.train.compilation import note_compilation, try_to_compile
+from expertflow.train.device import configure_allocator
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.records import ModelRecord, TrialResult
 from expertflow.train.run import (
@@ -81,6 +82,8 @@ def run_trial(trial: Trial) -> TrialResult:
         report_to="none",
         may_halve_micro_batch=False,
     )
+    if plan.gpu is not None:
+        configure_allocator()
     began_s = time.perf_counter()
     try:
         with _assembled(trial, plan) as run:
