@@ -196,6 +196,12 @@ def test_the_page_answers_first() -> None:
         ("What goes wrong, 78 of 200", "3 answers cut off before the end"),
     ):  # fmt: skip
         assert said in answers[label]
+    # Equal differences have no interval.
+    same = made_up.change(made_up.METRIC, 0.0, half=0.0, n=made_up.N)
+    before = replace(DONE.before, score=DONE.after.score)
+    alike = replace(DONE, before=before, changes=(DONE.changes[0], same))
+    said = _answers(_report(alike)[1])["Against the untrained model"]
+    assert "0.0 points (no interval: all differ alike)" in said
     # An earlier run of other questions says so.
     earlier = made_up.earlier(0.0, SAME)
     earlier = replace(earlier, n_shared_questions=0, value_fraction=None, change=None)

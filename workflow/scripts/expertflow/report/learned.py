@@ -109,14 +109,21 @@ def format_difference(change: PairedChange) -> str:
     return f"{f.points(change.difference)} points"
 
 
+def has_spread(change: PairedChange) -> bool:
+    """Return whether pairs differ unlike each other: of equal differences resamples are equal."""
+    low, high = change.ci95
+    return low < high
+
+
 def format_interval(change: PairedChange) -> str:
+    if not has_spread(change):
+        return "no interval: all differ alike"
     digits, scale = (3, 1) if change.quantity in LOSSES else (1, 100)
     return " to ".join(f.with_sign(scale * end, digits) for end in change.ci95)
 
 
 def format_change(change: PairedChange) -> str:
-    low, high = change.ci95
-    if low == high:
+    if not has_spread(change):
         return f"{format_difference(change)} each, so there is no interval"
     return f"{format_difference(change)}, 95 % interval {format_interval(change)}"
 
@@ -219,7 +226,9 @@ def _loss_sentence(evaluation: Evaluation) -> str:
     if change is None:
         return f"Held-out loss went {losses}, without an interval."
     losses += f" on {f.number_of(change.n, 'held-out document')}"
-    span = f"95 % interval of the change {format_interval(change)}"
+    span = format_interval(change)
+    if has_spread(change):
+        span = f"95 % interval of the change {span}"
     if change.change == NO_CHANGE:
         return f"Held-out loss went {losses}: {name_unclear(change)} ({span})."
     verb = "fell" if change.change == BETTER else "rose"
