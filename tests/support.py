@@ -235,13 +235,9 @@ def write_tiny_run(
     method = "full" if lora is None else "lora"
     settings = {"method": method, "lora": lora, "max_steps": n_steps, **changes}
     draft = PlanDraft(
-        expert="tiny",
-        spec=plan_spec(**settings),
-        packing=packing,
-        facts=facts,
-        n_params=20_000,
+        expert="tiny", spec=plan_spec(**settings), packing=packing, facts=facts, n_params=20_000,
         gpu=None,
-    )
+    )  # fmt: skip
     plan = plan_training(draft)
     staging = plan_staging(
         expert="tiny",

@@ -1,6 +1,5 @@
 """The catalog of data sets, over the project's own config and over made-up ones."""
 
-import io
 import json
 import os
 import shutil
@@ -10,11 +9,10 @@ from typing import Any
 import pytest
 import yaml
 from loopback_hub import write_hub_cache, write_prepared_cache
-from rich.console import Console
 from support import ROOT, run_script
 from test_load import base
 
-from expertflow.config.catalog import build_catalog, print_catalog, scan_caches
+from expertflow.config.catalog import build_catalog, scan_caches
 
 COMMIT = "a" * 40
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
@@ -51,7 +49,7 @@ def test_the_projects_own_experts_are_listed_in_both_presets(home: Path) -> None
     assert "hub" in kinds_of["full"] - kinds_of["demo"]
 
 
-def test_both_caches_are_listed(home: Path) -> None:
+def test_caches_are_listed_and_a_faulty_manifest_hides_nothing(home: Path) -> None:
     files = {"README.md": b"---\n---\n", "data/train.jsonl": b"x" * 100}
     write_hub_cache(home, files, repository="someone/Sums", commit=COMMIT)
     write_prepared_cache(home, 5, repository="someone/sums", commit=COMMIT)
@@ -67,6 +65,11 @@ def test_both_caches_are_listed(home: Path) -> None:
     assert (prepared.config, prepared.n_records_by_split) == ("default", {"train": 5})
     assert (facts.id, facts.commits) == ("other/facts", ()) and facts.n_bytes > 0
     assert len(report.damaged) == 1 and "bad--one" in report.damaged[0]
+    good = [{"name": "l", "kind": "local", "path": "no.jsonl"}]
+    write_config(home.parent, {"good": good, "bad": [{"name": "x", "kind": "hub"}]})
+    found = build_catalog("both")
+    assert [source.status for source in found.sources] == ["missing"]
+    assert len(found.problems) >= 1 and all("bad.yaml" in text for text in found.problems)
 
 
 def test_each_kind_says_what_is_here(home: Path) -> None:
@@ -98,29 +101,6 @@ def test_each_kind_says_what_is_here(home: Path) -> None:
     assert found["**/lines.jsonl"].n_bytes == 22
     used = [(use.expert, use.presets) for use in found["someone/sums"].used_by]
     assert used == [("e", ("demo", "full")), ("f", ("demo", "full"))]
-
-
-def test_one_faulty_manifest_does_not_hide_the_others(home: Path) -> None:
-    good = [{"name": "l", "kind": "local", "path": "no.jsonl"}]
-    write_config(home.parent, {"good": good, "bad": [{"name": "x", "kind": "hub"}]})
-    found = build_catalog("both")
-    assert [source.status for source in found.sources] == ["missing"]
-    assert len(found.problems) >= 1 and all("bad.yaml" in text for text in found.problems)
-
-
-def test_tables_fit_the_terminal_and_flag_what_has_no_license(home: Path) -> None:
-    long = {"name": "h", "kind": "hub", "id": "someone/quite-a-long-name" * 3}
-    write_config(home.parent, {"e": [long]})
-    write_prepared_cache(home, 12345, repository="someone/sums", commit=COMMIT)
-    for width in (80, 200):
-        stream = io.StringIO()
-        print_catalog(build_catalog("demo"), Console(file=stream, width=width))
-        text = stream.getvalue()
-        outside = ("downloaded:", "prepared:")
-        assert all(len(s) <= width or s.startswith(outside) for s in text.splitlines())
-        assert "no license" in text and "default 12,345" in text
-        assert "1 of 1 sources state no license" in text
-        assert "there is no such folder yet" in text
 
 
 def test_the_script_alone_needs_no_argument_and_no_snakemake(home: Path) -> None:

@@ -61,14 +61,11 @@ def test_what_a_script_reads_besides_counts(scripts: Path, monkeypatch: pytest.M
     assert len(first) == 16 and rule_digest("job", scripts) != first
 
 
-def test_every_template_belongs_to_a_rule() -> None:
+def test_every_template_belongs_to_a_rule_and_other_code_is_named() -> None:
     named = {SCRIPTS.parent / name for names in RESOURCES.values() for name in names}
     templates = {p for p in (SCRIPTS / "expertflow").rglob("*.*") if p.suffix in (".j2", ".css")}
     assert named == templates
     assert all((SCRIPTS / f"{rule}.py").is_file() for rule in RESOURCES)
-
-
-def test_rules_and_generators_of_other_code_are_named() -> None:
     here = {name: rule_digest(name) for name in ("pack_sequences", "generator arithmetic")}
     assert len(set(here.values())) == 2 and not other_code(here)
     made_by = {**here, "plan_training": "of before", "generator gone": "0", "gone": "0"}

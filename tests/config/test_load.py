@@ -11,7 +11,7 @@ from support import ROOT
 from expertflow.config.contradictions import OF_MESSAGES, check_task
 from expertflow.config.load import WORDS, convert_scalars, load_config, load_expert
 from expertflow.config.machine import count_nodes
-from expertflow.config.read_yaml import at_line, read_yaml
+from expertflow.config.read_yaml import read_yaml
 from expertflow.config.validate import FORMER_NAMES, read_schema
 from expertflow.core.errors import ConfigError
 from expertflow.plan.settings import TrainingSection
@@ -39,7 +39,7 @@ def refused(tmp_path: Path, value: dict[str, Any], message: str, **config: Any) 
     assert str(tmp_path / "e.yaml") in line and "\n" not in line
 
 
-def test_later_settings_win(tmp_path: Path) -> None:
+def test_later_settings_win_and_a_demo_block_is_no_override(tmp_path: Path) -> None:
     value = {**base(), "training": {"learning_rate": 1.0, "batch_size": 1, "seed": 1}}
     value["demo"] = {"training": {"learning_rate": 2.0, "batch_size": 2}}
     full = load(tmp_path, value, preset="full")["training"]
@@ -49,6 +49,9 @@ def test_later_settings_win(tmp_path: Path) -> None:
     assert (full["learning_rate"], full["batch_size"]) == (1.0, 1)
     assert (demo["learning_rate"], demo["batch_size"], demo["seed"]) == (2.0, 2, 1)
     assert (over["learning_rate"], over["batch_size"]) == (3.0, 4)
+    demo = {"e": {"demo": {}}}
+    with pytest.raises(ConfigError, match=r"experts\.e\.demo has no effect"):
+        load(tmp_path, base(), experts=demo)
 
 
 def test_a_json_manifest_does_as_well_and_an_unknown_one_gets_a_suggestion(tmp_path: Path) -> None:
@@ -66,6 +69,15 @@ def test_scalars_of_the_command_line_get_their_type() -> None:
     assert convert_scalars({"a": texts}, words=WORDS) == {
         "a": [3e-6, True, None, "x", "1e", "1234e56", 1500.0]
     }
+    # Snakemake reads ``--config 'training={max_steps: 30}'`` as an object of texts.
+    sources = [{"name": "1.5", "kind": "hub", "id": "a/b", "revision": "1234567", "text": "{t}"}]
+    own = {"training": {"logging_steps": "5"}, "sources": [*sources, {"revision": "1.0"}]}
+    given = {"training": {"max_steps": "30", "max_usd": "2.5"}, "experts": {"e": own}}
+    settings = load_config(given)
+    assert (settings["training"]["max_steps"], settings["training"]["max_usd"]) == (30, 2.5)
+    expert = settings["experts"]["e"]
+    assert expert["training"]["logging_steps"] == 5
+    assert [source["revision"] for source in expert["sources"]] == ["1234567", "1.0"]
 
 
 SOURCE = {"name": "s", "kind": "local", "path": "x.jsonl"}
@@ -150,12 +162,6 @@ def test_keys_that_say_nothing_or_something_are_let_through(tmp_path: Path) -> N
     assert load(tmp_path, {**base(), "sources": [idle, {**chat, "name": "chat"}], "data": data})
 
 
-def test_a_demo_block_is_no_override(tmp_path: Path) -> None:
-    demo = {"e": {"demo": {}}}
-    with pytest.raises(ConfigError, match=r"experts\.e\.demo has no effect"):
-        load(tmp_path, base(), experts=demo)
-
-
 @pytest.mark.parametrize(
     "path",
     sorted([*ROOT.glob("config/experts/*"), *ROOT.glob("docs/examples/*.yaml")]),
@@ -166,18 +172,6 @@ def test_every_shipped_manifest_loads(path: Path, preset: str) -> None:
     config = load_config({"experts": {path.stem: {}}, "preset": preset})
     expert = load_expert(path.stem, folders=[path.parent], config=config)
     assert expert["description"]
-
-
-def test_numbers_inside_an_object_of_the_command_line_are_numbers() -> None:
-    """Snakemake reads ``--config 'training={max_steps: 30}'`` as an object of texts."""
-    sources = [{"name": "1.5", "kind": "hub", "id": "a/b", "revision": "1234567", "text": "{t}"}]
-    own = {"training": {"logging_steps": "5"}, "sources": [*sources, {"revision": "1.0"}]}
-    given = {"training": {"max_steps": "30", "max_usd": "2.5"}, "experts": {"e": own}}
-    settings = load_config(given)
-    assert (settings["training"]["max_steps"], settings["training"]["max_usd"]) == (30, 2.5)
-    expert = settings["experts"]["e"]
-    assert expert["training"]["logging_steps"] == 5
-    assert [source["revision"] for source in expert["sources"]] == ["1234567", "1.0"]
 
 
 def below(node: dict[str, Any], path: str) -> bool:
@@ -278,14 +272,6 @@ def test_sources_are_changed_by_name(tmp_path: Path) -> None:
         changed({"min": {"path": "b"}})
     with pytest.raises(ConfigError, match=r"sources\.mine is 'b'; give keys"):
         changed({"mine": "b"})
-
-
-def test_a_place_that_is_gone_is_the_file_alone(tmp_path: Path) -> None:
-    path = tmp_path / "e.yaml"
-    assert at_line(path, ["a"]) == str(path)
-    path.write_text("a: {b: 1}\n", encoding="utf-8")
-    assert at_line(path, ["c"]) == str(path)
-    assert at_line(path, ["a", "c"]) == f"{path}:1"
 
 
 def test_one_machine_asks_for_none_and_several_for_as_many() -> None:

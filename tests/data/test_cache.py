@@ -75,14 +75,11 @@ def test_a_prepared_commit_is_found_and_never_another_one(home: Path) -> None:
     assert revisions == [*COMMITS, None]
 
 
-def test_a_config_and_options_are_kept_apart(home: Path) -> None:
+def test_configs_and_options_are_kept_apart(home: Path) -> None:
     write_prepared_cache(home, 1, repository="someone/sums", commit=COMMITS[0], config="hard")
     assert cache.find_source(source()) is None
     assert cache.find_source(source(config="hard")) is not None
     assert cache.find_source(source(config="hard", options={"data_dir": "a"})) is None
-
-
-def test_the_config_meant_follows_from_the_card() -> None:
     a, b = {"config_name": "a"}, {"config_name": "b"}
     for configs, expected in (
         ([a], "a"), ([a, b], "default"), ([a, {**b, "default": True}], "b"), ("broken", "default"),

@@ -82,6 +82,8 @@ def test_the_first_of_equal_documents_stays(tmp_path: Path) -> None:
         ("two/1", "one/1", "duplicate", 1.0),
         ("two/3", "one/0", "duplicate", 1.0),
     ]
+    first, second = np.array([[7, 7, 8, 7, 8], [1, 2, 1, 1, 2]], np.uint64)
+    assert [found.tolist() for found in find_buckets(first, second)] == [[0, 3], [0, 0]]
 
 
 def text_of(number: int, *, changed: int = 0) -> str:
@@ -99,20 +101,6 @@ def test_near_duplicates_are_dropped(tmp_path: Path) -> None:
     assert (exact.dropped, exact.kept, exact.reason) == ("s/4", "s/0", "duplicate")
     assert (near.dropped, near.kept, near.reason) == ("s/2", "s/0", "near_duplicate")
     assert near.similarity == pytest.approx(0.94, abs=0.07)
-
-
-def test_documents_are_equal_where_both_halves_of_their_hash_are() -> None:
-    first, second = np.array([[7, 7, 8, 7, 8], [1, 2, 1, 1, 2]], np.uint64)
-    assert [found.tolist() for found in find_buckets(first, second)] == [[0, 3], [0, 0]]
-
-
-def test_an_example_names_a_document_that_stays(tmp_path: Path) -> None:
-    # A text that drifts: each is near its neighbors only.
-    texts = [" ".join(f"w{i}" for i in range(4 * n, 4 * n + 100)) for n in range(60)]
-    record = run(tmp_path, [write_shard(tmp_path, texts, near=NEAR)], spec(near=NEAR))
-    kept = {f"s/{line['row']}" for line in keep_rows(tmp_path)}
-    assert record.duplicate_examples
-    assert all(example.kept in kept for example in record.duplicate_examples)
 
 
 def test_no_training_document_is_near_a_held_out_one(tmp_path: Path) -> None:

@@ -89,15 +89,12 @@ def test_a_template_that_is_refused_for_chats(tmp_path: Path, template: str, pro
     assert Renderer(found).render(Body(text="a"))
 
 
-def test_a_token_after_the_whole_chat_does_not_end_a_turn(tmp_path: Path) -> None:
+def test_tokens_after_a_chat_or_added_end_no_turn(tmp_path: Path) -> None:
     template = OWN + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"
     found = layout(tmp_path, *MARKS, "</s>", chat_template=template, eos_token="</s>")
     assert (found.turn_end, found.text_end) == ("<|e|>", "</s>")
     segments = Renderer(found).render(CHAT)
     assert "".join(s.text[a:b] for s in segments for a, b in s.learned) == "b<|e|>"
-
-
-def test_an_added_token_poses_in_a_question_and_not_in_an_answer(tmp_path: Path) -> None:
     renderer = Renderer(layout(tmp_path, "</s>", eos_token="</s>"))
     assert renderer.has_special_text(pair("<think>", "b"))
     assert not renderer.has_special_text(pair("a", "<think>"))
@@ -109,13 +106,10 @@ POST = {"type": "TemplateProcessing", "special_tokens": {"<｜s｜>": {"id": "<�
 @pytest.mark.parametrize(
     ("settings", "start"),
     [
-        ({}, None),
-        ({"post": POST}, "<｜s｜>"),
-        ({"post": POST, "add_bos_token": False}, None),
-        ({"add_bos_token": True}, "<｜s｜>"),
-        ({"add_bos_token": True, "bos_token": None}, None),
+        ({}, None), ({"post": POST}, "<｜s｜>"), ({"post": POST, "add_bos_token": False}, None),
+        ({"add_bos_token": True}, "<｜s｜>"), ({"add_bos_token": True, "bos_token": None}, None),
     ],
-)
+)  # fmt: skip
 def test_a_start_token_stands_before_texts_where_the_tokenizer_adds_it(
     tmp_path: Path, settings: dict[str, Any], start: str | None
 ) -> None:

@@ -91,17 +91,6 @@ def test_a_file_that_changed_since_the_lock_is_refused(tmp_path: Path) -> None:
         fetch_source(spec, pinned, tmp_path / "out")
 
 
-def test_a_generator_writes_its_folder_whole(tmp_path: Path) -> None:
-    source = SourceSpec(
-        name="g", kind="generated", text="{sql}", generator="text_to_sql", n_documents=20, seed=1
-    )
-    pinned = lock(tmp_path, source)
-    assert pinned.sources[0].identity["code"] == "code text_to_sql"
-    record = fetch_source(FetchSpec(source=source, preset="demo"), pinned, tmp_path / "out")
-    assert record.files[0].n_records == 20
-    assert Path(record.artifacts["database"].path).is_file()
-
-
 @pytest.mark.parametrize("n_shards", [1, 2, 15, 16, 17, 200])
 def test_token_shards_are_runs_of_document_shards(n_shards: int) -> None:
     runs = token_shards(n_shards)

@@ -82,16 +82,13 @@ def test_every_record_is_a_document_or_has_a_reason_and_a_place(path: Path) -> N
     assert not list(path.parent.glob("documents-0-2*"))
 
 
-def test_only_records_that_meet_every_where_are_taken(path: Path) -> None:
+def test_where_and_checks_choose_records(path: Path) -> None:
     fields = [("en", 1, {}), ("en", 2, {}), ("de", 1, {}), ("en", 1, {"id": 7})]
     write(path, *({**GOOD, "l": language, "n": n, **own} for language, n, own in fields))
     record = prepare(path, where={"l": "en", "n": 1})
     assert record.n_records == 2
     # A document is named by its own id, or by its place.
     assert [document.document_id for document in documents(record)] == ["s/r.jsonl:1", "s/7"]
-
-
-def test_what_a_check_keeps_out_is_no_fault_of_the_data(path: Path) -> None:
     checks = (FieldCheck(field="a", check="length", max_chars=3),)
     write(path, *[{"q": "x", "a": a} for a in ("ab", "abcd", "abc")])
     record = prepare(path, replace(SPEC, on_reject="stop"), checks=checks)
@@ -126,15 +123,12 @@ def test_what_a_benchmark_asks_is_not_trained_on(path: Path) -> None:
     assert (record.n_documents, record.n_filtered_by_reason) == (1, {"in_benchmark": 1})
 
 
-def test_documents_that_count_as_one_share_a_hash(path: Path) -> None:
+def test_documents_that_count_as_one_share_a_hash_or_a_group(path: Path) -> None:
     pairs = (("a  b", "c"), ("a\r\nb", "c "), ("A B", "d"))
     write(path, *[{"q": q, "a": a} for q, a in pairs])
     first, second, other = column(prepare(path), "text_hash")
     assert first == second != other
     assert len(set(column(prepare(path, duplicate_fields=("q",)), "text_hash"))) == 1
-
-
-def test_a_group_is_a_field_or_the_question(path: Path) -> None:
     write(path, *[{"q": "x", "a": a, "t": t} for a, t in ("cd", "ef")])
     for group, n_groups in ((None, 1), ("t", 2)):
         assert len(set(column(prepare(path, group=group), "group_hash"))) == n_groups

@@ -156,14 +156,11 @@ def test_the_policy_on_marks_in_texts() -> None:
 CALL = ToolCall(name="f", arguments={"x": "é"}, id="1")
 AGENT = Body(
     turns=(
-        turn("system", "be kind"),
-        turn("user", " a\n"),
-        turn("assistant", tool_calls=(CALL,)),
-        turn("tool", "2"),
-        turn("assistant", "b"),
+        turn("system", "be kind"), turn("user", " a\n"), turn("assistant", tool_calls=(CALL,)),
+        turn("tool", "2"), turn("assistant", "b"),
     ),
     tools=({"function": {"name": "f"}},),
-)
+)  # fmt: skip
 
 
 def test_tools_and_calls_are_written_and_calls_are_learned() -> None:
@@ -277,14 +274,11 @@ def test_only_the_side_that_swallows_blanks_loses_them() -> None:
     assert stripped(" ", strip_after=("<s>",), strip_before=("</s>",)) == ("<s></s>", "<s>|</s>")
 
 
-def test_a_tokenizer_learns_from_texts_between_marks_of_what_is_not_refused() -> None:
+def test_a_tokenizer_learns_between_marks_and_finds_the_longest() -> None:
     renderer = Renderer(replace(chatml_layout(), text_special_tokens="reject"))
     bodies = [chat("a", "b"), chat("x<|im_end|>", "y"), Body(text="c")]
     texts = list(iter_training_texts(renderer, bodies))
     assert texts == ["user\na", "\n", "assistant\nb", "\n", "c"]
-
-
-def test_the_longest_special_token_is_found_and_none_where_there_are_none() -> None:
     assert special_pattern(("<a", "", "<a>", "b")).findall("x<a>b<a") == ["<a>", "b", "<a"]
     assert special_pattern(("",)).search("x<a>\n") is None
 

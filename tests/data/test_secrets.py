@@ -137,18 +137,13 @@ def test_a_detector_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("text", "around"),
     [
-        ("ann@a.org", "{}"),
-        ("Ask <ann@a.org>, please.", "Ask <{}>, please."),
-        ("+ann@a.org\n-ann@a.org", "+{}\n-{}"),
-        (r'"by\nann@a.org"', r'"by\n{}"'),
-        (r"'\u00e9ann@a.org'", r"'\u00e9{}'"),
-        ("--author=ann@a.org.", "--author={}."),
-        ("ann@a.org,ANN@A.ORG", "{},{}"),
-        ("mailto:ann@a.org?x", "mailto:{}?x"),
-        ("ann@a.org@b.org", "{}@b.org"),
-        ("问ann@a.org吗", "问{}吗"),
+        ("ann@a.org", "{}"), ("Ask <ann@a.org>, please.", "Ask <{}>, please."),
+        ("+ann@a.org\n-ann@a.org", "+{}\n-{}"), (r'"by\nann@a.org"', r'"by\n{}"'),
+        (r"'\u00e9ann@a.org'", r"'\u00e9{}'"), ("--author=ann@a.org.", "--author={}."),
+        ("ann@a.org,ANN@A.ORG", "{},{}"), ("mailto:ann@a.org?x", "mailto:{}?x"),
+        ("ann@a.org@b.org", "{}@b.org"), ("问ann@a.org吗", "问{}吗"),
     ],
-)
+)  # fmt: skip
 def test_an_address_is_replaced_and_nothing_else(text: str, around: str) -> None:
     assert replace_emails(text) == around.replace("{}", replace_emails("ann@a.org"))
 

@@ -35,15 +35,12 @@ def columns(n: int, *, sources: str = "s", categories: tuple[str | None, ...] = 
     names = [name for name in dict.fromkeys(categories) if name is not None]
     places = [NO_CATEGORY if name is None else names.index(name) for name in categories]
     return Columns(
-        text=np.array(texts, np.uint64),
-        text_rest=np.zeros(n, np.uint64),
+        text=np.array(texts, np.uint64), text_rest=np.zeros(n, np.uint64),
         group=np.array([group_hash(f"group {i}") for i in range(n)], np.uint64),
         category=np.resize(np.array(places, np.int32), n),
-        source=np.resize(np.arange(len(sources), dtype=np.uint16), n),
-        status=np.zeros(n, np.uint8),
-        sources=list(sources),
-        categories=names,
-    )
+        source=np.resize(np.arange(len(sources), dtype=np.uint16), n), status=np.zeros(n, np.uint8),
+        sources=list(sources), categories=names,
+    )  # fmt: skip
 
 
 def kept(of: Columns) -> list[int]:
@@ -54,21 +51,15 @@ def reasons(of: Columns) -> dict[str, int]:
     return dict(Counter(STATUS[place] for place in of.status.tolist()))
 
 
-def test_of_equal_ranks_the_earlier_are_chosen() -> None:
+def test_a_source_is_capped_alone() -> None:
     equal = mark_lowest(np.zeros(500, np.uint64), np.arange(500), 7, seed=1, rule="below_weight")
     assert np.flatnonzero(equal).tolist() == list(range(7))
-
-
-def test_a_source_is_capped() -> None:
     of = columns(330, sources="abc")
     of.status[:30] = STATUS.index("duplicate")
     select_documents(of, dedup_spec(max_per_source={"a": 10, "b": 100}), expert="e")
     left = Counter(row % 3 for row in kept(of))
     assert left == {0: 10, 1: 100, 2: 100}
     assert reasons(of) == {"duplicate": 30, "kept": 210, "over_source_cap": 90}
-
-
-def test_a_capped_source_is_no_likelier_to_pass_the_next_cap() -> None:
     of = columns(20_000, sources="ab")
     select_documents(of, dedup_spec(max_per_source={"a": 1000}, max_documents=5500), expert="e")
     assert sum(row % 2 == 0 for row in kept(of)) == pytest.approx(500, abs=60)

@@ -90,68 +90,44 @@ def sql(n: int, canary: str) -> Sized:
 def json(n: int, canary: str) -> Sized:
     unequal = ",".join(f'{{"k":{k}}}' for k in range(n // 4))
     return {
-        "empty": "",
-        "pattern that backtracks": '{"a": "' + "a" * 40 + '!"}',
-        "unequal items": '{"b": [' + unequal + ', 1, "x"]}',
-        "deep lists": "[" * n + "]" * n,
+        "empty": "", "pattern that backtracks": '{"a": "' + "a" * 40 + '!"}',
+        "unequal items": '{"b": [' + unequal + ', 1, "x"]}', "deep lists": "[" * n + "]" * n,
         "deep objects": '{"c":' * n + "1" + "}" * n,
         "deep in its schema": '{"c":' * 60 + "{}" + "}" * 60,
-        "number beyond floats": '{"d": 1e400}',
-        "long number": '{"d": ' + "9" * n + "}",
-        "no multiple": '{"d": 1e308}',
-        "NaN": '{"d": NaN}',
-        "key twice": '{"a": "a", "a": "b"}',
-        "surrogate": '{"a": "\\ud800"}',
-        "half a pair": '{"a": "\ud800"}',
-        "nul": '{"a": "\0"}',
-        "long": '{"a": "' + "a" * 50 * n + '"}',
-        "fences": "```\n" * n,
+        "number beyond floats": '{"d": 1e400}', "long number": '{"d": ' + "9" * n + "}",
+        "no multiple": '{"d": 1e308}', "NaN": '{"d": NaN}', "key twice": '{"a": "a", "a": "b"}',
+        "surrogate": '{"a": "\\ud800"}', "half a pair": '{"a": "\ud800"}', "nul": '{"a": "\0"}',
+        "long": '{"a": "' + "a" * 50 * n + '"}', "fences": "```\n" * n,
         "remote": '{"$ref": "http://127.0.0.1:{port}/x", "a": 1}',
         "file": '{"$ref": "file://' + canary + '", "a": 1}',
-    }
+    }  # fmt: skip
 
 
 def cypher(n: int, canary: str) -> Sized:
     return {
-        "empty": "",
-        "delete": "MATCH (a) DETACH DELETE a",
+        "empty": "", "delete": "MATCH (a) DETACH DELETE a",
         "load": f"LOAD CSV FROM 'file://{canary}' AS x RETURN x",
         "load from the network": "LOAD CSV FROM 'http://127.0.0.1:{port}/x' AS x RETURN x",
-        "call": "CALL dbms.shutdown()",
-        "parentheses": "RETURN " + "(" * n,
-        "lists": "RETURN " + "[" * n + "]" * n,
-        "maps": "RETURN " + "{a:" * n,
+        "call": "CALL dbms.shutdown()", "parentheses": "RETURN " + "(" * n,
+        "lists": "RETURN " + "[" * n + "]" * n, "maps": "RETURN " + "{a:" * n,
         "not": "MATCH (a) WHERE " + "NOT " * n + "a.x RETURN a",
         "or": "MATCH (a) WHERE a.x = 1" + " OR a.x = 1" * n + " RETURN a",
         "case": "RETURN " + "CASE WHEN 1 THEN " * n,
         "deep but short": "RETURN " + "(" * 900 + "1" + ")" * 900,
-        "subqueries": "CALL { " * min(n, 2500),
-        "quotes": "'" * (2 * n + 1),
-        "comment": "/*" * n,
-        "surrogate": "RETURN '\ud800'",
-        "nul": "RETURN \0",
-        "long": "x" * 50 * n,
-    }
+        "subqueries": "CALL { " * min(n, 2500), "quotes": "'" * (2 * n + 1), "comment": "/*" * n,
+        "surrogate": "RETURN '\ud800'", "nul": "RETURN \0", "long": "x" * 50 * n,
+    }  # fmt: skip
 
 
 def typescript(n: int, canary: str) -> Sized:
     return {
-        "empty": "",
-        "parentheses": "(" * n,
-        "generics": "a<" * n,
-        "generic calls": "a<b>(" * n,
-        "arrows": "(a)=>" * n,
-        "templates": "`${" * n,
-        "tags": "<a>" * n,
-        "types": "type A=" + "T extends U ? " * n,
-        "expression": "f(" * n + ")" * n,
-        "quotes": "'" * (2 * n + 1),
-        "comment": "/*" * n,
-        "surrogate": "\ud800" * n,
-        "nul": "\0" * n,
-        "long": "a+" * 25 * n + "a",
+        "empty": "", "parentheses": "(" * n, "generics": "a<" * n, "generic calls": "a<b>(" * n,
+        "arrows": "(a)=>" * n, "templates": "`${" * n, "tags": "<a>" * n,
+        "types": "type A=" + "T extends U ? " * n, "expression": "f(" * n + ")" * n,
+        "quotes": "'" * (2 * n + 1), "comment": "/*" * n, "surrogate": "\ud800" * n,
+        "nul": "\0" * n, "long": "a+" * 25 * n + "a",
         "reads a file": f"require('fs').readFileSync('{canary}')",
-    }
+    }  # fmt: skip
 
 
 def typescript_tests(n: int, canary: str) -> Sized:
@@ -276,12 +252,8 @@ def records(database: str) -> dict[str, dict[str, Any]]:
 
 
 PREDICTIONS = {
-    "sql_execution": sql,
-    "json_schema": json,
-    "cypher": cypher,
-    "typescript": typescript,
+    "sql_execution": sql, "json_schema": json, "cypher": cypher, "typescript": typescript,
     "typescript_tests": typescript_tests,
-    "typescript_tests_asynchronous": typescript_tests_asynchronous,
-    "final_answer": text,
+    "typescript_tests_asynchronous": typescript_tests_asynchronous, "final_answer": text,
     "exact_match": text,
-}
+}  # fmt: skip

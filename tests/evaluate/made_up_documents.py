@@ -32,14 +32,10 @@ class Letters:
 
 def document(row: int, question: str, answer: str = "", *, held_out: bool = True) -> Document:
     return Document(
-        document_id=f"s/{row}",
-        text_hash=f"{question} {answer}".encode().hex(),
-        body=pair(question, answer or question.upper()),
-        fields={},
-        held_out=held_out,
-        n_copies=1,
+        document_id=f"s/{row}", text_hash=f"{question} {answer}".encode().hex(),
+        body=pair(question, answer or question.upper()), fields={}, held_out=held_out, n_copies=1,
         row=row,
-    )
+    )  # fmt: skip
 
 
 def example(number: int | str, prompt: str, reference: str, **fields: Any) -> Example:

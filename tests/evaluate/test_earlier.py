@@ -53,12 +53,9 @@ def test_the_newest_that_asked_the_same_counts(path: Path) -> None:
 def test_what_was_asked_otherwise_or_of_the_same_weights_is_not_compared(path: Path) -> None:
     append_run(run("a", "x"), path)
     changes: list[dict[str, Any]] = [
-        {"task": "final_answer"},
-        {"max_new_tokens": 9},
-        {"decoding": Decoding(stop=(";",))},
-        {"fields": {"schema": "form"}},
-        {"artifacts": {"database": __file__}},
-    ]
+        {"task": "final_answer"}, {"max_new_tokens": 9}, {"decoding": Decoding(stop=(";",))},
+        {"fields": {"schema": "form"}}, {"artifacts": {"database": __file__}},
+    ]  # fmt: skip
     others = [run("b", "x", how=spec(**change)) for change in changes]
     for other in (*others, run("b", "x", metric="other"), run("a", "x")):
         assert compare_runs(other, path, seed=0) is None

@@ -254,16 +254,13 @@ def test_what_would_give_the_key_away_is_refused_without_repeating_it(
 
 def test_verdicts_are_read_tolerantly() -> None:
     expected = {
-        '{"winner": "A"}': "A",
-        'Well.\n```json\n{"winner": "b"}\n```': "B",
+        '{"winner": "A"}': "A", 'Well.\n```json\n{"winner": "b"}\n```': "B",
         '{"winner": "Tie", "why": "{"}': "tie",
         '<think>{"winner": "A"}</think>{"winner": "B"}': "B",
         'It quotes {"winner": "A"}, but: {"winner": "B"}': "B",
-        '{"verdict": {"winner": "Answer A"}}': None,
-        '{"winner": 1}': None,
-        "": None,
+        '{"verdict": {"winner": "Answer A"}}': None, '{"winner": 1}': None, "": None,
         "{" * 50_000: None,
-    }
+    }  # fmt: skip
     assert {reply: read_verdict(reply) for reply in expected} == expected
 
 

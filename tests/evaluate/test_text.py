@@ -101,12 +101,9 @@ def test_final_answer_is_quick_on_hostile_text(text: str) -> None:
 
 def test_strip_code_fence() -> None:
     expected = {
-        "SELECT 1": "SELECT 1",
-        "```sql\nSELECT 1\n```": "SELECT 1\n",
-        "Here it is:\n```\nSELECT 1\n```\nIt counts.": "SELECT 1\n",
-        "```sql\nSELECT 1": "SELECT 1",
-        "```\na\n```\nor\n```\nb\n```": "a\n",
-        "`SELECT 1`": "`SELECT 1`",
+        "SELECT 1": "SELECT 1", "```sql\nSELECT 1\n```": "SELECT 1\n",
+        "Here it is:\n```\nSELECT 1\n```\nIt counts.": "SELECT 1\n", "```sql\nSELECT 1": "SELECT 1",
+        "```\na\n```\nor\n```\nb\n```": "a\n", "`SELECT 1`": "`SELECT 1`",
         "a ```b``` c": "a ```b``` c",
-    }
+    }  # fmt: skip
     assert {text: strip_code_fence(text) for text in expected} == expected

@@ -29,19 +29,12 @@ SAME = [
     (f"Sure:\n```ts\n{FUNCTION}\n```\nDone.", FUNCTION),
 ]
 DIFFERENT = [
-    ("let a = 1", "const a = 1"),
-    ("let a = 'b'", "let a = b"),
-    ("let a = 'b'", "let a = `b`"),
-    ("let a = 'b '", "let a = 'b'"),
-    ("let a = `b  c`", "let a = `b c`"),
-    (r"let a = '\\'", r"let a = '\''"),
-    ("let a = [1,,]", "let a = [1,]"),
-    ("let a = [,]", "let a = []"),
-    ("function f() { return x }", "function f() {\n return\n x }"),
-    ("if (a) b()", "if (a); b()"),
-    ("f(a)", "f\n;(a)"),
-    ("let a = 1, b", "let a = 1; b"),
-]
+    ("let a = 1", "const a = 1"), ("let a = 'b'", "let a = b"), ("let a = 'b'", "let a = `b`"),
+    ("let a = 'b '", "let a = 'b'"), ("let a = `b  c`", "let a = `b c`"),
+    (r"let a = '\\'", r"let a = '\''"), ("let a = [1,,]", "let a = [1,]"),
+    ("let a = [,]", "let a = []"), ("function f() { return x }", "function f() {\n return\n x }"),
+    ("if (a) b()", "if (a); b()"), ("f(a)", "f\n;(a)"), ("let a = 1, b", "let a = 1; b"),
+]  # fmt: skip
 NO_PROGRAM = (
     *("let = =", "function f( {", "", "  \n", "let a = 'x", "f(" * 50_000, "a" * 300_000),
     *("let a\0 = 1", "let a\ud800 = 1", "@@@@", "\x00" * 9, "<<<>>>"),

@@ -86,17 +86,15 @@ def test_the_front_matter_is_what_the_hub_reads(inputs: CardInputs) -> None:
     assert own.metric_args["n_questions"] == score.n_examples
     n_documents = inputs.evaluation.after.n_documents
     assert results["perplexity"].metric_args["n_documents"] == n_documents
-
-
-def test_what_is_not_on_the_hub_or_not_known_is_not_declared(inputs: CardInputs) -> None:
-    unknown = change(inputs, model={"kind": "local", "name": "/models/mine", "license": None})
+    local = {"kind": "local", "name": "/models/mine", "license": None}
+    unknown = change(inputs, model=local, spec={"hub_datasets": {}})
     front, body = parts(write_card(unknown))
     assert not front.keys() & {"base_model", "license", "datasets", "language"}
     assert "Base model: mine, a local folder" in body and "license **not stated**" in body
     assert "/models" not in body
 
 
-def test_license_conflicts_come_before_the_title(inputs: CardInputs) -> None:
+def test_license_conflicts_come_first_and_an_odd_one_is_linked(inputs: CardInputs) -> None:
     front, body = parts(write_card(licensed(inputs, "cc-by-nc-sa-4.0")))
     top = body.split("# expert-sql")[0]
     assert "**Licenses: read this before use.**" in top and "not legal advice" in top
@@ -104,6 +102,15 @@ def test_license_conflicts_come_before_the_title(inputs: CardInputs) -> None:
     assert (front["license"], front["license_name"]) == ("other", "several-see-model-card")
     clean = write_card(licensed(inputs, "mit"))
     assert "Licenses: read this" not in clean
+    for base, source, file, name, link in (
+        ("Qwen Research", "mit", "LICENSE", "qwen-research", "LICENSE"),
+        ("qwen-research", "mit", "NOTICE", "qwen-research", None),
+        ("other", "mit", "LICENSE.md", "see-model-card", "LICENSE.md"),
+        ("qwen-research", "cc-by-nc-4.0", "LICENSE", "several-see-model-card", None),
+    ):
+        front, _ = parts(write_card(licensed(inputs, source, base), file))
+        assert (front["license"], front["license_name"]) == ("other", name)
+        assert front.get("license_link") == link
 
 
 def test_scores_have_intervals_and_changes_their_word(inputs: CardInputs) -> None:
@@ -170,18 +177,6 @@ def test_tables_are_whole_and_hashes_and_versions_told(inputs: CardInputs) -> No
     assert f"torch {inputs.training.versions['torch']}" in card
 
 
-def test_one_odd_license_is_named_and_linked(inputs: CardInputs) -> None:
-    for base, source, file, name, link in (
-        ("Qwen Research", "mit", "LICENSE", "qwen-research", "LICENSE"),
-        ("qwen-research", "mit", "NOTICE", "qwen-research", None),
-        ("other", "mit", "LICENSE.md", "see-model-card", "LICENSE.md"),
-        ("qwen-research", "cc-by-nc-4.0", "LICENSE", "several-see-model-card", None),
-    ):
-        front, _ = parts(write_card(licensed(inputs, source, base), file))
-        assert (front["license"], front["license_name"]) == ("other", name)
-        assert front.get("license_link") == link
-
-
 def test_data_stay_text_wherever_they_stand(inputs: CardInputs) -> None:
     text = dict.fromkeys(("name", "license", "revision"), HOSTILE)
     sample = replace(inputs.evaluation.samples[0], prompt=HIDDEN + "q")
@@ -207,24 +202,6 @@ def test_data_stay_text_wherever_they_stand(inputs: CardInputs) -> None:
     assert shown.count("&lt;script&gt;x&lt;/script&gt; [l](http://e)") >= 6
 
 
-def test_a_description_is_one_paragraph_of_visible_text(inputs: CardInputs) -> None:
-    for text, shown in {
-        "1. a": "1\\. a",
-        "- a": "\\- a",
-        "a  b\nc": "a b c",
-        "a_b <b>": "a\\_b &lt;b&gt;",
-        "a\x1b[31m\u202eb": "a&lt;U+001B&gt;\\[31m&lt;U+202E&gt;b",
-    }.items():
-        card = write_card(change(inputs, spec={"description": text}))
-        assert f"# expert-sql\n\n{shown}\n\n## Model" in card
-
-
-def test_code_has_as_many_backticks_as_it_needs(inputs: CardInputs) -> None:
-    for revision, shown in (("a", "`a`"), ("a`b``c", "``` a`b``c ```"), ("a|b", "`a\\|b`")):
-        card = write_card(change(inputs, model={"revision": revision}))
-        assert f"revision {shown}, license" in card
-
-
 def test_other_servers_are_told_to_decode_as_the_scores_were_reached(inputs: CardInputs) -> None:
     vllm: dict[str, Any]
     for decoding, vllm, llama in (
@@ -246,9 +223,6 @@ def test_other_servers_are_told_to_decode_as_the_scores_were_reached(inputs: Car
         assert json.loads(served[-1]) == vllm
         [chat] = [line for line in lines if line.startswith("llama-cli")]
         assert chat == f"llama-cli -m model.gguf {llama}"
-
-
-def test_stop_texts_and_thoughts_are_told(inputs: CardInputs) -> None:
     plain_card = write_card(inputs)
     assert "ends before these texts" not in plain_card and "<think>" not in plain_card
     thinks = replace(inputs.model.tokenizer.layout, chat_template="{{ '<think>' }}")

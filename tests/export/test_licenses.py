@@ -35,9 +35,6 @@ def test_terms_are_read_off_a_licenses_name() -> None:
         found = find_conflicts(made_from("mit", license))
         assert [line.split(":")[0] for line in found if "incompatible" not in line] == terms
         assert all(f"s0 ({license or 'not stated'})" in line for line in found)
-
-
-def test_the_base_models_license_counts_as_well() -> None:
     assert "base model b (not stated)" in find_conflicts(made_from(None, "mit"))[0]
     assert "base model b (cc-by-nc-4.0)" in find_conflicts(made_from("cc-by-nc-4.0", "mit"))[0]
 
@@ -74,8 +71,5 @@ def test_only_a_license_that_follows_is_declared() -> None:
         (None, None, "mit"),
     ):
         assert hub_license(made_from(base, *sources)) == declared
-
-
-def test_permissive_licenses_are_known_to_the_hub_and_ask_for_nothing() -> None:
     assert PERMISSIVE <= HUB_LICENSES
     assert not any(Licensed(name="", license=name).terms for name in PERMISSIVE)

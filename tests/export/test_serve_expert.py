@@ -77,7 +77,7 @@ def as_scored(expert: serve.ServedExpert, turns: list[Turn]) -> str:
     return found[0].text
 
 
-def test_it_answers_as_it_was_scored_piece_by_piece(folder: Path) -> None:
+def test_it_answers_as_it_was_scored_without_its_stop_text(folder: Path, tmp_path: Path) -> None:
     expert, pieces = load(folder), list[str]()
     said = expert.generate_answer([user("what is two")], pieces.append)
     assert "".join(pieces) == said == as_scored(expert, [user("what is two")])
@@ -87,9 +87,6 @@ def test_it_answers_as_it_was_scored_piece_by_piece(folder: Path) -> None:
     assert text == "<|im_start|>user\ntwo<|im_end|><|im_end|>\n<|im_start|>assistant\n"
     # Typed text cannot become a special token.
     assert ids.count(expert.engine.special_id("<|im_end|>")) == 1
-
-
-def test_a_stop_text_is_never_shown(folder: Path, tmp_path: Path) -> None:
     whole = load(folder).generate_answer([user("what")], no_show)
     stop = whole[5:8]
     export(tmp_path, Decoding(stop=(stop,)))

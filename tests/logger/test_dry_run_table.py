@@ -1,9 +1,7 @@
 """The plugin on its own: which events it heeds, what it prints, and when it keeps silent."""
 
-import io
 import json
 import logging
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +11,6 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
 
 from snakemake_logger_plugin_expertflow import LogHandler
-from snakemake_logger_plugin_expertflow.table import PendingJobs, print_table
 
 PRICED = "0.42 to 0.94 hours; 1.0 to 2.3 dollars; 1 x H100 SXM; plan; $2.49/h of 2026-11-01"
 UNPRICED = "2 to 4.1 hours; unknown dollars; 1 x L40S; estimate from bytes; no price"
@@ -125,19 +122,14 @@ def test_other_jobs_take_what_they_took(capsys: pytest.CaptureFixture[str], tmp_
     assert printed(capsys, ENDED, evaluated)[-1].endswith("never ran here: evaluate_expert")
 
 
-def test_without_a_training_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    for last in (
-        (ENDED, job("compare_experts", None)),
-        (event(None, "Nothing to be done (all is)."),),
-    ):
+def test_without_a_training_there_is_one_line_or_none(capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = event(None, "Nothing to be done (all is).")
+    for last in ((ENDED, job("compare_experts", None)), (nothing,)):
         assert printed(capsys, *last) == ["", "Nothing to train."]
     # Jobs that --quiet hides are not called none.
     stats = event(LogEvent.RUN_INFO, stats={"train_expert": 2, "total": 9})
     lines = printed(capsys, stats, quiet=["progress", "rules"])
     assert lines == ["", "Leave out --quiet to see what the trainings should take."]
-
-
-def test_it_keeps_silent(capsys: pytest.CaptureFixture[str]) -> None:
     # In a real run, one that failed, without jobs yet, and where it was left before its end.
     failed = event(None, level=logging.ERROR)
     left = event(LogEvent.RUN_INFO, stats={"train_expert": 1})
@@ -158,17 +150,3 @@ def test_what_it_does_not_know_breaks_nothing(capsys: pytest.CaptureFixture[str]
     lines = printed(capsys, ENDED, *odd, *jobs)
     assert [line.split()[0] for line in lines[3:]] == ["a", "b", "c"]
     assert lines[3].endswith("unknown  no forecast; jobs in groups have none")
-
-
-def test_a_terminal_gets_it_fitted_to_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr(stream, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm")
-    jobs = PendingJobs()
-    resources = SimpleNamespace(forecast=PRICED)
-    jobs.add_job(rule="train_expert", wildcards={"expert": "a"}, resources=resources)
-    print_table(jobs, stream, color=False)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
-    assert "0.42 to 0.94  1.0 to 2.3  1 x H100 SXM" in text
-    assert max(map(len, text.splitlines())) <= 80

@@ -71,12 +71,17 @@ def sessions_there(place: Place, folder: Path) -> tuple[PaidSession, ...]:
     return read_ledger(folder / "back" / "ledger.json").sessions
 
 
-def test_no_results_are_not_taken_for_copied_ones(place: Place, tmp_path: Path) -> None:
+def test_no_results_or_a_failing_disk_are_failed_copies(place: Place, tmp_path: Path) -> None:
     copies = copies_of(tmp_path, place)
     for _ in range(2):
         with pytest.raises(SyncFailed, match=r"nothing below .*give --results and --state"):
             copies.send_all()
         (tmp_path / "results").mkdir(exist_ok=True)
+    publish(tmp_path / "results" / "x", "weights of x")
+    copies = copies_of(tmp_path, place)
+    fail_at(copies, "results", OSError("no answer"))
+    assert not copies.send_with_retries(n_retries=0, may_go_on=lambda _: True)
+    assert "no answer" in copies.failures[-1]
 
 
 def test_a_state_in_the_results_is_not_sent_again(place: Place, tmp_path: Path) -> None:
@@ -105,14 +110,6 @@ def test_a_state_that_fails_holds_up_nothing(place: Place, tmp_path: Path) -> No
     assert "step-00000040.json" in store.list_names("state/b/f")
     assert "ledger.json" in store.list_names("state/.guard")
     assert store.list_names("results") == ["x"]
-
-
-def test_a_failing_disk_is_a_failed_copy(place: Place, tmp_path: Path) -> None:
-    publish(tmp_path / "results" / "x", "weights of x")
-    copies = copies_of(tmp_path, place)
-    fail_at(copies, "results", OSError("no answer"))
-    assert not copies.send_with_retries(n_retries=0, may_go_on=lambda _: True)
-    assert "no answer" in copies.failures[-1]
 
 
 def test_a_failed_push_does_not_end_training(place: Place, tmp_path: Path) -> None:

@@ -7,20 +7,8 @@ import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import guarded
 import pytest
-from guarded import (
-    AHEAD,
-    BUDGET,
-    HOOK,
-    end,
-    record,
-    run,
-    run_line,
-    start,
-    start_trainer,
-    trainer,
-    wait_for_line,
-)
 from stores import Place, every_kind
 from support import PATIENCE_S, patched_script, running_in, wait_for
 
@@ -56,17 +44,17 @@ def settings(*options: str) -> GuardOptions:
 
 @long
 def test_a_second_guard_in_a_folder_is_refused(tmp_path: Path) -> None:
-    options = ("--sync-to", str(tmp_path / "there"), *HOOK)
-    first = start_trainer(tmp_path, *options)
+    options = ("--sync-to", str(tmp_path / "there"), *guarded.HOOK)
+    first = guarded.start_trainer(tmp_path, *options)
     hold = tmp_path / "state" / ".guard" / "hold"
     hold.mkdir()
-    code, out = run(tmp_path, *options, command=["false"])
+    code, out = guarded.run(tmp_path, *options, command=["false"])
     assert code == 1 and "another guard" in out and out.count("\n") == 1
     assert first.poll() is None and hold.is_dir() and not (tmp_path / "hook").exists()
     first.terminate()
-    assert end(first)[0] == 84
+    assert guarded.end(first)[0] == 84
     # Its lock ends with it.
-    assert run(tmp_path, command=["true"])[0] == 0
+    assert guarded.run(tmp_path, command=["true"])[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -105,9 +93,9 @@ def test_a_copy_on_the_same_disk_is_none(here: Path, option: str) -> None:
 @long
 def test_books_that_cannot_be_kept_keep_no_results_back(tmp_path: Path) -> None:
     work = "mkdir results; echo x > results/x; rm -r state/.guard; touch state/.guard"
-    options = ("--sync-to", str(tmp_path / "there"), "--sync-retries", "0", *HOOK)
+    options = ("--sync-to", str(tmp_path / "there"), "--sync-retries", "0", *guarded.HOOK)
     price = ("--usd-per-hour", "1", "--max-usd", "5")
-    code, out = run_line(tmp_path, *price, *options, line=work)
+    code, out = guarded.run_line(tmp_path, *price, *options, line=work)
     assert code == 84 and "could not be written down" in out
     assert (tmp_path / "there" / "results" / "x").read_text() == "x\n"
     assert not (tmp_path / "hook").exists()
@@ -118,25 +106,25 @@ def test_a_watch_that_breaks_saves_and_copies_first(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "x").touch()
     broken = patched_script(tmp_path, "guard_run", BROKEN)
-    options = ("--sync-to", str(tmp_path / "there"), *HOOK)
-    code, out = run(tmp_path, *options, command=trainer(tmp_path), program=broken)
+    options = ("--sync-to", str(tmp_path / "there"), *guarded.HOOK)
+    code, out = guarded.run(tmp_path, *options, command=guarded.trainer(tmp_path), program=broken)
     assert code == 1 and "unheard of" in out
     assert (tmp_path / "saved.txt").is_file() and (tmp_path / "hook").is_file()
     assert (tmp_path / "there" / "results" / "x").is_file()
-    assert record(tmp_path)["why"].startswith("the guard itself failed")
+    assert guarded.record(tmp_path)["why"].startswith("the guard itself failed")
 
 
 @long
 def test_a_spent_budget_does_not_end_the_tries_that_end_the_paying(tmp_path: Path) -> None:
     sooner = "\nfrom expertflow.rental.guard import copies\ncopies.FIRST_WAIT_S = 0.5\n"
-    program = patched_script(tmp_path, "guard_run", AHEAD + sooner)
+    program = patched_script(tmp_path, "guard_run", guarded.AHEAD + sooner)
     there = tmp_path / "there"
     script = "mkdir results; echo x > results/x; rm -r there; touch there starts.txt; sleep 600"
-    options = (*BUDGET, "--sync-to", str(there), *HOOK)
-    guard = start(tmp_path, *options, command=["bash", "-c", script], program=program)
-    wait_for_line(guard, "trying again")
+    options = (*guarded.BUDGET, "--sync-to", str(there), *guarded.HOOK)
+    guard = guarded.start(tmp_path, *options, command=["bash", "-c", script], program=program)
+    guarded.wait_for_line(guard, "trying again")
     there.unlink()
-    code, out = end(guard)
+    code, out = guarded.end(guard)
     assert code == 80 and (tmp_path / "hook").is_file(), out
 
 
@@ -213,12 +201,14 @@ def test_a_jobs_options_that_cannot_be_end_in_one_line(text: str, problem: str) 
 def test_results_are_verified_before_the_machine_is_stopped(place: Place, tmp_path: Path) -> None:
     price = ("--usd-per-hour", "2.49")
     work = "mkdir -p results/sums; echo trained > results/sums/report.json"
-    code, out = run_line(tmp_path, *price, "--sync-to", place.destination, *HOOK, line=work)
+    code, out = guarded.run_line(
+        tmp_path, *price, "--sync-to", place.destination, *guarded.HOOK, line=work
+    )
     assert code == 0, out
     assert place.read("results/sums/report.json") == b"trained\n"
     *outcome, usd = (tmp_path / "hook").read_text().split()
     assert outcome == ["finished", "0"] and 0 < float(usd) < 1
-    found = record(tmp_path)
+    found = guarded.record(tmp_path)
     assert found["on_finish"] == "run, exit code 0" and found["failures"] == []
     (sync,) = found["syncs"]
     assert sync["n_files"] == 1 and sync["n_bytes"] == 8
@@ -230,11 +220,11 @@ def test_results_are_verified_before_the_machine_is_stopped(place: Place, tmp_pa
 @long
 def test_a_failed_command_is_stopped_too(tmp_path: Path) -> None:
     work = "mkdir -p results/base_model; touch results/base_model/w; echo half > results/log"
-    options = ("--sync-to", "there", "--skip", "base_model", *HOOK)
-    code, out = run_line(tmp_path, *options, line=f"{work}; exit 3")
+    options = ("--sync-to", "there", "--skip", "base_model", *guarded.HOOK)
+    code, out = guarded.run_line(tmp_path, *options, line=f"{work}; exit 3")
     assert code == 3 and "dollars unknown" in out, out
     assert (tmp_path / "hook").read_text() == "failed 3 \n"
-    found = record(tmp_path)
+    found = guarded.record(tmp_path)
     assert found["usd"] is None and found["unavailable"]["usd"] == "no --usd-per-hour"
     there = tmp_path / "there" / "results"
     assert (there / "log").read_text() == "half\n" and not (there / "base_model").exists()
@@ -244,10 +234,10 @@ def test_a_failed_command_is_stopped_too(tmp_path: Path) -> None:
 def test_a_failed_sync_keeps_the_machine(tmp_path: Path) -> None:
     # The place takes files when the run begins and is gone when it ends.
     gone, once = "mkdir results; echo x > results/x; rm -r there; touch there", "--sync-retries=0"
-    code, out = run_line(tmp_path, "--sync-to", "there", once, *HOOK, line=gone)
+    code, out = guarded.run_line(tmp_path, "--sync-to", "there", once, *guarded.HOOK, line=gone)
     assert code == 84 and "NOT SYNCED" in out, out
     assert not (tmp_path / "hook").exists()
-    found = record(tmp_path)
+    found = guarded.record(tmp_path)
     assert found["on_finish"].startswith("not run: the results are not known")
     assert len(found["failures"]) == 1 and found["outcome"] == "finished"
 
@@ -255,7 +245,9 @@ def test_a_failed_sync_keeps_the_machine(tmp_path: Path) -> None:
 @long
 def test_a_place_that_takes_nothing_is_found_before_anything_is_paid_for(tmp_path: Path) -> None:
     (tmp_path / "there").touch()
-    code, out = run(tmp_path, "--sync-to", "there", *HOOK, command=["touch", "worked"])
+    code, out = guarded.run(
+        tmp_path, "--sync-to", "there", *guarded.HOOK, command=["touch", "worked"]
+    )
     assert code == 1 and "nothing was started" in out and out.count("\n") == 1
     assert not (tmp_path / "worked").exists()
 
@@ -264,12 +256,12 @@ def test_a_place_that_takes_nothing_is_found_before_anything_is_paid_for(tmp_pat
 def test_a_run_that_was_stopped_by_hand_keeps_its_machine(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "log").touch()
-    guard = start_trainer(tmp_path, "--sync-to", "there", *HOOK)
+    guard = guarded.start_trainer(tmp_path, "--sync-to", "there", *guarded.HOOK)
     guard.send_signal(signal.SIGINT)
-    code, out = end(guard)
+    code, out = guarded.end(guard)
     assert code == 130, out
     assert not (tmp_path / "hook").exists()
-    assert record(tmp_path)["on_finish"] == "not run after a signal"
+    assert guarded.record(tmp_path)["on_finish"] == "not run after a signal"
 
 
 @long
@@ -284,18 +276,20 @@ def test_a_failed_stop_command_is_told(tmp_path: Path, more: str, n_tries: int, 
     at_once = "from expertflow.rental.guard import run\nrun.HOOK_WAIT_S = 0.0"
     program = patched_script(tmp_path, "guard_run", at_once)
     hook = ("--on-finish", f"echo x >> tries; {more} exit 9", "--without-sync")
-    code, out = run(tmp_path, *hook, command=["true"], program=program)
+    code, out = guarded.run(tmp_path, *hook, command=["true"], program=program)
     assert code == 85 and "NOT STOPPED" in out, out
     assert (tmp_path / "tries").read_text() == "x\n" * n_tries
-    assert record(tmp_path)["on_finish"] == said
+    assert guarded.record(tmp_path)["on_finish"] == said
 
 
 @long
 def test_secrets_are_not_told(tmp_path: Path) -> None:
     hook = ("--on-finish", "true TOKEN123", "--without-sync")
-    code, out = run(tmp_path, *hook, command=["true", "TOKEN456"])
+    code, out = guarded.run(tmp_path, *hook, command=["true", "TOKEN456"])
     assert code == 0, out
-    code, refused = run(tmp_path, "--push", "rsync://me:TOKEN789@localhost:1/x", command=["true"])
+    code, refused = guarded.run(
+        tmp_path, "--push", "rsync://me:TOKEN789@localhost:1/x", command=["true"]
+    )
     assert code == 1 and "rsync://localhost:1/x" in refused
     written = tmp_path / "results" / "guard.json"
     text = out + refused + (written.read_text() if written.is_file() else "")

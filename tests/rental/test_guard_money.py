@@ -49,7 +49,9 @@ def test_a_budget_is_counted_to_the_second(tmp_path: Path) -> None:
     assert session.end_s - session.start_s == pytest.approx(104.0, abs=1e-3)
 
 
-def test_without_a_price_or_a_limit_time_is_endless(tmp_path: Path) -> None:
+def test_without_a_price_or_a_limit_time_is_endless_and_a_spoiled_ledger_refused(
+    tmp_path: Path,
+) -> None:
     spoiled = tmp_path / "spoiled.json"
     spoiled.write_text("{")
     free = Meter(spoiled, usd_per_hour=None, max_usd=1.0, clock=Clock())
@@ -59,6 +61,9 @@ def test_without_a_price_or_a_limit_time_is_endless(tmp_path: Path) -> None:
     endless = Meter(tmp_path / "ledger.json", usd_per_hour=1.0, clock=Clock())
     assert endless.has_usd_for(1e9) and endless.total_usd() == 0.0
     assert free.lasts_s(1.0) == endless.lasts_s(1.0) == threading.TIMEOUT_MAX
+    (tmp_path / "ledger.json").write_text("{")
+    with pytest.raises(DataError, match="--forget-spent"):
+        read_ledger(tmp_path / "ledger.json")
 
 
 @pytest.mark.parametrize("paid_before_s", [None, 600.0])
@@ -83,12 +88,6 @@ def test_a_machine_that_was_paid_all_along_is_counted_once(tmp_path: Path) -> No
     assert meter.total_usd() == pytest.approx(2.0, abs=0.01)
     meter.write_ledger()
     assert Meter(path, usd_per_hour=1.0, clock=Clock()).usd_before == pytest.approx(2.0, abs=0.01)
-
-
-def test_a_spoiled_ledger_is_no_empty_one(tmp_path: Path) -> None:
-    (tmp_path / "ledger.json").write_text("{")
-    with pytest.raises(DataError, match="--forget-spent"):
-        read_ledger(tmp_path / "ledger.json")
 
 
 def test_what_was_paid_before_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

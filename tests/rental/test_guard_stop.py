@@ -8,19 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
+import guarded
 import pytest
-from guarded import (
-    AHEAD,
-    BUDGET,
-    HOOK,
-    end,
-    record,
-    run,
-    run_line,
-    start_trainer,
-    trainer,
-    wait_for_line,
-)
 from support import ROOT, SCRIPTS, patched_script, running_in, wait_for
 
 sys.path.append(str(ROOT / "tests" / "hardware"))
@@ -31,16 +20,18 @@ pytestmark = pytest.mark.long
 
 
 def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:
-    assert run_line(tmp_path, line="exit 7")[0] == 7
-    assert record(tmp_path)["outcome"] == "failed"
-    assert run_line(tmp_path, line="kill -9 $$")[0] == 137
-    code, out = run(tmp_path, command=["no-such-program"])
+    assert guarded.run_line(tmp_path, line="exit 7")[0] == 7
+    assert guarded.record(tmp_path)["outcome"] == "failed"
+    assert guarded.run_line(tmp_path, line="kill -9 $$")[0] == 137
+    code, out = guarded.run(tmp_path, command=["no-such-program"])
     assert code == 127 and "no-such-program: No such file" in out
 
 
 def test_what_a_command_leaves_running_is_ended(tmp_path: Path) -> None:
-    work = f"{shlex.join(trainer(tmp_path))} & while [ ! -e starts.txt ]; do sleep 0.01; done"
-    code, out = run_line(tmp_path, line=work)
+    work = (
+        f"{shlex.join(guarded.trainer(tmp_path))} & while [ ! -e starts.txt ]; do sleep 0.01; done"
+    )
+    code, out = guarded.run_line(tmp_path, line=work)
     assert code == 0, out
     assert (tmp_path / "saved.txt").is_file()
     assert running_in(tmp_path) == []
@@ -49,13 +40,13 @@ def test_what_a_command_leaves_running_is_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_trainer_without_snakemake_is_told_too(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "job.sh"
-    work = f"{shlex.join(trainer(tmp_path))} 2> >(cat >&2)"
+    work = f"{shlex.join(guarded.trainer(tmp_path))} 2> >(cat >&2)"
     script.write_text(f"{work}\necho went on >> went_on.txt\nsleep 60\n")
-    guard = start_trainer(tmp_path, command=["bash", str(script)])
+    guard = guarded.start_trainer(tmp_path, command=["bash", str(script)])
     guard.send_signal(number)
-    code, out = end(guard)
+    code, out = guarded.end(guard)
     assert code == 128 + number, out
-    assert record(tmp_path)["signals"] == [number.name]
+    assert guarded.record(tmp_path)["signals"] == [number.name]
     assert (tmp_path / "saved.txt").is_file()
     assert not (tmp_path / "went_on.txt").exists()
     assert running_in(tmp_path) == []
@@ -67,14 +58,14 @@ def test_a_repeated_signal_kills_and_no_echo(tmp_path: Path, echo_s: float, is_o
     code = f"from expertflow.rental.guard import run\nrun.ECHO_S = {echo_s}"
     program, hold = patched_script(tmp_path, "guard_run", code), tmp_path / "hold"
     hold.touch()
-    guard = start_trainer(tmp_path, program=program)
+    guard = guarded.start_trainer(tmp_path, program=program)
     guard.send_signal(signal.SIGHUP)
-    wait_for_line(guard, "stopping")
+    guarded.wait_for_line(guard, "stopping")
     guard.send_signal(signal.SIGHUP)
     if is_one:
         hold.unlink()
-    assert end(guard)[0] == 129
-    assert record(tmp_path)["exit_code"] == (143 if is_one else 137)
+    assert guarded.end(guard)[0] == 129
+    assert guarded.record(tmp_path)["exit_code"] == (143 if is_one else 137)
     assert (tmp_path / "saved.txt").is_file() is is_one
     assert running_in(tmp_path) == []
 
@@ -85,15 +76,15 @@ NOTICE = ("--notice-command", "test -e notice", "--notice-seconds")
 def test_a_signal_amid_a_stop_of_the_guards_own_kills_nothing(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
-    guard = start_trainer(tmp_path, *NOTICE, "60", *HOOK, "--without-sync")
+    guard = guarded.start_trainer(tmp_path, *NOTICE, "60", *guarded.HOOK, "--without-sync")
     (tmp_path / "notice").touch()
-    wait_for_line(guard, "stopping")
+    guarded.wait_for_line(guard, "stopping")
     guard.terminate()
     hold.unlink()
-    code, out = end(guard)
+    code, out = guarded.end(guard)
     assert code == 83, out
     assert (tmp_path / "saved.txt").is_file()
-    found = record(tmp_path)
+    found = guarded.record(tmp_path)
     assert (found["outcome"], found["signals"]) == ("notice", ["SIGTERM"])
     assert found["on_finish"] == "not run after a notice"
     # The provider takes the machine; it is not ours to remove.
@@ -105,14 +96,14 @@ def test_a_signal_amid_a_stop_of_the_guards_own_kills_nothing(tmp_path: Path) ->
 )
 def test_a_grace_ends_with_a_kill(tmp_path: Path, options: tuple[str, ...], expected: int) -> None:
     (tmp_path / "hold").touch()
-    guard = start_trainer(tmp_path, *options)
+    guard = guarded.start_trainer(tmp_path, *options)
     if expected == 83:
         (tmp_path / "notice").touch()
     else:
         guard.terminate()
-    code, out = end(guard)
+    code, out = guarded.end(guard)
     assert code == expected, out
-    assert record(tmp_path)["exit_code"] == 137
+    assert guarded.record(tmp_path)["exit_code"] == 137
     assert not (tmp_path / "saved.txt").exists()
     assert running_in(tmp_path) == []
 
@@ -120,42 +111,42 @@ def test_a_grace_ends_with_a_kill(tmp_path: Path, options: tuple[str, ...], expe
 def test_idle_cards_end_a_run(tmp_path: Path) -> None:
     library = nvml_stub.build(tmp_path)
     env = nvml_stub.environment(library, nvml_stub.write(tmp_path, utilization=90))
-    guard = start_trainer(tmp_path, "--idle-minutes", "0.01", env=env)
+    guard = guarded.start_trainer(tmp_path, "--idle-minutes", "0.01", env=env)
     nvml_stub.write(tmp_path, utilization=0)
-    code, out = end(guard)
+    code, out = guarded.end(guard)
     assert code == 81, out
     assert (tmp_path / "saved.txt").is_file()
-    found = record(tmp_path)
+    found = guarded.record(tmp_path)
     assert found["outcome"] == "idle" and found["idle_timer"].startswith("on: 1 cards")
 
 
 def test_a_standstill_ends_a_run(tmp_path: Path) -> None:
-    code, out = run(tmp_path, "--stalled-minutes", "0.01", command=["sleep", "3600"])
+    code, out = guarded.run(tmp_path, "--stalled-minutes", "0.01", command=["sleep", "3600"])
     assert code == 82, out
-    assert record(tmp_path)["outcome"] == "stalled"
+    assert guarded.record(tmp_path)["outcome"] == "stalled"
 
 
 def test_a_run_stops_before_its_budget_is_spent(tmp_path: Path) -> None:
-    program = patched_script(tmp_path, "guard_run", AHEAD)
-    hook = (*BUDGET, *HOOK, "--without-sync")
-    code, out = run(tmp_path, *hook, command=trainer(tmp_path), program=program)
+    program = patched_script(tmp_path, "guard_run", guarded.AHEAD)
+    hook = (*guarded.BUDGET, *guarded.HOOK, "--without-sync")
+    code, out = guarded.run(tmp_path, *hook, command=guarded.trainer(tmp_path), program=program)
     assert code == 80, out
     assert (tmp_path / "hook").read_text().startswith("budget 80 1")
     assert (tmp_path / "saved.txt").is_file()
-    found = record(tmp_path)
+    found = guarded.record(tmp_path)
     assert found["outcome"] == "budget" and found["usd_before"] == 0
     # The record is written before the line is told, and time is paid for in between.
     told = re.search(r"after \d+ s, \$([\d.]+) spent", out)
     assert told and 1000 <= found["usd"] <= float(told[1]) + 0.01
     # The next session finds it spent, and begins nothing.
-    code, out = run(tmp_path, *hook, command=["touch", "went_on"])
+    code, out = guarded.run(tmp_path, *hook, command=["touch", "went_on"])
     assert code == 1 and "raise --max-usd" in out and out.count("\n") == 1
     assert "--on-finish was not run, and this machine is still paid for" in out
     assert not (tmp_path / "went_on").exists()
     assert (tmp_path / "hook").read_text().count("\n") == 1
-    code, out = run(tmp_path, *BUDGET, "--forget-spent", command=["true"])
+    code, out = guarded.run(tmp_path, *guarded.BUDGET, "--forget-spent", command=["true"])
     assert code == 0, out
-    assert record(tmp_path)["usd_before"] == 0
+    assert guarded.record(tmp_path)["usd_before"] == 0
 
 
 def test_as_the_first_process_it_collects_orphans(tmp_path: Path) -> None:
@@ -188,13 +179,13 @@ rule train:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_reaches_the_trainer_below_snakemake(tmp_path: Path, number: int) -> None:
-    words = shlex.join(trainer(tmp_path))
+    words = shlex.join(guarded.trainer(tmp_path))
     (tmp_path / "Snakefile").write_text(SNAKEFILE.format(trainer=words))
     program = str(Path(sys.executable).with_name("snakemake"))
     command = [program, "--cores", "2", "--scheduler", "greedy", "--quiet", "all"]
-    guard = start_trainer(tmp_path, command=command)
+    guard = guarded.start_trainer(tmp_path, command=command)
     guard.send_signal(number)
-    code, out = end(guard)
+    code, out = guarded.end(guard)
     if number == signal.SIGINT:
         assert code == 130, out
         assert running_in(tmp_path) == [] == list(tmp_path.glob(".snakemake/locks/*"))

@@ -177,13 +177,10 @@ def test_work_is_no_standstill(
 @pytest.mark.parametrize(
     ("name", "works"),
     [
-        ("e/steps.jsonl", True),
-        ("gpu.jsonl", False),
-        ("monitor.json", False),
-        ("guard.json", False),
-        (".guard/ledger.json", False),
+        ("e/steps.jsonl", True), ("gpu.jsonl", False), ("monitor.json", False),
+        ("guard.json", False), (".guard/ledger.json", False),
     ],
-)
+)  # fmt: skip
 def test_files_that_change_are_no_standstill(
     name: str, works: bool, clock: Clock, tmp_path: Path, monkeypatch: Patch
 ) -> None:

@@ -22,7 +22,6 @@ from expertflow.report.ablation_page import (
     render_ablation,
 )
 from expertflow.report.build import build_report
-from expertflow.report.charts import waterfall as charts_waterfall
 from expertflow.report.check import check_report
 from expertflow.report.findings.hardware import (
     ONE_PROCESS,
@@ -95,6 +94,13 @@ def test_a_ladder_starts_where_something_was_measured() -> None:
     ladder = _built(_ladder(none, bar("b", "b", 0.4), bar("c", "c", 0.8, before=0.4)))
     assert ladder.start.label == "b" and ladder.whole.value == pytest.approx(2.5)
     assert ladder.steps[1].factor is None  # nothing before it to compare with
+    none = (bar(name, name, None) for name in "abc")
+    record = _ladder(*none, plan_tokens_per_s=None, claims=())
+    found = judge_ablation(record)
+    assert (found.level, found.answer) == ("bad", "Nothing was measured.")
+    assert SHORT in found.sentence and in_a_line(record) == "Nothing was measured"
+    text = text_of(render_ablation(record))
+    assert "No rung was measured." in text and "hold no claims" in text
 
 
 def test_faster_is_beyond_doubt_and_learns_as_well() -> None:
@@ -102,6 +108,13 @@ def test_faster_is_beyond_doubt_and_learns_as_well() -> None:
     assert not is_faster(bar("x", "x", 1.03)), "its interval reaches below the bar"
     for speed, changes in ((1.09, {"is_sane": False}), (1.09, {"metric": "hours"}), (None, {})):
         assert not is_faster(bar("x", "x", speed, **changes))
+    odd = bar("x", "x", 1.2, is_sane=False, loss_differs=0.09, loss_bound=0.05)
+    page = render_ablation(_ladder(singles=(odd,)))
+    assert "differs: +9.0 % (\u00b15.0 %)" in text_of(page)
+    assert judge_ablation(_ladder(singles=(odd,))).answer == "No change is measurably faster."
+    drawing = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
+    assert "loss differs" in drawing and "var(--red)" in drawing
+    assert "var(--orange)" not in drawing and not re.findall(r'"#[0-9a-f]{3,6}"', drawing)
 
 
 def test_the_page_says_all_that_was_run_and_why_something_was_not() -> None:
@@ -137,6 +150,13 @@ def test_the_verdict_says_what_the_plan_is_worth() -> None:
         assert words in found.sentence
     found = judge_ablation(_ladder(bar("a", "a", 1.5), bar("b", "b", 1.2, before=1.5)))
     assert (found.level, found.answer) == ("bad", "Slower.")
+    rungs, faster = (bar(name, name, 1.0, **AS_PLAN) for name in "ab"), bar("x", "More", 1.2)
+    record = _ladder(*rungs, singles=(faster,), claims=())
+    found, line = judge_ablation(record), in_a_line(record)
+    assert (found.level, found.answer) == ("mixed", "One change is faster.")
+    assert found.sentence.startswith("Faster than the plan here")
+    assert line.startswith("One change is faster; faster than the plan") and "beside" not in line
+    assert make_ablation_tiles(record)[1].value == Missing("every rung is the plan")
 
 
 def test_without_a_price_there_are_no_dollars() -> None:
@@ -152,26 +172,6 @@ def test_without_a_price_there_are_no_dollars() -> None:
     assert "$0" not in text and "$/M tokens tokens/s" not in text
 
 
-def test_what_does_not_learn_as_the_plan_is_no_gain() -> None:
-    odd = bar("x", "x", 1.2, is_sane=False, loss_differs=0.09, loss_bound=0.05)
-    page = render_ablation(_ladder(singles=(odd,)))
-    assert "differs: +9.0 % (\u00b15.0 %)" in text_of(page)
-    assert judge_ablation(_ladder(singles=(odd,))).answer == "No change is measurably faster."
-    drawing = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
-    assert "loss differs" in drawing and "var(--red)" in drawing
-    assert "var(--orange)" not in drawing and not re.findall(r'"#[0-9a-f]{3,6}"', drawing)
-
-
-def test_nothing_measured_is_said() -> None:
-    none = (bar(name, name, None) for name in "abc")
-    record = _ladder(*none, plan_tokens_per_s=None, claims=())
-    found = judge_ablation(record)
-    assert (found.level, found.answer) == ("bad", "Nothing was measured.")
-    assert SHORT in found.sentence and in_a_line(record) == "Nothing was measured"
-    text = text_of(render_ablation(record))
-    assert "No rung was measured." in text and "hold no claims" in text
-
-
 def test_hostile_names_are_escaped_and_whole() -> None:
     plain = to_json(make_ablation(notes=("x",), unavailable={"a": "b"}))
     kept = {"outcome", "verdict", "metric", "of", "name", "ladders", "method"}
@@ -180,30 +180,6 @@ def test_hostile_names_are_escaped_and_whole() -> None:
     )
     check_page_is_safe(page)
     assert page.count("</style>") == 1 and "{{ 7 * 7 }}" in page
-
-
-def test_a_waterfall_starts_at_zero_and_names_every_rung() -> None:
-    chart = charts_waterfall.waterfall_chart(_built(make_ablation()))
-    for drawing in (chart.wide, chart.narrow):
-        texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawing)
-        assert {"0 tokens/s", "20k", "out of memory", "the plan"} <= set(texts)
-        assert len([text for text in texts if text.startswith("\u00d75.16")]) == 2  # with its rim
-    assert "\u00d75.16 (5.04 to 5.28) \u00b7 29.5k" in chart.wide
-    assert "\u00d75.16 \u00b7 29.5k" in chart.narrow
-    # Coordinates are rounded, and colors replaced; a name that looks like one stays.
-    name = 'lr 0.123456 role="x" "#2d6cb6"'
-    drawn = charts_waterfall.changes_chart((bar("x", name, 0.9),))
-    assert drawn is not None and f">{name}<" in drawn.wide
-
-
-def test_a_ladder_that_is_the_plan_says_nothing_of_it() -> None:
-    rungs, faster = (bar(name, name, 1.0, **AS_PLAN) for name in "ab"), bar("x", "More", 1.2)
-    record = _ladder(*rungs, singles=(faster,), claims=())
-    found, line = judge_ablation(record), in_a_line(record)
-    assert (found.level, found.answer) == ("mixed", "One change is faster.")
-    assert found.sentence.startswith("Faster than the plan here")
-    assert line.startswith("One change is faster; faster than the plan") and "beside" not in line
-    assert make_ablation_tiles(record)[1].value == Missing("every rung is the plan")
 
 
 def _report(inputs: ReportInputs, record: AblationRecord | None = None) -> Report:
@@ -234,7 +210,7 @@ def test_the_report_has_the_whole_record_its_page_a_section_and_the_terminal_a_l
     assert "--config ablate=true" in shown and "results/expert-sql/ablation.json" in shown
 
 
-def test_a_switch_that_slows_the_plan_is_found_and_priced() -> None:
+def test_the_largest_switch_that_slows_the_plan_is_priced() -> None:
     report = _report(GPU.inputs)
     found = _finding(report)
     assert "Micro-batch 32" in found.evidence and "1.08 to 1.10" in found.evidence
@@ -254,9 +230,6 @@ def test_a_switch_that_slows_the_plan_is_found_and_priced() -> None:
     # Where recomputation costs more than the change saves, nothing is left to price.
     twice = {"model.flops_per_token_hardware": 2 * report.model.flops_per_token_model}
     assert _finding(changed(report, twice)).worth_usd == 0
-
-
-def test_only_the_largest_switch_is_priced() -> None:
     name = GPU.inputs.monitor.gpu_name
     bars = tuple(bar(f"x{i}", f"change {i}", 1.1 + i / 10) for i in range(3))
     found = _finding(_report(GPU.inputs, _ladder(singles=bars, gpu_name=name)))

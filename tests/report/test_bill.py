@@ -7,7 +7,7 @@ from report_reading import changed
 
 from expertflow.core.errors import DataError
 from expertflow.plan.records import Ledger, PaidSession
-from expertflow.report.bill import build_bill, draw_bill
+from expertflow.report.bill import build_bill
 from expertflow.report.check import check_report
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.run_records import Bill
@@ -34,6 +34,9 @@ def test_jobs_and_what_lies_between_are_the_time_of_the_machine() -> None:
     assert bill.idle_card_s == 4_087 - 3_376 - 600
     assert bill.machine.usd == pytest.approx(4_087 / 3600 * PRICE)
     assert bill.machine.first_start == "2026-06-14T09:06:40+00:00"
+    wrong = changed(GPU.report, {"bill.between_jobs_s": 60.0})
+    with pytest.raises(DataError, match=r"bill\.machine: stages"):
+        check_report(wrong, GPU.inputs)
 
 
 def test_what_was_resumed_is_not_lost() -> None:
@@ -57,13 +60,16 @@ def test_a_long_pause_counts_for_nothing() -> None:
         assert bill.machine.wall_s == wall_s
 
 
-def test_other_machines_are_not_rented_with_the_one_that_trained() -> None:
+def test_other_machines_and_cpus_hold_no_rented_card() -> None:
     attempts = make_attempts({"fetch_source": [[(0.0, 60.0)]], "train_expert": [[(80.0, 100.0)]]})
     ((fetched,),) = attempts["fetch_source"]
     attempts["fetch_source"] = ((replace(fetched, machine="home"),),)
     machine = bill_of(replace(GPU.inputs, attempts=attempts)).machine
     assert (machine.n_machines, machine.wall_s) == (2, 100)
     assert machine.usd == pytest.approx(20 / 3600 * PRICE)
+    bill = bill_of(CPU.inputs)
+    assert not bill.idle_card_s and "no card was used" in str(bill.idle_card_s.reason)
+    assert not build_bill(replace(CPU.inputs, attempts={}))
 
 
 def test_the_guard_knows_what_was_paid() -> None:
@@ -81,23 +87,3 @@ def test_the_guard_knows_what_was_paid() -> None:
     assert bill.machine.usd == pytest.approx((730 + 3_385) / 3600 * 3.0)
     assert bill.machine.usd_source.startswith("the guard's ledger")
     assert bill.stages[-2].usd == pytest.approx(600 / 3600 * 3.0)
-
-
-def test_a_cpu_holds_no_card_and_a_run_by_hand_has_no_bill() -> None:
-    bill = bill_of(CPU.inputs)
-    assert not bill.idle_card_s and "no card was used" in str(bill.idle_card_s.reason)
-    assert not build_bill(replace(CPU.inputs, attempts={}))
-
-
-def test_bars_lie_where_the_jobs_ran() -> None:
-    rows = {row.stage.stage: row.bars for row in draw_bill(bill_of(GPU.inputs), GPU.inputs)}
-    ((left, width, color),) = rows["prepare_shard"]
-    assert (left, width, color) == (pytest.approx(4300 / 4087), pytest.approx(5200 / 4087), "gray")
-    assert [color for *_, color in rows["train_expert"]] == ["blue", "red"]
-    assert rows["build_report"][0][0] + rows["build_report"][0][1] == pytest.approx(100)
-
-
-def test_a_bill_that_does_not_add_up_is_refused() -> None:
-    wrong = changed(GPU.report, {"bill.between_jobs_s": 60.0})
-    with pytest.raises(DataError, match=r"bill\.machine: stages"):
-        check_report(wrong, GPU.inputs)

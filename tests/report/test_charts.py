@@ -41,27 +41,19 @@ def _label(chart: Chart | None) -> str:
     return str(found).replace("\u00a0", " ")
 
 
-def test_labels_tell_the_figures() -> None:
+def test_labels_and_ticks_tell_the_figures() -> None:
     drawn = (charts.loss_chart(GPU.inputs), *TIMELINE, charts.length_chart(GPU.inputs.packing))
     assert tuple(map(_label, drawn)) == GPU_LABELS
     # Without a card there is nothing of one.
     assert tuple(map(_label, charts.timeline_charts(CPU.inputs, REFERENCE_BANDS))) == CPU_LABELS
-
-
-def test_bands_mark_saves_and_evaluations() -> None:
-    training = GPU.inputs.training
-    for color, points in (("yellow", training.save_points), ("purple", training.eval_points)):
-        band = rf'<path d="([^"]+)" fill="var\(--{color}\)" opacity="0.4"/>'
-        paths = re.findall(band, TIMELINE[0].wide)
-        assert sum(path.count("M") for path in paths) == len(points)
-
-
-def test_reference_stripes_only_where_there_are_some() -> None:
-    short = replace(GPU.inputs, steps=GPU.inputs.steps[:20], samples=GPU.inputs.samples[:20])
-    bare = charts.timeline_charts(short, ())
-    assert bare and not any(chart.note or "var(--gray)" in chart.wide for chart in bare)
-    noted = [chart for chart in TIMELINE if chart.note]
-    assert noted and all("var(--gray)" in chart.wide for chart in noted)
+    # A tick's label is the number at its place, on the phone too.
+    for drawing, most in ((TIMELINE[0].wide, 10), (TIMELINE[0].narrow, 4)):
+        found = re.findall(r"translate\(([\d.]+),15\)\"[^>]*>([\d.]+)(?: min)?<", drawing)
+        places = [(float(x), float(label)) for x, label in found]
+        assert 3 <= len(places) <= most
+        per_min = places[-1][0] / places[-1][1]
+        assert all(x == pytest.approx(per_min * label, abs=0.3) for x, label in places)
+        assert places[-1][1] <= 45
 
 
 def test_cuts_are_counted_not_guessed() -> None:
@@ -73,25 +65,11 @@ def test_cuts_are_counted_not_guessed() -> None:
     assert cuts == [(1024, None), (1536, None), (2048, 0.0)]
 
 
-def test_every_label_of_an_axis_is_true() -> None:
-    """A tick's label is the number at its place, on the phone too."""
-    for drawing, most in ((TIMELINE[0].wide, 10), (TIMELINE[0].narrow, 4)):
-        found = re.findall(r"translate\(([\d.]+),15\)\"[^>]*>([\d.]+)(?: min)?<", drawing)
-        places = [(float(x), float(label)) for x, label in found]
-        assert 3 <= len(places) <= most
-        per_min = places[-1][0] / places[-1][1]
-        assert all(x == pytest.approx(per_min * label, abs=0.3) for x, label in places)
-        assert places[-1][1] <= 45
-
-
-def test_envelope_keeps_extremes() -> None:
+def test_series_keep_extremes_and_clocks() -> None:
     points = series.envelope([(float(x), float(x % 7)) for x in range(10_000)], n_bins=100)
     assert len(points) == 100
     assert min(p.low for p in points) == 0 and max(p.high for p in points) == 6
     assert all(p.low <= p.y <= p.high for p in points)
-
-
-def test_clocks_of_steps_and_evaluations() -> None:
     # Steps between kept lines do not slow the speed down.
     rates = [point.y for point in series.tokens_per_s(GPU.inputs.steps[::10])]
     assert min(rates) == pytest.approx(TOKENS_PER_STEP / STEP_S, rel=0.06)

@@ -68,7 +68,7 @@ def test_a_cpu_is_rated_by_what_it_was_measured_to_reach_and_paid_by_the_hour() 
     assert "slowed this machine" in slow.unavailable["throughput.mfu_fraction"]
 
 
-def test_spilled_is_what_the_card_never_held() -> None:
+def test_spilled_memory_and_energy_are_those_of_the_cards() -> None:
     def spilled(reserved: int | None, device: str = "cuda", **monitor: Any) -> Any:
         training = {"device": device, "peak_memory_reserved_bytes": reserved}
         return derive.memory_spilled(GPU.change(training=training, monitor=monitor))
@@ -77,23 +77,17 @@ def test_spilled_is_what_the_card_never_held() -> None:
     assert (spilled(62_300_000_000), spilled(held)) == (0, 8_000_000_000)
     for missing in (spilled(None), spilled(held, "cpu"), spilled(held, memory_used_bytes=None)):
         assert isinstance(missing, Missing)
-
-
-def test_energy_of_several_cards_is_that_of_all() -> None:
     energy = {"energy_j": 1.8e6, "energy_all_j": 3.6e6}
     two = GPU.change(training={"world_size": 2}, monitor=energy)
     assert derive.energy_kwh(two) == pytest.approx(1.0)
 
 
-def test_billing_steps_round_up_what_stands_beside_the_plan() -> None:
+def test_billing_steps_and_epochs_round_up() -> None:
     inputs = GPU.change(plan={"cost": replace(GPU.inputs.plan.cost, billing_minutes=60.0)})
     assert derive.cost_usd(inputs, billed=True) == pytest.approx(2.49)
     row = next(r for r in build_report(inputs, {}).plan_against_actual if r.unit == "usd")
     assert row.actual == pytest.approx(2.49)
     assert derive.cost_usd(inputs) == pytest.approx(2.49 * 2_712 / 3600)
-
-
-def test_epochs_started() -> None:
     told = {0.2: 1, 1.0: 1, 1.0000000001: 1, 1.01: 2, 3.0: 3}
     assert {n_epochs: derive.n_epochs_started(n_epochs) for n_epochs in told} == told
 

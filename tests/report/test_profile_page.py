@@ -62,7 +62,7 @@ def page_of(**changes: Any) -> tuple[Report, str]:
     return report, render_page(report, inputs)
 
 
-def test_the_longest_kernels_are_shown() -> None:
+def test_the_longest_kernels_are_shown_where_there_are_some() -> None:
     report, page = page_of()
     profile = report.profile
     assert profile
@@ -76,9 +76,6 @@ def test_the_longest_kernels_are_shown() -> None:
                  "FlashAttnBwdSm90&lt;(int)128, A &amp; B&gt;"):  # fmt: skip
         assert text in shown
     assert "Kernels were not profiled" not in page
-
-
-def test_a_run_without_has_one_line() -> None:
     assert CPU.report.unavailable["profile"] == "training.profile_steps is 0"
     assert 'id="kernels"' not in CPU.page
     assert "Kernels were not profiled: training.profile_steps is 0." in CPU.page

@@ -180,9 +180,6 @@ def test_part_of_an_epoch_holds_at_most_its_rows() -> None:
             check_epochs(report)
     with pytest.raises(DataError, match=r"epoch_summaries\[1\]\.tokens: 4,915,201 in 100 of 900"):
         check_epochs(report)
-
-
-def test_other_rows_than_packed_are_refused() -> None:
     held_out = replace(GPU.inputs.packing.held_out, sha256="00" * 32)
     with pytest.raises(DataError, match="other rows than packing"):
         check_against_records(GPU.report, GPU.change(packing={"held_out": held_out}))

@@ -4,17 +4,9 @@ import html
 import re
 
 import pytest
+import report_reading as reading
 from made_up_runs import CPU, GPU
 from msgspec.structs import replace
-from report_reading import (
-    HOSTILE,
-    MAX_PAGE_BYTES,
-    Outline,
-    changed,
-    check_page_is_safe,
-    hostile,
-    section,
-)
 
 from expertflow.core.format import show_hidden
 from expertflow.core.records import from_json
@@ -31,18 +23,15 @@ PLACES = (("evaluation", "time"), ("samples", "findings"), ("timeline", "data"),
           ("plan", "sources"), ("provenance", "footer"))  # fmt: skip
 
 
-def test_page_is_well_formed_and_small() -> None:
+def test_page_is_well_formed_small_and_in_order() -> None:
     for page in (GPU.page, CPU.page):
-        check_page_is_safe(page)
-        assert len(page.encode()) < MAX_PAGE_BYTES / 2
+        reading.check_page_is_safe(page)
+        assert len(page.encode()) < reading.MAX_PAGE_BYTES / 2
     drawings = "".join(re.findall(r"<svg.*?</svg>", GPU.page, re.DOTALL))
     assert "var(--blue)" in drawings and "var(--rule)" in drawings
     assert set(re.findall(r'"#[0-9a-f]{3,6}"', drawings)) == set()
     assert "prefers-color-scheme: dark" in GPU.page
     assert render_page(CPU.report, CPU.inputs) == CPU.page
-
-
-def test_sections_are_in_order() -> None:
     wanted = ["evaluation", "bill", "time", "kernels", "training", "timeline", "data", "comparison",
               "trained", "samples", "findings", "plan", "sources", "provenance"]  # fmt: skip
     assert re.findall(r'<section id="(\w+)"', GPU.page) == wanted
@@ -58,7 +47,7 @@ def test_tiles_and_parts_of_the_time_tell_the_figures() -> None:
     # The steps of a CPU are timed by their parts.
     legend = re.compile(r"<span>([^<]+)</span><b>[^<]+</b><em>([\d.]+)")
     cpu, gpu = (
-        {name: float(percent) for name, percent in legend.findall(section(page, "time"))}
+        {name: float(percent) for name, percent in legend.findall(reading.section(page, "time"))}
         for page in (CPU.page, GPU.page)
     )
     assert (cpu["Forward and backward"], cpu["Optimizer"]) == (88.1, 3.8)
@@ -87,13 +76,13 @@ MAPS = {"n_by_kind", "throttle_s", "temperature_limits_c", "machine", "versions"
 
 def _hostile_report(report: Report) -> Report:
     plain, nulls = to_plain(report)
-    bill = hostile(plain.pop("bill"), KEPT, set())  # its machine is no map
-    report = from_json(Report, {**hostile(plain, KEPT, MAPS), "bill": bill})
-    return restore(report, dict.fromkeys(nulls, HOSTILE))
+    bill = reading.hostile(plain.pop("bill"), KEPT, set())  # its machine is no map
+    report = from_json(Report, {**reading.hostile(plain, KEPT, MAPS), "bill": bill})
+    return restore(report, dict.fromkeys(nulls, reading.HOSTILE))
 
 
 def _escaped(page: str) -> str:
-    check_page_is_safe(page)
+    reading.check_page_is_safe(page)
     assert "&lt;script&gt;" in page and "<script" not in page
     assert "{{ 7 * 7 }}" in page
     assert "&lt;U+202E&gt; &lt;U+001B&gt;[2J" in page
@@ -109,15 +98,14 @@ def test_hostile_texts_are_escaped() -> None:
     for name, end in PLACES:  # that only a full report has
         part = page.split(f'<section id="{name}"')[1].split(f'id="{end}"')[0]
         assert part.count("&lt;script&gt;") > 3, name
-    other = changed(GPU.report, {"run.preset": "demo", "data.sources.0.license": HOSTILE})
+    other = reading.changed(
+        GPU.report, {"run.preset": "demo", "data.sources.0.license": reading.HOSTILE}
+    )
     _escaped(render_index([index_row(hostile_report), index_row(other)]))
-
-
-def test_texts_in_drawings_are_escaped() -> None:
-    svg = _themed('<svg width="1"><text>a</text></svg>', HOSTILE)
-    outline = Outline(svg)
+    svg = _themed('<svg width="1"><text>a</text></svg>', reading.HOSTILE)
+    outline = reading.Outline(svg)
     assert outline.tags == ["svg", "text"]
-    assert dict(outline.attributes)["aria-label"] == show_hidden(HOSTILE)
+    assert dict(outline.attributes)["aria-label"] == show_hidden(reading.HOSTILE)
 
 
 def test_long_texts_and_series_do_not_burst_the_page() -> None:
@@ -129,7 +117,7 @@ def test_long_texts_and_series_do_not_burst_the_page() -> None:
         datasets=replace(datasets, sources=datasets.sources[:1] * 3_000),
     )
     page = render_page(build_report(inputs, {}), inputs)
-    assert len(page.encode()) < MAX_PAGE_BYTES
+    assert len(page.encode()) < reading.MAX_PAGE_BYTES
     assert "more characters" in page and "more in report.json" in page
     steps, samples = GPU.inputs.steps, GPU.inputs.samples
     inputs = GPU.change(
@@ -138,7 +126,7 @@ def test_long_texts_and_series_do_not_burst_the_page() -> None:
         training={"save_points": GPU.inputs.training.save_points[-1:] * 300},
     )
     page = render_page(GPU.report, inputs)
-    assert len(page.encode()) < MAX_PAGE_BYTES
+    assert len(page.encode()) < reading.MAX_PAGE_BYTES
     assert page.count("<figure>") >= 11
 
 
@@ -153,11 +141,11 @@ def test_every_table_and_drawing_is_named() -> None:
 
 
 def test_parts_without_content_are_left_out() -> None:
-    report = changed(GPU.report, {
+    report = reading.changed(GPU.report, {
         "plan.options": [], "plan.claims": [], "plan.memory": None, "provenance.chain": [],
     })  # fmt: skip
     page = render_page(report, GPU.short)
-    Outline(page)
+    reading.Outline(page)
     for text in ("The same work", "Claims, held", "Device memory", "From sources to report"):
         assert text not in page and text in GPU.page
     assert "No readings were taken." in page and "No readings were taken." not in GPU.page
@@ -173,36 +161,15 @@ def _rows(page: str, place: str) -> dict[str, str]:
 PLAN = '<section id="plan">'
 
 
-def test_plan_rows_say_whether_the_band_held() -> None:
+def test_rows_say_whether_the_band_held_and_omit_what_was_not_read() -> None:
     rows = _rows(GPU.page, PLAN)
     assert ">0</td>" in rows["Optimizer steps"] and "the band" not in rows["Optimizer steps"]
     assert "within the band" in rows["Wall time"] and " to " in rows["Wall time"]
-    dear = changed(GPU.report, {"plan_against_actual.4.actual": 99.0})
+    dear = reading.changed(GPU.report, {"plan_against_actual.4.actual": 99.0})
     assert "outside the band" in _rows(render_page(dear, GPU.short), PLAN)["Cost"]
     blank = _rows(CPU.page, PLAN)["Cost"]
     assert blank.count("not predicted") == blank.count("not measured") == 1
     assert blank.count('title="') == 2
-
-
-def test_memory_is_drawn_to_the_scale_of_the_card() -> None:
-    bars = GPU.page.split("<h3>Device memory")[1].split("</ul>")[0]
-    predicted, reserved = bars.split('<div class="bar">')[1:3]
-    shares = [float(x) for x in re.findall(r"flex:0 0 ([\d.]+)%", predicted)]
-    assert sum(shares) == pytest.approx(100 * 63 / 80, abs=0.01)  # GB of the card's
-    assert "flex:0 0 76.875%" in reserved
-
-
-def test_options_without_fit_or_price_say_so() -> None:
-    shown = _rows(GPU.page, "The same work on other hardware")
-    assert len(shown) == len(GPU.report.plan.options) > 1
-    for item in GPU.report.plan.options:
-        option = shown[f"{item.n_gpus} \u00d7 {item.name}"]
-        assert ("does not fit" in option) == (item.fits is False)
-        assert ("unknown" in option) == (not item.usd)
-        assert item.remark and item.remark in option
-
-
-def test_lines_leave_out_what_was_not_read() -> None:
     figures, provenance = "The machine in figures", "What this report was made from"
     gpu, cpu = _rows(GPU.page, figures), _rows(CPU.page, figures)
     assert f.energy(1.47e6) in gpu["Energy"]
@@ -211,6 +178,6 @@ def test_lines_leave_out_what_was_not_read() -> None:
     assert "processor" in _rows(GPU.page, provenance)
     place = "training_report.hardware"
     bare = {f"{place}.throttle_s": {"thermal": 0.0}, f"{place}.machine": None}
-    page = render_page(changed(GPU.report, bare), GPU.short)
+    page = render_page(reading.changed(GPU.report, bare), GPU.short)
     assert "never" in _rows(page, figures)["Held back"]
     assert "processor" not in _rows(page, provenance)

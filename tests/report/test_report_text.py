@@ -22,30 +22,19 @@ from expertflow.report.summary import print_summary
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (f.duration(89.9), "90 s"),
-        (f.duration(90), "1.5 min"),
-        (f.size(61.5e9), "61.5 GB"),
-        (f.size(12), "12 B"),
-        (f.percent_with_sign(-0.081), "\u22128.1 %"),
-        (f.with_sign(-0.0001, 2), "0.00"),
-        (f.with_sign(0, 0), "0"),
-        (f.flops(989.5e12), "990 TFLOP/s"),
-        (f.short(999.96e6), "1.00G"),
-        (f.energy(1.47e6), "0.41 kWh"),
-        (f.percent(0), "0 %"),
-        (f.percent(0.0312), "3.1 %"),
-        (f.usd(0.00123), "$0.0012"),
-        (f.usd_rate(0.01904), "$0.019"),
-        (f.factor(0.834), "\u00d70.834"),
-        (f.factor(12.34), "\u00d712.3"),
-        (f.short_time(0.00042), "420 \u00b5s"),
-        (f.short_hash("9d" * 32), "9d9d9d9d9d9d9d9d\u2026"),
+        (f.duration(89.9), "90 s"), (f.duration(90), "1.5 min"), (f.size(61.5e9), "61.5 GB"),
+        (f.size(12), "12 B"), (f.percent_with_sign(-0.081), "\u22128.1 %"),
+        (f.with_sign(-0.0001, 2), "0.00"), (f.with_sign(0, 0), "0"),
+        (f.flops(989.5e12), "990 TFLOP/s"), (f.short(999.96e6), "1.00G"),
+        (f.energy(1.47e6), "0.41 kWh"), (f.percent(0), "0 %"), (f.percent(0.0312), "3.1 %"),
+        (f.usd(0.00123), "$0.0012"), (f.usd_rate(0.01904), "$0.019"),
+        (f.factor(0.834), "\u00d70.834"), (f.factor(12.34), "\u00d712.3"),
+        (f.short_time(0.00042), "420 \u00b5s"), (f.short_hash("9d" * 32), "9d9d9d9d9d9d9d9d\u2026"),
         (f.hold("95 % of 12 min"), "95 % of 12 min"),
-        (f.clip("\n" * 64, 100), "(64 blanks and line breaks)"),
-        (f.clip("", 100), "(nothing)"),
+        (f.clip("\n" * 64, 100), "(64 blanks and line breaks)"), (f.clip("", 100), "(nothing)"),
         (f.clip("abcdef", 4), "abcd… (2 more characters)"),
     ],
-)
+)  # fmt: skip
 def test_numbers(text: str, expected: str) -> None:
     assert text.replace(f.NBSP, " ") == expected
 

@@ -7,16 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import workflow_space
 from cluster import lacking, queue, running_cluster
 from support import PATIENCE_S, wait_for
-from workflow_space import (
-    REPORT,
-    SNAKEMAKE,
-    Workspace,
-    let_trainings_rest,
-    make_workspace,
-    manifest,
-)
 
 REASON = lacking()
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
@@ -35,12 +28,12 @@ def slurm() -> Iterator[None]:
 
 
 @contextmanager
-def on_cluster(space: Workspace, *targets: str) -> Iterator["subprocess.Popen[str]"]:
+def on_cluster(space: workflow_space.Workspace, *targets: str) -> Iterator["subprocess.Popen[str]"]:
     """Run Snakemake with the profile; it has to succeed by the end of the block."""
     model = {**os.environ, "EXPERTFLOW_SLURM_GPU_MODEL": "h100"}
     with (space.root / "snakemake.log").open("w") as log:
         process = subprocess.Popen(
-            [str(SNAKEMAKE), *PROFILE, *targets],
+            [str(workflow_space.SNAKEMAKE), *PROFILE, *targets],
             cwd=space.root, stdout=log, stderr=log, env=model, text=True,
         )  # fmt: skip
     try:
@@ -51,15 +44,15 @@ def on_cluster(space: Workspace, *targets: str) -> Iterator["subprocess.Popen[st
         process.kill()
 
 
-def said(space: Workspace) -> str:
+def said(space: workflow_space.Workspace) -> str:
     logs = [space.root / "snakemake.log", *(space.root / ".snakemake/slurm_logs").rglob("*.log")]
     return "\n\n".join(f"{log}:\n{log.read_text()[-3000:]}" for log in logs)
 
 
 def test_a_training_that_is_cancelled_and_preempted_ends_with_the_same_bits(tmp_path: Path) -> None:
-    space = make_workspace(tmp_path / "space")
-    let_trainings_rest(space)
-    value = manifest(max_steps=40, save_steps=10)
+    space = workflow_space.make_workspace(tmp_path / "space")
+    workflow_space.let_trainings_rest(space)
+    value = workflow_space.manifest(max_steps=40, save_steps=10)
     value["sources"][0]["n_shards"] = 2
     space.write_manifest("tiny", value)
     straight = space.copy(tmp_path / "straight")
@@ -68,7 +61,7 @@ def test_a_training_that_is_cancelled_and_preempted_ends_with_the_same_bits(tmp_
     def has_saved(step: int) -> Callable[[], object]:
         return lambda: list(space.root.glob(f"state/tiny/*/checkpoints/step-*{step}"))
 
-    with on_cluster(space, REPORT) as process:
+    with on_cluster(space, workflow_space.REPORT) as process:
         # While the rules before it are queued for and waited for.
         straight.run(TRAINING)
         wait_for(has_saved(10), during=process)
@@ -96,9 +89,9 @@ def test_processes_on_one_node_and_on_two_train_what_they_do_without_slurm(tmp_p
 
     The Snakemake that submitted them is killed, and the next one waits for them.
     """
-    space = make_workspace(tmp_path / "space")
-    space.write_manifest("tiny", manifest(world_size=2))
-    space.write_manifest("other", manifest(world_size=2, n_nodes=2))
+    space = workflow_space.make_workspace(tmp_path / "space")
+    space.write_manifest("tiny", workflow_space.manifest(world_size=2))
+    space.write_manifest("other", workflow_space.manifest(world_size=2, n_nodes=2))
     records = [TRAINING, TRAINING.replace("tiny", "other")]
     plans = [f"results/{expert}/plan.json" for expert in ("tiny", "other")]
     space.run(*plans, "--resources", "gpu=2")

@@ -11,17 +11,8 @@ from support import made_up_rows
 from expertflow.core.records import read_part, read_record
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import ModelFacts, TrainPlan
+from expertflow.studies import variants
 from expertflow.studies.records import Variant
-from expertflow.studies.variants import (
-    FirstRows,
-    IsThePlanError,
-    NotMeasurableError,
-    VariantSetup,
-    first_rows,
-    set_up_variant,
-    split_documents,
-    with_one_process,
-)
 from expertflow.tokens.arrow import PackedRows, read_rows
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.feed.batches import Collator, targets_per_row
@@ -30,22 +21,22 @@ OLD = GpuFacts(name="Old", compute_capability="7.5", peak_fp16_flops_per_s=1e12,
 
 
 @pytest.fixture
-def first(full: Path, base: TrainPlan) -> FirstRows:
-    return first_rows(base, read_rows(full / "packed" / "train"), n_steps=5)
+def first(full: Path, base: TrainPlan) -> variants.FirstRows:
+    return variants.first_rows(base, read_rows(full / "packed" / "train"), n_steps=5)
 
 
 class Setup:
     """Sets up variants of the plan of a folder."""
 
-    def __init__(self, folder: Path, base: TrainPlan, first: FirstRows) -> None:
+    def __init__(self, folder: Path, base: TrainPlan, first: variants.FirstRows) -> None:
         self.packing = read_record(PackingRecord, folder / "packing.json")
         self.facts = read_part(ModelFacts, folder / "model.json", "facts")
         self.base, self.first = base, first
 
     def __call__(
         self, rows: Any = "packed", gpu: GpuFacts | None = None, **training: Any
-    ) -> VariantSetup:
-        return set_up_variant(
+    ) -> variants.VariantSetup:
+        return variants.set_up_variant(
             self.base if gpu is None else replace(self.base, gpu=gpu, hardware=gpu.name),
             Variant(name="v", label="v", rows=rows, training=training), first=self.first,
             is_unpacked=False, n_timed_steps=10, packing=self.packing, facts=self.facts,
@@ -53,7 +44,7 @@ class Setup:
 
 
 @pytest.fixture
-def set_up(full: Path, base: TrainPlan, first: FirstRows) -> Setup:
+def set_up(full: Path, base: TrainPlan, first: variants.FirstRows) -> Setup:
     return Setup(full, base, first)
 
 
@@ -66,7 +57,7 @@ def test_a_micro_batch_keeps_the_global_batch(base: TrainPlan, set_up: Setup) ->
 
 @pytest.mark.parametrize("training", [{}, {"bf16": False, "fp16": False}, {"batch_size": 4}])
 def test_what_changes_nothing_is_the_plan(set_up: Setup, training: dict[str, Any]) -> None:
-    with pytest.raises(IsThePlanError, match="nothing would change"):
+    with pytest.raises(variants.IsThePlanError, match="nothing would change"):
         set_up(**training)
 
 
@@ -83,12 +74,14 @@ def test_what_changes_nothing_is_the_plan(set_up: Setup, training: dict[str, Any
     ],
 )
 def test_the_impossible_is_told(set_up: Setup, training: dict[str, Any], match: str) -> None:
-    with pytest.raises(NotMeasurableError, match=match) as caught:
+    with pytest.raises(variants.NotMeasurableError, match=match) as caught:
         set_up(**training)
     assert caught.value.outcome == "not measurable"
 
 
-def test_loose_rows_hold_the_same_texts(base: TrainPlan, first: FirstRows, set_up: Setup) -> None:
+def test_loose_rows_hold_the_same_texts(
+    base: TrainPlan, first: variants.FirstRows, set_up: Setup
+) -> None:
     setup = set_up(rows="unpacked")
     plan, wanted = setup.plan, base.global_batch_sequences * first.documents_per_row
     assert plan.global_batch_sequences == round(wanted)
@@ -100,7 +93,7 @@ def test_loose_rows_hold_the_same_texts(base: TrainPlan, first: FirstRows, set_u
     assert not plan.group_by_length and setup.n_timed_steps in (10, 11)
 
 
-def test_a_variants_own_batch_counts_documents(first: FirstRows, set_up: Setup) -> None:
+def test_a_variants_own_batch_counts_documents(first: variants.FirstRows, set_up: Setup) -> None:
     setup = set_up(rows="on_the_fly", batch_size=1, gradient_accumulation_steps=1)
     assert setup.plan.global_batch_sequences == setup.plan.batch_size == 1
     # 10 steps of 8 rows of several documents, one document a step.
@@ -121,9 +114,9 @@ def test_variants_that_are_run_alike_have_one_digest(base: TrainPlan, set_up: Se
 def test_several_processes_become_one(base: TrainPlan, set_up: Setup) -> None:
     records = {"packing": set_up.packing, "facts": set_up.facts}
     two = replace(base, world_size=2, global_batch_sequences=16)
-    one = with_one_process(two, **records)
+    one = variants.with_one_process(two, **records)
     assert (one.world_size, one.global_batch_sequences, one.batch_size) == (1, 8, 4)
-    assert with_one_process(base, **records) is base
+    assert variants.with_one_process(base, **records) is base
 
 
 def documents_of(rows: PackedRows, chosen: Any) -> list[tuple[list[int], list[int]]]:
@@ -142,7 +135,7 @@ def documents_of(rows: PackedRows, chosen: Any) -> list[tuple[list[int], list[in
 def test_nothing_is_lost_added_or_relabeled(seed: int) -> None:
     rows = made_up_rows(40, 48, seed=seed)
     chosen = np.random.default_rng(seed).permutation(len(rows))[:17]
-    loose = split_documents(rows, chosen)
+    loose = variants.split_documents(rows, chosen)
     assert len(loose.seq_lengths.values) == len(loose)
     assert documents_of(loose, range(len(loose))) == documents_of(rows, chosen)
     assert targets_per_row(loose).sum() == targets_per_row(rows)[chosen].sum()

@@ -17,18 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import support
 import torch
 from msgspec.structs import replace
-from support import (
-    LORA,
-    PATIENCE_S,
-    SCRIPTS,
-    is_running,
-    plan_spec,
-    run_script,
-    tiny_inputs,
-    wait_for,
-)
 
 from expertflow.core.errors import HardwareError, TrainingError
 from expertflow.core.records import read_record, to_json
@@ -189,16 +180,16 @@ def test_a_second_signal_does_not_leave_the_trial_behind(tmp_path: Path) -> None
     with said.open("w") as stream:
         process = subprocess.Popen(
             [sys.executable, str(script), str(tmp_path)], stderr=stream,
-            env={**os.environ, "PYTHONPATH": str(SCRIPTS)},
+            env={**os.environ, "PYTHONPATH": str(support.SCRIPTS)},
         )  # fmt: skip
     for name in ("pid", "told"):
-        wait_for((tmp_path / name).exists, during=process)
+        support.wait_for((tmp_path / name).exists, during=process)
         process.send_signal(signal.SIGTERM)
-    process.wait(timeout=PATIENCE_S)
+    process.wait(timeout=support.PATIENCE_S)
     child = int((tmp_path / "pid").read_text())
     try:
         assert "Interrupted: signal 15" in said.read_text()
-        assert not is_running(child)
+        assert not support.is_running(child)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
@@ -244,24 +235,28 @@ def test_variants_are_timed_against_the_plan(tiny: Path, tmp_path: Path) -> None
 def test_a_signal_ends_it_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
     spec = spec_of(rows="unpacked", n_timed_steps=10**6, max_timed_s=1e6)
     scratch, output = tmp_path / "scratch", tmp_path / "v.json"
-    words = ["--spec", json.dumps(to_json(spec)), *tiny_inputs(tiny, "plan", "packing", "model")]
+    words = [
+        "--spec",
+        json.dumps(to_json(spec)),
+        *support.tiny_inputs(tiny, "plan", "packing", "model"),
+    ]
     words += ["--scratch", scratch, "--output", output]
     process = subprocess.Popen(
-        [sys.executable, SCRIPTS / "ablate_variant.py", *map(str, words)],
+        [sys.executable, support.SCRIPTS / "ablate_variant.py", *map(str, words)],
         stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    wait_for((scratch / "trial").exists, during=process)
+    support.wait_for((scratch / "trial").exists, during=process)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=PATIENCE_S)
+    _, said = process.communicate(timeout=support.PATIENCE_S)
     assert process.returncode == 143 and "signal 15; this variant starts anew" in said
     assert not scratch.exists() and not output.exists()
 
 
 def calibrated(tiny: Path, folder: Path, **settings: Any) -> Calibration:
-    spec = json.dumps(to_json(plan_spec(method="lora", lora=LORA, **settings)))
-    words = ["--expert", "tiny", "--spec", spec, *tiny_inputs(tiny, "packing", "model")]
+    spec = json.dumps(to_json(support.plan_spec(method="lora", lora=support.LORA, **settings)))
+    words = ["--expert", "tiny", "--spec", spec, *support.tiny_inputs(tiny, "packing", "model")]
     words += ["--scratch", folder / ".calibration", "--output", folder / "calibration.json"]
-    done = run_script("calibrate_expert", *words)
+    done = support.run_script("calibrate_expert", *words)
     assert done.returncode == 0, done.stderr
     # It leaves nothing else.
     assert {path.name for path in folder.iterdir()} == {
@@ -280,7 +275,7 @@ def test_a_calibration_times_30_steps_and_the_plan_goes_by_it(tiny: Path, tmp_pa
     assert made.save_s > 0 and made.eval_s > 0 and made.startup_s > 0
     assert made.n_timings == 30 and made.peak_memory_bytes is None
     assert made.key.startswith("cpu; 1 process; qwen3 of ")
-    spec = plan_spec(method="lora", lora=LORA, max_steps=60, price_usd_per_hour=1.0)
+    spec = support.plan_spec(method="lora", lora=support.LORA, max_steps=60, price_usd_per_hour=1.0)
     inputs = plan_expert.PlanInputs(
         expert="tiny", spec=spec, packing=tiny / "packing.json", model=tiny / "model.json"
     )
@@ -296,7 +291,7 @@ def test_two_processes_are_timed_by_the_first(tiny: Path, tmp_path: Path) -> Non
     assert made.key.startswith("cpu; 2 x ddp; ")
 
 
-def test_a_plan_is_shortened_and_nothing_else(base: TrainPlan) -> None:
+def test_a_plan_is_shortened_and_short_epochs_timed_whole(base: TrainPlan) -> None:
     plan = replace(
         base, n_steps=200, n_warmup_steps=60, n_decay_steps=140, patience=2,
         load_best_model_at_end=True, save_steps=7, eval_steps=9,
@@ -308,9 +303,6 @@ def test_a_plan_is_shortened_and_nothing_else(base: TrainPlan) -> None:
     assert short.save_steps == short.eval_steps == 40
     assert short.patience is None and not short.load_best_model_at_end
     assert n_warmup % short.logging_steps == 0
-
-
-def test_short_epochs_are_timed_whole() -> None:
     uneven = np.array([2.0, 1.0] * 8)
     assert step_levels(uneven, per_epoch=2).tolist() == [1.5] * 8
     assert step_levels(uneven, per_epoch=5) is uneven
@@ -355,7 +347,7 @@ def test_a_calibration_on_another_card_than_planned_is_refused(
     plan = replace(base, gpu=gpu_table.gpu_from_row(row))
     monkeypatch.setattr(calibration, "plan_expert", lambda *_, **__: plan)
     job = CalibrationJob(
-        expert="tiny", spec=plan_spec(), packing=tiny / "packing.json", code="c",
+        expert="tiny", spec=support.plan_spec(), packing=tiny / "packing.json", code="c",
         model=tiny / "model.json", rows=tiny / "packed", scratch=tmp_path / "s",
     )  # fmt: skip
     seen = SimpleNamespace(gpus=(SimpleNamespace(name="NVIDIA GeForce RTX 2060"),))

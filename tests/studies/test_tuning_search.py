@@ -133,7 +133,7 @@ def test_no_trial_begins_when_the_time_is_over() -> None:
     assert search.best() in card.ran
 
 
-def test_a_tie_goes_to_the_default_and_else_to_the_simpler() -> None:
+def test_ties_go_to_the_default_and_named_settings_stay() -> None:
     assert Card(lambda c: 1000.0 + c.batch_size).search().best() == DEFAULT
 
     def but_the_default(choice: TunedSettings) -> float:
@@ -141,9 +141,6 @@ def test_a_tie_goes_to_the_default_and_else_to_the_simpler() -> None:
 
     best = Card(but_the_default).search().best()
     assert best is not None and not best.torch_compile and best.gradient_accumulation_steps == 1
-
-
-def test_what_the_manifest_names_is_kept_by_the_best() -> None:
     free = ALL - {"batch_size", "gradient_accumulation_steps", "attention"}
     card = Card(speed, free=free)
     assert card.search().best() == DEFAULT
@@ -257,16 +254,13 @@ def test_pairs_go_on_from_those_of_a_search_that_was_stopped(job: Job, tmp_path:
     assert made.best is not None and made.best.batch_size == 16 and made.gain_low
 
 
-def test_of_several_processes_one_is_timed_with_its_own_rows(job: Job) -> None:
+def test_one_of_several_processes_is_timed_and_an_unsure_gain_is_a_tie(job: Job) -> None:
     machine = Machine()
     made = machine.tune(job(plan_spec(**FREE, world_size=2, parallel="ddp")))
     assert "2 x ddp" in made.key and made.global_batch_sequences == 16
     for plan in (trial.plan for trial in machine.ran):
         n_rows = plan.batch_size * plan.gradient_accumulation_steps
         assert (plan.world_size, n_rows, plan.global_batch_sequences) == (1, 8, 8)
-
-
-def test_a_gain_that_is_not_certain_is_a_tie(job: Job) -> None:
     # Each trial is a tenth slower than the last; alternating shows that the machine is the cause.
     made = Machine(drift=0.9, by_rows=6.0).tune(job())
     assert made.best == made.default and (made.gain, made.gain_low) == (1.0, None)

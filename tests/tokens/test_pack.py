@@ -114,16 +114,6 @@ def test_rows_read_back_from_many_batches(tmp_path: Path, monkeypatch: pytest.Mo
     assert (rows.seq_lengths.tolist(), rows.spans.tolist()) == (lengths, spans)
 
 
-def test_the_folder_loads_with_datasets(tmp_path: Path) -> None:
-    import datasets
-
-    record = pack(tmp_path)
-    loaded = datasets.load_from_disk(record.train.path)
-    assert len(loaded) == record.train.n_sequences
-    assert loaded[0]["input_ids"] == ids_of(read_rows(Path(record.train.path)))[0].tolist()
-    assert set(loaded.column_names) == {"input_ids", "seq_lengths", "supervised_spans"}
-
-
 @pytest.mark.parametrize(
     ("longest", "expected"),
     [(5, 128), (128, 128), (129, 256), (1481, 1536), (2000, 2048), (9000, 2048)],

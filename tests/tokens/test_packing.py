@@ -7,31 +7,22 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from expertflow.tokens.packing import (
-    IGNORE,
-    Pieces,
-    best_fit_decreasing,
-    clip_spans,
-    concat_pieces,
-    count_rows,
-    count_targets,
-    cut_documents,
-)
+from expertflow.tokens import packing
 from expertflow.tokens.ragged import Ragged
 
 lengths = st.lists(st.integers(0, 300), max_size=200).map(lambda n: np.array(n, np.int32))
 
 
-def filled(pieces: Pieces, rows: Ragged) -> list[int]:
+def filled(pieces: packing.Pieces, rows: Ragged) -> list[int]:
     return Ragged(pieces.length[rows.values], rows.offsets).sum_lists().tolist()
 
 
-def as_tuples(pieces: Pieces) -> list[tuple[int, int, int]]:
+def as_tuples(pieces: packing.Pieces) -> list[tuple[int, int, int]]:
     columns = (pieces.document, pieces.start, pieces.length)
     return list(zip(*(c.tolist() for c in columns), strict=True))
 
 
-def tokens_of(pieces: Pieces) -> list[tuple[int, int]]:
+def tokens_of(pieces: packing.Pieces) -> list[tuple[int, int]]:
     """List the tokens of all pieces: their document, and their place in it."""
     return [(d, i) for d, start, n in as_tuples(pieces) for i in range(start, start + n)]
 
@@ -52,18 +43,18 @@ def place_one_by_one(sizes: list[int], row_length: int) -> list[list[int]]:
 # A row longer than 16 bits can say.
 @example([1, 69_999, 65_000, 70_000, 5_000], 70_000)
 def test_the_histogram_gives_the_rows_of_the_definition(sizes: list[int], row_length: int) -> None:
-    rows = best_fit_decreasing(np.array(sizes, np.int32), row_length=row_length).tolist()
+    rows = packing.best_fit_decreasing(np.array(sizes, np.int32), row_length=row_length).tolist()
     placed = [[sizes[i] for i in row] for row in rows]
     assert all(row == sorted(row, reverse=True) for row in placed)
     # Of rows with the same room any may be taken, so it is their fill that the definition fixes.
     assert sorted(map(sum, placed)) == sorted(map(sum, place_one_by_one(sizes, row_length)))
-    assert count_rows(np.array(sizes, np.int32), row_length=row_length) == len(rows)
+    assert packing.count_rows(np.array(sizes, np.int32), row_length=row_length) == len(rows)
 
 
 @given(lengths, st.integers(8, 300), st.sampled_from(["split", "truncate", "drop"]))
 def test_no_token_is_lost_or_invented(sizes: np.ndarray, row_length: int, overflow: str) -> None:
-    pieces = cut_documents(sizes, row_length=row_length, overflow=overflow)
-    rows = best_fit_decreasing(pieces.length, row_length=row_length)
+    pieces = packing.cut_documents(sizes, row_length=row_length, overflow=overflow)
+    rows = packing.best_fit_decreasing(pieces.length, row_length=row_length)
     assert sorted(rows.values.tolist()) == list(range(len(pieces.length)))
     assert max(filled(pieces, rows), default=0) <= row_length
     assert (pieces.length > 0).all()
@@ -80,7 +71,7 @@ def test_no_token_is_lost_or_invented(sizes: np.ndarray, row_length: int, overfl
 
 @given(lengths, st.integers(8, 300))
 def test_concat_fills_every_row_but_the_last(sizes: np.ndarray, row_length: int) -> None:
-    pieces, rows = concat_pieces(sizes, row_length=row_length)
+    pieces, rows = packing.concat_pieces(sizes, row_length=row_length)
     n_tokens = filled(pieces, rows)
     assert sum(n_tokens) == sizes.sum()
     assert all(n == row_length for n in n_tokens[:-1])
@@ -94,7 +85,7 @@ def test_many_documents_fill_rows_to_the_bound(row_length: int) -> None:
     rng = np.random.default_rng(0)
     sizes = np.clip(rng.lognormal(5.4, 0.9, 80_000), 1, row_length).astype(np.int32)
     bound = -(-int(sizes.sum()) // row_length)
-    n_rows = len(best_fit_decreasing(sizes, row_length=row_length))
+    n_rows = len(packing.best_fit_decreasing(sizes, row_length=row_length))
     assert bound > 10_000
     assert bound <= n_rows <= bound + bound // 1000
     assert sizes.sum() / (n_rows * row_length) >= 0.999
@@ -105,9 +96,11 @@ def test_many_documents_fill_rows_to_the_bound(row_length: int) -> None:
     [("split", [(0, 0, 8), (0, 8, 1)], 0), ("truncate", [(0, 0, 8)], 1), ("drop", [], 9)],
 )
 def test_one_token_too_many(overflow: str, pieces: list[Any], n_dropped: int) -> None:
-    made = cut_documents(np.array([9]), row_length=8, overflow=overflow)
+    made = packing.cut_documents(np.array([9]), row_length=8, overflow=overflow)
     assert (as_tuples(made), made.n_tokens_dropped) == (pieces, n_dropped)
-    assert as_tuples(cut_documents(np.array([8]), row_length=8, overflow=overflow)) == [(0, 0, 8)]
+    assert as_tuples(packing.cut_documents(np.array([8]), row_length=8, overflow=overflow)) == [
+        (0, 0, 8)
+    ]
 
 
 @given(st.data())
@@ -121,14 +114,14 @@ def test_targets_are_supervised_tokens_behind_one_of_their_document(data: st.Dat
         rows.append(row)
         spans.append(edges)
         expected.append(sum(mark and i not in firsts for i, mark in enumerate(marks)))
-    assert count_targets(Ragged.from_lists(rows), Ragged.from_lists(spans)).tolist() == expected
+    assert (
+        packing.count_targets(Ragged.from_lists(rows), Ragged.from_lists(spans)).tolist()
+        == expected
+    )
 
 
 def test_spans_are_clipped_to_their_piece_and_moved_with_it() -> None:
     spans = Ragged.from_lists([[0, 3, 5, 9], [], [4, 6]])
     starts, sizes, offsets = np.array([3, 0, 4]), np.array([4, 8, 2]), np.array([10, 0, 1])
-    assert clip_spans(spans, starts, sizes, offsets).tolist() == [[12, 14], [], [1, 3]]
-
-
-def test_ignored_labels_are_those_that_torch_and_others_ignore() -> None:
-    assert IGNORE == -100
+    assert packing.clip_spans(spans, starts, sizes, offsets).tolist() == [[12, 14], [], [1, 3]]
+    assert packing.IGNORE == -100

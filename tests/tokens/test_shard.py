@@ -156,33 +156,6 @@ def test_the_files_hold_every_document(tmp_path: Path, tokenizer: Path, engine: 
     assert documents == expected * n_times
 
 
-def test_tokens_are_made_once(
-    tmp_path: Path, tokenizer: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    texts = {"000": [pair(f"ask {i}") for i in range(5)], "001": [pair(str(i)) for i in range(6)]}
-
-    def shard(name: str) -> ShardRecord:
-        return document_shard(tmp_path, texts[name], shard=name)
-
-    def made(*shards: ShardRecord, **changes: Any) -> tuple[TokenShardRecord, bool]:
-        caplog.clear()
-        record = pretokenize(tmp_path, tokenizer, *shards, **changes)
-        return record, "taken from the store" not in caplog.text
-
-    first, was_made = made(shard("000"))
-    second, _ = made(shard("001"))
-    assert was_made
-    # One shard is edited: it alone is tokenized again. Then the edit is undone.
-    edited = document_shard(tmp_path, [pair("ask more")], shard="001")
-    assert made(shard("000")) == (first, False)
-    assert made(edited)[0].n_documents == 1
-    assert made(shard("001")) == (second, False)
-    # Another engine's version is another key.
-    other = TokenSpec(engine="tokenizers", versions={"tokenizers": "0"})
-    assert made(shard("001"), spec=other)[1]
-
-
 def test_a_form_that_differs_is_not_believed(
     tmp_path: Path, tokenizer: Path, engine: Engine,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
@@ -215,7 +188,7 @@ def fill(folder: Path) -> None:
     (folder / "ids").write_bytes(b"123")
 
 
-def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failure_leaves_nothing_and_of_two_the_first_to_end_is_taken(tmp_path: Path) -> None:
     def failing(folder: Path) -> None:
         fill(folder)
         raise ValueError
@@ -224,8 +197,6 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
         ensure_stored(tmp_path, "k", failing, Path.is_dir)
     assert list(tmp_path.iterdir()) == []
 
-
-def test_of_two_that_make_the_same_the_first_to_end_is_taken(tmp_path: Path) -> None:
     def slow(folder: Path) -> None:
         fill(folder)
         other = tmp_path / "k"

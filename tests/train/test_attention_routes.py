@@ -221,12 +221,9 @@ def test_kernels_get_one_dtype_in_autocast(batch: Batch, monkeypatch: pytest.Mon
     monkeypatch.setattr(attention, "KERNEL", kernel)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         made(FAMILIES["qwen3"], "packed").base_model(
-            input_ids=batch.input_ids_BL,
-            position_ids=batch.position_ids_BL,
-            use_cache=False,
-            cu_seq_lens_q=batch.cu_seqlens,
-            max_length_q=batch.max_length,
-        )
+            input_ids=batch.input_ids_BL, position_ids=batch.position_ids_BL, use_cache=False,
+            cu_seq_lens_q=batch.cu_seqlens, max_length_q=batch.max_length,
+        )  # fmt: skip
     assert seen == [{torch.bfloat16}] * 4
 
 

@@ -29,14 +29,6 @@ from expertflow.tokens.tokenizer import prepare_tokenizer
 from expertflow.train.feed.batches import Collator
 from expertflow.train.model import load as loading
 from expertflow.train.model.base import list_model_files, prepare_model, read_facts
-from expertflow.train.model.load import (
-    ADAPTER_FILE,
-    describe_weights,
-    load_base,
-    load_for_scoring,
-    load_for_training,
-    name_base,
-)
 from expertflow.train.model.packed import PackedLoss, causal_lm, compute_held_out_loss
 from expertflow.train.model.weights import load_trainable_state, trainable_state
 from expertflow.train.records import ModelRecord, ModelSpec
@@ -89,9 +81,6 @@ def test_the_builtin_model_is_a_function_of_its_seed(tmp_path: Path) -> None:
     assert one.tokenizer.sha256 == other.tokenizer.sha256
     assert (one.facts.vocab_size, one.facts.n_layers) == (one.tokenizer.vocab_size, 1)
     assert one.license == "apache-2.0"
-
-
-def test_a_tied_head_that_is_stored_twice_counts_once(tmp_path: Path) -> None:
     known, model = prepare("builtin:tiny-qwen3", tmp_path), tmp_path / "model"
     weights = load_file(model / "model.safetensors")
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
@@ -194,14 +183,14 @@ def test_licenses_and_tokenizers_are_downloaded(tmp_path: Path) -> None:
 
 def test_an_adapter_names_a_hub_model_by_its_id(tmp_path: Path) -> None:
     saved = {"base_model_name_or_path": "results/e/base_model", "r": 8, "revision": None}
-    (tmp_path / ADAPTER_FILE).write_text(json.dumps(saved))
+    (tmp_path / loading.ADAPTER_FILE).write_text(json.dumps(saved))
     model: Any = SimpleNamespace(kind="hub", name="maker/model", revision="abc")
-    name_base(tmp_path, model)
+    loading.name_base(tmp_path, model)
     expected = {**saved, "base_model_name_or_path": "maker/model", "revision": "abc"}
-    assert json.loads((tmp_path / ADAPTER_FILE).read_text()) == expected
+    assert json.loads((tmp_path / loading.ADAPTER_FILE).read_text()) == expected
 
 
-def test_weights_that_learn_are_in_fp32_under_half_precision(tiny: TrainInputs) -> None:
+def test_trained_weights_are_in_fp32_and_layers_checkpointed(tiny: TrainInputs) -> None:
     half = replace(tiny.plan, precision="bf16")
     adapted = {(True, True, torch.float32), (False, False, torch.bfloat16)}
     whole = {(False, True, torch.float32)}
@@ -209,14 +198,13 @@ def test_weights_that_learn_are_in_fp32_under_half_precision(tiny: TrainInputs) 
         (half, adapted, "base frozen in bf16, adapter in fp32"),
         (replace(half, method="full", lora=None), whole, "all weights trained, in fp32"),
     ):
-        net = load_for_training(plan, tiny.model, CPU)
+        net = loading.load_for_training(plan, tiny.model, CPU)
         found = {("lora" in name, p.requires_grad, p.dtype) for name, p in net.named_parameters()}
         assert found == held
-        assert describe_weights(net, plan) == said
-
-
-def test_activation_checkpointing_is_on_in_every_layer(tiny: TrainInputs) -> None:
-    net = load_for_training(replace(tiny.plan, gradient_checkpointing=True), tiny.model, CPU)
+        assert loading.describe_weights(net, plan) == said
+    net = loading.load_for_training(
+        replace(tiny.plan, gradient_checkpointing=True), tiny.model, CPU
+    )
     layers = net.get_base_model().model.layers
     assert [layer.gradient_checkpointing for layer in layers] == [True, True]
 
@@ -230,7 +218,7 @@ def test_quantized_or_absent_weights_are_refused(tiny: TrainInputs, tmp_path: Pa
     ):
         (tmp_path / "config.json").write_text(json.dumps(value))
         with pytest.raises(TrainingError, match=match):
-            load_base(str(tmp_path), dtype=torch.float32, attention_name="sdpa")
+            loading.load_base(str(tmp_path), dtype=torch.float32, attention_name="sdpa")
 
 
 needs_bitsandbytes = pytest.mark.extra("bitsandbytes")
@@ -250,7 +238,7 @@ def load(run: TrainInputs) -> Load:
         torch.manual_seed(1)
         assert run.plan.lora is not None
         plan = replace(run.plan, lora=replace(run.plan.lora, **changes))
-        return load_for_training(plan, run.model, torch.device("cpu"))
+        return loading.load_for_training(plan, run.model, torch.device("cpu"))
 
     return load_
 
@@ -303,7 +291,7 @@ def test_layers_are_in_4_bits_and_embeddings_and_head_are_not(load: Load, run: T
     assert (state.quant_type, state.nested) == ("nf4", True)
     assert type(lm.get_output_embeddings()) is torch.nn.Linear
     assert lm.get_output_embeddings().weight.dtype == torch.float32
-    assert describe_weights(net, run.plan).startswith(
+    assert loading.describe_weights(net, run.plan).startswith(
         "base in NF4, double quantized, fp32 compute: 14 layers;"
     )
 
@@ -318,7 +306,7 @@ def test_adapters_reload(load: Load, rows: PackedRows, run: TrainInputs, tmp_pat
     load_trainable_state(fresh, load_file(tmp_path / "weights.safetensors"))
     assert held_out_loss(fresh, rows) == expected
     net.save_pretrained(tmp_path / "checkpoint")
-    scored = load_for_scoring(tmp_path / "checkpoint", model=run.model, plan=run.plan)
+    scored = loading.load_for_scoring(tmp_path / "checkpoint", model=run.model, plan=run.plan)
     assert held_out_loss(scored, rows) == expected
 
 
@@ -327,7 +315,7 @@ def test_the_base_is_scored_in_4_bits_too(load: Load, rows: PackedRows, run: Tra
     untrained = held_out_loss(load(), rows)
     for method in ("qlora", "lora"):
         plan = replace(run.plan, method=method)
-        before = load_for_scoring(None, model=run.model, plan=plan)
+        before = loading.load_for_scoring(None, model=run.model, plan=plan)
         assert (held_out_loss(before, rows) == untrained) is (method == "qlora")
 
 

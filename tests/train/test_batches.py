@@ -149,12 +149,9 @@ def test_grouped_rows_are_sorted_within_50_batches_that_are_then_shuffled() -> N
 
 
 @given(
-    n_rows=st.integers(1, 300),
-    global_batch=st.integers(1, 40),
-    world_size=st.integers(1, 5),
-    epoch=st.integers(0, 3),
-    grouped=st.booleans(),
-)
+    n_rows=st.integers(1, 300), global_batch=st.integers(1, 40), world_size=st.integers(1, 5),
+    epoch=st.integers(0, 3), grouped=st.booleans(),
+)  # fmt: skip
 def test_the_ranks_see_the_global_batch_once(
     n_rows: int, global_batch: int, world_size: int, epoch: int, grouped: bool
 ) -> None:

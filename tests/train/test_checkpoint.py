@@ -215,6 +215,29 @@ def test_a_group_of_one_saves_what_a_process_alone_does(tmp_path: Path) -> None:
     assert torch.equal(torch.rand(4), drawn)
 
 
+def test_small_copies_from_a_card_are_pinned_and_its_numbers_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stand-ins are asked, as here is no card."""
+    cuda, asked, given = torch.device("cuda"), list[bool](), list[Any]()
+
+    def empty(_: Any, *, dtype: Any, pin_memory: bool) -> Any:
+        asked.append(pin_memory)
+        return SimpleNamespace(copy_=lambda _, *, non_blocking: asked.append(non_blocking))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "empty", empty)
+        for n_bytes in (1, 16 << 20, (16 << 20) + 1):
+            whole: Any = SimpleNamespace(device=cuda, nbytes=n_bytes, shape=(), dtype=None)
+            checkpoint._host_copy(whole)
+    assert asked == [True] * 4 + [False] * 2
+    state = torch.tensor([7], dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _: state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *told: given.append(told))
+    checkpoint._set_random_states(checkpoint.random_states(cuda), rank=0, device=cuda)
+    assert given == [(state, cuda)]
+
+
 def test_the_scaler_comes_back(tmp_path: Path) -> None:
     net, optimizer = trained(PLAN)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)

@@ -104,14 +104,13 @@ def test_checkpointed_layers_that_loop_are_left_alone(rows: PackedRows) -> None:
     assert all(module._compiled_call_impl is None for module in net.modules())
 
 
-def test_a_model_without_known_layers_is_refused() -> None:
+def test_a_model_without_known_layers_or_a_compiler_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     net = made(FAMILIES["qwen3"], "packed")
     net.model.layers = torch.nn.ModuleList()
     with pytest.raises(TrainingError, match="qwen3 has no decoder layers that are known"):
         compile_layers(net, dtype=FP32)
-
-
-def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(TrainingError, match="needs a C\\+\\+ compiler, no-such-compiler"):
         compile_layers(made(FAMILIES["qwen3"], "packed"), dtype=FP32)

@@ -10,14 +10,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from expertflow.tokens.packing import IGNORE
-from expertflow.train.model.loss import (
-    CHUNK,
-    chunk_rows,
-    loss_and_gradient_to_compile,
-    loss_route,
-    product_dtype,
-    sum_loss,
-)
+from expertflow.train.model import loss as loss_module
 
 N_IDS, WIDTH = 301, 16
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
@@ -50,14 +43,15 @@ def by_torch(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, smo
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize(
-    ("n_targets", "scale"), [(1, 1.0), (CHUNK, 1.0), (2 * CHUNK + 77, 1.0), (300, 40.0)]
+    ("n_targets", "scale"),
+    [(1, 1.0), (loss_module.CHUNK, 1.0), (2 * loss_module.CHUNK + 77, 1.0), (300, 40.0)],
 )
 def test_it_equals_torch(n_targets: int, scale: float, frozen: bool, smoothing: float) -> None:
     """Nor do logits far from zero overflow anything, also in what is compiled for a card."""
     how = {"label_smoothing": smoothing} if smoothing else {}
-    for kernel in (None, loss_and_gradient_to_compile):
+    for kernel in (None, loss_module.loss_and_gradient_to_compile):
         hidden, head, labels, n = case(n_targets, frozen=frozen, scale=scale)
-        loss = sum_loss(hidden, head, labels, n_targets=n, kernel=kernel, **how)
+        loss = loss_module.sum_loss(hidden, head, labels, n_targets=n, kernel=kernel, **how)
         (loss / 100).backward()
         expected, to_hidden, to_head = by_torch(hidden, head, labels, smoothing)
         torch.testing.assert_close(loss.detach(), expected)
@@ -65,19 +59,21 @@ def test_it_equals_torch(n_targets: int, scale: float, frozen: bool, smoothing: 
         assert (head.grad is None) == frozen
         if not frozen:
             torch.testing.assert_close(head.grad, to_head, atol=1e-5 * scale, rtol=1e-5)
-    way = f"supervised rows only, {CHUNK} at a time with their gradients, head "
+    way = f"supervised rows only, {loss_module.CHUNK} at a time with their gradients, head "
     way += "frozen" if frozen else "trained"
     way += ", labels smoothed by 0.1" if smoothing else ""
-    assert loss_route(head, label_smoothing=smoothing) == way
+    assert loss_module.loss_route(head, label_smoothing=smoothing) == way
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_compiled_computes_the_same(dtype: torch.dtype, smoothing: float) -> None:
     found = []
-    for kernel in (None, torch.compile(loss_and_gradient_to_compile)):
-        hidden, head, labels, n = case(CHUNK + 77, dtype=dtype)
-        loss = sum_loss(hidden, head, labels, n_targets=n, label_smoothing=smoothing, kernel=kernel)
+    for kernel in (None, torch.compile(loss_module.loss_and_gradient_to_compile)):
+        hidden, head, labels, n = case(loss_module.CHUNK + 77, dtype=dtype)
+        loss = loss_module.sum_loss(
+            hidden, head, labels, n_targets=n, label_smoothing=smoothing, kernel=kernel
+        )
         loss.backward()
         found.append((loss, hidden.grad, head.grad))
     torch.testing.assert_close(
@@ -90,10 +86,10 @@ def test_what_is_compiled_computes_the_same(dtype: torch.dtype, smoothing: float
 def test_autocast_halves_products_and_no_sums(frozen: bool, smoothing: float) -> None:
     hidden, head, labels, n = case(700, frozen=frozen)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = sum_loss(hidden, head, labels, n_targets=n, label_smoothing=smoothing)
+        loss = loss_module.sum_loss(hidden, head, labels, n_targets=n, label_smoothing=smoothing)
         expected, to_hidden, to_head = by_torch(hidden, head, labels, smoothing)
-        assert product_dtype(head.device, head.dtype) == torch.bfloat16
-    assert product_dtype(head.device, head.dtype) == torch.float32
+        assert loss_module.product_dtype(head.device, head.dtype) == torch.bfloat16
+    assert loss_module.product_dtype(head.device, head.dtype) == torch.float32
     (loss / 100).backward()
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss.detach(), expected, atol=0, rtol=1e-5)
@@ -107,7 +103,7 @@ def test_autocast_halves_products_and_no_sums(frozen: bool, smoothing: float) ->
 def test_a_frozen_head_in_half_gives_a_loss_in_full_precision(dtype: torch.dtype) -> None:
     """Whatever the hidden states are in."""
     hidden, head, labels, n = case(1000, frozen=True, dtype=dtype)
-    loss = sum_loss(hidden, head.bfloat16(), labels, n_targets=n)
+    loss = loss_module.sum_loss(hidden, head.bfloat16(), labels, n_targets=n)
     expected, *_ = by_torch(hidden, head, labels, 0.0)
     torch.testing.assert_close(loss.detach(), expected, atol=0, rtol=1e-2)
     loss.backward()
@@ -121,7 +117,7 @@ def test_a_frozen_head_in_half_gives_a_loss_in_full_precision(dtype: torch.dtype
 def test_nothing_unwanted_is_computed(frozen: bool, enabled: bool, n_products: int) -> None:
     hidden, head, labels, n = case(100, frozen=frozen)
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(enabled):
-        sum_loss(hidden, head, labels, n_targets=n)
+        loss_module.sum_loss(hidden, head, labels, n_targets=n)
     assert counter.get_total_flops() == n_products * 2 * n * N_IDS * WIDTH
 
 
@@ -129,15 +125,15 @@ def test_nothing_unwanted_is_computed(frozen: bool, enabled: bool, n_products: i
 def test_a_chunk_grows_with_card_memory(monkeypatch: pytest.MonkeyPatch, trained: bool) -> None:
     head: Any = MagicMock(is_cuda=True, requires_grad=trained)
     head.__len__.return_value = 151_936
-    for card_bytes, n_rows in ((8 << 30, 1024 if trained else CHUNK), (80 << 30, 2816)):
+    for card_bytes, n_rows in ((8 << 30, 1024 if trained else loss_module.CHUNK), (80 << 30, 2816)):
         card = SimpleNamespace(total_memory=card_bytes)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, card=card: card)
-        assert chunk_rows(head) == n_rows
+        assert loss_module.chunk_rows(head) == n_rows
 
 
 def test_without_targets_the_loss_and_all_gradients_are_zero() -> None:
     hidden, head, labels, n = case(0)
-    loss = sum_loss(hidden, head, labels, n_targets=n)
+    loss = loss_module.sum_loss(hidden, head, labels, n_targets=n)
     loss.backward()
     assert loss.item() == 0
     for tensor in (hidden, head):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from msgspec.structs import replace
 from tiny_run import assigned, train
 from tiny_run import made as made_tiny
@@ -19,16 +18,6 @@ from expertflow.core.records import read_record, write_record
 from expertflow.plan.records import TrainPlan
 from expertflow.report.profile import sum_by_kind
 from expertflow.train import loop, profiler
-from expertflow.train.profiler import (
-    AFTERWARDS,
-    BEGUN,
-    KERNELS,
-    NOT_ASKED,
-    PROFILE,
-    TRACE,
-    choose_window,
-    publish_profile,
-)
 from expertflow.train.records import KernelProfile, RunSummary
 from expertflow.train.run import TrainInputs
 
@@ -42,7 +31,7 @@ def made(folder: Path, **settings: Any) -> TrainInputs:
 
 
 def profile_of(folder: Path) -> KernelProfile:
-    return read_record(KernelProfile, folder / PROFILE / KERNELS)
+    return read_record(KernelProfile, folder / profiler.PROFILE / profiler.KERNELS)
 
 
 def watched_run(folder: Path, **settings: Any) -> KernelProfile:
@@ -85,13 +74,13 @@ def test_the_table_adds_up(watched: Watched) -> None:
 
 def test_the_trace_opens_and_names_neither_machine_nor_place(watched: Watched) -> None:
     state, record = watched[0], profile_of(watched[0])
-    path = state / PROFILE / TRACE
-    assert record.trace == TRACE and record.n_trace_bytes == path.stat().st_size
+    path = state / profiler.PROFILE / profiler.TRACE
+    assert record.trace == profiler.TRACE and record.n_trace_bytes == path.stat().st_size
     text = gzip.decompress(path.read_bytes()).decode()
     events = json.loads(text)["traceEvents"]
     assert sum(event.get("name") == "_ChunkedLoss" for event in events) == 5
     assert '"host_name"' not in text and str(state) not in text
-    assert {file.name for file in path.parent.iterdir()} == {KERNELS, TRACE}
+    assert {file.name for file in path.parent.iterdir()} == {profiler.KERNELS, profiler.TRACE}
 
 
 def no_start(_: Any) -> None:
@@ -121,13 +110,13 @@ def test_a_profiler_that_fails_is_said_and_stops_nothing(
 
 def test_steps_stay_clear_of_what_else_is_due(plan: TrainPlan) -> None:
     plan = replace(plan, n_steps=200, profile_steps=5, eval_steps=100)
-    window = choose_window(replace(plan, save_steps=13), 0)
+    window = profiler.choose_window(replace(plan, save_steps=13), 0)
     assert window is not None
     assert (window.steps, window.neighbors) == (range(13, 18), range(8, 13))
     # Saved after each step: only steps that are timed on the device are avoided.
-    window = choose_window(replace(plan, save_steps=1), 0)
+    window = profiler.choose_window(replace(plan, save_steps=1), 0)
     assert window is not None and window.steps == range(11, 16)
-    assert choose_window(plan, 199) is None
+    assert profiler.choose_window(plan, 199) is None
 
 
 def test_watched_steps_are_not_among_those_timed_on_the_device(tmp_path: Path) -> None:
@@ -149,17 +138,8 @@ def test_what_is_cut_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert record.notes[0].startswith("at most 1 of the 4 steps")
     assert record.notes[1].endswith("names are summed as one")
     assert record.trace is None and "lower training.profile_steps" in record.unavailable["trace"]
-    folder = tmp_path / "run" / "state" / PROFILE
-    assert [file.name for file in folder.iterdir()] == [KERNELS]
-
-
-def test_the_list_of_the_profiler_holds_what_its_tree_does() -> None:
-    """Which of the two is read depends on the device; here both hold operators."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as watcher:
-        torch.ones(4, 4) @ torch.ones(4, 4)
-    both = profiler.device_spans(watcher, "CPU"), profiler.operator_spans(watcher)
-    one, other = ({(s.name, s.start_us, s.end_us) for s in spans} for spans in both)
-    assert one == other and "aten::matmul" in {name for name, *_ in one}
+    folder = tmp_path / "run" / "state" / profiler.PROFILE
+    assert [file.name for file in folder.iterdir()] == [profiler.KERNELS]
 
 
 @pytest.mark.parametrize("error", [Interrupted, ValueError, MemoryError])
@@ -172,18 +152,18 @@ def test_a_run_that_is_broken_off_amid_its_steps_is_watched_anew(
 
     def breaks(run: Any, batches: Any) -> Any:
         if run.progress.step == 14:
-            assert profile_of(inputs.state).reason == BEGUN
+            assert profile_of(inputs.state).reason == profiler.BEGUN
             if error is not Interrupted:
                 raise error
             os.kill(os.getpid(), signal.SIGTERM)
         return step(run, batches)
 
     monkeypatch.setattr(loop, "train_step", breaks)
-    window = choose_window(inputs.plan, 0)
+    window = profiler.choose_window(inputs.plan, 0)
     assert window is not None and 14 in window.steps[:-1]
     with pytest.raises(error):
         train(inputs)
-    assert (inputs.state / PROFILE / KERNELS).exists() == (error is MemoryError)
+    assert (inputs.state / profiler.PROFILE / profiler.KERNELS).exists() == (error is MemoryError)
     monkeypatch.setattr(loop, "train_step", step)
     outcome = train(assigned(tmp_path / "run"))
     assert outcome.resumed_at_steps == (15 if error is Interrupted else 12,)
@@ -200,32 +180,34 @@ def test_a_run_that_is_broken_off_amid_its_steps_is_watched_anew(
 def test_a_run_that_was_killed_amid_its_steps_is_not_watched_again(tmp_path: Path) -> None:
     """For want of memory it would be killed each time."""
     inputs = made(tmp_path / "run", n_steps=8, profile_steps=4)
-    begun = KernelProfile(n_wanted_steps=4, device="cpu", reason=BEGUN)
-    write_record(inputs.state / PROFILE / KERNELS, begun)
+    begun = KernelProfile(n_wanted_steps=4, device="cpu", reason=profiler.BEGUN)
+    write_record(inputs.state / profiler.PROFILE / profiler.KERNELS, begun)
     assert train(inputs).n_steps == 8
     assert profile_of(inputs.state) == begun
 
 
 def test_a_lost_profile_spoils_nothing_else(tmp_path: Path, watched: Watched) -> None:
-    shutil.copytree(watched[0] / PROFILE, tmp_path / "state" / PROFILE)
-    state = tmp_path / "state" / PROFILE
+    shutil.copytree(watched[0] / profiler.PROFILE, tmp_path / "state" / profiler.PROFILE)
+    state = tmp_path / "state" / profiler.PROFILE
 
     def published(n_wanted: int = 5, **changes: int) -> KernelProfile:
         outcome = replace(watched[1], **changes)
-        publish_profile(state.parent, tmp_path / PROFILE, outcome, n_wanted=n_wanted)
+        profiler.publish_profile(
+            state.parent, tmp_path / profiler.PROFILE, outcome, n_wanted=n_wanted
+        )
         return profile_of(tmp_path)
 
     assert published() == profile_of(watched[0])
-    assert (tmp_path / PROFILE / TRACE).samefile(state / TRACE)
-    (state / TRACE).unlink()
+    assert (tmp_path / profiler.PROFILE / profiler.TRACE).samefile(state / profiler.TRACE)
+    (state / profiler.TRACE).unlink()
     again = published()
     assert (again.n_steps, again.trace) == (5, None)
     assert "whole any more" in again.unavailable["trace"]
-    (state / KERNELS).write_text("{")
+    (state / profiler.KERNELS).write_text("{")
     assert "cannot be read" in (published().reason or "")
-    (state / KERNELS).unlink()
+    (state / profiler.KERNELS).unlink()
     assert published().reason == "the state has lost it"
     # A run that was not asked for one is not trained again where it is asked for later.
-    assert published(0, profile_steps=0).reason == NOT_ASKED
-    assert published(2, profile_steps=0).reason == AFTERWARDS
-    assert [file.name for file in (tmp_path / PROFILE).iterdir()] == [KERNELS]
+    assert published(0, profile_steps=0).reason == profiler.NOT_ASKED
+    assert published(2, profile_steps=0).reason == profiler.AFTERWARDS
+    assert [file.name for file in (tmp_path / profiler.PROFILE).iterdir()] == [profiler.KERNELS]

@@ -117,18 +117,6 @@ def test_random_kills(trainers: Trainers, straight: OfMethod, tmp_path: Path, se
     kill_until_done(trainers, straight(method), tmp_path, generator)
 
 
-def test_a_finished_state_is_published_again_without_training(tmp_path: Path) -> None:
-    write_tiny_run(tmp_path, lora=LORA, n_steps=3)
-    expected = tiny_run.finish(tmp_path)
-    shutil.rmtree(tmp_path / "checkpoint")
-    (tmp_path / "training.json").unlink()
-    (outcome,) = tmp_path.glob("state/*/outcome.json")
-    stamp = outcome.stat().st_mtime_ns
-    assert tiny_run.finish(tmp_path) == expected
-    assert outcome.stat().st_mtime_ns == stamp
-    assert (tmp_path / "checkpoint" / "adapter_model.safetensors").is_file()
-
-
 def test_an_input_edited_during_training_is_noticed(tmp_path: Path) -> None:
     write_tiny_run(tmp_path, n_steps=3)
     packing = json.loads((tmp_path / "packing.json").read_text())

@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from msgspec.structs import replace
 from safetensors.torch import load_file
 from support import LORA, wait_for
 from tiny_run import assembled, made, train
@@ -137,19 +136,6 @@ def wait_for_samples(state: Path, n: int) -> None:
 
 def record_of(state: Path) -> MonitorRecord:
     return read_record(MonitorRecord, state / "monitor.json")
-
-
-def test_by_itself_it_follows_the_log_of_steps(plan: TrainPlan, tmp_path: Path) -> None:
-    lines = [{"step": step, "elapsed_s": 0.05 * step} for step in range(1, 20)]
-    automatic = replace(plan, collection_interval_seconds=None, n_steps_per_epoch=20)
-    with run_monitor(tmp_path, automatic, seen_s=0.0):
-        (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        # Most of these are paced after the log was there.
-        wait_for_samples(tmp_path, 4)
-    record = record_of(tmp_path)
-    assert record.configured_interval_s is None
-    assert record.epoch_s == pytest.approx(1.0)
-    assert "at most 10 of the 20 samples wanted" in record.remarks[0]
 
 
 def test_a_monitor_that_dies_leaves_nulls_with_the_reason(plan: TrainPlan, tmp_path: Path) -> None:

@@ -18,12 +18,7 @@ from torch.distributed.tensor import DTensor
 from trainers import Trainers
 
 from expertflow.core.errors import TrainingError
-from expertflow.train.model.weights import (
-    first_not_finite,
-    load_trainable_state,
-    trainable_state,
-    weights_sha256,
-)
+from expertflow.train.model import weights
 from expertflow.train.optimizers import BITSANDBYTES, OPTIMIZERS, learning_rate, make_optimizer
 from expertflow.train.processes import release_gloo_threads
 from expertflow.train.saved import checkpoint, checkpoint_files
@@ -33,15 +28,15 @@ EIGHT_BIT = pytest.param("adamw_8bit", marks=pytest.mark.extra("bitsandbytes"))
 
 def test_another_shape_or_name_is_refused_before_anything_is_copied() -> None:
     net = tiny_net()
-    before = weights_sha256(net)
-    state = {name: tensor + 1 for name, tensor in trainable_state(net).items()}
+    before = weights.weights_sha256(net)
+    state = {name: tensor + 1 for name, tensor in weights.trainable_state(net).items()}
     wide = state | {"norm.bias": torch.zeros(1)}
     with pytest.raises(TrainingError, match=r"norm\.bias is float32 \[1\] in the saved state"):
-        load_trainable_state(net, wide)
+        weights.load_trainable_state(net, wide)
     del state["up.bias"]
     with pytest.raises(TrainingError, match=r"up\.bias is missing in the saved state"):
-        load_trainable_state(net, state)
-    assert weights_sha256(net) == before
+        weights.load_trainable_state(net, state)
+    assert weights.weights_sha256(net) == before
 
 
 def test_the_hash_is_of_names_and_bits() -> None:
@@ -50,7 +45,7 @@ def test_the_hash_is_of_names_and_bits() -> None:
     for name in ("bias", "weight"):
         digest.update(name.encode())
         digest.update(getattr(net, name).detach().view(torch.int16).numpy().tobytes())
-    assert weights_sha256(net) == digest.hexdigest()
+    assert weights.weights_sha256(net) == digest.hexdigest()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -59,12 +54,12 @@ def test_what_is_not_finite_is_named(value: float, dtype: torch.dtype) -> None:
     net = tiny_net(dtype=dtype)
     with torch.no_grad():
         net.up.weight.fill_(torch.finfo(dtype).max)
-        assert first_not_finite(net) is None, "large is not infinite"
+        assert weights.first_not_finite(net) is None, "large is not infinite"
         net.up.weight[5, 3] = value
         net.norm.bias[0] = value
-    assert first_not_finite(net) == "up.weight"
+    assert weights.first_not_finite(net) == "up.weight"
     net.up.weight.requires_grad_(False)
-    assert first_not_finite(net) == "norm.bias"
+    assert weights.first_not_finite(net) == "norm.bias"
 
 
 def share_out(folder: Path) -> None:
@@ -91,14 +86,14 @@ def share_out(folder: Path) -> None:
     steps(net, optimizer, plan, of=range(3, 5))
     save("two", 5)
     dist.barrier()
-    draw, sha256 = torch.rand(4), weights_sha256(net)
+    draw, sha256 = torch.rand(4), weights.weights_sha256(net)
     steps(net, optimizer, plan, of=range(5, 7))
-    goal = weights_sha256(net)
+    goal = weights.weights_sha256(net)
     restore("two")
-    assert weights_sha256(net) == sha256
+    assert weights.weights_sha256(net) == sha256
     assert torch.equal(torch.rand(4), draw), "each rank has its own random numbers back"
     steps(net, optimizer, plan, of=range(5, 7))
-    assert weights_sha256(net) == goal
+    assert weights.weights_sha256(net) == goal
 
     if rank == 0:
         n_sharded = sum(isinstance(p, DTensor) for p in net.parameters())
@@ -107,7 +102,7 @@ def share_out(folder: Path) -> None:
     with torch.no_grad():
         if rank == 1:
             net.norm.weight.to_local()[-1] = math.nan
-    assert first_not_finite(net) == "norm.weight", "a NaN in one share is seen by all"
+    assert weights.first_not_finite(net) == "norm.weight", "a NaN in one share is seen by all"
     with pytest.raises(TrainingError, match=r"norm\.weight is not finite"):
         snapshot(net, optimizer, step=7)
     dist.barrier()
@@ -131,12 +126,12 @@ def test_what_two_processes_saved_one_resumes_and_back(trainers: Trainers, tmp_p
     trainers.call(share_out, tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())
     other = tiny_net(seed=5)
-    assert report["n_sharded"] == len(trainable_state(other))
+    assert report["n_sharded"] == len(weights.trainable_state(other))
     assert content(newest(tmp_path / "one_by_two")) == content(one)
     two, new = newest(tmp_path / "two"), make_optimizer(other, plan)
     assert content(two) != content(one), "two processes went on training"
     restored(two, other, new)
-    assert weights_sha256(other) == report["weights_sha256"]
+    assert weights.weights_sha256(other) == report["weights_sha256"]
     taken = snapshot(other, new, step=5)
     by_one = checkpoint.write_checkpoint(tmp_path / "two_by_one", taken, keep=1)
     assert content(by_one) == content(two)
@@ -148,7 +143,7 @@ def names_by_decay(net: torch.nn.Module) -> dict[float, set[str]]:
     return {g["weight_decay"]: {names[id(p)] for p in g["params"]} for g in optimizer.param_groups}
 
 
-def test_vectors_and_the_magnitudes_of_dora_get_no_weight_decay() -> None:
+def test_vectors_get_no_weight_decay_and_no_decay_steps_no_decay() -> None:
     assert names_by_decay(tiny_net()) == {
         0.3: {"embed.weight", "up.weight"},
         0.0: {"up.bias", "norm.weight", "norm.bias"},
@@ -160,6 +155,8 @@ def test_vectors_and_the_magnitudes_of_dora_get_no_weight_decay() -> None:
     holder = torch.nn.Module()
     holder.lora_magnitude_vector = torch.nn.Linear(3, 3, bias=False)
     assert names_by_decay(holder) == {0.0: {"lora_magnitude_vector.weight"}}
+    plan = train_plan(lr_scheduler_type="warmup_stable_decay", n_decay_steps=0, n_warmup_steps=0)
+    assert {learning_rate(step, plan) for step in range(10)} == {plan.learning_rate}
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch", EIGHT_BIT])
@@ -201,8 +198,3 @@ def test_schedules(kind: str, after_warm_up: Callable[[float, int], float]) -> N
     expected = [0.5, 1.0, *(after_warm_up((step - 2) / 8, 10 - step) for step in range(2, 10))]
     found = [learning_rate(step, plan) for step in range(10)]
     assert found == pytest.approx(expected, abs=1e-12)
-
-
-def test_no_decay_steps_means_no_decay() -> None:
-    plan = train_plan(lr_scheduler_type="warmup_stable_decay", n_decay_steps=0, n_warmup_steps=0)
-    assert {learning_rate(step, plan) for step in range(10)} == {plan.learning_rate}

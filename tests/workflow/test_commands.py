@@ -73,13 +73,10 @@ OWN_PLACE = ("README.md", "bundles.md")
 # A minute's watching is a second's here, and few steps are as good as many; the smallest expert, of
 # which there is all, stands for any.
 STANDS_FOR = {
-    "--duration 60": "--duration 1",
-    "{expert}": "expert-sql",
-    "expert-json": "expert-sql",
-    "results/phase1c-cot": "results/expert-sql",
-    "--max-steps 200": "--max-steps 2",
+    "--duration 60": "--duration 1", "{expert}": "expert-sql", "expert-json": "expert-sql",
+    "results/phase1c-cot": "results/expert-sql", "--max-steps 200": "--max-steps 2",
     "--num-train-epochs 3": "--num-train-epochs 0.1",
-}
+}  # fmt: skip
 # What the commands of the README run, as rules.
 BY_RULE = {stage.name for stage in CHAIN if not stage.asked}
 CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8")

@@ -41,10 +41,7 @@ PASSING: dict[str, list[Any]] = {
         *({}, [], {"a": [1, {"b": None}]}),  # parsed before
     ],
     "sql": [
-        "SELECT 1",
-        "SELECT 1; -- and a comment",
-        "(SELECT 1)",
-        "INSERT INTO t VALUES (1)",
+        "SELECT 1", "SELECT 1; -- and a comment", "(SELECT 1)", "INSERT INTO t VALUES (1)",
         "SELECT 'a; b'",
     ],
     "typescript": [
@@ -52,7 +49,7 @@ PASSING: dict[str, list[Any]] = {
         "let b = <number>a;",
         "const f = " + "(" * 5_000 + "1" + ")" * 5_000,
     ],
-}
+}  # fmt: skip
 # With a part of what is said about the fault.
 FAILING: dict[str, list[tuple[str, str]]] = {
     "cypher": [
@@ -86,15 +83,12 @@ FAILING: dict[str, list[tuple[str, str]]] = {
         ("SELECT a\nFROM t WHERE '" + "x" * 5000 + "' 1 2 3", "line 2, column "),
     ],
     "typescript": [
-        ("", "no code"),
-        ("const a = ;", "line 1, column"),
+        ("", "no code"), ("const a = ;", "line 1, column"),
         ("let a = 1;\nlet é = [f(2];", "line 2, column 13: '\\)' is missing"),
-        ("def f(x):\n    return x", "line 1, column"),
-        ("const \ud800 = 1", "line 1, column"),
-        ("a" * 200_001, "longer than 200,000"),
-        ("`<{{" * 20_000, "line 1, column"),
+        ("def f(x):\n    return x", "line 1, column"), ("const \ud800 = 1", "line 1, column"),
+        ("a" * 200_001, "longer than 200,000"), ("`<{{" * 20_000, "line 1, column"),
     ],
-}
+}  # fmt: skip
 
 
 def listed(cases: dict[str, list[Any]]) -> list[tuple[str, Any]]:
@@ -155,19 +149,13 @@ SAMPLES = {
 }
 
 
-def test_languages_are_told_apart() -> None:
+def test_languages_are_told_apart_where_texts_are_long_enough() -> None:
     for code, text in SAMPLES.items():
         assert detect_language(text) == detect_language(text.upper()) == code
-
-
-def test_another_language_is_filtered_and_named() -> None:
     run = check("language", languages=("en", "de"))
     assert run({"q": SAMPLES["de"]}) == {"q": SAMPLES["de"]}
     with pytest.raises(Filtered, match=r"other_language.* reads as es, not en or de"):
         run({"q": SAMPLES["es"]})
-
-
-def test_what_is_too_short_to_tell_passes() -> None:
     for text in (
         *("", "Bonjour", "\x00\ud800", "<une-balise>{{un_emplacement_reserve}}"),
         "https://example.org/une/page/en/francais/tout/entiere",

@@ -137,15 +137,6 @@ def test_a_message_without_end_is_cut(place: Path) -> None:
     assert (following["message"], following["n_files"]) == ("next\n", 1)
 
 
-def test_a_name_that_all_texts_hold_is_no_trap(place: Path) -> None:
-    parent: list[str] = []
-    for number in range(15):
-        author = b"a " + b"b" * number + b" <%d@a.org> 1 +0000" % number
-        parent = [commit(place, {b"a": b"a %d\n" % number}, *parent, author=author)]
-    commit(place, {b"a": b"a " * 100_000}, *parent)
-    assert len(extracted(place, max_diff_bytes=200_000)) == 16
-
-
 def test_big_files_are_named_and_not_loaded(place: Path) -> None:
     big = b"line\n" * (BIG_FILE_BYTES // 5 + 1)
     first = commit(place, {b"big": big, b"kept": big, b"old": b"one\n" * 9})

@@ -205,7 +205,7 @@ def test_a_listed_card_that_is_lost_is_not_done_without(tmp_path: Path) -> None:
     assert "the hub cannot be reached" in got["error"]
 
 
-def test_a_disk_that_fills_up_ends_in_one_line() -> None:
+def test_a_full_disk_is_one_line_and_texts_hold_no_secret() -> None:
     with pytest.raises(DataError, match=r"^source s: no space left for .*set HF_HOME") as caught:
         with hub_errors.one_line(SOURCE):
             try:
@@ -213,9 +213,6 @@ def test_a_disk_that_fills_up_ends_in_one_line() -> None:
             except OSError as error:
                 raise ValueError("cannot write") from error
     assert "\n" not in str(caught.value)
-
-
-def test_quoted_texts_hold_no_secret() -> None:
     for text in (
         f"token {TOKEN} is bad",
         "Authorization: Bearer abc.def",
