@@ -289,7 +289,7 @@ def _assess_use(record: MonitorRecord) -> Iterator[str]:
             yield (
                 f"some kernel was running {busy.mean:.0f} % of the time, yet power was"
                 f" {power.mean / limit:.0%} of its limit: small kernels or waits inside them;"
-                " compile the model, or raise the micro-batch"
+                " compile the model if it is not, or raise the micro-batch"
             )
     tensor, sm = record.tensor_active_percent, record.sm_active_percent
     if tensor is not None and sm is not None:

@@ -38,6 +38,7 @@ from expertflow.plan.step_time import (
     peak_flops_per_s,
     predict_step,
 )
+from expertflow.plan.switches import breaks_graphs
 from expertflow.train.optimizers import OPTIMIZERS
 
 # Error allowed for a calibrated prediction besides the spread of the steps: a target.
@@ -206,7 +207,7 @@ def _list_changes(draft: PlanDraft, plan: TrainPlan) -> Iterator[StepChange]:
     again = plan.gradient_checkpointing
     peak = plan.without_checkpointing_peak_bytes if again else plan.predicted_peak_bytes
     candidates.append(({Training.gradient_checkpointing: not again}, peak))
-    if plan.method != "qlora":
+    if not breaks_graphs(draft.spec):
         candidates.append(({Training.torch_compile: not plan.torch_compile}, None))
     for changed, peak in candidates:
         by_name = {name_of(setting): value for setting, value in changed.items()}

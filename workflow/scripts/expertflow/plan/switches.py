@@ -110,11 +110,16 @@ def choose_compile(
         return False, "the CPU gains less than compiling takes"
     if packing == "none":
         return False, "unpacked rows are cut to many lengths, each to be compiled for"
-    if spec.method == "qlora" and spec.lora is not None and spec.lora.use_dora:
+    if breaks_graphs(spec):
         return False, "peft's DoRA on 4-bit layers breaks the graph of each"
     if attention not in ("packed", "varlen"):
         return False, f"attention {attention} is there to compare with"
     return True, "all rows are of one length, so each kind of layer is compiled once"
+
+
+def breaks_graphs(spec: PlanSpec) -> bool:
+    """Return whether a layer cannot be compiled as one graph: peft's DoRA on 4-bit weights."""
+    return spec.method == "qlora" and spec.lora is not None and spec.lora.use_dora
 
 
 def choose_parallel(spec: PlanSpec, name: str = "training.parallel") -> tuple[str, str]:
