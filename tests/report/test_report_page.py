@@ -69,7 +69,7 @@ def test_preset_split_and_missing_values_are_said() -> None:
 # Schema or templates interpret these texts.
 KEPT = {"kind", "level", "learned", "severity", "op", "verdict", "started_at", "preset", "unit",
         "change", "status", "method", "chat_template", "split_source", "origin", "action",
-        "merged_into", "class", "confidence", "quantity"}  # fmt: skip
+        "merged_into", "class", "confidence", "quantity", "bound"}  # fmt: skip
 MAPS = {"n_by_kind", "throttle_s", "temperature_limits_c", "machine", "versions",
         "dropped_by_reason", "rejected_by_reason", "filtered_by_reason"}  # fmt: skip
 
