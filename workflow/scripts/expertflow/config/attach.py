@@ -155,6 +155,10 @@ def _before_first_job(run: Any) -> None:
             "profiles/slurm submits with sbatch, which is not found here; run Snakemake on a login"
             " node of the cluster, or leave the profile out"
         )
+    if run.local_exec:
+        # To keep to its rate, Snakemake starts a timer at each look for jobs, and each timer looks
+        # again: trainings that wait for one card would cost a fifth of a core.
+        run.scheduler.job_rate_limiter = None
     ours = [job for job in run.dag.needrun_jobs() if stage_of(job)]
     run_lock.hold_experts(ours, slurm_run=run_lock.slurm_run_name(run))
 
