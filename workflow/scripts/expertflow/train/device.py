@@ -2,6 +2,7 @@
 
 import os
 import statistics
+import time
 
 import torch
 
@@ -11,6 +12,7 @@ ON_OFF = {True: "on", False: "off"}
 # A cube of 8192 is large enough for any GPU of today.
 MATMUL_WIDTH = 8192
 N_WARMUP, N_TIMED = 5, 15
+CPU_WIDTH, CPU_TIMED_S = 1024, 0.3  # about 20 ms a product on two cores
 # The second is what newer releases of torch call it.
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Errors from allocations outside torch (cuBLAS, Triton, NCCL, CUDA loading a kernel): they ask the
@@ -94,3 +96,23 @@ def cuda_event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
+
+
+def measure_cpu_flops_per_s(dtype: torch.dtype, n_threads: int | None) -> float:
+    """Return the FLOP/s of the fastest product of two square matrices, with the run's threads.
+
+    The fastest, as whatever else runs here can only slow a product down.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads or before)
+    generator = torch.Generator().manual_seed(0)
+    left, right = (
+        torch.randn((CPU_WIDTH, CPU_WIDTH), generator=generator).to(dtype) for _ in range(2)
+    )
+    out, best_s = torch.mm(left, right), float("inf")
+    end_s = time.perf_counter() + CPU_TIMED_S
+    while (start_s := time.perf_counter()) < end_s:
+        torch.mm(left, right, out=out)
+        best_s = min(best_s, time.perf_counter() - start_s)
+    torch.set_num_threads(before)
+    return 2 * CPU_WIDTH**3 / best_s

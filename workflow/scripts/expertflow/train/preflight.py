@@ -27,8 +27,11 @@ from expertflow.hardware.probe import (
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.switches import list_required_packages
-from expertflow.train.cpu_peak import measure_cpu_flops_per_s
-from expertflow.train.device import fix_workspaces, measure_matmul_flops_per_s
+from expertflow.train.device import (
+    fix_workspaces,
+    measure_cpu_flops_per_s,
+    measure_matmul_flops_per_s,
+)
 from expertflow.train.model.load import DTYPES
 
 log = logging.getLogger(__name__)
