@@ -12,7 +12,7 @@ from support import ROOT, run_script
 from expertflow.core.records import read_record
 from expertflow.hardware import disk, probe
 from expertflow.hardware.gpu_table import FIGURES, gpu_by_name, gpu_from_row
-from expertflow.hardware.probe import cpu_quota, memory_left_bytes, memory_limit_bytes
+from expertflow.hardware.probe import cpu_quota, memory_limits
 from expertflow.hardware.records import MachineFacts
 
 TABLE: list[dict[str, Any]] = yaml.safe_load(
@@ -68,8 +68,7 @@ def test_a_group_bounds_processors_and_memory(
     cpus: float | None, memory: int | None, left: int | None,
 ) -> None:  # fmt: skip
     root = write(tmp_path, group, files)
-    assert (cpu_quota(root), memory_limit_bytes(root)) == (cpus, memory)
-    assert memory_left_bytes(root) == left
+    assert (cpu_quota(root), *memory_limits(root)) == (cpus, memory, left)
     assert probe.free_memory_bytes(root) == left or (left is None and probe.free_memory_bytes(root))
 
 

@@ -17,13 +17,14 @@ from support import SCRIPTS, run_script, wait_for
 
 from expertflow.core import cli
 from expertflow.core.errors import DataError
-from expertflow.core.records import read_record, to_json, write_record
+from expertflow.core.records import to_json
 from expertflow.hardware import monitor as monitoring
 from expertflow.hardware import sampler
 from expertflow.hardware.monitor import read_samples, wait_for_others
 from expertflow.hardware.nvml import NO_DRIVER
 from expertflow.hardware.records import Card, GpuSample, MonitorRecord
 from expertflow.hardware.sampler import SamplingInterval
+from expertflow.hardware.show import print_record
 from expertflow.hardware.summary import compute_stats, no_card
 from expertflow.hardware.summary import summarize as summarize_card
 
@@ -109,15 +110,10 @@ def test_throttling_by_heat_counts_from_one_percent(n_hot: int) -> None:
     assert [said in text for text in record.assessment] == [True] * (n_hot == 3)
 
 
-def test_the_recorded_trace_is_summed_up_the_same_again(tmp_path: Path) -> None:
-    facts, output = tmp_path / "facts.json", tmp_path / "a.json"
-    write_record(facts, summarize(read_samples(TRACE), H100))
-    done = run_script("monitor_gpu", "--replay", TRACE, "--facts", facts, "--output", output)
-    assert done.returncode == 0, done.stderr
-    record = read_record(MonitorRecord, output)
-    assert record == monitoring.replay_trace(TRACE, facts)
-    assert record.simulated and record.remarks == ("replayed from trace.jsonl",)
-    assert "SIMULATED" in done.stdout and "replayed from" in done.stdout
+def test_a_recorded_trace_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = summarize(read_samples(TRACE), H100)
+    print_record(record)
+    assert record.simulated and "SIMULATED" in capsys.readouterr().out
     assert (record.gpu_name, record.n_samples) == ("SIMULATED H100", 60)
     # 20 s of 200 J, then two stretches' 39 gaps at 600 W, less the gap between them.
     assert record.energy_j == pytest.approx(20 * 200 + 38 * 600)
@@ -125,9 +121,8 @@ def test_the_recorded_trace_is_summed_up_the_same_again(tmp_path: Path) -> None:
     assert "heat held the clocks back" in " ".join(record.assessment)
     spoilt = tmp_path / "x.jsonl"
     spoilt.write_text('{"a": 1}')
-    for path, said in ((tmp_path / "none", "no such trace"), (spoilt, "not a reading of the")):
-        with pytest.raises(DataError, match=said):
-            monitoring.replay_trace(path, None)
+    with pytest.raises(DataError, match="not a reading of the"):
+        read_samples(spoilt)
 
 
 def test_a_resumed_run_goes_on_with_its_samples(tmp_path: Path) -> None:
@@ -219,7 +214,7 @@ def test_readings_of_others_are_not_written_over(tmp_path: Path) -> None:
     readings.write_text("of the session that goes on")
     for code, said, arguments in (
         (1, "has ended", ("--output", output, "--with-parent", os.getppid())),
-        (2, "where the readings are", ("--output", readings, "--replay", readings)),
+        (2, "where the readings are", ("--output", readings, "--samples", readings)),
         (2, "where the readings are", ("--output", tmp_path / "." / "m.jsonl", "--duration", "0")),
         (2, "--output is missing", ("--duration", "1")),
     ):

@@ -3,7 +3,6 @@
 
     python workflow/scripts/monitor_gpu.py --duration 60 --interval 1 --output monitor.json
     python workflow/scripts/monitor_gpu.py --compare before.json after.json
-    python workflow/scripts/monitor_gpu.py --replay old.jsonl --facts old.json --output x.json
 
 "Any kernel" is the driver's utilization: some kernel was running, however well it used the card.
 Ends after --duration seconds, or on SIGTERM or Ctrl-C. See docs/monitoring.md.
@@ -25,8 +24,6 @@ def main() -> None:
     add("--gpu", help="index as nvidia-smi counts, or UUID; default: the first visible one")
     add("--n-gpus", type=int, help="only the first ones; default: all visible")
     add("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="two summaries")
-    add("--replay", type=Path, metavar="JSONL", help="sum up recorded readings again")
-    add("--facts", type=Path, help="summary that says what card a replayed series is of")
     add("--zero", type=float, help="Unix time at which the clock stood at 0; default: now")
     add("--go-on", action="store_true", help="add to the readings that are there")
     add("--steps", type=Path, help="the trainer's log of steps: at least 20 readings an epoch")

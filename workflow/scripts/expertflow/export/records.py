@@ -13,8 +13,7 @@ MergedInto = Literal["base", "dequantized base"] | None
 class ExportSpec(Record, frozen=True, kw_only=True):
     """Settings of ``export_model``. ``dtype`` auto keeps the type of the base model's weights.
 
-    ``hub_datasets`` maps sources to data sets on the hub, for the model card; ``system_prompt`` is
-    that of the training chats.
+    ``hub_datasets`` are the card's, by source; ``system_prompt`` is that of the training chats.
     """
 
     expert: str

@@ -39,10 +39,7 @@ class ServedExpert(Record, frozen=True):
     system_prompt: str | None = None
 
     def prompt_ids(self, turns: list[Turn]) -> list[int]:
-        """Tokenize as in training, without a template only the last turn.
-
-        Raises ConfigError if the chat template refuses the chat.
-        """
+        """Tokenize as in training, without a template the last turn; ConfigError if it refuses."""
         if self.layout.chat_template is None or self.layout.problem is not None:
             start = self.layout.text_start
             opening = [Segment(start, special=True)] if start else []
@@ -59,10 +56,7 @@ class ServedExpert(Record, frozen=True):
         return ids
 
     def generate_answer(self, turns: list[Turn], show: Show) -> str:
-        """Stream an answer to ``show`` until Ctrl-C.
-
-        Raises ConfigError if the chat leaves no position for an answer, or memory runs out.
-        """
+        """Stream an answer until Ctrl-C; ConfigError without a position for one, or memory."""
         ids = self.prompt_ids(turns)
         settings = copy.deepcopy(self.model.generation_config)
         n_positions = positions_of(self.model.config)
@@ -92,10 +86,7 @@ class ServedExpert(Record, frozen=True):
 
 
 class Stream(BaseStreamer):  # type: ignore[misc]
-    """Stream an answer without stop texts and thoughts, as in scoring.
-
-    transformers' TextStreamer decodes line by line, which loses spaces with some tokenizers.
-    """
+    """Shows an answer as scored; TextStreamer loses spaces with some tokenizers."""
 
     def __init__(self, engine: Engine, settings: GenerationConfig, show: Show) -> None:
         self.shown = ""

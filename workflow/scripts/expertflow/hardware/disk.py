@@ -69,10 +69,7 @@ def describe_places(
 
 
 def measure_disk(folder: Path, file_bytes: int) -> Speed:
-    """Write a file, drop it from the page cache, read it once in order.
-
-    It has no name, so that not even a kill leaves it, and random content that nothing compresses.
-    """
+    """Write a nameless file, which no kill leaves, drop it from the page cache, read it once."""
     try:
         descriptor, name = tempfile.mkstemp(dir=folder, prefix=".expertflow-speed-")
         with os.fdopen(descriptor, "wb") as file:

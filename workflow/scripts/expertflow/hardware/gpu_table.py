@@ -1,7 +1,4 @@
-"""The table of cards: exact names, dense peaks, a source for every figure.
-
-Needs no driver, so that plans can be made for cards that are elsewhere.
-"""
+"""The table of cards: exact names, dense peaks, a source for every figure; needs no driver."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,4 @@
-"""Watch the machine beside whatever runs on it, sum up what was seen, and compare two summaries.
-
-Without an NVIDIA GPU the card's figures are null with the reason.
-"""
+"""Watch the machine beside whatever runs on it, sum up what was seen, compare two summaries."""
 
 import argparse
 import json
@@ -17,12 +14,11 @@ from typing import NoReturn
 
 import msgspec
 
-from expertflow.core.errors import DataError
 from expertflow.core.files import read_json_lines
 from expertflow.core.locks import try_lock
 from expertflow.core.records import from_json, read_record, write_record
 from expertflow.hardware.nvml import open_gpus
-from expertflow.hardware.records import Card, GpuSample, MonitorRecord
+from expertflow.hardware.records import GpuSample, MonitorRecord
 from expertflow.hardware.sampler import Sampler, SamplingInterval
 from expertflow.hardware.summary import Watcher, add_processes, describe_card, no_card, summarize
 
@@ -34,7 +30,7 @@ NICE = 5
 
 
 def run_command(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> None:
-    """Compare two summaries, replay readings, or watch; ``refuse`` ends with a usage error."""
+    """Compare two summaries, or watch; ``refuse`` ends with a usage error."""
     # rich is imported late: beside a training nothing is shown, and the monitor is up at once.
     if args.compare is not None:
         from expertflow.hardware.show import print_comparison
@@ -48,16 +44,13 @@ def run_command(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> 
         refuse("--output is missing: where to write the summary")
     if args.interval is not None and args.interval <= 0:
         refuse(f"--interval is {args.interval:g}: give seconds above 0")
-    readings = args.replay or args.samples or args.output.with_suffix(".jsonl")
+    readings = args.samples or args.output.with_suffix(".jsonl")
     if args.output.resolve() == readings.resolve():
         refuse(f"--output is {args.output}, where the readings are; give it another name, as .json")
     if args.n_gpus is not None and args.n_gpus < 1:
         refuse(f"--n-gpus is {args.n_gpus}: give 1 or more")
     with ExitStack() as held:
-        if args.replay is None:
-            record = _watch(args, readings, held)
-        else:
-            record = replay_trace(readings, args.facts)
+        record = _watch(args, readings, held)
         write_record(args.output, record)
     if not args.quiet:
         from expertflow.hardware.show import print_record
@@ -102,10 +95,7 @@ def _watch(args: argparse.Namespace, samples: Path, held: ExitStack) -> MonitorR
 
 
 def wait_for_others(held: ExitStack, samples: Path, stop: Callable[[], bool]) -> None:
-    """Hold the readings until the record is written.
-
-    The monitor of a killed training may still be at its last reading while the next session begins.
-    """
+    """Hold the readings; the monitor of a killed training may still be at its last one."""
     samples.parent.mkdir(parents=True, exist_ok=True)
     stream = held.enter_context(samples.open("a"))
     if try_lock(stream) != "held":
@@ -162,24 +152,6 @@ def monitor_machine(
         card = add_processes(card, gpus)
     samples = read_samples(output)
     return summarize(samples, card=card, interval=interval, monitor_cpu_fraction=fraction)
-
-
-def replay_trace(trace: Path, facts: Path | None) -> MonitorRecord:
-    if not trace.is_file():
-        raise DataError(f"{trace}: no such trace; give the .jsonl that the monitor wrote")
-    samples = read_samples(trace)
-    if not samples:
-        raise DataError(f"{trace}: holds no readings; give the .jsonl that the monitor wrote")
-    if facts is None:
-        card = no_card("a replay cannot ask the card; give its record with --facts")
-        interval = SamplingInterval()
-    else:
-        record = read_record(MonitorRecord, facts)
-        known = {name: getattr(record, name) for name in Card.__struct_fields__}
-        card = Card(**{**known, "processes": (), "remarks": ()})
-        interval = SamplingInterval(record.configured_interval_s, epoch_s=record.epoch_s)
-    remarks = (f"replayed from {trace.name}",)
-    return summarize(samples, card=card, interval=interval, remarks=remarks)
 
 
 def write_missing_record(

@@ -105,8 +105,7 @@ def visible_gpus(
 ) -> tuple[tuple[int, ...], str | None]:
     """Return the indexes of the cards that ``setting`` leaves a job, or the reason for none.
 
-    A list ends at the first entry that names no card; one that names a card again hides all, as
-    does an empty one. A UUID may be cut short where it stays unique.
+    A list ends at the first entry that names no card; none, or one named twice, hides all.
 
     >>> visible_gpus("1,0", ["GPU-a", "GPU-b"])
     ((1, 0), None)

@@ -158,11 +158,7 @@ class Gpm:
         self.refused: dict[str, int] = {}
 
     def read(self, _: Any) -> dict[str, float] | None:
-        """Return the figures since the reading before; null at the first, or too soon after it.
-
-        Raises:
-            NVMLError: the driver gave no reading; the next one starts afresh.
-        """
+        """Return the figures since the last reading; null without one; NVMLError starts afresh."""
         self.refused = {}
         now = time.monotonic()
         if self._read_at is not None and now - self._read_at < LEAST_GAP_S:

@@ -1,7 +1,4 @@
-"""Detect this machine's resources and what a container or batch job leaves of them.
-
-Processors, memory, GPUs, places for a copy; cgroups of version 1 and 2.
-"""
+"""Detect this machine, and what cgroups (version 1 or 2) or a batch job leave of it."""
 
 import importlib.metadata
 import logging
@@ -47,7 +44,7 @@ def usable_cpus(root: Path = ROOT) -> int:
 
 
 def free_memory_bytes(root: Path = ROOT) -> int:
-    free, left = psutil.virtual_memory().available, memory_left_bytes(root)
+    free, (_, left) = psutil.virtual_memory().available, memory_limits(root)
     return free if left is None else min(free, left)
 
 
@@ -119,7 +116,7 @@ def cpu_flops_per_s(width: int = 1024, n_products: int = 5) -> float:
 def probe_machine(*, table: list[dict[str, Any]], measure_disks: bool = False) -> MachineFacts:
     lines = _read(Path("/proc/cpuinfo")).split("\n")
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    limit, total = memory_limit_bytes(), psutil.virtual_memory().total
+    (limit, _), total = memory_limits(), psutil.virtual_memory().total
     known: dict[str, Any] = {
         "cpu_model": next(named, None),
         "cpu_quota_cpus": cpu_quota(),
@@ -148,10 +145,7 @@ def probe_machine(*, table: list[dict[str, Any]], measure_disks: bool = False) -
 
 
 def least_free_gpu_memory(n_gpus: int) -> tuple[int, str] | None:
-    """Return the least bytes free on the first ``n_gpus`` cards, and who holds the rest of it.
-
-    Null if no driver tells.
-    """
+    """Return the least bytes free on ``n_gpus`` cards and who holds the rest; null if untold."""
     with open_gpus() as gpus:
         free = [(d.read_figure("memory_free_bytes"), d) for d in gpus.devices[:n_gpus]]
         known = [(n_bytes, device) for n_bytes, device in free if n_bytes is not None]
@@ -207,13 +201,11 @@ def cpu_quota(root: Path = ROOT) -> float | None:
     return min(quotas, default=None)
 
 
-def memory_limit_bytes(root: Path = ROOT) -> int | None:
-    return min((limit for limit, _ in _memory_limits(root)), default=None)
-
-
-def memory_left_bytes(root: Path = ROOT) -> int | None:
-    """Return how much memory this process may still take, idle cached files included."""
-    return min((left for _, left in _memory_limits(root) if left is not None), default=None)
+def memory_limits(root: Path = ROOT) -> tuple[int | None, int | None]:
+    """Return the cgroup's limit, and what is left of it, idle cached files included."""
+    found = list(_memory_limits(root))
+    least = min((limit for limit, _ in found), default=None)
+    return least, min((left for _, left in found if left is not None), default=None)
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int | None]]:

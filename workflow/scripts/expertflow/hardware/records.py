@@ -8,10 +8,7 @@ from expertflow.core.records import Record
 
 
 class GpuFacts(Record, frozen=True, kw_only=True):
-    """A card as a planner sees it; ``peak_*`` are dense figures. Null where no source gives it.
-
-    ``sources`` says of each known figure where it comes from; ``source`` sums that up.
-    """
+    """A card for a planner; ``peak_*`` are dense, ``sources`` per figure, ``source`` sums up."""
 
     name: str
     memory_total_bytes: int | None = None
@@ -38,12 +35,10 @@ class Stats(Record, frozen=True, kw_only=True):
 class GpuSample(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One reading. ``utilization_percent`` means "some kernel was running", no more.
 
-    ``tensor_active_percent`` and ``sm_active_percent`` are over the time since the reading before;
-    disk figures since the last that had them, some 1 s ago. RAM is the whole machine's.
-
-    ``starts`` marks the first reading of a stretch: no difference is taken to the one before it.
-    ``violation_s`` are the card's own counters of time lost, by cause. ``*_all_*`` add up all cards
-    watched. ``lost`` names figures that the driver failed to give this once, and its reason.
+    ``*_active_percent`` are over the time since the reading before; disk figures since the last
+    that had them, some 1 s ago. ``starts`` marks the first reading of a stretch, from which
+    differences count. ``violation_s`` are counters of time lost, by cause. ``*_all_*`` add up all
+    cards watched. ``lost`` names figures that the driver failed to give this once, and its reason.
     """
 
     elapsed_s: float
@@ -83,8 +78,7 @@ class CardProcess(TypedDict):
 class Card(Record, frozen=True, kw_only=True):
     """The first of the ``n_gpus`` watched (all visible ones, or as many as a run uses).
 
-    ``temperature_limits_c`` are the device's (``slowdown``, ``shutdown``, ``max_operating``),
-    ``processes`` those that hold memory. ``unavailable`` maps a null figure to its reason.
+    ``processes`` hold memory. ``unavailable`` maps a null figure to its reason.
     """
 
     gpu_name: str | None = None
@@ -103,9 +97,8 @@ class MonitorRecord(Card, frozen=True, kw_only=True):
     """A monitored stretch of time. Statistics are over time; RAM is the whole machine's.
 
     ``configured_interval_s`` is null where the monitor chose its own. ``throttle_s`` are seconds by
-    cause, ``monitor_cpu_fraction`` is what the monitor took of one core, ``n_lost_readings`` counts
-    readings that failed for once, by figure. ``*_all_*`` add up the cards watched. ``wall_s``
-    leaves pauses out. ``remarks`` qualify the record, not the machine.
+    cause, ``monitor_cpu_fraction`` is of one core, ``n_lost_readings`` counts failed ones by
+    figure. ``*_all_*`` add up the cards watched. ``wall_s`` leaves pauses out.
     """
 
     configured_interval_s: float | None
@@ -141,7 +134,6 @@ class MonitorRecord(Card, frozen=True, kw_only=True):
 class GpuSeen(Record, frozen=True, kw_only=True):
     """A card as its driver describes it. ``index`` is NVML's, in the order of the bus.
 
-    bf16 and TF32 follow from the compute capability: tensor cores have both from 8.0 on.
     ``listed_as`` is its name in config/hardware/gpus.yaml, null where its peaks are not known.
     """
 
@@ -158,10 +150,7 @@ class GpuSeen(Record, frozen=True, kw_only=True):
 
 
 class ScratchFacts(Record, frozen=True, kw_only=True):
-    """A place where a copy of the rows could lie. ``asked_by`` says why it was looked at.
-
-    ``read_bytes_per_s`` is measured, one stream in order; ``read_method`` says how, or why not.
-    """
+    """A place for a copy of the rows; ``read_method``: how its speed was measured, or why not."""
 
     path: str
     asked_by: str
@@ -177,11 +166,9 @@ def name_processors(n_usable: int, model: str | None) -> str:
 
 
 class MachineFacts(Record, frozen=True, kw_only=True):
-    """A machine as a job on it may use it.
+    """A machine as a job may use it: ``*_usable`` within affinity and the cgroup's limits.
 
-    ``n_cpus_usable`` is the least of affinity and cgroup quota, ``ram_usable_bytes`` of the memory
-    and the cgroup's limit. ``unavailable`` maps a null figure to its reason; it says of ``gpus``
-    why there are none.
+    ``unavailable`` maps a null figure to its reason, and ``gpus`` to why there are none.
     """
 
     cpu_model: str | None

@@ -67,10 +67,7 @@ class Sampler:
 
 
 def disk_counters(blocks: Path = Path("/sys/block")) -> tuple[int, int] | None:
-    """Return bytes read and written by real disks; null without counters, as in some containers.
-
-    Volumes over disks (LVM, RAID, loop) count the same bytes again: they have no device.
-    """
+    """Return bytes read and written by real disks, not volumes over them; null if uncounted."""
     try:
         disks = psutil.disk_io_counters(perdisk=True)
     except NotImplementedError:
@@ -96,8 +93,7 @@ def _card_figures(devices: Sequence[Device]) -> dict[str, Any]:
 class SamplingInterval(Struct):
     """Chooses the time to the next reading: ``configured_s``, or at least 20 an epoch.
 
-    ``steps`` is the log that the trainer writes; readings are dense until it tells how long an
-    epoch takes. Without a trainer they are a second apart.
+    Readings are dense until ``steps``, the trainer's log, shows an epoch; without it one a second.
     """
 
     configured_s: float | None = None

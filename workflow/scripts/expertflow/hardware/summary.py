@@ -1,7 +1,4 @@
-"""Describe a card, summarize a series of its readings, and assess the figures.
-
-The driver's utilization is called what it is: "some kernel was running".
-"""
+"""Describe a card, summarize a series of its readings, and assess the figures."""
 
 import statistics
 from collections import Counter
@@ -104,7 +101,6 @@ def summarize(
     card: Card,
     interval: SamplingInterval,
     monitor_cpu_fraction: float | None = None,
-    remarks: Sequence[str] = (),
 ) -> MonitorRecord:
     throttle_s, throttle_source = _throttling(samples)
     gaps = [later.elapsed_s - earlier.elapsed_s for earlier, later in _pairs(samples)]
@@ -113,7 +109,7 @@ def summarize(
     mixed = (MIXED,) if len(simulated) > 1 else ()
     known: dict[str, Any] = asdict(card) | {
         "simulated": any(simulated),
-        "remarks": (*card.remarks, *interval.list_remarks(), *mixed, *remarks),
+        "remarks": (*card.remarks, *interval.list_remarks(), *mixed),
     }
     known |= {name: compute_stats(samples, field) for name, field in SERIES.items()}
     record = MonitorRecord(
@@ -143,10 +139,7 @@ def summarize(
 
 
 def compute_stats(samples: Sequence[GpuSample], field: str) -> Stats | None:
-    """Return the spread over time of a field; null where no reading has it.
-
-    A value stands for the time since the one before it in its stretch.
-    """
+    """Return a field's spread, each value for the time since the one before it; null without."""
     known, since_s = [], 0.0
     for i, sample in enumerate(samples):
         if sample.starts or i == 0:
@@ -186,11 +179,7 @@ def _pairs(samples: Sequence[GpuSample]) -> Iterator[tuple[GpuSample, GpuSample]
 
 
 def _rise(readings: Iterable[tuple[bool, float | None]]) -> float | None:
-    """Add up what a counter rose by; null without two readings of one stretch.
-
-    A lost reading in between loses nothing. A counter that went back (its driver was loaded again)
-    starts afresh there.
-    """
+    """Add up what a counter rose by, afresh where it went back; null without two readings."""
     total, before, found = 0.0, None, False
     for starts, value in readings:
         if starts:

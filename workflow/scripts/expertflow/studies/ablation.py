@@ -172,9 +172,8 @@ def _notes(plan: TrainPlan, records: Sequence[VariantRecord]) -> tuple[str, ...]
 def judge_claim(claim: ClaimedRatio, records: dict[str, VariantRecord]) -> ClaimVerdict:
     """Return what was measured of a claim, or why nothing was; the plan has no record.
 
-    The verdict is no change if the interval holds 1; as claimed if the estimate is within the
-    claim, even if the interval is not; less or more if the complete interval is outside; otherwise
-    undecided. A claim without figures is only measured.
+    No change if the interval holds 1; as claimed if the estimate is within the claim; less or more
+    if the complete interval is outside; else undecided. A claim without figures is only measured.
     """
     of, to = records.get(claim.of), records.get(claim.to)
     metrics = {record.variant.metric for record in (of, to) if record is not None}

@@ -1,8 +1,7 @@
-"""Time a few steps of a plan in the real training job.
+"""Time a few steps of a plan in the real training job, whose weights are discarded.
 
 Ten warm-up steps, thirty timed ones, one save and two evaluations, of which only the second counts,
-as the first includes one-time costs. The weights are discarded. Rows are read in place, as staging
-comes after the plan.
+as the first includes one-time costs.
 """
 
 import math
@@ -45,8 +44,7 @@ STUDY = {"study": "calibration", "verb": "calibrate"}
 def calibrate(job: CalibrationJob) -> Calibration | None:
     """Plan, run and time; null in a helper process of a multi-process plan.
 
-    Raises TrainingError or HardwareError if the run fails or is not on the planned card, and
-    Interrupted on a signal, keeping nothing.
+    TrainingError or HardwareError if it fails or is on another card, Interrupted on a signal.
     """
     import_code(job.model, job.spec)
     began_s = time.perf_counter()
@@ -132,8 +130,7 @@ def take_times(
 ) -> Calibration:
     """Split up the times of a short run; raise TrainingError if there are too few.
 
-    ``n_window_steps`` steps share a time: on a card those between two log lines, as only then the
-    device is waited for.
+    ``n_window_steps`` steps share a time: on a card those between two log lines.
     """
     timed = steps[n_warmup:]
     if not timed or not record.save_points or not record.eval_points:

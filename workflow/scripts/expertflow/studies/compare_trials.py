@@ -51,10 +51,10 @@ def estimate_ratio(ratios: Sequence[float]) -> Estimate:
 
 
 def divide_estimates(of: Estimate, to: Estimate) -> Estimate:
-    """Divide two independently measured ratios to the same thing.
+    """Divide two independently measured ratios to the same thing; extremes of any two repeats.
 
-    Half-widths of logarithms add in squares, each with the quantile of its own few degrees of
-    freedom, so the interval is rather too wide. Extremes are those of any two repeats.
+    Half-widths of logarithms add in squares, each with the quantile of its few degrees of freedom:
+    the interval is rather too wide.
     """
     value = of.value / to.value
     half = math.hypot(math.log(of.high / of.value), math.log(to.high / to.value))

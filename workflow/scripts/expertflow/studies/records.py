@@ -26,9 +26,9 @@ PLAN = "plan"
 class Variant(Record, frozen=True, kw_only=True):
     """A way to train: the plan with ``training`` settings overridden, and maybe other rows.
 
-    ``of`` names the ladder it is a rung of, if any; ``rung`` counts from 0, the end furthest from
-    the plan. ``undone`` are the settings in which it is nearer to the plan than the rung before.
-    ``saves`` multiplies the plan's number of saves, for the metric ``hours``.
+    ``rung`` counts from 0, the end of ladder ``of`` furthest from the plan. ``undone`` are the
+    settings in which it is nearer to the plan than the rung before. ``saves`` multiplies the plan's
+    number.
     """
 
     name: str
@@ -101,13 +101,11 @@ class Estimate(Record, frozen=True, kw_only=True):
 
 
 class VariantRecord(Record, frozen=True, kw_only=True):
-    """Results of one variant.
+    """Results of one variant. ``ratio`` is its metric over the plan's, by pairs.
 
-    ``is the plan`` means that nothing would change, ``not measurable`` that this machine or model
-    cannot do it. ``ratio`` is the variant's metric over the plan's, by pairs. ``loss_differs`` is
-    its loss over the plan's, minus 1, after the same tokens; ``is_sane`` whether rounding or
-    another order of documents explain that. Two variants of a plan with the same
-    ``settings_sha256`` differ by noise alone.
+    ``not measurable`` means that this machine or model cannot do it. ``loss_differs`` is its loss
+    over the plan's, minus 1, after the same tokens; ``is_sane`` whether rounding or another order
+    of documents explain that. Equal ``settings_sha256`` of one plan differ by noise alone.
     """
 
     expert: str
@@ -131,9 +129,8 @@ class Bar(Record, frozen=True, kw_only=True):
     """A bar of the waterfall, or a row of the table: a variant against the plan.
 
     ``step`` is the worth of the change from the rung before; null if it is no rung, or nothing
-    changes on this hardware, in which case the figures are those of the rung before.
-    ``tokens_per_s`` is the plan's over all jobs times ``ratio``, so that a machine that was slower
-    in one job does not show as a step; null, like dollars, for another ``metric``.
+    changes here. ``tokens_per_s`` is the plan's over all jobs times ``ratio``, so that a slower job
+    shows no step; null, like dollars, for another ``metric``.
     """
 
     name: str

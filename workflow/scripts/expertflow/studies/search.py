@@ -54,10 +54,9 @@ Run = Callable[[TunedSettings, float | None], TrialResult]
 
 
 class Space(Record, frozen=True, kw_only=True):
-    """Choices besides the default.
+    """Choices besides the default; ``free`` settings are those that the manifest leaves open.
 
-    ``free`` names the settings that the manifest leaves open; ``usable_bytes`` limits a predicted
-    peak, null on a CPU; ``left_out`` are choices not tried here, with reasons.
+    ``usable_bytes`` limits a predicted peak, null on a CPU; ``left_out`` are not tried, with a why.
     """
 
     default: TunedSettings
@@ -119,9 +118,8 @@ def threads_to_try(n_usable: int, n_physical: int | None) -> list[int]:
 class Search(Struct, kw_only=True):
     """A search in progress. ``trials`` holds the result of every choice, in order.
 
-    ``clock`` returns seconds; no trial begins after ``max_s``. ``known`` are trials of an earlier
-    search, reused instead of running; one that was given up only if it would be given up here.
-    ``keep`` is called with every trial that was run.
+    No trial begins after ``max_s`` of ``clock``. ``known`` trials of an earlier search are reused,
+    but for those that would not be given up here. ``keep`` is called with every trial that was run.
     """
 
     space: Space
@@ -169,10 +167,7 @@ class Search(Struct, kw_only=True):
         self._leave_out(space.left_out)
 
     def best(self, like: TunedSettings | None = None) -> TunedSettings | None:
-        """Return the fastest that the manifest allows, on a tie the default or the simpler.
-
-        ``like`` restricts the choice to those compiled, or not, as these settings are.
-        """
+        """Return the fastest allowed, ties the default or simpler; ``like``: compiled or not."""
         default, free = self.space.default, self.space.free
         rates = {
             choice: rate
@@ -198,8 +193,7 @@ class Search(Struct, kw_only=True):
     def _descend(self, start: TunedSettings) -> None:
         """Try many rows first, then fewer, first keeping all activations, then recomputing them.
 
-        Rows below some that were slower than more rows are skipped. Recomputing is tried only with
-        more rows than fit without it.
+        Fewer rows are skipped once slower; recomputing is tried with more rows than fit without.
         """
         ran: list[int] = []
         space = self.space

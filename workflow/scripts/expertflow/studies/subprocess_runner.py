@@ -50,8 +50,7 @@ class TrialRunner:
     def run(self, trial: Trial) -> TrialResult:
         """Run one trial; a killed process, e.g. by the OOM killer, is a result.
 
-        Raises Interrupted if this process was told to stop, as the child was, and TrainingError if
-        the plan cannot be run at all.
+        Interrupted if both processes were told to stop, TrainingError if the plan cannot be run.
         """
         here, there = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_run_child, args=(trial, there))
@@ -82,10 +81,7 @@ class TrialRunner:
 
 
 def _start_warm_process() -> None:
-    """Start the process that trials are forked from, if it is not running.
-
-    Python 3.11 does not pass sys.path on to it, and ignores what it then cannot import.
-    """
+    """Start the process that trials fork from; Python 3.11 passes no sys.path on to it."""
     before = os.environ.get(PYTHONPATH)
     os.environ[PYTHONPATH] = os.pathsep.join(filter(None, (str(SCRIPTS), before)))
     try:

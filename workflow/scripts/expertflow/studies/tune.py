@@ -207,10 +207,7 @@ def _check(plan: TrainPlan) -> None:
 def _judge(
     bench: Bench, search: Search, best: TunedSettings | None, *, end_s: float
 ) -> dict[str, object]:
-    """Return the winner and its gain with interval: the default unless the gain is certain.
-
-    Best and default are timed alternately while time is left, adding to earlier pairs.
-    """
+    """Return the winner, the default unless its gain is certain, by alternating pairs."""
     default = search.space.default
     speeds = {settings: trial.tokens_per_s for settings, trial in search.trials.items()}
 

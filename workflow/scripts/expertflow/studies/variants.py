@@ -92,8 +92,7 @@ def set_up_variant(
 ) -> VariantSetup:
     """Resolve a variant; ``is_unpacked``: the plan's own rows hold one document each.
 
-    Raises IsThePlanError if nothing would change, and NotMeasurableError if the plan, the card or
-    the model cannot do it.
+    IsThePlanError if nothing would change, NotMeasurableError if plan, card or model cannot do it.
     """
     changes: dict[str, Any] = {
         k: tuple(v) if isinstance(v, list) else v for k, v in variant.training.items()
@@ -148,8 +147,8 @@ def documents_as_rows(
 ) -> TrainPlan:
     """Return the plan for rows of one document each: the same documents in as many steps.
 
-    The micro-batch has the size of the plan's if all rows were padded to the longest; with
-    ``own_batch`` it is the variant's, in documents.
+    The micro-batch fills the plan's if all rows were padded; with ``own_batch`` it is the
+    variant's.
     """
     per_step = base.global_batch_sequences * first.documents_per_row
     if own_batch:

@@ -1,7 +1,6 @@
-"""Collect the contents of a bundle or an outcome.
+"""Collect the contents of a bundle, or of an outcome, which a GPU machine returns.
 
-A bundle has all that staging, training and the report read. An outcome is what a GPU machine
-returns: results, records and logs, laid out where a run would put them.
+A bundle has all that staging, training and the report read; an outcome results, records and logs.
 """
 
 import hashlib
@@ -225,10 +224,7 @@ def _result_files(results: Path) -> list[Path]:
 
 
 def _staged_at_home(results: Path, spec: BundleSpec, jobs: Provenance) -> Items:
-    """Restore the staging settings of the bundle's origin in Snakemake's records.
-
-    This machine's ``scratch`` affects no result; with it the origin would stage and train again.
-    """
+    """Restore the origin's staging settings, or it would stage and train again."""
     staging = results / "staging.json"
     settings = (read_record(StagingRecord, staging).spec, spec.staging)
     used, at_home = (canonical_json(to_json(each)) for each in settings)

@@ -42,10 +42,9 @@ class BundleSpec(Record, frozen=True, kw_only=True):
 
     ``config`` holds the configuration keys that decide results, ``told`` the training settings from
     the command line. ``files`` are manifest, cards and prices by their name in the bundle.
-    ``content`` hashes the user's own files by their path in the manifest. ``artifacts`` are the
-    files that scoring reads, including the user's ``own_artifacts``. ``tuned`` is the tuning behind
-    the plan as the manifest names it; ``staging`` belongs to this machine; ``code`` is the digest
-    of every rule and of the generators.
+    ``content`` hashes the user's own files by their path in the manifest. ``artifacts`` are what
+    scoring reads. ``tuned`` is the tuning as the manifest names it; ``staging`` belongs to this
+    machine; ``code`` is the digest of every rule and of the generators.
     """
 
     expert: str
@@ -97,9 +96,8 @@ class BundleIndex(Record, frozen=True, kw_only=True):
 class OpenedBundle(Record, frozen=True, kw_only=True):
     """The record of an opened bundle, which counts as long as this record exists.
 
-    ``settings_here`` hashes this machine's manifest at the time, if it had one: an edited manifest
-    takes precedence again. ``other_code`` are rules whose code differs on this machine;
-    ``allow_own_code`` lets the maker's own scoring task run.
+    ``settings_here`` hashes this machine's manifest, which takes precedence once edited.
+    ``other_code`` are rules whose code differs here.
     """
 
     index: BundleIndex

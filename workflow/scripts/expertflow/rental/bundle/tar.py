@@ -1,8 +1,6 @@
 """Write and read a bundle: a tar in which every byte follows from its index.
 
-The index comes first, so a reader knows each header before reading it. A tar that differs from its
-index is rejected: a changed byte, a link, a device, a path outside, extra data anywhere. Any tar
-program can unpack it.
+The index comes first, so a reader knows each header before reading it and refuses anything else.
 """
 
 import hashlib

@@ -88,11 +88,7 @@ def open_bundle(
 def land_outcome(
     outcome: Path, index: BundleIndex, directory: Path, *, may_replace: bool = False
 ) -> None:
-    """Lay out an outcome; raise the errors of ``open_bundle``.
-
-    Files from the bundle are restored only where missing. The report comes last, so a rerun
-    finishes.
-    """
+    """Lay out an outcome, the report last; raise the errors of ``open_bundle``."""
     if index.kind != "outcome":
         raise DataError(f"{outcome}: is a {index.kind}; open it without --outcome")
     results = directory / "results" / index.expert

@@ -26,10 +26,9 @@ MARGIN = 1.5
 
 
 class Copies:
-    """All copies to one run's destinations, and their outcomes; destinations may be null.
+    """All copies to one run's destinations, which may be null; ``cancel`` interrupts transfers.
 
-    ``cancel`` interrupts transfers. A failing destination raises ConfigError before the command
-    starts; later, SyncFailed after everything else was sent.
+    A failing one raises ConfigError before the command starts; later SyncFailed, after the others.
     """
 
     def __init__(self, options: GuardOptions) -> None:

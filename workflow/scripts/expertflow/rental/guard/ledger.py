@@ -18,10 +18,7 @@ LEDGER, PLACE = "ledger.json", "state/.guard"
 
 
 class Meter:
-    """Counts dollars on top of a ledger, from now or from when billing began; none without a price.
-
-    ``usd_before`` is what earlier sessions cost.
-    """
+    """Counts dollars on top of a ledger, from now or ``since_s``; none without a price."""
 
     def __init__(
         self,
@@ -127,10 +124,7 @@ def read_ledger(path: Path) -> Ledger:
 
 
 def merge_ledgers(mine: Ledger, other: Ledger, *, judged: Ledger) -> Ledger:
-    """Add sessions that only the other ledger has, or has for longer.
-
-    Sessions already ``judged`` by a meter (counted or clipped) are added only if they went on.
-    """
+    """Add what only the other ledger has; sessions ``judged`` by a meter only if they went on."""
     known = {session.start_s: session for session in mine.sessions}
     for session in other.sessions:
         same = (s for s in (*mine.sessions, *judged.sessions) if s.start_s == session.start_s)

@@ -1,7 +1,4 @@
-"""Guard a command on a rented machine: stop it in time, save its output, then stop paying.
-
-The machine is stopped only once copies are verified and the record is written.
-"""
+"""Guard a command on a rented machine: stop it in time, save its output, then stop paying."""
 
 import logging
 import math
@@ -271,10 +268,7 @@ class Guard:
         return code
 
     def _finish(self, cause: StopCause | None, *, code: int, idle_timer: str) -> int:
-        """Copy and verify, write the record, run the stop command; return the guard's exit code.
-
-        ``code`` is the command's own; 0 counts as finished even if the command was told to stop.
-        """
+        """Copy, write the record, run the stop command; return the guard's exit code."""
         outcome = "finished" if code == 0 else cause.outcome if cause else "failed"
         words = f"the command ended with exit code {code}"
         price, limit = self.options.usd_per_hour, self.options.max_usd

@@ -1,14 +1,12 @@
 """A process between guard and command that stops the command's entire process tree.
 
-It adopts orphans of the command, ends and reaps them, like the init process of a container. SIGTERM
-stops everything; SIGUSR1 kills what is left. If the guard dies, even by SIGKILL, the kernel sends
-the supervisor SIGTERM.
+It adopts and reaps orphans, like a container's init. SIGTERM, which the kernel also sends if the
+guard dies, stops everything; SIGUSR1 kills what is left.
 
-Snakemake is stopped first: it starts no more jobs or retries, and waits for running ones. Then the
-jobs' own processes, which save and exit. Shells and pipes around them are left alone and end with
-what they serve: if a shell ends before its trainer, Snakemake deletes what the trainer still
-writes, and if a log pipe ends, the trainer fails. Child processes of a job (a launcher's trainers,
-a loader's workers) are stopped by that job.
+Snakemake is stopped first: it starts no more jobs and waits for running ones. Then the jobs' own
+processes, which save and exit. Shells and pipes around them end with what they serve: if a shell
+ends before its trainer, Snakemake deletes what the trainer still writes, and without its log pipe
+the trainer fails. Children of a job (a launcher's trainers, a loader's workers) are the job's.
 """
 
 import contextlib
@@ -171,10 +169,7 @@ class _Stop:
             self._interrupt_stuck(now_s)
 
     def _tell(self, *, schedulers: bool) -> None:
-        """Send SIGTERM, once each, to Snakemake and the command itself, or to all others.
-
-        A shell that starts something new after the stop is continuing its script: signal it, too.
-        """
+        """Send SIGTERM, once each, to Snakemake and the command itself, or to all others."""
         living, stopping = set(_living()), bool(self._told)
         for child in psutil.Process().children():
             for process, is_scheduler in self._wanted(child, stopping, living):

@@ -62,9 +62,8 @@ def push_state(
 ) -> SendRecord | None:
     """Copy a state's newest checkpoint or model and logs, unless there already; keep two pushes.
 
-    ``hold`` is a place on the same disk for hard links, which keep the trainer from deleting a
-    checkpoint meanwhile. A push whose key is not ``trusted`` (null: all are) is compared and
-    repaired. If SyncFailed is raised, earlier pushes are intact.
+    Hard links in ``hold``, on the same disk, keep a checkpoint meanwhile. A push whose key is not
+    ``trusted`` (null: all are) is compared and repaired. SyncFailed leaves earlier pushes intact.
     """
     place, name, folder = _key_of(state), _progress_of(state), hold / "files"
     if name is None:
@@ -96,8 +95,7 @@ def pull_states(
 ) -> list[str]:
     """Restore states with more progress there than here; return a line for each.
 
-    A damaged push is dropped in favor of the one before it. Raise SyncFailed if all pushes of a
-    state are damaged, or the store cannot be read.
+    A damaged push is dropped in favor of the one before it; SyncFailed if all of a state's are.
     """
 
     def visible(key: str) -> list[str]:

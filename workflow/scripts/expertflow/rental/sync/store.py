@@ -47,10 +47,9 @@ class SendRecord(Record, frozen=True, kw_only=True):
 
 
 class Store(ABC):
-    """A place that keeps folders by key, ``a/b/c``.
+    """A place that keeps folders by key, ``a/b/c``; ``shown`` is its address without secrets.
 
     Every method raises SyncFailed if it could not finish, and soon after ``cancel`` is set.
-    ``shown`` is the address without secrets.
     """
 
     def __init__(self, shown: str, cancel: threading.Event) -> None:
@@ -126,10 +125,9 @@ def check_key(key: str) -> str:
 def files_below(
     folder: Path, *, skip: Collection[str] = (), only_a_look: bool = False
 ) -> list[str]:
-    """List files by relative name, in a fixed order; ``skip`` are names of files and folders.
+    """List files by relative name in a fixed order, without partial ones and names to ``skip``.
 
-    Partial files are left out, and links are followed; raise SyncFailed for a dangling link or a
-    folder that cannot be listed. ``only_a_look`` leaves out such folders, and linked ones.
+    SyncFailed for a dangling link or an unreadable folder, which ``only_a_look`` leaves out.
     """
     found = []
     failed = None if only_a_look else _refuse

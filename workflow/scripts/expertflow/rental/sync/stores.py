@@ -229,30 +229,20 @@ class S3Store(Store):
             if (way := self._compare(path, target, parts)) is not None:
                 return 0, way
             n_bytes = path.stat().st_size
-            self._upload(path, target, parts)
+            self._upload(path, target)
             if (way := self._compare(path, target, parts)) is None:
                 raise SyncFailed(f"s3://{self._bucket}/{target}: not what was uploaded")
         return n_bytes, way
 
-    def _upload(self, path: Path, target: str, parts: list[bytes]) -> None:
-        ask, client = self._asked, self._client
-        if len(parts) <= 1:
-            sums = {"ChecksumAlgorithm": SUM, "ChecksumSHA256": _text(_whole(parts))}
-            ask(client.put_object, target, Body=path.read_bytes(), **sums)
-            return
-        upload = ask(client.create_multipart_upload, target, ChecksumAlgorithm=SUM)["UploadId"]
-        try:
-            done = []
-            for number, chunk in enumerate(self._chunks(path), 1):
-                one = {"PartNumber": number, "ChecksumSHA256": _text(parts[number - 1])}
-                part = ask(client.upload_part, target, UploadId=upload, **one, Body=chunk)
-                done.append({**one, "ETag": part["ETag"]})
-            whole = {"MultipartUpload": {"Parts": done}}
-            ask(client.complete_multipart_upload, target, UploadId=upload, **whole)
-        except (SyncFailed, OSError):
-            # Orphaned parts cost money.
-            ask(client.abort_multipart_upload, target, UploadId=upload)
-            raise
+    def _upload(self, path: Path, target: str) -> None:
+        from boto3.s3.transfer import TransferConfig
+
+        # The parts that are compared; threads would hold several of them.
+        parts = {"multipart_threshold": self._chunk_bytes + 1, "use_threads": False}
+        config = TransferConfig(multipart_chunksize=self._chunk_bytes, **parts)
+        sums, send, going = {"ChecksumAlgorithm": SUM}, self._client.upload_file, self._check_wanted
+        more = {"Filename": str(path), "ExtraArgs": sums, "Config": config, "Callback": going}
+        self._asked(send, target, **more)
 
     def _compare(self, path: Path, target: str, parts: list[bytes]) -> str | None:
         try:
