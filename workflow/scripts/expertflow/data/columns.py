@@ -24,10 +24,7 @@ Rows = NDArray[np.int64]
 
 
 class Columns(Struct, kw_only=True):
-    """One entry per document, in manifest order.
-
-    ``text``, ``text_rest`` are halves of ``text_hash``; ``source``, ``category`` index the names.
-    """
+    """One entry per document, in manifest order; ``text``, ``text_rest`` halve ``text_hash``."""
 
     text: Hashes
     text_rest: Hashes

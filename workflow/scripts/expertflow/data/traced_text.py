@@ -124,10 +124,7 @@ class DerivedStr(str):
 
 
 class TracedStr(DerivedStr):
-    """A nonempty text that records how it is read.
-
-    A modification asks whether there is anything to change; if there is, the layout differs.
-    """
+    """A nonempty text that records how it is read; a modification asks if it changes anything."""
 
     number: int
 

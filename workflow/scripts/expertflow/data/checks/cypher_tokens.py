@@ -1,7 +1,4 @@
-"""Rewrite the tokens of Neo4j Cypher that graphglot lacks into ones that it parses.
-
-Each rule preserves validity, up to types: a number replaces what was removed.
-"""
+"""Rewrite tokens of Neo4j Cypher that graphglot lacks, keeping validity up to types."""
 
 from collections.abc import Callable
 
@@ -12,10 +9,7 @@ _CLOSING = (TokenType.RIGHT_PAREN, TokenType.RIGHT_BRACKET, TokenType.RIGHT_BRAC
 
 
 def adapt_tokens(tokens: list[Token], parse_subquery: Callable[[list[Token]], None]) -> list[Token]:
-    """Replace names, map projections, ``COUNT { … }`` and ``COLLECT { … }``, innermost first.
-
-    ``parse_subquery`` gets the braces of each subquery and raises if they do not parse.
-    """
+    """Replace names, map projections and subqueries; ``parse_subquery`` checks these."""
     result: list[Token] = []
     opened: list[int] = []
     followers = [*(token.token_type for token in tokens[1:]), None]

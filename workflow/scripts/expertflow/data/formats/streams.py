@@ -1,7 +1,4 @@
-"""Open a file as a stream of UTF-8 bytes, decompressed and recoded in flat memory.
-
-Its first bytes are checked to find a wrong file name before any work starts.
-"""
+"""Open a file as a stream of UTF-8 bytes, decompressed and recoded in flat memory."""
 
 import codecs
 import gzip

@@ -1,8 +1,7 @@
 """Open a repository or bundle isolated from user, machine and repository settings.
 
-A repository can carry settings, attributes, grafts, hooks and remotes that change what git shows or
-start programs. So its objects are read through an empty temporary git directory without any; only
-branch and tag names are read from the repository itself, by two commands that open no object.
+Those can change what git shows, or start programs. So objects are read through an empty temporary
+git directory; the repository itself is only asked for branch and tag names, which opens no object.
 """
 
 import contextlib
@@ -122,10 +121,7 @@ def _environment() -> dict[str, str]:
 
 
 class IsolatedStore(NamedTuple):
-    """A repository's objects, and commits by full ref name.
-
-    ``shallow`` commits lack their parents (shallow clone); ``walked`` is the short name of ``ref``.
-    """
+    """A repository's objects, and commits by ref; ``shallow`` ones lack their parents."""
 
     git_dir: Path
     tip: str
