@@ -139,14 +139,43 @@ def test_a_run_stops_before_its_budget_is_spent(tmp_path: Path) -> None:
     told = re.search(r"after \d+ s, \$([\d.]+) spent", out)
     assert told and 1000 <= found["usd"] <= float(told[1]) + 0.01
     # The next session finds it spent, and begins nothing.
-    code, out = guarded.run(tmp_path, *hook, command=["touch", "went_on"])
+    code, out = guarded.run(tmp_path, *guarded.BUDGET, command=["touch", "went_on"])
     assert code == 1 and "raise --max-usd" in out and out.count("\n") == 1
-    assert "--on-finish was not run, and this machine is still paid for" in out
     assert not (tmp_path / "went_on").exists()
-    assert (tmp_path / "hook").read_text().count("\n") == 1
     code, out = guarded.run(tmp_path, *guarded.BUDGET, "--forget-spent", command=["true"])
     assert code == 0, out
     assert guarded.record(tmp_path)["usd_before"] == 0
+
+
+@pytest.mark.parametrize("is_fresh", [False, True])
+def test_a_machine_that_is_started_again_stops_when_the_budget_is_spent(
+    tmp_path: Path, is_fresh: bool
+) -> None:
+    program = patched_script(tmp_path, "guard_run", guarded.AHEAD)
+    options = (*guarded.BUDGET, *guarded.HOOK, "--sync-to", str(tmp_path / "bucket"))
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "report.json").write_text("{}")
+    code, out = guarded.run(tmp_path, *options, command=guarded.trainer(tmp_path), program=program)
+    assert code == 80, out
+    again = tmp_path / "again" if is_fresh else tmp_path
+    again.mkdir(exist_ok=True)
+    (tmp_path / "hook").unlink()
+    (tmp_path / "bucket/results/report.json").unlink()
+    code, out = guarded.run(again, *options, command=["touch", "went_on"])
+    assert code == 80, out
+    assert "the command is not started: $" in out and "stop command run, exit code 0" in out
+    assert (again / "hook").read_text().startswith("budget 80 1")
+    assert not (again / "went_on").exists()
+    # What is only here is copied before the machine is gone.
+    assert (tmp_path / "bucket/results/report.json").is_file() is not is_fresh
+    found = guarded.record(again)
+    assert found["exit_code"] is None and found["on_finish"] == "run, exit code 0"
+    # Where an earlier session was, missing results are not known to be elsewhere.
+    shutil.rmtree(again / "results")
+    (again / "hook").unlink()
+    code, out = guarded.run(again, *options, "--sync-retries", "0", command=["true"])
+    assert code == 84 and "NOT SYNCED" in out
+    assert not (again / "hook").exists()
 
 
 def test_as_the_first_process_it_collects_orphans(tmp_path: Path) -> None:

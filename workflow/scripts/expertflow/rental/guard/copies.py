@@ -29,7 +29,10 @@ class Copies:
     """All copies to one run's destinations, which may be null; ``cancel`` interrupts transfers.
 
     A failing one raises ConfigError before the command starts; later SyncFailed, after the others.
+    ``starts_nothing``: a machine without an earlier session has nothing to copy.
     """
+
+    starts_nothing = False
 
     def __init__(self, options: GuardOptions) -> None:
         self.cancel = threading.Event()
@@ -44,6 +47,7 @@ class Copies:
         self.syncs: list[SendRecord] = []
         self.failures: list[str] = []
         self._ledger = RemoteLedger(self.own)
+        self._is_fresh = False
         self._published_before: frozenset[str] = frozenset()
         # Pushes made by this session; null (all are trusted) once existing ones were compared.
         self._trusted: set[str] | None = set()
@@ -52,6 +56,7 @@ class Copies:
 
     def start_session(self, *, forget_spent: bool) -> None:
         remove(self.own / HOLD)
+        self._is_fresh = not self._ledger.path.is_file()
         self._published_before = self._published()
         if forget_spent:
             self._ledger.forget_sessions()
@@ -150,6 +155,8 @@ class Copies:
             return
         with convert_errors(f"{self.results}: not copied"):
             names = files_below(self.results, skip=self.skip)
+            if not names and self.starts_nothing and self._is_fresh:
+                return
             if not names:
                 raise SyncFailed(
                     f"nothing below {self.results} to copy; give --results and --state, the folders"

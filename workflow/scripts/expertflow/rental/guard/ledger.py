@@ -8,13 +8,17 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from expertflow.core.errors import DataError
+from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import remove
 from expertflow.core.records import read_record, write_record
 from expertflow.plan.records import Ledger, PaidSession
 from expertflow.rental.sync.store import NotThere, Store
 
 LEDGER, PLACE = "ledger.json", "state/.guard"
+
+
+class BudgetSpent(ConfigError):
+    """Nothing is left of the budget to start the command with."""
 
 
 class Meter:

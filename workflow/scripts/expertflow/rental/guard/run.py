@@ -21,7 +21,7 @@ from expertflow.core.locks import try_lock
 from expertflow.core.process import SIGNALS, kill_group
 from expertflow.core.records import Record, write_record
 from expertflow.rental.guard.copies import Copies
-from expertflow.rental.guard.ledger import LEDGER, Meter
+from expertflow.rental.guard.ledger import LEDGER, BudgetSpent, Meter
 from expertflow.rental.guard.options import GuardOptions
 from expertflow.rental.guard.supervisor import Supervisor
 from expertflow.rental.guard.timers import IdleGpu, Notice, Standstill
@@ -49,7 +49,7 @@ class GuardRecord(Record, frozen=True, kw_only=True):
 
     outcome: Outcome
     why: str
-    exit_code: int
+    exit_code: int | None
     started_at: str
     elapsed_s: float = 0.0
     usd_per_hour: float | None
@@ -95,9 +95,14 @@ class Guard:
         with self._lock_folder():
             # All that may refuse to start; the meter runs once the ledger is known.
             self.copies.start_session(forget_spent=self.options.forget_spent)
-            self.start_meter()
-            if self.options.pull:
-                self.pull_states()
+            try:
+                self.start_meter()
+                if self.options.pull:
+                    self.pull_states()
+            except BudgetSpent as spent:
+                if self.options.on_finish is None:
+                    raise
+                return self._end_unstarted(str(spent))
             self.copies.try_destinations()
             remove(self.options.results / RECORD)
             self._may_cancel = False
@@ -135,7 +140,7 @@ class Guard:
             yield
 
     def start_meter(self) -> None:
-        """Count dollars if the price is known; raise ConfigError if the budget is spent."""
+        """Count dollars if the price is known; raise BudgetSpent if none are left."""
         options = self.options
         self.meter = Meter(
             self.copies.own / LEDGER,
@@ -144,18 +149,14 @@ class Guard:
             since_s=options.paid_since_s,
         )
         if not self.meter.has_usd_for(options.reserve_s):
-            # The only copy of earlier results may be here, so the machine is not stopped unasked.
-            paid = ""
-            if options.on_finish is not None:
-                paid = "; --on-finish was not run, and this machine is still paid for"
-            raise ConfigError(
+            raise BudgetSpent(
                 f"{self.meter.format_usd()} are spent, and {options.reserve_s:g} s are kept for"
-                f" save and sync{paid}; raise --max-usd, or begin a new budget with --forget-spent"
+                " save and sync; raise --max-usd, or begin a new budget with --forget-spent"
             )
         self.meter.write_ledger()
 
     def pull_states(self) -> None:
-        """Pull states; raise ConfigError once only the budget's reserve is left."""
+        """Pull states; raise BudgetSpent once only the budget's reserve is left."""
         reserve_s = self.options.reserve_s
         timer = threading.Timer(self.meter.lasts_s(reserve_s), self.copies.cancel.set)
         timer.daemon = True
@@ -171,10 +172,15 @@ class Guard:
                 with suppress(SyncFailed):
                     # A fresh machine would pay for the same again.
                     self.copies.send_ledger()
-                raise ConfigError(
-                    f"{self.meter.format_usd()} were spent while states were pulled; nothing was"
-                    " started; raise --max-usd"
-                )
+                told = "were spent while states were pulled; nothing was started; raise --max-usd"
+                raise BudgetSpent(f"{self.meter.format_usd()} {told}")
+
+    def _end_unstarted(self, why: str) -> int:
+        """Copy what earlier sessions left here, then stop the machine, as after any other end."""
+        log.warning("the command is not started: %s", why)
+        self.copies.starts_nothing = True
+        cause = StopCause(outcome="budget", why=why, grace_s=0)
+        return self._finish(cause, code=None, idle_timer="off: no command")
 
     def _note(self) -> bool:
         try:
@@ -267,10 +273,11 @@ class Guard:
         log.info("the command ended %.1f s later", time.monotonic() - begun_s)
         return code
 
-    def _finish(self, cause: StopCause | None, *, code: int, idle_timer: str) -> int:
+    def _finish(self, cause: StopCause | None, *, code: int | None, idle_timer: str) -> int:
         """Copy, write the record, run the stop command; return the guard's exit code."""
         outcome = "finished" if code == 0 else cause.outcome if cause else "failed"
-        words = f"the command ended with exit code {code}"
+        ended = "was not started" if code is None else f"ended with exit code {code}"
+        words = f"the command {ended}"
         price, limit = self.options.usd_per_hour, self.options.max_usd
         unpriced = ("usd_per_hour", "usd_before", "usd") if price is None else ()
         self._record = GuardRecord(
@@ -283,10 +290,11 @@ class Guard:
             max_usd=limit,
             idle_timer=idle_timer,
             unavailable=dict.fromkeys(unpriced, "no --usd-per-hour")
-            | ({"max_usd": "no --max-usd"} if limit is None else {}),
+            | ({"max_usd": "no --max-usd"} if limit is None else {})
+            | ({"exit_code": words} if code is None else {}),
         )
         hurried = cause.outcome if cause and cause.outcome in NO_HOOK else None
-        exit_code = EXIT_CODES.get(outcome, code)
+        exit_code = EXIT_CODES.get(outcome, code or 0)
         self.copies.break_off()
         self._may_cancel = True
         synced = self._note()
