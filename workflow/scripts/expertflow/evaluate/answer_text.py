@@ -19,8 +19,7 @@ def without_thoughts(text: str) -> str:
 def strip_code_fence(text: str) -> str:
     """Return the content of the first fenced block, or the text itself without one.
 
-    Chat models often wrap an answer in a fence after a sentence. Counting that as wrong would
-    flatter the expert against its base model.
+    Chat models often wrap an answer; counting that as wrong would flatter the expert.
     """
     found = _FENCE.search(text)
     return text if found is None else found[1]
