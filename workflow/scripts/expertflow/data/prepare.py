@@ -84,9 +84,7 @@ class DocumentMaker:
         # Documents with the same identity are duplicates.
         identity = f"{given}\n{answer}"
         if names := source.duplicate_fields:
-            identity = "\n".join(
-                normalize_text(text_field(record, name)).casefold() for name in names
-            )
+            identity = "\n".join(normalize_text(text_field(record, n)).casefold() for n in names)
             text = text_hash(identity)
         return NewDocument(
             self._id(raw, record),

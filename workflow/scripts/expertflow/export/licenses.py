@@ -73,9 +73,8 @@ class Licensed(Record, frozen=True, kw_only=True):
     @property
     def parts(self) -> tuple[str, ...]:
         """The names in a text that lists several licenses, without duplicates in any spelling."""
-        return tuple(
-            sorted({normalize_name(part) for part in SEVERAL.split(self.license or "")} - {""})
-        )
+        parts = map(normalize_name, SEVERAL.split(self.license or ""))
+        return tuple(sorted({*parts} - {""}))
 
     @property
     def terms(self) -> set[str]:
