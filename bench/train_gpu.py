@@ -10,7 +10,7 @@ by the project's own packing and trained by its own loop, from a plan as the pro
 Parts, in the order in which they run until the budget is spent:
 - ceilings: large and the model's own matrix products, copies on the device and from the host;
 - route: which attention kernels there are, in words;
-- lora, full: the plan's own settings;
+- lora, full, dora, qlora: the plan's own settings, checked before the first step as a run's are;
 - ...-padded: one document a row padded to its end, fp32 logits of every row, 4 rows, masks, no
   compilation, unfused AdamW: a trainer without care, in the same precision;
 - packed: logits of packed rows against every document alone, and no leak between documents;
@@ -23,7 +23,11 @@ what a variant computes besides counts nothing. Every part runs in a process of 
 fails or does not fit says so, and the rest goes on. Step times are those of the device. Data wait
 (data_wait) is what the host waited for batches; what it waited for the device is not in it. The
 first step compiles where compilation is on; the caches are the kit's own and begin empty, and what
-one part compiled a later one finds there.
+one part compiled a later one finds there. A part steps for --soak-s, so that the card is warm, and
+is measured for --measure-s, while clocks, power and temperature are sampled. "Predicted" is the
+step that the plan's model makes of the same settings, on this card.
+
+What a trainer of others does with the same rows: bench/side_by_side.py --only training.
 
 Prints a table; the last line is JSON. Ends with 1 where a part failed or a check did not pass.
 """
@@ -52,7 +56,8 @@ from gpu_kit.training import Work
 BUDGET_S = 480
 # What tells most comes first; the variants of one switch are what a spent budget may leave out.
 ORDER = (
-    *("ceilings", "route", "lora", "lora-padded", "packed", "resume", "full", "profile"),
+    *("ceilings", "route", "lora", "packed", "resume", "full", "dora", "lora-padded", "qlora"),
+    "profile",
     *("lora-no-compile", "lora-all-rows-loss", "lora-sdpa-mask", "lora-checkpointing"),
     *(name for name in parts.VARIANTS if name.startswith("full-")),
 )
@@ -70,7 +75,7 @@ def main() -> None:
         os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "compiled" / "triton")
         work = Work(
             folder=Path(folder), device=args.device, model=args.model, sizes={}, packings={},
-            peak_tflops=args.peak_tflops, n_steps=args.steps, limit_s=args.part_limit_s / 4,
+            peak_tflops=args.peak_tflops, soak_s=args.soak_s, measure_s=args.measure_s,
         )  # fmt: skip
         made = launch_part("prepare", work, args)
         if "sizes" not in made:
@@ -102,7 +107,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--model", choices=tuple(SIZES), default="0.6B", help="shape (0.6B)")
     parser.add_argument("--only", help=f"parts, by commas: {', '.join(ORDER)}")
-    parser.add_argument("--steps", type=int, default=20, help="timed steps of a part (20)")
+    parser.add_argument("--soak-s", type=float, default=10, help="step so long unmeasured (10)")
+    parser.add_argument("--measure-s", type=float, default=20, help="measure so long (20)")
     parser.add_argument(
         "--budget-s", type=float, default=BUDGET_S, help=f"start no part after this ({BUDGET_S})"
     )

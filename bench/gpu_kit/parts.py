@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -39,7 +40,12 @@ def _variants(method: str) -> dict[str, Variant]:
     }  # fmt: skip
 
 
-VARIANTS = {**_variants("lora"), **_variants("full")}
+VARIANTS = {
+    **_variants("lora"),
+    **_variants("full"),
+    "dora": Variant(use_dora=True),
+    "qlora": Variant(method="qlora"),
+}
 
 
 def prepare(work: Work) -> dict[str, Any]:
@@ -68,6 +74,8 @@ def prepare(work: Work) -> dict[str, Any]:
             "memory_bytes": torch.cuda.get_device_properties(0).total_memory if cuda else None,
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
+            "transformers": version("transformers"),
+            "peft": version("peft"),
         },
         "rows": {
             "lengths": LENGTHS_WORDS,

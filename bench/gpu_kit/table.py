@@ -4,7 +4,8 @@ from typing import Any
 
 GIB = 1 << 30
 HEAD = (
-    f"{'part':>20} {'tokens/s':>10} {'x padded':>8} {'step ms (5-95 %)':>22} {'MFU':>6}"
+    f"{'part':>20} {'tokens/s':>10} {'x padded':>8} {'step ms (5-95 %)':>22}"
+    f" {'predicted':>9} {'MFU':>6}"
     f" {'of matmul':>9} {'peak GiB':>8} {'wait':>6} {'first s':>7}  micro-batch"
 )
 
@@ -19,12 +20,14 @@ def table(report: dict[str, Any]) -> str:
         f" {rows['sum_len_sq_over_sum_len']:.0f}, {rows['supervised_share']:.0%} supervised,"
         f" {rows['padding_share']:.1%} padding when packed",
         f"FLOPs: {report['convention']}",
-        "MFU: by the table's peak; of matmul: by the large product measured here",
+        "MFU: by the table's peak; of matmul: by the large product measured here; predicted: ms by"
+        " the plan's step model, before anything was measured",
         "",
         *_ceilings(parts.get("ceilings", {})),
         HEAD,
         *(_training(name, parts) for name, part in parts.items() if _is_training(name, part)),
         "",
+        *(line for name, part in parts.items() for line in _conditions(name, part)),
         *(_check(name, parts[name]) for name in ("route", "packed", "resume") if name in parts),
         *_profile(parts.get("profile", {})),
     ]
@@ -34,12 +37,14 @@ def table(report: dict[str, Any]) -> str:
 
 
 def _is_training(name: str, part: dict[str, Any]) -> bool:
-    return name.split("-")[0] in ("lora", "full")
+    return name.split("-")[0] in ("lora", "full", "dora", "qlora")
 
 
 def _problem(part: dict[str, Any]) -> str | None:
     if "failed" in part:
         return f"FAILED: {part['failed']}"
+    if "absent" in part:
+        return f"not run: {part['absent']}"
     if "out_of_memory" in part:
         at = part.get("micro_batch_size")
         return f"does not fit{f' at micro-batch {at}' if at else ''}: {part['out_of_memory']}"
@@ -76,15 +81,33 @@ def _training(name: str, parts: dict[str, Any]) -> str:
     padded = parts.get(f"{name.split('-')[0]}-padded", {}).get("tokens_per_s")
     times = f"{part['tokens_per_s'] / padded:.2f}" if padded else "-"
     spread = f"{_ms(part['step_s'])} ({_ms(part['step_low_s'])}-{_ms(part['step_high_s'])})"
-    memory = part["peak_memory_bytes"]
+    memory, predicted = part["peak_memory_bytes"], part["predicted"]
     halved = f", after {part['out_of_memory_at']}" if part["out_of_memory_at"] else ""
     return (
         f"{name:>20} {part['tokens_per_s']:>10,.0f} {times:>8} {spread:>22}"
+        f" {_ms(predicted['total_s']) if predicted else '-':>9}"
         f" {_percent(part['mfu']):>6} {_percent(part['mfu_of_measured_matmul']):>9}"
         f" {'-' if memory is None else f'{memory / GIB:.1f}':>8} {part['data_wait_share']:>6.1%}"
         f" {part['first_step_s']:>7.1f}  {part['micro_batch_size']}{halved}"
         + ("" if part["loss_is_finite"] else "  LOSS NOT FINITE")
     )
+
+
+def _conditions(name: str, part: dict[str, Any]) -> list[str]:
+    """Say what gave way in a part, and how warm and fast the card was."""
+    card = part.get("card", {})
+    lines = [f"{name}: {f['part']} gave way to {f['used']}: {f['reason']}"
+             for f in part.get("fallbacks", ())]  # fmt: skip
+    if clock := card.get("sm_clock_mhz"):
+        power, heat = card["power_w"], card["temperature_c"]
+        lost = ", ".join(f"{why} {s:.1f} s" for why, s in (card["throttle_s"] or {}).items() if s)
+        lines.append(
+            f"{name}: SM {clock['mean']:.0f} MHz ({clock['min']:.0f}-{clock['max']:.0f})"
+            + (f", {power['mean']:.0f} W of {card['power_limit_w']:.0f}" if power else "")
+            + (f", at most {heat['max']:.0f} C" if heat else "")
+            + f"; throttled: {lost or 'no'}; {len(card['other_processes'])} other processes"
+        )
+    return lines
 
 
 def _ms(seconds: float) -> str:

@@ -5,16 +5,18 @@ import math
 import statistics
 import time
 from contextlib import ExitStack
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from msgspec import field
+from msgspec.structs import replace
 from support import plan_spec
 
 from expertflow.core.files import read_json_lines
-from expertflow.core.records import Record, from_json
+from expertflow.core.records import Record, from_json, to_json
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import TrainPlan
@@ -22,18 +24,21 @@ from expertflow.plan.resolve import plan_training
 from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import loop
+from expertflow.train.compilation import note_compilation, try_to_compile
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.memory import OutOfMemory, warm_up_compile
 from expertflow.train.processes import Processes, start_processes
 from expertflow.train.run import TrainInputs, assemble_run
 from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.step_hooks import flush_steps
+from gpu_kit.card_watch import watch_card
 from gpu_kit.cards import card
 from gpu_kit.ceilings import wait
 from gpu_kit.fixtures import SIZES, model_record
 from gpu_kit.losses import AllRowsLoss
 
-WARM_UP = 3
+# Steps at least before and while it is measured; micro-batches whose shapes are compiled before.
+WARM_UP, MEASURED, WARMED_UP = 2, 3, 64
 LORA = LoraSpec(
     r=16, alpha=32, dropout=0.05, use_dora=False, use_rslora=False,
     targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
@@ -49,8 +54,8 @@ class Work(Record, frozen=True, kw_only=True):
     sizes: dict[str, int]
     packings: dict[str, Any]
     peak_tflops: float | None
-    n_steps: int
-    limit_s: float
+    soak_s: float
+    measure_s: float
     micro_batch: int | None = None
     matmul_flops_per_s: float | None = None
 
@@ -69,6 +74,7 @@ class Variant(Record, frozen=True, kw_only=True):
     """One way to train: settings that differ from what a plan chooses."""
 
     method: str = "lora"
+    use_dora: bool = False
     packing: str = "bfd"
     changes: dict[str, Any] = field(default_factory=dict)
     all_rows_loss: bool = False
@@ -83,8 +89,9 @@ def plan_of(work: Work, variant: Variant, **changes: Any) -> TrainPlan:
     that a variant differs from it in what it names and in nothing else.
     """
     packing = work.packing(variant.packing)
+    lora = None if variant.method == "full" else replace(LORA, use_dora=variant.use_dora)
     settings: dict[str, Any] = {
-        "method": variant.method, "lora": None if variant.method == "full" else LORA,
+        "method": variant.method, "lora": lora,
         "max_steps": 10_000, "batch_size": None, "gradient_accumulation_steps": None,
         "learning_rate": 1e-4, "save_steps": 10_000, "eval_steps": 10_000, "logging_steps": 10,
         "n_threads": 1 if work.device == "cpu" else None, "warmup_ratio": 0.01,
@@ -139,6 +146,8 @@ class Session:
         """Do one step of the loop, and fetch losses as often as the plan says."""
         run = self.run
         run.pending.append(loop.train_step(run, self.batches))
+        if run.progress.step == 1:
+            note_compilation(run)
         if run.progress.step % run.plan.logging_steps == 0:
             flush_steps(run)
 
@@ -156,6 +165,8 @@ def train(work: Work, variant: Variant, name: str) -> dict[str, Any]:
 
     Where the product would go on with half the micro-batch, so does this.
     """
+    if variant.method == "qlora" and find_spec("bitsandbytes") is None:
+        return {"absent": "bitsandbytes is not installed"}
     plan = plan_of(work, variant)
     processes = start_processes(plan)
     tried: list[int] = []
@@ -182,7 +193,8 @@ def _train(
 ) -> dict[str, Any]:
     session = Session(work, variant, plan, name=name, processes=processes)
     try:
-        return {**settings_of(session), **_measured(work, plan, session)}
+        measured = _measured(work, plan, session)
+        return {**settings_of(session), **measured}
     finally:
         session.close()
 
@@ -198,6 +210,7 @@ def settings_of(session: Session) -> dict[str, Any]:
         "torch_compile": plan.torch_compile,
         "checkpoint_activations": plan.gradient_checkpointing,
         "activated": list(session.run.activated),
+        "fallbacks": [to_json(fallback) for fallback in session.run.progress.fallbacks],
     }
 
 
@@ -207,23 +220,20 @@ def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     start_s = time.perf_counter()
+    try_to_compile(run)
     session.step()
     wait(work.device)
     first_s = time.perf_counter() - start_s
-    for _ in range(WARM_UP - 1):
-        session.step()
-    warm_up_compile(run, work.n_steps)
+    warm_up_compile(run, WARMED_UP)
+    _steps_for(session, work.soak_s, least=WARM_UP)
     flush_steps(run)
     wait(work.device)
     before = run.progress.n_tokens, run.progress.n_padding_tokens, run.clock.seconds["data_wait"]
-    start_s, marks = time.perf_counter(), [_mark(cuda)]
-    while len(marks) <= work.n_steps and (
-        len(marks) < 4 or time.perf_counter() - start_s < work.limit_s
-    ):
-        session.step()
-        marks.append(_mark(cuda))
-    wait(work.device)
-    wall_s = time.perf_counter() - start_s
+    with watch_card(work.device) as seen:
+        start_s = time.perf_counter()
+        marks = _steps_for(session, work.measure_s, least=MEASURED)
+        wait(work.device)
+        wall_s = time.perf_counter() - start_s
     waited_s = run.clock.seconds["data_wait"] - before[2]
     losses = session.losses()
     n_tokens = run.progress.n_tokens - before[0]
@@ -233,6 +243,8 @@ def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
         "padding_share": _share(run.progress.n_padding_tokens - before[1], n_tokens),
         **_utilization(work, plan, n_tokens / wall_s),
         **_spread(_steps_s(marks, cuda)),
+        "predicted": _predicted(plan),
+        "card": seen,
         "first_step_s": first_s,
         "data_wait_share": waited_s / wall_s,
         "peak_memory_bytes": torch.cuda.max_memory_allocated() if cuda else None,
@@ -242,6 +254,21 @@ def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
         "loss_last": losses[-1],
         "loss_is_finite": all(map(math.isfinite, losses)),
     }
+
+
+def _steps_for(session: Session, seconds: float, *, least: int) -> list[Any]:
+    """Step until the time is over; return the marks between which steps were done."""
+    cuda, start_s = session.run.device.type == "cuda", time.perf_counter()
+    marks = [_mark(cuda)]
+    while len(marks) <= least or time.perf_counter() - start_s < seconds:
+        session.step()
+        marks.append(_mark(cuda))
+    return marks
+
+
+def _predicted(plan: TrainPlan) -> dict[str, Any] | None:
+    """Return the seconds that the step model makes of the plan's step, and of which parts."""
+    return plan.cost.step and to_json(plan.cost.step)
 
 
 def _share(n_padding: int, n_tokens: int) -> float:

@@ -76,8 +76,8 @@ def prepare_work(folder: Path, job: dict[str, Any]) -> Work:
     sizes = make_model(folder / "model", model, device=device)
     packing = make_rows(folder / "bfd", model, packing="bfd")
     return Work(
-        folder=folder, device=device, model=model, sizes=sizes, peak_tflops=None, n_steps=0,
-        packings={"bfd": to_json(packing)}, limit_s=0.0, micro_batch=job["micro_batch"],
+        folder=folder, device=device, model=model, sizes=sizes, peak_tflops=None, soak_s=0.0,
+        packings={"bfd": to_json(packing)}, measure_s=0.0, micro_batch=job["micro_batch"],
     )  # fmt: skip
 
 

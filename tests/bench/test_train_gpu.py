@@ -9,6 +9,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import yaml
@@ -22,7 +23,7 @@ from gpu_kit import cards, training
 
 pytestmark = pytest.mark.long
 
-PARTS = "ceilings,route,lora,lora-padded,lora-checkpointing,full,packed,resume,profile"
+PARTS = "ceilings,route,lora,lora-padded,lora-checkpointing,full,dora,qlora,packed,resume,profile"
 # What a rented machine with torch and transformers has not, by the names that are imported.
 ABSENT = (
     *("snakemake", "datasets", "pandas", "jsonschema", "bitsandbytes", "altair", "orjson"),
@@ -32,7 +33,8 @@ ABSENT = (
 
 def test_the_whole_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) -> None:
     command = [str(bare_python(tmp_path, ABSENT)), str(ROOT / "bench" / "train_gpu.py")]
-    command += ["--device", "cpu", "--model", "tiny", "--steps", "2", "--only", PARTS]
+    command += ["--device", "cpu", "--model", "tiny", "--soak-s", "0", "--measure-s", "0"]
+    command += ["--only", PARTS]
     command += ["--scratch", str(tmp_path), "--output", str(tmp_path / "result.json")]
     # No part may be left out or ended where the machine is slow.
     command += ["--budget-s", "1800", "--part-limit-s", "900"]
@@ -43,12 +45,14 @@ def test_the_whole_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) -> 
     parts = result["parts"]
     assert list(parts) == PARTS.split(",") and result["left_out"] == []
     assert parts["packed"]["passed"] and parts["resume"]["passed"]
-    for name in ("lora", "lora-padded", "lora-checkpointing", "full"):
+    for name in ("lora", "lora-padded", "lora-checkpointing", "full", "dora"):
         part = parts[name]
-        assert part["loss_is_finite"] and part["n_steps"] == 2
+        assert part["loss_is_finite"] and part["n_steps"] == 3
         assert part["tokens_per_s"] > 0 and part["mfu_of_measured_matmul"] > 0
         # What a CPU does not tell is null, never 0.
         assert part["mfu"] is None and part["peak_memory_bytes"] is None
+        assert part["predicted"] is None and part["card"] == {"unavailable": "no card"}
+    assert parts["qlora"] == {"absent": "bitsandbytes is not installed", "part_s": ANY}
     assert parts["lora-padded"]["padding_share"] > 0.5 > parts["lora"]["padding_share"]
     assert parts["lora"]["loss_first"] == pytest.approx(parts["full"]["loss_first"])
     assert parts["lora-checkpointing"]["checkpoint_activations"]
@@ -63,7 +67,7 @@ def test_the_budget_leaves_parts_out_and_says_so(tmp_path: Path) -> None:
 
 def work(folder: Path) -> training.Work:
     shape: dict[str, Any] = {"device": "cpu", "model": "tiny", "sizes": {}, "packings": {}}
-    return training.Work(folder=folder, peak_tflops=None, n_steps=1, limit_s=1.0, **shape)
+    return training.Work(folder=folder, peak_tflops=None, soak_s=0.0, measure_s=0.0, **shape)
 
 
 def killed(name: str, work: training.Work) -> None:
