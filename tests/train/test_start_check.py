@@ -1,5 +1,6 @@
 """Before step 1 the fast route must train as the plain one; planted faults make it give way."""
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -96,7 +97,7 @@ def made_loss(*, backend: Any = "eager", dropout: float = 0.0) -> tuple[PackedLo
 
 
 def check(packed: PackedLoss, route: Route, batch: Batch) -> dict[str, tuple[str, str]]:
-    found = start_check.check_route(packed, route, batch, autocast=nullcontext)
+    found, _ = start_check.check_route(packed, route, batch, autocast=nullcontext)
     assert {f.part: f.used for f in found}.items() <= route.used.items()
     return {f.part: (f.used, f.reason) for f in found}
 
@@ -172,7 +173,12 @@ def test_a_checked_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
     unchecked = run_tiny(tmp_path / "unchecked")
     monkeypatch.setattr(start, "CHECKED_DEVICES", ("cpu",))
     found = run_tiny(tmp_path / "checked")
-    assert "route checked: a row's loss and gradients as on the plain one" in found.activated
+    [words] = [line for line in found.activated if line.startswith("route checked: ")]
+    assert re.fullmatch(
+        r"route checked: a row's loss and gradients as on the plain one: loss \d.*e-\d+ apart,"
+        r" cosine of gradients 1\.0+, of each (1\.0000|0\.9999) or more",
+        words,
+    )
     assert found.fallbacks == () and found.weights_sha256 == unchecked.weights_sha256
 
 

@@ -96,7 +96,7 @@ def _check_route(
     if plan.method == "full" and plan.parallel == "fsdp":
         return (), "route not checked: a card need not have room for the gradients of all weights"
     try:
-        found = check_route(
+        found, words = check_route(
             loss,
             route,
             _one_row(feed),
@@ -112,8 +112,9 @@ def _check_route(
     for fallback in found:
         warn_of(fallback)
     if found:
-        return found, "route checked: " + ", ".join(f"{f.part} {f.used}" for f in found)
-    return (), "route checked: a row's loss and gradients as on the plain one"
+        used = ", ".join(f"{f.part} {f.used}" for f in found)
+        return found, f"route checked: {used}: {words}"
+    return (), f"route checked: a row's loss and gradients as on the plain one: {words}"
 
 
 def warn_of(fallback: Fallback) -> None:

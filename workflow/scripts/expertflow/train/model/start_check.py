@@ -5,9 +5,11 @@ torch's cross-entropy of the model's own logits. A part of the fast route that g
 other gradients gives way to its next choice: attention, then compilation, then the loss.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -34,6 +36,13 @@ Autocast = Callable[[], AbstractContextManager[None]]
 Gradients = dict[str, torch.Tensor]
 
 
+class Comparison(NamedTuple):
+    """What is wrong with a route's loss and gradients, if anything, and how close they are."""
+
+    problem: str | None
+    words: str = ""
+
+
 def check_route(
     loss: PackedLoss,
     route: Route,
@@ -42,23 +51,29 @@ def check_route(
     autocast: Autocast,
     any_of: Callable[[bool], list[bool]] = lambda flag: [flag],
     after_step: int = 0,
-) -> tuple[Fallback, ...]:
+) -> tuple[tuple[Fallback, ...], str]:
     """Compare loss and gradients with the plain route's; fall back where they differ.
 
-    Processes decide together. Weights, gradients, modes and random numbers stay as they are. If
-    memory runs out, the route stays, and the error is torch's.
+    Returns what gave way, and how close the route in use comes. Processes decide together. Weights,
+    gradients, modes and random numbers stay as they are. If memory runs out, the route stays, and
+    the error is torch's.
     """
     planned = dict(route.used)
     with _comparable(loss):
         try:
             expected = _plain_pass(loss, batch, autocast)
 
-            def difference() -> str | None:
-                reason = _fast_difference(loss, batch, autocast, *expected)
-                [failed] = any_of(reason is not None)
-                return (reason or "it differs in another process") if failed else None
+            def compare() -> Comparison:
+                found = _compare_fast(loss, batch, autocast, *expected)
+                [failed] = any_of(found.problem is not None)
+                if failed and found.problem is None:
+                    return found._replace(problem="it differs in another process")
+                return found
 
-            return () if difference() is None else _fall_back(route, difference, after_step)
+            first = compare()
+            if first.problem is None:
+                return (), first.words
+            return _fall_back(route, compare, after_step)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 for part, choice in planned.items():
@@ -67,8 +82,8 @@ def check_route(
 
 
 def _fall_back(
-    route: Route, difference: Callable[[], str | None], after_step: int
-) -> tuple[Fallback, ...]:
+    route: Route, compare: Callable[[], Comparison], after_step: int
+) -> tuple[tuple[Fallback, ...], str]:
     """Begin with the plainest choices, and take part by part the first one that agrees."""
     fallbacks = []
     ladders = {part: route.choices(part) for part in PARTS}
@@ -78,9 +93,10 @@ def _fall_back(
         reasons = []
         for choice in (choices := route.choices(part)):
             route.use(part, choice)
-            if (reason := difference()) is None:
+            found = compare()
+            if found.problem is None:
                 break
-            reasons.append(reason)
+            reasons.append(found.problem)
         if choice != choices[0]:
             fallbacks.append(
                 Fallback(
@@ -91,7 +107,7 @@ def _fall_back(
                     after_step=after_step,
                 )
             )
-    return tuple(fallbacks)
+    return tuple(fallbacks), found.words
 
 
 def _plain_pass(loss: PackedLoss, batch: Batch, autocast: Autocast) -> tuple[float, Gradients]:
@@ -126,9 +142,9 @@ def _take_gradients(loss: PackedLoss) -> Iterator[tuple[str, torch.Tensor]]:
             parameter.grad = None
 
 
-def _fast_difference(
+def _compare_fast(
     loss: PackedLoss, batch: Batch, autocast: Autocast, expected: float, gradients: Gradients
-) -> str | None:
+) -> Comparison:
     try:
         with autocast():
             value = loss(batch)
@@ -138,22 +154,32 @@ def _fast_difference(
             parameter.grad = None
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
-        return f"it fails: {single_line(error, 300)}"
+        return Comparison(f"it fails: {single_line(error, 300)}")
     found = dict(_take_gradients(loss))
-    if not abs(value.item() - expected) <= LOSS_TOLERANCE * abs(expected):
-        return f"its loss is {value.item():.6g}, and {expected:.6g} on the plain route"
-    return _gradient_difference(found, gradients)
+    apart = abs(value.item() - expected)
+    if not apart <= LOSS_TOLERANCE * abs(expected):
+        return Comparison(f"its loss is {value.item():.6g}, and {expected:.6g} on the plain route")
+    problem, words = _compare_gradients(found, gradients)
+    return Comparison(problem, f"loss {apart / abs(expected):.1e} apart, {words}")
 
 
-def _gradient_difference(found: Gradients, expected: Gradients) -> str | None:
+def _compare_gradients(found: Gradients, expected: Gradients) -> Comparison:
     names = sorted(found.keys() | expected.keys())
     products = torch.stack([_products(found.get(n), expected.get(n)) for n in names])
     counted = products[:, 2] >= COUNTED**2 * products[:, 2].max()
     for name, products_3, counts in zip(names, products, counted, strict=True):
         if counts and (problem := _disagreement(products_3, *EACH)) is not None:
-            return f"the gradient of {name} {problem}"
+            return Comparison(f"the gradient of {name} {problem}")
     problem = _disagreement(products.sum(0), *ALL)
-    return f"the gradient of all weights {problem}" if problem else None
+    # Nothing counts where the largest norm is not a number.
+    least = min(map(_cosine, products[counted]), default=math.nan)
+    words = f"cosine of gradients {_cosine(products.sum(0)):.6f}, of each {least:.4f} or more"
+    return Comparison(problem and f"the gradient of all weights {problem}", words)
+
+
+def _cosine(products: torch.Tensor) -> float:
+    product, found, expected = products.tolist()
+    return float(product / (found * expected) ** 0.5) if found * expected else math.nan
 
 
 def _products(found: torch.Tensor | None, expected: torch.Tensor | None) -> torch.Tensor:
@@ -171,8 +197,9 @@ def _disagreement(products: torch.Tensor, least_cosine: float, tolerance: float)
     norm, expected_norm = found**0.5, expected**0.5
     # Written so that NaN disagrees.
     if not product >= least_cosine * norm * expected_norm:
-        cosine = product / (norm * expected_norm)
-        return f"has a cosine of {cosine:.4f} with the plain route's, below {least_cosine}"
+        return (
+            f"has a cosine of {_cosine(products):.4f} with the plain route's, below {least_cosine}"
+        )
     if not abs(norm - expected_norm) <= tolerance * expected_norm:
         return f"has {norm / expected_norm:.3f} times the norm of the plain route's"
     return None
