@@ -94,7 +94,7 @@ def _training(name: str, parts: dict[str, Any]) -> str:
 
 
 def _conditions(name: str, part: dict[str, Any]) -> list[str]:
-    """Say what gave way in a part, and how warm and fast the card was."""
+    """Describe what gave way in a part, and how warm and fast the card was."""
     card = part.get("card", {})
     lines = [f"{name}: {f['part']} gave way to {f['used']}: {f['reason']}"
              for f in part.get("fallbacks", ())]  # fmt: skip
