@@ -196,9 +196,6 @@ def test_too_many_rejects_of_a_source_stop_the_run(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_useless_source_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    shards = [
-        write_shard(tmp_path, "ab"),
-        write_shard(tmp_path, [], source="t", **changes),
-    ]
+    shards = [write_shard(tmp_path, "ab"), write_shard(tmp_path, [], source="t", **changes)]
     with pytest.raises(DataError, match=message):
         run(tmp_path, shards, spec())

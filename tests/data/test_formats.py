@@ -172,11 +172,7 @@ def test_frames_members_padding_and_suffixes_in_capitals_are_read(tmp_path: Path
     first, second = zstandard.compress(b"{}\n{"), zstandard.compress(b"}")
     for name, raw, values in (
         ("a.jsonl.gz", gzip.compress(b"{}\n{") + gzip.compress(b"}") + b"\0" * 9, [{}, {}]),
-        (
-            "a.jsonl.zst",
-            skipped + first + second,
-            [{}, {}],
-        ),
+        ("a.jsonl.zst", skipped + first + second, [{}, {}]),
         ("a.JSONL", b'{"a": "1"}', [{"a": "1"}]),
         ("A.Csv.GZ", gzipped(b"a\n1\n"), [{"a": "1"}]),
     ):

@@ -54,13 +54,7 @@ def test_there_may_be_nothing_to_choose() -> None:
     two = training(0.1, 0.2, published=10)
     changes: dict[str, Any]
     for changes, run, n_questions, unavailable, why in (
-        (
-            {},
-            two,
-            choosing.MIN_QUESTIONS - 1,
-            None,
-            "19 held-out questions are left to choose by",
-        ),
+        ({}, two, choosing.MIN_QUESTIONS - 1, None, "19 held-out questions are left to choose by"),
         ({}, training(0.1, published=10), 40, None, "training kept no other"),
         ({"n_selection_examples": 0}, two, 0, None, "n_selection_examples is 0"),
         ({"task": "held_out_loss"}, two, 0, None, "has no metric"),

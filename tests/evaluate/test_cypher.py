@@ -165,10 +165,7 @@ DIFFERENT = [
     ),
     ("MATCH (n) RETURN count(DISTINCT n)", "MATCH (n) RETURN count(*)"),
     ("MATCH (n) RETURN count(n.x)", "MATCH (n) RETURN count(*)"),
-    (
-        "MATCH (n) WITH n.x AS n RETURN count(n)",
-        "MATCH (n) WITH n.x AS n RETURN count(*)",
-    ),
+    ("MATCH (n) WITH n.x AS n RETURN count(n)", "MATCH (n) WITH n.x AS n RETURN count(*)"),
     (
         "MATCH (a)-[*0..2]->(b) UNWIND [1, null] AS x RETURN count(x)",
         "MATCH (a)-[*0..2]->(b) UNWIND [1, null] AS x RETURN count(*)",

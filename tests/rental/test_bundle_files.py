@@ -23,7 +23,7 @@ from expertflow.core.records import to_json
 from expertflow.plan.records import ModelFacts
 from expertflow.rental.bundle import tar
 from expertflow.rental.bundle.pack import pack_outcome
-from expertflow.rental.bundle.records import FORMAT, INDEX, BundleIndex
+from expertflow.rental.bundle.records import FORMAT, INDEX, BundleIndex, OpenedBundle
 from expertflow.rental.bundle.unpack import land_outcome, link_weights, open_bundle
 from expertflow.train.model.base import hash_weights
 from expertflow.train.records import ModelRecord
@@ -50,7 +50,8 @@ def make(path: Path, items: tar.Items = ITEMS, **changes: Any) -> Path:
 
 
 def start(folder: Path, path: Path, **changes: Any) -> bool:
-    return open_bundle(path, tar.read_index(path), folder, **changes)
+    opened = OpenedBundle(index=tar.read_index(path), settings_here=None)
+    return open_bundle(path, opened, folder, **changes)
 
 
 def test_members_come_out_as_they_went_in(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from expertflow.config.load import hash_manifest
 from expertflow.config.validate import BASEDIR
 from expertflow.core import cli
 from expertflow.core.errors import ConfigError
+from expertflow.rental.bundle.records import OpenedBundle
 from expertflow.rental.bundle.tar import read_index
 from expertflow.rental.bundle.unpack import land_outcome, open_bundle
 
@@ -39,16 +40,14 @@ def main() -> None:
             " out the code it was made by, or let these rules run again with --accept-other-code"
         )
     places = [args.directory / "config", BASEDIR / "config"]
-    is_new = open_bundle(
-        args.bundle,
-        index,
-        args.directory,
-        model=args.model,
-        may_replace=args.replace,
+    opened = OpenedBundle(
+        index=index,
         settings_here=hash_manifest(index.expert, places),
         other_code=others,
         allow_own_code=args.allow_own_code,
     )
+    place, model, may_replace = args.directory, args.model, args.replace
+    is_new = open_bundle(args.bundle, opened, place, model=model, may_replace=may_replace)
     logging.info("%s: next, snakemake %s", "opened" if is_new else "was open already", target)
 
 

@@ -137,12 +137,7 @@ def drop_near(
 
 
 def write_keep(
-    path: Path,
-    shards: list[ShardRecord],
-    columns: Columns,
-    *,
-    edge: int,
-    copies: NDArray[np.int32],
+    path: Path, shards: list[ShardRecord], columns: Columns, *, edge: int, copies: NDArray[np.int32]
 ) -> None:
     with (
         replacing(path) as partial,

@@ -44,10 +44,7 @@ Choice = Literal["auto", "chatml"] | str
 
 
 def read_layout(
-    directory: Path,
-    *,
-    choice: Choice,
-    text_special_tokens: Literal["plain", "reject", "allow"],
+    directory: Path, *, choice: Choice, text_special_tokens: Literal["plain", "reject", "allow"]
 ) -> Layout:
     """Read a tokenizer's special tokens and choose its chat template.
 

@@ -18,16 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
+from expertflow.data import shingles
 from expertflow.data.columns import Rows, find_buckets
 from expertflow.data.settings import NearSpec, SignatureSpec
-from expertflow.data.shingles import (
-    Hashes,
-    fold_words,
-    mix_bits,
-    random_numbers,
-    run_hashes,
-    word_hashes,
-)
 
 Halves = NDArray[np.uint32]
 Signatures = NDArray[np.uint32]
@@ -47,13 +40,14 @@ class Signer:
     def __init__(self, spec: SignatureSpec) -> None:
         self.n_words = spec.n_words
         # x -> factor * x + shift modulo 2^32 is a bijection for odd factors
-        self._factors = _half(random_numbers(spec.n_permutations, seed=2))[:, None] | np.uint32(1)
-        self._shifts = _half(random_numbers(spec.n_permutations, seed=3))[:, None]
+        numbers = (shingles.random_numbers(spec.n_permutations, seed=seed) for seed in (2, 3))
+        factors, self._shifts = (_half(each)[:, None] for each in numbers)
+        self._factors = factors | np.uint32(1)
 
     def sign(self, text: str) -> bytes:
         """Return ``n_permutations`` little-endian uint32 values."""
-        words = word_hashes(fold_words(text, punctuation=True))
-        hashes = run_hashes(words, max(1, min(self.n_words, len(words))))
+        words = shingles.word_hashes(shingles.fold_words(text, punctuation=True))
+        hashes = shingles.run_hashes(words, max(1, min(self.n_words, len(words))))
         runs = _half(hashes) if len(hashes) else np.zeros(1, np.uint32)
         least = self._least(runs[:RUNS_AT_ONCE])
         for start in range(RUNS_AT_ONCE, len(runs), RUNS_AT_ONCE):
@@ -67,7 +61,7 @@ class Signer:
         return least
 
 
-def _half(hashes: Hashes) -> Halves:
+def _half(hashes: shingles.Hashes) -> Halves:
     return (hashes >> np.uint64(32)).astype(np.uint32)
 
 
@@ -114,9 +108,9 @@ class NearIndex:
         self._signatures.write(np.ascontiguousarray(signatures, np.uint32).data)
         n_bands, n_values = self.n_bands, self.n_values
         used = signatures[:, : n_bands * n_values].astype(np.uint64)
-        factors = random_numbers(n_values, seed=4) | np.uint64(1)
+        factors = shingles.random_numbers(n_values, seed=4) | np.uint64(1)
         parts = used.reshape(len(used), n_bands, n_values)
-        by_document = mix_bits((parts * factors).sum(axis=2, dtype=np.uint64))
+        by_document = shingles.mix_bits((parts * factors).sum(axis=2, dtype=np.uint64))
         for band, keys in enumerate(by_document.T):
             self._keys.seek(8 * (band * self.n_documents + self._n_added))
             self._keys.write(np.ascontiguousarray(keys).data)

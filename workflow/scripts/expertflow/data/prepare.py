@@ -12,15 +12,8 @@ import orjson
 import pyarrow as pa
 
 from expertflow.core.files import replacing, sha256_file
+from expertflow.data import documents
 from expertflow.data.checks.registry import build_checks
-from expertflow.data.documents import (
-    DocumentWriter,
-    NewDocument,
-    group_hash,
-    hash_document,
-    normalize_text,
-    text_hash,
-)
 from expertflow.data.messages import drop_nulls
 from expertflow.data.read import iter_shard
 from expertflow.data.records import Fields, ShardRecord, SourceRecord
@@ -53,7 +46,7 @@ class DocumentMaker:
             return True
         return all(record.get(key) == value for key, value in where.items())
 
-    def make_document(self, raw: RawRecord) -> NewDocument:
+    def make_document(self, raw: RawRecord) -> documents.NewDocument:
         """Make a document; raise Reject for a faulty record, Filtered for an unwanted document."""
         if raw.value is None:
             assert raw.fault is not None
@@ -70,23 +63,24 @@ class DocumentMaker:
             raise Filtered("secret", f"it holds {', '.join(kinds)}")
         if self._find_overlap and (path := self._find_overlap(draft.texts)) is not None:
             raise Filtered("in_benchmark", f"it shares words with {path}")
-        texts = [normalize_text(text) for text in draft.texts]
+        texts = [documents.normalize_text(text) for text in draft.texts]
         n_given = draft.n_given or len(texts)
         given, answer = "\n".join(texts[:n_given]), "\n".join(texts[n_given:])
-        group, text = hash_document(given, answer)
+        group, text = documents.hash_document(given, answer)
         if draft.group is not None:
-            group = group_hash(normalize_text(draft.group))
+            group = documents.group_hash(documents.normalize_text(draft.group))
         if source.group is not None:
             value = look_up(record, source.group)
             if not isinstance(value, str | int | float):
                 raise Reject("no_group", "the group's field holds no value", field=source.group)
-            group = group_hash(str(value))
+            group = documents.group_hash(str(value))
         # Documents with the same identity are duplicates.
         identity = f"{given}\n{answer}"
         if names := source.duplicate_fields:
-            identity = "\n".join(normalize_text(text_field(record, n)).casefold() for n in names)
-            text = text_hash(identity)
-        return NewDocument(
+            values = (documents.normalize_text(text_field(record, name)) for name in names)
+            identity = "\n".join(value.casefold() for value in values)
+            text = documents.text_hash(identity)
+        return documents.NewDocument(
             self._id(raw, record),
             text,
             group,
@@ -131,7 +125,7 @@ def prepare_shard(
         rejected_partial.open("w", encoding="utf-8") as stream,
     ):
         rejects = RejectLog(spec, stream)
-        writer = DocumentWriter(sink, spec.near)
+        writer = documents.DocumentWriter(sink, spec.near)
         options = spec.source.options
         for raw in iter_shard(
             source.files, index=int(shard), n_shards=source.n_shards, options=options

@@ -14,13 +14,7 @@ from expertflow.core.format import show_hidden
 from expertflow.core.records import Record
 from expertflow.data.records import DatasetManifest
 from expertflow.evaluate.records import Decoding, EvaluationRecord
-from expertflow.export.licenses import (
-    Licensed,
-    find_conflicts,
-    hub_license,
-    list_remarks,
-    only_license,
-)
+from expertflow.export import licenses
 from expertflow.export.records import ExportRecord, ExportSpec, MergeComparison
 from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.cost import round_up_hours
@@ -60,9 +54,9 @@ class CardInputs(Record, frozen=True, kw_only=True):
         return Path(self.model.name).name if self.model.kind == "local" else self.model.name
 
     @property
-    def made_from(self) -> list[Licensed]:
-        base = Licensed(name=self.base_name, license=self.model.license, is_base=True)
-        sources = (Licensed(name=s.name, license=s.license) for s in self.datasets.sources)
+    def made_from(self) -> list[licenses.Licensed]:
+        base = licenses.Licensed(name=self.base_name, license=self.model.license, is_base=True)
+        sources = (licenses.Licensed(name=s.name, license=s.license) for s in self.datasets.sources)
         return [base, *sources]
 
     @property
@@ -100,8 +94,8 @@ def model_card(
         comparison=comparison,
         is_demo=inputs.is_demo,
         base_name=inputs.base_name,
-        conflicts=find_conflicts(inputs.made_from),
-        remarks=list_remarks(inputs.made_from),
+        conflicts=licenses.find_conflicts(inputs.made_from),
+        remarks=licenses.list_remarks(inputs.made_from),
         vllm_settings=vllm_settings(inputs.spec.decoding),
         hours=hours,
         energy_j=getattr(inputs.monitor, energy),
@@ -143,11 +137,11 @@ def vllm_settings(decoding: Decoding) -> dict[str, float | int]:
 def front_matter(inputs: CardInputs, license_files: tuple[str, ...]) -> str:
     """Return the hub's YAML, without what is unknown or not on the hub."""
     model, made_from = inputs.model, inputs.made_from
-    license = hub_license(made_from)
+    license = licenses.hub_license(made_from)
     name, link = None, None
     if license == "other":
         name = "several-see-model-card"
-        if (only := only_license(made_from)) is not None:
+        if (only := licenses.only_license(made_from)) is not None:
             slug = re.sub(r"[^a-z0-9.]+", "-", only).strip("-.")
             name = "see-model-card" if slug in NO_NAMES else slug
             link = next((file for file in HUB_LINKS if file in license_files), None)

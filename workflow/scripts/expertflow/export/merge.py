@@ -16,14 +16,7 @@ from expertflow.core.records import Record
 from expertflow.data.records import Layout
 from expertflow.evaluate.generate import PromptCodec
 from expertflow.evaluate.records import Published
-from expertflow.export.model_files import (
-    cast_weights,
-    check_weights,
-    copy_texts,
-    find_dtype,
-    set_decoding,
-    write_system_prompt,
-)
+from expertflow.export import model_files
 from expertflow.export.records import ExportRecord, ExportSpec, MergeComparison, MergedInto
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.engine import Engine
@@ -86,12 +79,12 @@ def export_model(
     Raises TrainingError, leaving nothing behind, if these are not the scored weights, or merging
     changed loss or logits by more than rounding does.
     """
-    dtype = find_dtype(spec.dtype, trained.base)
+    dtype = model_files.find_dtype(spec.dtype, trained.base)
     with replacing(output) as folder:
         folder.mkdir(parents=True)
         merged_into, comparison = _write_weights(spec, trained, dtype, folder)
-        licenses = copy_texts(folder, tokenizer=trained.base, layout=trained.layout)
-        write_system_prompt(folder, spec.system_prompt)
+        licenses = model_files.copy_texts(folder, tokenizer=trained.base, layout=trained.layout)
+        model_files.write_system_prompt(folder, spec.system_prompt)
         weights = weight_files(folder)
         record = ExportRecord(
             expert=spec.expert,
@@ -121,7 +114,7 @@ def _write_weights(
         precision=trained.precision,
         attention_name=ATTENTION,
     )
-    check_weights(model, trained.published, trained.folder)
+    model_files.check_weights(model, trained.published, trained.folder)
     before = compute_outputs(model, sample)
     merged_into: MergedInto = None
     if hasattr(model, "merge_and_unload"):
@@ -131,8 +124,8 @@ def _write_weights(
     else:
         plain = causal_lm(model)
     codec = PromptCodec(Engine(trained.base), trained.layout)
-    set_decoding(plain, spec.decoding, end_id=codec.end_id, text_end_id=codec.pad_id)
-    cast_weights(plain, dtype)
+    model_files.set_decoding(plain, spec.decoding, end_id=codec.end_id, text_end_id=codec.pad_id)
+    model_files.cast_weights(plain, dtype)
     plain.save_pretrained(folder, safe_serialization=True, max_shard_size=MAX_SHARD)
     # Only one of the two models may be in memory.
     del model, plain

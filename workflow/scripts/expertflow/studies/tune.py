@@ -22,13 +22,7 @@ from expertflow.plan.memory import peak_bytes
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.resolve import plan_training
 from expertflow.plan.switches import choose_loader
-from expertflow.plan.tuned import (
-    TIE_FRACTION,
-    TunedSettings,
-    TuningRecord,
-    TuningTrial,
-    tuning_key,
-)
+from expertflow.plan.tuned import TIE_FRACTION, TunedSettings, TuningRecord, TuningTrial, tuning_key
 from expertflow.studies.compare_trials import estimate_ratio
 from expertflow.studies.plan_expert import TuneJob, card_names, check_card, cpu_name, draft_plan
 from expertflow.studies.search import Search, space_of

@@ -21,26 +21,9 @@ from expertflow.core.files import replacing
 from expertflow.data.read import describe_file
 from expertflow.data.records import Fields, SourceLock
 from expertflow.data.secrets import replace_emails
+from expertflow.data.sources import git_objects, git_store
 from expertflow.data.sources.base import DataSource, Fetched, Found, Pinned, Pins
-from expertflow.data.sources.git_objects import (
-    BATCH_IDS,
-    Changes,
-    Commit,
-    FileChange,
-    HistoryReader,
-    Person,
-    TouchedFiles,
-    split_batches,
-)
 from expertflow.data.sources.git_options import GitOptions
-from expertflow.data.sources.git_store import (
-    IsolatedStore,
-    first_tags,
-    names_by_commit,
-    open_store,
-    resolve_commit,
-    run_git,
-)
 
 NAME_CHARS = 200
 _TRAILER = re.compile(r"^([A-Za-z][A-Za-z-]*-by):([^<\n]*)<([^>\n]*)>", re.MULTILINE)
@@ -65,12 +48,12 @@ class GitRepository(DataSource):
         if not self.path.exists():
             raise DataError(f"no repository at {self.path}; correct the source's path")
         identity = {"path": str(self.path), "options": self.spec.options}
-        tip = resolve_commit(self.path, ref=self.options.ref)
+        tip = git_store.resolve_commit(self.path, ref=self.options.ref)
         return Pinned(revision=tip, identity=identity)
 
     def fetch(self, lock: SourceLock, directory: Path) -> Fetched:
         path, output = self.path, directory / "records.jsonl"
-        if resolve_commit(path, ref=self.options.ref) != lock.revision:
+        if git_store.resolve_commit(path, ref=self.options.ref) != lock.revision:
             raise DataError(f"{path}: moved on since the workflow started; run again to follow")
         skipped: Counter[str] = Counter()
         with replacing(output) as partial, partial.open("w", encoding="utf-8") as stream:
@@ -90,8 +73,8 @@ def extract_commits(
     shallow (parents missing), paths, languages, too_many_files, big_files, max_commits.
     """
     is_empty = True
-    with open_store(repository, ref=options.ref) as store:
-        with closing(HistoryReader(store.git_dir, options)) as reader:
+    with git_store.open_store(repository, ref=options.ref) as store:
+        with closing(git_objects.HistoryReader(store.git_dir, options)) as reader:
             for record in _History(store, reader, skipped).read_records():
                 is_empty = False
                 yield record
@@ -104,17 +87,24 @@ def extract_commits(
 
 
 class _History:
-    def __init__(self, store: IsolatedStore, reader: HistoryReader, skipped: Counter[str]) -> None:
+    def __init__(
+        self,
+        store: git_store.IsolatedStore,
+        reader: git_objects.HistoryReader,
+        skipped: Counter[str],
+    ) -> None:
         self.store, self.reader, self.skipped = store, reader, skipped
         self.options = reader.options
-        listed = run_git(
+        listed = git_store.run_git(
             *(store.git_dir, "rev-list", "--reverse", "--topo-order", "--parents", store.tip),
             failure=f"the history of {self.options.ref} cannot be read",
         )
         lines = (line.split(" ") for line in listed.splitlines())
         self.parents = {commit_id: parents for commit_id, *parents in lines}
-        self.tags = first_tags(self.parents, names_by_commit(store.refs, "refs/tags/"))
-        self.refs = names_by_commit(store.refs)
+        self.tags = git_store.first_tags(
+            self.parents, git_store.names_by_commit(store.refs, "refs/tags/")
+        )
+        self.refs = git_store.names_by_commit(store.refs)
         self.contributors = Contributors()
 
     def read_records(self) -> Iterator[Fields]:
@@ -142,7 +132,7 @@ class _History:
                 selected.append(commit_id)
         return selected
 
-    def _reason_against(self, commit_id: str, commit: Commit) -> str | None:
+    def _reason_against(self, commit_id: str, commit: git_objects.Commit) -> str | None:
         options = self.options
         if options.merges == "skip" and len(self.parents[commit_id]) > 1:
             return "merge"
@@ -153,22 +143,24 @@ class _History:
             return "author"
         return "shallow" if commit_id in self.store.shallow else None
 
-    def _read_touched(self, selected: list[str]) -> Iterator[dict[str, TouchedFiles]]:
+    def _read_touched(self, selected: list[str]) -> Iterator[dict[str, git_objects.TouchedFiles]]:
         n_wanted, skipped = self.options.max_commits, self.skipped
         if n_wanted is not None:
             # Newest first, until there are enough.
             taken: list[str] = []
             left = selected[::-1]
             while left and len(taken) < n_wanted:
-                batch = left[: min(BATCH_IDS, n_wanted - len(taken))]
+                batch = left[: min(git_objects.BATCH_IDS, n_wanted - len(taken))]
                 taken += self.reader.read_touched(batch, skipped)
                 left = left[len(batch) :]
             skipped["max_commits"] += len(left)
             selected, skipped = taken[::-1], Counter()
-        for part in split_batches(selected):
+        for part in git_objects.split_batches(selected):
             yield self.reader.read_touched(part, skipped)
 
-    def _record(self, commit_id: str, commit: Commit, changes: Changes) -> Fields:
+    def _record(
+        self, commit_id: str, commit: git_objects.Commit, changes: git_objects.Changes
+    ) -> Fields:
         author: str | None = commit.author.name or None
         message, files, diff = commit.message, changes.files, changes.diff
         if self.options.pseudonymize:
@@ -223,7 +215,7 @@ def _narrative(record: Fields) -> str:
     return "\n".join(part for part in parts if part.strip())
 
 
-def _change_line(file: FileChange) -> str:
+def _change_line(file: git_objects.FileChange) -> str:
     # Quote a path that would break its line.
     names = filter(None, (file["renamed_from"], file["path"]))
     path = " => ".join(name if name.isprintable() else json.dumps(name) for name in names)
@@ -248,20 +240,20 @@ class Contributors:
         # By first word: lengths of the names that start with it, longest first, and the names.
         self._names: dict[str, tuple[list[int], dict[str, str]]] = {}
 
-    def add_commit(self, commit: Commit) -> None:
+    def add_commit(self, commit: git_objects.Commit) -> None:
         self._add_person(commit.author)
         if commit.committer.e_mail.lower() not in _SITES:
             self._add_person(commit.committer)
         for _, name, e_mail in _TRAILER.findall(commit.message):
-            self._add_person(Person(name.strip(), e_mail.strip()))
+            self._add_person(git_objects.Person(name.strip(), e_mail.strip()))
 
-    def find_label(self, person: Person) -> str | None:
+    def find_label(self, person: git_objects.Person) -> str | None:
         number = self._numbers.get(person.key)
         return f"Contributor {number}" if number else None
 
     def hide_names(self, text: str, *, is_message: bool = False) -> str:
         def hide_trailer(match: re.Match[str]) -> str:
-            person = Person(match[2].strip(), match[3].strip())
+            person = git_objects.Person(match[2].strip(), match[3].strip())
             return f"{match[1]}: {self.find_label(person) or 'somebody'}"
 
         text = replace_emails(_TRAILER.sub(hide_trailer, text) if is_message else text)
@@ -282,7 +274,7 @@ class Contributors:
                     break
         return "".join((*parts, text[done:]))
 
-    def _add_person(self, person: Person) -> None:
+    def _add_person(self, person: git_objects.Person) -> None:
         if not person.key:
             return
         number = self._numbers.setdefault(person.key, len(self._numbers) + 1)

@@ -17,11 +17,7 @@ With a ``*`` projection nothing changes, since each variable is part of the answ
 from collections import Counter
 from collections.abc import Sequence
 
-from expertflow.evaluate.cypher.comparisons import (
-    compare_one_way,
-    count_rows_one_way,
-    variables_never_null,
-)
+from expertflow.evaluate.cypher import comparisons
 from expertflow.evaluate.cypher.tokens import (
     VARIABLES,
     Entity,
@@ -64,8 +60,8 @@ def common_form(tokens: Sequence[Token]) -> Tokens:
         result = _with_conditions_outside(result)
     result = _sort_keys(result)
     if not _projects_all(result):
-        result = count_rows_one_way(
-            result, variables_never_null(result, _matched_variables(result))
+        result = comparisons.count_rows_one_way(
+            result, comparisons.variables_never_null(result, _matched_variables(result))
         )
         result = _without_unused_variables(result)
     return number_variables(_sort_conditions(_turn_paths(result)))
@@ -176,7 +172,7 @@ def _sort_conditions(tokens: Tokens) -> Tokens:
         # A list's bar begins another expression; the bar of labels looks the same.
         has_bar = len(_split(result[start + 1 : end], Token("operator", "|"))) > 1
         if parts is not None and not has_bar:
-            same_way = [compare_one_way(part, order) for part in parts]
+            same_way = [comparisons.compare_one_way(part, order) for part in parts]
             result[start:end] = _where(sorted(same_way, key=_masked))
     return result
 

@@ -13,13 +13,7 @@ from msgspec.structs import replace
 
 from expertflow.chain import expand_path, stages_before
 from expertflow.core.errors import DataError
-from expertflow.core.files import (
-    canonical_json,
-    sha256_file,
-    sha256_json,
-    sha256_text,
-    sidecar_of,
-)
+from expertflow.core.files import canonical_json, sha256_file, sha256_json, sha256_text, sidecar_of
 from expertflow.core.records import read_part, read_record, to_json
 from expertflow.data.records import DocumentsRecord, ExpertLock, ShardRecord
 from expertflow.data.shards import shard_names

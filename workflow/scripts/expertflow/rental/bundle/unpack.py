@@ -29,14 +29,11 @@ DECISIVE = ("packing.json", "plan.json")
 
 def open_bundle(
     bundle: Path,
-    index: BundleIndex,
+    opened: OpenedBundle,
     directory: Path,
     *,
     model: Path | None = None,
     may_replace: bool = False,
-    settings_here: str | None = None,
-    other_code: tuple[str, ...] = (),
-    allow_own_code: bool = False,
 ) -> bool:
     """Lay a bundle's expert out in a working directory; return false if it was open already.
 
@@ -44,25 +41,20 @@ def open_bundle(
     is making the expert, or its maker's own code may not run; DataError if bundle or model are not
     as recorded; HardwareError if the disk is too small or not writable.
     """
+    index = opened.index
     if index.kind != "bundle":
         raise DataError(f"{bundle}: is an outcome; open it with --outcome")
     results = directory / "results" / index.expert
     if (own_code := index.spec and index.spec.own_code) is not None:
         what = f"{bundle}: carries its maker's own code, {own_code}"
-        if not allow_own_code:
+        if not opened.allow_own_code:
             raise ConfigError(f"{what}, run with your rights. Read it, then --allow-own-code")
         log.warning("%s, which evaluation runs with your rights", what)
-    opened = OpenedBundle(
-        index=index,
-        settings_here=settings_here,
-        other_code=other_code,
-        allow_own_code=allow_own_code,
-    )
     with _hold_expert(directory, index.expert):
         if (
             (results / records.OPENED).is_file()
             and (before := read_record(OpenedBundle, results / records.OPENED)).index == index
-            and before.allow_own_code == allow_own_code
+            and before.allow_own_code == opened.allow_own_code
             and all(_is_same(directory / m.name, m) for m in index.members)
         ):
             _complete_model(index, results, model)

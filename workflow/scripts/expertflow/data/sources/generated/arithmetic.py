@@ -5,11 +5,7 @@ from collections.abc import Callable
 from random import Random
 
 from expertflow.data.records import Fields
-from expertflow.data.sources.generated.generator import (
-    GIVEN_NAMES,
-    build_generator,
-    fill_pattern,
-)
+from expertflow.data.sources.generated import generator
 
 _THINGS = (
     *("apples", "books", "cards", "coins", "eggs", "flowers", "keys", "marbles", "nuts", "pears"),
@@ -26,12 +22,12 @@ Problem = tuple[str, list[int], tuple[str, ...]]
 
 def make_record(rng: Random) -> Fields:
     family = rng.choice(_FAMILIES)
-    words = {"name": rng.choice(GIVEN_NAMES), "things": rng.choice(_THINGS)}
+    words = {"name": rng.choice(generator.GIVEN_NAMES), "things": rng.choice(_THINGS)}
     if family not in (_change, _two_changes):
         words["boxes"] = rng.choice(_BOXES)
     signs, numbers, patterns = family(rng)
     words |= dict(zip(("first", "second", "third"), map(str, numbers), strict=False))
-    question = fill_pattern(rng, *patterns, gains=_GAINS, loses=_LOSSES, **words)
+    question = generator.fill_pattern(rng, *patterns, gains=_GAINS, loses=_LOSSES, **words)
     result, steps = numbers[0], []
     for sign, number in zip(signs, numbers[1:], strict=True):
         before, result = result, _SIGNS[sign](result, number)
@@ -97,4 +93,4 @@ _FAMILIES: tuple[Callable[[Random], Problem], ...] = (
 )
 
 
-generate = build_generator(make_record, key="question")
+generate = generator.build_generator(make_record, key="question")

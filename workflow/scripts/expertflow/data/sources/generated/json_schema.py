@@ -5,13 +5,7 @@ from random import Random
 from typing import Any
 
 from expertflow.data.records import Fields
-from expertflow.data.sources.generated.generator import (
-    CITIES,
-    FAMILY_NAMES,
-    GIVEN_NAMES,
-    build_generator,
-    parse_properties,
-)
+from expertflow.data.sources.generated import generator
 
 _ASK = ("Describe", "Write", "Make", "Give me", "Fields", "Create")
 _THINGS = """
@@ -27,7 +21,7 @@ book: owner = family names; pages = 50 to 500 by 10; form = novel, poem; lent = 
 flight: city = cities; gate = 1 to 40 by 1; class = first, business, economy
 """
 THINGS = {
-    thing: {each.name: each.values for each in parse_properties(listed)}
+    thing: {each.name: each.values for each in generator.parse_properties(listed)}
     for thing, _, listed in (line.partition(": ") for line in _THINGS.strip().splitlines())
 }
 
@@ -60,7 +54,7 @@ def _schema(values: Any) -> dict[str, object]:
         return {"type": "integer", "minimum": values[0], "maximum": values[-1]}
     if values == (True, False):
         return {"type": "boolean"}
-    is_open = values in (GIVEN_NAMES, FAMILY_NAMES, CITIES)
+    is_open = values in (generator.GIVEN_NAMES, generator.FAMILY_NAMES, generator.CITIES)
     return {"type": "string"} if is_open else {"enum": list(values)}
 
 
@@ -74,4 +68,4 @@ def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-generate = build_generator(make_record, key="instruction")
+generate = generator.build_generator(make_record, key="instruction")
