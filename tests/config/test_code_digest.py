@@ -81,7 +81,7 @@ def test_every_module_counts_as_code_of_a_script_and_generators_as_their_own() -
         assert modules - seen - only_measured_with == set()
     found = list_imports(SCRIPTS / "generate_source.py", SCRIPTS)
     assert not [path for path in found if "generated" in path.parts]
-    assert library / "data" / "fetch.py" in found
+    assert library / "data" / "sources" / "registry.py" in found
 
 
 def test_parsed_modules_outlive_their_process_and_a_damaged_file(scripts: Path) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.data.fetch import fetch_source
 from expertflow.data.lock import HashCache, lock_sources, write_lock
 from expertflow.data.records import DataFile, DatasetSource, ExpertLock, SourceRecord
 from expertflow.data.settings import FetchSpec, SourceSpec
 from expertflow.data.shards import find_datasets, shard_names, token_shards
 from expertflow.data.sources import local
+from expertflow.data.sources.registry import fetch_source
 
 
 def lock(folder: Path, *sources: SourceSpec) -> ExpertLock:

@@ -2,7 +2,7 @@
 """Run the generator of a source, at its locked version."""
 
 from expertflow.core import cli
-from expertflow.data.fetch import fetch_source
+from expertflow.data.sources.registry import fetch_source
 
 if __name__ == "__main__":
     cli.run_stage(fetch_source)

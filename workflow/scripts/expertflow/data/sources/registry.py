@@ -1,12 +1,16 @@
-"""All source kinds, by the name that a manifest gives them."""
+"""All source kinds, by the name that a manifest gives them, and fetching from one."""
 
 from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
 
-from expertflow.core.errors import ConfigError
+from msgspec.structs import asdict, replace
+
+from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.plugins import import_members
 from expertflow.core.settings import JsonSchema
-from expertflow.data.settings import SourceSpec
+from expertflow.data.records import ExpertLock, SourceRecord
+from expertflow.data.settings import FetchSpec, SourceSpec
 from expertflow.data.sources.base import DataSource
 
 
@@ -25,6 +29,17 @@ def open_source(spec: SourceSpec) -> DataSource:
     near = get_close_matches(spec.kind, kinds, 1)
     fix = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(kinds)}"
     raise ConfigError(f"source {spec.name}: kind {spec.kind!r} is unknown; {fix}")
+
+
+def fetch_source(spec: FetchSpec, lock: ExpertLock, directory: Path) -> SourceRecord:
+    """Make a source readable, writing to ``directory`` if needed; DataError if it is empty."""
+    pinned = next(source for source in lock.sources if source.name == spec.source.name)
+    fetched = open_source(spec.source).fetch(pinned, directory)
+    if all(file.n_bytes == 0 for file in fetched.files):
+        raise DataError(f"source {pinned.name}: it holds no records; check its path and filters")
+    fetched = replace(fetched, revision=fetched.revision or pinned.revision)
+    known = {name: getattr(pinned, name) for name in ("name", "kind", "n_shards")}
+    return SourceRecord(preset=spec.preset, **known, **asdict(fetched))
 
 
 def declare_kinds(schema: JsonSchema) -> None:
