@@ -9,14 +9,7 @@ from msgspec.structs import replace
 from expertflow.config.read_yaml import Settings, suggest_name
 from expertflow.config.validate import check, find_file, read_checked
 from expertflow.core.errors import ConfigError
-from expertflow.studies.records import (
-    PLAN,
-    AblationSpec,
-    ClaimedRatio,
-    Rows,
-    Variant,
-    VariantSpec,
-)
+from expertflow.studies.records import PLAN, AblationSpec, ClaimedRatio, Rows, Variant, VariantSpec
 
 
 def ablation_spec(config: Settings, folders: Sequence[Path]) -> AblationSpec:

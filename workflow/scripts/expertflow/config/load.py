@@ -11,11 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from expertflow.config.contradictions import (
-    check_contradictions,
-    check_durations,
-    refuse_idle_keys,
-)
+from expertflow.config.contradictions import check_contradictions, check_durations, refuse_idle_keys
 from expertflow.config.read_yaml import (
     Settings,
     at_line,

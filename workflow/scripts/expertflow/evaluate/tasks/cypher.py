@@ -15,15 +15,9 @@ from typing import Any
 from expertflow.core.errors import EvaluationError
 from expertflow.data.checks.cypher import Reading, read_query
 from expertflow.evaluate.answer_text import strip_code_fence
+from expertflow.evaluate.cypher import tokens as lexer
 from expertflow.evaluate.cypher.forms import common_form
 from expertflow.evaluate.cypher.schema import NameFaults, read_schema
-from expertflow.evaluate.cypher.tokens import (
-    Token,
-    classify_words,
-    has_closed_brackets,
-    number_variables,
-    tokenize,
-)
 from expertflow.evaluate.isolation import graph_worker
 from expertflow.evaluate.isolation.rows import QueryAnswer, same_rows
 from expertflow.evaluate.isolation.worker import Worker
@@ -36,8 +30,8 @@ BUILD_S = 300.0
 MAX_ROWS = 10_000
 # Raised by odd rows: bracket_step, huge numbers, lone surrogates.
 _ODD_ROWS = (ArithmeticError, MemoryError, RecursionError, TypeError, ValueError)
-_FINAL_SEMICOLON = Token("operator", ";")
-_RETURN, _ORDER = Token("keyword", "RETURN"), Token("keyword", "ORDER")
+_FINAL_SEMICOLON = lexer.Token("operator", ";")
+_RETURN, _ORDER = lexer.Token("keyword", "RETURN"), lexer.Token("keyword", "ORDER")
 
 
 class Cypher(IsolatedTask):
@@ -105,9 +99,9 @@ class Cypher(IsolatedTask):
             return Judgment("did_not_parse", "a character or an unclosed quote that no query has")
         if not found:
             return Judgment("empty")
-        if number_variables(found) == number_variables(wanted):
+        if lexer.number_variables(found) == lexer.number_variables(wanted):
             return Judgment("correct")
-        if not has_closed_brackets(found):  # truncated; the parser would take long
+        if not lexer.has_closed_brackets(found):  # truncated; the parser would take long
             return Judgment("did_not_parse", "a bracket is not closed, or closes none")
         known, read = _reading(reference), _read(answer)
         if known.fault is not None:
@@ -122,7 +116,7 @@ class Cypher(IsolatedTask):
         return fault or Judgment("different")
 
 
-def _name_fault(found: list[Token], wanted: list[Token], text: str) -> Judgment | None:
+def _name_fault(found: list[lexer.Token], wanted: list[lexer.Token], text: str) -> Judgment | None:
     schema = read_schema(text)
     if schema is None:
         return Judgment("different", "names not checked: the schema has no known form")
@@ -132,13 +126,13 @@ def _name_fault(found: list[Token], wanted: list[Token], text: str) -> Judgment 
     return NameFaults(found, schema).find_first()
 
 
-def _words(query: str) -> list[Token] | None:
-    tokens = tokenize(strip_code_fence(query))
+def _words(query: str) -> list[lexer.Token] | None:
+    tokens = lexer.tokenize(strip_code_fence(query))
     if tokens is None:
         return None
     while tokens and tokens[-1] == _FINAL_SEMICOLON:
         tokens.pop()
-    return classify_words(tokens)
+    return lexer.classify_words(tokens)
 
 
 def _read(query: str) -> Reading:
