@@ -34,7 +34,9 @@
           |
     train_expert                       checkpoint, resumable at any moment
           |
-    evaluate_expert                    before and after, on documents training never saw
+    generate_answers                   both models, on documents training never saw
+          |
+    evaluate_expert                    scores and baselines; no card
           |
     export_model                       merged model and model card
           |

@@ -39,7 +39,8 @@ def told(rule: str, bundle: BundleSpec | None = None, *, source: str = "s", **ch
 RULES = (
     "fetch_source", "find_datasets", "prepare_shard", "deduplicate_documents", "prepare_tokenizer",
     "prepare_model", "pretokenize_shard", "pack_sequences", "plan_training", "calibrate_expert",
-    "stage_to_nvme", "evaluate_expert", "export_model", "build_report", "train_expert",
+    "stage_to_nvme", "generate_answers", "evaluate_expert", "export_model", "build_report",
+    "train_expert",
 )  # fmt: skip
 SOURCE = base()["sources"][0]
 PASSED = {"path": "data.padding_fraction", "op": "<", "value": 0.5}
@@ -79,7 +80,8 @@ def leaves(value: Any) -> list[str]:
         ({"training": {"batch_size": 3}}, "plan_training calibrate_expert"),
         ({"description": "x"}, "export_model build_report"),
         ({"acceptance": [PASSED]}, "build_report"),
-        ({"evaluation": {"task": "held_out_loss", "max_examples": 7}}, "evaluate_expert"),
+        ({"evaluation": {"task": "held_out_loss", "max_examples": 7}}, "generate_answers"),
+        ({"evaluation": {"task": "held_out_loss", "baselines": False}}, "evaluate_expert"),
     ],
 )
 def test_a_setting_reaches_the_rules_that_read_it(changes: dict[str, Any], rules: str) -> None:
@@ -158,7 +160,7 @@ def test_an_artifact_of_ones_own_counts_by_its_content(named: str, place: str) -
     Path(place).write_text("some")
     sources = [{"name": "s", "kind": "local", "path": "x", "prompt": "{q}", "completion": "{a}"}]
     evaluation = {"task": "sql_execution", "artifacts": {"database": named}}
-    made = told("evaluate_expert", evaluation=evaluation, sources=sources)
+    made = told("generate_answers", evaluation=evaluation, sources=sources)
     content = {named: sha256_text("some")} if named == place else {}
     assert (made["artifacts"], made["content"]) == ({"database": place}, content)
 

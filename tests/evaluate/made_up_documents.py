@@ -9,7 +9,7 @@ from support import document_shard, keep_list, pair
 
 from expertflow.data.documents import Document
 from expertflow.data.records import ShardRecord
-from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, JudgeSpec, Judgment
+from expertflow.evaluate.records import Decoding, Example, GenerationSpec, JudgeSpec, Judgment
 from expertflow.evaluate.scoring import ScoringTask
 from expertflow.tokens.ragged import Ragged
 from expertflow.train.records import KeptWeights
@@ -54,12 +54,12 @@ def training(losses: Mapping[int, float | None], *, published: int, **more: str)
     return SimpleNamespace(candidates=candidates, published_step=published, **more)
 
 
-def spec(**changes: Any) -> EvaluationSpec:
+def spec(**changes: Any) -> GenerationSpec:
     settings: dict[str, Any] = {
         "task": "exact_match", "max_examples": 4, "n_selection_examples": 0, "max_new_tokens": 8,
         "batch_size": 2, "decoding": Decoding(),
     }  # fmt: skip
-    return EvaluationSpec(**{**settings, **changes})
+    return GenerationSpec(**{**settings, **changes})
 
 
 def judge_spec(endpoint: str = "http://127.0.0.1", **changes: Any) -> JudgeSpec:

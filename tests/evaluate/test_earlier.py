@@ -11,13 +11,13 @@ from made_up_documents import example, spec
 
 from expertflow.evaluate import earlier
 from expertflow.evaluate.earlier import PastRun, append_run, compare_runs, make_run, read_runs
-from expertflow.evaluate.records import Decoding, EvaluationSpec, Judgment
+from expertflow.evaluate.records import Decoding, GenerationSpec, Judgment
 
 HOW = spec()
 
 
 def run(
-    weights: str, correct: str, *, first: int = 0, how: EvaluationSpec = HOW, metric: str = "m"
+    weights: str, correct: str, *, first: int = 0, how: GenerationSpec = HOW, metric: str = "m"
 ) -> PastRun:
     """Return an evaluation from question ``first`` on, with an x for each right answer."""
     examples = [example(i, f"q{first + i}", "r") for i in range(len(correct))]

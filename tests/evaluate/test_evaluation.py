@@ -27,12 +27,20 @@ from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import from_json, to_json
 from expertflow.data.layout import chatml_layout
 from expertflow.evaluate import evaluation, evaluator, statistics
-from expertflow.evaluate.evaluation import evaluate_expert
-from expertflow.evaluate.evaluator import EvalInputs, ModelEvaluator
+from expertflow.evaluate.ask_models import ask_models
+from expertflow.evaluate.evaluation import EvalInputs, evaluate_expert
+from expertflow.evaluate.evaluator import GenerationInputs, ModelEvaluator
 from expertflow.evaluate.generate import Answer
 from expertflow.evaluate.likelihood import DocumentLosses
 from expertflow.evaluate.questions import EvalExample
-from expertflow.evaluate.records import EvaluationRecord, Example, Judgment
+from expertflow.evaluate.records import (
+    EvaluationRecord,
+    EvaluationSpec,
+    Example,
+    GenerationRecord,
+    Judgment,
+)
+from expertflow.evaluate.scoring import judge_answers
 from expertflow.evaluate.tasks.exact_match import ExactMatch
 from expertflow.tokens.arrow import ROWS_FILE
 
@@ -100,7 +108,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(
     folder: Path, load: Any, *, steps: tuple[int, ...] = (10, 20), **changes: Any
-) -> EvalInputs:
+) -> GenerationInputs:
     documents = [document(i, f"q{i:03d}") for i in range(N_HELD_OUT)]
     answers = [document(200 + i, f"q{200 + i}", held_out=False) for i in range(N_TRAINING)]
     shard, keep = write_documents(folder, [*documents, *answers])
@@ -117,18 +125,37 @@ def made(
         (place / "config.json").write_text("{}")
     plan: Any = SimpleNamespace(expert="e", batch_size=1, load_best_model_at_end=False)
     settings = {"max_examples": 30, "n_selection_examples": 30, "max_new_tokens": 9, **changes}
-    return EvalInputs(
+    return GenerationInputs(
         spec=spec(**settings), shards=[shard], keep=keep, packing=packed, training=run,
         rows=folder / "rows", tokenizer=folder,
         layout=chatml_layout(), checkpoint=folder / "checkpoint", load=load, plan=plan,
-        state=folder / "state", answers_path=folder / "answers.jsonl",
+    )  # fmt: skip
+
+
+def evaluate(case: GenerationInputs, **settings: Any) -> EvaluationRecord:
+    """Run both jobs; the second reads what the first wrote."""
+    found = from_json(GenerationRecord, json.loads(json.dumps(to_json(ask_models(case)))))
+    return score_answers(case, found, **settings)
+
+
+def score_answers(
+    case: GenerationInputs, generations: GenerationRecord, **settings: Any
+) -> EvaluationRecord:
+    folder = case.rows.parent
+    model: Any = SimpleNamespace(tokenizer=SimpleNamespace(layout=case.layout))
+    return evaluate_expert(
+        EvalInputs(
+            spec=EvaluationSpec(**settings), generations=generations, shards=case.shards,
+            packing=case.packing, model=model, keep=case.keep,
+            state=folder / "state", answers=folder / "answers.jsonl",
+        )
     )  # fmt: skip
 
 
 def test_an_evaluation_from_questions_to_record(tmp_path: Path) -> None:
     shelf = Shelf({"base": 2, "checkpoint": 5, "step-00000010": 8})
     case = made(tmp_path, shelf)
-    record = evaluate_expert(case)
+    record = evaluate(case)
     # Training's own is evaluated second, so the winner is loaded again.
     assert shelf.loaded == ["base", "step-00000010", "checkpoint", "step-00000010"]
     assert (record.published.step, record.published.path) == (10, "steps/step-00000010")
@@ -154,9 +181,9 @@ def test_an_evaluation_from_questions_to_record(tmp_path: Path) -> None:
     # It survives a round trip, and the same weights again are no earlier run.
     text = json.loads(json.dumps(to_json(record)))
     assert from_json(EvaluationRecord, text) == record
-    assert timeless(evaluate_expert(case)) == timeless(record)
+    assert timeless(evaluate(case)) == timeless(record)
     worse = made(tmp_path, Shelf({"base": 2, "checkpoint": 3}), steps=(30,))
-    earlier = evaluate_expert(worse).earlier
+    earlier = evaluate(worse).earlier
     assert earlier is not None and earlier.change is not None
     assert (earlier.weights_sha256, earlier.n_shared_questions) == ("w10", 30)
     assert earlier.change.change == "worse"
@@ -170,14 +197,14 @@ def timeless(record: EvaluationRecord) -> EvaluationRecord:
 def test_the_worst_are_those_that_training_spoilt_then_the_least_expected(tmp_path: Path) -> None:
     shelf = Shelf({"base": 4, "checkpoint": 3})
     case = made(tmp_path, shelf, steps=(20,), max_examples=60)
-    record = evaluate_expert(case)
+    record = evaluate(case)
     spoilt = [one.kind_before == "correct" for one in record.worst]
     assert len(record.worst) == 10 and spoilt == [True] * 6 + [False] * 4
     for part in (record.worst[:6], record.worst[6:]):
         losses = [one.reference_loss for one in part]
         assert losses == sorted(losses, key=lambda loss: -(loss or 0)) and None not in losses
     assert all(one.kind_after != "correct" for one in record.worst)
-    lines = [json.loads(line) for line in case.answers_path.open()]
+    lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").open()]
     assert len(lines) == 60
     assert {"before", "after_kind", "after_detail", "after_reference_loss"} <= lines[0].keys()
     told = {line["document_id"]: line["after_reference_loss"] for line in lines}
@@ -190,7 +217,7 @@ def test_without_a_scorer_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(ExactMatch, "unavailable_reason", lambda *_: "Node is missing")
     monkeypatch.setattr(evaluator.generate, "generate_answers", refuse)
-    record = evaluate_expert(made(tmp_path, Shelf({"base": 2, "checkpoint": 9})))
+    record = evaluate(made(tmp_path, Shelf({"base": 2, "checkpoint": 9})))
     assert record.after.score is not None
     assert (record.after.score.value_fraction, record.after.score.n_examples) == (None, 0)
     assert record.after.score.reason == "Node is missing"
@@ -200,12 +227,30 @@ def test_without_a_scorer_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "answers.jsonl").read_text() == ""
 
 
+def test_answers_stay_where_they_cannot_be_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine that scores may be another than the one with the card."""
+    case = made(tmp_path, Shelf({"base": 2, "checkpoint": 9}), steps=(20,))
+    generations = ask_models(case)
+    assert len(generations.after.texts) == 30
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactMatch, "unavailable_reason", lambda *_: "Node is missing")
+        record = score_answers(case, generations)
+    assert record.after.score is not None and record.after.score.reason == "Node is missing"
+    assert record.unavailable["earlier"] == "Node is missing" == record.unavailable["baselines"]
+    assert score_answers(case, generations).after.score is not None
+    other = replace(generations, document_ids=("s/999",))
+    with pytest.raises(EvaluationError, match="s/999: was asked and is not held out"):
+        score_answers(case, other)
+
+
 def test_baselines_may_fail_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise EvaluationError("document s/200: the reference is no query")
 
     monkeypatch.setattr(evaluation, "make_baselines", broken)
-    record = evaluate_expert(made(tmp_path, Shelf({"base": 2, "checkpoint": 9}), steps=(20,)))
+    record = evaluate(made(tmp_path, Shelf({"base": 2, "checkpoint": 9}), steps=(20,)))
     assert record.baselines == () and record.after.score is not None
     assert "document s/200" in record.unavailable["baselines"]
 
@@ -222,7 +267,7 @@ def test_a_bad_reference_is_not_asked(tmp_path: Path, monkeypatch: pytest.Monkey
         return judged(task, example, answer)
 
     monkeypatch.setattr(ExactMatch, "judge", judge)
-    record = evaluate_expert(made(tmp_path, shelf, steps=(20,), max_examples=60))
+    record = evaluate(made(tmp_path, shelf, steps=(20,), max_examples=60))
     assert started_with[0] == 0, "a model was loaded before references were judged"
     assert record.after.score is not None and record.after.score.n_examples == 58
     assert record.n_unusable_references == 2
@@ -232,15 +277,15 @@ def test_a_bad_reference_is_not_asked(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_judge_sees_both_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(evaluation, "judge_pairs", lambda spec, pairs, *, seed: seen.extend(pairs))
-    case = made(tmp_path, Shelf({"base": 0, "checkpoint": 10}), steps=(20,), judge=judge_spec())
-    evaluate_expert(case)
+    case = made(tmp_path, Shelf({"base": 0, "checkpoint": 10}), steps=(20,))
+    evaluate(case, judge=judge_spec())
     assert len(seen) == 30
     assert all(pair.after == pair.example.reference and pair.before == "dunno" for pair in seen)
 
 
 def test_a_task_without_a_metric_has_losses_only(tmp_path: Path) -> None:
     shelf = Shelf({"base": 2, "checkpoint": 9})
-    record = evaluate_expert(made(tmp_path, shelf, task="held_out_loss"))
+    record = evaluate(made(tmp_path, shelf, task="held_out_loss"))
     assert shelf.loaded == ["base", "checkpoint"]
     assert record.before.score is None and record.samples == record.worst == ()
     assert "before.score" in record.unavailable and "after.generation_s" in record.unavailable
@@ -253,7 +298,8 @@ def test_what_was_not_asked_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyP
         Answer("a", 1, ended=False),
         Answer("", 0, ended=False, not_asked="no position"),
     ]
-    question = EvalExample(example(0, "q", "a", options=["a", "b"], right="a"), [1])
+    options: Any = {"options": ["a", "b"], "right": "a"}
+    asked = [EvalExample(example(i, "q", "a", **options), [1]) for i in range(3)]
     monkeypatch.setattr(evaluator.generate, "generate_answers", lambda *_, **__: answers)
     monkeypatch.setattr(evaluator, "choose_options", lambda *_, **__: answers)
     fields = {"choices": "options", "answer": "right"}
@@ -261,7 +307,9 @@ def test_what_was_not_asked_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("exact_match", {}, 1, 2), ("multiple_choice", fields, None, None)
     ):  # fmt: skip
         asks = ModelEvaluator(made(tmp_path, Shelf({"base": 0}), task=task, fields=names))
-        found = asks.answer_questions(None, [question] * 3)
-        assert (found.n_cut_off, found.n_tokens) == (n_cut_off, n_tokens)
-        assert [one.kind for one in found.judgments] == ["correct", "correct", "not_asked"]
-        assert found.judgments[2].detail == "no position"
+        found = asks.answer_questions(None, asked)
+        assert (found.n_cut_off, found.n_generated_tokens) == (n_cut_off, n_tokens)
+        assert asks.task is not None
+        judged = judge_answers(asks.task, [one.example for one in asked], found)
+        assert [one.kind for one in judged] == ["correct", "correct", "not_asked"]
+        assert judged[2].detail == "no position"

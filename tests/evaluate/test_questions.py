@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from made_up_documents import Letters, document, example, spec
@@ -14,7 +14,6 @@ from expertflow.data.documents import Document
 from expertflow.data.layout import chatml_layout
 from expertflow.data.records import Body, Layout
 from expertflow.data.render import Renderer
-from expertflow.evaluate.generate import PromptCodec
 from expertflow.evaluate.leakage import key_by_seed
 from expertflow.evaluate.questions import (
     EvalExample,
@@ -63,9 +62,8 @@ class Task(MultipleChoice):
 def choose(
     documents: list[Document] = MANY, layout: Layout = LAYOUT, scorer: Any = None, **settings: Any
 ) -> Questions:
-    codec = PromptCodec(Merging(), layout)  # type: ignore[arg-type]
-    asked = spec(**settings)
-    return choose_questions(documents, asked, scorer or Task(asked), codec)
+    asked, engine = spec(**settings), cast(Any, Merging())
+    return choose_questions(documents, asked, scorer or Task(asked), engine=engine, layout=layout)
 
 
 def ids(held: list[EvalExample]) -> list[str]:

@@ -19,7 +19,7 @@ from expertflow.core import cli
 from expertflow.core.errors import ConfigError
 from expertflow.data.records import Turn
 from expertflow.evaluate.generate import PromptCodec, generate_answers
-from expertflow.evaluate.records import Decoding, EvaluationSpec
+from expertflow.evaluate.records import Decoding, GenerationSpec
 from expertflow.export import serve
 from expertflow.export.model_files import set_decoding, write_system_prompt
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
@@ -68,7 +68,7 @@ def user(text: str) -> Turn:
 
 
 def as_scored(expert: serve.ServedExpert, turns: list[Turn]) -> str:
-    how = EvaluationSpec(
+    how = GenerationSpec(
         task="exact_match", max_examples=1, n_selection_examples=0, max_new_tokens=16,
         batch_size=1, decoding=Decoding(),
     )  # fmt: skip

@@ -37,6 +37,7 @@ PROVENANCE = {
             ("plan_training", "plan", "2c"),
             ("stage_to_nvme", "staging", "2d"),
             ("train_expert", "training", "3a"),
+            ("generate_answers", "generations", "3d"),
             ("evaluate_expert", "evaluation", "3b"),
             ("export_model", "export", "3c"),
         )
@@ -52,7 +53,8 @@ ATTEMPTS: Times = {
     "prepare_shard": [[(43.0, 80.0)], [(44.0, 95.0)]],
     "plan_training": [[(97.0, 100.0)]],
     "train_expert": [[(101.0, 701.0), (705.0, 3_481.0)]],
-    "evaluate_expert": [[(3_483.0, 4_083.0)]],
+    "generate_answers": [[(3_483.0, 3_983.0)]],
+    "evaluate_expert": [[(3_983.0, 4_083.0)]],
     "build_report": [[(4_085.0, 4_087.0)]],
 }
 
@@ -65,7 +67,7 @@ def make_attempts(times: Times = ATTEMPTS) -> dict[str, tuple[tuple[Attempt, ...
                 Attempt(
                     start_s=START_S + start_s, end_s=START_S + end_s, machine="c0ffee",
                     code=0 if end_s == job[-1][1] else None,
-                    n_cards=int(stage in ("train_expert", "evaluate_expert")),
+                    n_cards=int(stage in ("train_expert", "generate_answers")),
                 )
                 for start_s, end_s in job
             )

@@ -31,7 +31,7 @@ def test_jobs_and_what_lies_between_are_the_time_of_the_machine() -> None:
     assert (shards.jobs, shards.attempts, shards.wall_s, shards.card_s) == (2, 2, 88, 0)
     assert (training.jobs, training.attempts, training.card_s) == (1, 2, 3_376)
     assert training.usd == pytest.approx(3_376 / 3600 * PRICE)
-    assert bill.idle_card_s == 4_087 - 3_376 - 600
+    assert bill.idle_card_s == 4_087 - 3_376 - 500
     assert bill.machine.usd == pytest.approx(4_087 / 3600 * PRICE)
     assert bill.machine.first_start == "2026-06-14T09:06:40+00:00"
     wrong = changed(GPU.report, {"bill.between_jobs_s": 60.0})
@@ -86,4 +86,4 @@ def test_the_guard_knows_what_was_paid() -> None:
     bill = bill_of(inputs)
     assert bill.machine.usd == pytest.approx((730 + 3_385) / 3600 * 3.0)
     assert bill.machine.usd_source.startswith("the guard's ledger")
-    assert bill.stages[-2].usd == pytest.approx(600 / 3600 * 3.0)
+    assert bill.stages[-3].usd == pytest.approx(500 / 3600 * 3.0)

@@ -4,7 +4,10 @@ from pathlib import Path
 
 from workflow_space import Workspace, copy_code
 
-GPU_WORK = {"stage_to_nvme", "train_expert", "evaluate_expert", "export_model", "build_report"}
+GPU_WORK = {
+    "stage_to_nvme", "train_expert", "generate_answers", "evaluate_expert", "export_model",
+    "build_report",
+}  # fmt: skip
 BUNDLE = "results/tiny/bundle.tar"
 
 

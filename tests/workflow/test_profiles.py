@@ -144,8 +144,8 @@ def test_names_of_the_cluster_come_from_the_environment(monkeypatch: pytest.Monk
     of_card = {"slurm_partition": "h100", "gpu_model": "nvidia_h100", "mem_mb": 128000}
     # Slurm gives a group one partition.
     grouped = [line.split("=")[0] for line in named["groups"]]
-    assert grouped == ["stage_to_nvme", "train_expert", "evaluate_expert"]
-    for rule in ("train_expert", "evaluate_expert", "ablate_variant", "tune_expert"):
+    assert grouped == ["stage_to_nvme", "train_expert", "generate_answers"]
+    for rule in ("train_expert", "generate_answers", "ablate_variant", "tune_expert"):
         assert of_card.items() <= named["set-resources"][rule].items()
     assert named["set-resources"]["stage_to_nvme"]["slurm_partition"] == "h100"
 

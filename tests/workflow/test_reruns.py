@@ -14,7 +14,8 @@ from expertflow.data.layout import CHATML
 pytestmark = pytest.mark.chain
 
 REPORT = {"build_report"}
-SCORE = {"evaluate_expert", "export_model"} | REPORT
+JUDGE = {"evaluate_expert", "export_model"} | REPORT
+SCORE = {"generate_answers"} | JUDGE
 TRAIN = {"plan_training", "stage_to_nvme", "train_expert"} | SCORE
 PACK = {"pack_sequences"} | TRAIN
 MODEL = {"prepare_model"} | TRAIN
@@ -72,6 +73,7 @@ TABLE: dict[str, tuple[Edit, set[str]]] = {
     "report": (edited("report/build.py", "def ", NEW_CODE), REPORT),
     "page style": (edited("report/templates/style.css", "{", " {"), REPORT),
     "learning rate": (changed("training.learning_rate", 2e-3), TRAIN),
+    "baselines": (changed("evaluation.baselines", False), JUDGE),
     "acceptance": (changed("acceptance", [ACCEPTANCE]), REPORT),
     "record": (lambda space: space.write_data(first="one plus one"), ALL),
     "question template": (changed("source.prompt", "{question}?"), DATA),

@@ -5,6 +5,7 @@ Makes:  results/{expert}/plan.json             every setting resolved, with reas
         results/{expert}/staging.json          where training reads from, and why
         results/{expert}/training.json         the run; model in checkpoint/, others in its steps/
         results/{expert}/profile/              kernels.json; a trace where steps were profiled
+        results/{expert}/generations.json      answers of the models before and after training
         results/{expert}/evaluation.json       before and after; all answers in answers.jsonl
         results/{expert}/export.json           model people load, in merged/
         state/{expert}/…                       undeclared: what a retry resumes from
@@ -70,16 +71,16 @@ rule train_expert:
         )
 
 
-rule evaluate_expert:
+rule generate_answers:
     input:
         **wf.files("plan packing model training staging keep"),
         **wf.files("checkpoint/ rows=packed/ (base_model/)"),
         **wf.shards(wf.document_shards, ".arrow"),
         **wf.artifacts,
     output:
-        **wf.outputs("evaluate_expert"),
+        **wf.outputs("generate_answers"),
     log:
-        wf.log("evaluate_expert"),
+        wf.log("generate_answers"),
     priority: 10
     conda:
         "../../envs/expertflow.yaml"
@@ -87,9 +88,26 @@ rule evaluate_expert:
     resources:
         gpu=1,
     params:
+        **wf.params("generate_answers"),
+    shell:
+        wf.command("generate_answers", on_card=True)
+
+
+rule evaluate_expert:
+    input:
+        **wf.files("generations packing model keep"),
+        **wf.shards(wf.document_shards, ".arrow"),
+        **wf.artifacts,
+    output:
+        **wf.outputs("evaluate_expert"),
+    log:
+        wf.log("evaluate_expert"),
+    conda:
+        "../../envs/expertflow.yaml"
+    params:
         **wf.params("evaluate_expert", "answers state=state/.evaluations"),
     shell:
-        wf.command("evaluate_expert", on_card=True)
+        wf.command("evaluate_expert")
 
 
 rule export_model:

@@ -1,57 +1,8 @@
 #!/usr/bin/env python3
 """Score an expert before and after training, on held-out documents."""
 
-from functools import partial
-from pathlib import Path
-
 from expertflow.core import cli
-from expertflow.data.records import ShardRecord
-from expertflow.evaluate.records import EvaluationRecord, EvaluationSpec
-from expertflow.plan.records import TrainPlan
-from expertflow.staging.ensure import open_staged
-from expertflow.staging.records import StagingRecord
-from expertflow.tokens.records import PackingRecord
-from expertflow.train.records import ModelRecord, TrainingRecord
-
-
-def main(
-    spec: EvaluationSpec,
-    shards: list[ShardRecord],
-    plan: TrainPlan,
-    packing: PackingRecord,
-    model: ModelRecord,
-    training: TrainingRecord,
-    checkpoint: Path,
-    keep: Path,
-    rows: Path,
-    staging: StagingRecord,
-    state: Path,
-    answers: Path,
-) -> EvaluationRecord:
-    # They import torch, which takes seconds: --help and mistakes are answered before.
-    from expertflow.evaluate.evaluation import evaluate_expert
-    from expertflow.evaluate.evaluator import EvalInputs
-    from expertflow.train.model.load import load_for_scoring
-
-    # Weights are read several times, and the machine that trained has a local copy.
-    with open_staged(staging, weights_sha256=model.weights_sha256, with_rows=False) as places:
-        inputs = EvalInputs(
-            spec=spec,
-            shards=shards,
-            keep=keep,
-            packing=packing,
-            training=training,
-            rows=rows,
-            checkpoint=checkpoint,
-            plan=plan,
-            state=state,
-            tokenizer=Path(model.path),
-            layout=model.tokenizer.layout,
-            load=partial(load_for_scoring, model=model, plan=plan, weights=places.weights),
-            answers_path=answers,
-        )
-        return evaluate_expert(inputs)
-
+from expertflow.evaluate.evaluation import EvalInputs, evaluate_expert
 
 if __name__ == "__main__":
-    cli.run_stage(main)
+    cli.run_stage(evaluate_expert, takes=EvalInputs)

@@ -152,10 +152,16 @@ CHAIN = (
         },
     ),
     Stage(
+        "generate_answers",
+        "generations.json",
+        "fetch_source generate_source prepare_shard deduplicate_documents prepare_model "
+        "pack_sequences plan_training stage_to_nvme train_expert",
+    ),
+    Stage(
         "evaluate_expert",
         "evaluation.json",
         "fetch_source generate_source prepare_shard deduplicate_documents prepare_model "
-        "pack_sequences plan_training stage_to_nvme train_expert",
+        "pack_sequences generate_answers",
         files={"answers": "answers.jsonl"},
     ),
     Stage(

@@ -28,7 +28,7 @@ from expertflow.data.settings import (
     SourceSpec,
     category_name,
 )
-from expertflow.evaluate.records import OWN_TASK, EvaluationSpec
+from expertflow.evaluate.records import OWN_TASK, EvaluationSpec, GenerationSpec
 from expertflow.export.records import ExportSpec
 from expertflow.plan.records import PlanSpec
 from expertflow.rental.bundle.records import BundleSpec
@@ -205,14 +205,18 @@ def stage_to_nvme(expert: ConfiguredExpert, _: Any) -> StageSpec:
     return StageSpec(scratch=expert.config["scratch"], weights=expert.config["stage_weights"])
 
 
-def evaluate_expert(expert: ConfiguredExpert, _: Any) -> EvaluationSpec:
+def generate_answers(expert: ConfiguredExpert, _: Any) -> GenerationSpec:
     settings, artifacts = expert.settings, expert.artifacts
     # The records of sources tell of changes of what is generated.
     own = [artifacts[key] for key in expert.own_artifacts]
     content = expert.hash_content({place: [Path(place)] for place in own})
     return _fill(
-        EvaluationSpec, settings["evaluation"], settings, artifacts=artifacts, content=content
+        GenerationSpec, settings["evaluation"], settings, artifacts=artifacts, content=content
     )
+
+
+def evaluate_expert(expert: ConfiguredExpert, _: Any) -> EvaluationSpec:
+    return _fill(EvaluationSpec, expert.settings["evaluation"])
 
 
 def export_model(expert: ConfiguredExpert, _: Any) -> ExportSpec:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.records import CandidateScore, EvaluationSpec, Published, TaskScore
+from expertflow.evaluate.records import CandidateScore, GenerationSpec, Published, TaskScore
 from expertflow.train.records import KeptWeights, TrainingRecord
 
 # With fewer, a score's interval is 40 points wide and the choice would be chance.
@@ -25,7 +25,7 @@ CHOSEN_BY_LOSS = (
 
 
 def explain_no_choice(
-    spec: EvaluationSpec, training: TrainingRecord, n_questions: int, unavailable_reason: str | None
+    spec: GenerationSpec, training: TrainingRecord, n_questions: int, unavailable_reason: str | None
 ) -> str | None:
     if spec.task == TASK_WITHOUT_METRIC:
         return "the task has no metric beside the held-out loss"
@@ -40,7 +40,7 @@ def explain_no_choice(
     return None
 
 
-def n_to_report(n_questions: int, spec: EvaluationSpec) -> int:
+def n_to_report(n_questions: int, spec: GenerationSpec) -> int:
     """Return how many questions to report; if too few for both, a third choose, at least 20."""
     n_most = min(n_questions, spec.max_examples)
     n_wanted = spec.max_examples + spec.n_selection_examples

@@ -21,7 +21,7 @@ from expertflow.core.files import (
 )
 from expertflow.core.locks import try_lock
 from expertflow.core.records import Record, from_json, to_json
-from expertflow.evaluate.records import Decoding, EarlierRun, EvaluationSpec, Example, Judgment
+from expertflow.evaluate.records import Decoding, EarlierRun, Example, GenerationSpec, Judgment
 from expertflow.evaluate.statistics import estimate_change
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class PastRun(Record, frozen=True, kw_only=True):
 
 
 def make_run(
-    spec: EvaluationSpec,
+    spec: GenerationSpec,
     metric: str,
     weights_sha256: str,
     examples: Sequence[Example],

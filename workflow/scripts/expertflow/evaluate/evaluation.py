@@ -3,10 +3,13 @@
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from math import exp
 from pathlib import Path
+from typing import Self
 
+import numpy as np
 from msgspec import field
 from msgspec.structs import replace
 
@@ -14,164 +17,221 @@ from expertflow.core.errors import EvaluationError
 from expertflow.core.files import write_text
 from expertflow.core.records import Record
 from expertflow.data.documents import Document
-from expertflow.evaluate import earlier, lm_eval_hook
+from expertflow.data.records import Layout, ShardRecord
+from expertflow.evaluate import earlier
 from expertflow.evaluate.baselines import BaselinePredictor, make_baselines
-from expertflow.evaluate.choose_checkpoint import (
-    check_weights,
-    choose_best,
-    explain_no_choice,
-    order_candidates,
-    publish_trained,
-)
-from expertflow.evaluate.evaluator import EvalInputs, ModelEvaluator, ModelOutcome
 from expertflow.evaluate.judge.comparison import JudgedPair, judge_pairs
-from expertflow.evaluate.leakage import check_trained_rows, read_split
-from expertflow.evaluate.questions import EvalExample, Questions, choose_questions, make_examples
+from expertflow.evaluate.leakage import read_split
+from expertflow.evaluate.questions import make_examples
 from expertflow.evaluate.records import (
     BaselineScore,
     EvaluationRecord,
     EvaluationSample,
+    EvaluationSide,
     EvaluationSpec,
     Example,
+    GenerationRecord,
     JudgeResult,
     Judgment,
-    LmEvalScore,
+    ModelAnswers,
     PairedChange,
-    Published,
 )
-from expertflow.evaluate.scoring import ScoringTask
-from expertflow.evaluate.statistics import NO_EXAMPLES, estimate_change, summarize_judgments
+from expertflow.evaluate.scoring import ScoringTask, judge_answers, make_task, own_digest
+from expertflow.evaluate.statistics import (
+    NO_EXAMPLES,
+    estimate_change,
+    mean_interval,
+    summarize_judgments,
+)
+from expertflow.tokens.records import PackingRecord
+from expertflow.train.records import ModelRecord
 
 log = logging.getLogger(__name__)
 N_SAMPLES = 12
 N_WORST = 10
+# exp() of more overflows.
+LARGEST_LOSS = 700.0
+
+
+class EvalInputs(Record, frozen=True, kw_only=True):
+    """``state`` holds earlier evaluations; ``answers`` is written."""
+
+    spec: EvaluationSpec
+    generations: GenerationRecord
+    shards: list[ShardRecord]
+    packing: PackingRecord
+    model: ModelRecord
+    keep: Path
+    state: Path
+    answers: Path
 
 
 def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
-    """Evaluate the base model, the candidates and the best of them, loading one at a time.
+    """Score the answers of both models, and compare them with each other and the baselines.
 
     Raises EvaluationError if a held-out document is also in the training data, the records are not
     of one run, or the task cannot be scored as configured.
     """
     start = time.perf_counter()
-    spec, training, expert = inputs.spec, inputs.training, inputs.plan.expert
-    check_trained_rows(expert, training=training, packing=inputs.packing, rows=inputs.rows)
-    check_weights(training, inputs.checkpoint)
-    split = read_split(expert, inputs.shards, inputs.keep, packing=inputs.packing, seed=spec.seed)
-    evaluator = ModelEvaluator(inputs)
-    questions = _questions(inputs, split.held_out, evaluator)
-    asked = questions.reported
-    before = evaluator.evaluate_model(None, asked)
-    published = _published(inputs, evaluator, questions.selection)
-    after = evaluator.evaluate_model(published.path, asked)
-    evaluator.models.release()
-    comparison = ModelComparison(evaluator, asked, before, after)
-    memory, this = inputs.state / f"{expert}.jsonl", None
-    if evaluator.metric is not None and after.judgments:
-        said = [one.example for one in asked]
-        weights = published.weights_sha256
-        this = earlier.make_run(spec, evaluator.metric, weights, said, after.judgments)
+    generations, layout = inputs.generations, inputs.model.tokenizer.layout
+    expert, how = generations.expert, generations.spec
+    split = read_split(expert, inputs.shards, inputs.keep, packing=inputs.packing, seed=how.seed)
+    asked = _find_examples(split.held_out, generations.document_ids, layout)
+    comparison = ModelComparison.judge(inputs.spec, generations, asked)
+    memory, this, after = inputs.state / f"{expert}.jsonl", None, comparison.after
+    if comparison.metric is not None and after.judgments:
+        weights = generations.published.weights_sha256
+        this = earlier.make_run(how, comparison.metric, weights, asked, after.judgments)
     record = EvaluationRecord(
         expert=expert,
-        task=spec.task_name,
-        before=before.side,
+        task=how.task_name,
+        before=comparison.before.side,
         after=after.side,
         changes=comparison.estimate_changes(),
-        published=published,
-        baselines=comparison.score_baselines(make_examples(split.training, inputs.layout)),
-        earlier=None if this is None else earlier.compare_runs(this, memory, seed=spec.seed),
+        published=generations.published,
+        baselines=comparison.score_baselines(make_examples(split.training, layout)),
+        earlier=None if this is None else earlier.compare_runs(this, memory, seed=how.seed),
         judge=comparison.ask_judge(),
-        lm_eval=comparison.pair_harness(),
-        decoding=spec.decoding,
+        lm_eval=generations.lm_eval,
+        decoding=how.decoding,
         n_held_out_documents=len(split.held_out),
         n_documents_shared_with_training=0,
         n_questions_shared_with_training=split.n_shared_questions,
-        n_unusable_references=len(questions.unusable),
+        n_unusable_references=len(generations.unusable),
         samples=comparison.pick_samples(),
         worst=comparison.pick_worst(),
-        answers_path=str(inputs.answers_path),
-        tools=evaluator.tool_versions(),
+        answers_path=str(inputs.answers),
+        tools=comparison.tool_versions(),
         unavailable={},
-        wall_s=time.perf_counter() - start,
+        wall_s=generations.wall_s + time.perf_counter() - start,
     )
-    comparison.write_answers(inputs.answers_path)
+    comparison.write_answers(inputs.answers)
     if this is not None:
         earlier.append_run(this, memory)
-    return replace(record, unavailable=comparison.unavailable_parts(record, questions.unusable))
+    return replace(record, unavailable=comparison.unavailable_parts(record))
 
 
-def _questions(
-    inputs: EvalInputs, held_out: list[Document], evaluator: ModelEvaluator
-) -> Questions:
-    if evaluator.task is None:
-        return Questions([], [], [])
-    spec = inputs.spec
-    if len(inputs.training.candidates) == 1:
-        # Nothing to choose, so no questions are withheld.
-        spec = replace(spec, n_selection_examples=0)
-    return choose_questions(held_out, spec, evaluator.task, evaluator.codec)
+def _find_examples(
+    held_out: Iterable[Document], document_ids: Sequence[str], layout: Layout
+) -> list[Example]:
+    by_id = {document.document_id: document for document in held_out}
+    if missing := [one for one in document_ids if one not in by_id]:
+        raise EvaluationError(
+            f"document {missing[0]}: was asked and is not held out; run generate_answers again"
+        )
+    return make_examples((by_id[one] for one in document_ids), layout)
 
 
-def _published(
-    inputs: EvalInputs, evaluator: ModelEvaluator, selection: list[EvalExample]
-) -> Published:
-    training, expert = inputs.training, inputs.plan.expert
-    why = explain_no_choice(inputs.spec, training, len(selection), evaluator.unavailable_reason)
-    if why is not None:
-        log.info("%s: no choice among checkpoints: %s", expert, why)
-        return publish_trained(training, why, by_loss=inputs.plan.load_best_model_at_end)
-    scores = []
-    # Training measures in other batches, so a table must not mix its losses with these.
-    all_measured = all(one.held_out_loss is not None for one in training.candidates)
-    for candidate in order_candidates(training):
-        assert evaluator.metric is not None, "a choice without a metric"
-        if not all_measured:
-            # Training measured other steps, and the weights are loaded anyway.
-            loss = evaluator.mean_loss(candidate.path)
-            candidate = replace(candidate, held_out_loss=loss)
-        judgments = evaluator.answer_questions(candidate.path, selection).judgments
-        scores.append((candidate, summarize_judgments(evaluator.metric, judgments)))
-        log.info("step %d: %d of %d", candidate.step, scores[-1][1].n_correct, len(selection))
-    return choose_best(scores, len(selection))
+class ModelOutcome(Record, frozen=True):
+    answers: ModelAnswers
+    judgments: list[Judgment]
+    side: EvaluationSide
+
+
+def _judge_model(
+    answers: ModelAnswers,
+    asked: list[Example],
+    *,
+    task: ScoringTask | None,
+    metric: str | None,
+    unavailable_reason: str | None,
+    seed: int,
+) -> ModelOutcome:
+    judgments = judge_answers(task, asked, answers) if task and answers.texts else []
+    score = None
+    if metric is not None:
+        score = summarize_judgments(metric, judgments, unavailable_reason or NO_EXAMPLES)
+    nats_D, n_targets_D = np.array(answers.nats), np.array(answers.n_targets)
+    loss = float(nats_D.sum() / n_targets_D.sum())
+    ci95 = mean_interval(nats_D, n_targets_D, seed)
+    side = EvaluationSide(
+        held_out_loss=loss,
+        held_out_loss_ci95=ci95,
+        perplexity=_perplexity(loss),
+        perplexity_ci95=None if ci95 is None else (_perplexity(ci95[0]), _perplexity(ci95[1])),
+        n_target_tokens=int(n_targets_D.sum()),
+        n_documents=int((n_targets_D > 0).sum()),
+        score=score,
+        generation_s=answers.generation_s,
+        n_generated_tokens=answers.n_generated_tokens,
+        n_cut_off=answers.n_cut_off,
+    )
+    return ModelOutcome(answers, judgments, side)
+
+
+def _perplexity(loss: float) -> float:
+    return exp(min(loss, LARGEST_LOSS))
 
 
 class ModelComparison(Record, frozen=True):
-    """Compares two models on the same questions; ``unavailable`` maps missing parts to reasons."""
+    """Compares two models on the same questions.
 
-    evaluator: ModelEvaluator
-    asked: list[EvalExample]
+    ``task`` is null if nothing is scored, ``unavailable_reason`` why, if it has a metric;
+    ``unavailable`` maps missing parts to reasons.
+    """
+
+    spec: EvaluationSpec
+    generations: GenerationRecord
+    task: ScoringTask | None
+    metric: str | None
+    unavailable_reason: str | None
+    asked: list[Example]
     before: ModelOutcome
     after: ModelOutcome
     unavailable: dict[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def judge(
+        cls, spec: EvaluationSpec, generations: GenerationRecord, asked: list[Example]
+    ) -> Self:
+        how, reason = generations.spec, generations.unavailable_reason
+        task = make_task(how)
+        metric = None if task is None else task.metric
+        if task is not None and reason is None and (reason := task.unavailable_reason()):
+            log.warning("%s: nothing is scored: %s", generations.expert, reason)
+        task = task if reason is None else None
+        before, after = (
+            _judge_model(
+                answers, asked, task=task, metric=metric, unavailable_reason=reason, seed=how.seed
+            )
+            for answers in (generations.before, generations.after)
+        )
+        return cls(spec, generations, task, metric, reason, asked, before, after)
+
     @property
-    def spec(self) -> EvaluationSpec:
-        return self.evaluator.spec
+    def seed(self) -> int:
+        return self.generations.spec.seed
+
+    def tool_versions(self) -> dict[str, str]:
+        how = self.generations.spec
+        digest = own_digest(how)
+        own = {} if digest is None else {how.task_name: f"sha256:{digest}"}
+        return {**self.task.tool_versions(), **own} if self.task else own
 
     def estimate_changes(self) -> tuple[PairedChange, ...]:
-        before, after = self.before.losses, self.after.losses
-        n_D = before.n_targets_D
+        before_D, after_D = (np.array(one.answers.nats) for one in (self.before, self.after))
+        n_D = np.array(self.before.answers.n_targets)
         there = n_D > 0
         loss = estimate_change(
             "held_out_loss",
-            before.nats_D[there] / n_D[there],
-            after.nats_D[there] / n_D[there],
+            before_D[there] / n_D[there],
+            after_D[there] / n_D[there],
             weights=n_D[there],
             higher_is_better=False,
-            seed=self.spec.seed,
+            seed=self.seed,
         )
-        if self.evaluator.metric is None or not self.after.judgments:
+        if self.metric is None or not self.after.judgments:
             return (loss,)
         return (self._change_from(self.before.judgments), loss)
 
     def score_baselines(self, learnt_from: Sequence[Example]) -> tuple[BaselineScore, ...]:
-        task = self.evaluator.task
+        task = self.task
         if not self.spec.baselines:
             return self._without("baselines", "evaluation.baselines is false")
         if task is None or not self.after.judgments:
             return self._without("baselines", self._no_answers())
         try:
-            made = make_baselines(task.score, learnt_from, self.spec.seed)
+            made = make_baselines(task.score, learnt_from, self.seed)
         except EvaluationError as error:
             # Training data may be unscorable; the expert's own scores exist by now.
             log.warning("no baselines: %s", error)
@@ -183,8 +243,7 @@ class ModelComparison(Record, frozen=True):
     def _score_baseline(
         self, task: ScoringTask, baseline: BaselinePredictor, n_learnt_from: int
     ) -> BaselineScore:
-        asked = [one.example for one in self.asked]
-        judgments = task.score(asked, [baseline.answer(example) for example in asked])
+        judgments = task.score(self.asked, [baseline.answer(example) for example in self.asked])
         score = summarize_judgments(task.metric, judgments)
         log.info("baseline %s: %d of %d", baseline.name, score.n_correct, score.n_examples)
         return BaselineScore(
@@ -195,17 +254,9 @@ class ModelComparison(Record, frozen=True):
         )
 
     def _change_from(self, judgments: Sequence[Judgment]) -> PairedChange:
-        assert self.evaluator.metric is not None, "judgments without a metric"
+        assert self.metric is not None, "judgments without a metric"
         sides = ([one.correct for one in each] for each in (judgments, self.after.judgments))
-        seed = self.spec.seed
-        return estimate_change(self.evaluator.metric, *sides, higher_is_better=True, seed=seed)
-
-    def pair_harness(self) -> tuple[LmEvalScore, ...]:
-        if self.spec.lm_eval is None:
-            return self._without("lm_eval", "evaluation.lm_eval is not set")
-        if (why := lm_eval_hook.unavailable_reason()) is not None:
-            return self._without("lm_eval", why)
-        return tuple(lm_eval_hook.pair_scores(self.before.harness, self.after.harness))
+        return estimate_change(self.metric, *sides, higher_is_better=True, seed=self.seed)
 
     def ask_judge(self) -> JudgeResult | None:
         spec = self.spec
@@ -213,13 +264,14 @@ class ModelComparison(Record, frozen=True):
             unset = "evaluation.judge is not set"
             self._without("judge", unset if spec.judge is None else self._no_answers())
             return None
-        asked = [one.example for one in self.asked]
-        pairs = list(map(JudgedPair, asked, self.before.texts, self.after.texts))
-        return judge_pairs(spec.judge, pairs, seed=spec.seed)
+        texts = (self.before.answers.texts, self.after.answers.texts)
+        return judge_pairs(spec.judge, list(map(JudgedPair, self.asked, *texts)), seed=self.seed)
 
-    def unavailable_parts(self, record: EvaluationRecord, unusable: list[str]) -> dict[str, str]:
+    def unavailable_parts(self, record: EvaluationRecord) -> dict[str, str]:
         """Return why fields of the record are empty, by their paths in it."""
-        found = dict(self.unavailable)
+        found, generations = dict(self.unavailable), self.generations
+        if generations.lm_eval_unavailable is not None:
+            found["lm_eval"] = generations.lm_eval_unavailable
         side, earlier, published = record.before, record.earlier, record.published
 
         def both(why: str, *fields: str) -> None:
@@ -239,13 +291,13 @@ class ModelComparison(Record, frozen=True):
         elif side.n_generated_tokens is None:
             why = "options are compared, nothing is generated"
             both(why, "n_generated_tokens", "n_cut_off")
-        if unusable:
-            found["n_unusable_references"] = unusable[0]
+        if generations.unusable:
+            found["n_unusable_references"] = generations.unusable[0]
         if not published.candidates:
             found["published.candidates"] = published.reason
         if earlier is None:
             comparable = "no evaluation of other weights by the same task and decoding is on record"
-            found["earlier"] = self._no_answers() if side.generation_s is None else comparable
+            found["earlier"] = comparable if self.after.judgments else self._no_answers()
         elif earlier.change is None:
             why = "the evaluation before asked none of these questions"
             found |= dict.fromkeys(("earlier.value_fraction", "earlier.change"), why)
@@ -256,16 +308,16 @@ class ModelComparison(Record, frozen=True):
         lines = []
         for i, one in enumerate(self.asked[: len(self.after.judgments)]):
             line: dict[str, str | float | None] = {
-                "document_id": one.example.document_id,
-                "prompt": one.example.prompt,
-                "reference": one.example.reference,
+                "document_id": one.document_id,
+                "prompt": one.prompt,
+                "reference": one.reference,
             }
             for name, outcome in (("before", self.before), ("after", self.after)):
                 line |= {
-                    name: outcome.texts[i],
+                    name: outcome.answers.texts[i],
                     f"{name}_kind": outcome.judgments[i].kind,
                     f"{name}_detail": outcome.judgments[i].detail,
-                    f"{name}_reference_loss": outcome.reference_losses[i],
+                    f"{name}_reference_loss": outcome.answers.reference_losses[i],
                 }
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
         write_text(path, "".join(lines))
@@ -280,7 +332,7 @@ class ModelComparison(Record, frozen=True):
         """Pick wrong answers: right before first, then by descending loss, unknown losses last."""
 
         def place(i: int) -> tuple[bool, bool, float]:
-            loss = self.after.reference_losses[i]
+            loss = self.after.answers.reference_losses[i]
             return not self.before.judgments[i].correct, loss is None, -(loss or 0.0)
 
         return tuple(map(self._sample, sorted(self._wrong(), key=place)[:N_WORST]))
@@ -289,23 +341,23 @@ class ModelComparison(Record, frozen=True):
         return [i for i, judgment in enumerate(self.after.judgments) if not judgment.correct]
 
     def _sample(self, i: int) -> EvaluationSample:
-        example, before, after = self.asked[i].example, self.before, self.after
+        example, before, after = self.asked[i], self.before, self.after
         return EvaluationSample(
             document_id=example.document_id,
             prompt=example.prompt,
             reference=example.reference,
-            before=before.texts[i],
-            after=after.texts[i],
+            before=before.answers.texts[i],
+            after=after.answers.texts[i],
             kind_before=before.judgments[i].kind,
             kind_after=after.judgments[i].kind,
             detail_after=after.judgments[i].detail,
-            reference_loss=after.reference_losses[i],
+            reference_loss=after.answers.reference_losses[i],
         )
 
     def _no_answers(self) -> str:
-        if self.evaluator.metric is None:
-            return f"task {self.spec.task} generates nothing"
-        return self.evaluator.unavailable_reason or NO_EXAMPLES
+        if self.metric is None:
+            return f"task {self.generations.spec.task} generates nothing"
+        return self.unavailable_reason or NO_EXAMPLES
 
     def _without(self, name: str, why: str) -> tuple[()]:
         self.unavailable[name] = why

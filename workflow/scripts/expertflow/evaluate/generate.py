@@ -25,7 +25,7 @@ from expertflow.core.progress import ProgressPrinter
 from expertflow.core.records import Record
 from expertflow.data.records import Layout
 from expertflow.evaluate.answer_text import cut_at, without_thoughts
-from expertflow.evaluate.records import Decoding, EvaluationSpec
+from expertflow.evaluate.records import Decoding, GenerationSpec
 from expertflow.tokens.engine import Encoder, Engine
 from expertflow.train.device import is_out_of_memory
 from expertflow.train.model.packed import causal_lm
@@ -65,7 +65,7 @@ class PromptCodec(Record, frozen=True):
 
 
 def generate_answers(
-    model: Any, prompts: Sequence[list[int]], codec: PromptCodec, spec: EvaluationSpec
+    model: Any, prompts: Sequence[list[int]], codec: PromptCodec, spec: GenerationSpec
 ) -> list[Answer]:
     """Continue each prompt (token ids) to its end; answers keep the order of the prompts.
 
@@ -178,7 +178,7 @@ def generation_mode(lm: PreTrainedModel, *, ends: frozenset[int], pad_id: int) -
 
 
 def _continued(
-    lm: PreTrainedModel, prompts: Ids, rooms: list[int], engine: Encoder, spec: EvaluationSpec
+    lm: PreTrainedModel, prompts: Ids, rooms: list[int], engine: Encoder, spec: GenerationSpec
 ) -> Ids:
     """Return the ids that follow each prompt, at most its room, padded to equal length."""
     config, longest = lm.generation_config, max(map(len, prompts))

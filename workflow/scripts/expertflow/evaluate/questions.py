@@ -15,9 +15,8 @@ from expertflow.data.reject import Reject
 from expertflow.data.render import Renderer, join_question, render_answer, split_question
 from expertflow.evaluate.answer_text import without_thoughts
 from expertflow.evaluate.choose_checkpoint import n_to_report
-from expertflow.evaluate.generate import PromptCodec
 from expertflow.evaluate.leakage import key_by_seed
-from expertflow.evaluate.records import EvaluationSpec, Example, Judgment
+from expertflow.evaluate.records import Example, GenerationSpec, Judgment
 from expertflow.evaluate.scoring import ScoringTask
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
@@ -59,7 +58,12 @@ class Questions(Record, frozen=True):
 
 
 def choose_questions(
-    documents: Iterable[Document], spec: EvaluationSpec, task: ScoringTask, codec: PromptCodec
+    documents: Iterable[Document],
+    spec: GenerationSpec,
+    task: ScoringTask,
+    *,
+    engine: Engine,
+    layout: Layout,
 ) -> Questions:
     """Choose questions by a seeded hash and tokenize them as in training.
 
@@ -71,10 +75,10 @@ def choose_questions(
     Raises EvaluationError if more than a fifth of the references tried cannot be judged, the
     template writes a stop text before every answer, or a record's options cannot be read.
     """
-    renderer = Renderer(codec.layout)
+    renderer = Renderer(layout)
     ordered = sorted(documents, key=key_by_seed(spec.seed))
     kept, reasons = _choose_judgeable(ordered, renderer, spec, task.score)
-    found = list(_made(lambda one: _eval_example(renderer, one, task, codec.engine), kept))
+    found = list(_made(lambda one: _eval_example(renderer, one, task, engine), kept))
     n_reported = n_to_report(len(found), spec)
     return Questions(found[:n_reported], found[n_reported:], reasons)
 
@@ -86,7 +90,7 @@ def make_examples(documents: Iterable[Document], layout: Layout) -> list[Example
 
 
 def _choose_judgeable(
-    ordered: Iterable[Document], renderer: Renderer, spec: EvaluationSpec, judge: Judge
+    ordered: Iterable[Document], renderer: Renderer, spec: GenerationSpec, judge: Judge
 ) -> tuple[list[Document], list[str]]:
     """Return the first documents with judgeable references, and the reasons against others."""
     n_wanted = spec.max_examples + spec.n_selection_examples

@@ -51,8 +51,8 @@ class LmEvalSpec(Record, frozen=True, kw_only=True):
     limit: int | None
 
 
-class EvaluationSpec(Record, frozen=True, kw_only=True):
-    """Settings of ``evaluate_expert``.
+class GenerationSpec(Record, frozen=True, kw_only=True):
+    """Settings of ``generate_answers``, which scoring reads from its record.
 
     ``task`` is a name, or a user's file as the manifest names it, which lies at ``artifacts``'
     ``OWN_TASK``. ``fields`` maps the task's arguments to record fields (for ``sql_execution``:
@@ -68,8 +68,6 @@ class EvaluationSpec(Record, frozen=True, kw_only=True):
     batch_size: int
     decoding: Decoding
     allow_code_execution: bool = False
-    baselines: bool = True
-    judge: JudgeSpec | None = None
     lm_eval: LmEvalSpec | None = None
     fields: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, str] = field(default_factory=dict)
@@ -79,6 +77,13 @@ class EvaluationSpec(Record, frozen=True, kw_only=True):
     @property
     def task_name(self) -> str:
         return PurePath(self.task).name
+
+
+class EvaluationSpec(Record, frozen=True, kw_only=True):
+    """Settings of ``evaluate_expert``."""
+
+    baselines: bool = True
+    judge: JudgeSpec | None = None
 
 
 class Example(Record, frozen=True, kw_only=True):
@@ -222,6 +227,44 @@ class LmEvalScore(Record, frozen=True, kw_only=True):
     after: float | None
     before_stderr: float | None
     after_stderr: float | None
+
+
+class ModelAnswers(Record, frozen=True, kw_only=True):
+    """What one model computed, by document and by question.
+
+    ``nats`` and ``n_targets`` are sums of each held-out document; ``reference_losses`` are nats a
+    token on each question's reference, null where it exceeds the model's positions. ``not_asked``
+    says of document ids why they were not.
+    """
+
+    nats: tuple[float, ...] = ()
+    n_targets: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
+    reference_losses: tuple[float | None, ...] = ()
+    not_asked: dict[str, str] = field(default_factory=dict)
+    generation_s: float | None = None
+    n_generated_tokens: int | None = None
+    n_cut_off: int | None = None
+
+
+class GenerationRecord(Record, frozen=True, kw_only=True):
+    """Answers of the base model and the expert to the questions of ``document_ids``, in order.
+
+    ``unavailable_reason`` says why nothing was generated, though the task has a metric;
+    ``unusable`` why questions were not asked whose references cannot be judged.
+    """
+
+    expert: str
+    spec: GenerationSpec
+    document_ids: tuple[str, ...]
+    unusable: tuple[str, ...]
+    unavailable_reason: str | None
+    published: Published
+    before: ModelAnswers
+    after: ModelAnswers
+    lm_eval: tuple[LmEvalScore, ...]
+    lm_eval_unavailable: str | None
+    wall_s: float
 
 
 class EvaluationSample(Record, frozen=True, kw_only=True):

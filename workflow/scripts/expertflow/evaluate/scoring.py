@@ -19,7 +19,14 @@ from expertflow.core.files import sha256_file, sha256_text
 from expertflow.core.plugins import list_modules
 from expertflow.evaluate.isolation.rows import one_line
 from expertflow.evaluate.isolation.worker import Worker, serve_messages
-from expertflow.evaluate.records import HELD_OUT_LOSS, OWN_TASK, EvaluationSpec, Example, Judgment
+from expertflow.evaluate.records import (
+    HELD_OUT_LOSS,
+    OWN_TASK,
+    Example,
+    GenerationSpec,
+    Judgment,
+    ModelAnswers,
+)
 
 MEMORY_BYTES = 1 << 30
 
@@ -39,7 +46,7 @@ class ScoringTask:
     packages: ClassVar[tuple[str, ...]] = ()
     is_choice: ClassVar[bool] = False
 
-    def __init__(self, spec: EvaluationSpec) -> None:
+    def __init__(self, spec: GenerationSpec) -> None:
         self.spec = spec
 
     def judge(self, example: Example, answer: str) -> Judgment:
@@ -149,6 +156,17 @@ def main(options: dict[str, Any]) -> None:
     serve_messages(answer, memory_bytes=MEMORY_BYTES, cpu_s=options["cpu_s"])
 
 
+def judge_answers(
+    task: ScoringTask, examples: Sequence[Example], answers: ModelAnswers
+) -> list[Judgment]:
+    """Judge a model's answers; a question that was not asked is wrong."""
+    judgments = task.score(examples, answers.texts)
+    for i, example in enumerate(examples):
+        if (why := answers.not_asked.get(example.document_id)) is not None:
+            judgments[i] = Judgment("not_asked", why)
+    return judgments
+
+
 def task_names() -> list[str]:
     """Return the names of this project's tasks; the held-out loss needs no scorer."""
     return [HELD_OUT_LOSS, *list_modules("expertflow.evaluate.tasks")]
@@ -158,7 +176,7 @@ def is_own_task(task: str) -> bool:
     return task.endswith(".py")
 
 
-def make_task(spec: EvaluationSpec) -> ScoringTask | None:
+def make_task(spec: GenerationSpec) -> ScoringTask | None:
     """Return the task that is set; raise EvaluationError if a user's file has changed or is bad."""
     path = spec.artifacts.get(OWN_TASK)
     if path is not None and own_digest(spec) != sha256_file(Path(path)):
@@ -167,7 +185,7 @@ def make_task(spec: EvaluationSpec) -> ScoringTask | None:
     return None if task is None else task(spec)
 
 
-def own_digest(spec: EvaluationSpec) -> str | None:
+def own_digest(spec: GenerationSpec) -> str | None:
     """Return the hash of a user's task, or null if it is one of this project."""
     path = spec.artifacts.get(OWN_TASK)
     return None if path is None else spec.content.get(path)

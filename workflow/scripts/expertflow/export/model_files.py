@@ -33,7 +33,7 @@ def find_published_folder(checkpoint: Path, published: Published, training: Trai
         raise TrainingError(
             f"{training.expert}: evaluation.json publishes step {published.step}"
             f" ({published.path}), which training.json does not list with that hash; run"
-            " evaluate_expert again"
+            " generate_answers again"
         )
     folder = checkpoint / published.path
     if not folder.resolve().is_relative_to(checkpoint.resolve()) or not folder.is_dir():

@@ -21,7 +21,7 @@ from expertflow.evaluate.cypher.schema import NameFaults, read_schema
 from expertflow.evaluate.isolation import graph_worker
 from expertflow.evaluate.isolation.rows import QueryAnswer, same_rows
 from expertflow.evaluate.isolation.worker import Worker
-from expertflow.evaluate.records import EvaluationSpec, Example, Judgment
+from expertflow.evaluate.records import Example, GenerationSpec, Judgment
 from expertflow.evaluate.scoring import IsolatedTask
 
 GRAPH_PACKAGES = ("graphqlite", "apsw")
@@ -49,7 +49,7 @@ class Cypher(IsolatedTask):
     artifacts = frozenset({"graph"})
     packages = ("graphglot",)
 
-    def __init__(self, spec: EvaluationSpec) -> None:
+    def __init__(self, spec: GenerationSpec) -> None:
         super().__init__(spec)
         self.graph = spec.artifacts.get("graph")
         if self.graph is not None:

@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""Ask an expert before and after training what held-out documents ask."""
+
+from functools import partial
+from pathlib import Path
+
+from expertflow.core import cli
+from expertflow.data.records import ShardRecord
+from expertflow.evaluate.records import GenerationRecord, GenerationSpec
+from expertflow.plan.records import TrainPlan
+from expertflow.staging.ensure import open_staged
+from expertflow.staging.records import StagingRecord
+from expertflow.tokens.records import PackingRecord
+from expertflow.train.records import ModelRecord, TrainingRecord
+
+
+def main(
+    spec: GenerationSpec,
+    shards: list[ShardRecord],
+    plan: TrainPlan,
+    packing: PackingRecord,
+    model: ModelRecord,
+    training: TrainingRecord,
+    checkpoint: Path,
+    keep: Path,
+    rows: Path,
+    staging: StagingRecord,
+) -> GenerationRecord:
+    # They import torch, which takes seconds: --help and mistakes are answered before.
+    from expertflow.evaluate.ask_models import ask_models
+    from expertflow.evaluate.evaluator import GenerationInputs
+    from expertflow.train.model.load import load_for_scoring
+
+    # Weights are read several times, and the machine that trained has a local copy.
+    with open_staged(staging, weights_sha256=model.weights_sha256, with_rows=False) as places:
+        inputs = GenerationInputs(
+            spec=spec,
+            shards=shards,
+            keep=keep,
+            packing=packing,
+            training=training,
+            rows=rows,
+            checkpoint=checkpoint,
+            plan=plan,
+            tokenizer=Path(model.path),
+            layout=model.tokenizer.layout,
+            load=partial(load_for_scoring, model=model, plan=plan, weights=places.weights),
+        )
+        return ask_models(inputs)
+
+
+if __name__ == "__main__":
+    cli.run_stage(main)
