@@ -4,7 +4,11 @@ None is right, so each must be judged wrong. ``{port}`` is a listening loopback 
 a file that must not change.
 """
 
+from collections.abc import Callable
 from typing import Any
+
+from cheating_programs import TESTS as CHEATED_TESTS
+from cheating_programs import cheats
 
 # `bench/hostile.py` takes larger sizes too.
 Sized = dict[str, str]
@@ -14,26 +18,6 @@ JSON_SCHEMA = (
     '{"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}, '
     '"b": {"type": "array", "uniqueItems": true}, "c": {"$ref": "#"}, "d": {"multipleOf": 0.1}}}'
 )
-ASYNCHRONOUS_TESTS = (
-    "import * as assert from 'assert';\n"
-    "const check = async () => {\n"
-    "  await new Promise((done) => setTimeout(done, 50));\n"
-    "  assert.equal(await f(2), 4);\n"
-    "};\ncheck();\n"
-)
-# Reports what it likes with anything in the heap that looks like the proof.
-HEAP = """
-const v8: any = process.getBuiltinModule('v8');
-const found = new Set<string>();
-let rest = '';
-for await (const chunk of v8.getHeapSnapshot()) {
-  const text = rest + chunk.toString('latin1');
-  for (const [, proof] of text.matchAll(/"([0-9a-f]{32})/g)) found.add(proof);
-  rest = text.slice(-40);
-}
-for (const proof of found) console.log(`\\n${proof} SAID`);
-(process as any).reallyExit(0);
-"""
 TESTS = "import * as assert from 'assert';\nassert.deepEqual(f(2), 4);\n"
 
 
@@ -177,39 +161,11 @@ def typescript_tests(n: int, canary: str) -> Sized:
         "gathers": "import x from 'https://127.0.0.1:{port}/x.js';\n" + f,
         "throws a trap": "throw new Proxy({}, {get() { for (;;) {} }});",
         "throws nothing": "throw undefined;",
-        "reads its heap": f + HEAP.replace("SAID", '{"kind":"passed","detail":""}'),
-        "sabotages its report": f + HEAP.replace("SAID", "{"),
-        "blames its tests": f + HEAP.replace("SAID", '{"kind":"tests_did_not_parse","detail":""}'),
-        "replaces the modules": f + "process.getBuiltinModule('module').syncBuiltinESMExports();",
-        "watches bytes": f + "Object.defineProperty(Object.getPrototypeOf(Uint8Array.prototype), "
-        "'byteLength', {get() { console.log(String.fromCharCode(...this)); return 34; }});",
         "parentheses": "(" * n,
         "generics": "a<" * n,
         "nul": "\0" * n,
         "surrogate": f + "'\ud800'",
         "long": f + "a+" * 25 * n,
-    }
-
-
-def typescript_tests_asynchronous(n: int, canary: str) -> Sized:
-    """Return programs whose tests are still pending when they are loaded."""
-    f = "const f = (n: number): number => 0;\n"
-    say_it_ends = "process.emit('beforeExit', 0)"
-    return {
-        "is only wrong": f,
-        "hears rejections": f + "process.on('unhandledRejection', () => 0);",
-        "captures exceptions": f + "process.setUncaughtExceptionCaptureCallback(() => 0);",
-        "ends soon": f + "setTimeout(() => process.exit(0), 0);",
-        "really ends soon": f + "setTimeout(() => (process as any).reallyExit(0), 0);",
-        "changes its code": f + "process.on('exit', () => { process.exitCode = 0; });",
-        "is a domain": f + "(process as any).domain = {emit: () => true};",
-        "enters a domain": "const d = process.getBuiltinModule('domain').create();\n"
-        "d.on('error', () => 0); d.enter();\n" + f,
-        "says it ends, and ends": f + f"setTimeout(() => {{ {say_it_ends}; "
-        "setTimeout(() => process.exit(0), 1); }, 0);",
-        "calls listeners": f + "for (const name of process.eventNames())"
-        " for (const hear of process.listeners(name as any)) (hear as any)(0);",
-        "closes its output": f + "process.getBuiltinModule('fs').closeSync(1);",
     }
 
 
@@ -229,8 +185,21 @@ def text(n: int, canary: str) -> Sized:
     }
 
 
+def cheating(tests: str) -> Callable[[int, str], Sized]:
+    return lambda n, canary: cheats(tests)
+
+
 def records(database: str) -> dict[str, dict[str, Any]]:
-    return {
+    cheated = {
+        f"typescript_tests, {name}": {
+            "task": "typescript_tests",
+            "reference": "",
+            "fields": {"tests": "t"},
+            "record": {"t": tests},
+        }
+        for name, tests in CHEATED_TESTS.items()
+    }
+    return cheated | {
         "sql_execution": {"reference": SQL_REFERENCE, "artifacts": {"database": database}},
         "json_schema": {
             "reference": '{"a": "aa"}',
@@ -240,12 +209,6 @@ def records(database: str) -> dict[str, dict[str, Any]]:
         "cypher": {"reference": "MATCH (a:P) RETURN a.name"},
         "typescript": {"reference": "f(1)"},
         "typescript_tests": {"reference": "", "fields": {"tests": "t"}, "record": {"t": TESTS}},
-        "typescript_tests_asynchronous": {
-            "task": "typescript_tests",
-            "reference": "",
-            "fields": {"tests": "t"},
-            "record": {"t": ASYNCHRONOUS_TESTS},
-        },
         "final_answer": {"reference": "#### 4"},
         "exact_match": {"reference": "4"},
     }
@@ -254,6 +217,6 @@ def records(database: str) -> dict[str, dict[str, Any]]:
 PREDICTIONS = {
     "sql_execution": sql, "json_schema": json, "cypher": cypher, "typescript": typescript,
     "typescript_tests": typescript_tests,
-    "typescript_tests_asynchronous": typescript_tests_asynchronous, "final_answer": text,
-    "exact_match": text,
+    "final_answer": text, "exact_match": text,
+    **{f"typescript_tests, {name}": cheating(name) for name in CHEATED_TESTS},
 }  # fmt: skip

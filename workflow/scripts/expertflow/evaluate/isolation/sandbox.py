@@ -65,7 +65,13 @@ class Sandbox:
             self._scratch = None
 
     def run(self, arguments: Sequence[str], given: bytes) -> Ended:
-        process = subprocess.Popen(
+        return self.finish(self.start(arguments), given)
+
+    def start(
+        self, arguments: Sequence[str], files: Sequence[int] = ()
+    ) -> "subprocess.Popen[bytes]":
+        """Start a program, which has the open ``files`` under the same numbers."""
+        return subprocess.Popen(
             [*self._command, _INSIDE, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -73,11 +79,15 @@ class Sandbox:
             cwd="/",
             env={},
             start_new_session=True,
+            pass_fds=files,
             # Root can read its files even in a user namespace, so root is dropped first.
             user=NOBODY if _is_root() else None,
             group=NOBODY if _is_root() else None,
             extra_groups=[] if _is_root() else None,
         )
+
+    def finish(self, process: "subprocess.Popen[bytes]", given: bytes) -> Ended:
+        """Write ``given`` to a started program, and return how it ended; it has ended then."""
         try:
             how, output = _converse(process, given, self._limits)
         finally:

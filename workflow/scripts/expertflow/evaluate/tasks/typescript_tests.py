@@ -9,15 +9,16 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.answer_text import strip_code_fence
-from expertflow.evaluate.isolation.node_runner import RUNNER
+from expertflow.evaluate.isolation.node_judge import JUDGE
+from expertflow.evaluate.isolation.node_program import PROGRAM
 from expertflow.evaluate.isolation.rows import one_line
 from expertflow.evaluate.isolation.sandbox import Ended, Sandbox, SandboxLimits, bubblewrap_version
 from expertflow.evaluate.records import Example, Judgment
@@ -33,11 +34,11 @@ MAX_CHARS = 200_000
 _MOST_AT_ONCE = 4
 # Exit code minus the signal that ended a program, as in a shell.
 _CODE_OF_SIGNAL = 128
-_PROGRESS = ("started", "parsed", "passed")
 _FAILURES = ("did_not_parse", "failed_tests", "raised", "ended_early")
-_SAID = (*_PROGRESS, *_FAILURES, "tests_did_not_parse")
+_MOST_ENDING_S = 10.0
 # Runs and sees what a program would.
 _PROBE = """
+import * as assert from 'assert';
 import * as os from 'os';
 import * as fs from 'fs';
 enum Wanted { Uid = 65534 }
@@ -49,6 +50,7 @@ assert.ok(Object.keys(os.networkInterfaces()).every((name) => name === 'lo'), 'i
 assert.ok(Object.keys(process.env).every((name) => name === 'PWD'), 'it sees the environment');
 assert.ok(refused(() => fs.readdirSync('/')), 'it may read files');
 assert.ok(process.pid < 10, 'it sees processes of the host');
+function confined() {}
 """
 
 
@@ -129,7 +131,7 @@ def sandbox_problem() -> str | None:
     """Return why no program can run here; null if a test program just ran."""
     try:
         with closing(Sandbox(find_node().path, SandboxLimits())) as sandbox:
-            judgment = run_program(sandbox, "", _PROBE, "import * as assert from 'assert'")
+            judgment = run_program(sandbox, "", _PROBE, "confined();")
     except EvaluationError as error:
         return str(error)
     except OSError as error:
@@ -147,55 +149,70 @@ def run_program(sandbox: Sandbox, prefix: str, answer: str, tests: str) -> Judgm
     if len(said) > MAX_CHARS:
         return Judgment("did_not_parse", f"longer than {MAX_CHARS:,} characters")
     proof = secrets.token_hex(16)
-    given = json.dumps({"prefix": prefix, "said": said, "tests": tests})
-    ended = sandbox.run([*_OPTIONS, "-e", RUNNER], (proof + given).encode("ascii"))
-    reports = read_reports(ended.output, proof)
+    judge, program = _run_pair(sandbox, {"prefix": prefix, "said": said}, tests, proof)
+    reports = read_reports(judge.output, proof)
     if not reports:
-        # The runner reports before it reads the program, so the program is not to blame.
-        output = one_line(ended.output.decode("utf-8", "replace"))
+        # The judge reports before it hears from the program, so the program is not to blame.
+        output = one_line(judge.output.decode("utf-8", "replace"))
         raise EvaluationError(
-            f"the sandbox does not work here ({ended.how}, {ended.exit_code}): "
+            f"the sandbox does not work here ({judge.how}, {judge.exit_code}): "
             f"{output or 'it says nothing'}"
         )
-    # Accepted only before the program starts, so that it cannot end the evaluation.
-    if [kind for kind, _ in reports] == ["started", "tests_did_not_parse"]:
-        detail = reports[-1][1]
+    kind, detail = reports[-1]
+    if kind == "tests_did_not_parse":
         raise EvaluationError(
             f"its tests are not TypeScript ({detail}); repair or remove the record"
         )
-    return _judge_reports(ended, reports)
+    if kind in _FAILURES:
+        return Judgment(kind, detail)
+    if program.how == "too_much_output" or judge.how != "exited":
+        return Judgment("too_much_output" if program.how == "too_much_output" else judge.how)
+    if kind == "passed" and judge.exit_code == 0:
+        return Judgment("correct")
+    return _judge_end(program if kind == "program_ended" else judge)
+
+
+def _run_pair(
+    sandbox: Sandbox, given: dict[str, str], tests: str, proof: str
+) -> tuple[Ended, Ended]:
+    """Run the tests in one sandbox and the program in another; three pipes connect them."""
+    pipes = [os.pipe() for _ in range(3)]
+    (reads, asks), (hears, tells), (gets, replies) = pipes
+    with ExitStack() as undo:
+        try:
+            judge = sandbox.start([*_OPTIONS, "-e", JUDGE], (asks, tells, gets))
+            undo.callback(judge.kill)
+            program = sandbox.start([*_OPTIONS, "-e", PROGRAM], (reads, hears, replies))
+            undo.callback(program.kill)
+        finally:
+            # Each side sees the other's end by the end of a pipe that only the two hold.
+            for number in (number for pipe in pipes for number in pipe):
+                os.close(number)
+        of_judge = {**given, "tests": tests, "proof": proof, "files": [asks, tells, gets]}
+        of_program = {**given, "files": [reads, hears, replies]}
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(sandbox.finish, program, json.dumps(of_program).encode("ascii"))
+            ended = sandbox.finish(judge, json.dumps(of_judge).encode("ascii"))
+            kinds = [kind for kind, _ in read_reports(ended.output, proof)]
+            if kinds[-1:] == ["program_ended"]:
+                # It closed its pipes or ends by itself, and how is its verdict.
+                wait([other], timeout=_MOST_ENDING_S)
+            program.kill()
+            return ended, other.result()
 
 
 def read_reports(output: bytes, proof: str) -> list[tuple[str, str]]:
-    """Parse the reports; the program may have tampered with them, so they may be anything."""
-    reports = []
+    """Parse the judge's reports; the tests' own output is between them."""
     # Text after the last line end may be a truncated line.
-    for line in output.decode("utf-8", "replace").split("\n")[:-1]:
-        if not line.startswith(f"{proof} "):
-            continue
-        try:
-            report = json.loads(line[len(proof) :])
-            kind, detail = report["kind"], report["detail"]
-            is_known = kind in _SAID and isinstance(detail, str)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            is_known = False
-        reports.append((kind, one_line(detail)) if is_known else ("malformed", ""))
-    return reports
+    lines = output.decode("utf-8", "replace").split("\n")[:-1]
+    reports = [json.loads(line[len(proof) :]) for line in lines if line.startswith(f"{proof} ")]
+    return [(report["kind"], one_line(report["detail"])) for report in reports]
 
 
-def _judge_reports(ended: Ended, reports: list[tuple[str, str]]) -> Judgment:
-    """Judge by all reports: one failure decides, whatever else was reported."""
-    for kind, detail in reports:
-        if kind in _FAILURES:
-            return Judgment(kind, detail)
-        if kind not in _PROGRESS:
-            return Judgment("ended_early", "its report cannot be read")
+def _judge_end(ended: Ended) -> Judgment:
+    code = ended.exit_code or 0
     if ended.how != "exited":
         return Judgment(ended.how)
-    said = [kind for kind, _ in reports]
-    code = ended.exit_code or 0
-    if said == ["started", "parsed", "passed"] and code == 0:
-        return Judgment("correct")
     if code == _CODE_OF_SIGNAL + signal.SIGXCPU:
         return Judgment("timed_out", "ran out of processor time")
     if b"out of memory" in ended.output or b"Allocation failed" in ended.output:
