@@ -1,9 +1,10 @@
-"""Score hostile predictions of every task, and count those that are contained.
+"""Score hostile predictions of every task and judge by hostile schemas; count the contained.
 
-    PYTHONPATH=workflow/scripts:tests:tests/evaluate python bench/hostile.py [task ...]
+    PYTHONPATH=workflow/scripts:tests:tests/evaluate:tests/data/checks python bench/hostile.py
 
 A prediction is contained if it is judged wrong in time, and no file, process, connection or
-variable of the environment shows that it was there. The last line is JSON.
+variable of the environment shows that it was there. A schema is contained if it is given up in
+time. The last line is JSON.
 """
 
 import argparse
@@ -14,11 +15,14 @@ from pathlib import Path
 
 from hostile_predictions import PREDICTIONS
 from hostile_run import Surroundings, score_all
+from hostile_schemas import hostile_schemas
 
 from expertflow.core.records import Record
+from expertflow.data.checks.json_schema import find_fault
 from expertflow.evaluate.records import Judgment
 from expertflow.evaluate.tasks import typescript_tests
 
+SCHEMAS = "data: json_schema"
 # A prediction of this size is longer than a model's answer ever is; some are many times longer.
 SIZE = 30_000
 
@@ -52,6 +56,17 @@ def try_task(task: str, n: int, around: Surroundings) -> list[Trial]:
     return trials
 
 
+def try_schemas() -> list[Trial]:
+    trials = []
+    for name, (schema, document) in hostile_schemas().items():
+        start = time.monotonic()
+        kind, detail = find_fault(document, schema) or ("correct", "")
+        wall_s = time.monotonic() - start
+        harm = () if kind == "schema_too_costly" else ("it was judged",)
+        trials.append(Trial(SCHEMAS, name, Judgment(kind, detail), wall_s, harm))
+    return trials
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tasks", nargs="*", help="all by default")
@@ -59,7 +74,10 @@ def main() -> None:
     arguments = parser.parse_args()
     trials: list[Trial] = []
     skipped: dict[str, str] = {}
-    for task in arguments.tasks or PREDICTIONS:
+    for task in arguments.tasks or [*PREDICTIONS, SCHEMAS]:
+        if task == SCHEMAS:
+            trials += try_schemas()
+            continue
         if task.startswith("typescript_tests") and (reason := typescript_tests.sandbox_problem()):
             skipped[task] = reason
             continue

@@ -155,6 +155,20 @@ def test_columns_that_json_cannot_hold(tmp_path: Path) -> None:
         describe(tmp_path / "a.parquet")
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_offset_out_of_range_is_refused_before_it_is_read(tmp_path: Path, nested: bool) -> None:
+    offsets = pa.array([0, 1, 1 << 30, 2], pa.int32()).buffers()[1]
+    column = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"ab")])
+    if nested:
+        column = pa.StructArray.from_arrays([column], ["t"])
+    path = tmp_path / "a.arrow"
+    batch = pa.record_batch([column], ["t"])
+    with pa.ipc.new_stream(path, batch.schema) as writer:
+        writer.write_batch(batch)
+    with pytest.raises(DataError, match=r"cannot be read as Arrow .*out of bounds"):
+        read_shards((describe(path),))
+
+
 def test_a_date_that_python_cannot_hold_is_a_fault_of_its_row(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     for kind in (pa.timestamp("us"), pa.date64(), pa.duration("s")):

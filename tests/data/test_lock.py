@@ -56,12 +56,14 @@ def test_unusable_files_are_named(tmp_path: Path) -> None:
     for there in ("x.xls", "x.parquet.gz", "e.jsonl"):
         (tmp_path / there).write_text("x" * (there[0] == "x"))
     (tmp_path / "d.jsonl").mkdir()
+    os.mkfifo(tmp_path / "p.jsonl")
     (tmp_path / "array.jsonl").write_text('[{"a": 1},\n{"a": 2}]\n')
     for name, message in (
         ("none.jsonl", "source s: no file at .*none.jsonl; correct the source's path"),
         ("x.xls", "is none of .jsonl, .ndjson, .json, .csv, .*texts also with .gz or .zst"),
         ("x.parquet.gz", "is none of"),
         ("e.jsonl", "e.jsonl is empty; remove it or fill it"),
+        ("p.jsonl", "p.jsonl is no regular file; write what it gives to a file"),
         ("d.jsonl", "is a directory; name its files, e.g. .*d.jsonl/\\*.jsonl"),
         ("array.jsonl", "source s: .* is a JSON array, not one object a line; name it array.json"),
     ):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,13 @@ def test_documents_that_count_as_one_share_a_hash_or_a_group(path: Path) -> None
     for group, n_groups in ((None, 1), ("t", 2)):
         assert len(set(column(prepare(path, group=group), "group_hash"))) == n_groups
     assert prepare(path, group="none").n_rejected_by_reason == {"no_group": 2}
+
+
+def test_a_decimal_groups(tmp_path: Path) -> None:
+    prices = [Decimal("1.50"), Decimal("1.50"), Decimal("2.00")]
+    rows = pa.table({"q": ["a", "b", "c"], "a": ["x", "y", "z"], "p": prices})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    assert len(set(column(prepare(tmp_path / "a.parquet", group="p"), "group_hash"))) == 2
 
 
 def test_every_reason_is_documented() -> None:

@@ -5,6 +5,7 @@ secret scanner, benchmark overlap. Rejects go to ``rejected.jsonl`` with file, l
 """
 
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,9 @@ class DocumentMaker:
             group = documents.group_hash(documents.normalize_text(draft.group))
         if source.group is not None:
             value = look_up(record, source.group)
-            if not isinstance(value, str | int | float):
-                raise Reject("no_group", "the group's field holds no value", field=source.group)
+            if not isinstance(value, str | int | float | Decimal):
+                held = "no value" if value is None or value is MISSING else type(value).__name__
+                raise Reject("no_group", f"the group's field holds {held}", field=source.group)
             group = documents.group_hash(str(value))
         # Documents with the same identity are duplicates.
         identity = f"{given}\n{answer}"

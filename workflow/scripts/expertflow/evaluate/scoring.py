@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_text
 from expertflow.core.plugins import list_modules
+from expertflow.core.worker import Worker, serve_messages
 from expertflow.evaluate.isolation.rows import one_line
-from expertflow.evaluate.isolation.worker import Worker, serve_messages
 from expertflow.evaluate.records import (
     HELD_OUT_LOSS,
     OWN_TASK,

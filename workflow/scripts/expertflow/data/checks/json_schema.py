@@ -1,7 +1,12 @@
-"""Validate JSON against a schema, giving up on what would take exponential time."""
+"""Validate JSON against a schema, in another process, which ends where it costs too much.
+
+``find_fault`` is the caller's side, ``main`` that of the process.
+"""
 
 import json
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from typing import Any, cast
@@ -13,10 +18,16 @@ from jsonschema_specifications import REGISTRY
 from referencing.exceptions import Unresolvable
 
 from expertflow.core.strict_json import parse_json
+from expertflow.core.worker import Worker, serve_messages
 from expertflow.data.reject import clip_message
 
-# Compiled schemas cached: checking one against its draft takes 3 ms.
-N_CACHED = 256
+# For a document and its schema, whatever they hold: of 3,021 of SchemaStore and the drafts' test
+# suite the costliest takes 0.3 s.
+CPU_S, MEMORY_BYTES = 1.8, 256 << 20
+# A machine that runs much else gives little time.
+_WALL_S = 120.0
+# Texts of compiled schemas that are cached: checking one against its draft takes 3 ms.
+MAX_CACHED_CHARS = 1_000_000
 # References followed per document: minimum, per value, maximum. Of 796 SchemaStore documents 99 %
 # need fewer than 100 and the worst 4,360. 30 definitions that each refer twice to the next need
 # 2^30, as do nested alternatives, at up to 0.3 ms each.
@@ -35,25 +46,54 @@ class TooCostlyError(Exception):
     pass
 
 
+@cache
+def _worker() -> Worker:
+    return Worker(__name__, {}, wall_s=_WALL_S, quiet=True)
+
+
+def find_fault(instance: Any, schema: Any) -> tuple[str, str] | None:
+    """Return why a JSON value does not satisfy a schema, as a reason and its detail."""
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    kind, found = _worker().ask({"instance": json.dumps(instance), "schema": text})
+    if kind == "timed_out":
+        limits = f"{CPU_S:g} s of processor or {MEMORY_BYTES >> 20} MB"
+        return "schema_too_costly", f"judging by it takes more than {limits}"
+    return (kind, found) if kind else None
+
+
+def main(_: Any) -> None:
+    validators = SchemaValidators()
+
+    def answer(message: dict[str, Any]) -> tuple[str, Any]:
+        # Ends the process, also amid a call into C.
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        try:
+            fault = validators.fault(json.loads(message["instance"]), message["schema"])
+        except MemoryError:
+            # What it has cached may fill it.
+            os._exit(1)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        return fault or ("", "")
+
+    serve_messages(answer, memory_bytes=MEMORY_BYTES, cpu_s=2)
+
+
 class SchemaValidators:
     def __init__(self) -> None:
         self._n_references, self._most_references = 0, 0
-        self._of_text = lru_cache(maxsize=N_CACHED)(self._compile)
+        self._of_text: dict[str, tuple[Any, tuple[str, str] | None]] = {}
         self._bounded = cache(self._bound)
 
-    def fault(self, instance: Any, schema: Any) -> tuple[str, str] | None:
-        text = schema if isinstance(schema, str) else json.dumps(schema)
+    def fault(self, instance: Any, text: str) -> tuple[str, str] | None:
         allowed = N_REFERENCES + N_REFERENCES_PER_VALUE * _count_values(instance)
         self._n_references, self._most_references = 0, min(allowed, MAX_REFERENCES)
         try:
-            validator, fault = self._of_text(text)
+            validator, fault = self._cached(text)
             if fault is not None:
                 return fault
             error = next(validator.iter_errors(instance), None)
         except TooCostlyError as given_up:
             return "schema_too_costly", str(given_up)
-        except MemoryError:
-            return "schema_too_costly", "it needs more memory than there is"
         except Unresolvable as unresolvable:
             return "schema_unresolvable", f"nothing is fetched: {clip_message(unresolvable)}"
         except RecursionError:
@@ -70,6 +110,14 @@ class SchemaValidators:
             return None
         broken = "allows nothing" if error.validator is None else f"breaks {error.validator!r}"
         return "json_schema_violation", f"{clip_message(error.json_path)} {broken}"
+
+    def _cached(self, text: str) -> tuple[Any, tuple[str, str] | None]:
+        if text not in self._of_text:
+            compiled = self._compile(text)
+            if len(text) + sum(map(len, self._of_text)) > MAX_CACHED_CHARS:
+                self._of_text.clear()
+            self._of_text[text] = compiled
+        return self._of_text[text]
 
     def _compile(self, text: str) -> tuple[Any, tuple[str, str] | None]:
         try:

@@ -1,7 +1,6 @@
 """Check fields of a source's records as its manifest asks."""
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 from expertflow.core.errors import ConfigError
@@ -119,7 +118,10 @@ def _check_json(value: Any, record: Fields, check: FieldCheck) -> None:
     if isinstance(value, str) and len(value) > MAX_JSON_CHARS:
         detail = f"longer than {MAX_JSON_CHARS:,} characters, too long to judge"
         raise Filtered("schema_too_costly", detail)
-    if (fault := _validators().fault(instance, schema)) is not None:
+    # Imported here, as building checks imports no parser.
+    from expertflow.data.checks.json_schema import find_fault
+
+    if (fault := find_fault(instance, schema)) is not None:
         if fault[0] == "json_schema_violation":
             raise Filtered(*fault)
         raise Filtered(*fault, field=place, value=schema if isinstance(schema, str) else None)
@@ -130,13 +132,6 @@ def _find_schema_problem(check: FieldCheck) -> str | None:
         return None
     fault = "is the field itself" if check.schema_field else "is unset"
     return f"schema_field {fault}; name the field that holds the schema"
-
-
-@cache
-def _validators() -> Any:
-    from expertflow.data.checks.json_schema import SchemaValidators
-
-    return SchemaValidators()
 
 
 KINDS: dict[CheckName, CheckKind] = {

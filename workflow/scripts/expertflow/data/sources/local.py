@@ -69,6 +69,8 @@ def find_files(pattern: str) -> list[Path]:
     if not paths:
         raise DataError(f"no file at {pattern}; correct the source's path")
     for path in paths:
+        if not path.is_file():
+            raise DataError(f"{path} is no regular file; write what it gives to a file, name that")
         if path.stat().st_size == 0:
             raise DataError(f"{path} is empty; remove it or fill it")
         sniff_format(path, *format_of(path))

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from expertflow.core.worker import allow_processor_time, serve_messages, set_limit
 from expertflow.evaluate.isolation.rows import NO_TEXT, REFUSED_FUNCTIONS, one_line
-from expertflow.evaluate.isolation.worker import allow_processor_time, serve_messages, set_limit
 
 N_INSTRUCTIONS = 100_000_000
 RESULT_BYTES = 10_000_000

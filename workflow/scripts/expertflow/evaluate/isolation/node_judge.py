@@ -96,9 +96,9 @@ say('parsed');
 // The program may not stand in for what the tests take from Node or a library for tests.
 const imported = new Set([...`${prefix}\n${said}`.matchAll(IMPORT)]
   .flatMap(([, names]) => boundBy(names)));
-const ofTests = new Set(['expect', 'describe', 'suite', 'it', 'test', 'before', 'after', 'beforeEach',
-  ...Object.keys(require('assert')).filter((name) => /[a-z][A-Z]/.test(name)),
-  'afterEach', 'beforeAll', 'afterAll', 'vi', 'jest', 'sinon']);
+const ofTests = new Set(['expect', 'describe', 'suite', 'it', 'test', 'before', 'after',
+  'beforeEach', 'afterEach', 'beforeAll', 'afterAll', 'vi', 'jest', 'sinon',
+  ...Object.keys(require('assert')).filter((name) => /[a-z][A-Z]/.test(name))]);
 const ofPrefix = new Set([...prefix.matchAll(
   /\b(?:function\s*\*?|class|const|let|var|enum)\s+([\p{ID_Start}$_][\p{ID_Continue}$]*)/gu)]
   .map(([, name]) => name));

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from expertflow.core.worker import serve_messages
 from expertflow.evaluate.isolation.rows import (
     NO_TEXT,
     REFUSED_FUNCTIONS,
@@ -21,7 +22,6 @@ from expertflow.evaluate.isolation.rows import (
     one_line,
     same_rows,
 )
-from expertflow.evaluate.isolation.worker import serve_messages
 
 _TOKEN = re.compile(
     r"""(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))

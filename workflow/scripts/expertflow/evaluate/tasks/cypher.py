@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import EvaluationError
+from expertflow.core.worker import Worker
 from expertflow.data.checks.cypher import Reading, read_query
 from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.cypher import tokens as lexer
@@ -20,7 +21,6 @@ from expertflow.evaluate.cypher.forms import common_form
 from expertflow.evaluate.cypher.schema import NameFaults, read_schema
 from expertflow.evaluate.isolation import graph_worker
 from expertflow.evaluate.isolation.rows import QueryAnswer, same_rows
-from expertflow.evaluate.isolation.worker import Worker
 from expertflow.evaluate.records import Example, GenerationSpec, Judgment
 from expertflow.evaluate.scoring import IsolatedTask
 

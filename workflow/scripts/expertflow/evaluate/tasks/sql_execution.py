@@ -5,10 +5,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from expertflow.core.errors import EvaluationError
+from expertflow.core.worker import Worker
 from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.isolation import sql_worker
 from expertflow.evaluate.isolation.sql_worker import Limits
-from expertflow.evaluate.isolation.worker import Worker
 from expertflow.evaluate.records import Example, Judgment
 from expertflow.evaluate.scoring import IsolatedTask
 

@@ -118,5 +118,5 @@ def serve_messages(answer: Answer, *, memory_bytes: int, cpu_s: int) -> None:
 
 
 if __name__ == "__main__":  # isolated, it does not find the project by itself
-    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     importlib.import_module(sys.argv[2]).main(json.loads(sys.argv[3]))
