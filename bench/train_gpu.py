@@ -39,6 +39,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +82,17 @@ def main() -> None:
         if "sizes" not in made:
             sys.exit(f"error: {made.get('failed') or made['out_of_memory']}")
         work = msgspec.structs.replace(work, sizes=made.pop("sizes"), packings=made.pop("packings"))
-        results, left_out = run_parts(work, args, started_s)
-    report = {
-        **made,
-        "model": args.model,
-        "parts": results,
-        "left_out": left_out,
-        "wall_s": time.monotonic() - started_s,
-    }
+        report = {**made, "model": args.model, "parts": {}, "left_out": [*args.parts]}
+        for name, result in run_parts(work, args, started_s):
+            report["parts"][name] = result
+            report["left_out"].remove(name)
+            report["wall_s"] = time.monotonic() - started_s
+            # What a run that is ended has measured stays.
+            if args.output:
+                args.output.write_text(json.dumps(report) + "\n", encoding="utf-8")
     print(table(report))
-    line = json.dumps(report)
-    if args.output:
-        args.output.write_text(line + "\n", encoding="utf-8")
-    print(line)
-    sys.exit(any(map(is_bad, results.values())))
+    print(json.dumps(report))
+    sys.exit(any(map(is_bad, report["parts"].values())))
 
 
 def is_bad(result: dict[str, Any]) -> bool:
@@ -128,20 +126,21 @@ def parse_arguments() -> argparse.Namespace:
 
 def run_parts(
     work: Work, args: argparse.Namespace, started_s: float
-) -> tuple[dict[str, Any], list[str]]:
-    """Run the parts that the budget allows; give their results, and what was left out."""
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run the parts that the budget allows, one after the other."""
     results: dict[str, Any] = {}
     longest_s = 0.0
     for name in args.parts:
         if time.monotonic() - started_s + longest_s > args.budget_s:
-            break
+            return
         begun_s = time.monotonic()
-        results[name] = launch_part(name, after(work, name, results), args)
-        taken_s = results[name]["part_s"] = time.monotonic() - begun_s
+        result = launch_part(name, after(work, name, results), args)
+        taken_s = result["part_s"] = time.monotonic() - begun_s
         longest_s = max(longest_s, taken_s)
-        said = results[name].get("failed") or results[name].get("out_of_memory") or "done"
+        said = result.get("failed") or result.get("out_of_memory") or "done"
         print(f"{name}: {said} ({taken_s:.0f} s)", file=sys.stderr, flush=True)
-    return results, [name for name in args.parts if name not in results]
+        results[name] = result
+        yield name, result
 
 
 def after(work: Work, name: str, results: dict[str, Any]) -> Work:

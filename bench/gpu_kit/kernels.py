@@ -10,6 +10,8 @@ from expertflow.report.profile import kind_of
 from expertflow.train.profiler import ANNOTATIONS, busy_us
 from gpu_kit.ceilings import wait
 
+N_LONGEST = 24
+
 
 def profile_calls(steps: Any, device: str, *, n_steps: int) -> dict[str, Any]:
     """Profile some calls of ``steps``; on a CPU the operators stand in for kernels."""
@@ -47,7 +49,7 @@ def summary(spans: list[tuple[str, float, float, float]], *, n_steps: int) -> di
         by_name[name] += taken
     whole = max(end for _, _, end, _ in spans) - min(start for _, start, _, _ in spans)
     gaps = whole - busy_us((start, end) for _, start, end, _ in spans)
-    longest = sorted(by_name.items(), key=lambda item: -item[1])[:8]
+    longest = sorted(by_name.items(), key=lambda item: -item[1])[:N_LONGEST]
     return {
         "span_s_per_step": whole / n_steps / 1e6,
         "share": {kind: taken / whole for kind, taken in sorted(by_kind.items())},

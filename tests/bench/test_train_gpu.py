@@ -59,10 +59,9 @@ def test_the_whole_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) -> 
     assert not parts["lora"]["checkpoint_activations"]
 
 
-def test_the_budget_leaves_parts_out_and_says_so(tmp_path: Path) -> None:
+def test_the_budget_leaves_parts_out(tmp_path: Path) -> None:
     args = Namespace(parts=["route", "lora"], budget_s=0.0)
-    found = train_gpu.run_parts(work(tmp_path), args, time.monotonic())
-    assert found == ({}, ["route", "lora"])
+    assert list(train_gpu.run_parts(work(tmp_path), args, time.monotonic())) == []
 
 
 def work(folder: Path) -> training.Work:

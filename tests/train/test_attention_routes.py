@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from msgspec.structs import replace
 from test_families import FAMILIES, LENGTHS, SPANS, made
 
 from expertflow.core.errors import TrainingError
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.model import attention
-from expertflow.train.model.packed import PackedLoss, pad_bounds
+from expertflow.train.model.packed import PackedLoss
 from expertflow.train.model.self_check import check_model
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -186,30 +185,6 @@ def batch() -> Batch:
     return Collator(PackedRows.from_lists(ids, LENGTHS, SPANS)).batch(np.arange(2))
 
 
-def test_bounds_of_few_documents_have_one_shape_whatever_the_batch_holds() -> None:
-    found = [pad_bounds(packed_batch(chosen), CPU).tolist() for chosen in ([0, 1], [1, 2])]
-    assert found == [[0, 10, 17, 32, 52, 57, 64], [0, 20, 25, 32, 64, 64, 64]]
-
-
-@pytest.mark.parametrize(
-    ("chosen", "n_documents", "n_bounds"),
-    [([1, 2], 129, 256), ([1], 128, 128), ([2], 1, 128), ([0, 2], 257, 384), ([0, 1], 384, 384)],
-)
-def test_many_bounds_have_few_shapes(chosen: list[int], n_documents: int, n_bounds: int) -> None:
-    lengths = [[1] * 256, [2] * 128, [256]]
-    rows = PackedRows.from_lists(np.zeros((3, 256), np.int32), lengths, [[], [], []])
-    batch = Collator(rows).batch(np.array(chosen))
-    bounds = pad_bounds(batch, CPU)
-    assert len(batch.cu_seqlens) == n_documents + 1 and len(bounds) == n_bounds + 1
-    assert torch.equal(bounds[: n_documents + 1], batch.cu_seqlens)
-    assert (bounds[n_documents:] == batch.input_ids_BL.numel()).all()
-
-
-def test_no_document_is_lost_where_a_batch_holds_more_than_is_said() -> None:
-    batch = replace(packed_batch([0, 1]), max_documents=2)
-    assert torch.equal(pad_bounds(batch, CPU), batch.cu_seqlens)
-
-
 def test_kernels_get_one_dtype_in_autocast(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """The norms of Qwen3 give fp32 queries beside bf16 values; the kernel refuses a mixture."""
     seen: list[set[torch.dtype]] = []
@@ -260,7 +235,7 @@ def test_leaking_documents_are_refused(monkeypatch: pytest.MonkeyPatch, autocast
     loss = PackedLoss(made(FAMILIES["qwen3"], "packed"))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         check_model(loss)
-        monkeypatch.setattr("expertflow.train.model.packed.pad_bounds", whole_rows)
+        monkeypatch.setattr("expertflow.train.model.packed.document_bounds", whole_rows)
         with pytest.raises(TrainingError, match="qwen3 does not keep packed documents apart"):
             check_model(loss)
 

@@ -53,7 +53,7 @@ def by_hand(rows: PackedRows, row: int) -> tuple[list[int], list[int], list[int]
 
 def content(batch: Batch) -> list[Any]:
     tensors = [getattr(batch, name).tolist() for name in TENSORS]
-    return [*tensors, batch.max_documents, batch.max_length, batch.n_tokens,
+    return [*tensors, batch.max_length, batch.n_tokens,
             batch.n_target_tokens, batch.rows]  # fmt: skip
 
 
@@ -72,8 +72,6 @@ def test_a_batch_is_what_its_rows_say(seed: int, n_rows: int) -> None:
     assert batch.input_ids_BL.tolist() == rows.take_ids(chosen).tolist()
     assert batch.n_tokens == sum(rows.seq_lengths[row].sum() for row in chosen)
     assert batch.n_target_tokens == int((batch.labels_BL != IGNORE).sum())
-    n_bounds = sorted((len(by_hand(rows, row)[2]) for row in range(8)), reverse=True)
-    assert batch.max_documents == sum(n_bounds[:n_rows])
     assert {getattr(batch, name).dtype for name in TENSORS} == {torch.int32}
 
 
@@ -98,7 +96,6 @@ def test_rows_of_one_document_are_cut_to_the_longest_of_their_batch() -> None:
     assert batch.input_ids_BL.tolist() == ids[[1, 0], :16].tolist()
     assert batch.cu_seqlens.tolist() == [0, 9, 16, 19, 32]
     assert (batch.n_tokens, batch.n_padding_tokens, batch.max_length) == (12, 20, 16)
-    assert batch.max_documents == 2 + 2
     assert batch.n_target_tokens == 8 + 2
 
 

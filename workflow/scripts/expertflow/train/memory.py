@@ -16,7 +16,6 @@ from expertflow.plan.records import TrainPlan
 from expertflow.train.device import is_out_of_memory
 from expertflow.train.feed.batches import Batch
 from expertflow.train.feed.loader import Feed
-from expertflow.train.model.packed import pad_bounds
 from expertflow.train.records import MemoryRetry
 from expertflow.train.run import TrainingRun
 from expertflow.train.saved import checkpoint_files
@@ -24,7 +23,6 @@ from expertflow.train.saved import checkpoint_files
 log = logging.getLogger(__name__)
 RETRIES_FILE = "memory.json"
 MAX_RETRIES = 3
-HOST = torch.device("cpu")
 
 
 class OutOfMemory(TrainingError):
@@ -128,7 +126,7 @@ def warm_up_compile(run: TrainingRun, n_steps: int) -> None:
     def new_shapes() -> Iterator[Batch]:
         for rows in own.between(first, min(first + n_steps, feed.n_steps)):
             batch = feed.collator.batch(rows)
-            shape = (*batch.input_ids_BL.shape, len(pad_bounds(batch, HOST)))
+            shape = tuple(batch.input_ids_BL.shape)
             if shape not in known:
                 known.add(shape)
                 yield batch

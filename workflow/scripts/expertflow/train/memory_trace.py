@@ -205,7 +205,7 @@ def n_targets_of_row(length: int, supervised_fraction: float) -> int:
 
 def sample_batch(documents: Sequence[int], n_rows: int, supervised_fraction: float) -> Batch:
     """Make rows of documents of these lengths; the first tokens of each row are supervised."""
-    length, n_documents = sum(documents), len(documents) * n_rows
+    length = sum(documents)
     labels = torch.full((n_rows, length), IGNORE, dtype=torch.int32)
     n_targets = n_targets_of_row(length, supervised_fraction)
     labels[:, 1 : 1 + n_targets] = 0
@@ -216,7 +216,6 @@ def sample_batch(documents: Sequence[int], n_rows: int, supervised_fraction: flo
         position_ids_BL=positions.repeat(n_rows, 1),
         labels_BL=labels,
         cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
-        max_documents=n_documents,
         max_length=length,
         n_tokens=n_rows * length,
         n_target_tokens=n_rows * n_targets,

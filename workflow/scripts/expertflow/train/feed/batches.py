@@ -35,14 +35,13 @@ class Batch(Record, frozen=True, kw_only=True):
     """One micro-batch on the host, in int32.
 
     ``labels_BL`` are unshifted: i is the target of i - 1. ``cu_seqlens`` are the bounds of all
-    documents and paddings, ``max_documents`` at most in any batch of so many rows.
+    documents and paddings.
     """
 
     input_ids_BL: torch.Tensor
     position_ids_BL: torch.Tensor
     labels_BL: torch.Tensor
     cu_seqlens: torch.Tensor
-    max_documents: int
     max_length: int
     n_tokens: int
     n_target_tokens: int
@@ -96,9 +95,6 @@ class Collator:
         self.n_tokens_N = rows.seq_lengths.sum_lists()
         self.n_targets_N = targets_per_row(rows)
         self.cuts = len(rows.seq_lengths.values) == len(rows)
-        # The most documents of 0, 1, 2 ... rows, each row's padding being one more.
-        n_documents_N = np.diff(rows.seq_lengths.offsets) + (self.n_tokens_N < rows.length)
-        self._max_documents = offsets_of(np.sort(n_documents_N)[::-1])
 
     def batch(self, chosen: Rows, buffers: Buffers | None = None) -> Batch:
         return self.batches([chosen], buffers)[0]
@@ -143,7 +139,6 @@ class Collator:
                     position_ids_BL=positions_BL,
                     labels_BL=labels_BL,
                     cu_seqlens=buffers.all_tensors[3][first:last],
-                    max_documents=int(self._max_documents[min(len(part), len(self.rows))]),
                     max_length=length,
                     n_tokens=n_tokens[i],
                     n_target_tokens=n_targets[i],

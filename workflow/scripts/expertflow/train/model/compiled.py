@@ -14,7 +14,7 @@ from expertflow.core.errors import TrainingError, single_line
 from expertflow.train.model import attention
 from expertflow.train.model.packed import causal_lm, decoder_layers
 
-# Kinds of layer x training or evaluation x full or last micro-batch x padded document counts.
+# Kinds of layer x training or evaluation x full or last micro-batch.
 # Beyond this many graphs torch runs a layer uncompiled and only warns.
 MAX_GRAPHS = 32
 # Since 2.13, torch asks this before it draws four random numbers of a kernel at once.

@@ -21,9 +21,6 @@ from expertflow.train.model.loss import (
     sum_loss,
 )
 
-# Document counts are rounded up to this: few shapes to compile for, few empty documents.
-DOCUMENTS_STEP = 128
-
 
 class PackedLoss(torch.nn.Module):
     """A model with its loss: the module that a step calls and that distributed wrappers wrap."""
@@ -103,21 +100,14 @@ def document_kwargs(
     if lm.config._attn_implementation != attention.NAME:
         return {}
     if attention.varlen_unavailable_reason(device, dtype) is None:
-        return {"cu_seq_lens_q": pad_bounds(batch, device), "max_length_q": batch.max_length}
-    return {"document_bounds": pad_bounds(batch, batch.cu_seqlens.device)}
+        return {"cu_seq_lens_q": document_bounds(batch, device), "max_length_q": batch.max_length}
+    return {"document_bounds": document_bounds(batch, batch.cu_seqlens.device)}
 
 
-def pad_bounds(batch: Batch, device: torch.device) -> torch.Tensor:
-    """Return document bounds in one of a few shapes, for the compiler.
-
-    Empty documents pad them to a multiple of ``DOCUMENTS_STEP`` or to the most that a batch can
-    hold, no further: the kernel's backward pass spends memory and blocks on them too.
-    """
-    n_documents, end = len(batch.cu_seqlens) - 1, batch.input_ids_BL.numel()
-    n_rounded = -(-n_documents // DOCUMENTS_STEP) * DOCUMENTS_STEP
-    size = max(n_documents, min(n_rounded, batch.max_documents)) + 1
-    bounds = torch.full((size,), end, dtype=torch.int32, device=device)
-    bounds[: len(batch.cu_seqlens)].copy_(batch.cu_seqlens, non_blocking=True)
+def document_bounds(batch: Batch, device: torch.device) -> torch.Tensor:
+    """Return where documents begin and the last one ends; layers compiled once take any number."""
+    bounds = batch.cu_seqlens.to(device, non_blocking=True)
+    torch._dynamo.maybe_mark_dynamic(bounds, 0)
     return bounds
 
 
