@@ -50,6 +50,7 @@ def _lora(*, dora: bool, dropout: float) -> LoraSpec:
 
 ADAPTERS = {
     "full": None,
+    "full, pure_bf16": None,
     "lora": _lora(dora=False, dropout=0.0),
     "lora, dropout": _lora(dora=False, dropout=0.05),
     "dora": _lora(dora=True, dropout=0.0),
@@ -70,9 +71,10 @@ def run_of(config: Any, kind: str) -> TracedRun:
     """Describe a run; ``kind`` is a key of ``ADAPTERS``, or ``qlora``."""
     lora = ADAPTERS["lora, dropout" if kind == "qlora" else kind]
     method = kind if kind == "qlora" else "full" if lora is None else "lora"
+    trained_dtype = torch.bfloat16 if kind == "full, pure_bf16" else torch.float32
     return TracedRun(
         config=config, method=method, lora=lora, attention="packed", dtype=torch.bfloat16,
-        kernel=True, supervised_fraction=0.3,
+        kernel=True, supervised_fraction=0.3, trained_dtype=trained_dtype,
     )  # fmt: skip
 
 

@@ -156,7 +156,8 @@ def test_a_card_too_small_for_the_weights_is_refused(
     dry_run()
     Path("model/config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 500}))
     too_large = (
-        "e: weights, gradients and optimizer take 119.5 GiB and H100 SXM has 74.5 GiB; use a"
+        "e: weights, gradients and optimizer take 119.5 GiB and H100 SXM has 74.5 GiB; set"
+        " pure_bf16 to true and optim to adamw_8bit, or use a larger card"
     )
     with pytest.raises(SystemExit, match=too_large):
         dry_run()

@@ -160,10 +160,14 @@ def test_large_models_split(base: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_model_trained_as_a_whole_is_written_in_the_bases_type(tmp_path: Path) -> None:
     base = write_base(tmp_path / "base", dtype=torch.bfloat16)
-    folder = write_base(tmp_path / "trained")
-    sha256 = weights_sha256(load_base(str(folder), dtype=torch.float32, attention_name="sdpa"))
-    record = export(trained(folder, base, sha256, method="full"), tmp_path / "merged")
-    assert (record.merged_into, record.dtype) == (None, "bfloat16")
+    for dtype in (torch.float32, torch.bfloat16):
+        folder = write_base(tmp_path / str(dtype), dtype=dtype)
+        sha256 = weights_sha256(load_base(str(folder), dtype=dtype, attention_name="sdpa"))
+        merged = tmp_path / f"{dtype}-merged"
+        record = export(trained(folder, base, sha256, method="full"), merged)
+        assert (record.merged_into, record.dtype) == (None, "bfloat16")
+    # Nothing is rounded where training had no more digits.
+    assert record.loss_before_merge == record.loss_after_merge
 
 
 def test_damage_is_refused(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ from plan_fixtures import card, draft_of, plan, seq
 
 from expertflow.core.errors import HardwareError
 from expertflow.plan.draft import PlanDraft
+from expertflow.plan.flops import count_weights
 from expertflow.plan.memory import BUSY_TOKENS, choose_micro_batch
-from expertflow.plan.records import USABLE_FRACTION, MemoryLine, MemoryTrace
+from expertflow.plan.records import USABLE_FRACTION, MemoryLine, MemoryTrace, ModelFacts
 
 GIB = 1 << 30
 RTX_2060 = card("RTX 2060")
@@ -74,6 +75,25 @@ def test_a_given_micro_batch_beyond_the_card_is_refused_with_the_most_rows_that_
         chosen(traced(9 * GIB, 9 * GIB), batch_size=2)
     with pytest.raises(HardwareError, match="set gradient_checkpointing to auto, or use a larger"):
         chosen(traced(kept=9 * GIB, checkpointed=GIB), gradient_checkpointing=False)
+
+
+def test_8b_is_trained_as_a_whole_on_80_gb_in_bf16_alone() -> None:
+    facts = ModelFacts(
+        n_layers=36, hidden_size=4096, n_heads=32, n_kv_heads=8, head_dim=128,
+        intermediate_size=12_288, vocab_size=151_936, tie_word_embeddings=False, model_type="qwen3",
+    )  # fmt: skip
+    full = {"facts": facts, "n_params": count_weights(facts), "method": "full", "lora": None}
+    fix = "; set pure_bf16 to true and optim to adamw_8bit, or use a larger card"
+    for settings in ({}, {"optim": "adamw_8bit"}):
+        with pytest.raises(HardwareError, match=fix):
+            plan(card("H100 SXM"), **full, **settings)
+    made = plan(card("H100 SXM"), **full, pure_bf16=True, optim="adamw_8bit")
+    assert made.memory is not None and made.precision == "bf16"
+    assert made.memory.model_bytes == 2 * made.n_params_trainable
+    assert made.memory.optimizer_bytes == 4 * made.n_params_trainable
+    # A card that is too small for that as well.
+    with pytest.raises(HardwareError, match="has less; use a larger card"):
+        plan(card("L40S"), **full)
 
 
 def test_what_is_chosen_fits() -> None:

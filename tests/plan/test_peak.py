@@ -24,9 +24,12 @@ def bytes_per_parameter(less: int, more: int) -> float:
     return (more - less) / (1 + memory.RESERVE_FRACTION) / N_PARAMS
 
 
-def test_moments_in_8_bits_are_a_quarter() -> None:
+def test_moments_in_8_bits_are_a_quarter_and_those_of_bf16_weights_a_half() -> None:
     less = bytes_per_parameter(peak_of(optim="adamw_8bit"), peak_of())
     assert math.isclose(less, 6, abs_tol=1e-6)
+    both = (plan_spec(pure_bf16=True, optim=optim) for optim in ("adamw_8bit", "adamw_torch"))
+    per_weight = (memory.standing_bytes(spec, QWEN_06B) / N_PARAMS for spec in both)
+    assert [round(n, 2) for n in per_weight] == [6, 8]
 
 
 def test_shares_divide_the_model_and_not_the_activations() -> None:
@@ -88,6 +91,7 @@ PRIORS: list[tuple[dict[str, Any], bool, int, int, float]] = [
     ({"lora": None}, False, 28 * FULL.kept, 2 * N_PARAMS, 0.3 * 2048),
     ({"lora": None}, True, 28 * FULL.checkpointed + FULL.at_peak, 2 * N_PARAMS, 0.3 * 2048),
     ({"lora": None, "bf16": False}, False, 2 * 28 * FULL.kept, 0, 0.3 * 2048),
+    ({"lora": None, "pure_bf16": True}, False, 28 * memory.FULL_BF16.kept, 0, 0.3 * 2048),
     ({}, False, 28 * ADAPTER.kept, 0, 0.3 * 2048),
     ({}, True, 28 * ADAPTER.checkpointed + ADAPTER.at_peak, 0, 0.3 * 2048),
     ({"lora": replace(LORA, use_dora=True)}, False, 28 * DORA.kept, 0, 0.3 * 2048),

@@ -2,13 +2,23 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import plan_spec
+from plan_fixtures import card
+from support import LORA, plan_spec
 
+from expertflow.core.errors import ConfigError
 from expertflow.core.settings import name_of
 from expertflow.plan.settings import Training
-from expertflow.plan.switches import choose_grouping, choose_loader, choose_steps, choose_warmup
+from expertflow.plan.switches import (
+    check_settings,
+    choose_grouping,
+    choose_loader,
+    choose_precision,
+    choose_steps,
+    choose_warmup,
+)
 
 
 def test_workers_load_unpacked_rows_or_what_they_are_told_to() -> None:
@@ -31,6 +41,16 @@ def test_rows_are_grouped_where_they_differ_in_length() -> None:
     assert choose_grouping(wanted, "none") == (True, "group_by_length of the manifest")
     assert choose_grouping(unwanted, "none") == (False, "group_by_length of the manifest")
     assert choose_grouping(wanted, "bfd") == (False, "packing bfd: rows are all of one length")
+
+
+def test_weights_in_bf16_are_trained_as_a_whole_where_there_is_bf16() -> None:
+    spec = plan_spec(pure_bf16=True)
+    assert choose_precision(spec, None)[0] == choose_precision(spec, card("H100 SXM"))[0] == "bf16"
+    with pytest.raises(ConfigError, match=r"training\.pure_bf16: RTX 2060 has no bf16; set it to"):
+        choose_precision(spec, card("RTX 2060"))
+    for changes in ({"method": "lora", "lora": LORA}, {"bf16": False}):
+        with pytest.raises(ConfigError, match=r"pure_bf16 is .*; set"):
+            check_settings(plan_spec(pure_bf16=True, **changes), name=str)
 
 
 def test_the_warm_up_rule_says_what_won() -> None:

@@ -30,6 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "accumulation": {"lora": LORA, "batch_size": 2, "gradient_accumulation_steps": 3},
     "checkpointing": {"lora": LORA, "gradient_checkpointing": True},
     "adamw_8bit": {"optim": "adamw_8bit"},
+    "pure_bf16": {"pure_bf16": True},
     "qlora": {"lora": LORA, "method": "qlora"},
 }
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)

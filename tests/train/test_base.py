@@ -194,9 +194,11 @@ def test_trained_weights_are_in_fp32_and_layers_checkpointed(tiny: TrainInputs) 
     half = replace(tiny.plan, precision="bf16")
     adapted = {(True, True, torch.float32), (False, False, torch.bfloat16)}
     whole = {(False, True, torch.float32)}
+    pure = replace(half, method="full", lora=None, pure_bf16=True)
     for plan, held, said in (
         (half, adapted, "base frozen in bf16, adapter in fp32"),
         (replace(half, method="full", lora=None), whole, "all weights trained, in fp32"),
+        (pure, {(False, True, torch.bfloat16)}, "all weights trained, in bf16"),
     ):
         net = loading.load_for_training(plan, tiny.model, CPU)
         found = {("lora" in name, p.requires_grad, p.dtype) for name, p in net.named_parameters()}

@@ -99,7 +99,7 @@ def test_told_to_stop(trainers: Trainers, straight: OfMethod, tmp_path: Path, fa
 @pytest.mark.parametrize(
     "method",
     [
-        "full", "dora", "accumulation", "checkpointing",
+        "full", "dora", "accumulation", "checkpointing", "pure_bf16",
         pytest.param("adamw_8bit", marks=EIGHT_BIT), pytest.param("qlora", marks=EIGHT_BIT),
     ],
 )  # fmt: skip

@@ -25,7 +25,13 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.claims import time_words
 from expertflow.plan.cost import price_of_plan
 from expertflow.plan.flops import count_trained_weights, flops_per_token
-from expertflow.plan.memory import BUSY_TOKENS, RESERVE_BYTES, standing_bytes
+from expertflow.plan.memory import (
+    BUSY_TOKENS,
+    RESERVE_BYTES,
+    WEIGHT_BYTES,
+    standing_bytes,
+    suggest_smaller,
+)
 from expertflow.plan.records import (
     USABLE_FRACTION,
     CostPlan,
@@ -36,6 +42,7 @@ from expertflow.plan.records import (
 from expertflow.plan.step_time import StepWork, bound_words, card_speed, predict_step
 from expertflow.plan.switches import choose_attention, choose_compile, choose_precision
 from expertflow.tokens.records import PackedSplit
+from expertflow.train.optimizers import state_bytes
 
 # Bytes of a file for one token of the texts in it, least and most. Seen with Qwen's tokenizer on 21
 # JSON Lines files of questions, code, chats, schemas and prose: as they are 2.7 to 11.7, with gzip
@@ -137,7 +144,7 @@ class Forecaster:
         except Unknown:
             # The forecast, or the job that needs it, says so.
             return None
-        n_bytes = standing_bytes(spec, facts) // (spec.world_size if spec.parallel == "fsdp" else 1)
+        n_bytes = standing_bytes(spec, facts)
         total = None if gpu is None else gpu.memory_total_bytes
         if gpu is None or total is None or n_bytes <= USABLE_FRACTION * total - RESERVE_BYTES:
             return None
@@ -145,7 +152,7 @@ class Forecaster:
         told += f" {gpu.name} has {gib(total)}"
         if n_bytes <= total:
             return f"{told}; whether activations fit is not known before the plan"
-        raise HardwareError(f"{told}; use a larger card, method qlora or a smaller model")
+        raise HardwareError(f"{told}; {suggest_smaller(spec, facts, gpu)}")
 
     def _is_current(self, rule: str, record: Path, **of: str) -> bool:
         """Return whether a record is complete and was made by the current rule, by its sidecar."""
@@ -198,6 +205,8 @@ class Forecaster:
             compiled=choose_compile(spec, gpu, attention=attention, packing=training.packing)[0],
             is_quantized=spec.method == "qlora",
             n_trained=count_trained_weights(facts, spec.lora),
+            weight_bytes=int(WEIGHT_BYTES[spec.trained_dtype]),
+            state_bytes=state_bytes(spec),
         )
         most = step._replace(
             mean_context_tokens=context[1],

@@ -115,6 +115,8 @@ def _write_weights(
         attention_name=ATTENTION,
     )
     model_files.check_weights(model, trained.published, trained.folder)
+    if trained.method == "full":
+        model.float()
     before = compute_outputs(model, sample)
     merged_into: MergedInto = None
     if hasattr(model, "merge_and_unload"):

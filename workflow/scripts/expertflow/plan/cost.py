@@ -19,7 +19,7 @@ from expertflow.core.settings import name_of
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.claims import Speed, time_words
 from expertflow.plan.draft import PlanDraft
-from expertflow.plan.memory import loss_chunk_rows
+from expertflow.plan.memory import WEIGHT_BYTES, loss_chunk_rows
 from expertflow.plan.records import (
     USABLE_FRACTION,
     Calibration,
@@ -39,7 +39,7 @@ from expertflow.plan.step_time import (
     predict_step,
 )
 from expertflow.plan.switches import breaks_graphs
-from expertflow.train.optimizers import OPTIMIZERS
+from expertflow.train.optimizers import state_bytes
 
 # Error allowed for a calibrated prediction besides the spread of the steps: a target.
 CALIBRATED_BAND = 0.05
@@ -153,7 +153,8 @@ def step_work(draft: PlanDraft, plan: TrainPlan) -> StepWork:
         is_quantized=plan.method == "qlora",
         n_trained=plan.n_params_trainable,
         value_bytes=4 if plan.precision == "fp32" else 2,
-        state_bytes=OPTIMIZERS[plan.optim].state_bytes,
+        weight_bytes=int(WEIGHT_BYTES[plan.trained_dtype]),
+        state_bytes=state_bytes(plan),
         n_shares=plan.world_size if plan.parallel == "fsdp" else 1,
         chunk_rows=loss_chunk_rows(
             draft.facts.vocab_size, draft.memory_total_bytes, trained=plan.lora is None

@@ -12,7 +12,7 @@ from expertflow.plan.switches import choose_precision
 from expertflow.tokens.records import PackingRecord
 
 T = TypeVar("T")
-# Adapters and all gradients are in fp32.
+# Adapters and their gradients are in fp32.
 GRADIENT_BYTES = 4
 
 

@@ -2,8 +2,9 @@
 
 The prediction is from a traced step, or else from the model's shape.
 
-    model       weights as stored: fp32 where trained, half or NF4 where frozen
-    optimizer   persistent gradients (fp32) and two moments: 8 bytes, or 2 with 8-bit optimizers
+    model       weights as stored: fp32 where trained, or bf16; half or NF4 where frozen
+    optimizer   persistent gradients like the weights, and two moments: 8 bytes, 4 of bf16 weights,
+                or 2 with 8-bit optimizers
     step        activations, gradients in flight, autocast copies, a chunk of the loss
     reserve     1 GiB and 8 % for the allocator and the CUDA context: a judgment, not calibrated
 
@@ -22,9 +23,12 @@ save little, and an uncalibrated prediction may need the headroom.
 from itertools import pairwise
 from typing import NamedTuple, NoReturn
 
+from msgspec.structs import replace
+
 from expertflow.core.errors import HardwareError
 from expertflow.core.format import GIB, gib
-from expertflow.plan.draft import GRADIENT_BYTES, PlanDraft
+from expertflow.hardware.records import GpuFacts
+from expertflow.plan.draft import PlanDraft
 from expertflow.plan.flops import count_trained_weights, count_weights, linear_weights
 from expertflow.plan.records import (
     USABLE_FRACTION,
@@ -34,7 +38,8 @@ from expertflow.plan.records import (
     PlanSpec,
 )
 from expertflow.plan.settings import Training
-from expertflow.train.optimizers import OPTIMIZERS
+from expertflow.plan.switches import choose_precision
+from expertflow.train.optimizers import state_bytes
 
 # Gated-MLP decoders, like those that the figures below were measured on.
 KNOWN_ARCHITECTURES = {"qwen2", "qwen3", "llama", "mistral"}
@@ -65,7 +70,8 @@ class LayerBytes(NamedTuple):
 
 
 # Layers of trained fp32 weights output fp32; adapters make fp32 copies of their inputs.
-FULL, ADAPTER, DORA = LayerBytes(84, 4, 101), LayerBytes(78, 2, 122), LayerBytes(117, 2, 172)
+FULL, FULL_BF16 = LayerBytes(84, 4, 101), LayerBytes(73, 2, 92)
+ADAPTER, DORA = LayerBytes(78, 2, 122), LayerBytes(117, 2, 172)
 
 
 def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> MemoryParts | None:
@@ -85,14 +91,14 @@ def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> M
         # Only the layers' linear maps are in 4 bits: not the embedding, the head and the norms.
         n_nf4 = min(frozen, linear_weights(facts)) if spec.method == "qlora" else 0
         model = n_nf4 * NF4_BYTES + (frozen - n_nf4) * WEIGHT_BYTES[draft.precision]
-        model += n_trained * WEIGHT_BYTES["fp32"]
-        gradients = float(GRADIENT_BYTES * n_trained)
+        gradients = n_trained * WEIGHT_BYTES[spec.trained_dtype]
+        model += gradients
         step_bytes = int(_prior_step_bytes(draft, n_tokens, checkpoint=checkpoint))
     else:
         return None
     n_shares = spec.world_size if spec.parallel == "fsdp" else 1
     model_bytes = int(model / n_shares)
-    moments = OPTIMIZERS[spec.optim].state_bytes * n_trained
+    moments = state_bytes(spec) * n_trained
     optimizer_bytes = int((gradients + moments) / n_shares)
     used = model_bytes + optimizer_bytes + step_bytes
     return MemoryParts(
@@ -104,13 +110,26 @@ def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> M
 
 
 def standing_bytes(spec: PlanSpec, facts: ModelFacts) -> int:
-    """Return the bytes of weights, gradients and optimizer states, whatever a micro-batch takes."""
+    """Return a card's bytes of weights, gradients and optimizer states, for any micro-batch."""
     n_trained = count_trained_weights(facts, spec.lora)
     n_frozen = 0 if spec.lora is None else count_weights(facts)
     n_nf4 = linear_weights(facts) if spec.method == "qlora" else 0
     frozen = n_nf4 * NF4_BYTES + (n_frozen - n_nf4) * WEIGHT_BYTES["bf16"]
-    each = WEIGHT_BYTES["fp32"] + GRADIENT_BYTES + OPTIMIZERS[spec.optim].state_bytes
-    return int(frozen + n_trained * each)
+    each = 2 * WEIGHT_BYTES[spec.trained_dtype] + state_bytes(spec)
+    return int(frozen + n_trained * each) // (spec.world_size if spec.parallel == "fsdp" else 1)
+
+
+def suggest_smaller(spec: PlanSpec, facts: ModelFacts, gpu: GpuFacts | None) -> str:
+    """Return settings of full training whose weights and states fit a card, then other ways."""
+    others = "use a larger card, method qlora or a smaller model"
+    optim = spec.optim if spec.parallel == "fsdp" else "adamw_8bit"
+    lean = replace(spec, pure_bf16=True, optim=optim)
+    now, then = (standing_bytes(one, facts) for one in (spec, lean))
+    room = USABLE_FRACTION * ((gpu and gpu.memory_total_bytes) or 0) - RESERVE_BYTES
+    may_be_lean = spec.method == "full" and choose_precision(spec, gpu)[0] == "bf16"
+    if not may_be_lean or then >= now or then > room:
+        return others
+    return f"set pure_bf16 to true and optim to {optim}, or {others}"
 
 
 def peak_bytes(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> int | None:
@@ -151,7 +170,8 @@ def step_bytes_at(line: MemoryLine, n_tokens: int) -> float:
 
 def _prior_step_bytes(draft: PlanDraft, n_tokens: int, *, checkpoint: bool) -> float:
     facts, lora, precision = draft.facts, draft.spec.lora, draft.precision
-    figures = FULL if lora is None else DORA if lora.use_dora else ADAPTER
+    full = FULL_BF16 if draft.spec.pure_bf16 else FULL
+    figures = full if lora is None else DORA if lora.use_dora else ADAPTER
     layers = facts.n_layers * figures.kept
     if checkpoint:
         layers = facts.n_layers * figures.checkpointed + figures.at_peak
@@ -160,7 +180,8 @@ def _prior_step_bytes(draft: PlanDraft, n_tokens: int, *, checkpoint: bool) -> f
     chunk = loss_chunk_rows(facts.vocab_size, draft.memory_total_bytes, trained=lora is None)
     rows = min(n_tokens * draft.supervised_fraction, chunk)
     # Autocast keeps half-precision copies of trained weights until the forward pass is over.
-    copies = 2 * draft.n_trainable if lora is None and precision != "fp32" else 0
+    is_cast = lora is None and precision != draft.spec.trained_dtype
+    copies = 2 * draft.n_trainable if is_cast else 0
     return activations + copies + rows * LOSS_BYTES_PER_VOCAB * facts.vocab_size
 
 
@@ -304,7 +325,8 @@ def _sizes(draft: PlanDraft, micro: int, checkpoint: bool) -> str:
 
 def _refuse(draft: PlanDraft, *, checkpoint: bool) -> NoReturn:
     needed = (peak_bytes(draft, 1, checkpoint=checkpoint) or 0) / GIB
-    ways = "use a larger card, method qlora, a smaller model, or a shorter max_seq_length"
+    ways = suggest_smaller(draft.spec, draft.facts, draft.gpu)
+    ways += ", or a shorter max_seq_length"
     if not checkpoint:
         ways = f"set gradient_checkpointing to auto, or {ways}"
     raise HardwareError(

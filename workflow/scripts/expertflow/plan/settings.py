@@ -25,6 +25,7 @@ else:
     Schedule = Literal[tuple(SCHEDULES)]
 
 Method = Literal["full", "lora", "qlora"]
+TrainedDtype = Literal["fp32", "bf16"]
 Parallel = Literal["ddp", "fsdp"]
 Tracker = Literal["none", "tensorboard", "wandb"]
 Loader = Literal["thread", "workers"]
@@ -127,6 +128,14 @@ class Training(Record, frozen=True, kw_only=True):
         ),
     ] = None
     bf16: Annotated[bool, Reported("bfloat16 autocast on cards that have it.", BOTH)] = True
+    pure_bf16: Annotated[
+        bool,
+        Reported(
+            "Weights that are trained as a whole in bfloat16, and no fp32 copy: half the memory, "
+            "and updates below about 1/256 of a weight are lost.",
+            BOTH,
+        ),
+    ] = False
     fp16: Annotated[bool, Reported("float16 autocast with a scaler; excludes bf16.", BOTH)] = False
     use_tf32: Annotated[bool, Setting("TF32 matrix products on cards that have it.", BOTH)] = True
     use_sdpa: Annotated[
@@ -257,6 +266,10 @@ class Training(Record, frozen=True, kw_only=True):
     seed: Annotated[
         int, Reported("Seed of weights, order and dropout.", WEIGHTS, ge=0, neutral=0)
     ] = 42
+
+    @property
+    def trained_dtype(self) -> TrainedDtype:
+        return "bf16" if self.pure_bf16 else "fp32"
 
 
 class TrainingSection(Training, frozen=True, kw_only=True):

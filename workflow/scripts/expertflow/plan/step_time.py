@@ -25,15 +25,15 @@ from expertflow.plan.settings import LoraSpec
 # Share of the dense peak that large products reach, by the first words of a card's name, and
 # whether it was fitted on such cards or is that of the most similar ones.
 PRODUCT_SHARE = {
-    "A100": (0.76, True), "H100": (0.57, True), "L40S": (0.69, True), "RTX 4090": (1.0, True),
-    "H200": (0.57, False), "B200": (0.57, False), "L4": (0.69, False), "RTX": (1.0, False),
+    "A100": (0.75, True), "H100": (0.57, True), "L40S": (0.61, True), "RTX 4090": (0.95, True),
+    "H200": (0.57, False), "B200": (0.57, False), "L4": (0.61, False), "RTX": (0.95, False),
 }  # fmt: skip
 # Judgments: attention's share beside the products', what copies reach of the bandwidth, and the
 # host's seconds for a launch.
 ATTENTION_SHARE, BANDWIDTH_SHARE, LAUNCH_S = 0.6, 0.85, 6e-6
 # The error of published runs that nothing was fitted on: 10th and 90th percentile of their seconds
 # over the predicted ones (bench/step_model.py).
-BAND = (0.79, 1.15)
+BAND = (0.82, 1.14)
 
 
 class LayerCount(NamedTuple):
@@ -49,9 +49,11 @@ class LayerCount(NamedTuple):
 # By whether layers are compiled, and by method. Counted for Qwen3 and Llama at their widths.
 LAYERS = {
     (True, "full"): LayerCount(18, 64),
+    (True, "full bf16"): LayerCount(12.5, 47),
     (True, "lora"): LayerCount(16, 120),
     (True, "dora"): LayerCount(29, 186),
     (False, "full"): LayerCount(63, 196),
+    (False, "full bf16"): LayerCount(49, 172),
     (False, "lora"): LayerCount(49, 240),
     (False, "dora"): LayerCount(85, 465),
 }
@@ -87,6 +89,12 @@ class StepWork(NamedTuple):
     chunk_rows: float = math.inf
     loss_bytes: int = LOSS_BYTES
     layers: LayerCount | None = None
+
+    @property
+    def method(self) -> str:
+        if self.lora is None:
+            return "full" if self.weight_bytes == 4 else "full bf16"
+        return "dora" if self.lora.use_dora else "lora"
 
 
 class CardSpeed(NamedTuple):
@@ -144,8 +152,7 @@ def card_speed(gpu: GpuFacts | None, precision: str, *, use_tf32: bool) -> CardS
 def predict_step(work: StepWork, speed: CardSpeed) -> StepSeconds:
     """Return the parts of a step in seconds; they add up to ``total_s``."""
     facts, lora, wide = work.facts, work.lora, work.value_bytes / 2
-    method = "full" if lora is None else "dora" if lora.use_dora else "lora"
-    layers = work.layers or LAYERS[work.compiled, method]
+    layers = work.layers or LAYERS[work.compiled, work.method]
     again = 1 + RECOMPUTED if work.checkpoint else 1
     context = facts.n_heads * facts.head_dim * work.mean_context_tokens
     attention = 4 * facts.n_layers * context * work.n_tokens * (4 if work.checkpoint else 3)

@@ -24,6 +24,11 @@ def _contradictions(training: Training) -> Iterator[tuple[Any, str]]:
     low, high = training.warmup_steps_min, training.warmup_steps_max
     if training.bf16 and training.fp16:
         yield Training.bf16, "and fp16 are both true; set one false"
+    if training.pure_bf16 and training.method != "full":
+        fix = "set it to false, as a frozen base is in half precision anyway"
+        yield Training.pure_bf16, f"is of method full, and method is {training.method}; {fix}"
+    if training.pure_bf16 and not training.bf16:
+        yield Training.pure_bf16, "is true and bf16 is false; set both to the same"
     if low > high:
         yield Training.warmup_steps_min, f"{low} is above warmup_steps_max {high}; lower it"
     if training.max_steps is not None and not training.override_min_warmup:
@@ -70,10 +75,18 @@ def list_required_packages(training: Training) -> Iterator[tuple[str, str]]:
 def choose_precision(
     spec: PlanSpec, gpu: GpuFacts | None, *, by_hand: bool = False
 ) -> tuple[Precision, str]:
-    """Resolve the compute precision; a CPU trains in half precision only ``by_hand``."""
+    """Resolve the compute precision; raise ConfigError for pure bf16 on a card without bf16.
+
+    A CPU trains in half precision only ``by_hand``, or where the weights are in bf16.
+    """
+    has_fp16_only = gpu and gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s
+    if spec.pure_bf16 and gpu and has_fp16_only:
+        raise ConfigError(f"training.pure_bf16: {gpu.name} has no bf16; set it to false")
+    if spec.pure_bf16:
+        return "bf16", f"{spec.cite_setting(Training.pure_bf16)}: weights and gradients too"
     if gpu is None and not by_hand:
         return "fp32", "the CPU trains in full precision"
-    if spec.bf16 and gpu and gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s:
+    if spec.bf16 and gpu and has_fp16_only:
         return "fp16", f"bf16 was asked for and {gpu.name} has none; fp16 with a scaler"
     if spec.bf16:
         return "bf16", spec.cite_setting(Training.bf16)

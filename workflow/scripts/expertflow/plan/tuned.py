@@ -148,7 +148,7 @@ def _common_parts(plan: TrainPlan, model_type: str, *, of_adapter: str = "") -> 
     return (
         f"{plan.world_size} x {plan.parallel}" if plan.world_size > 1 else "1 process",
         f"{model_type} of {plan.n_params_total:,} parameters",
-        f"{plan.method}{adapter}{of_adapter}",
+        f"{plan.method}{adapter}{of_adapter}" + " in pure bf16" * plan.pure_bf16,
         plan.optim,
         f"rows of {plan.sequence_length_tokens} tokens",
     )

@@ -35,7 +35,7 @@ from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.packing import IGNORE
 from expertflow.train.feed.batches import Batch
 from expertflow.train.model import attention, loss
-from expertflow.train.model.load import add_adapter
+from expertflow.train.model.load import DTYPES, add_adapter
 from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
 
 # Layers that are traced; a model with no more is traced as it is.
@@ -58,6 +58,7 @@ class TracedRun(Record, frozen=True, kw_only=True):
     kernel: bool
     supervised_fraction: float
     card_bytes: int | None = None
+    trained_dtype: torch.dtype = torch.float32
 
 
 def read_config(directory: Path) -> transformers.PretrainedConfig:
@@ -66,9 +67,8 @@ def read_config(directory: Path) -> transformers.PretrainedConfig:
             directory, trust_remote_code=False, local_files_only=True
         )
     except (OSError, ValueError, KeyError) as error:
-        said = single_line(error, 160)
-        fix = "check its config.json"
-        raise TrainingError(f"{directory}: transformers cannot build it ({said}); {fix}") from error
+        why = f"transformers cannot build it ({single_line(error, 160)}); check its config.json"
+        raise TrainingError(f"{directory}: {why}") from error
     return config
 
 
@@ -82,7 +82,7 @@ def build_model(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
         try:
             net: Any = transformers.AutoModelForCausalLM.from_config(
                 short,
-                dtype=torch.float32 if run.method == "full" else run.dtype,
+                dtype=run.trained_dtype if run.method == "full" else run.dtype,
                 attn_implementation=attention.transformers_name(run.attention),
                 trust_remote_code=False,
             )
@@ -143,8 +143,7 @@ def as_on_card(run: TracedRun) -> Iterator[None]:
 
 def _one_by_one(*arguments: Any, **options: Any) -> torch.Tensor:
     """Stand for one memory-efficient SDPA call per document, whose results are joined."""
-    out: Any = varlen.varlen_attn(*arguments, **options)
-    return torch.clone(out)
+    return torch.clone(varlen.varlen_attn(*arguments, **options))  # type: ignore[arg-type]
 
 
 def chunk_of(run: TracedRun) -> int:
@@ -288,11 +287,11 @@ def trace_memory(
             method=spec.method,
             lora=spec.lora,
             attention=attention,
-            # fp16 takes as many bytes.
             dtype=torch.bfloat16,
             kernel=_has_kernel(gpu),
             supervised_fraction=supervised_fraction,
             card_bytes=gpu.memory_total_bytes,
+            trained_dtype=DTYPES[spec.trained_dtype],
         )
         rows = _rows_to_trace(run, spec.batch_size, length)
         for on in (False, True):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from expertflow.plan.records import TrainPlan
+    from expertflow.plan.settings import Training
 
 BITSANDBYTES = "envs/requirements-bitsandbytes.lock"
 Groups = list[dict[str, Any]]
@@ -24,12 +25,14 @@ Groups = list[dict[str, Any]]
 class OptimizerSpec(NamedTuple):
     """How to build an optimizer of some parameter groups, and what a plan must know about it.
 
-    ``state_bytes``: what it keeps per trained parameter. ``package``: what it needs besides torch.
+    ``state_bytes``: what it keeps per trained parameter in fp32, and half of that per one in bf16,
+    unless its states ``have_own_dtype``. ``package``: what it needs besides torch.
     ``is_shardable``: whether its states can be divided among processes (fsdp).
     """
 
     build: Callable[[Groups, "TrainPlan"], "torch.optim.Optimizer"]
     state_bytes: int
+    have_own_dtype: bool = False
     package: str | None = None
     is_shardable: bool = True
 
@@ -65,9 +68,15 @@ OPTIMIZERS = {
     "adamw_torch_fused": OptimizerSpec(_adamw_fused, state_bytes=8),
     "adamw_torch": OptimizerSpec(_adamw, state_bytes=8),
     "adamw_8bit": OptimizerSpec(
-        _adamw_8bit, state_bytes=2, package="bitsandbytes", is_shardable=False
+        _adamw_8bit, state_bytes=2, have_own_dtype=True, package="bitsandbytes", is_shardable=False
     ),
 }
+
+
+def state_bytes(settings: "Training") -> int:
+    """Return what the optimizer keeps per trained parameter."""
+    spec = OPTIMIZERS[settings.optim]
+    return spec.state_bytes // (2 if settings.pure_bf16 and not spec.have_own_dtype else 1)
 
 
 def _progress(plan: "TrainPlan", step: int) -> float:

@@ -33,13 +33,12 @@ from expertflow.train.device import (
     measure_matmul_flops_per_s,
 )
 from expertflow.train.model.load import DTYPES
+from expertflow.train.optimizers import state_bytes
 
 log = logging.getLogger(__name__)
 # Oldest releases known to work; for torch, the oldest with a supported attention kernel.
 FLOORS = {"transformers": "4.43.3", "accelerate": "1.11.0", "datasets": "4.3.0", "torch": "2.11"}
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
-STATE_BYTES_PER_TRAINED_PARAMETER = 12
-WEIGHT_BYTES_PER_TRAINED_PARAMETER = 4
 
 
 def run_preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[str, object]:
@@ -109,11 +108,11 @@ def _check_disk(plan: TrainPlan, state: Path) -> tuple[int, int]:
     free = shutil.disk_usage(state).free
     # A resumed run has some of its checkpoints already.
     there = sum(f.stat().st_size for f in state.glob("checkpoints/*/*"))
-    one = plan.n_params_trainable * STATE_BYTES_PER_TRAINED_PARAMETER
+    weights = plan.n_params_trainable * DTYPES[plan.trained_dtype].itemsize
+    one = weights + plan.n_params_trainable * state_bytes(plan)
     # The newest ones, the best and the one being written; then the model, which counts as one more,
     # and the weights of the other candidates.
-    others = plan.n_params_trainable * WEIGHT_BYTES_PER_TRAINED_PARAMETER * plan.save_total_limit
-    needed = one * (plan.save_total_limit + 3) + others
+    needed = one * (plan.save_total_limit + 3) + weights * plan.save_total_limit
     if free + there < needed:
         raise HardwareError(
             f"{state}: {gb(free)} free and {gb(needed)} needed for"

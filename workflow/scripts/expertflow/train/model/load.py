@@ -8,7 +8,7 @@ qlora.
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 def load_base(
     path: str,
     *,
-    dtype: torch.dtype,
+    dtype: torch.dtype | Literal["auto"],
     attention_name: str,
     quantized: bool = False,
     device: torch.device = CPU,
@@ -36,7 +36,8 @@ def load_base(
     """Load a model from a directory: safetensors only, no remote code.
 
     A ``quantized`` model is in 4 bits, computes in ``dtype`` and is on ``device``; any other is on
-    the CPU. Raises TrainingError if that fails or the model is quantized already.
+    the CPU, in the dtype of its file if that is ``auto``. Raises TrainingError if that fails or the
+    model is quantized already.
     """
     options = _four_bit_options(dtype, device) if quantized else {}
     try:
@@ -70,7 +71,7 @@ def load_base(
     return model
 
 
-def _four_bit_options(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+def _four_bit_options(dtype: torch.dtype | Literal["auto"], device: torch.device) -> dict[str, Any]:
     if find_spec("bitsandbytes") is None:
         raise TrainingError(
             "training.method qlora needs bitsandbytes, which is not installed; run pip install -r"
@@ -144,9 +145,8 @@ def load_for_training(
     quantized = plan.method == "qlora"
     net: Any = load_base(
         str(weights or model.path),
-        # Trained weights stay in fp32 and are cast by autocast; a frozen base may be in half
-        # precision.
-        dtype=torch.float32 if plan.method == "full" else DTYPES[plan.precision],
+        # In fp32, autocast casts trained weights; a frozen base may be in half precision.
+        dtype=DTYPES[plan.trained_dtype if plan.method == "full" else plan.precision],
         attention_name=plan.attention,
         quantized=quantized,
         device=device,
@@ -170,7 +170,7 @@ def load_for_training(
 
 def describe_weights(net: Any, plan: TrainPlan) -> str:
     if plan.method == "full":
-        return "all weights trained, in fp32"
+        return f"all weights trained, in {plan.trained_dtype}"
     dtypes = {p.dtype for p in net.parameters() if p.requires_grad}
     adapter = ", ".join(sorted(name for name, dtype in DTYPES.items() if dtype in dtypes))
     if plan.method == "lora":
@@ -188,7 +188,7 @@ def load_trained(
     checkpoint: Path | None,
     *,
     base: str,
-    dtype: torch.dtype,
+    dtype: torch.dtype | Literal["auto"],
     attention_name: str,
     quantized: bool = False,
     device: torch.device = CPU,
@@ -232,12 +232,15 @@ def load_for_scoring(
 def load_for_export(
     checkpoint: Path, *, base: str, method: str, precision: str, attention_name: str
 ) -> Any:
-    """Load the trained model on the CPU in fp32, with the same 4-bit codes under qlora."""
+    """Load the trained model on the CPU: in fp32, with the same 4-bit codes under qlora.
+
+    One without an adapter has the dtype of its file, as its weights' hash is of those.
+    """
     quantized = method == "qlora"
     net = load_trained(
         checkpoint,
         base=base,
-        dtype=DTYPES[precision] if quantized else torch.float32,
+        dtype=DTYPES[precision] if quantized else "auto" if method == "full" else torch.float32,
         attention_name=attention_name,
         quantized=quantized,
     )
