@@ -104,5 +104,5 @@ def test_records_of_one_run_belong_together(tmp_path: Path) -> None:
     check(own, own)
     with pytest.raises(EvaluationError, match=r"training\.json tells of other rows"):
         check("others", own)
-    with pytest.raises(EvaluationError, match=r"not as in packing\.json"):
+    with pytest.raises(EvaluationError, match=r"is missing or not what packing\.json tells of"):
         check("others", "others")

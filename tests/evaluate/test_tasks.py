@@ -48,7 +48,7 @@ def test_sql_asks_the_database_that_the_record_names(databases: dict[str, Path])
     assert is_correct("SELECT 0")
     assert is_correct("SELECT 1", database="other")
     assert not is_correct("SELECT 0", database="other")
-    with pytest.raises(EvaluationError, match="document d7: no artifact 'third'"):
+    with pytest.raises(EvaluationError, match="document d7: there is no artifact 'third'"):
         is_correct("SELECT 0", database="third")
 
 
@@ -57,7 +57,7 @@ def test_sql_asks_the_database_that_the_record_names(databases: dict[str, Path])
     [
         ("json_schema", {}, r"document d7: evaluation\.fields\.schema is missing"),
         ("json_schema", {"schema": None}, "field 'schema'.*should hold text, found None"),
-        ("sql_execution", {}, "document d7: no artifact 'database'"),
+        ("sql_execution", {}, "document d7: there is no artifact 'database'"),
         ("final_answer", {}, "document d7: the reference has no number"),
         ("typescript", {}, "document d7: the reference is not TypeScript"),
     ],

@@ -170,7 +170,7 @@ def test_work_is_no_standstill(
         assert ended is None
     else:
         # What was done until the first look, of half a second, counts as work.
-        why = "no file changed, no processor used, nothing moved for 0.1 min"
+        why = "no file changed, no processor was used, nothing was moved for 0.1 min"
         assert ended is not None and ended[0] <= 6.5 and ended[1] == why
 
 

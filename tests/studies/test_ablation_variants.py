@@ -64,7 +64,7 @@ def test_what_changes_nothing_is_the_plan(set_up: Setup, training: dict[str, Any
 @pytest.mark.parametrize(
     ("training", "match"),
     [
-        ({"batch_size": 3}, r"of 3 rows make up none of 8"),
+        ({"batch_size": 3}, r"of 3 rows do not make up .* of 8"),
         ({"use_tf32": True}, "trains on a CPU"),
         ({"use_tf32": True, "bf16": False}, "trains on a CPU"),
         ({"gpu": OLD, "bf16": True}, "Old has no"),

@@ -136,7 +136,7 @@ def test_a_choice_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> Non
         ({"id": "someone/pictures"}, "holds imagefolder files; only arrow, csv, json, parquet, te"),
         ({"id": "someone/scripted"}, "made by a script of its own, which is never run"),
         ({"id": "someone/empty"}, "holds no arrow/csv/json/parquet/text files; use another data"),
-        ({"id": "someone/nosy", **easy}, "names a file outside of it, own.jsonl; no"),
+        ({"id": "someone/nosy", **easy}, "names a file outside of itself (own.jsonl); it is no"),
         ({"id": "someone/web", **easy}, "someone/web names an address, or files that"),
         ({"id": "a/b/c"}, "'a/b/c' is no data set id; write it as owner/name"),
     ]
@@ -172,7 +172,7 @@ def test_without_a_network_what_is_there_is_read_and_what_is_not_is_told(offline
     assert whole["n_records"] == [5]
     assert whole["notes"] == ["the hub was out of reach: the cached files are taken to be all"]
     assert "part data/train-00000-of-00002.jsonl of data set someone/short is miss" in part["error"]
-    assert "and the hub is out of reach; get a network" in card["error"]
+    assert "and the hub is out of reach; run once with a network" in card["error"]
     assert "the hub cannot be reached (ConnectError)" in unknown["error"]
     assert "someone/else@main is not complete in" in unknown["error"]
     assert damaged["n_records"] == [6]

@@ -121,8 +121,10 @@ def _choose(
 
 def _with_turn_end(layout: Layout) -> Layout:
     """Find the token that ends an assistant turn mid-chat; the last turn may end differently."""
-    roles = ("user", "assistant", "user")
-    turns = tuple(Turn(role=r, content=r, learned=r == "assistant") for r in roles)
+    turns = tuple(
+        Turn(role=role, content=role, learned=role == "assistant")
+        for role in ("user", "assistant", "user")
+    )
     try:
         atoms = ChatTemplate(layout).lay_out(Body(turns=turns))
     except TemplateSyntaxError as error:

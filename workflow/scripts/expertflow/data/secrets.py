@@ -96,7 +96,9 @@ def load_detectors() -> tuple[Detector, ...]:
         with transient_settings(chosen):
             plugins = list(get_plugins())
     except TypeError as error:
-        raise DataError("detect-secrets lacks a detector; install the pinned version") from error
+        raise DataError(
+            "detect-secrets: it lacks a detector; install the pinned version"
+        ) from error
     found = [Detector(kind, (pattern,), pattern.findall) for kind, pattern in _MORE.items()]
     for plugin in plugins:
         gates = tuple(_gate(pattern) for pattern in plugin.denylist)

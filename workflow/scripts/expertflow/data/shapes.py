@@ -124,7 +124,9 @@ def parse_template(template: str) -> list[tuple[str, str, str]]:
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise ConfigError(f"template {template!r}: {error}; double a brace of the text") from error
+        raise ConfigError(
+            f"template {template!r}: {error}; write a brace of the text as {{{{ or }}}}"
+        ) from error
     for _, name, spec, conversion in parts:
         problem = None
         if name == "":
@@ -145,7 +147,9 @@ def compile_template(template: str) -> Callable[[Fields], str]:
     only = places[0][0] if places else ""
     if template == f"{{{only}}}" and not only.endswith(OPTIONAL):
         return lambda record: text_field(record, only)
-    pattern = "".join(text.replace("%", "%%") + ("%s" if name else "") for text, name, _ in parts)
+    pattern = "".join(
+        literal.replace("%", "%%") + ("%s" if name else "") for literal, name, _ in parts
+    )
     # Required text is never blank.
     may_be_blank = all(name.endswith(OPTIONAL) for name, _ in places)
 

@@ -76,7 +76,9 @@ def check_trained_rows(
         )
     file = rows / "held_out" / ROWS_FILE
     if not file.is_file() or sha256_file(file) != packing.held_out.sha256:
-        raise EvaluationError(f"{file}: not as in packing.json; run pack_sequences again")
+        raise EvaluationError(
+            f"{file}: is missing or not what packing.json tells of; run pack_sequences again"
+        )
 
 
 def key_by_seed(seed: int) -> Callable[[Document], str]:

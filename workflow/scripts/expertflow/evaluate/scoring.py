@@ -79,7 +79,9 @@ class ScoringTask:
     def read_field(self, example: Example, name: str) -> Any:
         """Return an argument that the manifest must name; null if the record lacks it."""
         if name not in self.spec.fields:
-            raise EvaluationError(f"evaluation.fields.{name} is missing; name the record's field")
+            raise EvaluationError(
+                f"evaluation.fields.{name} is missing; name the record field that holds it"
+            )
         return example.fields.get(self.spec.fields[name])
 
     def read_text(self, example: Example, name: str) -> str:

@@ -73,8 +73,9 @@ class Licensed(Record, frozen=True, kw_only=True):
     @property
     def parts(self) -> tuple[str, ...]:
         """The names in a text that lists several licenses, without duplicates in any spelling."""
-        parts = map(normalize_name, SEVERAL.split(self.license or ""))
-        return tuple(sorted({*parts} - {""}))
+        return tuple(
+            sorted({normalize_name(part) for part in SEVERAL.split(self.license or "")} - {""})
+        )
 
     @property
     def terms(self) -> set[str]:

@@ -70,7 +70,10 @@ def find_dtype(choice: Literal["auto", "fp32", "bf16"], base: Path) -> torch.dty
     # Ties go to the first name, so that the order of files does not matter.
     stored = max(sorted(n_by_type), key=n_by_type.__getitem__, default="nothing")
     if stored not in STORED:
-        raise TrainingError(f"export.dtype auto: weights in {base} are {stored}; set fp32 or bf16")
+        raise TrainingError(
+            f"export.dtype auto: the weights in {base} are {stored}; set export.dtype to fp32 or"
+            " bf16"
+        )
     return DTYPES[STORED[stored]]
 
 

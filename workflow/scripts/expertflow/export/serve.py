@@ -162,8 +162,9 @@ def find_model(folder: Path) -> Path:
 def answer_once(expert: ServedExpert, system: str | None, text: str, show: Show) -> None:
     if not text.strip():
         raise ConfigError("nothing to answer: give --prompt, or text on standard input")
-    asked = Turn(role="user", content=text, learned=False)
-    expert.generate_answer([*_opening(expert, system), asked], show)
+    expert.generate_answer(
+        [*_opening(expert, system), Turn(role="user", content=text, learned=False)], show
+    )
     show("\n")
 
 

@@ -29,7 +29,10 @@ WHY_NULL = {
     "ram_limit_bytes": "no cgroup sets one",
     "n_cpus_physical": "the system does not tell cores from threads",
 }
-NO_CUDA = "the plan is for {} and torch sees no CUDA device; run there, or plan with hardware=cpu"
+NO_CUDA = (
+    "the plan is for {} and torch sees no CUDA device; run on that machine, or plan with"
+    " hardware=cpu"
+)
 # Version 1 of cgroups writes "no limit" as a number near 2**63.
 NO_LIMIT = 1 << 60
 

@@ -245,8 +245,10 @@ def _assess(record: MonitorRecord) -> Iterator[str]:
     yield from _assess_use(record)
     used, total = record.memory_used_bytes, record.memory_total_bytes
     if used is not None and total and used.max > FULL_FRACTION * total:
-        full = f"{used.max / total:.0%}"
-        yield f"memory was {full} full: a smaller micro-batch at the same global batch leaves room"
+        yield (
+            f"memory was {used.max / total:.0%} full: a smaller micro-batch at the same global"
+            " batch leaves room"
+        )
     lost_s, wall_s = (record.throttle_s or {}).get("thermal"), record.wall_s
     if lost_s is not None and wall_s and lost_s > THROTTLED_FRACTION * wall_s:
         yield (

@@ -162,8 +162,10 @@ def _notes(plan: TrainPlan, records: Sequence[VariantRecord]) -> tuple[str, ...]
         notes.append("variants were run with different releases of the packages")
     odd = [record.variant.name for record in records if record.is_sane is False]
     if odd:
-        names = ", ".join(odd)
-        notes.append(f"the loss of {names} is not explained; do not trade speed for it")
+        notes.append(
+            f"the loss of {', '.join(odd)} is further from the plan's than explained; do not trade"
+            " speed for it"
+        )
     return tuple(notes)
 
 

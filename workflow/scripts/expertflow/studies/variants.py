@@ -103,7 +103,9 @@ def set_up_variant(
     if micro is not None and accumulation not in changes and not own_batch:
         n_rows = base.global_batch_sequences
         if n_rows % micro:
-            raise NotMeasurableError(f"micro-batches of {micro} rows make up none of {n_rows}")
+            raise NotMeasurableError(
+                f"micro-batches of {micro} rows do not make up the plan's global batch of {n_rows}"
+            )
         changes[accumulation] = n_rows // micro
     try:
         plan = override(base, changes, packing=packing, facts=facts)

@@ -29,8 +29,9 @@ class SourceOptions(Record, frozen=True, kw_only=True):
         except ValidationError as error:
             problem, _, place = str(error).replace("`", "").partition(" - at $.")
             key = place.partition("[")[0]
-            problem = f"{problem[0].lower()}{problem[1:]}"
-            raise ConfigError(f"options.{key}: {options[key]!r} is not valid: {problem}") from error
+            raise ConfigError(
+                f"options.{key}: {options[key]!r} is not valid: {problem[0].lower()}{problem[1:]}"
+            ) from error
 
 
 class ReadOptions(SourceOptions, frozen=True, kw_only=True):
@@ -48,7 +49,9 @@ class ReadOptions(SourceOptions, frozen=True, kw_only=True):
         except (TypeError, ValueError):
             usable = False
         if not usable or self.delimiter in ('"', "\r", "\n", ""):
-            raise ConfigError(f"options.delimiter: {self.delimiter!r} is not one character, as ';'")
+            raise ConfigError(
+                f"options.delimiter: {self.delimiter!r} is not one character, such as ';'"
+            )
 
     @classmethod
     def select_known(cls, options: dict[str, object]) -> "ReadOptions":

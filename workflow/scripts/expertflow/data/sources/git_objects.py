@@ -113,8 +113,9 @@ class HistoryReader:
 
     def read_commits(self, commit_ids: Sequence[str]) -> Iterator[Commit]:
         for batch in split_batches(commit_ids):
-            question = "".join(f"{commit_id}\n" for commit_id in batch)
-            stdout = self._cat.send_question(question.encode())
+            stdout = self._cat.send_question(
+                "".join(f"{commit_id}\n" for commit_id in batch).encode()
+            )
             for commit_id in batch:
                 answer = stdout.readline().split()
                 if len(answer) != 3:

@@ -61,7 +61,9 @@ class GitOptions(SourceOptions, frozen=True, kw_only=True):
             known = ", ".join(LANGUAGES)
             raise ConfigError(f"options.languages: {unknown[0]!r} is unknown; known are {known}")
         if magic := [path for path in self.paths if self.languages and path.startswith(":")]:
-            raise ConfigError(f"options.paths: {magic[0]!r} begins with ':'; leave out languages")
+            raise ConfigError(
+                f"options.paths: {magic[0]!r} begins with ':', which does not go with languages"
+            )
         self.takes_date(None)  # refuses an invalid date
 
     def takes_date(self, when: datetime | None) -> bool:

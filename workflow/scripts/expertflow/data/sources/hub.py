@@ -182,7 +182,9 @@ class HubDataset(DataSource):
                 " others with config, or with data_files among the options"
             ) from error
         except BadZipFile as error:
-            raise DataError(f"{name} holds zip archives; unpack it and use kind local") from error
+            raise DataError(
+                f"{name} holds zip archives, which are not read; unpack it and use kind local"
+            ) from error
         except ValueError as error:
             known = sorted(datasets.get_dataset_config_names(str(folder)))
             if config is not None and config not in known:
@@ -205,8 +207,10 @@ class HubDataset(DataSource):
         files = {os.path.normpath(str(file)) for files in by_split.values() for file in files}
         for file in sorted(files):
             if not file.startswith(f"{folder}{os.sep}"):
-                name = Path(file).name
-                raise DataError(f"{self.repository} names a file outside of it, {name}; not read")
+                raise DataError(
+                    f"{self.repository} names a file outside of itself ({Path(file).name}); it is"
+                    " not read"
+                )
         return sorted(Path(file).relative_to(folder).as_posix() for file in files)
 
     def _no_split(self, known: Iterable[str]) -> str:
@@ -219,7 +223,9 @@ class HubDataset(DataSource):
         under = f" under {chosen}" if keys else ""
         what = f"{self.repository} holds no {'/'.join(BUILDERS)} files{under}"
         if not commit.is_listed:
-            return f"{what} in {commit.folder}, and the hub is out of reach; get a network"
+            return (
+                f"{what} in {commit.folder}, and the hub is out of reach; run once with a network"
+            )
         return f"{what}; {f'correct {keys[0]}' if keys else 'use another data set'}"
 
 

@@ -76,8 +76,9 @@ def judge_pairs(
     try:
         deadline = started + 2 * spec.timeout_s * (1 + rounds)
         client = JudgeClient(spec, patience, deadline=deadline)
-        place = redact_address(spec.endpoint)
-        LOG.info("judge: %d pairs go to %s (%s)", len(chosen), place, spec.model)
+        LOG.info(
+            "judge: %d pairs go to %s (%s)", len(chosen), redact_address(spec.endpoint), spec.model
+        )
         opinions = asyncio.run(_Asking(client, spec, patience).ask_all(chosen, seed))
     except ConfigError as error:
         reason = str(error)

@@ -94,7 +94,9 @@ class Cypher(IsolatedTask):
         """
         wanted, found = _words(reference), _words(answer)
         if not wanted:
-            raise EvaluationError("the reference is empty or no Cypher (an unclosed quote?)")
+            raise EvaluationError(
+                "the reference is empty or no Cypher (an unclosed quote or comment?)"
+            )
         if found is None:
             return Judgment("did_not_parse", "a character or an unclosed quote that no query has")
         if not found:

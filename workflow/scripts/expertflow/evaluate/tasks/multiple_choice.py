@@ -60,7 +60,10 @@ def read_options(choices: Any) -> dict[str, str]:
             raise EvaluationError(f"{len(choices)} options are more than {len(LETTERS)}")
         choices = dict(zip(LETTERS, choices, strict=False))
     if not isinstance(choices, dict) or not all(isinstance(t, str) for t in choices.values()):
-        raise EvaluationError(f"options should be texts, or texts by label, found {choices!r:.60}")
+        raise EvaluationError(
+            f"options should be a list of texts or a mapping of labels to texts, "
+            f"found {choices!r:.60}"
+        )
     if len(choices) < 2:
         raise EvaluationError(f"a choice needs two options or more, found {len(choices)}")
     return choices

@@ -43,7 +43,10 @@ class SqlExecution(IsolatedTask):
         name = "database" if named is None else named
         if name not in self.spec.artifacts:
             known = ", ".join(sorted(self.spec.artifacts)) or "none"
-            raise EvaluationError(f"no artifact {name!r}, only {known}; set evaluation.artifacts")
+            raise EvaluationError(
+                f"there is no artifact {name!r} to ask (known: {known}); "
+                "name it in evaluation.artifacts"
+            )
         path = Path(self.spec.artifacts[name])
         if not path.is_file():
             raise EvaluationError(f"its database {path} is not a file; check evaluation.artifacts")

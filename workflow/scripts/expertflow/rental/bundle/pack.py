@@ -176,7 +176,9 @@ def _check_recorded(
         wrong.append("base_model")
     for name in wrong:
         made_by = results / recorded[name][0]
-        raise DataError(f"{results / name}: not as in {made_by}; delete that and run again")
+        raise DataError(
+            f"{results / name}: is not what {made_by} says; delete {made_by} and run again"
+        )
 
 
 def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:

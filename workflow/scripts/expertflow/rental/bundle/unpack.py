@@ -48,7 +48,9 @@ def open_bundle(
     if (own_code := index.spec and index.spec.own_code) is not None:
         what = f"{bundle}: carries its maker's own code, {own_code}"
         if not opened.allow_own_code:
-            raise ConfigError(f"{what}, run with your rights. Read it, then --allow-own-code")
+            raise ConfigError(
+                f"{what}; evaluation runs it with your rights. Read it, then --allow-own-code"
+            )
         log.warning("%s, which evaluation runs with your rights", what)
     with _hold_expert(directory, index.expert):
         if (
@@ -62,7 +64,9 @@ def open_bundle(
         if results.exists() and not may_replace:
             is_bundle = (results / records.CARRIED).exists()
             what = "an opened bundle, changed since or another one" if is_bundle else "results"
-            raise ConfigError(f"{results}: holds {what}; move it away, or --replace it")
+            raise ConfigError(
+                f"{results}: holds {what}; move it away, use --directory, or drop it with --replace"
+            )
         with _unpack(bundle, index, results) as partial:
             _complete_model(index, partial, model)
             write_record(partial / records.OPENED, opened)
@@ -190,7 +194,10 @@ def _refuse_others(index: BundleIndex, directory: Path) -> None:
         is_free = name.startswith((records.CARRIED, "logs/")) or name.endswith(records.TIMESTAMP)
         is_kept = member.name in index.brought and name not in DECISIVE
         if not (is_free or is_kept or not path.exists() or _is_same(path, member)):
-            raise ConfigError(f"{path}: is not of this outcome; move it away, or --replace it")
+            raise ConfigError(
+                f"{path}: is not of this outcome; move it away, use --directory, or drop it with"
+                " --replace"
+            )
 
 
 def _move_in(index: BundleIndex, partial: Path, results: Path) -> None:

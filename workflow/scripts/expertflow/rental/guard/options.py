@@ -110,7 +110,9 @@ def _moment_s(text: str) -> float:
     try:
         moment_s = datetime.fromisoformat(text).astimezone().timestamp()
     except ValueError as error:
-        raise ConfigError(f"--paid-since {text!r}: give it as 2026-01-31T08:00:00+00:00") from error
+        raise ConfigError(
+            f"--paid-since {text!r} is no time; give it as 2026-01-31T08:00:00+00:00"
+        ) from error
     if moment_s > time.time():
         raise ConfigError(f"--paid-since {text!r} is still to come; give when the meter began")
     return moment_s

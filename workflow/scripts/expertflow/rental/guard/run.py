@@ -128,7 +128,9 @@ class Guard:
             path.parent.mkdir(parents=True, exist_ok=True)
             stream = path.open("a")
         except OSError as error:
-            raise ConfigError(f"{path}: not writable ({error.strerror}); check --state") from error
+            raise ConfigError(
+                f"{path}: cannot be written ({error.strerror}); check --state"
+            ) from error
         with stream:
             if try_lock(stream) == "held":
                 raise ConfigError(
@@ -377,7 +379,9 @@ class Guard:
         if not synced:
             log.error("NOT SYNCED: this machine holds what is nowhere else, and is still paid for")
         if not is_stopped:
-            log.error("NOT STOPPED: stop command %s; still paid for", record.on_finish)
+            log.error(
+                "NOT STOPPED: the stop command %s; the machine is still paid for", record.on_finish
+            )
         log.warning(
             "%s after %.0f s, %s; %s; stop command %s",
             record.outcome, record.elapsed_s, money, record.why, record.on_finish,

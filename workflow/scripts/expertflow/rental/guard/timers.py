@@ -88,7 +88,9 @@ class Standstill:
         idle_s = now_s - self._alive_s
         if idle_s < self._limit_s:
             return None
-        return f"no file changed, no processor used, nothing moved for {idle_s / 60:.1f} min"
+        return (
+            f"no file changed, no processor was used, nothing was moved for {idle_s / 60:.1f} min"
+        )
 
 
 def _list_files(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:

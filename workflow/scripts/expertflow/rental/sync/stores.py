@@ -208,7 +208,9 @@ class S3Store(Store):
             from botocore.exceptions import BotoCoreError, ClientError
             from urllib3.exceptions import HTTPError
         except ImportError as error:
-            raise ConfigError(f"{destination}: boto3 is not installed; run make s3") from error
+            raise ConfigError(
+                f"{destination}: boto3 is not installed; run make s3, or give a path or host:path"
+            ) from error
         check_destination(destination)
         self._bucket, _, prefix = destination.removeprefix(S3).partition("/")
         self._prefix = prefix.strip("/")
