@@ -19,7 +19,8 @@ def without_thoughts(text: str) -> str:
 def strip_code_fence(text: str) -> str:
     """Return the content of the first fenced block, or the text itself without one.
 
-    Chat models often wrap an answer; counting that as wrong would flatter the expert.
+    Chat models often wrap an answer in a fence after a sentence. Counting that as wrong would
+    flatter the expert against its base model.
     """
     found = _FENCE.search(text)
     return text if found is None else found[1]

@@ -1,8 +1,9 @@
 """Baselines without a model, learned from training examples alone.
 
 They show what a score is worth: a model that always gives one answer, or fills in a template, may
-look trained. They are judged on probes, training examples that none was learned from. A template is
-an answer in which parts of the prompt are replaced by their places: the second word, ...
+look trained. Candidates are judged on probes, training examples that no candidate was learned from.
+A template is an answer in which parts of the prompt are replaced by their places: the second word,
+the last number, ... Places are generic, as nothing here knows the task of a prompt.
 """
 
 import re
@@ -247,10 +248,10 @@ def _frequent_templates(maker: TemplateMaker) -> list[Template]:
 
 
 def _nearest(maker: TemplateMaker) -> list[BaselinePredictor]:
-    """Answer like the nearest question, verbatim and filled in.
+    """Answer like the nearest question, verbatim and filled in, without choosing between the two.
 
-    Probes cannot choose between the two: one may share a group with a fitted example, whose answer
-    is then right by chance.
+    Probes cannot choose: a probe may share a group with a fitted example, whose verbatim answer is
+    then right by chance. Held-out questions never do.
     """
     index = Index([example.prompt for example in maker.examples])
 

@@ -1,6 +1,7 @@
 """Keep a history of an expert's evaluations, so that the next one can detect a regression.
 
-A line of JSON each, with the questions it got right, by hash; losing it costs the comparison.
+Each evaluation is a line of JSON with the questions it got right, by content hash. The history is a
+cache: losing it costs only the comparison.
 """
 
 import json

@@ -42,7 +42,10 @@ T = TypeVar("T")
 
 
 class Answer(Record, frozen=True):
-    """All its tokens, and its text without thoughts; ``ended`` is false if it ran out of room."""
+    """``n_tokens`` counts all generated tokens, ``text`` omits thoughts and the terminator.
+
+    ``ended`` is false if it ran out of room; ``not_asked`` says why it was not asked.
+    """
 
     text: str
     n_tokens: int
@@ -70,9 +73,12 @@ def generate_answers(
     """Continue each prompt (token ids) to its end; answers keep the order of the prompts.
 
     An answer ends with the turn, the text, an end token of the model's own settings, a stop text,
-    ``max_new_tokens``, or the model's last position. A prompt that leaves none is skipped, with the
-    reason in ``not_asked``. Sampling is seeded by the prompt, so an answer depends on its batch
-    only by rounding; in bf16 answers repeat for the same card and batch size only.
+    ``max_new_tokens``, or the model's last position. A prompt that leaves no position is skipped,
+    with the reason in ``not_asked``.
+
+    Sampling is seeded by the prompt, so an answer depends on its batch only by rounding, which
+    hardly ever decides a token in fp32. In bf16 answers repeat for the same card and batch size
+    only.
 
     Raises EvaluationError if a single prompt does not fit into memory.
     """
@@ -159,9 +165,10 @@ def shrink_batches(run: Callable[[int], T], batch_size: int) -> T:
 
 @contextmanager
 def generation_mode(lm: PreTrainedModel, *, ends: frozenset[int], pad_id: int) -> Iterator[None]:
-    """Set the attention and decoding that generation needs, then restore the model's own.
+    """Set the attention and decoding settings that generation needs, then restore the model's own.
 
-    Otherwise transformers fills in e.g. a repetition penalty, which the exported expert has not.
+    Transformers fills missing settings from the model's own, e.g. a repetition penalty, which the
+    exported expert does not have.
     """
     training, attention, config = lm.training, lm.config._attn_implementation, lm.generation_config
     lm.eval()

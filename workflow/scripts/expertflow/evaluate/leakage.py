@@ -32,7 +32,8 @@ def read_split(
 ) -> HeldOutSplit:
     """Read both sides of the split and compare them.
 
-    EvaluationError if one holds a document of the other, or the rows are of another split.
+    Raises EvaluationError if a held-out document is also in the training data, or the rows were
+    packed from another split.
     """
     counted = {"held_out": 0, "train": 0}
 
@@ -89,8 +90,9 @@ def key_by_seed(seed: int) -> Callable[[Document], str]:
 class HeldOutHashes:
     """Hashes of held-out documents, and which of them training documents share.
 
-    Complete contents are compared besides ``text_hash``, and what each learned turn of a training
-    chat answers, as that chat may go on where a held-out one ends.
+    ``text_hash`` covers only the fields that identify a document of its source, so complete
+    contents are compared too. So is what each learned turn of a training chat answers, as that chat
+    may go on where a held-out one ends. Only if questions are equal can contents and answers be.
     """
 
     def __init__(self, documents: Iterable[Document]) -> None:

@@ -1,7 +1,7 @@
 """Exact losses of held-out documents and likelihoods of given texts.
 
-Shapes: D documents, N rows, B rows of a batch, L tokens, T targets, C targets of a chunk, V
-vocabulary.
+Multiple-choice questions are answered by likelihood, without generation. Shapes: D documents, N
+rows, B rows of a batch, L tokens, T targets, C targets of a chunk, V vocabulary.
 """
 
 import logging
@@ -87,8 +87,10 @@ def log_likelihoods(
 ) -> list[tuple[float, int]]:
     """Return ln p of each continuation given its prompt, and its number of tokens.
 
-    Prompts have at least one token. A pair that exceeds the model's positions has minus infinity.
-    EvaluationError if a single pair does not fit into memory.
+    This is training's loss with the sign turned, on one row a pair. Prompts have at least one
+    token. A pair that exceeds the model's positions has minus infinity.
+
+    Raises EvaluationError if a single pair does not fit into memory.
     """
     n_positions = positions_of(causal_lm(model).config)
     lengths = [len(prompt) + len(continuation) for prompt, continuation in pairs]
@@ -122,8 +124,9 @@ def choose_options(
 ) -> list[Answer]:
     """Answer each question with the option of highest mean likelihood a token; the first of ties.
 
-    The mean includes the end of the turn, so neither a short option nor a prefix has an advantage.
-    If an option exceeds the model's positions, ``not_asked`` says so.
+    The mean includes the end of the turn, so neither a short option nor a prefix of another one has
+    an advantage. If an option exceeds the model's positions, nothing is chosen and ``not_asked``
+    says so.
     """
     pairs = [pair for one in asked for pair in one.options.values()]
     found = iter(log_likelihoods(model, pairs, pad_id=pad_id, batch_size=batch_size))

@@ -1,6 +1,7 @@
 """Run tasks of lm-evaluation-harness on both models, where it is installed.
 
-Prompts are plain texts, without a chat template, and nothing is downloaded.
+Prompts are the tasks' plain texts, without a chat template. Nothing is downloaded: a task's data is
+in the cache of ``datasets`` or in files that its YAML names.
 """
 
 import importlib
@@ -55,7 +56,9 @@ def pair_scores(before: Figures, after: Figures) -> list[LmEvalScore]:
 def run_tasks(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -> Figures:
     """Run tasks, given by name or as the path of a YAML file, on a loaded model.
 
-    EvaluationError if a task is unknown, its data is not here, or one text exceeds memory.
+    The harness keeps the logits of all tokens of a batch, so it may need smaller batches than
+    generation. Raises EvaluationError if a task is unknown, its data is not on this machine, or a
+    single text does not fit into memory.
     """
     from transformers import AutoTokenizer
 

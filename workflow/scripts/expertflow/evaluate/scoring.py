@@ -35,8 +35,9 @@ class ScoringTask:
     """Judges answers one by one in this process, by ``judge``.
 
     ``fields`` and ``artifacts`` are the inputs that a manifest may name, ``required`` the mandatory
-    ones; versions of ``packages`` can change a judgment. ``is_choice``: likelihoods of
-    ``list_options`` are compared, and nothing is generated.
+    ones, as ``fields.name`` or ``artifacts.name``; ``packages`` are distributions whose versions
+    can change a judgment. ``is_choice``: likelihoods of ``list_options`` are compared, and nothing
+    is generated.
     """
 
     metric: str
@@ -50,13 +51,18 @@ class ScoringTask:
         self.spec = spec
 
     def judge(self, example: Example, answer: str) -> Judgment:
-        """Judge one answer: ``correct`` or a kind of error; EvaluationError for a bad reference."""
+        """Judge one answer; ``kind`` is ``correct`` or names the error.
+
+        Raises EvaluationError if the reference, or what the record gives, cannot be used.
+        """
         raise NotImplementedError
 
     def score(self, examples: Sequence[Example], answers: Sequence[str]) -> list[Judgment]:
         """Judge answers in order, after ``unavailable_reason``.
 
-        EvaluationError names the document whose argument, artifact or reference is unusable.
+        Scoring references as answers checks a data set: all must be correct. Raises
+        EvaluationError, naming the document, if an argument, artifact or reference is missing or
+        unusable.
         """
         judgments = []
         for example, answer in zip(examples, answers, strict=True):
@@ -100,7 +106,8 @@ class ScoringTask:
 class IsolatedTask(ScoringTask):
     """A task whose ``judge_texts`` runs in a process with limits, from the task's own file.
 
-    It may be ``timed_out``: patterns can search, and parsers recover, without end.
+    Judgments may be ``timed_out``: some schema patterns search without end, comparing thousands of
+    unequal items is quadratic, and no parser bounds the time of its error recovery.
     """
 
     judge_texts: ClassVar[Callable[..., Judgment]]
@@ -194,7 +201,10 @@ def own_digest(spec: GenerationSpec) -> str | None:
 
 
 def find_task(task: str) -> type[ScoringTask] | None:
-    """Return a task's class by name or file, null for the loss; EvaluationError if none."""
+    """Return the class of a task, named or in a user's ``*.py``; null for the held-out loss.
+
+    Raises EvaluationError if there is no such file, or it defines no task or several.
+    """
     if task == HELD_OUT_LOSS:
         return None
     if is_own_task(task):

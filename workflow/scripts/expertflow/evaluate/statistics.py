@@ -37,9 +37,11 @@ def estimate_change(
 ) -> PairedChange:
     """Compare paired measurements; positive means ``after`` is higher.
 
-    The difference of the means, weighted by ``weights`` if given (a document's targets), has the
-    percentile interval of 10,000 resamples of the pairs. It is a change if the interval excludes
-    zero and at least six pairs differ. ValueError without pairs, or if the sides differ in number.
+    The difference is that of the means, weighted by ``weights`` if given (a document's targets),
+    with the percentile interval of 10,000 resamples of the pairs. It counts as a change if the
+    interval excludes zero and at least six pairs differ: fewer prove nothing.
+
+    Raises ValueError without pairs, or if the sides differ in number.
     """
     differences = np.asarray(after, np.float64) - np.asarray(before, np.float64)
     weights_N = np.ones(len(differences)) if weights is None else np.asarray(weights, np.float64)
@@ -68,7 +70,8 @@ def mean_interval(sums: ArrayLike, counts: ArrayLike, seed: int) -> tuple[float,
 def _interval(sums_N: Floats, counts_N: Floats, seed: int) -> tuple[float, float]:
     """Return percentiles of the ratio of sums over resampled (sum, count) pairs.
 
-    Equal pairs are drawn together: a metric of right and wrong needs few numbers a resample.
+    Equal pairs are drawn together, so a metric of right and wrong needs only a few numbers a
+    resample, whatever the number of questions.
     """
     rng = np.random.default_rng(seed)
     units = np.stack((sums_N, counts_N), axis=1)
@@ -93,7 +96,8 @@ def _interval(sums_N: Floats, counts_N: Floats, seed: int) -> tuple[float, float
 def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
     """Return the 95 % Wilson score interval of a proportion (JASA 22 (1927) 209-212).
 
-    It keeps a width at 0 and n correct: 0 of 10 is (0, 0.28), not (0, 0).
+    Unlike the textbook interval it keeps a width at 0 and n correct, which small held-out sets
+    reach: 0 of 10 is (0, 0.28), not (0, 0).
     """
     if not 0 <= n_correct <= n or n == 0:
         raise ValueError(f"no proportion: {n_correct} correct of {n}")

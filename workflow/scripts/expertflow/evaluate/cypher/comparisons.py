@@ -21,7 +21,10 @@ _ARITHMETIC = (".", "+", "*", "/", "%", "^")
 
 
 def compare_one_way(condition: list[Token], order: dict[str, int]) -> list[Token]:
-    """Turn `5 < n.age` and `NOT n.x = 1` into one form, by the ``order`` of variables."""
+    """Turn `5 < n.age` and `NOT n.x = 1` into one form; anything else is returned unchanged.
+
+    ``order`` numbers the query's variables; it decides between `a.x = b.x` and `b.x = a.x`.
+    """
     is_negated = condition[:1] == [_NOT]
     inner = _without_brackets(condition[is_negated:])
     at = _position(inner)

@@ -151,10 +151,10 @@ def _add(properties: Properties, name: str, keys: set[str] | None) -> None:
 
 
 class NameFaults:
-    """Finds names of a query that the schema lacks, where it determines them.
+    """Finds names of a query that the schema lacks.
 
-    Not judged: properties of a label listed without any, of maps and of variables made by WITH,
-    UNWIND or a list, and names of plug-ins.
+    What a schema does not determine is not judged: properties of a label listed without any, those
+    of maps and of variables made by WITH, UNWIND or a list, and names of plug-ins.
     """
 
     def __init__(self, tokens: Sequence[Token], schema: GraphSchema) -> None:

@@ -183,8 +183,8 @@ def _is_keyword(token: Token) -> bool:
 class Entity(Record, frozen=True, kw_only=True):
     """A node or relationship of a pattern; positions are token indices, ends exclusive.
 
-    ``names`` are labels or types, joined only by ``:``, ``|`` and ``&`` if ``plain``; ``body`` is
-    in brackets.
+    ``names`` are its labels or types; ``plain`` means only ``:``, ``|`` and ``&`` join them, so
+    nothing is excluded. ``body`` is the content of its brackets.
     """
 
     start: int

@@ -1,8 +1,9 @@
 """Run untrusted Cypher on a small graph, in a worker process.
 
 The engine is graphqlite, an extension of SQLite, in apsw's SQLite. The graph is built in memory
-from a file of statements; then writes are refused and no file can be opened (LOAD CSV), since the
-process may hold no further descriptor. Budgets end long queries. apsw is imported late, as this
+from a file of statements; then writes are refused and no file can be opened, since the process may
+hold no further descriptor: the engine's LOAD CSV could read any file otherwise. Budgets of
+instructions, bytes, memory and processor time end long queries. apsw is imported late, as this
 module is imported for its path even without the extra.
 """
 

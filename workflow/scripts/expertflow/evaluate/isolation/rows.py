@@ -49,7 +49,8 @@ def same_rows(left: Sequence[Row], right: Sequence[Row], *, ordered: bool) -> bo
 def _ranks(rows: Iterable[Row]) -> Callable[[Row], tuple[Any, ...]]:
     """Rank all values, close ones alike, so that sorting ignores rounding.
 
-    Of (0.30000000000000004, 1) and (0.3, 2) the noise in the first column would decide.
+    Sorting by value fails: of (0.30000000000000004, 1) and (0.3, 2) the noise in the first column
+    would decide, and differently on the other side.
     """
     number, previous = 0, None
     rank: dict[tuple[int, Any], int] = {}

@@ -1,7 +1,9 @@
-"""Run untrusted SQL, in a worker process that imports little and holds nothing worth stealing.
+"""Run untrusted SQL, in a worker process.
 
 A query sees one SQLite database, opened read-only and immutable. An authorizer refuses everything
-but SELECT, extensions stay off, files cannot be written, and budgets end long queries.
+but SELECT, extensions stay off, files cannot be written, and budgets of instructions, rows, bytes,
+memory and processor time end long queries. Besides two modules of this folder only the standard
+library is imported: the process starts quickly and holds nothing worth stealing.
 """
 
 import re
@@ -65,10 +67,11 @@ class Limits:
 
 
 class Reader:
-    """Queries databases; keeps the last one open, as reading thousands of tables takes long.
+    """Queries databases and keeps the last one open, since opening reads the complete schema.
 
-    Queries leave nothing behind: they can create nothing, statements are not cached, budgets are
-    separate, and after a refusal or an exhausted budget the next one gets a new connection.
+    With thousands of tables that takes a thousand times as long as most queries. Queries leave
+    nothing behind: they can create nothing, statements are not cached, budgets are separate, and
+    the next one gets a new connection after a refusal or an exhausted budget.
     """
 
     def __init__(self, limits: Limits) -> None:

@@ -1,8 +1,9 @@
 """Ask a judge to compare answers before and after training, each pair in both orders.
 
 Judges tend to prefer a position, so a preference that changes when positions are swapped is a tie.
-The compared texts are untrusted: each stands between two marks that it cannot contain. The judge
-may be talked over all the same; see docs/judge.md.
+The compared texts are untrusted: each stands between two marks that it cannot contain, and the
+judge is told to follow no instructions in it. It may be talked over all the same; see
+docs/judge.md.
 """
 
 import asyncio
@@ -62,10 +63,12 @@ class _Opinion(Record, frozen=True):
 def judge_pairs(
     spec: JudgeSpec, questions: Sequence[JudgedPair], *, seed: int, patience: Patience | None = None
 ) -> JudgeResult:
-    """Ask the judge about ``spec.n_examples`` of the questions, by the seed.
+    """Ask the judge about ``spec.n_examples`` of the questions.
 
-    Errors of the judge or its endpoint do not raise: pairs without two verdicts count as failed,
-    with a ``reason``. The call takes at most twice the time of all requests, plus the DNS lookup.
+    The seed chooses them and the order in which a pair is shown first. Errors of the judge or its
+    endpoint do not raise: pairs without two verdicts count as failed, with a ``reason``. The call
+    takes at most twice the time of all requests, ``n_at_once`` at a time, plus the DNS lookup,
+    which has no limit here.
     """
     started = time.monotonic()
     patience = patience or Patience()

@@ -1,6 +1,8 @@
 """Judge Cypher by its meaning and, given a graph, by the rows it returns.
 
-The graph engine is an optional extra (envs/requirements-graph.lock) in a process of its own.
+Common forms are compared first, in a process with limits, so the parser sees every text before the
+graph does. The graph engine is an optional extra (envs/requirements-graph.lock) in another process
+(``isolation.graph_worker``), which is killed on a time-out.
 """
 
 import importlib.util
@@ -38,10 +40,10 @@ class Cypher(IsolatedTask):
     """Without a graph, ``judge_texts`` decides.
 
     With one, ``different`` becomes ``wrong_rows``, ``not_executed`` (refused by the engine, e.g. a
-    change of the graph) or ``timed_out``. Rows are a multiset, ordered only if the reference orders
-    its last RETURN; column names and the order within lists do not count. A name missing in the
-    schema is wrong whatever the rows. If the reference does not run here, or both return nothing
-    but nulls, common forms are compared instead.
+    change of the graph) or ``timed_out`` (any budget of time or memory). Rows are a multiset,
+    ordered only if the reference orders its last RETURN; column names and the order within lists do
+    not count. A name missing in the schema is wrong whatever the rows. If the reference does not
+    parse or run here, or both return nothing but nulls, common forms are compared instead.
     """
 
     metric = "normalized_match"
@@ -84,13 +86,14 @@ class Cypher(IsolatedTask):
         """Compare two queries by their common form, and name the fault of one that differs.
 
         Kinds, the first that holds: ``correct``, ``empty``, ``did_not_parse``, ``unknown_label``,
-        ``unknown_relationship``, ``unknown_property``, ``wrong_direction``, ``different``. Names
-        are not checked if ``schema`` is missing, of no known format, or broken by the reference
-        too.
+        ``unknown_relationship``, ``unknown_property``, ``wrong_direction``, ``different``.
+        ``schema`` describes the graph; names are not checked if it is missing, of no known format,
+        or broken by the reference too.
 
-        A difference does not prove an error, so the metric is a lower bound. If the parser gives up
-        or rejects the reference, only words are compared, and ``detail`` says so. EvaluationError
-        if the reference is empty or cannot be tokenized.
+        A match proves that both return the same rows on every graph, up to column names and order
+        left open (see ``cypher.forms``). A difference does not prove an error, so the metric is a
+        lower bound. If the parser gives up or rejects the reference, only words are compared, and
+        ``detail`` says so. Raises EvaluationError if the reference is empty or cannot be tokenized.
         """
         wanted, found = _words(reference), _words(answer)
         if not wanted:

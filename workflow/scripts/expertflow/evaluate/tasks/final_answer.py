@@ -50,8 +50,8 @@ _GOES_ON = re.compile(
 class FinalAnswer(ScoringTask):
     """Compare the numbers that both texts end with, exactly: 18 equals 18.00.
 
-    Kinds: ``correct``, ``wrong_answer``, ``no_answer``. Currency, separators and units do not
-    count.
+    Kinds: ``correct``, ``wrong_answer``, ``no_answer``. Currency, thousands separators, a percent
+    sign and units after the number are ignored; see ``final_answer``.
     """
 
     metric = "final_answer_accuracy"

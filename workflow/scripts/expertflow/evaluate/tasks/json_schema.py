@@ -36,12 +36,13 @@ class JsonSchema(IsolatedTask):
 
     @staticmethod
     def judge_texts(answer: str, reference: str, schema: str) -> Judgment:
-        """Judge an answer as correct if it is valid under the schema and equals the reference.
+        r"""Judge an answer as correct if it is valid under the schema and equals the reference.
 
         Kinds: ``correct``, ``did_not_parse``, ``invalid``, ``valid_but_different``, and
-        ``schema_error`` if the answer reaches a broken part of the schema. Nothing is fetched;
-        ``format`` is not asserted. EvaluationError if the reference is not JSON, or its schema is
-        broken or refuses it.
+        ``schema_error`` if the answer reaches a broken part of the schema that the reference does
+        not. The draft is that of ``$schema``, else 2020-12. Nothing is fetched; ``format`` is not
+        asserted; patterns may use classes such as ``\p{L}``. Raises EvaluationError if the
+        reference is not JSON, or its schema is broken or refuses it.
         """
         try:
             wanted = parse_answer(reference)

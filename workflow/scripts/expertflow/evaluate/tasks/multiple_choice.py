@@ -48,7 +48,8 @@ def read_options(choices: Any) -> dict[str, str]:
     """Return the options' texts by label, in the record's order.
 
     Accepts a list of texts (labeled A, B, …), a mapping of labels to texts, and two lists of equal
-    length, ``{"label": […], "text": […]}``. EvaluationError otherwise, or for fewer than two.
+    length, ``{"label": […], "text": […]}``. Raises EvaluationError for anything else, or fewer than
+    two options.
     """
     if isinstance(choices, dict) and isinstance(choices.get("text"), list):
         labels, texts = choices.get("label"), choices["text"]
@@ -72,8 +73,8 @@ def read_options(choices: Any) -> dict[str, str]:
 def right_label(options: dict[str, str], answer: Any) -> str:
     """Return the label of the right option, given its label, index from 0, or text.
 
-    Among equal texts the first counts. If labels are integers, an integer is never an index.
-    EvaluationError if none matches.
+    A text that is a label is read as one; among equal texts the first counts. If labels are
+    integers, an integer is a label and never an index. Raises EvaluationError if none matches.
     """
     labels = list(options)
     index = answer if isinstance(answer, int) and not isinstance(answer, bool) else None

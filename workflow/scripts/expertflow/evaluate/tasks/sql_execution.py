@@ -1,4 +1,8 @@
-"""Judge SQL by its result: run reference and prediction in ``isolation.sql_worker``."""
+"""Judge SQL by its result: run the reference and the prediction, and compare their rows.
+
+A prediction is untrusted, so queries run in a separate process (``isolation.sql_worker``), fed one
+pair at a time and killed on a time-out, which affects only the query at fault.
+"""
 
 import sqlite3
 from dataclasses import asdict
@@ -18,8 +22,10 @@ class SqlExecution(IsolatedTask):
 
     Rows are a multiset, ordered only if the reference orders its outermost SELECT; column names do
     not count. Numbers may differ by 1e-6 of their size, integers not at all. Two empty results
-    agree. Ties of the reference's ORDER BY are part of the answer. Random functions are refused in
-    both queries; the clock is the machine's.
+    agree, so a database should have rows to tell queries apart. If the reference's ORDER BY leaves
+    ties, their order is part of the answer. The schema may be read; random functions are refused in
+    both queries, since their results cannot be compared. The clock is the machine's, and the same
+    for both.
 
     Kinds: ``correct``, ``wrong_rows``, ``syntax_error`` (also unknown names and runtime errors),
     ``not_a_query`` (anything but one SELECT), ``timed_out`` (any budget of time or memory),
