@@ -54,7 +54,11 @@ class ChatTemplate:
         self._shape = lru_cache(MAX_SHAPES)(lambda frame: self._lay_out(placeholder_body(frame)))
 
     def lay_out(self, body: Body) -> tuple[Atom, ...]:
-        """Lay out a chat; Reject if refused, its learned part hidden, special tokens rewritten."""
+        """Lay out a chat with its texts.
+
+        Reject if the template refuses it, hides the learned part, or rewrites special tokens in a
+        text.
+        """
         # Only here, since a bench on a bare machine has no orjson.
         from expertflow.data.shapes import frame_of
 

@@ -24,7 +24,10 @@ Rows = NDArray[np.int64]
 
 
 class Columns(Struct, kw_only=True):
-    """One entry per document, in manifest order; ``text``, ``text_rest`` halve ``text_hash``."""
+    """One entry per document, in manifest order.
+
+    ``text``, ``text_rest`` are halves of ``text_hash``; ``source``, ``category`` index the names.
+    """
 
     text: Hashes
     text_rest: Hashes

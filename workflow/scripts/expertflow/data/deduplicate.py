@@ -1,7 +1,8 @@
 """Drop duplicates across all shards, limit what is used, and split off held-out documents.
 
-The first occurrence in manifest order stays. Deduplication precedes the split, so no held-out
-document equals a training document (or was found near one); a group is all on one side.
+The first occurrence in manifest order stays, however many shards there are. Deduplication precedes
+the split, so no held-out document equals (or, with near-duplicate detection, was found near) a
+training document; a group's hash puts all of it on one side.
 """
 
 from collections import Counter

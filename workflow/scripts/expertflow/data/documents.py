@@ -1,11 +1,12 @@
 """Read and write the Arrow files of documents and of the keep-list.
 
-A shard has one row per document. ``text_hash`` is equal for duplicates, ``group_hash`` for
-documents that must stay on one side of the split. ``frame`` and ``texts`` hold the body; see
-``shapes``. ``fields`` is JSON for the scorer, ``signature`` a MinHash as little-endian uint32.
+The keep-list names kept documents by source, shard and row, with copies and split side. A document
+shard has one row per document. ``text_hash`` is equal for duplicates, ``group_hash`` for documents
+that must stay on the same side of the split. ``frame`` and ``texts`` hold the body; see ``shapes``.
+``fields`` is JSON for the scorer, ``signature`` a MinHash as little-endian uint32.
 
 Texts are equal if they differ only in whitespace, line ends or Unicode composition. The split hash
-is salted: a data set may itself be cut by a plain hash of the same key, which would skew it.
+is salted: a data set may itself be cut by a plain hash of the same key, which would skew the split.
 """
 
 import hashlib

@@ -49,8 +49,8 @@ def read_layout(
     """Read a tokenizer's special tokens and choose its chat template.
 
     ``choice`` is ``auto`` (the tokenizer's template, else ChatML if it has the tokens, else none),
-    ``chatml``, or a Jinja file (ConfigError if missing). An unusable template becomes ``problem``.
-    DataError if no token ends a text.
+    ``chatml``, or a Jinja file (ConfigError if missing). An unusable template becomes ``problem``,
+    since plain texts need none. DataError if no token ends a text.
     """
     tokenizer = _read_json(directory / "tokenizer.json")
     settings = _read_json(directory / "tokenizer_config.json")

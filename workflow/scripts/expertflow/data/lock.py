@@ -1,7 +1,7 @@
 """Pin the content of an expert's sources when Snakemake parses the workflow.
 
-The lock file changes only with the content. Hashes are cached by size, modification time and inode
-to keep parsing fast.
+Everything downstream depends on the lock file, which changes only with the content, not when a file
+is touched. Hashes are cached by size, modification time and inode to keep parsing fast.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def lock_sources(
     generator_digest: Callable[[str], str],
     bundled: ExpertLock | None = None,
 ) -> ExpertLock:
-    """Pin all sources of an expert; DataError if one cannot be.
+    """Pin all sources of an expert; DataError if one cannot be pinned.
 
     ``bundled``, the lock of the machine that prepared the data, stands in for missing raw data.
     """
@@ -131,7 +131,10 @@ def list_unresolved_hub_sources(sources: tuple[SourceSpec, ...]) -> list[str]:
 
 
 def write_lock(path: Path, lock: ExpertLock) -> bool:
-    """Write the lock if its content changed, not its key order alone; return whether it was."""
+    """Write the lock if its content changed; return whether it was written.
+
+    Rewriting a bundle's lock for its key order alone would make it newer than all built from it.
+    """
     value = to_json(lock)
     with contextlib.suppress(OSError, ValueError):
         if json.loads(path.read_text(encoding="utf-8")) == value:

@@ -1,7 +1,8 @@
 """Parse a JSON object strictly, or name its fault.
 
-``orjson`` is fast but keeps the last of two equal keys and turns integers beyond 64 bits into
-floats. Its value is used only if cheap counts exclude that; else the standard library parses again.
+``orjson`` is fast but keeps the last of two equal keys, turns integers beyond 64 bits into floats
+and explains little. So its value is used only if a few cheap counts prove that none of this
+happened; otherwise the standard library parses the bytes again and names the fault.
 """
 
 import json

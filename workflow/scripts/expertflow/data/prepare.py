@@ -118,7 +118,10 @@ class DocumentMaker:
 def prepare_shard(
     *, spec: PrepareSpec, source: SourceRecord, shard: str, output: Path, rejected: Path
 ) -> ShardRecord:
-    """Write a shard's documents and rejects; DataError if the manifest stops at the first one."""
+    """Write a shard's documents and rejects; DataError if the manifest stops at the first one.
+
+    The reject limit applies per source, independent of the number of shards; the rejects remain.
+    """
     maker, n_records = DocumentMaker(spec), 0
     with (
         replacing(output) as partial,

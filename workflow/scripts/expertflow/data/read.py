@@ -1,7 +1,8 @@
 """Describe files of raw records, and read one shard of them.
 
-A shard is a byte range of all files laid end to end; a record belongs to the shard with its first
-byte. JSON Lines are cut by bytes, columnar files by rows in proportion, other files not.
+A shard is a byte range of all files laid end to end, as stored on disk. A record belongs to the
+shard with its first byte, so any number of shards reads each record once. JSON Lines are cut by
+bytes, columnar files by rows in proportion; other files belong to the shard where they begin.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,6 +1,7 @@
 """Records of the data stages: locks, data sets, document shards, the split.
 
 A *record* is one raw item of a source. A *document* is made from a record: a chat or a plain text.
+Each document shard has a small JSON record with its hash, on which later stages depend.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -40,8 +41,9 @@ class ExpertLock(Record, frozen=True, kw_only=True):
 class DataFile(LockedFile, frozen=True, kw_only=True):
     """A file of raw records on this machine; ``notes`` state what is unusual about it.
 
-    ``n_records`` is null if counting would need another full read. ``n_newlines`` of uncompressed
-    JSONL counts line ends per ``data.read.BLOCK_BYTES``.
+    ``n_records`` is null if counting would need another full read. For uncompressed JSONL,
+    ``n_newlines`` counts line ends per ``data.read.BLOCK_BYTES``, which locates a shard's first
+    line.
     """
 
     n_records: int | None
@@ -55,7 +57,10 @@ class Artifact(Record, frozen=True, kw_only=True):
 
 
 class SourceRecord(Record, frozen=True, kw_only=True):
-    """A source with its records on this disk; ``artifacts`` are files for scoring."""
+    """A source with its records on this disk; ``artifacts`` are files for scoring.
+
+    ``card_license`` is the card's; the manifest's is omitted, as it does not affect training.
+    """
 
     name: str
     preset: str
@@ -111,9 +116,10 @@ class Body(Record, frozen=True, kw_only=True):
 
 
 class Segment(NamedTuple):
-    """A span of a rendered document that is tokenized as one; a ``special`` one is one token's id.
+    """A span of a rendered document that is tokenized as one.
 
-    ``learned`` are ordered character ranges [start, end) that the model learns to write.
+    ``special`` segments are one special token, inserted by id. ``learned`` are ordered character
+    ranges [start, end) that the model learns to write.
     """
 
     text: str
@@ -124,11 +130,11 @@ class Segment(NamedTuple):
 class Layout(Record, frozen=True, kw_only=True):
     """How a model writes chats and texts.
 
-    ``problem`` says why ``chat_template``, Jinja or null, cannot render chats. ``turn_end`` ends an
-    assistant turn, ``text_end`` a plain text. ``added_tokens`` are not special: the tokenizer
-    splits them out of any text. Special tokens in ``strip_after`` and ``strip_before`` swallow
-    adjacent whitespace. ``text_special_tokens``: a special token's name inside a text is plain
-    characters, a reason to reject, or the token.
+    ``chat_template`` is Jinja, or null. ``problem`` says why it cannot render chats; plain texts
+    still work. ``turn_end`` ends an assistant turn, ``text_end`` a plain text. ``added_tokens`` are
+    not special: the tokenizer splits them out of any text. Special tokens in ``strip_after`` and
+    ``strip_before`` swallow adjacent whitespace. ``text_special_tokens``: a special token's name
+    inside a text is plain characters, a reason to reject, or the token.
     """
 
     chat_template: str | None
@@ -147,7 +153,10 @@ class Layout(Record, frozen=True, kw_only=True):
 
 
 class ShardRecord(Record, frozen=True, kw_only=True):
-    """A shard of documents; rejected records have a data fault, filtered ones are unwanted."""
+    """A shard of documents.
+
+    Rejected records have a data fault; filtered ones fail a check or contain a secret or benchmark.
+    """
 
     source: str
     shard: str

@@ -34,9 +34,10 @@ END = Atom("", learned=False, special=True)
 
 
 class Blank(NamedTuple):
-    """A span between two special tokens around a document's text, of role ``writer`` (None: plain).
+    """A span between two special tokens around one of a document's texts.
 
-    Characters from ``learned_from`` (in ``before`` or at its end) onward are learned; None: none.
+    ``writer`` is the text's role, None for plain text. Characters from ``learned_from`` (in
+    ``before`` or at its end) onward are learned; None if none are.
     """
 
     before: str
@@ -99,8 +100,8 @@ class Renderer:
     def special_pattern(self, writer: str | None) -> re.Pattern[str]:
         """Match what counts as a special token in a text, by its role; None is a plain text.
 
-        Any added token in other turns than the assistant's, as it imitates a call's or thought's
-        markup.
+        In turns the assistant does not write, any added token counts: such a text imitates the
+        markup of a call or a thought, and no tokenizer setting prevents it.
         """
         return self._special if writer in (None, "assistant") else self._added
 

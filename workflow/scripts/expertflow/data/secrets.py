@@ -1,9 +1,11 @@
 """Find credentials in a text, and replace e-mail addresses by pseudonyms.
 
-The patterns are those of detect-secrets; ``_MORE`` adds a few kinds. Its detectors of words like
-"password" and of random-looking strings are left out: on real data nearly all their matches were
-examples, checksums and commit ids. Not found: passwords without such a marker, keys split over
-several lines, encoded or compressed text. Secrets in example documents count as secrets.
+The patterns are those of detect-secrets: provider keys, private keys, passwords in URLs, JSON web
+tokens; ``_MORE`` adds a few kinds. Its detectors of words like "password" and of random-looking
+strings are left out: on real data nearly all their matches were examples, checksums and commit ids
+(of 820 commits 4 for random hex; of 3,324 JSON examples 14 for words, 15 and 18 for random
+strings). Not found: passwords without such a marker, keys split over several lines, encoded or
+compressed text, and kinds of keys in neither list. Secrets in example documents count as secrets.
 """
 
 import functools
@@ -66,7 +68,10 @@ class Detector(NamedTuple):
 
 
 def find_secrets(text: str) -> list[str]:
-    """Return the sorted kinds of credentials in a text, never the credentials."""
+    """Return the sorted kinds of credentials in a text, never the credentials.
+
+    Patterns run on the full text first, which is fast; detectors that match then read single lines.
+    """
     kinds: set[str] = set()
     for window in _windows(text):
         if _BLANKS in window:
@@ -111,7 +116,10 @@ def load_detectors() -> tuple[Detector, ...]:
 
 
 def _gate(pattern: re.Pattern[str]) -> re.Pattern[str]:
-    """Return a faster pattern, without this one's start, found wherever it matches."""
+    """Return a faster pattern found in every text with a line that ``pattern`` matches.
+
+    Without a pattern's start, the search can use the rarer letters that follow.
+    """
     text = pattern.pattern
     while head := _HEAD.match(text):
         text = text[head.end() :]
@@ -130,10 +138,12 @@ def _windows(text: str) -> Iterator[str]:
 
 
 def replace_emails(text: str) -> str:
-    """Replace each e-mail address by a stable pseudonym, in linear time; pseudonyms stay.
+    """Replace each e-mail address by a stable pseudonym, in linear time.
 
+    An address in any case becomes the same "person-1a2b3c4d5e6f@example.org", and pseudonyms stay.
     This hides addresses from readers, not from someone who guesses and hashes one. Not found:
-    addresses without a dot in the domain, with quotes or numeric hosts, "a at b.org", "git@host".
+    addresses without a dot in the domain, with quotes or numeric hosts, or as "a at b.org",
+    "git@host".
     """
     parts: list[str] = []
     done = 0

@@ -1,9 +1,10 @@
 """Choose how much of the data is used: caps, weights, the split.
 
-Every choice uses a rank: the document's hash, mixed with the seed and the rule. It depends on no
-other document: as data grows, a choice changes only where other documents reach a limit, and
-documents keep their side of the split. Weights do not affect held-out documents, so that their loss
-is comparable across mixtures.
+Every choice uses a rank: the document's hash, mixed with the seed and the rule, so that passing one
+rule does not favor passing the next. A rank depends on no other document: as data grows, a choice
+changes only where other documents reach a limit. The split uses the group's position, so documents
+keep their side as data is added. Weights do not affect held-out documents, so that their loss is
+comparable across mixtures.
 """
 
 import math
@@ -59,9 +60,9 @@ def cap_categories(columns: Columns, spec: DeduplicateSpec) -> None:
 def apply_weights(
     columns: Columns, weights: dict[str, float], *, edge: int, seed: int
 ) -> NDArray[np.int32]:
-    """Thin (0.3 keeps that share, at least one) or repeat a source's training documents.
+    """Thin or repeat each source's training documents by its weight; return the copies.
 
-    2.5 keeps each twice, and half of them once more. Return the copies.
+    0.3 keeps that share, at least one document; 2.5 keeps each twice, and half of them once more.
     """
     copies = np.ones(len(columns.text), np.int32)
     for place, name in enumerate(columns.sources):
@@ -83,7 +84,8 @@ def apply_weights(
 def split_edge(columns: Columns, fraction: float, *, expert: str) -> int:
     """Return the position below which a group of kept documents is held out.
 
-    It leaves a group on each side; DataError for fewer than two, naming a limit that caused it.
+    It is ``fraction`` of all positions, adjusted to leave a group on each side, so that two records
+    suffice. DataError for fewer than two groups, naming a limit that caused it.
     """
     kept = columns.status == KEPT
     least = int(np.min(columns.group, where=kept, initial=np.uint64(N_PLACES - 1)))

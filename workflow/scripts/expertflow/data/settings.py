@@ -81,7 +81,10 @@ class NearSpec(SignatureSpec, frozen=True, kw_only=True):
 
 
 class BenchmarkSpec(Record, frozen=True, kw_only=True):
-    """A file not to train on; ``text`` is a question's template, ``n_words`` a run's length."""
+    """A file that must not be trained on; ``text`` is the template of a question.
+
+    ``n_words`` is the length of an overlapping run of words, ``sha256`` the hash when locked.
+    """
 
     path: str
     text: str
@@ -102,7 +105,8 @@ class PrepareSpec(Record, frozen=True, kw_only=True):
 class DeduplicateSpec(Record, frozen=True, kw_only=True):
     """Settings of ``deduplicate_documents``. Null limits keep all.
 
-    ``weights`` are shares or copies of a source; ``category_caps`` override ``max_per_category``.
+    ``weights`` are the share of a source to keep, or the copies; ``category_caps`` override
+    ``max_per_category``.
     """
 
     eval_fraction: float

@@ -33,9 +33,10 @@ MAX_NAMES, MAX_NAME_CHARS = 12, 40
 
 
 class Draft(NamedTuple):
-    """A record's texts: the first ``n_given`` are given, the rest answers; the body as stored.
+    """A record's texts: the first ``n_given`` are given, the rest are answers.
 
-    Records with equal ``group`` text (None: all that is given) stay on one side of the split.
+    ``frame`` and ``contents`` are the body as stored. Records with equal ``group`` text (None: all
+    that is given) stay on one side of the split.
     """
 
     texts: tuple[str, ...]
@@ -120,7 +121,10 @@ def _turn_text(turn: Turn) -> str:
 
 
 def parse_template(template: str) -> list[tuple[str, str, str]]:
-    """Cut a template into literals, each with the next field and its format; ConfigError."""
+    """Cut a template into literals, each with the field that follows and its format.
+
+    Raises ConfigError if it is malformed.
+    """
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:

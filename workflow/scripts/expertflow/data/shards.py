@@ -29,7 +29,10 @@ def token_shards(n_shards: int) -> dict[str, list[str]]:
 def find_datasets(
     *, expert: str, preset: str, licenses: dict[str, str | None], sources: list[SourceRecord]
 ) -> DatasetManifest:
-    """Describe an expert's sources; a license in ``licenses`` wins over the card's. DataError."""
+    """Describe an expert's sources; DataError if a file is missing.
+
+    A license in ``licenses``, the manifest's by source, wins over the data set card's.
+    """
     rows = []
     for source in sources:
         for file in source.files:

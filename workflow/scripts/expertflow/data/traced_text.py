@@ -124,7 +124,10 @@ class DerivedStr(str):
 
 
 class TracedStr(DerivedStr):
-    """A nonempty text that records how it is read; a modification asks if it changes anything."""
+    """A nonempty text that records how it is read.
+
+    A modification asks whether there is anything to change; if there is, the layout differs.
+    """
 
     number: int
 

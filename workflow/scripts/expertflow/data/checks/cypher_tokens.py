@@ -1,4 +1,7 @@
-"""Rewrite tokens of Neo4j Cypher that graphglot lacks, keeping validity up to types."""
+"""Rewrite the tokens of Neo4j Cypher that graphglot lacks into ones that it parses.
+
+Each rule preserves validity, up to types: a number replaces what was removed.
+"""
 
 from collections.abc import Callable
 
@@ -9,7 +12,10 @@ _CLOSING = (TokenType.RIGHT_PAREN, TokenType.RIGHT_BRACKET, TokenType.RIGHT_BRAC
 
 
 def adapt_tokens(tokens: list[Token], parse_subquery: Callable[[list[Token]], None]) -> list[Token]:
-    """Replace names, map projections and subqueries; ``parse_subquery`` checks these."""
+    """Replace names, map projections, ``COUNT { … }`` and ``COLLECT { … }``, innermost first.
+
+    ``parse_subquery`` gets the braces of each subquery and raises if they do not parse.
+    """
     result: list[Token] = []
     opened: list[int] = []
     followers = [*(token.token_type for token in tokens[1:]), None]

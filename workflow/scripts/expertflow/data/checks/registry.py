@@ -18,8 +18,9 @@ MAX_JSON_CHARS = 1_000_000
 class CheckKind(NamedTuple):
     """A kind of check and the settings it reads besides the field; others are refused.
 
-    ``run`` takes a value, its record and the check, and returns a replacement or None, or raises
-    ``Filtered``, without a field for a fault of the value. ``find_problem`` names a wrong setting.
+    ``run`` takes a value, its record and the check. It returns a replacement or None, and raises
+    ``Filtered``, without a field for a fault of the value itself. ``find_problem`` names a wrong
+    setting.
     """
 
     run: Callable[[Any, Fields, FieldCheck], Any]
@@ -31,8 +32,8 @@ class CheckKind(NamedTuple):
 def build_checks(checks: tuple[FieldCheck, ...], *, source: str) -> Callable[[Fields], Fields]:
     """Build a function that returns its record, perhaps rewritten, or raises ``Filtered``.
 
-    A null field is not checked; an absent one is a ``Reject``, so that misspelled names are
-    noticed. Building imports no parser; ConfigError for a wrong setting.
+    The first failing check decides. A null field is not checked; an absent one is a ``Reject``, so
+    that misspelled names are noticed. Building imports no parser; ConfigError for a wrong setting.
     """
     built = [(check, _find_kind(check, source)) for check in checks]
 
@@ -94,7 +95,8 @@ def _check_length(text: str, _: Fields, check: FieldCheck) -> None:
 def _check_json(value: Any, record: Fields, check: FieldCheck) -> None:
     """Check that a value is strict JSON, valid under the schema in another field if one is named.
 
-    ``format`` is not asserted, and nothing is fetched.
+    The schema's draft is its ``$schema``, else 2020-12. ``format`` is not asserted. Nothing is
+    fetched: external references to all but the drafts' own schemas fail.
     """
     place, schema, instance = check.schema_field, None, value
     if place is not None:

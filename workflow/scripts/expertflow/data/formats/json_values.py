@@ -1,7 +1,8 @@
 """JSON files: an array of objects, or concatenated objects, in flat memory.
 
-Brackets outside strings are counted to find an object's end. A fault rejects its object only; an
-unclosed one stops reading instead of swallowing all that follows.
+An object's end is found by counting brackets outside strings; its bytes are then parsed as strictly
+as a JSON line. A fault rejects its object only; an unclosed object stops reading instead of
+swallowing all that follows.
 """
 
 import io

@@ -1,4 +1,7 @@
-"""Open a file as a stream of UTF-8 bytes, decompressed and recoded in flat memory."""
+"""Open a file as a stream of UTF-8 bytes, decompressed and recoded in flat memory.
+
+Its first bytes are checked to find a wrong file name before any work starts.
+"""
 
 import codecs
 import gzip

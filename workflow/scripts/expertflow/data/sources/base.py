@@ -43,8 +43,8 @@ class Found(NamedTuple):
 class DataSource(ABC):
     """A source of an expert; subclasses are the kinds, called ``kind`` in a manifest.
 
-    ``required`` and ``optional`` are keys that only some kinds read; ``option_type`` declares
-    ``options``.
+    ``required`` and ``optional`` are the keys of a manifest's source that only some kinds read, and
+    ``option_type`` declares what stands under its ``options``.
     """
 
     kind: ClassVar[str]

@@ -1,4 +1,8 @@
-"""Data sets made by programs, the modules of ``generated``; the lock digests the one used."""
+"""Data sets made by programs: the modules of ``generated``.
+
+They are imported by name, and the lock holds the digest of the one used: editing one generator does
+not affect the data of others.
+"""
 
 import importlib
 import re

@@ -2,9 +2,10 @@
 
 A first walk lists commits and contributors; long-lived processes (``cat-file``, ``diff-tree
 --stdin``) then answer commit by commit, so memory holds a few at a time. Files over 1 MiB count as
-binary. Of a record, ``author`` is null if unnamed, ``authored_at`` if missing or absurd, line
-counts for binary files, ``branch`` for a bare id; ``tag`` is the first that contains the commit;
-``bytes_replaced`` marks text with replacement characters.
+binary. No repository settings are obeyed: see ``git_store``. Of a record, ``author`` is null if
+unnamed, ``authored_at`` if missing or absurd, line counts for binary files, ``branch`` for a bare
+id; ``tag`` is the first in the walk that contains the commit; ``bytes_replaced`` marks text with
+replacement characters. Secrets are filtered later, when documents are prepared.
 """
 
 import json
@@ -70,7 +71,8 @@ def extract_commits(
     """Yield one record per commit, parents before children; DataError if there is none.
 
     ``skipped`` counts omitted commits by the first reason that applies: merge, date, author,
-    shallow (parents missing), paths, languages, too_many_files, big_files, max_commits.
+    shallow (parents missing from a shallow clone), paths, languages, too_many_files, big_files
+    (more than git can exclude), and max_commits for those not looked at.
     """
     is_empty = True
     with git_store.open_store(repository, ref=options.ref) as store:

@@ -1,6 +1,7 @@
 """Ask git for commits and their changes, and parse its object and diff formats.
 
-Commits are requested in batches; of an absurdly long object or patch only the start is held.
+Commits are requested in batches, as every request costs two process switches. Answers are read in
+pieces: of an absurdly long object, file list or patch only the start is held.
 """
 
 import codecs
@@ -53,7 +54,10 @@ class Person(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """A header and message; ``authored_at`` is null if missing or after year 9999."""
+    """A commit's header and message.
+
+    ``authored_at`` is null if missing or after year 9999; ``is_whole`` if within ``COMMIT_BYTES``.
+    """
 
     author: Person
     committer: Person
@@ -84,7 +88,7 @@ class Changes(NamedTuple):
 class TouchedFiles(Struct):
     """What a commit touches: ``n_any`` files, ``n_files`` with a wanted ending.
 
-    Git loads ``loaded`` in full: those of files added, deleted or changed in kind.
+    Git loads objects ``loaded`` in full: those of files added, deleted or changed in kind.
     """
 
     n_any: int = 0
@@ -128,7 +132,7 @@ class HistoryReader:
                 yield _parse_commit(raw, is_whole=n_bytes <= COMMIT_BYTES)
 
     def read_touched(self, batch: Sequence[str], skipped: Counter[str]) -> dict[str, TouchedFiles]:
-        """Return what a batch's wanted commits touch, from ``diff-tree --raw -z``.
+        """Return the touched files of a batch's wanted commits, from ``diff-tree --raw -z``.
 
         At most ``BATCH_IDS`` commits: git must be able to read all questions before it answers.
         """

@@ -42,7 +42,10 @@ LANGUAGES = {
 
 
 class GitOptions(SourceOptions, frozen=True, kw_only=True):
-    """Which commits to take, and how much of them; docs/data.md explains each option."""
+    """Which commits to take, and how much of them; docs/data.md explains each option.
+
+    Dates are UTC by default; a day means the complete day. A rename counts twice in ``max_files``.
+    """
 
     ref: str = "HEAD"
     paths: tuple[str, ...] = ()

@@ -1,7 +1,8 @@
 """Open a repository or bundle isolated from user, machine and repository settings.
 
-Those can change what git shows, or start programs. So objects are read through an empty temporary
-git directory; the repository itself is only asked for branch and tag names, which opens no object.
+A repository can carry settings, attributes, grafts, hooks and remotes that change what git shows or
+start programs. So its objects are read through an empty temporary git directory without any; only
+branch and tag names are read from the repository itself, by two commands that open no object.
 """
 
 import contextlib
@@ -121,7 +122,10 @@ def _environment() -> dict[str, str]:
 
 
 class IsolatedStore(NamedTuple):
-    """A repository's objects, and commits by ref; ``shallow`` ones lack their parents."""
+    """A repository's objects, and commits by full ref name.
+
+    ``shallow`` commits lack their parents (shallow clone); ``walked`` is the short name of ``ref``.
+    """
 
     git_dir: Path
     tip: str

@@ -1,8 +1,9 @@
 """Hugging Face data sets, pinned to a commit and read as Arrow files from the library caches.
 
-Prepared data is read without the network, and downloaded data prepared without it. No code from a
-data set is ever run. ``datasets`` resolves a file's split on a folder with every file of the
-commit: a link if it is here, else an empty file. So only selected files are downloaded.
+Prepared data is read without the network, and downloaded data prepared without it; the rest comes
+from the hub. No code from a data set is ever run. The split of each file follows from the card or
+file names, which ``datasets`` resolves on a folder. So it gets one with every file of the commit: a
+link if the file is here, else an empty file. That way only selected files are downloaded.
 """
 
 import glob
@@ -45,7 +46,10 @@ class HubOptions(SourceOptions, frozen=True, kw_only=True):
 
 
 class CachedCommit(NamedTuple):
-    """A commit: file sizes by path, the folder of local ones; all it has if ``is_listed``."""
+    """A commit of a data set: file sizes by path, and the folder of local files.
+
+    ``is_listed`` is false if only the local files are known, not the commit's.
+    """
 
     folder: Path
     n_bytes_by_path: dict[str, int]
@@ -90,7 +94,11 @@ class HubDataset(DataSource):
         return Found("downloaded", sum(path.stat().st_size for path in files), license=license)
 
     def pin(self, pins: Pins) -> Pinned:
-        """Pin the manifest's revision; the current commit would change with the download itself."""
+        """Pin the manifest's revision, not its current commit.
+
+        A cached commit would change the lock by the download itself, and everything would be
+        rebuilt.
+        """
         spec = self.spec
         identity = {"id": spec.id, "config": spec.config, "split": spec.split}
         return Pinned(n_shards=DEFAULT_SHARDS, revision=spec.revision, identity=identity)

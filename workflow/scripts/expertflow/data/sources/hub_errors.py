@@ -1,6 +1,7 @@
 """One-line explanations, with a fix, of errors between the hub and the disk.
 
-The most informative of nested errors decides; a quote never holds a token or a signed URL's query.
+The libraries nest errors; the most informative one decides. Their messages are quoted only if
+nothing else helps, and never with a token or the query of a signed URL.
 """
 
 import errno
