@@ -14,7 +14,8 @@
 # make graph        install what runs generated Cypher on a small graph
 # make lm-eval      install what evaluation.lm_eval needs
 # make triton       install what bench/without_a_card.py needs beside a CPU build of torch
-# make verify       check every record against its sidecar
+# make verify       read every file of results and state; list what is damaged, missing, unknown
+# make repair       remove what is damaged, so that the next run makes it again
 # make check-demos  all experts, and whether each has learned what it should
 # make prune        remove training states, tokens and staged copies that no result refers to
 # make slurm-test   the chain on a Slurm of one machine, where root and its packages are there
@@ -37,7 +38,7 @@ TORCH_INDEX := $(if $(shell command -v nvidia-smi),,--extra-index-url $(TORCH_CP
 LOGGER := $(wildcard workflow/logger/pyproject.toml workflow/logger/*/*.py)
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
-.PHONY: help demo demos check-demos test coverage test-long test-all slurm-test lint install bitsandbytes slurm s3 node graph lm-eval triton verify prune soak soak-chain mutants clean
+.PHONY: help demo demos check-demos test coverage test-long test-all slurm-test lint install bitsandbytes slurm s3 node graph lm-eval triton verify repair prune soak soak-chain mutants clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -133,6 +134,9 @@ $(VENV)/.dev: $(patsubst %,$(VENV)/.%,test $(filter-out lm-eval,$(EXTRAS))) envs
 
 verify: install
 	$(BIN)/python workflow/scripts/verify_results.py
+
+repair: install
+	$(BIN)/python workflow/scripts/repair_results.py
 
 prune: install
 	$(BIN)/python workflow/scripts/prune_state.py

@@ -12,8 +12,9 @@ from measured import Processes
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "workflow" / "scripts"))
 
 from expertflow.core.files import canonical_json
+from expertflow.core.hashes import HashCache
 from expertflow.core.records import read_record, to_json
-from expertflow.data.lock import HashCache, lock_sources, write_lock
+from expertflow.data.lock import lock_sources, write_lock
 from expertflow.data.records import DatasetManifest
 from expertflow.data.settings import DeduplicateSpec, FetchSpec, PrepareSpec, SourceSpec
 from expertflow.data.shards import shard_names, token_shards

@@ -4,7 +4,6 @@ import fcntl
 from pathlib import Path
 
 import pytest
-from support import run_script
 
 from expertflow.config.attach import only_looks
 from expertflow.config.corrupt_records import remove_corrupt_records
@@ -48,13 +47,3 @@ def test_what_only_looks_is_known_by_its_options() -> None:
     for words in ("--cores 2 results/e/report.json", "--report r.html --report-after-run"):
         assert not only_looks(words.split(), dryrun=False)
         assert only_looks(words.split(), dryrun=True)
-
-
-def test_spoilt_sidecars_are_told_of_and_the_rest_is_checked(tmp_path: Path) -> None:
-    for name, spoilt in zip("abc", (b"", bytes(9), b'{"output": "a'), strict=True):
-        (tmp_path / f".{name}.json.fingerprint").write_bytes(spoilt)
-    (tmp_path / ".d.json.fingerprint").write_text('{"output": "d.json"}')
-    done = run_script("verify_results", tmp_path)
-    assert done.returncode == 1 and not done.stderr
-    told = [f"{name}.json: its sidecar is SPOILT: cut short or empty" for name in "abc"]
-    assert done.stdout.splitlines() == [f"{tmp_path}/{t}" for t in (*told, "d.json: missing")]

@@ -11,7 +11,8 @@ from expertflow.core import cli
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file, sha256_text, sidecar_of
 from expertflow.core.progress import ProgressPrinter
-from expertflow.core.records import Record, write_record
+from expertflow.core.records import Record, read_record, write_record
+from expertflow.core.sidecars import Sidecar
 
 
 def failing(error: Exception) -> Callable[[], None]:
@@ -71,11 +72,13 @@ def test_a_stage_takes_its_functions_parameters(stage: Callable[..., Any]) -> No
     spec = '{"degrees":9}'
     made = {"loaf": "rye", "degrees": [9, 0, 1, 2], "salt": None, "hours": 1.5}
     assert stage("--spec", spec, *NEEDED) == made
-    sidecar = json.loads(sidecar_of(Path("made.json")).read_text())
-    assert sidecar == {
-        "rule": "bake", "output": "made.json", "sha256": sha256_file(Path("made.json")),
-        "spec_sha256": sha256_text(spec), "code": "c",
-    }  # fmt: skip
+    assert read_record(Sidecar, sidecar_of(Path("made.json"))) == Sidecar(
+        rule="bake",
+        output="made.json",
+        sha256=sha256_file(Path("made.json")),
+        spec_sha256=sha256_text(spec),
+        code="c",
+    )
     more = stage("--spec", spec, *NEEDED, "--salt", "a/b", "--hours", "2")
     assert more == {**made, "salt": "b", "hours": 2.0}
 

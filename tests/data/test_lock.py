@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.data.lock import HashCache, lock_sources, write_lock
+from expertflow.core.hashes import HashCache
+from expertflow.data.lock import lock_sources, write_lock
 from expertflow.data.records import DataFile, DatasetSource, ExpertLock, SourceRecord
 from expertflow.data.settings import FetchSpec, SourceSpec
 from expertflow.data.shards import find_datasets, shard_names, token_shards

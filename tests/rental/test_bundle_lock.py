@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json
+from expertflow.core.hashes import HashCache
 from expertflow.core.records import from_json, to_json
-from expertflow.data.lock import HashCache, lock_sources, write_lock
+from expertflow.data.lock import lock_sources, write_lock
 from expertflow.data.records import ExpertLock
 from expertflow.data.settings import SourceSpec
 

@@ -6,6 +6,7 @@ By hand, with any hyper-parameter changed:
 """
 
 from expertflow.core import cli
+from expertflow.core.sidecars import write_sidecar
 from expertflow.train.flags import changes_of, parse_args, trainer_parser
 
 
@@ -28,7 +29,7 @@ def main() -> None:
         documents=args.keep and Documents(shards=tuple(args.shards), keep=args.keep),
     )
     if run_job(job):
-        cli.write_sidecar(args.output, spec=args.spec, code=args.code)
+        write_sidecar(args.output, spec=args.spec, code=args.code, files=args.files)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,10 @@ from expertflow.config.load import (
 from expertflow.config.read_yaml import Settings
 from expertflow.config.validate import FOLDERS
 from expertflow.core.errors import ConfigError
+from expertflow.core.hashes import HashCache
 from expertflow.core.records import Record, from_json, read_record
 from expertflow.core.settings import without_auto
-from expertflow.data.lock import HashCache, list_unresolved_hub_sources, lock_sources, write_lock
+from expertflow.data.lock import list_unresolved_hub_sources, lock_sources, write_lock
 from expertflow.data.records import ExpertLock, SourceLock
 from expertflow.data.settings import SourceSpec
 from expertflow.evaluate.records import OWN_TASK

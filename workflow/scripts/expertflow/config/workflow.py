@@ -29,7 +29,7 @@ from expertflow.config.machine import (
 from expertflow.config.specs import spec_text
 from expertflow.core.attempts import CARDS, LOG
 from expertflow.core.errors import ConfigError
-from expertflow.data.lock import HashCache
+from expertflow.core.hashes import HashCache
 from expertflow.data.shards import token_shards
 from expertflow.hardware.probe import no_gpu_reason
 
@@ -75,7 +75,7 @@ class Workflow:
     ) -> None:
         self._run, self._shows_forecast, self._reads_code = run, shows_forecast, reads_code
         self._on_first_use, self._on_lock = on_first_use, on_lock
-        self._config, self._hashes = load_config(run.config), HashCache(Path("state/hashes.json"))
+        self._config, self._hashes = load_config(run.config), HashCache()
         self.experts: list[str] = list(self._config["experts"])
         self._loaded: dict[str, ConfiguredExpert] = {}
         parsed_modules.keep_in(Path("state/code.json"))
@@ -125,7 +125,8 @@ class Workflow:
 
         Inputs are flags of their names, unless they are only needed or there are none. ``flags``
         names outputs and wildcards that are, too; ``flag=name`` gives another name, and one with a
-        slash is a path, which may hold wildcards. The record goes to ``--output`` by default.
+        slash is a path, which may hold wildcards. The record goes to ``--output`` by default, and
+        ``--files`` are all other outputs.
         """
         more = flags.split() if "=record" in flags else [*flags.split(), "output=record"]
 
@@ -134,6 +135,9 @@ class Workflow:
             for flag, _, name in (word.partition("=") for word in more):
                 path = name.format(**dict(wildcards.items())) if "/" in name else None
                 given[flag] = path or output.get(name or flag) or wildcards.get(name or flag)
+            made = [path for name, path in output.items() if name != "record"]
+            # Where a fetched source may leave nothing is no output.
+            given["files"] = list(dict.fromkeys([*made, *filter(None, [given.get("directory")])]))
             values = {f: [v] if isinstance(v, str) else list(v) for f, v in given.items()}
             return [word for f, value in values.items() if value for word in (f"--{f}", *value)]
 

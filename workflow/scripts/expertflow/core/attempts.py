@@ -19,7 +19,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
-from expertflow.core.records import Record, read_record, write_record
+from expertflow.core.records import Record, read_record, write_sealed
 
 log = logging.getLogger(__name__)
 # Set by the rule for its script alone; not for the processes that the script starts.
@@ -122,7 +122,7 @@ def _failed_before(path: Path) -> tuple[Attempt, ...]:
 
 def _write(path: Path, attempts: tuple[Attempt, ...]) -> None:
     try:
-        write_record(path, Attempts(attempts=attempts))
+        write_sealed(path, Attempts(attempts=attempts))
     except OSError as error:
         # A job that did its work does not fail for its receipt.
         log.warning("%s: this attempt's times are not recorded (%s)", path, error)

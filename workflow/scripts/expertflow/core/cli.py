@@ -18,8 +18,8 @@ import msgspec
 
 from expertflow.core.attempts import record_attempt
 from expertflow.core.errors import ConfigError, ExpertflowError, Interrupted, single_line
-from expertflow.core.files import sha256_file, sha256_text, sidecar_of
 from expertflow.core.records import from_json, read_record, write_record
+from expertflow.core.sidecars import check_inputs, check_unmoved, write_sidecar
 
 T = TypeVar("T")
 
@@ -34,7 +34,8 @@ def run_stage(
 
     A record is given by its file, ``spec`` as JSON. A parameter that has a default or may be null
     may be left out. ``takes`` is a class of whose fields one instance is the function's argument.
-    If the function returns null, it has written its output itself.
+    If the function returns null, it has written its output itself. What it reads is checked against
+    the sidecars beside it, and may not change meanwhile.
     """
     run(partial(_make_output, function, takes), interrupted=interrupted)
 
@@ -43,9 +44,10 @@ def _make_output(function: Callable[..., Any], takes: Callable[..., Any] | None)
     args = _parse_stage(takes or function)
     values = {name: getattr(args, name) for name in inspect.signature(takes or function).parameters}
     record = function(**values) if takes is None else function(takes(**values))
+    check_unmoved(args.read)
     if record is not None:
         write_record(args.output, record)
-        write_sidecar(args.output, spec=args.spec_text, code=args.code)
+        write_sidecar(args.output, spec=args.spec_text, code=args.code, files=args.files)
 
 
 def _parse_stage(function: Callable[..., Any]) -> argparse.Namespace:
@@ -72,9 +74,16 @@ def _parse_stage(function: Callable[..., Any]) -> argparse.Namespace:
     args = parser.parse_args()
     args.spec_text = args.spec
     args.spec = spec_from_text(hints.get("spec", Any), args.spec)
+    paths = [path for name in kinds for path in _paths_in(getattr(args, name))]
+    args.read = check_inputs(paths, made=[args.output, *args.files])
     for name, kind in kinds.items():
         setattr(args, name, _read(kind, getattr(args, name)))
     return args
+
+
+def _paths_in(value: Any) -> list[Path]:
+    given = value if isinstance(value, list) else [value]
+    return [path for path in given if isinstance(path, Path)]
 
 
 def _kind_of(hint: Any) -> tuple[type, bool, bool]:
@@ -104,6 +113,8 @@ def stage_parser(description: str | None, *, by_hand: bool = False) -> argparse.
         "--spec", required=not by_hand, default="{}", help="settings of the stage, as JSON"
     )
     result.add_argument("--code", default="", help="digest of the stage's code, kept in sidecars")
+    files = "what it writes besides its record, hashed in the sidecar"
+    result.add_argument("--files", type=Path, nargs="*", default=[], help=files)
     return result
 
 
@@ -167,15 +178,3 @@ def _run(main: Callable[[], None], interrupted: str) -> NoReturn:
         place = error.filename or "the output's file system"
         sys.exit(f"error: {place}: no space left; free some, or move results/ to another disk")
     sys.exit(0)
-
-
-def write_sidecar(output: Path, *, spec: str, code: str) -> None:
-    """Record beside an output what it was made from, so that a copy can be verified anywhere."""
-    sidecar: dict[str, object] = {
-        "rule": Path(sys.argv[0]).stem,
-        "output": output.name,
-        "sha256": sha256_file(output),
-        "spec_sha256": sha256_text(spec),
-        "code": code,
-    }
-    write_record(sidecar_of(output), sidecar)

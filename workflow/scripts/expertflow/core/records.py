@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import write_text
+from expertflow.core.files import sha256_text, write_text
 
 T = TypeVar("T")
+SEAL = "seal"
+REPAIR = "run make repair (workflow/scripts/repair_results.py), then run again"
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,6 +50,31 @@ def write_record(path: Path, record: Any) -> None:
     write_text(path, text + "\n")
 
 
+def write_sealed(path: Path, record: Any) -> None:
+    """Write a record that no sidecar names with its own hash, which every reader checks."""
+    write_record(path, seal(to_json(record)))
+
+
+def seal(value: dict[str, Any]) -> dict[str, Any]:
+    """Add the hash of all other keys of a JSON object."""
+    # As it will be read: keys are texts.
+    return {**value, SEAL: _hash_rest(json.loads(json.dumps(value)))}
+
+
+def unseal(value: Any) -> Any:
+    """Return a JSON value without its seal, if it has one; ValueError if that does not fit."""
+    if not isinstance(value, dict) or SEAL not in value:
+        return value
+    if value[SEAL] != _hash_rest(value):
+        raise ValueError("not what was written")
+    return {key: item for key, item in value.items() if key != SEAL}
+
+
+def _hash_rest(value: dict[str, Any]) -> str:
+    rest = {key: item for key, item in value.items() if key != SEAL}
+    return sha256_text(json.dumps(rest, sort_keys=True))
+
+
 def read_record(cls: type[T], path: Path) -> T:
     """Read a stage's record; DataError unless it is JSON with exactly the fields of ``cls``."""
     record: T = from_json(cls, _read(path), where=str(path))
@@ -65,11 +92,12 @@ def read_part(cls: type[T], path: Path, key: str) -> T:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return unseal(json.loads(path.read_bytes()))
     except FileNotFoundError as error:
-        raise DataError(f"{path}: the record is missing; run the stage that writes it") from error
-    except ValueError as error:
-        raise DataError(f"{path}: not a JSON record ({error}); delete it and run again") from error
+        fix = "run the stage that writes it, or make repair"
+        raise DataError(f"{path}: the record is missing; {fix}") from error
+    except (IsADirectoryError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not a JSON record ({error}); {REPAIR}") from error
 
 
 def from_json(cls: Any, value: Any, *, where: str = "value") -> Any:

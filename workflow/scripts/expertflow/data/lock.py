@@ -1,57 +1,27 @@
 """Pin the content of an expert's sources when Snakemake parses the workflow.
 
 Everything downstream depends on the lock file, which changes only with the content, not when a file
-is touched. Hashes are cached by size, modification time and inode to keep parsing fast.
+is touched. Hashes are remembered to keep parsing fast.
 """
 
 import contextlib
 import glob
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import asdict, replace
 
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.core.files import canonical_json, sha256_file, write_text_if_changed
-from expertflow.core.format import gb
-from expertflow.core.records import to_json, write_record
+from expertflow.core.files import sha256_file, sidecar_of
+from expertflow.core.hashes import HashCache
+from expertflow.core.records import read_record, to_json, write_record
+from expertflow.core.sidecars import Sidecar, write_sidecar
 from expertflow.data.cache import find_revision
 from expertflow.data.records import ExpertLock, SourceLock
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources.base import Pins
 from expertflow.data.sources.registry import open_source
-
-log = logging.getLogger(__name__)
-SLOW_HASH_BYTES = 1 << 30
-
-
-class HashCache:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.known: dict[str, list[Any]] = {}
-        if path.is_file():
-            try:
-                self.known = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError:
-                log.warning("%s is damaged; hashing all sources again", path)
-
-    def sha256(self, path: Path) -> str:
-        stat = path.stat()
-        stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
-        key = str(path.resolve())
-        entry = self.known.get(key)
-        if entry is None or entry[:3] != stamp:
-            if stat.st_size > SLOW_HASH_BYTES:
-                log.warning("hashing %s (%s), once", path, gb(stat.st_size))
-            entry = [*stamp, sha256_file(path)]
-            self.known[key] = entry
-        return str(entry[3])
-
-    def save(self) -> None:
-        write_text_if_changed(self.path, canonical_json(self.known))
 
 
 def lock_sources(
@@ -131,13 +101,22 @@ def list_unresolved_hub_sources(sources: tuple[SourceSpec, ...]) -> list[str]:
 
 
 def write_lock(path: Path, lock: ExpertLock) -> bool:
-    """Write the lock if its content changed; return whether it was written.
+    """Write lock and sidecar if the content changed; return whether the lock was written.
 
     Rewriting a bundle's lock for its key order alone would make it newer than all built from it.
     """
     value = to_json(lock)
+    is_new = True
     with contextlib.suppress(OSError, ValueError):
-        if json.loads(path.read_text(encoding="utf-8")) == value:
-            return False
-    write_record(path, value)
-    return True
+        is_new = json.loads(path.read_text(encoding="utf-8")) != value
+    if is_new:
+        write_record(path, value)
+    if is_new or not _has_sidecar(path):
+        write_sidecar(path, spec="", code="", rule="lock")
+    return is_new
+
+
+def _has_sidecar(path: Path) -> bool:
+    with contextlib.suppress(DataError):
+        return read_record(Sidecar, sidecar_of(path)).sha256 == sha256_file(path)
+    return False

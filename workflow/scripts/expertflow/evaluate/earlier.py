@@ -21,7 +21,7 @@ from expertflow.core.files import (
     write_text,
 )
 from expertflow.core.locks import try_lock
-from expertflow.core.records import Record, from_json, to_json
+from expertflow.core.records import Record, from_json, seal, to_json, unseal
 from expertflow.evaluate.records import Decoding, EarlierRun, Example, GenerationSpec, Judgment
 from expertflow.evaluate.statistics import estimate_change
 
@@ -114,7 +114,7 @@ def append_run(now: PastRun, path: Path) -> None:
             known = read_runs(path)
             if known and replace(known[-1], evaluated_at=now.evaluated_at) == now:
                 return
-            lines = (canonical_json(to_json(run)) for run in (*known, now)[-N_KEPT:])
+            lines = (canonical_json(seal(to_json(run))) for run in (*known, now)[-N_KEPT:])
             write_text(path, "".join(f"{line}\n" for line in lines))
     except OSError as error:
         # The results are valid without it, and were paid for.
@@ -127,7 +127,7 @@ def read_runs(path: Path) -> list[PastRun]:
     found: list[PastRun] = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            found.append(from_json(PastRun, json.loads(line)))
+            found.append(from_json(PastRun, unseal(json.loads(line))))
         except (ValueError, DataError) as error:
             log.warning("%s, line %d is left out: %.120s", path, number, error)
     return found

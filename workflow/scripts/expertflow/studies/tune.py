@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 from expertflow.core.errors import ConfigError, DataError, TrainingError, single_line
 from expertflow.core.files import remove, sha256_json
 from expertflow.core.locks import try_lock
-from expertflow.core.records import Record, fill_record, read_record, write_record
+from expertflow.core.records import Record, fill_record, read_record, write_sealed
 from expertflow.core.settings import name_of
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.memory import peak_bytes
@@ -173,7 +173,7 @@ class Bench(Struct, kw_only=True):
 
     def write(self, **changes: Any) -> None:
         self.kept = replace(self.kept, **changes)
-        write_record(self.path, self.kept)
+        write_sealed(self.path, self.kept)
 
 
 def settings_words(settings: TunedSettings) -> str:

@@ -17,9 +17,10 @@ import pyarrow as pa
 from msgspec.structs import asdict
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import sha256_json
+from expertflow.core.files import canonical_json, sha256_json
 from expertflow.core.progress import ProgressPrinter
 from expertflow.core.records import read_record, to_json, write_record
+from expertflow.core.sidecars import check_inputs, write_sidecar
 from expertflow.data.documents import iter_batches
 from expertflow.data.records import ShardRecord
 from expertflow.data.render import Renderer, iter_training_texts
@@ -75,10 +76,16 @@ def pretokenize_shard(
 
     def make(folder: Path) -> None:
         write_record(folder / RECORD, _tokenize_shards(name, spec, shards, tokenizer, folder))
+        files = [folder / IDS, folder / INDEX_FILE]
+        write_sidecar(folder / RECORD, spec=canonical_json(to_json(spec)), code=code, files=files)
 
     def is_complete(folder: Path) -> bool:
-        n_tokens = read_record(StoredTokens, folder / RECORD).n_tokens
-        return (folder / IDS).stat().st_size == n_tokens * IDS_DTYPE.itemsize
+        try:
+            found = check_inputs([folder / RECORD])
+        except DataError as error:
+            log.warning("%s", error)
+            return False
+        return {folder / name for name in (RECORD, IDS, INDEX_FILE)} == found.keys()
 
     folder, was_there = ensure_stored(store, key, make, is_complete)
     stored = read_record(StoredTokens, folder / RECORD)

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 from expertflow.core import cli
 from expertflow.core.errors import ConfigError
 from expertflow.core.settings import SettingInfo
+from expertflow.core.sidecars import check_inputs
 from expertflow.plan.override import Changes, flags
 
 RECORDS = ("plan", "packing", "model", "staging")
@@ -49,6 +50,8 @@ def parse_args(parser: argparse.ArgumentParser) -> argparse.Namespace:
         parser.error("--output is missing; give the training.json to write")
     args.state = args.state or args.output.parent / "state"
     args.checkpoint = args.checkpoint or args.output.parent / "checkpoint"
+    given = [getattr(args, name) for name in RECORDS] + [*(args.shards or []), args.keep]
+    check_inputs(filter(None, given), made=[args.output, *args.files])
     return args
 
 

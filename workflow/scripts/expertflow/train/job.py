@@ -23,7 +23,7 @@ from expertflow.core.attempts import process_age_s
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import remove, sha256_json, write_text
 from expertflow.core.process import end_with_parent, stop_group
-from expertflow.core.records import Record, read_record, to_json, write_record
+from expertflow.core.records import Record, read_record, to_json, write_record, write_sealed
 from expertflow.hardware.monitor import write_missing_record
 from expertflow.plan.override import Changes, override
 from expertflow.plan.records import TrainPlan
@@ -141,7 +141,7 @@ def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> Run
             publish.check_inputs_unmoved(packing, placed.rows)
         staging = {note.kind: to_json(note) for note in places.staged}
         readings = run_preflight(plan, state, rows) | {"staging": staging}
-        write_record(state / PLAN, plan)
+        write_sealed(state / PLAN, plan)
         write_record(state / PREFLIGHT, readings)
         try:
             with run_monitor(state, plan, seen_s=placed.seen_s):

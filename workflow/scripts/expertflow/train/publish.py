@@ -21,7 +21,7 @@ from expertflow.core.files import (
     sha256_json,
     sync,
 )
-from expertflow.core.records import Record, read_record, to_json, write_record
+from expertflow.core.records import Record, read_record, to_json, write_sealed
 from expertflow.core.settings import list_settings
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.settings import Training
@@ -312,7 +312,7 @@ def write_outcome(state: Path, summary: RunSummary) -> None:
     files = (path for path in (state / "final").rglob("*") if path.is_file())
     model = sorted(path.relative_to(state).as_posix() for path in files)
     made = hash_contents(state, [*model, *LOGS])
-    write_record(state / OUTCOME, FinishedRun(summary=summary, files=made))
+    write_sealed(state / OUTCOME, FinishedRun(summary=summary, files=made))
 
 
 def read_outcome(state: Path) -> RunSummary | None:

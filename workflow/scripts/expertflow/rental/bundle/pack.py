@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from expertflow.chain import expand_path, stages_before
 from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json, sha256_file, sha256_json, sha256_text, sidecar_of
-from expertflow.core.records import read_part, read_record, to_json
+from expertflow.core.records import read_part, read_record, seal, to_json
+from expertflow.core.sidecars import Sidecar
 from expertflow.data.records import DocumentsRecord, ExpertLock, ShardRecord
 from expertflow.data.shards import shard_names
 from expertflow.rental.bundle import records
@@ -120,8 +121,9 @@ def _changed_sidecar(record: Path, **changes: str) -> Items:
     note = sidecar_of(record)
     if not note.is_file():
         return {}
-    value = json.loads(note.read_text(encoding="utf-8"))
-    return {note.as_posix(): _json_text({**value, **changes})}
+    return {
+        note.as_posix(): _json_text(seal(to_json(replace(read_record(Sidecar, note), **changes))))
+    }
 
 
 def _json_text(value: object) -> bytes:

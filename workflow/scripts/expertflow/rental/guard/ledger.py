@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import remove
-from expertflow.core.records import read_record, write_record
+from expertflow.core.records import read_record, write_sealed
 from expertflow.plan.records import Ledger, PaidSession
 from expertflow.rental.sync.store import NotThere, Store
 
@@ -71,7 +71,7 @@ class Meter:
         if self._price is not None:
             end_s = self._start_s + self._clock() - self._zero_s
             session = PaidSession(start_s=self._start_s, end_s=end_s, usd_per_hour=self._price)
-            write_record(self._path, Ledger(sessions=(*self._earlier, session)))
+            write_sealed(self._path, Ledger(sessions=(*self._earlier, session)))
 
 
 class RemoteLedger:
@@ -89,7 +89,7 @@ class RemoteLedger:
 
     def pull_ledger(self, store: Store) -> None:
         if not self._begins_anew and (joined := self._join(store)).sessions:
-            write_record(self.path, joined)
+            write_sealed(self.path, joined)
         self._judged = read_ledger(self.path)
 
     def send_ledger(self, store: Store) -> None:
@@ -99,7 +99,7 @@ class RemoteLedger:
         joined = read_ledger(self.path) if self._begins_anew else self._join(store)
         try:
             # Send a copy: the ledger itself is rewritten meanwhile.
-            write_record(self._copy / LEDGER, joined)
+            write_sealed(self._copy / LEDGER, joined)
             store.send_files(self._copy, PLACE, [LEDGER])
             self._begins_anew = False
         finally:

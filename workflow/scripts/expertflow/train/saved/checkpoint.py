@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from expertflow.core.errors import HardwareError, TrainingError
 from expertflow.core.files import replacing, sha256_text, sync, sync_directory
-from expertflow.core.records import Record
+from expertflow.core.records import Record, seal
 from expertflow.train.model.weights import (
     first_not_finite,
     load_optimizer_state,
@@ -134,7 +134,7 @@ def _fill(directory: Path, snapshot: Snapshot) -> None:
     save_file(snapshot.weights, directory / WEIGHTS)
     save_file(snapshot.optimizer, directory / OPTIMIZER)
     ours = {**snapshot.progress[OURS], **files.hash_contents(directory, TENSORS)}
-    text = json.dumps({**snapshot.progress, OURS: ours})
+    text = json.dumps(seal({**snapshot.progress, OURS: ours}))
     (directory / PROGRESS).write_text(text, encoding="utf-8")
 
 

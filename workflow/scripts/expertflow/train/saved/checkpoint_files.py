@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from expertflow.core.files import read_json_lines, remove
+from expertflow.core.records import unseal
 from expertflow.staging.store import hash_files
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ def read_progress(directory: Path) -> dict[str, Any]:
 
 
 def read_record(directory: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((directory / PROGRESS).read_text(encoding="utf-8"))
+    record: dict[str, Any] = unseal(json.loads((directory / PROGRESS).read_text(encoding="utf-8")))
     return record
 
 

@@ -1,0 +1,159 @@
+"""Damage below results/ and state/ is named, and repairing removes it and nothing else."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import run_script
+
+from expertflow.core.files import remove
+from expertflow.core.locks import EXPERT_LOCKS, flock
+from expertflow.core.records import seal, write_sealed
+from expertflow.core.sidecars import write_sidecar
+from expertflow.train.saved.checkpoint_files import OURS, TENSORS, hash_contents
+
+STATE = Path("state/e/abc")
+STEP = STATE / "checkpoints" / "step-00000002"
+
+
+def flip(path: Path) -> None:
+    """Change one byte in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def write(path: Path, text: str = "{}") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with small results and a finished training."""
+    monkeypatch.chdir(tmp_path)
+    e = Path("results/e")
+    for record, files in (
+        (e / "documents.json", {"keep.arrow": "kept"}),
+        (e / "model.json", {"base_model/model.safetensors": "base", "base_model/config.json": ""}),
+        (e / "training.json", {"steps.jsonl": "{}"}),
+        (e / "report.json", {"report.html": "page"}),
+        (Path("results/index.json"), {"index.html": "all"}),
+    ):
+        made = [write(record.parent / name, text) for name, text in files.items()]
+        write_sidecar(write(record), spec="", code="", files=made)
+    write(e / "logs" / "train_expert.log", "trained")
+    write_sealed(e / "logs" / "train_expert.attempts.json", {"attempts": []})
+    store = Path("state/.tokens/key")
+    write_sidecar(
+        write(store / "record.json"), spec="", code="", files=[write(store / "tokens.ids", "ids")]
+    )
+    for name in TENSORS:
+        write(STEP / name, name)
+    progress = {"step": 2, OURS: hash_contents(STEP, TENSORS)}
+    write(STEP / "progress.json", json.dumps(seal(progress)))
+    write(STATE / "final" / "model.safetensors", "trained")
+    names = ["final/model.safetensors", "steps.jsonl"]
+    write(STATE / "steps.jsonl", "steps")
+    write_sealed(STATE / "outcome.json", {"files": hash_contents(STATE, names)})
+    lines = (json.dumps(seal({"n": n})) for n in range(3))
+    write(Path("state/.evaluations/e.jsonl"), "".join(f"{line}\n" for line in lines))
+    return tmp_path
+
+
+def verify() -> tuple[int, list[str]]:
+    done = run_script("verify_results")
+    assert not done.stderr
+    *lines, summary = done.stdout.splitlines()
+    assert "files read" in summary
+    return done.returncode, lines
+
+
+SIDECAR = Path("results/e/.model.json.fingerprint")
+# What is damaged, and what goes besides it and the reports.
+FLIPPED = {
+    "results/e/keep.arrow": ["results/e/documents.json", "results/e/.documents.json.fingerprint"],
+    "results/e/documents.json": ["results/e/.documents.json.fingerprint"],
+    "results/e/base_model/model.safetensors": ["results/e/model.json", str(SIDECAR)],
+    str(SIDECAR): ["results/e/model.json"],
+    "results/e/logs/train_expert.attempts.json": [],
+    "results/e/report.html": [],
+    "state/.tokens/key/tokens.ids": ["state/.tokens/key"],
+    "state/.tokens/key/.record.json.fingerprint": ["state/.tokens/key"],
+    f"{STATE}/final/model.safetensors": [f"{STATE}/outcome.json", f"{STATE}/final"],
+    f"{STATE}/steps.jsonl": [f"{STATE}/outcome.json"],
+    f"{STATE}/outcome.json": [],
+    f"{STEP}/weights.safetensors": [str(STEP)],
+    f"{STEP}/progress.json": [str(STEP)],
+}
+REPORTS = [
+    f"results/{folder}{stem}"
+    for folder, name in (("e/", "report"), ("", "index"))
+    for stem in (f"{name}.json", f".{name}.json.fingerprint")
+]
+
+
+@pytest.mark.parametrize("name", FLIPPED)
+def test_a_flipped_byte_is_named_and_what_names_the_file_goes(place: Path, name: str) -> None:
+    assert verify() == (0, [])
+    before = set(place.rglob("*"))
+    flip(Path(name))
+    code, lines = verify()
+    damaged = [line for line in lines if ": unknown, no record names it" not in line]
+    assert code == 1 and len(damaged) == 1 and ": damaged, " in damaged[0]
+    assert damaged[0].startswith((name, str(STEP)))
+    run_script("repair_results", "--dry-run")
+    assert set(place.rglob("*")) == before
+    assert run_script("repair_results").returncode == 0
+    gone = [name, *FLIPPED[name], *(REPORTS if name.startswith("results/") else [])]
+    below = {path for path in before for top in gone if path.is_relative_to(place / top)}
+    assert before - set(place.rglob("*")) == below
+    kinds = {line.split(": ")[1].split(",")[0] for line in verify()[1]}
+    assert kinds <= {"unknown"}
+
+
+def test_odd_files_are_problems_and_the_rest_is_read(place: Path) -> None:
+    odd: dict[str, Callable[[Path], object]] = {
+        "results/e/.documents.json.fingerprint": lambda path: path.write_text('{"sha256": 1}'),
+        "results/e/.training.json.fingerprint": lambda path: path.write_text("[[["),
+        "results/e/keep.arrow": lambda path: (remove(path), path.mkdir()),
+        "results/e/base_model/config.json": remove,
+        "results/e/mine.txt": lambda path: path.write_text("mine"),
+        "state/.tokens/.other.1.partial/tokens.ids": lambda path: write(path),
+    }
+    for name, spoil in odd.items():
+        spoil(Path(name))
+    flip(Path("results/e/report.html"))
+    code, lines = verify()
+    assert code == 1
+    kinds = {line.split(": ")[0]: line.split(": ")[1].split(",")[0] for line in lines}
+    assert kinds.pop("results/e/report.html") == "damaged"
+    assert kinds.pop("results/e/base_model/config.json") == "missing"
+    unknown = {name for name, kind in kinds.items() if kind == "unknown"}
+    assert unknown == {"results/e/mine.txt", "results/e/steps.jsonl", [*odd][-1]}
+
+
+def test_only_the_damaged_lines_of_a_history_go(place: Path) -> None:
+    history = Path("state/.evaluations/e.jsonl")
+    lines = history.read_text().splitlines()
+    flip(history)
+    assert "damaged, 1 of 3 lines" in verify()[1][0]
+    run_script("repair_results")
+    assert history.read_text().splitlines() == [lines[0], lines[2]]
+    assert verify() == (0, [])
+
+
+def test_a_folder_without_results_is_an_error(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "none"):
+        done = run_script("verify_results", place)
+        assert done.returncode == 1 and "no results/ there" in done.stderr
+
+
+def test_a_run_that_is_at_work_is_left_alone(place: Path) -> None:
+    flip(Path("results/e/keep.arrow"))
+    EXPERT_LOCKS.mkdir(parents=True)
+    with (EXPERT_LOCKS / "e.lock").open("a") as stream:
+        assert flock(stream)
+        assert verify() == (0, [])

@@ -1,0 +1,283 @@
+"""Find what is damaged, missing or unknown below results/ and state/, and remove what is damaged.
+
+Every file is held against what names it: a sidecar, the end of a training, a checkpoint's progress,
+or its own seal.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from rich.console import Console
+from rich.progress import Progress
+
+from expertflow.chain import STAGES
+from expertflow.config.code_digest import rule_digest
+from expertflow.config.run_lock import try_hold
+from expertflow.core.errors import DataError
+from expertflow.core.files import remove, sha256_file, sidecar_of, write_text
+from expertflow.core.format import gb
+from expertflow.core.locks import EXPERT_LOCKS, try_lock
+from expertflow.core.records import read_part, read_record, unseal
+from expertflow.core.sidecars import SIDECARS, Sidecar, record_of
+from expertflow.rental.bundle.records import OPENED
+from expertflow.staging.store import hash_files
+from expertflow.train.saved.checkpoint_files import TENSORS, Contents, find_damage
+
+INDEX = Path("results/index.json")
+# Records that hold their own hash.
+SEALED = (
+    "results/*/logs/*.attempts.json", "results/*/.bundle/opened.json", "state/hashes.json",
+    "state/.guard/ledger.json", "state/.tuning/*.json", "state/*/*/outcome.json",
+    "state/*/*/plan.json",
+)  # fmt: skip
+KILLED = "left by a job that was killed; make prune removes it"
+HISTORIES = ("state/.evaluations/*.jsonl",)
+# Files that nothing is made of, what is checked when it is opened, and what a training writes until
+# it ends.
+UNNAMED = (
+    "results/logs/*", "results/*/logs/*.log", "*/.snakemake_timestamp", "results/*/.bundle/*",
+    "results/*/bundle.tar", "results/guard.json", "state/code.json", "state/.*/*.lock",
+    "state/.guard/*", "state/*/lock", "state/*/*/lock", "state/*/*/memory.json",
+    "state/*/*/diverged.txt", "state/*/*/*.jsonl", "state/*/*/monitor.json",
+    "state/*/*/preflight.json", "state/*/*/profile/*", "state/*/*/final/*",
+    "state/*/*/tensorboard/*",
+)  # fmt: skip
+
+
+class Problem(NamedTuple):
+    """``removable`` is what has to go for the file to be made again."""
+
+    path: Path
+    kind: Literal["damaged", "missing", "unknown"]
+    reason: str
+    removable: tuple[Path, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.kind}, {self.reason}"
+
+
+class Check(NamedTuple):
+    """Reads ``paths`` and returns a problem or null."""
+
+    paths: tuple[Path, ...]
+    find: Callable[[], Problem | None]
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.paths if path.is_file())
+
+
+def find_problems(folder: Path) -> tuple[list[Problem], str]:
+    """Go to a folder and read all of its results and state; return the problems, and a summary."""
+    if not (folder / "results").is_dir():
+        raise DataError(f"{folder.absolute()}: no results/ there; name the folder that holds it")
+    os.chdir(folder)
+    checks = list_checks()
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading", total=sum(check.n_bytes for check in checks))
+        found = []
+        for check in checks:
+            n_bytes = check.n_bytes
+            found.append(check.find())
+            bar.advance(task, n_bytes)
+    problems = [problem for problem in found if problem is not None]
+    n_bytes = sum(check.n_bytes for check in checks)
+    kinds = Counter(problem.kind for problem in problems)
+    counts = [f"{kinds[kind]} {kind}" for kind in ("damaged", "missing", "unknown") if kinds[kind]]
+    return problems, f"{len(checks)} files read, {gb(n_bytes, 3)}: {', '.join(counts) or 'intact'}"
+
+
+def list_made_by_other_code() -> list[str]:
+    """Return a line for each record that another version of the code made."""
+    lines = []
+    for path in sorted(Path("results").rglob(SIDECARS)):
+        with suppress(DataError, OSError):
+            made = read_record(Sidecar, path)
+            if made.rule in STAGES and made.code != rule_digest(made.rule):
+                lines.append(f"{record_of(path)}: made by other code")
+    return lines
+
+
+def list_checks() -> list[Check]:
+    """List the checks of all files below the working directory; what a run makes is left out."""
+    busy = {path.name for path in Path("results").glob("*") if _is_busy(path.name)}
+    files = {
+        path
+        for folder in ("results", "state")
+        for path in Path(folder).rglob("*")
+        if not path.is_dir() and path.parts[1] not in busy
+    }
+    checks = [check for path in sorted(files) for check in _checks_by(path)]
+    named = {path for check in checks for path in check.paths}
+    for path in sorted(files - named):
+        is_partial = any(part.endswith(".partial") for part in path.parts)
+        is_told = _is_like(path, UNNAMED) or _came_with_bundle(path)
+        if not (is_told or (is_partial and busy)):
+            why = KILLED if is_partial else "no record names it"
+            checks.append(Check((path,), _found(Problem(path, "unknown", why))))
+    return checks
+
+
+def _is_busy(expert: str) -> bool:
+    if not (EXPERT_LOCKS / f"{expert}.lock").is_file():
+        return False
+    with try_hold(expert) as ours:
+        return not ours
+
+
+def _came_with_bundle(path: Path) -> bool:
+    """Return whether a file is of a base model whose weights were checked by opening a bundle."""
+    return path.parts[2:3] == ("base_model",) and Path(*path.parts[:2], OPENED).is_file()
+
+
+def _is_like(path: Path, patterns: tuple[str, ...]) -> bool:
+    name = path.as_posix()
+    return any(fnmatch(name, p) and name.count("/") >= p.count("/") for p in patterns)
+
+
+def _found(problem: Problem) -> Callable[[], Problem | None]:
+    return lambda: problem
+
+
+def _checks_by(path: Path) -> Iterator[Check]:
+    """Yield the checks of what a file names, and of itself if it is sealed."""
+    if fnmatch(path.name, SIDECARS):
+        yield from _by_sidecar(path)
+    elif _is_like(path, SEALED):
+        yield Check((path,), lambda: _check_seal(path))
+        if path.name == "outcome.json":
+            yield from _by_outcome(path)
+    elif _is_like(path, HISTORIES):
+        yield Check((path,), lambda: _check_lines(path))
+    elif path.name == "progress.json" and path.parent.parent.name == "checkpoints":
+        folder = path.parent
+        paths = (path, *(folder / name for name in TENSORS))
+        yield Check(paths, lambda: _check_checkpoint(folder))
+
+
+def _by_sidecar(path: Path) -> Iterator[Check]:
+    record = record_of(path)
+    unit = (record, path) if path.is_relative_to("results") else (record.parent,)
+    try:
+        sidecar = read_record(Sidecar, path)
+    except (DataError, OSError) as error:
+        problem = Problem(path, "damaged", _reason_of(error), unit)
+        yield Check((path, record), _found(problem))
+        return
+    yield Check((path,), lambda: None)
+    is_opened = Path(*path.parts[:2], OPENED).is_file()
+    for name, sha256 in {record.name: sidecar.sha256, **sidecar.files}.items():
+        file = record.parent / name
+        # A bundle leaves out what is not needed any more.
+        if file.exists() or not is_opened:
+            yield _by_hash(file, sha256, record, unit, sha256_file)
+
+
+def _reason_of(error: Exception) -> str:
+    """Return the middle of an error's line: neither the file nor the fix."""
+    return str(error).partition(": ")[2].rpartition("; ")[0] or str(error)
+
+
+def _by_outcome(outcome: Path) -> Iterator[Check]:
+    state = outcome.parent
+    try:
+        files: Contents = read_part(Contents, outcome, "files")
+    except (DataError, OSError):
+        # Its own seal tells.
+        return
+    for name, digest in files["xxh3"].items():
+        top = state / Path(name).parts[0]
+        yield _by_hash(state / name, digest, outcome, (outcome, top), _hash_xxh3)
+
+
+def _hash_xxh3(path: Path) -> str:
+    return hash_files(path.parent, [path.name])[path.name]
+
+
+def _by_hash(
+    path: Path,
+    digest: str,
+    record: Path,
+    unit: tuple[Path, ...],
+    hash_file: Callable[[Path], str],
+) -> Check:
+    def find() -> Problem | None:
+        if not path.is_file():
+            there = path.exists()
+            reason = f"{record} names a file" if there else f"{record} names it"
+            return Problem(path, "damaged" if there else "missing", reason, (*unit, path))
+        try:
+            if hash_file(path) == digest:
+                return None
+            reason = f"not what {record} says" if path != record else "not what its sidecar says"
+        except OSError as error:
+            reason = f"cannot be read ({error.strerror})"
+        return Problem(path, "damaged", reason, (*unit, path))
+
+    return Check((path,), find)
+
+
+def _check_seal(path: Path) -> Problem | None:
+    try:
+        read_record(dict[str, Any], path)
+    except (DataError, OSError) as error:
+        return Problem(path, "damaged", _reason_of(error), (path,))
+    return None
+
+
+def _check_lines(path: Path) -> Problem | None:
+    n_lines, n_intact = len(path.read_bytes().splitlines()), len(_intact_lines(path))
+    if n_intact == n_lines:
+        return None
+    return Problem(path, "damaged", f"{n_lines - n_intact} of {n_lines} lines")
+
+
+def _intact_lines(path: Path) -> list[str]:
+    found = []
+    for line in path.read_bytes().splitlines():
+        try:
+            unseal(json.loads(line))
+        except ValueError:
+            continue
+        found.append(line.decode())
+    return found
+
+
+def _check_checkpoint(folder: Path) -> Problem | None:
+    reason = find_damage(folder, contents=TENSORS)
+    return None if reason is None else Problem(folder, "damaged", reason, (folder,))
+
+
+def repair(problems: list[Problem], *, dry_run: bool = False) -> list[Path]:
+    """Remove what is damaged, and reports made with it, so that the next run makes them again.
+
+    Return what was removed. Of a history only the damaged lines go; a state in use stays.
+    """
+    for problem in problems:
+        if _is_like(problem.path, HISTORIES) and not dry_run:
+            lines = _intact_lines(problem.path)
+            write_text(problem.path, "".join(f"{line}\n" for line in lines))
+    found = [path for problem in problems for path in problem.removable if not _is_in_use(path)]
+    experts = sorted({path.parts[1] for path in found if path.is_relative_to("results")})
+    reports = [Path("results", expert, "report.json") for expert in experts]
+    for report in (*reports, INDEX) if experts else ():
+        found += [report, sidecar_of(report)]
+    there = [path for path in dict.fromkeys(found) if path.exists() or path.is_symlink()]
+    for path in there if not dry_run else ():
+        remove(path)
+    return there + [problem.path for problem in problems if _is_like(problem.path, HISTORIES)]
+
+
+def _is_in_use(path: Path) -> bool:
+    lock = Path(*path.parts[:3], "lock")
+    if path.parts[0] != "state" or not lock.is_file():
+        return False
+    with lock.open("a") as stream:
+        return try_lock(stream) == "held"

@@ -1,0 +1,133 @@
+"""Sidecars: what a stage wrote, by hash, and what it was made from.
+
+Each record has a hidden one beside it, which names the other files of its stage, too. A stage
+checks against them what it is about to read.
+"""
+
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from msgspec import field
+
+from expertflow.core.errors import DataError
+from expertflow.core.files import sha256_file, sha256_text, sidecar_of
+from expertflow.core.hashes import HashCache
+from expertflow.core.records import REPAIR, Record, read_record, write_sealed
+
+SIDECARS = ".*.fingerprint"
+# Snakemake's mark in a folder that a rule makes.
+TIMESTAMP = ".snakemake_timestamp"
+# Of what a job reads, the smallest files are hashed each time, up to these bytes together; hashes
+# of the others are remembered. At 250 MB/s that takes 1 % of the shortest jobs.
+FRESH_BYTES = 4 << 20
+N_THREADS = 4
+# What tells a file apart from another or a later one: inode, size and time.
+Stamp = tuple[int, int, int]
+
+
+class Sidecar(Record, frozen=True, kw_only=True):
+    """``files`` are hashes by path below the sidecar's folder."""
+
+    rule: str
+    output: str
+    sha256: str
+    spec_sha256: str
+    code: str
+    files: dict[str, str] = field(default_factory=dict)
+
+
+def write_sidecar(
+    output: Path, *, spec: str, code: str, files: Iterable[Path] = (), rule: str | None = None
+) -> None:
+    """Record beside an output what it was made from, so that a copy can be verified anywhere.
+
+    ``files`` are the files and folders that were written with it. The rule is by default the one
+    whose script this is.
+    """
+    paths = [path for given in files for path in list_files(given)]
+    with ThreadPoolExecutor(N_THREADS) as pool:
+        own, *hashes = pool.map(sha256_file, [output, *paths])
+    names = [path.relative_to(output.parent).as_posix() for path in paths]
+    sidecar = Sidecar(
+        rule=rule or Path(sys.argv[0]).stem,
+        output=output.name,
+        sha256=own,
+        spec_sha256=sha256_text(spec),
+        code=code,
+        files=dict(zip(names, hashes, strict=True)),
+    )
+    write_sealed(sidecar_of(output), sidecar)
+
+
+def list_files(path: Path) -> list[Path]:
+    """List a file, or those below a folder; none if there is nothing."""
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in found if file.is_file() and file.name != TIMESTAMP]
+
+
+def record_of(sidecar: Path) -> Path:
+    return sidecar.with_name(sidecar.name[1:].removesuffix(".fingerprint"))
+
+
+def check_inputs(given: Iterable[Path], *, made: Iterable[Path] = ()) -> dict[Path, Stamp]:
+    """Check what a job reads against the sidecars beside it; return what tells if it changes.
+
+    A record stands for all files of its stage, a folder for what it holds and the records in it.
+    Files that are not there, or that no sidecar names, are left to who reads them, as is what the
+    job itself has ``made`` before.
+    """
+    skipped, wanted = {*made}, dict[Path, tuple[str, Path]]()
+    for path in given:
+        if path not in skipped:
+            wanted |= {p: found for p, found in _recorded(path).items() if p not in skipped}
+    stamps = {path: stamp for path in wanted if (stamp := _stamp_of(path)) is not None}
+    known, left_bytes = None, FRESH_BYTES
+    for path, (_, n_bytes, _) in sorted(stamps.items(), key=lambda item: item[1][1]):
+        left_bytes -= n_bytes
+        if left_bytes < 0 and known is None:
+            known = HashCache()
+        sha256, record = wanted[path]
+        hash_file = sha256_file if known is None else known.sha256
+        if path.is_dir() or hash_file(path) != sha256:
+            raise DataError(f"{path}: is not what {record} says; {REPAIR}")
+    if known is not None:
+        known.save()
+    return stamps
+
+
+def check_unmoved(stamps: dict[Path, Stamp]) -> None:
+    """Raise DataError if what was checked was replaced or written to since."""
+    for path, stamp in stamps.items():
+        if _stamp_of(path) != stamp:
+            raise DataError(f"{path}: changed while it was read; run again")
+
+
+def _stamp_of(path: Path) -> Stamp | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _recorded(path: Path) -> dict[Path, tuple[str, Path]]:
+    """Return the hashes of what stands for a path, each with the record that names it."""
+    if (own := sidecar_of(path)).is_file():
+        return _named_by(own)
+    beside = (_named_by(sidecar) for sidecar in sorted(path.parent.glob(SIDECARS)))
+    found = {p: e for named in beside for p, e in named.items() if path in (p, *p.parents)}
+    for sidecar in sorted(path.glob(SIDECARS)):
+        found |= _named_by(sidecar)
+    return found
+
+
+def _named_by(path: Path) -> dict[Path, tuple[str, Path]]:
+    record = record_of(path)
+    if not record.is_file():
+        # Its job failed, and Snakemake removed the record.
+        return {}
+    sidecar = read_record(Sidecar, path)
+    files = {record.parent / name: sha256 for name, sha256 in sidecar.files.items()}
+    return {p: (sha256, record) for p, sha256 in [(record, sidecar.sha256), *files.items()]}
