@@ -17,7 +17,7 @@
 # make verify       read every file of results and state; list what is damaged, missing, unknown
 # make repair       remove what is damaged, so that the next run makes it again
 # make check-demos  all experts, and whether each has learned what it should
-# make prune        remove training states, tokens and staged copies that no result refers to
+# make prune        remove states, tokens and copies that no result uses, and what killed jobs left
 # make slurm-test   the chain on a Slurm of one machine, where root and its packages are there
 # make soak         kill trainers at random moments for MINUTES (10); weights must not notice
 # make soak-chain   the same for whole chains, at any stage

@@ -51,12 +51,16 @@ def test_pruning_removes_what_no_result_uses_and_nothing_else(tmp_path: Path) ->
     (results / "training.json").write_text(json.dumps({"fingerprint": "published"}))
     (results / "tokens.ids").hardlink_to(shared / "0.json")
 
+    half = results / ".keep.arrow.1.partial"
+    write_state(half)
     listed = run_script("prune_state", "--dry-run", cwd=tmp_path)
     assert listed.stdout.splitlines() == [
         "would remove state/e/old", "would remove state/.tokens/orphan",
+        "would remove results/e/.keep.arrow.1.partial",
     ]  # fmt: skip
     assert old.is_dir() and orphan.is_dir()
 
     done = run_script("prune_state", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert published.is_dir() and shared.is_dir() and not old.exists() and not orphan.exists()
+    assert published.is_dir() and shared.is_dir() and not old.exists()
+    assert not orphan.exists() and not half.exists()

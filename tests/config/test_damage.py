@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support import run_script
 
+from expertflow.config.damage import find_problems, repair
 from expertflow.core.files import remove
 from expertflow.core.locks import EXPERT_LOCKS, flock
 from expertflow.core.records import seal, write_sealed
@@ -63,12 +64,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def verify() -> tuple[int, list[str]]:
-    done = run_script("verify_results")
-    assert not done.stderr
-    *lines, summary = done.stdout.splitlines()
+def verify() -> list[str]:
+    problems, summary = find_problems(Path())
     assert "files read" in summary
-    return done.returncode, lines
+    return [*map(str, problems)]
+
+
+def run_repair() -> None:
+    repair(find_problems(Path())[0])
 
 
 SIDECAR = Path("results/e/.model.json.fingerprint")
@@ -91,26 +94,23 @@ FLIPPED = {
 REPORTS = [
     f"results/{folder}{stem}"
     for folder, name in (("e/", "report"), ("", "index"))
-    for stem in (f"{name}.json", f".{name}.json.fingerprint")
+    for stem in (f"{name}.json", f".{name}.json.fingerprint", f"{name}.html")
 ]
 
 
 @pytest.mark.parametrize("name", FLIPPED)
 def test_a_flipped_byte_is_named_and_what_names_the_file_goes(place: Path, name: str) -> None:
-    assert verify() == (0, [])
+    assert verify() == []
     before = set(place.rglob("*"))
     flip(Path(name))
-    code, lines = verify()
-    damaged = [line for line in lines if ": unknown, no record names it" not in line]
-    assert code == 1 and len(damaged) == 1 and ": damaged, " in damaged[0]
+    damaged = [line for line in verify() if ": unknown, no record names it" not in line]
+    assert len(damaged) == 1 and ": damaged, " in damaged[0]
     assert damaged[0].startswith((name, str(STEP)))
-    run_script("repair_results", "--dry-run")
-    assert set(place.rglob("*")) == before
-    assert run_script("repair_results").returncode == 0
+    run_repair()
     gone = [name, *FLIPPED[name], *(REPORTS if name.startswith("results/") else [])]
     below = {path for path in before for top in gone if path.is_relative_to(place / top)}
     assert before - set(place.rglob("*")) == below
-    kinds = {line.split(": ")[1].split(",")[0] for line in verify()[1]}
+    kinds = {line.split(": ")[1].split(",")[0] for line in verify()}
     assert kinds <= {"unknown"}
 
 
@@ -126,9 +126,7 @@ def test_odd_files_are_problems_and_the_rest_is_read(place: Path) -> None:
     for name, spoil in odd.items():
         spoil(Path(name))
     flip(Path("results/e/report.html"))
-    code, lines = verify()
-    assert code == 1
-    kinds = {line.split(": ")[0]: line.split(": ")[1].split(",")[0] for line in lines}
+    kinds = {line.split(": ")[0]: line.split(": ")[1].split(",")[0] for line in verify()}
     assert kinds.pop("results/e/report.html") == "damaged"
     assert kinds.pop("results/e/base_model/config.json") == "missing"
     unknown = {name for name, kind in kinds.items() if kind == "unknown"}
@@ -139,15 +137,26 @@ def test_only_the_damaged_lines_of_a_history_go(place: Path) -> None:
     history = Path("state/.evaluations/e.jsonl")
     lines = history.read_text().splitlines()
     flip(history)
-    assert "damaged, 1 of 3 lines" in verify()[1][0]
-    run_script("repair_results")
+    assert "damaged, 1 of 3 lines" in verify()[0]
+    run_repair()
     assert history.read_text().splitlines() == [lines[0], lines[2]]
-    assert verify() == (0, [])
+    assert verify() == []
 
 
-def test_a_folder_without_results_is_an_error(tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "none"):
-        done = run_script("verify_results", place)
+def test_the_scripts_list_what_is_damaged_and_remove_it(place: Path) -> None:
+    flip(Path("results/e/keep.arrow"))
+    damaged = "results/e/keep.arrow: damaged, not what results/e/documents.json says"
+    done = run_script("verify_results")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines()[0] == damaged and done.stdout.endswith(": 1 damaged\n")
+    gone = ["documents.json", ".documents.json.fingerprint", "keep.arrow"]
+    for words, told in ((("--dry-run",), "would remove"), ((), "removed")):
+        done = run_script("repair_results", *words)
+        removed = [f"{told} results/e/{name}" for name in gone]
+        assert done.stdout.splitlines()[2:5] == removed
+    assert run_script("verify_results").stdout.endswith(": intact\n")
+    for elsewhere in (place / "results", place / "none"):
+        done = run_script("verify_results", elsewhere)
         assert done.returncode == 1 and "no results/ there" in done.stderr
 
 
@@ -156,4 +165,4 @@ def test_a_run_that_is_at_work_is_left_alone(place: Path) -> None:
     EXPERT_LOCKS.mkdir(parents=True)
     with (EXPERT_LOCKS / "e.lock").open("a") as stream:
         assert flock(stream)
-        assert verify() == (0, [])
+        assert verify() == []

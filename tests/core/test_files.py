@@ -3,15 +3,20 @@
 import errno
 import fcntl
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from support import SCRIPTS
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import replacing, sha256_directory, write_text
+from expertflow.core.files import is_abandoned, replacing, sha256_directory, write_text
 from expertflow.core.locks import NO_LOCKS, read_holder, sign_lock, try_lock
 from expertflow.core.records import Record, from_json, read_part
+from expertflow.train.saved.state_dirs import find_abandoned
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -30,6 +35,54 @@ def test_a_directory_is_replaced_whole(tmp_path: Path) -> None:
             partial.mkdir()
             (partial / content).write_text(content)
     assert [p.name for p in (tmp_path / "d").iterdir()] == ["two"]
+
+
+WRITE = """
+import os, sys
+from pathlib import Path
+from expertflow.core.files import replacing
+with replacing(Path(sys.argv[1])) as partial:
+    partial.write_text("half")
+    print("writes", flush=True)
+    sys.stdin.read()
+"""
+
+
+def start_writing(target: Path) -> "subprocess.Popen[str]":
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", WRITE, str(target)]
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+    assert process.stdout and process.stdout.readline() == "writes\n"
+    return process
+
+
+def test_the_next_write_removes_what_the_dead_have_left_and_not_what_the_living_write(
+    tmp_path: Path,
+) -> None:
+    target = tmp_path / "out.txt"
+    with start_writing(target) as living:
+        with start_writing(target) as dead, start_writing(tmp_path / "other.txt") as other:
+            dead.kill()
+            other.kill()
+        assert len(list(tmp_path.rglob("out.txt"))) == 2
+        write_text(target, "whole")
+        assert len(list(tmp_path.rglob("out.txt"))) == 2
+        [left] = find_abandoned(tmp_path)
+        assert left.name.startswith(".other.txt.")
+        living.communicate()
+    assert [path.name for path in tmp_path.rglob("out.txt")] == ["out.txt"]
+    assert target.read_text() == "half"
+
+
+def test_without_a_lock_a_partial_is_abandoned_after_an_hour(tmp_path: Path) -> None:
+    left = tmp_path / ".out.txt.123.partial"
+    left.mkdir()
+    (left / "half").touch()
+    for path in (left, left / "half"):
+        assert not is_abandoned(left)
+        os.utime(path, (0, 0))
+    assert is_abandoned(left)
 
 
 def test_directory_hashes_see_names_and_contents(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from expertflow.core.errors import DataError
-from expertflow.core.records import write_record
+from expertflow.core.records import seal, write_record
 from expertflow.rental.guard.ledger import Ledger, Meter, PaidSession, read_ledger
 from expertflow.rental.guard.options import parse_options
 from expertflow.rental.guard.run import Guard
@@ -32,6 +32,9 @@ def test_a_restart_does_not_get_the_budget_anew(tmp_path: Path) -> None:
     for key in ("start_s", "end_s"):
         ledger["sessions"][0][key] -= 7200
     path.write_text(json.dumps(ledger))
+    with pytest.raises(DataError, match=r"not what was written.*--forget-spent"):
+        read_ledger(path)
+    path.write_text(json.dumps(seal(ledger)))
     assert Meter(path, usd_per_hour=3.0, clock=clock).total_usd() == pytest.approx(2.0)
 
 

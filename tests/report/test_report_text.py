@@ -78,8 +78,9 @@ def test_index_has_one_row_an_expert() -> None:
 
 
 def _run(script: str, report: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    outputs = [f"--{kind}={report.with_name(f'i.{kind}')}" for kind in ("json", "html")]
-    words = [str(report)] if script == "show_report" else ["--reports", str(report), *outputs]
+    outputs = [f"--output={report.with_name('i.json')}", f"--html={report.with_name('i.html')}"]
+    words = ["--spec={}", "--reports", str(report), *outputs]
+    words = [str(report)] if script == "show_report" else words
     monkeypatch.setattr("sys.argv", [script, *words])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(SCRIPTS / f"{script}.py"), run_name="__main__")

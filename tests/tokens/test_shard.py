@@ -228,19 +228,6 @@ def test_a_result_shares_the_bytes_and_outlives_the_store(tmp_path: Path) -> Non
     assert find_prunable(tmp_path / "store") == [folder]
 
 
-def test_what_a_killed_job_left_is_pruned_later(tmp_path: Path) -> None:
-    partial = tmp_path / ".k.123.partial"
-    partial.mkdir()
-    fill(partial)
-    assert find_prunable(tmp_path) == []
-    make_old(partial)
-    # Its file was written to just now.
-    assert find_prunable(tmp_path) == []
-    make_old(partial / "ids", partial)
-    assert find_prunable(tmp_path) == [partial]
-    assert find_prunable(tmp_path / "nothing") == []
-
-
 def ids_and_spans(document: Sequence[Segment], engine: Engine) -> tuple[list[int], list[int]]:
     tokens = tokenize([document], engine)
     return tokens.ids[0].tolist(), tokens.spans[0].tolist()

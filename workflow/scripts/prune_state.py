@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Remove training states, tokens and staged copies that no result uses any more.
 
-Keeps what is published or in use, and the newest unfinished state of each expert.
+Also what killed jobs have left half-written. Keeps what is published or in use, and the newest
+unfinished state of each expert.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ from expertflow.core import cli
 from expertflow.core.files import remove
 from expertflow.staging.store import prune_copies
 from expertflow.tokens import store
-from expertflow.train.saved.state_dirs import prunable_states
+from expertflow.train.saved.state_dirs import find_abandoned, prunable_states
 
 TOKENS = ".tokens"
 
@@ -22,6 +23,7 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="only list them")
     args = parser.parse_args()
     found = prunable_states(args.results, args.state) + store.find_prunable(args.state / TOKENS)
+    found += find_abandoned(args.results, args.state)
     for path in found if not args.dry_run else ():
         remove(path)
     for path in found + prune_copies(args.results, dry_run=args.dry_run):

@@ -175,8 +175,8 @@ def _by_sidecar(path: Path) -> Iterator[Check]:
     is_opened = Path(*path.parts[:2], OPENED).is_file()
     for name, sha256 in {record.name: sidecar.sha256, **sidecar.files}.items():
         file = record.parent / name
-        # A bundle leaves out what is not needed any more.
-        if file.exists() or not is_opened:
+        # A bundle leaves out what is not needed any more; what lies elsewhere is the user's.
+        if (file.exists() or not is_opened) and not Path(name).is_absolute():
             yield _by_hash(file, sha256, record, unit, sha256_file)
 
 
@@ -228,7 +228,9 @@ def _check_seal(path: Path) -> Problem | None:
     try:
         read_record(dict[str, Any], path)
     except (DataError, OSError) as error:
-        return Problem(path, "damaged", _reason_of(error), (path,))
+        # What was spent is not forgotten by the way.
+        removable = () if path.name == "ledger.json" else (path,)
+        return Problem(path, "damaged", _reason_of(error), removable)
     return None
 
 
@@ -268,7 +270,7 @@ def repair(problems: list[Problem], *, dry_run: bool = False) -> list[Path]:
     experts = sorted({path.parts[1] for path in found if path.is_relative_to("results")})
     reports = [Path("results", expert, "report.json") for expert in experts]
     for report in (*reports, INDEX) if experts else ():
-        found += [report, sidecar_of(report)]
+        found += [report, sidecar_of(report), report.with_suffix(".html")]
     there = [path for path in dict.fromkeys(found) if path.exists() or path.is_symlink()]
     for path in there if not dry_run else ():
         remove(path)

@@ -194,6 +194,7 @@ class ConfiguredExpert:
             if not looks:
                 raise ConfigError(f"{holds}; move it away, or replace it with {way_on}")
             note(f"{holds}; a run replaces it, with {way_on} alone")
+        self.hashes.path.parent.mkdir(parents=True, exist_ok=True)
         sources = tuple(self.sources.values())
         lock = lock_sources(
             self.name,

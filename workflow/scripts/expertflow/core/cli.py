@@ -47,7 +47,13 @@ def _make_output(function: Callable[..., Any], takes: Callable[..., Any] | None)
     check_unmoved(args.read)
     if record is not None:
         write_record(args.output, record)
-        write_sidecar(args.output, spec=args.spec_text, code=args.code, files=args.files)
+        write_sidecar(
+            args.output,
+            spec=args.spec_text,
+            code=args.code,
+            files=args.files,
+            outside=getattr(record, "files_outside", ()),
+        )
 
 
 def _parse_stage(function: Callable[..., Any]) -> argparse.Namespace:

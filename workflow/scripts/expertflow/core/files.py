@@ -1,16 +1,22 @@
 """Write files completely or not at all, and hash their content."""
 
-import contextlib
+import glob
 import hashlib
 import json
 import os
 import shutil
+import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from expertflow.core.locks import flock
+
 CHUNK_BYTES = 1 << 20
+PARTIAL, LOCK = ".partial", ".lock"
+ABANDONED_S = 3600
 
 
 def canonical_json(value: Any) -> str:
@@ -55,17 +61,49 @@ def replacing(path: Path) -> Iterator[Path]:
     Works for files and directories. A failure leaves nothing behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    remove(partial)
-    try:
+    with partial_beside(path) as partial:
         yield partial
         sync(partial)
         if path.is_dir() and not path.is_symlink():
             remove(path)
         partial.replace(path)
         sync_directory(path.parent)
+
+
+@contextmanager
+def partial_beside(path: Path) -> Iterator[Path]:
+    """Yield a path of the same name in a hidden folder beside it, which is removed at the end.
+
+    So are those that dead processes have left for the same path: a folder holds a lock as long as
+    its process lives.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
+        if is_abandoned(left):
+            remove(left)
+    # Not named by process: ids may coincide on two machines.
+    folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL))
+    try:
+        with (folder / f"{LOCK}.new").open("w") as lock:
+            with suppress(OSError):  # a file system may have no locks
+                flock(lock)
+            # By its name it is never there without being held.
+            (folder / f"{LOCK}.new").rename(folder / LOCK)
+            yield folder / path.name
     finally:
-        remove(partial)
+        remove(folder)
+
+
+def is_abandoned(partial: Path) -> bool:
+    """Return whether the process that made a partial is dead.
+
+    Where no lock tells, one counts as dead after an hour without a change.
+    """
+    with suppress(OSError), (partial / LOCK).open("r+") as lock:
+        return flock(lock)
+    with suppress(OSError):
+        newest_s = max(path.lstat().st_mtime for path in (partial, *partial.rglob("*")))
+        return time.time() - newest_s > ABANDONED_S
+    return False
 
 
 def write_text(path: Path, text: str) -> None:
@@ -85,7 +123,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read a log of JSON objects, one per line, without lines truncated by a crash."""
     values = []
     for line in path.read_bytes().split(b"\n"):
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             values.append(json.loads(line))
     return values
 

@@ -53,8 +53,11 @@ class HashCache:
         return sha256
 
     def save(self) -> None:
-        """Add what is new to the file, where other jobs may have added theirs."""
-        if self._new:
+        """Add what is new to the file, where other jobs may have added theirs.
+
+        Outside of a working directory, where a script was called by hand, nothing is written.
+        """
+        if self._new and self.path.parent.is_dir():
             known = {key: v for key, v in self._read().items() if Path(key).exists()}
             write_sealed(self.path, {"hashes": known | self._new})
             self._new = {}

@@ -28,7 +28,7 @@ Stamp = tuple[int, int, int]
 
 
 class Sidecar(Record, frozen=True, kw_only=True):
-    """``files`` are hashes by path below the sidecar's folder."""
+    """``files`` are hashes by path below the sidecar's folder; what lies elsewhere is absolute."""
 
     rule: str
     output: str
@@ -39,17 +39,29 @@ class Sidecar(Record, frozen=True, kw_only=True):
 
 
 def write_sidecar(
-    output: Path, *, spec: str, code: str, files: Iterable[Path] = (), rule: str | None = None
+    output: Path,
+    *,
+    spec: str,
+    code: str,
+    files: Iterable[Path] = (),
+    outside: Iterable[Path] = (),
+    rule: str | None = None,
 ) -> None:
     """Record beside an output what it was made from, so that a copy can be verified anywhere.
 
-    ``files`` are the files and folders that were written with it. The rule is by default the one
-    whose script this is.
+    ``files`` are the files and folders that were written with it, ``outside`` those of the user
+    that are read where they lie. The rule is by default the one whose script this is.
     """
     paths = [path for given in files for path in list_files(given)]
     with ThreadPoolExecutor(N_THREADS) as pool:
         own, *hashes = pool.map(sha256_file, [output, *paths])
     names = [path.relative_to(output.parent).as_posix() for path in paths]
+    cache, folder = HashCache(), output.parent.resolve()
+    for path in (path.absolute() for path in outside):
+        if not path.resolve().is_relative_to(folder):
+            names.append(str(path))
+            hashes.append(cache.sha256(path))
+    cache.save()
     sidecar = Sidecar(
         rule=rule or Path(sys.argv[0]).stem,
         output=output.name,
@@ -91,10 +103,18 @@ def check_inputs(given: Iterable[Path], *, made: Iterable[Path] = ()) -> dict[Pa
         sha256, record = wanted[path]
         hash_file = sha256_file if known is None else known.sha256
         if path.is_dir() or hash_file(path) != sha256:
-            raise DataError(f"{path}: is not what {record} says; {REPAIR}")
+            raise DataError(f"{path}: is not what {record} says; {_fix(path, record)}")
     if known is not None:
         known.save()
     return stamps
+
+
+def _fix(path: Path, record: Path) -> str:
+    """Return what to do about a file: that of a user cannot be made again."""
+    if record.parent.absolute() in path.absolute().parents:
+        return REPAIR
+    rule = read_record(Sidecar, sidecar_of(record)).rule
+    return f"put it back, or take it in: snakemake … --forcerun {rule}"
 
 
 def check_unmoved(stamps: dict[Path, Stamp]) -> None:

@@ -4,6 +4,7 @@ A *record* is one raw item of a source. A *document* is made from a record: a ch
 Each document shard has a small JSON record with its hash, on which later stages depend.
 """
 
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from expertflow.core.records import Record
@@ -70,6 +71,11 @@ class SourceRecord(Record, frozen=True, kw_only=True):
     n_shards: int
     files: tuple[DataFile, ...]
     artifacts: dict[str, Artifact]
+
+    @property
+    def files_outside(self) -> list[Path]:
+        """The files of a source that is read where it lies; checked wherever it is used."""
+        return [Path(file.path) for file in self.files]
 
 
 class DatasetSource(Record, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from expertflow.chain import STAGES, expand_path, stages_before
 from expertflow.core.attempts import Attempt, attempts_path, read_attempts
 from expertflow.core.errors import DataError
-from expertflow.core.records import Record, from_json, read_record
+from expertflow.core.records import REPAIR, Record, from_json, read_record
 from expertflow.data.records import DatasetManifest, DatasetSource, DocumentsRecord
 from expertflow.evaluate.records import EvaluationRecord
 from expertflow.export.records import ExportRecord
@@ -110,13 +110,15 @@ def read_lines(cls: type[T], path: Path) -> tuple[T, ...]:
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError as error:
-        raise DataError(f"{path}: the series is missing; run training again") from error
+        raise DataError(f"{path}: the series is missing; {REPAIR}") from error
     records = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
                 value = json.loads(line)
             except ValueError as error:
-                raise DataError(f"{path}:{number}: not a JSON record ({error})") from error
+                raise DataError(
+                    f"{path}:{number}: not a JSON record ({error}); {REPAIR}"
+                ) from error
             records.append(from_json(cls, value, where=f"{path}:{number}"))
     return tuple(records)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
-from expertflow.core.records import Record
+from expertflow.core.records import REPAIR, Record
 from expertflow.data.documents import KeptRows, join_rows, read_keep
 from expertflow.tokens.arrow import IDS_DTYPE, PAD_ID, PackedRows, from_arrow_lists, read_index
 from expertflow.tokens.packing import Pieces, clip_spans
@@ -113,7 +113,7 @@ def load_splits(
 def _check_size(path: str, n_bytes: int) -> None:
     found = Path(path).stat().st_size
     if found != n_bytes:
-        raise DataError(f"{path}: {found} bytes, its index says {n_bytes}; delete it, run again")
+        raise DataError(f"{path}: {found} bytes, its index says {n_bytes}; {REPAIR}")
 
 
 def _rows_of(shard: TokenShardRecord, keep: dict[tuple[str, str], KeptRows]) -> KeptRows | None:
@@ -199,4 +199,4 @@ def _read(
     columns = (shard[order], offset[order] * size, starts, ends)
     for number, at, start, end in zip(*(c.tolist() for c in columns), strict=True):
         if os.preadv(files[number], (memory[start:end],), at) != end - start:
-            raise DataError("a token file ends early; delete the expert's tokens and run again")
+            raise DataError(f"a token file ends early; {REPAIR}")

@@ -4,12 +4,11 @@ Results are hard links into the store: instant, and without extra space.
 """
 
 import logging
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from expertflow.core.files import link_or_copy, remove, sync, sync_directory
+from expertflow.core.files import link_or_copy, partial_beside, remove, sync, sync_directory
 
 log = logging.getLogger(__name__)
 # A job fills its folder, and links what it takes, within this time.
@@ -30,9 +29,8 @@ def ensure_stored(
         log.warning("%s is damaged; its tokens are made again", folder)
         remove(folder)
     store.mkdir(parents=True, exist_ok=True)
-    # Not named by process: ids may coincide on two machines.
-    partial = Path(tempfile.mkdtemp(dir=store, prefix=f".{key}.", suffix=".partial"))
-    try:
+    with partial_beside(folder) as partial:
+        partial.mkdir()
         make(partial)
         sync(partial)
         try:
@@ -41,8 +39,6 @@ def ensure_stored(
             if not folder.is_dir():
                 raise
         sync_directory(store)
-    finally:
-        remove(partial)
     return folder, False
 
 
@@ -54,7 +50,7 @@ def publish_file(source: Path, target: Path) -> None:
 def find_prunable(store: Path) -> list[Path]:
     if not store.is_dir():
         return []
-    return [path for path in sorted(store.iterdir()) if path.is_dir() and not _in_use(path)]
+    return [path for path in sorted(store.glob("[!.]*")) if path.is_dir() and not _in_use(path)]
 
 
 def _in_use(folder: Path) -> bool:
@@ -62,4 +58,4 @@ def _in_use(folder: Path) -> bool:
     newest_s = max(path.stat().st_mtime for path in (folder, *files))
     young = time.time() - newest_s < ABANDONED_S
     shared = any(path.stat().st_nlink > 1 for path in files)
-    return young or (shared and not folder.name.startswith("."))
+    return young or shared

@@ -21,7 +21,7 @@ from expertflow.core.files import (
     sha256_json,
     sync,
 )
-from expertflow.core.records import Record, read_record, to_json, write_sealed
+from expertflow.core.records import REPAIR, Record, read_record, to_json, write_sealed
 from expertflow.core.settings import list_settings
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.settings import Training
@@ -91,9 +91,7 @@ def check_inputs_unmoved(packing: PackingRecord, rows: Path) -> None:
     """Check the rows: Snakemake does not notice an input edited while a job runs."""
     for name, split in (("train", packing.train), ("held_out", packing.held_out)):
         if sha256_file(rows / name / ROWS_FILE) != split.sha256:
-            raise TrainingError(
-                f"{rows / name}: changed during training; run again to train on what is there now"
-            )
+            raise TrainingError(f"{rows / name}: changed during training; {REPAIR}")
 
 
 def finish_run(run: TrainingRun) -> RunSummary:
@@ -315,6 +313,11 @@ def write_outcome(state: Path, summary: RunSummary) -> None:
     write_sealed(state / OUTCOME, FinishedRun(summary=summary, files=made))
 
 
+def _find_damaged_log(state: Path, files: Contents, name: str) -> str | None:
+    own: Contents = {"n_bytes": {name: files["n_bytes"][name]}, "xxh3": files["xxh3"]}
+    return find_difference(state, own, contents=[name])
+
+
 def read_outcome(state: Path) -> RunSummary | None:
     """Read a finished run's summary; null if missing or no longer complete."""
     path = state / OUTCOME
@@ -322,6 +325,12 @@ def read_outcome(state: Path) -> RunSummary | None:
         return None
     try:
         outcome = read_record(FinishedRun, path)
+        for name in LOGS:
+            # What a damaged log still holds cannot be told from what it never held.
+            found = _find_damaged_log(state, outcome.files, name)
+            if found is not None and (state / name).is_file():
+                log.warning("%s is removed: %s", state / name, found)
+                remove(state / name)
         found = find_difference(state, outcome.files, contents=outcome.files["xxh3"])
     except (DataError, KeyError) as error:
         found = f"{OUTCOME} cannot be read ({error})"

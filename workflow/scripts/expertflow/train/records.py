@@ -1,11 +1,13 @@
 """Records of training: the base model, each step, and the complete run."""
 
+from pathlib import Path
 from typing import Literal
 
 from msgspec import field
 
 from expertflow.core.records import Record
 from expertflow.plan.records import ModelFacts
+from expertflow.staging.content import read_content
 from expertflow.tokens.records import TokenizerRecord
 
 RoutePart = Literal["attention", "compilation", "loss"]
@@ -42,6 +44,12 @@ class ModelRecord(Record, frozen=True, kw_only=True):
     n_weight_bytes: int
     weights_sha256: str
     tokenizer: TokenizerRecord
+
+    @property
+    def files_outside(self) -> list[Path]:
+        """The files of a model that is read where it lies; checked wherever it is used."""
+        content = read_content("weights", Path(self.path), key="")
+        return [content.source / name for name in content.sizes]
 
 
 class StepRecord(Record, frozen=True, kw_only=True):

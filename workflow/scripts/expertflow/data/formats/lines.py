@@ -53,7 +53,10 @@ def iter_range(
             start += n_bytes
             if start >= high:
                 return
-    raise DataError(f"{file.path}: changed since it was fetched; run again to take it in")
+    raise DataError(
+        f"{file.path}: changed since it was fetched; put it back, or take it in: snakemake …"
+        " --forcerun fetch_source"
+    )
 
 
 def iter_all(stream: io.BufferedReader, file: DataFile, _: ReadOptions) -> Iterator[RawRecord]:

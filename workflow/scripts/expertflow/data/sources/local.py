@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import sha256_file
+from expertflow.core.hashes import HashCache
 from expertflow.data.formats.options import ReadOptions
 from expertflow.data.formats.streams import sniff_format
 from expertflow.data.formats.tables import count_rows
@@ -49,12 +49,12 @@ class LocalFiles(DataSource):
         return Pinned(n_shards=count_shards(files), files=files)
 
     def fetch(self, lock: SourceLock, directory: Path) -> Fetched:
-        files = []
+        files, hashes = [], HashCache()
         for locked in lock.files:
             path = Path(locked.path)
             if not path.is_file():
                 raise DataError(f"{path}: gone since the workflow started; put it back, run again")
-            if sha256_file(path) != locked.sha256:
+            if hashes.sha256(path) != locked.sha256:
                 raise DataError(f"{path}: changed since the workflow started; run again")
             files.append(describe_file(path, sha256=locked.sha256, options=self.spec.options))
         return Fetched(tuple(files))

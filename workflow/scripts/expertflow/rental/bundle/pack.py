@@ -15,7 +15,7 @@ from expertflow.chain import expand_path, stages_before
 from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json, sha256_file, sha256_json, sha256_text, sidecar_of
 from expertflow.core.records import read_part, read_record, seal, to_json
-from expertflow.core.sidecars import Sidecar
+from expertflow.core.sidecars import Sidecar, check_inputs
 from expertflow.data.records import DocumentsRecord, ExpertLock, ShardRecord
 from expertflow.data.shards import shard_names
 from expertflow.rental.bundle import records
@@ -47,6 +47,8 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
     for name, path in items.items():
         if isinstance(path, Path) and not path.is_file():
             raise DataError(f"{path}: is missing, needed for {name}; run again to make it")
+    paths = [path for path in items.values() if isinstance(path, Path)]
+    check_inputs(path for path in paths if sidecar_of(path).is_file())
     items[f"{results}/{records.PROVENANCE}"] = _provenance_text(spec, items)
     members = describe_items(items)
     _check_recorded(results, members, lock=lock, model=model)
@@ -114,10 +116,14 @@ def _model_items(results: Path, model: ModelRecord, *, with_weights: bool) -> It
     items: Items = {f"{target}/{path.name}": path for path in wanted}
     moved = _json_text(to_json(replace(model, path=str(target))))
     items |= {f"{target}/{records.TIMESTAMP}": b"", record.as_posix(): moved}
-    return items | _changed_sidecar(record, sha256=hashlib.sha256(moved).hexdigest())
+    own = hashlib.sha256(moved).hexdigest()
+    note = sidecar_of(record)
+    known = read_record(Sidecar, note).files if note.is_file() else {}
+    files = {f"{target.name}/{Path(name).name}": sha256 for name, sha256 in known.items()}
+    return items | _changed_sidecar(record, sha256=own, files=files)
 
 
-def _changed_sidecar(record: Path, **changes: str) -> Items:
+def _changed_sidecar(record: Path, **changes: object) -> Items:
     note = sidecar_of(record)
     if not note.is_file():
         return {}

@@ -124,7 +124,8 @@ def read_ledger(path: Path) -> Ledger:
     try:
         return read_record(Ledger, path)
     except DataError as error:
-        raise DataError(f"{error}; or give --forget-spent to begin a new budget") from error
+        fix = "put it right, or give --forget-spent to begin a new budget"
+        raise DataError(f"{str(error).rpartition('; ')[0] or error}; {fix}") from error
 
 
 def merge_ledgers(mine: Ledger, other: Ledger, *, judged: Ledger) -> Ledger:

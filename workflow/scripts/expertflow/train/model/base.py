@@ -8,6 +8,7 @@ from typing import Literal
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import replacing, sha256_file, sha256_json
+from expertflow.core.hashes import HashCache
 from expertflow.plan.flops import mlp_matrices
 from expertflow.plan.records import ModelFacts
 from expertflow.tokens.records import TOKENIZER_FILES, TokenizerRecord
@@ -80,7 +81,10 @@ def list_model_files(directory: Path) -> list[Path]:
 
 
 def hash_weights(directory: Path) -> str:
-    return sha256_json([sha256_file(file) for file in weight_files(directory)])
+    hashes = HashCache()
+    found = sha256_json([hashes.sha256(file) for file in weight_files(directory)])
+    hashes.save()
+    return found
 
 
 def read_facts(directory: Path) -> ModelFacts:

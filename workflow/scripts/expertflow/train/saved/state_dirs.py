@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from expertflow.core.errors import TrainingError
+from expertflow.core.files import PARTIAL, is_abandoned
 from expertflow.core.locks import read_holder, sign_lock, try_lock
 from expertflow.core.records import read_part
 
@@ -74,6 +75,17 @@ def prunable_states(results: Path, state: Path) -> list[Path]:
         # Nothing published: a retraining failed, and the newest finished model is the last one.
         keep = unfinished[-1:] + ([] if published else finished[-1:])
         found += [path for path in others if path not in keep and not _in_use(path)]
+    return found
+
+
+def find_abandoned(*folders: Path) -> list[Path]:
+    """List what killed jobs have left half-written, but for what a trainer at work removes."""
+    found: list[Path] = []
+    for path in sorted(path for folder in folders for path in folder.rglob(f".*{PARTIAL}")):
+        states = (parent for parent in path.parents if (parent / LOCK_FILE).is_file())
+        is_inside = any(path.is_relative_to(other) for other in found)
+        if not is_inside and is_abandoned(path) and not any(map(_in_use, states)):
+            found.append(path)
     return found
 
 
