@@ -5,6 +5,7 @@
 Each has to be named, with what to do, or made again; none may be used silently.
 """
 
+import os
 import re
 import sys
 import tempfile
@@ -14,10 +15,10 @@ from typing import NamedTuple
 
 from workflow_space import Workspace, make_workspace
 
-INDEX, ONE = "results/index.html", ("--config", "experts={tiny: {}}")
+INDEX = "results/index.html"
 # A call of a stage's script, as a rule writes it.
 CALL = re.compile(r'python "\$EXPERTFLOW"/(\w+)\.py .*?(?= 2> )')
-FIXES = ("run make repair", "put it back, or take it in: snakemake")
+FIXES = ("run make repair", "put it back, or take it in: snakemake", ": damaged, ")
 # What reads a kind of file: a stage, ``snakemake`` where its main process does, ``verify`` where
 # nothing but a user does.
 READERS = {
@@ -97,8 +98,8 @@ class Flip(NamedTuple):
 
 def list_calls(space: Workspace) -> dict[str, str]:
     """Return the command of each stage, as a run of all of them would call it."""
-    said = space.run("-n", "-p", "-F", INDEX, *ONE)
-    return {match[1]: match[0] for match in CALL.finditer(said)}
+    said = space.run("-n", "-p", "-F", INDEX)
+    return {match[1]: match[0] for match in CALL.finditer(said) if "results/tiny/" in match[0]}
 
 
 def flip(path: Path) -> bytes:
@@ -120,16 +121,18 @@ def try_flip(space: Workspace, calls: dict[str, str], pattern: str, reader: str)
     if reader == "verify":
         done = space.script("verify_results")
     elif reader == "snakemake":
-        done = space.run_warm("-n", INDEX, *ONE)
+        done = space.run_warm("-n", INDEX)
     else:
         scripts = space.root / "workflow" / "scripts"
-        done = space.execute("bash", "-c", calls[reader], EXPERTFLOW=str(scripts))
+        words = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        done = space.execute("bash", "-c", calls[reader], EXPERTFLOW=str(scripts), PATH=words)
     lines = (done.stdout + done.stderr).splitlines()
-    told = [line for line in lines if name in line or str(Path(name).parent) in line]
+    told = [line for line in lines if name in line and "$EXPERTFLOW" not in line]
+    told = told or [line for line in lines if f"{Path(name).parent} is damaged" in line]
     found = Flip(name, reader, "USED", " / ".join(lines[-3:]))
     if done.returncode == 0 and not (path.is_file() and path.read_bytes() == flipped):
         found = found._replace(outcome="made again", line=told[-1] if told else "")
-    elif done.returncode and told and (reader == "verify" or any(f in told[-1] for f in FIXES)):
+    elif done.returncode and told and any(fix in told[-1] for fix in FIXES):
         found = found._replace(outcome="named", line=told[-1])
     if path.is_file() and path.read_bytes() == flipped:
         with path.open("r+b") as stream:
@@ -153,7 +156,7 @@ def main() -> None:
         space = make_workspace(Path(scratch, "space"))
         with (space.root / "data" / "sums.jsonl").open("a", encoding="utf-8") as stream:
             stream.write('{"question": "rejected, as it has no answer"}\n')
-        space.run(INDEX, *ONE)
+        space.run(INDEX)
         counts = show_outcomes(space, READERS)
     print(f"{len(READERS)} kinds of files: {dict(counts)}")
     sys.exit("USED" in counts)

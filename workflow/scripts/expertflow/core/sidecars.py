@@ -103,7 +103,8 @@ def check_inputs(given: Iterable[Path], *, made: Iterable[Path] = ()) -> dict[Pa
         sha256, record = wanted[path]
         hash_file = sha256_file if known is None else known.sha256
         if path.is_dir() or hash_file(path) != sha256:
-            raise DataError(f"{path}: is not what {record} says; {_fix(path, record)}")
+            said_by = record if path != record else "its sidecar"
+            raise DataError(f"{path}: is not what {said_by} says; {_fix(path, record)}")
     if known is not None:
         known.save()
     return stamps
