@@ -125,16 +125,15 @@ def test_copied_results_are_taken_over_and_verified(space: Workspace, tmp_path: 
     shutil.copytree(space.root / "results", clone.root / "results")
     assert "train_expert" not in clone.planned()
     done = clone.script("verify_results")
-    assert done.returncode == 0 and "CHANGED" not in done.stdout
-    assert "results/tiny/packing.json: whole\n" in done.stdout
+    assert done.returncode == 0 and done.stdout.endswith(": intact\n")
     edit_packing(clone)
-    made_otherwise = "results/tiny/packing.json: whole; made by other code\n"
+    made_otherwise = "results/tiny/packing.json: made by other code\n"
     assert made_otherwise in clone.script("verify_results").stdout
     plan = clone.root / "results/tiny/plan.json"
     plan.write_text(plan.read_text() + " ")
     done = clone.script("verify_results")
     assert done.returncode == 1
-    assert "results/tiny/plan.json: CHANGED since it was written" in done.stdout
+    assert "results/tiny/plan.json: damaged, not what its sidecar says" in done.stdout
 
 
 def test_a_lost_result_is_published_from_its_state(space: Workspace) -> None:
