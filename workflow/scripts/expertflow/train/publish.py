@@ -325,13 +325,13 @@ def read_outcome(state: Path) -> RunSummary | None:
         return None
     try:
         outcome = read_record(FinishedRun, path)
+        found = find_difference(state, outcome.files, contents=outcome.files["xxh3"])
         for name in LOGS:
             # What a damaged log still holds cannot be told from what it never held.
-            found = _find_damaged_log(state, outcome.files, name)
-            if found is not None and (state / name).is_file():
-                log.warning("%s is removed: %s", state / name, found)
+            damage = _find_damaged_log(state, outcome.files, name)
+            if damage is not None and (state / name).is_file():
+                log.warning("%s is removed: %s", state / name, damage)
                 remove(state / name)
-        found = find_difference(state, outcome.files, contents=outcome.files["xxh3"])
     except (DataError, KeyError) as error:
         found = f"{OUTCOME} cannot be read ({error})"
     if found is None:
