@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from workflow_space import Workspace, make_workspace
+from workflow_space import Workspace, make_workspace, manifest
 
 INDEX = "results/index.html"
 # A call of a stage's script, as a rule writes it.
@@ -157,6 +157,10 @@ def main() -> None:
         space = make_workspace(Path(scratch, "space"))
         with (space.root / "data" / "sums.jsonl").open("a", encoding="utf-8") as stream:
             stream.write('{"question": "rejected, as it has no answer"}\n')
+        value = manifest()
+        value["data"]["max_rejected_fraction"] = 0.1
+        space.write_manifest("tiny", value)
+        space.write_manifest("other", value)
         space.run(INDEX)
         counts = show_outcomes(space, READERS)
     print(f"{len(READERS)} kinds of files: {dict(counts)}")
