@@ -42,6 +42,6 @@ rule compare_experts:
     params:
         code=wf.code("compare_experts"),
     shell:
-        'python "$EXPERTFLOW"/compare_experts.py --spec "{{}}" --code {params.code} --reports'
+        'python "$EXPERTFLOW"/compare_experts.py --spec {{}} --code {params.code} --reports'
         " {input.reports:q} --output {output.record:q} --html {output.html:q}"
         " --files {output.html:q} 2> {log:q}"
