@@ -203,7 +203,7 @@ def land(box: Box, home: Box) -> None:
         shutil.rmtree(results / path)
     for name in ("steps.jsonl", "gpu.jsonl", "report.html", "monitor.json", "preflight.json"):
         (results / name).unlink()
-    for name in ("staging", "training", "evaluation", "export", "report"):
+    for name in ("staging", "training", "generations", "evaluation", "export", "report"):
         (results / f"{name}.json").unlink()
         (results / f".{name}.json.fingerprint").unlink()
     assert "keep ablate=true" in home.script("open_bundle", outcome, "--outcome").stderr
