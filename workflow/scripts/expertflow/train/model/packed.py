@@ -105,7 +105,7 @@ def document_kwargs(
 
 
 def document_bounds(batch: Batch, device: torch.device) -> torch.Tensor:
-    """Return where documents begin and the last one ends; layers compiled once take any number."""
+    """Return the bounds of documents; layers compiled once accept any number of them."""
     bounds = batch.cu_seqlens.to(device, non_blocking=True)
     torch._dynamo.maybe_mark_dynamic(bounds, 0)
     return bounds
