@@ -21,11 +21,11 @@ with open("starts.txt", "a") as stream:
     stream.write("started\\n")
 while not came:
     time.sleep(0.02)
-# Fails where the pipe of the log has ended.
-print("saving", file=sys.stderr, flush=True)
 time.sleep(0.2)
 while Path("hold").exists():
     time.sleep(0.02)
+# Fails where the pipe of the log has ended.
+print("saving", file=sys.stderr, flush=True)
 Path("saved.txt").touch()
 sys.exit(143)
 """

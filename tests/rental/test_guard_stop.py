@@ -223,3 +223,26 @@ def test_a_signal_reaches_the_trainer_below_snakemake(tmp_path: Path, number: in
     # It saved, its pipe of logs did not end before it, and no retry began.
     assert (tmp_path / "saved.txt").is_file()
     assert (tmp_path / "starts.txt").read_text() == "started\n"
+
+
+# Waits for its job whatever happens, and tells it nothing.
+PATIENT = """#!/usr/bin/env python3
+import signal, subprocess, sys
+
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+sys.exit(subprocess.call(["bash", "-c", sys.argv[1]], preexec_fn=lambda: [
+    signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)]))
+"""
+
+
+def test_a_job_is_told_by_the_guard_and_its_shell_ends_after_it(tmp_path: Path) -> None:
+    scheduler = tmp_path / "snakemake"
+    scheduler.write_text(PATIENT)
+    job = f"{shlex.join(guarded.trainer(tmp_path))} 2>&1 | cat; touch cleaned_up"
+    guard = guarded.start_trainer(tmp_path, command=[sys.executable, str(scheduler), job])
+    guard.terminate()
+    code, out = guarded.end(guard)
+    assert code == 0, out
+    assert (tmp_path / "saved.txt").is_file() and (tmp_path / "cleaned_up").is_file()
+    assert running_in(tmp_path) == []
