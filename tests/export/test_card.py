@@ -21,6 +21,7 @@ from expertflow.export.records import ExportSpec, MergeComparison
 # Cards use the made-up run of the report's tests.
 sys.path.insert(0, str(ROOT / "tests" / "report"))
 from made_up_runs import make_cpu_inputs, make_gpu_inputs
+from report_reading import compare_with_golden
 
 COMPARISON = MergeComparison(
     loss_before=1.25, loss_after=1.2507, n_rows=32, n_targets=1838,
@@ -113,29 +114,26 @@ def test_license_conflicts_come_first_and_an_odd_one_is_linked(inputs: CardInput
         assert front.get("license_link") == link
 
 
-def test_scores_have_intervals_and_changes_their_word(inputs: CardInputs) -> None:
+def test_cards_say_what_their_golden_texts_say(inputs: CardInputs) -> None:
+    compare_with_golden("card-gpu.md", write_card(inputs))
+    compare_with_golden("card-cpu.md", write_card(card_inputs(make_cpu_inputs())))
+
+
+def test_what_was_not_scored_says_why(inputs: CardInputs) -> None:
     [best, *_] = inputs.evaluation.baselines
     unknown = replace(best.score, value_fraction=None, ci95=None, reason="no Node")
     unscored = replace(best, name="lost", description="a copy", score=unknown, change=None)
-    told = {"baselines": (best, unscored), "unavailable": {"judge": "none was asked for"}}
+    [first, *others] = inputs.evaluation.published.candidates
+    candidates = (replace(first, held_out_loss=None), *others)
+    told = {
+        "baselines": (best, unscored),
+        "published": replace(inputs.evaluation.published, candidates=candidates),
+        "unavailable": {"judge": "none was asked for"},
+    }
     card = write_card(change(inputs, evaluation=told))
-    assert "| execution\\_accuracy, 200 questions | 0.045 (" in card
-    assert "+0.565 (+0.497 to +0.633, n = 200): **better**" in card
-    constant = "gives the most common answer; from 4,000 training documents"
-    assert f"| constant: {constant} | 0.01 (" in card
     assert "| lost: a copy | not measured: no Node | not compared |" in card
+    assert "| 600 | not measured | 0.52" in card
     assert "- judge: none was asked for" in card
-
-
-def test_the_published_step_and_those_it_was_chosen_from_are_told(inputs: CardInputs) -> None:
-    published = inputs.evaluation.published
-    [first, *others] = published.candidates
-    published = replace(published, candidates=(replace(first, held_out_loss=None), *others))
-    card = write_card(change(inputs, evaluation={"published": published}))
-    assert "- Published: the weights after step 1,200 (the highest execution accuracy" in card
-    assert "| 1,200 (published) | 0.566 | 0.64" in card and "| 600 | not measured | 0.52" in card
-    assert "asked 100 questions" in card
-    assert "The adapter by itself lies in `checkpoint`, `candidates/step-1200`" in card
 
 
 def test_a_card_says_what_its_weights_are(inputs: CardInputs) -> None:
@@ -146,35 +144,14 @@ def test_a_card_says_what_its_weights_are(inputs: CardInputs) -> None:
     ):
         card = write_card(inputs, merged_into=merged_into, dtype="bfloat16")
         assert words in card and ("adapter by itself" in card) == (merged_into is not None)
-    assert "trained model 1.25, of these files 1.2507 nats a token (32 rows, 1,838 tokens" in card
 
 
-def test_what_training_took_is_told_and_a_demo_is_not_for_use(inputs: CardInputs) -> None:
-    card = write_card(inputs)
-    training, cost = inputs.training, inputs.plan.cost
-    assert cost.price_usd_per_hour is not None and inputs.monitor.energy_j is not None
-    assert f"| wall time | {training.time.wall_s / 3600:.3g} h |" in card
-    assert f"| energy of the cards | {inputs.monitor.energy_j / 3.6e6:.4g} kWh" in card
-    assert f"at ${cost.price_usd_per_hour:g} an hour" in card
-    without = write_card(card_inputs(make_cpu_inputs()))
-    front, body = parts(without)
-    assert body.startswith("> **Not for use.** Made by the demo preset") and "demo" in front["tags"]
-    assert "| energy of the cards | not measured: " in without
-    assert "| cost | not known: no price per hour is configured" in without
-
-
-def test_tables_are_whole_and_hashes_and_versions_told(inputs: CardInputs) -> None:
+def test_tables_are_whole(inputs: CardInputs) -> None:
     card = write_card(inputs)
     n_tables = sum(line.startswith("|---") for line in card.splitlines())
     html = MarkdownIt("gfm-like", {"linkify": False}).render(parts(card)[1])
     assert html.count("<table>") == n_tables >= 5
     assert "<p>|" not in html
-    known = (
-        inputs.training.packing_sha256, inputs.model.tokenizer.sha256, inputs.model.weights_sha256,
-        inputs.evaluation.published.weights_sha256, make_gpu_inputs().export.weights_sha256, "c0de",
-    )  # fmt: skip
-    assert all(f"`{value}`" in card for value in known)
-    assert f"torch {inputs.training.versions['torch']}" in card
 
 
 def test_data_stay_text_wherever_they_stand(inputs: CardInputs) -> None:

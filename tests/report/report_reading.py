@@ -1,8 +1,11 @@
 """What tests read off a report and off its pages."""
 
+import html
+import os
 import re
 from collections.abc import Mapping
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 from expertflow.core.records import from_json
@@ -10,6 +13,7 @@ from expertflow.report.diagnose import MISSING, list_findings
 from expertflow.report.measured import restore, to_plain
 from expertflow.report.records import Finding, Report
 
+GOLDEN = Path(__file__).parent / "golden"
 MAX_PAGE_BYTES = 400_000
 HOSTILE = "<script>alert(1)</script>\" onload='x' {{ 7 * 7 }} </style></svg></pre> \u202e \x1b[2J"
 VOID = {"meta", "br", "path", "line", "rect", "circle", "stop"}
@@ -54,6 +58,29 @@ def check_page_is_safe(page: str) -> None:
 
 def section(page: str, name: str) -> str:
     return page.split(f'<section id="{name}"')[1].split("</section>")[0]
+
+
+def compare_with_golden(name: str, text: str) -> None:
+    """Compare with a file; to accept a change: EXPERTFLOW_UPDATE_GOLDEN=1 pytest."""
+    path = GOLDEN / name
+    if os.environ.get("EXPERTFLOW_UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def lines_of(page: str) -> str:
+    """Return all that a page says, a line each: texts, names of drawings and reasons on hover."""
+    for pattern, told in (
+        (r'<svg[^>]*aria-label="([^"]*)".*?</svg>', r"<p>[\1]</p>"),
+        (r'<[^>]* title="([^"]*)"[^>]*>', r"<p>(\1) "),
+        (r'<i class="key (\w+)">', r"{\1} "),
+        (r'<section id="(\w+)"[^>]*>', r"<p>== \1</p>"),
+        (r"<style>.*?</style>", ""),
+    ):
+        page = re.sub(pattern, told, page, flags=re.DOTALL)
+    blocks = r"</?(?:p|h\d|tr|div|section|figure|summary|li|pre|caption|title)\b[^>]*>"
+    parts = (html.unescape(re.sub(r"<[^>]+>", " ", part)) for part in re.split(blocks, page))
+    return "\n".join(filter(None, (" ".join(part.split()) for part in parts))) + "\n"
 
 
 def text_of(page: str) -> str:

@@ -6,11 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_ablation import NO_FP8, ONE_DISK, PLAN_TOKENS_PER_S, SHORT, estimate, make_ablation
+from made_up_ablation import PLAN_TOKENS_PER_S, SHORT, estimate, make_ablation
 from made_up_ablation import make_bar as bar
 from made_up_runs import GPU, PROVENANCE
 from msgspec.structs import replace
-from report_reading import MAX_PAGE_BYTES, changed, check_page_is_safe, hostile, section, text_of
+from report_reading import (
+    changed,
+    check_page_is_safe,
+    compare_with_golden,
+    hostile,
+    lines_of,
+    section,
+    text_of,
+)
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import from_json, to_json
@@ -117,37 +125,8 @@ def test_faster_is_beyond_doubt_and_learns_as_well() -> None:
     assert "var(--orange)" not in drawing and not re.findall(r'"#[0-9a-f]{3,6}"', drawing)
 
 
-def test_the_page_says_all_that_was_run_and_why_something_was_not() -> None:
-    page = render_ablation(make_ablation())
-    check_page_is_safe(page)
-    assert len(page.encode()) < MAX_PAGE_BYTES / 4
-    text = text_of(page)
-    for words in (
-        "3 pairs a variant", "20 timed, after 5 to warm up", "2,048 tokens", "64 sequences",
-        "$2.49 an hour, as of 2026-11-01", "torch 2.13.0",
-        f"Not measured: bf16 products (out of memory: {SHORT})", f"not measurable: {NO_FP8}",
-        ONE_DISK, "1 as claimed, 1 more, 1 less, 2 no change, 1 not measurable.",
-        "compile system E 1.2 to 2 times \u00d71.20 to 2.00 \u00d71.28 1.26 to 1.30",
-    ):  # fmt: skip
-        assert words in text
-    assert not re.search(">(None|nan|null)<", page)
-    order = ["Gradient checkpointing on", "Without compile", "TF32 off", "8 workers instead of 4"]
-    changes = text[text.index("one change each") :]
-    assert sorted(order, key=changes.index) == order
-
-
 def test_the_verdict_says_what_the_plan_is_worth() -> None:
-    found = judge_ablation(make_ablation())
-    assert found.answer == "32.3 times as fast." and found.level == "mixed"
-    for words in (
-        "On NVIDIA H100 80GB HBM3 (made up) the plan trains 36.4k useful tokens a second",
-        "\u00d732.3 (31.9 to 32.6)",
-        "largest step is \u201cDocuments packed into rows\u201d (\u00d75.16)",
-        "\u201cGradient checkpointing on\u201d costs most: \u00d70.740",
-        "Faster than the plan here: \u201cMicro-batch 32 instead of 16\u201d (\u00d71.09)",
-        "No measurable difference: \u201cTF32 off\u201d, \u201c8 workers instead of 4\u201d",
-    ):
-        assert words in found.sentence
+    assert judge_ablation(make_ablation()).level == "mixed"
     found = judge_ablation(_ladder(bar("a", "a", 1.5), bar("b", "b", 1.2, before=1.5)))
     assert (found.level, found.answer) == ("bad", "Slower.")
     rungs, faster = (bar(name, name, 1.0, **AS_PLAN) for name in "ab"), bar("x", "More", 1.2)
@@ -199,15 +178,12 @@ def test_the_report_has_the_whole_record_its_page_a_section_and_the_terminal_a_l
     check_report(report, inputs)
     assert report.comparison == (inputs.ablation,)
     shown = section(render_page(report, inputs), "comparison")
-    assert "32.3 times as fast." in shown and shown.count("<figure>") == 1
-    assert 'href="ablation.html"' in shown and "as claimed" in shown
+    compare_with_golden("comparison.txt", lines_of(shown))
+    assert 'href="ablation.html"' in shown and "ablation.html" not in GPU.page
     line = dict(summary_rows(report, html_path=Path("x")))["ablation"]
     assert line.startswith("plan \u00d732.3 (31.9 to 32.6) beside \u201cNaive loop")
     assert "claims: 1 as claimed" in line
-    assert GPU.report.comparison == () and "ablation.html" not in GPU.page
     assert "ablation" not in dict(summary_rows(GPU.report, html_path=Path("x")))
-    shown = section(GPU.page, "comparison")
-    assert "--config ablate=true" in shown and "results/expert-sql/ablation.json" in shown
 
 
 def test_the_largest_switch_that_slows_the_plan_is_priced() -> None:

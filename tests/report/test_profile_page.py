@@ -6,7 +6,6 @@ import pytest
 from made_up_runs import CPU, GPU
 from made_up_series import make_profile, not_profiled
 from msgspec.structs import replace
-from report_reading import section
 
 from expertflow.report.build import build_report
 from expertflow.report.check import check_report
@@ -62,23 +61,9 @@ def page_of(**changes: Any) -> tuple[Report, str]:
     return report, render_page(report, inputs)
 
 
-def test_the_longest_kernels_are_shown_where_there_are_some() -> None:
-    report, page = page_of()
-    profile = report.profile
-    assert profile
-    assert len(profile.kernels) == 15 < profile.n_kernels == 25
-    assert sum(kind.share_fraction for kind in profile.by_kind) == pytest.approx(1)
-    assert profile.overhead_fraction == pytest.approx(0.2)
-    assert profile.trace == "results/expert-sql/profile/trace.json.gz"
-    shown = section(page, "kernels")
-    for text in ("steps 12 to 16", "15 of 25", "Matrix products", "nvjet_hsh_128x256",
-                 "training waited 3.4\u00a0s", "opened in Perfetto",
-                 "FlashAttnBwdSm90&lt;(int)128, A &amp; B&gt;"):  # fmt: skip
-        assert text in shown
-    assert "Kernels were not profiled" not in page
+def test_kernels_are_shown_where_there_are_some() -> None:
     assert CPU.report.unavailable["profile"] == "training.profile_steps is 0"
     assert 'id="kernels"' not in CPU.page
-    assert "Kernels were not profiled: training.profile_steps is 0." in CPU.page
     _, page = page_of(profile=not_profiled("no CUPTI <here>"))
     assert "Kernels were not profiled: no CUPTI &lt;here&gt;." in page
 

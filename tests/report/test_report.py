@@ -1,7 +1,6 @@
 """report.json: golden files, honest nulls, inputs from disk, and checks that refuse a fault."""
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import yaml
 from made_up_runs import CPU, GPU
 from msgspec.structs import fields, replace
-from report_reading import changed
+from report_reading import changed, compare_with_golden
 from support import ROOT
 
 from expertflow.core.attempts import Attempts
@@ -24,7 +23,6 @@ from expertflow.report.inputs import ReportInputs, read_inputs, read_lines
 from expertflow.report.measured import restore, to_plain
 from expertflow.train.records import StepRecord
 
-GOLDEN = Path(__file__).parent / "golden"
 SCHEMA = yaml.safe_load((ROOT / "workflow/schemas/report.schema.yaml").read_text(encoding="utf-8"))
 
 FIRST, LAST = GPU.inputs.training.epoch_summaries
@@ -33,15 +31,12 @@ LAST_WITHOUT_LOSS = (FIRST, replace(LAST, eval_loss=None))
 
 @pytest.mark.parametrize("variant", ["gpu", "cpu"])
 def test_report_equals_golden(variant: str) -> None:
-    """To accept a wanted change: EXPERTFLOW_UPDATE_GOLDEN=1 pytest tests/report."""
-    run, path = {"gpu": GPU, "cpu": CPU}[variant], GOLDEN / f"report-{variant}.json"
+    run = {"gpu": GPU, "cpu": CPU}[variant]
     check_report(run.report, run.inputs)
     plain = to_plain(run.report)[0]
     jsonschema.validate(plain, SCHEMA)
-    rounded = _rounded(plain)
-    if os.environ.get("EXPERTFLOW_UPDATE_GOLDEN"):
-        path.write_text(json.dumps(rounded, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert rounded == json.loads(path.read_text(encoding="utf-8"))
+    text = json.dumps(_rounded(plain), indent=1, ensure_ascii=False) + "\n"
+    compare_with_golden(f"report-{variant}.json", text)
     plain["time"]["wall_s"] = None
     with pytest.raises(jsonschema.ValidationError, match="None is not of type"):
         jsonschema.validate(plain, SCHEMA)

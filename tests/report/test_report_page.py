@@ -3,18 +3,17 @@
 import html
 import re
 
-import pytest
 import report_reading as reading
+from made_up_ablation import make_ablation
 from made_up_runs import CPU, GPU
 from msgspec.structs import replace
 
 from expertflow.core.format import show_hidden
 from expertflow.core.records import from_json
-from expertflow.report import format as f
+from expertflow.report.ablation_page import render_ablation
 from expertflow.report.build import build_report
 from expertflow.report.charts.frame import _themed
 from expertflow.report.compare import index_row, render_index
-from expertflow.report.headline import make_tiles
 from expertflow.report.measured import restore, to_plain
 from expertflow.report.page import render_page
 from expertflow.report.records import Report
@@ -23,47 +22,23 @@ PLACES = (("evaluation", "time"), ("samples", "findings"), ("timeline", "data"),
           ("plan", "sources"), ("provenance", "footer"))  # fmt: skip
 
 
-def test_page_is_well_formed_small_and_in_order() -> None:
-    for page in (GPU.page, CPU.page):
+def test_pages_say_what_their_golden_texts_say() -> None:
+    """Every text, figure, name of a drawing and reason, in order."""
+    pages = {
+        "report-gpu": GPU.page,
+        "report-cpu": CPU.page,
+        "index": render_index([index_row(GPU.report), index_row(CPU.report)]),
+        "ablation": render_ablation(make_ablation()),
+    }
+    for name, page in pages.items():
         reading.check_page_is_safe(page)
         assert len(page.encode()) < reading.MAX_PAGE_BYTES / 2
-    drawings = "".join(re.findall(r"<svg.*?</svg>", GPU.page, re.DOTALL))
-    assert "var(--blue)" in drawings and "var(--rule)" in drawings
-    assert set(re.findall(r'"#[0-9a-f]{3,6}"', drawings)) == set()
+        assert not re.search(">(None|nan|null)<", page)
+        drawings = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
+        assert not re.findall(r'"#[0-9a-f]{3,6}"', drawings), "colors are those of the theme"
+        reading.compare_with_golden(f"{name}.txt", reading.lines_of(page))
     assert "prefers-color-scheme: dark" in GPU.page
     assert render_page(CPU.report, CPU.inputs) == CPU.page
-    wanted = ["evaluation", "bill", "time", "kernels", "training", "timeline", "data", "comparison",
-              "trained", "samples", "findings", "plan", "sources", "provenance"]  # fmt: skip
-    assert re.findall(r'<section id="(\w+)"', GPU.page) == wanted
-    assert GPU.page.index("verdict mixed") < GPU.page.index('class="tiles"')
-    assert GPU.page.count('class="tile"') == 8
-
-
-def test_tiles_and_parts_of_the_time_tell_the_figures() -> None:
-    notes = {tile.label: tile.note.replace(f.NBSP, " ") for tile in make_tiles(GPU.report)}
-    assert notes["Training cost"] == "plan $1.82 \u00b7 +3.2 %"
-    assert notes["MFU"] == "of 990 TFLOP/s bf16"
-    assert notes["Peak GPU memory"] == "of 80.0 GB \u00b7 23 % free"
-    # The steps of a CPU are timed by their parts.
-    legend = re.compile(r"<span>([^<]+)</span><b>[^<]+</b><em>([\d.]+)")
-    cpu, gpu = (
-        {name: float(percent) for name, percent in legend.findall(reading.section(page, "time"))}
-        for page in (CPU.page, GPU.page)
-    )
-    assert (cpu["Forward and backward"], cpu["Optimizer"]) == (88.1, 3.8)
-    assert sum(cpu.values()) == pytest.approx(100, abs=0.3)
-    assert sum(gpu.values()) == pytest.approx(100, abs=0.3)
-
-
-def test_preset_split_and_missing_values_are_said() -> None:
-    for text in ("preset full", "simulated hardware readings", "90 sampled steps"):
-        assert text in GPU.page
-    assert "Demo preset" not in GPU.page and "sampled steps" not in CPU.page
-    assert "Demo preset: a small model and few steps" in CPU.page
-    assert "not measured" in CPU.page
-    assert 'title="no price per hour is configured for this hardware"' in CPU.page
-    assert "Any kernel running" not in CPU.page  # no chart without a reading
-    assert not re.search(">(None|nan|null)<", CPU.page)
 
 
 # Schema or templates interpret these texts.
@@ -158,26 +133,11 @@ def _rows(page: str, place: str) -> dict[str, str]:
     return {name.strip(): html.unescape(rest) for name, rest in rows}
 
 
-PLAN = '<section id="plan">'
-
-
 def test_rows_say_whether_the_band_held_and_omit_what_was_not_read() -> None:
-    rows = _rows(GPU.page, PLAN)
-    assert ">0</td>" in rows["Optimizer steps"] and "the band" not in rows["Optimizer steps"]
-    assert "within the band" in rows["Wall time"] and " to " in rows["Wall time"]
-    dear = reading.changed(GPU.report, {"plan_against_actual.4.actual": 99.0})
-    assert "outside the band" in _rows(render_page(dear, GPU.short), PLAN)["Cost"]
-    blank = _rows(CPU.page, PLAN)["Cost"]
-    assert blank.count("not predicted") == blank.count("not measured") == 1
-    assert blank.count('title="') == 2
-    figures, provenance = "The machine in figures", "What this report was made from"
-    gpu, cpu = _rows(GPU.page, figures), _rows(CPU.page, figures)
-    assert f.energy(1.47e6) in gpu["Energy"]
-    names = {"Energy", "Power", "Hottest", "Held back", "Clocks", "PCIe"}
-    assert names <= set(gpu) and not names & set(cpu)
-    assert "processor" in _rows(GPU.page, provenance)
     place = "training_report.hardware"
     bare = {f"{place}.throttle_s": {"thermal": 0.0}, f"{place}.machine": None}
-    page = render_page(reading.changed(GPU.report, bare), GPU.short)
-    assert "never" in _rows(page, figures)["Held back"]
-    assert "processor" not in _rows(page, provenance)
+    dear = {"plan_against_actual.4.actual": 99.0}
+    page = render_page(reading.changed(GPU.report, {**bare, **dear}), GPU.short)
+    assert "outside the band" in _rows(page, '<section id="plan">')["Cost"]
+    assert "never" in _rows(page, "The machine in figures")["Held back"]
+    assert "processor" not in _rows(page, "What this report was made from")

@@ -120,12 +120,6 @@ def test_what_cannot_be_honored_is_refused(options: dict[str, Any], message: str
     assert "\n" not in str(caught.value)
 
 
-def packed_batch(chosen: list[int]) -> Batch:
-    ids = np.zeros((3, 32), np.int32)
-    rows = PackedRows.from_lists(ids, [[10, 7, 15], [20, 5], [32]], [[], [], []])
-    return Collator(rows).batch(np.array(chosen))
-
-
 def model(name: str = attention.NAME, dtype: torch.dtype = torch.float32) -> Any:
     config = SimpleNamespace(_attn_implementation=name, get_text_config=lambda: SimpleNamespace())
     return SimpleNamespace(config=config, dtype=dtype)
