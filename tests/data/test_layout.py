@@ -74,6 +74,7 @@ def test_a_manifests_template_wins_over_all(tmp_path: Path) -> None:
     [
         ("a\n{% if %}", "does not parse (line 2"),
         ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "would not learn to stop"),
+        ("{{ '\\0' }}" + OWN, "the chat template writes U+0000"),
         (
             "{{ strftime_now('%Y') }}" + OWN,
             "refuses a plain chat (the chat template refuses the chat: 'strftime",

@@ -17,6 +17,7 @@ from test_shapes import SPEC
 from expertflow.core.errors import DataError
 from expertflow.data.columns import STATUS
 from expertflow.data.documents import Document, KeptRows, iter_documents
+from expertflow.data.messages import ASSISTANT_FIRST, EMPTY_SYSTEM
 from expertflow.data.prepare import prepare_shard
 from expertflow.data.read import describe_file
 from expertflow.data.records import ShardRecord, SourceRecord
@@ -147,6 +148,7 @@ def test_every_reason_is_documented() -> None:
     paths = (SCRIPTS / "expertflow" / "data").rglob("*.py")
     code = "".join(path.read_text(encoding="utf-8") for path in paths)
     found = set(re.findall(r'(?:Reject|Filtered)\(\s*"(\w+)"', code))
+    found |= {EMPTY_SYSTEM, ASSISTANT_FIRST}
     documented = re.findall(r"`(\w+)`", (ROOT / "docs" / "data.md").read_text(encoding="utf-8"))
     assert len(found) > 30
     assert {*found, *STATUS} - {"kept"} <= set(documented)
@@ -168,6 +170,16 @@ def test_a_chat_stays_on_the_side_of_its_first_question(path: Path) -> None:
     *groups, other = column(prepare(path, CHAT), "group_hash")
     assert len(groups) == 6 and len(set(groups)) == 1 and other not in groups
     assert column(prepare(write(path, {"q": "a", "a": "b"})), "group_hash") == groups[:1]
+
+
+def test_odd_chats_are_counted_where_they_become_documents(path: Path) -> None:
+    empty = {"role": "system", "content": ""}
+    write(
+        path, {"turns": [empty, *say("a", "b")]}, {"turns": say("a", "b")[1:]}, {"turns": [empty]}
+    )
+    record = prepare(path, CHAT)
+    assert record.n_noted_by_reason == {"assistant_first": 1, "empty_system_turn": 1}
+    assert record.n_rejected_by_reason == {"nothing_to_learn": 1}
 
 
 def test_the_tools_of_a_chat_count(path: Path) -> None:

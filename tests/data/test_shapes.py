@@ -24,6 +24,7 @@ SPEC = PrepareSpec(
 
 
 USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+SYSTEM = {"role": "system", "content": " "}
 CALL = '{"name": "f", "arguments": {"x": 1}}'
 CHAT = SourceSpec(name="s", kind="local", messages="turns", tools="tools")
 
@@ -93,7 +94,7 @@ def test_what_no_template_takes(
     assert (caught.value.reason, caught.value.field) == (reason, field)
 
 
-@pytest.mark.parametrize("template", ["{a", "a}", "{}", "{a:xml}", "{a!r}"])
+@pytest.mark.parametrize("template", ["{a", "a}", "{}", "{a:xml}", "{a!r}", "{a}\0"])
 def test_a_malformed_template_is_refused(template: str) -> None:
     with pytest.raises(ConfigError, match="template"):
         parse_template(template)
@@ -135,6 +136,26 @@ CALLED = {"from": "function_call", "value": CALL}
 )  # fmt: skip
 def test_turns_come_in_several_shapes(turns: Any, source: dict[str, Any], wanted: Any) -> None:
     assert chat_of(turns, **source).turns == wanted
+
+
+@pytest.mark.parametrize(
+    ("turns", "notes", "roles"),
+    [
+        ([USER, ANSWER], (), ["user", "assistant"]),
+        ([SYSTEM, USER, ANSWER], ("empty_system_turn",), ["user", "assistant"]),
+        (
+            [{**SYSTEM, "content": None}, USER, ANSWER],
+            ("empty_system_turn",),
+            ["user", "assistant"],
+        ),
+        ([{**SYSTEM, "content": "x"}, ANSWER], ("assistant_first",), ["system", "assistant"]),
+        ([SYSTEM, ANSWER, USER], ("empty_system_turn", "assistant_first"), ["assistant", "user"]),
+    ],
+)
+def test_odd_chats_are_taken_and_noted(turns: Any, notes: Any, roles: list[str]) -> None:
+    draft = draft_maker(replace(SPEC, source=CHAT))({"turns": turns})
+    assert draft.notes == notes
+    assert [turn.role for turn in put_together(draft.frame, draft.contents).turns] == roles
 
 
 def test_tool_calls_as_text_or_object() -> None:

@@ -64,7 +64,8 @@ DOCUMENTS = d.DocumentsRecord(
     n_train_copies=19_800, n_held_out=200,
     n_dropped_by_reason={"duplicate": 1_283, "near_duplicate": 217},
     n_rejected_by_reason={"empty_field": 380, "not_utf8": 32},
-    n_filtered_by_reason={"secret": 3, "sql_unparsable": 85}, n_kept_by_category={},
+    n_filtered_by_reason={"secret": 3, "sql_unparsable": 85},
+    n_noted_by_reason={"empty_system_turn": 7}, n_kept_by_category={},
     duplicate_examples=(
         d.DuplicateExample(dropped="text-to-sql/91", kept="text-to-sql/14",
                            reason="near_duplicate", similarity=0.91),

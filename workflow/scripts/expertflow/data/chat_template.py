@@ -146,7 +146,7 @@ class ChatTemplate:
                 if found := PLACE.fullmatch(message["content"]):
                     message["content"] = TracedStr(found[0], self._trace, int(found[1]))
         try:
-            return self._template.render(
+            text: str = self._template.render(
                 messages=messages,
                 tools=list(body.tools) or None,
                 documents=None,
@@ -156,6 +156,9 @@ class ChatTemplate:
             )
         except TEMPLATE_FAULTS as error:
             raise Reject("chat_template", f"the chat template refuses the chat: {error}") from error
+        if "\0" in text:
+            raise Reject("chat_template", "the chat template writes U+0000; remove it there")
+        return text
 
 
 def placeholder_body(frame: bytes) -> Body:

@@ -77,6 +77,7 @@ def deduplicate_documents(
         n_dropped_by_reason=dict(sorted(dropped.items())),
         n_rejected_by_reason=_sum(shard.n_rejected_by_reason for shard in shards),
         n_filtered_by_reason=_sum(shard.n_filtered_by_reason for shard in shards),
+        n_noted_by_reason=_sum(shard.n_noted_by_reason for shard in shards),
         n_kept_by_category=_largest_categories(columns, kept),
         duplicate_examples=_examples(shards, pairs),
         sources=sources,

@@ -16,6 +16,8 @@ from expertflow.data.reject import Reject
 from expertflow.data.settings import SourceSpec
 
 CALL_ROLE = "function_call"
+# What is noted of a chat that is taken.
+EMPTY_SYSTEM, ASSISTANT_FIRST = "empty_system_turn", "assistant_first"
 THOUGHTS = ("reasoning_content", "reasoning")
 _NAMES = {
     "system": ("system", "developer"),
@@ -26,16 +28,24 @@ _NAMES = {
 ROLES = {name: role for role, names in _NAMES.items() for name in names}
 
 
-def read_turns(record: Fields, source: SourceSpec, *, supervise_all: bool) -> tuple[Turn, ...]:
-    """Read a record's chat; Reject if a turn is malformed or nothing is learned."""
+def read_turns(
+    record: Fields, source: SourceSpec, *, supervise_all: bool
+) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
+    """Read a record's chat, and what is worth noting of it, as codes.
+
+    Reject if a turn is malformed or nothing is learned. An empty system turn is left out.
+    """
     name = str(source.messages)
     value = record.get(name)
     if not isinstance(value, list) or not value:
         raise Reject("no_messages", "a list of turns is needed", field=name, value=value)
-    turns = tuple(_turn(item, f"{name}.{i}", source, supervise_all) for i, item in enumerate(value))
+    read = [_turn(item, f"{name}.{i}", source, supervise_all) for i, item in enumerate(value)]
+    turns = tuple(turn for turn in read if turn.role != "system" or turn.content.strip())
     if not any(turn.learned for turn in turns):
         raise Reject("nothing_to_learn", "no turn of the assistant is learned", field=name)
-    return turns
+    first = next((turn.role for turn in turns if turn.role != "system"), None)
+    found = {EMPTY_SYSTEM: len(turns) < len(read), ASSISTANT_FIRST: first == "assistant"}
+    return turns, tuple(code for code, is_so in found.items() if is_so)
 
 
 def read_tools(record: Fields, name: str | None) -> tuple[Fields, ...]:
@@ -78,7 +88,7 @@ def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Tur
             raise Reject("tool_call_without_name", "a call names its tool", field=f"{place}.{key}")
     else:
         calls = _calls(item.get("tool_calls") or item.get("function_call"), place)
-        may_be_empty = bool(calls) or role == "tool"
+        may_be_empty = bool(calls) or role in ("tool", "system")
         content = _content(item.get(key), f"{place}.{key}", may_be_empty=may_be_empty)
     thought = next((key for key in THOUGHTS if item.get(key) is not None), None)
     if role == "assistant" and thought:

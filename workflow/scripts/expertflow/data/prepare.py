@@ -4,6 +4,7 @@ Each record passes, in order: the manifest's ``where``, field checks, e-mail pse
 secret scanner, benchmark overlap. Rejects go to ``rejected.jsonl`` with file, line and field.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -27,6 +28,7 @@ from expertflow.data.shapes import MISSING, draft_maker, look_up, reject_missing
 class DocumentMaker:
     def __init__(self, spec: PrepareSpec) -> None:
         self.spec, self.source = spec, spec.source
+        self.noted = Counter[str]()
         self._draft = draft_maker(spec)
         self._check = build_checks(spec.source.checks, source=spec.source.name)
         self._find_overlap: Callable[[Sequence[str]], str | None] | None = None
@@ -82,6 +84,7 @@ class DocumentMaker:
             values = (documents.normalize_text(text_field(record, name)) for name in names)
             identity = "\n".join(value.casefold() for value in values)
             text = documents.text_hash(identity)
+        self.noted.update(draft.notes)
         return documents.NewDocument(
             self._id(raw, record),
             text,
@@ -153,6 +156,7 @@ def prepare_shard(
         n_bytes=output.stat().st_size,
         n_rejected_by_reason=dict(sorted(rejects.rejected.items())),
         n_filtered_by_reason=dict(sorted(rejects.filtered.items())),
+        n_noted_by_reason=dict(sorted(maker.noted.items())),
         rejected_examples=tuple(rejects.examples),
     )
 

@@ -7,6 +7,8 @@ Each document shard has a small JSON record with its hash, on which later stages
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from msgspec import field
+
 from expertflow.core.records import Record
 
 # A raw record: any JSON object.
@@ -162,6 +164,7 @@ class ShardRecord(Record, frozen=True, kw_only=True):
     """A shard of documents.
 
     Rejected records have a data fault; filtered ones fail a check or contain a secret or benchmark.
+    Noted ones are documents of an unusual form.
     """
 
     source: str
@@ -173,6 +176,7 @@ class ShardRecord(Record, frozen=True, kw_only=True):
     n_bytes: int
     n_rejected_by_reason: dict[str, int]
     n_filtered_by_reason: dict[str, int]
+    n_noted_by_reason: dict[str, int] = field(default_factory=dict)
     rejected_examples: tuple[str, ...]
 
 
@@ -211,6 +215,7 @@ class DocumentsRecord(RecordCounts, frozen=True, kw_only=True):
     n_dropped_by_reason: dict[str, int]
     n_rejected_by_reason: dict[str, int]
     n_filtered_by_reason: dict[str, int]
+    n_noted_by_reason: dict[str, int] = field(default_factory=dict)
     n_kept_by_category: dict[str, int]
     duplicate_examples: tuple[DuplicateExample, ...]
     sources: tuple[SourceCounts, ...]

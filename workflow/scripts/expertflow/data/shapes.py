@@ -36,7 +36,7 @@ class Draft(NamedTuple):
     """A record's texts: the first ``n_given`` are given, the rest are answers.
 
     ``frame`` and ``contents`` are the body as stored. Records with equal ``group`` text (None: all
-    that is given) stay on one side of the split.
+    that is given) stay on one side of the split. ``notes`` are codes that are counted.
     """
 
     texts: tuple[str, ...]
@@ -44,6 +44,7 @@ class Draft(NamedTuple):
     frame: bytes
     contents: Sequence[str]
     group: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def draft_maker(spec: PrepareSpec) -> Callable[[Fields], Draft]:
@@ -63,7 +64,7 @@ def draft_maker(spec: PrepareSpec) -> Callable[[Fields], Draft]:
         return _pair_maker(source.prompt or "", source.completion or "", system, supervise_all)
 
     def make_chat(record: Fields) -> Draft:
-        turns = read_turns(record, source, supervise_all=supervise_all)
+        turns, notes = read_turns(record, source, supervise_all=supervise_all)
         if turns[0].role != "system":
             turns = (*system, *turns)
         body = Body(turns=turns, tools=read_tools(record, source.tools))
@@ -72,7 +73,7 @@ def draft_maker(spec: PrepareSpec) -> Callable[[Fields], Draft]:
         if body.tools:
             texts.insert(0, json.dumps(body.tools, ensure_ascii=False))
             n_given += 1
-        return Draft(tuple(texts), n_given, *frame_of(body), _question(body))
+        return Draft(tuple(texts), n_given, *frame_of(body), _question(body), notes)
 
     return make_chat
 
@@ -131,9 +132,11 @@ def parse_template(template: str) -> list[tuple[str, str, str]]:
         raise ConfigError(
             f"template {template!r}: {error}; write a brace of the text as {{{{ or }}}}"
         ) from error
-    for _, name, spec, conversion in parts:
+    for literal, name, spec, conversion in parts:
         problem = None
-        if name == "":
+        if "\0" in literal:
+            problem = "it holds U+0000; remove it"
+        elif name == "":
             problem = "a place has no name; write {field}"
         elif conversion is not None:
             problem = f"!{conversion} has no effect; write {{{name}}}"

@@ -87,6 +87,7 @@ class Data(Record, frozen=True, kw_only=True):
     rejected_by_reason: Annotated[Counts, doc("Records that were no document.")]
     filtered_by_reason: Annotated[Counts, doc("Kept out by a check, a secret, or a benchmark.")]
     dropped_by_reason: Annotated[Counts, doc("Documents that were not kept.")]
+    noted_by_reason: Annotated[Counts, doc("Documents of an unusual form, which were taken.")]
     kept_by_category: Annotated[Counts, doc("Documents kept, of the largest categories.")]
     duplicate_examples: tuple[DuplicateExample, ...]
     chat_template: Annotated[Origin, doc("Where it is from.")]
