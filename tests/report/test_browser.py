@@ -123,11 +123,10 @@ def show(browser: Any, folder: Path) -> Iterator[Any]:
     assert strays == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", list(SIZES))
 @pytest.mark.parametrize("name", PAGES)
-def test_nothing_sticks_out_or_collides(show: Any, name: str, size: str, scheme: str) -> None:
-    page = show(name, width=SIZES[size], scheme=scheme)
+def test_nothing_sticks_out_or_collides(show: Any, name: str, size: str) -> None:
+    page = show(name, width=SIZES[size])
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= SIZES[size], page.evaluate(TOO_WIDE)
     assert page.evaluate(TOO_WIDE) == []
