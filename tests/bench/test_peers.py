@@ -52,12 +52,6 @@ def copies(tmp_path: Path) -> Copies:
     return Copies(tmp_path / "a b", "results/x/packing.json")
 
 
-@pytest.mark.long
-def test_a_run_that_fails_is_no_measurement(copies: Copies) -> None:
-    with pytest.raises(Failed, match="MissingRule"):
-        copies.run_workflow(copies.make_fresh("wrong"), "-n", "nothing-makes-this")
-
-
 def test_rows_are_compared_too_and_nothing_is_no_comparison(copies: Copies) -> None:
     with pytest.raises(Failed, match="no result to compare"):
         copies.list_compared_results()

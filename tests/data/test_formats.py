@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_read import describe, read_shards
 
@@ -55,6 +55,7 @@ OBJECTS = st.dictionaries(
 )
 
 
+@settings(max_examples=40)
 @given(values=st.lists(OBJECTS), indent=st.sampled_from([None, 2]), n_bytes=st.integers(1, 9))
 def test_json_is_read_through_a_window_of_any_size(
     tmp_path_factory: pytest.TempPathFactory, values: list[Any], indent: int | None, n_bytes: int
@@ -194,7 +195,7 @@ def test_frames_members_padding_and_suffixes_in_capitals_are_read(tmp_path: Path
         assert [r.value for r in read_shards((describe(tmp_path / name),))] == values
 
 
-LINES = b"".join(b'{"n": %d}\n' % i for i in range(50_000))
+LINES = b"".join(b'{"n": %d}\n' % i for i in range(20_000))
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])

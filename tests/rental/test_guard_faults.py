@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -250,18 +249,6 @@ def test_a_place_that_takes_nothing_is_found_before_anything_is_paid_for(tmp_pat
     )
     assert code == 1 and "nothing was started" in out and out.count("\n") == 1
     assert not (tmp_path / "worked").exists()
-
-
-@long
-def test_a_run_that_was_stopped_by_hand_keeps_its_machine(tmp_path: Path) -> None:
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "log").touch()
-    guard = guarded.start_trainer(tmp_path, "--sync-to", "there", *guarded.HOOK)
-    guard.send_signal(signal.SIGINT)
-    code, out = guarded.end(guard)
-    assert code == 130, out
-    assert not (tmp_path / "hook").exists()
-    assert guarded.record(tmp_path)["on_finish"] == "not run after a signal"
 
 
 @long

@@ -42,11 +42,15 @@ def test_a_trainer_without_snakemake_is_told_too(tmp_path: Path, number: signal.
     script = tmp_path / "job.sh"
     work = f"{shlex.join(guarded.trainer(tmp_path))} 2> >(cat >&2)"
     script.write_text(f"{work}\necho went on >> went_on.txt\nsleep 60\n")
-    guard = guarded.start_trainer(tmp_path, command=["bash", str(script)])
+    options = ("--without-sync", *guarded.HOOK)
+    guard = guarded.start_trainer(tmp_path, *options, command=["bash", str(script)])
     guard.send_signal(number)
     code, out = guarded.end(guard)
     assert code == 128 + number, out
-    assert guarded.record(tmp_path)["signals"] == [number.name]
+    found = guarded.record(tmp_path)
+    assert (found["signals"], found["on_finish"]) == ([number.name], "not run after a signal")
+    # Stopped by hand, a run keeps its machine.
+    assert not (tmp_path / "hook").exists()
     assert (tmp_path / "saved.txt").is_file()
     assert not (tmp_path / "went_on.txt").exists()
     assert running_in(tmp_path) == []

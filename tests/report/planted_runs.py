@@ -1,28 +1,18 @@
-"""Runs with one planted trouble, or none, and the findings they must have; no other may appear.
+"""Runs with one planted trouble, or none, and the findings they must have; no other may appear."""
 
-python tests/report/planted_runs.py prints what was found in each, then precision and recall.
-"""
-
-import json
-import sys
-from collections import Counter
-from pathlib import Path
 from typing import Any, NamedTuple
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
-sys.path[:0] = [str(SCRIPTS), str(SCRIPTS.parents[1] / "tests")]
+import made_up_evaluation as made
+from made_up_ablation import make_ablation
+from made_up_records import make_used
+from made_up_runs import CPU, GPU, Run
+from made_up_series import N_STEPS
+from msgspec.structs import replace
 
-import made_up_evaluation as made  # noqa: E402
-from made_up_ablation import make_ablation  # noqa: E402
-from made_up_records import make_used  # noqa: E402
-from made_up_runs import CPU, GPU, Run  # noqa: E402
-from made_up_series import N_STEPS  # noqa: E402
-from msgspec.structs import replace  # noqa: E402
-
-from expertflow.evaluate import records as e  # noqa: E402
-from expertflow.report.inputs import ReportInputs  # noqa: E402
-from expertflow.staging.records import NO_SCRATCH  # noqa: E402
-from expertflow.train import records as t  # noqa: E402
+from expertflow.evaluate import records as e
+from expertflow.report.inputs import ReportInputs
+from expertflow.staging.records import NO_SCRATCH
+from expertflow.train import records as t
 
 Changes = dict[str, Any]
 KEPT = tuple(replace(one, published=one.step == N_STEPS) for one in made.published().candidates)
@@ -391,37 +381,3 @@ RUNS = (
     Planted("claim that does not hold", {"plan": {"claims": GPU.inputs.plan.claims}},
             "claim", "not 47 hours"),
 )  # fmt: skip
-
-
-def find(planted: Planted) -> dict[str, str]:
-    """Return the codes found in a run, with their evidence and advice."""
-    report = planted.run.report_with(**planted.change)
-    return {x.code: f"{x.evidence}; {x.recommendation}" for x in report.findings}
-
-
-def main() -> None:
-    n_planted, n_found, n_right = Counter[str](), Counter[str](), Counter[str]()
-    for planted in RUNS:
-        must, found = set(planted.must.split()), set(find(planted))
-        n_planted.update(must)
-        n_found.update(found)
-        n_right.update(must & found)
-        odd = [f"missing {code}" for code in must - found] + [f"not {x}" for x in found - must]
-        print(f"{planted.name:42} {', '.join(sorted(found)) or '-'}  {'; '.join(odd)}".rstrip())
-    print(f"\n{'finding':26} {'planted':>7} {'precision':>9} {'recall':>7}")
-    for code in sorted(n_planted | n_found):
-        precision = n_right[code] / n_found[code] if n_found[code] else 0.0
-        recall = n_right[code] / n_planted[code] if n_planted[code] else 0.0
-        print(f"{code:26} {n_planted[code]:7} {precision:9.2f} {recall:7.2f}")
-    summary = {
-        "runs": len(RUNS),
-        "without_trouble": sum(not planted.must for planted in RUNS),
-        "findings": len(n_planted),
-        "precision": n_right.total() / n_found.total(),
-        "recall": n_right.total() / n_planted.total(),
-    }
-    print(json.dumps(summary))
-
-
-if __name__ == "__main__":
-    main()

@@ -3,12 +3,9 @@
 import pytest
 from made_up_runs import CPU, GPU, START_S, make_attempts
 from msgspec.structs import replace
-from report_reading import changed
 
-from expertflow.core.errors import DataError
 from expertflow.plan.records import Ledger, PaidSession
 from expertflow.report.bill import build_bill
-from expertflow.report.check import check_report
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.run_records import Bill
 
@@ -19,24 +16,6 @@ def bill_of(inputs: ReportInputs) -> Bill:
     bill = build_bill(inputs)
     assert bill
     return bill
-
-
-def test_jobs_and_what_lies_between_are_the_time_of_the_machine() -> None:
-    bill = bill_of(GPU.inputs)
-    stages = {s.stage: s for s in bill.stages}
-    assert (bill.machine.wall_s, bill.between_jobs_s, bill.overlap_s) == (4_087, 12, 36)
-    total_s = sum(s.wall_s for s in bill.stages) + bill.between_jobs_s - bill.overlap_s
-    assert total_s == bill.machine.wall_s
-    shards, training = stages["prepare_shard"], stages["train_expert"]
-    assert (shards.jobs, shards.attempts, shards.wall_s, shards.card_s) == (2, 2, 88, 0)
-    assert (training.jobs, training.attempts, training.card_s) == (1, 2, 3_376)
-    assert training.usd == pytest.approx(3_376 / 3600 * PRICE)
-    assert bill.idle_card_s == 4_087 - 3_376 - 500
-    assert bill.machine.usd == pytest.approx(4_087 / 3600 * PRICE)
-    assert bill.machine.first_start == "2026-06-14T09:06:40+00:00"
-    wrong = changed(GPU.report, {"bill.between_jobs_s": 60.0})
-    with pytest.raises(DataError, match=r"bill\.machine: stages"):
-        check_report(wrong, GPU.inputs)
 
 
 def test_what_was_resumed_is_not_lost() -> None:

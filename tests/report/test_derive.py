@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from expertflow.report import derive
 from expertflow.report.build import build_report
-from expertflow.report.check import check_report
 from expertflow.report.headline import make_tiles
 from expertflow.report.measured import Missing
 from expertflow.train.records import MemoryRetry, SampledSteps
@@ -98,13 +97,6 @@ def sampled(h2d_s: float, forward_s: float, backward_s: float, optimizer_s: floa
     )
 
 
-def test_gpu_steps_are_split_by_their_samples() -> None:
-    inputs = GPU.change(training={"sampled_steps": sampled(0.1, 0.3, 0.5, 0.1)})
-    time = derive.split_time(inputs.training)
-    parts = (time.h2d_s, time.train_s, time.forward_s, time.backward_s, time.optimizer_s)
-    assert parts == pytest.approx([x * TIME.train_s for x in (0.1, 0.9, 0.3, 0.5, 0.1)])
-
-
 RETRY = MemoryRetry(after_step=0, micro_batch_size=8, n_accumulation_steps=4, message="short")
 LONG, NO_TIME = sampled(0.0, 0.3, 9.0, 0.1), sampled(0.0, 0.0, 0.0, 0.0)
 THROWN_AWAY = "work that was thrown away is not timed"
@@ -133,12 +125,3 @@ def test_idle_time_is_an_estimate_and_says_so(
     assert said.startswith(told)
     if split is None:
         assert not time.forward_s and time.train_s == TIME.train_s
-
-
-def test_uncalibrated_plan_passes_with_reasons() -> None:
-    unknown = dict.fromkeys(("save_hours", "eval_hours", "startup_hours"))
-    prior = replace(GPU.inputs.plan.cost, calibrated=False, step_hours=0.73, **unknown)
-    inputs = GPU.change(plan={"cost": prior})
-    report = build_report(inputs, {})
-    check_report(report, inputs)
-    assert "not calibrated" in report.unavailable["plan.save_hours"]

@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from planted_runs import RUNS, SCRIPTS, Planted
+from planted_runs import RUNS, Planted
+from support import SCRIPTS
 
 from expertflow.report.build import build_report
 from expertflow.report.check import check_report

@@ -64,11 +64,17 @@ edit_packing = edited("tokens/pack.py", "default_rng(spec.seed)", "default_rng(s
 ACCEPTANCE = {"path": "data.padding_fraction", "op": "<", "value": 0.5}
 CHECK = {"field": "answer", "check": "length", "max_chars": 99}
 NEW_CODE = "def _new() -> int:\n    return 1\n\n\ndef "
+# All at once, as nothing is what each reruns.
+IDLE: tuple[Edit, ...] = (
+    touched("data/*.jsonl"),
+    edited("tokens/packing.py", "class Filled(", "# rows\nclass Filled("),
+    edited("tokens/packing.py", '"""', '"""Rows: '),
+    touched("workflow/scripts/**/*.py"),
+    changed("training.learning_rate", 5e-3, expert="other"),
+    deleted("tokens/sums/000.json"),
+    deleted("plan.json"),
+)
 TABLE: dict[str, tuple[Edit, set[str]]] = {
-    "scripts touched": (touched("workflow/scripts/**/*.py"), set()),
-    "source touched": (touched("data/sums.jsonl"), set()),
-    "comment": (edited("tokens/packing.py", "class Filled(", "# rows\nclass Filled("), set()),
-    "docstring": (edited("tokens/packing.py", '"""', '"""Rows: '), set()),
     "packing": (edit_packing, PACK),
     "report": (edited("report/build.py", "def ", NEW_CODE), REPORT),
     "page style": (edited("report/templates/style.css", "{", " {"), REPORT),
@@ -81,16 +87,18 @@ TABLE: dict[str, tuple[Edit, set[str]]] = {
     "weight": (changed("source.weight", 0.5), SELECT),
     "license": (changed("source.license", "MIT"), {"find_datasets", "export_model"} | REPORT),
     "benchmark": (written("benchmark.jsonl", '{"question": "a question of no use"}\n'), DATA),
-    "benchmark touched": (touched("data/benchmark.jsonl"), set()),
     "chat template": (written("chat.jinja", CHATML + "{# a remark #}"), TOKENS),
     "special tokens in texts": (changed("data.text_special_tokens", "reject"), TOKENS),
     "tokenizer": (changed("builtin.vocab_size", 310), TOKENS),
     "weights": (changed("builtin.hidden_size", 48), MODEL),
-    "other expert": (changed("training.learning_rate", 5e-3, expert="other"), set()),
-    "token record deleted": (deleted("tokens/sums/000.json"), set()),
-    "plan deleted": (deleted("plan.json"), set()),
     "report deleted": (deleted("report.json"), REPORT),
 }
+
+
+def test_idle_edits_rerun_nothing(space: Workspace) -> None:
+    for edit in IDLE:
+        edit(space)
+    assert space.planned() == set()
 
 
 @pytest.mark.parametrize(("edit", "rules"), TABLE.values(), ids=TABLE.keys())

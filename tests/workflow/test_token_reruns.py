@@ -55,11 +55,7 @@ PACK = {"pack_sequences": 1}
     ("block", "setting", "jobs"),
     [
         ("training", {"max_seq_length": 96}, PACK),
-        ("training", {"packing": "concat"}, PACK),
-        ("training", {"overflow": "drop"}, PACK),
-        ("training", {"seed": 7}, PACK),
         ("data", {"eval_fraction": 0.2}, SELECT),
-        ("data", {"max_documents": 40}, SELECT),
         ("data", {"token_engine": "tokenizers"}, TOKENIZE),
     ],
 )
