@@ -5,8 +5,9 @@
 Two layers of each model at its real width, rows of 2,048 tokens in bf16, adapters of rank 16 with
 dropout 0.05 on all projections, compiled for sm_90 down to the kernels' plan; with ``--ptx`` down
 to machine code for sm_80, sm_89, sm_90 and sm_100. Needs a C++ compiler and the package triton
-(``make triton``; a CUDA build of torch brings it). KB are Inductor's own count of generated
-kernels, without matrix products and attention; "launches" count a step of one micro-batch. Peak
+(``make triton``; a CUDA build of torch brings it), for QLoRA ``make bitsandbytes`` too. KB are
+Inductor's own count of generated kernels, without matrix products, attention and the unpacking of
+4-bit weights; "launches" count a step of one micro-batch. Peak
 memory is the eager step's, traced. No value is computed and nothing is timed. Prints a table; the
 last line is JSON.
 """
@@ -21,6 +22,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
+
+from msgspec.structs import replace
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "workflow" / "scripts"), str(ROOT / "bench")]
@@ -56,7 +59,7 @@ SHAPES = {
     "qwen3-8b": Shape("qwen3", 36, 4096, 32, 8, 12_288, 151_936, False, 2),
     "llama-8b": Shape("llama", 32, 4096, 32, 8, 14_336, 128_256, False, 2),
 }
-METHODS = ("lora", "dora", "full")
+METHODS = ("lora", "dora", "qlora", "full")
 
 
 class Case(NamedTuple):
@@ -69,14 +72,17 @@ class Case(NamedTuple):
         return f"{self.model} {self.method}{' checkpointed' if self.checkpointed else ''}"
 
 
-# A full step of 4B and 8B has the kernels of the 1.7B's, at other widths.
+# What a method takes from the smaller model, it takes from the larger one at other widths.
+SHOWN_ON = {
+    "full": ("qwen3-0.6b", "qwen3-1.7b"),
+    "qlora": ("qwen3-0.6b", "qwen3-8b"),
+}
 CASES = {
     case.name: case
     for model in SHAPES
     for method in METHODS
     for checkpointed in (False, True)
-    if (case := Case(model, method, checkpointed))
-    and (method != "full" or model in ("qwen3-0.6b", "qwen3-1.7b"))
+    if (case := Case(model, method, checkpointed)) and model in SHOWN_ON.get(method, SHAPES)
 }
 
 
@@ -99,18 +105,22 @@ def count_case(case: Case, *, to_cubin: bool) -> dict[str, Any]:
     from torch._dynamo.utils import counters
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from expertflow.train.memory_trace import build_model, materialize_weights, sample_batch
+    from expertflow.train.memory_trace import materialize_weights, sample_batch
     from expertflow.train.model import attention
     from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
 
     torch._dynamo.reset()
     counters.clear()
     shape, run = SHAPES[case.model], traced_run(case)
-    net = build_model(run, n_layers=2, checkpoint=case.checkpointed)
+    net = build_net(run, case)
     compiler = LayerCompiler(to_cubin=to_cubin)
     kernel = mock.patch.object(attention, "KERNEL", checking(attention.KERNEL))
     with kernel, FakeTensorMode(allow_non_fake_inputs=True):
         materialize_weights(net, device="cuda")
+        if case.method == "qlora":
+            from fake_card.four_bit import fill_layers
+
+            fill_layers(net)
         for layer in decoder_layers(causal_lm(net)):
             layer.compile(dynamic=False, backend=compiler)
         for documents in (DOCUMENTS, *OTHER_DOCUMENTS):
@@ -127,6 +137,30 @@ def count_case(case: Case, *, to_cubin: bool) -> dict[str, Any]:
     names = {"name": case.name, "model": case.model, "method": case.method}
     counted = {**names, "checkpointed": case.checkpointed, **found}
     return counted | ({"cubins": compiler.n_cubins} if to_cubin else {})
+
+
+def build_net(run: Any, case: Case) -> Any:
+    """Build two layers without weights; 4-bit ones are bitsandbytes' own, whose kernels count."""
+    import torch
+
+    from expertflow.train.memory_trace import build_model
+    from expertflow.train.model.load import add_adapter
+    from expertflow.train.model.packed import decoder_layers
+
+    if case.method != "qlora":
+        return build_model(run, n_layers=2, checkpoint=case.checkpointed)
+    from fake_card.four_bit import pack_layers
+
+    net = build_model(
+        replace(run, method="lora", lora=None), n_layers=2, checkpoint=case.checkpointed
+    )
+    pack_layers(net, decoder_layers(net))
+    with torch.device("meta"):
+        net = add_adapter(net, run.lora)
+    for module in net.modules():
+        # Adapters on 4-bit layers leave their inputs' type to autocast; the name is peft's.
+        module.cast_input_dtype_enabled = False
+    return net.train()
 
 
 def traced_run(case: Case) -> Any:
@@ -159,7 +193,7 @@ def traced_run(case: Case) -> Any:
     )
     return TracedRun(
         config=config,
-        method="full" if case.method == "full" else "lora",
+        method="lora" if case.method == "dora" else case.method,
         lora=None if case.method == "full" else lora,
         attention="packed",
         dtype=torch.bfloat16,
@@ -242,6 +276,9 @@ def main() -> None:
         print("skipped: triton is not installed (make triton)")
         print(json.dumps({"cases": None, "reason": "triton is not installed"}))
         return
+    if find_spec("bitsandbytes") is None:
+        print("skipped: qlora, as bitsandbytes is not installed (make bitsandbytes)")
+        args.cases = [name for name in args.cases if CASES[name].method != "qlora"]
     titles = list(COLUMNS.values())
     print(f"{titles[0]:32}" + "".join(f"{title:>10}" for title in titles[1:]))
     cases, found = [CASES[name] for name in args.cases], []

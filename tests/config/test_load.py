@@ -102,6 +102,10 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ({"evaluation": {"task": "exact_match"}}, "asks questions and source s has none"),
         ({"training": {"min_delta": 0.1}}, "min_delta has no effect without patience"),
         ({"training": {"use_sdpa": False, "attention": "flex"}}, "use_sdpa is false and attention"),
+        (
+            {"training": {"torch_compile_mode": "reduce-overhead", "packing": "none"}},
+            "and training.pack",
+        ),
         ({"training": {"parallel": "fsdp", "optim": "adamw_8bit"}}, "states of optim adamw_8bit"),
         ({"evaluation": {"task": "exact_match", "backend": "x"}}, "'evaluation.backend'; transf"),
         ({"training": {"lora_alpha": 8}}, "'training.lora_alpha'; it is called 'lora.alpha' here"),

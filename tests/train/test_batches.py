@@ -35,6 +35,7 @@ from expertflow.train.feed.batches import TENSORS, Batch, Buffers, Collator
 from expertflow.train.feed.loader import Feed, ThreadLoader, load_batches
 from expertflow.train.feed.on_the_fly import Documents, OnTheFlyFeed
 from expertflow.train.feed.order import RowOrder, micro_batch_rows
+from expertflow.train.model.packed import document_bounds
 
 LENGTH = 24
 
@@ -84,6 +85,20 @@ def test_batches_made_together_are_those_made_alone(seed: int, n_documents: int)
     for chosen, memory in ((parts, buffers), (parts[::-1], buffers), (parts, None)):
         alone = [content(collator.batch(part)) for part in chosen]
         assert [content(batch) for batch in collator.batches(chosen, memory)] == alone
+
+
+def test_batches_of_as_many_rows_may_have_as_many_bounds() -> None:
+    lengths = [[24], [9, 9], [1, 2, 3], [12, 11]]
+    rows = PackedRows.from_lists(np.zeros((4, LENGTH), np.int32), lengths, [[]] * 4)
+    collator = Collator(rows, evens_bounds=True)
+    chosen = [[0], [2], [0, 1], [2, 3], [1, 2, 3, 0]]
+    batches = [collator.batch(np.array(some)) for some in chosen]
+    assert [batch.n_bounds for batch in batches] == [5, 5, 8, 8, 13]
+    bounds = [document_bounds(batch, torch.device("cpu")).tolist() for batch in batches]
+    assert bounds[0] == [0, 24, 24, 24, 24] and bounds[1] == [0, 1, 3, 6, 24]
+    assert [len(one) for one in bounds] == [5, 5, 8, 8, 13]
+    for batch, padded in zip(batches, bounds, strict=True):
+        assert sorted(set(padded)) == batch.cu_seqlens.tolist()
 
 
 def test_rows_of_one_document_are_cut_to_the_longest_of_their_batch() -> None:

@@ -52,8 +52,8 @@ def counted() -> Iterator[Any]:
     torch._dynamo.reset()
 
 
-def train_alike(one: Any, other: Any, rows: PackedRows) -> None:
-    collator = Collator(rows)
+def train_alike(one: Any, other: Any, rows: PackedRows, *, evens_bounds: bool = False) -> None:
+    collator = Collator(rows, evens_bounds=evens_bounds)
     for pair in PAIRS:
         batch = collator.batch(np.array(pair))
         losses = [PackedLoss(net)(batch) for net in (one, other)]
@@ -65,11 +65,16 @@ def train_alike(one: Any, other: Any, rows: PackedRows) -> None:
                 torch.testing.assert_close(p.grad, q[1].grad, atol=2e-3, rtol=1e-3, msg=name)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize(
+    ("checkpointing", "evens_bounds"),
+    [(False, False), (True, False), (False, True)],
+    ids=["kept", "checkpointed", "even"],
+)
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
 def test_one_graph_serves_all_layers_and_batches(
-    rows: PackedRows, kernel: None, counted: Any, adapter: bool, checkpointing: bool
-) -> None:
+    rows: PackedRows, kernel: None, counted: Any, adapter: bool, checkpointing: bool,
+    evens_bounds: bool,
+) -> None:  # fmt: skip
     nets = [
         made(FAMILIES["qwen3"], "packed", adapter=adapter, checkpointing=checkpointing)
         for _ in range(2)
@@ -78,7 +83,7 @@ def test_one_graph_serves_all_layers_and_batches(
     assert compile_layers(nets[0], dtype=FP32, backend="aot_eager") is None
     assert compiled.describe_compilation().startswith("0 graphs")
     assert list(nets[0].state_dict()) == names
-    train_alike(*nets, rows)
+    train_alike(*nets, rows, evens_bounds=evens_bounds)
     assert not counted["graph_break"]
     # Without adapters the first layer is apart: nothing before it wants a gradient.
     n_graphs = counted["stats"]["unique_graphs"]

@@ -78,6 +78,11 @@ def check_contradictions(
     from_bundle, bundled = bundled is not None, bundled or ()
     training = from_json(TrainingSection, without_auto(expert["training"]), where=where)
     check_settings(training, name=lambda setting: f"{where}: training.{setting}")
+    if training.torch_compile_mode != "default" and training.packing == "none":
+        raise ConfigError(
+            f"{where}: training.torch_compile_mode {training.torch_compile_mode} wants rows of one"
+            " length, and training.packing is none; use bfd, or mode default"
+        )
     names = [source["name"] for source in expert["sources"]]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{where}: two sources are named {repeated[0]!r}; rename one")

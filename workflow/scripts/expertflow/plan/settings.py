@@ -29,6 +29,7 @@ TrainedDtype = Literal["fp32", "bf16"]
 Parallel = Literal["ddp", "fsdp"]
 Tracker = Literal["none", "tensorboard", "wandb"]
 Loader = Literal["thread", "workers"]
+CompileMode = Literal["default", "reduce-overhead"]
 Packing = Literal["bfd", "concat", "none"]
 Overflow = Literal["split", "truncate", "drop"]
 Masked = Literal["varlen", "sdpa", "flex", "eager"]
@@ -154,6 +155,14 @@ class Training(Record, frozen=True, kw_only=True):
     torch_compile: Annotated[
         bool | None, Reported("Compile the layers; auto: on a GPU.", BOTH, auto=True)
     ] = None
+    torch_compile_mode: Annotated[
+        CompileMode,
+        Setting(
+            "reduce-overhead records a layer's kernels and launches them as one, which helps "
+            "small models and takes memory. It has not run on a card.",
+            BOTH,
+        ),
+    ] = "default"
     deterministic: Annotated[
         bool, Setting("GPU kernels with the same bits every time, as on a CPU; slower.", BOTH)
     ] = False

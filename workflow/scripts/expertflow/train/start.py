@@ -46,7 +46,7 @@ def prepare_loss(
     flash = activate_flash_3(device) if device.type == "cuda" else "no CUDA kernels"
     words: list[str] = []
     if plan.torch_compile:
-        words += filter(None, [compile_layers(net, dtype=dtype)])
+        words += filter(None, [compile_layers(net, dtype=dtype, mode=plan.torch_compile_mode)])
         loss.kernel = torch.compile(loss_and_gradient_to_compile)
     else:
         words.append("compilation off")

@@ -35,7 +35,8 @@ class Batch(Record, frozen=True, kw_only=True):
     """One micro-batch on the host, in int32.
 
     ``labels_BL`` are unshifted: i is the target of i - 1. ``cu_seqlens`` are the bounds of all
-    documents and paddings.
+    documents and paddings; to the model they are ``n_bounds``, with empty documents at the end,
+    where that is not null.
     """
 
     input_ids_BL: torch.Tensor
@@ -46,6 +47,7 @@ class Batch(Record, frozen=True, kw_only=True):
     n_tokens: int
     n_target_tokens: int
     rows: tuple[int, ...]
+    n_bounds: int | None = None
 
     @property
     def n_padding_tokens(self) -> int:
@@ -87,14 +89,18 @@ class Collator:
 
     Padding is one more document at the end of its row, so shapes stay fixed; its labels are
     ignored, as are documents' first tokens. If all rows hold one document each, padding beyond the
-    longest of a batch is cut off.
+    longest of a batch is cut off. With ``evens_bounds`` all batches of as many rows have as many
+    bounds.
     """
 
-    def __init__(self, rows: PackedRows) -> None:
+    def __init__(self, rows: PackedRows, *, evens_bounds: bool = False) -> None:
         self.rows = rows
         self.n_tokens_N = rows.seq_lengths.sum_lists()
         self.n_targets_N = targets_per_row(rows)
         self.cuts = len(rows.seq_lengths.values) == len(rows)
+        # A padding a row, and the bound at 0.
+        most = np.sort(np.diff(rows.seq_lengths.offsets) + 1)[::-1] if evens_bounds else ()
+        self._most_bounds = (np.cumsum(most) + 1).tolist()
 
     def batch(self, chosen: Rows, buffers: Buffers | None = None) -> Batch:
         return self.batches([chosen], buffers)[0]
@@ -143,6 +149,7 @@ class Collator:
                     n_tokens=n_tokens[i],
                     n_target_tokens=n_targets[i],
                     rows=tuple(part.tolist()),
+                    n_bounds=self._most_bounds[len(part) - 1] if self._most_bounds else None,
                 )
             )
         return made

@@ -77,7 +77,7 @@ class Feed(BaseFeed, kw_only=True):
 
 
 def make_feed(plan: TrainPlan, rows: PackedRows, *, rank: int = 0) -> Feed:
-    collator = Collator(rows)
+    collator = Collator(rows, evens_bounds=plan.torch_compile_mode == "reduce-overhead")
     order = RowOrder(
         n_rows=len(rows),
         global_batch=plan.global_batch_sequences,

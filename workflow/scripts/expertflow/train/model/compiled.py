@@ -11,6 +11,7 @@ from torch._dynamo.convert_frame import FRAME_COMPILE_COUNTER
 from torch._dynamo.utils import counters
 
 from expertflow.core.errors import TrainingError, single_line
+from expertflow.plan.settings import CompileMode
 from expertflow.train.model import attention
 from expertflow.train.model.packed import causal_lm, decoder_layers
 
@@ -27,7 +28,13 @@ ONE_BY_ONE = "random numbers one by one"
 FAILURES = (RuntimeError, OSError, ImportError, AssertionError, SubprocessError)
 
 
-def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor") -> str | None:
+def compile_layers(
+    model: Any,
+    *,
+    dtype: torch.dtype,
+    backend: str = "inductor",
+    mode: CompileMode = "default",
+) -> str | None:
     """Have each decoder layer compiled when it first runs; return why not, if so.
 
     Attention that loops over documents breaks its layer's graph, which checkpointing forbids.
@@ -53,7 +60,7 @@ def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor")
     # Layers are separate graphs already; DDP's optimizer would split them again at its buckets.
     torch._dynamo.config.optimize_ddp = False
     for layer in layers:
-        layer.compile(dynamic=False, backend=backend)
+        layer.compile(dynamic=False, backend=backend, mode=mode)
     return None
 
 

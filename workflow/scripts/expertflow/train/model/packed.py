@@ -107,8 +107,11 @@ def document_kwargs(
 def document_bounds(batch: Batch, device: torch.device) -> torch.Tensor:
     """Return the bounds of documents; layers compiled once accept any number of them."""
     bounds = batch.cu_seqlens.to(device, non_blocking=True)
-    torch._dynamo.maybe_mark_dynamic(bounds, 0)
-    return bounds
+    if batch.n_bounds is None:
+        torch._dynamo.maybe_mark_dynamic(bounds, 0)
+        return bounds
+    n_empty = batch.n_bounds - len(bounds)
+    return torch.nn.functional.pad(bounds, (0, n_empty), value=batch.input_ids_BL.numel())
 
 
 @torch.no_grad()
