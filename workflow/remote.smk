@@ -52,13 +52,15 @@ rule train_bundle:
     threads: int(config.get("threads", 8))
     resources:
         gpu=int(config.get("gpu", 1)),
+        attempt=lambda wildcards, attempt: attempt,
         # Resources, not params: a finished outcome is not made again for another value of them.
         place=lambda wildcards: f"{config.get('place', 'remote')}/{wildcards.expert}",
         guard=lambda wildcards: guard_command(OPTIONS, wildcards.expert),
     shell:
         '{{ python "$EXPERTFLOW/open_bundle.py" {input:q} --directory {resources.place:q} --replace'
         f" {ALLOW}"
-        " && (cd {resources.place:q} && env -u SNAKEMAKE_PROFILE {resources.guard}"
+        " && (cd {resources.place:q} && env -u SNAKEMAKE_PROFILE"
+        " EXPERTFLOW_ATTEMPT={resources.attempt} {resources.guard}"
         " snakemake results/{wildcards.expert:q}/report.json"
         ' -s "$EXPERTFLOW/../../Snakefile" --workflow-profile "$EXPERTFLOW/../../profiles/default"'
         " --cores {threads} --resources gpu={resources.gpu})"

@@ -1,5 +1,6 @@
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -146,17 +147,31 @@ def test_the_jobs_of_the_run_before_are_waited_for(
     assert "no squeue here to ask" in capsys.readouterr().err
 
 
-def test_a_run_killed_while_it_waits_hands_the_jobs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_stopped_while_it_waits_hands_the_jobs_on(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     hold_for_slurm("first")
     write_squeue("echo 7")
-
-    def killed(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(run_lock.time, "sleep", killed)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(run_lock.time, "sleep", lambda _: os.kill(os.getpid(), number))
+    with pytest.raises(
+        SystemExit, match=f"error: {number.name} while .*: scancel 7, and run again"
+    ):
         hold_for_slurm("second")
     assert slurm_runs() == ["first", "second"]
+
+
+def test_waiting_ends_after_a_day(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hold_for_slurm("first")
+    write_squeue("echo 7")
+    naps: list[float] = []
+    clock = SimpleNamespace(sleep=naps.append, monotonic=lambda: 6 * 3600.0 * len(naps))
+    monkeypatch.setattr(run_lock, "time", clock)
+    with pytest.raises(SystemExit, match="scancel 7, and run again; it was waited for 24 h"):
+        hold_for_slurm(None)
+    assert capsys.readouterr().err.count("scancel 7; Ctrl-C ends the wait\n") == 4
 
 
 def test_slurm_without_sbatch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def test_a_damaged_copy_in_use_stays(rows: Content, root: Path) -> None:
 
 def test_a_source_that_is_not_what_its_key_says_is_never_marked(rows: Content, root: Path) -> None:
     flip_a_bit(rows.source / ROWS)
-    with pytest.raises(DataError, match="run the stage that wrote them again"):
+    with pytest.raises(DataError, match="run make repair"):
         ensure_staged(rows, root)
     assert [path.name for path in root.iterdir()] == [f".{rows.key}.lock"]
 

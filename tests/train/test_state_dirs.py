@@ -55,6 +55,7 @@ def test_one_on_this_machine_is_waited_for(
     ("signed", "place"),
     [
         ('{"host": "elsewhere", "pid": 7}', "process 7 on elsewhere, for 600 s now"),
+        (json.dumps({"host": socket.gethostname(), "pid": 7}), "process 7, for 86400 s now"),
         ("", "process unknown on an unknown machine"),
         ("cut sh", "process unknown on an unknown machine"),
     ],
@@ -63,7 +64,7 @@ def test_others_are_refused(tmp_path: Path, naps: list[float], signed: str, plac
     refused = pytest.raises(TrainingError, match=f"{place}.*; stop it, and run again")
     with held(tmp_path, signed), refused as caught, lock_state(tmp_path):
         raise AssertionError("it is held")
-    assert "\n" not in str(caught.value) and sum(naps) == 600
+    assert "\n" not in str(caught.value) and f"for {sum(naps):.0f} s" in str(caught.value)
     assert (tmp_path / "lock").read_text() == signed
 
 

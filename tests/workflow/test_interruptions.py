@@ -102,7 +102,7 @@ def test_the_trainer_alone_is_stopped_again_and_again(space: Workspace, expected
     run = Run(space)
     for number in (signal.SIGTERM, signal.SIGKILL):
         os.kill(run.wait_for_training(), number)
-    # No file of this process may grow any more, as if the disk were full.
+    # No file of this process may grow any more, as if the disk were full: its error is not noted.
     resource.prlimit(run.wait_for_training(), resource.RLIMIT_FSIZE, (1, 1))
     record = finish(run)
     assert "File too large" in run.log.read_text()
@@ -179,9 +179,10 @@ def test_a_full_disk(space: Workspace, small_disk: Path, expected: str) -> None:
         fill(small_disk / "filler")
         time.sleep(0.02)
     assert run.checkpoints(), "earlier ones stay"
+    assert run.end() != 0
+    assert re.search("^error: .*free (some|space)", run.log.read_text().splitlines()[-1])
     (small_disk / "filler").unlink()
-    assert finish(run)["weights_sha256"] == expected
-    assert re.search("free (some|space)", run.log.read_text())
+    assert rerun(space)["weights_sha256"] == expected
 
 
 def zero(path: Path) -> None:

@@ -61,13 +61,17 @@ rule train_expert:
     threads: 2
     resources:
         **wf.processes,
+        attempt=wf.attempt,
         runtime=wf.minutes,
         forecast=wf.forecast,
     params:
         **wf.params("train_expert", "checkpoint state=state/{expert}"),
     shell:
         wf.command(
-            "train_expert", "2> >(trap '' HUP INT TERM PIPE; exec tee {log:q} >&2)", on_card=True
+            "train_expert",
+            "2> >(trap '' HUP INT TERM PIPE; exec tee {log:q} >&2)",
+            environment="EXPERTFLOW_ATTEMPT={resources.attempt}",
+            on_card=True,
         )
 
 

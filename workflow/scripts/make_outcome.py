@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from expertflow.core import cli
+from expertflow.core.errors import ConfigError
 from expertflow.rental.bundle.pack import pack_outcome
 from expertflow.rental.bundle.tar import write_bundle
 
@@ -15,6 +16,8 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path(), help="where Snakemake ran")
     parser.add_argument("--output", type=Path, required=True, help="outcome.tar to write")
     args = parser.parse_args()
+    if not args.directory.is_dir():
+        raise ConfigError(f"{args.directory}: no such folder; name the one where Snakemake ran")
     output = args.output.absolute()
     os.chdir(args.directory)
     write_bundle(output, *pack_outcome(args.expert))

@@ -22,7 +22,7 @@ from snakemake.persistence.file import FilePersistence  # type: ignore[import-un
 from expertflow.config import run_lock
 from expertflow.config.code_digest import SCRIPTS
 from expertflow.config.corrupt_records import remove_corrupt_records
-from expertflow.config.expert import RunContext
+from expertflow.config.expert import RunContext, check_writable
 from expertflow.config.guard import fail, note, one_line, set_environment
 from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.config.workflow import Workflow
@@ -57,6 +57,7 @@ def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
     if run.modifier.skip_configfile:
         config = {**read_yaml(basedir / "config" / "config.yaml"), **config}
     if main:
+        check_writable(Path(".snakemake"))
         remove_corrupt_records(Path("results"), looks=looks)
     wf = Workflow(
         RunContext(

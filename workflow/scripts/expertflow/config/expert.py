@@ -186,7 +186,7 @@ class ConfiguredExpert:
         path = self.results / "sources.lock.json"
         if not self.run.main:
             return read_record(ExpertLock, path)
-        check_writable(self.results, Path("state"))
+        check_writable(self.results, Path("state"), Path("state", self.name))
         held, looks = self._held_preset, self.run.looks
         if held is not None and not self.config["allow_preset_change"]:
             holds = f"{self.results} holds the {held} preset and this run is {self.preset}"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, ParamSpec, TypeVar
 
-from expertflow.core.errors import ExpertflowError, single_line
+from expertflow.core.errors import ExpertflowError, describe_os_error, single_line
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,6 +31,10 @@ def one_line(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except ExpertflowError as error:
             fail(error)
+        except OSError as error:
+            if (line := describe_os_error(error)) is None:
+                raise
+            fail(line)
 
     return wrapped
 

@@ -130,8 +130,8 @@ def count_allowed_gpus(training: TrainingSection, limit: int | None) -> int:
     # In a dry run without a profile there is no limit.
     if limit is not None and limit < n:
         raise ConfigError(
-            f"training.world_size is {n}, and a run may hold {limit} at once: set"
-            f" EXPERTFLOW_SLURM_GPUS to at least {n}, or add --resources gpu={n}"
+            f"training.world_size is {n}, and a run may hold {limit} at once: add --resources"
+            f" gpu={n}, or with profiles/slurm set EXPERTFLOW_SLURM_GPUS to at least {n}"
         )
     return n
 

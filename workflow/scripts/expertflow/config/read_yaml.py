@@ -56,7 +56,8 @@ def read_yaml(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
         value = _json(text) if path.suffix == ".json" else yaml.load(text, _Loader)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); create it") from error
+        fix = "correct its permissions" if isinstance(error, PermissionError) else "create it"
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); {fix}") from error
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}:{error.lineno}: {error.msg}; correct the syntax") from error
     except yaml.YAMLError as error:

@@ -7,6 +7,7 @@ both runs' locks away; so the profiles turn it off. These locks die with their p
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -18,6 +19,7 @@ import psutil
 
 from expertflow.config.guard import fail, note
 from expertflow.core.locks import EXPERT_LOCKS, read_holder, sign_lock, try_lock
+from expertflow.core.process import record_signals
 
 # What jobs inherit: the run that they belong to.
 RUN = "EXPERTFLOW_RUN"
@@ -26,6 +28,8 @@ INDEX = "index"
 # Inside of a container processes are numbered anew.
 NUMBERING = Path("/proc/self/ns/pid")
 POLL_S, SLURM_POLL_S, TOLD_EVERY_S = 0.5, 10.0, 60.0
+# As long as an unplanned training may take.
+LIMIT_S = 24 * 3600
 ANSWER_S = 60
 _held: list[IO[str]] = []
 
@@ -78,12 +82,21 @@ def _open(expert: str) -> IO[str]:
 
 
 def _wait_while(describe: Callable[[], str], poll_s: float) -> None:
-    told_s = None
-    while text := describe():
-        if told_s is None or time.monotonic() - told_s >= TOLD_EVERY_S:
-            note(text)
-            told_s = time.monotonic()
-        time.sleep(poll_s)
+    """Wait until there is nothing to describe; end the run at a signal, or after ``LIMIT_S``."""
+    start_s, told_s = time.monotonic(), None
+    # Snakemake's own handler of SIGTERM only notes it for its scheduler, which does not run yet.
+    with record_signals() as came:
+        while text := describe():
+            waited_s = time.monotonic() - start_s
+            if came:
+                name = signal.Signals(came[0]).name
+                fail(f"{name} while waiting; {text}, and run again")
+            if waited_s >= LIMIT_S:
+                fail(f"{text}, and run again; it was waited for {waited_s / 3600:.0f} h")
+            if told_s is None or waited_s - told_s >= TOLD_EVERY_S:
+                note(f"{text}; Ctrl-C ends the wait")
+                told_s = waited_s
+            time.sleep(poll_s)
 
 
 def _orphans_left() -> str:

@@ -5,6 +5,7 @@ Snakemake first asks for one of their files, so a fault in one manifest does not
 user's mistake ends in one line.
 """
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path, PurePath
@@ -27,7 +28,7 @@ from expertflow.config.machine import (
     runtime_minutes,
 )
 from expertflow.config.specs import spec_text
-from expertflow.core.attempts import CARDS, LOG
+from expertflow.core.attempts import ATTEMPT, CARDS, LOG
 from expertflow.core.errors import ConfigError
 from expertflow.core.hashes import HashCache
 from expertflow.data.shards import token_shards
@@ -287,6 +288,10 @@ class Workflow:
     def retries(self) -> int:
         """A job of a cluster is a Snakemake of its own, which would retry inside of each retry."""
         return 3 if self._run.main else 0
+
+    def attempt(self, wildcards: Any, attempt: int) -> int:
+        """Return a job's number of tries, with those of the job that this run is part of."""
+        return attempt + int(os.environ.get(ATTEMPT, "1")) - 1
 
     def n_gpus(self, wildcards: Any) -> int:
         limit = self._run.gpu_limit if self._run.main else None

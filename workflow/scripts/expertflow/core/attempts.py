@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import platform
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,16 +24,19 @@ from expertflow.core.records import Record, read_record, write_sealed
 
 log = logging.getLogger(__name__)
 # Set by the rule for its script alone; not for the processes that the script starts.
-LOG, CARDS = "EXPERTFLOW_LOG", "EXPERTFLOW_CARDS"
+LOG, CARDS, ATTEMPT = "EXPERTFLOW_LOG", "EXPERTFLOW_CARDS", "EXPERTFLOW_ATTEMPT"
+# Set for processes that a launcher starts in place of the script.
+START = "EXPERTFLOW_START"
 TOUCH_EVERY_S = 1.0
 _IMPORTED_S = time.monotonic()
+_environment: dict[str, str] = {}
 
 
 class Attempt(Record, frozen=True, kw_only=True):
     """One process of a job; times are seconds of the system's clock.
 
     ``code`` is its exit code, null while it runs or if it was killed. ``n_cards`` is what the rule
-    requested.
+    requested. ``error`` is the line of an error that the next attempt would end with, too.
     """
 
     start_s: float
@@ -40,6 +44,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     code: int | None = None
     machine: str
     n_cards: int
+    error: str | None = None
 
 
 class Attempts(Record, frozen=True, kw_only=True):
@@ -64,31 +69,52 @@ def read_attempts(path: Path) -> tuple[Attempt, ...]:
 
 @contextmanager
 def record_attempt() -> Iterator[None]:
-    """Record the block as an attempt of the job that the environment names, if it names one."""
+    """Record the block as an attempt of the job that the environment names, if it names one.
+
+    Snakemake tries a job again after any error: one that would come again ends this attempt at once
+    with its line, and nothing is recorded.
+    """
     place, n_cards = os.environ.pop(LOG, None), int(os.environ.pop(CARDS, "0"))
-    # On several machines the first process speaks for all.
-    if place is None or os.environ.get("SLURM_PROCID", "0") != "0":
+    is_retry = int(os.environ.pop(ATTEMPT, "1")) > 1
+    if place is None:
         yield
         return
     path, now_s = attempts_path(Path(place)), time.time()
-    start_s = now_s - process_age_s()
-    attempt = Attempt(start_s=start_s, end_s=now_s, machine=hash_host(), n_cards=n_cards)
     earlier = _failed_before(path)
+    if is_retry and earlier and earlier[-1].error:
+        sys.exit(earlier[-1].error)
+    start_s = float(os.environ.pop(START, now_s - process_age_s()))
+    # On several machines, and under a launcher, the first process speaks for all.
+    if {os.environ.get(name, "0") for name in ("SLURM_PROCID", "RANK")} != {"0"}:
+        yield
+        return
+    if earlier and earlier[-1].start_s == start_s:
+        # Its own, from before the launcher.
+        earlier = earlier[:-1]
+    _environment.update({LOG: place, CARDS: str(n_cards), START: repr(start_s)})
+    attempt = Attempt(start_s=start_s, end_s=now_s, machine=hash_host(), n_cards=n_cards)
     _write(path, (*earlier, attempt))
     is_over = threading.Event()
     toucher = threading.Thread(target=_touch, args=(path, is_over), daemon=True)
     toucher.start()
-    code = 1
+    code, message = 1, None
     try:
         yield
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        message = ended.code if isinstance(ended.code, str) else None
         raise
     finally:
         is_over.set()
         toucher.join()
-        _write(path, (*earlier, replace(attempt, end_s=time.time(), code=code)))
+        attempt = replace(attempt, end_s=time.time(), code=code, error=message)
+        _write(path, (*earlier, attempt))
+
+
+def environment_of_attempt() -> dict[str, str]:
+    """Return what lets the processes that take this one's place record the same attempt."""
+    return dict(_environment)
 
 
 def process_age_s() -> float:

@@ -1,7 +1,6 @@
 """Shared by all scripts: arguments, one-line errors, and sidecars of outputs."""
 
 import argparse
-import errno
 import inspect
 import json
 import logging
@@ -17,7 +16,14 @@ from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type
 import msgspec
 
 from expertflow.core.attempts import record_attempt
-from expertflow.core.errors import ConfigError, ExpertflowError, Interrupted, single_line
+from expertflow.core.errors import (
+    ConfigError,
+    ExpertflowError,
+    Interrupted,
+    TransientError,
+    describe_os_error,
+    single_line,
+)
 from expertflow.core.records import from_json, read_record, write_record
 from expertflow.core.sidecars import check_inputs, check_unmoved, write_sidecar
 
@@ -176,11 +182,14 @@ def _run(main: Callable[[], None], interrupted: str) -> NoReturn:
     except Interrupted as interruption:
         logging.warning("%s; %s", interruption, interrupted)
         sys.exit(143)
+    except TransientError as error:
+        print(f"error: {single_line(error)}", file=sys.stderr)
+        sys.exit(1)
     except ExpertflowError as error:
+        # A text, and no number, is what a later attempt of the job would end with, too.
         sys.exit(f"error: {single_line(error)}")
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if (line := describe_os_error(error)) is None:
             raise
-        place = error.filename or "the output's file system"
-        sys.exit(f"error: {place}: no space left; free some, or move results/ to another disk")
+        sys.exit(f"error: {line}")
     sys.exit(0)

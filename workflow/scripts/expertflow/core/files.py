@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from expertflow.core.locks import flock
 
@@ -130,9 +130,16 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 def remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        shutil.rmtree(path, onerror=_raise_with_path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _raise_with_path(_: object, path: str, info: Any) -> NoReturn:
+    error: OSError = info[1]
+    # Within an open folder it is the last part of the name alone.
+    error.filename = path
+    raise error
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -85,7 +85,7 @@ def read_part(cls: type[T], path: Path, key: str) -> T:
     """Read one key of a record, ignoring the rest; DataError if missing or malformed."""
     record = _read(path)
     if not isinstance(record, dict) or key not in record:
-        raise DataError(f"{path}: key {key!r} is missing; run the stage that writes it")
+        raise DataError(f"{path}: key {key!r} is missing; {REPAIR}")
     part: T = from_json(cls, record[key], where=f"{path}.{key}")
     return part
 

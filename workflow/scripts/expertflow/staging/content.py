@@ -5,7 +5,7 @@ from pathlib import Path
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file, sha256_json
-from expertflow.core.records import Record
+from expertflow.core.records import REPAIR, Record
 from expertflow.staging.records import Kind
 
 SPLITS = ("train", "held_out")
@@ -60,7 +60,7 @@ def read_content(kind: Kind, source: Path, key: str) -> Content:
     """Raise DataError if there are no files to stage, or one is a dangling link."""
     sizes = {name: (source / name).stat().st_size for name in _names(kind, source)}
     if not sizes:
-        raise DataError(f"{source}: no {kind} there; run the stage that writes them")
+        raise DataError(f"{source}: no {kind} there; {REPAIR}")
     return Content(kind=kind, key=key, source=source, sizes=sizes)
 
 

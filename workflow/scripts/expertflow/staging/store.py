@@ -31,7 +31,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import remove, sync_directory
 from expertflow.core.format import gb
 from expertflow.core.locks import flock
-from expertflow.core.records import Record, read_part, read_record, write_record
+from expertflow.core.records import REPAIR, Record, read_part, read_record, write_record
 from expertflow.staging.content import Content, key_of
 
 log = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ def _make(content: Content, root: Path) -> Marker:
         if key_of(content.kind, {name: h.sha256 for name, h in hashes.items()}) != content.key:
             raise DataError(
                 f"{content.source}: its files are not those that were recorded as {content.kind};"
-                " run the stage that wrote them again"
+                f" {REPAIR}"
             )
         marker = Marker(id=secrets.token_hex(8), files=dict(sorted(hashes.items())))
         if not _is_intact(partial / FILES, marker):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from expertflow.core.errors import TrainingError
+from expertflow.core.errors import TrainingError, TransientError
 from expertflow.core.format import gib
 from expertflow.core.records import read_record, write_record
 from expertflow.plan.records import TrainPlan
@@ -96,7 +96,7 @@ def note_retry(plan: TrainPlan, state: Path, error: OutOfMemory) -> None:
     write_record(state / RETRIES_FILE, (*known, retry))
     if plan.world_size > 1:
         # The other ranks wait for this one, so only a restart gets all together again.
-        raise OutOfMemory(f"{error}; run again: it continues so after step {done}") from error
+        raise TransientError(f"{error}; run again: it continues so after step {done}") from error
     log.warning("%s; continuing so after step %d", error, done)
 
 

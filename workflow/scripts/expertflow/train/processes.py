@@ -21,7 +21,8 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from expertflow.core.errors import TrainingError
+from expertflow.core.attempts import environment_of_attempt
+from expertflow.core.errors import TrainingError, TransientError
 from expertflow.core.records import to_json
 from expertflow.plan.records import TrainPlan
 from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
@@ -121,7 +122,7 @@ class RankZeroDecision:
                 time.sleep(POLL_S)
             return bool(int(self._store.get(GO_ON)))
         except dist.DistError as error:
-            raise TrainingError(
+            raise TransientError(
                 f"process {os.environ[RANK]}: the first process ended before training began; see"
                 " what it said, and run again"
             ) from error
@@ -188,6 +189,7 @@ def launch_processes(world_size: int) -> None:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         # By default the launcher handles it even under nohup.
         os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
+    os.environ.update(environment_of_attempt())
     command = launch_command(world_size, sys.argv)
     os.execvp(command[0], command)
 
@@ -235,7 +237,7 @@ def _allocated_nodes() -> int:
         done = subprocess.run(asked, capture_output=True, text=True, timeout=SLURM_S, check=True)
         return int(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise TrainingError(
+        raise TransientError(
             f"{shlex.join(asked)}: how many nodes job {job} has is not known: {error}; run again"
         ) from error
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from expertflow.chain import expand_path, stages_before
 from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json, sha256_file, sha256_json, sha256_text, sidecar_of
-from expertflow.core.records import read_part, read_record, seal, to_json
+from expertflow.core.records import REPAIR, read_part, read_record, seal, to_json
 from expertflow.core.sidecars import Sidecar, check_inputs
 from expertflow.data.records import DocumentsRecord, ExpertLock, ShardRecord
 from expertflow.data.shards import shard_names
@@ -46,7 +46,7 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
         items |= _model_items(results, model, with_weights=spec.with_weights)
     for name, path in items.items():
         if isinstance(path, Path) and not path.is_file():
-            raise DataError(f"{path}: is missing, needed for {name}; run again to make it")
+            raise DataError(f"{path}: is missing, needed for {name}; {REPAIR}")
     paths = [path for path in items.values() if isinstance(path, Path)]
     check_inputs(path for path in paths if sidecar_of(path).is_file())
     items[f"{results}/{records.PROVENANCE}"] = _provenance_text(spec, items)

@@ -178,8 +178,11 @@ def _complete_model(index: BundleIndex, results: Path, given: Path | None) -> No
 def _undone_on_failure(path: Path) -> Iterator[None]:
     """Make the folders above a path; if the block fails, remove what was not there before."""
     missing = [place for place in (path, *path.parents) if not place.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        # One after the other: mkdir(parents=True) calls itself for each level.
+        for place in reversed(missing):
+            if place != path:
+                place.mkdir(exist_ok=True)
         yield
     except BaseException:
         for place in missing:

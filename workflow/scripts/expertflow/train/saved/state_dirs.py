@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from expertflow.core.errors import TrainingError
+from expertflow.core.errors import TransientError
 from expertflow.core.files import PARTIAL, is_abandoned
 from expertflow.core.locks import read_holder, sign_lock, try_lock
 from expertflow.core.records import read_part
@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 LOCK_FILE = "lock"
 # A stopping trainer on another machine has a step and a checkpoint to finish.
 ELSEWHERE_S = 600.0
+HERE_S = 24 * 3600.0
 POLL_S, TOLD_EVERY_S = 0.5, 60.0
 
 
@@ -27,7 +28,7 @@ def lock_state(state: Path, *, elsewhere_s: float = ELSEWHERE_S) -> Iterator[Non
 
     A killed Snakemake leaves its trainer running. Wait for one on this machine, since its results
     are worth more than a refusal; for one elsewhere only ``elsewhere_s``, as it may be cut off.
-    Raises TrainingError if a trainer on another machine still holds it.
+    Raises TransientError if it is still held after a day.
     """
     state.mkdir(parents=True, exist_ok=True)
     # Not "w", which would erase what its holder wrote.
@@ -46,13 +47,13 @@ def _wait(stream: IO[str], state: Path, elsewhere_s: float) -> None:
         who = f"{state}: a trainer is at work there, process {known.get('pid', 'unknown')}"
         if not is_here:
             who += f" on {known.get('host', 'an unknown machine')}"
-            if waited_s >= elsewhere_s:
-                raise TrainingError(
-                    f"{who}, for {waited_s:.0f} s now; stop it, and run again: it saves and this"
-                    " run goes on from there"
-                )
+        if waited_s >= (HERE_S if is_here else elsewhere_s):
+            raise TransientError(
+                f"{who}, for {waited_s:.0f} s now; stop it, and run again: it saves and this run"
+                " goes on from there"
+            )
         if waited_s - told_s >= TOLD_EVERY_S:
-            log.warning("%s; waiting for it", who)
+            log.warning("%s; waiting for it; Ctrl-C ends the wait", who)
             told_s = waited_s
         time.sleep(POLL_S)
 
