@@ -99,14 +99,6 @@ def test_where_and_checks_choose_records(path: Path) -> None:
     assert rejected(path)[0]["line"] == 2
 
 
-def test_secrets_are_dropped_and_never_written(path: Path) -> None:
-    record = prepare(write(path, {"q": "key?", "a": f"aws: {KEY}"}, GOOD), scan_secrets=True)
-    assert (record.n_documents, record.n_filtered_by_reason) == (1, {"secret": 1})
-    assert KEY not in path.with_name("rejected.jsonl").read_text()
-    assert rejected(path)[0]["detail"].startswith("it holds ")
-    assert prepare(path).n_documents == 2
-
-
 def test_e_mail_addresses_get_pseudonyms_everywhere(path: Path) -> None:
     write(path, {"q": "ask ann@site.org", "a": "ann@site.org", "x": ["bo@site.org"]})
     spec = replace(SPEC, evaluation_fields=("x",))

@@ -109,7 +109,7 @@ def test_every_method(trainers: Trainers, straight: OfMethod, tmp_path: Path, me
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_kills(trainers: Trainers, straight: OfMethod, tmp_path: Path, seed: int) -> None:
     """Rounds of ``make soak``."""
     generator = random.Random(seed)

@@ -1,5 +1,6 @@
 """Used as a module of another Snakefile: what holds for every run holds there as well."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ onstart:
 rule copy_report:
     input: "results/tiny/report.json"
     output: "copy.json"
-    shell: "cp {{input}} {{output}}"
+    shell: "while [ ! -e go ]; do sleep 0.1; done; cp {{input}} {{output}}"
 """
 # What profiles/default says, which Snakemake does not find beside another Snakefile.
 LIMITS = ("--nolock", "--rerun-incomplete", "--resources", "gpu=1")
@@ -33,16 +34,23 @@ def mine(tmp_path: Path) -> Workspace:
     code, mine = make_workspace(tmp_path / "code"), Workspace(tmp_path / "mine")
     mine.write_data()
     (mine.root / "Snakefile").write_text(SNAKEFILE.format(code=code.root))
-    (mine.root / "mine.yaml").write_text(yaml.safe_dump({"experts": {"tiny": {}}}))
+    (mine.root / "mine.yaml").write_text(
+        yaml.safe_dump({"hardware": "cpu", "experts": {"tiny": {}}})
+    )
     return mine
 
 
-def test_two_runs_at_once(mine: Workspace) -> None:
+def test_two_runs_at_once(mine: Workspace, finished: Workspace) -> None:
+    """What was made elsewhere is taken over; the first run rests in its own last job."""
+    shutil.copytree(finished.root / "results", mine.root / "results")
+    (mine.root / REPORT).unlink()
     arguments = ("copy.json", "--configfile", "mine.yaml", *LIMITS)
+    assert set(mine.jobs(*arguments)) == {"ef_build_report", "copy_report"}
     first = mine.start(SNAKEMAKE, "--cores", "2", *arguments)
-    wait_for((mine.root / "results/tiny/datasets.json").exists, during=first)
-    line = mine.refused(*arguments)
+    wait_for((mine.root / REPORT).exists, during=first)
+    line = mine.refused(*arguments, "--forcerun", "ef_build_report")
     assert f"tiny is being made by another run, process {first.pid} on " in line
+    (mine.root / "go").touch()
     said, _ = first.communicate()
     assert first.returncode == 0, said
     assert "our own start" in said and "held-out loss" in said
