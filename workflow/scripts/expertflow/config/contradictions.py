@@ -152,8 +152,8 @@ def check_task(evaluation: Settings, where: str) -> None:
         known = own | _read_by_any("artifacts")
         _refuse_unknown(artifacts, known, own, f"{where}: evaluation.artifacts", task)
     for needed in scorer.required if scorer else ():
-        key, _, name = needed.partition(".")
-        there = bool(artifacts) if by_record and key == "artifacts" else name in evaluation[key]
+        ways = [way.split(".") for way in needed.split(" or ")]
+        there = (by_record and artifacts) or any(name in evaluation[key] for key, name in ways)
         if not there:
             raise ConfigError(
                 f"{where}: evaluation.task {task} reads evaluation.{needed}, which is not set;"

@@ -131,6 +131,9 @@ def load_expert(
     check(merged, schema, where=where)
     refuse_idle_keys(merged, where=where)
     result: Settings = with_defaults(merged, schema)
+    fields = result["evaluation"]["fields"]
+    # A null takes away what an earlier layer names.
+    result["evaluation"]["fields"] = {key: name for key, name in fields.items() if name is not None}
     for source in result["sources"]:
         if source["scan_secrets"] is None:
             source["scan_secrets"] = source_kinds()[source["kind"]].scan_secrets

@@ -109,11 +109,15 @@ class DocumentMaker:
         return category_name(value) if isinstance(value, str | int | float) else None
 
     def _fields(self, record: Fields) -> bytes:
-        for name in self.spec.evaluation_fields:
-            if name not in record:
-                raise reject_missing_field(record, name)
+        found = {}
+        for names in self.spec.evaluation_fields:
+            # Sources may call it by different names: the first that the record has.
+            name = next((one for one in names.split("|") if one in record), None)
+            if name is None:
+                raise reject_missing_field(record, names)
+            found[names] = record[name]
         try:
-            return orjson.dumps({name: record[name] for name in self.spec.evaluation_fields})
+            return orjson.dumps(found)
         except TypeError as error:
             raise Reject("not_json", f"a field for evaluation: {error}") from error
 

@@ -35,9 +35,9 @@ class ScoringTask:
     """Judges answers one by one in this process, by ``judge``.
 
     ``fields`` and ``artifacts`` are the inputs that a manifest may name, ``required`` the mandatory
-    ones, as ``fields.name`` or ``artifacts.name``; ``packages`` are distributions whose versions
-    can change a judgment. ``is_choice``: likelihoods of ``list_options`` are compared, and nothing
-    is generated.
+    ones, as ``fields.name`` or ``artifacts.name``, two of them with ``or`` between; ``packages``
+    are distributions whose versions can change a judgment. ``is_choice``: likelihoods of
+    ``list_options`` are compared, and nothing is generated.
     """
 
     metric: str

@@ -80,27 +80,11 @@ class Reader:
 
     def run_query(self, query: str, database: Path) -> QueryAnswer:
         """Run one SELECT and return its rows; any other outcome is a kind of failure."""
-        limits = self._limits
-        if (n := limits.n_query_chars) < len(query):
-            return QueryAnswer("syntax_error", f"longer than {n} characters")
-        query = clean_query(query)
-        if (refusal := _refuse(query)) is not None:
-            return refusal
-        denied: list[str] = []
-        is_harmless = False
         try:
             connection = self._connect(database)
-            _guard(connection, limits, denied)
-            with closing(connection.cursor()) as cursor:
-                answer = _fetch(cursor.execute(query), limits)
-            is_harmless = answer.kind == "rows"
-        except MemoryError:
-            answer = QueryAnswer("timed_out", f"more than {limits.heap_bytes >> 20} MiB")
         except sqlite3.Error as error:
-            answer = _failure(error, denied)
-            # E.g. an unknown name: common and harmless.
-            code = getattr(error, "sqlite_errorcode", None)
-            is_harmless = code == sqlite3.SQLITE_ERROR and not denied
+            return _failure(error, ())
+        answer, is_harmless = run_guarded(connection, query, self._limits)
         if not is_harmless:
             self.close()
         return answer
@@ -115,6 +99,29 @@ class Reader:
             self.close()
             self._open = database, _connect(database, self._limits)
         return self._open[1]
+
+
+def run_guarded(
+    connection: sqlite3.Connection, query: str, limits: Limits
+) -> tuple[QueryAnswer, bool]:
+    """Run one SELECT; return rows or a kind of failure, and if the connection is as before."""
+    if (n := limits.n_query_chars) < len(query):
+        return QueryAnswer("syntax_error", f"longer than {n} characters"), True
+    query = clean_query(query)
+    if (refusal := _refuse(query)) is not None:
+        return refusal, True
+    denied: list[str] = []
+    try:
+        _guard(connection, limits, denied)
+        with closing(connection.cursor()) as cursor:
+            answer = _fetch(cursor.execute(query), limits)
+        return answer, answer.kind == "rows"
+    except MemoryError:
+        return QueryAnswer("timed_out", f"more than {limits.heap_bytes >> 20} MiB"), False
+    except sqlite3.Error as error:
+        # E.g. an unknown name: common and harmless.
+        code = getattr(error, "sqlite_errorcode", None)
+        return _failure(error, denied), code == sqlite3.SQLITE_ERROR and not denied
 
 
 def clean_query(query: str) -> str:
@@ -151,17 +158,22 @@ def _refuse(query: str) -> QueryAnswer | None:
 def _connect(database: Path, limits: Limits) -> sqlite3.Connection:
     uri = f"{database.as_uri()}?mode=ro&immutable=1"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0)
+    limit_connection(connection, limits)
+    connection.execute("PRAGMA query_only = ON").fetchall()
+    return connection
+
+
+def limit_connection(connection: sqlite3.Connection, limits: Limits) -> None:
     # Stored text need not be UTF-8, but equal bytes should compare as equal.
     connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limits.cell_bytes)
     connection.setlimit(sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0)
-    settings = ["temp_store = MEMORY", "trusted_schema = OFF", "query_only = ON"]
+    settings = ["temp_store = MEMORY", "trusted_schema = OFF"]
     for setting in [*settings, f"hard_heap_limit = {limits.heap_bytes}"]:
         connection.execute(f"PRAGMA {setting}").fetchall()
     if hasattr(connection, "enable_load_extension"):  # some builds of Python omit it
         connection.enable_load_extension(False)
-    return connection
 
 
 def _guard(connection: sqlite3.Connection, limits: Limits, denied: list[str]) -> None:
@@ -172,8 +184,12 @@ def _guard(connection: sqlite3.Connection, limits: Limits, denied: list[str]) ->
         denied.append(str(second or first or action))
         return sqlite3.SQLITE_DENY
 
-    n_checks = iter(range(limits.n_instructions // _INSTRUCTIONS_PER_CHECK))
     connection.set_authorizer(authorize)
+    allow_budget(connection, limits)
+
+
+def allow_budget(connection: sqlite3.Connection, limits: Limits) -> None:
+    n_checks = iter(range(limits.n_instructions // _INSTRUCTIONS_PER_CHECK))
     connection.set_progress_handler(lambda: next(n_checks, None) is None, _INSTRUCTIONS_PER_CHECK)
 
 
@@ -202,11 +218,25 @@ def _failure(error: sqlite3.Error, denied: Sequence[str]) -> QueryAnswer:
 
 def main(options: dict[str, Any]) -> None:
     limits = Limits(**options)
-    reader, ordered = Reader(limits), False
+    reader, ordered, suite = Reader(limits), False, None
     wanted = QueryAnswer("empty")
 
     def answer(message: dict[str, str]) -> tuple[str, str]:
-        nonlocal wanted, ordered
+        nonlocal wanted, ordered, suite
+        if "schema" in message:
+            # Imported here: sqlglot takes longer to import than most queries to run.
+            from expertflow.evaluate.isolation.sql_suite import Suite, UnusableError
+
+            if suite is not None:
+                suite.close()
+            try:
+                suite = Suite(message["schema"], message["reference"], limits)
+            except (UnusableError, sqlite3.Error, MemoryError) as error:
+                suite = None
+                return "unusable", one_line(error) or "its databases take too much memory"
+            return "rows", ""
+        if suite is not None:
+            return suite.judge(message["prediction"])
         database = Path(message["database"])
         if "reference" in message:
             ordered = is_ordered(clean_query(message["reference"]))

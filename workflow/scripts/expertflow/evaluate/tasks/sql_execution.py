@@ -6,6 +6,7 @@ pair at a time and killed on a time-out, which affects only the query at fault.
 
 import sqlite3
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 
 from expertflow.core.errors import EvaluationError
@@ -18,7 +19,12 @@ from expertflow.evaluate.scoring import IsolatedTask
 
 
 class SqlExecution(IsolatedTask):
-    """Judge against the artifact whose key the field ``database`` holds, by default ``database``.
+    """Judge by the rows of a database, or of several made from the text of a schema.
+
+    The database is the artifact whose key the field ``database`` holds, by default ``database``.
+    With the field ``schema``, a text of CREATE and perhaps INSERT statements, databases are made of
+    it, and rows where it has few or none: a prediction is right if it agrees on all of them. What
+    SQLite cannot build is read in other dialects by sqlglot, and then queries are, too.
 
     Rows are a multiset, ordered only if the reference orders its outermost SELECT; column names do
     not count. Numbers may differ by 1e-6 of their size, integers not at all. Two empty results
@@ -27,24 +33,32 @@ class SqlExecution(IsolatedTask):
     both queries, since their results cannot be compared. The clock is the machine's, and the same
     for both.
 
-    Kinds: ``correct``, ``wrong_rows``, ``syntax_error`` (also unknown names and runtime errors),
-    ``not_a_query`` (anything but one SELECT), ``timed_out`` (any budget of time or memory),
-    ``too_many_rows`` (or too large ones), ``empty``.
+    Kinds: ``correct``, ``wrong_rows``, ``wrong_elsewhere`` (right on the first of several
+    databases: with ``correct`` it is the accuracy on one), ``syntax_error`` (also unknown names and
+    runtime errors), ``not_a_query`` (anything but one SELECT), ``timed_out`` (any budget of time or
+    memory), ``too_many_rows`` (or too large ones), ``empty``.
     """
 
     metric = "execution_accuracy"
-    fields = frozenset({"database"})
+    fields = frozenset({"database", "schema"})
     artifacts = frozenset({"database"})
-    required = ("artifacts.database",)
+    required = ("artifacts.database or fields.schema",)
     limits = Limits()
 
     def tool_versions(self) -> dict[str, str]:
-        return super().tool_versions() | {"sqlite": sqlite3.sqlite_version}
+        reader = {"sqlglot": metadata.version("sqlglot")} if "schema" in self.spec.fields else {}
+        return super().tool_versions() | {"sqlite": sqlite3.sqlite_version, **reader}
 
     def make_worker(self) -> Worker:
         return Worker(sql_worker.__name__, asdict(self.limits), wall_s=self.limits.wall_s)
 
     def judge(self, example: Example, answer: str) -> Judgment:
+        reference, prediction = strip_code_fence(example.reference), strip_code_fence(answer)
+        if (schema := self.read_optional(example, "schema")) is not None:
+            kind, detail = self.worker.ask({"schema": schema, "reference": reference})
+            if kind != "rows":
+                raise EvaluationError(detail)
+            return Judgment(*self.worker.ask({"prediction": prediction}))
         named = self.read_optional(example, "database")
         name = "database" if named is None else named
         if name not in self.spec.artifacts:
@@ -57,12 +71,10 @@ class SqlExecution(IsolatedTask):
         if not path.is_file():
             raise EvaluationError(f"its database {path} is not a file; check evaluation.artifacts")
         database = str(path.resolve())
-        reference = strip_code_fence(example.reference)
         kind, detail = self.worker.ask({"database": database, "reference": reference})
         if kind != "rows":
             raise EvaluationError(
                 f"its reference query fails on {path.name} ({kind}: {detail}); "
                 "repair or remove the record"
             )
-        prediction = strip_code_fence(answer)
         return Judgment(*self.worker.ask({"database": database, "prediction": prediction}))

@@ -1,0 +1,294 @@
+"""Make databases that tell a wrong query from the reference it is compared with.
+
+One database hides what it does not hold: a query without its condition is right where all rows meet
+it. So rows are made up several times, from the schema and the reference: values that its conditions
+name and near misses of them, keys that meet and keys that do not, repeated values, nulls
+(test-suite accuracy, Zhong et al. 2020). The same schema and reference make the same rows.
+"""
+
+import random
+import re
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from typing import Any
+
+# Rows of a table in each state: one and a few, where limits and groups of one row are, and more.
+# No value here is fitted to a data set.
+SIZES = (12, 1, 5, 3, 8, 8, 12, 16, 24, 24)
+# Chance that a value is one that the reference names, or a near miss, drawn for each row: some rows
+# meet several conditions at once, and others none.
+NAMED_CHANCES = (0.95, 0.7, 0.3, 0.0)
+NULL_CHANCE, GIVEN_CHANCE = 0.08, 0.5
+# Of tables that the reference does not read.
+N_OTHER_ROWS = 3
+MAX_TABLES, MAX_COLUMNS, MAX_GIVEN_VALUES = 40, 400, 20
+_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
+_YEAR = re.compile(r"(1[89]|20|21)\d\d")
+_WORD = re.compile(r"\w+")
+_FIRST_DAY = date(2020, 1, 1)
+_WORDS = ("alpha", "beta", "gamma", "delta", "kappa", "omega")
+
+
+@dataclass(slots=True)
+class StateColumn:
+    name: str
+    kind: str
+    nullable: bool
+    is_key: bool
+
+
+@dataclass(slots=True)
+class StateTable:
+    name: str
+    columns: list[StateColumn]
+
+
+@dataclass(slots=True)
+class Conditions:
+    """What a reference says of columns, by their names in lower case.
+
+    ``words`` are all of its names, tables' too; ``constants`` are compared with a column; ``links``
+    are pairs of columns compared with each other; ``n_rows`` is the most that it cuts its rows to.
+    """
+
+    words: set[str] = field(default_factory=set)
+    constants: defaultdict[str, set[Any]] = field(default_factory=lambda: defaultdict(set))
+    links: set[tuple[str, str]] = field(default_factory=set)
+    n_rows: int = 0
+
+
+def read_tables(connection: sqlite3.Connection) -> list[StateTable]:
+    """List the tables of a database and their columns, as SQLite has understood them."""
+    named = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+    names = [name for (name,) in connection.execute(named)]
+    tables = []
+    for name in names[:MAX_TABLES]:
+        found = connection.execute("SELECT * FROM pragma_table_xinfo(?)", (name,)).fetchall()
+        columns = [
+            StateColumn(column, _kind(declared), not (not_null or key), bool(key))
+            for _, column, declared, not_null, _, key, hidden in found[:MAX_COLUMNS]
+            if not hidden
+        ]
+        tables.append(StateTable(name, columns))
+    return tables
+
+
+def read_links(
+    connection: sqlite3.Connection, tables: Iterable[StateTable]
+) -> set[tuple[str, str]]:
+    """Return pairs of columns that foreign keys link."""
+    found = set()
+    for table in tables:
+        query = 'SELECT "from", "to" FROM pragma_foreign_key_list(?)'
+        for here, there in connection.execute(query, (table.name,)):
+            found.add((here.lower(), (there or here).lower()))
+    return found
+
+
+def _kind(declared: str) -> str:
+    declared = declared.upper()
+    for kind, words in (
+        ("date", ("DATE", "TIME")),
+        ("bool", ("BOOL",)),
+        ("int", ("INT", "SERIAL", "YEAR")),
+        ("text", ("CHAR", "TEXT", "CLOB", "ENUM", "STRING", "UUID")),
+        ("real", ("REAL", "FLOA", "DOUB", "DEC", "NUM", "MONEY")),
+    ):
+        if any(word in declared for word in words):
+            return kind
+    return "text"
+
+
+def read_conditions(query: str) -> Conditions:
+    """Return what a query says of its columns; nothing where sqlglot cannot read it."""
+    import sqlglot
+    from sqlglot import exp
+    from sqlglot.errors import SqlglotError
+
+    found = Conditions(set(_WORD.findall(query.lower())))
+    try:
+        tree = sqlglot.parse_one(query, read="sqlite")
+    except (SqlglotError, RecursionError):
+        return found
+    for limit in tree.find_all(exp.Limit, exp.Offset):
+        count = limit.expression
+        if isinstance(count, exp.Literal) and count.is_int:
+            found.n_rows = max(found.n_rows, min(int(count.name), 50))
+    for node in tree.find_all(exp.Predicate, exp.Case):
+        columns = {column.name.lower() for column in _own(node, exp.Column)}
+        inner = [one for one in node.args.values() if isinstance(one, exp.Query | exp.Subquery)]
+        columns |= {c.name.lower() for query in inner for c in query.find_all(exp.Column)}
+        constants = {_constant(literal) for literal in _own(node, exp.Literal)}
+        if isinstance(node, exp.EQ | exp.NEQ | exp.In) and not constants:
+            first, *others = sorted(columns) or [""]
+            found.links |= {(first, other) for other in others}
+        for column in columns:
+            found.constants[column] |= constants
+    for join in tree.find_all(exp.Join):
+        for column in join.args.get("using") or []:
+            found.links.add((column.name.lower(),) * 2)
+    return found
+
+
+def _own(node: Any, kind: Any) -> Iterator[Any]:
+    """Yield the parts of a condition that are not a query's within it."""
+    from sqlglot import exp
+
+    return (
+        part
+        for part in node.walk(prune=lambda one: isinstance(one, exp.Query))
+        if isinstance(part, kind)
+    )
+
+
+def _constant(literal: Any) -> Any:
+    if literal.is_string:
+        return literal.name
+    return int(literal.name) if literal.is_int else float(literal.name)
+
+
+class StateMaker:
+    """Fills the tables of an empty database."""
+
+    def __init__(
+        self,
+        tables: Sequence[StateTable],
+        conditions: Conditions,
+        given: dict[str, list[Any]],
+        links: set[tuple[str, str]],
+    ) -> None:
+        """Take columns' own values, ``given``, where the data set has some, and linked columns."""
+        self._tables, self._given = tables, given
+        self._n_rows, self._words = conditions.n_rows, conditions.words
+        self._group = _join_links(conditions.links | links)
+        self._named: defaultdict[str, list[Any]] = defaultdict(list)
+        for column in sorted(conditions.constants):
+            values = sorted(conditions.constants[column], key=repr)
+            self._named[self._group.get(column, column)] += values
+        self._now = date.today()
+
+    def fill(self, connection: sqlite3.Connection, number: int) -> None:
+        """Insert the rows of a state; what a constraint refuses is left out."""
+        # Not a secret: the same database is made again for the next answer.
+        rng = random.Random(number)
+        size = max(SIZES[number % len(SIZES)], self._n_rows + 2 if number % 2 else 0)
+        # Repeated values in every other state: groups, ties and duplicates; else hardly any.
+        width = 4 if number % 4 < 2 else 40
+        base = 10 * (number % 3)
+        for table in self._tables:
+            is_read = self._words.issuperset(_WORD.findall(table.name.lower()))
+            n_rows = size if is_read else N_OTHER_ROWS
+            chances = rng.choices(NAMED_CHANCES, k=n_rows)
+            columns = [
+                self._values(one, rng, chances, size=size, width=width, base=base)
+                for one in table.columns
+            ]
+            marks = ", ".join("?" * len(columns))
+            names = ", ".join(_quote(column.name) for column in table.columns)
+            insert = f"INSERT OR IGNORE INTO {_quote(table.name)} ({names}) VALUES ({marks})"
+            connection.executemany(insert, zip(*columns, strict=True))
+
+    def _values(
+        self,
+        column: StateColumn,
+        rng: random.Random,
+        chances: list[float],
+        *,
+        size: int,
+        width: int,
+        base: int,
+    ) -> list[Any]:
+        """Return a column's values, one for each chance that it is one that the reference names."""
+        name, kind, random_value = column.name.lower(), column.kind, rng.random
+        named = self._named.get(self._group.get(name, name))
+        given = self._given.get(name)
+        # Keys of linked tables meet, but for one.
+        first, n_values = (base + 1, size + 1) if name in self._group else (0, width + 1)
+        values: list[Any] = []
+        for place, chance in enumerate(chances):
+            if named and random_value() < chance:
+                values.append(self._near(rng.choice(named), kind, rng))
+            elif column.nullable and random_value() < NULL_CHANCE:
+                values.append(None)
+            elif column.is_key and not named:
+                values.append(_ordinary(kind, base + place + 1, 0.0))
+            elif given and random_value() < GIVEN_CHANCE:
+                values.append(rng.choice(given))
+            else:
+                shift = 0.0 if first else random_value()
+                values.append(_ordinary(kind, first + int(random_value() * n_values), shift))
+        return values
+
+    def _near(self, constant: Any, kind: str, rng: random.Random) -> Any:
+        """Return a constant, or half of the time a value beside it."""
+        exact = rng.random() < 0.5
+        if kind == "date" or (isinstance(constant, str) and _DATE.match(constant)):
+            return self._near_date(str(constant), rng, exact=exact)
+        if isinstance(constant, int | float):
+            if _YEAR.fullmatch(str(constant)) and kind == "text" and not exact:
+                return f"{constant}-0{rng.randint(1, 9)}-15"
+            beside = rng.choice((1, -1, 2, 0.5 if kind == "real" else 10))
+            number = constant if exact else constant + beside
+            return str(number) if kind == "text" else number
+        text = constant.replace("%", "" if exact else rng.choice(("", "x"))).replace("_", "a")
+        if exact:
+            return text
+        return rng.choice((text, text.upper(), text.lower(), text.title(), text + "x", text[:-1]))
+
+    def _near_date(self, constant: str, rng: random.Random, *, exact: bool) -> str:
+        found, year = _DATE.match(constant), _YEAR.match(constant)
+        try:
+            if found:
+                day = date(*map(int, found.groups()))
+            elif year:
+                day = date(int(year[0]), rng.randint(1, 12), rng.randint(1, 28))
+            else:
+                day = self._now - timedelta(days=rng.choice((0, 1, 6, 20, 80, 200, 500)))
+        except ValueError:
+            day = _FIRST_DAY
+        day += timedelta(days=0 if exact else rng.choice((-366, -40, -1, 1, 40, 366)))
+        return day.isoformat() + constant[10:] if found and len(constant) > 10 else day.isoformat()
+
+
+def _ordinary(kind: str, number: int, shift: float) -> Any:
+    if kind == "int":
+        return number
+    if kind == "bool":
+        return number % 2
+    if kind == "real":
+        return number + round(shift, 2)
+    if kind == "date":
+        return (_FIRST_DAY + timedelta(days=37 * number)).isoformat()
+    word = _WORDS[number % len(_WORDS)]
+    return word if number < len(_WORDS) else f"{word} {number}"
+
+
+def _join_links(links: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Map each linked column to the first of those that it is linked with, directly or not."""
+    group: dict[str, str] = {}
+    for one, other in sorted(links):
+        first, second = group.setdefault(one, one), group.setdefault(other, other)
+        low, high = sorted((first, second))
+        for name in [name for name, of in group.items() if of == high]:
+            group[name] = low
+    return group
+
+
+def read_values(
+    connection: sqlite3.Connection, tables: Iterable[StateTable]
+) -> dict[str, list[Any]]:
+    """Return some values of each column of a database that has rows, by name in lower case."""
+    found: dict[str, list[Any]] = {}
+    for table in tables:
+        for column in table.columns:
+            query = f"SELECT DISTINCT {_quote(column.name)} FROM {_quote(table.name)} LIMIT ?"
+            values = [value for (value,) in connection.execute(query, (MAX_GIVEN_VALUES,))]
+            found.setdefault(column.name.lower(), []).extend(values)
+    return {name: values for name, values in found.items() if values}
+
+
+def _quote(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,180 @@
+"""Compare queries on several databases made from the text of a schema.
+
+The first database has the text's own rows, where it has some; the others are made up
+(``sql_states``). A database on which the reference has no answer, or another one when rows are read
+in reverse, tells nothing and is left out.
+"""
+
+import logging
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from expertflow.evaluate.isolation.rows import QueryAnswer, one_line, same_rows
+from expertflow.evaluate.isolation.sql_states import (
+    StateMaker,
+    read_conditions,
+    read_links,
+    read_tables,
+    read_values,
+)
+from expertflow.evaluate.isolation.sql_worker import (
+    Limits,
+    allow_budget,
+    clean_query,
+    is_ordered,
+    limit_connection,
+    run_guarded,
+)
+
+N_STATES = 20
+# Tried in this order where SQLite does not understand a schema.
+DIALECTS = ("postgres", "mysql", "tsql", "oracle", "bigquery", "snowflake")
+MAX_SCHEMA_CHARS = 200_000
+# What a schema may do to the empty database in memory that it fills.
+_BUILDING = {
+    sqlite3.SQLITE_CREATE_INDEX, sqlite3.SQLITE_CREATE_TABLE, sqlite3.SQLITE_CREATE_VIEW,
+    sqlite3.SQLITE_DELETE, sqlite3.SQLITE_DROP_TABLE, sqlite3.SQLITE_DROP_VIEW,
+    sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_INSERT, sqlite3.SQLITE_READ, sqlite3.SQLITE_REINDEX,
+    sqlite3.SQLITE_SELECT, sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_UPDATE,
+}  # fmt: skip
+
+
+class UnusableError(Exception):
+    """The reference cannot be judged by; the message is the reason."""
+
+
+@dataclass(slots=True)
+class State:
+    """A database, what the reference returns there, and whether the order of rows counts."""
+
+    connection: sqlite3.Connection
+    wanted: QueryAnswer
+    ordered: bool
+
+
+class Suite:
+    """The databases of one reference; raises UnusableError if they cannot judge by it."""
+
+    def __init__(self, schema: str, reference: str, limits: Limits) -> None:
+        self._limits = limits
+        given, self._dialect = _build(schema, limits)
+        self._reference = self._translate(reference)
+        self._ordered = is_ordered(clean_query(self._reference))
+        self.states: list[State] = []
+        tables = read_tables(given)
+        if not tables:
+            raise UnusableError("its schema has no table")
+        values = read_values(given, tables)
+        if values:
+            self._add(given, is_given=True)
+        own = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
+        layout = [sql for (sql,) in given.execute(own)]
+        maker = StateMaker(
+            tables, read_conditions(self._reference), values, read_links(given, tables)
+        )
+        for number in range(N_STATES):
+            made = _open(limits)
+            for statement in layout:
+                made.execute(statement)
+            maker.fill(made, number)
+            self._add(made)
+        if len({state.wanted.rows for state in self.states}) < 2:
+            raise UnusableError("its reference returns the same on every database made for it")
+
+    def judge(self, prediction: str) -> tuple[str, str]:
+        """Return the kind of judgment of a prediction, and its detail."""
+        try:
+            prediction = self._translate(prediction)
+        except UnusableError as error:
+            return "syntax_error", str(error)
+        for number, state in enumerate(self.states):
+            found, _ = run_guarded(state.connection, prediction, self._limits)
+            if found.kind != "rows":
+                return found.kind, found.detail
+            same = same_rows(found.rows, state.wanted.rows, ordered=state.ordered)
+            if not same or found.n_columns != state.wanted.n_columns:
+                return ("wrong_elsewhere" if number else "wrong_rows"), ""
+        return "correct", ""
+
+    def close(self) -> None:
+        for state in self.states:
+            state.connection.close()
+
+    def _add(self, connection: sqlite3.Connection, *, is_given: bool = False) -> None:
+        wanted, _ = run_guarded(connection, self._reference, self._limits)
+        if wanted.kind != "rows" and (is_given or not self.states):
+            detail = f"{wanted.kind}: {wanted.detail}" if wanted.detail else wanted.kind
+            raise UnusableError(f"its reference query fails ({detail})")
+        connection.set_authorizer(None)
+        connection.execute("PRAGMA reverse_unordered_selects = ON")
+        again, _ = run_guarded(connection, self._reference, self._limits)
+        connection.set_authorizer(None)
+        connection.execute("PRAGMA reverse_unordered_selects = OFF")
+        is_ordered_here = self._ordered and _agree(wanted, again, ordered=True)
+        if is_given or (wanted.kind == "rows" and _agree(wanted, again, ordered=False)):
+            self.states.append(State(connection, wanted, is_ordered_here))
+
+    def _translate(self, query: str) -> str:
+        if self._dialect is None:
+            return query
+        return "; ".join(_transpile(query, self._dialect, strict=True))
+
+
+def _agree(one: QueryAnswer, other: QueryAnswer, *, ordered: bool) -> bool:
+    return one.kind == other.kind and same_rows(one.rows, other.rows, ordered=ordered)
+
+
+def _build(schema: str, limits: Limits) -> tuple[sqlite3.Connection, str | None]:
+    """Return a database as the schema describes it, and the dialect that it had to be read in."""
+    if len(schema) > MAX_SCHEMA_CHARS:
+        raise UnusableError(f"its schema is longer than {MAX_SCHEMA_CHARS} characters")
+    first = ""
+    for dialect in (None, *DIALECTS):
+        connection = _open(limits)
+        try:
+            statements = [schema] if dialect is None else _transpile(schema, dialect, strict=False)
+            _run_script(connection, statements, limits)
+        except (sqlite3.Error, UnusableError) as error:
+            connection.close()
+            first = first or one_line(error)
+        else:
+            return connection, dialect
+    raise UnusableError(f"its schema cannot be built: {first}")
+
+
+def _open(limits: Limits) -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
+    limit_connection(connection, limits)
+    return connection
+
+
+def _run_script(connection: sqlite3.Connection, statements: Sequence[str], limits: Limits) -> None:
+    def authorize(action: int, *_: str | None) -> int:
+        return sqlite3.SQLITE_OK if action in _BUILDING else sqlite3.SQLITE_DENY
+
+    connection.set_authorizer(authorize)
+    allow_budget(connection, limits)
+    for statement in statements:
+        connection.executescript(statement)
+    connection.set_authorizer(None)
+    connection.set_progress_handler(None, 0)
+
+
+def _transpile(text: str, dialect: str, *, strict: bool) -> list[str]:
+    """Return statements for SQLite; ``strict`` refuses a loss, as of a table's storage engine."""
+    import sqlglot
+    from sqlglot import exp
+    from sqlglot.errors import ErrorLevel, SqlglotError
+
+    logging.getLogger("sqlglot").setLevel(logging.ERROR)
+    level = ErrorLevel.RAISE if strict else ErrorLevel.IGNORE
+    try:
+        trees = [tree for tree in sqlglot.parse(text, read=dialect) if tree is not None]
+        for kind in (kind for tree in trees for kind in tree.find_all(exp.DataType)):
+            # SQLite has no type whose values are listed.
+            if kind.is_type("enum", "set"):
+                kind.replace(exp.DataType.build("text"))
+        return [tree.sql(dialect="sqlite", unsupported_level=level) for tree in trees]
+    except (SqlglotError, RecursionError) as error:
+        raise UnusableError(f"sqlglot cannot read it as {dialect}: {one_line(error)}") from error
