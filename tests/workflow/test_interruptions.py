@@ -142,7 +142,8 @@ def test_two_runs_at_once(space: Workspace, expected: str) -> None:
     line = space.refused(TARGET)
     assert f"error: tiny is being made by another run, process {run.process.pid} on " in line
     assert space.jobs(TARGET), "to look is allowed"
-    space.run("results/other/datasets.json")
+    space.run("results/other/bundle.tar")
+    assert space.script("verify_results").stdout.endswith(": intact\n")
     record = finish(run)
     assert record["weights_sha256"] == expected
     assert record["n_sessions"] == 1

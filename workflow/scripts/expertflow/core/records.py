@@ -77,7 +77,7 @@ def _hash_rest(value: dict[str, Any]) -> str:
 
 def read_record(cls: type[T], path: Path) -> T:
     """Read a stage's record; DataError unless it is JSON with exactly the fields of ``cls``."""
-    record: T = from_json(cls, _read(path), where=str(path))
+    record: T = from_json(cls, _read(path), where=str(path), fix=REPAIR)
     return record
 
 
@@ -100,8 +100,8 @@ def _read(path: Path) -> Any:
         raise DataError(f"{path}: not a JSON record ({error}); {REPAIR}") from error
 
 
-def from_json(cls: Any, value: Any, *, where: str = "value") -> Any:
-    """Build ``cls`` from JSON values, checking every key and type.
+def from_json(cls: Any, value: Any, *, where: str = "value", fix: str = "") -> Any:
+    """Build ``cls`` from JSON values, checking every key and type; an error ends with ``fix``.
 
     >>> from_json(tuple[int, ...], [1, 2])
     (1, 2)
@@ -110,4 +110,5 @@ def from_json(cls: Any, value: Any, *, where: str = "value") -> Any:
         return msgspec.convert(value, cls)
     except msgspec.ValidationError as error:
         problem, _, place = str(error).replace("`", "").partition(" - at $")
-        raise DataError(f"{where}{place}: {problem[0].lower()}{problem[1:]}") from error
+        what_to_do = f"; {fix}" if fix else ""
+        raise DataError(f"{where}{place}: {problem[0].lower()}{problem[1:]}{what_to_do}") from error

@@ -1,0 +1,175 @@
+"""What an error says to do works: each fault is provoked, its line obeyed, and the run succeeds."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from flipped_bytes import flip
+from workflow_space import REPORT, SNAKEMAKE, Workspace
+
+from expertflow.core.attempts import attempts_path, read_attempts
+
+pytestmark = [pytest.mark.chain, pytest.mark.long]
+TRAINING, STAGING = "results/tiny/training.json", "results/tiny/staging.json"
+REPAIR = r"run make repair \((\S+)\), then run again$"
+# Root without the right to open what is not its own.
+PLAIN_USER = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
+NOBODY = 65534
+# Settings, and what the line says of them: a word and the right one, or what to add.
+SUGGESTED = r"unknown key '(?:training\.)?(\w+)'; did you mean '(\w+)'"
+MISTAKES = {
+    "hardwar=cpu": SUGGESTED,
+    "training={max_step: 6}": SUGGESTED,
+    "training={world_size: 2}": r"add --(resources) (gpu=\d)",
+}
+
+
+class Fault(NamedTuple):
+    """What ``provoke`` breaks is told in a ``line``, whose group is what to do."""
+
+    provoke: Callable[[Path], object]
+    line: str
+    target: str = REPORT
+
+
+def without(*names: str) -> Callable[[Path], None]:
+    """Remove files and folders below results/tiny, or the state of the training."""
+
+    def remove(root: Path) -> None:
+        for name in names:
+            path = root / name if name.startswith("state") else root / "results" / "tiny" / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+    return remove
+
+
+def cut(name: str) -> Callable[[Path], None]:
+    """Cut a file of results/tiny in half, and leave what shares its bytes in state/ alone."""
+
+    def shorten(root: Path) -> None:
+        path = root / "results" / "tiny" / name
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content[: len(content) // 2])
+
+    return shorten
+
+
+def flipped(name: str) -> Callable[[Path], object]:
+    return lambda root: flip(root / "results" / "tiny" / name)
+
+
+def each(*steps: Callable[[Path], object]) -> Callable[[Path], None]:
+    def run(root: Path) -> None:
+        for step in steps:
+            step(root)
+
+    return run
+
+
+def rewritten(name: str, content: str) -> Callable[[Path], object]:
+    return lambda root: (root / "results" / "tiny" / name).write_text(content)
+
+
+FAULTS = {
+    "packed rows": Fault(
+        each(
+            flipped("packed/train/data-00000-of-00001.arrow"),
+            without("training.json", "state/tiny"),
+        ),
+        rf"packed/train/data-\S+: is not what results/tiny/packing\.json says; {REPAIR}",
+        TRAINING,
+    ),
+    "a record that was edited": Fault(
+        each(rewritten("plan.json", "{}"), without("training.json")),
+        rf"plan\.json: is not what its sidecar says; {REPAIR}",
+        TRAINING,
+    ),
+    "odd sidecars": Fault(
+        each(
+            rewritten(".packing.json.fingerprint", "{}"),
+            rewritten(".model.json.fingerprint", '{"rule": [1]}'),
+            without("plan.json", "staging.json"),
+        ),
+        rf"\.fingerprint: .*; {REPAIR}",
+        STAGING,
+    ),
+    "series and kernels": Fault(
+        each(
+            cut("steps.jsonl"),
+            cut("gpu.jsonl"),
+            cut("profile/kernels.json"),
+            without("report.json", "report.html"),
+        ),
+        rf"tiny/\S+: is not what {TRAINING} says; {REPAIR}",
+    ),
+}
+
+
+def make(space: Workspace, *arguments: str) -> tuple[int, str]:
+    """Run Snakemake; return its exit code and the last error that it says."""
+    done = space.run_warm(*arguments)
+    assert "Traceback" not in done.stdout + done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    return done.returncode, errors[-1] if errors else ""
+
+
+@pytest.fixture(scope="module")
+def walked(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Return a finished run; each fault is gone when its remedy was taken."""
+    return finished.copy(tmp_path_factory.mktemp("walked") / "space")
+
+
+@pytest.mark.parametrize("setting", MISTAKES)
+def test_what_a_line_says_of_a_mistake_works(walked: Workspace, setting: str) -> None:
+    line = walked.refused("-n", REPORT, "--config", setting)
+    found = re.search(MISTAKES[setting], line)
+    assert found, line
+    first, second = found.groups()
+    more = (f"--{first}", second) if first == "resources" else ()
+    walked.run("-n", REPORT, *more, "--config", setting.replace(first, second))
+
+
+def test_a_folder_that_this_user_cannot_write(walked: Workspace) -> None:
+    state = walked.root / "state" / "tiny"
+    command: list[object] = [SNAKEMAKE, "--cores", "2", TRAINING, "--quiet", "all"]
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("root writes everywhere")
+        command = [*PLAIN_USER, *command]
+        os.chown(state, NOBODY, NOBODY)
+    state.chmod(0o555)
+    failed = walked.execute(*command)
+    line = "error: state/tiny: cannot be written; correct its permissions, or use --directory"
+    assert failed.returncode == 1 and failed.stderr.splitlines()[-1] == line
+    state.chmod(0o777)
+    assert walked.execute(*command).returncode == 0
+
+
+def test_a_training_that_diverges_is_tried_once(walked: Workspace) -> None:
+    code, line = make(walked, TRAINING, "--config", "training={learning_rate: 1000000.0}")
+    assert code == 1 and re.match("error: .* lower training.learning_rate", line), line
+    logs = walked.root / "results" / "tiny" / "logs"
+    (attempt,) = read_attempts(attempts_path(logs / "train_expert.log"))
+    assert attempt.error == line
+    assert make(walked, TRAINING) == (0, "")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_a_line_says_works(walked: Workspace, name: str) -> None:
+    provoke, line, target = FAULTS[name]
+    provoke(walked.root)
+    code, said = make(walked, target)
+    found = re.search(f"^error: .*{line}", said)
+    assert code == 1 and found, said
+    walked.script(Path(found[1]).stem)
+    assert make(walked, target) == (0, "")
+
+
+def test_nothing_is_left_of_them(walked: Workspace) -> None:
+    walked.run_warm(REPORT)
+    assert walked.script("verify_results").stdout.endswith(": intact\n")
