@@ -6,14 +6,18 @@ import json
 import logging
 import os
 import socket
+import time
 from pathlib import Path
 from typing import IO, Any, Literal
+
+from expertflow.core.errors import TransientError
 
 log = logging.getLogger(__name__)
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 # Below a working directory: a lock per expert, held by the run that makes it.
 EXPERT_LOCKS = Path(".snakemake", "expertflow")
+POLL_S, TOLD_EVERY_S, LIMIT_S = 0.1, 60.0, 24 * 3600.0
 Outcome = Literal["taken", "held", "no locks"]
 
 
@@ -43,6 +47,19 @@ def try_lock(stream: IO[Any], *, wait: bool = False) -> Outcome:
             stream.name, error.strerror,
         )  # fmt: skip
         return "no locks"
+
+
+def wait_for_lock(stream: IO[Any], said: str, *, shared: bool = False) -> None:
+    """Wait for a lock, and say each minute why; TransientError after a day."""
+    start_s, told_s = time.monotonic(), -TOLD_EVERY_S
+    while not flock(stream, shared=shared):
+        waited_s = time.monotonic() - start_s
+        if waited_s >= LIMIT_S:
+            raise TransientError(f"{said}, for {waited_s / 3600:.0f} h now; end it, and run again")
+        if waited_s - told_s >= TOLD_EVERY_S:
+            log.warning("%s; waiting for it; Ctrl-C ends the wait", said)
+            told_s = waited_s
+        time.sleep(POLL_S)
 
 
 def sign_lock(stream: IO[str], **more: Any) -> None:

@@ -30,7 +30,7 @@ import xxhash
 from expertflow.core.errors import DataError
 from expertflow.core.files import remove, sync_directory
 from expertflow.core.format import gb
-from expertflow.core.locks import flock
+from expertflow.core.locks import flock, wait_for_lock
 from expertflow.core.records import REPAIR, Record, read_part, read_record, write_record
 from expertflow.staging.content import Content, key_of
 
@@ -85,9 +85,7 @@ def ensure_staged(content: Content, root: Path, *, patience_s: float = PATIENCE_
         # The system may delete old files.
         os.utime(lock.fileno())
         while True:
-            if not flock(lock, shared=True):
-                log.info("%s: waits for another process that copies it", folder)
-                flock(lock, shared=True, wait=True)
+            wait_for_lock(lock, f"{folder}: another process copies it", shared=True)
             marker = _find(folder)
             if marker is not None and marker.id != bad:
                 # This process has verified its own copy already.

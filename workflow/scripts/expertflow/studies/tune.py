@@ -14,7 +14,7 @@ from msgspec.structs import asdict, replace
 
 from expertflow.core.errors import ConfigError, DataError, TrainingError, single_line
 from expertflow.core.files import remove, sha256_json
-from expertflow.core.locks import try_lock
+from expertflow.core.locks import try_lock, wait_for_lock
 from expertflow.core.records import Record, fill_record, read_record, write_sealed
 from expertflow.core.settings import name_of
 from expertflow.plan.draft import PlanDraft
@@ -110,8 +110,7 @@ def open_cache(folder: Path, kept: CachedTrials) -> Iterator[tuple[Path, CachedT
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{name}.lock").open("a") as stream:
         if try_lock(stream) == "held":
-            log.info("the same is being tuned already; waiting, to take its trials over")
-            try_lock(stream, wait=True)
+            wait_for_lock(stream, f"{folder / name}: another run tunes the same")
         path = folder / f"{name}.json"
         if path.is_file():
             try:
