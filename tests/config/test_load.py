@@ -262,6 +262,13 @@ def test_merge_keys_and_aliases_are_read(tmp_path: Path) -> None:
     assert read_yaml(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": 3e-6}
 
 
+@pytest.mark.parametrize("name", ["<b>x", "a\x1b[31m", "a\u202eb", ".tokens", ""])
+def test_an_expert_has_a_name_that_any_page_and_terminal_shows(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"'experts' is .*: it must match .* letters, digits"):
+        load_config({"experts": {name: {}}})
+    assert load_config({"experts": {"Überweisung 2.1": {}}})
+
+
 def test_sources_are_changed_by_name(tmp_path: Path) -> None:
     manifest = {**base(), "sources": [{**base()["sources"][0], "name": "mine"}]}
 

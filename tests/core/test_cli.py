@@ -1,5 +1,6 @@
 import errno
 import json
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +9,8 @@ from typing import Any
 import pytest
 
 from expertflow.core import cli
-from expertflow.core.errors import DataError
-from expertflow.core.files import sha256_file, sha256_text, sidecar_of
+from expertflow.core.errors import DataError, single_line
+from expertflow.core.files import sha256_file, sha256_json, sha256_text, sidecar_of
 from expertflow.core.progress import ProgressPrinter
 from expertflow.core.records import Record, read_record, write_record
 from expertflow.core.sidecars import Sidecar
@@ -72,15 +73,26 @@ def test_a_stage_takes_its_functions_parameters(stage: Callable[..., Any]) -> No
     spec = '{"degrees":9}'
     made = {"loaf": "rye", "degrees": [9, 0, 1, 2], "salt": None, "hours": 1.5}
     assert stage("--spec", spec, *NEEDED) == made
-    assert read_record(Sidecar, sidecar_of(Path("made.json"))) == Sidecar(
+    made_with = read_record(Sidecar, sidecar_of(Path("made.json")))
+    flags = ["--output", "made.json", *NEEDED[2:]]
+    assert made_with == Sidecar(
         rule="bake",
         output="made.json",
         sha256=sha256_file(Path("made.json")),
         spec_sha256=sha256_text(spec),
         code="c",
+        flags_sha256=sha256_json(flags),
+        written_s=made_with.written_s,
     )
     more = stage("--spec", spec, *NEEDED, "--salt", "a/b", "--hours", "2")
     assert more == {**made, "salt": "b", "hours": 2.0}
+
+
+def test_a_terminal_obeys_nothing_that_data_brings() -> None:
+    hidden = "a\x1b[2J\u202e\udcff\n"
+    record = logging.LogRecord("x", logging.INFO, "x", 1, "%s", (hidden,), None)
+    assert cli.printable_handler().format(record).endswith("a<U+001B>[2J<U+202E><U+DCFF>\n")
+    assert single_line(hidden) == "a<U+001B>[2J<U+202E><U+DCFF>"
 
 
 def test_a_stage_refuses_what_is_not_as_declared(stage: Callable[..., Any]) -> None:

@@ -127,6 +127,56 @@ def test_the_other_preset_is_refused_and_may_be_looked_at(space: Workspace) -> N
     assert space.planned("--config", "preset=full") == set()
 
 
+def metadata_filled(content: bytes) -> Edit:
+    """Fill the files of Snakemake's metadata with other bytes."""
+
+    def fill(space: Workspace) -> None:
+        for path in (space.root / ".snakemake" / "metadata").rglob("*"):
+            if path.is_file():
+                path.write_bytes(content or path.read_bytes()[:-1])
+
+    return fill
+
+
+def copied_without_times(space: Workspace) -> None:
+    """Leave results/ as ``cp -r`` without .snakemake leaves them: records before what made them."""
+    shutil.rmtree(space.root / ".snakemake")
+    stages = sorted((space.root / "results").rglob("*"), key=lambda path: -path.stat().st_mtime)
+    for i, path in enumerate(stages):
+        os.utime(path, (NEW_YEAR + i, NEW_YEAR + i))
+
+
+NEW_YEAR = 1_767_225_600
+LOST: dict[str, Edit] = {
+    "folder": lambda space: shutil.rmtree(space.root / ".snakemake"),
+    "zeroed": metadata_filled(bytes(99)),
+    "truncated": metadata_filled(b""),
+    "not text": metadata_filled(b"\xff{}"),
+    "no object": metadata_filled(b"[1]"),
+    "copied": copied_without_times,
+}
+
+
+@pytest.mark.parametrize("lose", LOST.values(), ids=LOST.keys())
+def test_sidecars_stand_in_for_metadata_that_is_lost(space: Workspace, lose: Edit) -> None:
+    lose(space)
+    assert space.planned() == set()
+    changed("training.learning_rate", 2e-3)(space)
+    assert space.planned() == TRAIN
+
+
+def test_without_metadata_code_sources_and_inputs_count(space: Workspace) -> None:
+    shutil.rmtree(space.root / ".snakemake")
+    edit_packing(space)
+    assert space.planned() == PACK
+    space.write_data(first="one plus one")
+    assert space.planned() == ALL
+    value = manifest()
+    value["sources"].append({**value["sources"][0], "name": "more"})
+    space.write_manifest("tiny", value)
+    assert {"find_datasets", "deduplicate_documents"} <= space.planned()
+
+
 def test_copied_results_are_taken_over_and_verified(space: Workspace, tmp_path: Path) -> None:
     """A clone with results/ and no .snakemake: nothing runs, time stamps kept or not."""
     clone = make_workspace(tmp_path / "clone")

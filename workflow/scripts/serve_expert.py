@@ -11,10 +11,10 @@ Standard input is one question. Nothing is downloaded. Decoding follows generati
 import importlib
 import sys
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from expertflow.core import cli
+from expertflow.core.format import show_hidden
 
 
 def main() -> None:
@@ -32,7 +32,10 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     expert = load_expert(args.folder, max_new_tokens=args.max_new_tokens)
-    show = partial(print, end="", flush=True)
+
+    def show(text: str) -> None:
+        print(show_hidden(text), end="", flush=True)
+
     if args.prompt is None and sys.stdin.isatty():
         with suppress(ImportError):  # line editing, where Python was built with it
             importlib.import_module("readline")

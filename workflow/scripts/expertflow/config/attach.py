@@ -24,6 +24,7 @@ from expertflow.config.code_digest import SCRIPTS
 from expertflow.config.corrupt_records import remove_corrupt_records
 from expertflow.config.expert import RunContext, check_writable
 from expertflow.config.guard import fail, note, one_line, set_environment
+from expertflow.config.lost_metadata import use_sidecars
 from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.config.workflow import Workflow
 
@@ -104,6 +105,7 @@ def _register_hooks(run: Any) -> None:
     if not run.is_main_process or getattr(run, "has_hooks_of_expertflow", False):
         return
     run.has_hooks_of_expertflow = True
+    use_sidecars(run.persistence, stage_of)
     if run.execution_settings is not None and run.execution_settings.no_hooks:
         fail("--no-hooks would leave out the lock on what is made; run without it")
     before, after, otherwise = run._onstart, run._onsuccess, run._onerror

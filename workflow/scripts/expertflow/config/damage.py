@@ -21,7 +21,7 @@ from expertflow.config.code_digest import rule_digest
 from expertflow.config.run_lock import try_hold
 from expertflow.core.errors import DataError
 from expertflow.core.files import remove, sha256_file, sidecar_of, write_text
-from expertflow.core.format import gb
+from expertflow.core.format import gb, show_hidden
 from expertflow.core.locks import EXPERT_LOCKS, try_lock
 from expertflow.core.records import read_part, read_record, unseal
 from expertflow.core.sidecars import SIDECARS, Sidecar, record_of
@@ -59,7 +59,7 @@ class Problem(NamedTuple):
     removable: tuple[Path, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.kind}, {self.reason}"
+        return show_hidden(f"{self.path}: {self.kind}, {self.reason}")
 
 
 class Check(NamedTuple):

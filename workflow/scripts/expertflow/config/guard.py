@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn, ParamSpec, TypeVar
 
 from expertflow.core.errors import ExpertflowError, describe_os_error, single_line
+from expertflow.core.format import show_hidden
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,7 +20,7 @@ def fail(message: object) -> NoReturn:
 
 
 def note(message: str) -> None:
-    print(f"note: {message}", file=sys.stderr)
+    print(f"note: {show_hidden(message)}", file=sys.stderr)
 
 
 def one_line(function: Callable[P, R]) -> Callable[P, R]:

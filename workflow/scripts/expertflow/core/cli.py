@@ -24,6 +24,7 @@ from expertflow.core.errors import (
     describe_os_error,
     single_line,
 )
+from expertflow.core.format import show_hidden
 from expertflow.core.records import from_json, read_record, write_record
 from expertflow.core.sidecars import check_inputs, check_unmoved, write_sidecar
 
@@ -171,9 +172,21 @@ def run(
         # By default CUDA orders by speed, and the monitor would watch another GPU. Set before CUDA
         # starts.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(level=logging.INFO, handlers=[printable_handler()])
     with record_attempt():
         _run(main, interrupted)
+
+
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return show_hidden(super().format(record))
+
+
+def printable_handler() -> logging.Handler:
+    """Return a log handler for stderr; what a terminal would obey is shown."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Printable("%(asctime)s %(message)s", "%H:%M:%S"))
+    return handler
 
 
 def _run(main: Callable[[], None], interrupted: str) -> NoReturn:

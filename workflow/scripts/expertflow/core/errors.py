@@ -15,6 +15,8 @@ attempts of the job end with the same line at once, unless the error is transien
 
 import errno
 
+from expertflow.core.format import show_hidden
+
 
 class ExpertflowError(Exception):
     """Base of all errors reported to the user in one line."""
@@ -69,9 +71,9 @@ def describe_os_error(error: OSError) -> str | None:
 
 
 def single_line(message: object, limit: int | None = None) -> str:
-    r"""Return a message, or an error's, on one line, cut at ``limit`` characters.
+    r"""Return a message, or an error's, on one line that may be printed, cut at ``limit``.
 
     >>> single_line(ValueError("a\n  b"))
     'a b'
     """
-    return " ".join(str(message).split())[:limit]
+    return show_hidden(" ".join(str(message).split()))[:limit]

@@ -3,9 +3,10 @@
 import re
 
 GB, GIB = 10**9, 1 << 30
-# Control characters, which a terminal obeys, and marks that reverse the direction of text.
+# Control characters, which a terminal obeys, marks that reverse the direction of text, and halves
+# of characters, which cannot be written.
 _HIDDEN = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 

@@ -5,6 +5,7 @@ checks against them what it is about to read.
 """
 
 import sys
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from msgspec import field
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import sha256_file, sha256_text, sidecar_of
+from expertflow.core.files import sha256_file, sha256_json, sha256_text, sidecar_of
 from expertflow.core.hashes import HashCache
 from expertflow.core.records import REPAIR, Record, read_record, write_sealed
 
@@ -28,13 +29,18 @@ Stamp = tuple[int, int, int]
 
 
 class Sidecar(Record, frozen=True, kw_only=True):
-    """``files`` are hashes by path below the sidecar's folder; what lies elsewhere is absolute."""
+    """``files`` are hashes by path below the sidecar's folder; what lies elsewhere is absolute.
+
+    Those that an earlier version wrote tell neither flags nor time.
+    """
 
     rule: str
     output: str
     sha256: str
     spec_sha256: str
     code: str
+    flags_sha256: str = ""
+    written_s: float = 0.0
     files: dict[str, str] = field(default_factory=dict)
 
 
@@ -68,6 +74,8 @@ def write_sidecar(
         sha256=own,
         spec_sha256=sha256_text(spec),
         code=code,
+        flags_sha256=sha256_json(_flags()) if rule is None else "",
+        written_s=time.time(),
         files=dict(zip(names, hashes, strict=True)),
     )
     write_sealed(sidecar_of(output), sidecar)
@@ -108,6 +116,24 @@ def check_inputs(given: Iterable[Path], *, made: Iterable[Path] = ()) -> dict[Pa
     if known is not None:
         known.save()
     return stamps
+
+
+def _flags() -> list[str]:
+    """Return the script's arguments without settings and code, which have their own fields."""
+    words = sys.argv[1:]
+    for i in [words.index(name) for name in ("--spec", "--code") if name in words]:
+        words[i : i + 2] = ["", ""]
+    return [word for word in words if word]
+
+
+def was_there_before(path: Path, made: Sidecar) -> bool:
+    """Return whether a file is what its sidecar says, and that is no newer than another one."""
+    named = _recorded(path).get(path)
+    if named is None or not made.written_s:
+        return False
+    sha256, record = named
+    is_newer = read_record(Sidecar, sidecar_of(record)).written_s > made.written_s
+    return not is_newer and sha256_file(path) == sha256
 
 
 def _fix(path: Path, record: Path) -> str:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from expertflow.core.format import show_hidden
 from expertflow.report import format as f
 from expertflow.report.ablation_page import in_a_line
 from expertflow.report.headline import Tile, describe_subject, make_tiles
@@ -50,7 +51,7 @@ def summary_rows(report: Report, *, html_path: Path) -> list[tuple[str, str]]:
         *(("ablation", in_a_line(record)) for record in report.comparison),
         ("report", str(html_path)),
     ]
-    return [(label, text.replace(f.NBSP, " ")) for label, text in rows]
+    return [(label, show_hidden(text.replace(f.NBSP, " "))) for label, text in rows]
 
 
 def _whole_run(report: Report) -> str:
