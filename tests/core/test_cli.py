@@ -13,7 +13,7 @@ from expertflow.core.errors import DataError, single_line
 from expertflow.core.files import sha256_file, sha256_json, sha256_text, sidecar_of
 from expertflow.core.progress import ProgressPrinter
 from expertflow.core.records import Record, read_record, write_record
-from expertflow.core.sidecars import Sidecar
+from expertflow.core.sidecars import Sidecar, write_sidecar
 
 
 def failing(error: Exception) -> Callable[[], None]:
@@ -27,7 +27,9 @@ def test_a_users_error_is_one_line_and_a_bug_keeps_its_traceback() -> None:
     with pytest.raises(SystemExit, match=r"^error: a b$"):
         cli.run(failing(DataError("a\n  b")))
     full = OSError(errno.ENOSPC, "No space left on device", "results/x.arrow")
-    with pytest.raises(SystemExit, match=r"results/x\.arrow: no space left; free some"):
+    with pytest.raises(
+        SystemExit, match=r"results/x\.arrow: no space left; .*file system /.* free\)$"
+    ):
         cli.run(failing(full))
     with pytest.raises(ZeroDivisionError):
         cli.run(failing(ZeroDivisionError()))
@@ -86,6 +88,19 @@ def test_a_stage_takes_its_functions_parameters(stage: Callable[..., Any]) -> No
     )
     more = stage("--spec", spec, *NEEDED, "--salt", "a/b", "--hours", "2")
     assert more == {**made, "salt": "b", "hours": 2.0}
+
+
+def test_a_sidecar_names_no_bytes_that_were_not_read(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    record, mine = tmp_path / "results" / "made.json", tmp_path / "mine.jsonl"
+    for path in (record, mine):
+        path.write_text("{}")
+    read = {mine: sha256_file(mine)}
+    write_sidecar(record, spec="", code="", outside=read)
+    assert read_record(Sidecar, sidecar_of(record)).files == {str(mine): read[mine]}
+    mine.write_text("{ }")
+    with pytest.raises(DataError, match=r"mine\.jsonl: changed while it was read; run again"):
+        write_sidecar(record, spec="", code="", outside=read)
 
 
 def test_a_terminal_obeys_nothing_that_data_brings() -> None:

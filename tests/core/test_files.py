@@ -19,6 +19,19 @@ from expertflow.core.records import Record, from_json, read_part
 from expertflow.train.saved.state_dirs import find_abandoned
 
 
+def test_what_a_library_writes_for_its_owner_alone_is_read_like_its_neighbors(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "neighbor").touch()
+    for path in ("file", "folder"):
+        with replacing(tmp_path / path) as partial:
+            weights = partial if path == "file" else partial / "weights"
+            weights.parent.mkdir(exist_ok=True)
+            os.close(os.open(weights, os.O_CREAT | os.O_WRONLY, 0o600))
+    modes = {(tmp_path / p).stat().st_mode for p in ("neighbor", "file", "folder/weights")}
+    assert len(modes) == 1
+
+
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     target = tmp_path / "out.txt"
     write_text(target, "old")

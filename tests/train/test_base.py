@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -28,7 +29,13 @@ from expertflow.tokens.records import TokenizerSpec
 from expertflow.tokens.tokenizer import prepare_tokenizer
 from expertflow.train.feed.batches import Collator
 from expertflow.train.model import load as loading
-from expertflow.train.model.base import list_model_files, prepare_model, read_facts
+from expertflow.train.model.base import (
+    count_parameters,
+    hash_weights,
+    list_model_files,
+    prepare_model,
+    read_facts,
+)
 from expertflow.train.model.packed import PackedLoss, causal_lm, compute_held_out_loss
 from expertflow.train.model.weights import load_trainable_state, trainable_state
 from expertflow.train.records import ModelRecord, ModelSpec
@@ -87,6 +94,61 @@ def test_the_builtin_model_is_a_function_of_its_seed(tmp_path: Path) -> None:
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     save_file({"x": torch.zeros(5)}, model / "consolidated.safetensors")
     assert prepare(str(model), tmp_path / "out").n_parameters == known.n_parameters
+
+
+CONFIG = {
+    "num_attention_heads": 2, "num_hidden_layers": 1, "hidden_size": 4, "intermediate_size": 4,
+    "vocab_size": 9, "model_type": "llama",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no JSON object"),
+        ("3", "no JSON object"),
+        ("[" * 99_999, "no JSON object"),
+        (json.dumps({**CONFIG, "num_attention_heads": 0}), "num_attention_heads is 0, not a count"),
+        (json.dumps({**CONFIG, "vocab_size": "9"}), "vocab_size is '9', not a count"),
+        (json.dumps({"model_type": ["llama"]}), "no key 'num_attention_heads'"),
+    ],
+)
+def test_a_config_that_is_none_is_told(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(TrainingError, match=said):
+        read_facts(tmp_path)
+
+
+def tensor(shape: list[int], start: int, end: int) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"", b"{", b'{"\xff": 1}', b"[" * 9_999,
+        {"a": tensor([4], 0, 16), "b": tensor([4], 0, 16)},
+        {"a": tensor([40], 0, 160)}, {"a": tensor([-4], 0, 16)}, {"a": tensor([2], 8, 16)},
+        {"a": tensor([1 << 62, 1 << 62], 0, 16)},
+        {"a": {**tensor([4], 0, 16), "dtype": "X"}},
+    ],
+)  # fmt: skip
+def test_weights_whose_header_lies_are_told(tmp_path: Path, header: Any) -> None:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+    with pytest.raises(TrainingError, match=r"no safetensors file \(.*; fetch or save"):
+        count_parameters([file], tied=False)
+
+
+def test_a_model_that_changes_while_it_is_read_is_told(tiny: TrainInputs, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.model.path, folder)
+    model = replace(tiny.model, path=str(folder), weights_sha256=hash_weights(folder))
+    assert {path.name for path in model.files_outside} > {"config.json", "model.safetensors"}
+    (folder / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(DataError, match="its weights changed while they were read; run again"):
+        _ = model.files_outside
 
 
 def test_a_plain_mlp_has_two_matrices(tmp_path: Path) -> None:

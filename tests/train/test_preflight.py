@@ -64,7 +64,7 @@ def test_a_card_in_use_is_refused(
     ("place", "value", "gpu", "match"),
     [
         ("shutil.disk_usage", lambda _: Usage(10, 10, 0), None,
-         r"0\.0 GB free and .* needed for 4 checkpoints"),
+         r"file system /.* has 0 B free, .* needed for 4 checkpoints"),
         ("torch.cuda.is_available", lambda: False, H100,
          "the plan is for H100 SXM and torch sees no CUDA"),
         ("FLOORS", {**module.FLOORS, "torch": "99.0"}, None, r"torch .* is older than 99\.0"),

@@ -1,6 +1,7 @@
 """Shared by all scripts: arguments, one-line errors, and sidecars of outputs."""
 
 import argparse
+import errno
 import inspect
 import json
 import logging
@@ -16,6 +17,7 @@ from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type
 import msgspec
 
 from expertflow.core.attempts import record_attempt
+from expertflow.core.disk import describe_space
 from expertflow.core.errors import (
     ConfigError,
     ExpertflowError,
@@ -59,7 +61,7 @@ def _make_output(function: Callable[..., Any], takes: Callable[..., Any] | None)
             spec=args.spec_text,
             code=args.code,
             files=args.files,
-            outside=getattr(record, "files_outside", ()),
+            outside=getattr(record, "files_outside", {}),
         )
 
 
@@ -204,5 +206,7 @@ def _run(main: Callable[[], None], interrupted: str) -> NoReturn:
     except OSError as error:
         if (line := describe_os_error(error)) is None:
             raise
-        sys.exit(f"error: {line}")
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        told = f" ({describe_space(Path(error.filename or 'results'))})" if is_full else ""
+        sys.exit(f"error: {line}{told}")
     sys.exit(0)

@@ -63,11 +63,20 @@ def replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with partial_beside(path) as partial:
         yield partial
+        _share(partial)
         sync(partial)
         if path.is_dir() and not path.is_symlink():
             remove(path)
         partial.replace(path)
         sync_directory(path.parent)
+
+
+def _share(partial: Path) -> None:
+    """Grant the rights of other new files; libraries write weights for the owner alone."""
+    usual = (partial.parent / LOCK).stat().st_mode & 0o666
+    for file in [partial] if partial.is_file() else partial.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            file.chmod(file.stat().st_mode | usual)
 
 
 @contextmanager

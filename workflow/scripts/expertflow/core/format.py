@@ -28,6 +28,18 @@ def gib(n_bytes: float, digits: int = 1) -> str:
     return f"{n_bytes / GIB:.{digits}f} GiB"
 
 
+def size(n_bytes: float) -> str:
+    """Format a size in decimal units, small ones too.
+
+    >>> size(1.2e6), size(24e9), size(7)
+    ('1.2 MB', '24.0 GB', '7 B')
+    """
+    for scale, unit in ((1e12, "TB"), (GB, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n_bytes >= scale:
+            return f"{n_bytes / scale:.1f} {unit}"
+    return f"{n_bytes:.0f} B"
+
+
 def show_hidden(text: str) -> str:
     r"""Replace control characters and direction marks by code points; keep white space.
 

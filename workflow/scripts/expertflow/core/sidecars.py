@@ -6,7 +6,7 @@ checks against them what it is about to read.
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -50,23 +50,26 @@ def write_sidecar(
     spec: str,
     code: str,
     files: Iterable[Path] = (),
-    outside: Iterable[Path] = (),
+    outside: Mapping[Path, str] | None = None,
     rule: str | None = None,
 ) -> None:
     """Record beside an output what it was made from, so that a copy can be verified anywhere.
 
     ``files`` are the files and folders that were written with it, ``outside`` those of the user
-    that are read where they lie. The rule is by default the one whose script this is.
+    that were read where they lie, with what they held. The rule is by default the one whose script
+    this is.
     """
     paths = [path for given in files for path in list_files(given)]
     with ThreadPoolExecutor(N_THREADS) as pool:
         own, *hashes = pool.map(sha256_file, [output, *paths])
     names = [path.relative_to(output.parent).as_posix() for path in paths]
     cache, folder = HashCache(), output.parent.resolve()
-    for path in (path.absolute() for path in outside):
+    for path, sha256 in (outside or {}).items():
         if not path.resolve().is_relative_to(folder):
-            names.append(str(path))
-            hashes.append(cache.sha256(path))
+            if cache.sha256(path) != sha256:
+                raise DataError(f"{path}: changed while it was read; run again")
+            names.append(str(path.absolute()))
+            hashes.append(sha256)
     cache.save()
     sidecar = Sidecar(
         rule=rule or Path(sys.argv[0]).stem,

@@ -75,9 +75,9 @@ class SourceRecord(Record, frozen=True, kw_only=True):
     artifacts: dict[str, Artifact]
 
     @property
-    def files_outside(self) -> list[Path]:
-        """The files of a source that is read where it lies; checked wherever it is used."""
-        return [Path(file.path) for file in self.files]
+    def files_outside(self) -> dict[Path, str]:
+        """Hashes of a source's files that are read where they lie; checked wherever it is used."""
+        return {Path(file.path): file.sha256 for file in self.files}
 
 
 class DatasetSource(Record, frozen=True, kw_only=True):

@@ -140,7 +140,8 @@ def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> Run
             rows = placed.rows / "train" / ROWS_FILE
             publish.check_inputs_unmoved(packing, placed.rows)
         staging = {note.kind: to_json(note) for note in places.staged}
-        readings = run_preflight(plan, state, rows) | {"staging": staging}
+        merged = (job.output.parent, inputs.model.n_weight_bytes)
+        readings = run_preflight(plan, state, rows, merged) | {"staging": staging}
         write_sealed(state / PLAN, plan)
         write_record(state / PREFLIGHT, readings)
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from packaging.version import Version
 
+from expertflow.core.disk import check_space
 from expertflow.core.errors import HardwareError
 from expertflow.core.format import gb
 from expertflow.core.records import to_json
@@ -41,13 +42,16 @@ FLOORS = {"transformers": "4.43.3", "accelerate": "1.11.0", "datasets": "4.3.0",
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
 
 
-def run_preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[str, object]:
+def run_preflight(
+    plan: TrainPlan, state: Path, rows: Path | None = None, merged: tuple[Path, int] | None = None
+) -> dict[str, object]:
     """Check disk, device and versions, and refuse an impossible run; return the readings.
 
-    ``rows`` is the file of training rows whose read speed is measured.
+    ``rows`` is the file of training rows whose read speed is measured, ``merged`` where the model
+    is exported to and its bytes.
     """
     state.mkdir(parents=True, exist_ok=True)
-    free_disk, needed_disk = _check_disk(plan, state)
+    free_disk, needed_disk = _check_disk(plan, state, merged)
     gpu_name = None if plan.gpu is None else _check_gpu(plan, plan.gpu)
     found = _versions(plan)
     on_card = plan.gpu is not None
@@ -104,7 +108,7 @@ def _has_bf16() -> bool:
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
-def _check_disk(plan: TrainPlan, state: Path) -> tuple[int, int]:
+def _check_disk(plan: TrainPlan, state: Path, merged: tuple[Path, int] | None) -> tuple[int, int]:
     free = shutil.disk_usage(state).free
     # A resumed run has some of its checkpoints already.
     there = sum(f.stat().st_size for f in state.glob("checkpoints/*/*"))
@@ -113,12 +117,11 @@ def _check_disk(plan: TrainPlan, state: Path) -> tuple[int, int]:
     # The newest ones, the best and the one being written; then the model, which counts as one more,
     # and the weights of the other candidates.
     needed = one * (plan.save_total_limit + 3) + weights * plan.save_total_limit
-    if free + there < needed:
-        raise HardwareError(
-            f"{state}: {gb(free)} free and {gb(needed)} needed for"
-            f" {plan.save_total_limit + 2} checkpoints and the weights of"
-            f" {plan.save_total_limit + 1}; free some, or lower training.save_total_limit"
-        )
+    limit = plan.save_total_limit
+    needs = [(state, needed - there, f"{limit + 2} checkpoints and the weights of {limit + 1}")]
+    if merged is not None:
+        needs.append((*merged, "the merged model"))
+    check_space(needs, fix="free some, or lower training.save_total_limit")
     return free, needed
 
 

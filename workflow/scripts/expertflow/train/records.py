@@ -5,9 +5,12 @@ from typing import Literal
 
 from msgspec import field
 
+from expertflow.core.errors import DataError
+from expertflow.core.files import sha256_json
+from expertflow.core.hashes import HashCache
 from expertflow.core.records import Record
 from expertflow.plan.records import ModelFacts
-from expertflow.staging.content import read_content
+from expertflow.staging.content import WEIGHTS, read_content
 from expertflow.tokens.records import TokenizerRecord
 
 RoutePart = Literal["attention", "compilation", "loss"]
@@ -46,10 +49,17 @@ class ModelRecord(Record, frozen=True, kw_only=True):
     tokenizer: TokenizerRecord
 
     @property
-    def files_outside(self) -> list[Path]:
-        """The files of a model that is read where it lies; checked wherever it is used."""
-        content = read_content("weights", Path(self.path), key="")
-        return [content.source / name for name in content.sizes]
+    def files_outside(self) -> dict[Path, str]:
+        """Hashes of a model's files that are read where they lie; checked wherever it is used."""
+        content, hashes = read_content("weights", Path(self.path), key=""), HashCache()
+        found = {
+            content.source / name: hashes.sha256(content.source / name) for name in content.sizes
+        }
+        weights = [sha256 for path, sha256 in sorted(found.items()) if path.suffix == WEIGHTS]
+        hashes.save()
+        if sha256_json(weights) != self.weights_sha256:
+            raise DataError(f"{self.path}: its weights changed while they were read; run again")
+        return found
 
 
 class StepRecord(Record, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
+from expertflow.core.disk import check_space
 from expertflow.core.errors import DataError
 from expertflow.core.files import CHUNK_BYTES, canonical_json, replacing, sha256_text
 from expertflow.core.records import from_json, to_json
@@ -35,6 +36,8 @@ def describe_items(items: Items) -> tuple[Member, ...]:
 def write_bundle(path: Path, index: BundleIndex, items: Items) -> None:
     """Write a bundle; raise DataError if a file has changed, or its name is not portable."""
     _check_names(index, path)
+    needed = sum(member.n_bytes for member in index.members)
+    check_space([(path, needed, path.name)], fix="free some, or move results/ to another disk")
     value = to_json(index)
     sealed = canonical_json({"index": value, "sha256": sha256_text(canonical_json(value))}).encode()
     with replacing(path) as partial, partial.open("wb") as stream:

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 SPACE_RESERVE = 1.02
 # An outcome with other rows or another plan does not belong to these results.
 DECISIVE = ("packing.json", "plan.json")
+# What every machine writes itself: logs, and the sidecars of locks, which tell when.
+OWN_PLACES = ("logs/", ".sources.lock.json.", "sources/locked/.")
 
 
 def open_bundle(
@@ -194,7 +196,9 @@ def _undone_on_failure(path: Path) -> Iterator[None]:
 def _refuse_others(index: BundleIndex, directory: Path) -> None:
     for member in index.members:
         path, name = directory / member.name, member.name.split("/", 2)[2]
-        is_free = name.startswith((records.CARRIED, "logs/")) or name.endswith(records.TIMESTAMP)
+        is_free = name.startswith((*OWN_PLACES, records.CARRIED)) or name.endswith(
+            records.TIMESTAMP
+        )
         is_kept = member.name in index.brought and name not in DECISIVE
         if not (is_free or is_kept or not path.exists() or _is_same(path, member)):
             raise ConfigError(

@@ -16,6 +16,7 @@ from expertflow.train.records import ModelRecord, ModelSpec
 
 TINY_QWEN3 = "builtin:tiny-qwen3"
 BUILTIN_LICENSE = "apache-2.0"  # random weights, drawn by this workflow and under its license
+FETCH_AGAIN = "fetch or save the model again"
 # Most licenses must be distributed with what they cover.
 LICENSE_FILES = (
     "LICEN[CS]E*", "[Ll]icen[cs]e*", "NOTICE*", "COPYING*", "USE_POLICY*"
@@ -60,7 +61,7 @@ def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, directory: Path) 
         path=str(path),
         license=spec.license or (BUILTIN_LICENSE if kind == "builtin" else None),
         facts=facts,
-        n_parameters=_count_parameters(weights, tied=facts.tie_word_embeddings),
+        n_parameters=count_parameters(weights, tied=facts.tie_word_embeddings),
         n_weight_bytes=sum(file.stat().st_size for file in weights),
         weights_sha256=hash_weights(path),
         tokenizer=tokenizer,
@@ -91,20 +92,30 @@ def read_facts(directory: Path) -> ModelFacts:
     path = directory / "config.json"
     if not path.is_file():
         raise TrainingError(f"{directory}: no config.json; give a model directory or a hub id")
-    config = json.loads(path.read_text(encoding="utf-8"))
     try:
-        heads = config["num_attention_heads"]
+        config = dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise TrainingError(f"{path}: no JSON object ({error!s:.80}); {FETCH_AGAIN}") from error
+
+    def count(key: str, otherwise: str = "") -> int:
+        value = config[key] if config.get(key) or not otherwise else config[otherwise]
+        if type(value) is not int or value < 1:
+            raise TrainingError(f"{path}: {key} is {value!r:.60}, not a count; {FETCH_AGAIN}")
+        return value
+
+    try:
+        heads, model_type = count("num_attention_heads"), str(config["model_type"])
         return ModelFacts(
-            n_layers=config["num_hidden_layers"],
-            hidden_size=config["hidden_size"],
+            n_layers=count("num_hidden_layers"),
+            hidden_size=count("hidden_size"),
             n_heads=heads,
-            n_kv_heads=config.get("num_key_value_heads", heads),
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            intermediate_size=config["intermediate_size"],
-            vocab_size=config["vocab_size"],
+            n_kv_heads=count("num_key_value_heads", "num_attention_heads"),
+            head_dim=count("head_dim") if config.get("head_dim") else count("hidden_size") // heads,
+            intermediate_size=count("intermediate_size"),
+            vocab_size=count("vocab_size"),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            model_type=config["model_type"],
-            n_mlp_matrices=mlp_matrices(config["model_type"]),
+            model_type=model_type,
+            n_mlp_matrices=mlp_matrices(model_type),
         )
     except KeyError as error:
         raise TrainingError(
@@ -138,14 +149,18 @@ def _make_builtin(spec: ModelSpec, tokenizer: TokenizerRecord, output: Path) -> 
         Qwen3ForCausalLM(config).save_pretrained(partial)
 
 
-def _count_parameters(files: list[Path], *, tied: bool) -> int:
+def count_parameters(files: list[Path], *, tied: bool) -> int:
     """Count the stored parameters; a tied head counts once, as embedding."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     n_parameters = 0
     for path in files:
-        with safe_open(path, framework="np") as file:
-            for name in file.keys():  # noqa: SIM118
-                if not (tied and name == "lm_head.weight"):
-                    n_parameters += math.prod(file.get_slice(name).get_shape())
+        try:
+            # It checks the complete header against the size of the file.
+            with safe_open(path, framework="np") as file:
+                for name in file.keys():  # noqa: SIM118
+                    if not (tied and name == "lm_head.weight"):
+                        n_parameters += math.prod(file.get_slice(name).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise TrainingError(f"{path}: no safetensors file ({error}); {FETCH_AGAIN}") from error
     return n_parameters
