@@ -21,7 +21,7 @@ BRITISH = re.compile(
 # Former keys of manifests, file names of licenses, columns of generated tables, a name of libc's.
 FOREIGN_FILES = {
     "CHANGELOG.md",
-    "workflow/scripts/expertflow/config/validate.py",
+    "workflow/scripts/expertflow/config/other_trainers.yaml",
     "workflow/scripts/expertflow/data/sources/generated/sql_tables.py",
     "workflow/scripts/expertflow/train/model/base.py",
     "tests/train/test_base.py",

@@ -12,7 +12,7 @@ from expertflow.config.contradictions import OF_MESSAGES, check_task
 from expertflow.config.load import WORDS, convert_scalars, load_config, load_expert
 from expertflow.config.machine import count_nodes
 from expertflow.config.read_yaml import read_yaml
-from expertflow.config.validate import FORMER_NAMES, read_schema
+from expertflow.config.validate import former_names, read_schema
 from expertflow.core.errors import ConfigError
 from expertflow.plan.settings import TrainingSection
 
@@ -188,7 +188,7 @@ def test_former_names_lead_to_settings_that_exist_and_are_none_themselves() -> N
     expert, defs = read_schema("expert"), read_schema("expert")["$defs"]
     places = [defs["training"], defs["source"], expert]
     places += [expert["properties"][name] for name in ("data", "evaluation")]
-    for old, new in FORMER_NAMES.items():
+    for old, new in former_names().items():
         holders = [place for place in places if below(place, new)]
         assert holders, new
         assert not any(old in place["properties"] for place in holders), old

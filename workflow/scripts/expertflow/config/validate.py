@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 from jsonschema.exceptions import ValidationError
 
+from expertflow.config.other_trainers import read_table
 from expertflow.config.read_yaml import SUFFIXES, read_yaml, suggest_name
 from expertflow.core.errors import ConfigError
 from expertflow.core.settings import JsonSchema, json_schema, name_of
@@ -23,38 +24,6 @@ BASEDIR = Path(__file__).parents[4]
 # The user's own settings, below the working directory, win over those that are shipped.
 FOLDERS = (Path("config"), BASEDIR / "config")
 
-# What other trainers call our settings; docs/migration.md tells the whole story. The new name is
-# below the object that held the old one: training.lora_r is training.lora.r.
-FORMER_NAMES = {
-    "per_device_train_batch_size": name_of(TrainingSection.batch_size),
-    "micro_batch_size": name_of(TrainingSection.batch_size),
-    "max_length": name_of(TrainingSection.max_seq_length),
-    "num_workers": name_of(TrainingSection.dataloader_num_workers),
-    "prefetch_factor": name_of(TrainingSection.dataloader_prefetch_factor),
-    "persistent_workers": name_of(TrainingSection.dataloader_persistent_workers),
-    "epochs": name_of(TrainingSection.num_train_epochs),
-    "num_epochs": name_of(TrainingSection.num_train_epochs),
-    "lr": name_of(TrainingSection.learning_rate),
-    "lr_scheduler": name_of(TrainingSection.lr_scheduler_type),
-    "tf32": name_of(TrainingSection.use_tf32),
-    "attn_implementation": name_of(TrainingSection.attention),
-    "packing_strategy": name_of(TrainingSection.packing),
-    "early_stopping_patience": name_of(TrainingSection.patience),
-    "lora_r": "lora.r",
-    "lora_alpha": "lora.alpha",
-    "lora_dropout": "lora.dropout",
-    "target_modules": "lora.targets",
-    "lora_target_modules": "lora.targets",
-    "use_dora": "lora.use_dora",
-    "use_rslora": "lora.use_rslora",
-    "dataset_text_field": "text",
-    "model_name_or_path": "model",
-    "chat_template_path": "chat_template",
-    "licence": "license",
-    "model_licence": "model_license",
-    "artefacts": "artifacts",
-}
-
 # Settings that are gone, or that other trainers have, by their full keys, and what to do instead.
 DROPPED = {
     "training.dataloader_pin_memory": "batches are pinned wherever there is a card; leave it out",
@@ -63,6 +32,11 @@ DROPPED = {
     "export.gguf": "leave it out; llama.cpp converts merged/ itself (docs/exporting.md)",
     "scratch_quota_gib": "copies have no quota; leave it out, and remove old ones by make prune",
 }
+
+
+def former_names() -> dict[str, str]:
+    """Return what other trainers call our settings; the new name is below the old one's object."""
+    return {old: ours.partition(".")[2] or ours for old, ours in read_table()["ours"].items()}
 
 
 @cache
@@ -172,7 +146,7 @@ def _one_of(rule: Any, instance: Any) -> str:
 
 
 def _hint(unknown: str, known: list[str]) -> str:
-    new = FORMER_NAMES.get(unknown, "")
+    new = former_names().get(unknown, "")
     if new.split(".")[0] in known:
         return f"it is called {new!r} here (docs/migration.md)"
     return suggest_name(unknown, known, f"known keys are {', '.join(known)}")

@@ -1,0 +1,149 @@
+"""Settings of other trainers become manifests that this workflow takes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from support import PATIENCE_S, ROOT, SHARED_DATA, run_script
+
+from expertflow.config.load import load_config, load_expert
+from expertflow.config.other_trainers import Translation, translate, write_manifest
+from expertflow.core.errors import ConfigError
+
+SHARED = SHARED_DATA.parent
+PUBLIC = sorted(SHARED.glob("configs/*/*.y*ml"))
+OWNERS = sorted(SHARED.glob("owners/A/*/manifest.json"))
+CONFIG = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
+QLORA = """
+base_model: C:\\models\\llama
+load_in_4bit: true
+adapter: qlora
+datasets: [{path: mlabonne/FineTome-100k, type: chat_template, field_messages: conversations}]
+sequence_len: 2048
+sample_packing: SAMPLE_PACKING
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+optimizer: paged_adamw_8bit
+lora_r: 32
+lora_target_linear: true
+learning_rate: 2e-4
+warmup_steps: 10
+val_set_size: 0.05
+wandb_project: mine
+wandb_name:
+noise: 3
+"""
+
+
+def write(folder: Path, packing: str) -> Path:
+    path = folder / "qlora.yml"
+    path.write_text(QLORA.replace("SAMPLE_PACKING", packing))
+    return path
+
+
+def test_a_recipe_is_translated_and_what_is_left_out_is_explained(tmp_path: Path) -> None:
+    path, output = write(tmp_path, "true"), tmp_path / "config" / "experts" / "mine.yaml"
+    done = run_script("import_settings", path, "--output", output)
+    assert done.returncode == 0, done.stderr
+    assert "1 left out with a reason, 1 not known" in done.stderr
+    text = output.read_text()
+    for line in (
+        "# optimizer: paged_adamw_8bit is adamw_8bit here.",
+        "# A step has 8 packed rows a card, as before; a row holds several examples.",
+        "#   wandb_project: wandb reads WANDB_PROJECT and the like from the environment",
+        "# Not known here, and left out: noise",
+    ):
+        assert line in text.splitlines()
+    expert = load_expert("mine", folders=[output.parent], config=load_config(CONFIG))
+    training, [source] = expert["training"], expert["sources"]
+    assert (training["method"], training["lora"]["r"], training["optim"]) == (
+        "qlora",
+        32,
+        "adamw_8bit",
+    )
+    assert training["warmup_steps_min"] == training["warmup_steps_max"] == 10
+    assert "gate_proj" in training["lora"]["targets"] and training["learning_rate"] == 2e-4
+    assert (source["id"], source["messages"]) == ("mlabonne/FineTome-100k", "conversations")
+    assert expert["model"] == "/mnt/c/models/llama"
+    # What somebody has written since is not lost.
+    again = run_script("import_settings", path, "--output", output)
+    assert again.returncode == 1 and "is there already" in again.stderr
+    assert run_script("import_settings", path).stdout == text
+
+
+def test_an_unpacked_recipe_keeps_its_examples_a_step(tmp_path: Path) -> None:
+    result = translate(write(tmp_path, "false"))
+    assert result.manifest["training"]["packing"] == "none"
+    assert any("A step has 8 examples a card, as before" in note for note in result.notes)
+
+
+def test_what_is_no_recipe_of_here_gets_a_line(tmp_path: Path) -> None:
+    for text, problem in {
+        "finetuning_type: oft": "method oft is not here",
+        "use_galore: true": "use_galore asks for GaLore",
+        "learning_rate: 1": "names no model; add one of model_name_or_path",
+        "- 1": "holds no settings",
+    }.items():
+        (tmp_path / "x.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=problem):
+            translate(tmp_path / "x.yaml")
+
+
+@pytest.fixture(scope="module")
+def translated() -> dict[str, Translation | str]:
+    """Translate real configurations; one that trains something else has a line instead."""
+    if not PUBLIC:
+        pytest.skip("there are no shared configurations")
+    found: dict[str, Translation | str] = {}
+    for path in [*PUBLIC, *OWNERS]:
+        try:
+            found[f"{path.parent.name}-{path.stem}"] = translate(path)
+        except ConfigError as error:
+            found[f"{path.parent.name}-{path.stem}"] = str(error)
+    return found
+
+
+def test_nine_of_ten_keys_of_real_recipes_are_known(
+    translated: dict[str, Translation | str],
+) -> None:
+    taken = [one for one in translated.values() if isinstance(one, Translation)]
+    refused = [one for one in translated.values() if isinstance(one, str)]
+    assert len(taken) > 45 and len(refused) == 12
+    n_known = sum(len(one.mapped) + len(one.explained) for one in taken)
+    n_unknown = sum(len(one.unknown) for one in taken)
+    print(f"{n_known} keys known, {n_unknown} not, of {len(taken)} files; {len(refused)} refused")
+    assert n_known / (n_known + n_unknown) >= 0.9
+    assert all("is not here; " in line and "\n" not in line for line in refused)
+
+
+@pytest.mark.long
+def test_every_translated_recipe_passes_a_dry_run(
+    tmp_path: Path, translated: dict[str, Translation | str]
+) -> None:
+    folder = tmp_path / "config" / "experts"
+    folder.mkdir(parents=True)
+    record = {"instruction": "a", "input": "b", "output": "c", "text": "d", "messages": []}
+    targets = []
+    for number, one in enumerate(translated.values()):
+        # The base model of the owners' lies on their disk.
+        if isinstance(one, str) or one.manifest["model"].startswith("/"):
+            continue
+        (folder / f"m{number}.yaml").write_text(write_manifest(one))
+        targets.append(f"results/m{number}/report.json")
+        for source in one.manifest["sources"]:
+            if "path" in source:
+                path = tmp_path / source["path"]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(record if path.suffix == ".jsonl" else [record]))
+    command = [str(Path(sys.executable).with_name("snakemake")), *targets, "-s", ROOT / "Snakefile"]
+    # Trackers are packages of their own, and nothing is asked of a hub.
+    command += ["--cores", "1", "-n", "--quiet", "rules", "--config", "training={report_to: none}"]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

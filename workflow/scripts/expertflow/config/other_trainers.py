@@ -1,0 +1,337 @@
+"""Translate the settings of other trainers into a manifest, and explain what is left out."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from expertflow.config.read_yaml import Settings, read_yaml
+from expertflow.core.errors import ConfigError
+from expertflow.core.settings import list_settings, name_of
+from expertflow.evaluate.records import HELD_OUT_LOSS
+from expertflow.plan.settings import LoraSpec, TrainingSection
+
+ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# Sections that only group keys, in files that have them.
+GROUPS = ("model.lora", "model", "training", "config", "epoch_calculation", "hardware_monitoring",
+          "logging", "model_saving", "peft_config", "quant_config")  # fmt: skip
+# Read by the handlers below, not by the table.
+DATASETS = ("datasets", "dataset", "dataset_mixture", "dataset_name", "train_dataset",
+            "dataset_config", "dataset_train_split", "dataset_test_split", "data_path",
+            "dataset_path", "field_mapping")  # fmt: skip
+METHODS = ("adapter", "finetuning_type", "use_peft", "use_lora", "load_in_4bit", "use_4bit",
+           "quantization_bit", "adapter_type", "method", "peft_config.name", "quant_config.name",
+           "type", "name")  # fmt: skip
+# Of a manifest, besides the settings of the training.
+SAME_NAME = {
+    "model": "model", "model_revision": "model_revision", "chat_template": "data.chat_template",
+}  # fmt: skip
+TRAINING, LORA = "training", f"training.{name_of(TrainingSection.lora)}"
+ALPACA = {"prompt": "{instruction}\n{input}", "completion": "{output}"}
+COMMENT = "a comment"
+_DRIVE = re.compile(r"([A-Za-z]):[\\/](.*)")
+
+
+class Translation(NamedTuple):
+    """A manifest, what became of each key (its path here, or a reason), and keys nobody knows."""
+
+    manifest: Settings
+    mapped: dict[str, str]
+    explained: dict[str, str]
+    unknown: list[str]
+    notes: list[str]
+
+
+@cache
+def read_table() -> Settings:
+    table: Settings = read_yaml(Path(__file__).with_suffix(".yaml"))
+    return table
+
+
+def translate(path: Path) -> Translation:
+    """Translate a file; ConfigError if it trains what is not trained here, or is no settings."""
+    settings = read_yaml(path)
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path}: holds no settings; name a trainer's YAML or JSON file")
+    found = _flatten(settings)
+    _refuse_other_methods(found, path)
+    result = Translation({}, {}, {}, [], [])
+    manifest = result.manifest
+    manifest["description"] = f"Translated from {path.name}."
+    for key, value in found.items():
+        if value is None:
+            result.mapped[key] = "not set"
+        else:
+            _translate_key(key, value, result)
+    if "model" not in manifest:
+        raise ConfigError(f"{path}: names no model; add one of {', '.join(_names_of('model'))}")
+    manifest["model"] = linux_path(manifest["model"])
+    _set(manifest, f"{TRAINING}.{name_of(TrainingSection.method)}", _method(found))
+    if "dora" in (found.get("adapter"), found.get("adapter_type")):
+        _set(manifest, f"{LORA}.{name_of(LoraSpec.use_dora)}", True)
+    if manifest[TRAINING][name_of(TrainingSection.method)] == "full":
+        manifest[TRAINING].pop(name_of(TrainingSection.lora), None)
+    manifest["sources"] = list(_sources(found, result))
+    manifest["evaluation"] = {"task": HELD_OUT_LOSS}
+    result.notes.extend(_explain_rows(manifest))
+    return result
+
+
+def write_manifest(result: Translation) -> str:
+    """Return the manifest as YAML, below what was left out and what changes."""
+    lines = list(result.notes)
+    if result.explained:
+        lines.append("Left out:")
+        lines += [f"  {key}: {why}" for key, why in result.explained.items() if why != COMMENT]
+    if result.unknown:
+        lines.append(f"Not known here, and left out: {', '.join(result.unknown)}")
+    head = "".join(f"# {line}\n" for line in lines)
+    body: str = yaml.safe_dump(result.manifest, sort_keys=False, allow_unicode=True, width=100)
+    return head + body
+
+
+def linux_path(name: str) -> str:
+    """Translate a Windows path into the one that WSL has for it.
+
+    >>> linux_path("F:/models/Qwen3-0.6B"), linux_path("Qwen/Qwen3-0.6B")
+    ('/mnt/f/models/Qwen3-0.6B', 'Qwen/Qwen3-0.6B')
+    """
+    found = _DRIVE.fullmatch(name)
+    if found is None:
+        return name
+    drive, rest = found.groups()
+    return f"/mnt/{drive.lower()}/" + rest.replace("\\", "/")
+
+
+def _flatten(settings: Settings) -> Settings:
+    """Return all keys with their values, nested ones by dotted names, without grouping sections."""
+    if isinstance(settings.get("base_models"), list):
+        # A's manifests describe an expert; only these parts are settings of its training.
+        [base, *_] = settings["base_models"]
+        settings = {
+            "model": base["name"],
+            **settings.get("training", {}).get("config", {}),
+            "dataset": settings.get("training", {}).get("dataset"),
+        }
+    flat: Settings = {}
+
+    def visit(value: Settings, prefix: str) -> None:
+        for key, item in value.items():
+            name = f"{prefix}{key}"
+            if isinstance(item, dict) and name not in DATASETS:
+                if name not in GROUPS:
+                    flat[name] = item
+                visit(item, f"{name}.")
+            else:
+                flat[name] = item
+
+    visit(settings, "")
+    for group in GROUPS:
+        flat = {key.removeprefix(f"{group}."): value for key, value in flat.items()}
+    if "name" in flat and "model" not in flat and "tokenizer_name" in flat:
+        flat["model"] = flat.pop("name")
+    return flat
+
+
+def _refuse_other_methods(found: Settings, path: Path) -> None:
+    for key, method in read_table()["unsupported"].items():
+        if found.get(key):
+            raise ConfigError(f"{path}: {key} asks for {method}, which is not here; leave it out")
+    kind = found.get("finetuning_type") or found.get("adapter") or "full"
+    if kind not in ("full", "lora", "qlora", "dora"):
+        raise ConfigError(f"{path}: method {kind} is not here; use full, lora or qlora")
+
+
+def _translate_key(key: str, value: Any, result: Translation) -> None:
+    if key in DATASETS or key in METHODS:
+        result.mapped[key] = "sources" if key in DATASETS else f"{TRAINING}.method"
+        return
+    target = _target(key)
+    if target is None:
+        if (why := _reason(key)) is not None:
+            result.explained[key] = why
+        else:
+            result.unknown.append(key)
+        return
+    given = _value(key, value, target)
+    if isinstance(given, Unusable):
+        result.explained[key] = given.why
+        return
+    result.mapped[key] = target
+    if given is None:
+        return
+    _set(result.manifest, target, given)
+    if target == f"{TRAINING}.{name_of(TrainingSection.warmup_steps_min)}":
+        _set(result.manifest, f"{TRAINING}.{name_of(TrainingSection.warmup_steps_max)}", given)
+    if isinstance(value, str) and isinstance(given, str) and given != value:
+        result.notes.append(f"{key}: {value} is {given} here.")
+
+
+class Unusable(NamedTuple):
+    """A value without a counterpart, and why."""
+
+    why: str
+
+
+def _target(key: str) -> str | None:
+    """Return where a key's value goes in a manifest; null if nowhere."""
+    if key in SAME_NAME:
+        return SAME_NAME[key]
+    if (target := read_table()["ours"].get(key)) is not None:
+        return str(target)
+    if key in {setting.name for setting in list_settings(TrainingSection)}:
+        return f"{TRAINING}.{key}"
+    if key in {setting.name for setting in list_settings(LoraSpec)}:
+        return f"{LORA}.{key}"
+    return None
+
+
+def _reason(key: str) -> str | None:
+    reasons: dict[str, str] = read_table()["why"]
+    if key in reasons:
+        return reasons[key]
+    if key.rpartition(".")[2].startswith("_"):
+        return COMMENT
+    begins = (name for name in reasons if name.endswith("*") and key.startswith(name[:-1]))
+    return next((reasons[name] for name in begins), None)
+
+
+def _value(key: str, value: Any, target: str) -> Any:
+    """Return a value as it is written here: null for none, Unusable with the reason."""
+    name = target.rpartition(".")[2]
+    if value in ("", -1) or (key == "warmup_steps" and not value):
+        return None
+    if key == "load_best_model_at_end" or name == name_of(TrainingSection.report_to):
+        first = value[0] if isinstance(value, list) and value else value
+        return first if first in ("none", "tensorboard", "wandb", True, False) else None
+    if target == "data.chat_template" and value != "chatml":
+        return Unusable("auto takes the model's own; save another as a file and name it")
+    if target == f"{LORA}.{name_of(LoraSpec.targets)}":
+        if value in (True, "all", "all-linear", ["all"]):
+            return list(ALL_LINEAR)
+        return list(value) if isinstance(value, list) else None
+    if name == name_of(TrainingSection.packing):
+        return "bfd" if value in (True, "bfd", "ffd") else "none" if value is False else "concat"
+    if name == name_of(TrainingSection.parallel):
+        return "fsdp" if value else None
+    if name == "supervise":
+        wants_all = value is True if key == "train_on_inputs" else value is False
+        return "all" if wants_all else "completion"
+    if name == "eval_fraction":
+        fraction = float(value)
+        return fraction if 0 < fraction < 1 else Unusable("a share of the documents, above 0")
+    if name == name_of(TrainingSection.torch_compile_mode) and value not in (
+        "default", "reduce-overhead"
+    ):  # fmt: skip
+        return Unusable("default and reduce-overhead are the modes here")
+    if isinstance(value, str):
+        return _text_value(value, target)
+    return bool(value) if value == "offload" else value
+
+
+def _text_value(value: str, target: str) -> Any:
+    if value == "auto" or (value == "offload"):
+        return True if value == "offload" or target.endswith("bf16") else None
+    renamed = read_table()["values"].get(target, {})
+    if value in renamed:
+        return renamed[value]
+    try:
+        return float(value)
+    except ValueError:
+        pass
+    setting = {f"{TRAINING}.{s.name}": s for s in list_settings(TrainingSection)}.get(target)
+    choices = getattr(setting and setting.kind, "__args__", ())
+    if choices and value not in choices:
+        return Unusable(f"{value} is not here; known are {', '.join(map(str, choices))}")
+    return value
+
+
+def _set(manifest: Settings, target: str, value: Any) -> None:
+    *above, last = target.split(".")
+    for name in above:
+        manifest = manifest.setdefault(name, {})
+    manifest[last] = value
+
+
+def _names_of(target: str) -> list[str]:
+    return [key for key, ours in read_table()["ours"].items() if ours == target]
+
+
+def _method(found: Settings) -> str:
+    """Return what is trained: all weights, or an adapter on a base that may be of 4 bits."""
+    kind = found.get("adapter") or found.get("finetuning_type") or found.get("adapter_type")
+    four = any(found.get(key) in (True, 4) for key in METHODS)
+    has_adapter = any(found.get(key) is True for key in ("use_peft", "use_lora"))
+    has_adapter |= kind in ("lora", "qlora", "dora") or found.get("name") == "lora"
+    if kind == "qlora" or (has_adapter and four):
+        return "qlora"
+    return "lora" if has_adapter else "full"
+
+
+def _sources(found: Settings, result: Translation) -> Iterator[Settings]:
+    """Yield sources for the data sets that a file names; notes say what the user should check."""
+    given = found.get("datasets") or found.get("dataset_mixture") or found.get("dataset")
+    given = given.get("datasets", [given]) if isinstance(given, dict) else given
+    name = found.get("dataset_name") or found.get("data_path") or found.get("dataset_path")
+    if given is None and name is not None:
+        config, split = found.get("dataset_config"), found.get("dataset_train_split")
+        given = [{"id": str(name), "config": config, "split": split}]
+    if isinstance(given, str):
+        given = [{"path": f"data/{one.strip()}.json", "type": "alpaca"} for one in given.split(",")]
+    if found.get("train_dataset"):
+        # A list of data sets; the user names them one by one.
+        given = [{"path": str(Path(found["train_dataset"]).with_suffix(".jsonl"))}]
+    counted: Counter[str] = Counter()
+    for one in given or [{"path": "data/train.jsonl"}]:
+        source = _source(one, found)
+        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(source.get("id") or source["path"]).stem)
+        counted[stem] += 1
+        yield {"name": stem if counted[stem] == 1 else f"{stem}-{counted[stem]}", **source}
+    result.notes.append("Check each source: its fields, its license, and where its files are.")
+
+
+def _source(one: Settings, found: Settings) -> Settings:
+    where = str(one.get("id") or one.get("path") or "data/train.jsonl")
+    path = linux_path(where)
+    is_file = path != where or Path(path).suffix in (".json", ".jsonl", ".csv", ".parquet", ".yaml")
+    source: Settings = {"kind": "local", "path": path} if is_file else {"kind": "hub", "id": path}
+    if not is_file:
+        source["config"] = one.get("config") or one.get("name")
+        split = str(one.get("split") or "train").partition("[")[0]
+        source["split"] = split if split != "train" else None
+    if (weight := one.get("weight")) not in (None, 1.0):
+        source["weight"] = weight
+    if found.get("max_samples"):
+        source["max_documents"] = found["max_samples"]
+    kind = str(one.get("type") or "chat_template")
+    field = one.get("field_messages") or "messages"
+    if (mapping := one.get("field_mapping")) or kind == "completion":
+        text = (mapping or {}).get("text") or one.get("field") or "text"
+        source["text"] = f"{{{text}}}"
+    elif kind.startswith("alpaca"):
+        source |= ALPACA
+    else:
+        source |= {"messages": field, "role_key": one.get("message_field_role")}
+        source["content_key"] = one.get("message_field_content")
+    return {key: value for key, value in source.items() if value is not None}
+
+
+def _explain_rows(manifest: Settings) -> Iterator[str]:
+    """Yield what a step was and is: a packed row holds several examples."""
+    training = manifest[TRAINING]
+    rows = training.get(name_of(TrainingSection.batch_size))
+    times = training.get(name_of(TrainingSection.gradient_accumulation_steps), 1)
+    packing = name_of(TrainingSection.packing)
+    if not isinstance(rows, int) or not isinstance(times, int):
+        return
+    step = f"A step has {rows * times}"
+    if training.setdefault(packing, "none") == "none":
+        yield f"{step} examples a card, as before: {packing} is none. {packing}:"
+        yield "bfd is faster, but a row holds several examples: the plan says how many. Divide"
+        yield "accumulation or batch by that, or take fewer epochs at the same rate."
+    else:
+        yield f"{step} packed rows a card, as before; a row holds several examples."

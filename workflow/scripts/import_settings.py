@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Translate another trainer's settings into an expert manifest.
+
+Reads TRL's and transformers' Trainer arguments, Axolotl, LLaMA-Factory (YAML or JSON) and the
+manifests of earlier systems. What has no counterpart is listed with the reason, as comments.
+For example:
+    import_settings.py qlora.yml --output config/experts/mine.yaml
+"""
+
+import sys
+from pathlib import Path
+
+from expertflow.config.other_trainers import translate, write_manifest
+from expertflow.core import cli
+from expertflow.core.errors import ConfigError
+from expertflow.core.files import replacing
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("file", type=Path, help="settings of another trainer, YAML or JSON")
+    parser.add_argument("--output", type=Path, help="manifest to write; default: to the terminal")
+    args = parser.parse_args()
+    result = translate(args.file)
+    text = write_manifest(result)
+    if args.output is None:
+        print(text, end="")
+        return
+    if args.output.exists():
+        raise ConfigError(f"{args.output}: is there already; remove it, or name another file")
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(args.output) as partial:
+        partial.write_text(text, encoding="utf-8")
+    print(
+        f"{len(result.mapped)} keys mapped, {len(result.explained)} left out with a reason,"
+        f" {len(result.unknown)} not known: {args.output}",
+        file=sys.stderr,
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)
