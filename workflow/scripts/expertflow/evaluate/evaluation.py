@@ -224,31 +224,31 @@ class ModelComparison(Record, frozen=True):
             return (loss,)
         return (self._change_from(self.before.judgments), loss)
 
-    def score_baselines(self, learnt_from: Sequence[Example]) -> tuple[BaselineScore, ...]:
+    def score_baselines(self, learned_from: Sequence[Example]) -> tuple[BaselineScore, ...]:
         task = self.task
         if not self.spec.baselines:
             return self._without("baselines", "evaluation.baselines is false")
         if task is None or not self.after.judgments:
             return self._without("baselines", self._no_answers())
         try:
-            made = make_baselines(task.score, learnt_from, self.seed)
+            made = make_baselines(task.score, learned_from, self.seed)
         except EvaluationError as error:
             # Training data may be unscorable; the expert's own scores exist by now.
             log.warning("no baselines: %s", error)
             return self._without("baselines", f"a training document cannot be judged: {error}")
         if not made:
             return self._without("baselines", "too few training questions to learn one from")
-        return tuple(self._score_baseline(task, one, len(learnt_from)) for one in made)
+        return tuple(self._score_baseline(task, one, len(learned_from)) for one in made)
 
     def _score_baseline(
-        self, task: ScoringTask, baseline: BaselinePredictor, n_learnt_from: int
+        self, task: ScoringTask, baseline: BaselinePredictor, n_learned_from: int
     ) -> BaselineScore:
         judgments = task.score(self.asked, [baseline.answer(example) for example in self.asked])
         score = summarize_judgments(task.metric, judgments)
         log.info("baseline %s: %d of %d", baseline.name, score.n_correct, score.n_examples)
         return BaselineScore(
             name=baseline.name,
-            description=f"{baseline.description}; from {n_learnt_from:,} training documents",
+            description=f"{baseline.description}; from {n_learned_from:,} training documents",
             score=score,
             change=self._change_from(judgments),
         )
