@@ -328,9 +328,9 @@ def test_a_kill_while_an_old_one_is_removed_leaves_no_half_of_it(
 
     remove = shutil.rmtree
 
-    def killed(path: Path) -> None:
+    def killed(path: Path, **settings: Any) -> None:
         if ".old." not in path.name:
-            return remove(path)
+            return remove(path, **settings)
         min(path.iterdir()).unlink()
         raise KeyboardInterrupt
 
