@@ -65,7 +65,7 @@ PREPARED = {
         " && rm -r results state"
     ),
     "monitoring.md": TWO_RECORDS,
-    "migration.md": TWO_RECORDS,
+    "migration.md": f"{TWO_RECORDS} && echo 'base_model: Qwen/Qwen3-0.6B' > qlora.yml",
     "serving.md": "echo 'How many customers are there?' > question.txt",
 }
 # Pages whose commands change what others look at.
