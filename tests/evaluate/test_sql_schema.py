@@ -69,6 +69,12 @@ def test_what_is_wrong_on_the_given_rows_is_told_apart() -> None:
     assert kinds(TABLES + ROWS, SOME, *predictions) == wrong
 
 
+def test_large_numbers_and_late_days_are_no_fault() -> None:
+    late = "SELECT id FROM orders WHERE placed < '9999-12-31' AND total < 9999999999999999999999"
+    gold = f"{late} LIMIT 99999999999"
+    assert kinds(TABLES, gold, gold, late, "SELECT 7") == ["correct", "correct", "wrong_rows"]
+
+
 def test_the_same_databases_are_made_each_time() -> None:
     predictions = [SOME, "SELECT name FROM customers LIMIT 1"]
     assert judge(TABLES, SOME, *predictions) == judge(TABLES, SOME, *predictions)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import yaml
 
@@ -13,7 +13,7 @@ from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.core.errors import ConfigError
 from expertflow.core.settings import list_settings, name_of
 from expertflow.evaluate.records import HELD_OUT_LOSS
-from expertflow.plan.settings import LoraSpec, TrainingSection
+from expertflow.plan.settings import LoraSpec, Tracker, TrainingSection
 
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # Sections that only group keys, in files that have them.
@@ -205,9 +205,11 @@ def _value(key: str, value: Any, target: str) -> Any:
     name = target.rpartition(".")[2]
     if value in ("", -1) or (key == "warmup_steps" and not value):
         return None
-    if key == "load_best_model_at_end" or name == name_of(TrainingSection.report_to):
+    if value == "offload":
+        return True
+    if name == name_of(TrainingSection.report_to):
         first = value[0] if isinstance(value, list) and value else value
-        return first if first in ("none", "tensorboard", "wandb", True, False) else None
+        return first if first in get_args(Tracker) else None
     if target == "data.chat_template" and value != "chatml":
         return Unusable("auto takes the model's own; save another as a file and name it")
     if target == f"{LORA}.{name_of(LoraSpec.targets)}":
@@ -224,18 +226,12 @@ def _value(key: str, value: Any, target: str) -> Any:
     if name == "eval_fraction":
         fraction = float(value)
         return fraction if 0 < fraction < 1 else Unusable("a share of the documents, above 0")
-    if name == name_of(TrainingSection.torch_compile_mode) and value not in (
-        "default", "reduce-overhead"
-    ):  # fmt: skip
-        return Unusable("default and reduce-overhead are the modes here")
-    if isinstance(value, str):
-        return _text_value(value, target)
-    return bool(value) if value == "offload" else value
+    return _text_value(value, target) if isinstance(value, str) else value
 
 
 def _text_value(value: str, target: str) -> Any:
-    if value == "auto" or (value == "offload"):
-        return True if value == "offload" or target.endswith("bf16") else None
+    if value == "auto":
+        return True if target.endswith(name_of(TrainingSection.bf16)) else None
     renamed = read_table()["values"].get(target, {})
     if value in renamed:
         return renamed[value]

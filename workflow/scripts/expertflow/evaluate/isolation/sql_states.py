@@ -24,7 +24,7 @@ NAMED_CHANCES = (0.95, 0.7, 0.3, 0.0)
 NULL_CHANCE, GIVEN_CHANCE = 0.08, 0.5
 # Of tables that the reference does not read.
 N_OTHER_ROWS = 3
-MAX_TABLES, MAX_COLUMNS, MAX_GIVEN_VALUES = 40, 400, 20
+MAX_TABLES, MAX_COLUMNS, MAX_GIVEN_VALUES, MAX_LIMIT = 40, 400, 20, 50
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
 _YEAR = re.compile(r"(1[89]|20|21)\d\d")
 _WORD = re.compile(r"\w+")
@@ -116,7 +116,7 @@ def read_conditions(query: str) -> Conditions:
     for limit in tree.find_all(exp.Limit, exp.Offset):
         count = limit.expression
         if isinstance(count, exp.Literal) and count.is_int:
-            found.n_rows = max(found.n_rows, min(int(count.name), 50))
+            found.n_rows = max(found.n_rows, int(min(float(count.name), MAX_LIMIT)))
     for node in tree.find_all(exp.Predicate, exp.Case):
         columns = {column.name.lower() for column in _own(node, exp.Column)}
         inner = [one for one in node.args.values() if isinstance(one, exp.Query | exp.Subquery)]
@@ -147,7 +147,9 @@ def _own(node: Any, kind: Any) -> Iterator[Any]:
 def _constant(literal: Any) -> Any:
     if literal.is_string:
         return literal.name
-    return int(literal.name) if literal.is_int else float(literal.name)
+    number = float(literal.name)
+    # A value beside it has to fit into 64 bits, too.
+    return int(literal.name) if literal.is_int and abs(number) < 2**62 else number
 
 
 class StateMaker:
@@ -247,9 +249,9 @@ class StateMaker:
                 day = date(int(year[0]), rng.randint(1, 12), rng.randint(1, 28))
             else:
                 day = self._now - timedelta(days=rng.choice((0, 1, 6, 20, 80, 200, 500)))
-        except ValueError:
+            day += timedelta(days=0 if exact else rng.choice((-366, -40, -1, 1, 40, 366)))
+        except (ValueError, OverflowError):
             day = _FIRST_DAY
-        day += timedelta(days=0 if exact else rng.choice((-366, -40, -1, 1, 40, 366)))
         return day.isoformat() + constant[10:] if found and len(constant) > 10 else day.isoformat()
 
 
