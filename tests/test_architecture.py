@@ -39,6 +39,9 @@ DOORS = {
     "torch": r"train/|export/|evaluate/(generate|evaluator|likelihood)",
     "pynvml": "hardware/nvml",
     "altair": "report/charts/",
+    "pandas": "report/charts/",
+    "accelerate": "train/processes",
+    "datasets": "data/sources/hub",
 }
 FILES = sorted((ROOT / "expertflow").rglob("*.py"))
 

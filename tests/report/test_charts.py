@@ -2,6 +2,7 @@
 
 import re
 
+import pandas as pd
 import pytest
 from made_up_runs import CPU, GPU
 from made_up_series import STEP_S, TOKENS_PER_STEP
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from expertflow.report.build_run import REFERENCE_BANDS
 from expertflow.report.charts import drawing as charts
 from expertflow.report.charts import series
+from expertflow.train.records import StepRecord
 
 TIMELINE = charts.timeline_charts(GPU.inputs, REFERENCE_BANDS)
 
@@ -34,17 +36,18 @@ def test_cuts_are_counted_not_guessed() -> None:
 
 
 def test_series_keep_extremes_and_clocks() -> None:
-    points = series.envelope([(float(x), float(x % 7)) for x in range(10_000)], n_bins=100)
+    x = pd.Series(range(10_000))
+    points = series.envelope(x, x % 7, n_bins=100)
     assert len(points) == 100
-    assert min(p.low for p in points) == 0 and max(p.high for p in points) == 6
-    assert all(p.low <= p.y <= p.high for p in points)
+    assert points["low"].min() == 0 and points["high"].max() == 6
+    assert points["y"].between(points["low"], points["high"]).all()
     # Steps between kept lines do not slow the speed down.
-    rates = [point.y for point in series.tokens_per_s(GPU.inputs.steps[::10])]
-    assert min(rates) == pytest.approx(TOKENS_PER_STEP / STEP_S, rel=0.06)
+    rates = series.tokens_per_s(series.make_table(StepRecord, GPU.inputs.steps[::10]))["y"]
+    assert rates.min() == pytest.approx(TOKENS_PER_STEP / STEP_S, rel=0.06)
     first, second, third, *_ = CPU.inputs.steps
-    resumed = replace(third, elapsed_s=1.0)
-    assert series.durations_s([first, second, resumed])[2] == third.step_s
+    resumed = series.make_table(StepRecord, [first, second, replace(third, elapsed_s=1.0)])
+    assert series.durations_s(resumed).iloc[-1] == third.step_s
     # An evaluation before training comes first.
-    points = [replace(CPU.inputs.training.eval_points[0], step=0)]
-    ((_, end_s),) = series.evaluation_spans(CPU.inputs.steps, points)
+    evaluation = replace(CPU.inputs.training.eval_points[0], step=0)
+    ((_, end_s),) = series.evaluation_spans(CPU.inputs.steps, [evaluation])
     assert end_s == pytest.approx(first.elapsed_s - first.step_s)

@@ -8,15 +8,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import altair as alt
-from msgspec.structs import replace
+import pandas as pd
 
+from expertflow.hardware.records import GpuSample
 from expertflow.report import format as f
 from expertflow.report.charts import frame as fr
 from expertflow.report.charts import series
-from expertflow.report.charts.series import Interval, Point
+from expertflow.report.charts.series import Interval
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.run_records import ReferenceBand
 from expertflow.tokens.records import PackingRecord
+from expertflow.train.records import StepRecord
 
 GB = 1e-9
 LENGTHS_TO_JUDGE = (1536, 2048)  # what the set-ups that this replaces cut documents to
@@ -26,19 +28,21 @@ CENTER = 0.45  # labels right of it run to the left
 
 
 def loss_chart(inputs: ReportInputs) -> fr.Chart | None:
-    train = series.envelope((step.step, step.loss) for step in inputs.steps)
-    if not train:
+    if not inputs.steps:
         return None
+    table = series.make_table(StepRecord, inputs.steps)
+    train = series.envelope(table["step"], table["loss"])
+    begin, end = train.iloc[0], train.iloc[-1]
     held_out = [{"x": point.step, "y": point.loss} for point in inputs.training.eval_points]
     last_step = inputs.steps[-1].step
-    label = f"Training loss from {f.loss(train[0].y)} to {f.loss(train[-1].y)} nats a token"
+    label = f"Training loss from {f.loss(begin.y)} to {f.loss(end.y)} nats a token"
     if held_out:
         first, last = held_out[0]["y"], held_out[-1]["y"]
         label += f", held-out loss from {f.loss(first)} to {f.loss(last)}"
-    values = [*(y for p in train for y in (p.low, p.high)), *(point["y"] for point in held_out)]
+    values = [train["low"].min(), train["high"].max(), *(point["y"] for point in held_out)]
     room = 0.04 * (max(values) - min(values)) or 0.1
     low, high = min(values) - room, max(values) + room
-    start = 0.0 if any(point["x"] == 0 for point in held_out) else train[0].x
+    start = 0.0 if any(point["x"] == 0 for point in held_out) else begin.x
     steps = alt.Scale(domain=[min(start, last_step - 1), last_step], nice=False)
     height = alt.Scale(domain=[low, high], nice=False)
 
@@ -68,7 +72,7 @@ class Panel(NamedTuple):
     title: str
     unit: str
     color: str
-    points: list[Point]
+    points: pd.DataFrame
     bottom: float = 0.0
     top: float | None = None
     limit: float | None = None
@@ -77,10 +81,13 @@ class Panel(NamedTuple):
 
 def timeline_charts(inputs: ReportInputs, bands: Sequence[ReferenceBand]) -> list[fr.Chart]:
     """Draw each quantity that was read over the run's time, with saves and evaluations marked."""
-    panels = [panel for panel in list_panels(inputs) if panel.points]
+    panels = [panel for panel in list_panels(inputs) if len(panel.points)]
     saves = [(p.elapsed_s, p.elapsed_s + p.save_s) for p in inputs.training.save_points]
     evaluations = series.evaluation_spans(inputs.steps, inputs.training.eval_points)
-    ends_s = [*(panel.points[-1].x for panel in panels), *(e for _, e in (*saves, *evaluations))]
+    ends_s = [
+        *(panel.points["x"].iloc[-1] for panel in panels),
+        *(e for _, e in (*saves, *evaluations)),
+    ]
     stripes = [(band, GB if band.unit == "bytes" else 1.0) for band in bands]
     return [
         _panel_chart(
@@ -94,17 +101,16 @@ def timeline_charts(inputs: ReportInputs, bands: Sequence[ReferenceBand]) -> lis
 
 
 def list_panels(inputs: ReportInputs) -> list[Panel]:
-    monitor, samples = inputs.monitor, inputs.samples
+    monitor, samples = inputs.monitor, series.make_table(GpuSample, inputs.samples)
     total_gb = None if monitor.memory_total_bytes is None else monitor.memory_total_bytes * GB
     slow_c = (monitor.temperature_limits_c or {}).get("slowdown")
 
-    def read(field: str, scale: float = 1.0) -> list[Point]:
-        values = ((sample.elapsed_s, getattr(sample, field)) for sample in samples)
-        return series.envelope((x, None if y is None else y * scale) for x, y in values)
+    def read(field: str, scale: float = 1.0) -> pd.DataFrame:
+        return series.envelope(samples["elapsed_s"], samples[field].astype(float) * scale)
 
     return [
         Panel("useful_tokens_per_s", "Useful tokens per second", "tok/s", fr.BLUE,
-              series.tokens_per_s(inputs.steps)),
+              series.tokens_per_s(series.make_table(StepRecord, inputs.steps))),
         Panel("tensor_active_percent", "Tensor cores active", "%", fr.GREEN,
               read("tensor_active_percent"), top=100.0),
         Panel("sm_active_percent", "SMs active", "%", fr.GREEN, read("sm_active_percent"),
@@ -131,8 +137,7 @@ def _panel_chart(
 ) -> fr.Chart:
     unit, scale = fr.time_unit(end_s)
     end, values = end_s / scale, panel.points
-    mean = sum(point.y for point in values) / len(values)
-    lowest, highest = min(p.low for p in values), max(p.high for p in values)
+    mean, lowest, highest = values["y"].mean(), values["low"].min(), values["high"].max()
     label = (
         f"{panel.title} in {panel.unit} over {f.duration(end_s)}: mean {f.short(mean)}, "
         f"from {f.short(lowest)} to {f.short(highest)}"
@@ -144,7 +149,7 @@ def _panel_chart(
     bottom = min(panel.bottom, 10 * math.floor(lowest / 10))
     time = alt.Scale(domain=[0, end], nice=False)
     height = alt.Scale(domain=[bottom, top], nice=False)
-    points = [replace(point, x=point.x / scale) for point in values]
+    points = values.assign(x=values["x"] / scale)
     bands = [{"x": 0, "x2": end, "y": low, "y2": high} for _, low, high in stripes]
     striped = alt.Chart(fr.inline_data(bands)).mark_rect(color=fr.GRAY, opacity=0.16)
 
@@ -306,6 +311,6 @@ def _dozens(end: float, n_max: int) -> list[float]:
     return [i * step for i in range(int(end / step) + 1)]
 
 
-def _fitting(points: Sequence[Point], form: fr.ScreenForm) -> list[Point]:
+def _fitting(points: pd.DataFrame, form: fr.ScreenForm) -> pd.DataFrame:
     """Return half as many bins for a phone."""
-    return series.join_points(points, -(-len(points) // 2)) if form is fr.NARROW else list(points)
+    return series.join_points(points, -(-len(points) // 2)) if form is fr.NARROW else points

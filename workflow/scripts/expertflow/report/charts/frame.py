@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import altair as alt
+import pandas as pd
 import vl_convert
 from markupsafe import Markup
-from msgspec.structs import asdict
 
 from expertflow.core.format import show_hidden
 from expertflow.core.records import Record
-from expertflow.report.charts.series import Point
 
 # A color that no chart would choose by chance -> the CSS variable that takes its place.
 COLORS = {
@@ -141,10 +140,10 @@ def _axis(values: Sequence[float], label: str) -> alt.Axis:
     return alt.Axis(values=list(values), title=None, labelExpr=label, labelOverlap=False)
 
 
-def draw_curve(points: Sequence[Point], color: str, x: alt.X, y: alt.Y) -> list[alt.Chart]:
-    base = alt.Chart(inline_data([asdict(point) for point in points])).encode(x=x)
+def draw_curve(points: pd.DataFrame, color: str, x: alt.X, y: alt.Y) -> list[alt.Chart]:
+    base = alt.Chart(inline_data(points.to_dict("records"))).encode(x=x)
     line = base.mark_line(color=color, strokeWidth=1.5, strokeJoin="round").encode(y=y)
-    if all(point.low == point.high for point in points):
+    if (points["low"] == points["high"]).all():
         return [line]
     band = base.mark_area(color=color, opacity=0.25)
     # The band's y is the axis of the line: one of its own would stretch the scale to zero.

@@ -1,69 +1,54 @@
-"""Thin long series out for drawing: a few hundred bins, with the spread inside each."""
+"""Thin long series out for drawing: a few hundred bins, with the spread inside each.
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from statistics import fmean
-from typing import TypeVar
+Points are a table of x, y, low and high, ordered by x.
+"""
 
-from expertflow.core.records import Record
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from msgspec import Struct
+from msgspec.structs import asdict
+
 from expertflow.train.records import EvalPoint, StepRecord
 
-T = TypeVar("T")
-
 N_BINS = 180
-
-
-class Point(Record, frozen=True, kw_only=True):
-    x: float
-    y: float
-    low: float
-    high: float
-
-
 Interval = tuple[float, float]  # start and end
 
 
-def envelope(values: Iterable[tuple[float, float | None]], n_bins: int = N_BINS) -> list[Point]:
-    """Reduce (x, y) pairs, ordered by x, to ``n_bins`` bins of equal counts; nulls are left out."""
-    known = [Point(x=x, y=y, low=y, high=y) for x, y in values if y is not None]
-    return join_points(known, n_bins)
+def make_table(cls: type[Struct], records: Sequence[Struct]) -> pd.DataFrame:
+    """Return records as a table with a column for each field."""
+    rows = [asdict(record) for record in records]
+    return pd.DataFrame.from_records(rows, columns=cls.__struct_fields__)
 
 
-def join_points(points: Sequence[Point], n_bins: int) -> list[Point]:
-    return [
-        Point(
-            x=fmean(point.x for point in part),
-            y=fmean(point.y for point in part),
-            low=min(point.low for point in part),
-            high=max(point.high for point in part),
-        )
-        for part in _parts(points, n_bins)
-    ]
+def envelope(x: pd.Series, y: pd.Series, n_bins: int = N_BINS) -> pd.DataFrame:
+    """Reduce a series, ordered by x, to ``n_bins`` points of equal counts; nulls are left out."""
+    points = pd.DataFrame({"x": x, "y": y, "low": y, "high": y}, dtype=float).dropna()
+    return join_points(points, n_bins)
 
 
-def tokens_per_s(steps: Sequence[StepRecord]) -> list[Point]:
-    points = []
-    for part in _parts(list(zip(steps, durations_s(steps), strict=True)), N_BINS):
-        seconds = sum(took_s for _, took_s in part)
-        if seconds > 0:
-            rate = sum(step.n_tokens for step, _ in part) / seconds
-            middle_s = (part[0][0].elapsed_s + part[-1][0].elapsed_s) / 2
-            points.append(Point(x=middle_s, y=rate, low=rate, high=rate))
-    return points
+def join_points(points: pd.DataFrame, n_bins: int) -> pd.DataFrame:
+    how = {"x": "mean", "y": "mean", "low": "min", "high": "max"}
+    return points.groupby(_bins(points, n_bins)).agg(how)
 
 
-def durations_s(steps: Sequence[StepRecord]) -> list[float]:
+def tokens_per_s(steps: pd.DataFrame) -> pd.DataFrame:
+    parts = steps.assign(took_s=durations_s(steps)).groupby(_bins(steps, N_BINS))
+    seconds, clock = parts["took_s"].sum(), parts["elapsed_s"]
+    points = pd.DataFrame({"x": (clock.first() + clock.last()) / 2})
+    points["y"] = points["low"] = points["high"] = parts["n_tokens"].sum() / seconds
+    return points[seconds > 0]
+
+
+def durations_s(steps: pd.DataFrame) -> pd.Series:
     """Return the time from the end of one step to the end of the next, pauses included.
 
     Where the step before is not on record (the first one, or a run that keeps one line per log
     interval), or where a resumed run set its clock back, the step's own time is all that is known.
     """
-    result = [step.step_s for step in steps[:1]]
-    for before, step in pairwise(steps):
-        gap_s = step.elapsed_s - before.elapsed_s
-        follows = step.step == before.step + 1 and gap_s > 0
-        result.append(gap_s if follows else step.step_s)
-    return result
+    gap_s = steps["elapsed_s"].diff()
+    return gap_s.where((steps["step"].diff() == 1) & (gap_s > 0), steps["step_s"])
 
 
 def evaluation_spans(steps: Sequence[StepRecord], points: Sequence[EvalPoint]) -> list[Interval]:
@@ -78,6 +63,6 @@ def evaluation_spans(steps: Sequence[StepRecord], points: Sequence[EvalPoint]) -
     ]
 
 
-def _parts(items: Sequence[T], n_parts: int) -> list[Sequence[T]]:
-    size = max(1, -(-len(items) // max(1, n_parts)))
-    return [items[start : start + size] for start in range(0, len(items), size)]
+def _bins(table: pd.DataFrame, n_bins: int) -> np.ndarray:
+    """Return the number of each row's bin."""
+    return np.arange(len(table)) // max(1, -(-len(table) // max(1, n_bins)))
