@@ -4,8 +4,11 @@ import math
 from typing import Any
 
 import pytest
+import yaml
+from support import ROOT
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.records import from_json
 from expertflow.plan.claims import Speed, check_claims, parse_duration
 from expertflow.plan.records import Claim, ClaimCheck
 
@@ -15,7 +18,7 @@ SPEED = Speed(
 
 
 def checks(speed: Speed | None = None, **claim: Any) -> list[ClaimCheck]:
-    return list(check_claims((Claim(text="t", **claim),), speed))
+    return list(check_claims((Claim(**{"text": "t", **claim}),), speed))
 
 
 def test_a_progress_bar_shows_minutes() -> None:
@@ -45,6 +48,8 @@ HOUR = {"n_steps": 3600, "steps_per_s": 1.0}
 TOKENS = {**RATE, "tokens_per_step": 8192.0}
 EPOCHS = {"n_epochs": 3.0, "n_documents": 600_000, "batch_size": 16}
 SAVES = {"hours": 38.0, "n_saves": 28, "n_saves_after": 14, "minutes_per_save": 2.0}
+DOWN = {"hours_before": 38.0, "hours": 20.0}
+TIMES = {"speedups": (2.0, 2.0), "tf32_speedup": 8.0, "speedup": 32.0}
 WARM_UP = {"n_steps": 66, "warmup_ratio": 0.1, "warmup_steps_min": 10}
 
 
@@ -69,6 +74,11 @@ WARM_UP = {"n_steps": 66, "warmup_ratio": 0.1, "warmup_steps_min": 10}
         ({"hours": 6.0, "parts_hours": (1.0, 2.0, 3.0)}, True, ""),
         ({**SAVES, "gain_percent": 5.0}, False, "of them 1.2 % is gained, not 5 % or more"),
         ({**SAVES, "gain_percent": 1.2}, True, ""),
+        ({**DOWN, "gain_percent": 37.0, "gain_percent_max": 58.0}, False, "47 %, not 37-58 %"),
+        ({**DOWN, "gain_percent": 47.0}, True, "38 hours down to 20 hours are 47 %"),
+        ({**TIMES, "precision": "bf16"}, False, "does nothing for bf16 products, 8x is impossible"),
+        ({**TIMES, "precision": "fp32"}, True, "the factors (2 x 2 x 8) make 32x"),
+        ({"speedup": 32.0, "hours_before": 47.0, "hours": 5.0}, False, "are 9.4x, not 32x"),
         ({**WARM_UP, "n_warmup_steps": 7}, False, "max(10, int(0.1 x 66)) gives 10 steps, not 7"),
     ],
 )
@@ -76,6 +86,28 @@ def test_a_claim_against_its_own_figures(claim: dict[str, Any], holds: bool, fin
     check = checks(**claim)[0]
     assert check.holds is holds
     assert finding in check.finding
+
+
+def test_the_sources_sums_are_worked_out() -> None:
+    """What C and D multiply, range and set beside each other, from their shipped manifests."""
+    wrong = ""
+    for name in ("phase1c-cot", "phase1a"):
+        manifest = yaml.safe_load((ROOT / "config" / "experts" / f"{name}.yaml").read_text())
+        claims = from_json(tuple[Claim, ...], manifest["claims"], where=name)
+        wrong += "".join(check.finding for check in check_claims(claims) if not check.holds)
+    for said in (
+        "TF32 does nothing for bf16 products, 8x is impossible",
+        "the factors (2 x 2) make 4x, not 32x",
+        "47 hours down to 5 are 9.4x, not 32x",
+        "1.25 steps a second up to 5 are 4x, not 32x",
+        "3,558 steps at 5 a second are 12 minutes, not 5 hours",
+        "3,558 steps at 3 a second are 20 minutes, not 8 hours",
+        "38 hours down to 20 hours are 47 %, not 37-58 %",
+        "the parts listed (21) add up to 21 hours, not 14",
+        "600,000 documents x 3 / 16 a step are 112,500 steps, not 28,000",
+        "with 14 of them 1.2 % is gained, not 5 % or more",
+    ):
+        assert said in wrong
 
 
 def test_no_card_computes_more_than_its_peak() -> None:

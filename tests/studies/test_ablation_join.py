@@ -143,6 +143,12 @@ def test_the_plan_against_a_slower_variant_turns_the_ratio() -> None:
     assert found.measured.least == pytest.approx(1 / 0.21)
 
 
+def test_a_claim_that_no_variant_answers_says_why() -> None:
+    claim = ClaimedRatio(claim="c", by="A", said="2-3x", low=2.0, high=3.0, unmeasured="one here")
+    found = judge_claim(claim, {})
+    assert (found.verdict, found.measured, found.reason) == ("not measurable", None, "one here")
+
+
 def spec_of(*variants: Variant) -> AblationSpec:
     return AblationSpec(
         preset="demo", variants=variants, claims=(), n_repeats=3, n_warmup_steps=5,

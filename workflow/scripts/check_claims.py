@@ -7,13 +7,14 @@ For example:
 
 import sys
 from pathlib import Path
+from typing import get_args
 
 from expertflow.core import cli
 from expertflow.core.records import read_record
 from expertflow.core.settings import list_settings
 from expertflow.plan.claims import check_claims
 from expertflow.plan.cost import speed_of
-from expertflow.plan.records import Claim, TrainPlan
+from expertflow.plan.records import Claim, Precision, TrainPlan
 from expertflow.plan.show import claim_line
 
 
@@ -27,9 +28,12 @@ def main() -> None:
         if claimed.kind in (int, float) or name == "duration":
             parser.add_argument(flag, dest=claimed.name, type=claimed.kind, help=claimed.text)
     parser.add_argument("--parts-hours", type=float, nargs="+", default=[], help="parts of them")
+    parser.add_argument("--speedups", type=float, nargs="+", default=[], help="factors, not TF32's")
+    parser.add_argument("--precision", choices=get_args(Precision), help="TF32 is for fp32")
     parser.add_argument("--hardware", type=Path, metavar="PLAN", help="plan.json for the card")
     args = vars(parser.parse_args())
     path, parts = args.pop("hardware"), tuple(args.pop("parts_hours"))
+    args["speedups"] = tuple(args["speedups"])
     speed = path and speed_of(read_record(TrainPlan, path))
     claim = Claim(text="by hand", parts_hours=parts, hardware=speed and speed.hardware, **args)
     if not (checks := check_claims((claim,), speed)):

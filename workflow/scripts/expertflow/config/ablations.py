@@ -162,7 +162,7 @@ def _check_claim(claim: ClaimedRatio, names: set[str], path: Path) -> None:
             raise ConfigError(
                 f"{where} names {key!r}, which is no variant; {suggest_name(key, names)}"
             )
-    if claim.of == claim.to:
+    if claim.of == claim.to and claim.unmeasured is None:
         raise ConfigError(f"{where} compares {claim.of!r} with itself; name two variants")
     if claim.high is not None and (claim.low is None or claim.low > claim.high):
         raise ConfigError(

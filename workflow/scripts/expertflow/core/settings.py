@@ -177,6 +177,8 @@ def _schema(kind: Any, meta: msgspec.Meta, *, nullable: bool, default: Any) -> J
     if nullable and extra["auto"]:
         listed = own.get("enum")
         own = {"enum": [AUTO, *listed]} if listed else {"oneOf": [own, {"const": AUTO}]}
+    elif nullable and "enum" in own:
+        own["enum"] = [*own["enum"], None]
     elif nullable and own["type"] != "object":
         own["type"] = [own["type"], "null"]
     shown = AUTO if nullable and extra["auto"] else default

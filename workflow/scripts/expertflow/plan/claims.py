@@ -1,7 +1,7 @@
 """Check the claimed figures of a run against each other and against a plan.
 
 A progress bar's ``46:47`` is minutes and seconds; hours follow from steps and their rate, steps
-from documents, dollars from hours, a total from its parts.
+from documents, dollars from hours, a total from its parts, a gain from hours before and after.
 """
 
 import math
@@ -37,6 +37,8 @@ def check_claims(claims: tuple[Claim, ...], speed: Speed | None = None) -> tuple
         outcomes = [
             *_check_steps(claim, hours, told),
             *([] if hours is None else _check_hours(claim, hours, told)),
+            *_check_gain(claim, hours, told),
+            *_check_speedup(claim, hours),
             *_check_warmup(claim),
             *([] if speed is None else _check_speed(claim, hours, speed)),
         ]
@@ -47,8 +49,8 @@ def check_claims(claims: tuple[Claim, ...], speed: Speed | None = None) -> tuple
 def check_figures(claim: Claim) -> None:
     for setting in list_settings(Claim):
         value = getattr(claim, setting.name)
-        if setting.kind is str:
-            is_duration = value is not None and setting.name == name_of(Claim.duration)
+        if isinstance(value, str):
+            is_duration = setting.name == name_of(Claim.duration)
             value = parse_duration(value) if is_duration else None
         schema = setting.plain_schema
         may_be_zero = schema.get("items", schema).get("minimum") == 0
@@ -141,6 +143,42 @@ def _check_hours(claim: Claim, hours: float, told: str) -> Outcomes:
         said += f"; with {claim.n_saves_after} of them {gain:.1f} % is gained"
         holds = gain >= claim.gain_percent * (1 - TOLERANCE)
     yield holds, said if holds else f"{said}, not {claim.gain_percent:g} % or more"
+
+
+def _check_gain(claim: Claim, hours: float | None, told: str) -> Outcomes:
+    """Check a gain that hours before and after are said to be; a range is not one figure."""
+    before, low = claim.hours_before, claim.gain_percent
+    if before is None or hours is None or low is None:
+        return
+    high = low if claim.gain_percent_max is None else claim.gain_percent_max
+    gain = 100 * (1 - hours / before)
+    words = f"{low:g} %" if high == low else f"{low:g}-{high:g} %"
+    said = f"{before:g} hours down to {told} are {gain:.0f} %"
+    holds = all(abs(gain - bound) <= TOLERANCE * max(abs(gain), bound) for bound in (low, high))
+    yield holds, said if holds else f"{said}, not {words}"
+
+
+def _check_speedup(claim: Claim, hours: float | None) -> Outcomes:
+    """Check factors against their product, and that against what was before and after."""
+    total, tf32, factors = claim.speedup, claim.tf32_speedup, claim.speedups
+    if tf32 is not None and claim.precision in (None, "fp32"):
+        factors = (*factors, tf32)
+    elif tf32 is not None:
+        yield False, f"TF32 does nothing for {claim.precision} products, {tf32:g}x is impossible"
+    if factors and total is not None:
+        listed = " x ".join(f"{factor:g}" for factor in factors)
+        product = math.prod(factors)
+        yield _outcome(f"the factors ({listed}) make {product:g}x", product, total, f"{total:g}x")
+    ratios = []
+    if claim.hours_before is not None and hours is not None:
+        ratio = claim.hours_before / hours
+        ratios.append((f"{claim.hours_before:g} hours down to {hours:g}", ratio))
+    if claim.steps_per_s_before is not None and claim.steps_per_s is not None:
+        ratio = claim.steps_per_s / claim.steps_per_s_before
+        rates = f"{claim.steps_per_s_before:g} steps a second up to {claim.steps_per_s:g}"
+        ratios.append((rates, ratio))
+    for words, ratio in ratios if total is not None else ():
+        yield _outcome(f"{words} are {ratio:.2g}x", ratio, total or 0.0, f"{total:g}x")
 
 
 def _check_warmup(claim: Claim) -> Outcomes:

@@ -60,6 +60,23 @@ class Claim(Record, frozen=True, kw_only=True):
         float | None,
         Setting("Least that this is said to gain, percent of the hours.", NOTHING, ge=0),
     ] = None
+    gain_percent_max: Annotated[
+        float | None, Setting("Most of it, where a range is claimed.", NOTHING, ge=0)
+    ] = None
+    hours_before: Annotated[float | None, Setting("Hours before a change.", NOTHING, gt=0)] = None
+    steps_per_s_before: Annotated[
+        float | None, Setting("Steps a second before a change.", NOTHING, gt=0)
+    ] = None
+    speedup: Annotated[
+        float | None, Setting("Times the speed that all changes make.", NOTHING, gt=0)
+    ] = None
+    speedups: Annotated[
+        tuple[float, ...], Setting("Factors it is made of, but for TF32.", NOTHING, gt=0)
+    ] = ()
+    tf32_speedup: Annotated[float | None, Setting("That of TF32.", NOTHING, gt=0)] = None
+    precision: Annotated[
+        Precision | None, Setting("Precision of the run; TF32 is for fp32.", NOTHING)
+    ] = None
     n_warmup_steps: Annotated[
         int | None, Setting("Warm-up steps that are claimed.", NOTHING, ge=0)
     ] = None

@@ -224,6 +224,8 @@ def _verdict(
 def _unavailable_reason(
     claim: ClaimedRatio, of: VariantRecord | None, to: VariantRecord | None
 ) -> str | None:
+    if claim.unmeasured is not None:
+        return claim.unmeasured
     both = [record for record in (of, to) if record is not None]
     for record in both:
         if record.outcome not in ("measured", "is the plan"):

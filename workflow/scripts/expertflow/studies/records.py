@@ -53,10 +53,14 @@ class Saying(Record, frozen=True, kw_only=True):
 
 
 class ClaimedRatio(Saying, frozen=True, kw_only=True):
-    """The claimed speed of ``of`` over that of ``to``, two variants or ``plan``."""
+    """The claimed speed of ``of`` over that of ``to``, two variants or ``plan``.
 
-    of: str
-    to: str
+    Where no variant answers it, ``unmeasured`` says why.
+    """
+
+    of: str = PLAN
+    to: str = PLAN
+    unmeasured: str | None = None
 
 
 class TrialLengths(Record, frozen=True, kw_only=True):
