@@ -1,12 +1,15 @@
 """Findings on run, card and data at, below and above their limits; bars; the bottleneck."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up_runs import CPU, GPU, Run
 from report_reading import changed, findings_by_code
+from support import ROOT
 
 from expertflow.core.errors import ConfigError
 from expertflow.report.diagnose import apply_rule, find_bottleneck, list_findings
@@ -202,12 +205,33 @@ def test_acceptance() -> None:
         assert judge(GPU, path, op, value).verdict == expected
     result = judge(CPU, TENSOR_MEAN, ">", 25)
     assert (result.verdict, result.value) == ("not measured", None)
+    assert result.reason == "no NVIDIA driver on this machine"
     for path, value in (("cost.eur", 1), ("run.preset", 3), ("cost", 3)):
         with pytest.raises(ConfigError, match=path):
             judge(CPU, path, "<", value)
     bar = AcceptanceRule(path="verdict.learned", op="==", value="yes")
     with pytest.raises(ConfigError, match="no path 'verdict"):
         GPU.report_with(spec={"acceptance": (bar,)})
+
+
+SHIPPED = sorted((ROOT / "config" / "experts").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_the_bars_of_the_sources_are_those_of_the_full_presets(path: Path) -> None:
+    """All but B set some; each has its origin, is of the report, and no demo is held to it."""
+    manifest = yaml.safe_load(path.read_text(encoding="utf-8"))
+    bars, own = manifest.get("acceptance", []), manifest["demo"].get("acceptance", [])
+    assert bool(bars) == (path.stem != "repository")
+    assert {bar["path"] for bar in own} <= {"evaluation.after.value_fraction"}
+    assert not bars or "acceptance" in manifest["demo"]
+    origins = {key for key in manifest["origins"] if key.startswith("acceptance.")}
+    assert origins == {f"acceptance.{bar['name']}" for bar in bars}
+    for run in (GPU, CPU):
+        plain = to_plain(run.report)[0]
+        judged = [apply_rule(plain, AcceptanceRule(**bar)) for bar in bars]
+        assert all(bar.reason for bar in judged if bar.verdict == "not measured")
+        assert run is CPU or "not measured" not in {bar.verdict for bar in judged}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ measured losses get a price: ``worth_usd`` is the most that a fix can save. The 
 disjoint, so together they cost at most the run.
 """
 
+import itertools
 import operator
 import re
 from collections.abc import Callable
@@ -98,14 +99,17 @@ def _inside_step(report: Report) -> tuple[str | None, list[str]]:
     return ("compute" if arithmetic else None), evidence
 
 
-def apply_rule(report: dict[str, object], rule: AcceptanceRule) -> AcceptanceVerdict:
+def apply_rule(report: dict[str, Any], rule: AcceptanceRule) -> AcceptanceVerdict:
     """Judge report.json by a bar; raise ConfigError if its path is missing or not comparable."""
     text = f"{rule.path} {rule.op} {rule.value}"
     value = look_up(report, rule.path)
     if value is MISSING:
         raise ConfigError(f"acceptance: report.json has no path {rule.path!r}; see its schema")
     if value is None:
-        return AcceptanceVerdict(rule=text, verdict="not measured", value=None)
+        # The reason stands at the path, or at a null above it.
+        above = (f"{rule.path}.".startswith(f"{place}.") for place in report["unavailable"])
+        why = next(itertools.compress(report["unavailable"].values(), above), None)
+        return AcceptanceVerdict(rule=text, verdict="not measured", value=None, reason=why)
     try:
         passed = OPERATORS[rule.op](value, rule.value)
     except TypeError as error:

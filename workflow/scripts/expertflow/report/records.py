@@ -24,8 +24,9 @@ Learned = Literal["yes", "no", "unclear"]
 
 
 class AcceptanceRule(Record, frozen=True, kw_only=True):
-    """A bar of the manifest, over a dotted path of report.json."""
+    """A bar of the manifest, over a dotted path of report.json; ``name`` is for its origin."""
 
+    name: str | None = None
     path: str
     op: Literal[">", ">=", "<", "<=", "=="]
     value: Any
@@ -153,6 +154,7 @@ class AcceptanceVerdict(Record, frozen=True, kw_only=True):
     rule: Annotated[str, doc("Path, operator and bar.")]
     verdict: Annotated[Literal["pass", "fail", "not measured"], doc("Outcome.")]
     value: Annotated[Any, doc("Value at the path.")]
+    reason: Annotated[str | None, doc("Why it was not measured.")] = None
 
 
 class KernelKind(Record, frozen=True, kw_only=True):
