@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from expertflow.core.errors import DataError, ExpertflowError
+from expertflow.data.records import SourceLock
 from expertflow.data.secrets import replace_emails
-from expertflow.data.sources.git import extract_commits
+from expertflow.data.settings import SourceSpec
+from expertflow.data.sources.git import GitRepository, extract_commits
 from expertflow.data.sources.git_options import GitOptions
 from expertflow.data.sources.git_store import resolve_commit
 
@@ -101,6 +103,15 @@ def test_a_record_says_what_the_commit_did(repository: Path) -> None:
     moved = {"path": "moved.txt", "renamed_from": "a.txt", "n_added": 0, "n_deleted": 0}
     assert records["Move"]["files"] == [moved]
     assert records["Move"]["changes"] == "a.txt => moved.txt | +0 -0\n"
+
+
+def test_commits_with_replaced_bytes_are_counted(repository: Path, tmp_path: Path) -> None:
+    spec = SourceSpec(name="s", kind="git", path=str(repository))
+    tip = git(repository, "rev-parse", "HEAD").strip()
+    lock = SourceLock(name="s", kind="git", n_shards=1, revision=tip, identity={}, files=())
+    (file,) = GitRepository(spec).fetch(lock, tmp_path).files
+    note = file.notes[-1]
+    assert note.startswith("1 of the commits") and "U+FFFD" in note
 
 
 def test_a_diff_is_what_git_shows(repository: Path) -> None:

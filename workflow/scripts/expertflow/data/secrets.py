@@ -1,11 +1,10 @@
 """Find credentials in a text, and replace e-mail addresses by pseudonyms.
 
-The patterns are those of detect-secrets: provider keys, private keys, passwords in URLs, JSON web
-tokens; ``_MORE`` adds a few kinds. Its detectors of words like "password" and of random-looking
-strings are left out: on real data nearly all their matches were examples, checksums and commit ids
-(of 820 commits 4 for random hex; of 3,324 JSON examples 14 for words, 15 and 18 for random
-strings). Not found: passwords without such a marker, keys split over several lines, encoded or
-compressed text, and kinds of keys in neither list. Secrets in example documents count as secrets.
+The patterns are those of detect-secrets and those of ``secret_patterns``. The former's detectors of
+words like "password" and of random-looking strings are left out: on real data nearly all their
+matches were examples, checksums and commit ids. A setting named like a credential counts if its
+value holds letters and digits and no word of a placeholder. Not found: passwords without such a
+name, keys split over several lines, encoded or compressed text, and kinds of keys in neither list.
 """
 
 import functools
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from expertflow.core.errors import DataError
+from expertflow.data.secret_patterns import ASSIGNED, KINDS, NAMES, PLACEHOLDER
 
 PLUGINS = (
     *("ArtifactoryDetector", "AWSKeyDetector", "AzureStorageKeyDetector", "BasicAuthDetector"),
@@ -24,13 +24,6 @@ PLUGINS = (
     *("SendGridDetector", "SlackDetector", "SoftlayerDetector", "SquareOAuthDetector"),
     *("StripeDetector", "TelegramBotTokenDetector", "TwilioKeyDetector"),
 )
-_MORE = {
-    "Private Key": re.compile(r"BEGIN ENCRYPTED PRIVATE KEY|PuTTY-User-Key-File-3"),
-    "GitHub Token": re.compile(r"github_pat_[0-9A-Za-z_]{82}"),
-    "GitLab Token": re.compile(r"glpat-[0-9A-Za-z_-]{27,300}\.[0-9a-z]{9}"),
-    "Google API Key": re.compile(r"AIza[0-9A-Za-z_-]{35}(?![0-9A-Za-z_-])"),
-    "Hugging Face Token": re.compile(r"hf_[A-Za-z]{34}(?![0-9A-Za-z])"),
-}
 # Some patterns take quadratic time in the line length. Longer lines are read in overlapping windows
 # to keep it linear; only a credential longer than the overlap may be missed.
 WINDOW_CHARS, OVERLAP_CHARS = 16_384, 4096
@@ -38,6 +31,10 @@ WINDOW_CHARS, OVERLAP_CHARS = 16_384, 4096
 # shortened to this, which exceeds the 20 characters that any pattern counts.
 _BLANKS = " " * 40
 _MANY_BLANKS = re.compile(_BLANKS + " +")
+# Most texts have no such run, and cost no further search.
+LEAST_RUN = 24
+_RUN = re.compile(rf"(?<![\w.~+=-])[\w.~+=-]{{{LEAST_RUN},}}")
+LEAST_RUNS = {"IBM Cloud IAM Key": 44, "IBM COS HMAC Credentials": 48, "SoftLayer Credentials": 64}
 # What a gate may omit: a pattern's start if it may be empty, "(?:x|)" or the start of a word or
 # line; and more, since searching for what follows is faster, or linear.
 _EMPTY_HEAD = r"\(\?:(?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*\|(?:\^|\(\?<=\^\))?\)(?![*+?{])"
@@ -46,6 +43,7 @@ _SLOW_HEADS = (
     r"(?:https?\:\/\/)[\w\-]+",
 )
 _HEAD = re.compile("|".join((_EMPTY_HEAD, *map(re.escape, _SLOW_HEADS))))
+_HAS_BOTH = re.compile(r"(?=.*[A-Za-z])(?=.*\d)")
 _LOCAL = "0-9A-Za-z_\u00c0-\u024f"
 _LOCAL_BACKWARDS = re.compile(rf"[{_LOCAL}.%+-]{{0,63}}[{_LOCAL}]")
 _LABEL = r"[0-9A-Za-z\u00c0-\u024f](?:[0-9A-Za-z\u00c0-\u024f-]{0,61}[0-9A-Za-z\u00c0-\u024f])?"
@@ -56,11 +54,15 @@ _KEY = b"expertflow e-mail"
 
 
 class Detector(NamedTuple):
-    """A kind of credential; any text with a line that holds one also matches one of ``gates``."""
+    """A kind of credential; a text with a line that holds one also passes one of ``gates``.
+
+    It also has ``least_run`` characters in a row that are no blank, quote, slash or bracket.
+    """
 
     kind: str
-    gates: tuple[re.Pattern[str], ...]
+    gates: tuple[Callable[[str], object], ...]
     find: Callable[[str], Iterable[str]]
+    least_run: int = 0
     is_placeholder: Callable[[str], bool] = lambda _: False
 
     def finds(self, line: str) -> bool:
@@ -76,8 +78,11 @@ def find_secrets(text: str) -> list[str]:
     for window in _windows(text):
         if _BLANKS in window:
             window = _MANY_BLANKS.sub(_BLANKS, window)
+        longest = max(map(len, _RUN.findall(window)), default=LEAST_RUN - 1)
         for detector in load_detectors():
-            if detector.kind in kinds or not any(gate.search(window) for gate in detector.gates):
+            if detector.kind in kinds or detector.least_run > longest:
+                continue
+            if not any(gate(window) for gate in detector.gates):
                 continue
             # Diff lines without their marker: some keys must start a line.
             lines = (s[1:] if s.startswith(("+", "-")) else s for s in window.split("\n"))
@@ -104,18 +109,39 @@ def load_detectors() -> tuple[Detector, ...]:
         raise DataError(
             "detect-secrets: it lacks a detector; install the pinned version"
         ) from error
-    found = [Detector(kind, (pattern,), pattern.findall) for kind, pattern in _MORE.items()]
+    found = [_own(kind, fixed, text) for kind, forms in KINDS.items() for fixed, text in forms]
+    found.append(Detector("Assigned Credential", (_names_one,), _assigned_values))
     for plugin in plugins:
         gates = tuple(_gate(pattern) for pattern in plugin.denylist)
         # Unlike analyze_line, analyze_string never asks a provider to verify a key.
-        detector = Detector(plugin.secret_type, gates, plugin.analyze_string)
+        kind = plugin.secret_type
+        detector = Detector(kind, gates, plugin.analyze_string, LEAST_RUNS.get(kind, 0))
         if type(plugin).__name__ == "BasicAuthDetector":
             detector = detector._replace(is_placeholder=is_placeholder)
         found.append(detector)
     return tuple(found)
 
 
-def _gate(pattern: re.Pattern[str]) -> re.Pattern[str]:
+def _own(kind: str, fixed: str, text: str) -> Detector:
+    pattern = re.compile(text)
+    least_run = 0 if kind == "Private Key" else LEAST_RUN
+    gates = (lambda text: fixed in text and pattern.search(text),)
+    return Detector(kind, gates, pattern.findall, least_run)
+
+
+def _names_one(text: str) -> bool:
+    low = text.lower()
+    return any(name in low for name in NAMES)
+
+
+def _assigned_values(line: str) -> list[str]:
+    if not _names_one(line):
+        return []
+    values = (found["quoted"] or found["bare"] for found in ASSIGNED.finditer(line))
+    return [v for v in values if _HAS_BOTH.match(v) and not PLACEHOLDER.search(v)]
+
+
+def _gate(pattern: re.Pattern[str]) -> Callable[[str], object]:
     """Return a faster pattern found in every text with a line that ``pattern`` matches.
 
     Without a pattern's start, the search can use the rarer letters that follow.
@@ -123,7 +149,7 @@ def _gate(pattern: re.Pattern[str]) -> re.Pattern[str]:
     text = pattern.pattern
     while head := _HEAD.match(text):
         text = text[head.end() :]
-    return re.compile(text, pattern.flags | re.MULTILINE)
+    return re.compile(text, pattern.flags | re.MULTILINE).search
 
 
 def _windows(text: str) -> Iterator[str]:

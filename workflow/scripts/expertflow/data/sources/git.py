@@ -57,12 +57,19 @@ class GitRepository(DataSource):
         if git_store.resolve_commit(path, ref=self.options.ref) != lock.revision:
             raise DataError(f"{path}: moved on since the workflow started; run again to follow")
         skipped: Counter[str] = Counter()
+        n_replaced = 0
         with replacing(output) as partial, partial.open("w", encoding="utf-8") as stream:
             for commit in extract_commits(path, self.options, skipped):
+                n_replaced += commit["bytes_replaced"]
                 stream.write(json.dumps(commit, ensure_ascii=False) + "\n")
         counts = ", ".join(f"{n} by {reason}" for reason, n in sorted(skipped.items()))
-        notes = (f"commits left out: {counts}",) if counts else ()
-        return Fetched((replace(describe_file(output), notes=notes),))
+        notes = [f"commits left out: {counts}"] if counts else []
+        if n_replaced:
+            notes.append(
+                f"{n_replaced:,} of the commits: bytes of neither their own encoding nor UTF-8"
+                " became U+FFFD"
+            )
+        return Fetched((replace(describe_file(output), notes=tuple(notes)),))
 
 
 def extract_commits(
