@@ -32,7 +32,8 @@ def spec(folder: Path, prices: Any = None, **config: Any) -> PlanSpec:
 def test_a_spec_holds_the_rows_of_the_named_cards_and_their_prices(tmp_path: Path) -> None:
     shipped = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
     made = spec(tmp_path, hardware="H100 SXM", compare=shipped["compare"])
-    assert (len(made.compare), made.prices) == (6, {})
+    assert (len(made.compare), made.prices) == (7, {})
+    assert ("A100 40GB", 4) in {(choice.name, choice.n_gpus) for choice in made.compare}
     prices = {"H100 SXM": {**PRICE, "provider": "x", "billing_minutes": 1}, "B200": PRICE}
     made = spec(tmp_path, prices, hardware="H100 SXM", compare=COMPARE)
     assert [row["name"] for row in made.gpu_table] == ["L40S", "H100 SXM"]

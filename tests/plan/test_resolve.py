@@ -5,17 +5,30 @@ from msgspec.structs import replace
 from plan_fixtures import PACKING, QWEN_06B, SPLIT, card, plan, reasons_of, seq
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.settings import name_of
+from expertflow.plan.settings import Training
 
 
 def test_tiers_decide_where_memory_cannot_be_predicted() -> None:
     unknown = replace(QWEN_06B, model_type="starcoder2")
-    for name, rows in (("RTX 2060", 4), ("RTX 4090", 16), ("H100 SXM", 16)):
+    for name, rows in (("RTX 2060", 4), ("RTX 4090", 8), ("H100 SXM", 8)):
         made = plan(card(name), facts=unknown)
         assert made.gradient_checkpointing and made.batch_size == rows
         told = plan(card(name), facts=unknown, gradient_checkpointing=False)
         assert not told.gradient_checkpointing
         assert made.predicted_peak_bytes is None
         assert "starcoder2" in made.predicted_peak_reason
+
+
+def test_pasted_thresholds_give_the_rows_that_they_gave_there() -> None:
+    """B's tiers: 7.0, 4.0 and 2.0 GB for 8, 4 and fewer rows; its card of 6 GB got 4."""
+    unknown = replace(QWEN_06B, model_type="starcoder2")
+    names = (Training.gpu_memory_threshold_large_gb, Training.gpu_memory_threshold_medium_gb,
+             Training.gpu_memory_threshold_small_gb)  # fmt: skip
+    pasted = dict(zip(map(name_of, names), (7.0, 4.0, 2.0), strict=True))
+    for size_gb, rows in ((7, 8), (6, 4), (4, 4), (2, 2), (1, 1)):
+        small = replace(card("RTX 2060"), memory_total_bytes=size_gb * 10**9)
+        assert plan(small, facts=unknown, **pasted).batch_size == rows
 
 
 def test_a_budget_that_cannot_be_checked_is_refused() -> None:

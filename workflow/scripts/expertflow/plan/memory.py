@@ -272,9 +272,9 @@ def _micro_batch_by_tier(draft: PlanDraft) -> tuple[int, bool]:
     spec = draft.spec
     size_gb = (draft.memory_total_bytes or 0) / 1e9
     tiers = {
-        16: spec.gpu_memory_threshold_large_gb,
-        8: spec.gpu_memory_threshold_medium_gb,
-        4: spec.gpu_memory_threshold_small_gb,
+        8: spec.gpu_memory_threshold_large_gb,
+        4: spec.gpu_memory_threshold_medium_gb,
+        2: spec.gpu_memory_threshold_small_gb,
     }
     micro = next((rows for rows, least_gb in tiers.items() if size_gb >= least_gb), 1)
     reason = f"memory cannot be predicted for this model or card; tier of a {size_gb:.0f} GB card"

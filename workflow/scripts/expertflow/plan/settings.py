@@ -258,14 +258,14 @@ class Training(Record, frozen=True, kw_only=True):
         bool, Setting("Keep every step in steps.jsonl, not one line per logging interval.", LOG)
     ] = True
     gpu_memory_threshold_small_gb: Annotated[
+        float, Setting("GB for micro-batch 2, where nothing is predicted.", SPEED, by_hand=False)
+    ] = 3.0
+    gpu_memory_threshold_medium_gb: Annotated[
         float, Setting("GB for micro-batch 4, where nothing is predicted.", SPEED, by_hand=False)
     ] = 5.5
-    gpu_memory_threshold_medium_gb: Annotated[
+    gpu_memory_threshold_large_gb: Annotated[
         float, Setting("GB for micro-batch 8, where nothing is predicted.", SPEED, by_hand=False)
     ] = 11.0
-    gpu_memory_threshold_large_gb: Annotated[
-        float, Setting("GB for micro-batch 16, where nothing is predicted.", SPEED, by_hand=False)
-    ] = 22.0
     max_usd: Annotated[
         float | None, Setting("Budget; a plan above it is refused.", NOTHING, gt=0, by_hand=False)
     ] = None
