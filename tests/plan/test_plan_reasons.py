@@ -57,10 +57,13 @@ def test_a_row_length_is_told_beside_its_neighbors() -> None:
 
 def test_a_step_is_told_in_documents_and_against_all_of_the_data() -> None:
     for n_rows, n_documents, words in (
-        (4_883, 20_000, "about 33 documents a step; the batch of a recipe for unpacked data"),
+        (4_883, 20_000, "about 33 documents a step; a recipe for unpacked data has 8 a step, so"
+         " 2,500 steps, here 611 at the same learning_rate 0.001; batch_size 2 with"
+         " gradient_accumulation_steps 1 keeps about 8 a step and 2,442 steps"),
+        (488, 20_000, "here 61 at the same learning_rate 0.001; packing none keeps its examples"),
         (4_883, 4_883, "about 8 documents a step"),
         (2, 9, "; the data are 2 rows, so every step sees all of them"),
-    ):
+    ):  # fmt: skip
         train = replace(PACKING.train, n_sequences=n_rows, n_documents=n_documents)
         made = plan(card("H100 SXM"), replace(PACKING, train=train), gradient_accumulation_steps=1)
         assert words in because_of(made)["global_batch_sequences"]

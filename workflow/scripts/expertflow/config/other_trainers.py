@@ -326,8 +326,10 @@ def _explain_rows(manifest: Settings) -> Iterator[str]:
         return
     step = f"A step has {rows * times}"
     if training.setdefault(packing, "none") == "none":
-        yield f"{step} examples a card, as before: {packing} is none. {packing}:"
-        yield "bfd is faster, but a row holds several examples: the plan says how many. Divide"
-        yield "accumulation or batch by that, or take fewer epochs at the same rate."
+        rate = name_of(TrainingSection.learning_rate)
+        yield f"{step} examples a card, as before: {packing} is none, so that epochs, steps and"
+        yield f"{rate} mean what they did. With {packing} bfd, which is faster, a row holds several"
+        yield "examples: show_plan.py then shows examples a step and steps, before and now, and the"
+        yield f"batch that keeps {rows * times} examples a step."
     else:
         yield f"{step} packed rows a card, as before; a row holds several examples."

@@ -21,7 +21,7 @@ from expertflow.plan.flops import CONVENTION, flops_doubts
 from expertflow.plan.memory import choose_batch, peak_bytes, peak_reason, predict_memory
 from expertflow.plan.options import compare_options
 from expertflow.plan.records import Calibration, CostPlan, PlanSpec, TrainPlan
-from expertflow.plan.settings import Training
+from expertflow.plan.settings import Training, TrainingSection
 from expertflow.plan.tuned import Tuning
 from expertflow.tokens.records import PackingRecord
 
@@ -215,7 +215,7 @@ def _note_rest(draft: PlanDraft, spec: PlanSpec, plan: TrainPlan) -> None:
     length = plan.sequence_length_tokens
     draft.note(TrainPlan.sequence_length_tokens, length, _length_reason(draft.packing))
     rows = plan.global_batch_sequences
-    draft.note(TrainPlan.global_batch_sequences, rows, _batch_reason(draft.packing, rows))
+    draft.note(TrainPlan.global_batch_sequences, rows, _batch_reason(draft.packing, plan))
     draft.note(Training.save_steps, plan.save_steps, _save_reason(spec, plan))
     left = {
         Training.n_threads: "decided on the machine that trains, which a plan does not look at:"
@@ -228,16 +228,36 @@ def _note_rest(draft: PlanDraft, spec: PlanSpec, plan: TrainPlan) -> None:
         draft.note(setting, value or "auto", spec.cite_setting(setting) if asked else because)
 
 
-def _batch_reason(packing: PackingRecord, n_rows: int) -> str:
-    """Return what a step holds, in documents."""
-    train = packing.train
-    n_seen = min(n_rows, train.n_sequences)
-    because = f"about {n_seen * train.n_documents / train.n_sequences:,.0f} documents a step"
+def _batch_reason(packing: PackingRecord, plan: TrainPlan) -> str:
+    """Return what a step holds, in documents, and what it held where rows were documents."""
+    train, n_rows = packing.train, plan.global_batch_sequences
+    per_row = train.n_documents / train.n_sequences
+    because = f"about {min(n_rows, train.n_sequences) * per_row:,.0f} documents a step"
     if train.n_documents > train.n_sequences:
-        because += "; the batch of a recipe for unpacked data counts these"
+        because += f"; {_translate_recipe(train.n_documents, per_row, plan)}"
     if train.n_sequences < n_rows:
         because += f"; the data are {train.n_sequences:,} rows, so every step sees all of them"
     return because
+
+
+def _translate_recipe(n_documents: int, per_row: float, plan: TrainPlan) -> str:
+    """Return the steps of this batch where a row was one example, and the batch that keeps them."""
+    n_rows, cards = plan.global_batch_sequences, plan.world_size
+    n_before = math.ceil(n_documents / n_rows * plan.n_epochs)
+    per_card = max(1, round(n_rows / cards / per_row))
+    micro = max(n for n in range(1, plan.batch_size + 1) if per_card % n == 0)
+    n_kept = per_card * cards * per_row
+    told = (
+        f"a recipe for unpacked data has {n_rows:,} a step, so {n_before:,} steps, here"
+        f" {plan.n_steps:,} at the same {name_of(Training.learning_rate)} {plan.learning_rate:g}"
+    )
+    if n_kept > 2 * n_rows:
+        return f"{told}; {name_of(TrainingSection.packing)} none keeps its examples a step"
+    return (
+        f"{told}; {name_of(Training.batch_size)} {micro} with"
+        f" {name_of(Training.gradient_accumulation_steps)} {per_card // micro} keeps about"
+        f" {n_kept:,.0f} a step and {math.ceil(n_documents / n_kept * plan.n_epochs):,} steps"
+    )
 
 
 def _length_reason(packing: PackingRecord) -> str:
