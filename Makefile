@@ -33,8 +33,11 @@ MUTANTS ?= 300
 WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Machines without an NVIDIA driver take the CPU build of the same torch where they can reach it.
-TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
-TORCH_INDEX := $(if $(shell command -v nvidia-smi),,--extra-index-url $(TORCH_CPU_INDEX))
+TORCH_CPU := https://download.pytorch.org/whl/cpu
+REACHES := $(PYTHON) -c 'from urllib.request import urlopen as o; o("$(TORCH_CPU)/torch/", timeout=5)'
+TORCH_INDEX = $$(command -v nvidia-smi >/dev/null || ! $(REACHES) 2>/dev/null || echo --extra-index-url $(TORCH_CPU))
+# uv does in seconds what takes pip a minute. It does not read pip's settings, so pip takes torch.
+PIP := $(if $(shell command -v uv),uv pip install -q --python $(BIN)/python,$(BIN)/pip install -q)
 LOGGER := $(wildcard workflow/logger/pyproject.toml workflow/logger/*/*.py)
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
@@ -99,8 +102,8 @@ $(VENV)/.installed: envs/requirements.lock
 	  || { echo "error: $(PYTHON) is older than 3.11; use PYTHON=python3.11"; exit 1; }
 	@echo "installing some 90 packages into $(VENV), once: minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --no-deps --retries 1 $(TORCH_INDEX) $(TORCH)
-	$(BIN)/pip install -q -r envs/requirements.lock
+	$(BIN)/pip install -q --no-deps $(TORCH_INDEX) $(TORCH)
+	$(PIP) -r envs/requirements.lock
 	touch $@
 
 # Built by the setuptools of the lock: no network. A build folder of before would be packed again.
@@ -115,21 +118,21 @@ EXTRAS := bitsandbytes slurm s3 node graph lm-eval triton
 bitsandbytes slurm s3 node graph lm-eval triton: %: $(VENV)/.%
 
 $(EXTRAS:%=$(VENV)/.%): $(VENV)/.%: $(VENV)/.logger envs/requirements-%.lock
-	$(BIN)/pip install -q -r envs/requirements-$*.lock
+	$(PIP) -r envs/requirements-$*.lock
 	touch $@
 
 # What tests need that need no extra, what measures them, and what the others and linters need. The
 # harness of lm-eval brings thirty packages, and its tests do without.
 $(VENV)/.test: $(VENV)/.logger envs/requirements-test.lock
-	$(BIN)/pip install -q -r envs/requirements-test.lock
+	$(PIP) -r envs/requirements-test.lock
 	touch $@
 
 $(VENV)/.coverage: $(VENV)/.test envs/requirements-coverage.lock
-	$(BIN)/pip install -q -r envs/requirements-coverage.lock
+	$(PIP) -r envs/requirements-coverage.lock
 	touch $@
 
 $(VENV)/.dev: $(patsubst %,$(VENV)/.%,test $(filter-out lm-eval,$(EXTRAS))) envs/requirements-dev.lock
-	$(BIN)/pip install -q -r envs/requirements-dev.lock
+	$(PIP) -r envs/requirements-dev.lock
 	touch $@
 
 verify: install
