@@ -101,9 +101,9 @@ $(VENV)/.installed: envs/requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "error: $(PYTHON) is older than 3.11; use PYTHON=python3.11"; exit 1; }
 	@echo "installing some 90 packages into $(VENV), once: minutes"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --no-deps $(TORCH_INDEX) $(TORCH)
-	$(PIP) -r envs/requirements.lock
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -q --no-deps $(TORCH_INDEX) $(TORCH)
+	@$(PIP) -r envs/requirements.lock
 	touch $@
 
 # Built by the setuptools of the lock: no network. A build folder of before would be packed again.

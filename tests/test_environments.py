@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import shutil
+import subprocess
 import sysconfig
 import tomllib
 from importlib.metadata import distribution, distributions
@@ -67,6 +69,18 @@ def test_the_logger_plugin_is_installed_as_it_stands_here() -> None:
     install = r"pip install .*--no-deps --no-build-isolation .*\./workflow/logger"
     for recipe in ("Makefile", "envs/Containerfile"):
         assert re.search(install, (ROOT / recipe).read_text()), recipe
+
+
+@pytest.mark.parametrize("has_uv", [True, False])
+def test_uv_installs_where_it_is(tmp_path: Path, has_uv: bool) -> None:
+    for name in ("make", "python3", *(["uv"] if has_uv else [])):
+        (tmp_path / name).symlink_to(shutil.which(name) or "/bin/true")
+    command = ["make", "-Bn", "SHELL=/bin/sh", "install"]
+    done = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True)
+    installer = (
+        "uv pip install -q --python .venv/bin/python" if has_uv else ".venv/bin/pip install -q"
+    )
+    assert f"{installer} -r envs/requirements.lock" in done.stdout.decode()
 
 
 def test_the_default_profile_needs_no_logger_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
