@@ -1,6 +1,7 @@
 """Translate the settings of other trainers into a manifest, and explain what is left out."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -18,19 +19,24 @@ from expertflow.plan.settings import LoraSpec, Tracker, TrainingSection
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # Sections that only group keys, in files that have them.
 GROUPS = ("model.lora", "model", "training", "config", "epoch_calculation", "hardware_monitoring",
-          "logging", "model_saving", "peft_config", "quant_config")  # fmt: skip
+          "logging", "model_saving", "optimization", "quantization", "peft_config",
+          "quant_config")  # fmt: skip
 # Read by the handlers below, not by the table.
 DATASETS = ("datasets", "dataset", "dataset_mixture", "dataset_name", "train_dataset",
             "dataset_config", "dataset_train_split", "dataset_test_split", "data_path",
-            "dataset_path", "field_mapping")  # fmt: skip
+            "dataset_path", "train_path", "sequences_file", "field_mapping")  # fmt: skip
+NAMES = ("dataset_name", "data_path", "dataset_path", "train_path")
 METHODS = ("adapter", "finetuning_type", "use_peft", "use_lora", "load_in_4bit", "use_4bit",
-           "quantization_bit", "adapter_type", "method", "peft_config.name", "quant_config.name",
-           "type", "name")  # fmt: skip
+           "quantization_bit", "adapter_type", "method", "lora_enabled", "peft_config.name",
+           "quant_config.name", "type", "name")  # fmt: skip
+FOUR_BITS = ("load_in_4bit", "use_4bit", "quantization_bit")
 # Of a manifest, besides the settings of the training.
 SAME_NAME = {
     "model": "model", "model_revision": "model_revision", "chat_template": "data.chat_template",
 }  # fmt: skip
 TRAINING, LORA = "training", f"training.{name_of(TrainingSection.lora)}"
+# A command with its flags, in place of a file of settings.
+FLAG_FILES = ("", ".sh", ".txt", ".args")
 ALPACA = {"prompt": "{instruction}\n{input}", "completion": "{output}"}
 COMMENT = "a comment"
 _DRIVE = re.compile(r"([A-Za-z]):[\\/](.*)")
@@ -54,7 +60,7 @@ def read_table() -> Settings:
 
 def translate(path: Path) -> Translation:
     """Translate a file; ConfigError if it trains what is not trained here, or is no settings."""
-    settings = read_yaml(path)
+    settings = read_flags(path) if path.suffix in FLAG_FILES else read_yaml(path)
     if not isinstance(settings, dict):
         raise ConfigError(f"{path}: holds no settings; name a trainer's YAML or JSON file")
     found = _flatten(settings)
@@ -79,6 +85,26 @@ def translate(path: Path) -> Translation:
     manifest["evaluation"] = {"task": HELD_OUT_LOSS}
     result.notes.extend(_explain_rows(manifest))
     return result
+
+
+def read_flags(path: Path) -> Settings:
+    """Read the flags of a command line, ``--key value`` or ``key=value``; other words are left."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as a command line ({error})") from error
+    found: Settings = {}
+    waiting: str | None = None
+    for word in words:
+        name, has_value, value = word.removeprefix("--").partition("=")
+        key = name.replace("-", "_")
+        if word.startswith("--") or has_value:
+            found[key] = yaml.safe_load(value) if has_value else True
+            waiting = None if has_value else key
+        elif waiting is not None:
+            found[waiting], waiting = yaml.safe_load(word), None
+    return found
 
 
 def write_manifest(result: Translation) -> str:
@@ -117,6 +143,11 @@ def _flatten(settings: Settings) -> Settings:
             **settings.get("training", {}).get("config", {}),
             "dataset": settings.get("training", {}).get("dataset"),
         }
+    section = settings.get("model")
+    if isinstance(section, dict) and "name" in section:
+        model = section.get("pretrained_model") or section["name"]
+        rest = {k: v for k, v in section.items() if k not in ("name", "pretrained_model")}
+        settings = {**settings, "model": {"model_path": model, **rest}}
     flat: Settings = {}
 
     def visit(value: Settings, prefix: str) -> None:
@@ -132,8 +163,6 @@ def _flatten(settings: Settings) -> Settings:
     visit(settings, "")
     for group in GROUPS:
         flat = {key.removeprefix(f"{group}."): value for key, value in flat.items()}
-    if "name" in flat and "model" not in flat and "tokenizer_name" in flat:
-        flat["model"] = flat.pop("name")
     return flat
 
 
@@ -260,9 +289,11 @@ def _names_of(target: str) -> list[str]:
 def _method(found: Settings) -> str:
     """Return what is trained: all weights, or an adapter on a base that may be of 4 bits."""
     kind = found.get("adapter") or found.get("finetuning_type") or found.get("adapter_type")
-    four = any(found.get(key) in (True, 4) for key in METHODS)
-    has_adapter = any(found.get(key) is True for key in ("use_peft", "use_lora"))
+    four = any(found.get(key) in (True, 4) for key in FOUR_BITS)
+    has_adapter = any(found.get(key) is True for key in ("use_peft", "use_lora", "lora_enabled"))
     has_adapter |= kind in ("lora", "qlora", "dora") or found.get("name") == "lora"
+    # A rank without another word is an adapter's.
+    has_adapter |= bool(found.get("lora_rank")) and not {"adapter", "use_peft"} & found.keys()
     if kind == "qlora" or (has_adapter and four):
         return "qlora"
     return "lora" if has_adapter else "full"
@@ -272,7 +303,7 @@ def _sources(found: Settings, result: Translation) -> Iterator[Settings]:
     """Yield sources for the data sets that a file names; notes say what the user should check."""
     given = found.get("datasets") or found.get("dataset_mixture") or found.get("dataset")
     given = given.get("datasets", [given]) if isinstance(given, dict) else given
-    name = found.get("dataset_name") or found.get("data_path") or found.get("dataset_path")
+    name = next((found[key] for key in NAMES if found.get(key)), None)
     if given is None and name is not None:
         config, split = found.get("dataset_config"), found.get("dataset_train_split")
         given = [{"id": str(name), "config": config, "split": split}]
