@@ -52,7 +52,7 @@ def test_a_spec_holds_the_rows_of_the_named_cards_and_their_prices(tmp_path: Pat
 @pytest.mark.parametrize(
     ("prices", "problem"),
     [
-        ({"H100 SXM": {"usd_per_hour": 2.5}}, "lacks 'as_of'"),
+        ({"H100 SXM": {"usd_per_hour": 2.5}}, "as_of' is missing"),
         ({"H100 SXM": {**PRICE, "usd_per_hour": -1}}, "at least 0"),
         ({"H100 SXM": {**PRICE, "billing_minute": 1}}, "did you mean 'billing_minutes'"),
         ({"H100 SMX": PRICE}, r"prices names 'H100 SMX': .*did you mean 'H100 SXM'"),

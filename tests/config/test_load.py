@@ -91,7 +91,7 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ({"training": {"bf16": True, "fp16": True}}, "training.bf16 and fp16 are both true"),
         ({"data": {"eval_fraction": 0}}, "'data.eval_fraction' is 0: it must be above 0"),
         ({"sources": []}, "'sources' is .*it needs at least 1 item"),
-        ({"sources": [{"name": "s", "kind": "hub", "text": "{a}"}]}, "lacks 'id'; add it"),
+        ({"sources": [{"name": "s", "kind": "hub", "text": "{a}"}]}, "id' is missing; add it"),
         ({"sources": [{"name": "s", "kind": "local", "path": "x"}]}, "with prompt and completion"),
         ({"sources": base()["sources"] * 2}, "two sources are named 's'"),
         ({"training": {"warmup_steps_min": 9, "warmup_steps_max": 3}}, "above warmup_steps_max 3"),

@@ -73,7 +73,7 @@ def test_a_wrong_statement_is_refused(tmp_path: Path) -> None:
         ("training.learning_rat", {"from": "own"}, "did you mean 'training.learning_rate'"),
         ("export.dtype", {"from": "own"}, "'export.dtype', which is not set here"),
         ("training.seed", {"from": "nobody"}, "'nobody': it must be one of"),
-        ("training.seed", {"why": "x"}, "lacks 'from'"),
+        ("training.seed", {"why": "x"}, "from' is missing"),
     ):
         with pytest.raises(ConfigError, match=said):
             loaded(tmp_path, {**MANIFEST, "origins": {name: origin}})

@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 from jsonschema.exceptions import ValidationError
@@ -104,13 +104,22 @@ def describe(error: ValidationError) -> str:
         [unknown] = _stranger(error)
         key = ".".join(filter(None, [path, unknown]))
         return f"unknown key {key!r}; {DROPPED.get(key) or _hint(unknown, known)}"
-    if isinstance(error.instance, dict) and error.validator in ("oneOf", "required"):
-        # Which keys it has is the point, and a cut of all it holds would hide them.
+    if error.validator == "required":
+        required, instance = (
+            cast("list[str]", error.validator_value),
+            cast(JsonSchema, error.instance),
+        )
+        missing = next(key for key in required if key not in instance)
+        key = ".".join(filter(None, [path, missing]))
+        text = schema.get("properties", {}).get(missing, {}).get("description", "")
+        return f"key {key!r} is missing; add it" + (f" ({text})" if text else "")
+    if isinstance(error.instance, dict) and error.validator == "oneOf":
+        # Which keys it has is the point; the whole of it, cut short, would hide them.
         value = f"has {', '.join(map(str, error.instance)) or 'nothing'}"
     else:
         value = repr(error.instance)
         value = f"is {value if len(value) <= 60 else value[:57] + '...'}"
-    return f"key {path or '(top)'!r} {value}: {_problem(error)}"
+    return f"key {path!r} {value}: {_problem(error)}" if path else f"{value}: {_problem(error)}"
 
 
 def with_defaults(value: Any, schema: JsonSchema, root: JsonSchema | None = None) -> Any:
@@ -160,10 +169,6 @@ def _problem(error: ValidationError) -> str:
     return f"{problem} ({purpose})" if purpose else problem
 
 
-def _missing(rule: Any, instance: Any) -> str:
-    return f"it lacks {', '.join(repr(key) for key in rule if key not in instance)}; add it"
-
-
 def _alternatives(branches: Any, _: Any) -> str:
     parts = []
     for branch in branches:
@@ -186,6 +191,5 @@ PROBLEMS: dict[str, Callable[[Any, Any], str]] = {
     "exclusiveMaximum": lambda rule, _: f"it must be below {rule}",
     "minItems": lambda rule, _: f"it needs at least {rule} item",
     "pattern": lambda rule, _: f"it must match {rule}",
-    "required": _missing,
     "oneOf": _alternatives,
 }
