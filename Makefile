@@ -1,6 +1,9 @@
 # make help         this list
 # make demo         install, then make EXPERT (expert-sql) from generated data: no GPU, minutes
 # make install      install into .venv, and no more; then: source .venv/bin/activate
+# make run          make EXPERT: make run EXPERT=mine
+# make plan         what that would run, with hours and dollars
+# make compare      two reports side by side: make compare A=mine B=other, or B=elsewhere/results/mine
 # make demos        all eight experts and the page that compares them
 # make test         install, then the tests of a change, by WORKERS (2) at once: minutes
 # make coverage     the same, and which branches of each package they reach
@@ -41,13 +44,30 @@ PIP := $(if $(shell command -v uv),uv pip install -q --python $(BIN)/python,$(BI
 LOGGER := $(wildcard workflow/logger/pyproject.toml workflow/logger/*/*.py)
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
-.PHONY: help demo demos check-demos test coverage test-long test-all slurm-test lint install bitsandbytes slurm s3 node graph lm-eval triton verify repair prune soak soak-chain mutants clean
+.PHONY: help demo run plan compare demos check-demos test coverage test-long test-all slurm-test lint install bitsandbytes slurm s3 node graph lm-eval triton verify repair prune soak soak-chain mutants clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
 
 demo: install
 	$(BIN)/snakemake --cores 8 results/$(EXPERT)/report.json
+
+run: install
+	$(BIN)/snakemake --cores all 'results/$(EXPERT)/report.json'
+
+plan: install
+	$(BIN)/snakemake -n 'results/$(EXPERT)/report.json'
+
+# An expert of this folder, or the folder of a report elsewhere.
+report = '$(if $(findstring /,$(1)),$(1),results/$(1))/report.json'
+
+compare: install
+	@$(if $(and $(A),$(B)),,echo "error: which two? make compare A=mine B=other"; exit 1)
+	@$(BIN)/python workflow/scripts/show_report.py $(call report,$(A)) $(call report,$(B))
+	@$(BIN)/python workflow/scripts/compare_experts.py --spec '{}' --output results/compare.json \
+	  --html results/compare.html --files results/compare.html \
+	  --reports $(call report,$(A)) $(call report,$(B))
+	@echo "side by side           results/compare.html"
 
 demos: install
 	$(BIN)/snakemake --cores 8

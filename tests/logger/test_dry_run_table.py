@@ -1,4 +1,4 @@
-"""The plugin on its own: which events it heeds, what it prints, and when it keeps silent."""
+"""The table of a dry run: which events it heeds, what it prints, and when it keeps silent."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
 
-from snakemake_logger_plugin_expertflow import LogHandler
+from snakemake_logger_plugin_expertflow import LogHandler, LogHandlerSettings
 
 PRICED = "0.42 to 0.94 hours; 1.0 to 2.3 dollars; 1 x H100 SXM; plan; $2.49/h of 2026-11-01"
 UNPRICED = "2 to 4.1 hours; unknown dollars; 1 x L40S; estimate from bytes; no price"
@@ -33,7 +33,8 @@ def handler(**settings: Any) -> LogHandler:
     common = MockOutputSettings()
     for name, value in {"dryrun": True, "stdout": True, **settings}.items():
         setattr(common, name, value)
-    return LogHandler(common_settings=common, settings=None)
+    # The table alone: jobs are told by Snakemake here.
+    return LogHandler(common_settings=common, settings=LogHandlerSettings(snakemake=True))
 
 
 def event(

@@ -51,9 +51,10 @@ def configure(space: Workspace, **ablation: Any) -> None:
 
 def jobs(space: Workspace, *arguments: str) -> set[str]:
     out = space.run("-n", *(arguments or [RECORD]))
-    variants = set(re.findall(r"wildcards: expert=tiny, variant=(\S+)", out))
-    rules = set(re.findall(r"^(?:local)?rule (\w+):", out, re.MULTILINE))
-    return variants | (rules - {"ablate_variant"})
+    variants = set(re.findall(r"^would run  ablate_variant +tiny +(\S+)", out, re.MULTILINE))
+    return variants | (
+        set(re.findall(r"^would run  (\w+)", out, re.MULTILINE)) - {"ablate_variant"}
+    )
 
 
 def test_each_edit_reruns_what_it_should(space: Workspace) -> None:

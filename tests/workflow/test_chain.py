@@ -85,7 +85,7 @@ def test_the_default_target_makes_every_expert(clone: Workspace) -> None:
 @pytest.mark.chain
 def test_the_full_preset_is_planned_without_a_network(clone: Workspace) -> None:
     said = clone.run("-n", "--config", "preset=full", HF_HUB_CACHE=str(clone.root / "no-cache"))
-    rules = Counter(re.findall(r"^rule (\w+):", said, re.MULTILINE))
+    rules = Counter(re.findall(r"^would run  (\w+)", said, re.MULTILINE))
     assert rules["build_report"] == rules["fetch_source"] == 8
     # A token job takes up to 16 document shards.
     assert (rules["prepare_shard"], rules["pretokenize_shard"]) == (68, 10)

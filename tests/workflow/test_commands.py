@@ -83,7 +83,8 @@ CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 EXTRAS = ("bitsandbytes", "slurm", "s3", "node", "graph", "lm-eval", "triton")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 MADE_HERE = {
-    "demo", "demos", "help", "install", "verify", "repair", "prune", "soak", "soak-chain", "clean",
+    "demo", "demos", "help", "install", "run", "plan", "compare", "verify", "repair", "prune",
+    "soak", "soak-chain", "clean",
 }  # fmt: skip
 # .ci/run makes the parts of test-all, and coverage, which runs what test runs; mutants take hours.
 BY_HAND = {"mutants", "test", "test-all"}
@@ -315,6 +316,9 @@ def test_targets_are_made(clone: Path) -> None:
     assert not orphan.exists()
     assert "Nothing to be done" in run(clone, "make demo")
     run(clone, "make demos")
+    assert "train_expert" not in run(clone, "make plan EXPERT=small")
+    assert "Nothing to be done" in run(clone, "make run EXPERT=small")
+    assert "results/compare.html" in run(clone, "make compare A=small B=./results/expert-sql")
     assert (clone / "results" / "index.html").is_file()
     run(clone, "make clean")
     assert not [name for name in ("results", "state", ".snakemake") if (clone / name).exists()]

@@ -69,7 +69,7 @@ def test_snakemake_understands_every_key(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", PROFILES, ids=NAMES)
 def test_a_profile_says_what_holds_for_every_run_and_names_rules_that_exist(folder: Path) -> None:
     default, value = read(ROOT / "profiles" / "default"), read(folder)
-    own = {"resources", "nolock"} if folder.name in NOT_RUN else {"resources"}
+    own = {"resources", "cores"} | ({"nolock"} if folder.name in NOT_RUN else set())
     common = default.keys() - own  # what runs workflow/remote.smk has no lock of the Snakefile
     assert {key: value.get(key) for key in common} == {key: default[key] for key in common}
     assert any(str(limit).startswith("gpu=") for limit in value["resources"])

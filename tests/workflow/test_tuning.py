@@ -36,7 +36,7 @@ def test_a_manifest_that_names_it_makes_it_before_the_plan(space: Workspace) -> 
     space.write_manifest("tiny", manifest(tuned=FILE))
     calibrated = (REPORT, "--config", "calibrate=true")
     assert set(space.jobs(*calibrated)) == {"tune_expert", "calibrate_expert"} | AFTER
-    said = space.run("-n", *calibrated)
+    said = space.run("-n", *calibrated, "--logger-expertflow-snakemake")
     assert said.count(f"--tuning {FILE}") == 2, "the plan and its calibration"
     # By itself it reads no plan.
     (space.root / PLAN).unlink()

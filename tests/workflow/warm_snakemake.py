@@ -5,6 +5,7 @@ its own folder. For each line ``[folder, arguments, environment]`` on stdin one 
 ``[code, stdout, stderr]`` comes out.
 """
 
+import atexit
 import json
 import os
 import signal
@@ -43,6 +44,7 @@ def run_here(folder: str, arguments: list[str], environment: dict[str, str]) -> 
         code = end.code
     if isinstance(code, str):
         print(code, file=sys.stderr)
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     return code if isinstance(code, int) else int(code is not None)

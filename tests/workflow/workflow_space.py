@@ -23,6 +23,8 @@ from expertflow.data.layout import CHATML
 CODE = ("workflow", "profiles", "envs", "config")
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 REPORT = "results/tiny/report.json"
+# A job of a dry run: in our words, or in Snakemake's where a profile has no logger.
+RULE = re.compile(r"^(?:would run  |rule |localrule )(\w+)", re.MULTILINE)
 # A whole chain takes a minute; this is for what hangs, also on a slow machine.
 LIMIT_S = 1200
 MANIFEST = """
@@ -48,7 +50,6 @@ def warm_snakemake() -> "subprocess.Popen[str]":
     """Start the process whose forks are this test process's dry runs."""
     command = [sys.executable, str(Path(__file__).with_name("warm_snakemake.py"))]
     pipe = subprocess.PIPE
-    # The dry run's table is this checkout's, not the one that was installed last.
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "workflow" / "logger")}
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
     atexit.register(process.kill)
@@ -78,7 +79,8 @@ class Workspace(Record, frozen=True):
         return subprocess.CompletedProcess(words, *json.loads(process.stdout.readline()))
 
     def environment(self, changes: dict[str, str]) -> dict[str, str]:
-        return {**os.environ, **changes}
+        # What a run shows is by this checkout's plugin, not by the one that was installed last.
+        return {**os.environ, "PYTHONPATH": str(ROOT / "workflow" / "logger"), **changes}
 
     def script(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         return self.execute(sys.executable, f"workflow/scripts/{name}.py", *arguments)
@@ -114,7 +116,7 @@ class Workspace(Record, frozen=True):
 
     def jobs(self, *arguments: str, **environment: str) -> Counter[str]:
         said = self.run("-n", *arguments, **environment)
-        rules = Counter(re.findall(r"^(?:local)?rule (\w+):", said, re.MULTILINE))
+        rules = Counter(RULE.findall(said))
         assert rules or "Nothing to be done" in said
         return rules
 

@@ -69,7 +69,6 @@ rule train_expert:
     shell:
         wf.command(
             "train_expert",
-            "2> >(trap '' HUP INT TERM PIPE; exec tee {log:q} >&2)",
             environment="EXPERTFLOW_ATTEMPT={resources.attempt}",
             on_card=True,
         )

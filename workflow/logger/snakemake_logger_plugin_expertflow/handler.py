@@ -1,4 +1,4 @@
-"""End a dry run with a cost forecast per training.
+"""Take what Snakemake logs: show the run, and end a dry run with a cost forecast per training.
 
 Snakemake passes every job that would run to its loggers: rule, wildcards and resources. The
 forecast is a resource of ``train_expert``; this module collects and prints it.
@@ -6,19 +6,32 @@ forecast is a resource of ``train_expert``; this module collects and prints it.
 
 import logging
 import sys
+from dataclasses import dataclass, field
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
+from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
 from snakemake_logger_plugin_expertflow.table import TRAIN, PendingJobs, print_table
+from snakemake_logger_plugin_expertflow.view import RunView
 
 # Snakemake's last messages, which have no event. A run ended by ``sys.exit`` has neither.
 LAST_WORDS = ("This was a dry-run", "Nothing to be done")
 QUIET = "Leave out --quiet to see what the trainings should take."
 
 
+@dataclass
+class LogHandlerSettings(LogHandlerSettingsBase):
+    """The plugin's options on Snakemake's command line."""
+
+    snakemake: bool = field(
+        default=False,
+        metadata={"help": "print Snakemake's own output; --verbose does, too"},
+    )
+
+
 class LogHandler(LogHandlerBase):
-    """Collects the jobs of each expert; prints when Snakemake closes its loggers."""
+    """Shows the run; prints the table of a dry run when Snakemake closes its loggers."""
 
     def __post_init__(self) -> None:
         self._jobs = PendingJobs()
@@ -26,9 +39,27 @@ class LogHandler(LogHandlerBase):
         self._has_ended = False
         self._has_failed = False
         self._is_closed = False
+        common = self.common_settings
+        self._stream = sys.stdout if common.stdout else sys.stderr
+        self._view = RunView(
+            self._stream,
+            dryrun=common.dryrun,
+            quiet=common.quiet or (),
+            color=not common.nocolor,
+        )
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Record a job that would run, or that the run failed; ignore everything else."""
+        """Show a record; note a job that would run, or that the run failed."""
+        self._note(record)
+        if not self.writes_to_stream:
+            return
+        try:
+            self._view.show(record)
+        except OSError:
+            # Whoever read what is printed is gone; the run goes on.
+            self.handleError(record)
+
+    def _note(self, record: logging.LogRecord) -> None:
         event = getattr(record, "event", None)
         if event is None:
             self._has_ended |= record.getMessage().startswith(LAST_WORDS)
@@ -47,22 +78,27 @@ class LogHandler(LogHandlerBase):
 
     def close(self) -> None:
         """Print the table, once, at the end of a completed dry run."""
+        self._view.close()
         if self.common_settings.dryrun and not self._has_failed and not self._is_closed:
             self._print()
         self._is_closed = True
         super().close()
 
     def _print(self) -> None:
-        stream = sys.stdout if self.common_settings.stdout else sys.stderr
         is_hidden = self._n_trainings and not self._jobs.forecasts
         # Under --quiet Snakemake reports only job counts, and no last message.
         if is_hidden and (self._has_ended or self.common_settings.quiet):
-            print(f"\n{QUIET}", file=stream)
+            print(f"\n{QUIET}", file=self._stream)
         elif self._has_ended:
-            print_table(self._jobs, stream, color=not self.common_settings.nocolor)
+            print_table(self._jobs, self._stream, color=not self.common_settings.nocolor)
 
-    # If this were true, Snakemake would not write its own log to the stream.
-    writes_to_stream = property(lambda self: False)
+    @property
+    def writes_to_stream(self) -> bool:
+        """Whether this view stands in for Snakemake's own output, which the user may ask for."""
+        common, own = self.common_settings, self.settings
+        asked = isinstance(own, LogHandlerSettings) and own.snakemake
+        return not (asked or common.verbose or common.debug_dag)
+
     writes_to_file = property(lambda self: False)
     # Snakemake's own filter hides jobs under ``--quiet rules``, which count here.
     has_filter = property(lambda self: True)

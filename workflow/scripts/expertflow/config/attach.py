@@ -24,6 +24,7 @@ from expertflow.config.code_digest import SCRIPTS
 from expertflow.config.corrupt_records import remove_corrupt_records
 from expertflow.config.expert import RunContext, check_writable
 from expertflow.config.guard import fail, note, one_line, set_environment
+from expertflow.config.job_errors import list_failed_logs, print_errors
 from expertflow.config.lost_metadata import use_sidecars
 from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.config.workflow import Workflow
@@ -122,7 +123,7 @@ def _register_hooks(run: Any) -> None:
     def failure(log: Any) -> None:
         otherwise(log)
         # After Snakemake's own last words, which do not tell what is wrong.
-        atexit.register(print_errors, _experts(), _start_s())
+        atexit.register(print_errors, list_failed_logs(run))
 
     run.onstart(start)
     run.onsuccess(success)
@@ -135,15 +136,6 @@ def _experts() -> list[str]:
 
 def _start_s() -> float:
     return psutil.Process().create_time()
-
-
-def print_errors(experts: Iterable[str], since_s: float) -> None:
-    """Print the last line of each log that ended with an error since a time, after its path."""
-    for expert in experts:
-        for path in sorted(Path("results", expert, "logs").glob("*.log")):
-            lines = path.read_text(errors="replace").splitlines() or [""]
-            if lines[-1].startswith("error: ") and path.stat().st_mtime >= since_s:
-                print(f"{path}\n{lines[-1]}", file=sys.stderr)
 
 
 def _before_first_job(run: Any) -> None:

@@ -1,6 +1,9 @@
 """Compare several experts: results/index.json, and the same facts as a page."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from expertflow.report import format as f
 from expertflow.report.learned import BETTER, NO_CHANGE, WORSE, best_baseline, deciding_change
@@ -67,8 +70,21 @@ def build_index(rows: list[IndexRow]) -> dict[str, Any]:
     return {"schema_version": INDEX_VERSION, "experts": experts}
 
 
-def render_index(rows: list[IndexRow]) -> str:
-    """Render the page that links to each expert's own report (``{expert}/report.html``)."""
+def render_index(rows: list[IndexRow], pages: Sequence[str] = ()) -> str:
+    """Render the page that links to the experts' own pages, by default ``{expert}/report.html``.
+
+    Experts of one name are told apart by the folders of their pages.
+    """
+    experts = [row["expert"] for row in rows]
+    places = [Path(page) for page in pages] or [Path(name, "report.html") for name in experts]
+    names = [
+        f"{name} ({place.parent})" if pages and experts.count(name) > 1 else name
+        for name, place in zip(experts, places, strict=True)
+    ]
+    rows = [
+        {**row, "name": name, "page": quote(str(place))}
+        for row, name, place in zip(rows, names, places, strict=True)
+    ]
     learned = sum(row["verdict"].learned == "yes" for row in rows)
     prices = [row["usd"] for row in rows if is_measured(row["usd"])]
     wall = f.duration(sum(row["wall_s"] for row in rows))

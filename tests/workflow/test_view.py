@@ -1,0 +1,128 @@
+"""The view of a run: lines from Snakemake's events, and real runs into a pipe and a terminal."""
+
+import logging
+import os
+import pty
+import re
+import subprocess
+from typing import Any
+
+import pytest
+from snakemake_interface_logger_plugins.common import LogEvent
+from snakemake_interface_logger_plugins.tests import MockOutputSettings
+from workflow_space import LIMIT_S, REPORT, SNAKEMAKE, Workspace
+
+from snakemake_logger_plugin_expertflow import LogHandler
+
+
+def event(kind: LogEvent | None, text: str = "m", **extra: Any) -> logging.LogRecord:
+    level = logging.ERROR if kind in (LogEvent.ERROR, LogEvent.JOB_ERROR) else logging.INFO
+    record = logging.LogRecord("snakemake", level, "p", 1, text, (), None)
+    record.__dict__.update(event=kind, **extra)
+    return record
+
+
+STARTED = event(LogEvent.WORKFLOW_STARTED)
+TOTAL = event(LogEvent.RUN_INFO, stats={"total": 12})
+PACK = event(
+    LogEvent.JOB_INFO, jobid=4, rule_name="pack_sequences", wildcards={"expert": "mine"},
+    log=["absent.log"], reason="Missing output files: a, b; Input files updated by another job: c",
+)  # fmt: skip
+SHARD = event(
+    LogEvent.JOB_INFO, jobid=5, rule_name="prepare_shard", log=[], reason="Updated input files: x",
+    wildcards={"expert": "mine", "source": "docs", "shard": "000"},
+)  # fmt: skip
+PACKED, FAILED = event(LogEvent.JOB_FINISHED, job_id=4), event(LogEvent.JOB_ERROR, jobid=5)
+WORDS = event(None, "Select jobs to execute...")
+REASON = event(LogEvent.ERROR, "MissingRuleException:\nNo rule to produce mine")
+
+
+def show(capsys: pytest.CaptureFixture[str], *records: logging.LogRecord, **given: Any) -> str:
+    common = MockOutputSettings()
+    for name, value in given.items():
+        setattr(common, name, value)
+    handler = LogHandler(common_settings=common, settings=None)
+    assert handler.writes_to_stream is not (common.verbose or common.debug_dag)
+    for record in records:
+        handler.emit(record)
+    handler.close()
+    return re.sub(r" +", " ", capsys.readouterr().err)
+
+
+def test_a_job_is_a_line_and_snakemakes_words_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    run = (STARTED, TOTAL, WORDS, PACK, SHARD, PACKED, FAILED)
+    assert (
+        show(capsys, *run)
+        == " 1/12 pack_sequences mine 0.0 s\nfailed prepare_shard mine docs 000 0.0 s\n"
+    )
+    # Before a run its words are the answer: of --unlock, of --lint.
+    assert (
+        show(capsys, event(None, "Unlocked working directory.")) == "Unlocked working directory.\n"
+    )
+    assert show(capsys, *run, verbose=True) == ""
+
+
+def test_quiet_hides_jobs_but_no_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "error: MissingRuleException: No rule to produce mine\n"
+    for quiet in (None, ["all"], ["rules", "progress"]):
+        told = show(capsys, STARTED, TOTAL, PACK, PACKED, REASON, quiet=quiet)
+        assert told.endswith(line) and ("pack_sequences" in told) is (quiet is None)
+    # That a job failed is no reason; its own line is printed when Snakemake ends.
+    for text in (
+        "RuleException:\nCalledProcessError in",
+        "Exiting because a job execution failed.",
+    ):
+        assert show(capsys, event(LogEvent.ERROR, text)) == ""
+
+
+def test_a_dry_run_lists_jobs_with_their_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    told = show(capsys, STARTED, PACK, SHARD, dryrun=True)
+    assert told.splitlines() == [
+        "would run pack_sequences mine missing output files",
+        "would run prepare_shard mine docs 000 updated input files: x",
+    ]
+
+
+@pytest.mark.chain
+def test_a_run_into_a_pipe(space: Workspace) -> None:
+    done = space.snakemake(REPORT, "--forcerun", "build_report")
+    assert re.search("\n +1/1  build_report +tiny +[0-9.]+ s\n$", done.stderr)
+    assert done.stdout.splitlines()[-1].split()[0] == "report"
+    log = max((space.root / ".snakemake" / "log").glob("*.log"))
+    assert "Select jobs to execute" in log.read_text()
+    # A fault that no script expects, and a job that is killed.
+    script, path = "workflow/scripts/build_report.py", "results/tiny/logs/build_report.log"
+    for code, reason in (
+        ("raise ValueError('boom')", f"ValueError: boom; this is unexpected, {path} tells where"),
+        ("import os; os.kill(os.getpid(), 9)", "build_report ended without a word, as if killed"),
+    ):
+        (space.root / script).write_text(code)
+        done = space.snakemake(REPORT, "--quiet", "all")
+        before, last = done.stderr.splitlines()[-2:]
+        assert done.returncode == 1 and before == path and last.startswith(f"error: {reason}")
+
+
+@pytest.mark.chain
+def test_a_terminal_shows_what_is_at_work(space: Workspace) -> None:
+    told = run_in_terminal(space, SNAKEMAKE, "--cores", "2", REPORT, "--forcerun", "build_report")
+    assert re.search(r"  build_report tiny  [0-9.]+ s", told)
+    assert re.search(r" +1/1  build_report +tiny +[0-9.]+ s", told)
+
+
+def run_in_terminal(space: Workspace, *command: object) -> str:
+    """Run a command, which has to succeed, in a terminal; return all that it wrote there."""
+    main, other = pty.openpty()
+    with subprocess.Popen(
+        [*map(str, command)], cwd=space.root, env=space.environment({"TERM": "xterm"}),
+        stdin=other, stdout=other, stderr=other,
+    ) as process:  # fmt: skip
+        os.close(other)
+        told = b""
+        try:
+            while data := os.read(main, 4096):
+                told += data
+        except OSError:  # how Linux reports that the other side is closed
+            pass
+        assert process.wait(LIMIT_S) == 0, told.decode()
+    os.close(main)
+    return told.decode()

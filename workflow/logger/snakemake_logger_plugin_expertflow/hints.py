@@ -1,0 +1,83 @@
+"""Turn Snakemake's words for slips on its command line into a line with the right command."""
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+
+SNAKEFILES = ("Snakefile", "snakefile", "workflow/Snakefile", "workflow/snakefile")
+NO_RULE = re.compile(r"No rule to produce (\S+)")
+NO_PAGE = re.compile(r"File (\S+) marked for report but does not exist")
+NO_PAIR = "Config entries have to be defined as name=value pairs"
+ELSEWHERE = {"-s", "--snakefile", "-h", "--help", "-v", "--version"}
+
+
+def explain(text: str, arguments: Sequence[str]) -> str:
+    """Return an error of Snakemake's as one line, with a way out where it is known."""
+    if found := NO_RULE.search(text):
+        return _explain_target(found[1])
+    if NO_PAIR in text and (hint := _explain_config(arguments)):
+        return hint
+    if found := NO_PAGE.search(text):
+        return _explain_report(found[1])
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def _explain_target(target: str) -> str:
+    if "/" in target:
+        return (
+            f"{target}: nothing makes this file; an expert's receipt is results/EXPERT/report.json"
+        )
+    return (
+        f"{target}: no file or rule has this name; to make the expert of this name:"
+        f" snakemake results/{target}/report.json"
+    )
+
+
+def _explain_config(arguments: Sequence[str]) -> str | None:
+    """Return what is wrong with the words after ``--config``; null if nothing is.
+
+    >>> _explain_config(["--config", "preset=full", "hardware=H100", "SXM", "-n"])
+    "--config: SXM is no KEY=VALUE; quote a value with blanks: --config 'hardware=H100 SXM'"
+    """
+    for i, argument in enumerate(arguments):
+        if argument not in ("--config", "-C"):
+            continue
+        words = list(takewhile(lambda word: not word.startswith("-"), arguments[i + 1 :]))
+        n_pairs = len(list(takewhile(lambda word: "=" in word, words)))
+        if n_pairs == len(words):
+            continue
+        odd, what = words[n_pairs], f"{argument}: {words[n_pairs]} is no KEY=VALUE"
+        if n_pairs == 0 or "/" in odd:
+            return (
+                f"{what}; name what is to be made before {argument}: snakemake {odd} {argument} …"
+            )
+        return f"{what}; quote a value with blanks: {argument} " + shlex.quote(
+            f"{words[n_pairs - 1]} {odd}"
+        )
+    return None
+
+
+def _explain_report(page: str) -> str:
+    made = sorted(map(str, Path("results").glob("*/report.json")))
+    named = " ".join(map(shlex.quote, made)) or "results/EXPERT/report.json"
+    return (
+        f"{page} is not made yet, and --report takes all experts where none is named; name those"
+        f" that are made: snakemake --report report.zip {named}"
+    )
+
+
+def explain_missing_snakefile(arguments: Sequence[str]) -> str | None:
+    """Return how to run the workflow beside this environment from a folder without a Snakefile."""
+    home = Path(sys.prefix).parent
+    options = {argument.partition("=")[0] for argument in arguments}
+    if options & ELSEWHERE or any(map(Path.is_file, map(Path, SNAKEFILES))):
+        return None
+    if not (home / "Snakefile").is_file():
+        return None
+    return (
+        f"{Path.cwd()}: no Snakefile is here; run it in {home}, or add -s {home}/Snakefile to keep"
+        " results here"
+    )

@@ -1,0 +1,76 @@
+"""A job of a run: what it is called, how long it took, and what its log ends with."""
+
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from snakemake_logger_plugin_expertflow.others import last_success_s
+
+TAIL_BYTES = 4096
+CLOCK = re.compile(r"\d\d:\d\d:\d\d ")
+
+
+@dataclass(slots=True)
+class Job:
+    """A job as Snakemake announced it."""
+
+    stage: str
+    expert: str
+    details: str
+    log: Path | None
+    start_s: float = field(default_factory=time.time)
+    told_s: float = field(default_factory=time.time)
+
+    @property
+    def name(self) -> str:
+        return " ".join(filter(None, (self.stage, self.expert, self.details)))
+
+    def elapsed_s(self) -> float:
+        return time.time() - self.start_s
+
+    def duration_s(self) -> float:
+        """Return the time of the job's own process, which may have waited in a queue."""
+        took_s = last_success_s([self.log]) if self.log else None
+        return self.elapsed_s() if took_s is None else took_s
+
+    def last_line(self) -> str:
+        """Return the last line that this attempt logged, without its clock; empty if none."""
+        try:
+            if self.log is None or self.log.stat().st_mtime < self.start_s:
+                return ""
+            with self.log.open("rb") as stream:
+                stream.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
+                text = stream.read().decode(errors="replace")
+        except OSError:
+            return ""
+        lines = [line for line in re.split(r"[\r\n]", text) if line.strip()]
+        line = CLOCK.sub("", lines[-1], count=1).strip() if lines else ""
+        return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+def read_job(record: Any) -> Job:
+    """Return the job of a JOB_INFO event."""
+    wildcards = getattr(record, "wildcards", None) or {}
+    log = getattr(record, "log", None) or []
+    details = [str(value) for name, value in wildcards.items() if name != "expert"]
+    return Job(
+        stage=str(getattr(record, "rule_name", "")),
+        expert=str(wildcards.get("expert", "")),
+        details=" ".join(details),
+        log=Path(log[0]) if len(log) == 1 else None,
+    )
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration as the report tells it.
+
+    >>> format_duration(3.25), format_duration(47), format_duration(200), format_duration(5000)
+    ('3.2 s', '47 s', '3.3 min', '1.4 h')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"

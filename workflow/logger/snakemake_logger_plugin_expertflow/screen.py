@@ -1,0 +1,97 @@
+"""Print lines about jobs; on a terminal those at work stand below them, redrawn in place.
+
+Elsewhere a job that takes minutes gets a line each minute.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
+
+from snakemake_logger_plugin_expertflow.jobs import Job, format_duration
+
+REDRAWS_PER_S = 2
+LINE_EVERY_S = 60.0
+POLL_S = 1.0
+
+
+class Screen:
+    """Where a run's lines go; ``running`` returns the jobs at work."""
+
+    def __init__(
+        self, stream: TextIO, running: Callable[[], Sequence[Job]], *, color: bool
+    ) -> None:
+        self._stream, self._running, self._color = stream, running, color
+        self._live: Any = None
+        self._is_over: threading.Event | None = None
+        self._lock = threading.Lock()
+
+    def print(self, line: str, *, style: str = "") -> None:
+        with self._lock:
+            if self._live is not None:
+                from rich.text import Text
+
+                self._live.console.print(Text(line, style=style), soft_wrap=True)
+            else:
+                print(self._paint(line, style), file=self._stream, flush=True)
+
+    def _paint(self, line: str, style: str) -> str:
+        has_color = style and self._color and self._stream.isatty()
+        return f"\x1b[{31 if style == 'red' else 33}m{line}\x1b[0m" if has_color else line
+
+    def show_running(self) -> None:
+        """Begin to show the jobs at work, unless they are shown already."""
+        if self._live is not None or self._is_over is not None:
+            return
+        if self._stream.isatty():
+            self._live = self._start_live()
+        else:
+            self._is_over = threading.Event()
+            arguments = (self._is_over,)
+            threading.Thread(target=self._print_running, args=arguments, daemon=True).start()
+
+    def hide_running(self) -> None:
+        if self._live is not None:
+            with self._lock:
+                self._live.stop()
+                self._live = None
+        if self._is_over is not None:
+            self._is_over.set()
+            self._is_over = None
+
+    def _start_live(self) -> Any:
+        # Imported here: few starts of Snakemake need it.
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=self._stream, no_color=not self._color, highlight=False)
+        live = Live(
+            console=console,
+            get_renderable=self._draw,
+            refresh_per_second=REDRAWS_PER_S,
+            transient=True,
+            redirect_stdout=False,
+            vertical_overflow="ellipsis",
+        )
+        live.start()
+        return live
+
+    def _draw(self) -> Any:
+        from rich.text import Text
+
+        lines = [_describe(job) for job in self._running()]
+        return Text("\n".join(lines), no_wrap=True, overflow="ellipsis", style="cyan")
+
+    def _print_running(self, is_over: threading.Event) -> None:
+        while not is_over.wait(POLL_S):
+            now_s = time.time()
+            for job in self._running():
+                if now_s - job.told_s >= LINE_EVERY_S:
+                    job.told_s = now_s
+                    self.print(_describe(job))
+
+
+def _describe(job: Job) -> str:
+    """Return a line on a job at work: since when, and what it last logged."""
+    line = f"  {job.name}  {format_duration(job.elapsed_s())}"
+    return f"{line}  {told}" if (told := job.last_line()) else line
