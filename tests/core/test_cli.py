@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import wait_for
 
 from expertflow.core import cli
 from expertflow.core.errors import DataError, single_line
 from expertflow.core.files import sha256_file, sha256_json, sha256_text, sidecar_of
-from expertflow.core.progress import ProgressPrinter
+from expertflow.core.progress import ProgressPrinter, break_silence, show_activity
 from expertflow.core.records import Record, read_record, write_record
 from expertflow.core.sidecars import Sidecar, write_sidecar
 
@@ -121,9 +122,18 @@ def test_a_stage_refuses_what_is_not_as_declared(stage: Callable[..., Any]) -> N
     assert stage("--spec", '{"degrees":9}') == 2
 
 
-def test_a_long_job_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_job_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     progress = ProgressPrinter("e/000", total=2000, unit="documents tokenized", every_s=0)
     progress.add(500)
-    assert capsys.readouterr().out.startswith("e/000: 500 of 2,000 documents tokenized (25%), ")
+    assert caplog.messages[-1].startswith("e/000: 500 of 2,000 documents tokenized (25%), ")
     progress.add(1500)
-    assert "2,000 of 2,000 documents tokenized (100%), about 0 s left" in capsys.readouterr().out
+    assert caplog.messages[-1].endswith(" 0 s left")
+
+
+def test_a_silent_job_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with break_silence(every_s=0.01):
+        wait_for(lambda: [m for m in caplog.messages if m.startswith("still at work, 0 s after")])
+        with show_activity(lambda: "step 3/9"):
+            wait_for(lambda: [m for m in caplog.messages if m.startswith("step 3/9, 0 s after")])

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type
 
 import msgspec
 
-from expertflow.core.attempts import record_attempt
+from expertflow.core.attempts import LOG, record_attempt
 from expertflow.core.disk import describe_space
 from expertflow.core.errors import (
     ConfigError,
@@ -27,6 +28,7 @@ from expertflow.core.errors import (
     single_line,
 )
 from expertflow.core.format import show_hidden
+from expertflow.core.progress import break_silence
 from expertflow.core.records import from_json, read_record, write_record
 from expertflow.core.sidecars import check_inputs, check_unmoved, write_sidecar
 
@@ -175,7 +177,8 @@ def run(
         # starts.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     logging.basicConfig(level=logging.INFO, handlers=[printable_handler()])
-    with record_attempt():
+    # Only a job has a log that somebody follows.
+    with break_silence() if LOG in os.environ else nullcontext(), record_attempt():
         _run(main, interrupted)
 
 

@@ -12,7 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from expertflow.core.format import size
 from expertflow.core.locks import flock
+from expertflow.core.progress import show_activity
 
 CHUNK_BYTES = 1 << 20
 PARTIAL, LOCK = ".partial", ".lock"
@@ -36,10 +38,11 @@ def sha256_json(value: Any) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
+    digest, n_read = hashlib.sha256(), 0
+    with path.open("rb") as stream, show_activity(lambda: f"hashing {path}, {size(n_read)} so far"):
         while chunk := stream.read(CHUNK_BYTES):
             digest.update(chunk)
+            n_read += len(chunk)
     return digest.hexdigest()
 
 

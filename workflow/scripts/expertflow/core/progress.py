@@ -1,12 +1,18 @@
-"""Print the progress of long jobs; short ones stay silent."""
+"""Log how far long jobs are, so that none is silent for more than ten seconds."""
 
+import logging
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 EVERY_S = 10.0
+log = logging.getLogger(__name__)
+_activities: list[Callable[[], str]] = []
 
 
 class ProgressPrinter:
-    """Counts units of work of a known total, and prints a line every ten seconds."""
+    """Counts units of work of a known total, and logs a line every ten seconds."""
 
     def __init__(self, what: str, *, total: int, unit: str, every_s: float = EVERY_S) -> None:
         self.what, self.total, self.unit = what, total, unit
@@ -24,9 +30,52 @@ class ProgressPrinter:
         if time.perf_counter() - self._said_s < self._every_s:
             return
         self._said_s = time.perf_counter()
-        left_s = self.elapsed_s / max(1, self.n_done) * max(0, self.total - self.n_done)
-        print(
-            f"{self.what}: {self.n_done:,} of {self.total:,} {self.unit}"
-            f" ({self.n_done / max(1, self.total):.0%}), about {left_s:.0f} s left",
-            flush=True,
-        )
+        rate = self.n_done / self.elapsed_s
+        left_s = max(0, self.total - self.n_done) / rate if rate else 0.0
+        log.info(
+            "%s: %s of %s %s (%.0f%%), %s/s, about %.0f s left",
+            self.what, f"{self.n_done:,}", f"{self.total:,}", self.unit,
+            100 * self.n_done / max(1, self.total), f"{rate:,.3g}", left_s,
+        )  # fmt: skip
+
+
+@contextmanager
+def show_activity(describe: Callable[[], str]) -> Iterator[None]:
+    """Name what the block does, for the lines of ``break_silence``."""
+    _activities.append(describe)
+    try:
+        yield
+    finally:
+        _activities.remove(describe)
+
+
+class _LastLine(logging.Handler):
+    """Remembers when something was logged last."""
+
+    at_s = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.at_s = time.monotonic()
+
+
+@contextmanager
+def break_silence(every_s: float = EVERY_S) -> Iterator[None]:
+    """Log what is being done whenever the block has logged nothing for some time."""
+    last, is_over = _LastLine(), threading.Event()
+    start_s = last.at_s = time.monotonic()
+
+    def watch() -> None:
+        while not is_over.wait(every_s / 10):
+            if time.monotonic() - last.at_s >= every_s:
+                what = _activities[-1]() if _activities else "still at work"
+                log.info("%s, %.0f s after the start", what, time.monotonic() - start_s)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    logging.getLogger().addHandler(last)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        logging.getLogger().removeHandler(last)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.files import write_text
+from expertflow.core.progress import show_activity
 from expertflow.core.records import Record
 from expertflow.data.documents import Document
 from expertflow.data.records import Layout, ShardRecord
@@ -137,7 +138,8 @@ def _judge_model(
     unavailable_reason: str | None,
     seed: int,
 ) -> ModelOutcome:
-    judgments = judge_answers(task, asked, answers) if task and answers.texts else []
+    with show_activity(lambda: f"scoring {len(asked):,} answers"):
+        judgments = judge_answers(task, asked, answers) if task and answers.texts else []
     score = None
     if metric is not None:
         score = summarize_judgments(metric, judgments, unavailable_reason or NO_EXAMPLES)
@@ -243,7 +245,9 @@ class ModelComparison(Record, frozen=True):
     def _score_baseline(
         self, task: ScoringTask, baseline: BaselinePredictor, n_learned_from: int
     ) -> BaselineScore:
-        judgments = task.score(self.asked, [baseline.answer(example) for example in self.asked])
+        with show_activity(lambda: f"baseline {baseline.name}"):
+            answers = [baseline.answer(example) for example in self.asked]
+            judgments = task.score(self.asked, answers)
         score = summarize_judgments(task.metric, judgments)
         log.info("baseline %s: %d of %d", baseline.name, score.n_correct, score.n_examples)
         return BaselineScore(

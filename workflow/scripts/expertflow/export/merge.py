@@ -12,6 +12,7 @@ import torch
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import replacing, sha256_file, sha256_json
+from expertflow.core.progress import show_activity
 from expertflow.core.records import Record
 from expertflow.data.records import Layout
 from expertflow.evaluate.generate import PromptCodec
@@ -122,13 +123,15 @@ def _write_weights(
     if hasattr(model, "merge_and_unload"):
         plain = make_mergeable(model, trained.folder)
         merged_into = "base" if plain is model else "dequantized base"
-        plain = plain.merge_and_unload()
+        with show_activity(lambda: "merging the adapter into its base"):
+            plain = plain.merge_and_unload()
     else:
         plain = causal_lm(model)
     codec = PromptCodec(Engine(trained.base), trained.layout)
     model_files.set_decoding(plain, spec.decoding, end_id=codec.end_id, text_end_id=codec.pad_id)
     model_files.cast_weights(plain, dtype)
-    plain.save_pretrained(folder, safe_serialization=True, max_shard_size=MAX_SHARD)
+    with show_activity(lambda: f"writing {folder}"):
+        plain.save_pretrained(folder, safe_serialization=True, max_shard_size=MAX_SHARD)
     # Only one of the two models may be in memory.
     del model, plain
     gc.collect()

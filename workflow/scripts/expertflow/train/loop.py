@@ -7,10 +7,12 @@ on the device until the next log line; the clock books every second.
 import math
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from msgspec.structs import replace
 
+from expertflow.core.progress import show_activity
 from expertflow.train.compilation import note_compilation
 from expertflow.train.feed.batches import TENSORS, Batch
 from expertflow.train.feed.loader import load_batches
@@ -31,7 +33,7 @@ def train(run: TrainingRun) -> None:
         evaluate_held_out(run)
     first = run.progress.step
     feed = load_batches(run.feed, first, plan=run.plan, device=run.device)
-    with feed as batches, StepProfiler(run) as profiler:
+    with feed as batches, StepProfiler(run) as profiler, show_activity(partial(_describe, run)):
         while not run.is_over:
             profiler.begin()
             with run.clock.part("steps"):
@@ -40,6 +42,10 @@ def train(run: TrainingRun) -> None:
             if run.progress.step == first + 1:
                 note_compilation(run)
             after_step(run)
+
+
+def _describe(run: TrainingRun) -> str:
+    return f"step {run.progress.step + 1}/{run.plan.n_steps}"
 
 
 def train_step(run: TrainingRun, batches: Iterator[Batch]) -> PendingStep:

@@ -13,6 +13,7 @@ from msgspec.structs import asdict
 
 from expertflow.core.errors import Interrupted
 from expertflow.core.files import read_json_lines, write_text
+from expertflow.core.progress import show_activity
 from expertflow.core.records import to_json
 from expertflow.train.memory import memory_advice
 from expertflow.train.model.packed import compute_held_out_loss
@@ -52,7 +53,8 @@ def evaluate_held_out(run: TrainingRun) -> bool:
     plan, progress, processes = run.plan, run.progress, run.processes
     start, best = time.perf_counter(), progress.best
     scope = memory_advice(plan, run.device)
-    with run.clock.part("eval"), scope, processes.accelerator.autocast():
+    what = show_activity(lambda: f"held-out loss after step {progress.step}")
+    with what, run.clock.part("eval"), scope, processes.accelerator.autocast():
         loss, n_targets = compute_held_out_loss(
             run.loss,
             run.held_out,
