@@ -1,6 +1,7 @@
 """profiles/slurm on a Slurm of one machine: jobs that end early, and processes on two nodes."""
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,6 +67,12 @@ def test_a_training_that_is_cancelled_and_preempted_ends_with_the_same_bits(tmp_
         straight.run(TRAINING)
         wait_for(has_saved(10), during=process)
         (first,) = [entry.id for entry in queue() if entry.partition == "gpu"]
+        listed = subprocess.run(
+            ["squeue", "--noheader", "--format=%i %k"], capture_output=True, text=True, check=True
+        )
+        assert re.search(
+            f"^{first} rule_on_gpu_.*train_expert_wildcards_tiny$", listed.stdout, re.M
+        )
         subprocess.run(["scancel", first], check=True)
         wait_for(has_saved(20), during=process)
         # It has cards again, and gives them up after one more step.

@@ -24,6 +24,7 @@ N_STEPS = 10
 PROGRAMS = {
     "submit": """
         n=$(($(ls | grep -c 'job$') + 1))
+        basename "$1" > $n.name
         cp "$1" $n.job
         run='(cd "$1"; exec setsid sh "$OLDPWD/$0.job") & echo $! > $0.part; mv $0.part $0.pid
             wait $!; echo $? > $0.part; mv $0.part $0.code'
@@ -129,6 +130,7 @@ def test_jobs_end_with_snakemake_and_killed_ones_resume(space: Workspace, schedu
 
     process = start_training(space, scheduler)
     killed = last_training(scheduler)
+    assert killed.with_suffix(".name").read_text().startswith("tiny.train_expert.")
     subprocess.run([scheduler / "cancel", killed.stem], check=True)
     (space.root / "rest-0").unlink()
     output, _ = process.communicate(timeout=PATIENCE_S)
@@ -136,7 +138,6 @@ def test_jobs_end_with_snakemake_and_killed_ones_resume(space: Workspace, schedu
     assert killed.with_suffix(".code").read_text() != "0\n"
     first, second = space.record("training.json")["resumed_at_steps"]
     assert 0 < first < second < N_STEPS
-    # What copies a log ends after what it copies.
     wait_for(lambda: not alive(scheduler), said="a job outlived Snakemake")
 
 

@@ -5,6 +5,8 @@ import os
 import pty
 import re
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,10 +65,12 @@ def test_a_job_is_a_line_and_snakemakes_words_are_none(capsys: pytest.CaptureFix
 
 
 def test_quiet_hides_jobs_but_no_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "error: MissingRuleException: No rule to produce mine\n"
+    line = "error: mine: no file or rule has this name; to make the expert of this name:"
     for quiet in (None, ["all"], ["rules", "progress"]):
         told = show(capsys, STARTED, TOTAL, PACK, PACKED, REASON, quiet=quiet)
-        assert told.endswith(line) and ("pack_sequences" in told) is (quiet is None)
+        assert told.splitlines()[-1].startswith(line) and ("pack_sequences" in told) is (
+            quiet is None
+        )
     # That a job failed is no reason; its own line is printed when Snakemake ends.
     for text in (
         "RuleException:\nCalledProcessError in",
@@ -126,3 +130,18 @@ def run_in_terminal(space: Workspace, *command: object) -> str:
         assert process.wait(LIMIT_S) == 0, told.decode()
     os.close(main)
     return told.decode()
+
+
+def test_slips_on_the_command_line_get_the_right_command(space: Workspace, tmp_path: Path) -> None:
+    unquoted = ("--config", "preset=full", "hardware=H100", "SXM")
+    for arguments, line in (
+        (("-n", "mine"), "to make the expert of this name: snakemake results/mine/report.json"),
+        (("-n", *unquoted), "quote a value with blanks: --config 'hardware=H100 SXM'"),
+        (("-n", "--config", "preset=full", REPORT), f"before --config: snakemake {REPORT} --conf"),
+        (("--report", "r.zip"), f"made: snakemake --report report.zip {REPORT}"),
+    ):
+        assert line in space.refused(*arguments)
+    elsewhere = Workspace(tmp_path).execute(SNAKEMAKE, "-n", REPORT)
+    if (Path(sys.prefix).parent / "Snakefile").is_file():
+        told = r"error: .*: no Snakefile is here; run it in (.*), or add -s \1/Snakefile to keep"
+        assert re.match(told, elsewhere.stderr.splitlines()[-1])

@@ -108,8 +108,14 @@ class RunView:
 
     def _show_error(self, text: str) -> None:
         self._has_failed = True
-        if not text.startswith(NO_REASON):
-            self._screen.print(f"error: {explain(text, sys.argv[1:])}", style="red")
+        if text.startswith(NO_REASON):
+            return
+        line = f"error: {explain(text, sys.argv[1:])}"
+        if self._is_dry:
+            # The rest of a dry run goes to stdout, where Snakemake puts its errors, too.
+            print(line, file=sys.stderr)
+        else:
+            self._screen.print(line, style="red")
 
 
 def _columns(job: Job) -> str:

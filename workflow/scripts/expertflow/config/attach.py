@@ -150,6 +150,8 @@ def _before_first_job(run: Any) -> None:
             "profiles/slurm submits with sbatch, which is not found here; run Snakemake on a login"
             " node of the cluster, or leave the profile out"
         )
+    if run.executor_plugin.name == "slurm":
+        run_lock.name_experts_of_groups(importlib.import_module("snakemake_executor_plugin_slurm"))
     if run.local_exec:
         # To keep to its rate, Snakemake starts a timer at each look for jobs, and each timer looks
         # again: trainings that wait for one card would cost a fifth of a core.
