@@ -27,15 +27,16 @@ class Job:
     def name(self) -> str:
         return " ".join(filter(None, (self.stage, self.expert, self.details)))
 
+    @property
     def elapsed_s(self) -> float:
         return time.time() - self.start_s
 
-    def duration_s(self) -> float:
+    def read_duration_s(self) -> float:
         """Return the time of the job's own process, which may have waited in a queue."""
         took_s = last_success_s([self.log]) if self.log else None
-        return self.elapsed_s() if took_s is None else took_s
+        return self.elapsed_s if took_s is None else took_s
 
-    def last_line(self) -> str:
+    def read_last_line(self) -> str:
         """Return the last line that this attempt logged, without its clock; empty if none."""
         try:
             if self.log is None or self.log.stat().st_mtime < self.start_s:

@@ -93,5 +93,5 @@ class Screen:
 
 def _describe(job: Job) -> str:
     """Return a line on a job at work: since when, and what it last logged."""
-    line = f"  {job.name}  {format_duration(job.elapsed_s())}"
-    return f"{line}  {told}" if (told := job.last_line()) else line
+    line = f"  {job.name}  {format_duration(job.elapsed_s)}"
+    return f"{line}  {told}" if (told := job.read_last_line()) else line

@@ -1,4 +1,4 @@
-"""A run as lines of ours: one a job, and what went wrong; Snakemake's own words go to its log."""
+"""Show a run as a line a job, and what went wrong; Snakemake's own words go to its log."""
 
 import logging
 import sys
@@ -84,14 +84,14 @@ class RunView:
             return
         if has_failed:
             self._has_failed = True
-            text = f"{self._count('failed')}  {_columns(job)}  {format_duration(job.elapsed_s())}"
+            text = f"{self._count('failed')}  {_columns(job)}  {format_duration(job.elapsed_s)}"
             if not self._is_quiet_about("rules"):
                 self._screen.print(f"{text}  {job.log or ''}".rstrip(), style="red")
             return
         self._n_done += 1
         if not self._is_quiet_about("rules"):
-            count = self._count(f"{self._n_done}/{self._n_jobs}")
-            self._screen.print(f"{count}  {_columns(job)}  {format_duration(job.duration_s())}")
+            count, took = f"{self._n_done}/{self._n_jobs}", format_duration(job.read_duration_s())
+            self._screen.print(f"{self._count(count)}  {_columns(job)}  {took}")
 
     def _count(self, text: str) -> str:
         return text.rjust(max(len("failed"), 2 * len(str(self._n_jobs)) + 1))
