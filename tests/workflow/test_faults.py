@@ -123,6 +123,7 @@ def test_a_source_that_cannot_be_used(fresh: Workspace) -> None:
         assert said in fresh.refused()
         assert not (fresh.root / REPORT).exists()
     said = fresh.snakemake(REPORT, "--quiet", "all").stderr.splitlines()
+    assert [line for line in said if line.startswith("note: tiny: training on cpu should take ")]
     assert said[-2:] == ["results/tiny/logs/deduplicate_documents.log", said[-1]]
     assert said[-1].startswith(f"error: {rejected}")
     rejects = fresh.root / "results" / "tiny" / "documents" / "sums" / "000.rejected.jsonl"

@@ -318,6 +318,20 @@ class Workflow:
 
         return Forecaster(expert, made_by)
 
+    def _note_forecast(self, expert: ConfiguredExpert) -> None:
+        """Print what a training should take, which a dry run's table tells, and what is scarce."""
+        forecaster, name = self._forecaster(expert), expert.name
+        if scarce := forecaster.check_memory():
+            note(scarce)
+        missing = no_gpu_reason() if expert.plan_spec.hardware == "auto" else None
+        if missing:
+            time = forecaster.forecast().time_text()
+            note(f"{name}: {missing}; training uses the CPU and should take {time}")
+        elif not self._run.looks:
+            found = forecaster.forecast()
+            cost = "" if found.usd is None else f", ${found.usd[0]:.2f} to ${found.usd[1]:.2f}"
+            note(f"{name}: training on {found.hardware} should take {found.time_text()}{cost}")
+
     def priority(self, rule: str, priority: int = 0) -> Callable[[Any], int]:
         """Return what gives a rule's priority, and ends the run where the rule could not run.
 
@@ -329,12 +343,8 @@ class Workflow:
         def check(name: str) -> None:
             expert = self._expert(SimpleNamespace(expert=name))
             check_machine(expert, rule)
-            if rule == "train_expert" and (scarce := self._forecaster(expert).check_memory()):
-                note(scarce)
-            if rule == "train_expert" and expert.plan_spec.hardware == "auto":
-                if missing := no_gpu_reason():
-                    time = self._forecaster(expert).forecast().time_text()
-                    note(f"{name}: {missing}; training uses the CPU and should take {time}")
+            if rule == "train_expert":
+                self._note_forecast(expert)
 
         def found(wildcards: Any) -> int:
             if self._run.main and self._run.checks:
