@@ -21,7 +21,7 @@ class Job:
     details: str
     log: Path | None
     start_s: float = field(default_factory=time.time)
-    told_s: float = field(default_factory=time.time)
+    next_line_s: float = 60.0
 
     @property
     def name(self) -> str:

@@ -1,17 +1,16 @@
 """Print lines about jobs; on a terminal those at work stand below them, redrawn in place.
 
-Elsewhere a job that takes minutes gets a line each minute.
+Elsewhere a long job gets a line after 1, 2, 4, 8 minutes, and then every ten.
 """
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from snakemake_logger_plugin_expertflow.jobs import Job, format_duration
 
 REDRAWS_PER_S = 2
-LINE_EVERY_S = 60.0
+LONGEST_S = 600.0
 POLL_S = 1.0
 
 
@@ -84,10 +83,9 @@ class Screen:
 
     def _print_running(self, is_over: threading.Event) -> None:
         while not is_over.wait(POLL_S):
-            now_s = time.time()
             for job in self._running():
-                if now_s - job.told_s >= LINE_EVERY_S:
-                    job.told_s = now_s
+                if job.elapsed_s >= job.next_line_s:
+                    job.next_line_s = min(2 * job.elapsed_s, job.elapsed_s + LONGEST_S)
                     self.print(_describe(job))
 
 
