@@ -189,6 +189,21 @@ def test_an_evaluation_from_questions_to_record(tmp_path: Path) -> None:
     assert earlier.change.change == "worse"
 
 
+def test_what_was_taught_is_asked_apart_and_in_other_words(tmp_path: Path) -> None:
+    shelf = Shelf({"base": 0, "checkpoint": 8})
+    plain = evaluate(made(tmp_path / "a", shelf, steps=(20,)))
+    asked = {"n_recall_examples": 30, "rephrase": "{question}0"}
+    record = evaluate(made(tmp_path / "b", shelf, steps=(20,), **asked))
+    own, other = record.recall
+    assert (own.wording, other.wording) == ("{question}", "{question}0")
+    assert own.score.n_examples == other.score.n_examples == 30
+    # Eight of ten numbers are known; in the other words all end in 0, and none is the taught one.
+    assert 20 <= own.score.n_correct < 30 and other.score.n_correct == 0
+    assert plain.recall == () and timeless(replace(record, recall=())) == timeless(
+        replace(plain, answers_path=record.answers_path)
+    )
+
+
 def timeless(record: EvaluationRecord) -> EvaluationRecord:
     before, after = (replace(side, generation_s=0.0) for side in (record.before, record.after))
     return replace(record, wall_s=0.0, before=before, after=after)

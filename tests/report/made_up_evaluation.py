@@ -57,7 +57,10 @@ def make_evaluation(
         n_documents_shared_with_training=0, n_questions_shared_with_training=0,
         samples=(RIGHT, WRONG), worst=(WRONG,) * 10,
         answers_path="results/expert-sql/answers.jsonl", tools={"sqlite": "3.46.1"},
-        unavailable={}, wall_s=188.0,
+        unavailable={}, wall_s=188.0, recall=(
+            e.RecallScore(wording="{question}", score=sides[1].score),
+            e.RecallScore(wording="Tell me: {question}", score=sides[0].score),
+        ),
     )  # fmt: skip
 
 
@@ -68,6 +71,7 @@ def make_bare(*, before: float, after: float) -> e.EvaluationRecord:
     return replace(
         record,
         task="held_out_loss",
+        recall=(),
         before=replace(record.before, **blank),
         after=replace(record.after, **blank),
         changes=record.changes[:1],

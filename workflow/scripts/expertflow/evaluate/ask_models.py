@@ -5,6 +5,7 @@ Their answers are scored by ``evaluation``, except where a score chooses among c
 
 import logging
 import time
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
@@ -20,7 +21,8 @@ from expertflow.evaluate.choose_checkpoint import (
 from expertflow.evaluate.evaluator import GenerationInputs, ModelEvaluator
 from expertflow.evaluate.leakage import check_trained_rows
 from expertflow.evaluate.questions import EvalExample, Questions, choose_questions
-from expertflow.evaluate.records import GenerationRecord, Published
+from expertflow.evaluate.recall import choose_recall, list_wordings, reword
+from expertflow.evaluate.records import GenerationRecord, Published, RecallAnswers
 from expertflow.evaluate.scoring import judge_answers
 from expertflow.evaluate.statistics import summarize_judgments
 
@@ -44,6 +46,7 @@ def ask_models(inputs: GenerationInputs) -> GenerationRecord:
     before, figures_before = evaluator.ask_model(None, asked), evaluator.run_harness(None)
     published = _published(inputs, evaluator, questions.selection)
     after = evaluator.ask_model(published.path, asked)
+    recall = tuple(_ask_recall(inputs, evaluator, published))
     figures_after = evaluator.run_harness(published.path)
     why_no_harness = lm_eval_hook.unavailable_reason()
     if spec.lm_eval is None:
@@ -62,7 +65,28 @@ def ask_models(inputs: GenerationInputs) -> GenerationRecord:
         lm_eval=tuple(lm_eval_hook.pair_scores(figures_before, figures_after)),
         lm_eval_unavailable=why_no_harness,
         wall_s=time.perf_counter() - start,
+        recall=recall,
     )
+
+
+def _ask_recall(
+    inputs: GenerationInputs, evaluator: ModelEvaluator, published: Published
+) -> Iterator[RecallAnswers]:
+    """Ask the published weights what they were trained on, in each wording."""
+    n_asked, task = inputs.spec.n_recall_examples, evaluator.task
+    if task is None or not n_asked:
+        return
+    spec = replace(inputs.spec, max_examples=n_asked, n_selection_examples=0)
+    documents = choose_recall(inputs.shards, inputs.keep, spec)
+    for wording in list_wordings(spec):
+        reworded = [reword(document, wording) for document in documents]
+        engine = evaluator.codec.engine
+        asked = choose_questions(reworded, spec, task, engine=engine, layout=inputs.layout).reported
+        yield RecallAnswers(
+            wording=wording,
+            document_ids=tuple(one.example.document_id for one in asked),
+            answers=evaluator.answer_questions(published.path, asked),
+        )
 
 
 def _questions(

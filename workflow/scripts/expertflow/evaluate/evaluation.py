@@ -24,6 +24,7 @@ from expertflow.evaluate.baselines import BaselinePredictor, make_baselines
 from expertflow.evaluate.judge.comparison import JudgedPair, judge_pairs
 from expertflow.evaluate.leakage import read_split
 from expertflow.evaluate.questions import make_examples
+from expertflow.evaluate.recall import choose_recall, score_recall
 from expertflow.evaluate.records import (
     BaselineScore,
     EvaluationRecord,
@@ -83,6 +84,7 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
     if comparison.metric is not None and after.judgments:
         weights = generations.published.weights_sha256
         this = earlier.make_run(how, comparison.metric, weights, asked, after.judgments)
+    documents = choose_recall(inputs.shards, inputs.keep, how) if generations.recall else []
     record = EvaluationRecord(
         expert=expert,
         task=how.task_name,
@@ -99,6 +101,7 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
         n_documents_shared_with_training=0,
         n_questions_shared_with_training=split.n_shared_questions,
         n_unusable_references=len(generations.unusable),
+        recall=score_recall(generations, comparison.task, documents, layout),
         samples=comparison.pick_samples(),
         worst=comparison.pick_worst(),
         answers_path=str(inputs.answers),

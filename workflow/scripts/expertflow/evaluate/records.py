@@ -58,7 +58,8 @@ class GenerationSpec(Record, frozen=True, kw_only=True):
     ``OWN_TASK``. ``fields`` maps the task's arguments to record fields (for ``sql_execution``:
     ``database``), ``artifacts`` names to files; ``content`` holds the hashes of files that the
     workflow does not make. ``n_selection_examples`` questions, apart from the reported ones, choose
-    among the kept checkpoints; 0 takes the one that training published.
+    among the kept checkpoints; 0 takes the one that training published. ``n_recall_examples``
+    training documents are asked, too, as they are and as ``rephrase`` puts them.
     """
 
     task: str
@@ -69,6 +70,8 @@ class GenerationSpec(Record, frozen=True, kw_only=True):
     decoding: Decoding
     allow_code_execution: bool = False
     lm_eval: LmEvalSpec | None = None
+    n_recall_examples: int = 0
+    rephrase: str | None = None
     fields: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, str] = field(default_factory=dict)
     content: dict[str, str] = field(default_factory=dict)
@@ -247,6 +250,19 @@ class ModelAnswers(Record, frozen=True, kw_only=True):
     n_cut_off: int | None = None
 
 
+class RecallAnswers(Record, frozen=True, kw_only=True):
+    """The expert's answers to questions that it was trained on, in a wording."""
+
+    wording: str
+    document_ids: tuple[str, ...]
+    answers: ModelAnswers
+
+
+class RecallScore(Record, frozen=True, kw_only=True):
+    wording: str
+    score: TaskScore
+
+
 class GenerationRecord(Record, frozen=True, kw_only=True):
     """Answers of the base model and the expert to the questions of ``document_ids``, in order.
 
@@ -265,6 +281,7 @@ class GenerationRecord(Record, frozen=True, kw_only=True):
     lm_eval: tuple[LmEvalScore, ...]
     lm_eval_unavailable: str | None
     wall_s: float
+    recall: tuple[RecallAnswers, ...] = ()
 
 
 class EvaluationSample(Record, frozen=True, kw_only=True):
@@ -308,6 +325,7 @@ class EvaluationRecord(Record, frozen=True, kw_only=True):
     n_documents_shared_with_training: int
     n_questions_shared_with_training: int
     n_unusable_references: int = 0
+    recall: tuple[RecallScore, ...] = ()
     samples: tuple[EvaluationSample, ...]
     worst: tuple[EvaluationSample, ...]
     answers_path: str

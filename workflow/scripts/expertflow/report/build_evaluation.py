@@ -61,6 +61,10 @@ def build_evaluation(record: EvaluationRecord) -> r.Evaluation:
         if record.judge is None
         else explain(record.judge, JUDGE),
         lm_eval=tuple(explain(score, LM_EVAL) for score in record.lm_eval),
+        recall=tuple(
+            fill(r.Recall, one, one.score, default=_why_unscored(one.score))
+            for one in record.recall
+        ),
         samples=tuple(explain(sample, SAMPLE) for sample in record.samples),
         worst=tuple(explain(sample, SAMPLE) for sample in record.worst),
         delta=_delta(record, no_metric),

@@ -49,6 +49,12 @@ class Scored(Record, frozen=True, kw_only=True):
     n_by_kind: Annotated[Measured[dict[str, int]], doc("Verdicts by kind.")]
 
 
+class Recall(Scored, frozen=True, kw_only=True):
+    """The expert on questions that it was trained on, as they were or in other words."""
+
+    wording: Annotated[str, doc("How each is put; {question} is its own text.")]
+
+
 class Side(Scored, frozen=True, kw_only=True):
     """One model, base or expert. The loss is in nats per token."""
 
@@ -113,6 +119,7 @@ class Evaluation(Record, frozen=True, kw_only=True):
     backend: Annotated[str, doc("What wrote the answers.")]
     decoding: ev.Decoding
     tools: Annotated[dict[str, str], doc("Versions of what scored the answers.")]
+    recall: tuple[Recall, ...]
     samples: Annotated[tuple[ev.EvaluationSample, ...], doc("Right and wrong answers in turn.")]
     worst: Annotated[tuple[ev.EvaluationSample, ...], doc("Wrong answers, once right ones first.")]
     answers_path: Annotated[str, doc("File with every answer.")]
