@@ -102,7 +102,8 @@ def test_figures_of_an_outdated_record_are_marked(capsys: pytest.CaptureFixture[
 
 
 def test_other_jobs_take_what_they_took(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    log = tmp_path / "evaluate_expert.log"
+    log = tmp_path / "results" / "a" / "logs" / "evaluate_expert.log"
+    log.parent.mkdir(parents=True)
     spans = ((0.0, 360.0, 0), (400.0, 1120.0, 0), (1200.0, 9000.0, 1))
     attempts = [dict(zip(("start_s", "end_s", "code"), span, strict=True)) for span in spans]
     log.with_suffix(".attempts.json").write_text(json.dumps({"attempts": attempts}))
@@ -119,6 +120,11 @@ def test_other_jobs_take_what_they_took(capsys: pytest.CaptureFixture[str], tmp_
     exported = job("export_model", log=[str(tmp_path / "export_model.log")])
     assert printed(capsys, ENDED, TRAINED, evaluated, exported)[-1] == unknown
     assert printed(capsys, ENDED, evaluated) == ["", "Nothing to train.", took]
+    # Another expert of the folder takes what this one took.
+    other = job("evaluate_expert", "b", log=[str(log.parents[2] / "b" / "logs" / log.name)])
+    assert printed(capsys, ENDED, other)[-1] == took.replace(
+        "the last runs of 1 here took", "1 took for other experts"
+    )
     # What cannot be read is not known.
     log.with_suffix(".attempts.json").write_text('{"attempts": [1]}')
     assert printed(capsys, ENDED, evaluated)[-1].endswith("never ran here: evaluate_expert")

@@ -1,37 +1,45 @@
 """What jobs beside the training should take: each as long as its last success here.
 
-Each job's attempts are recorded beside its log, in ``{job}.attempts.json``.
+A job that never ran takes what the rule took for other experts of this folder. Each job's attempts
+are recorded beside its log, in ``results/{expert}/logs/{job}.attempts.json``.
 """
 
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 
 @dataclass(slots=True)
 class OtherJobs:
-    """Seconds of the jobs that ran here before, and the rules of those that did not."""
+    """Seconds of the jobs that ran here, for this expert or others, and rules that never did."""
 
     seconds: list[float] = field(default_factory=list)
+    of_other_experts: list[float] = field(default_factory=list)
     never_ran: set[str] = field(default_factory=set)
 
     def add_job(self, rule: str, log: Any) -> None:
-        seconds = last_success_s(log)
-        if seconds is None:
-            self.never_ran.add(rule)
-        else:
+        if (seconds := last_success_s(log)) is not None:
             self.seconds.append(seconds)
+        elif others := _others_s(rule, log):
+            self.of_other_experts.append(median(others))
+        else:
+            self.never_ran.add(rule)
 
     @property
     def hours(self) -> float:
-        return sum(self.seconds) / 3600
+        return sum(self.seconds + self.of_other_experts) / 3600
 
     def describe(self, hours: str) -> str:
         """Return the line below the table, ``hours`` formatted; empty without such jobs."""
-        parts = []
+        bases, parts = [], []
         if self.seconds:
-            parts.append(f"{hours} hours, as the last runs of {len(self.seconds)} here took")
+            bases.append(f"as the last runs of {len(self.seconds)} here took")
+        if self.of_other_experts:
+            bases.append(f"as {len(self.of_other_experts)} took for other experts")
+        if bases:
+            parts.append(f"{hours} hours, {' and '.join(bases)}")
         if self.never_ran:
             parts.append(f"unknown for what never ran here: {', '.join(sorted(self.never_ran))}")
         return f"Other jobs: {'; '.join(parts)}" if parts else ""
@@ -46,3 +54,15 @@ def last_success_s(log: Any) -> float | None:
         return float(done[-1])
     except (OSError, LookupError, TypeError, ValueError):
         return None
+
+
+def _others_s(rule: str, log: Any) -> list[float]:
+    """Return how long the rule's last successes took for any expert."""
+    try:
+        [path] = log
+        results = Path(path).parents[2]
+    except (IndexError, TypeError, ValueError):
+        return []
+    logs = results.glob(f"*/logs/{rule}*.attempts.json")
+    times = (last_success_s([found.with_suffix("").with_suffix(".log")]) for found in logs)
+    return [took_s for took_s in times if took_s is not None]
