@@ -77,6 +77,14 @@ def test_the_loss_decides() -> None:
         assert found.learned == answer and said in found.sentence
 
 
+@pytest.mark.parametrize(("n", "answer"), [(5, learned.TOO_FEW), (6, "Not shown.")])
+def test_too_few_held_out_documents_are_called_that(n: int, answer: str) -> None:
+    report = _with_metric(difference=0.1, ci95=[-0.1, 0.3], change=SAME)
+    few = verdict(changed(report, {"evaluation.held_out_documents": n}))
+    assert few.answer == answer
+    assert few.sentence.count("6 are the least that can show a change") == (n < 6)
+
+
 def test_an_unscored_task_is_not_answered_for_by_its_loss() -> None:
     unscored = made_up.not_scored(CPU.inputs.evaluation, "no Node")
     found = CPU.report_with(evaluation=unscored).verdict

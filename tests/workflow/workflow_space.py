@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Any, Self
@@ -43,6 +44,14 @@ training:
    n_threads: 1}
 evaluation: {task: exact_match, max_examples: 4, max_new_tokens: 4}
 """
+
+
+def readme_manifest() -> str:
+    """Return the manifest that the README has its reader write."""
+    [text] = re.findall(
+        r"^ *```yaml\n(.*?)^ *```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    return textwrap.dedent(text)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import math
 from msgspec.structs import replace
 
 from expertflow.evaluate.records import PairedChange
+from expertflow.evaluate.statistics import MIN_DIFFERING
 from expertflow.report import format as f
 from expertflow.report.derive import MEASURED_ON_CPU
 from expertflow.report.measured import NO_REASON, Missing, format_value, is_measured
@@ -24,6 +25,7 @@ ANSWERS: dict[Learned, Verdict] = {
     "no": Verdict(level="bad", learned="no", answer="No.", sentence=""),
     "unclear": Verdict(level="mixed", learned="unclear", answer="Not shown.", sentence=""),
 }
+TOO_FEW = "Too few held-out documents for a verdict."
 BY_LOSS = "Training chose its weights by this very loss, so the change is optimistic."
 # Below this, evaluations of one run differ by chance; our judgment.
 RISE_NATS, RISE_FRACTION = 0.01, 0.02
@@ -166,6 +168,9 @@ def judge_run(report: Report) -> Verdict:
     learned, said = _answer(report)
     verdict, n_bars = ANSWERS[learned], len(report.acceptance)
     n_failed = sum(bar.verdict == "fail" for bar in report.acceptance)
+    if learned == "unclear" and report.evaluation.held_out_documents < MIN_DIFFERING:
+        verdict = replace(verdict, answer=TOO_FEW)
+        said += f" {MIN_DIFFERING} are the least that can show a change; give more records."
     if learned == "yes" and n_failed:
         answer = f"Yes, but {n_failed} of {n_bars} acceptance bars failed."
         verdict = replace(verdict, level="mixed", answer=answer)
