@@ -209,13 +209,13 @@ def count_rest(net: Any, case: Case, batch: Any) -> dict[str, Any]:
     from fake_card.count import KIB, EagerWork
 
     from expertflow.train.model.loss import loss_and_gradient_to_compile, sum_loss
-    from expertflow.train.model.packed import causal_lm, head_weight
+    from expertflow.train.model.packed import causal_lm, find_head
 
     lm, shape = causal_lm(net), SHAPES[case.model]
     size = (shape.n_rows, LENGTH, shape.hidden_size)
     hidden = torch.empty(size, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     labels = batch.labels_BL.to("cuda")
-    n_targets, head = batch.n_target_tokens, head_weight(lm)
+    n_targets, head = batch.n_target_tokens, find_head(lm)
     with EagerWork() as of_loss, torch.autocast("cuda", dtype=torch.bfloat16):
         kernel = of_loss.compiled(loss_and_gradient_to_compile)
         sum_loss(hidden, head, labels, n_targets=n_targets, kernel=kernel).backward()

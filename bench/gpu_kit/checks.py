@@ -15,7 +15,7 @@ from expertflow.tokens.arrow import read_rows
 from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.model import attention
 from expertflow.train.model.load import DTYPES, load_base
-from expertflow.train.model.packed import causal_lm, head_weight, hidden_states
+from expertflow.train.model.packed import causal_lm, find_head, hidden_states
 from expertflow.train.model.weights import weights_sha256
 from expertflow.train.processes import start_processes
 from expertflow.train.saved import checkpoint_files
@@ -100,7 +100,7 @@ def _logits(model: Any, batch: Batch) -> torch.Tensor:
     """Return some logits of all positions, [B L, N_LOGITS]."""
     lm = causal_lm(model)
     hidden = hidden_states(lm, batch).flatten(0, 1)
-    return torch.nn.functional.linear(hidden, head_weight(lm)[:N_LOGITS]).float()
+    return torch.nn.functional.linear(hidden, find_head(lm).weight_VH[:N_LOGITS]).float()
 
 
 def _alone(model: Any, batch: Batch, bounds: list[int]) -> torch.Tensor:

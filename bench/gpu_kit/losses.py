@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from expertflow.tokens.packing import IGNORE
 from expertflow.train.feed.batches import Batch
-from expertflow.train.model.packed import causal_lm, head_weight, hidden_states
+from expertflow.train.model.packed import causal_lm, find_head, hidden_states
 
 
 class AllRowsLoss(torch.nn.Module):
@@ -21,7 +21,7 @@ class AllRowsLoss(torch.nn.Module):
         """Sum the loss of one micro-batch over its targets, as a float32 scalar."""
         lm = causal_lm(self.model)
         hidden_BLH = hidden_states(lm, batch)
-        logits_BLV = functional.linear(hidden_BLH, head_weight(lm)).float()
+        logits_BLV = find_head(lm).logits(hidden_BLH)
         labels_BL = functional.pad(batch.labels_BL[:, 1:], (0, 1), value=IGNORE)
         targets_N = labels_BL.to(hidden_BLH.device).long().flatten()
         return functional.cross_entropy(

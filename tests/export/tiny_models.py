@@ -10,7 +10,7 @@ from support import LORA, tiny_qwen3
 
 from expertflow.data.layout import chatml_layout
 from expertflow.evaluate.records import Decoding, Published
-from expertflow.export.merge import ATTENTION, Trained, export_model
+from expertflow.export.merge import Trained, export_model
 from expertflow.export.records import ExportRecord, ExportSpec
 from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.arrow import PackedRows
@@ -18,6 +18,7 @@ from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 from expertflow.train.model.load import add_adapter, load_base, load_for_export
 from expertflow.train.model.weights import weights_sha256
 
+ATTENTION = "sdpa"
 VOCAB_SIZE = 300
 LAYOUT = chatml_layout()
 TARGETS = ("q_proj", "v_proj", "down_proj")

@@ -105,7 +105,7 @@ def test_every_release_of_the_kernel_is_asked_rightly(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"softcap": 50.0}, "Identity needs softcap"),
+        ({"cu_seq_lens_q": BOUNDS, "softcap": 50.0}, "Identity needs softcap"),
         ({"s_aux": torch.zeros(4)}, "Identity needs s_aux"),
         ({"is_causal": False}, "Identity is not causal"),
         ({"document_bounds": None}, "Identity got no document lengths"),

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from expertflow.tokens.packing import IGNORE
 from expertflow.train.model import loss as loss_module
+from expertflow.train.model.loss import Head
 
 N_IDS, WIDTH = 301, 16
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
@@ -51,7 +52,7 @@ def test_it_equals_torch(n_targets: int, scale: float, frozen: bool, smoothing: 
     how = {"label_smoothing": smoothing} if smoothing else {}
     for kernel in (None, loss_module.loss_and_gradient_to_compile):
         hidden, head, labels, n = case(n_targets, frozen=frozen, scale=scale)
-        loss = loss_module.sum_loss(hidden, head, labels, n_targets=n, kernel=kernel, **how)
+        loss = loss_module.sum_loss(hidden, Head(head), labels, n_targets=n, kernel=kernel, **how)
         (loss / 100).backward()
         expected, to_hidden, to_head = by_torch(hidden, head, labels, smoothing)
         torch.testing.assert_close(loss.detach(), expected)
@@ -62,7 +63,29 @@ def test_it_equals_torch(n_targets: int, scale: float, frozen: bool, smoothing: 
     way = f"supervised rows only, {loss_module.CHUNK} at a time with their gradients, head "
     way += "frozen" if frozen else "trained"
     way += ", labels smoothed by 0.1" if smoothing else ""
-    assert loss_module.loss_route(head, label_smoothing=smoothing) == way
+    assert loss_module.loss_route(Head(head), label_smoothing=smoothing) == way
+
+
+@pytest.mark.parametrize(
+    "kernel", [loss_module.loss_and_gradient, loss_module.loss_and_gradient_to_compile]
+)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("scale", "cap"), [(0.125, None), (1.0, 4.0), (0.5, 3.0)])
+def test_scale_cap_and_bias_are_those_of_autograd(
+    scale: float, cap: float | None, smoothing: float, kernel: loss_module.Kernel
+) -> None:
+    found = []
+    for fused in (True, False):
+        hidden, weight, labels, n = case(300)
+        bias = torch.randn(N_IDS, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        head, how = Head(weight, bias, scale, cap), {"label_smoothing": smoothing}
+        if fused:
+            loss = loss_module.sum_loss(hidden, head, labels, n_targets=n, kernel=kernel, **how)
+        else:
+            loss = loss_module.plain_loss(hidden, head, labels, **how)
+        (loss / 100).backward()
+        found.append((loss.detach(), hidden.grad, weight.grad, bias.grad))
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -72,7 +95,7 @@ def test_what_is_compiled_computes_the_same(dtype: torch.dtype, smoothing: float
     for kernel in (None, torch.compile(loss_module.loss_and_gradient_to_compile)):
         hidden, head, labels, n = case(loss_module.CHUNK + 77, dtype=dtype)
         loss = loss_module.sum_loss(
-            hidden, head, labels, n_targets=n, label_smoothing=smoothing, kernel=kernel
+            hidden, Head(head), labels, n_targets=n, label_smoothing=smoothing, kernel=kernel
         )
         loss.backward()
         found.append((loss, hidden.grad, head.grad))
@@ -86,7 +109,9 @@ def test_what_is_compiled_computes_the_same(dtype: torch.dtype, smoothing: float
 def test_autocast_halves_products_and_no_sums(frozen: bool, smoothing: float) -> None:
     hidden, head, labels, n = case(700, frozen=frozen)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = loss_module.sum_loss(hidden, head, labels, n_targets=n, label_smoothing=smoothing)
+        loss = loss_module.sum_loss(
+            hidden, Head(head), labels, n_targets=n, label_smoothing=smoothing
+        )
         expected, to_hidden, to_head = by_torch(hidden, head, labels, smoothing)
         assert loss_module.product_dtype(head.device, head.dtype) == torch.bfloat16
     assert loss_module.product_dtype(head.device, head.dtype) == torch.float32
@@ -103,7 +128,7 @@ def test_autocast_halves_products_and_no_sums(frozen: bool, smoothing: float) ->
 def test_a_frozen_head_in_half_gives_a_loss_in_full_precision(dtype: torch.dtype) -> None:
     """Whatever the hidden states are in."""
     hidden, head, labels, n = case(1000, frozen=True, dtype=dtype)
-    loss = loss_module.sum_loss(hidden, head.bfloat16(), labels, n_targets=n)
+    loss = loss_module.sum_loss(hidden, Head(head.bfloat16()), labels, n_targets=n)
     expected, *_ = by_torch(hidden, head, labels, 0.0)
     torch.testing.assert_close(loss.detach(), expected, atol=0, rtol=1e-2)
     loss.backward()
@@ -117,7 +142,7 @@ def test_a_frozen_head_in_half_gives_a_loss_in_full_precision(dtype: torch.dtype
 def test_nothing_unwanted_is_computed(frozen: bool, enabled: bool, n_products: int) -> None:
     hidden, head, labels, n = case(100, frozen=frozen)
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(enabled):
-        loss_module.sum_loss(hidden, head, labels, n_targets=n)
+        loss_module.sum_loss(hidden, Head(head), labels, n_targets=n)
     assert counter.get_total_flops() == n_products * 2 * n * N_IDS * WIDTH
 
 
@@ -133,7 +158,7 @@ def test_a_chunk_grows_with_card_memory(monkeypatch: pytest.MonkeyPatch, trained
 
 def test_without_targets_the_loss_and_all_gradients_are_zero() -> None:
     hidden, head, labels, n = case(0)
-    loss = loss_module.sum_loss(hidden, head, labels, n_targets=n)
+    loss = loss_module.sum_loss(hidden, Head(head), labels, n_targets=n)
     loss.backward()
     assert loss.item() == 0
     for tensor in (hidden, head):

@@ -19,7 +19,7 @@ from expertflow.evaluate.questions import EvalExample, Pair
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Buffers, Collator
 from expertflow.train.model.loss import chunk_rows, targets_of
-from expertflow.train.model.packed import causal_lm, head_weight, hidden_states
+from expertflow.train.model.packed import causal_lm, find_head, hidden_states
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +58,14 @@ def document_losses(model: Any, rows: PackedRows, *, micro_batch_size: int) -> D
 def _target_nats(
     lm: Any, batch: Batch, positions_T: torch.Tensor, targets_T: torch.Tensor
 ) -> NDArray[np.float64]:
-    head_VH = head_weight(lm)
-    device = head_VH.device
+    head = find_head(lm)
+    device, dtype = head.weight_VH.device, head.weight_VH.dtype
     hidden_TH = hidden_states(lm, batch).flatten(0, 1).index_select(0, positions_T.to(device))
     targets_T1 = targets_T.to(device)[:, None]
-    chunk, nats = chunk_rows(head_VH), []
+    chunk, nats = chunk_rows(head.weight_VH), []
     for start in range(0, len(targets_T1), chunk):
         part = slice(start, start + chunk)
-        logits_CV = torch.nn.functional.linear(hidden_TH[part].to(head_VH.dtype), head_VH).float()
+        logits_CV = head.logits(hidden_TH[part].to(dtype))
         said_C = logits_CV.gather(1, targets_T1[part])[:, 0]
         nats.append(logits_CV.logsumexp(1) - said_C)
     result: NDArray[np.float64] = torch.cat(nats).cpu().numpy().astype(np.float64)

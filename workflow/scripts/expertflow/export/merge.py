@@ -22,15 +22,18 @@ from expertflow.export.records import ExportRecord, ExportSpec, MergeComparison,
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.engine import Engine
 from expertflow.train.model.base import weight_files
-from expertflow.train.model.load import load_base, load_for_export, make_mergeable
+from expertflow.train.model.load import (
+    load_base,
+    load_for_export,
+    make_mergeable,
+    plain_attention,
+)
 from expertflow.train.model.packed import PackedLoss, causal_lm, compute_held_out_loss
 
 log = logging.getLogger(__name__)
 
 # Larger models are split into files that can be copied and read one by one.
 MAX_SHARD = "5GB"
-# The comparison's attention supports plain text and packed rows.
-ATTENTION = "sdpa"
 # Rows are compared up to both bounds.
 MAX_ROWS = 32
 MAX_TOKENS = 4_096
@@ -108,12 +111,13 @@ def _write_weights(
     spec: ExportSpec, trained: Trained, dtype: torch.dtype, folder: Path
 ) -> tuple[MergedInto, MergeComparison]:
     sample = sample_rows(trained.rows)
+    attention = plain_attention(trained.base)
     model = load_for_export(
         trained.folder,
         base=str(trained.base),
         method=trained.method,
         precision=trained.precision,
-        attention_name=ATTENTION,
+        attention_name=attention,
     )
     model_files.check_weights(model, trained.published, trained.folder)
     if trained.method == "full":
@@ -136,7 +140,7 @@ def _write_weights(
     del model, plain
     gc.collect()
     # The files as users load them, but in fp32, to measure only what the files lost.
-    written = load_base(str(folder), dtype=torch.float32, attention_name=ATTENTION).eval()
+    written = load_base(str(folder), dtype=torch.float32, attention_name=attention).eval()
     after = compute_outputs(written, sample)
     name = str(dtype).removeprefix("torch.")
     comparison = compare_outputs(before, after, n_rows=len(sample), dtype=name)

@@ -21,7 +21,7 @@ from expertflow.evaluate.generate import end_ids, positions_of
 from expertflow.export.model_files import read_system_prompt
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
-from expertflow.train.model.load import load_base
+from expertflow.train.model.load import load_base, plain_attention
 
 THINK = "<think>"
 # Oldest cards with bf16 (Ampere).
@@ -135,7 +135,8 @@ def load_expert(folder: Path, *, max_new_tokens: int) -> ServedExpert:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     half = device.type == "cuda" and torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
     dtype = torch.bfloat16 if half else torch.float32
-    model = load_base(str(place), dtype=dtype, attention_name="sdpa").to(device).eval()
+    model = load_base(str(place), dtype=dtype, attention_name=plain_attention(place))
+    model = model.to(device).eval()
     model.generation_config.max_new_tokens = max_new_tokens
     return ServedExpert(
         name=folder.resolve().name,

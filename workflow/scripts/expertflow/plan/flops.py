@@ -25,8 +25,11 @@ from expertflow.plan.records import ModelFacts
 from expertflow.plan.settings import LoraSpec
 
 # Model types with a gated MLP in transformers.
-GATED_MLP = {"gemma", "granite", "llama", "mistral", "qwen2", "qwen3"}
-PLAIN_MLP = {"gpt_neox", "starcoder2"}
+GATED_MLP = {
+    "cohere", "gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3",
+    "qwen2", "qwen3", "smollm3",
+}  # fmt: skip
+PLAIN_MLP = {"gpt2", "gpt_neox", "phi", "starcoder2"}
 CONVENTION = (
     "multiply-adds count 2; causal block-diagonal attention; head on supervised rows only;"
     " frozen weights under DoRA with dropout twice; embedding lookup 0; recomputation in hardware"
@@ -101,7 +104,13 @@ def layer_shapes(facts: ModelFacts) -> dict[str, tuple[int, int]]:
             "dense_h_to_4h": (h, inner),
             "dense_4h_to_h": (inner, h),
         }
+    if facts.model_type == "phi3":
+        qkv = {"qkv_proj": (h, q + 2 * kv), "o_proj": (q, h)}
+        return {**qkv, "gate_up_proj": (h, 2 * inner), "down_proj": (inner, h)}
     attention = {"q_proj": (h, q), "k_proj": (h, kv), "v_proj": (h, kv), "o_proj": (q, h)}
+    if facts.model_type == "phi":
+        attention["dense"] = attention.pop("o_proj")
+        return {**attention, "fc1": (h, inner), "fc2": (inner, h)}
     if facts.model_type == "starcoder2":
         return {**attention, "c_fc": (h, inner), "c_proj": (inner, h)}
     gated = {"gate_proj": (h, inner), "up_proj": (h, inner), "down_proj": (inner, h)}

@@ -35,6 +35,7 @@ from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.packing import IGNORE
 from expertflow.train.feed.batches import Batch
 from expertflow.train.model import attention, loss
+from expertflow.train.model.attention import caps_scores
 from expertflow.train.model.load import DTYPES, add_adapter
 from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
 
@@ -282,8 +283,11 @@ def trace_memory(
             raise TrainingError("a step of DoRA on 4-bit weights is not traced")
         if attention == "flex":
             raise TrainingError("flex attention is not traced")
+        config = read_config(base)
+        if caps_scores(config):
+            raise TrainingError("attention that caps its scores is not traced")
         run = TracedRun(
-            config=read_config(base),
+            config=config,
             method=spec.method,
             lora=spec.lora,
             attention=attention,

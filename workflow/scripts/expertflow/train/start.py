@@ -11,11 +11,11 @@ from expertflow.plan.records import TrainPlan
 from expertflow.train.device import is_out_of_memory
 from expertflow.train.feed.batches import Batch
 from expertflow.train.feed.loader import BaseFeed
-from expertflow.train.model.attention import activate_flash_3, describe_route
+from expertflow.train.model.attention import activate_flash_3, caps_scores, describe_route
 from expertflow.train.model.compiled import compile_layers
 from expertflow.train.model.load import DTYPES
 from expertflow.train.model.loss import loss_and_gradient_to_compile, loss_route
-from expertflow.train.model.packed import PackedLoss, causal_lm, head_weight
+from expertflow.train.model.packed import PackedLoss, causal_lm, find_head
 from expertflow.train.model.route import Route
 from expertflow.train.model.self_check import MixedDocuments, check_model
 from expertflow.train.model.start_check import check_route
@@ -54,7 +54,8 @@ def prepare_loss(
     for fallback in earlier:
         route.start_from(fallback.part, fallback.used)
     # Refuses attention that cannot run here, before anything runs.
-    describe_route(route.used["attention"], device=device, dtype=dtype)
+    caps = caps_scores(causal_lm(net).config)
+    describe_route(route.used["attention"], device=device, dtype=dtype, caps=caps)
     is_checked = device.type in CHECKED_DEVICES
     checked = None
     try:
@@ -68,8 +69,8 @@ def prepare_loss(
         words.append(outcome)
         if found or checked is None:
             checked = _check_model(loss, processes)
-    kernel = describe_route(route.used["attention"], device=device, dtype=dtype)
-    head = loss_route(head_weight(causal_lm(net)), label_smoothing=smoothing)
+    kernel = describe_route(route.used["attention"], device=device, dtype=dtype, caps=caps)
+    head = loss_route(find_head(causal_lm(net)), label_smoothing=smoothing)
     words = [
         f"attention {route.used['attention']}: {kernel}; {flash}",
         f"loss {route.used['loss']}: {head}",

@@ -29,12 +29,17 @@ KERNEL_CAPABILITY = (8, 0)
 FLASH_3_CAPABILITY = (9, 0)
 HALF = (torch.bfloat16, torch.float16)
 # Some families add these to the scores; a kernel that ignored them would train another model.
-REFUSED = ("softcap", "s_aux", "position_bias")
+REFUSED = ("s_aux", "position_bias")
 
 
 KERNEL: Callable[..., Any] = varlen.varlen_attn
 # Since torch 2.12; before that, every query head wants a key head of its own.
 TAKES_GROUPED_HEADS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
+
+
+def caps_scores(config: Any) -> bool:
+    """Return whether a model softly caps its attention scores, as Gemma 2 does."""
+    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
 
 
 def transformers_name(attention: str) -> str:
@@ -55,6 +60,7 @@ def attention_forward(
     max_length_q: int | None = None,
     document_bounds: torch.Tensor | None = None,
     is_causal: bool | None = None,
+    softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend causally within each document; return values as [B, L, H, D].
@@ -76,6 +82,8 @@ def attention_forward(
     length = query_BHLD.shape[2]
     window = sliding_window if sliding_window is not None and sliding_window < length else None
     if cu_seq_lens_q is not None:
+        if softcap is not None:
+            raise TrainingError(f"{name} needs softcap, which the variable-length kernel has not")
         if dropout:
             raise TrainingError(
                 f"{name} wants attention dropout {dropout:g}, which the variable-length kernel has"
@@ -88,7 +96,7 @@ def attention_forward(
             f"{name} got no document lengths: its model does not pass them on; set"
             " training.attention to sdpa"
         )
-    return _attend_documents(heads, document_bounds, scaling, window, dropout), None
+    return _attend_documents(heads, document_bounds, scaling, window, dropout, softcap), None
 
 
 # The lengths differ from batch to batch, so compiling the loop would recompile it each time.
@@ -99,16 +107,23 @@ def _attend_documents(
     scaling: float | None,
     window: int | None,
     dropout: float,
+    softcap: float | None,
 ) -> torch.Tensor:
     batch, _heads, length, _width = heads[0].shape
     query, key, value = (t.transpose(1, 2).flatten(0, 1) for t in heads)
-    if needs_own_heads(query):
+    if softcap is not None or needs_own_heads(query):
         key, value = _repeated(query, key, value)
     documents = []
     for start, end in pairwise(bounds.tolist()):
         if start == end:
             continue
         cut = window is not None and end - start > window
+        if softcap is not None:
+            q_HND, k_HND, v_HND = (t[start:end].transpose(0, 1) for t in (query, key, value))
+            mask = _window_mask(end - start, window, query.device)
+            out_HND = _attend_capped(q_HND, k_HND, v_HND, mask, softcap, scaling, dropout)
+            documents.append(out_HND.transpose(0, 1))
+            continue
         out_1HND = scaled_dot_product_attention(
             query[start:end].transpose(0, 1)[None],
             key[start:end].transpose(0, 1)[None],
@@ -122,6 +137,24 @@ def _attend_documents(
         documents.append(out_1HND[0].transpose(0, 1))
     out = torch.cat(documents)
     return out.view(batch, length, *out.shape[1:])
+
+
+def _attend_capped(
+    query_HND: torch.Tensor,
+    key_HND: torch.Tensor,
+    value_HND: torch.Tensor,
+    mask_NN: torch.Tensor,
+    softcap: float,
+    scaling: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """Attend with scores s as ``cap tanh(s / cap)``, by plain operations: no kernel knows it."""
+    scale = query_HND.shape[-1] ** -0.5 if scaling is None else scaling
+    scores_HNN = torch.matmul(query_HND, key_HND.mT) * scale
+    scores_HNN = torch.tanh(scores_HNN / softcap) * softcap
+    weights_HNN = scores_HNN.float().masked_fill(~mask_NN, -torch.inf).softmax(-1)
+    weights_HNN = torch.nn.functional.dropout(weights_HNN.to(value_HND.dtype), dropout)
+    return torch.matmul(weights_HNN, value_HND)
 
 
 def _window_mask(length: int, window: int | None, device: torch.device) -> torch.Tensor:
@@ -167,21 +200,28 @@ def _attend_varlen(
     return result
 
 
-def describe_route(attention: str, *, device: torch.device, dtype: torch.dtype) -> str:
+def describe_route(
+    attention: str, *, device: torch.device, dtype: torch.dtype, caps: bool = False
+) -> str:
     """Describe the kernel of a route; refuse one that does not run here."""
     if attention in (NAME, "varlen"):
-        reason = varlen_unavailable_reason(device, dtype)
+        reason = varlen_unavailable_reason(device, dtype, caps)
         if reason is None:
             return "variable-length kernel over all documents of a micro-batch"
         if attention == "varlen":
             raise TrainingError(f"training.attention varlen: {reason}; use auto, or sdpa")
-        return f"one SDPA call a document, as {reason}"
+        call = "plain operations for each" if caps else "one SDPA call a"
+        return f"{call} document, as {reason}"
     if attention == "flex" and device.type == "cpu":
         raise TrainingError("training.attention flex has no backward pass on a CPU; use auto")
     return f"{transformers_name(attention)} of transformers, documents apart by a mask"
 
 
-def varlen_unavailable_reason(device: torch.device, dtype: torch.dtype) -> str | None:
+def varlen_unavailable_reason(
+    device: torch.device, dtype: torch.dtype, caps: bool = False
+) -> str | None:
+    if caps:
+        return "the variable-length kernel cannot cap scores, which this model does"
     if device.type != "cuda":
         return f"the variable-length kernel does not run on a {device.type.upper()}"
     if dtype not in HALF:

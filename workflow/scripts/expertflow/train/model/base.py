@@ -21,6 +21,13 @@ FETCH_AGAIN = "fetch or save the model again"
 LICENSE_FILES = (
     "LICEN[CS]E*", "[Ll]icen[cs]e*", "NOTICE*", "COPYING*", "USE_POLICY*"
 )  # fmt: skip
+# How GPT-2 names its sizes.
+OTHER_NAMES = {
+    "num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+}  # fmt: skip
+# Model types whose head is the embedding where config.json does not say.
+TIED = {"cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gpt2", "starcoder2"}
 # Files of a hub model that are read or passed on.
 WANTED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", *LICENSE_FILES)
 
@@ -96,6 +103,11 @@ def read_facts(directory: Path) -> ModelFacts:
         config = dict(json.loads(path.read_bytes()))
     except (ValueError, TypeError, RecursionError) as error:
         raise TrainingError(f"{path}: no JSON object ({error!s:.80}); {FETCH_AGAIN}") from error
+    config = {
+        name: config[other] for name, other in OTHER_NAMES.items() if other in config
+    } | config
+    if config.get("model_type") == "gpt2" and not config.get("intermediate_size"):
+        config["intermediate_size"] = 4 * config["hidden_size"]
 
     def count(key: str, otherwise: str = "") -> int:
         value = config[key] if config.get(key) or not otherwise else config[otherwise]
@@ -113,7 +125,7 @@ def read_facts(directory: Path) -> ModelFacts:
             head_dim=count("head_dim") if config.get("head_dim") else count("hidden_size") // heads,
             intermediate_size=count("intermediate_size"),
             vocab_size=count("vocab_size"),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", model_type in TIED)),
             model_type=model_type,
             n_mlp_matrices=mlp_matrices(model_type),
         )

@@ -50,7 +50,8 @@ def compile_layers(
         )
     device = next(lm.parameters()).device
     own = lm.config._attn_implementation == attention.NAME
-    loops = own and attention.varlen_unavailable_reason(device, dtype) is not None
+    caps = attention.caps_scores(lm.config)
+    loops = own and attention.varlen_unavailable_reason(device, dtype, caps) is not None
     if loops and any(layer.gradient_checkpointing for layer in layers):
         return "layers not compiled: checkpointed ones cannot loop over documents in a graph"
     if backend == "inductor":

@@ -25,6 +25,12 @@ ADAPTER_FILE = "adapter_config.json"
 CPU = torch.device("cpu")
 
 
+def plain_attention(path: Path) -> str:
+    """Return the attention of transformers that the model in a directory knows best."""
+    config = json.loads((path / "config.json").read_text("utf-8"))
+    return "eager" if config.get("attn_logit_softcapping") else "sdpa"
+
+
 def load_base(
     path: str,
     *,

@@ -14,6 +14,7 @@ from expertflow.train.feed.batches import Batch, Buffers, Collator
 from expertflow.train.feed.order import micro_batch_rows
 from expertflow.train.model import attention
 from expertflow.train.model.loss import (
+    Head,
     Kernel,
     loss_and_gradient,
     plain_loss,
@@ -37,13 +38,13 @@ class PackedLoss(torch.nn.Module):
     def forward(self, batch: Batch) -> torch.Tensor:
         """Sum the loss of one micro-batch over its targets, as a float32 scalar.
 
-        The loss applies the head to supervised rows only, so it must be a plain linear map. Labels
-        are smoothed in training only.
+        The loss applies the head itself, to supervised rows only. Labels are smoothed in training
+        only.
         """
         lm = causal_lm(self.model)
         labels = batch.labels_BL.to(next(lm.parameters()).device, non_blocking=True)
         smoothing = self.label_smoothing if self.training else 0.0
-        inputs = hidden_states(lm, batch), head_weight(lm), labels
+        inputs = hidden_states(lm, batch), find_head(lm), labels
         if self.kernel is None:
             return plain_loss(*inputs, label_smoothing=smoothing)
         return sum_loss(
@@ -77,20 +78,20 @@ def hidden_states(lm: PreTrainedModel, batch: Batch) -> torch.Tensor:
     return hidden
 
 
-def head_weight(lm: PreTrainedModel) -> torch.Tensor:
-    """Return the head's matrix, [V, H]; refuse a head that is more than a matrix."""
+def find_head(lm: PreTrainedModel) -> Head:
+    """Return the head with the scale and cap that the config names; refuse another kind of it."""
     head = lm.get_output_embeddings()
     if not isinstance(head, torch.nn.Linear) or not head.weight.is_floating_point():
         raise TrainingError(
             f"the head of {lm.config.model_type} is {type(head).__name__}, not a plain linear map;"
             " take it out of training.lora.targets, or use another base model"
         )
-    if head.bias is not None:
-        raise TrainingError(
-            f"the head of {lm.config.model_type} has a bias; use another base model"
-        )
-    weight: torch.Tensor = head.weight
-    return weight
+    config = lm.config.get_text_config()
+    # Cohere multiplies, Granite divides, Gemma 2 caps.
+    scale = getattr(config, "logit_scale", None) or 1.0
+    scale /= getattr(config, "logits_scaling", None) or 1.0
+    cap = getattr(config, "final_logit_softcapping", None)
+    return Head(head.weight, head.bias, float(scale), None if cap is None else float(cap))
 
 
 def document_kwargs(
@@ -99,7 +100,8 @@ def document_kwargs(
     device, dtype = positions.device, product_dtype(positions.device, lm.dtype)
     if lm.config._attn_implementation != attention.NAME:
         return {}
-    if attention.varlen_unavailable_reason(device, dtype) is None:
+    caps = attention.caps_scores(lm.config)
+    if attention.varlen_unavailable_reason(device, dtype, caps) is None:
         return {"cu_seq_lens_q": document_bounds(batch, device), "max_length_q": batch.max_length}
     return {"document_bounds": document_bounds(batch, batch.cu_seqlens.device)}
 

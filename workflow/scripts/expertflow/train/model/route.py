@@ -14,10 +14,12 @@ class Route:
     def __init__(self, loss: PackedLoss, *, attention: str, compiled: bool) -> None:
         self._loss, self._lm = loss, causal_lm(loss.model)
         self._calls = [(layer, layer._compiled_call_impl) for layer in decoder_layers(self._lm)]
+        plainer = "sdpa" if self._lm._supports_sdpa else "eager"
+        ladder = [attention] if attention in ("sdpa", "eager") else [attention, plainer]
         own: dict[str, Kernel | None] = {"compiled": loss.kernel} if compiled else {}
         self._kernels = own | {"chunked": loss_and_gradient, "plain": None}
         self._choices: dict[RoutePart, list[str]] = {
-            "attention": [attention] if attention in ("sdpa", "eager") else [attention, "sdpa"],
+            "attention": ladder,
             "compilation": ["on", "off"] if compiled else ["off"],
             "loss": list(self._kernels),
         }

@@ -1,8 +1,8 @@
 """Check before the first step that a model is trained as its own code computes it.
 
 The trainer applies the head itself, to supervised rows only, and gives every layer the document
-bounds. A family that caps its logits, carries a state across documents, or does not use the
-registered attention would silently train as another model.
+bounds. A family that changes its logits in an unknown way, carries a state across documents, or
+does not use the registered attention would silently train as another model.
 
 Shapes: B rows, L tokens a row, N tokens of a document, H width, V vocabulary.
 """
@@ -24,7 +24,7 @@ from expertflow.train.model.loss import product_dtype
 from expertflow.train.model.packed import (
     PackedLoss,
     causal_lm,
-    head_weight,
+    find_head,
     hidden_states,
 )
 
@@ -67,7 +67,7 @@ def check_model(loss: PackedLoss) -> str:
         head = _head_difference(lm)
         if not head <= HEAD_TOLERANCE:
             raise TrainingError(
-                f"{family} does more to its logits than its head says (off by {head:.1g}), so its"
+                f"{family} does more to its logits than its config says (off by {head:.1g}), so its"
                 " loss would be wrong; use another base model"
             )
         documents = _document_difference(lm)
@@ -80,7 +80,8 @@ def check_model(loss: PackedLoss) -> str:
 
 
 def _head_difference(lm: PreTrainedModel) -> float:
-    weight_VH = head_weight(lm)
+    head = find_head(lm)
+    weight_VH = head.weight_VH
     probe_NH = torch.randn(4, weight_VH.shape[1], generator=torch.Generator().manual_seed(0))
     probe_NH = probe_NH.to(weight_VH.device, weight_VH.dtype)
     probe_NH *= PROBE_LOGIT / functional.linear(probe_NH, weight_VH).abs().max()
@@ -96,7 +97,7 @@ def _head_difference(lm: PreTrainedModel) -> float:
             logits_NV = lm(input_ids=ids, use_cache=False).logits[0]
     finally:
         hook.remove()
-    return _difference(logits_NV, functional.linear(probe_NH, weight_VH))
+    return _difference(logits_NV, head.logits(probe_NH))
 
 
 def _document_difference(lm: PreTrainedModel) -> float:
