@@ -66,7 +66,7 @@ def test_a_recipe_is_translated_and_what_is_left_out_is_explained(tmp_path: Path
         "adamw_8bit",
     )
     assert training["warmup_steps_min"] == training["warmup_steps_max"] == 10
-    assert "gate_proj" in training["lora"]["targets"] and training["learning_rate"] == 2e-4
+    assert training["lora"]["targets"] == ["all-linear"] and training["learning_rate"] == 2e-4
     assert (source["id"], source["messages"]) == ("mlabonne/FineTome-100k", "conversations")
     assert expert["model"] == "/mnt/c/models/llama"
     # What somebody has written since is not lost.

@@ -14,9 +14,8 @@ from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.core.errors import ConfigError
 from expertflow.core.settings import list_settings, name_of
 from expertflow.evaluate.records import HELD_OUT_LOSS
-from expertflow.plan.settings import LoraSpec, Tracker, TrainingSection
+from expertflow.plan.settings import ALL_LINEAR, LoraSpec, Tracker, TrainingSection
 
-ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # Sections that only group keys, in files that have them.
 GROUPS = ("model.lora", "model", "training", "config", "epoch_calculation", "hardware_monitoring",
           "logging", "model_saving", "optimization", "quantization", "peft_config",
@@ -243,7 +242,7 @@ def _value(key: str, value: Any, target: str) -> Any:
         return Unusable("auto takes the model's own; save another as a file and name it")
     if target == f"{LORA}.{name_of(LoraSpec.targets)}":
         if value in (True, "all", "all-linear", ["all"]):
-            return list(ALL_LINEAR)
+            return [ALL_LINEAR]
         return list(value) if isinstance(value, list) else None
     if name == name_of(TrainingSection.packing):
         return "bfd" if value in (True, "bfd", "ffd") else "none" if value is False else "concat"

@@ -22,7 +22,7 @@ adapter. Checked in tests against torch's FlopCounterMode.
 
 from expertflow.core.records import Record
 from expertflow.plan.records import ModelFacts
-from expertflow.plan.settings import LoraSpec
+from expertflow.plan.settings import ALL_LINEAR, LoraSpec
 
 # Model types with a gated MLP in transformers.
 GATED_MLP = {
@@ -30,6 +30,8 @@ GATED_MLP = {
     "qwen2", "qwen3", "smollm3",
 }  # fmt: skip
 PLAIN_MLP = {"gpt2", "gpt_neox", "phi", "starcoder2"}
+# Model types whose layers' names and shapes are known; GPT-2 calls two of them the same.
+SHAPED = (GATED_MLP | PLAIN_MLP) - {"gpt2"}
 CONVENTION = (
     "multiply-adds count 2; causal block-diagonal attention; head on supervised rows only;"
     " frozen weights under DoRA with dropout twice; embedding lookup 0; recomputation in hardware"
@@ -78,7 +80,15 @@ def flops_doubts(facts: ModelFacts, lora: LoraSpec | None) -> str:
 
 def unknown_targets(facts: ModelFacts, lora: LoraSpec | None) -> tuple[str, ...]:
     known = layer_shapes(facts)
-    return () if lora is None else tuple(name for name in lora.targets if name not in known)
+    names = () if lora is None else adapted_layers(facts, lora)
+    return tuple(name for name in names if name not in known)
+
+
+def adapted_layers(facts: ModelFacts, lora: LoraSpec) -> tuple[str, ...]:
+    """Return the names of the layers with an adapter, all-linear spelled out where it is known."""
+    if lora.targets == (ALL_LINEAR,) and facts.model_type in SHAPED:
+        return tuple(layer_shapes(facts))
+    return lora.targets
 
 
 def adapter_weights(facts: ModelFacts, lora: LoraSpec | None) -> int:
@@ -91,7 +101,7 @@ def adapter_weights(facts: ModelFacts, lora: LoraSpec | None) -> int:
 
 def _adapted(facts: ModelFacts, lora: LoraSpec) -> list[tuple[int, int]]:
     shapes = layer_shapes(facts)
-    return [shapes[name] for name in lora.targets if name in shapes]
+    return [shapes[name] for name in adapted_layers(facts, lora) if name in shapes]
 
 
 def layer_shapes(facts: ModelFacts) -> dict[str, tuple[int, int]]:
@@ -154,4 +164,4 @@ def _needs_last_product(facts: ModelFacts, lora: LoraSpec | None) -> bool:
     """Return whether the backward pass reads the output of a layer's last frozen product."""
     if lora is None or not lora.use_dora or lora.dropout:
         return False
-    return list(layer_shapes(facts))[-1] in lora.targets
+    return list(layer_shapes(facts))[-1] in adapted_layers(facts, lora)

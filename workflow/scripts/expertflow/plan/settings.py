@@ -35,13 +35,20 @@ Overflow = Literal["split", "truncate", "drop"]
 Masked = Literal["varlen", "sdpa", "flex", "eager"]
 
 
+# Every linear layer except the head, whatever a family calls them; the name is peft's.
+ALL_LINEAR = "all-linear"
+
+
 class LoraSpec(Record, frozen=True, kw_only=True):
     r: Annotated[int, Setting("Rank.", BOTH, ge=1)] = 16
     alpha: Annotated[int, Setting("Scale is alpha / r.", BOTH, ge=1)] = 32
     dropout: Annotated[float, Setting("Dropout before the adapter, 0-1.", BOTH, ge=0, lt=1)] = 0.05
     targets: Annotated[
-        tuple[str, ...], Setting("Linear layers that get an adapter.", BOTH, min_length=1)
-    ] = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
+        tuple[str, ...],
+        Setting(
+            "Linear layers that get an adapter; all-linear: all but the head.", BOTH, min_length=1
+        ),
+    ] = (ALL_LINEAR,)
     use_dora: Annotated[bool, Setting("Weight-decomposed adapters (DoRA).", BOTH)] = False
     use_rslora: Annotated[bool, Setting("Scale alpha / sqrt(r) instead.", BOTH)] = False
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 
 from expertflow.core.errors import TrainingError, single_line
 from expertflow.plan.records import TrainPlan
-from expertflow.plan.settings import LoraSpec
+from expertflow.plan.settings import ALL_LINEAR, LoraSpec
 from expertflow.train.model import attention
 from expertflow.train.optimizers import BITSANDBYTES
 from expertflow.train.records import ModelRecord
@@ -116,7 +116,7 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
         r=lora.r,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=list(lora.targets),
+        target_modules=ALL_LINEAR if lora.targets == (ALL_LINEAR,) else list(lora.targets),
         use_dora=lora.use_dora,
         use_rslora=lora.use_rslora,
         task_type="CAUSAL_LM",

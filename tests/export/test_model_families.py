@@ -13,6 +13,7 @@ from tiny_models import VOCAB_SIZE, export, held_out_rows, trained
 
 from expertflow.data.layout import CHATML, chatml_layout
 from expertflow.data.render import Renderer
+from expertflow.plan.settings import ALL_LINEAR
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 from expertflow.train.feed.batches import Collator
 from expertflow.train.model.base import read_facts
@@ -105,7 +106,10 @@ def test_a_family_trains_merges_and_loads_elsewhere(name: str, tmp_path: Path) -
 
     net = load_base(str(base), dtype=torch.float32, attention_name="packed")
     assert check_model(PackedLoss(net)).startswith("model checked")
-    net = add_adapter(net, replace(LORA, targets=products(net), dropout=0.0))
+    linear = list_products(net) - {"lm_head"}
+    net = add_adapter(net, replace(LORA, targets=(ALL_LINEAR,), dropout=0.0))
+    adapted = {name for name, m in net.named_modules() if hasattr(m, "lora_A")}
+    assert {name.removeprefix("base_model.model.") for name in adapted} == linear
     losses = train(net)
     assert losses[-1] < losses[0]
     net.save_pretrained(folder)
@@ -120,10 +124,9 @@ def test_a_family_trains_merges_and_loads_elsewhere(name: str, tmp_path: Path) -
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-def products(net: torch.nn.Module) -> tuple[str, ...]:
+def list_products(net: torch.nn.Module) -> set[str]:
     kinds = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
-    names = {n.rpartition(".")[2] for n, m in net.named_modules() if isinstance(m, kinds)}
-    return tuple(sorted(names - {"lm_head"}))
+    return {name for name, module in net.named_modules() if isinstance(module, kinds)}
 
 
 def train(net: Any) -> list[float]:
