@@ -52,6 +52,7 @@ NOT_RUN = {
     r"python workflow/scripts/guard_run\.py .*": "network",
     r"python workflow/scripts/pretokenize_files\.py .*": "test_rows_alone.py",
     r"python workflow/scripts/open_bundle\.py --outcome outcome\.tar": "test_bundles.py",
+    r"python workflow/scripts/push_expert\.py .*": "network",
     r"python bench/.*": "minutes, a card or a network",
 }
 # What is done before the commands of a page: files that it speaks of.

@@ -1,0 +1,130 @@
+"""Pushing an expert to a hub that stands in for the real one; nothing tells the token."""
+
+import base64
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import run_script
+
+TOKEN = "hf_secretsecret"
+FILES = {"README.md": "card\n", "config.json": "{}", "model.safetensors": "weights"}
+
+
+class WriteHub(BaseHTTPRequestHandler):
+    """As much of the hub as a commit of small files asks for."""
+
+    requests: list[tuple[str, str | None, list[Any]]]
+    refuses = False
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        lines = [json.loads(line) for line in body.splitlines()]
+        self.requests.append((self.path, self.headers.get("Authorization"), lines))
+        place = f"http://{self.headers['Host']}/you/mine"
+        answer: dict[str, Any] = {"url": place, "commitUrl": f"{place}/commit/1", "commitOid": "1"}
+        if "/preupload/" in self.path:
+            modes = {"uploadMode": "regular", "shouldIgnore": False}
+            answer = {"files": [{"path": f["path"], **modes} for f in lines[0]["files"]]}
+        self.send(403 if self.refuses else 200, answer)
+
+    def do_GET(self) -> None:
+        self.send(404, {})
+
+    def send(self, status: int, answer: dict[str, Any]) -> None:
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[type[WriteHub]]:
+    handler = type("Bound", (WriteHub,), {"requests": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    handler.endpoint = f"http://127.0.0.1:{server.server_address[1]}"  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield handler
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    results = tmp_path / "mine"
+    (results / "merged").mkdir(parents=True)
+    (results / "checkpoint").mkdir()
+    for name, text in FILES.items():
+        (results / "merged" / name).write_text(text)
+    (results / "merged" / ".snakemake_timestamp").touch()
+    (results / "checkpoint" / "adapter_model.safetensors").write_text("adapter")
+    write_base(results, "Qwen/Qwen3-0.6B")
+    return results
+
+
+def write_base(results: Path, base: object) -> None:
+    config = {"base_model_name_or_path": str(base)}
+    (results / "checkpoint" / "adapter_config.json").write_text(json.dumps(config))
+
+
+def push(hub: Any, results: Path, *words: str, token: str | None = TOKEN) -> Any:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    own = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(results.parent)}
+    own |= {"HF_TOKEN": token} if token else {}
+    words = ("--repository", "you/mine", *words)
+    done = run_script("push_expert", results, *words, env={**clean, **own})
+    assert TOKEN not in done.stdout + done.stderr
+    return done
+
+
+def uploaded(hub: Any) -> dict[str, str]:
+    [lines] = [lines for path, _, lines in hub.requests if "/commit/" in path]
+    files = [line["value"] for line in lines if line["key"] == "file"]
+    return {f["path"]: base64.b64decode(f["content"]).decode() for f in files}
+
+
+@pytest.mark.parametrize("words", [(), ("--public",)])
+def test_the_merged_model_is_pushed_with_its_card(
+    hub: Any, results: Path, words: tuple[str, ...]
+) -> None:
+    done = push(hub, results, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"pushed: {hub.endpoint}/you/mine/commit/1\n"
+    assert uploaded(hub) == FILES
+    path, token, [created] = hub.requests[0]
+    assert (path, token) == ("/api/repos/create", f"Bearer {TOKEN}")
+    visibility = "public" if words else "private"
+    assert created == {"name": "mine", "organization": "you", "visibility": visibility}
+
+
+def test_the_adapter_is_pushed_with_the_card(hub: Any, results: Path) -> None:
+    assert push(hub, results, "--adapter").returncode == 0
+    assert set(uploaded(hub)) == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+
+
+def test_what_cannot_be_pushed_is_one_line(hub: Any, results: Path, tmp_path: Path) -> None:
+    def refused(*words: str, folder: Path = results, **how: Any) -> str:
+        done = push(hub, folder, *words, **how)
+        assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+        return str(done.stderr)
+
+    assert "no exported model here" in refused(folder=tmp_path / "none")
+    assert "give owner/name" in refused("--repository", "a/b/c")
+    write_base(results, tmp_path)
+    assert "is on this machine only; leave --adapter out" in refused("--adapter")
+    assert hub.requests == []
+    assert "no token" in refused(token=None)
+    hub.refuses = True
+    assert "the hub refuses it (403)" in refused()
+    hub.endpoint = "http://127.0.0.1:9"
+    assert "cannot be reached" in refused()

@@ -1,0 +1,75 @@
+"""Push an expert to the hub: the merged model or the adapter, with its card."""
+
+import json
+import logging
+from pathlib import Path
+
+from expertflow.core.errors import ConfigError
+from expertflow.core.sidecars import check_inputs
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+CARD = "README.md"
+
+
+def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) -> str:
+    """Upload one commit and return its address; raise ConfigError if that cannot be done.
+
+    The token is the client's own, of ``hf auth login`` or HF_TOKEN; nothing here shows it.
+    """
+    files = find_files(results, adapter=adapter)
+    check_inputs([results / ("training.json" if adapter else "export.json"), *files.values()])
+    import httpx2
+    from huggingface_hub import CommitOperationAdd, HfApi, get_token
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    what = "adapter" if adapter else "merged model"
+    operations = [CommitOperationAdd(name, path) for name, path in files.items()]
+    if get_token() is None:
+        raise ConfigError(
+            f"{repository}: no token; run 'hf auth login', or set HF_TOKEN to one that may write"
+        )
+    api = HfApi()
+    try:
+        api.create_repo(repository, private=not public, exist_ok=True)
+        done = api.create_commit(
+            repository, operations, commit_message=f"Upload the {what} of {results.resolve().name}"
+        )
+    except HFValidationError as error:
+        raise ConfigError(
+            f"--repository {repository}: no name of the hub; give owner/name"
+        ) from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else "no status"
+        raise ConfigError(
+            f"{repository}: the hub refuses it ({status}); log in with a token that may write there"
+        ) from error
+    except (httpx2.HTTPError, OSError) as error:
+        raise ConfigError(
+            f"{repository}: the hub cannot be reached ({type(error).__name__}); check the network"
+            " and HF_ENDPOINT"
+        ) from error
+    return str(done.commit_url)
+
+
+def find_files(results: Path, *, adapter: bool) -> dict[str, Path]:
+    """Return what is uploaded, by its name in the repository."""
+    merged, folder = results / "merged", results / "checkpoint"
+    if not (merged / CARD).is_file():
+        raise ConfigError(
+            f"{results}: no exported model here; make one with: snakemake --cores 8"
+            f" results/{results.name}/export.json"
+        )
+    if not adapter:
+        paths = [path for path in sorted(merged.iterdir()) if not path.name.startswith(".")]
+        return {path.name: path for path in paths}
+    if not (folder / ADAPTER_FILES[0]).is_file():
+        raise ConfigError(f"{folder}: holds no adapter; leave --adapter out")
+    config = json.loads((folder / ADAPTER_FILES[0]).read_text(encoding="utf-8"))
+    base = Path(config["base_model_name_or_path"])
+    if base.is_dir():
+        raise ConfigError(
+            f"{folder}: its base {base} is on this machine only; leave --adapter out, and the"
+            " merged model is pushed"
+        )
+    return {CARD: merged / CARD} | {name: folder / name for name in ADAPTER_FILES}
