@@ -209,7 +209,7 @@ def describe_route(
         if reason is None:
             return "variable-length kernel over all documents of a micro-batch"
         if attention == "varlen":
-            raise TrainingError(f"training.attention varlen: {reason}; use auto, or sdpa")
+            raise TrainingError(f"training.attention varlen: {reason}; use auto")
         call = "plain operations for each" if caps else "one SDPA call a"
         return f"{call} document, as {reason}"
     if attention == "flex" and device.type == "cpu":
