@@ -281,13 +281,11 @@ def trace_memory(
             raise TrainingError("a step in fp32 on a card is not traced")
         if spec.method == "qlora" and spec.lora is not None and spec.lora.use_dora:
             raise TrainingError("a step of DoRA on 4-bit weights is not traced")
-        if attention == "flex":
-            raise TrainingError("flex attention is not traced")
-        config = read_config(base)
-        if caps_scores(config):
-            raise TrainingError("attention that caps its scores is not traced")
+        kind = "flex" if attention == "flex" else "capped" if caps_scores(read_config(base)) else ""
+        if kind:
+            raise TrainingError(f"{kind} attention is not traced")
         run = TracedRun(
-            config=config,
+            config=read_config(base),
             method=spec.method,
             lora=spec.lora,
             attention=attention,
