@@ -21,7 +21,7 @@ class AllRowsLoss(torch.nn.Module):
         """Sum the loss of one micro-batch over its targets, as a float32 scalar."""
         lm = causal_lm(self.model)
         hidden_BLH = hidden_states(lm, batch)
-        logits_BLV = find_head(lm).logits(hidden_BLH)
+        logits_BLV = find_head(lm).compute_logits(hidden_BLH)
         labels_BL = functional.pad(batch.labels_BL[:, 1:], (0, 1), value=IGNORE)
         targets_N = labels_BL.to(hidden_BLH.device).long().flatten()
         return functional.cross_entropy(

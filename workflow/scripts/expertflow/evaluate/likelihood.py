@@ -65,7 +65,7 @@ def _target_nats(
     chunk, nats = chunk_rows(head.weight_VH), []
     for start in range(0, len(targets_T1), chunk):
         part = slice(start, start + chunk)
-        logits_CV = head.logits(hidden_TH[part].to(dtype))
+        logits_CV = head.compute_logits(hidden_TH[part].to(dtype))
         said_C = logits_CV.gather(1, targets_T1[part])[:, 0]
         nats.append(logits_CV.logsumexp(1) - said_C)
     result: NDArray[np.float64] = torch.cat(nats).cpu().numpy().astype(np.float64)

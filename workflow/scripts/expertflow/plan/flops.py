@@ -80,11 +80,11 @@ def flops_doubts(facts: ModelFacts, lora: LoraSpec | None) -> str:
 
 def unknown_targets(facts: ModelFacts, lora: LoraSpec | None) -> tuple[str, ...]:
     known = layer_shapes(facts)
-    names = () if lora is None else adapted_layers(facts, lora)
+    names = () if lora is None else list_adapted_layers(facts, lora)
     return tuple(name for name in names if name not in known)
 
 
-def adapted_layers(facts: ModelFacts, lora: LoraSpec) -> tuple[str, ...]:
+def list_adapted_layers(facts: ModelFacts, lora: LoraSpec) -> tuple[str, ...]:
     """Return the names of the layers with an adapter, all-linear spelled out where it is known."""
     if lora.targets == (ALL_LINEAR,) and facts.model_type in SHAPED:
         return tuple(layer_shapes(facts))
@@ -101,7 +101,7 @@ def adapter_weights(facts: ModelFacts, lora: LoraSpec | None) -> int:
 
 def _adapted(facts: ModelFacts, lora: LoraSpec) -> list[tuple[int, int]]:
     shapes = layer_shapes(facts)
-    return [shapes[name] for name in adapted_layers(facts, lora) if name in shapes]
+    return [shapes[name] for name in list_adapted_layers(facts, lora) if name in shapes]
 
 
 def layer_shapes(facts: ModelFacts) -> dict[str, tuple[int, int]]:
@@ -164,4 +164,4 @@ def _needs_last_product(facts: ModelFacts, lora: LoraSpec | None) -> bool:
     """Return whether the backward pass reads the output of a layer's last frozen product."""
     if lora is None or not lora.use_dora or lora.dropout:
         return False
-    return list(layer_shapes(facts))[-1] in adapted_layers(facts, lora)
+    return list(layer_shapes(facts))[-1] in list_adapted_layers(facts, lora)

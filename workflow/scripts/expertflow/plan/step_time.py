@@ -18,7 +18,7 @@ import math
 from typing import NamedTuple
 
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.flops import adapted_layers, layer_shapes, linear_weights
+from expertflow.plan.flops import list_adapted_layers, layer_shapes, linear_weights
 from expertflow.plan.records import ModelFacts, StepBound, StepSeconds
 from expertflow.plan.settings import LoraSpec
 
@@ -207,7 +207,7 @@ def _layer_products_s(work: StepWork, speed: CardSpeed) -> float:
     for name, (n_in, n_out) in shapes.items():
         if lora is None:
             of_weights += speed.product_s(n_in, n, n_out, size)
-        elif name in adapted_layers(work.facts, lora):
+        elif name in list_adapted_layers(work.facts, lora):
             narrow += speed.product_s(n, n_in, lora.r, size)
             narrow += speed.product_s(n, lora.r, n_out, size)
             # DoRA's dropped-out inputs pass through the frozen weights a second time.

@@ -31,7 +31,7 @@ class Head(NamedTuple):
     scale: float = 1.0
     cap: float | None = None
 
-    def logits(self, rows_CH: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, rows_CH: torch.Tensor) -> torch.Tensor:
         """Return the logits [C, V] in fp32."""
         logits_CV = functional.linear(rows_CH, self.weight_VH, self.bias_V).float()
         if self.scale != 1:
@@ -42,7 +42,7 @@ class Head(NamedTuple):
     def is_plain(self) -> bool:
         return self.scale == 1 and self.cap is None
 
-    def slope(self, logits_CV: torch.Tensor) -> torch.Tensor | float:
+    def compute_slope(self, logits_CV: torch.Tensor) -> torch.Tensor | float:
         """Return the derivative of logits by the product, each by its own."""
         if self.cap is None:
             return self.scale
@@ -85,7 +85,7 @@ def plain_loss(
     """Sum the same loss by torch's own operations, with all its logits in memory."""
     labels_N = labels_BL[:, 1:].flatten()
     is_target_N = labels_N != IGNORE
-    logits_TV = head.logits(hidden_BLH[:, :-1].flatten(0, 1)[is_target_N])
+    logits_TV = head.compute_logits(hidden_BLH[:, :-1].flatten(0, 1)[is_target_N])
     targets_T = labels_N[is_target_N].long()
     return functional.cross_entropy(
         logits_TV, targets_T, reduction="sum", label_smoothing=label_smoothing
@@ -188,8 +188,8 @@ def loss_and_gradient(
 
     With smoothing e a target is 1 - e on its token and e / V on every token.
     """
-    logits_CV = head.logits(rows_CH)
-    slope = head.slope(logits_CV)
+    logits_CV = head.compute_logits(rows_CH)
+    slope = head.compute_slope(logits_CV)
     logits_CV -= logits_CV.amax(1, keepdim=True)
     loss_C1 = logits_CV.gather(1, targets_C1).mul_(smoothing - 1)
     if smoothing:
@@ -210,7 +210,7 @@ def loss_and_gradient_to_compile(
     rows_CH: torch.Tensor, head: Head, targets_C1: torch.Tensor, smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the same for a compiler, which reads the logits twice and writes the gradient."""
-    logits_CV = head.logits(rows_CH)
+    logits_CV = head.compute_logits(rows_CH)
     shifted_CV = logits_CV - logits_CV.amax(1, keepdim=True)
     sums_C1 = shifted_CV.exp().sum(1, keepdim=True)
     loss_C1 = sums_C1.log() - (1 - smoothing) * shifted_CV.gather(1, targets_C1)
@@ -222,7 +222,7 @@ def loss_and_gradient_to_compile(
     is_target_CV = torch.arange(len(head.weight_VH), device=rows_CH.device) == targets_C1
     gradient_CV = torch.where(is_target_CV, gradient_CV - (1 - smoothing), gradient_CV)
     if not head.is_plain:
-        gradient_CV = gradient_CV * head.slope(logits_CV)
+        gradient_CV = gradient_CV * head.compute_slope(logits_CV)
     return loss_C1.sum(), gradient_CV.to(rows_CH.dtype)
 
 

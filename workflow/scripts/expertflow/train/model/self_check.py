@@ -97,7 +97,7 @@ def _head_difference(lm: PreTrainedModel) -> float:
             logits_NV = lm(input_ids=ids, use_cache=False).logits[0]
     finally:
         hook.remove()
-    return _difference(logits_NV, head.logits(probe_NH))
+    return _difference(logits_NV, head.compute_logits(probe_NH))
 
 
 def _document_difference(lm: PreTrainedModel) -> float:
