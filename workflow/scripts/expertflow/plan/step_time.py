@@ -18,7 +18,7 @@ import math
 from typing import NamedTuple
 
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.flops import list_adapted_layers, layer_shapes, linear_weights
+from expertflow.plan.flops import layer_shapes, linear_weights, list_adapted_layers
 from expertflow.plan.records import ModelFacts, StepBound, StepSeconds
 from expertflow.plan.settings import LoraSpec
 
