@@ -99,7 +99,7 @@ class Flip(NamedTuple):
 
 def list_calls(space: Workspace) -> dict[str, str]:
     """Return the command of each stage, as a run of all of them would call it."""
-    said = space.run("-n", "-p", "-F", INDEX)
+    said = space.run("-n", "-p", "-F", "--logger-expertflow-snakemake", INDEX)
     return {match[1]: match[0] for match in CALL.finditer(said) if "results/tiny/" in match[0]}
 
 
