@@ -83,7 +83,7 @@ def test_one_variant_may_be_asked_for(space: Workspace) -> None:
 def test_texts_are_read_by_those_that_tokenize_them_alone(space: Workspace) -> None:
     staged = {"name": "staged", "label": "Staged", "metric": "read_speed"}
     write(space, "more", {"variants": [{**LOOSE, "rows": "on_the_fly"}, staged]})
-    said = space.run("-n", RECORD)
+    said = space.run("-n", "--logger-expertflow-snakemake", RECORD)
     inputs = re.findall(r"input: (.*)\n    output: results/tiny/ablation/(\w+).json", said)
     by_name = {name: read for read, name in inputs}
     assert set(by_name) == {"loose", "staged"}

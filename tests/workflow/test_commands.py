@@ -312,9 +312,9 @@ def test_targets_are_made(clone: Path) -> None:
     assert not orphan.exists()
     assert "Nothing to be done" in run(clone, "make demo")
     run(clone, "make demos")
-    assert "train_expert" not in run(clone, "make plan EXPERT=small")
-    assert "Nothing to be done" in run(clone, "make run EXPERT=small")
-    assert "results/compare.html" in run(clone, "make compare A=small B=./results/expert-sql")
+    assert "train_expert" not in run(clone, "make plan EXPERT=expert-sql")
+    assert "Nothing to be done" in run(clone, "make run EXPERT=expert-sql")
+    assert "results/compare.html" in run(clone, "make compare A=expert-sql B=./results/expert-sql")
     assert (clone / "results" / "index.html").is_file()
     run(clone, "make clean")
     assert not [name for name in ("results", "state", ".snakemake") if (clone / name).exists()]

@@ -43,7 +43,7 @@ def test_a_task_of_ones_own_scores_reruns_and_travels(space: Workspace) -> None:
     assert space.planned() == set()
     write_task(space, TASK.replace("strip", "rstrip"))
     assert space.planned() == SCORE
-    assert "Params have changed" in space.run("-n", REPORT)
+    assert "params have changed" in space.run("-n", REPORT)
     made = space.snakemake(BUNDLE)
     assert "it carries your own code, my_task.py (sha256 " in made.stderr
     box = make_box(space.root.with_name("box"), space)

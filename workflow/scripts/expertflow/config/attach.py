@@ -24,7 +24,7 @@ from expertflow.config.code_digest import SCRIPTS
 from expertflow.config.corrupt_records import remove_corrupt_records
 from expertflow.config.expert import RunContext, check_writable
 from expertflow.config.guard import fail, note, one_line, set_environment
-from expertflow.config.job_errors import list_failed_logs, print_errors
+from expertflow.config.job_errors import describe_failures, list_failed_logs
 from expertflow.config.lost_metadata import use_sidecars
 from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.config.workflow import Workflow
@@ -122,8 +122,10 @@ def _register_hooks(run: Any) -> None:
 
     def failure(log: Any) -> None:
         otherwise(log)
-        # After Snakemake's own last words, which do not tell what is wrong.
-        atexit.register(print_errors, list_failed_logs(run))
+        # Read now, as Snakemake leaves the folder of the run; printed after its own last
+        # words, which do not tell what is wrong.
+        if said := describe_failures(list_failed_logs(run)):
+            atexit.register(print, said, file=sys.stderr)
 
     run.onstart(start)
     run.onsuccess(success)

@@ -1,6 +1,5 @@
 """End a run that failed with the lines that its jobs failed with; Snakemake tells their logs."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,12 @@ def list_failed_logs(run: Any) -> list[Path]:
     return sorted({Path(str(log)) for job in failed for log in job.log})
 
 
-def print_errors(logs: Sequence[Path]) -> None:
-    """Print, for each job that failed, its log's path and the line that says why."""
+def describe_failures(logs: Sequence[Path]) -> str:
+    """Return, for each job that failed, its log's path and the line that says why."""
     if not logs:
-        print("error: the run was stopped; give the same command again to go on", file=sys.stderr)
-    for log in logs:
-        if line := describe_failure(log):
-            print(f"{log}\n{line}", file=sys.stderr)
+        return "error: the run was stopped; give the same command again to go on"
+    lines = [(log, line) for log in logs if (line := describe_failure(log))]
+    return "\n".join(f"{log}\n{line}" for log, line in lines)
 
 
 def describe_failure(log: Path) -> str:
