@@ -119,7 +119,7 @@ def test_what_cannot_be_pushed_is_one_line(hub: Any, results: Path, tmp_path: Pa
         return str(done.stderr)
 
     assert "no exported model here" in refused(folder=tmp_path / "none")
-    assert "give owner/name" in refused("--repository", "a/b/c")
+    assert "use owner/name" in refused("--repository", "a/b/c")
     write_base(results, tmp_path)
     assert "is on this machine only; leave --adapter out" in refused("--adapter")
     assert hub.requests == []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.core.records import from_json
+from expertflow.report.compare import index_row, render_index
 from expertflow.report.diagnose import MISSING, list_findings
 from expertflow.report.measured import restore, to_plain
 from expertflow.report.records import Finding, Report
@@ -99,6 +100,12 @@ def hostile(value: Any, kept: set[str], maps: set[str], key: str = "") -> Any:
     if isinstance(value, list):
         return [hostile(item, kept, maps, key) for item in value]
     return value
+
+
+def index_page(*reports: Report) -> str:
+    """Return the page that compares experts, as it lies in results/."""
+    rows = [index_row(report) for report in reports]
+    return render_index(rows, [f"{row['expert']}/report.html" for row in rows])
 
 
 def changed(report: Report, changes: Mapping[str, Any]) -> Report:

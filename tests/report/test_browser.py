@@ -10,10 +10,10 @@ import pytest
 from made_up_ablation import make_ablation
 from made_up_runs import CPU, GPU
 from msgspec.structs import replace
+from report_reading import index_page
 
 from expertflow.report.ablation_page import render_ablation
 from expertflow.report.build import build_report
-from expertflow.report.compare import index_row, render_index
 from expertflow.report.page import render_page
 
 sync_api = pytest.importorskip(
@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("pages")
     ablated = replace(GPU.short, ablation=make_ablation())
     pages = (
-        GPU.page, CPU.page, render_index([index_row(GPU.report), index_row(CPU.report)]),
+        GPU.page, CPU.page, index_page(GPU.report, CPU.report),
         render_page(build_report(ablated, {}), ablated), render_ablation(make_ablation()),
     )  # fmt: skip
     for name, page in zip(PAGES, pages, strict=True):

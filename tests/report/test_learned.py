@@ -82,7 +82,7 @@ def test_too_few_held_out_documents_are_called_that(n: int, answer: str) -> None
     report = _with_metric(difference=0.1, ci95=[-0.1, 0.3], change=SAME)
     few = verdict(changed(report, {"evaluation.held_out_documents": n}))
     assert few.answer == answer
-    assert few.sentence.count("6 are the least that can show a change") == (n < 6)
+    assert few.sentence.count("It takes at least 6 to show a change") == (n < 6)
 
 
 def test_an_unscored_task_is_not_answered_for_by_its_loss() -> None:

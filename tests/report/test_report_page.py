@@ -13,7 +13,6 @@ from expertflow.core.records import from_json
 from expertflow.report.ablation_page import render_ablation
 from expertflow.report.build import build_report
 from expertflow.report.charts.frame import _themed
-from expertflow.report.compare import index_row, render_index
 from expertflow.report.measured import restore, to_plain
 from expertflow.report.page import render_page
 from expertflow.report.records import Report
@@ -27,7 +26,7 @@ def test_pages_say_what_their_golden_texts_say() -> None:
     pages = {
         "report-gpu": GPU.page,
         "report-cpu": CPU.page,
-        "index": render_index([index_row(GPU.report), index_row(CPU.report)]),
+        "index": reading.index_page(GPU.report, CPU.report),
         "ablation": render_ablation(make_ablation()),
     }
     for name, page in pages.items():
@@ -76,7 +75,7 @@ def test_hostile_texts_are_escaped() -> None:
     other = reading.changed(
         GPU.report, {"run.preset": "demo", "data.sources.0.license": reading.HOSTILE}
     )
-    _escaped(render_index([index_row(hostile_report), index_row(other)]))
+    _escaped(reading.index_page(hostile_report, other))
     svg = _themed('<svg width="1"><text>a</text></svg>', reading.HOSTILE)
     outline = reading.Outline(svg)
     assert outline.tags == ["svg", "text"]

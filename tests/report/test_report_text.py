@@ -74,7 +74,7 @@ def test_index_has_one_row_an_expert() -> None:
     assert second["usd"] is None and "price" in second["unavailable"]["usd"]
     assert second["hours_difference_fraction"] is None
     assert second["source_licenses"] == ["CC0-1.0"]
-    assert "No expert has a report yet" in render_index([])
+    assert "No expert has a report yet" in render_index([], [])
 
 
 def _run(script: str, report: Path, monkeypatch: pytest.MonkeyPatch) -> object:

@@ -65,7 +65,7 @@ def test_a_job_is_a_line_and_snakemakes_words_are_none(capsys: pytest.CaptureFix
 
 
 def test_quiet_hides_jobs_but_no_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "error: mine: no file or rule has this name; to make the expert of this name:"
+    line = "error: mine: no file or rule has this name; to make that expert:"
     for quiet in (None, ["all"], ["rules", "progress"]):
         told = show(capsys, STARTED, TOTAL, PACK, PACKED, REASON, quiet=quiet)
         assert told.splitlines()[-1].startswith(line) and ("pack_sequences" in told) is (
@@ -135,7 +135,7 @@ def run_in_terminal(space: Workspace, *command: object) -> str:
 def test_slips_on_the_command_line_get_the_right_command(space: Workspace, tmp_path: Path) -> None:
     unquoted = ("--config", "preset=full", "hardware=H100", "SXM")
     for arguments, line in (
-        (("-n", "mine"), "to make the expert of this name: snakemake results/mine/report.json"),
+        (("-n", "mine"), "to make that expert: snakemake results/mine/report.json"),
         (("-n", *unquoted), "quote a value with blanks: --config 'hardware=H100 SXM'"),
         (("-n", "--config", "preset=full", REPORT), f"before --config: snakemake {REPORT} --conf"),
         (("--report", "r.zip"), f"made: snakemake --report report.zip {REPORT}"),

@@ -31,7 +31,7 @@ def _explain_target(target: str) -> str:
             f"{target}: nothing makes this file; an expert's receipt is results/EXPERT/report.json"
         )
     return (
-        f"{target}: no file or rule has this name; to make the expert of this name:"
+        f"{target}: no file or rule has this name; to make that expert:"
         f" snakemake results/{target}/report.json"
     )
 

@@ -49,7 +49,14 @@ def last_success_s(log: Any) -> float | None:
     """Return how long the job of a log took when it last succeeded; null if it never did."""
     try:
         [path] = log
-        attempts = json.loads(Path(path).with_suffix(".attempts.json").read_bytes())["attempts"]
+        return _last_success_s(Path(path).with_suffix(".attempts.json"))
+    except (TypeError, ValueError):
+        return None
+
+
+def _last_success_s(path: Path) -> float | None:
+    try:
+        attempts = json.loads(path.read_bytes())["attempts"]
         done = [one["end_s"] - one["start_s"] for one in attempts if one["code"] == 0]
         return float(done[-1])
     except (OSError, LookupError, TypeError, ValueError):
@@ -63,6 +70,5 @@ def _others_s(rule: str, log: Any) -> list[float]:
         results = Path(path).parents[2]
     except (IndexError, TypeError, ValueError):
         return []
-    logs = results.glob(f"*/logs/{rule}*.attempts.json")
-    times = (last_success_s([found.with_suffix("").with_suffix(".log")]) for found in logs)
+    times = map(_last_success_s, results.glob(f"*/logs/{rule}*.attempts.json"))
     return [took_s for took_s in times if took_s is not None]

@@ -32,10 +32,8 @@ class RunView:
     def __init__(
         self, stream: TextIO, *, dryrun: bool, quiet: Collection[object], color: bool
     ) -> None:
-        self._is_dry, self._quiet = (
-            dryrun,
-            {str(level).rpartition(".")[2].lower() for level in quiet},
-        )
+        self._is_dry = dryrun
+        self._quiet = {str(level).rpartition(".")[2].lower() for level in quiet}
         self._running: dict[int, Job] = {}
         self._n_done, self._n_jobs, self._has_started, self._has_failed = 0, 0, False, False
         self._screen = Screen(stream, lambda: list(self._running.values()), color=color)

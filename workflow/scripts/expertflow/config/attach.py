@@ -140,6 +140,21 @@ def _start_s() -> float:
     return psutil.Process().create_time()
 
 
+def _name_experts_of_groups(plugin: Any) -> None:
+    """Have Slurm's plugin name the expert in the comment of a group, as it does for single jobs.
+
+    All jobs of a run share a name, by which the plugin asks for their states.
+    """
+    describe = plugin.get_job_wildcards
+
+    def name(job: Any) -> str:
+        jobs = job.jobs if job.is_group() else ()
+        experts = {str(one.wildcards_dict.get("expert", "")) for one in jobs}
+        return describe(job) or "_".join(sorted(experts - {""}))
+
+    plugin.get_job_wildcards = name
+
+
 def _before_first_job(run: Any) -> None:
     """Refuse what cannot run or must not, and hold the experts that are made."""
     if run.execution_settings.keep_incomplete:
@@ -153,7 +168,7 @@ def _before_first_job(run: Any) -> None:
             " node of the cluster, or leave the profile out"
         )
     if run.executor_plugin.name == "slurm":
-        run_lock.name_experts_of_groups(importlib.import_module("snakemake_executor_plugin_slurm"))
+        _name_experts_of_groups(importlib.import_module("snakemake_executor_plugin_slurm"))
     if run.local_exec:
         # To keep to its rate, Snakemake starts a timer at each look for jobs, and each timer looks
         # again: trainings that wait for one card would cost a fifth of a core.

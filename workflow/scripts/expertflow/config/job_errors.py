@@ -43,6 +43,6 @@ def describe_failure(log: Path) -> str:
     if last and code is not None:
         return f"error: {show_hidden(last)}; this is unexpected, {log} tells where"
     return (
-        f"error: {log.stem} ended without a word, as if killed (for want of memory?); give the same"
+        f"error: {log.stem} ended without a word, as if killed (out of memory?); give the same"
         " command again, it resumes"
     )

@@ -139,21 +139,6 @@ def slurm_run_name(workflow: Any) -> str | None:
     return name
 
 
-def name_experts_of_groups(plugin: Any) -> None:
-    """Have Slurm's plugin name the expert in the comment of a group, as it does for single jobs.
-
-    All jobs of a run share a name, by which the plugin asks for their states.
-    """
-    describe = plugin.get_job_wildcards
-
-    def name(job: Any) -> str:
-        jobs = job.jobs if job.is_group() else ()
-        experts = {str(one.wildcards_dict.get("expert", "")) for one in jobs}
-        return describe(job) or "_".join(sorted(experts - {""}))
-
-    plugin.get_job_wildcards = name
-
-
 def _wait_for_slurm(names: Sequence[str]) -> None:
     """Wait until Slurm has no job of these runs: they write what this run would write."""
     if not names:

@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jsonschema
 from jsonschema.exceptions import ValidationError
@@ -105,10 +105,8 @@ def describe(error: ValidationError) -> str:
         key = ".".join(filter(None, [path, unknown]))
         return f"unknown key {key!r}; {DROPPED.get(key) or _hint(unknown, known)}"
     if error.validator == "required":
-        required, instance = (
-            cast("list[str]", error.validator_value),
-            cast(JsonSchema, error.instance),
-        )
+        required: Any = error.validator_value
+        instance: Any = error.instance
         missing = next(key for key in required if key not in instance)
         key = ".".join(filter(None, [path, missing]))
         text = schema.get("properties", {}).get(missing, {}).get("description", "")

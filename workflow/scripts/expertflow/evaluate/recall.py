@@ -32,11 +32,11 @@ def list_wordings(spec: GenerationSpec) -> tuple[str, ...]:
 def reword(document: Document, wording: str) -> Document:
     """Return a chat with its last question before the answer put into a wording."""
     turns = list(document.body.turns)
-    asked = (
-        [i for i in range(last_answer(document.body)) if turns[i].role == "user"] if turns else []
-    )
-    for i in asked[-1:]:
-        turns[i] = replace(turns[i], content=wording.replace(QUESTION, turns[i].content))
+    before = range(last_answer(document.body)) if turns else ()
+    if not (asked := [i for i in before if turns[i].role == "user"]):
+        return document
+    last = turns[asked[-1]]
+    turns[asked[-1]] = replace(last, content=wording.replace(QUESTION, last.content))
     return replace(document, body=replace(document.body, turns=tuple(turns)))
 
 

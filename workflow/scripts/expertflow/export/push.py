@@ -37,7 +37,7 @@ def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) 
         )
     except HFValidationError as error:
         raise ConfigError(
-            f"--repository {repository}: no name of the hub; give owner/name"
+            f"--repository {repository}: not the name of a hub repository; use owner/name"
         ) from error
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no status"

@@ -1,7 +1,7 @@
 """Compare several experts: results/index.json, and the same facts as a page."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
@@ -70,20 +70,20 @@ def build_index(rows: list[IndexRow]) -> dict[str, Any]:
     return {"schema_version": INDEX_VERSION, "experts": experts}
 
 
-def render_index(rows: list[IndexRow], pages: Sequence[str] = ()) -> str:
-    """Render the page that links to the experts' own pages, by default ``{expert}/report.html``.
+def render_index(rows: list[IndexRow], pages: Sequence[str]) -> str:
+    """Render the page that links to the experts' own pages.
 
-    Experts of one name are told apart by the folders of their pages.
+    Experts of one name are told apart by the folders of their pages, unless called the same.
     """
     experts = [row["expert"] for row in rows]
-    places = [Path(page) for page in pages] or [Path(name, "report.html") for name in experts]
+    folders = [str(PurePath(page).parent) for page in pages]
     names = [
-        f"{name} ({place.parent})" if pages and experts.count(name) > 1 else name
-        for name, place in zip(experts, places, strict=True)
+        name if name == folder or experts.count(name) == 1 else f"{name} ({folder})"
+        for name, folder in zip(experts, folders, strict=True)
     ]
     rows = [
-        {**row, "name": name, "page": quote(str(place))}
-        for row, name, place in zip(rows, names, places, strict=True)
+        {**row, "name": name, "page": quote(page)}
+        for row, name, page in zip(rows, names, pages, strict=True)
     ]
     learned = sum(row["verdict"].learned == "yes" for row in rows)
     prices = [row["usd"] for row in rows if is_measured(row["usd"])]

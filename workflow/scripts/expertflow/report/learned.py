@@ -170,7 +170,7 @@ def judge_run(report: Report) -> Verdict:
     n_failed = sum(bar.verdict == "fail" for bar in report.acceptance)
     if learned == "unclear" and report.evaluation.held_out_documents < MIN_DIFFERING:
         verdict = replace(verdict, answer=TOO_FEW)
-        said += f" {MIN_DIFFERING} are the least that can show a change; give more records."
+        said += f" It takes at least {MIN_DIFFERING} to show a change; add records."
     if learned == "yes" and n_failed:
         answer = f"Yes, but {n_failed} of {n_bars} acceptance bars failed."
         verdict = replace(verdict, level="mixed", answer=answer)
