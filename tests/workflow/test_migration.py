@@ -66,6 +66,7 @@ def plan_run(space: Workspace, *names: str, more: str = TINY, **settings: str) -
     return space.jobs(*targets, "--config", *config, HF_HUB_OFFLINE="1")
 
 
+@pytest.mark.extra("bitsandbytes")
 def test_a_its_four_manifests_are_imported_and_planned(mover: Workspace, owners: Path) -> None:
     names = [f"my-{name}" for name in MANIFESTS]
     for name in MANIFESTS:
@@ -85,6 +86,7 @@ def test_a_its_four_manifests_are_imported_and_planned(mover: Workspace, owners:
     assert rules["train_expert"] == len(MANIFESTS)
 
 
+@pytest.mark.extra("bitsandbytes")
 def test_b_its_repository_is_planned_by_its_own_settings(
     mover: Workspace, owners: Path, tmp_path: Path
 ) -> None:

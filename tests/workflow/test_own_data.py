@@ -16,7 +16,7 @@ N = 12
 def shown_records() -> list[str]:
     """Return the texts of the README's three files: questions, a table, chats."""
     text = (ROOT / "README.md").read_text()
-    found = re.search(r"with its fields; run again.\n\n   ```\n(.*?)   ```", text, re.DOTALL)
+    found = re.search(r"with its fields; run again\.[^\n]*\n\n   ```\n(.*?)   ```", text, re.DOTALL)
     assert found
     return [re.sub("^   ", "", part, flags=re.MULTILINE) for part in found[1].split("\n\n")]
 
