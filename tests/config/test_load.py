@@ -54,6 +54,17 @@ def test_later_settings_win_and_a_demo_block_is_no_override(tmp_path: Path) -> N
         load(tmp_path, base(), experts=demo)
 
 
+def test_all_linear_is_a_text_or_a_list(tmp_path: Path) -> None:
+    def targets(value: Any) -> Any:
+        lora = {"targets": value}
+        return load(tmp_path, {**base(), "training": {"lora": lora}})["training"]["lora"]["targets"]
+
+    assert targets("all-linear") == targets(["all-linear"]) == ["all-linear"]
+    message = "'training.lora.targets' is 'q_proj': it must be exactly one of: array; 'all-linear'"
+    with pytest.raises(ConfigError, match=message):
+        targets("q_proj")
+
+
 def test_a_json_manifest_does_as_well_and_an_unknown_one_gets_a_suggestion(tmp_path: Path) -> None:
     (tmp_path / "expert-sql.json").write_text(json.dumps(base()))
     settings = load_config({"experts": {}})

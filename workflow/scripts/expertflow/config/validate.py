@@ -121,11 +121,16 @@ def describe(error: ValidationError) -> str:
 
 
 def with_defaults(value: Any, schema: JsonSchema, root: JsonSchema | None = None) -> Any:
-    """Fill in the defaults of every object, depth first; the input is left as it is."""
+    """Fill in the defaults of every object, depth first; the input is left as it is.
+
+    A text that stands for a list becomes one.
+    """
     root = root if root is not None else schema
     if "$ref" in schema:
         target = root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
         return with_defaults(value, target, root)
+    if isinstance(value, str) and "oneOf" in schema and schema["oneOf"][0].get("type") == "array":
+        return [value]
     if isinstance(value, list) and "items" in schema:
         return [with_defaults(item, schema["items"], root) for item in value]
     if not isinstance(value, dict) or "properties" not in schema:

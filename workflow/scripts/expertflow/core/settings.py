@@ -74,17 +74,19 @@ def Setting(  # noqa: N802 (reads as the name of what it declares)
     reported: bool = False,
     neutral: Any = ...,
     const: Any = None,
+    or_text: str | None = None,
     **bounds: float,
 ) -> msgspec.Meta:
     """Declare a setting; ``bounds`` are ge, gt, le, lt and min_length, as in msgspec.
 
     Bounds go into the schema, since msgspec allows none on a nullable value. ``auto``: null is
     written ``auto``. ``by_hand``: the trainer has a flag for it. ``neutral``: replaces the default
-    in a timing run. ``const``: the only accepted value.
+    in a timing run. ``const``: the only accepted value. ``or_text``: a text that a manifest may
+    give in place of a list with it alone.
     """
     extra = {
         "affects": affects, "auto": auto, "by_hand": by_hand, "reported": reported,
-        "neutral": neutral, "const": const, "bounds": bounds,
+        "neutral": neutral, "const": const, "or_text": or_text, "bounds": bounds,
     }  # fmt: skip
     return msgspec.Meta(description=text, extra=extra)
 
@@ -174,6 +176,8 @@ def _schema(kind: Any, meta: msgspec.Meta, *, nullable: bool, default: Any) -> J
         place[BOUNDS.get(name, lengths)] = bound
     if extra["const"] is not None:
         own["const"] = extra["const"]
+    if extra["or_text"] is not None:
+        own = {"oneOf": [own, {"const": extra["or_text"]}]}
     if nullable and extra["auto"]:
         listed = own.get("enum")
         own = {"enum": [AUTO, *listed]} if listed else {"oneOf": [own, {"const": AUTO}]}

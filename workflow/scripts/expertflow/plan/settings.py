@@ -46,7 +46,10 @@ class LoraSpec(Record, frozen=True, kw_only=True):
     targets: Annotated[
         tuple[str, ...],
         Setting(
-            "Linear layers that get an adapter; [all-linear]: all but the head.", BOTH, min_length=1
+            "Linear layers that get an adapter; all-linear: all but the head.",
+            BOTH,
+            or_text=ALL_LINEAR,
+            min_length=1,
         ),
     ] = (ALL_LINEAR,)
     use_dora: Annotated[bool, Setting("Weight-decomposed adapters (DoRA).", BOTH)] = False
