@@ -11,7 +11,7 @@ from transformers import GPTNeoXConfig, PretrainedConfig, Qwen3Config, Starcoder
 
 from expertflow.plan import flops
 from expertflow.plan.records import ModelFacts
-from expertflow.plan.settings import LoraSpec
+from expertflow.plan.settings import LoraSpec, Whole
 from expertflow.train import memory_trace
 from expertflow.train.model.packed import PackedLoss
 
@@ -51,11 +51,13 @@ def facts_of(model_type: str) -> ModelFacts:
 
 
 def lora_of(model_type: str, kind: str) -> LoraSpec | None:
-    """Return the adapter of full, lora, dora, or dora with dropout."""
+    """Return the adapter of full, lora, lora and a whole head, dora ..."""
     if kind == "full":
         return None
     dropout, targets = 0.1 if "dropout" in kind else 0.0, FAMILIES[model_type][1]
-    return replace(LORA, dropout=dropout, targets=targets, use_dora="dora" in kind)
+    whole: tuple[Whole, ...] = ("lm_head",) if "whole" in kind else ()
+    dora = "dora" in kind
+    return replace(LORA, dropout=dropout, targets=targets, use_dora=dora, modules_to_save=whole)
 
 
 def _formulas() -> dict[Any, Any]:
@@ -107,7 +109,7 @@ def counted(run: memory_trace.TracedRun, *, checkpoint: bool) -> float:
     return counter.get_total_flops() / batch.n_tokens
 
 
-KINDS = ("full", "lora", "dora", "dora with dropout")
+KINDS = ("full", "lora", "dora", "dora with dropout", "lora and a whole head")
 CASES = [("qwen3", kind, checkpoint) for kind in KINDS for checkpoint in (False, True)]
 CASES += [(name, kind, False) for name in ("starcoder2", "gpt_neox") for kind in KINDS[:2]]
 
@@ -123,10 +125,10 @@ def test_flops_agree_with_torchs_counter(model_type: str, kind: str, checkpoint:
     assert found.hardware == pytest.approx(counted(run, checkpoint=checkpoint), rel=0.01)
     assert checkpoint == (found.model < found.hardware)
     assert flops.flops_doubts(facts, run.lora) == ""
-    if kind == "lora":
+    if run.lora is not None and not run.lora.use_dora:
         net = memory_trace.build_model(run, n_layers=3, checkpoint=False)
         trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
-        assert flops.adapter_weights(facts, run.lora) == trained
+        assert flops.count_trained_weights(facts, run.lora) == trained
 
 
 def test_an_unknown_model_says_what_its_flops_take_for_granted() -> None:

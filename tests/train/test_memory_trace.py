@@ -27,7 +27,11 @@ AMPERE = GpuFacts(
     name="card", memory_total_bytes=8 * 10**9, compute_capability="8.0",
     peak_bf16_flops_per_s=1e14, peak_fp16_flops_per_s=1e14, source="a test",
 )  # fmt: skip
-DORA = replace(LORA, use_dora=True)
+ADAPTERS = {
+    "lora": LORA,
+    "dora": replace(LORA, use_dora=True),
+    "whole": replace(LORA, modules_to_save=("embed_tokens",)),
+}
 
 
 def run_of(method: str = "lora", **changes: Any) -> TracedRun:
@@ -51,11 +55,12 @@ def traced(
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-@pytest.mark.parametrize("method", ["full", "lora", "dora"])
+@pytest.mark.parametrize("method", ["full", *ADAPTERS])
 def test_a_step_without_data_has_the_bytes_of_a_real_one(method: str, checkpoint: bool) -> None:
     """With eager attention, as the CPU has no variable-length kernel."""
     how = {"attention": "eager", "dtype": torch.float32}
-    run = run_of("lora", lora=DORA, **how) if method == "dora" else run_of(method, **how)
+    lora = ADAPTERS.get(method)
+    run = run_of("full", **how) if lora is None else run_of("lora", lora=lora, **how)
     real = build_model(run, n_layers=2, checkpoint=checkpoint)
     materialize_weights(real)
     seen = memory_trace.follow_step(real, run, 2, 48)
@@ -111,4 +116,6 @@ def test_what_cannot_be_traced_says_why(tmp_path: Path) -> None:
     assert "fp32" in (traced(tmp_path, bf16=False).unavailable_reason or "")
     unknown = replace(LORA, targets=("of_tomorrow",))
     assert "of_tomorrow" in (traced(tmp_path, lora=unknown).unavailable_reason or "")
-    assert "4-bit" in (traced(tmp_path, method="qlora", lora=DORA).unavailable_reason or "")
+    assert "4-bit" in (
+        traced(tmp_path, method="qlora", lora=ADAPTERS["dora"]).unavailable_reason or ""
+    )

@@ -14,7 +14,7 @@ from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.core.errors import ConfigError
 from expertflow.core.settings import list_settings, name_of
 from expertflow.evaluate.records import HELD_OUT_LOSS
-from expertflow.plan.settings import ALL_LINEAR, LoraSpec, Tracker, TrainingSection
+from expertflow.plan.settings import ALL_LINEAR, LoraSpec, Tracker, TrainingSection, Whole
 
 # Sections that only group keys, in files that have them.
 GROUPS = ("model.lora", "model", "training", "config", "epoch_calculation", "hardware_monitoring",
@@ -244,6 +244,10 @@ def _value(key: str, value: Any, target: str) -> Any:
         if value in (True, "all", "all-linear", ["all"]):
             return [ALL_LINEAR]
         return list(value) if isinstance(value, list) else None
+    if name == name_of(LoraSpec.modules_to_save):
+        names = value.replace(",", " ").split() if isinstance(value, str) else value or []
+        known = get_args(Whole)
+        return names if set(names) <= {*known} else Unusable(f"known are {', '.join(known)}")
     if name == name_of(TrainingSection.packing):
         return "bfd" if value in (True, "bfd", "ffd") else "none" if value is False else "concat"
     if name == name_of(TrainingSection.parallel):

@@ -8,9 +8,11 @@ import torch
 from transformers import GenerationConfig
 
 from expertflow.core.errors import ConfigError, TrainingError
+from expertflow.core.settings import name_of
 from expertflow.data.records import Layout
 from expertflow.evaluate.generate import end_ids
 from expertflow.evaluate.records import Decoding, Published
+from expertflow.plan.settings import LoraSpec
 from expertflow.train.model.base import LICENSE_FILES, weight_files
 from expertflow.train.model.load import DTYPES
 from expertflow.train.model.weights import weights_sha256
@@ -22,6 +24,7 @@ TOKENIZER_FILES = (
     "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
     "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
 )  # fmt: skip
+WHOLE = name_of(LoraSpec.modules_to_save)
 SYSTEM_PROMPT = "system_prompt.txt"
 STORED = {"F64": "fp32", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 
@@ -43,9 +46,9 @@ def find_published_folder(checkpoint: Path, published: Published, training: Trai
 
 def check_weights(model: Any, published: Published, folder: Path) -> None:
     """Refuse weights that are not those that training wrote and evaluation scored."""
-    adapter = hasattr(model, "merge_and_unload")
+    adapter, trained = hasattr(model, "merge_and_unload"), (".lora_", f".{WHOLE}.")
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not adapter or ".lora_" in name)
+        parameter.requires_grad_(not adapter or any(part in name for part in trained))
     found = weights_sha256(model)
     model.requires_grad_(False)
     if found != published.weights_sha256:

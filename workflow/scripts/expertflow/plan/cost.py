@@ -157,7 +157,7 @@ def step_work(draft: PlanDraft, plan: TrainPlan) -> StepWork:
         state_bytes=state_bytes(plan),
         n_shares=plan.world_size if plan.parallel == "fsdp" else 1,
         chunk_rows=loss_chunk_rows(
-            draft.facts.vocab_size, draft.memory_total_bytes, trained=plan.lora is None
+            draft.facts.vocab_size, draft.memory_total_bytes, trained=draft.trains_head
         ),
     )
 

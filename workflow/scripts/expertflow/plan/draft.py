@@ -6,7 +6,13 @@ from msgspec import Struct, field
 
 from expertflow.core.settings import name_of
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.flops import FlopsPerToken, adapter_weights, flops_per_token, unknown_targets
+from expertflow.plan.flops import (
+    FlopsPerToken,
+    count_trained_weights,
+    flops_per_token,
+    is_head_trained,
+    unknown_targets,
+)
 from expertflow.plan.records import MemoryTrace, ModelFacts, PlanSpec, Precision, Reason
 from expertflow.plan.switches import choose_precision
 from expertflow.tokens.records import PackingRecord
@@ -64,7 +70,11 @@ class PlanDraft(Struct, kw_only=True):
             return self.n_params
         if self.trace is not None and self.trace.lines and unknown_targets(self.facts, lora):
             return self.trace.lines[0].gradient_bytes // GRADIENT_BYTES
-        return adapter_weights(self.facts, lora)
+        return count_trained_weights(self.facts, lora)
+
+    @property
+    def trains_head(self) -> bool:
+        return is_head_trained(self.spec.lora, tied=self.facts.tie_word_embeddings)
 
     @property
     def n_params_total(self) -> int:

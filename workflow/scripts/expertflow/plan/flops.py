@@ -3,13 +3,14 @@
     P = L (2 h nq d + 2 h nkv d + m h I)    linear weights of the layers; m = 3 gated, 2 plain
     H = h V                                 the head, one product whether tied or not
     R                                       adapter weights
+    T                                       the head where it is trained beside adapters, else 0
     D                                       weights under a DoRA adapter with dropout, else 0
     A = L nq d
     s = sum(len²) / (2 sum(len))            mean causal context of block-diagonal rows
 
     forward              2 (P + H + R + D) + 4 A s
     backward, full       4 (P + H) + 8 A s
-    backward, adapters   2 (P + H + D) + 4 R + 8 A s
+    backward, adapters   2 (P + H + D + T) + 4 R + 8 A s
 
 The head runs on supervised rows only, so H counts by their share. DoRA scales the output of the
 frozen weights; with dropout the adapter has inputs of its own, which pass through those weights a
@@ -60,7 +61,23 @@ def count_weights(facts: ModelFacts) -> int:
 
 
 def count_trained_weights(facts: ModelFacts, lora: LoraSpec | None) -> int:
-    return count_weights(facts) if lora is None else adapter_weights(facts, lora)
+    if lora is None:
+        return count_weights(facts)
+    return adapter_weights(facts, lora) + count_whole_weights(facts, lora)
+
+
+def count_whole_weights(facts: ModelFacts, lora: LoraSpec) -> int:
+    """Return the weights of embedding and head that are trained in full beside an adapter."""
+    n_matrices = len(set(lora.modules_to_save))
+    if facts.tie_word_embeddings:
+        n_matrices = min(1, n_matrices)
+    return n_matrices * facts.hidden_size * facts.vocab_size
+
+
+def is_head_trained(lora: LoraSpec | None, *, tied: bool) -> bool:
+    if lora is None:
+        return True
+    return "lm_head" in lora.modules_to_save or (tied and bool(lora.modules_to_save))
 
 
 def mlp_matrices(model_type: str) -> int:
@@ -151,6 +168,8 @@ def flops_per_token(
         backward = 4 * (p + head) + 8 * attention
     else:
         backward = 2 * (p + head + twice) + 4 * r + 8 * attention
+        if is_head_trained(lora, tied=facts.tie_word_embeddings):
+            backward += 2 * head
     if checkpoint_activations:
         repeated = p + r + twice
         if not _needs_last_product(facts, lora):

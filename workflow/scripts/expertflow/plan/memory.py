@@ -177,11 +177,13 @@ def _prior_step_bytes(draft: PlanDraft, n_tokens: int, *, checkpoint: bool) -> f
         layers = facts.n_layers * figures.checkpointed + figures.at_peak
     wide = 2 if precision == "fp32" else 1
     activations = n_tokens * facts.hidden_size * wide * layers
-    chunk = loss_chunk_rows(facts.vocab_size, draft.memory_total_bytes, trained=lora is None)
+    chunk = loss_chunk_rows(facts.vocab_size, draft.memory_total_bytes, trained=draft.trains_head)
     rows = min(n_tokens * draft.supervised_fraction, chunk)
     # Autocast keeps half-precision copies of trained weights until the forward pass is over.
     is_cast = lora is None and precision != draft.spec.trained_dtype
     copies = 2 * draft.n_trainable if is_cast else 0
+    if lora is not None and draft.trains_head and precision != "fp32":
+        copies = 2 * facts.hidden_size * facts.vocab_size
     return activations + copies + rows * LOSS_BYTES_PER_VOCAB * facts.vocab_size
 
 

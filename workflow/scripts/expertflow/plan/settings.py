@@ -33,10 +33,13 @@ CompileMode = Literal["default", "reduce-overhead"]
 Packing = Literal["bfd", "concat", "none"]
 Overflow = Literal["split", "truncate", "drop"]
 Masked = Literal["varlen", "sdpa", "flex", "eager"]
+Whole = Literal["embed_tokens", "lm_head"]
 
 
 # Every linear layer except the head, whatever a family calls them; the name is peft's.
 ALL_LINEAR = "all-linear"
+# What peft calls the one adapter of a model.
+ADAPTER = "default"
 
 
 class LoraSpec(Record, frozen=True, kw_only=True):
@@ -52,6 +55,14 @@ class LoraSpec(Record, frozen=True, kw_only=True):
             min_length=1,
         ),
     ] = (ALL_LINEAR,)
+    modules_to_save: Annotated[
+        tuple[Whole, ...],
+        Setting(
+            "embed_tokens, lm_head: trained in full beside the adapter, in fp32; tied ones stay "
+            "one.",
+            BOTH,
+        ),
+    ] = ()
     use_dora: Annotated[bool, Setting("Weight-decomposed adapters (DoRA).", BOTH)] = False
     use_rslora: Annotated[bool, Setting("Scale alpha / sqrt(r) instead.", BOTH)] = False
 

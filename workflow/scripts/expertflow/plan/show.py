@@ -70,6 +70,7 @@ def _taken(plan: TrainPlan) -> Iterator[str]:
             text = "null" if value is None else str(value)
             if isinstance(value, LoraSpec):
                 text = f"r {value.r} alpha {value.alpha} on {' '.join(value.targets)}"
+                text += "".join(f", {name} whole" for name in value.modules_to_save)
             found.setdefault(origin, []).append(f"{name} {text}")
     for place, named in found.items():
         yield _fill(", ".join(named), f"{place}: ", 4)

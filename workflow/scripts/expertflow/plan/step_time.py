@@ -18,7 +18,13 @@ import math
 from typing import NamedTuple
 
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.flops import layer_shapes, linear_weights, list_adapted_layers
+from expertflow.plan.flops import (
+    count_whole_weights,
+    is_head_trained,
+    layer_shapes,
+    linear_weights,
+    list_adapted_layers,
+)
 from expertflow.plan.records import ModelFacts, StepBound, StepSeconds
 from expertflow.plan.settings import LoraSpec
 
@@ -159,10 +165,11 @@ def predict_step(work: StepWork, speed: CardSpeed) -> StepSeconds:
     per_token = _width(facts, compiled=work.compiled) * layers.n_bytes * again * wide
     targets, per_logit = work.n_tokens * work.supervised_fraction, work.loss_bytes * wide
     head = speed.product_s(targets, facts.hidden_size, facts.vocab_size, work.value_bytes)
-    if lora is None:
+    trains_head = is_head_trained(lora, tied=facts.tie_word_embeddings)
+    if trains_head:
         per_logit += HEAD_GRADIENT_BYTES * facts.hidden_size / work.chunk_rows
     parts = {
-        "products_s": _layer_products_s(work, speed) + head * (3 if lora is None else 2),
+        "products_s": _layer_products_s(work, speed) + head * (3 if trains_head else 2),
         "attention_s": attention / (speed.flops_per_s * ATTENTION_SHARE),
         "layers_s": facts.n_layers * work.n_tokens * per_token / speed.bytes_per_s,
         "loss_s": targets * facts.vocab_size * per_logit / speed.bytes_per_s,
@@ -221,12 +228,14 @@ def _layer_products_s(work: StepWork, speed: CardSpeed) -> float:
 
 def _weight_bytes(work: StepWork) -> float:
     """Return the bytes that weights move beside products, in a micro-batch."""
+    dequantizing, n_trained = 0.0, work.n_trained
     if work.is_quantized:
         passes = 3 if work.checkpoint else 2
-        return linear_weights(work.facts) * DEQUANTIZED_BYTES * passes
+        dequantizing = linear_weights(work.facts) * DEQUANTIZED_BYTES * passes
     if work.lora is not None:
-        return 0.0
+        # Those of the adapters are too few to count.
+        n_trained = count_whole_weights(work.facts, work.lora)
     # A gradient is added to that of the micro-batch before; fp32 ones are cast both ways.
     adding = 3 * work.weight_bytes * (1 - 1 / work.n_micro_batches)
     casting = 2 * (work.weight_bytes + 2) if work.weight_bytes == 4 else 0
-    return work.n_trained * (adding + casting)
+    return dequantizing + n_trained * (adding + casting)

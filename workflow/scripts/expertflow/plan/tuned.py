@@ -129,6 +129,7 @@ def tuning_key(plan: TrainPlan, *, model_type: str, packing: str, cpu: str | Non
     lora, more = plan.lora, ""
     if lora is not None:
         more = f" dropout {lora.dropout:g} on {' '.join(sorted(lora.targets))}"
+        more += "".join(f", {name} whole" for name in sorted(lora.modules_to_save))
     parts = (
         f"cpu {cpu or 'of unknown name'}" if plan.gpu is None else plan.hardware,
         *_common_parts(plan, model_type, of_adapter=more),

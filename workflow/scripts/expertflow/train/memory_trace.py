@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from expertflow.core.errors import TrainingError, single_line
 from expertflow.core.records import Record
 from expertflow.hardware.records import GpuFacts
+from expertflow.plan.flops import is_head_trained
 from expertflow.plan.memory import loss_chunk_rows
 from expertflow.plan.records import MemoryLine, MemoryTrace, PlanSpec
 from expertflow.plan.settings import LoraSpec
@@ -148,8 +149,9 @@ def _one_by_one(*arguments: Any, **options: Any) -> torch.Tensor:
 
 
 def chunk_of(run: TracedRun) -> int:
-    vocab_size = run.config.get_text_config().vocab_size
-    return loss_chunk_rows(vocab_size, run.card_bytes, trained=run.method == "full")
+    config = run.config.get_text_config()
+    trained = is_head_trained(run.lora, tied=config.tie_word_embeddings)
+    return loss_chunk_rows(config.vocab_size, run.card_bytes, trained=trained)
 
 
 class _FusedDropout(torch.nn.Dropout):
@@ -163,8 +165,7 @@ class _FusedDropout(torch.nn.Dropout):
 class _WideLayerNorm(torch.nn.LayerNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight, bias = (None if t is None else t.float() for t in (self.weight, self.bias))
-        shape = self.normalized_shape
-        return functional.layer_norm(input.float(), shape, weight, bias, self.eps)
+        return functional.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps)
 
 
 AS_ON_CARD: dict[type, type] = {
@@ -192,8 +193,7 @@ class _FourBitLinear(torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         dtype = torch.get_autocast_dtype("cpu")
-        shape = self.out_features, self.in_features
-        stand_in = torch.empty(shape, dtype=dtype, device="meta")
+        stand_in = torch.empty(self.out_features, self.in_features, dtype=dtype, device="meta")
         out: torch.Tensor = _FourBitProduct.apply(input.to(dtype), stand_in)  # type: ignore[no-untyped-call]
         return out if self.bias is None else out + self.bias.to(dtype)
 

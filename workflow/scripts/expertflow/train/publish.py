@@ -179,7 +179,11 @@ def _export(run: TrainingRun, target: Path) -> None:
         # The adapter, or all weights, gathered from all processes. A head tied to the embedding has
         # a name in the state but no parameter.
         of_all = run.plan.lora is None
-        wanted = {n for n, p in run.net.named_parameters() if p.requires_grad or of_all}
+        wanted = {
+            name
+            for name, p in run.net.named_parameters(remove_duplicate=of_all)
+            if p.requires_grad or of_all
+        }
         state = run.net.state_dict()
         whole = {name: gather_full(t).cpu() for name, t in state.items() if name in wanted}
     if not run.processes.is_first:

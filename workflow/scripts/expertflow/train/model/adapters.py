@@ -13,7 +13,8 @@ import torch
 from peft.tuners.lora import Linear
 from torch.nn import functional
 
-ADAPTER = "default"
+from expertflow.plan.settings import ADAPTER
+
 DROPPED = "_dropped_out"
 
 

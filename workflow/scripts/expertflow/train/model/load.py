@@ -107,7 +107,7 @@ def list_quantized_layers(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
-    """Wrap a model with a trainable LoRA or DoRA adapter in fp32; freeze the base."""
+    """Wrap a model with a trainable LoRA or DoRA adapter in fp32; freeze the rest of the base."""
     from peft import LoraConfig, get_peft_model
 
     from expertflow.train.model.adapters import use_own_forward
@@ -119,6 +119,7 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
         target_modules=ALL_LINEAR if lora.targets == (ALL_LINEAR,) else list(lora.targets),
         use_dora=lora.use_dora,
         use_rslora=lora.use_rslora,
+        **_whole_modules(model, lora),
         task_type="CAUSAL_LM",
     )
     try:
@@ -128,7 +129,28 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
             f"training.lora.targets {', '.join(lora.targets)}: {single_line(error, 160)}"
         ) from error
     use_own_forward(net)
+    for parameter in net.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
     return net
+
+
+def _whole_modules(model: PreTrainedModel, lora: LoraSpec) -> dict[str, Any]:
+    """Return peft's options for the embedding and the head that are trained in full."""
+    if not lora.modules_to_save:
+        return {}
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    wanted = {"embed_tokens": embedding, "lm_head": head}
+    chosen = [wanted[name] for name in lora.modules_to_save]
+    names = [name for name, module in model.named_modules() if any(module is m for m in chosen)]
+    is_tied = head.weight is embedding.weight
+    if is_tied and not hasattr(model.base_model, "embed_tokens"):
+        # peft would train and save two.
+        raise TrainingError(
+            f"training.lora.modules_to_save: the embedding of {model.config.model_type} is its head"
+            " too, under a name by which peft does not know it; use method full, or leave it out"
+        )
+    return {"modules_to_save": names, "ensure_weight_tying": is_tied}
 
 
 def name_base(checkpoint: Path, model: ModelRecord) -> None:
@@ -242,14 +264,11 @@ def load_for_export(
 
     One without an adapter has the dtype of its file, as its weights' hash is of those.
     """
+    if not (checkpoint / ADAPTER_FILE).is_file():
+        return load_base(str(checkpoint), dtype="auto", attention_name=attention_name).eval()
     quantized = method == "qlora"
-    net = load_trained(
-        checkpoint,
-        base=base,
-        dtype=DTYPES[precision] if quantized else "auto" if method == "full" else torch.float32,
-        attention_name=attention_name,
-        quantized=quantized,
-    )
+    dtype = DTYPES[precision] if quantized else torch.float32
+    net = load_base(base, dtype=dtype, attention_name=attention_name, quantized=quantized)
     if quantized:
         # With the same 4-bit codes, a comparison is not lost in rounding.
         for parameter in net.parameters():
@@ -258,7 +277,7 @@ def load_for_export(
         for layer in list_quantized_layers(net).values():
             layer.compute_dtype = torch.float32
             layer.weight.quant_state.dtype = torch.float32
-    return net.eval()
+    return _with_adapter(net, checkpoint).eval()
 
 
 def make_mergeable(model: Any, checkpoint: Path) -> Any:

@@ -9,6 +9,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from expertflow.core.errors import TrainingError
+from expertflow.core.settings import name_of
+from expertflow.plan.settings import ADAPTER, LoraSpec
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Buffers, Collator
 from expertflow.train.feed.order import micro_batch_rows
@@ -81,6 +83,9 @@ def hidden_states(lm: PreTrainedModel, batch: Batch) -> torch.Tensor:
 def find_head(lm: PreTrainedModel) -> Head:
     """Return the head with the scale and cap that the config names; refuse another kind of it."""
     head = lm.get_output_embeddings()
+    # Trained in full beside an adapter, it is in a wrapper of peft's.
+    copies = getattr(head, name_of(LoraSpec.modules_to_save), None)
+    head = head if copies is None else copies[ADAPTER]
     if not isinstance(head, torch.nn.Linear) or not head.weight.is_floating_point():
         raise TrainingError(
             f"the head of {lm.config.model_type} is {type(head).__name__}, not a plain linear map;"
