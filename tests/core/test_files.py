@@ -13,7 +13,13 @@ import pytest
 from support import SCRIPTS
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import is_abandoned, replacing, sha256_directory, write_text
+from expertflow.core.files import (
+    is_abandoned,
+    locked_partial,
+    replacing,
+    sha256_directory,
+    write_text,
+)
 from expertflow.core.locks import NO_LOCKS, read_holder, sign_lock, try_lock
 from expertflow.core.records import Record, from_json, read_part
 from expertflow.train.saved.state_dirs import find_abandoned
@@ -95,6 +101,15 @@ def test_without_a_lock_a_partial_is_abandoned_after_an_hour(tmp_path: Path) -> 
     for path in (left, left / "half"):
         assert not is_abandoned(left)
         os.utime(path, (0, 0))
+    assert is_abandoned(left)
+
+
+def test_a_partial_stays_as_long_as_a_child_lives_that_has_its_lock(tmp_path: Path) -> None:
+    with locked_partial(tmp_path / "out.txt") as (partial, lock):
+        child = subprocess.Popen(["cat"], pass_fds=[lock.fileno()], stdin=subprocess.PIPE)
+        partial.parent.rename(left := tmp_path / ".out.txt.left.partial")
+    assert not is_abandoned(left)
+    child.communicate()
     assert is_abandoned(left)
 
 

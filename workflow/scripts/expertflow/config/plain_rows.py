@@ -3,17 +3,14 @@
 ``pretokenize_files.py`` uses it. An expert with these sources would get the same rows.
 """
 
-import contextlib
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.core.files import canonical_json, remove
-from expertflow.core.locks import read_holder, sign_lock, try_lock
+from expertflow.core.files import canonical_json, locked_partial
 from expertflow.core.process import run_stoppable
 from expertflow.core.records import Record, read_record
 from expertflow.core.settings import name_of
@@ -33,8 +30,6 @@ LEAST = {
 }
 # Where the chain points to files of its folder, which is gone when the message is read.
 OF_THE_FOLDER = re.compile(r"; see [^;\s]+|,? or check what was rejected in \S+")
-# Says that a folder is ours; held as long as anything of its run lives.
-LOCK = ".expertflow-rows.lock"
 REJECTED = "*.rejected.jsonl"
 
 
@@ -53,13 +48,6 @@ class PackRequest(Record, frozen=True, kw_only=True):
     n_cores: int
 
 
-class Workplace(Record, frozen=True, kw_only=True):
-    """A folder to make rows in, and its lock, which a child process may hold, too."""
-
-    path: Path
-    lock: IO[str]
-
-
 def make_rows(request: PackRequest, output: Path) -> PackingRecord:
     """Write ``output`` with train, held_out and packing.json, whole or not at all.
 
@@ -72,10 +60,12 @@ def make_rows(request: PackRequest, output: Path) -> PackingRecord:
         raise ConfigError(f"{output} is there; name another folder, or delete it")
     if not (request.tokenizer / "tokenizer.json").is_file():
         raise ConfigError(f"{request.tokenizer} holds no tokenizer.json; name a tokenizer's folder")
-    with open_workplace(output) as place:
-        _write_settings(request, place.path / "config")
-        _run(request, place, output)
-        results = place.path / "results" / EXPERT
+    output.parent.mkdir(parents=True, exist_ok=True)
+    # Not removed by the next run as long as anything of this one lives.
+    with locked_partial(output) as (folder, lock):
+        _write_settings(request, folder / "config")
+        _run(request, folder, lock, output)
+        results = folder / "results" / EXPERT
         (results / "packed" / ".snakemake_timestamp").unlink(missing_ok=True)
         (results / "packing.json").rename(results / "packed" / "packing.json")
         (results / "packed").rename(output)
@@ -122,15 +112,15 @@ def _write_settings(request: PackRequest, folder: Path) -> None:
     (folder / "experts" / f"{EXPERT}.json").write_text(canonical_json(_manifest(request)))
 
 
-def _run(request: PackRequest, place: Workplace, output: Path) -> None:
-    where = ["--snakefile", str(SNAKEFILE), "--directory", str(place.path)]
+def _run(request: PackRequest, folder: Path, lock: IO[str], output: Path) -> None:
+    where = ["--snakefile", str(SNAKEFILE), "--directory", str(folder)]
     what = ["--cores", str(request.n_cores), f"results/{EXPERT}/packing.json"]
     done = run_stoppable(
-        [sys.executable, "-m", "snakemake", *where, *what], keep_open=[place.lock.fileno()]
+        [sys.executable, "-m", "snakemake", *where, *what], keep_open=[lock.fileno()]
     )
     if done.returncode == 0:
         return
-    kept = keep_rejected(place.path, output)
+    kept = keep_rejected(folder, output)
     see = f"; the rejected records are in {kept}" if kept else ""
     lines = (done.stderr + done.stdout).splitlines()
     said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
@@ -139,21 +129,6 @@ def _run(request: PackRequest, place: Workplace, output: Path) -> None:
         print(done.stderr, file=sys.stderr)
         raise DataError(f"Snakemake ended with {done.returncode}; its words are above{see}")
     raise DataError(OF_THE_FOLDER.sub("", said[0]) + see)
-
-
-@contextlib.contextmanager
-def open_workplace(output: Path) -> Iterator[Workplace]:
-    """Yield a new folder beside ``output``; remove those that killed runs have left there."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(output)
-    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    try:
-        with (folder / LOCK).open("a+", encoding="utf-8") as lock:
-            try_lock(lock)
-            sign_lock(lock)
-            yield Workplace(path=folder, lock=lock)
-    finally:
-        remove(folder)
 
 
 def keep_rejected(folder: Path, output: Path) -> Path | None:
@@ -168,16 +143,3 @@ def keep_rejected(folder: Path, output: Path) -> Path | None:
     for path in found:
         path.rename(kept / path.name)
     return kept
-
-
-def _sweep(output: Path) -> None:
-    ours = re.compile(rf"\.{re.escape(output.name)}\.\w{{8}}")
-    for folder in sorted(output.parent.iterdir()):
-        lock = folder / LOCK
-        if not ours.fullmatch(folder.name) or folder.is_symlink() or not lock.is_file():
-            continue
-        with lock.open("a+", encoding="utf-8") as stream:
-            # One that is not signed yet is about to be locked.
-            is_left = bool(read_holder(stream)) and try_lock(stream) == "taken"
-        if is_left:
-            remove(folder)

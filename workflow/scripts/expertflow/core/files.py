@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from expertflow.core.format import size
 from expertflow.core.locks import flock
@@ -84,10 +84,17 @@ def _share(partial: Path) -> None:
 
 @contextmanager
 def partial_beside(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name in a hidden folder beside it, which is removed at the end.
+    """Yield a path of the same name in a hidden folder beside it, which is removed at the end."""
+    with locked_partial(path) as (partial, _):
+        yield partial
 
-    So are those that dead processes have left for the same path: a folder holds a lock as long as
-    its process lives.
+
+@contextmanager
+def locked_partial(path: Path) -> Iterator[tuple[Path, IO[str]]]:
+    """Yield such a path, and the lock of its folder, which a child process may inherit.
+
+    Folders that dead processes have left for the same path are removed, too: a folder holds its
+    lock as long as one that has it lives.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
         if is_abandoned(left):
@@ -100,7 +107,7 @@ def partial_beside(path: Path) -> Iterator[Path]:
                 flock(lock)
             # By its name it is never there without being held.
             (folder / f"{LOCK}.new").rename(folder / LOCK)
-            yield folder / path.name
+            yield folder / path.name, lock
     finally:
         remove(folder)
 
