@@ -63,7 +63,7 @@ def test_a_signal_to_stop_leaves_nothing(place: Path) -> None:
         [sys.executable, str(SCRIPTS / "pretokenize_files.py"), *given, "--text", "{question}"],
         cwd=place,
     )
-    wait_for(lambda: list(place.glob(".stopped.*/.snakemake")), during=process)
+    wait_for(lambda: list(place.glob(".stopped.*/stopped/.snakemake")), during=process)
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert sorted(place.iterdir()) == before

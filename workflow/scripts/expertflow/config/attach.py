@@ -73,7 +73,7 @@ def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
         ),
         # Jobs of one group must agree on every text: none there. Groups are not known before.
         shows_forecast=lambda: is_dry and not run.group_settings.group_components,
-        # Half a second: parsing all modules.
+        # A second: parsing all modules.
         reads_code=cache(lambda: not is_dry or has_records(run.persistence)),
         on_first_use=lambda: _register_hooks(run),
         # Snakemake may have looked into the folder before the lock was written there.

@@ -12,7 +12,7 @@ import hashlib
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from expertflow.core.files import sha256_text, write_text
 
@@ -93,7 +93,7 @@ class _Module(NamedTuple):
 
 
 class ParsedModules:
-    """Modules by the hash of their bytes, kept in a file: parsing all of them takes half a second.
+    """Modules by the hash of their bytes, kept in a file: parsing all of them takes a second.
 
     Whatever is in a module decides its key, so an entry is never out of date.
     """
@@ -135,40 +135,18 @@ def _read_module(path: Path) -> _Module:
 
 
 def _parse(source: bytes) -> _Module:
-    parts: list[str] = []
-    names: set[str] = set()
-    _visit(ast.parse(source), parts, names)
+    tree, names = ast.parse(source), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", None) in IN_FOLDERS:
+            names.add(f"{ast.literal_eval(node.args[0])}.*")
+        elif isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
     ours = tuple(sorted(name for name in names if name.split(".")[0] == PACKAGE))
-    return _Module(sha256_text("\n".join(parts)), ours)
-
-
-def _visit(node: ast.AST, parts: list[str], names: set[str]) -> None:
-    kind = node.__class__
-    parts.append(kind.__name__)
-    if kind is ast.Import:
-        names.update(alias.name for alias in cast(ast.Import, node).names)
-    elif kind is ast.ImportFrom and (module := cast(ast.ImportFrom, node).module):
-        names.add(module)
-        names.update(f"{module}.{alias.name}" for alias in cast(ast.ImportFrom, node).names)
-    elif kind is ast.Call and getattr(cast(Any, node).func, "id", None) in IN_FOLDERS:
-        names.add(f"{ast.literal_eval(cast(Any, node).args[0])}.*")
-    for name in kind._fields:
-        value = getattr(node, name)
-        if isinstance(value, list):
-            if name == "body" and kind in _DOCUMENTED and _is_docstring(value[:1]):
-                value = value[1:]
-            parts.append(f"[{len(value)}")
-        for item in value if isinstance(value, list) else (value,):
-            if isinstance(item, ast.AST):
-                _visit(item, parts, names)
-            else:
-                parts.append(repr(item))
-
-
-def _is_docstring(body: list[ast.stmt]) -> bool:
-    first = body[0] if body else None
-    is_constant = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    return is_constant and isinstance(cast(Any, first).value.value, str)
+    return _Module(sha256_text(ast.dump(tree)), ours)
 
 
 @cache
