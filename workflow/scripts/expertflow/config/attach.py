@@ -117,7 +117,9 @@ def _register_hooks(run: Any) -> None:
 
     def success(log: Any) -> None:
         after(log)
-        if reports := reports_to_sum_up(run.dag_settings.targets, _experts()):
+        experts = [expert for wf in _attached for expert in wf.experts]
+        start_s = psutil.Process().create_time()
+        if reports := reports_to_sum_up(run.dag_settings.targets, experts, since_s=start_s):
             subprocess.run([sys.executable, SCRIPTS / "show_report.py", *reports], check=True)
 
     def failure(log: Any) -> None:
@@ -130,14 +132,6 @@ def _register_hooks(run: Any) -> None:
     run.onstart(start)
     run.onsuccess(success)
     run.onerror(failure)
-
-
-def _experts() -> list[str]:
-    return [expert for wf in _attached for expert in wf.experts]
-
-
-def _start_s() -> float:
-    return psutil.Process().create_time()
 
 
 def _name_experts_of_groups(plugin: Any) -> None:
@@ -162,12 +156,12 @@ def _before_first_job(run: Any) -> None:
             "--keep-incomplete would record half-written outputs as complete; run without it:"
             " training resumes from state/ anyway"
         )
-    if run.executor_plugin.name == "slurm" and shutil.which("sbatch") is None:
-        fail(
-            "profiles/slurm submits with sbatch, which is not found here; run Snakemake on a login"
-            " node of the cluster, or leave the profile out"
-        )
     if run.executor_plugin.name == "slurm":
+        if shutil.which("sbatch") is None:
+            fail(
+                "profiles/slurm submits with sbatch, which is not found here; run Snakemake on a"
+                " login node of the cluster, or leave the profile out"
+            )
         _name_experts_of_groups(importlib.import_module("snakemake_executor_plugin_slurm"))
     if run.local_exec:
         # To keep to its rate, Snakemake starts a timer at each look for jobs, and each timer looks
@@ -216,14 +210,10 @@ def note_missing_table(settings: Any, basedir: Path) -> None:
 
 
 def reports_to_sum_up(
-    targets: Iterable[Any], experts: Iterable[str], *, since_s: float | None = None
+    targets: Iterable[Any], experts: Iterable[str], *, since_s: float
 ) -> list[str]:
-    """Pick the reports that a run was asked for by name or made; they are summed up at its end.
-
-    ``since_s`` is a time of the system's clock, by default the start of this process.
-    """
-    start_s = _start_s() if since_s is None else since_s
+    """Pick the reports that a run was asked for by name or made since; it ends with them."""
     named = [str(target) for target in targets if REPORT.fullmatch(str(target))]
     places = [Path("results", expert, "report.json") for expert in experts]
-    made = [str(p) for p in places if p.is_file() and p.stat().st_mtime >= start_s]
+    made = [str(p) for p in places if p.is_file() and p.stat().st_mtime >= since_s]
     return list(dict.fromkeys([*named, *made]))

@@ -108,8 +108,13 @@ class Workflow:
         self, records: InputFunction, *suffixes: str, needed: bool = False
     ) -> dict[str, object]:
         """Return records of shards as inputs, and the files beside them."""
+
+        def files(wildcards: Any) -> list[str]:
+            stems = [record.removesuffix(".json") for record in records(wildcards)]
+            return [stem + suffix for stem in stems for suffix in suffixes]
+
         stem = NEEDED if needed else ""
-        return {f"{stem}shards": records, f"{NEEDED}files": ancient(files_of(records, *suffixes))}
+        return {f"{stem}shards": records, f"{NEEDED}files": ancient(files)}
 
     def outputs(self, stage: str, **flags: Callable[[str], str]) -> dict[str, str]:
         """Return a stage's outputs by their declared names."""
@@ -352,16 +357,6 @@ class Workflow:
             return priority
 
         return found
-
-
-def files_of(records: Callable[[Any], list[str]], *suffixes: str) -> Callable[[Any], list[str]]:
-    """Return an input function that lists the files behind the records of shards."""
-
-    def files(wildcards: Any) -> list[str]:
-        stems = [record.removesuffix(".json") for record in records(wildcards)]
-        return [stem + suffix for stem in stems for suffix in suffixes]
-
-    return files
 
 
 def _source_record(expert: ConfiguredExpert, source: str) -> str:
