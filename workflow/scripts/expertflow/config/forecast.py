@@ -179,15 +179,22 @@ class Forecaster:
         has_model = self._is_current("prepare_model", self.results / "model.json")
         if has_model and self._is_current("pack_sequences", packing):
             train: PackedSplit = read_part(PackedSplit, packing, "train")
-            tokens = _trained_on(spec, train)
+
+            def of_packed(n_rows: int) -> Range:
+                # The last step of an epoch may hold fewer.
+                return (train.n_tokens / math.ceil(train.n_sequences / n_rows),) * 2
+
+            tokens = _count_trained(spec, (float(train.n_tokens),) * 2, of_packed)
             context = (train.sum_len_sq / (2 * train.n_tokens),) * 2
             supervised = (train.n_target_tokens / train.n_tokens,) * 2
             basis = "estimate from packed tokens"
         else:
-            tokens = _trained(spec, self._tokens_from_bytes(), self._tokens_per_row())
+            tokens = _count_trained(spec, self._tokens_from_bytes(), self._tokens_of_rows)
             context, supervised = MEAN_CONTEXT_TOKENS, SUPERVISED_FRACTION
             basis = "estimate from bytes"
-            if self._has_limits():
+            data, sources = self.expert.settings["data"], self.expert.sources.values()
+            limits = [data["max_documents"], data["max_per_category"]]
+            if any(x is not None for x in (*limits, *(s.max_documents for s in sources))):
                 basis += " before limits on documents"
         attention, training = choose_attention(spec, gpu)[0], self.expert.training
         per_micro_batch = BUSY_TOKENS
@@ -227,12 +234,12 @@ class Forecaster:
             hours.append(n_steps * step.total_s * error / 3600)
         return (hours[0], hours[1]), f"; {bound_words(step)}"
 
-    def _tokens_per_row(self) -> Range | None:
+    def _tokens_of_rows(self, n_rows: int) -> Range:
         training = self.expert.training
         length = training.max_seq_length
         if length is None or training.packing == "none":
-            return None
-        return length * FILL_FRACTION[0], length * FILL_FRACTION[1]
+            raise Unknown("max_steps is set and the tokens of a row are not known before packing")
+        return n_rows * length * FILL_FRACTION[0], n_rows * length * FILL_FRACTION[1]
 
     def _tokens_from_bytes(self) -> Range:
         """Return least and most tokens of an epoch. Duplicates and rejects are not known yet."""
@@ -257,11 +264,6 @@ class Forecaster:
             return [(found.n_bytes or 0, PLAIN_BYTES)]
         raise Unknown(f"source {lock.name} is not {kind} yet")
 
-    def _has_limits(self) -> bool:
-        data, sources = self.expert.settings["data"], self.expert.sources.values()
-        limits = [data["max_documents"], data["max_per_category"]]
-        return any(x is not None for x in (*limits, *(s.max_documents for s in sources)))
-
     def _facts(self) -> ModelFacts:
         settings = self.expert.settings
         model: str = settings["model"]
@@ -270,7 +272,8 @@ class Forecaster:
             return ModelFacts(**shape, tie_word_embeddings=True, model_type="qwen3")
         folder = Path(model).expanduser()
         if not folder.is_dir():
-            folder = _cached_model(model, settings["model_revision"])
+            commit = cache.find_revision(model, settings["model_revision"], "models")
+            folder = cache.snapshot_folder(model, commit or "main", "models")
         if not (folder / "config.json").is_file():
             raise Unknown(f"model {model} is neither a folder here nor downloaded")
         # Imported here: it brings tokenizers along, for a shape that is needed once.
@@ -336,47 +339,25 @@ def _number(value: float) -> str:
     return f"{value:.{n_decimals}f}"
 
 
-def _trained_on(spec: PlanSpec, train: PackedSplit) -> Range:
-    """Return the tokens of all steps over packed rows; the last step of an epoch may hold fewer."""
-    per_epoch = (train.n_tokens,) * 2
-    if spec.max_steps is None:
-        return _trained(spec, per_epoch, None)
-    steps = math.ceil(train.n_sequences / _rows_per_step(spec))
-    return (train.n_tokens * spec.max_steps / steps,) * 2
+def _count_trained(spec: PlanSpec, per_epoch: Range, of_rows: Callable[[int], Range]) -> Range:
+    """Count the tokens of all steps; ``of_rows`` are those of a step of so many rows."""
 
+    def count(n_tokens: float, i: int) -> float:
+        if spec.max_steps is not None:
+            if spec.batch_size is None:
+                raise Unknown("max_steps is set and batch_size is auto: the plan decides on tokens")
+            n_rows = spec.batch_size * (spec.gradient_accumulation_steps or 1) * spec.world_size
+            # A step takes an epoch at most.
+            return spec.max_steps * min(of_rows(n_rows)[i], n_tokens)
+        if spec.target_tokens is None:
+            return spec.num_train_epochs * n_tokens
+        least, most = spec.min_epochs or 0.0, spec.max_epochs or math.inf
+        return min(max(spec.target_tokens / n_tokens, least), most) * n_tokens
 
-def _rows_per_step(spec: PlanSpec) -> int:
-    if spec.batch_size is None:
-        raise Unknown("max_steps is set and batch_size is auto: the plan decides on tokens")
-    return spec.batch_size * (spec.gradient_accumulation_steps or 1) * spec.world_size
-
-
-def _trained(spec: PlanSpec, per_epoch: Range, per_row: Range | None) -> Range:
-    if spec.max_steps is not None:
-        n_rows = _rows_per_step(spec)
-        if per_row is None:
-            raise Unknown("max_steps is set and the tokens of a row are not known before packing")
-        # A step takes an epoch at most.
-        low, high = (min(n_rows * per_row[i], per_epoch[i]) for i in (0, 1))
-        return spec.max_steps * low, spec.max_steps * high
-    return _epochs(spec, per_epoch[0]) * per_epoch[0], _epochs(spec, per_epoch[1]) * per_epoch[1]
-
-
-def _epochs(spec: PlanSpec, tokens_per_epoch: float) -> float:
-    if spec.target_tokens is None:
-        return spec.num_train_epochs
-    epochs = spec.target_tokens / tokens_per_epoch
-    return min(max(epochs, spec.min_epochs or 0.0), spec.max_epochs or math.inf)
+    return count(per_epoch[0], 0), count(per_epoch[1], 1)
 
 
 def _bytes_per_token(file_format: str, compression: str | None) -> Range:
     if compression is not None:
         return COMPRESSED_BYTES
     return PARQUET_BYTES if file_format == "parquet" else PLAIN_BYTES
-
-
-def _cached_model(model: str, revision: str | None) -> Path:
-    folder = cache.hub_cache() / f"models--{model.replace('/', '--')}"
-    ref = folder / "refs" / (revision or "main")
-    commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision or "main"
-    return folder / "snapshots" / commit

@@ -68,6 +68,7 @@ def _check_model(expert: ConfiguredExpert, *, notes: bool) -> None:
     # Imported here: it brings tokenizers along.
     from expertflow.train.model import base
 
+    is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     for key in ("model", "tokenizer"):
         place: str | None = expert.settings[key]
         if place is None:
@@ -85,7 +86,7 @@ def _check_model(expert: ConfiguredExpert, *, notes: bool) -> None:
             beside = [str(Path(place).with_name(found.name)) for found in folder.parent.glob("*/")]
             hint = suggest_name(place, beside, "correct the path")
             raise ConfigError(f"{where}, and there is no such folder; {hint}")
-        elif _is_offline() and not (cache.hub_cache() / _cache_name(place)).is_dir():
+        elif is_offline and not cache.repository_folder(place, "models").is_dir():
             missing = (
                 f"{where}: neither a folder here nor in the cache, and HF_HUB_OFFLINE is set;"
                 " correct the name, or download it where there is a network"
@@ -95,14 +96,6 @@ def _check_model(expert: ConfiguredExpert, *, notes: bool) -> None:
                 raise ConfigError(missing)
             if notes:
                 note(f"a run on this machine is refused: {missing}")
-
-
-def _is_offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-
-
-def _cache_name(model: str) -> str:
-    return f"models--{model.replace('/', '--')}"
 
 
 def runtime_minutes(expert: str) -> int:

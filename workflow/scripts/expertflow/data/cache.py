@@ -41,16 +41,20 @@ def find_prepared_cache() -> Path:
     return _folder("HF_DATASETS_CACHE", _home() / "datasets")
 
 
-def snapshot_folder(repository: str, commit: str) -> Path:
-    return hub_cache() / f"datasets--{repository.replace('/', '--')}" / "snapshots" / commit
+def repository_folder(repository: str, kind: str = "datasets") -> Path:
+    return hub_cache() / f"{kind}--{repository.replace('/', '--')}"
 
 
-def find_revision(repository: str, revision: str | None) -> str | None:
+def snapshot_folder(repository: str, commit: str, kind: str = "datasets") -> Path:
+    return repository_folder(repository, kind) / "snapshots" / commit
+
+
+def find_revision(repository: str, revision: str | None, kind: str = "datasets") -> str | None:
     """Return the last cached commit of a branch or tag; None if unknown."""
     wanted = revision or "main"
     if COMMIT.fullmatch(wanted):
         return wanted
-    ref = snapshot_folder(repository, "").parent / "refs" / wanted
+    ref = repository_folder(repository, kind) / "refs" / wanted
     return ref.read_text(encoding="utf-8").strip() if ref.is_file() else None
 
 
