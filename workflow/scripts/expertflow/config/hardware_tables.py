@@ -29,11 +29,10 @@ class HardwareTables:
     def hardware(self) -> str:
         """The hardware to plan for: ``auto``, ``cpu`` or a GPU; ConfigError if unknown."""
         hardware: str = self._config["hardware"]
-        if hardware in ("auto", "cpu") or self._is_known(hardware):
-            return hardware
-        known = ", ".join(("auto", "cpu", *(row["name"] for row in self.gpus)))
-        nearest = self._nearest(hardware)
-        raise ConfigError(f"hardware is {hardware!r}, and known are {known}: {nearest}")
+        if hardware not in ("auto", "cpu"):
+            known = ", ".join(("auto", "cpu", *(row["name"] for row in self.gpus)))
+            self._check_known(hardware, f"hardware is {hardware!r}, and known are {known}")
+        return hardware
 
     @property
     def files(self) -> dict[str, Path]:
@@ -50,8 +49,7 @@ class HardwareTables:
         path = self._file("prices.yaml")
         prices: dict[str, Settings] = read_checked(path, "prices")["prices"] or {}
         for card in prices:
-            if not self._is_known(card):
-                raise ConfigError(f"{path}: prices names {card!r}: {self._nearest(card)}")
+            self._check_known(card, f"{path}: prices names {card!r}")
         return prices
 
     def plan_spec(self, expert: Settings) -> PlanSpec:
@@ -71,11 +69,7 @@ class HardwareTables:
         hardware = "cpu" if is_demo else self.hardware
         compare: list[Settings] = [] if hardware == "cpu" else config["compare"]
         for choice in compare:
-            if not self._is_known(choice["name"]):
-                raise ConfigError(
-                    f"compare names {choice['name']!r}: no such row in config/hardware/gpus.yaml;"
-                    " correct the name, or add the row"
-                )
+            self._check_known(choice["name"], f"compare names {choice['name']!r}")
         wanted = {hardware, *(choice["name"] for choice in compare)}
         cards = [row for row in self.gpus if hardware == "auto" or wanted & _names(row).keys()]
         prices = {row["name"]: price for row in cards if (price := self._price(row)) is not None}
@@ -95,19 +89,18 @@ class HardwareTables:
             may_drop_budgets=is_demo,
         )
 
-    def _is_known(self, card: str) -> bool:
-        return any(card in _names(row) for row in self.gpus)
+    def _check_known(self, card: str, said: str) -> None:
+        names = [name for row in self.gpus for name in _names(row)]
+        if card not in names:
+            near = difflib.get_close_matches(card, names, n=3, cutoff=0.4)
+            hint = f"did you mean {' or '.join(map(repr, near))}?"
+            fix = hint if near else "correct the name, or add the row"
+            raise ConfigError(f"{said}: no such row in config/hardware/gpus.yaml; {fix}")
 
     def _price(self, row: Settings) -> Settings | None:
         """Return the user's price of a GPU, listed by its short name or a driver's."""
         listed = next((self.prices[name] for name in _names(row) if name in self.prices), None)
         return listed and {key: listed[key] for key in PRICE_KEYS if key in listed}
-
-    def _nearest(self, card: str) -> str:
-        names = [name for row in self.gpus for name in _names(row)]
-        near = difflib.get_close_matches(card, names, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "correct the name"
-        return f"no such row in config/hardware/gpus.yaml; {hint}"
 
     def _file(self, name: str) -> Path:
         found = [folder / "hardware" / name for folder in self._folders]
