@@ -14,8 +14,8 @@ from support import SCRIPTS
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import (
+    hold_partial,
     is_abandoned,
-    locked_partial,
     replacing,
     sha256_directory,
     write_text,
@@ -105,7 +105,7 @@ def test_without_a_lock_a_partial_is_abandoned_after_an_hour(tmp_path: Path) -> 
 
 
 def test_a_partial_stays_as_long_as_a_child_lives_that_has_its_lock(tmp_path: Path) -> None:
-    with locked_partial(tmp_path / "out.txt") as (partial, lock):
+    with hold_partial(tmp_path / "out.txt") as (partial, lock):
         child = subprocess.Popen(["cat"], pass_fds=[lock.fileno()], stdin=subprocess.PIPE)
         partial.parent.rename(left := tmp_path / ".out.txt.left.partial")
     assert not is_abandoned(left)

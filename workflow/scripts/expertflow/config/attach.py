@@ -21,12 +21,17 @@ from snakemake.persistence.file import FilePersistence  # type: ignore[import-un
 
 from expertflow.config import run_lock
 from expertflow.config.code_digest import SCRIPTS
-from expertflow.config.corrupt_records import remove_corrupt_records
 from expertflow.config.expert import RunContext, check_writable
-from expertflow.config.guard import fail, note, one_line, set_environment
-from expertflow.config.job_errors import describe_failures, list_failed_logs
-from expertflow.config.lost_metadata import use_sidecars
+from expertflow.config.guard import (
+    describe_failures,
+    fail,
+    list_failed_logs,
+    note,
+    one_line,
+    set_environment,
+)
 from expertflow.config.read_yaml import Settings, read_yaml
+from expertflow.config.recovery import remove_corrupt_records, use_sidecars
 from expertflow.config.workflow import Workflow
 
 # How a rule calls its script; the rule may have another name where it is used as a module's.

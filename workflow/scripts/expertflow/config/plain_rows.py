@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.core.files import canonical_json, locked_partial
+from expertflow.core.files import canonical_json, hold_partial
 from expertflow.core.process import run_stoppable
 from expertflow.core.records import Record, read_record
 from expertflow.core.settings import name_of
@@ -62,7 +62,7 @@ def make_rows(request: PackRequest, output: Path) -> PackingRecord:
         raise ConfigError(f"{request.tokenizer} holds no tokenizer.json; name a tokenizer's folder")
     output.parent.mkdir(parents=True, exist_ok=True)
     # Not removed by the next run as long as anything of this one lives.
-    with locked_partial(output) as (folder, lock):
+    with hold_partial(output) as (folder, lock):
         _write_settings(request, folder / "config")
         _run(request, folder, lock, output)
         results = folder / "results" / EXPERT

@@ -85,12 +85,12 @@ def _share(partial: Path) -> None:
 @contextmanager
 def partial_beside(path: Path) -> Iterator[Path]:
     """Yield a path of the same name in a hidden folder beside it, which is removed at the end."""
-    with locked_partial(path) as (partial, _):
+    with hold_partial(path) as (partial, _):
         yield partial
 
 
 @contextmanager
-def locked_partial(path: Path) -> Iterator[tuple[Path, IO[str]]]:
+def hold_partial(path: Path) -> Iterator[tuple[Path, IO[str]]]:
     """Yield such a path, and the lock of its folder, which a child process may inherit.
 
     Folders that dead processes have left for the same path are removed, too: a folder holds its

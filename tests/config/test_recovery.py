@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from expertflow.config.attach import only_looks
-from expertflow.config.corrupt_records import remove_corrupt_records
+from expertflow.config.recovery import remove_corrupt_records
 from expertflow.core.locks import EXPERT_LOCKS
 
 # What a spoilt sidecar belongs to has to be made again with it.
