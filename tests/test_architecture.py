@@ -33,7 +33,7 @@ DECLARATIONS = {"train.optimizers"}
 # The Snakefile's own room resolves settings and locks sources, so it reaches into data.
 CONFIG_MAY_USE = {
     "data": "cache checks.registry lock shapes shards sources.registry", "hardware": "gpu_table",
-    "plan": "switches", "train": "model.base", "rental": "bundle.records",
+    "plan": "switches", "train": "model.base model.init_adapter", "rental": "bundle.records",
 }  # fmt: skip
 DOORS = {
     "torch": r"train/|export/|evaluate/(generate|evaluator|likelihood)",

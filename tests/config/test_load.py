@@ -110,6 +110,7 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ({"training": {"max_steps": 1, "target_tokens": 1}}, "are both set; drop one"),
         ({"training": {"min_epochs": 1}}, "min_epochs bounds target_tokens, which is not set"),
         ({"training": {"lora": {"targets": ["lm_head"]}}}, "names lm_head"),
+        ({"training": {"method": "full", "lora": {"init_from": "a"}}}, "init_from is of an adapt"),
         ({"evaluation": {"task": "exact_match"}}, "asks questions and source s has none"),
         ({"training": {"min_delta": 0.1}}, "min_delta has no effect without patience"),
         ({"training": {"use_sdpa": False, "attention": "flex"}}, "use_sdpa is false and attention"),

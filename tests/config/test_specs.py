@@ -91,6 +91,20 @@ def test_a_setting_reaches_the_rules_that_read_it(changes: dict[str, Any], rules
         assert set(leaves(changes)) - set(leaves(base())) <= set(leaves(after[rule])), rule
 
 
+def test_a_changed_adapter_to_continue_from_is_planned_and_trained_again(folder: Path) -> None:
+    config = {"peft_type": "LORA", "r": 16, "lora_alpha": 32}
+    training = {"lora": {"init_from": "adapter"}}
+    Path("adapter").mkdir()
+    with pytest.raises(SystemExit, match=r"adapter holds no adapter_config\.json"):
+        told("plan_training", training=training)
+    Path("adapter/adapter_config.json").write_text(json.dumps(config))
+    told_of = []
+    for content in ("a", "b", "b"):
+        Path("adapter/adapter_model.safetensors").write_text(content)
+        told_of.append(told("plan_training", training=training))
+    assert told_of[0] != told_of[1] == told_of[2]
+
+
 def test_rules_are_told_what_is_theirs_of_a_source() -> None:
     generated = {"name": "g", "kind": "generated", "generator": "facts", "text": "{t}"}
     sources = [

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from msgspec import field
+from msgspec.structs import replace
 
 from expertflow.config.ablations import ablation_files, ablation_spec
 from expertflow.config.code_digest import GENERATOR, rule_digest
@@ -49,6 +50,7 @@ from expertflow.rental.bundle.records import (
     tuning_path,
 )
 from expertflow.studies.records import AblationSpec
+from expertflow.train.model.init_adapter import hash_adapter
 
 # Files by which a model is known.
 DECISIVE = (".safetensors", "/tokenizer.json")
@@ -169,7 +171,11 @@ class ConfiguredExpert:
 
     @cached_property
     def plan_spec(self) -> PlanSpec:
-        return self.hardware.plan_spec(self.settings)
+        spec = self.hardware.plan_spec(self.settings)
+        if spec.lora is None or spec.lora.init_from is None:
+            return spec
+        sha256 = hash_adapter(spec.lora, self.hashes.sha256)
+        return replace(spec, lora=replace(spec.lora, init_sha256=sha256))
 
     @cached_property
     def ablation(self) -> AblationSpec:

@@ -17,7 +17,7 @@ from expertflow.plan.settings import LoraSpec, Training
 from expertflow.plan.switches import check_settings
 from expertflow.tokens.records import PackingRecord
 
-LORA = {f"{name_of(Training.lora)}_{setting.name}": setting for setting in list_settings(LoraSpec)}
+LORA = {f"{name_of(Training.lora)}_{s.name}": s for s in list_settings(LoraSpec) if s.by_hand}
 # Settings given by hand: name to value.
 Changes = dict[str, Any]
 DEFAULT = Training()

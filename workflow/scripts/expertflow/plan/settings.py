@@ -61,8 +61,20 @@ class LoraSpec(Record, frozen=True, kw_only=True):
             "embed_tokens, lm_head: trained in full beside the adapter, in fp32; tied ones stay "
             "one.",
             BOTH,
+            by_hand=False,
         ),
     ] = ()
+    init_from: Annotated[
+        str | None,
+        Setting(
+            "Folder of an adapter of the same model and settings to continue from; null: none.",
+            WEIGHTS,
+            min_length=1,
+            by_hand=False,
+        ),
+    ] = None
+    # What is in that folder.
+    init_sha256: str | None = None
     use_dora: Annotated[bool, Setting("Weight-decomposed adapters (DoRA).", BOTH)] = False
     use_rslora: Annotated[bool, Setting("Scale alpha / sqrt(r) instead.", BOTH)] = False
 

@@ -71,6 +71,7 @@ def _taken(plan: TrainPlan) -> Iterator[str]:
             if isinstance(value, LoraSpec):
                 text = f"r {value.r} alpha {value.alpha} on {' '.join(value.targets)}"
                 text += "".join(f", {name} whole" for name in value.modules_to_save)
+                text += f" from {value.init_from}" if value.init_from else ""
             found.setdefault(origin, []).append(f"{name} {text}")
     for place, named in found.items():
         yield _fill(", ".join(named), f"{place}: ", 4)

@@ -47,6 +47,10 @@ def _contradictions(training: Training) -> Iterator[tuple[Any, str]]:
     if training.lora is not None and "lm_head" in training.lora.targets:
         place = f"{name_of(Training.lora)}.{name_of(LoraSpec.targets)}"
         yield place, "names lm_head, which the loss reads directly; leave it out"
+    for setting in (LoraSpec.init_from, LoraSpec.modules_to_save):
+        if training.method == "full" and training.lora and getattr(training.lora, name_of(setting)):
+            place = f"{name_of(Training.lora)}.{name_of(setting)}"
+            yield place, "is of an adapter, and method is full; leave it out"
     if not training.use_sdpa and training.attention not in (None, "eager"):
         yield Training.use_sdpa, f"is false and attention is {training.attention}; drop one"
     if training.min_delta and training.patience is None:

@@ -31,7 +31,7 @@ EPOCHS = "training_report.training.epoch_summaries"
 INTENTIONAL = re.compile(
     r"comparison\[|findings\[|acceptance\[|training_report\.hardware\.machine\."
     r"|plan\.reasons\[\d+\]\.source_value|plan_against_actual\[\d+\]\.plan_(low|high)"
-    r"|evaluation\.judge\.reason|staging\.used\.rows$"
+    r"|evaluation\.judge\.reason|staging\.used\.rows$|model\.lora\.init_"
 )
 
 

@@ -85,8 +85,7 @@ def _add_flag(group: Any, name: str, setting: SettingInfo) -> None:
     elif get_origin(kind) is Literal:
         how["choices"] = get_args(kind)
     elif get_args(kind):
-        item = get_args(kind)[0]
-        how |= {"nargs": "+", "type": item if isinstance(item, type) else str}
+        how |= {"nargs": "+", "type": get_args(kind)[0]}
     else:
         how["type"] = kind
     group.add_argument(f"--{name.replace('_', '-')}", **how)

@@ -22,9 +22,9 @@ from expertflow.core.files import (
     sync,
 )
 from expertflow.core.records import REPAIR, Record, read_record, to_json, write_sealed
-from expertflow.core.settings import list_settings
+from expertflow.core.settings import list_settings, name_of
 from expertflow.plan.records import TrainPlan
-from expertflow.plan.settings import Training
+from expertflow.plan.settings import LoraSpec, Training
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import memory
@@ -82,6 +82,8 @@ def fingerprint_run(
     decided = to_json(plan)
     for key in (*_SAID, *_UNDECIDED):
         decided.pop(key)
+    # The hash of an adapter to continue from counts, not its place.
+    (decided[name_of(Training.lora)] or {}).pop(name_of(LoraSpec.init_from), None)
     rows = [packing.train.sha256, packing.held_out.sha256]
     weights = [model.weights_sha256, model.tokenizer.sha256]
     return sha256_json([decided, rows, weights, code])[:20]

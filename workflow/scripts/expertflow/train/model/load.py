@@ -17,6 +17,7 @@ from expertflow.core.errors import TrainingError, single_line
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.settings import ALL_LINEAR, LoraSpec
 from expertflow.train.model import attention
+from expertflow.train.model.init_adapter import load_init_adapter
 from expertflow.train.optimizers import BITSANDBYTES
 from expertflow.train.records import ModelRecord
 
@@ -193,6 +194,8 @@ def load_for_training(
             ) from error
     if plan.lora is not None:
         net = add_adapter(net, plan.lora)
+        if plan.lora.init_from is not None:
+            load_init_adapter(net, plan.lora, model)
     return net if quantized else net.to(device)
 
 
