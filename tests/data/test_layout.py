@@ -47,6 +47,19 @@ def test_the_tokenizers_own_template_wins(tmp_path: Path) -> None:
     assert layout(tmp_path, *MARKS, chat_template=OWN, eos_token="<|e|>").chat_template == CHATML
 
 
+def test_a_template_is_chosen_by_its_name(tmp_path: Path) -> None:
+    """In the settings, or as transformers saves several: a file each."""
+    named = [{"name": "tool_use", "template": "x"}, {"name": "rag", "template": OWN}]
+    marks = {"chat_template": named, "eos_token": "<|e|>"}
+    found = layout(tmp_path, *MARKS, choice="rag", **marks)
+    assert (found.chat_template, found.chat_template_origin) == (OWN, "tokenizer")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "short.jinja").write_text(OWN + " ")
+    assert layout(tmp_path, *MARKS, choice="short", eos_token="<|e|>").chat_template == OWN + " "
+    with pytest.raises(ConfigError, match=r"tools is no file .* has rag, short, tool_use"):
+        layout(tmp_path, *MARKS, choice="tools", **marks)
+
+
 def test_without_a_template_chatml_is_used_where_its_marks_are_known(tmp_path: Path) -> None:
     for choice in ("auto", "chatml"):
         known = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
@@ -65,7 +78,7 @@ def test_a_manifests_template_wins_over_all(tmp_path: Path) -> None:
     settings = {"chat_template": "x", "eos_token": "<|e|>"}
     found = layout(tmp_path, *MARKS, choice=str(tmp_path / "mine.jinja"), **settings)
     assert (found.chat_template, found.chat_template_origin) == (OWN, "manifest")
-    with pytest.raises(ConfigError, match=r"no file at nowhere\.jinja"):
+    with pytest.raises(ConfigError, match=r"nowhere\.jinja is no file and no template of the"):
         layout(tmp_path, *MARKS, choice="nowhere.jinja", **settings)
 
 

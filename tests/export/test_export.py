@@ -14,10 +14,13 @@ from tiny_models import export, train_adapter, write_base
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import export_model
-from expertflow.core.errors import TrainingError
+from expertflow.core.errors import ConfigError, TrainingError
 from expertflow.core.files import sha256_directory
+from expertflow.data.layout import CHATML
 from expertflow.evaluate.records import Decoding, Published
-from expertflow.export.model_files import find_published_folder, read_system_prompt
+from expertflow.export.model_files import copy_texts, find_published_folder, read_system_prompt
+from expertflow.tokens.records import TokenizerSpec
+from expertflow.tokens.tokenizer import prepare_tokenizer
 from expertflow.train.records import KeptWeights
 
 pytestmark = pytest.mark.long
@@ -59,6 +62,28 @@ def test_the_folder_holds_all_of_the_base_and_the_decoding(base: Path, tmp_path:
     assert model.generation_config.top_k == 5
     ends = model.generation_config.eos_token_id
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") in np.atleast_1d(ends)
+
+
+def test_templates_that_transformers_saves_are_chosen_by_name(base: Path, tmp_path: Path) -> None:
+    model, chosen = tmp_path / "model", CHATML.replace("'\\n'", "'\\n\\n'")
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.chat_template = {"default": CHATML, "spaced": chosen}
+    tokenizer.save_pretrained(model)
+    spec = TokenizerSpec(
+        model=str(model), revision=None, tokenizer=None, vocab_size=0, chat_template="spaced",
+        text_special_tokens="plain", content={},
+    )  # fmt: skip
+    record = prepare_tokenizer(spec, (), tmp_path / "tokenizer")
+    assert record.layout.chat_template == chosen != CHATML
+    assert (tmp_path / "tokenizer/additional_chat_templates/spaced.jinja").is_file()
+    (tmp_path / "merged").mkdir()
+    copy_texts(tmp_path / "merged", tokenizer=model, layout=record.layout)
+    exported = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    chat = [{"role": "user", "content": "Which?"}]
+    expected = tokenizer.apply_chat_template(chat, chat_template=chosen, tokenize=False)
+    assert exported.apply_chat_template(chat, tokenize=False) == expected
+    with pytest.raises(ConfigError, match=r"spacd is no file .* has default, spaced"):
+        prepare_tokenizer(replace(spec, chat_template="spacd"), (), tmp_path / "other")
 
 
 def test_a_card_is_hidden_from_the_export(monkeypatch: pytest.MonkeyPatch) -> None:

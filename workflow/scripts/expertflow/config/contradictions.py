@@ -94,11 +94,11 @@ def check_contradictions(
                 " the path"
             )
     template = expert["data"]["chat_template"]
-    known = ("auto", "chatml", *bundled)
-    if template not in known and not Path(template).expanduser().is_file():
+    is_path = "/" in template or bool(Path(template).suffix)
+    if is_path and template not in bundled and not Path(template).expanduser().is_file():
         raise ConfigError(
             f"{where}: data.chat_template is {template!r}, and no such file is there; use auto,"
-            " chatml, or the path of a Jinja file"
+            " chatml, the path of a Jinja file, or a name that the tokenizer gives a template"
         )
     if not (from_bundle and is_own_task(expert["evaluation"]["task"])):
         check_task(expert["evaluation"], where)

@@ -338,7 +338,7 @@ def _model_folder(place: str) -> list[Path]:
         return []
     from expertflow.train.model.base import list_model_files
 
-    return [Path(place) / file.name for file in list_model_files(folder)]
+    return [Path(place) / file.relative_to(folder) for file in list_model_files(folder)]
 
 
 def _is_same_model(here: dict[str, str], bundled: dict[str, str]) -> bool:

@@ -153,11 +153,15 @@ def _model_content(expert: ConfiguredExpert, *, of_tokenizer: bool) -> dict[str,
 
     Other weights beside the same tokenizer give the same tokens.
     """
-    names, template = set(TOKENIZER_FILES), expert.settings["data"]["chat_template"]
+    template = str(Path(expert.settings["data"]["chat_template"]))
+
+    def is_tokenizers(place: str) -> bool:
+        return place == template or any(map(Path(place).match, TOKENIZER_FILES))
+
     return {
         place: sha256
         for place, sha256 in expert.hash_content(expert.model_files).items()
-        if (Path(place).name in names or place == str(Path(template))) == of_tokenizer
+        if is_tokenizers(place) == of_tokenizer
     }
 
 

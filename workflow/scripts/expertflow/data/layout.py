@@ -41,6 +41,7 @@ CHATML = r"""{%- if tools %}
 {{- '<|im_start|>assistant\n' }}
 {%- endif %}"""
 Choice = Literal["auto", "chatml"] | str
+DEFAULT, NAMED_TEMPLATES = "default", "additional_chat_templates/*.jinja"
 
 
 def read_layout(
@@ -49,7 +50,8 @@ def read_layout(
     """Read a tokenizer's special tokens and choose its chat template.
 
     ``choice`` is ``auto`` (the tokenizer's template, else ChatML if it has the tokens, else none),
-    ``chatml``, or a Jinja file (ConfigError if missing). An unusable template becomes ``problem``,
+    ``chatml``, a Jinja file, or the name of one of the tokenizer's templates (ConfigError if there
+    is none). An unusable template becomes ``problem``,
     since plain texts need none. DataError if no token ends a text.
     """
     tokenizer = _read_json(directory / "tokenizer.json")
@@ -95,15 +97,10 @@ def chatml_layout() -> Layout:
 def _choose(
     directory: Path, settings: TokenizerConfig, *, choice: Choice, special: tuple[str, ...]
 ) -> tuple[str | None, Literal["tokenizer", "manifest", "chatml", "none"]]:
+    named = _named_templates(directory, settings)
     if choice == "auto":
-        path, own = directory / "chat_template.jinja", settings.get("chat_template")
-        if path.is_file():
-            return path.read_text(encoding="utf-8"), "tokenizer"
-        if isinstance(own, list):
-            # Several named templates; "default" is for general use.
-            own = {item["name"]: item["template"] for item in own}.get("default")
-        if isinstance(own, str):
-            return own, "tokenizer"
+        if DEFAULT in named:
+            return named[DEFAULT], "tokenizer"
         knows_chatml = all(token in special for token in CHATML_TOKENS)
         return (CHATML, "chatml") if knows_chatml else (None, "none")
     if choice == "chatml":
@@ -114,9 +111,26 @@ def _choose(
             )
         return CHATML, "chatml"
     path = Path(choice).expanduser()
-    if not path.is_file():
-        raise ConfigError(f"data.chat_template: no file at {choice}; use auto, chatml or a path")
-    return path.read_text(encoding="utf-8"), "manifest"
+    if path.is_file():
+        return path.read_text(encoding="utf-8"), "manifest"
+    if choice in named:
+        return named[choice], "tokenizer"
+    raise ConfigError(
+        f"data.chat_template: {choice} is no file and no template of the tokenizer, which has"
+        f" {', '.join(sorted(named)) or 'none'}; use auto, chatml, a path or such a name"
+    )
+
+
+def _named_templates(directory: Path, settings: TokenizerConfig) -> dict[str, str]:
+    """Return a tokenizer's templates by name, one without a name as for general use."""
+    own = settings.get("chat_template")
+    found = {DEFAULT: own} if isinstance(own, str) else {}
+    if isinstance(own, list):
+        found = {item["name"]: item["template"] for item in own}
+    files = {path.stem: path for path in directory.glob(NAMED_TEMPLATES)}
+    if (file := directory / "chat_template.jinja").is_file():
+        files[DEFAULT] = file
+    return found | {name: path.read_text(encoding="utf-8") for name, path in files.items()}
 
 
 def _with_turn_end(layout: Layout) -> Layout:

@@ -10,7 +10,10 @@ from expertflow.core.records import Record
 from expertflow.data.records import Layout
 
 # The files of a tokenizer folder that determine tokens and chat layout.
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+)  # fmt: skip
 EngineChoice = Literal["auto", "tokenizers"]
 
 

@@ -39,9 +39,10 @@ def prepare_tokenizer(
             source = partial
             save_tokenizer(train_tokenizer(texts, vocab_size=spec.vocab_size), partial)
         else:
-            for name in TOKENIZER_FILES:
-                if (source / name).is_file():
-                    shutil.copyfile(source / name, partial / name)
+            for file in (file for name in TOKENIZER_FILES for file in source.glob(name)):
+                target = partial / file.relative_to(source)
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, target)
         if not (source / TOKENIZER_FILES[0]).is_file():
             raise DataError(
                 f"{source}: no {TOKENIZER_FILES[0]}; give the folder or hub id of a model that is"

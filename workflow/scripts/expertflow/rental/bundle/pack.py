@@ -113,7 +113,7 @@ def _model_items(results: Path, model: ModelRecord, *, with_weights: bool) -> It
     if not (weights := set(weight_files(folder))):
         raise DataError(f"{folder}: the base model is gone; delete {record} and run again")
     wanted = [path for path in list_model_files(folder) if with_weights or path not in weights]
-    items: Items = {f"{target}/{path.name}": path for path in wanted}
+    items: Items = {f"{target}/{path.relative_to(folder).as_posix()}": path for path in wanted}
     moved = _json_text(to_json(replace(model, path=str(target))))
     items |= {f"{target}/{records.TIMESTAMP}": b"", record.as_posix(): moved}
     own = hashlib.sha256(moved).hexdigest()

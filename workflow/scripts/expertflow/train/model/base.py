@@ -29,7 +29,9 @@ OTHER_NAMES = {
 # Model types whose head is the embedding where config.json does not say.
 TIED = {"cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gpt2", "starcoder2"}
 # Files of a hub model that are read or passed on.
-WANTED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", *LICENSE_FILES)
+WANTED_FILES = (
+    "*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", *LICENSE_FILES, *TOKENIZER_FILES
+)  # fmt: skip
 
 
 def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, directory: Path) -> ModelRecord:
