@@ -178,15 +178,18 @@ def _named(spec: SourceSpec, users: dict[str, list[Preset]]) -> NamedSource:
 
 
 def show_catalog(preset: str, *, as_json: bool) -> None:
-    found = build_catalog(preset)
+    found, console = build_catalog(preset), Console()
     if as_json:
         print(json.dumps(to_json(found), indent=2, ensure_ascii=False, default=str))
-    else:
-        print_catalog(found, Console())
-
-
-def print_catalog(found: Catalog, console: Console) -> None:
-    _print_cache(found.cache, console)
+        return
+    cache = found.cache
+    for what, place in (("downloaded", cache.hub_cache), ("prepared", cache.prepared_cache)):
+        said = "" if Path(place).is_dir() else " (there is no such folder yet)"
+        console.print(f"{what}: {escape(place)}{said}", soft_wrap=True)
+    missing = "no data set in the Hugging Face caches"
+    console.print(_cache_table(cache.datasets) if cache.datasets else missing)
+    for damage in cache.damaged:
+        console.print(f"[yellow]damaged:[/] {escape(damage)}", soft_wrap=True)
     console.print()
     console.print(_source_table(found.sources))
     unlicensed = sum(source.license is None for source in found.sources)
@@ -197,18 +200,6 @@ def print_catalog(found: Catalog, console: Console) -> None:
         )
     for problem in found.problems:
         console.print(f"[bold red]not read:[/] {escape(problem)}", soft_wrap=True)
-
-
-def _print_cache(cache: CacheReport, console: Console) -> None:
-    for what, place in (("downloaded", cache.hub_cache), ("prepared", cache.prepared_cache)):
-        said = "" if Path(place).is_dir() else " (there is no such folder yet)"
-        console.print(f"{what}: {escape(place)}{said}", soft_wrap=True)
-    if cache.datasets:
-        console.print(_cache_table(cache.datasets))
-    else:
-        console.print("no data set in the Hugging Face caches")
-    for damage in cache.damaged:
-        console.print(f"[yellow]damaged:[/] {escape(damage)}", soft_wrap=True)
 
 
 def _cache_table(datasets: tuple[CachedDataset, ...]) -> Table:

@@ -28,31 +28,24 @@ WORDS = {
 
 
 def render_files(root: Path) -> dict[Path, str]:
-    return {
-        root / "workflow" / "schemas" / "training.schema.yaml": _schema(),
-        root / "workflow" / "schemas" / "report.schema.yaml": _report_schema(),
-        root / "docs" / "settings.md": _page(),
-    }
-
-
-def _schema() -> str:
-    schema = {
-        "$schema": DRAFT,
+    training = {
         "$id": "training.schema.yaml",
         "description": "Training settings; auto is resolved by the plan, with a reason.",
         **json_schema(TrainingSection),
     }
-    return HEAD.format("settings") + _dump(schema)
+    report = msgspec.json.schema(Report)
+    return {
+        root / "workflow" / "schemas" / "training.schema.yaml": _write("settings", training),
+        root / "workflow" / "schemas" / "report.schema.yaml": _write(
+            "records of the report", report, default_flow_style=None
+        ),
+        root / "docs" / "settings.md": _page(),
+    }
 
 
-def _report_schema() -> str:
-    schema = {"$schema": DRAFT, **msgspec.json.schema(Report)}
-    return HEAD.format("records of the report") + _dump(schema, default_flow_style=None)
-
-
-def _dump(schema: JsonSchema, **style: Any) -> str:
-    text: str = yaml.safe_dump(schema, sort_keys=False, width=100, allow_unicode=True, **style)
-    return text
+def _write(declared: str, schema: JsonSchema, **style: Any) -> str:
+    style |= {"sort_keys": False, "width": 100, "allow_unicode": True}
+    return HEAD.format(declared) + str(yaml.safe_dump({"$schema": DRAFT, **schema}, **style))
 
 
 def _page() -> str:

@@ -136,21 +136,20 @@ def iter_documents(shard: ShardRecord, kept: KeptRows) -> Iterator[Document]:
     from expertflow.data.shapes import body_of
 
     first = done = 0
-    with pa.memory_map(shard.path) as source:
-        for batch in pa.ipc.open_stream(source):
-            end = int(np.searchsorted(kept.rows, first + batch.num_rows))
-            taken = batch.take(pa.array(kept.rows[done:end] - first, pa.int32()))
-            for i, value in enumerate(taken.to_pylist(), start=done):
-                yield Document(
-                    document_id=value["document_id"],
-                    text_hash=value["text_hash"].hex(),
-                    body=body_of(value["frame"], value["texts"]),
-                    fields=orjson.loads(value["fields"]),
-                    held_out=bool(kept.held_out[i]),
-                    n_copies=int(kept.n_copies[i]),
-                    row=int(kept.rows[i]),
-                )
-            first, done = first + batch.num_rows, end
+    for batch in iter_batches(shard.path, ("document_id", "text_hash", "frame", "texts", "fields")):
+        end = int(np.searchsorted(kept.rows, first + batch.num_rows))
+        taken = batch.take(pa.array(kept.rows[done:end] - first, pa.int32()))
+        for i, value in enumerate(taken.to_pylist(), start=done):
+            yield Document(
+                document_id=value["document_id"],
+                text_hash=value["text_hash"].hex(),
+                body=body_of(value["frame"], value["texts"]),
+                fields=orjson.loads(value["fields"]),
+                held_out=bool(kept.held_out[i]),
+                n_copies=int(kept.n_copies[i]),
+                row=int(kept.rows[i]),
+            )
+        first, done = first + batch.num_rows, end
 
 
 def iter_batches(

@@ -28,16 +28,12 @@ RULES = tuple(LIMITS)
 N_PLACES = 1 << 64
 
 
-def rank_documents(text: Hashes, *, seed: int, rule: str) -> Hashes:
-    key = random_numbers(1, seed=seed * len(RULES) + RULES.index(rule))
-    return mix_bits(text ^ key)
-
-
 def mark_lowest(text: Hashes, rows: Rows, n: int, *, seed: int, rule: str) -> NDArray[np.bool_]:
     """Mark the ``n`` lowest-ranked rows, ties by order."""
     if n >= len(rows):
         return np.ones(len(rows), bool)
-    ranks = rank_documents(text[rows], seed=seed, rule=rule)
+    key = random_numbers(1, seed=seed * len(RULES) + RULES.index(rule))
+    ranks = mix_bits(text[rows] ^ key)
     edge = np.partition(ranks, n)[n]
     chosen: NDArray[np.bool_] = ranks < edge
     chosen[np.flatnonzero(ranks == edge)[: n - int(chosen.sum())]] = True

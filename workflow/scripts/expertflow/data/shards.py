@@ -6,6 +6,7 @@ from pathlib import Path
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_json
+from expertflow.core.records import fill_record
 from expertflow.data.records import DatasetManifest, DatasetSource, SourceRecord
 
 log = logging.getLogger(__name__)
@@ -42,15 +43,13 @@ def find_datasets(
         notes = {note for file in source.files for note in file.notes}
         counts = [file.n_records for file in source.files]
         rows.append(
-            DatasetSource(
-                name=source.name,
-                kind=source.kind,
-                revision=source.revision,
+            fill_record(
+                DatasetSource,
+                source,
                 license=license,
                 n_files=len(source.files),
                 n_bytes=sum(file.n_bytes for file in source.files),
                 n_records=None if None in counts else sum(n for n in counts if n is not None),
-                n_shards=source.n_shards,
                 sha256=sha256_json([file.sha256 for file in source.files]),
                 notes=tuple(sorted({*notes, *said})),
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from expertflow.core.errors import DataError, ExpertflowError, HardwareError
-from expertflow.core.records import Record
+from expertflow.core.records import Record, fill_record
 from expertflow.hardware import disk
 from expertflow.staging.content import Content, read_content, weights_key
 from expertflow.staging.records import AUTO, NO_SCRATCH, Staged, StageSpec, StagingRecord
@@ -185,14 +185,8 @@ def choose_place(
 
 
 def _note(content: Content) -> Staged:
-    return Staged(
-        kind=content.kind,
-        key=content.key,
-        source=str(content.source),
-        reason="",
-        n_files=len(content.sizes),
-        n_bytes=content.n_bytes,
-    )
+    n_files = len(content.sizes)
+    return fill_record(Staged, content, source=str(content.source), reason="", n_files=n_files)
 
 
 def _set_directory(setting: str) -> Path:
