@@ -1,5 +1,6 @@
 import hashlib
 import math
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ def similarity(first: str, second: str, spec: NearSpec = SPEC) -> float:
 def find_leaders(
     signed: NDArray[np.uint32], folder: Path, spec: NearSpec = WORDS, *, lot: int = 1000
 ) -> list[int]:
-    with NearIndex(spec, n_documents=len(signed), folder=folder) as index:
+    with closing(NearIndex(spec, n_documents=len(signed), folder=folder)) as index:
         for start in range(0, len(signed), lot):
             index.add(signed[start : start + lot])
         return index.find_leaders().tolist()

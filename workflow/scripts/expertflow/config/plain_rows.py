@@ -63,7 +63,10 @@ def make_rows(request: PackRequest, output: Path) -> PackingRecord:
     output.parent.mkdir(parents=True, exist_ok=True)
     # Not removed by the next run as long as anything of this one lives.
     with hold_partial(output) as (folder, lock):
-        _write_settings(request, folder / "config")
+        (folder / "config" / "experts").mkdir(parents=True)
+        (folder / "config" / "config.yaml").write_text(canonical_json({"experts": {EXPERT: {}}}))
+        manifest = folder / "config" / "experts" / f"{EXPERT}.json"
+        manifest.write_text(canonical_json(_manifest(request)))
         _run(request, folder, lock, output)
         results = folder / "results" / EXPERT
         (results / "packed" / ".snakemake_timestamp").unlink(missing_ok=True)
@@ -104,12 +107,6 @@ def _manifest(request: PackRequest) -> dict[str, object]:
         },
         "evaluation": {"task": "held_out_loss"},
     }
-
-
-def _write_settings(request: PackRequest, folder: Path) -> None:
-    (folder / "experts").mkdir(parents=True)
-    (folder / "config.yaml").write_text(canonical_json({"experts": {EXPERT: {}}}))
-    (folder / "experts" / f"{EXPERT}.json").write_text(canonical_json(_manifest(request)))
 
 
 def _run(request: PackRequest, folder: Path, lock: IO[str], output: Path) -> None:

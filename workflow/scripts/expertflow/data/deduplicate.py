@@ -7,6 +7,7 @@ training document; a group's hash puts all of it on one side.
 
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -125,7 +126,7 @@ def drop_near(
     columns: Columns, spec: NearSpec, shards: list[ShardRecord], *, folder: Path
 ) -> list[Pair]:
     rows = np.flatnonzero(columns.status == KEPT)
-    with NearIndex(spec, n_documents=len(rows), folder=folder) as index:
+    with closing(NearIndex(spec, n_documents=len(rows), folder=folder)) as index:
         for signatures in read_signatures(shards, columns):
             index.add(signatures)
         leaders = index.find_leaders()

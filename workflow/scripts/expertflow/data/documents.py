@@ -44,17 +44,13 @@ class NewDocument(NamedTuple):
     signature: bytes | None = None
 
 
-def documents_schema(near: SignatureSpec | None) -> pa.Schema:
-    text, raw = pa.string(), pa.binary()
-    types = [text, pa.binary(HASH_BYTES), pa.uint64(), text, raw, pa.list_(text), raw]
-    if near is not None:
-        types.append(pa.binary(4 * near.n_permutations))
-    return pa.schema(list(zip(NewDocument._fields, types, strict=False)))
-
-
 class DocumentWriter:
     def __init__(self, sink: pa.NativeFile, near: SignatureSpec | None) -> None:
-        self.schema = documents_schema(near)
+        text, raw = pa.string(), pa.binary()
+        types = [text, pa.binary(HASH_BYTES), pa.uint64(), text, raw, pa.list_(text), raw]
+        if near is not None:
+            types.append(pa.binary(4 * near.n_permutations))
+        self.schema = pa.schema(list(zip(NewDocument._fields, types, strict=False)))
         # Texts shrink to a quarter, and write faster than uncompressed.
         options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
         self._writer = pa.ipc.new_stream(sink, self.schema, options=options)

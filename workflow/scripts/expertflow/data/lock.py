@@ -5,7 +5,6 @@ is touched. Hashes are remembered to keep parsing fast.
 """
 
 import contextlib
-import glob
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from expertflow.data.cache import find_revision
 from expertflow.data.records import ExpertLock, SourceLock
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources.base import Pins
+from expertflow.data.sources.local import match_files
 from expertflow.data.sources.registry import open_source
 
 
@@ -70,9 +70,7 @@ def _is_absent(source: SourceSpec) -> bool:
     if source.path is None:
         return False
     place = Path(source.path).expanduser()
-    # A broken symlink matches a pattern but does not exist.
-    found = glob.glob(str(place), recursive=True)  # noqa: PTH207
-    return not place.exists() and not any(Path(path).exists() for path in found)
+    return not place.exists() and not match_files(place)
 
 
 def _without_place(lock: SourceLock) -> SourceLock:

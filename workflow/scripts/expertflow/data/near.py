@@ -97,10 +97,7 @@ class NearIndex:
         self._signatures = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         self._keys = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
 
-    def __enter__(self) -> "NearIndex":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._signatures.close()
         self._keys.close()
 

@@ -6,7 +6,7 @@ fails for once (a timeout, a card in reset) is null in that reading only, and co
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -108,6 +108,10 @@ def _temperature_limits(handle: Any) -> dict[str, float] | None:
     return {name: float(limit) for name, limit in found.items() if limit} or None
 
 
+def _dotted(pair: Sequence[int]) -> str:
+    return f"{pair[0]}.{pair[1]}"
+
+
 def _thousandth(value: int) -> float:
     return value / 1000
 
@@ -121,7 +125,7 @@ QUESTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...], Callable[[Any], 
     "memory_free_bytes": (pynvml.nvmlDeviceGetMemoryInfo, (), lambda info: int(info.free)),
     # By all processes and the driver.
     "memory_used_bytes": (pynvml.nvmlDeviceGetMemoryInfo, (), lambda info: int(info.used)),
-    "compute_capability": (pynvml.nvmlDeviceGetCudaComputeCapability, (), tuple),
+    "compute_capability": (pynvml.nvmlDeviceGetCudaComputeCapability, (), _dotted),
     # The share of the last 1/6 to 1 s in which any kernel was running.
     "any_kernel_percent": (pynvml.nvmlDeviceGetUtilizationRates, (), lambda r: float(r.gpu)),
     "temperature_c": (pynvml.nvmlDeviceGetTemperature, (pynvml.NVML_TEMPERATURE_GPU,), float),

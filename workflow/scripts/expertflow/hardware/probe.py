@@ -21,7 +21,7 @@ from expertflow.hardware.records import GpuFacts, GpuSeen, MachineFacts
 
 log = logging.getLogger(__name__)
 # Tensor cores have bf16 and TF32 from this compute capability on (CUDA documentation).
-AMPERE = (8, 0)
+AMPERE = 8.0
 ROOT = Path("/")
 WHY_NULL = {
     "cpu_model": "the system does not name it",
@@ -67,13 +67,9 @@ def resolve_gpu(hardware: str, table: list[dict[str, Any]]) -> GpuFacts | None:
             return None
         for text in gpus.remarks:
             log.warning("%s", text)
-        device = gpus.devices[0]
-        return gpu_by_name(name, table) or describe_unlisted(
-            name,
-            memory_total_bytes=device.read_figure("memory_total_bytes"),
-            compute_capability=_text(device.read_figure("compute_capability")),
-            power_limit_w=device.read_figure("power_limit_w"),
-        )
+        names = ("memory_total_bytes", "compute_capability", "power_limit_w")
+        told, _ = gpus.devices[0].read_figures(*names)
+        return gpu_by_name(name, table) or describe_unlisted(name, **told)
 
 
 def no_gpu_reason() -> str | None:
@@ -164,11 +160,11 @@ def least_free_gpu_memory(n_gpus: int) -> tuple[int, str] | None:
 def _describe_gpu(device: Device, table: list[dict[str, Any]]) -> GpuSeen:
     names = ("gpu_name", "memory_total_bytes", "memory_free_bytes", "compute_capability")
     known, unavailable = device.read_figures(*names, "power_limit_w")
-    name, capability = known.pop("gpu_name"), known.pop("compute_capability")
+    name, capability = known.pop("gpu_name"), known["compute_capability"]
     row = None if name is None else find_row(name, table)
     if "gpu_name" in unavailable:
         unavailable["name"] = unavailable.pop("gpu_name")
-    modern = None if capability is None else capability >= AMPERE
+    modern = None if capability is None else float(capability) >= AMPERE
     if modern is None:
         same = ("supports_bf16", "supports_tf32")
         unavailable |= dict.fromkeys(same, unavailable["compute_capability"])
@@ -176,16 +172,11 @@ def _describe_gpu(device: Device, table: list[dict[str, Any]]) -> GpuSeen:
         index=device.index,
         name=name,
         listed_as=None if row is None else row["name"],
-        compute_capability=_text(capability),
         supports_bf16=modern,
         supports_tf32=modern,
         unavailable=unavailable,
         **known,
     )
-
-
-def _text(capability: tuple[int, int] | None) -> str | None:
-    return None if capability is None else f"{capability[0]}.{capability[1]}"
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:

@@ -25,7 +25,7 @@ class LocalFiles(DataSource):
     option_type = ReadOptions
 
     def look_up(self) -> Found:
-        paths = _matches(self.path)
+        paths = match_files(self.path)
         if not paths:
             return Found("missing")
         n_records = None
@@ -65,7 +65,7 @@ def find_files(pattern: str) -> list[Path]:
     literal = Path(pattern).expanduser()
     if literal.is_dir():
         raise DataError(f"{pattern} is a directory; name its files, e.g. {literal}/*.jsonl")
-    paths = _matches(literal)
+    paths = match_files(literal)
     if not paths:
         raise DataError(f"no file at {pattern}; correct the source's path")
     for path in paths:
@@ -77,7 +77,7 @@ def find_files(pattern: str) -> list[Path]:
     return paths
 
 
-def _matches(literal: Path) -> list[Path]:
+def match_files(literal: Path) -> list[Path]:
     if literal.exists():
         return [] if literal.is_dir() else [literal]
     found = glob.glob(str(literal), recursive=True)  # noqa: PTH207
