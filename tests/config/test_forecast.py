@@ -13,8 +13,8 @@ from expertflow.config.expert import RunContext
 from expertflow.config.forecast import CPU_SHARE
 from expertflow.config.machine import runtime_minutes
 from expertflow.config.workflow import Workflow
-from expertflow.core.files import sha256_file, sha256_text
 from expertflow.core.records import write_record
+from expertflow.core.sidecars import write_sidecar
 from expertflow.data.records import DataFile, SourceRecord
 from expertflow.hardware import probe
 from expertflow.plan.records import CostPlan
@@ -66,12 +66,7 @@ class Place:
         write_record(path, value)
         wildcards = SimpleNamespace(expert="e", **of)
         spec = self.workflow.spec(rule)(wildcards)
-        sidecar = {
-            "spec_sha256": sha256_text(spec),
-            "code": self.workflow.code(rule)(wildcards),
-            "sha256": sha256_file(path),
-        }
-        write_record(path.with_name(f".{path.name}.fingerprint"), sidecar)
+        write_sidecar(path, spec=spec, code=self.workflow.code(rule)(wildcards), rule=rule)
 
     def plan(self, **cost: Any) -> None:
         value = {"cost": CostPlan(**{**COST, **cost}), "hardware": "H100 SXM", "world_size": 1}

@@ -5,17 +5,23 @@ packed tokens, else the bytes of the sources, both at the speed that ``plan/step
 Each step down widens the band. Unknown values have a reason.
 """
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 from expertflow.config.expert import ConfiguredExpert
-from expertflow.core.errors import ExpertflowError, HardwareError, TrainingError, single_line
+from expertflow.core.errors import (
+    DataError,
+    ExpertflowError,
+    HardwareError,
+    TrainingError,
+    single_line,
+)
 from expertflow.core.files import sha256_file, sha256_text, sidecar_of
 from expertflow.core.format import gib
 from expertflow.core.records import Record, read_part, read_record
 from expertflow.core.settings import name_of
+from expertflow.core.sidecars import Sidecar
 from expertflow.data import cache
 from expertflow.data.records import SourceLock, SourceRecord
 from expertflow.data.settings import SourceSpec
@@ -156,16 +162,12 @@ class Forecaster:
 
     def _is_current(self, rule: str, record: Path, **of: str) -> bool:
         """Return whether a record is complete and was made by the current rule, by its sidecar."""
-        sidecar = sidecar_of(record)
-        if not record.is_file() or not sidecar.is_file():
-            return False
         try:
-            made = json.loads(sidecar.read_text(encoding="utf-8"))
-        except ValueError:
+            made, sha256 = read_record(Sidecar, sidecar_of(record)), sha256_file(record)
+        except (DataError, FileNotFoundError):
             return False
         spec, code = self.made_by(rule, **of)
-        wanted = {"spec_sha256": sha256_text(spec), "code": code, "sha256": sha256_file(record)}
-        return all(made.get(key) == value for key, value in wanted.items())
+        return (made.spec_sha256, made.code, made.sha256) == (sha256_text(spec), code, sha256)
 
     def _current_facts(self) -> ModelFacts:
         model = self.results / "model.json"

@@ -138,10 +138,14 @@ def write_text_if_changed(path: Path, text: str) -> bool:
     return True
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a log of JSON objects, one per line, without lines truncated by a crash."""
+def read_json_lines(path: Path, *, tail_bytes: int | None = None) -> list[Any]:
+    """Read a log of JSON objects, one per line, or its end, without truncated lines."""
     values = []
-    for line in path.read_bytes().split(b"\n"):
+    with path.open("rb") as stream:
+        if tail_bytes is not None:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - tail_bytes))
+        lines = stream.read().split(b"\n")
+    for line in lines:
         with suppress(ValueError):
             values.append(json.loads(line))
     return values

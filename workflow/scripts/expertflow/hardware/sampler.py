@@ -1,7 +1,6 @@
 """Sample GPUs, processors, memory and disks, and choose the sampling interval."""
 
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 import psutil
 from msgspec import Struct, field
 
+from expertflow.core.files import read_json_lines
 from expertflow.hardware.nvml import Gpus
 from expertflow.hardware.nvml_device import Device
 from expertflow.hardware.records import GpuSample
@@ -129,27 +129,14 @@ class SamplingInterval(Struct):
         if now == self._seen:
             return
         self._seen = now
+        # The first line may be the end of one.
+        lines = read_json_lines(path, tail_bytes=TAIL_BYTES)
+        steps = [x for x in lines if isinstance(x, dict) and {"step", "elapsed_s"} <= x.keys()]
         times = [
             (later["elapsed_s"] - earlier["elapsed_s"]) / (later["step"] - earlier["step"])
-            for earlier, later in itertools.pairwise(_read_tail(path))
+            for earlier, later in itertools.pairwise(steps)
             if later["step"] > earlier["step"] and later["elapsed_s"] > earlier["elapsed_s"]
         ]
         if times:
             # A pause for an evaluation or a save does not move the median.
             self.epoch_s = statistics.median(times) * n_steps
-
-
-def _read_tail(path: Path) -> list[dict[str, Any]]:
-    with path.open("rb") as stream:
-        size = stream.seek(0, 2)
-        stream.seek(max(0, size - TAIL_BYTES))
-        lines = stream.read().split(b"\n")
-    found = []
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and "step" in value and "elapsed_s" in value:
-            found.append(value)
-    return found
