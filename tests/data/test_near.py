@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from expertflow.core.errors import DataError
+from expertflow.core.errors import HardwareError
 from expertflow.data import near as near_module
 from expertflow.data import shingles
 from expertflow.data.near import NearIndex, Signer, chance_of_match, choose_bands
@@ -115,8 +115,8 @@ def test_lots_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_full_disk_is_told_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 10 << 20})
-    monkeypatch.setattr(near_module.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(DataError, match="needs 62 MiB of disk and 10 are free"):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    with pytest.raises(HardwareError, match=r"has 10.5 MB free, 65.6 MB needed for near-"):
         NearIndex(SPEC, n_documents=100_000, folder=tmp_path)
 
 

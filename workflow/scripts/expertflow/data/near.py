@@ -10,14 +10,13 @@ threshold with at least 0.95, for the fewest chance matches.
 
 import math
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from expertflow.core.errors import DataError
+from expertflow.core.disk import check_space
 from expertflow.data import shingles
 from expertflow.data.columns import Rows, find_buckets
 from expertflow.data.settings import NearSpec, SignatureSpec
@@ -88,12 +87,8 @@ class NearIndex:
         self.n_needed = math.ceil(spec.threshold * spec.n_permutations - 1e-9)
         self._n_added = 0
         n_bytes = n_documents * (4 * spec.n_permutations + 8 * self.n_bands)
-        n_free = shutil.disk_usage(folder).free
-        if n_bytes > n_free:
-            raise DataError(
-                f"{folder}: near-duplicate detection needs {n_bytes >> 20} MiB of disk and"
-                f" {n_free >> 20} are free; free some, or lower data.near_duplicates.n_permutations"
-            )
+        fix = "free some, or lower data.near_duplicates.n_permutations"
+        check_space([(folder, n_bytes, "near-duplicate detection")], fix=fix)
         self._signatures = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         self._keys = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
 

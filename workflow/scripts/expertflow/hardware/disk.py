@@ -128,9 +128,6 @@ def _read_all(
 
 
 def file_system(path: Path) -> str | None:
-    best, kind = -1, None
-    for part in psutil.disk_partitions(all=True):
-        mount = Path(part.mountpoint)
-        if path.is_relative_to(mount) and len(mount.parts) >= best:
-            best, kind = len(mount.parts), part.fstype
-    return kind
+    """Return the type of the file system that a path lies on: of the last one mounted deepest."""
+    parts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    return next((parts[place] for place in (path, *path.parents) if place in parts), None)

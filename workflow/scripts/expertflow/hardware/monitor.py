@@ -16,6 +16,7 @@ import msgspec
 
 from expertflow.core.files import read_json_lines
 from expertflow.core.locks import try_lock
+from expertflow.core.process import record_signals
 from expertflow.core.records import from_json, read_record, write_record
 from expertflow.hardware.nvml import open_gpus
 from expertflow.hardware.records import GpuSample, MonitorRecord
@@ -59,15 +60,13 @@ def run_command(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> 
 
 
 def _watch(args: argparse.Namespace, samples: Path, held: ExitStack) -> MonitorRecord:
-    came: list[int] = []
     end_s = math.inf if args.duration is None else time.monotonic() + args.duration
     # Given, not asked for here: the parent may be gone before this process is up.
     parent: int | None = args.with_parent
     if parent not in (None, os.getppid()):
         # By now these files may be those of the session that goes on.
         raise SystemExit(f"process {parent}, which was to be watched, has ended")
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: came.append(received))
+    came = held.enter_context(record_signals(ignorable=(signal.SIGHUP,)))
     if parent is not None:
         os.nice(NICE)
 
