@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
 from measured import Failed, cpu_s
-from turns import Spread, ratios, spread, turns
+from turns import format_spread, ratios, spread, turns
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("Snakefile", "workflow", "profiles", "envs", "config")
@@ -170,18 +170,13 @@ def tabulate(done: dict[str, dict[int, Timed]]) -> Row:
     print(f"{'':>18} {'seconds':>24} {'CPU s':>24}")
     for line, runs in done.items():
         wall, cpu = spread(list(walls[line].values())), spread([r.cpu_s for r in runs.values()])
-        print(f"{line:>18} {format_spread(wall):>24} {format_spread(cpu):>24}")
+        print(f"{line:>18} {format_spread(asdict(wall)):>24} {format_spread(asdict(cpu)):>24}")
         result[line] = {"wall_s": asdict(wall), "cpu_s": asdict(cpu)}
     for first, second in ((COLD, EMPTY), (WHOLE, SCRIPTS)):
         ratio = ratios(walls[first], walls[second])
-        print(f"{first} / {second}: {format_spread(ratio) if ratio else 'not measured'}")
+        print(f"{first} / {second}: {format_spread(ratio and asdict(ratio))}")
         result[f"{first} / {second}"] = ratio and asdict(ratio)
     return result
-
-
-def format_spread(value: Spread) -> str:
-    """Write a median with its least and most."""
-    return f"{value.median:.2f} ({value.least:.2f}-{value.most:.2f})"
 
 
 def main() -> None:

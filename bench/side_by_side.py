@@ -1,9 +1,9 @@
 """Measure the product beside its peers, in turns, on this machine: one command, three parts.
 
-    python bench/side_by_side.py --environments DIR [--only tokens,training,orchestration]
+    python bench/side_by_side.py --environments DIR [--only chain,training,orchestration]
         [--device cpu|cuda] [--model tiny|small|0.6B] [--repeats 5] [--output result.json]
 
-- tokens: documents become packed rows, by ours and three others (bench/tokenize_pack.py);
+- chain: records become packed rows, by our chain and three others (bench/data_path.py);
 - training: steps of our loop and of TRL's SFTTrainer on the same rows and weights, full and LoRA,
   beside TRL's padded default (bench/peers/training_beside.py);
 - orchestration: the workflow and its own commands as plain scripts (bench/orchestration.py).
@@ -89,7 +89,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add("--micro-batch", type=int, help="rows (4; 0.6B and larger 8)")
     add("--accumulation", type=int, help="micro-batches a step (2)")
     add("--methods", default="full,lora", help="full, lora or both, by commas")
-    add("--megabytes", type=int, default=20, help="corpus of the tokens part (20)")
+    add("--input", type=Path, help="JSON Lines of the chain part; else a corpus is grown")
     add("--target", default="results/small/report.json", help="of the orchestration part")
     add("--output", type=Path, help="JSON file to write")
     args = parser.parse_args(words)
@@ -104,17 +104,18 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     return args
 
 
-def tokens(args: argparse.Namespace) -> Row:
+def chain(args: argparse.Namespace) -> Row:
     # It imports what only our own environment has; the other parts do without.
-    import tokenize_pack
+    import data_path
 
-    words = ["--megabytes", str(args.megabytes), "--repeats", str(args.repeats)]
-    options = tokenize_pack.options().parse_args([*words, "--environments", str(args.environments)])
-    if reason := tokenize_pack.missing(options):
+    words = ["--repeats", str(args.repeats), "--environments", str(args.environments)]
+    words += ["--input", str(args.input)] if args.input else []
+    options = data_path.options().parse_args(words)
+    if reason := data_path.missing(options):
         raise Failed(reason)
     allowed = os.sched_getaffinity(0)
     try:
-        return tokenize_pack.measure_all(options)
+        return data_path.measure_all(options)
     finally:
         # It keeps itself and its children to a number of cores.
         os.sched_setaffinity(0, allowed)
@@ -172,7 +173,7 @@ def orchestration(args: argparse.Namespace) -> Row:
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Row]] = {
-    "tokens": tokens,
+    "chain": chain,
     "training": compare_training,
     "orchestration": orchestration,
 }

@@ -13,7 +13,7 @@ import program
 
 def adapt(self: Any, data: dict[str, Any], path: str, id_in_file: int) -> dict[str, Any]:
     """Turn a record into a document of the pipeline."""
-    text = program.chatml(data["prompt"], data["completion"])
+    [text] = program.texts({key: [value] for key, value in data.items()})
     return {"text": text, "id": str(id_in_file), "metadata": {}}
 
 

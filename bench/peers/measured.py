@@ -1,4 +1,4 @@
-"""Measure a job with all the processes it starts: wall time, CPU time, peak memory.
+"""Measure a command with all the processes it starts: wall time, CPU time, peak memory.
 
 Memory is sampled: the sum of PSS (each page shared by n processes counts 1/n in each, mapped files
 included) over all descendants, from the kernel's ``smaps_rollup``. Orphans are
@@ -11,8 +11,6 @@ import resource
 import subprocess
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,25 +30,6 @@ class Measured:
     peak_tree_bytes: int
 
 
-class Processes:
-    """Runs commands, some at a time."""
-
-    def __init__(self, log: Path) -> None:
-        self.log = log
-
-    def run(self, *commands: list[str], at_once: int = 1) -> None:
-        """Run commands to their end; one that fails ends the benchmark with its last line."""
-        with ThreadPoolExecutor(at_once) as pool:
-            list(pool.map(self._run_one, commands))
-
-    def _run_one(self, command: list[str]) -> None:
-        with self.log.open("ab") as stream:
-            done = subprocess.run(command, stdout=stream, stderr=stream, check=False)
-        if done.returncode:
-            said = self.log.read_text(errors="replace").strip().splitlines()
-            raise Failed(f"{Path(command[1]).stem}: {said[-1] if said else 'no output'}")
-
-
 def reap_orphans() -> None:
     """Wait for the orphans of what has ended."""
     with suppress(ChildProcessError):
@@ -62,19 +41,23 @@ class Failed(Exception):
     """A measured program ended with an error."""
 
 
-def measure(job: Callable[[Processes], None], log: Path) -> Measured:
-    """Run a job that starts processes; say what it took.
+def measure(command: list[str], log: Path) -> Measured:
+    """Run a command with all that it starts; return what it took.
 
     Raises:
-        Failed: one of the processes did.
+        Failed: it did; with its last line.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     before = cpu_s()
     with _Sampler() as sampler:
         start = time.perf_counter()
-        job(Processes(log))
+        with log.open("wb") as stream:
+            done = subprocess.run(command, stdout=stream, stderr=stream, check=False)
         wall_s = time.perf_counter() - start
     reap_orphans()
+    if done.returncode:
+        said = log.read_text(errors="replace").strip().splitlines()
+        raise Failed(f"{Path(command[1]).stem}: {said[-1] if said else 'no output'}")
     return Measured(
         wall_s=wall_s,
         cpu_s=cpu_s() - before,

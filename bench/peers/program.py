@@ -19,9 +19,18 @@ def chatml(prompt: str, completion: str) -> str:
     return CHAT.format(prompt, completion)
 
 
+def texts(batch: dict[str, list[str]]) -> list[str]:
+    """Return the texts of records, or their pairs as ChatML."""
+    if "text" in batch:
+        return batch["text"]
+    return [chatml(*pair) for pair in zip(batch["prompt"], batch["completion"], strict=True)]
+
+
 def arguments(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--input", type=Path, required=True, help="JSONL of prompt, completion")
+    parser.add_argument(
+        "--input", type=Path, required=True, help="JSONL of text, or prompt and completion"
+    )
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of a tokenizer.json")
     parser.add_argument("--length", type=int, default=2048, help="tokens of a row")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")

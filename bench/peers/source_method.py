@@ -17,8 +17,7 @@ def write(args: argparse.Namespace) -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
 
     def tokenize(batch: dict[str, list[str]]) -> Any:
-        pairs = zip(batch["prompt"], batch["completion"], strict=True)
-        return tokenizer([program.chatml(*pair) for pair in pairs], add_special_tokens=False)
+        return tokenizer(program.texts(batch), add_special_tokens=False)
 
     def group_texts(batch: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
         joined = {key: list(chain(*rows)) for key, rows in batch.items()}

@@ -37,3 +37,8 @@ def ratios(first: dict[int, float], second: dict[int, float]) -> Spread | None:
     """Compare two lines by the repeats that both have; null where there is none."""
     both = sorted(first.keys() & second.keys())
     return spread([first[repeat] / second[repeat] for repeat in both]) if both else None
+
+
+def format_spread(value: dict[str, float] | None) -> str:
+    """Write the fields of a ``Spread``: the median with its least and most."""
+    return f"{value['median']:.2f} ({value['least']:.2f}-{value['most']:.2f})" if value else "-"
