@@ -123,22 +123,30 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
+    def do_POST(self) -> None:
+        """Describe the paths that are asked for, as ``paths-info`` does."""
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["paths"]
+        name = unquote(urlsplit(self.path).path).split("/datasets/")[1].split("/paths-info/")[0]
+        files = self.hub.repositories[name].files
+        self.send_json([entry(path, files[path]) for path in asked if path in files])
+
     def send_file(self, repository: Repository, name: str) -> None:
         content = repository.files[name]
         span = self.headers.get("Range")
-        first = int(span.removeprefix("bytes=").rstrip("-")) if span else 0
+        begin, _, end = span.removeprefix("bytes=").partition("-") if span else ("0", "", "")
+        first, last = int(begin), min(int(end or len(content)), len(content) - 1)
         self.send_response(206 if span else 200)
-        self.send_header("Content-Length", str(len(content) - first))
+        self.send_header("Content-Length", str(last + 1 - first))
         if span:
-            self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
         self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
         self.send_header("X-Repo-Commit", COMMIT)
         self.end_headers()
         if self.command == "HEAD":
             return
-        stop = repository.cut.pop(name, None)
+        stop = repository.cut.pop(name, last + 1)
         self.wfile.write(content[first:stop])
-        if stop is not None:
+        if stop <= last:
             repository.before_cut()
             self.close_connection = True
 

@@ -58,6 +58,61 @@ def test_a_data_set_is_pinned_fetched_and_then_read_offline(tmp_path: Path) -> N
         assert {**again, "libraries": None} == {**first, "libraries": None}
 
 
+def parquet(start: int, n: int, **options: Any) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"n": list(range(start, start + n))}), sink, **options)
+    return sink.getvalue().to_pybytes()
+
+
+PARTS = {
+    "README.md": CARD.replace(
+        b"---\n#",
+        b"dataset_info:\n  features: [{name: n, dtype: int64}]\n"
+        b"  splits: [{name: train, num_examples: 9000, num_bytes: 1}]\n---\n#",
+    ),
+    **{
+        f"data/train-{i:05d}-of-00003.parquet": parquet(3000 * i, 3000, row_group_size=500)
+        for i in range(3)
+    },
+    "data/test-00000-of-00001.parquet": parquet(0, 5),
+}
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts"),
+    [("[0:1000]", [0]), ("[2990:3010]", [0, 1]), ("[3000:6000]", [1]), ("[7500:]", [2])],
+)
+def test_only_the_files_that_hold_a_range_are_downloaded(
+    tmp_path: Path, rows: str, parts: list[int]
+) -> None:
+    source, held = {**SUMS, "split": f"train{rows}"}, Repository(PARTS)
+    with serving(Hub({"someone/sums": held})) as hub:
+        (found,) = fetch(tmp_path, hub.endpoint, source).results
+    start, _, end = rows.strip("[]").partition(":")
+    assert [row["n"] for row in found["rows"]] == list(range(int(start), int(end or 9000)))
+    assert found["notes"] == [f"only rows {rows} of split train"]
+    there = tmp_path.glob(f"hub/*/snapshots/{COMMIT}/data/*")
+    assert sorted(p.name for p in there) == [f"train-{i:05d}-of-00003.parquet" for i in parts]
+    assert held.ranges("data/test-00000-of-00001.parquet") == []
+    # Nothing is asked again, and the same rows have the same bytes.
+    (again,) = fetch(tmp_path, None, source).results
+    assert (again["sha256"], again["libraries"]) == (found["sha256"], [])
+
+
+def test_a_range_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    lines = Repository({"README.md": CARD, "train.jsonl": jsonl(30)})
+    many, few = ({"split": f"train[{rows}]"} for rows in ("8000:9001", "5:5"))
+    with serving(Hub({"someone/sums": Repository(PARTS), "someone/lines": lines})) as hub:
+        sources = {**SUMS, **many}, {**SUMS, **few}, {"id": "someone/lines", "split": "train[0:9]"}
+        told = [found["error"] for found in fetch(tmp_path, hub.endpoint, *sources).results]
+    assert "someone/sums has 9000 rows in this split, not all of [8000:9001]" in told[0]
+    assert "split train[5:5]: no range of rows; write it as in train[0:1000]" in told[1]
+    assert "someone/lines holds json files, and ranges of rows are read of Parquet" in told[2]
+
+
 def test_a_cut_download_shows_how_far_it_is_and_goes_on_there(tmp_path: Path) -> None:
     content = jsonl(120, padding="x" * 100_000)
     told = "someone/sums@cccccccc: 10.5 MB of 12.0 MB\n"

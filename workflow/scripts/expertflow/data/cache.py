@@ -112,6 +112,8 @@ def snake_case(name: str) -> str:
 def config_folder(source: SourceSpec, config: str) -> str:
     """Return a prepared config's folder name; a hash tells selections of files apart."""
     chosen = {key: source.options[key] for key in READ_OPTIONS if source.options.get(key)}
+    if "[" in (source.split or ""):
+        chosen["split"] = source.split
     return f"{config}-{sha256_json(chosen)[:16]}" if chosen else config
 
 

@@ -27,7 +27,7 @@ from expertflow.data.formats.options import SourceOptions
 from expertflow.data.read import describe_file
 from expertflow.data.records import SourceLock
 from expertflow.data.settings import SourceSpec
-from expertflow.data.sources import hub_errors
+from expertflow.data.sources import hub_errors, hub_rows
 from expertflow.data.sources.base import DataSource, Fetched, Found, Pinned, Pins
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,8 @@ class HubDataset(DataSource):
 
     def __init__(self, spec: SourceSpec) -> None:
         super().__init__(spec)
-        self.repository, self.split = str(spec.id), spec.split or "train"
+        self.repository = str(spec.id)
+        self.split, self.rows = hub_rows.parse_split(spec.split or "train")
 
     def look_up(self) -> Found:
         commit = cache.find_revision(self.repository, self.spec.revision)
@@ -107,13 +108,15 @@ class HubDataset(DataSource):
         """Find a data set in the caches or download it, as Arrow files; DataError if neither."""
         prepared, split = cache.find_source(self.spec), self.split
         notes: tuple[str, ...] = ()
+        if self.rows is not None:
+            notes = (f"only rows {self.rows} of split {split}",)
         if prepared is None:
             with hub_errors.one_line(self.spec):
                 _set_up_libraries()
                 commit = _open_commit(self.repository, self.spec.revision)
                 if not commit.is_listed:
-                    notes = ("the hub was out of reach: the cached files are taken to be all",)
-                    log.warning("%s: %s", self.repository, notes[0])
+                    notes += ("the hub was out of reach: the cached files are taken to be all",)
+                    log.warning("%s: %s", self.repository, notes[-1])
                 prepared = self._prepare(commit)
         counts = prepared.n_records_by_split
         if split not in counts:
@@ -152,15 +155,31 @@ class HubDataset(DataSource):
                 return cache.read_prepared(output)
             except DataError:
                 log.info("%s: preparing config %s", self.repository, builder.config.name)
+            rows = None
+            if self.rows is not None:
+                choose = hub_errors.make_retrier(self.repository)
+                wanted, rows = choose(
+                    hub_rows.narrow_builder, builder, self.repository, commit.folder, self.split,
+                    self.rows,
+                )  # fmt: skip
             if missing := commit.find_missing(wanted):
                 _download(self.repository, commit, missing)
                 commit.link_into(folder, missing)
             downloads = cache.find_prepared_cache() / "downloads"
+            whole = output
+            if rows is not None:
+                whole = root.with_name(f"{root.name}.whole")
+                shutil.rmtree(whole, ignore_errors=True)
             builder.download_and_prepare(
-                str(output),
+                str(whole),
                 download_mode="reuse_cache_if_exists",
+                # The card counts the rows of all files.
+                verification_mode=None if rows is None else "no_checks",
                 download_config=DownloadConfig(cache_dir=downloads, delete_extracted=True),
             )
+            if rows is not None:
+                hub_rows.write_range(cache.read_prepared(whole), self.split, rows, output)
+                shutil.rmtree(whole)
         prepared = cache.read_prepared(output)
         n_records = sum(prepared.n_records_by_split.values())
         log.info("%s: prepared, %d records", self.repository, n_records)
