@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     for path in (data / name for name in ("lines.jsonl", "table.csv", "parquet.parquet")):
         write_manifest(space, path)
     write_manifest(space, data / "chats.jsonl", messages="messages")
-    space.run(*(f"results/{name}/packing.json" for name in ("lines", "table", "parquet", "chats")))
+    space.run(*(f"results/{name}/report.json" for name in ("lines", "table", "parquet", "chats")))
     return space
 
 
@@ -52,11 +52,15 @@ def write_manifest(space: Workspace, path: Path, messages: str | None = None) ->
 
 
 @pytest.mark.chain
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["lines", "table", "parquet", "chats"])
-def test_a_form_of_the_readme_is_read(made: Workspace, name: str) -> None:
+def test_a_form_of_the_readme_becomes_a_report(made: Workspace, name: str) -> None:
     results = made.root / "results" / name
     documents = json.loads((results / "documents.json").read_text())
     assert [documents[key] for key in ("n_records", "n_rejected", "n_dropped")] == [N, 0, 0]
+    report = json.loads((results / "report.json").read_text())
+    assert report["evaluation"]["held_out_documents"] == 2
+    assert report["verdict"]["answer"] == "Too few held-out documents for a verdict."
 
 
 def test_the_quickstart_is_what_the_readme_says() -> None:

@@ -116,10 +116,11 @@ class Workspace(Record, frozen=True):
         return done.stdout + done.stderr
 
     def refused(self, *arguments: str, **environment: str) -> str:
-        """Run Snakemake, which has to fail with one line; return it."""
+        """Run Snakemake, which has to fail with one line, its last; return it."""
         done = self.run_warm(*(arguments or (REPORT,)), **environment)
-        lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        assert done.returncode != 0 and len(lines) == 1, done.stderr
+        told = done.stderr.splitlines()
+        lines = [line for line in told if line.startswith("error: ")]
+        assert done.returncode != 0 and lines == told[-1:], done.stderr
         assert "Traceback" not in done.stderr
         return lines[0]
 
