@@ -3,10 +3,10 @@
     python bench/data_path.py [--input FILE.jsonl] [--megabytes 5 50] [--repeats 5]
         [--peers source_method trl datatrove] [--length 2048] [--environments DIR] [--tokenizer DIR]
 
-All read the same JSON Lines with the same tokenizer: those of --input, which hold ``text`` or
-``prompt`` and ``completion``, or a corpus grown out of real records (see ``corpus.py``). They take
-turns: every repeat runs each of them once, in fresh processes, imports, Snakemake's start and
-loading of the tokenizer included, the page cache warm, on --processes cores. The lines are
+All read the same JSON Lines of ``text`` with the same tokenizer: those of --input, or the texts of
+the real data, whose first megabytes are each size's. They take turns: every repeat runs each of
+them once, in fresh processes, imports, Snakemake's start and loading of the tokenizer included, the
+page cache warm, on --processes cores. The lines are
 - ours: workflow/scripts/pretokenize_files.py, which runs the chain from validation to packed rows;
 - peers: each in its own environment, built on demand under --environments, as its own
   documentation recommends, with one process and with --processes. They keep no account of where a
@@ -18,25 +18,26 @@ A peer that cannot be had or fails is listed with the reason. Prints tables; the
 """
 
 import argparse
+import gzip
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
-from corpus import DATA, make_corpus
 from environments import PEERS, Environment, environment, versions
 from measured import Failed, Measured, measure
 from turns import format_spread, ratios, spread, turns
 
 BENCH = Path(__file__).resolve().parent
+DATA = BENCH.parents[1] / "shared" / "data"
 PACK = BENCH.parent / "workflow" / "scripts" / "pretokenize_files.py"
 OURS = "ours"
 KEPT = Path.home() / ".cache" / "expertflow" / "peers"
@@ -62,11 +63,8 @@ class Benchmark:
                     self.problems[way] = f"not installed: {built.problem}"
 
     def ours(self, output: Path) -> list[str]:
-        with self.corpus.open(encoding="utf-8") as lines:
-            fields = json.loads(next(lines)).keys() & {"text", "prompt", "completion"}
-        templates = [word for name in sorted(fields) for word in (f"--{name}", f"{{{name}}}")]
         settings = ["--cores", str(self.args.processes), "--output", str(output / "rows")]
-        return [sys.executable, str(PACK), *templates, *settings, *self.shared_settings()]
+        return [sys.executable, str(PACK), "--text", "{text}", *settings, *self.shared_settings()]
 
     def peer(self, name: str, built: Environment, n: int) -> Callable[[Path], list[str]]:
         program = [str(built.python), str(BENCH / "peers" / PEERS[name][0])]
@@ -158,36 +156,52 @@ def print_row(row: Row) -> None:
     )
 
 
-def measure_corpus(corpus: Path, folder: Path, args: argparse.Namespace) -> list[Row]:
+def measure_size(megabytes: int, folder: Path, args: argparse.Namespace) -> Row:
+    corpus = folder / "corpus.jsonl"
+    n_bytes = write_corpus(corpus, megabytes * 1_000_000, args.input)
+    print(f"\n{n_bytes / 1e6:.1f} MB", flush=True)
     bench = Benchmark(folder, corpus, args)
     for repeat, way in turns(list(bench.ways), args.repeats):
         bench.run(way, repeat)
-    return bench.tabulate(corpus.stat().st_size)
+    return {"n_bytes": n_bytes, "ways": bench.tabulate(n_bytes)}
 
 
-def measure_size(megabytes: int, folder: Path, args: argparse.Namespace) -> Row:
-    """Measure a grown corpus, or the first part of the one that was given."""
-    corpus, n_bytes = folder / "corpus.jsonl", megabytes * 1_000_000
-    if args.input:
-        with args.input.open("rb") as lines, corpus.open("wb") as part:
-            while part.tell() < n_bytes and (line := lines.readline()):
-                part.write(line)
-        made = {"input": args.input.name, "n_bytes": corpus.stat().st_size}
-    else:
-        made = make_corpus(corpus, n_bytes=n_bytes, seed=args.seed)
-    print(f"\n{made['n_bytes'] / 1e6:.1f} MB", flush=True)
-    return {"corpus": made, "ways": measure_corpus(corpus, folder, args)}
+def write_corpus(path: Path, most_bytes: int, given: Path | None) -> int:
+    """Write the first records of a file, or of the real data; return their bytes."""
+    n_bytes = 0
+    with path.open("wb") as output:
+        for line in given.open("rb") if given else real_texts(DATA):
+            n_bytes += output.write(line)
+            if n_bytes >= most_bytes:
+                break
+    return n_bytes
+
+
+def real_texts(data: Path) -> Iterator[bytes]:
+    """Return all strings of each record of the real data, joined, as lines of JSON."""
+    for path in sorted(data.rglob("*.jsonl*")):
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+            for line in lines:
+                if text := "\n".join(strings(json.loads(line))):
+                    yield (json.dumps({"text": text}, ensure_ascii=False) + "\n").encode()
+
+
+def strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from strings(item)
 
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--input", type=Path, help="JSON Lines; each size is its first part")
+    parser.add_argument("--input", type=Path, help="JSON Lines of text")
     parser.add_argument("--megabytes", type=int, nargs="+", default=[5, 50])
     parser.add_argument("--peers", nargs="*", choices=sorted(PEERS), default=list(PEERS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokenizer", type=Path, default=DATA / "tokenizers" / "qwen")
     parser.add_argument("--environments", type=Path, default=KEPT)
     return parser
@@ -198,7 +212,7 @@ def missing(args: argparse.Namespace) -> str | None:
     if not (args.tokenizer / "tokenizer.json").is_file():
         return f"{args.tokenizer} holds no tokenizer.json; name one with --tokenizer"
     if not args.input and not DATA.is_dir():
-        return f"the real data is not here; the corpus grows out of {DATA}; or name an --input"
+        return f"the real data is not here: {DATA}; name an --input"
     return None
 
 

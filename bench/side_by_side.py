@@ -89,7 +89,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add("--micro-batch", type=int, help="rows (4; 0.6B and larger 8)")
     add("--accumulation", type=int, help="micro-batches a step (2)")
     add("--methods", default="full,lora", help="full, lora or both, by commas")
-    add("--input", type=Path, help="JSON Lines of the chain part; else a corpus is grown")
+    add("--input", type=Path, help="JSON Lines of text for the chain part; else the real data")
     add("--target", default="results/small/report.json", help="of the orchestration part")
     add("--output", type=Path, help="JSON file to write")
     args = parser.parse_args(words)

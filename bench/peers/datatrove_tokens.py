@@ -6,15 +6,8 @@ are not shuffled, which would write the tokens twice.
 
 import argparse
 import shutil
-from typing import Any
 
 import program
-
-
-def adapt(self: Any, data: dict[str, Any], path: str, id_in_file: int) -> dict[str, Any]:
-    """Turn a record into a document of the pipeline."""
-    [text] = program.texts({key: [value] for key, value in data.items()})
-    return {"text": text, "id": str(id_in_file), "metadata": {}}
 
 
 def write(args: argparse.Namespace) -> None:
@@ -32,7 +25,7 @@ def write(args: argparse.Namespace) -> None:
                     part.write(stream.read(n))
     LocalPipelineExecutor(
         pipeline=[
-            JsonlReader(str(parts), adapter=adapt),
+            JsonlReader(str(parts)),
             DocumentTokenizer(
                 output_folder=str(args.output / "rows"),
                 tokenizer_name_or_path=str(args.tokenizer / "tokenizer.json"),

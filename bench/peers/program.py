@@ -1,4 +1,4 @@
-"""What every peer's program shares: its arguments, the chat text, and how its rows are counted.
+"""What every peer's program shares: its arguments, and how its rows are counted.
 
 A program writes rows in the way of its library. Called once more with ``--read`` it reads them back
 with the library's own reader and prints, as JSON, how many rows and tokens there are.
@@ -10,27 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>\n"
 # A row's reader may know where each document of it starts; others give whole rows.
 Rows = Iterator[Any]
 
 
-def chatml(prompt: str, completion: str) -> str:
-    return CHAT.format(prompt, completion)
-
-
-def texts(batch: dict[str, list[str]]) -> list[str]:
-    """Return the texts of records, or their pairs as ChatML."""
-    if "text" in batch:
-        return batch["text"]
-    return [chatml(*pair) for pair in zip(batch["prompt"], batch["completion"], strict=True)]
-
-
 def arguments(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument(
-        "--input", type=Path, required=True, help="JSONL of text, or prompt and completion"
-    )
+    parser.add_argument("--input", type=Path, required=True, help="JSON Lines of text")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of a tokenizer.json")
     parser.add_argument("--length", type=int, default=2048, help="tokens of a row")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")

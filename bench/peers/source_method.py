@@ -17,7 +17,7 @@ def write(args: argparse.Namespace) -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
 
     def tokenize(batch: dict[str, list[str]]) -> Any:
-        return tokenizer(program.texts(batch), add_special_tokens=False)
+        return tokenizer(batch["text"], add_special_tokens=False)
 
     def group_texts(batch: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
         joined = {key: list(chain(*rows)) for key, rows in batch.items()}

@@ -18,7 +18,7 @@ def write(args: argparse.Namespace) -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
 
     def tokenize(batch: dict[str, list[str]]) -> dict[str, Any]:
-        return {"input_ids": tokenizer(program.texts(batch), add_special_tokens=False)["input_ids"]}
+        return {"input_ids": tokenizer(batch["text"], add_special_tokens=False)["input_ids"]}
 
     data = program.map_records(args, tokenize)
     data = pack_dataset(data, args.length, strategy="bfd", map_kwargs={"num_proc": args.processes})

@@ -13,29 +13,20 @@ from support import PATIENCE_S, ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
 
-import corpus
+import data_path
 import learned
 import monitor_overhead
 from learned_variants import variants
 
 
-def test_the_seed_alone_decides() -> None:
-    words = {"carrot": "Athens", "lantern": "Bergen", "bicycle": "Cordoba", "teapot": "Dover"}
-    pairs = [(f"Which {w} is in {p}?", f"The {w} of {p} costs {len(w)}.") for w, p in words.items()]
-    first, again, other = (corpus.Grower(pairs, seed=seed).block(5) for seed in (3, 3, 4))
-    assert first == again != other
-
-
-@pytest.mark.long
-def test_a_corpus_is_as_long_as_asked(tmp_path: Path, shared_data: Path) -> None:
-    path = tmp_path / "corpus.jsonl"
-    made = corpus.make_corpus(path, n_bytes=200_000, data=shared_data, processes=1)
-    lines = path.read_bytes().splitlines(keepends=True)
-    assert made["n_bytes"] == path.stat().st_size >= 200_000 > path.stat().st_size - len(lines[-1])
-    assert made["n_records"] == len(lines)
-    real = corpus.real_pairs(shared_data)
-    starts = {prompt for prompt, _ in real}
-    assert all(json.loads(line)["prompt"] in starts for line in lines)
+def test_a_corpus_is_the_first_records(tmp_path: Path) -> None:
+    records = [{"a": "one", "b": [{"c": "two"}, 3]}, {"n": 1}, {"a": "three"}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    lines = list(data_path.real_texts(tmp_path))
+    assert [json.loads(line) for line in lines] == [{"text": "one\ntwo"}, {"text": "three"}]
+    (tmp_path / "given").write_bytes(b"".join(lines))
+    n_bytes = data_path.write_corpus(tmp_path / "part", 5, tmp_path / "given")
+    assert (tmp_path / "part").read_bytes() == lines[0] and n_bytes == len(lines[0])
 
 
 SCHEMA = 'CREATE TABLE t ("player" TEXT, "club" TEXT, "goals" REAL, "games" REAL)'
