@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from expertflow.core.errors import ConfigError, single_line
+from expertflow.core.strict_json import refuse_repeats
 
 SUFFIXES = (".yaml", ".yml", ".json")
 # A mapping of settings as its file has them.
@@ -54,7 +55,12 @@ def read_yaml(path: Path) -> Any:
     """Read a YAML or JSON file with YAML 1.2 scalars; ConfigError names file, line and fix."""
     try:
         text = path.read_text(encoding="utf-8")
-        value = _json(text) if path.suffix == ".json" else yaml.load(text, _Loader)
+        is_json = path.suffix == ".json"
+        value = (
+            json.loads(text, object_pairs_hook=refuse_repeats)
+            if is_json
+            else yaml.load(text, _Loader)
+        )
     except OSError as error:
         fix = "correct its permissions" if isinstance(error, PermissionError) else "create it"
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); {fix}") from error
@@ -127,18 +133,6 @@ def _values(value: Any, keys: tuple[str | int, ...]) -> Iterator[tuple[tuple[Any
     items = value.items() if isinstance(value, dict) else ()
     for key, item in enumerate(value) if isinstance(value, list) else items:
         yield from _values(item, (*keys, key))
-
-
-def _json(text: str) -> Any:
-    def of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, object]:
-        found: dict[str, object] = {}
-        for key, value in pairs:
-            if key in found:
-                raise ValueError(f"key {key!r} is there twice")
-            found[key] = value
-        return found
-
-    return json.loads(text, object_pairs_hook=of_pairs)
 
 
 def _fault(error: yaml.YAMLError) -> str:

@@ -1,6 +1,8 @@
-"""Format memory and disk sizes, and untrusted text, for people."""
+"""Format memory and disk sizes, and untrusted text, for people; cut long texts."""
 
 import re
+from collections.abc import Iterator
+from typing import AnyStr
 
 GB, GIB = 10**9, 1 << 30
 # Control characters, which a terminal obeys, marks that reverse the direction of text, and halves
@@ -47,3 +49,14 @@ def show_hidden(text: str) -> str:
     'a<U+202E>b'
     """
     return _HIDDEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
+
+
+def cut_text(text: AnyStr, end: AnyStr, length: int, *, overlap: int = 0) -> Iterator[AnyStr]:
+    """Cut a text at the last ``end`` within ``length``, which is left out, or else in the midst."""
+    start = 0
+    while len(text) - start > length:
+        found = text.rfind(end, start, start + length)
+        stop = found if found >= 0 else start + length
+        yield text[start:stop]
+        start = found + 1 if found >= 0 else stop - overlap
+    yield text[start:]

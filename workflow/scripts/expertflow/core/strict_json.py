@@ -15,7 +15,7 @@ def parse_json(text: str) -> Any:
     try:
         value = json.loads(
             text,
-            object_pairs_hook=_object,
+            object_pairs_hook=refuse_repeats,
             parse_constant=_refuse_constant,
             parse_float=_finite,
             parse_int=_integer,
@@ -38,10 +38,13 @@ def count_levels(value: Any) -> int:
     return level
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, object]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        raise ValueError("an object has the same key twice")
+def refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+    """Return the pairs of a JSON object; ValueError if a key is there twice."""
+    result: dict[str, object] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"key {key!r} is there twice")
+        result[key] = value
     return result
 
 

@@ -10,10 +10,11 @@ name, keys split over several lines, encoded or compressed text, and kinds of ke
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from expertflow.core.errors import DataError
+from expertflow.core.format import cut_text
 from expertflow.data.secret_patterns import ASSIGNED, KINDS, NAMES, PLACEHOLDER
 
 PLUGINS = (
@@ -75,7 +76,8 @@ def find_secrets(text: str) -> list[str]:
     Patterns run on the full text first, which is fast; detectors that match then read single lines.
     """
     kinds: set[str] = set()
-    for window in _windows(text):
+    # At line ends, if lines are shorter.
+    for window in cut_text(text, "\n", WINDOW_CHARS, overlap=OVERLAP_CHARS):
         if _BLANKS in window:
             window = _MANY_BLANKS.sub(_BLANKS, window)
         longest = max(map(len, _RUN.findall(window)), default=LEAST_RUN - 1)
@@ -150,17 +152,6 @@ def _gate(pattern: re.Pattern[str]) -> Callable[[str], object]:
     while head := _HEAD.match(text):
         text = text[head.end() :]
     return re.compile(text, pattern.flags | re.MULTILINE).search
-
-
-def _windows(text: str) -> Iterator[str]:
-    """Cut a text at line ends, and longer lines into overlapping windows."""
-    start = 0
-    while len(text) - start > WINDOW_CHARS:
-        end = start + WINDOW_CHARS
-        newline = text.rfind("\n", start, end)
-        yield text[start : newline if newline >= 0 else end]
-        start = newline + 1 if newline >= 0 else end - OVERLAP_CHARS
-    yield text[start:]
 
 
 def replace_emails(text: str) -> str:

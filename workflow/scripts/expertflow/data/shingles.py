@@ -7,11 +7,12 @@ at the end. Fixed constants keep hashes comparable across versions; no adversary
 
 import re
 import unicodedata
-from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
+
+from expertflow.core.format import cut_text
 
 Hashes = NDArray[np.uint64]
 
@@ -47,7 +48,8 @@ def fold_words(text: str, *, punctuation: bool) -> bytes:
 
 
 def word_hashes(raw: bytes) -> Hashes:
-    pieces = [_word_hashes(piece) for piece in _pieces(raw)]
+    # Words longer than a piece are cut, too, always at the same positions.
+    pieces = [_word_hashes(piece) for piece in cut_text(raw, b" ", PIECE)]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
@@ -111,17 +113,6 @@ def _word_hashes(raw: bytes) -> Hashes:
     sums: Hashes = np.add.reduceat(terms, starts)
     sums *= inverses[starts]
     return sums
-
-
-def _pieces(raw: bytes) -> Iterator[bytes]:
-    """Cut at spaces; cut words longer than a piece too, always at the same positions."""
-    start = 0
-    while len(raw) - start > PIECE:
-        stop = raw.rfind(b" ", start, start + PIECE)
-        stop = stop + 1 if stop >= start else start + PIECE
-        yield raw[start:stop]
-        start = stop
-    yield raw[start:] if start else raw
 
 
 @cache
