@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from expertflow.core.attempts import environment_of_attempt
-from expertflow.core.errors import TrainingError, TransientError
+from expertflow.core.errors import TrainingError, TransientError, single_line
 from expertflow.core.records import to_json
 from expertflow.plan.records import TrainPlan
 from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
@@ -146,7 +146,13 @@ def start_processes(plan: TrainPlan, *, tracker_directory: str | None = None) ->
     if tracked:
         settings = to_json(plan)
         plain = {k: v for k, v in settings.items() if isinstance(v, bool | int | float | str)}
-        accelerator.init_trackers(f"expertflow-{plan.expert}", config=plain)
+        try:
+            accelerator.init_trackers(f"expertflow-{plan.expert}", config=plain)
+        except Exception as error:
+            raise TrainingError(
+                f"training.report_to {plan.report_to}: {single_line(error, 200)}; wandb needs"
+                " `wandb login`, or WANDB_MODE=offline in the environment; none needs nothing"
+            ) from error
     return Processes(accelerator)
 
 
