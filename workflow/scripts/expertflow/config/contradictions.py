@@ -1,6 +1,7 @@
 """Refuse settings of an expert that contradict each other, or that nothing reads."""
 
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from expertflow.config.read_yaml import Settings, suggest_name
@@ -35,10 +36,8 @@ def refuse_idle_keys(expert: Settings, *, where: str) -> None:
     for source in expert["sources"]:
         for key, problem in _idle(source):
             raise ConfigError(f"{where}: source {source['name']}: {key} {problem}")
-        try:
+        with _name_place(f"{where}: source {source['name']}"):
             source_kinds()[source["kind"]].option_type.from_manifest(source.get("options", {}))
-        except ConfigError as error:
-            raise ConfigError(f"{where}: source {source['name']}: {error}") from error
     if _is_set(expert.get("data", {}), "max_per_category"):
         if not any(_is_set(source, "category") for source in expert["sources"]):
             raise ConfigError(
@@ -87,7 +86,8 @@ def check_contradictions(
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{where}: two sources are named {repeated[0]!r}; rename one")
     for benchmark in expert["data"]["benchmarks"]:
-        _check_template(benchmark["text"], where=f"{where}: benchmark {benchmark['path']}")
+        with _name_place(f"{where}: benchmark {benchmark['path']}"):
+            parse_template(benchmark["text"])
         if benchmark["path"] not in bundled and not Path(benchmark["path"]).is_file():
             raise ConfigError(
                 f"{where}: data.benchmarks names {benchmark['path']}, which is not there; correct"
@@ -108,15 +108,13 @@ def check_contradictions(
 
 def _check_source(source: Settings, *, task: str, where: str) -> None:
     for key in ("prompt", "completion", "text"):
-        place = f"{where}: source {source['name']}, {key}"
-        _check_template(source.get(key) or "", where=place)
+        with _name_place(f"{where}: source {source['name']}, {key}"):
+            parse_template(source.get(key) or "")
     if checks := from_json(tuple[FieldCheck, ...], source["checks"], where=where):
         from expertflow.data.checks.registry import build_checks
 
-        try:
+        with _name_place(where):
             build_checks(checks, source=source["name"])
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from error
     if "text" in source and task != "held_out_loss":
         raise ConfigError(
             f"{where}: evaluation.task {task} asks questions and source {source['name']} has"
@@ -124,10 +122,11 @@ def _check_source(source: Settings, *, task: str, where: str) -> None:
         )
 
 
-def _check_template(template: str, *, where: str) -> None:
+@contextmanager
+def _name_place(where: str) -> Iterator[None]:
     try:
-        parse_template(template)
-    except ConfigError as error:
+        yield
+    except (ConfigError, EvaluationError) as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
@@ -138,10 +137,8 @@ def check_task(evaluation: Settings, where: str) -> None:
     is another task's field where nothing is scored.
     """
     task, fields, artifacts = evaluation["task"], evaluation["fields"], evaluation["artifacts"]
-    try:
+    with _name_place(f"{where}: evaluation.task"):
         scorer = find_task(task)
-    except EvaluationError as error:
-        raise ConfigError(f"{where}: evaluation.task: {error}") from error
     # The record's field names the artifact, whatever that is called.
     by_record = task == "sql_execution" and "database" in fields
     if fields:

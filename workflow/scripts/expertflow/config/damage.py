@@ -63,10 +63,11 @@ class Problem(NamedTuple):
 
 
 class Check(NamedTuple):
-    """Reads ``paths`` and returns a problem or null."""
+    """``find`` reads ``paths`` and returns a problem or null; ``known`` is one without reading."""
 
     paths: tuple[Path, ...]
-    find: Callable[[], Problem | None]
+    find: Callable[[], Problem | None] | None = None
+    known: Problem | None = None
 
     @property
     def n_bytes(self) -> int:
@@ -85,7 +86,7 @@ def find_problems(folder: Path) -> tuple[list[Problem], str]:
         found = []
         for check in checks:
             n_bytes = check.n_bytes
-            found.append(check.find())
+            found.append(check.known if check.find is None else check.find())
             bar.advance(task, n_bytes)
     problems = [problem for problem in found if problem is not None]
     n_bytes = sum(check.n_bytes for check in checks)
@@ -121,7 +122,7 @@ def list_checks() -> list[Check]:
         is_told = _is_like(path, UNNAMED) or _came_with_bundle(path)
         if not (is_told or (is_partial and busy)):
             why = KILLED if is_partial else "no record names it"
-            checks.append(Check((path,), _found(Problem(path, "unknown", why))))
+            checks.append(Check((path,), known=Problem(path, "unknown", why)))
     return checks
 
 
@@ -140,10 +141,6 @@ def _came_with_bundle(path: Path) -> bool:
 def _is_like(path: Path, patterns: tuple[str, ...]) -> bool:
     name = path.as_posix()
     return any(fnmatch(name, p) and name.count("/") >= p.count("/") for p in patterns)
-
-
-def _found(problem: Problem) -> Callable[[], Problem | None]:
-    return lambda: problem
 
 
 def _checks_by(path: Path) -> Iterator[Check]:
@@ -168,10 +165,9 @@ def _by_sidecar(path: Path) -> Iterator[Check]:
     try:
         sidecar = read_record(Sidecar, path)
     except (DataError, OSError) as error:
-        problem = Problem(path, "damaged", _reason_of(error), unit)
-        yield Check((path, record), _found(problem))
+        yield Check((path, record), known=Problem(path, "damaged", _reason_of(error), unit))
         return
-    yield Check((path,), lambda: None)
+    yield Check((path,))
     is_opened = Path(*path.parts[:2], OPENED).is_file()
     for name, sha256 in {record.name: sidecar.sha256, **sidecar.files}.items():
         file = record.parent / name
