@@ -8,9 +8,9 @@ training chose by it, the reported loss is biased by the choice.
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from expertflow.core.errors import EvaluationError
+from expertflow.core.records import fill_record
 from expertflow.evaluate.records import CandidateScore, GenerationSpec, Published, TaskScore
 from expertflow.train.records import KeptWeights, TrainingRecord
 
@@ -53,9 +53,8 @@ def n_to_report(n_questions: int, spec: GenerationSpec) -> int:
 def publish_trained(training: TrainingRecord, why: str, *, by_loss: bool = False) -> Published:
     """Publish what training published; ``by_loss``: training chose it by the held-out loss."""
     told = f"the weights that training published: {why}"
-    return _publish(
-        order_candidates(training)[-1], f"{told}; {CHOSEN_BY_LOSS}" if by_loss else told
-    )
+    told = f"{told}; {CHOSEN_BY_LOSS}" if by_loss else told
+    return fill_record(Published, order_candidates(training)[-1], reason=told)
 
 
 def order_candidates(training: TrainingRecord) -> list[KeptWeights]:
@@ -72,9 +71,7 @@ def choose_best(scores: Sequence[tuple[KeptWeights, TaskScore]], n_questions: in
 
     best, score = max(scores, key=rank)
     candidates = tuple(
-        CandidateScore(
-            step=one.step, held_out_loss=one.held_out_loss, score=own, published=one == best
-        )
+        fill_record(CandidateScore, one, score=own, published=one == best)
         for one, own in sorted(scores, key=lambda pair: pair[0].step)
     )
     told = (
@@ -85,12 +82,7 @@ def choose_best(scores: Sequence[tuple[KeptWeights, TaskScore]], n_questions: in
     if n_others:
         others = "another has" if n_others == 1 else f"{n_others} others have"
         told += f", which {others} too; the lowest held-out loss decides, then the latest step"
-    return _publish(best, told, n_questions=n_questions, candidates=candidates)
-
-
-def _publish(weights: KeptWeights, reason: str, **choice: Any) -> Published:
-    own = {name: getattr(weights, name) for name in ("step", "path", "weights_sha256")}
-    return Published(**own, reason=reason, **choice)
+    return fill_record(Published, best, reason=told, n_questions=n_questions, candidates=candidates)
 
 
 def check_weights(training: TrainingRecord, checkpoint: Path) -> None:

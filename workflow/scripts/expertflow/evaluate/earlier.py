@@ -21,7 +21,7 @@ from expertflow.core.files import (
     write_text,
 )
 from expertflow.core.locks import try_lock
-from expertflow.core.records import Record, from_json, seal, to_json, unseal
+from expertflow.core.records import Record, fill_record, from_json, seal, to_json, unseal
 from expertflow.evaluate.records import Decoding, EarlierRun, Example, GenerationSpec, Judgment
 from expertflow.evaluate.statistics import estimate_change
 
@@ -59,12 +59,11 @@ def make_run(
     judgments: Sequence[Judgment],
 ) -> PastRun:
     paths = {name: Path(place) for name, place in sorted(spec.artifacts.items())}
-    how = ScoringSetup(
+    how = fill_record(
+        ScoringSetup,
+        spec,
         task=spec.task_name,
         metric=metric,
-        max_new_tokens=spec.max_new_tokens,
-        decoding=spec.decoding,
-        fields=spec.fields,
         # Current hashes, as a corrected database makes other answers right.
         artifacts={
             name: sha256_directory(path) if path.is_dir() else sha256_file(path)
@@ -96,12 +95,8 @@ def compare_runs(now: PastRun, path: Path, *, seed: int) -> EarlierRun | None:
         said, says = ([run.correct[key] for key in shared] for run in (before, now))
         value = sum(said) / len(said)
         change = estimate_change(now.how.metric, said, says, higher_is_better=True, seed=seed)
-    return EarlierRun(
-        evaluated_at=before.evaluated_at,
-        weights_sha256=before.weights_sha256,
-        n_shared_questions=len(shared),
-        value_fraction=value,
-        change=change,
+    return fill_record(
+        EarlierRun, before, n_shared_questions=len(shared), value_fraction=value, change=change
     )
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from expertflow.core.errors import EvaluationError
 from expertflow.core.files import write_text
 from expertflow.core.progress import show_activity
-from expertflow.core.records import Record
+from expertflow.core.records import Record, fill_record
 from expertflow.data.documents import Document
 from expertflow.data.records import Layout, ShardRecord
 from expertflow.evaluate import earlier
@@ -37,6 +37,7 @@ from expertflow.evaluate.records import (
     Judgment,
     ModelAnswers,
     PairedChange,
+    TaskScore,
 )
 from expertflow.evaluate.scoring import ScoringTask, judge_answers, make_task, own_digest
 from expertflow.evaluate.statistics import (
@@ -85,18 +86,17 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
         weights = generations.published.weights_sha256
         this = earlier.make_run(how, comparison.metric, weights, asked, after.judgments)
     documents = choose_recall(inputs.shards, inputs.keep, how) if generations.recall else []
-    record = EvaluationRecord(
-        expert=expert,
+    record = fill_record(
+        EvaluationRecord,
+        generations,
+        how,
         task=how.task_name,
         before=comparison.before.side,
         after=after.side,
         changes=comparison.estimate_changes(),
-        published=generations.published,
         baselines=comparison.score_baselines(make_examples(split.training, layout)),
         earlier=None if this is None else earlier.compare_runs(this, memory, seed=how.seed),
         judge=comparison.ask_judge(),
-        lm_eval=generations.lm_eval,
-        decoding=how.decoding,
         n_held_out_documents=len(split.held_out),
         n_documents_shared_with_training=0,
         n_questions_shared_with_training=split.n_shared_questions,
@@ -132,24 +132,13 @@ class ModelOutcome(Record, frozen=True):
     side: EvaluationSide
 
 
-def _judge_model(
-    answers: ModelAnswers,
-    asked: list[Example],
-    *,
-    task: ScoringTask | None,
-    metric: str | None,
-    unavailable_reason: str | None,
-    seed: int,
-) -> ModelOutcome:
-    with show_activity(lambda: f"scoring {len(asked):,} answers"):
-        judgments = judge_answers(task, asked, answers) if task and answers.texts else []
-    score = None
-    if metric is not None:
-        score = summarize_judgments(metric, judgments, unavailable_reason or NO_EXAMPLES)
+def _make_side(answers: ModelAnswers, score: TaskScore | None, seed: int) -> EvaluationSide:
     nats_D, n_targets_D = np.array(answers.nats), np.array(answers.n_targets)
     loss = float(nats_D.sum() / n_targets_D.sum())
     ci95 = mean_interval(nats_D, n_targets_D, seed)
-    side = EvaluationSide(
+    return fill_record(
+        EvaluationSide,
+        answers,
         held_out_loss=loss,
         held_out_loss_ci95=ci95,
         perplexity=_perplexity(loss),
@@ -157,11 +146,7 @@ def _judge_model(
         n_target_tokens=int(n_targets_D.sum()),
         n_documents=int((n_targets_D > 0).sum()),
         score=score,
-        generation_s=answers.generation_s,
-        n_generated_tokens=answers.n_generated_tokens,
-        n_cut_off=answers.n_cut_off,
     )
-    return ModelOutcome(answers, judgments, side)
 
 
 def _perplexity(loss: float) -> float:
@@ -195,12 +180,15 @@ class ModelComparison(Record, frozen=True):
         if task is not None and reason is None and (reason := task.unavailable_reason()):
             log.warning("%s: nothing is scored: %s", generations.expert, reason)
         task = task if reason is None else None
-        before, after = (
-            _judge_model(
-                answers, asked, task=task, metric=metric, unavailable_reason=reason, seed=how.seed
-            )
-            for answers in (generations.before, generations.after)
-        )
+        outcomes = []
+        for answers in (generations.before, generations.after):
+            with show_activity(lambda: f"scoring {len(asked):,} answers"):
+                judgments = judge_answers(task, asked, answers) if task and answers.texts else []
+            empty = reason or NO_EXAMPLES
+            score = None if metric is None else summarize_judgments(metric, judgments, empty)
+            side = _make_side(answers, score, how.seed)
+            outcomes.append(ModelOutcome(answers, judgments, side))
+        before, after = outcomes
         return cls(spec, generations, task, metric, reason, asked, before, after)
 
     @property
@@ -349,10 +337,9 @@ class ModelComparison(Record, frozen=True):
 
     def _sample(self, i: int) -> EvaluationSample:
         example, before, after = self.asked[i], self.before, self.after
-        return EvaluationSample(
-            document_id=example.document_id,
-            prompt=example.prompt,
-            reference=example.reference,
+        return fill_record(
+            EvaluationSample,
+            example,
             before=before.answers.texts[i],
             after=after.answers.texts[i],
             kind_before=before.judgments[i].kind,

@@ -8,7 +8,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from expertflow.core.format import GIB, gib
-from expertflow.core.records import Record
+from expertflow.core.records import Record, fill_record
 from expertflow.core.settings import name_of
 from expertflow.hardware.probe import probe_machine
 from expertflow.plan.draft import PlanDraft
@@ -253,16 +253,15 @@ class Search(Struct, kw_only=True):
                 return _left_out(choice, why, peak)
         result = self.run(choice, least)
         is_timed = result.n_timed_steps > 0 and math.isfinite(result.timed_s)
-        trial = TuningTrial(
+        trial = fill_record(
+            TuningTrial,
+            result,
             settings=choice,
-            outcome=result.outcome,
             reason=result.problem,
             predicted_peak_bytes=peak,
-            peak_memory_bytes=result.peak_memory_bytes,
             tokens_per_s=result.tokens_per_s if is_timed else None,
             step_s=result.timed_s / result.n_timed_steps if is_timed else None,
             startup_s=result.startup_s if is_timed else None,
-            n_timed_steps=result.n_timed_steps,
         )
         self.keep(trial)
         return trial
