@@ -67,8 +67,8 @@ def divide_estimates(of: Estimate, to: Estimate) -> Estimate:
     )
 
 
-def t_quantile(n_degrees: int, probability: float = TAIL) -> float:
-    """Return the quantile of Student's t for an integer number of degrees of freedom.
+def t_quantile(n_degrees: int) -> float:
+    """Return the 97.5 % quantile of Student's t for an integer number of degrees of freedom.
 
     >>> round(t_quantile(2), 3)
     4.303
@@ -76,7 +76,7 @@ def t_quantile(n_degrees: int, probability: float = TAIL) -> float:
     low, high = 0.0, 1e4
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if _t_cdf(middle, n_degrees) < probability else (low, middle)
+        low, high = (middle, high) if _t_cdf(middle, n_degrees) < TAIL else (low, middle)
     return (low + high) / 2
 
 

@@ -29,22 +29,22 @@ class PlanInputs(Record, frozen=True, kw_only=True):
     model: Path
 
 
-class CalibrationJob(PlanInputs, frozen=True, kw_only=True):
+class StudyJob(PlanInputs, frozen=True, kw_only=True):
     """What a plan is made of, its rows, a working folder, and the digest of the code."""
 
     rows: Path
     scratch: Path
     code: str
+
+
+class CalibrationJob(StudyJob, frozen=True, kw_only=True):
     tuning: Path | None = None
 
 
-class TuneJob(PlanInputs, frozen=True, kw_only=True):
-    """What a plan is made of, its rows, a working folder, cached trials, the code's digest."""
+class TuneJob(StudyJob, frozen=True, kw_only=True):
+    """``cache`` keeps its trials."""
 
-    rows: Path
-    scratch: Path
     cache: Path
-    code: str
     max_seconds: float = MAX_TUNING_S
 
 
