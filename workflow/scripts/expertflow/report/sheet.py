@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache, partial
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,7 @@ UNITS = {
     "bytes": f.size,
 }  # fmt: skip
 FILTERS: dict[str, Callable[..., Any]] = {
-    **{
-        name: getattr(f, name)
-        for name in (
-            "count", "number_of", "short", "percent", "tenths", "points", "loss", "usd",
-            "duration", "size", "energy", "words", "plain", "with_sign", "sentence", "hold",
-            "hours", "short_hash", "percent_with_sign", "usd_rate", "short_time", "calls", "factor",
-        )
-    },
+    **{name: write for name, write in vars(f).items() if isfunction(write)},
     "text": str,
     "repr": repr,
     "fields": asdict,
@@ -42,7 +36,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "interval": format_interval,
     "clip": lambda text, n=N_CHARS: f.clip(str(text), n),
     "clip_middle": lambda text, n=N_CHARS: f.clip_middle(text, n),
-}  # fmt: skip
+}
 
 
 def _show(write: Callable[..., Any], value: Any, *more: Any, blank: str = NOT_MEASURED) -> Any:
