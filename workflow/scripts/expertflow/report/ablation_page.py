@@ -12,7 +12,7 @@ from expertflow.report import ablation_facts as facts
 from expertflow.report import format as f
 from expertflow.report.ablation_facts import Ladder, bare_factor, format_interval, quote
 from expertflow.report.headline import METHODS, Tile
-from expertflow.report.measured import NO_REASON, NOT_MEASURED, Missing, format_value, or_missing
+from expertflow.report.measured import NO_REASON, NOT_MEASURED, Missing, convert_value, or_missing
 from expertflow.report.sheet import render
 from expertflow.studies.records import PLAN, AblationRecord, Bar
 
@@ -149,8 +149,8 @@ def make_ablation_tiles(record: AblationRecord) -> tuple[Tile, ...]:
     ladder = next(iter(facts.list_telling_ladders(record)), None)
     unavailable, usd = record.unavailable, record.plan_usd_per_million_tokens
     no_speed = unavailable.get("plan_tokens_per_s", NO_REASON)
-    speed = format_value(or_missing(record.plan_tokens_per_s, no_speed), f.short)
-    price = format_value(or_missing(usd, unavailable.get(NO_PRICE, NO_REASON)), f.usd_rate)
+    speed = convert_value(or_missing(record.plan_tokens_per_s, no_speed), f.short)
+    price = convert_value(or_missing(usd, unavailable.get(NO_PRICE, NO_REASON)), f.usd_rate)
     why = (
         "every rung is the plan"
         if facts.build_ladders(record)

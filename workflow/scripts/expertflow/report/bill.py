@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from expertflow.core.attempts import Attempt
 from expertflow.report import derive
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.measured import Measured, Missing
+from expertflow.report.measured import Measured, Missing, convert_value
 from expertflow.report.run_records import Bill, LostAttempts, MachineTime, StageBill
 
 PAUSE_S = 3600.0
@@ -61,21 +61,19 @@ def _bill_stage(inputs: ReportInputs, name: str, jobs: Jobs) -> StageBill:
     card_s: Measured[float] = Missing(NO_CARD)
     if inputs.plan.gpu:
         card_s = sum(seconds(attempt) * attempt.n_cards for attempt in attempts)
+    n_cards = inputs.training.world_size
     return StageBill(
         stage=name,
         jobs=len(jobs),
         attempts=len(attempts),
         wall_s=sum(map(seconds, attempts)),
         card_s=card_s,
-        usd=_card_usd(inputs, card_s),
+        usd=convert_value(card_s, lambda card_s: _price(inputs, card_s / n_cards)),
     )
 
 
-def _card_usd(inputs: ReportInputs, card_s: Measured[float]) -> Measured[float]:
-    price = derive.usd_per_hour(inputs)
-    if isinstance(card_s, Missing) or isinstance(price, Missing):
-        return card_s if isinstance(card_s, Missing) else price
-    return card_s / inputs.training.world_size / 3600 * price
+def _price(inputs: ReportInputs, duration_s: float) -> Measured[float]:
+    return convert_value(derive.usd_per_hour(inputs), lambda usd: duration_s / 3600 * usd)
 
 
 def _machine_usd(
@@ -85,9 +83,7 @@ def _machine_usd(
     start_s, end_s = min(a.start_s for a in attempts), max(a.end_s for a in attempts)
     sessions = [s for s in inputs.ledger.sessions if s.start_s <= end_s and s.end_s >= start_s]
     if not sessions:
-        price = derive.usd_per_hour(inputs)
-        usd = price if isinstance(price, Missing) else machine_s / 3600 * price
-        return usd, "the price per hour, from the first job to the last"
+        return _price(inputs, machine_s), "the price per hour, from the first job to the last"
     # The guard writes its ledger now and then, and its last session goes on.
     *closed, last = sessions
     paid = (*closed, replace(last, end_s=max(last.end_s, end_s)))
@@ -109,8 +105,7 @@ def _lost(inputs: ReportInputs, name: str, jobs: Jobs) -> LostAttempts:
         worked_s = time.wall_s - time.other_s - time.startup_s + time.startup_s / n_sessions
         resumed_s = max(0.0, worked_s - seconds(jobs[0][-1]))
         lost_s, what = max(0.0, lost_s - resumed_s), f"{what}, less the work that was resumed"
-    price = derive.usd_per_hour(inputs)
-    usd = price if isinstance(price, Missing) else lost_s / 3600 * price
+    usd = _price(inputs, lost_s)
     return LostAttempts(what=what, attempts=len(failed), wall_s=lost_s, usd=usd)
 
 

@@ -6,12 +6,11 @@ from expertflow.evaluate.records import (
     EarlierRun,
     EvaluationRecord,
     EvaluationSide,
-    PairedChange,
     TaskScore,
 )
 from expertflow.report import records as r
-from expertflow.report.learned import LOSSES
-from expertflow.report.measured import Measured, Missing, explain, fill
+from expertflow.report.learned import loss_change, metric_change
+from expertflow.report.measured import Measured, Missing, convert_value, explain, fill, or_missing
 
 NO_CHANGE_REASON = "the two sides were not compared"
 JUDGE = {
@@ -120,26 +119,19 @@ def _earlier(record: EvaluationRecord) -> Measured[EarlierRun]:
 
 
 def _delta(record: EvaluationRecord, no_metric: str) -> r.Delta:
-    loss = next((c for c in record.changes if c.quantity == "held_out_loss"), None)
-    metric = next((c for c in record.changes if c.quantity not in LOSSES), None)
-    before, after = (_value(side.score) for side in (record.before, record.after))
-    unscored = next(
-        (s.score for s in (record.after, record.before) if _value(s.score) is None), None
+    loss, metric = loss_change(record), metric_change(record)
+    after, before = (
+        Missing(_why_unscored(score, no_metric))
+        if score is None or score.value_fraction is None
+        else score.value_fraction
+        for score in (record.after.score, record.before.score)
     )
-    because = _why_unscored(unscored, no_metric)
+    difference = convert_value(after, lambda after: convert_value(before, lambda it: after - it))
     not_compared = record.unavailable.get("changes", NO_CHANGE_REASON)
-    is_scored = before is not None and after is not None
+    because = difference.reason if isinstance(difference, Missing) else not_compared
     return r.Delta(
         held_out_loss=record.after.held_out_loss - record.before.held_out_loss,
-        held_out_loss_ci95=_interval(loss, not_compared),
-        value_fraction=Missing(because) if before is None or after is None else after - before,
-        ci95=_interval(metric, not_compared if is_scored else because),
+        held_out_loss_ci95=or_missing(loss.ci95 if loss else None, not_compared),
+        value_fraction=difference,
+        ci95=or_missing(metric.ci95 if metric else None, because),
     )
-
-
-def _value(score: TaskScore | None) -> float | None:
-    return None if score is None else score.value_fraction
-
-
-def _interval(change: PairedChange | None, reason: str) -> Measured[tuple[float, float]]:
-    return Missing(reason) if change is None else change.ci95

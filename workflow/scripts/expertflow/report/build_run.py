@@ -6,7 +6,7 @@ from expertflow.report import derive
 from expertflow.report import run_records as r
 from expertflow.report.derive import NO_PRICE, facts_of_card
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.measured import Measured, Missing, explain, fill, or_missing
+from expertflow.report.measured import Measured, Missing, convert_value, explain, fill, or_missing
 from expertflow.train.records import TrainingRecord
 
 UNCALIBRATED = "the plan was not calibrated: it has no hours for this part"
@@ -161,11 +161,10 @@ def plan_row(
 ) -> r.PlanRow:
     """Compare a prediction with its measurement; if either is missing, so is the difference."""
     low, high = (None if isinstance(end, Missing) else end for end in band)
-    if isinstance(plan, Missing) or isinstance(actual, Missing):
-        difference: Measured[float] = plan if isinstance(plan, Missing) else actual
-    else:
-        difference = actual / plan - 1 if plan else Missing("the plan is zero")
+    none = Missing("the plan is zero")
     return r.PlanRow(
         quantity=quantity, unit=unit, plan=plan, plan_low=low, plan_high=high, actual=actual,
-        difference_fraction=difference,
+        difference_fraction=convert_value(
+            plan, lambda plan: convert_value(actual, lambda it: it / plan - 1 if plan else none)
+        ),
     )  # fmt: skip

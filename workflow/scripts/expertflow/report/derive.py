@@ -9,7 +9,7 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import round_up_hours
 from expertflow.plan.records import TrainPlan
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.measured import Measured, Missing, fill, or_missing
+from expertflow.report.measured import Measured, Missing, convert_value, fill, or_missing
 from expertflow.report.run_records import Time
 from expertflow.train.records import NOT_ON_CPU, SampledSteps, TimeSpent, TrainingRecord
 
@@ -110,17 +110,15 @@ def usd_per_hour(inputs: ReportInputs) -> Measured[float]:
 
 def cost_usd(inputs: ReportInputs, *, billed: bool = False) -> Measured[float]:
     """Price the wall time of training; ``billed`` rounds up to billing steps."""
-    price, hours = usd_per_hour(inputs), inputs.training.time.wall_s / 3600
-    if isinstance(price, Missing):
-        return price
-    return price * (round_up_hours(hours, inputs.plan.cost.billing_minutes) if billed else hours)
+    hours = inputs.training.time.wall_s / 3600
+    if billed:
+        hours = round_up_hours(hours, inputs.plan.cost.billing_minutes)
+    return convert_value(usd_per_hour(inputs), lambda usd: usd * hours)
 
 
 def usd_per_million(inputs: ReportInputs, n_tokens: int) -> Measured[float]:
-    usd = cost_usd(inputs)
-    if isinstance(usd, Missing):
-        return usd
-    return usd / n_tokens * 1e6 if n_tokens else Missing("no token was trained")
+    none = Missing("no token was trained")
+    return convert_value(cost_usd(inputs), lambda usd: usd / n_tokens * 1e6 if n_tokens else none)
 
 
 def energy_kwh(inputs: ReportInputs) -> Measured[float]:

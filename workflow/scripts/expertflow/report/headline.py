@@ -6,7 +6,7 @@ from typing import NamedTuple
 from expertflow.report import format as f
 from expertflow.report.derive import MEASURED_ON_CPU
 from expertflow.report.learned import best_baseline
-from expertflow.report.measured import Measured, format_value, is_measured
+from expertflow.report.measured import Measured, convert_value, is_measured
 from expertflow.report.records import Evaluation, Report
 from expertflow.report.run_records import Hardware
 
@@ -31,7 +31,7 @@ def make_tiles(report: Report) -> tuple[Tile, ...]:
     before, after = report.evaluation.before, report.evaluation.after
     n_devices = report.training_parameters.world_size
     padding = "padding not counted" + (f", {n_devices} devices" if n_devices > 1 else "")
-    goodput = format_value(speed.goodput_fraction, f.percent)
+    goodput = convert_value(speed.goodput_fraction, f.percent)
     return (
         _score_tile(report.evaluation),
         Tile(
@@ -42,9 +42,9 @@ def make_tiles(report: Report) -> tuple[Tile, ...]:
             f.duration(report.time.wall_s),
             _planned(plan.hours, f.hours, cost.hours),
         ),
-        Tile("Training cost", format_value(cost.usd, f.usd), _planned(plan.usd, f.usd, cost.usd)),
-        Tile("Useful tokens/s", format_value(speed.useful_tokens_per_s, f.short), padding),
-        Tile("MFU", format_value(speed.mfu_fraction, f.percent), _peak(report)),
+        Tile("Training cost", convert_value(cost.usd, f.usd), _planned(plan.usd, f.usd, cost.usd)),
+        Tile("Useful tokens/s", convert_value(speed.useful_tokens_per_s, f.short), padding),
+        Tile("MFU", convert_value(speed.mfu_fraction, f.percent), _peak(report)),
         Tile("Goodput", goodput, "of wall time trained"),
         _memory_tile(report.training_report.hardware),
     )
@@ -58,10 +58,10 @@ def _score_tile(evaluation: Evaluation) -> Tile:
     if is_measured(before.value_fraction):
         note = f"before {f.tenths(before.value_fraction)}"
         if best := best_baseline(evaluation):
-            score = format_value(best.value_fraction, f.tenths)
+            score = convert_value(best.value_fraction, f.tenths)
             note += f" \u00b7 {best.name}{f.NBSP}{score}"
     label = f.sentence(f.words(evaluation.metric or evaluation.task))
-    return Tile(label, format_value(after.value_fraction, f.tenths), note)
+    return Tile(label, convert_value(after.value_fraction, f.tenths), note)
 
 
 def _memory_tile(hardware: Hardware) -> Tile:
@@ -72,7 +72,7 @@ def _memory_tile(hardware: Hardware) -> Tile:
     if total:
         note = f"of {f.size(total)}"
         note += f" \u00b7 {f.percent(1 - peak / total)} free" if is_measured(peak) else ""
-    return Tile("Peak GPU memory", format_value(peak, f.size), note)
+    return Tile("Peak GPU memory", convert_value(peak, f.size), note)
 
 
 def _planned(

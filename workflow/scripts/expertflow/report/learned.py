@@ -4,11 +4,11 @@ import math
 
 from msgspec.structs import replace
 
-from expertflow.evaluate.records import PairedChange
+from expertflow.evaluate.records import EvaluationRecord, PairedChange
 from expertflow.evaluate.statistics import MIN_DIFFERING
 from expertflow.report import format as f
 from expertflow.report.derive import MEASURED_ON_CPU
-from expertflow.report.measured import NO_REASON, Missing, format_value, is_measured
+from expertflow.report.measured import NO_REASON, Missing, convert_value, is_measured
 from expertflow.report.records import Baseline, Evaluation, Learned, Report, Verdict
 from expertflow.train.records import EvalPoint
 
@@ -32,11 +32,11 @@ RISE_NATS, RISE_FRACTION = 0.01, 0.02
 LEARNED: dict[str, Learned] = {BETTER: "yes", WORSE: "no", NO_CHANGE: "unclear"}
 
 
-def metric_change(evaluation: Evaluation) -> PairedChange | None:
+def metric_change(evaluation: Evaluation | EvaluationRecord) -> PairedChange | None:
     return next((c for c in evaluation.changes if c.quantity not in LOSSES), None)
 
 
-def loss_change(evaluation: Evaluation) -> PairedChange | None:
+def loss_change(evaluation: Evaluation | EvaluationRecord) -> PairedChange | None:
     return next((c for c in evaluation.changes if c.quantity == "held_out_loss"), None)
 
 
@@ -199,7 +199,7 @@ def _against_baseline(evaluation: Evaluation, change: PairedChange) -> Answer:
     best = best_baseline(evaluation)
     if best is None or not best.change:
         return learned, sentence
-    scored = format_value(best.value_fraction, f.tenths)
+    scored = convert_value(best.value_fraction, f.tenths)
     about = f"({best.name}, {scored}): {format_change(best.change)}."
     if best.change.change == BETTER:
         return learned, f"{sentence} It beats the best answer without a model {about}"
@@ -213,7 +213,7 @@ def _against_baseline(evaluation: Evaluation, change: PairedChange) -> Answer:
 
 def _metric_sentence(evaluation: Evaluation, change: PairedChange) -> str:
     sides = (evaluation.before, evaluation.after)
-    before, after = (format_value(side.value_fraction, f.tenths) for side in sides)
+    before, after = (convert_value(side.value_fraction, f.tenths) for side in sides)
     verb = {BETTER: "rose", WORSE: "fell", NO_CHANGE: "went"}[change.change]
     text = f"{f.sentence(f.words(str(evaluation.metric)))} {verb} from {before} to {after}"
     text += f" on {f.number_of(change.n, 'held-out question')}"

@@ -14,6 +14,7 @@ NO_REASON = "no reason was recorded"
 NOT_MEASURED = "not measured"
 
 T = TypeVar("T")
+V = TypeVar("V")
 R = TypeVar("R", bound=Struct)
 
 
@@ -47,8 +48,8 @@ def is_measured(value: Measured[T] | None) -> TypeGuard[T]:
     return value is not None and not isinstance(value, Missing)
 
 
-def format_value(value: Measured[T], text: Callable[[T], str]) -> Measured[str]:
-    return value if isinstance(value, Missing) else text(value)
+def convert_value(value: Measured[T], convert: Callable[[T], V]) -> V | Missing:
+    return value if isinstance(value, Missing) else convert(value)
 
 
 def explain(record: R, reasons: Mapping[str, str], default: str | None = None) -> R:

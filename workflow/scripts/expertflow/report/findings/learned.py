@@ -5,7 +5,7 @@ from expertflow.report import learned as said
 from expertflow.report.findings.evidence import FALLBACK, Findings, make_finding
 from expertflow.report.format import loss, number_of, percent, tenths, words
 from expertflow.report.learned import BETTER, NO_CHANGE, NOT_ASKED, WORSE, format_change
-from expertflow.report.measured import Missing, format_value, is_measured
+from expertflow.report.measured import Missing, convert_value, is_measured
 from expertflow.report.records import Report
 
 MIN_ANSWERS = 20  # a share of fewer says little
@@ -95,7 +95,7 @@ def find_unbeaten_baseline(report: Report) -> Findings:
         "baseline-not-beaten",
         severity="problem" if is_worse else "warning",
         evidence=f"the expert {word} answering without a model ({best.name},"
-        f" {format_value(best.value_fraction, tenths)}): {format_change(best.change)}",
+        f" {convert_value(best.value_fraction, tenths)}): {format_change(best.change)}",
         threshold=INTERVAL,
         origin=PAIRED,
         recommendation=f"see what this baseline does ({best.description}): so much of the task"
