@@ -24,7 +24,7 @@ from made_up_runs import make_cpu_inputs, make_gpu_inputs
 from report_reading import compare_with_golden
 
 COMPARISON = MergeComparison(
-    loss_before=1.25, loss_after=1.2507, n_rows=32, n_targets=1838,
+    loss_before_merge=1.25, loss_after_merge=1.2507, n_rows_compared=32, n_targets=1838,
     allowed_loss_difference=0.0033, max_logit_difference=0.12, allowed_logit_difference=2.0,
 )  # fmt: skip
 HOSTILE = "a|b\n# c <script>x</script> [l](http://e) `d` **e** \\\n---\n| f | g |"

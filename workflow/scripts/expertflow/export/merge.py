@@ -13,7 +13,7 @@ import torch
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import replacing, sha256_file, sha256_json
 from expertflow.core.progress import show_activity
-from expertflow.core.records import Record
+from expertflow.core.records import Record, fill_record
 from expertflow.data.records import Layout
 from expertflow.evaluate.generate import PromptCodec
 from expertflow.evaluate.records import Published
@@ -90,16 +90,14 @@ def export_model(
         licenses = model_files.copy_texts(folder, tokenizer=trained.base, layout=trained.layout)
         model_files.write_system_prompt(folder, spec.system_prompt)
         weights = weight_files(folder)
-        record = ExportRecord(
-            expert=spec.expert,
+        record = fill_record(
+            ExportRecord,
+            spec,
+            comparison,
             path=str(output),
             published_step=trained.published.step,
             dtype=str(dtype).removeprefix("torch."),
             merged_into=merged_into,
-            loss_before_merge=comparison.loss_before,
-            loss_after_merge=comparison.loss_after,
-            n_rows_compared=comparison.n_rows,
-            max_logit_difference=comparison.max_logit_difference,
             weights_sha256=sha256_json([sha256_file(path) for path in weights]),
             n_bytes=sum(path.stat().st_size for path in weights),
         )
@@ -146,15 +144,16 @@ def _write_weights(
     comparison = compare_outputs(before, after, n_rows=len(sample), dtype=name)
     if not comparison.holds:
         raise TrainingError(
-            f"{spec.expert}: merging moved the held-out loss from {comparison.loss_before:.6g} to"
-            f" {comparison.loss_after:.6g} ({comparison.allowed_loss_difference:.2g} allowed) and"
-            f" the logits by {comparison.max_logit_difference:.3g}"
+            f"{spec.expert}: merging moved the held-out loss from"
+            f" {comparison.loss_before_merge:.6g} to {comparison.loss_after_merge:.6g}"
+            f" ({comparison.allowed_loss_difference:.2g} allowed) and the logits by"
+            f" {comparison.max_logit_difference:.3g}"
             f" ({comparison.allowed_logit_difference:.2g} allowed); export.dtype fp32 rounds"
             f" nothing, and the adapter stays unmerged in {trained.folder}"
         )
     log.info(
         "held-out loss of the trained model %.6g, of the %s files %.6g (%d rows)",
-        comparison.loss_before, name, comparison.loss_after, comparison.n_rows,
+        comparison.loss_before_merge, name, comparison.loss_after_merge, len(sample),
     )  # fmt: skip
     return merged_into, comparison
 
@@ -206,9 +205,9 @@ def compare_outputs(
     pairs = zip(trained.logits, written.logits, strict=True)
     differences = [(now - then).abs().max() for then, now in pairs]
     return MergeComparison(
-        loss_before=trained.loss,
-        loss_after=written.loss,
-        n_rows=n_rows,
+        loss_before_merge=trained.loss,
+        loss_after_merge=written.loss,
+        n_rows_compared=n_rows,
         n_targets=trained.n_targets,
         allowed_loss_difference=loss,
         # torch's maximum keeps NaN, Python's may lose it.

@@ -47,9 +47,9 @@ class ExportRecord(Record, frozen=True, kw_only=True):
 class MergeComparison(Record, frozen=True, kw_only=True):
     """Differences from the trained model, in nats a target and absolute logits, with bounds."""
 
-    loss_before: float
-    loss_after: float
-    n_rows: int
+    loss_before_merge: float
+    loss_after_merge: float
+    n_rows_compared: int
     n_targets: int
     allowed_loss_difference: float
     max_logit_difference: float
@@ -58,6 +58,6 @@ class MergeComparison(Record, frozen=True, kw_only=True):
     @property
     def holds(self) -> bool:
         """Whether both stay within their bounds; NaN does not."""
-        moved = abs(self.loss_after - self.loss_before)
+        moved = abs(self.loss_after_merge - self.loss_before_merge)
         same_loss = moved <= self.allowed_loss_difference
         return same_loss and self.max_logit_difference <= self.allowed_logit_difference
