@@ -208,6 +208,8 @@ def land(box: Box, home: Box) -> None:
         (results / f".{name}.json.fingerprint").unlink()
     assert "keep ablate=true" in home.script("open_bundle", outcome, "--outcome").stderr
     assert home.planned() == set()
+    override = "experts={tiny: {training: {learning_rate: 3e-6}}}"
+    assert home.planned("--config", override) >= TRAIN
     assert home.record("report.json")["comparison"]
     assert "Loose" in (results / "ablation.html").read_text()
     assert (results / "report.html").read_bytes() == (

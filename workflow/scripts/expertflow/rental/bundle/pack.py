@@ -19,10 +19,8 @@ from expertflow.core.sidecars import Sidecar, check_inputs
 from expertflow.data.records import DocumentsRecord, ExpertLock, ShardRecord
 from expertflow.data.shards import shard_names
 from expertflow.rental.bundle import records
-from expertflow.rental.bundle.provenance import Provenance, adapt_inputs, read_provenance
 from expertflow.rental.bundle.records import BundleIndex, BundleSpec, Member, OpenedBundle
 from expertflow.rental.bundle.tar import Items, describe_items
-from expertflow.staging.records import StagingRecord
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.model.base import list_model_files, weight_files
@@ -49,7 +47,6 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
             raise DataError(f"{path}: is missing, needed for {name}; {REPAIR}")
     paths = [path for path in items.values() if isinstance(path, Path)]
     check_inputs(path for path in paths if sidecar_of(path).is_file())
-    items[f"{results}/{records.PROVENANCE}"] = _provenance_text(spec, items)
     members = describe_items(items)
     _check_recorded(results, members, lock=lock, model=model)
     if spec.own_code is not None:
@@ -68,14 +65,22 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
 
 def _data_items(results: Path, lock: ExpertLock, asked: list[str]) -> Items:
     """Return the records of all stages before the bundle and the files beside them; no folders."""
-    files = [results / "sources.lock.json"]
+    files, unrecorded = [results / "sources.lock.json"], []
     files += [results / "sources" / "locked" / f"{source.name}.json" for source in lock.sources]
     for stage in stages_before("make_bundle", asked=asked):
         made = [results / path for path in expand_path(stage, stage.record, lock.sources)]
         files += [*made, *filter(Path.is_file, map(sidecar_of, made))]
+        unrecorded += [path for path in made if not sidecar_of(path).is_file()]
         for key, path in stage.files.items():
             if key not in stage.stays and not path.endswith("/"):
                 files += [results / place for place in expand_path(stage, path, lock.sources)]
+    if unrecorded:
+        log.warning(
+            "%s and %d more records have no sidecar: where the bundle is opened, later changes of"
+            " their settings go unnoticed",
+            unrecorded[0],
+            len(unrecorded) - 1,
+        )
     return {file.as_posix(): file for file in files}
 
 
@@ -136,26 +141,6 @@ def _json_text(value: object) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _provenance_text(spec: BundleSpec, items: Items) -> bytes:
-    jobs = read_provenance(spec.expert, items)
-    # The user's files are absent and unused.
-    names: dict[str, str | None] = dict.fromkeys(spec.content)
-    if spec.tuned is not None:
-        names[str(Path(spec.tuned).expanduser())] = records.tuning_path(spec.expert)
-    model, hashes = f"results/{spec.expert}/model.json", {}
-    if isinstance(content := items[model], bytes):
-        hashes[model] = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    outputs = {n for n in items if sidecar_of(Path(n)).as_posix() in items}
-    if unrecorded := sorted(outputs - set(jobs)):
-        log.warning(
-            "Snakemake has no record of %s and %d more outputs: where the bundle is opened, later"
-            " changes of their settings go unnoticed",
-            unrecorded[0],
-            len(unrecorded) - 1,
-        )
-    return canonical_json(adapt_inputs(jobs, names, hashes)).encode()
-
-
 def _check_recorded(
     results: Path, members: Iterable[Member], *, lock: ExpertLock, model: ModelRecord
 ) -> None:
@@ -202,9 +187,9 @@ def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:
     came = {member.name: member.sha256 for member in bundle.members}
     items: Items = {path.as_posix(): path for path in _result_files(results)}
     brought = tuple(n for n in sorted(items) if n in came and came[n] == sha256_file(Path(n)))
-    jobs = read_provenance(expert, set(items).difference(brought))
-    items |= _staged_at_home(results, bundle.spec, jobs)
-    items[f"{results}/{records.PROVENANCE}"] = canonical_json(jobs).encode()
+    # The origin's staging settings, or it would stage and train again.
+    at_home = canonical_json(to_json(bundle.spec.staging))
+    items |= _changed_sidecar(results / "staging.json", spec_sha256=sha256_text(at_home))
     index = BundleIndex(
         kind="outcome",
         expert=expert,
@@ -223,15 +208,3 @@ def _result_files(results: Path) -> list[Path]:
     for folder in folders:
         found += results.joinpath(folder).rglob("*")
     return [path for path in found if path.is_file()]
-
-
-def _staged_at_home(results: Path, spec: BundleSpec, jobs: Provenance) -> Items:
-    """Restore the origin's staging settings, or it would stage and train again."""
-    staging = results / "staging.json"
-    settings = (read_record(StagingRecord, staging).spec, spec.staging)
-    used, at_home = (canonical_json(to_json(each)) for each in settings)
-    if job := jobs.get(staging.as_posix()):
-        # Snakemake stores params as Python literals.
-        params = job["params"] or ()
-        job["params"] = sorted(repr(at_home) if p == repr(used) else p for p in params)
-    return _changed_sidecar(staging, spec_sha256=sha256_text(at_home))

@@ -17,7 +17,6 @@ FORMAT = 2
 # Below results/{expert}/ of an opened bundle: what came with it besides the results.
 CARRIED = ".bundle"
 OPENED = f"{CARRIED}/opened.json"
-PROVENANCE = f"{CARRIED}/provenance.json"
 # The file in which Snakemake keeps the timestamp of a rule's output folder.
 TIMESTAMP = ".snakemake_timestamp"
 # In an outcome: the folders made after the plan.

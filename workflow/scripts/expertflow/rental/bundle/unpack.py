@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import time
+from base64 import urlsafe_b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -16,13 +17,13 @@ from expertflow.core.format import gb
 from expertflow.core.locks import EXPERT_LOCKS, read_holder, sign_lock, try_lock
 from expertflow.core.records import read_record, write_record
 from expertflow.rental.bundle import records
-from expertflow.rental.bundle.provenance import write_provenance
 from expertflow.rental.bundle.records import BundleIndex, Member, OpenedBundle
 from expertflow.rental.bundle.tar import read_bundle
 from expertflow.train.records import ModelRecord
 
 log = logging.getLogger(__name__)
 SPACE_RESERVE = 1.02
+METADATA = Path(".snakemake", "metadata")
 # An outcome with other rows or another plan does not belong to these results.
 DECISIVE = ("packing.json", "plan.json")
 # What every machine writes itself: logs, and the sidecars of locks, which tell when.
@@ -72,7 +73,7 @@ def open_bundle(
         with _unpack(bundle, index, results) as partial:
             _complete_model(index, partial, model)
             write_record(partial / records.OPENED, opened)
-            _adopt_provenance(partial, directory, index)
+            _prepare_for_snakemake(partial, directory, index)
             remove(results)
             partial.rename(results)
             sync_directory(results.parent)
@@ -90,7 +91,7 @@ def land_outcome(
         if not may_replace:
             _refuse_others(index, directory)
         with _unpack(outcome, index, results) as partial:
-            _adopt_provenance(partial, directory, index)
+            _prepare_for_snakemake(partial, directory, index)
             remove(partial / records.CARRIED)
             _move_in(index, partial, results)
     if (results / "ablation.json").is_file():
@@ -152,15 +153,24 @@ def _unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
             remove(partial)
 
 
-def _adopt_provenance(partial: Path, directory: Path, index: BundleIndex) -> None:
-    """Set one timestamp on all unpacked files, and write Snakemake's records of their jobs."""
+def _prepare_for_snakemake(partial: Path, directory: Path, index: BundleIndex) -> None:
+    """Set one timestamp on all unpacked files, and drop what Snakemake knows of earlier ones.
+
+    The sidecars that came along tell what they were made from.
+    """
     # With one timestamp, no file is older than its inputs.
     time_s = float(int(time.time()))
     for path in [*partial.rglob("*"), partial]:
         os.utime(path, (time_s, time_s), follow_symlinks=False)
-    if not (path := partial / records.PROVENANCE).is_file():
-        raise DataError(f"{records.PROVENANCE}: is missing in the bundle; make the bundle again")
-    write_provenance(directory, path.read_bytes(), expert=index.expert, time_s=time_s)
+    came = {member.name for member in index.members}.difference(index.brought)
+    came |= {str(parent) for name in came for parent in Path(name).parents}
+    metadata = directory / METADATA
+    for path in [path for path in metadata.rglob("*") if path.is_file()]:
+        # Snakemake splits a long name into folders that begin with @.
+        name = "".join(part.removeprefix("@") for part in path.relative_to(metadata).parts)
+        with contextlib.suppress(ValueError):
+            if urlsafe_b64decode(name).decode() in came:
+                path.unlink()
 
 
 def _is_same(path: Path, member: Member) -> bool:
