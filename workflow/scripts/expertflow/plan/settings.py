@@ -67,7 +67,7 @@ class LoraSpec(Record, frozen=True, kw_only=True):
     init_from: Annotated[
         str | None,
         Setting(
-            "Folder of an adapter of the same model and settings to continue from; null: none.",
+            "Folder of an adapter to continue from, of the same model and settings.",
             WEIGHTS,
             min_length=1,
             by_hand=False,
@@ -165,8 +165,8 @@ class Training(Record, frozen=True, kw_only=True):
     pure_bf16: Annotated[
         bool,
         Reported(
-            "Weights that are trained as a whole in bfloat16, and no fp32 copy: half the memory, "
-            "and updates below about 1/256 of a weight are lost.",
+            "Method full in bfloat16 without an fp32 copy: half the memory; updates below about "
+            "1/256 of a weight are lost.",
             BOTH,
         ),
     ] = False
@@ -179,8 +179,8 @@ class Training(Record, frozen=True, kw_only=True):
         Masked | None,
         Reported(
             "auto: the kernel for documents of any length where the card has it, else a call "
-            "a document. varlen insists on that kernel; sdpa, flex and eager mask whole rows "
-            "and are there to compare with.",
+            "a document. varlen insists on that kernel; sdpa, flex and eager mask whole rows, to "
+            "compare with.",
             BOTH,
             auto=True,
         ),
@@ -191,8 +191,8 @@ class Training(Record, frozen=True, kw_only=True):
     torch_compile_mode: Annotated[
         CompileMode,
         Setting(
-            "reduce-overhead records a layer's kernels and launches them as one, which helps "
-            "small models and takes memory. It has not run on a card.",
+            "reduce-overhead launches a layer's kernels as one: faster small models, more "
+            "memory. It has not run on a card.",
             BOTH,
         ),
     ] = "default"
@@ -205,8 +205,8 @@ class Training(Record, frozen=True, kw_only=True):
     loader: Annotated[
         Loader | None,
         Setting(
-            "What brings batches to the trainer; auto: one thread, or with packing none and "
-            "dataloader_num_workers the workers. The batches are the same.",
+            "What brings the same batches to the trainer; auto: one thread, or with packing none "
+            "and dataloader_num_workers the workers.",
             SPEED,
             auto=True,
         ),
@@ -270,8 +270,8 @@ class Training(Record, frozen=True, kw_only=True):
     profile_steps: Annotated[
         int,
         Setting(
-            "Steps that a profiler watches after the first ones; its trace and a table of the "
-            "longest kernels go beside the report. 0: none.",
+            "Steps to profile after the first ones; trace and longest kernels go beside the "
+            "report. 0: none.",
             NOTHING,
             ge=0,
             le=19,
@@ -280,8 +280,7 @@ class Training(Record, frozen=True, kw_only=True):
     tuned: Annotated[
         str | None,
         Setting(
-            "A tuning.json whose fastest settings the plan takes, where the manifest leaves "
-            "them on auto; null: none.",
+            "A tuning.json whose fastest settings replace auto; null: none.",
             SPEED,
             min_length=1,
             by_hand=False,
