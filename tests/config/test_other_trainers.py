@@ -22,7 +22,9 @@ QLORA = """
 base_model: C:\\models\\llama
 load_in_4bit: true
 adapter: qlora
-datasets: [{path: mlabonne/FineTome-100k, type: chat_template, field_messages: conversations}]
+datasets:
+  - {path: mlabonne/FineTome-100k, type: chat_template, field_messages: conversations,
+    split: "train[:20%]"}
 sequence_len: 2048
 sample_packing: SAMPLE_PACKING
 micro_batch_size: 2
@@ -54,6 +56,7 @@ def test_a_recipe_is_translated_and_what_is_left_out_is_explained(tmp_path: Path
     for line in (
         "# optimizer: paged_adamw_8bit is adamw_8bit here.",
         "# A step has 8 packed rows a card, as before; a row holds several examples.",
+        "# train[:20%] of FineTome-100k: all is read; max_documents takes a part.",
         "#   wandb_project: wandb reads WANDB_PROJECT and the like from the environment",
         "# Not known here, and left out: noise",
     ):

@@ -320,6 +320,8 @@ def _sources(found: Settings, result: Translation) -> Iterator[Settings]:
         source = _source(one, found)
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(source.get("id") or source["path"]).stem)
         counted[stem] += 1
+        if "[" in (split := str(one.get("split"))):
+            result.notes.append(f"{split} of {stem}: all is read; max_documents takes a part.")
         yield {"name": stem if counted[stem] == 1 else f"{stem}-{counted[stem]}", **source}
     result.notes.append("Check each source: its fields, its license, and where its files are.")
 
