@@ -75,6 +75,13 @@ def test_a_trial_counts_what_its_timed_steps_did_and_leaves_nothing(trial: Trial
     assert longer.save_s is not None and longer.save_s > 0
 
 
+def test_a_trial_that_hangs_is_ended(trial: Trial) -> None:
+    before = set(multiprocessing.active_children())
+    result = TrialRunner(limit_s=0.1).run(replace(trial, n_timed_steps=10**6))
+    assert result == TrialResult(outcome="failed", problem="no result after 0.1 s")
+    assert set(multiprocessing.active_children()) <= before
+
+
 # Once a process has asked CUDA, torch refuses it to every process that is forked from it.
 WARM = """
 import sys

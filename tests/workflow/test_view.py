@@ -84,6 +84,7 @@ def test_a_dry_run_lists_jobs_with_their_reasons(capsys: pytest.CaptureFixture[s
     assert told.splitlines() == [
         "would run pack_sequences mine missing output files",
         "would run prepare_shard mine docs 000 updated input files: x",
+        "total 2 jobs",
     ]
 
 

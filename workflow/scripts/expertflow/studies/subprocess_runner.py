@@ -37,9 +37,10 @@ PATIENCE_S = 60
 
 
 class TrialRunner:
-    """Runs each trial in its own process."""
+    """Runs each trial in its own process, killed after ``limit_s`` without a result."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, limit_s: float | None = None) -> None:
+        self._limit_s = limit_s
         # Before the warm process starts, which inherits the environment.
         os.environ[ASK_THE_DRIVER] = "1"
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
@@ -58,6 +59,9 @@ class TrialRunner:
             try:
                 process.start()
                 there.close()
+                if not here.poll(self._limit_s):
+                    said = f"no result after {self._limit_s:g} s"
+                    return TrialResult(outcome="failed", problem=said)
                 with suppress(EOFError):
                     answer = here.recv()
                 process.join()
