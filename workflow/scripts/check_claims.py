@@ -34,8 +34,9 @@ def main() -> None:
     args = vars(parser.parse_args())
     path, parts = args.pop("hardware"), tuple(args.pop("parts_hours"))
     args["speedups"] = tuple(args["speedups"])
-    speed = path and speed_of(read_record(TrainPlan, path))
-    claim = Claim(text="by hand", parts_hours=parts, hardware=speed and speed.hardware, **args)
+    speed = speed_of(read_record(TrainPlan, path)) if path else None
+    hardware = speed.hardware if speed else None
+    claim = Claim(text="by hand", parts_hours=parts, hardware=hardware, **args)
     if not (checks := check_claims((claim,), speed)):
         parser.error("these figures cannot be held against each other; give at least two")
     print("\n".join(claim_line(check) for check in checks))

@@ -9,13 +9,14 @@ With --spec, as a workflow step: describe one expert's sources.
 import importlib
 import signal
 import sys
+from typing import Any
 
 from expertflow.core import cli
 from expertflow.data.records import DatasetManifest, SourceRecord
 from expertflow.data.shards import find_datasets
 
 
-def main(spec: dict[str, object], sources: list[SourceRecord]) -> DatasetManifest:
+def main(spec: dict[str, Any], sources: list[SourceRecord]) -> DatasetManifest:
     return find_datasets(**spec, sources=sources)
 
 

@@ -114,7 +114,7 @@ def join_rows(parts: Sequence[KeptRows]) -> KeptRows:
 
 
 def iter_kept(
-    shards: list[ShardRecord], keep: Path, *, held_out: bool | None = None
+    shards: Sequence[ShardRecord], keep: Path, *, held_out: bool | None = None
 ) -> Iterator[Document]:
     by_name = {(shard.source, shard.shard): shard for shard in shards}
     for key, kept in read_keep(keep).items():
