@@ -100,6 +100,8 @@ def _user_items(spec: BundleSpec) -> Items:
         items[f"{results}/{records.CARRIED}/{name}"] = Path(file.path)
     if spec.tuned is not None:
         items[records.tuning_path(spec.expert)] = Path(spec.tuned).expanduser()
+        # It lies elsewhere there, of which the plan's flags would tell as of a change.
+        items |= _changed_sidecar(results / "plan.json", flags_sha256="")
     for key, place in spec.artifacts.items():
         path = Path(place)
         if key in spec.own_artifacts:
