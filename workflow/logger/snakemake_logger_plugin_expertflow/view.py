@@ -36,7 +36,7 @@ class RunView:
         self._quiet = {str(level).rpartition(".")[2].lower() for level in quiet}
         self._running: dict[int, Job] = {}
         self._n_done, self._n_jobs, self._has_started, self._has_failed = 0, 0, False, False
-        self._n_dry = 0
+        self._n_planned = 0
         self._screen = Screen(stream, lambda: list(self._running.values()), color=color)
 
     def show(self, record: logging.LogRecord) -> None:
@@ -57,12 +57,12 @@ class RunView:
             self._show_message(record)
 
     def close(self) -> None:
-        """End the live lines; of a dry run print how many jobs there are."""
+        """Hide the live lines; after a dry run, print the number of jobs."""
         self._running.clear()
         self._screen.hide_running()
-        if self._n_dry and not self._is_quiet_about("all"):
-            self._screen.print(f"total      {self._n_dry} jobs")
-        self._n_dry = 0
+        if self._n_planned and not self._is_quiet_about("all"):
+            self._screen.print(f"total      {self._n_planned} jobs")
+        self._n_planned = 0
 
     def _is_quiet_about(self, what: str) -> bool:
         return bool(self._quiet & {"all", what})
@@ -70,7 +70,7 @@ class RunView:
     def _start(self, record: logging.LogRecord) -> None:
         job = read_job(record)
         if self._is_dry:
-            self._n_dry += 1
+            self._n_planned += 1
             if not self._is_quiet_about("rules"):
                 reason = _shorten(str(getattr(record, "reason", "")))
                 self._screen.print(f"would run  {_columns(job)}  {reason}".rstrip())

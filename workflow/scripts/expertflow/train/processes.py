@@ -148,10 +148,10 @@ def start_processes(plan: TrainPlan, *, tracker_directory: str | None = None) ->
         plain = {k: v for k, v in settings.items() if isinstance(v, bool | int | float | str)}
         try:
             accelerator.init_trackers(f"expertflow-{plan.expert}", config=plain)
-        except Exception as error:
+        except Exception as error:  # each tracker has error classes of its own
             raise TrainingError(
-                f"training.report_to {plan.report_to}: {single_line(error, 200)}; wandb needs"
-                " `wandb login`, or WANDB_MODE=offline in the environment; none needs nothing"
+                f"training.report_to {plan.report_to}: {single_line(error, 200)}; for wandb run"
+                " `wandb login` or set WANDB_MODE=offline in the environment; or use none"
             ) from error
     return Processes(accelerator)
 
