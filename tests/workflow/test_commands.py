@@ -232,7 +232,7 @@ WITH_COMMANDS = [page for page in PAGES if page != ELSEWHERE and runnable(page)]
 
 def write_own_data(place: Path) -> None:
     text = readme_manifest()
-    for given, faster in (("num_train_epochs: 30", "num_train_epochs: 2"), ("n: 0.2", "n: 0.02")):
+    for given, faster in (("num_train_epochs: 30", "num_train_epochs: 1"), ("n: 0.2", "n: 0.02")):
         assert given in text
         text = text.replace(given, faster)
     (place / "config" / "experts" / "mine.yaml").write_text(text)
@@ -320,9 +320,13 @@ def test_targets_are_made(clone: Path) -> None:
     assert not [name for name in ("results", "state", ".snakemake") if (clone / name).exists()]
 
 
+# With this seed a chain is stopped amid its training and three times more, by different signals.
+SEED = 28
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("target", ["soak", "soak-chain"])
 def test_a_soak_of_one_round_ends_with_its_figures(target: str, clone: Path) -> None:
-    said = run(clone, f"make {target} MINUTES=0 SEED=3")
+    said = run(clone, f"make {target} MINUTES=0 SEED={SEED}")
     figures = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
-    assert (figures["seed"], figures["rounds"], figures["different"]) == (3, 1, 0)
+    assert (figures["seed"], figures["rounds"], figures["different"]) == (SEED, 1, 0)
