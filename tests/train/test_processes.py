@@ -1,6 +1,5 @@
-"""Two processes train what one does, agree on where to go on, and go on where they were stopped."""
+"""Two processes train what one does, and go on where they were stopped."""
 
-import contextlib
 import fcntl
 import json
 import shutil
@@ -12,23 +11,19 @@ from typing import Any
 
 import psutil
 import pytest
-import tiny_run
 import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
 from support import LORA, PATIENCE_S, is_running, wait_for, write_tiny_run
 from trainers import Trainers
 
-from expertflow.core.errors import TrainingError
 from expertflow.core.records import read_record
 from expertflow.report.profile import sum_by_kind
-from expertflow.train import job
 from expertflow.train.model.load import load_trained
 from expertflow.train.model.weights import list_trained_parameters
-from expertflow.train.processes import start_processes
 from expertflow.train.profiler import KERNELS, PROFILE
 from expertflow.train.records import KernelProfile
-from expertflow.train.saved import checkpoint, checkpoint_files
+from expertflow.train.saved import checkpoint_files
 
 pytestmark = pytest.mark.long
 
@@ -141,10 +136,14 @@ def test_what_some_saved_others_resume(
     assert len(list(run.glob("state/*"))) == 1
 
 
-def test_stopped_in_any_way_they_end_with_the_same_bits(trainers: Trainers, tmp_path: Path) -> None:
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_stopped_in_any_way_they_end_with_the_same_bits(
+    trainers: Trainers, tmp_path: Path, parallel: str
+) -> None:
     """Killed together, left alone by a launcher that was killed, or told to stop by a real one."""
     stopped, straight = (
-        made(tmp_path / name, lora=LORA, world_size=2) for name in ("stopped", "straight")
+        made(tmp_path / name, lora=LORA, world_size=2, parallel=parallel)
+        for name in ("stopped", "straight")
     )
     expected = trainers.finish(straight, n_processes=2)
     # The first checkpoint is on disk before the second is taken.
@@ -193,38 +192,6 @@ def test_a_wrong_number_of_processes_is_refused(trainers: Trainers, tmp_path: Pa
     assert trainers.train(run, n_processes=1)["code"] == 1
     said = (run / "log").read_text().splitlines()[-1]
     assert "the plan is for 2 processes and 1 started" in said
-
-
-def agree(folder: Path) -> None:
-    """Go on from step 4 of 4, though the second process sees an old listing of checkpoints."""
-    inputs = tiny_run.assigned(folder)
-    state, processes = inputs.state, start_processes(inputs.plan)
-    rank = processes.rank
-    assert processes.of_all(rank, 7) == [[0, 7], [1, 7]]
-    old, new = checkpoint_files.complete_checkpoints(state)
-    for seen, agreed in (((new, old), new), ((new, None), new), ((None, new), None)):
-        assert checkpoint.agree_on(seen[rank], state, processes) == agreed
-
-    mine = folder / f"state-{rank}"
-    shutil.copytree(state, mine)
-    if rank == 1:
-        shutil.rmtree(mine / "checkpoints" / new.name)
-    refused = pytest.raises(TrainingError, match="process 1 cannot go on from it")
-    with refused if rank == 1 else contextlib.nullcontext():
-        checkpoint.agree_on(new, mine, processes, within_s=0.0)
-
-    if rank == 1:
-        checkpoint_files.newest_checkpoint = lambda _: old
-    assert job.train_expert(inputs, processes).resumed_at_steps == (4,)
-
-
-def test_all_go_on_from_what_the_first_one_sees(trainers: Trainers, tmp_path: Path) -> None:
-    settings = {"n_steps": 4, "save_steps": 2, "save_total_limit": 9, "batch_size": 2}
-    alone = tiny_run.made(tmp_path / "alone", **settings, gradient_accumulation_steps=2)
-    tiny_run.train(alone)
-    both = tiny_run.made(tmp_path / "both", **settings, gradient_accumulation_steps=1, world_size=2)
-    shutil.copytree(alone.state, both.state, dirs_exist_ok=True)
-    trainers.call(agree, tmp_path / "both")
 
 
 def test_helpers_wait_for_the_first_one(trainers: Trainers, both: Trained, tmp_path: Path) -> None:
