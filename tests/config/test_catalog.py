@@ -2,14 +2,13 @@
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from loopback_hub import write_hub_cache, write_prepared_cache
-from support import ROOT, run_script
+from support import run_script
 from test_load import base
 
 from expertflow.config.catalog import build_catalog, scan_caches
@@ -34,19 +33,6 @@ def write_config(folder: Path, experts: dict[str, list[dict[str, Any]]]) -> None
     for name, sources in experts.items():
         manifest = {**base(), "sources": [{"text": "{q}", **source} for source in sources]}
         (folder / "config" / "experts" / f"{name}.yaml").write_text(yaml.safe_dump(manifest))
-
-
-def test_the_projects_own_experts_are_listed_in_both_presets(home: Path) -> None:
-    shipped = ROOT / "config" / "config.yaml"
-    (home.parent / "config").mkdir()
-    shutil.copy(shipped, home.parent / "config")
-    found = build_catalog("both").sources
-    users = {use.expert for source in found for use in source.used_by}
-    assert users == set(yaml.safe_load(shipped.read_text())["experts"])
-    kinds = {source.kind: source.status for source in found}
-    assert kinds["hub"] == "missing" and kinds["generated"] == "generated"
-    kinds_of = {p: {s.kind for s in build_catalog(p).sources} for p in ("demo", "full")}
-    assert "hub" in kinds_of["full"] - kinds_of["demo"]
 
 
 def test_caches_are_listed_and_a_faulty_manifest_hides_nothing(home: Path) -> None:

@@ -257,16 +257,3 @@ def test_a_blank_before_the_first_word_is_for_the_first_word_alone(tmp_path: Pat
     ids, _ = ids_and_spans([mark, Segment("ab"), mark], engine)
     assert ids == engine.encode_with_special_tokens("<s>ab<s>") == [0, 2, 3, 0]
     assert engine.encode_flat(["<s>"]).tolist() != [[0]]
-
-
-def test_many_documents_are_tokenized_as_each_alone(engine: Engine) -> None:
-    text = "user\nlist all names and SELECT name FROM users"
-    inner = Segment(text, learned=((5, 9), (9, 13), (20, len(text))))
-    chats = (pair("list", "SELECT 1"), pair("list all", "\n\nx"), pair("list", "z"))
-    one, two, three = map(Renderer(chatml_layout()).render, chats)
-    documents = [one, (), (inner,), two, (Segment("a"), inner), three]
-    together = tokenize(documents, engine)
-    each = [ids_and_spans(document, engine) for document in documents]
-    assert list(zip(together.ids.tolist(), together.spans.tolist(), strict=True)) == each
-    assert each[1] == ([], [])
-    assert len(tokenize([], engine).ids) == 0

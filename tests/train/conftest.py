@@ -1,6 +1,5 @@
 """What tests of training share: a tiny run, and one warm process that trainers are forked from."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,10 +9,6 @@ from trainers import Trainers
 
 from expertflow.plan.records import TrainPlan
 from expertflow.train.run import TrainInputs
-
-# A launcher or a Slurm job that these tests run in is not theirs.
-for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID"):
-    os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session")

@@ -152,13 +152,6 @@ def test_two_faults_are_told_apart(monkeypatch: pytest.MonkeyPatch, batch: Batch
     assert route.used == {"attention": "sdpa", "compilation": "off", "loss": "chunked"}
 
 
-def test_without_noise_a_lost_gradient_would_hide(
-    monkeypatch: pytest.MonkeyPatch, batch: Batch
-) -> None:
-    monkeypatch.setattr(start_check, "NOISE", 0.0)
-    assert check(*made_loss(backend=lose_gradient), batch) == {}
-
-
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "CHECKED_DEVICES", ("cpu",))
