@@ -1,3 +1,5 @@
+"""One run at a time makes an expert; what was killed is waited for, what is stopped leaves none."""
+
 import json
 import os
 import signal
@@ -9,10 +11,11 @@ from typing import Any
 
 import psutil
 import pytest
-from support import is_running, wait_for
+from support import PATIENCE_S, SCRIPTS, is_running, wait_for
 
 from expertflow.config import run_lock
 from expertflow.config.attach import _before_first_job
+from expertflow.config.plain_rows import keep_rejected
 from expertflow.config.run_lock import find_orphans, hold_experts
 from expertflow.core.locks import EXPERT_LOCKS
 
@@ -182,3 +185,41 @@ def test_slurm_without_sbatch_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     with pytest.raises(SystemExit, match="sbatch, which is not found here; run Snakemake on a log"):
         _before_first_job(run)
+
+
+# Runs a shell with a child of its own; both note who they are.
+RUN = """
+import sys
+from expertflow.core.process import run_stoppable
+run_stoppable(["bash", "-c", sys.argv[1]], patience_s=0.5)
+"""
+DEAF = "trap '' INT TERM; "
+SHELL = "sleep 600 & echo $! > child; echo $$ > leader.new; mv leader.new leader; wait; sleep 600"
+
+
+@pytest.mark.parametrize(
+    ("number", "shell"),
+    [(signal.SIGTERM, DEAF + SHELL), (signal.SIGINT, SHELL), (signal.SIGHUP, SHELL)],
+)
+def test_a_stop_leaves_no_process(tmp_path: Path, number: signal.Signals, shell: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
+    process = subprocess.Popen([sys.executable, "-c", RUN, shell], cwd=tmp_path, env=environment)
+    wait_for((tmp_path / "leader").exists)
+    pids = [int((tmp_path / name).read_text()) for name in ("leader", "child")]
+    assert all(map(is_running, pids))
+    process.send_signal(number)
+    assert process.wait(PATIENCE_S) == 128 + number
+    wait_for(lambda: not any(map(is_running, pids)))
+
+
+def test_rejected_records_are_kept_beside_the_output(tmp_path: Path) -> None:
+    folder, output, kept = (tmp_path / name for name in ("work", "rows", "rows.rejected"))
+    for place in (folder / "a", kept):
+        place.mkdir(parents=True)
+    (folder / "a" / "001.rejected.jsonl").write_text("")
+    assert keep_rejected(folder, output) is None
+    (folder / "a" / "000.rejected.jsonl").write_text("{}\n")
+    (kept / "007.rejected.jsonl").write_text("of an earlier run")
+    (kept / "mine.txt").write_text("of the user")
+    assert keep_rejected(folder, output) == kept
+    assert sorted(path.name for path in kept.iterdir()) == ["000.rejected.jsonl", "mine.txt"]

@@ -1,18 +1,22 @@
-"""Files are written whole, locked by one at a time, and read as the records they should be."""
+"""Files are written whole where there is room, locked by one at a time, and read as records."""
 
 import errno
 import fcntl
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 from support import SCRIPTS
 
-from expertflow.core.errors import DataError
+from expertflow.core import locks
+from expertflow.core.disk import check_space
+from expertflow.core.errors import DataError, HardwareError, TransientError
 from expertflow.core.files import (
     hold_partial,
     is_abandoned,
@@ -20,7 +24,7 @@ from expertflow.core.files import (
     sha256_directory,
     write_text,
 )
-from expertflow.core.locks import NO_LOCKS, read_holder, sign_lock, try_lock
+from expertflow.core.locks import NO_LOCKS, read_holder, sign_lock, try_lock, wait_for_lock
 from expertflow.core.records import Record, from_json, read_part
 from expertflow.train.saved.state_dirs import find_abandoned
 
@@ -179,3 +183,33 @@ def test_a_part_of_a_spoilt_record_is_a_data_error(tmp_path: Path, spoilt: bytes
         path.write_bytes(spoilt)
     with pytest.raises(DataError, match=r"record\.json: "):
         read_part(int, path, "n")
+
+
+def test_what_lies_on_one_disk_has_to_fit_there_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
+    needs = [(tmp_path / "state", 3e6, "4 checkpoints"), (tmp_path / "a" / "b", 2e6, "the model")]
+    check_space(needs, fix="free some")
+    with pytest.raises(HardwareError) as caught:
+        check_space([*needs, (tmp_path, 7, "a bundle")], fix="free some")
+    assert str(caught.value).startswith(f"{tmp_path / 'state'}: file system /")
+    assert str(caught.value).endswith(
+        " has 5.0 MB free, 5.0 MB needed for 4 checkpoints and the model and a bundle; free some"
+    )
+
+
+def test_a_lock_is_waited_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    naps: list[float] = []
+    clock = SimpleNamespace(sleep=naps.append, monotonic=lambda: 6 * 3600.0 * len(naps))
+    monkeypatch.setattr(locks, "time", clock)
+    with (tmp_path / "lock").open("w") as held, (tmp_path / "lock").open("w") as wanted:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(TransientError, match="another is at work, for 24 h now; end it"):
+            wait_for_lock(wanted, "another is at work", shared=True)
+        assert caplog.text.count("waiting for it; Ctrl-C ends the wait") == 4
+        fcntl.flock(held, fcntl.LOCK_UN)
+        wait_for_lock(wanted, "another is at work")
+        assert len(naps) == 4

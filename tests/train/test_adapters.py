@@ -1,14 +1,29 @@
-"""Our forward pass of adapters computes what peft's does, and compiles in one piece."""
+"""Adapters: our forward pass is peft's, and a training continues from one of its own kind."""
 
 import copy
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_run
 import torch
+from msgspec.structs import replace
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from support import LORA
 from torch._dynamo.utils import counters
 
+from expertflow.core.errors import ConfigError, TrainingError
+from expertflow.core.records import read_record
+from expertflow.plan.settings import LoraSpec
+from expertflow.tokens.records import PackingRecord
 from expertflow.train.model.adapters import use_own_forward
+from expertflow.train.model.base import hash_weights
+from expertflow.train.model.init_adapter import FILES, hash_adapter
+from expertflow.train.model.weights import list_trained_parameters
+from expertflow.train.publish import fingerprint_run
 
 
 def adapted(*, dora: bool, bias: bool, dropout: float) -> Any:
@@ -83,3 +98,116 @@ def test_dora_compiles_without_a_break(dropout: float) -> None:
     counters.clear()
     torch.compile(net, backend="aot_eager", fullgraph=True)(torch.randn(8, 96)).sum().backward()
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+
+
+FIRST = replace(LORA, dropout=0.0, modules_to_save=("embed_tokens",))
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("first") / "run"
+    inputs = tiny_run.made(folder, lora=FIRST, n_steps=20, learning_rate=1e-2)
+    tiny_run.train(inputs)
+    return next((folder / "state").glob("*/final"), folder / "state" / "final")
+
+
+@pytest.fixture
+def adapter(first: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(first, tmp_path / "adapter")
+
+
+def continued(adapter: Path, **changes: Any) -> LoraSpec:
+    lora = replace(FIRST, init_from=str(adapter), **changes)
+    return replace(lora, init_sha256=hash_adapter(lora))
+
+
+def test_it_begins_with_the_adapters_weights_and_goes_on(adapter: Path, tmp_path: Path) -> None:
+    saved = load_file(adapter / FILES[1])
+    inputs = tiny_run.made(tmp_path / "run", lora=continued(adapter), n_steps=20)
+    base = json.loads((adapter / FILES[0]).read_text())["base_model_name_or_path"]
+    assert Path(base) != Path(inputs.model.path)
+    weights = replace(inputs.model, weights_sha256=hash_weights(Path(base)))
+    with tiny_run.assembled(replace(inputs, model=weights)) as run:
+        found = list_trained_parameters(run.net)
+        for name, parameter in found.items():
+            short = name.replace(".modules_to_save", "").replace(".default", "")
+            assert torch.equal(saved[short], parameter), name
+        assert len(found) == len(saved) - 1, "the tied head is saved beside the embedding"
+    again = tiny_run.train(replace(inputs, model=weights))
+    fresh = tiny_run.train(tiny_run.made(tmp_path / "fresh", lora=FIRST, n_steps=20))
+    assert again.loss_first < fresh.loss_first - 0.1
+
+
+def test_its_content_decides_the_weights_and_not_its_place(adapter: Path, tmp_path: Path) -> None:
+    inputs = tiny_run.made(tmp_path / "run", lora=continued(adapter))
+    packing = read_record(PackingRecord, tmp_path / "run" / "packing.json")
+
+    def fingerprint(place: Path) -> str:
+        plan = replace(inputs.plan, lora=continued(place))
+        return fingerprint_run(plan=plan, packing=packing, model=inputs.model, code="c")
+
+    moved = shutil.copytree(adapter, tmp_path / "moved")
+    assert fingerprint(moved) == fingerprint(adapter)
+    tensors = load_file(moved / FILES[1])
+    save_file({name: 2 * tensor for name, tensor in tensors.items()}, moved / FILES[1])
+    assert fingerprint(moved) != fingerprint(adapter)
+
+
+def edit(adapter: Path, **changes: Any) -> None:
+    path = adapter / FILES[0]
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"r": 8}, "has r 4, and the settings have 8"),
+        ({"alpha": 9}, "has lora_alpha 8, and the settings have 9"),
+        ({"use_dora": True}, "has use_dora False, and the settings have True"),
+    ],
+)
+def test_other_settings_are_refused_before_a_run(
+    adapter: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        continued(adapter, **changes)
+
+
+def test_what_is_no_lora_adapter_in_safetensors_is_refused(adapter: Path) -> None:
+    edit(adapter, init_lora_weights="pissa_niter_4")
+    with pytest.raises(ConfigError, match="began with pissa_niter_4, which changes the base too"):
+        continued(adapter)
+    edit(adapter, peft_type="LOHA")
+    with pytest.raises(ConfigError, match="has peft_type LOHA"):
+        continued(adapter)
+    (adapter / FILES[1]).rename(adapter / "adapter_model.bin")
+    with pytest.raises(ConfigError, match=r"holds no adapter_model\.safetensors"):
+        continued(adapter)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"targets": ("q_proj",)}, r"v_proj\.lora_A\.weight, and training.lora makes none"),
+        ({"targets": ("q_proj", "v_proj", "o_proj")}, r"has none as .*o_proj\.lora_A"),
+        ({"modules_to_save": ()}, r"lm_head\.weight, and training.lora makes none"),
+    ],
+)
+def test_other_layers_are_refused_before_the_first_step(
+    adapter: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    edit(adapter, base_model_name_or_path="tiny")
+    inputs = tiny_run.made(tmp_path / "run", lora=continued(adapter, **changes))
+    with pytest.raises(TrainingError, match=message):
+        tiny_run.train(inputs)
+
+
+def test_another_base_or_a_changed_adapter_is_refused(adapter: Path, tmp_path: Path) -> None:
+    edit(adapter, base_model_name_or_path="Qwen/Qwen3-0.6B")
+    inputs = tiny_run.made(tmp_path / "run", lora=continued(adapter))
+    message = "is an adapter of Qwen/Qwen3-0.6B, and the model is tiny"
+    with pytest.raises(TrainingError, match=message):
+        tiny_run.train(inputs)
+    edit(adapter, base_model_name_or_path="tiny", revision="a1")
+    with pytest.raises(TrainingError, match="changed since the plan was made"):
+        tiny_run.train(inputs)

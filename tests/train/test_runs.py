@@ -4,27 +4,33 @@ import contextlib
 import json
 import math
 import multiprocessing
+import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import accelerate.tracking
 import psutil
 import pytest
+import tiny_run
 import torch
+from accelerate.utils import LoggerType
 from safetensors.torch import load_file
 from support import LORA, wait_for
 from tiny_run import assembled, made, train
 
 from expertflow.core.attempts import process_age_s
+from expertflow.core.errors import TrainingError
 from expertflow.core.records import read_record
 from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.records import TrainPlan
-from expertflow.train import loop, publish
+from expertflow.train import job, loop, publish
 from expertflow.train.job import run_monitor
 from expertflow.train.model.load import load_trained
 from expertflow.train.model.packed import PackedLoss
 from expertflow.train.model.weights import list_trained_parameters
+from expertflow.train.processes import start_processes
 from expertflow.train.publish import LOGS, read_outcome, write_outcome
 from expertflow.train.records import EvalPoint
 from expertflow.train.run import Diverged, PendingStep, TrainInputs
@@ -273,3 +279,62 @@ def test_a_damaged_outcome_says_why(tmp_path: Path, caplog: pytest.LogCaptureFix
     (state / "steps.jsonl").write_bytes(whole[:-1] + b"?")
     assert read_outcome(state) is None
     assert "steps.jsonl does not hold what was written; the run is ended once more" in caplog.text
+
+
+class StandIn(ModuleType):
+    """As much of wandb, which is no package of the project, as accelerate calls.
+
+    ``config`` and the run are the module itself.
+    """
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__("wandb")
+        self.config, self._error = self, error
+        self.projects: list[str] = []
+        self.settings: dict[str, Any] = {}
+        self.lines: list[tuple[int, dict[str, Any]]] = []
+        self.n_finished = 0
+
+    def init(self, project: str) -> "StandIn":
+        if self._error is not None:
+            raise self._error
+        self.projects.append(project)
+        return self
+
+    def update(self, values: dict[str, Any], **_: Any) -> None:
+        self.settings = values
+
+    def log(self, values: dict[str, Any], *, step: int) -> None:
+        self.lines.append((step, values))
+
+    def finish(self) -> None:
+        self.n_finished += 1
+
+
+def train_with(folder: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    monkeypatch.setattr(accelerate.tracking, "_available_trackers", [LoggerType.WANDB])
+    inputs = tiny_run.made(folder, lora=LORA, n_steps=20, report_to="wandb", logging_steps=5)
+    job.train_expert(inputs, start_processes(inputs.plan, tracker_directory=str(inputs.state)))
+
+
+def test_wandb_gets_the_settings_and_what_the_log_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = StandIn()
+    train_with(tmp_path, wandb, monkeypatch)
+    assert (wandb.projects, wandb.n_finished) == (["expertflow-tiny"], 1)
+    assert (wandb.settings["n_steps"], wandb.settings["method"]) == (20, "lora")
+    (steps,) = tmp_path.glob("state/steps.jsonl")
+    losses = {line["step"]: line["loss"] for line in map(json.loads, steps.open())}
+    assert [step for step, _ in wandb.lines] == [5, 10, 15, 20]
+    assert all(values["loss"] == losses[step] for step, values in wandb.lines)
+    assert wandb.lines[0][1].keys() == {"loss", "learning_rate", "tokens_per_s", "remaining_s"}
+
+
+def test_without_a_login_a_run_ends_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = StandIn(ValueError("No API key configured.\nUse `wandb login` to log in."))
+    with pytest.raises(TrainingError, match=r"report_to wandb: No API key .* WANDB_MODE=offline"):
+        train_with(tmp_path, wandb, monkeypatch)

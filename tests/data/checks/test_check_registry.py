@@ -1,11 +1,13 @@
-"""The list of checks as a whole: order, copies, settings."""
+"""The checks of a manifest: order, copies, settings, and texts that each takes or refuses."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError
+from expertflow.data.checks.language import detect_language
 from expertflow.data.checks.registry import build_checks
 from expertflow.data.reject import Filtered, Reject
 from expertflow.data.settings import FieldCheck
@@ -80,3 +82,157 @@ def test_bad_settings_are_refused_when_built(check: FieldCheck, message: str) ->
         build_checks((check,), source="books")
     text = str(caught.value)
     assert "books" in text and "'a'" in text and "\n" not in text
+
+
+Run = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def check(kind: Any, **settings: Any) -> Run:
+    return build_checks((FieldCheck(field="q", check=kind, **settings),), source="s")
+
+
+RUN = {
+    "cypher": check("cypher"),
+    "json": check("json"),
+    "sql": check("sql", dialect="sqlite"),
+    "typescript": check("typescript"),
+}
+PASSING: dict[str, list[Any]] = {
+    "cypher": [
+        "MATCH (n) RETURN n",
+        "match (n:A {x: 1})-[r:B|C*1..3]->() where n.y =~ 'a.*' return distinct n.y as y limit 3;",
+        "RETURN COUNT { MATCH (n) WHERE EXISTS { (n)-->() } RETURN n }",
+        "MATCH (n) RETURN COLLECT { MATCH (n)-->(m) RETURN m.name } AS names",
+        "MATCH (n {size: 3}) WHERE n.size = size(n.list) RETURN n.size AS size ORDER BY size",
+        "MATCH (n) RETURN n {.name, .*, .size, other: n.x + 1, n}",
+        "MATCH (n) RETURN collect(n {.a, inner: [x IN n.xs | x {.b}]})",
+        "CREATE (n:A) // a comment",
+        "MATCH (n) CALL { WITH n RETURN 1 AS x } RETURN x",
+        "RETURN '\ud800', \"a\x00b\"",
+    ],
+    "json": [
+        *("1", "null", '"x"', "[]", ' {"a": [1.5, true]} ', '"\\ud800"'),
+        *({}, [], {"a": [1, {"b": None}]}),  # parsed before
+    ],
+    "sql": [
+        "SELECT 1", "SELECT 1; -- and a comment", "(SELECT 1)", "INSERT INTO t VALUES (1)",
+        "SELECT 'a; b'",
+    ],
+    "typescript": [
+        "const a: number = 1",
+        "let b = <number>a;",
+        "const f = " + "(" * 5_000 + "1" + ")" * 5_000,
+    ],
+}  # fmt: skip
+# With a part of what is said about the fault.
+FAILING: dict[str, list[tuple[str, str]]] = {
+    "cypher": [
+        *((text, "") for text in ("", "// nothing", "MATCH (n)", "MATCH (n) RETURN", "\x00")),
+        *((text, "") for text in ("MATCH (n RETURN n", "MTCH (n) RETURN n", "MATCH (n) RETURN 'n")),
+        *((text, "") for text in ("RETURN 1; RETURN 2", "SELECT a FROM t", "RETURN }{")),
+        ("MATCH (n) RETURN COUNT { }", ""),
+        ("MATCH (n) RETURN COUNT { (n)-->( }", ""),
+        ("MATCH (n) RETURN n {.a .b}", ""),
+        ("RETURN " + "[" * 40 + "]" * 40, "40 brackets deep"),
+        ("RETURN " + "1+" * 20_000 + "1", "longer than"),
+        ("MATCH (n)\nRETURN n LIMIT LIMIT", "near line 2, column "),
+        # What would take exponential time.
+        ("RETURN ((((1", "given up"),
+        ("RETURN " + "[x IN " * 6, "given up"),
+    ],
+    "json": [
+        *((text, "") for text in ("", "{", "{'a': 1}", "[1,]", "NaN", "[Infinity]", "-Infinity")),
+        *((text, "") for text in ("1e999", "1" * 400, "// no\n1", "1 2", '"\x00"', "01")),
+        *((text, "twice") for text in ('{"a": 1, "a": 2}', '{"x": {"a": 1, "a": 1}}')),
+        *((text, "nested") for text in ("[" * 65 + "]" * 65, "[" * 100_000)),
+    ],
+    "sql": [
+        *((text, "") for text in ("", ";", "-- only a comment", "SELECT", "SELECT a FROM")),
+        *((text, "") for text in ("SELECT * FORM t", "SELECT (1", "SELECT '")),
+        # No statement, or taken over by sqlglot as a command, never parsed.
+        *((text, "") for text in ("hello", "hello world", "1", "a = 1", "(1, 2)", "VACUUM")),
+        ("ALTER TABLE t FOO BAR", ""),
+        ("SELECT " + "f(" * 40 + "1" + ")" * 40, "brackets deep"),
+        ("SELECT " + "1," * 150_000 + "1", "longer than"),
+        ("SELECT a\nFROM t WHERE '" + "x" * 5000 + "' 1 2 3", "line 2, column "),
+    ],
+    "typescript": [
+        ("", "no code"), ("const a = ;", "line 1, column"),
+        ("let a = 1;\nlet é = [f(2];", "line 2, column 13: '\\)' is missing"),
+        ("def f(x):\n    return x", "line 1, column"), ("const \ud800 = 1", "line 1, column"),
+        ("a" * 200_001, "longer than 200,000"), ("`<{{" * 20_000, "line 1, column"),
+    ],
+}  # fmt: skip
+
+
+def listed(cases: dict[str, list[Any]]) -> list[tuple[str, Any]]:
+    return [(kind, case) for kind, own in cases.items() for case in own]
+
+
+@pytest.mark.parametrize(("kind", "value"), listed(PASSING), ids=lambda value: str(value)[:24])
+def test_what_is_well_formed_passes_as_it_is(kind: str, value: Any) -> None:
+    record = {"q": value}
+    assert RUN[kind](record) is record
+
+
+@pytest.mark.parametrize(("kind", "case"), listed(FAILING), ids=lambda case: str(case)[:24])
+def test_what_is_not_is_filtered_and_quoted_little(kind: str, case: tuple[str, str]) -> None:
+    with pytest.raises(Filtered, match=case[1] or "unparsable") as caught:
+        RUN[kind]({"q": case[0]})
+    assert (caught.value.reason, caught.value.field) == (f"{kind}_unparsable", "q")
+    detail = caught.value.detail
+    assert "xxx" not in detail and "\n" not in detail and len(detail.encode()) < 400
+
+
+def test_a_parsed_value_too_deep_is_filtered() -> None:
+    value: list[object] = []
+    for _ in range(5_000):
+        value = [value]
+    with pytest.raises(Filtered, match="5,001 levels"):
+        RUN["json"]({"q": value})
+
+
+def test_the_dialect_counts_and_transpiling_rewrites() -> None:
+    record = {"q": "SHOW TABLES"}
+    assert check("sql", dialect="mysql")(record) == record
+    record = {"q": "SELECT IFNULL(`a`, 0) FROM `t` LIMIT 3"}
+    rewritten = check("sql", dialect="mysql", transpile_to="tsql")(record)
+    assert rewritten == {"q": "SELECT TOP 3 COALESCE([a], 0) FROM [t]"}
+    with pytest.raises(Filtered, match="sql_several_statements"):
+        RUN["sql"]({"q": "SELECT 1; SELECT 2"})
+    with pytest.raises(Filtered, match="sql_not_transpilable"):
+        run = check("sql", dialect="postgres", transpile_to="mysql")
+        run({"q": "SELECT * FROM t TABLESAMPLE (10 PERCENT)"})
+
+
+def test_length_counts_characters_and_includes_its_limits() -> None:
+    run = check("length", min_chars=2, max_chars=4)
+    for text in ("ab", "日本語文"):
+        run({"q": text})
+    for text, reason in (("é", "too_short"), ("x" * 5, "too_long")):
+        with pytest.raises(Filtered, match=reason):
+            run({"q": text})
+
+
+SAMPLES = {
+    "en": "List every file in the current folder, and sort them by size.",
+    "de": "Zeige alle Dateien im aktuellen Ordner und sortiere sie nach Größe.",
+    "es": "Muestra todos los archivos del directorio actual ordenados por tamaño.",
+    "zh": "列出当前目录中的所有文件，并按大小排序。",
+    "ru": "Показать все файлы в текущем каталоге и упорядочить их по размеру.",
+}
+
+
+def test_languages_are_told_apart_where_texts_are_long_enough() -> None:
+    for code, text in SAMPLES.items():
+        assert detect_language(text) == detect_language(text.upper()) == code
+    run = check("language", languages=("en", "de"))
+    assert run({"q": SAMPLES["de"]}) == {"q": SAMPLES["de"]}
+    with pytest.raises(Filtered, match=r"other_language.* reads as es, not en or de"):
+        run({"q": SAMPLES["es"]})
+    for text in (
+        *("", "Bonjour", "\x00\ud800", "<une-balise>{{un_emplacement_reserve}}"),
+        "https://example.org/une/page/en/francais/tout/entiere",
+        "`une commande en français dans le code`",
+    ):
+        assert detect_language(text) is None
