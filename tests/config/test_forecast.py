@@ -79,8 +79,11 @@ class Place:
         fields = dict.fromkeys(PackedSplit.__struct_fields__, 0) | {"path": "p", "sha256": ""}
         self.record("pack_sequences", "packing.json", {"train": fields | counts})
 
+    def told(self, rule: str) -> Any:
+        return self.workflow.forecast(rule)(SimpleNamespace(expert="e", source="s", shard="000"))
+
     def parts(self) -> list[str]:
-        told = self.workflow.forecast(SimpleNamespace(expert="e"))
+        told = self.told("train_expert")
         hours, dollars, *rest = told.split("; ", 3)
         return [hours.removesuffix(" hours"), dollars.removesuffix(" dollars"), *rest]
 
@@ -236,6 +239,44 @@ def test_what_is_not_known_has_its_reason(place: Place) -> None:
     place.config |= {"hardware": "Own", "compare": []}
     place.manifest |= {"model": "model", "training": {"batch_size": 1}}
     assert place.basis() == "no estimate: the bf16 peak of Own is not known"
+
+
+def test_other_jobs_are_modeled_by_their_work(place: Place) -> None:
+    """Bytes over speed, questions over batches; what the network or a judge would take is not."""
+
+    def ends(rule: str) -> tuple[float, float]:
+        low, high = place.told(rule).removesuffix(" s").split(" to ")
+        return float(low), float(high)
+
+    place.manifest["sources"][0]["n_shards"] = 3
+    assert ends("prepare_shard") == pytest.approx((0.1 + 9 / 20 / 3, 2 + 9 / 2 / 3), rel=0.01)
+    assert ends("pack_sequences") == pytest.approx((0.1 + 0.09, 2 + 0.9), rel=0.01)
+    n_weights = 596e6  # Qwen3-0.6B, by its card
+    assert ends("export_model") == pytest.approx(
+        (3 + 2 * n_weights / 1e9, 30 + 4 * n_weights / 5e7), rel=0.01
+    )
+    asked = {"task": "exact_match", "max_examples": 100, "n_selection_examples": 0}
+    place.manifest["evaluation"] = asked | {"batch_size": 50, "max_new_tokens": 10}
+    del place.manifest["sources"][0]["text"]
+    place.manifest["sources"][0] |= {"prompt": "{q}", "completion": "{a}"}
+    few = ends("generate_answers")
+    place.manifest["evaluation"]["max_new_tokens"] = 1010
+    many = ends("generate_answers")
+    # Four batches, 28 layers, 1,000 tokens more.
+    more = (4 * 28 * 1000 * 2e-4 * 0.2, 4 * 28 * 1000 * 2e-3)
+    assert (many[0] - few[0], many[1] - few[1]) == pytest.approx(more, rel=0.05)
+    assert place.told("tune_expert") is None
+    place.manifest["evaluation"]["lm_eval"] = {"tasks": ["x"]}
+    assert place.told("generate_answers") is None
+    place.manifest["sources"] = [{"name": "s", "kind": "hub", "id": "a/b"}]
+    place.manifest["sources"][0] |= {"prompt": "{q}", "completion": "{a}"}
+    assert place.told("prepare_shard") is None
+
+
+def test_a_source_that_is_yet_to_be_generated_has_a_size(place: Place) -> None:
+    made = {"name": "s", "kind": "generated", "generator": "facts", "n_documents": 25}
+    place.manifest["sources"] = [{**made, "seed": 1, "text": "{answer}"}]
+    assert place.basis().startswith("estimate from bytes; ")
 
 
 @pytest.mark.parametrize("config", [{"hardware": "cpu"}, {"hardware": "auto"}, {"preset": "demo"}])

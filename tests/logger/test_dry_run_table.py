@@ -59,6 +59,7 @@ def job(
 
 
 TRAINED = job("train_expert", "a", PRICED)
+UNPRICED_B = job("train_expert", "b", UNPRICED)
 
 
 def printed(
@@ -74,8 +75,7 @@ def printed(
 
 def test_experts_stand_in_order_with_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
     others = (job("compare_experts", None), job("evaluate_expert", "finished"))
-    unpriced = job("train_expert", "b", UNPRICED)
-    lines = printed(capsys, ENDED, unpriced, job("pack_sequences", "a"), TRAINED, *others)
+    lines = printed(capsys, ENDED, UNPRICED_B, job("pack_sequences", "a"), TRAINED, *others)
     assert lines == [
         "",
         "What the trainings should take; other jobs are not included",
@@ -125,6 +125,13 @@ def test_other_jobs_take_what_they_took(capsys: pytest.CaptureFixture[str], tmp_
     assert printed(capsys, ENDED, other)[-1] == took.replace(
         "the last runs of 1 here took", "1 took for other experts"
     )
+    # What never ran is modeled.
+    modeled = job("export_model", forecast="36 to 360 s", log=[str(tmp_path / "export_model.log")])
+    lines = printed(capsys, ENDED, TRAINED, UNPRICED_B, evaluated, modeled)
+    assert lines[-2:] == [
+        "Other jobs: 0.21 to 0.30 hours, as the last runs of 1 here took, 1 as modeled",
+        "In all: 2.6 to 5.3 hours, one job after the other",
+    ]
     # What cannot be read is not known.
     log.with_suffix(".attempts.json").write_text('{"attempts": [1]}')
     assert printed(capsys, ENDED, evaluated)[-1].endswith("never ran here: evaluate_expert")

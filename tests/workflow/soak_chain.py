@@ -29,7 +29,7 @@ from expertflow.core.files import sha256_file
 
 TARGET = "results/tiny/report.json"
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-LEFT_ALONE_FRACTION = 0.2
+LEFT_ALONE_FRACTION = 0.05
 # What holds no times of day and no seconds.
 FILES = (
     "datasets.json", "keep.arrow", "model.json", "packing.json", "plan.json",
@@ -81,7 +81,7 @@ def until_done(space: Workspace, generator: random.Random, longest_s: float) -> 
         try:
             # Some are left alone for longer than they need, so that a round ends.
             alone = generator.random() < LEFT_ALONE_FRACTION
-            run.process.wait(PATIENCE_S if alone else generator.uniform(0.5, longest_s / 2))
+            run.process.wait(PATIENCE_S if alone else generator.uniform(0.5, longest_s / 8))
         except subprocess.TimeoutExpired:
             run.send(generator.choice(["group", "group", "snakemake"]), generator.choice(SIGNALS))
             stops += 1

@@ -26,6 +26,8 @@ rule plan_training:
     localrule: True
     conda:
         "../../envs/expertflow.yaml"
+    resources:
+        forecast=wf.forecast("plan_training"),
     params:
         **wf.params("plan_training", "expert"),
     shell:
@@ -41,6 +43,8 @@ rule stage_to_nvme:
         wf.log("stage_to_nvme"),
     conda:
         "../../envs/expertflow.yaml"
+    resources:
+        forecast=wf.forecast("stage_to_nvme"),
     params:
         **wf.params("stage_to_nvme", "expert"),
     shell:
@@ -63,7 +67,7 @@ rule train_expert:
         **wf.processes,
         attempt=wf.attempt,
         runtime=wf.minutes,
-        forecast=wf.forecast,
+        forecast=wf.forecast("train_expert"),
     params:
         **wf.params("train_expert", "checkpoint state=state/{expert}"),
     shell:
@@ -90,6 +94,7 @@ rule generate_answers:
     threads: 2
     resources:
         gpu=1,
+        forecast=wf.forecast("generate_answers"),
     params:
         **wf.params("generate_answers"),
     shell:
@@ -107,6 +112,8 @@ rule evaluate_expert:
         wf.log("evaluate_expert"),
     conda:
         "../../envs/expertflow.yaml"
+    resources:
+        forecast=wf.forecast("evaluate_expert"),
     params:
         **wf.params("evaluate_expert", "answers state=state/.evaluations"),
     shell:
@@ -124,6 +131,8 @@ rule export_model:
     conda:
         "../../envs/expertflow.yaml"
     threads: 4
+    resources:
+        forecast=wf.forecast("export_model"),
     params:
         **wf.params("export_model", "directory"),
     shell:

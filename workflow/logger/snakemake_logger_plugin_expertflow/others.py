@@ -1,35 +1,46 @@
 """What jobs beside the training should take: each as long as its last success here.
 
-A job that never ran takes what the rule took for other experts of this folder. Each job's attempts
-are recorded beside its log, in ``results/{expert}/logs/{job}.attempts.json``.
+A job that never ran takes what the rule took for other experts of this folder, else what is modeled
+of it. Each job's attempts are recorded beside its log, in
+``results/{expert}/logs/{job}.attempts.json``.
 """
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+# What the workflow says of a job that it models, see forecast_jobs.py.
+SECONDS = re.compile(r"([\d.e+-]+) to ([\d.e+-]+) s")
+
 
 @dataclass(slots=True)
 class OtherJobs:
-    """Seconds of the jobs that ran here, for this expert or others, and rules that never did."""
+    """Seconds of jobs that ran here, for this expert or others, and of modeled ones; other rules."""
 
     seconds: list[float] = field(default_factory=list)
     of_other_experts: list[float] = field(default_factory=list)
+    modeled: list[tuple[float, ...]] = field(default_factory=list)
     never_ran: set[str] = field(default_factory=set)
 
-    def add_job(self, rule: str, log: Any) -> None:
+    def add_job(self, rule: str, log: Any, forecast: Any) -> None:
         if (seconds := last_success_s(log)) is not None:
             self.seconds.append(seconds)
         elif others := _others_s(rule, log):
             self.of_other_experts.append(median(others))
+        elif modeled := SECONDS.fullmatch(str(forecast)):
+            self.modeled.append(tuple(map(float, modeled.groups())))
         else:
             self.never_ran.add(rule)
 
     @property
-    def hours(self) -> float:
-        return sum(self.seconds + self.of_other_experts) / 3600
+    def hours(self) -> tuple[float, float]:
+        """The least and the most."""
+        known = sum(self.seconds + self.of_other_experts)
+        least, most = (sum(ends) for ends in zip((0.0, 0.0), *self.modeled, strict=True))
+        return (known + least) / 3600, (known + most) / 3600
 
     def describe(self, hours: str) -> str:
         """Return the line below the table, ``hours`` formatted; empty without such jobs."""
@@ -38,8 +49,10 @@ class OtherJobs:
             bases.append(f"as the last runs of {len(self.seconds)} here took")
         if self.of_other_experts:
             bases.append(f"as {len(self.of_other_experts)} took for other experts")
+        if self.modeled:
+            bases.append(f"{len(self.modeled)} as modeled")
         if bases:
-            parts.append(f"{hours} hours, {' and '.join(bases)}")
+            parts.append(f"{hours} hours, {', '.join(bases)}")
         if self.never_ran:
             parts.append(f"unknown for what never ran here: {', '.join(sorted(self.never_ran))}")
         return f"Other jobs: {'; '.join(parts)}" if parts else ""

@@ -35,10 +35,11 @@ class PendingJobs:
         if not isinstance(rule, str) or not isinstance(expert, str):
             return
         self.rules.setdefault(expert, []).append(rule)
+        forecast = str(getattr(resources, "forecast", ""))
         if rule == TRAIN:
-            self.forecasts[expert] = str(getattr(resources, "forecast", ""))
+            self.forecasts[expert] = forecast
         else:
-            self.others.add_job(rule, log)
+            self.others.add_job(rule, log, forecast)
 
     def list_trainings(self) -> list[Line]:
         """Return a line per expert to train, sorted by name, in the order of ``HEADER``."""
@@ -85,20 +86,22 @@ def print_table(jobs: PendingJobs, stream: TextIO, *, color: bool) -> None:
 
 def _sums(others: OtherJobs, lines: list[Line]) -> list[str]:
     """Return what other jobs should take, and all jobs where each is known."""
-    spent = others.describe(_number(others.hours))
+    low, high = others.hours
+    spent = others.describe(" to ".join(dict.fromkeys((_number(low), _number(high)))))
     hours = add_ranges([line[2] for line in lines])
     if not spent or others.never_ran or hours == UNKNOWN:
         return [spent] if spent else []
-    total = f"In all: {_add(hours, others.hours)} hours"
+    total = f"In all: {_add(hours, low, high)} hours"
     prices = {price for line in lines for price in re.findall(r"\$([\d.]+)/h", line[-1])}
     dollars = add_ranges([line[3] for line in lines])
     if dollars != UNKNOWN and len(prices) == 1:
-        total += f", {_add(dollars, others.hours * float(prices.pop()))} dollars"
+        price = float(prices.pop())
+        total += f", {_add(dollars, low * price, high * price)} dollars"
     return [spent, f"{total}, one job after the other"]
 
 
-def _add(text: str, value: float) -> str:
-    return add_ranges([text, f"{value} to {value}"])
+def _add(text: str, low: float, high: float) -> str:
+    return add_ranges([text, f"{low} to {high}"])
 
 
 def _print_trainings(lines: list[Line], stream: TextIO, *, color: bool) -> None:
@@ -107,7 +110,7 @@ def _print_trainings(lines: list[Line], stream: TextIO, *, color: bool) -> None:
     has_total = len(lines) > 1 and hours != UNKNOWN
     if has_total:
         total = str(sum(map(int, n_jobs)))
-        lines.append(("total", total, hours, add_ranges(list(all_dollars)), "", ""))
+        lines = [*lines, ("total", total, hours, add_ranges(list(all_dollars)), "", "")]
     if stream.isatty():
         _print_rich(lines, stream, color=color, has_total=has_total)
         return

@@ -19,6 +19,7 @@ from expertflow.config.ablations import variant_spec
 from expertflow.config.code_digest import parsed_modules, rule_digest
 from expertflow.config.expert import ConfiguredExpert, RunContext
 from expertflow.config.forecast import Forecaster
+from expertflow.config.forecast_jobs import JobForecaster
 from expertflow.config.guard import note, one_line
 from expertflow.config.load import load_config
 from expertflow.config.machine import (
@@ -310,11 +311,18 @@ class Workflow:
         """Return how long a cluster should let a training run; nothing else reads it."""
         return runtime_minutes(wildcards.expert)
 
-    def forecast(self, wildcards: Any) -> str | None:
-        """Return what the table of a dry run shows of a training; else null."""
-        if not self._shows_forecast():
-            return None
-        return self._forecaster(self._expert(wildcards)).forecast().text()
+    def forecast(self, rule: str) -> InputFunction:
+        """Return an input function for what the table of a dry run shows of a job."""
+
+        def found(wildcards: Any) -> str | None:
+            if not self._shows_forecast():
+                return None
+            forecaster = self._forecaster(self._expert(wildcards))
+            if rule == "train_expert":
+                return forecaster.forecast().text()
+            return JobForecaster(forecaster).forecast(rule, wildcards)
+
+        return one_line(found)
 
     def _forecaster(self, expert: ConfiguredExpert) -> Forecaster:
         def made_by(rule: str, **of: str) -> tuple[str, str]:

@@ -1,0 +1,135 @@
+"""Model the seconds of jobs beside the training where none of their kind ran here.
+
+Work over speed, and a job's start, least and most: judgments on both sides of what two shared cores
+took. Downloads are unknown, as a dry run asks no network how large they are.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from expertflow.config import specs
+from expertflow.config.forecast import Forecaster, Range, Unknown
+from expertflow.data.shards import token_shards
+from expertflow.evaluate.records import HELD_OUT_LOSS
+from expertflow.plan.flops import count_weights
+
+# Seconds that a job takes before its work, without torch and with it.
+START_S, TORCH_START_S = (0.1, 2.0), (3.0, 30.0)
+# Bytes of records a second of one process, slowest and fastest.
+RENDERING, TOKENIZING, MERGING, LEARNING = (2e6, 2e7), (3e6, 4e7), (1e7, 1e8), (4e5, 4e6)
+# Bytes a second of copies to a local disk, of reading and hashing, of merging and writing weights.
+COPYING, HASHING, WRITING = (1e8, 3e9), (3e8, 3e9), (5e7, 1e9)
+# Seconds of a layer for a token of each answer at once; the share of ``max_new_tokens`` that the
+# longest answer of a batch takes; seconds to score an answer.
+LAYER_S, ANSWER_FRACTION, SCORING_S = (2e-4, 2e-3), (0.2, 1.0), (1e-3, 0.2)
+# Packed rows keep documents, targets and bounds beside ids.
+ROW_BYTES_PER_RECORD_BYTE = (0.5, 4.0)
+
+
+class JobForecaster:
+    """Models jobs of one expert; ``wildcards`` tell those of a rule apart."""
+
+    def __init__(self, forecaster: Forecaster) -> None:
+        self.forecaster, self.expert = forecaster, forecaster.expert
+
+    def forecast(self, rule: str, wildcards: Any) -> str | None:
+        """Return ``0.3 to 4.5 s``; null where the rule is not modeled or its work is unknown."""
+        model: Callable[[Any], Range] | None = getattr(self, rule, None)
+        try:
+            seconds = None if model is None else model(wildcards)
+        except Unknown:
+            return None
+        return seconds and f"{seconds[0]:.3g} to {seconds[1]:.3g} s"
+
+    def find_datasets(self, _: Any) -> Range:
+        return START_S
+
+    def fetch_source(self, wildcards: Any) -> Range:
+        return _add(START_S, _over(self._source_bytes(wildcards), HASHING))
+
+    def generate_source(self, wildcards: Any) -> Range:
+        return _add(START_S, _over(self._source_bytes(wildcards), RENDERING))
+
+    def prepare_shard(self, wildcards: Any) -> Range:
+        n_shards = self.expert.source_lock(wildcards.source).n_shards
+        return _add(START_S, _over(self._source_bytes(wildcards), RENDERING, n_shards))
+
+    def pretokenize_shard(self, wildcards: Any) -> Range:
+        n_shards = len(token_shards(self.expert.source_lock(wildcards.source).n_shards))
+        return _add(START_S, _over(self._source_bytes(wildcards), TOKENIZING, n_shards))
+
+    def deduplicate_documents(self, _: Any) -> Range:
+        return _add(START_S, _over(self.forecaster.count_bytes(), MERGING))
+
+    pack_sequences = deduplicate_documents
+
+    def prepare_tokenizer(self, _: Any) -> Range:
+        settings = self.expert.settings
+        if settings["model"].startswith("builtin:") and settings["tokenizer"] is None:
+            # It is learned from the documents.
+            return _add(START_S, _over(self.forecaster.count_bytes(), LEARNING))
+        # Of a model that is not here it would have to be downloaded.
+        self.forecaster.current_facts()
+        return START_S
+
+    def prepare_model(self, _: Any) -> Range:
+        return _add(TORCH_START_S, _over(self._weight_bytes(), HASHING))
+
+    def plan_training(self, _: Any) -> Range:
+        return START_S[0], TORCH_START_S[1]
+
+    def stage_to_nvme(self, _: Any) -> Range:
+        rows = _times(self.forecaster.count_bytes(), ROW_BYTES_PER_RECORD_BYTE)
+        return _add(START_S, _over(_add(rows, self._weight_bytes()), COPYING))
+
+    def generate_answers(self, wildcards: Any) -> Range:
+        """Each batch of questions is answered token by token, by two models or more."""
+        spec = specs.generate_answers(self.expert, wildcards)
+        if spec.lm_eval is not None:
+            raise Unknown
+        n_batches = self._count_questions(wildcards) / spec.batch_size
+        n_steps = _times((n_batches, n_batches), ANSWER_FRACTION, spec.max_new_tokens)
+        n_layers = self.forecaster.current_facts().n_layers
+        answering = _times(n_steps, LAYER_S, n_layers)
+        loading = _over(_times(self._weight_bytes(), (2, 2)), HASHING)
+        return _add(TORCH_START_S, _add(loading, answering))
+
+    def evaluate_expert(self, wildcards: Any) -> Range:
+        if specs.evaluate_expert(self.expert, wildcards).judge is not None:
+            raise Unknown
+        n_questions = self._count_questions(wildcards)
+        return _add(START_S, _times((n_questions, n_questions), SCORING_S))
+
+    def export_model(self, _: Any) -> Range:
+        return _add(TORCH_START_S, _over(self._weight_bytes(), WRITING))
+
+    def build_report(self, _: Any) -> Range:
+        return 1.0, 10.0
+
+    def _count_questions(self, wildcards: Any) -> int:
+        """Count those of the base model, the trained one, and the checkpoints to choose from."""
+        spec = specs.generate_answers(self.expert, wildcards)
+        if spec.task == HELD_OUT_LOSS:
+            return 0
+        n_candidates = self.expert.training.save_total_limit or 1
+        n_choosing = spec.n_selection_examples * n_candidates
+        return 2 * spec.max_examples + n_choosing + spec.n_recall_examples
+
+    def _source_bytes(self, wildcards: Any) -> Range:
+        return self.forecaster.count_bytes(wildcards.source)
+
+    def _weight_bytes(self) -> Range:
+        n_weights = count_weights(self.forecaster.current_facts())
+        return 2.0 * n_weights, 4.0 * n_weights
+
+
+def _add(first: Range, second: Range) -> Range:
+    return first[0] + second[0], first[1] + second[1]
+
+
+def _times(first: Range, second: Range, factor: float = 1) -> Range:
+    return first[0] * second[0] * factor, first[1] * second[1] * factor
+
+
+def _over(work: Range, speed: Range, n_parts: int = 1) -> Range:
+    return work[0] / speed[1] / n_parts, work[1] / speed[0] / n_parts
