@@ -38,13 +38,17 @@ class Run:
         self.go_on()
         if rest_from is not None:
             (space.root / f"rest-{rest_from}").touch()
-        # Heard although the tests may have been started with nohup.
-        hangup = signal.SIG_IGN if nohup else signal.SIG_DFL
+
+        def hear_signals() -> None:
+            """The tests may have been started with nohup, or behind a shell's back."""
+            signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
         with self.log.open("a") as stream:
             self.process = subprocess.Popen(
                 [str(SNAKEMAKE), "--cores", "2", target],
                 cwd=space.root, stdout=stream, stderr=stream, start_new_session=True,
-                preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),
+                preexec_fn=hear_signals,
             )  # fmt: skip
 
     def wait_for_training(self, n_checkpoints: int = 1) -> int:

@@ -18,7 +18,7 @@ SECONDS = re.compile(r"([\d.e+-]+) to ([\d.e+-]+) s")
 
 @dataclass(slots=True)
 class OtherJobs:
-    """Seconds of jobs that ran here, for this expert or others, and of modeled ones; other rules."""
+    """Seconds of jobs that ran here, for this expert or others, or are modeled; other rules."""
 
     seconds: list[float] = field(default_factory=list)
     of_other_experts: list[float] = field(default_factory=list)
