@@ -343,16 +343,6 @@ def test_a_limit_that_leaves_too_few_is_named(name: str, limit: dict[str, Any]) 
         select_documents(columns(9, categories=("c",)), dedup_spec(**limit), expert="e")
 
 
-def test_the_last_limit_leaves_something_on_both_sides() -> None:
-    of = columns(1000, sources="ab")
-    spec = dedup_spec(eval_fraction=0.01, max_documents=5, weights={"a": 3.0, "b": 3.0})
-    edge, copies = select_documents(of, spec, expert="e")
-    rows = kept(of)
-    sides = mark_held_out(of.group[rows], edge)
-    assert len(rows) == 5 and 1 <= sides.sum() < 5
-    assert copies[rows].tolist() == np.where(sides, 1, 3).tolist()
-
-
 @given(st.data())
 def test_no_group_lies_on_both_sides_and_no_side_is_empty(data: st.DataObject) -> None:
     n = data.draw(st.integers(4, 60))

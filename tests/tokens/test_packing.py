@@ -1,7 +1,5 @@
 """Packing as pure maths: nothing lost, nothing invented, rows near the bound."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -89,18 +87,6 @@ def test_many_documents_fill_rows_to_the_bound(row_length: int) -> None:
     assert bound > 10_000
     assert bound <= n_rows <= bound + bound // 1000
     assert sizes.sum() / (n_rows * row_length) >= 0.999
-
-
-@pytest.mark.parametrize(
-    ("overflow", "pieces", "n_dropped"),
-    [("split", [(0, 0, 8), (0, 8, 1)], 0), ("truncate", [(0, 0, 8)], 1), ("drop", [], 9)],
-)
-def test_one_token_too_many(overflow: str, pieces: list[Any], n_dropped: int) -> None:
-    made = packing.cut_documents(np.array([9]), row_length=8, overflow=overflow)
-    assert (as_tuples(made), made.n_tokens_dropped) == (pieces, n_dropped)
-    assert as_tuples(packing.cut_documents(np.array([8]), row_length=8, overflow=overflow)) == [
-        (0, 0, 8)
-    ]
 
 
 @given(st.data())

@@ -179,14 +179,6 @@ def test_the_ranks_see_the_global_batch_once(
     assert sorted(seen) == list(range(n_rows))
 
 
-def test_two_epochs_are_kept_for_what_runs_ahead() -> None:
-    order = made_up_order(10, 4)
-    first, _ = order.rows_of_epoch(3), order.rows_of_epoch(4)
-    assert order.rows_of_epoch(3) is first
-    order.rows_of_epoch(5)
-    assert order.rows_of_epoch(3) is not first
-
-
 CPU = torch.device("cpu")
 N_ROWS, N_STEPS = 23, 9
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from support import LORA, plan_spec, tiny_qwen3
-from test_attention_routes import newest
-from test_families import FAMILIES, made
+from test_attention_routes import FAMILIES, made, newest
 
 from expertflow.core.errors import TrainingError
 from expertflow.hardware.records import GpuFacts

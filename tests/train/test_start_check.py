@@ -12,8 +12,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from support import LORA
-from test_attention_routes import newest
-from test_families import LENGTHS, SMALL, SPANS, made
+from test_attention_routes import LENGTHS, SMALL, SPANS, made, newest
 from tiny_run import made as made_run
 from tiny_run import train
 from transformers import Qwen3Config
