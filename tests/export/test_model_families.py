@@ -1,4 +1,7 @@
-"""Each family of docs/models.md trains, is saved, merged, and loaded by plain transformers."""
+"""Each family of docs/models.md trains, is saved, merged, and loaded by plain transformers.
+
+So are embedding and head that are trained in full beside an adapter.
+"""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,19 +11,24 @@ import pytest
 import torch
 import transformers
 from msgspec.structs import replace
+from peft import PeftModel
+from safetensors.torch import load_file
 from support import LORA, pair
-from tiny_models import VOCAB_SIZE, export, held_out_rows, trained
+from tiny_models import ATTENTION, VOCAB_SIZE, export, held_out_rows, load, trained, write_base
+from transformers import AutoModelForCausalLM
 
+from expertflow.core.errors import TrainingError
 from expertflow.data.layout import CHATML, chatml_layout
 from expertflow.data.render import Renderer
-from expertflow.plan.settings import ALL_LINEAR
+from expertflow.plan.flops import count_trained_weights
+from expertflow.plan.settings import ALL_LINEAR, LoraSpec, Whole
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 from expertflow.train.feed.batches import Collator
 from expertflow.train.model.base import read_facts
 from expertflow.train.model.load import add_adapter, load_base
-from expertflow.train.model.packed import PackedLoss
+from expertflow.train.model.packed import PackedLoss, find_head
 from expertflow.train.model.self_check import check_model
-from expertflow.train.model.weights import weights_sha256
+from expertflow.train.model.weights import list_trained_parameters, weights_sha256
 
 NAMES = {"vocab_size": VOCAB_SIZE, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SMALL = NAMES | {
@@ -95,19 +103,29 @@ FAMILIES = {
 }  # fmt: skip
 
 
+BOTH: tuple[Whole, ...] = ("embed_tokens", "lm_head")
+ADAPTER = replace(LORA, targets=(ALL_LINEAR,), dropout=0.0)
+WHOLE = replace(ADAPTER, modules_to_save=BOTH)
+# Biases, caps and scales: embedding and head have them too where they are trained in full.
+CASES = [(name, ADAPTER) for name in FAMILIES]
+CASES += [(name, WHOLE) for name in ("Phi-1.5, Phi-2", "Gemma 2", "Cohere")]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_trains_merges_and_loads_elsewhere(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "lora"), CASES)
+def test_a_family_trains_merges_and_loads_elsewhere(
+    name: str, lora: LoraSpec, tmp_path: Path
+) -> None:
     base, folder, merged = (tmp_path / part for part in ("base", "adapter", "merged"))
     torch.manual_seed(0)
-    transformers.AutoModelForCausalLM.from_config(FAMILIES[name].config).save_pretrained(base)
+    AutoModelForCausalLM.from_config(FAMILIES[name].config).save_pretrained(base)
     save_tokenizer(train_tokenizer(["some text"], vocab_size=VOCAB_SIZE), base)
     assert read_facts(base).n_layers == 2
 
     net = load_base(str(base), dtype=torch.float32, attention_name="packed")
     assert check_model(PackedLoss(net)).startswith("model checked")
     linear = list_products(net) - {"lm_head"}
-    net = add_adapter(net, replace(LORA, targets=(ALL_LINEAR,), dropout=0.0))
+    net = add_adapter(net, lora)
     adapted = {name for name, m in net.named_modules() if hasattr(m, "lora_A")}
     assert {name.removeprefix("base_model.model.") for name in adapted} == linear
     losses = train(net)
@@ -115,13 +133,8 @@ def test_a_family_trains_merges_and_loads_elsewhere(name: str, tmp_path: Path) -
     net.save_pretrained(folder)
     exported = export(trained(folder, base, weights_sha256(net)), merged)
     assert exported.max_logit_difference < 1e-4
-
-    plain = transformers.AutoModelForCausalLM.from_pretrained(merged, attn_implementation="eager")
-    ids = torch.arange(5, 35)[None]
     net.get_base_model().set_attn_implementation("eager")
-    with torch.no_grad():
-        found, expected = (m.eval()(input_ids=ids, use_cache=False).logits for m in (plain, net))
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits(plain(merged)), logits(net), atol=1e-4, rtol=1e-4)
 
 
 def list_products(net: torch.nn.Module) -> set[str]:
@@ -154,3 +167,96 @@ def test_a_familys_answers_are_learned_with_their_ends(name: str) -> None:
     learned = [s.text[a:b] for s in segments for a, b in s.learned]
     assert [text.strip() for text in learned] == ["This.", end]
     assert "Which?" in "".join(s.text for s in segments)
+
+
+# Tied, what is named, and how many matrices of the vocabulary are trained.
+NAMED = [
+    (False, BOTH, 2),
+    (False, ("lm_head",), 1),
+    (False, ("embed_tokens",), 1),
+    (True, BOTH, 1),
+    (True, ("lm_head",), 1),
+    (True, ("embed_tokens",), 1),
+]
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        ids = torch.arange(5, 35)[None]
+        return model.eval()(input_ids=ids, use_cache=False).logits  # type: ignore[no-any-return]
+
+
+def plain(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+
+
+@pytest.mark.parametrize(("tied", "named", "n_matrices"), NAMED)
+def test_they_are_trained_saved_and_merged(
+    tmp_path: Path, tied: bool, named: tuple[Whole, ...], n_matrices: int
+) -> None:
+    base = write_base(tmp_path / "base", tie_word_embeddings=tied)
+    lora = replace(WHOLE, modules_to_save=named)
+    net = add_adapter(load_base(str(base), dtype=torch.float32, attention_name="packed"), lora)
+    parameters = list_trained_parameters(net)
+    whole = {name: p for name, p in parameters.items() if ".lora_" not in name}
+    before = {name: p.detach().clone() for name, p in whole.items()}
+    assert len(whole) == n_matrices
+    counted = count_trained_weights(read_facts(base), lora)
+    assert counted == sum(p.numel() for p in parameters.values())
+    trains_head = tied or "lm_head" in named
+    assert find_head(net.get_base_model()).weight_VH.requires_grad == trains_head
+    assert check_model(PackedLoss(net)).startswith("model checked")
+    losses = train(net)
+    assert losses[-1] < losses[0]
+    assert not any(torch.equal(p, before[name]) for name, p in whole.items())
+
+    net.save_pretrained(tmp_path / "adapter")
+    what = trained(tmp_path / "adapter", base, weights_sha256(net))
+    exported = export(what, tmp_path / "merged")
+    assert exported.max_logit_difference < 1e-4
+    net.get_base_model().set_attn_implementation("eager")
+    expected = logits(net)
+    merged = plain(tmp_path / "merged")
+    torch.testing.assert_close(logits(merged), expected, atol=1e-4, rtol=1e-4)
+    assert (merged.lm_head.weight is merged.model.embed_tokens.weight) == tied
+    elsewhere = PeftModel.from_pretrained(plain(base), str(tmp_path / "adapter"))
+    torch.testing.assert_close(logits(elsewhere), expected)
+    # The base itself is as it was.
+    with elsewhere.disable_adapter():
+        torch.testing.assert_close(logits(elsewhere), logits(plain(base)))
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+@pytest.mark.parametrize(
+    "method", ["lora", pytest.param("qlora", marks=pytest.mark.extra("bitsandbytes"))]
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_on_a_base_in_half_precision_they_are_exact_in_fp32(
+    tmp_path: Path, method: str, use_dora: bool, tied: bool
+) -> None:
+    base = write_base(tmp_path / "base", dtype=torch.bfloat16, tie_word_embeddings=tied)
+    model = load_base(
+        str(base), dtype=torch.bfloat16, attention_name=ATTENTION, quantized=method == "qlora"
+    )
+    net = add_adapter(model, replace(WHOLE, use_dora=use_dora))
+    assert {p.dtype for p in list_trained_parameters(net).values()} == {torch.float32}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = train(net)
+    assert losses[-1] < losses[0]
+    net.save_pretrained(tmp_path / "adapter")
+    sha256 = weights_sha256(net)
+    what = trained(tmp_path / "adapter", base, sha256, method=method, precision="bf16")
+    exported = export(what, tmp_path / "merged", dtype="fp32")
+    assert exported.max_logit_difference < 1e-3
+    written = load_file(tmp_path / "merged" / "model.safetensors")
+    whole = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    name = "model.embed_tokens.weight"
+    assert torch.equal(written[name], whole[f"base_model.model.{name}"])
+    expected = logits(load(what))
+    torch.testing.assert_close(logits(plain(tmp_path / "merged")), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_a_tied_embedding_that_peft_does_not_know_is_refused() -> None:
+    net = AutoModelForCausalLM.from_config(FAMILIES["GPT-2"].config)
+    with pytest.raises(TrainingError, match="the embedding of gpt2 is its head too"):
+        add_adapter(net, WHOLE)
