@@ -66,23 +66,21 @@ def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
-@pytest.mark.parametrize("damage", [flip_a_bit, truncate, Path.unlink])
-@pytest.mark.parametrize("name", [ROWS, "held_out/state.json"])
+def write(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text)
+
+
+FILES = (f"files/{ROWS}", "files/held_out/state.json")
+DAMAGES = [(name, damage) for name in FILES for damage in (flip_a_bit, truncate, Path.unlink)]
+DAMAGES += [(MARKER, damage) for damage in (Path.unlink, write(""), write("{}"), write('{"id": 1'))]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGES)
 def test_a_damaged_copy_is_made_again(
-    rows: Content, root: Path, damage: Callable[[Path], None], name: str
+    rows: Content, root: Path, name: str, damage: Callable[[Path], object]
 ) -> None:
     assert is_new(rows, root)
-    damage(root / rows.key / "files" / name)
-    assert is_new(rows, root)
-
-
-@pytest.mark.parametrize("text", [None, "", "{}", '{"id": 1'])
-def test_a_copy_needs_a_good_marker(rows: Content, root: Path, text: str | None) -> None:
-    assert is_new(rows, root)
-    marker = root / rows.key / MARKER
-    marker.unlink()
-    if text is not None:
-        marker.write_text(text)
+    damage(root / rows.key / name)
     assert is_new(rows, root)
 
 

@@ -74,6 +74,11 @@ def rows() -> PackedRows:
     return PackedRows.from_lists(ids, LENGTHS, SPANS)
 
 
+@pytest.fixture
+def batch(rows: PackedRows) -> Batch:
+    return Collator(rows).batch(np.arange(2))
+
+
 def made(config: Any, route: str, *, adapter: bool = False, checkpointing: bool = False) -> Any:
     """Make a random model; weights are large enough for attention to matter."""
     torch.manual_seed(0)
@@ -112,12 +117,11 @@ def by_documents(net: Any, batch: Batch) -> torch.Tensor:
 @pytest.mark.long
 @pytest.mark.parametrize(("family", "route", "adapter", "checkpointing"), CASES)
 def test_a_packed_batch_trains_like_its_documents(
-    rows: PackedRows, family: str, route: str, adapter: bool, checkpointing: bool
+    batch: Batch, family: str, route: str, adapter: bool, checkpointing: bool
 ) -> None:
     packed = made(FAMILIES[family], route, adapter=adapter, checkpointing=checkpointing)
     alone = made(FAMILIES[family], "eager", adapter=adapter)
     assert packed.config._attn_implementation == route
-    batch = Collator(rows).batch(np.arange(2))
     loss, expected = PackedLoss(packed)(batch), by_documents(alone, batch)
     loss.backward()
     expected.backward()
@@ -307,12 +311,6 @@ def test_flash_3_is_used_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> N
     assert "cannot be loaded (No module named" in attention.activate_flash_3(CUDA)
     monkeypatch.setattr("torch.nn.attention.list_flash_attention_impls", lambda: [])
     assert "does not know it" in attention.activate_flash_3(CUDA)
-
-
-@pytest.fixture
-def batch() -> Batch:
-    ids = np.random.default_rng(0).integers(0, 97, (2, 32)).astype(np.int32)
-    return Collator(PackedRows.from_lists(ids, LENGTHS, SPANS)).batch(np.arange(2))
 
 
 def test_kernels_get_one_dtype_in_autocast(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:

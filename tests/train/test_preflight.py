@@ -195,33 +195,31 @@ def test_processes_that_cannot_be_shared_out_are_refused(
         launched_in_a_job(tmp_path, monkeypatch, answer)
 
 
-@pytest.fixture(params=[signal.SIG_DFL, signal.SIG_IGN], ids=["terminal", "nohup"])
-def inherited(request: pytest.FixtureRequest) -> Iterator[signal.Handlers]:
-    before = signal.signal(signal.SIGHUP, request.param)
+@pytest.fixture
+def inherited(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Have a signal handled as whoever starts the process would; return both."""
+    number, handler = request.param
+    before = signal.signal(number, handler)
     yield request.param
-    signal.signal(signal.SIGHUP, before)
+    signal.signal(number, before)
 
 
-def test_the_trainer(inherited: signal.Handlers) -> None:
+TERMINAL, NOHUP = (signal.SIGHUP, signal.SIG_DFL), (signal.SIGHUP, signal.SIG_IGN)
+# A shell starts what a script has in its background with interrupts ignored.
+BACKGROUND = [(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("inherited", [TERMINAL, NOHUP, *BACKGROUND], indirect=True)
+def test_a_trainer_saves_and_ends_unless_nohup_started_it(inherited: Any) -> None:
+    number, handler = inherited
     with stop_on_signals() as stop:
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert stop() == (inherited is signal.SIG_DFL)
-    assert signal.getsignal(signal.SIGHUP) is inherited
+        os.kill(os.getpid(), number)
+        assert stop() == (inherited != NOHUP)
+    assert signal.getsignal(number) is handler
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_trainer_in_a_scripts_background_saves_and_ends(number: signal.Signals) -> None:
-    """A shell starts it with interrupts ignored."""
-    before = signal.signal(number, signal.SIG_IGN)
-    try:
-        with stop_on_signals() as stop:
-            os.kill(os.getpid(), number)
-            assert stop()
-    finally:
-        signal.signal(number, before)
-
-
-def test_a_launcher_of_two(inherited: signal.Handlers, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("inherited", [TERMINAL, NOHUP], indirect=True)
+def test_a_launcher_of_two(inherited: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Left alone, it stops its trainers at a hang-up, whatever it inherited."""
     name = "TORCHELASTIC_SIGNALS_TO_HANDLE"
     for variable in (name, processes.RANK, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
@@ -231,8 +229,8 @@ def test_a_launcher_of_two(inherited: signal.Handlers, monkeypatch: pytest.Monke
         monkeypatch.setattr(os, exec_, lambda *_: None)
     processes.launch_processes(2)
     heard = os.environ.get(name, "SIGHUP").split(",")
-    assert ("SIGHUP" in heard) == (inherited is signal.SIG_DFL)
-    assert inherited is signal.SIG_DFL or {"SIGTERM", "SIGINT"} <= set(heard)
+    assert ("SIGHUP" in heard) == (inherited == TERMINAL)
+    assert inherited == TERMINAL or {"SIGTERM", "SIGINT"} <= set(heard)
 
 
 def changes(*arguments: str) -> dict[str, Any]:

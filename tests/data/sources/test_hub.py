@@ -280,7 +280,6 @@ def test_a_full_disk_is_one_line_and_texts_hold_no_secret() -> None:
 
 
 COMMITS = ["a" * 40, "b" * 40]
-LICENSED = b"---\nlicense: cc0-1.0\n---\n"
 
 
 @pytest.fixture
@@ -337,7 +336,7 @@ def test_a_prepared_commit_is_found_and_never_another_one(home: Path) -> None:
         assert cache.find_source(source(revision=other)) is None
     # Two commits and no word on which is meant: neither is taken.
     assert cache.find_source(source()) is None
-    write_hub_cache(home, {"README.md": LICENSED}, repository="someone/sums", commit=COMMITS[0])
+    write_hub_cache(home, {"README.md": CARD}, repository="someone/sums", commit=COMMITS[0])
     newest = cache.find_source(source())
     assert newest is not None and newest.commit == COMMITS[0]
     revisions = [cache.find_revision("someone/sums", r) for r in (None, COMMITS[1], "v2")]
