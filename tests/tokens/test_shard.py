@@ -244,6 +244,7 @@ def test_learning_may_begin_and_end_inside_a_text(engine: Engine) -> None:
     # A token that merges across an edge is the first one after it.
     assert len(engine.encode_flat(["assistant"])[0]) == 1
     assert learned("assistant", (4, 9)) == ["assistant"]
+    assert len(tokenize([], engine).ids) == 0
 
 
 def test_a_blank_before_the_first_word_is_for_the_first_word_alone(tmp_path: Path) -> None:

@@ -1,5 +1,9 @@
 """The chunked loss must be torch's cross-entropy over the targets: value and gradients."""
 
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 from torch.nn import functional
@@ -140,6 +144,16 @@ def test_nothing_unwanted_is_computed(frozen: bool, enabled: bool, n_products: i
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(enabled):
         loss_module.sum_loss(hidden, Head(head), labels, n_targets=n)
     assert counter.get_total_flops() == n_products * 2 * n * N_IDS * WIDTH
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_chunk_grows_with_card_memory(monkeypatch: pytest.MonkeyPatch, trained: bool) -> None:
+    head: Any = MagicMock(is_cuda=True, requires_grad=trained)
+    head.__len__.return_value = 151_936
+    for card_bytes, n_rows in ((8 << 30, 1024 if trained else loss_module.CHUNK), (80 << 30, 2816)):
+        card = SimpleNamespace(total_memory=card_bytes)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, card=card: card)
+        assert loss_module.chunk_rows(head) == n_rows
 
 
 def test_without_targets_the_loss_and_all_gradients_are_zero() -> None:
