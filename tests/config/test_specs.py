@@ -91,6 +91,24 @@ def test_a_setting_reaches_the_rules_that_read_it(changes: dict[str, Any], rules
         assert set(leaves(changes)) - set(leaves(base())) <= set(leaves(after[rule])), rule
 
 
+def test_added_tokens_reach_tokenizer_model_and_card_and_have_to_be_trained() -> None:
+    added: dict[str, Any] = {"data": {"added_tokens": ["<a>"]}}
+    training = {"lora": {"modules_to_save": ["embed_tokens", "lm_head"]}}
+    before, after = (
+        {rule: told(rule, training=training, **of) for rule in RULES} for of in ({}, added)
+    )
+    changed = ["prepare_tokenizer", "prepare_model", "export_model"]
+    assert [rule for rule in RULES if after[rule] != before[rule]] == changed
+    assert [after[rule]["added_tokens"] for rule in changed] == [["<a>"]] * 3
+    assert told("plan_training", training={"method": "full"}, **added)["method"] == "full"
+    for tokens in (["<a>", "<a>"], [""], [" <a>"], ["<a>\n"]):
+        with pytest.raises(SystemExit, match=r"e\.yaml.*data\.added_tokens.*(New|new) token"):
+            told("prepare_model", training=training, data={"added_tokens": tokens})
+    for named in ([], ["lm_head"]):
+        with pytest.raises(SystemExit, match="added_tokens would stay untrained beside the ada"):
+            told("prepare_model", training={"lora": {"modules_to_save": named}}, **added)
+
+
 def test_a_changed_adapter_to_continue_from_is_planned_and_trained_again(folder: Path) -> None:
     config = {"peft_type": "LORA", "r": 16, "lora_alpha": 32}
     training = {"lora": {"init_from": "adapter"}}

@@ -82,6 +82,12 @@ def check_contradictions(
             f"{where}: training.torch_compile_mode {training.torch_compile_mode} wants rows of one"
             " length, and training.packing is none; use bfd, or mode default"
         )
+    whole = training.lora.modules_to_save if training.lora else ()
+    if expert["data"]["added_tokens"] and training.method != "full" and len(set(whole)) < 2:
+        raise ConfigError(
+            f"{where}: data.added_tokens would stay untrained beside the adapter; set"
+            " training.lora.modules_to_save to [embed_tokens, lm_head], or use method full"
+        )
     names = [source["name"] for source in expert["sources"]]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{where}: two sources are named {repeated[0]!r}; rename one")

@@ -129,6 +129,7 @@ def prepare_model(expert: ConfiguredExpert, _: Any) -> ModelSpec:
         ModelSpec,
         settings,
         settings["builtin"],
+        settings["data"],
         revision=settings["model_revision"],
         license=settings["model_license"],
         seed=expert.training.seed,
@@ -229,8 +230,8 @@ def export_model(expert: ConfiguredExpert, _: Any) -> ExportSpec:
         ExportSpec,
         settings["export"],
         settings,
+        settings["data"],
         expert=expert.name,
-        system_prompt=settings["data"]["system_prompt"],
         hub_datasets={s.name: s.id for s in sources if s.kind == "hub"},
     )
 

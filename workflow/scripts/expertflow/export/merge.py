@@ -21,7 +21,7 @@ from expertflow.export import model_files
 from expertflow.export.records import ExportRecord, ExportSpec, MergeComparison, MergedInto
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.engine import Engine
-from expertflow.train.model.base import weight_files
+from expertflow.train.model.base import MAX_SHARD, weight_files
 from expertflow.train.model.load import (
     load_base,
     load_for_export,
@@ -32,8 +32,6 @@ from expertflow.train.model.packed import PackedLoss, causal_lm, compute_held_ou
 
 log = logging.getLogger(__name__)
 
-# Larger models are split into files that can be copied and read one by one.
-MAX_SHARD = "5GB"
 # Rows are compared up to both bounds.
 MAX_ROWS = 32
 MAX_TOKENS = 4_096

@@ -22,6 +22,7 @@ class ExportSpec(Record, frozen=True, kw_only=True):
     dtype: Literal["auto", "fp32", "bf16"]
     hub_datasets: dict[str, str] = field(default_factory=dict)
     system_prompt: str | None = None
+    added_tokens: tuple[str, ...] = ()
 
 
 class ExportRecord(Record, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ class TokenizerSpec(Record, frozen=True, kw_only=True):
     """Settings of ``prepare_tokenizer``; ``content`` are hashes of local files.
 
     ``tokenizer`` is a folder, for a builtin model only; null learns ``vocab_size`` tokens instead.
+    ``added_tokens`` are new ones that texts hold.
     """
 
     model: str
@@ -30,6 +31,7 @@ class TokenizerSpec(Record, frozen=True, kw_only=True):
     chat_template: str
     text_special_tokens: Literal["plain", "reject", "allow"]
     content: dict[str, str]
+    added_tokens: tuple[str, ...] = ()
 
 
 class TokenizerRecord(Record, frozen=True, kw_only=True):

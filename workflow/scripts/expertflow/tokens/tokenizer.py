@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from expertflow.core.errors import DataError
+from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import replacing
 from expertflow.data.layout import CHATML, TEXT_END, TURN_END, TURN_START, read_layout
 from expertflow.data.records import Body, Layout, Turn
@@ -22,6 +22,8 @@ from expertflow.tokens.records import TOKENIZER_FILES, TokenizerRecord, Tokenize
 from expertflow.tokens.tokenize import tokenize
 
 BUILTIN = "builtin:"
+# In tokenizer_config.json.
+LISTED = "added_tokens_decoder"
 NO_MODEL = "correct the name, or download it where there is a network"
 
 
@@ -50,6 +52,9 @@ def prepare_tokenizer(
             )
         engine = Engine(source)
         layout = _checked_layout(source, spec, engine)
+        if spec.added_tokens:
+            add_tokens(partial, spec.added_tokens)
+            engine = Engine(partial)
     return TokenizerRecord(
         path=str(directory), sha256=engine.sha256, vocab_size=engine.vocab_size, layout=layout
     )
@@ -84,6 +89,27 @@ def _checked_layout(directory: Path, spec: TokenizerSpec, engine: Engine) -> Lay
     return replace(
         layout, problem="its tokenizer reads a whole chat otherwise than its parts one by one"
     )
+
+
+def add_tokens(directory: Path, tokens: Sequence[str]) -> None:
+    """Add tokens to a saved tokenizer, to be found in texts; ConfigError if it has one already."""
+    path, config = (directory / name for name in TOKENIZER_FILES[:2])
+    tokenizer = Tokenizer.from_file(str(path))
+    for token in tokens:
+        if tokenizer.token_to_id(token) is not None:
+            raise ConfigError(
+                f"data.added_tokens: {token!r} is in the model's tokenizer already; leave it out"
+            )
+    # Special ones would be plain characters in texts.
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in tokens])
+    tokenizer.save(str(path))
+    settings = json.loads(config.read_bytes()) if config.is_file() else {}
+    if LISTED in settings:
+        # Then some of transformers' classes do not read those of tokenizer.json.
+        found = tokenizer.get_added_tokens_decoder().items()
+        new = {str(i): token.__getstate__() for i, token in found if token.content in tokens}
+        settings[LISTED] |= new
+        config.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:

@@ -34,6 +34,7 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     intermediate_size: int
     content: dict[str, str]
     seed: int
+    added_tokens: tuple[str, ...] = ()
 
 
 class ModelRecord(Record, frozen=True, kw_only=True):

@@ -119,6 +119,8 @@ def _model_items(results: Path, model: ModelRecord, *, with_weights: bool) -> It
     folder, record, target = Path(model.path), results / "model.json", results / "base_model"
     if not (weights := set(weight_files(folder))):
         raise DataError(f"{folder}: the base model is gone; delete {record} and run again")
+    # Weights that grew here are nowhere else.
+    with_weights |= folder == target and not any(map(Path.is_symlink, weights))
     wanted = [path for path in list_model_files(folder) if with_weights or path not in weights]
     items: Items = {f"{target}/{path.relative_to(folder).as_posix()}": path for path in wanted}
     moved = _json_text(to_json(replace(model, path=str(target))))

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,8 @@ from expertflow.train.records import ModelRecord, ModelSpec
 TINY_QWEN3 = "builtin:tiny-qwen3"
 BUILTIN_LICENSE = "apache-2.0"  # random weights, drawn by this workflow and under its license
 FETCH_AGAIN = "fetch or save the model again"
+# Larger models are split into files that can be copied and read one by one.
+MAX_SHARD = "5GB"
 # Most licenses must be distributed with what they cover.
 LICENSE_FILES = (
     "LICEN[CS]E*", "[Ll]icen[cs]e*", "NOTICE*", "COPYING*", "USE_POLICY*"
@@ -37,8 +40,9 @@ WANTED_FILES = (
 def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, directory: Path) -> ModelRecord:
     """Prepare a base model, with tokenizer, to be read from one directory.
 
-    Weights of hub and local models stay in place. Raises TrainingError if the model is unreadable
-    or its tokenizer is not the prepared one, DataError if there is no model.
+    Weights of hub and local models stay in place, unless added tokens need more rows. Raises
+    TrainingError if the model is unreadable or its tokenizer is not the prepared one, DataError if
+    there is no model.
     """
     directory.mkdir(parents=True, exist_ok=True)
     revision = spec.revision
@@ -58,6 +62,9 @@ def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, directory: Path) 
     weights = weight_files(path)
     if not weights:
         raise TrainingError(f"{path}: no *.safetensors; only safetensors weights are read")
+    if spec.added_tokens and kind != "builtin":
+        _add_tokens(path, spec.added_tokens, tokenizer.vocab_size, directory)
+        path, facts, weights = directory, read_facts(directory), weight_files(directory)
     if sha256_file(path / TOKENIZER_FILES[0]) != tokenizer.sha256:
         raise TrainingError(
             f"{path / TOKENIZER_FILES[0]}: changed since {tokenizer.path} was made of it; delete"
@@ -75,6 +82,41 @@ def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, directory: Path) 
         weights_sha256=hash_weights(path),
         tokenizer=tokenizer,
     )
+
+
+def _add_tokens(source: Path, tokens: Sequence[str], n_tokens: int, output: Path) -> None:
+    """Write a model with more tokens; its weights are links, unless they lack rows for these."""
+    from expertflow.tokens.tokenizer import add_tokens
+
+    is_grown = n_tokens > read_facts(source).vocab_size
+    with replacing(output) as partial:
+        for file in list_model_files(source):
+            target = partial / file.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if ".safetensors" not in file.name:
+                shutil.copyfile(file, target)
+            elif not is_grown:
+                target.symlink_to(file.resolve())
+        add_tokens(partial, tokens)
+        if is_grown:
+            _write_grown(source, n_tokens, partial)
+
+
+def _write_grown(source: Path, n_rows: int, output: Path) -> None:
+    """Write weights with more rows in embedding and head, each the mean of those there were."""
+    import torch
+
+    from expertflow.train.model.load import load_base, plain_attention
+
+    model = load_base(str(source), dtype="auto", attention_name=plain_attention(source))
+    n_old = model.get_input_embeddings().weight.shape[0]
+    # transformers would draw new rows at random.
+    model.resize_token_embeddings(n_rows, mean_resizing=False)
+    with torch.no_grad():
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+            for parameter in layer.parameters():
+                parameter[n_old:] = parameter[:n_old].float().mean(0)
+    model.save_pretrained(output, max_shard_size=MAX_SHARD)
 
 
 def weight_files(directory: Path) -> list[Path]:
