@@ -1,21 +1,31 @@
-"""report.html: one small file without network or script, and what it lays side by side."""
+"""report.html: one small file without network or script; its tables, kernels and charts."""
 
 import html
 import re
+from typing import Any
 
+import pandas as pd
+import pytest
 import report_reading as reading
 from made_up_ablation import make_ablation
 from made_up_runs import CPU, GPU
+from made_up_series import STEP_S, TOKENS_PER_STEP, make_profile, not_profiled
 from msgspec.structs import replace
 
 from expertflow.core.format import show_hidden
 from expertflow.core.records import from_json
 from expertflow.report.ablation_page import render_ablation
 from expertflow.report.build import build_report
+from expertflow.report.build_run import REFERENCE_BANDS
+from expertflow.report.charts import drawing as charts
+from expertflow.report.charts import series
 from expertflow.report.charts.frame import _themed
+from expertflow.report.check import check_report
 from expertflow.report.measured import restore, to_plain
 from expertflow.report.page import render_page
+from expertflow.report.profile import kind_of, list_kernels, sum_by_kind
 from expertflow.report.records import Report
+from expertflow.train.records import Kernel, StepRecord
 
 PLACES = (("evaluation", "time"), ("samples", "findings"), ("timeline", "data"),
           ("plan", "sources"), ("provenance", "footer"))  # fmt: skip
@@ -140,3 +150,109 @@ def test_rows_say_whether_the_band_held_and_omit_what_was_not_read() -> None:
     assert "outside the band" in _rows(page, '<section id="plan">')["Cost"]
     assert "never" in _rows(page, "The machine in figures")["Held back"]
     assert "processor" not in _rows(page, "What this report was made from")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+         "communication"),
+        ("void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<...>", "attention"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "matmul"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_Copy>", "matmul"),
+        ("triton_tem_fused_mm_12", "matmul"),
+        ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>", "optimizer"),
+        ("void cunn_SoftMaxForward<4, float, LogSoftMaxForwardEpilogue, log_softmax>", "loss"),
+        ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0", "elementwise"),
+        ("void at::native::elementwise_kernel<direct_copy_kernel_cuda(Iterator&)>", "copies"),
+        ("void at::native::vectorized_elementwise_kernel<4, BinaryFunctor<...>>", "elementwise"),
+        ("Memcpy HtoD (Pinned -> Device)", "copies"),
+        ("aten::as_strided", "other"),
+    ],
+)  # fmt: skip
+def test_kind_of_a_kernel(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
+def test_kernels_are_summed_by_kind_and_those_without_a_name_are_other() -> None:
+    table = (
+        Kernel(name="gemm" + "x" * 400, n_calls=2, total_s=60.0),
+        Kernel(name="flash", n_calls=1, total_s=15.0),
+        Kernel(name="nvjet", n_calls=1, total_s=10.0),
+    )
+    rest = Kernel(name="", n_calls=7, total_s=15.0)
+    profile = replace(make_profile(), kernels=table, rest=rest, kernels_s=100.0)
+    kinds = [(kind.kind, kind.n_calls, kind.share_fraction) for kind in sum_by_kind(profile)]
+    assert kinds == [("matmul", 3, 0.7), ("attention", 1, 0.15), ("other", 7, 0.15)]
+    longest = list_kernels(profile, 2)
+    shares = [(kernel.kind, kernel.share_fraction) for kernel in longest]
+    assert shares == [("matmul", 0.6), ("attention", 0.15)]
+    assert len(longest[0].name) == 300
+
+
+def page_of(**changes: Any) -> tuple[Report, str]:
+    inputs = replace(GPU.short, **changes)
+    report = build_report(inputs, {})
+    check_report(report, inputs)
+    return report, render_page(report, inputs)
+
+
+def test_kernels_are_shown_where_there_are_some() -> None:
+    assert CPU.report.unavailable["profile"] == "training.profile_steps is 0"
+    assert 'id="kernels"' not in CPU.page
+    _, page = page_of(profile=not_profiled("no CUPTI <here>"))
+    assert "Kernels were not profiled: no CUPTI &lt;here&gt;." in page
+
+
+def test_what_a_profile_lacks_is_said() -> None:
+    missing = {"trace": "it is too large", "n_trace_bytes": "it is too large",
+               "neighbor_step_s": "none came before", "device_busy_fraction": "a CPU"}  # fmt: skip
+    few = ("at most 2 of the 5 steps asked for",)
+    changes = {"device": "cpu", "n_neighbor_steps": 0, "unavailable": missing, "notes": few}
+    report, page = page_of(profile=replace(make_profile(), **changes, **dict.fromkeys(missing)))
+    assert report.unavailable["profile.overhead_fraction"] == "none came before"
+    assert report.unavailable["profile.trace"] == "it is too large"
+    for text in ("No trace: it is too large.", "that each spent itself", "<th>operator</th>",
+                 "At most 2 of the 5 steps asked for.", "Longest operators"):  # fmt: skip
+        assert text in page
+
+
+TIMELINE = charts.timeline_charts(GPU.inputs, REFERENCE_BANDS)
+
+
+def test_a_ticks_label_is_the_number_at_its_place() -> None:
+    for drawing, most in ((TIMELINE[0].wide, 10), (TIMELINE[0].narrow, 4)):
+        found = re.findall(r"translate\(([\d.]+),15\)\"[^>]*>([\d.]+)(?: min)?<", drawing)
+        places = [(float(x), float(label)) for x, label in found]
+        assert 3 <= len(places) <= most
+        per_min = places[-1][0] / places[-1][1]
+        assert all(x == pytest.approx(per_min * label, abs=0.3) for x, label in places)
+        assert places[-1][1] <= 45
+
+
+def test_cuts_are_counted_not_guessed() -> None:
+    labels = {cut.length_tokens: cut.label for cut in charts.judge_lengths(GPU.inputs.packing)}
+    assert labels[1536] == "rows of 1,536: cuts 0.5 %"
+    assert labels[2048] == "2,048: cuts none"  # longer than the longest document
+    packing = replace(GPU.inputs.packing, choices=(), sequence_length_tokens=1_024)
+    cuts = [(cut.length_tokens, cut.fraction) for cut in charts.judge_lengths(packing)]
+    assert cuts == [(1024, None), (1536, None), (2048, 0.0)]
+
+
+def test_series_keep_extremes_and_clocks() -> None:
+    x = pd.Series(range(10_000))
+    points = series.envelope(x, x % 7, n_bins=100)
+    assert len(points) == 100
+    assert points["low"].min() == 0 and points["high"].max() == 6
+    assert points["y"].between(points["low"], points["high"]).all()
+    # Steps between kept lines do not slow the speed down.
+    rates = series.tokens_per_s(series.make_table(StepRecord, GPU.inputs.steps[::10]))["y"]
+    assert rates.min() == pytest.approx(TOKENS_PER_STEP / STEP_S, rel=0.06)
+    first, second, third, *_ = CPU.inputs.steps
+    resumed = series.make_table(StepRecord, [first, second, replace(third, elapsed_s=1.0)])
+    assert series.durations_s(resumed).iloc[-1] == third.step_s
+    # An evaluation before training comes first.
+    evaluation = replace(CPU.inputs.training.eval_points[0], step=0)
+    ((_, end_s),) = series.evaluation_spans(CPU.inputs.steps, [evaluation])
+    assert end_s == pytest.approx(first.elapsed_s - first.step_s)
