@@ -87,7 +87,37 @@ class Hub(Struct):
     endpoint: str = ""
 
 
-class Handler(BaseHTTPRequestHandler):
+class JsonHandler(BaseHTTPRequestHandler):
+    """Answers with JSON, and says nothing of it."""
+
+    def send_json(self, value: Any, *, status: int = 200, code: str | None = None) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        if code:
+            self.send_header("X-Error-Code", code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Serve on loopback; yield the address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Handler(JsonHandler):
     protocol_version = "HTTP/1.1"
     hub: Hub
 
@@ -100,16 +130,16 @@ class Handler(BaseHTTPRequestHandler):
         )
         repository = self.hub.repositories.get(place["id"]) if place else None
         if place is None or repository is None:
-            self.send(b"{}", status=404, code="RepoNotFound")
+            self.send_json({}, status=404, code="RepoNotFound")
             return
         repository.requests.append((self.command, place["name"] or "", self.headers.get("Range")))
         if repository.n_failures > 0:
             repository.n_failures -= 1
-            self.send(b"{}", status=500)
+            self.send_json({}, status=500)
         elif repository.refused and (place["what"] == "resolve" or not repository.is_listed):
-            self.send(b"{}", status=repository.refused[0], code=repository.refused[1])
+            self.send_json({}, status=repository.refused[0], code=repository.refused[1])
         elif (place["revision"] or "main") not in ("main", COMMIT):
-            self.send(b"{}", status=404, code="RevisionNotFound")
+            self.send_json({}, status=404, code="RevisionNotFound")
         elif place["what"] == "tree":
             listed = [entry(n, content) for n, content in repository.files.items()]
             sizes = repository.stated_sizes
@@ -119,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
         elif place["name"] in repository.files:
             self.send_file(repository, place["name"])
         else:
-            self.send(b"{}", status=404, code="EntryNotFound")
+            self.send_json({}, status=404, code="EntryNotFound")
 
     do_HEAD = do_GET
 
@@ -150,22 +180,6 @@ class Handler(BaseHTTPRequestHandler):
             repository.before_cut()
             self.close_connection = True
 
-    def send_json(self, value: Any) -> None:
-        self.send(json.dumps(value).encode())
-
-    def send(self, content: bytes, *, status: int = 200, code: str | None = None) -> None:
-        self.send_response(status)
-        if code:
-            self.send_header("X-Error-Code", code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
 
 def entry(path: str, content: bytes) -> dict[str, Any]:
     oid = hashlib.sha1(content).hexdigest()
@@ -174,14 +188,8 @@ def entry(path: str, content: bytes) -> dict[str, Any]:
 
 @contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with listening(type("Bound", (Handler,), {"hub": hub})) as hub.endpoint:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 class Fetched(Struct):

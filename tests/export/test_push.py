@@ -3,23 +3,23 @@
 import base64
 import json
 import os
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loopback_hub import JsonHandler, listening
 from support import run_script
 
 TOKEN = "hf_secretsecret"
 FILES = {"README.md": "card\n", "config.json": "{}", "model.safetensors": "weights"}
 
 
-class WriteHub(BaseHTTPRequestHandler):
+class WriteHub(JsonHandler):
     """As much of the hub as a commit of small files asks for."""
 
     requests: list[tuple[str, str | None, list[Any]]]
+    endpoint: str
     refuses = False
 
     def do_POST(self) -> None:
@@ -31,32 +31,17 @@ class WriteHub(BaseHTTPRequestHandler):
         if "/preupload/" in self.path:
             modes = {"uploadMode": "regular", "shouldIgnore": False}
             answer = {"files": [{"path": f["path"], **modes} for f in lines[0]["files"]]}
-        self.send(403 if self.refuses else 200, answer)
+        self.send_json(answer, status=403 if self.refuses else 200)
 
     def do_GET(self) -> None:
-        self.send(404, {})
-
-    def send(self, status: int, answer: dict[str, Any]) -> None:
-        content = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.send_json({}, status=404)
 
 
 @pytest.fixture
 def hub() -> Iterator[type[WriteHub]]:
     handler = type("Bound", (WriteHub,), {"requests": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    handler.endpoint = f"http://127.0.0.1:{server.server_address[1]}"  # type: ignore[attr-defined]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield handler
-    server.shutdown()
-    server.server_close()
+    with listening(handler) as handler.endpoint:
+        yield handler
 
 
 @pytest.fixture
