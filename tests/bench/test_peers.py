@@ -52,12 +52,8 @@ def test_a_part_that_fails_is_listed(capsys: pytest.CaptureFixture[str], tmp_pat
     assert json.loads(out[-1]) == json.loads((tmp_path / "result.json").read_text())
 
 
-@pytest.fixture
-def copies(tmp_path: Path) -> Copies:
-    return Copies(tmp_path / "a b", "results/x/packing.json")
-
-
-def test_rows_are_compared_too_and_nothing_is_no_comparison(copies: Copies) -> None:
+def test_rows_are_compared_too_and_nothing_is_no_comparison(tmp_path: Path) -> None:
+    copies = Copies(tmp_path / "a b", "results/x/packing.json")
     with pytest.raises(Failed, match="no result to compare"):
         copies.list_compared_results()
     for name in ("flow", "scripts"):

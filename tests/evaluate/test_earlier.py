@@ -110,15 +110,14 @@ def test_the_newest_fifty_are_kept(path: Path) -> None:
     assert (len(kept), kept[0].weights_sha256) == (earlier.N_KEPT, "w3")
 
 
-def _note_some(path: Path, name: str) -> None:
-    for i in range(8):
-        append_run(run(f"{name}{i}", "x"), path)
-
-
 def test_two_at_once_lose_nothing(path: Path) -> None:
+    def note_some(name: str) -> None:
+        for i in range(8):
+            append_run(run(f"{name}{i}", "x"), path)
+
     # Each opens the lock itself, so that threads exclude each other like processes.
     with ThreadPoolExecutor(2) as writers:
-        for written in [writers.submit(_note_some, path, name) for name in "ab"]:
+        for written in [writers.submit(note_some, name) for name in "ab"]:
             written.result(timeout=120)
     assert len(read_runs(path)) == 16
     # Only complete lines, and no temporary files.

@@ -18,17 +18,6 @@ from expertflow.evaluate.tasks.sql_execution import SqlExecution
 TASKS = {name: task for name in task_names() if (task := find_task(name)) is not None}
 
 
-@pytest.fixture
-def databases(tmp_path: Path) -> dict[str, Path]:
-    paths = {"database": tmp_path / "a.db", "other": tmp_path / "b.db"}
-    for value, path in enumerate(paths.values()):
-        with sqlite3.connect(path) as connection:
-            connection.execute("CREATE TABLE t (a)")
-            connection.execute("INSERT INTO t VALUES (?)", (value,))
-        connection.close()
-    return paths
-
-
 def test_each_task_judges() -> None:
     prefix = {"prefix": "function f() { return "}
     for task, right, wrong, reference, extra in (
@@ -40,7 +29,14 @@ def test_each_task_judges() -> None:
         assert [one.correct for one in judgments] == [True, False]
 
 
-def test_sql_asks_the_database_that_the_record_names(databases: dict[str, Path]) -> None:
+def test_sql_asks_the_database_that_the_record_names(tmp_path: Path) -> None:
+    databases = {"database": tmp_path / "a.db", "other": tmp_path / "b.db"}
+    for value, path in enumerate(databases.values()):
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE t (a)")
+            connection.execute("INSERT INTO t VALUES (?)", (value,))
+        connection.close()
+
     def is_correct(answer: str, **record: str) -> bool:
         reference = "SELECT a FROM t"
         return score(SqlExecution, [answer], reference, artifacts=databases, **record)[0].correct

@@ -37,11 +37,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_base(tmp_path_factory.mktemp("base"))
 
 
-@pytest.fixture(scope="module")
-def half_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_base(tmp_path_factory.mktemp("half"), dtype=torch.bfloat16)
-
-
 def plain(folder: Path, **options: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **options)
 
@@ -91,7 +86,8 @@ def test_weights_are_written_in_the_bases_own_type_or_the_one_asked_for(
     assert json.loads((tmp_path / "merged/config.json").read_text())["dtype"] == record.dtype
 
 
-def test_merging_is_done_in_fp32_rounded_once_and_measured(half_base: Path, tmp_path: Path) -> None:
+def test_merging_is_done_in_fp32_rounded_once_and_measured(tmp_path: Path) -> None:
+    half_base = write_base(tmp_path / "half", dtype=torch.bfloat16)
     what = train_adapter(half_base, tmp_path / "adapter")
     rounded = export(what, tmp_path / "rounded")
     exact = load(what).merge_and_unload().state_dict()

@@ -15,7 +15,7 @@ from expertflow.core.errors import ConfigError
 from expertflow.report.diagnose import apply_rule, find_bottleneck, list_findings
 from expertflow.report.findings.evidence import time_shares
 from expertflow.report.measured import to_plain
-from expertflow.report.records import AcceptanceRule, AcceptanceVerdict, Finding, Report
+from expertflow.report.records import AcceptanceRule, AcceptanceVerdict, Report
 
 HARDWARE = "training_report.hardware"
 TENSOR, SM = "tensor_active_percent", "sm_active_percent"
@@ -134,16 +134,12 @@ def _change(report: Report, changes: Changes) -> Report:
     return changed(report, full)
 
 
-def _said(**changes: Any) -> dict[str, Finding]:
-    return findings_by_code(_change(GPU.report, changes))
-
-
 @pytest.mark.parametrize(
     ("code", "changes", "expected"),
     [*((code, *case) for code, cases in LIMITS.items() for case in cases), *LOST_CASES],
 )
 def test_a_rule_speaks_beyond_its_limit(code: str, changes: Changes, expected: bool | str) -> None:
-    said = _said(**changes).get(code)
+    said = findings_by_code(_change(GPU.report, changes)).get(code)
     assert (said is not None) is bool(expected)
     if said:
         assert expected in (True, said.severity)

@@ -130,6 +130,8 @@ def flags_of(owners: Path, letter: str, run: str) -> str:
     return text.split(f"# {run}", 1)[1].partition("\n")[2].split("\n\n", 1)[0]
 
 
+@pytest.mark.chain
+@pytest.mark.long
 def test_c_its_flags_make_a_manifest_that_runs(
     mover: Workspace, owners: Path, tmp_path: Path
 ) -> None:
