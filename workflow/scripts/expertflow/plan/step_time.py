@@ -57,11 +57,11 @@ LAYERS = {
     (True, "full"): LayerCount(18, 64),
     (True, "full bf16"): LayerCount(12.5, 47),
     (True, "lora"): LayerCount(16, 120),
-    (True, "dora"): LayerCount(29, 186),
+    (True, "dora"): LayerCount(29, 165),
     (False, "full"): LayerCount(63, 196),
     (False, "full bf16"): LayerCount(49, 172),
     (False, "lora"): LayerCount(49, 240),
-    (False, "dora"): LayerCount(85, 465),
+    (False, "dora"): LayerCount(84, 444),
 }
 RECOMPUTED = 0.3
 # Bytes of the logits of a target, by a unit of the vocabulary; NF4 bytes read and bf16 written.

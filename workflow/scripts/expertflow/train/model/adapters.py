@@ -1,7 +1,7 @@
 """The forward pass of LoRA and DoRA layers, equal to peft's in fewer passes over memory.
 
 peft's own breaks a compiled graph at every DoRA layer, builds the product of a layer's adapters in
-full for its norm, and scales each layer's output where the much smaller product with A will do.
+full for its norm, and scales each layer's output where scaling the much smaller B will do.
 Weights, names and files stay peft's; only the layers' class changes.
 
 Shapes: N tokens, I inputs, O outputs, R rank.
@@ -16,13 +16,18 @@ from torch.nn import functional
 from expertflow.plan.settings import ADAPTER
 
 DROPPED = "_dropped_out"
+BASE_SQUARES = "base_squares_O"
 
 
-def use_own_forward(model: torch.nn.Module) -> None:
+def use_own_forward(model: Any) -> None:
     """Replace peft's forward pass in all adapters on plain linear layers; 4-bit ones keep it."""
     for module in model.modules():
         if type(module) is Linear and type(module.base_layer) is torch.nn.Linear:
             module.__class__ = AdaptedLinear
+            if ADAPTER in module.lora_magnitude_vector:
+                # The base is frozen; summed up in each pass, it would be read once more.
+                squares = module.base_layer.weight.detach().float().square().sum(1)
+                module.register_buffer(BASE_SQUARES, squares, persistent=False)
 
 
 class AdaptedLinear(Linear):  # type: ignore[misc]
@@ -42,12 +47,12 @@ class AdaptedLinear(Linear):  # type: ignore[misc]
         base: torch.nn.Linear = self.base_layer
         scaling = self.scaling[ADAPTER]
         dropped = self._drop_out(x)
-        narrow = functional.linear(dropped, a_RI) * scaling
+        narrow, scaled_b_OR = functional.linear(dropped, a_RI), b_OR * scaling
         if ADAPTER not in self.lora_magnitude_vector:
-            return product_onto(functional.linear(narrow, b_OR, base.bias), x, base.weight)
+            return product_onto(functional.linear(narrow, scaled_b_OR, base.bias), x, base.weight)
         magnitude_O = self.lora_magnitude_vector[ADAPTER].weight
-        norm_O = norm_of_rows(base.weight, a_RI, b_OR, scaling)
-        changed = product_onto(functional.linear(narrow, b_OR), dropped, base.weight)
+        norm_O = norm_of_rows(base.weight, self.base_squares_O, a_RI, scaled_b_OR)
+        changed = product_onto(functional.linear(narrow, scaled_b_OR), dropped, base.weight)
         changed = (magnitude_O / norm_O).to(changed.dtype) * changed
         if dropped is not x:
             changed = changed + base(x - dropped)
@@ -77,16 +82,14 @@ def product_onto(start: torch.Tensor, x: torch.Tensor, weight_OI: torch.Tensor) 
 
 @torch.no_grad()
 def norm_of_rows(
-    weight_OI: torch.Tensor, a_RI: torch.Tensor, b_OR: torch.Tensor, scaling: float
+    weight_OI: torch.Tensor, squares_O: torch.Tensor, a_RI: torch.Tensor, scaled_b_OR: torch.Tensor
 ) -> torch.Tensor:
     """Return the norm of each row of ``W + s B A`` in fp32, without making that matrix.
 
     Its square is ``|w|^2 + 2 s b (A w) + s^2 b (A A') b'`` for a row w of W and b of B.
     """
     with torch.autocast(weight_OI.device.type, enabled=False):
-        a_RI, b_OR = a_RI.float(), b_OR.float() * scaling
+        a_RI, scaled_b_OR = a_RI.float(), scaled_b_OR.float()
         cross_OR = functional.linear(weight_OI, a_RI.to(weight_OI.dtype)).float()
         gram_RR = a_RI @ a_RI.T
-        squared_O = weight_OI.float().square().sum(1)
-        squared_O = squared_O + (b_OR * (2 * cross_OR + b_OR @ gram_RR)).sum(1)
-        return squared_O.sqrt()
+        return (squares_O + (scaled_b_OR * (2 * cross_OR + scaled_b_OR @ gram_RR)).sum(1)).sqrt()
