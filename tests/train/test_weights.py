@@ -17,7 +17,13 @@ from trainers import Trainers
 
 from expertflow.core.errors import TrainingError
 from expertflow.train.model import weights
-from expertflow.train.optimizers import BITSANDBYTES, OPTIMIZERS, learning_rate, make_optimizer
+from expertflow.train.optimizers import (
+    BITSANDBYTES,
+    OPTIMIZERS,
+    learning_rate,
+    make_optimizer,
+    state_bytes,
+)
 from expertflow.train.processes import release_gloo_threads
 
 EIGHT_BIT = pytest.param("adamw_8bit", marks=pytest.mark.extra("bitsandbytes"))
@@ -111,10 +117,12 @@ def test_vectors_get_no_weight_decay_and_no_decay_steps_no_decay() -> None:
     assert {learning_rate(step, plan) for step in range(10)} == {plan.learning_rate}
 
 
+@pytest.mark.parametrize("pure_bf16", [False, True])
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch", EIGHT_BIT])
-def test_the_settings_reach_the_optimizer(optim: str) -> None:
+def test_the_settings_reach_the_optimizer(optim: str, pure_bf16: bool) -> None:
     settings = {"adam_epsilon": 1e-5, "adam_beta1": 0.8, "adam_beta2": 0.95}
-    net, optimizer = trained(train_plan(optim=optim, learning_rate=0.0, **settings))
+    plan = train_plan(optim=optim, learning_rate=0.0, pure_bf16=pure_bf16, **settings)
+    net, optimizer = trained(plan, dtype=torch.bfloat16 if pure_bf16 else torch.float32)
     for group in optimizer.param_groups:
         assert (group["eps"], tuple(group["betas"])) == (1e-5, (0.8, 0.95))
     assert optimizer.param_groups[0].get("fused", False) == (optim == "adamw_torch_fused")
@@ -122,12 +130,14 @@ def test_the_settings_reach_the_optimizer(optim: str) -> None:
     if optim != "adamw_8bit":
         moments = [t for s in optimizer.state.values() for t in s.values() if t.dim()]
         n_parameters = sum(p.numel() for p in net.parameters())
-        assert sum(t.nbytes for t in moments) == OPTIMIZERS[optim].state_bytes * n_parameters
+        assert sum(t.nbytes for t in moments) == state_bytes(plan) * n_parameters
 
 
 def test_8_bit_adamw_says_what_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     own = OPTIMIZERS["adamw_8bit"]
-    assert (own.state_bytes, own.package, own.is_shardable) == (2, "bitsandbytes", False)
+    assert (own.package, own.is_shardable) == ("bitsandbytes", False)
+    for pure_bf16 in (False, True):
+        assert state_bytes(train_plan(optim="adamw_8bit", pure_bf16=pure_bf16)) == 2
     assert (ROOT / BITSANDBYTES).is_file()
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(TrainingError, match=rf"pip install -r {BITSANDBYTES}") as caught:
