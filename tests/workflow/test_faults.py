@@ -1,13 +1,15 @@
 """What a user gets wrong ends in one line that names it and the way out, and leaves no result."""
 
 import json
+import os
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from support import ROOT
-from workflow_space import REPORT, Workspace, make_workspace, manifest
+from workflow_space import REPORT, SNAKEMAKE, Workspace, make_workspace, manifest
 
 from expertflow.config.expert import check_writable
 from expertflow.core.errors import ConfigError
@@ -105,6 +107,26 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="results: is no folder; correct its permissions"):
         check_writable(tmp_path / "results" / "mine")
     check_writable(tmp_path / "state" / "mine")
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("config/experts", "config/experts: cannot be read; correct its permissions"),
+        ("config", "config/config.yaml: permission denied; correct its permissions or its"),
+        ("config/config.yaml", "config/config.yaml: permission denied; correct its"),
+        ("config/experts/tiny.yaml", "tiny.yaml: cannot be read (Permission denied); correct"),
+    ],
+)
+def test_what_somebody_else_owns_is_one_line(fresh: Workspace, place: str, line: str) -> None:
+    """Even root is refused without the capability that lets it read everything."""
+    (fresh.root / place).chmod(0)
+    as_somebody = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    if os.getuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("root may read everything here: setpriv, of util-linux, is missing")
+    command = [*as_somebody * (os.getuid() == 0), str(SNAKEMAKE), "-n", REPORT]
+    done = fresh.execute(*command)
+    assert done.returncode != 0 and line in done.stderr.splitlines()[-1], done.stderr
 
 
 @pytest.fixture

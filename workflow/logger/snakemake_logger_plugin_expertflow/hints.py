@@ -10,6 +10,7 @@ from pathlib import Path
 SNAKEFILES = ("Snakefile", "snakefile", "workflow/Snakefile", "workflow/snakefile")
 NO_RULE = re.compile(r"No rule to produce (\S+)")
 NO_PAGE = re.compile(r"File (\S+) marked for report but does not exist")
+DENIED = re.compile(r"PermissionError.*Permission denied: '(.+?)'", re.DOTALL)
 NO_PAIR = "Config entries have to be defined as name=value pairs"
 ELSEWHERE = {"-s", "--snakefile", "-h", "--help", "-v", "--version"}
 
@@ -22,6 +23,8 @@ def explain(text: str, arguments: Sequence[str]) -> str:
         return hint
     if found := NO_PAGE.search(text):
         return _explain_report(found[1])
+    if found := DENIED.search(text):
+        return f"{found[1]}: permission denied; correct its permissions or its folder's"
     return " ".join(line.strip() for line in text.splitlines() if line.strip())
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import difflib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -68,6 +69,9 @@ def find_file(name: str, folders: Sequence[Path], problem: str) -> Path:
     """Find a settings file; ConfigError says the problem, and the nearest name, if none has it."""
     known = list_files(folders)
     if name not in known:
+        closed = [place for place in folders if place.is_dir() and not os.access(place, os.R_OK)]
+        if closed:
+            raise ConfigError(f"{closed[0]}: cannot be read; correct its permissions")
         raise ConfigError(f"{problem}; {suggest_name(name, known)}")
     return known[name]
 
