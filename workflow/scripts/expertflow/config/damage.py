@@ -19,9 +19,9 @@ from rich.progress import Progress
 from expertflow.chain import STAGES
 from expertflow.config.code_digest import rule_digest
 from expertflow.config.run_lock import try_hold
-from expertflow.core.errors import DataError
+from expertflow.core.errors import DataError, single_line
 from expertflow.core.files import remove, sha256_file, sidecar_of, write_text
-from expertflow.core.format import gb, show_hidden
+from expertflow.core.format import gb
 from expertflow.core.locks import EXPERT_LOCKS, try_lock
 from expertflow.core.records import read_part, read_record, unseal
 from expertflow.core.sidecars import SIDECARS, Sidecar, record_of
@@ -59,7 +59,7 @@ class Problem(NamedTuple):
     removable: tuple[Path, ...] = ()
 
     def __str__(self) -> str:
-        return show_hidden(f"{self.path}: {self.kind}, {self.reason}")
+        return single_line(f"{self.path}: {self.kind}, {self.reason}")
 
 
 class Check(NamedTuple):
