@@ -7,12 +7,10 @@ from pathlib import Path
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-import yaml
 from support import ROOT
-from workflow_space import REPORT, make_workspace, readme_manifest
+from workflow_space import Workspace, make_workspace, readme_manifest
 
-# Records of a form: too few for a verdict.
-N = 6
+N = 12
 
 
 def shown_records() -> list[str]:
@@ -23,42 +21,44 @@ def shown_records() -> list[str]:
     return [re.sub("^   ", "", part, flags=re.MULTILINE) for part in found[1].split("\n\n")]
 
 
-def repeat(record: str, name: str) -> str:
+def repeat(record: str) -> str:
     """Return records like the one that is shown, each with a question of its own."""
-    lines = (record.strip().replace("France", f"France ({name} {i})") for i in range(N))
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(record.strip().replace("France", f"France ({i})") + "\n" for i in range(N))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    space = make_workspace(tmp_path_factory.mktemp("own") / "clone")
+    data = space.root / "data"
+    lines, table, chats = shown_records()
+    header, row = table.strip().splitlines()
+    (data / "lines.jsonl").write_text(repeat(lines))
+    (data / "table.csv").write_text(f"{header}\n{repeat(row)}")
+    pyarrow.parquet.write_table(pyarrow.csv.read_csv(data / "table.csv"), data / "parquet.parquet")
+    (data / "chats.jsonl").write_text(repeat(chats))
+    for path in (data / name for name in ("lines.jsonl", "table.csv", "parquet.parquet")):
+        write_manifest(space, path)
+    write_manifest(space, data / "chats.jsonl", messages="messages")
+    space.run(*(f"results/{name}/report.json" for name in ("lines", "table", "parquet", "chats")))
+    return space
+
+
+def write_manifest(space: Workspace, path: Path, messages: str | None = None) -> None:
+    text = readme_manifest().replace("data/quickstart.jsonl", f"data/{path.name}")
+    if messages:
+        text = re.sub(r"    (prompt|completion):.*\n", "", text)
+        text = text.replace("    license:", f"    messages: {messages}\n    license:")
+    (space.root / "config" / "experts" / f"{path.stem}.yaml").write_text(text)
 
 
 @pytest.mark.chain
 @pytest.mark.long
-def test_each_form_of_the_readme_becomes_documents_of_a_report(tmp_path: Path) -> None:
-    """One expert learns of all four; test_commands.py trains the README's own file alone."""
-    space = make_workspace(tmp_path / "clone")
-    data = space.root / "data"
-    lines, table, chats = shown_records()
-    header, row = table.strip().splitlines()
-    (data / "lines.jsonl").write_text(repeat(lines, "line"))
-    (data / "table.csv").write_text(f"{header}\n{repeat(row, 'row')}")
-    (data / "again.csv").write_text(f"{header}\n{repeat(row, 'parquet')}")
-    pyarrow.parquet.write_table(pyarrow.csv.read_csv(data / "again.csv"), data / "rows.parquet")
-    (data / "chats.jsonl").write_text(repeat(chats, "chat"))
-
-    value = yaml.safe_load(readme_manifest())
-    value["training"]["num_train_epochs"] = 2
-    [source] = value["sources"]
-    names = ("lines.jsonl", "table.csv", "rows.parquet", "chats.jsonl")
-    sources = [{**source, "name": name.partition(".")[0], "path": f"data/{name}"} for name in names]
-    del sources[-1]["prompt"], sources[-1]["completion"]
-    sources[-1]["messages"] = "messages"
-    space.write_manifest("tiny", {**value, "sources": sources})
-    space.run(REPORT)
-
-    documents = space.record("documents.json")
-    for found in documents["sources"]:
-        counts = ("n_records", "n_rejected", "n_filtered", "n_dropped")
-        assert [found[key] for key in counts] == [N, 0, 0, 0], found["source"]
-    assert len(documents["sources"]) == len(names)
-    report = space.record("report.json")
+@pytest.mark.parametrize("name", ["lines", "table", "parquet", "chats"])
+def test_a_form_of_the_readme_becomes_a_report(made: Workspace, name: str) -> None:
+    results = made.root / "results" / name
+    documents = json.loads((results / "documents.json").read_text())
+    assert [documents[key] for key in ("n_records", "n_rejected", "n_dropped")] == [N, 0, 0]
+    report = json.loads((results / "report.json").read_text())
     assert report["evaluation"]["held_out_documents"] == 2
     assert report["verdict"]["answer"] == "Too few held-out documents for a verdict."
 
