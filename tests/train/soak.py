@@ -88,11 +88,13 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     print(f"seed {args.seed}, in {folder}")
     trainers, end_s = Trainers(), time.monotonic() + 60 * args.minutes
-    straight = {method: Straight(trainers, folder, method) for method in METHODS}
+    straight: dict[str, Straight] = {}
     counts = {"rounds": 0, "killed": 0, "resumed": 0}
     run = folder / "round"
     while not counts["rounds"] or time.monotonic() < end_s:
         method = generator.choice(sorted(METHODS))
+        if method not in straight:
+            straight[method] = Straight(trainers, folder, method)
         shutil.rmtree(run, ignore_errors=True)
         counts["killed"] += kill_until_done(trainers, straight[method], run, generator)
         record = json.loads((run / "training.json").read_text())
