@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from expertflow.config import forecast
 from expertflow.config.expert import RunContext
 from expertflow.config.forecast import CPU_SHARE
 from expertflow.config.machine import runtime_minutes
@@ -17,6 +18,7 @@ from expertflow.core.records import write_record
 from expertflow.core.sidecars import write_sidecar
 from expertflow.data.records import DataFile, SourceRecord
 from expertflow.hardware import probe
+from expertflow.plan.flops import flops_per_token
 from expertflow.plan.records import CostPlan
 from expertflow.tokens.records import PackedSplit
 from expertflow.train.model.base import read_facts
@@ -284,16 +286,22 @@ def test_a_cpu_is_as_fast_as_a_share_of_its_products(
     place: Place, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.packing()
-    low, high = place.hours()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(probe, "cpu_flops_per_s", lambda: H100_FLOPS_PER_S)
+    monkeypatch.setattr(forecast, "CPU_START_S", (0.0, 0.0))
     place.config = {"hardware": "H100 SXM", **config}
     if "preset" in config:
         place.manifest["demo"] = {"training": place.manifest["training"]}
     on_cpu = place.hours()
     assert place.parts()[2:] == ["cpu", "estimate from packed tokens; no price set"]
-    assert on_cpu[1] / on_cpu[0] == pytest.approx(CPU_SHARE[1] / CPU_SHARE[0], rel=0.2)
-    assert on_cpu[0] < low < high < on_cpu[1]
+    least, most = CPU_SHARE[1e8]
+    assert on_cpu[1] / on_cpu[0] == pytest.approx(most / least, rel=0.2)
+    flops = flops_per_token(
+        read_facts(Path("model")), lora=None, mean_context_tokens=200.0, supervised_fraction=0.5,
+        checkpoint_activations=False,
+    ).hardware  # fmt: skip
+    fastest_s = 2 * 1_000_000 * flops / (most * H100_FLOPS_PER_S)
+    assert on_cpu[0] == pytest.approx(fastest_s / 3600, rel=0.05)
 
 
 def test_a_cluster_is_asked_for_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

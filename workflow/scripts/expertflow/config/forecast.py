@@ -30,7 +30,7 @@ from expertflow.hardware import probe
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.claims import time_words
 from expertflow.plan.cost import price_of_plan
-from expertflow.plan.flops import count_trained_weights, flops_per_token
+from expertflow.plan.flops import count_trained_weights, count_weights, flops_per_token
 from expertflow.plan.memory import (
     BUSY_TOKENS,
     RESERVE_BYTES,
@@ -64,9 +64,12 @@ GENERATED_BYTES = (100.0, 1600.0)
 MEAN_CONTEXT_TOKENS = (32.0, 1024.0)
 SUPERVISED_FRACTION = (0.1, 1.0)
 FILL_FRACTION = (0.7, 1.0)
-# What a training on a CPU reaches of the speed of one large product. Seen on two shared cores, with
-# Qwen3's layers: 0.06 to 0.13 at half a million parameters, 0.3 to 0.8 at a hundred million.
-CPU_SHARE = (0.05, 0.8)
+# What a training on a CPU reaches of the speed of one large product, by parameters: least and most.
+# Seen on two shared cores, with Qwen3's layers: 0.06 to 0.33 at half a million (the demos), 0.3 to
+# 0.8 at a hundred million.
+CPU_SHARE = {5e5: (0.05, 0.4), 1e8: (0.3, 0.8)}
+# What it takes beside its steps, mostly to import torch.
+CPU_START_S = (3.0, 20.0)
 # Micro-batches of a step where the manifest leaves them to the plan: a judgment, of little weight.
 N_MICRO_BATCHES = 4
 
@@ -195,7 +198,11 @@ class Forecaster:
             basis = "estimate from packed tokens"
         else:
             tokens = _count_trained(spec, self._tokens_from_bytes(), self._tokens_of_rows)
-            context, supervised = MEAN_CONTEXT_TOKENS, SUPERVISED_FRACTION
+            longest = self.expert.training.max_seq_length or math.inf
+            # A document is as long as its row at most.
+            low, high = MEAN_CONTEXT_TOKENS
+            context = min(low, longest / 2), min(high, longest / 2)
+            supervised = SUPERVISED_FRACTION
             basis = "estimate from bytes"
             data, sources = self.expert.settings["data"], self.expert.sources.values()
             limits = [data["max_documents"], data["max_per_category"]]
@@ -302,7 +309,7 @@ class Forecaster:
 
 
 def _cpu_hours(runs: Runs) -> Range:
-    speed = probe.cpu_flops_per_s() * 3600
+    low, high = _cpu_share(count_weights(runs[0][1].facts))
     least, most = (
         n_tokens
         * flops_per_token(
@@ -314,7 +321,20 @@ def _cpu_hours(runs: Runs) -> Range:
         ).hardware
         for n_tokens, work in runs
     )
-    return least / (speed * CPU_SHARE[1]), most / (speed * CPU_SHARE[0])
+    speed, (soonest_s, latest_s) = probe.cpu_flops_per_s(), CPU_START_S
+    return (least / speed / high + soonest_s) / 3600, (most / speed / low + latest_s) / 3600
+
+
+def _cpu_share(n_weights: int) -> Range:
+    """Interpolate between the two sizes that were seen, by the logarithm of the size.
+
+    >>> _cpu_share(1000), _cpu_share(10**9)
+    ((0.05, 0.4), (0.3, 0.8))
+    """
+    (small, of_small), (large, of_large) = CPU_SHARE.items()
+    place = min(1.0, max(0.0, math.log(n_weights / small) / math.log(large / small)))
+    low, high = (a + place * (b - a) for a, b in zip(of_small, of_large, strict=True))
+    return low, high
 
 
 def _planned(path: Path) -> Forecast:
