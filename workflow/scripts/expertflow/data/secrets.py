@@ -35,7 +35,18 @@ _MANY_BLANKS = re.compile(_BLANKS + " +")
 # Most texts have no such run, and cost no further search.
 LEAST_RUN = 24
 _RUN = re.compile(rf"(?<![\w.~+=-])[\w.~+=-]{{{LEAST_RUN},}}")
-LEAST_RUNS = {"IBM Cloud IAM Key": 44, "IBM COS HMAC Credentials": 48, "SoftLayer Credentials": 64}
+LEAST_RUNS = {
+    "Airtable Token": 82, "Cloudant Credentials": 24, "Discord Bot Token": 59,
+    "IBM Cloud IAM Key": 44, "IBM COS HMAC Credentials": 48, "SoftLayer Credentials": 64,
+}  # fmt: skip
+# Of detect-secrets' kinds: what any match contains one of, in small letters.
+FIXED = {
+    "AWS Access Key": ("a3t", "abia", "acca", "akia", "asia", "aws"),
+    "IBM Cloud IAM Key": ("key", "pwd", "pass", "token"),
+    "IBM COS HMAC Credentials": ("secret",),
+    "OpenAI Token": ("t3blbkfj",),
+    "Slack Token": ("xox", "hooks.slack.com"),
+}
 # What a gate may omit: a pattern's start if it may be empty, "(?:x|)" or the start of a word or
 # line; and more, since searching for what follows is faster, or linear.
 _EMPTY_HEAD = r"\(\?:(?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*\|(?:\^|\(\?<=\^\))?\)(?![*+?{])"
@@ -57,13 +68,15 @@ _KEY = b"expertflow e-mail"
 class Detector(NamedTuple):
     """A kind of credential; a text with a line that holds one also passes one of ``gates``.
 
-    It also has ``least_run`` characters in a row that are no blank, quote, slash or bracket.
+    It also has ``least_run`` characters in a row that are no blank, quote, slash or bracket, and in
+    small letters contains one of ``fixed``.
     """
 
     kind: str
     gates: tuple[Callable[[str], object], ...]
     find: Callable[[str], Iterable[str]]
     least_run: int = 0
+    fixed: tuple[str, ...] = ("",)
     is_placeholder: Callable[[str], bool] = lambda _: False
 
     def finds(self, line: str) -> bool:
@@ -80,9 +93,14 @@ def find_secrets(text: str) -> list[str]:
     for window in cut_text(text, "\n", WINDOW_CHARS, overlap=OVERLAP_CHARS):
         if _BLANKS in window:
             window = _MANY_BLANKS.sub(_BLANKS, window)
-        longest = max(map(len, _RUN.findall(window)), default=LEAST_RUN - 1)
+        # Splitting at blanks is much faster than the pattern, and leaves it little.
+        long_words = " ".join(word for word in window.split() if len(word) >= LEAST_RUN)
+        longest = max(map(len, _RUN.findall(long_words)), default=LEAST_RUN - 1)
+        low = window.lower()
         for detector in load_detectors():
-            if detector.kind in kinds or detector.least_run > longest:
+            if detector.least_run > longest or detector.kind in kinds:
+                continue
+            if not any(map(low.__contains__, detector.fixed)):
                 continue
             if not any(gate(window) for gate in detector.gates):
                 continue
@@ -112,12 +130,13 @@ def load_detectors() -> tuple[Detector, ...]:
             "detect-secrets: it lacks a detector; install the pinned version"
         ) from error
     found = [_own(kind, fixed, text) for kind, forms in KINDS.items() for fixed, text in forms]
-    found.append(Detector("Assigned Credential", (_names_one,), _assigned_values))
+    found.append(Detector("Assigned Credential", (bool,), _assigned_values, fixed=NAMES))
     for plugin in plugins:
         gates = tuple(_gate(pattern) for pattern in plugin.denylist)
         # Unlike analyze_line, analyze_string never asks a provider to verify a key.
         kind = plugin.secret_type
-        detector = Detector(kind, gates, plugin.analyze_string, LEAST_RUNS.get(kind, 0))
+        fixed = FIXED.get(kind, ("",))
+        detector = Detector(kind, gates, plugin.analyze_string, LEAST_RUNS.get(kind, 0), fixed)
         if type(plugin).__name__ == "BasicAuthDetector":
             detector = detector._replace(is_placeholder=is_placeholder)
         found.append(detector)
@@ -126,18 +145,13 @@ def load_detectors() -> tuple[Detector, ...]:
 
 def _own(kind: str, fixed: str, text: str) -> Detector:
     pattern = re.compile(text)
-    least_run = 0 if kind == "Private Key" else LEAST_RUN
-    gates = (lambda text: fixed in text and pattern.search(text),)
-    return Detector(kind, gates, pattern.findall, least_run)
-
-
-def _names_one(text: str) -> bool:
-    low = text.lower()
-    return any(name in low for name in NAMES)
+    least_run = 0 if kind == "Private Key" else LEAST_RUNS.get(kind, LEAST_RUN)
+    return Detector(kind, (pattern.search,), pattern.findall, least_run, (fixed.lower(),))
 
 
 def _assigned_values(line: str) -> list[str]:
-    if not _names_one(line):
+    low = line.lower()
+    if not any(name in low for name in NAMES):
         return []
     values = (found["quoted"] or found["bare"] for found in ASSIGNED.finditer(line))
     return [v for v in values if _HAS_BOTH.match(v) and not PLACEHOLDER.search(v)]
