@@ -9,6 +9,7 @@ from typing import Any
 
 from expertflow.config import specs
 from expertflow.config.forecast import Forecaster, Range, Unknown
+from expertflow.core.errors import ExpertflowError
 from expertflow.data.shards import token_shards
 from expertflow.evaluate.records import HELD_OUT_LOSS
 from expertflow.plan.flops import count_weights
@@ -33,11 +34,14 @@ class JobForecaster:
         self.forecaster, self.expert = forecaster, forecaster.expert
 
     def forecast(self, rule: str, wildcards: Any) -> str | None:
-        """Return ``0.3 to 4.5 s``; null where the rule is not modeled or its work is unknown."""
+        """Return ``0.3 to 4.5 s``; null where the rule is not modeled or its work is unknown.
+
+        A record that cannot be read ends no run.
+        """
         model: Callable[[Any], Range] | None = getattr(self, rule, None)
         try:
             seconds = None if model is None else model(wildcards)
-        except Unknown:
+        except (Unknown, ExpertflowError):
             return None
         return seconds and f"{seconds[0]:.3g} to {seconds[1]:.3g} s"
 
