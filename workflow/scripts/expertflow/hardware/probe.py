@@ -95,7 +95,7 @@ def package_version(name: str, remedy: str) -> str:
         raise HardwareError(f"package {name} is not installed; {remedy}") from error
 
 
-def cpu_flops_per_s(width: int = 1024, n_products: int = 5) -> float:
+def cpu_flops_per_s(width: int = 768, n_products: int = 3) -> float:
     """Return what this CPU reaches on the fastest of some large products in fp32."""
     # Imported here, as only a forecast for a CPU needs it.
     import numpy as np
