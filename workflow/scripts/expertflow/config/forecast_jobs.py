@@ -1,7 +1,7 @@
 """Model the seconds of jobs beside the training where none of their kind ran here.
 
-Work over speed, and a job's start, least and most: judgments on both sides of what two shared cores
-took. Downloads are unknown, as a dry run asks no network how large they are.
+Each takes its start and its work over a speed, as a least and a most: judgments around what was
+seen on two shared cores. Downloads are unknown, as a dry run stays offline.
 """
 
 from collections.abc import Callable
@@ -49,18 +49,22 @@ class JobForecaster:
         return START_S
 
     def fetch_source(self, wildcards: Any) -> Range:
-        return _add(START_S, _over(self._source_bytes(wildcards), HASHING))
+        return _add(START_S, _over(self.forecaster.count_bytes(wildcards.source), HASHING))
 
     def generate_source(self, wildcards: Any) -> Range:
-        return _add(START_S, _over(self._source_bytes(wildcards), RENDERING))
+        return _add(START_S, _over(self.forecaster.count_bytes(wildcards.source), RENDERING))
 
     def prepare_shard(self, wildcards: Any) -> Range:
         n_shards = self.expert.source_lock(wildcards.source).n_shards
-        return _add(START_S, _over(self._source_bytes(wildcards), RENDERING, n_shards))
+        return _add(
+            START_S, _over(self.forecaster.count_bytes(wildcards.source), RENDERING, n_shards)
+        )
 
     def pretokenize_shard(self, wildcards: Any) -> Range:
         n_shards = len(token_shards(self.expert.source_lock(wildcards.source).n_shards))
-        return _add(START_S, _over(self._source_bytes(wildcards), TOKENIZING, n_shards))
+        return _add(
+            START_S, _over(self.forecaster.count_bytes(wildcards.source), TOKENIZING, n_shards)
+        )
 
     def deduplicate_documents(self, _: Any) -> Range:
         return _add(START_S, _over(self.forecaster.count_bytes(), MERGING))
@@ -72,7 +76,7 @@ class JobForecaster:
         if settings["model"].startswith("builtin:") and settings["tokenizer"] is None:
             # It is learned from the documents.
             return _add(START_S, _over(self.forecaster.count_bytes(), LEARNING))
-        # Of a model that is not here it would have to be downloaded.
+        # Unknown where the model would have to be downloaded.
         self.forecaster.current_facts()
         return START_S
 
@@ -95,6 +99,7 @@ class JobForecaster:
         n_steps = _times((n_batches, n_batches), ANSWER_FRACTION, spec.max_new_tokens)
         n_layers = self.forecaster.current_facts().n_layers
         answering = _times(n_steps, LAYER_S, n_layers)
+        # The base model, and the trained one.
         loading = _over(_times(self._weight_bytes(), (2, 2)), HASHING)
         return _add(TORCH_START_S, _add(loading, answering))
 
@@ -118,9 +123,6 @@ class JobForecaster:
         n_candidates = self.expert.training.save_total_limit or 1
         n_choosing = spec.n_selection_examples * n_candidates
         return 2 * spec.max_examples + n_choosing + spec.n_recall_examples
-
-    def _source_bytes(self, wildcards: Any) -> Range:
-        return self.forecaster.count_bytes(wildcards.source)
 
     def _weight_bytes(self) -> Range:
         n_weights = count_weights(self.forecaster.current_facts())

@@ -39,7 +39,7 @@ LEAST_RUNS = {
     "Airtable Token": 82, "Cloudant Credentials": 24, "Discord Bot Token": 59,
     "IBM Cloud IAM Key": 44, "IBM COS HMAC Credentials": 48, "SoftLayer Credentials": 64,
 }  # fmt: skip
-# Of detect-secrets' kinds: what any match contains one of, in small letters.
+# Lowercase texts, one of which every match of a detect-secrets kind contains in some case.
 FIXED = {
     "AWS Access Key": ("a3t", "abia", "acca", "akia", "asia", "aws"),
     "IBM Cloud IAM Key": ("key", "pwd", "pass", "token"),
@@ -68,8 +68,8 @@ _KEY = b"expertflow e-mail"
 class Detector(NamedTuple):
     """A kind of credential; a text with a line that holds one also passes one of ``gates``.
 
-    It also has ``least_run`` characters in a row that are no blank, quote, slash or bracket, and in
-    small letters contains one of ``fixed``.
+    It also has ``least_run`` characters in a row that are no blank, quote, slash or bracket, and,
+    in lowercase, one of ``fixed``.
     """
 
     kind: str

@@ -22,7 +22,7 @@ from expertflow.tokens.records import TOKENIZER_FILES, TokenizerRecord, Tokenize
 from expertflow.tokens.tokenize import tokenize
 
 BUILTIN = "builtin:"
-# In tokenizer_config.json.
+# The key of tokenizer_config.json that lists added tokens.
 LISTED = "added_tokens_decoder"
 NO_MODEL = "correct the name, or download it where there is a network"
 

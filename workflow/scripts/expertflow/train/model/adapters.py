@@ -16,7 +16,6 @@ from torch.nn import functional
 from expertflow.plan.settings import ADAPTER
 
 DROPPED = "_dropped_out"
-BASE_SQUARES = "base_squares_O"
 
 
 def use_own_forward(model: Any) -> None:
@@ -25,9 +24,9 @@ def use_own_forward(model: Any) -> None:
         if type(module) is Linear and type(module.base_layer) is torch.nn.Linear:
             module.__class__ = AdaptedLinear
             if ADAPTER in module.lora_magnitude_vector:
-                # The base is frozen; summed up in each pass, it would be read once more.
-                squares = module.base_layer.weight.detach().float().square().sum(1)
-                module.register_buffer(BASE_SQUARES, squares, persistent=False)
+                # The base is frozen; summing in each pass would read it once more.
+                squares_O = module.base_layer.weight.detach().float().square().sum(1)
+                module.register_buffer("base_squares_O", squares_O, persistent=False)
 
 
 class AdaptedLinear(Linear):  # type: ignore[misc]
