@@ -7,7 +7,8 @@ from expertflow.studies.records import VariantJob, VariantRecord
 
 def main(job: VariantJob) -> VariantRecord:
     # It imports torch, which takes seconds: --help and mistakes are answered before.
-    from expertflow.studies.ablate_variant import ablate_variant
+    with cli.heavy_imports():
+        from expertflow.studies.ablate_variant import ablate_variant
 
     return ablate_variant(job)
 

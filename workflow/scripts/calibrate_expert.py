@@ -8,7 +8,8 @@ from expertflow.studies.plan_expert import CalibrationJob
 
 def main(job: CalibrationJob) -> Calibration | None:
     # It imports torch, which takes seconds: --help and mistakes are answered before.
-    from expertflow.studies.calibrate import calibrate
+    with cli.heavy_imports():
+        from expertflow.studies.calibrate import calibrate
 
     return calibrate(job)
 

@@ -21,8 +21,9 @@ def main(inputs: ExportInputs) -> ExportRecord:
     # Hidden before CUDA starts, as peft would load adapters onto a busy card.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # They import torch, which takes seconds: --help and mistakes are answered before.
-    from expertflow.export.merge import Trained, export_model
-    from expertflow.export.model_files import find_published_folder
+    with cli.heavy_imports():
+        from expertflow.export.merge import Trained, export_model
+        from expertflow.export.model_files import find_published_folder
 
     training, published = inputs.training, inputs.evaluation.published
     trained = Trained(

@@ -27,9 +27,10 @@ def main(
     staging: StagingRecord,
 ) -> GenerationRecord:
     # They import torch, which takes seconds: --help and mistakes are answered before.
-    from expertflow.evaluate.ask_models import ask_models
-    from expertflow.evaluate.evaluator import GenerationInputs
-    from expertflow.train.model.load import load_for_scoring
+    with cli.heavy_imports():
+        from expertflow.evaluate.ask_models import ask_models
+        from expertflow.evaluate.evaluator import GenerationInputs
+        from expertflow.train.model.load import load_for_scoring
 
     # Weights are read several times, and the machine that trained has a local copy.
     with open_staged(staging, weights_sha256=model.weights_sha256, with_rows=False) as places:

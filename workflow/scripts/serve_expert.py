@@ -25,9 +25,10 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=512, help="longest answer in tokens")
     args = parser.parse_args()
     # They import torch, which takes seconds: --help and mistakes are answered before.
-    from transformers.utils import logging
+    with cli.heavy_imports():
+        from transformers.utils import logging
 
-    from expertflow.export.serve import HELP, answer_once, load_expert, run_chat
+        from expertflow.export.serve import HELP, answer_once, load_expert, run_chat
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -13,8 +13,9 @@ from expertflow.train.flags import changes_of, parse_args, trainer_parser
 def main() -> None:
     args = parse_args(trainer_parser(__doc__))
     # They import torch, which takes seconds: --help and mistakes are answered before.
-    from expertflow.train.feed.on_the_fly import Documents
-    from expertflow.train.job import TrainingJob, run_job
+    with cli.heavy_imports():
+        from expertflow.train.feed.on_the_fly import Documents
+        from expertflow.train.job import TrainingJob, run_job
 
     job = TrainingJob(
         plan=args.plan,
