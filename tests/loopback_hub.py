@@ -21,7 +21,7 @@ from support import SCRIPTS
 COMMIT = "c" * 40
 RUN = """
 import json, logging, sys, time
-from expertflow.core.errors import DataError
+from expertflow.core.errors import ExpertflowError
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources import hub
 logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -39,7 +39,7 @@ def result(source):
     try:
         spec = SourceSpec(name="s", kind="hub", **source)
         fetched = hub.HubDataset(spec).fetch(None, None)
-    except DataError as error:
+    except ExpertflowError as error:
         return {"error": str(error)}
     files = fetched.files
     return {

@@ -18,8 +18,8 @@ FLOORS = (
 FLOOR_OF = {room: i for i, rooms in enumerate(FLOORS.split(" < ")) for room in rooms.split()}
 # What a room may import of the rooms below it, besides their records.
 PUBLIC = {
-    "data": "checks.cypher checks.json_schema checks.typescript documents layout reject render"
-    " settings shapes shards",
+    "data": "cache checks.cypher checks.json_schema checks.typescript documents layout reject"
+    " render settings shapes shards",
     "tokens": "arrow engine packing ragged tokenize tokenizer",
     "staging": "content ensure store",
     "hardware": "disk gpu_table monitor nvml nvml_device probe",
@@ -32,7 +32,7 @@ PUBLIC = {
 DECLARATIONS = {"train.optimizers"}
 # The Snakefile's own room resolves settings and locks sources, so it reaches into data.
 CONFIG_MAY_USE = {
-    "data": "cache checks.registry lock shapes shards sources.registry", "hardware": "gpu_table",
+    "data": "checks.registry lock shapes shards sources.registry", "hardware": "gpu_table",
     "plan": "switches", "train": "model.base model.init_adapter", "rental": "bundle.records",
 }  # fmt: skip
 DOORS = {

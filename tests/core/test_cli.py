@@ -35,9 +35,8 @@ def test_a_users_error_is_one_line_and_a_bug_keeps_its_traceback() -> None:
     with pytest.raises(SystemExit, match=r"^error: a b$"):
         cli.run(failing(DataError("a\n  b")))
     full = OSError(errno.ENOSPC, "No space left on device", "results/x.arrow")
-    with pytest.raises(
-        SystemExit, match=r"results/x\.arrow: no space left; .*file system /.* free\)$"
-    ):
+    line = r"results/x\.arrow: no space left on device; file system /.* has .* free; free some, or"
+    with pytest.raises(SystemExit, match=line):
         cli.run(failing(full))
     with pytest.raises(ZeroDivisionError):
         cli.run(failing(ZeroDivisionError()))

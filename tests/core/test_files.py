@@ -15,7 +15,7 @@ import pytest
 from support import SCRIPTS
 
 from expertflow.core import locks
-from expertflow.core.disk import check_space
+from expertflow.core.disk import MAKE_ROOM, DiskFullError, check_space, describe_os_error
 from expertflow.core.errors import DataError, HardwareError, TransientError
 from expertflow.core.files import (
     hold_partial,
@@ -197,6 +197,31 @@ def test_what_lies_on_one_disk_has_to_fit_there_together(
     assert str(caught.value).endswith(
         " has 5.0 MB free, 5.0 MB needed for 4 checkpoints and the model and a bundle; free some"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(errno.ENOSPC, "full"), "no space left on device, more than 5.1 MB needed; file"),
+        (OSError("in Rust (os error 122)"), "disk quota exceeded, more than 100.0 kB needed; file"),
+        (ValueError("too long (os error 27)"), "file too large, more than 100.0 kB needed; file"),
+        (ValueError("in Rust (os error 5)"), None),
+    ],
+)
+def test_what_does_not_fit_names_disk_and_bytes_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, line: str | None
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
+    with pytest.raises(type(error) if line is None else DiskFullError) as caught:
+        with replacing(tmp_path / "rows") as partial:
+            partial.write_bytes(bytes(100_000))
+            raise error
+    assert list(tmp_path.iterdir()) == []
+    if line is not None:
+        assert isinstance(caught.value, OSError)
+        told = describe_os_error(caught.value) or ""
+        assert told.startswith(f"{tmp_path / 'rows'}: {line} system /")
+        assert told.endswith(f" has 5.1 MB free; {MAKE_ROOM}")
 
 
 def test_a_lock_is_waited_for_a_day(

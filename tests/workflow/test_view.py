@@ -4,9 +4,11 @@ import logging
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import MockOutputSettings
 from workflow_space import LIMIT_S, REPORT, SNAKEMAKE, Workspace
 
+from expertflow.config.guard import describe_failure
 from snakemake_logger_plugin_expertflow import LogHandler
 
 
@@ -105,6 +108,19 @@ def test_a_run_into_a_pipe(space: Workspace) -> None:
         done = space.snakemake(REPORT, "--quiet", "all")
         before, last = done.stderr.splitlines()[-2:]
         assert done.returncode == 1 and before == path and last.startswith(f"error: {reason}")
+
+
+def test_a_line_that_did_not_fit_into_its_log_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    log = tmp_path / "a.log"
+    for text in ("", "error: results/tin"):
+        log.write_text(text)
+        told = describe_failure(log)
+        assert re.match(rf"error: {log}: file system /.* has 4\.1 kB free, too little", told)
+    log.write_text("error: all of it\n")
+    assert describe_failure(log) == "error: all of it"
 
 
 @pytest.mark.chain

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from expertflow.core.attempts import attempts_path, read_attempts
-from expertflow.core.errors import DataError, ExpertflowError, describe_os_error, single_line
+from expertflow.core.disk import MAKE_ROOM, describe_os_error, describe_space, free_bytes
+from expertflow.core.errors import DataError, ExpertflowError, single_line
 from expertflow.core.format import show_hidden
 
+# A block of the largest pages; with less, the last line of a log may be cut, or missing.
+LEAST_FREE_BYTES = 1 << 16
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -81,14 +84,16 @@ def describe_failure(log: Path) -> str:
     Python printed, and those that were killed with nothing on that.
     """
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = log.read_text(encoding="utf-8", errors="replace")
         logged_s, path = log.stat().st_mtime, attempts_path(log)
         # An attempt that ended before Python knew of it is not recorded.
         is_recorded = path.is_file() and path.stat().st_mtime >= logged_s
         code = read_attempts(path)[-1].code if is_recorded else 1
     except (OSError, DataError, LookupError):
-        lines, code = [], None
-    last = next((line for line in reversed(lines) if line.strip()), "")
+        text, code = "", None
+    if not text.endswith("\n") and free_bytes(log) < LEAST_FREE_BYTES:
+        return f"error: {log}: {describe_space(log)}, too little for what it tells; {MAKE_ROOM}"
+    last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
     if last.startswith("error: ") or code == 0:
         return last if code else ""
     if last and code is not None:

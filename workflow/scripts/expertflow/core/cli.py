@@ -1,7 +1,6 @@
 """Shared by all scripts: arguments, one-line errors, and sidecars of outputs."""
 
 import argparse
-import errno
 import gc
 import inspect
 import json
@@ -19,13 +18,12 @@ from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type
 import msgspec
 
 from expertflow.core.attempts import LOG, record_attempt
-from expertflow.core.disk import describe_space
+from expertflow.core.disk import describe_os_error
 from expertflow.core.errors import (
     ConfigError,
     ExpertflowError,
     Interrupted,
     TransientError,
-    describe_os_error,
     single_line,
 )
 from expertflow.core.format import show_hidden
@@ -224,7 +222,5 @@ def _run(main: Callable[[], None], interrupted: str) -> NoReturn:
     except OSError as error:
         if (line := describe_os_error(error)) is None:
             raise
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        told = f" ({describe_space(Path(error.filename or 'results'))})" if is_full else ""
-        sys.exit(f"error: {line}{told}")
+        sys.exit(f"error: {single_line(line)}")
     sys.exit(0)

@@ -13,7 +13,7 @@ line on stderr and exit with 1; anything else is a bug and keeps its traceback. 
 attempts of the job end with the same line at once, unless the error is transient.
 """
 
-import errno
+from collections.abc import Iterator
 
 from expertflow.core.format import show_hidden
 
@@ -50,24 +50,10 @@ class Interrupted(Exception):
     """A signal stopped a run; everything needed to resume is saved."""
 
 
-_FULL = "no space left; free some, or move results/ to another disk"
-_CLOSED = "cannot be opened or written by this user; correct its permissions, or its owner"
-# What a user can cause and repair, and what to do about it.
-OS_ERRORS = {
-    errno.ENOSPC: _FULL,
-    errno.EDQUOT: _FULL,
-    errno.EACCES: _CLOSED,
-    errno.EPERM: _CLOSED,
-    errno.EROFS: "is on a file system that is read-only; mount it for writing, or use --directory",
-    errno.ENAMETOOLONG: "is a longer name than the file system takes; shorten it",
-    errno.ENOTDIR: "a file lies where a folder is needed; move it away, or name another folder",
-}
-
-
-def describe_os_error(error: OSError) -> str | None:
-    """Return the line for a user that an error of the system is worth; null for a bug."""
-    fix = OS_ERRORS.get(error.errno or 0)
-    return fix and f"{error.filename or 'the file system of the output'}: {fix}"
+def iter_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def single_line(message: object, limit: int | None = None) -> str:

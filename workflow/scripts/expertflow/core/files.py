@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from expertflow.core.disk import DiskFullError, check_space, find_full
+from expertflow.core.errors import ExpertflowError
 from expertflow.core.format import size
 from expertflow.core.locks import flock
 from expertflow.core.progress import show_activity
@@ -94,7 +96,7 @@ def hold_partial(path: Path) -> Iterator[tuple[Path, IO[str]]]:
     """Yield such a path, and the lock of its folder, which a child process may inherit.
 
     Folders that dead processes have left for the same path are removed, too: a folder holds its
-    lock as long as one that has it lives.
+    lock as long as one that has it lives. DiskFullError if what the block writes does not fit.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
         if is_abandoned(left):
@@ -108,6 +110,13 @@ def hold_partial(path: Path) -> Iterator[tuple[Path, IO[str]]]:
             # By its name it is never there without being held.
             (folder / f"{LOCK}.new").rename(folder / LOCK)
             yield folder / path.name, lock
+    except ExpertflowError:
+        raise
+    except Exception as error:
+        if (number := find_full(error)) is None:
+            raise
+        files = [file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
+        raise DiskFullError(number, path, sum(f.stat().st_size for f in files)) from error
     finally:
         remove(folder)
 
@@ -171,6 +180,7 @@ def link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
+        check_space([(target, source.stat().st_size, target.name)])
         shutil.copy2(source, target)
 
 

@@ -16,6 +16,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from expertflow.core.disk import describe_space, free_bytes
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_json
 from expertflow.core.records import Record
@@ -27,6 +28,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 Card = dict[str, Any]
 CARD = "README.md"
 INFO = "dataset_info.json"
+MOVE_CACHE = "free some, or set HF_HOME to another disk"
 # Source options that select among a data set's files.
 READ_OPTIONS = ("data_dir", "data_files")
 # A long split has several files; a split name contains no hyphen.
@@ -39,6 +41,12 @@ def hub_cache() -> Path:
 
 def find_prepared_cache() -> Path:
     return _folder("HF_DATASETS_CACHE", _home() / "datasets")
+
+
+def describe_full_cache(needed: str = "") -> str:
+    place = min((hub_cache(), find_prepared_cache()), key=free_bytes)
+    told = f"{describe_space(place)}, {needed} needed" if needed else describe_space(place)
+    return f"no space left for {place}: {told}; {MOVE_CACHE}"
 
 
 def repository_folder(repository: str, kind: str = "datasets") -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from expertflow.core.disk import check_space
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import replacing, sha256_file, sha256_json
 from expertflow.core.progress import show_activity
@@ -130,6 +131,8 @@ def _write_weights(
     codec = PromptCodec(Engine(trained.base), trained.layout)
     model_files.set_decoding(plain, spec.decoding, end_id=codec.end_id, text_end_id=codec.pad_id)
     model_files.cast_weights(plain, dtype)
+    n_bytes = sum(tensor.nbytes for tensor in plain.parameters())
+    check_space([(folder.parents[1], n_bytes, "the merged model")])
     with show_activity(lambda: f"writing {folder}"):
         plain.save_pretrained(folder, safe_serialization=True, max_shard_size=MAX_SHARD)
     # Only one of the two models may be in memory.

@@ -1,6 +1,5 @@
 """Provide verified rows and weights from the fastest place: as is, from memory, or copied."""
 
-import errno
 import logging
 import os
 import threading
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from expertflow.core.disk import FULL
 from expertflow.core.errors import DataError, ExpertflowError, HardwareError
 from expertflow.core.records import Record, fill_record
 from expertflow.hardware import disk
@@ -104,7 +104,7 @@ def _stage(
         return _fall_back(note, str(problem))
     except OSError as error:
         what = error.strerror or str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             what = f"{what}, though there seemed to be room"
         return _fall_back(note, f"{scratch}: {what}")
     holds.enter_context(copy.hold)

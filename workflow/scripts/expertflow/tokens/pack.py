@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from expertflow.core.disk import check_space
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 from expertflow.core.progress import ProgressPrinter
-from expertflow.tokens.arrow import ROWS_FILE, PackedRows, write_rows
+from expertflow.tokens.arrow import IDS_DTYPE, ROWS_FILE, PackedRows, write_rows
 from expertflow.tokens.engine import CHOSEN
 from expertflow.tokens.load_splits import SplitDocuments, load_splits, row_batches
 from expertflow.tokens.packing import (
@@ -116,6 +117,7 @@ def _pack_split(
     pieces, rows = plan_rows(documents.length, spec, length)
     # Packing emits rows longest first; shuffle to avoid a curriculum.
     rows = rows.take(np.random.default_rng(spec.seed).permutation(len(rows)))
+    check_space([(output, len(rows) * length * IDS_DTYPE.itemsize, f"{len(rows)} rows")])
     progress = ProgressPrinter(f"{output}", total=len(rows), unit="rows packed")
     n_supervised = n_targets = 0
 

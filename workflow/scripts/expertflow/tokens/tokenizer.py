@@ -7,13 +7,16 @@ can start while its weights download.
 import json
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from expertflow.core.disk import check_space, find_full
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import replacing
+from expertflow.data.cache import MOVE_CACHE, describe_full_cache, hub_cache
 from expertflow.data.layout import CHATML, TEXT_END, TURN_END, TURN_START, read_layout
 from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.render import Renderer
@@ -149,11 +152,18 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 def download_files(name: str, revision: str | None, patterns: Sequence[str], *, fix: str) -> Path:
     """Find files of a hub model in the cache, or download them; the folder's name is its commit."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import DryRunError, HfHubHTTPError, LocalEntryNotFoundError
 
+    wanted = list(patterns)
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+        with suppress(DryRunError):  # where the hub is out of reach
+            files = snapshot_download(name, revision=revision, allow_patterns=wanted, dry_run=True)
+            n_bytes = sum(file.file_size for file in files if file.will_download)
+            check_space([(hub_cache(), n_bytes, f"model {name}")], fix=MOVE_CACHE)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        if find_full(error):
+            raise DataError(f"model {name}: {describe_full_cache()}") from error
         raise DataError(
             f"model {name}: neither a directory, nor in the cache, nor to be had from the hub"
             f" ({type(error).__name__}); {fix}"

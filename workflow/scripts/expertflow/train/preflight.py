@@ -121,6 +121,9 @@ def _check_disk(plan: TrainPlan, state: Path, merged: tuple[Path, int] | None) -
     needs = [(state, needed - there, f"{limit + 2} checkpoints and the weights of {limit + 1}")]
     if merged is not None:
         needs.append((*merged, "the merged model"))
+        if state.stat().st_dev != merged[0].stat().st_dev:
+            # Elsewhere they are links.
+            needs.append((merged[0], weights * (limit + 1), "the published weights"))
     check_space(needs, fix="free some, or lower training.save_total_limit")
     return free, needed
 

@@ -21,6 +21,7 @@ from zipfile import BadZipFile
 
 from msgspec.structs import replace
 
+from expertflow.core.disk import check_space
 from expertflow.core.errors import DataError
 from expertflow.data import cache
 from expertflow.data.formats.options import SourceOptions
@@ -354,13 +355,8 @@ def _download_files(repository: str, revision: str, paths: Iterable[str]) -> Non
 
 def _download(repository: str, commit: CachedCommit, missing: list[str]) -> None:
     sizes = {path: commit.n_bytes_by_path[path] for path in missing}
-    free, n_bytes = shutil.disk_usage(cache.hub_cache()).free, sum(sizes.values())
-    if free < n_bytes:
-        raise DataError(
-            f"{repository} needs {_mb(n_bytes)} and {cache.hub_cache()} has {_mb(free)} left;"
-            " free some, or set HF_HOME to another disk"
-        )
-    what = f"{repository}@{commit.folder.name[:8]}"
+    what, n_bytes = f"{repository}@{commit.folder.name[:8]}", sum(sizes.values())
+    check_space([(cache.hub_cache(), n_bytes, what)], fix=cache.MOVE_CACHE)
     log.info("%s: downloading %d files, %s", what, len(missing), _mb(n_bytes))
     with _report_progress(what, commit, sizes):
         hub_errors.make_retrier(what)(_download_files, repository, commit.folder.name, missing)

@@ -4,7 +4,6 @@ The libraries nest errors; the most informative one decides. Their messages are 
 nothing else helps, and never with a token or the query of a signed URL.
 """
 
-import errno
 import logging
 import re
 from collections.abc import Iterator
@@ -12,8 +11,9 @@ from contextlib import contextmanager
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from expertflow.core.errors import DataError, single_line
-from expertflow.data.cache import hub_cache
+from expertflow.core.disk import find_full
+from expertflow.core.errors import DataError, HardwareError, iter_causes, single_line
+from expertflow.data.cache import describe_full_cache, hub_cache
 from expertflow.data.settings import SourceSpec
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ WAIT_S = 2.0
 RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
 SECRET = re.compile(r"hf_\w{4,}|(?i:bearer)\s+\S+|(?<=\?)[^\s\"'<>]+|(?<=://)[^/\s@]+@")
 QUOTE_CHARS = 300
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def hide_secrets(record: logging.LogRecord) -> bool:
@@ -60,11 +59,11 @@ def make_retrier(what: str) -> "Retrying":
 
 @contextmanager
 def one_line(source: SourceSpec) -> Iterator[None]:
-    """Turn library errors into a one-line DataError that names the source."""
+    """Turn library errors into a one-line DataError; every line names the source."""
     try:
         yield
-    except DataError as error:
-        raise DataError(f"source {source.name}: {error}") from error.__cause__
+    except (DataError, HardwareError) as error:
+        raise type(error)(f"source {source.name}: {error}") from error.__cause__
     except library_errors() as error:
         raise DataError(f"source {source.name}: {explain_error(source, error)}") from error
 
@@ -79,7 +78,7 @@ def library_errors() -> tuple[type[Exception], ...]:
 
 
 def explain_error(source: SourceSpec, error: BaseException) -> str:
-    _, text = min((_fault(source, cause) for cause in _chain(error)), key=itemgetter(0))
+    _, text = min((_fault(source, cause) for cause in iter_causes(error)), key=itemgetter(0))
     if text:
         return text
     quoted = without_secrets(" ".join(f"{type(error).__name__}: {error}".split()))
@@ -90,19 +89,14 @@ def is_unreachable(error: BaseException) -> bool:
     """Return whether the hub was unavailable, for lack of a network or its own fault."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    return any(isinstance(e, OfflineModeIsEnabled) or _passing_reason(e) for e in _chain(error))
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    causes = iter_causes(error)
+    return any(isinstance(e, OfflineModeIsEnabled) or _passing_reason(e) for e in causes)
 
 
 def _passing_reason(error: BaseException | None) -> str | None:
     from httpx2 import TransportError
 
-    for cause in _chain(error):
+    for cause in iter_causes(error):
         if isinstance(cause, TransportError):
             return type(cause).__name__
         if (status := _status(cause)) in RETRIED_STATUS:
@@ -125,8 +119,9 @@ def _fault(source: SourceSpec, error: BaseException) -> tuple[int, str]:
     here = f"data set {name}@{source.revision or 'main'} is not complete in {hub_cache()}"
     status, said = _status(error), str(error)
     match error:
-        case OSError() if error.errno in FULL or "Not enough disk space" in said:
-            return 0, f"no space left for {hub_cache()}; free some, or set HF_HOME to another disk"
+        case _ if find_full(error) or "Not enough disk space" in said:
+            # The library tells what it needs.
+            return 0, describe_full_cache(said.partition("Needed: ")[2].partition(" (")[0])
         case PermissionError():
             return 0, f"{error.filename}: not writable; set HF_HOME to a folder that is"
         case hub.GatedRepoError():

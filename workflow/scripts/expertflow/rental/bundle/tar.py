@@ -37,7 +37,7 @@ def write_bundle(path: Path, index: BundleIndex, items: Items) -> None:
     """Write a bundle; raise DataError if a file has changed, or its name is not portable."""
     _check_names(index, path)
     needed = sum(member.n_bytes for member in index.members)
-    check_space([(path, needed, path.name)], fix="free some, or move results/ to another disk")
+    check_space([(path, needed, path.name)])
     value = to_json(index)
     sealed = canonical_json({"index": value, "sha256": sha256_text(canonical_json(value))}).encode()
     with replacing(path) as partial, partial.open("wb") as stream:

@@ -4,16 +4,15 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import time
 from base64 import urlsafe_b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from expertflow.core.disk import check_space
 from expertflow.core.errors import ConfigError, DataError, HardwareError, TrainingError
 from expertflow.core.files import remove, sha256_file, sync, sync_directory
-from expertflow.core.format import gb
 from expertflow.core.locks import EXPERT_LOCKS, read_holder, sign_lock, try_lock
 from expertflow.core.records import read_record, write_record
 from expertflow.rental.bundle import records
@@ -128,12 +127,9 @@ def _unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
         for left in parent.iterdir():
             if re.fullmatch(rf"\.{re.escape(results.name)}\.\d+\.partial", left.name):
                 remove(left)
-        n_bytes, free = sum(m.n_bytes for m in index.members), shutil.disk_usage(parent).free
-        if free < n_bytes * SPACE_RESERVE:
-            raise HardwareError(
-                f"{parent}: {gb(free)} free, {gb(n_bytes)} needed for {bundle}; free some, or open"
-                " it elsewhere with --directory"
-            )
+        needed = SPACE_RESERVE * sum(member.n_bytes for member in index.members)
+        fix = "free some, or open it elsewhere with --directory"
+        check_space([(parent, needed, str(bundle))], fix=fix)
 
         def create(member: Member) -> BinaryIO:
             path = partial / member.name.removeprefix(prefix)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from expertflow.core.disk import check_space
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import replacing, sha256_file, sha256_json
 from expertflow.core.hashes import HashCache
@@ -116,6 +117,8 @@ def _write_grown(source: Path, n_rows: int, output: Path) -> None:
         for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
             for parameter in layer.parameters():
                 parameter[n_old:] = parameter[:n_old].float().mean(0)
+    n_bytes = sum(tensor.nbytes for tensor in model.parameters())
+    check_space([(output.parents[1], n_bytes, "the model with more tokens")])
     model.save_pretrained(output, max_shard_size=MAX_SHARD)
 
 

@@ -121,8 +121,9 @@ def write_checkpoint(state: Path, snapshot: Snapshot, *, keep: int) -> Path:
             if target.exists():
                 files.hide_checkpoint(target)
     except (OSError, SafetensorError) as error:
+        told = getattr(error, "strerror", None) or error
         raise HardwareError(
-            f"{target}: the checkpoint could not be written ({error}); free space there, or lower"
+            f"{target}: the checkpoint could not be written ({told}); free space there, or lower"
             " training.save_total_limit; earlier checkpoints stay"
         ) from error
     files.prune_checkpoints(state, keep)
