@@ -66,7 +66,8 @@ class Repository(Struct):
 
     ``refused`` is the status and error code of every answer, or where ``is_listed`` of those about
     files: a gated data set shows what it holds. The files of ``cut`` break off after
-    that many bytes, once. The first ``n_failures`` answers are status 500.
+    that many bytes, once. The first ``n_failures`` answers are status 500. Of a file in ``sent``
+    that comes, whatever is listed.
     """
 
     files: dict[str, bytes]
@@ -76,6 +77,7 @@ class Repository(Struct):
     before_cut: Callable[[], object] = bool
     n_failures: int = 0
     stated_sizes: dict[str, int] = field(default_factory=dict)
+    sent: dict[str, bytes] = field(default_factory=dict)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
 
     def ranges(self, name: str) -> list[str | None]:
@@ -161,7 +163,8 @@ class Handler(JsonHandler):
         self.send_json([entry(path, files[path]) for path in asked if path in files])
 
     def send_file(self, repository: Repository, name: str) -> None:
-        content = repository.files[name]
+        listed = repository.files[name]
+        content = repository.sent.get(name, listed)
         span = self.headers.get("Range")
         begin, _, end = span.removeprefix("bytes=").partition("-") if span else ("0", "", "")
         first, last = int(begin), min(int(end or len(content)), len(content) - 1)
@@ -169,7 +172,7 @@ class Handler(JsonHandler):
         self.send_header("Content-Length", str(last + 1 - first))
         if span:
             self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
-        self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
+        self.send_header("ETag", f'"{git_hash(listed)}"')
         self.send_header("X-Repo-Commit", COMMIT)
         self.end_headers()
         if self.command == "HEAD":
@@ -182,8 +185,11 @@ class Handler(JsonHandler):
 
 
 def entry(path: str, content: bytes) -> dict[str, Any]:
-    oid = hashlib.sha1(content).hexdigest()
-    return {"type": "file", "path": path, "size": len(content), "oid": oid}
+    return {"type": "file", "path": path, "size": len(content), "oid": git_hash(content)}
+
+
+def git_hash(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()
 
 
 @contextmanager
@@ -223,7 +229,7 @@ def write_hub_cache(home: Path, files: dict[str, bytes], *, repository: str, com
     (folder / "refs" / "main").write_text(commit)
     (folder / "blobs").mkdir()
     for name, content in files.items():
-        blob = folder / "blobs" / hashlib.sha1(content).hexdigest()
+        blob = folder / "blobs" / git_hash(content)
         blob.write_bytes(content)
         link = folder / "snapshots" / commit / name
         link.parent.mkdir(parents=True, exist_ok=True)

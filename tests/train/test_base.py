@@ -2,12 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loopback_hub import Handler, Hub, Repository
+from loopback_hub import Handler, Hub, Repository, listening
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from support import LORA, SCRIPTS, tiny_tokenizer
@@ -217,23 +216,22 @@ def test_licenses_and_tokenizers_are_downloaded(tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     files |= dict.fromkeys(("README.md", "pytorch_model.bin", "tokenizer.model"), b"x")
     files |= {name: name.encode() for name in TEXTS}
-    hub = Hub({"maker/model": Repository(files)})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (ModelHandler,), {"hub": hub}))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    # First the weights come otherwise than they are listed.
+    repository = Repository(files, sent={"model.safetensors": files["model.safetensors"] + b"x"})
+    bound = type("Bound", (ModelHandler,), {"hub": Hub({"maker/model": repository})})
     told = [tokenizer_spec("maker/model"), spec("maker/model")]
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", FETCH, json.dumps(to_json(told))],
-            env={
-                **os.environ, "HF_HUB_ETAG_TIMEOUT": "300", "HF_HUB_DOWNLOAD_TIMEOUT": "300",
-                "PYTHONPATH": str(SCRIPTS), "HF_HOME": str(tmp_path / "home"),
-                "HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
-            },
-            capture_output=True, text=True, timeout=300, cwd=tmp_path,
-        )  # fmt: skip
-    finally:
-        server.shutdown()
-        server.server_close()
+    command = [sys.executable, "-c", FETCH, json.dumps(to_json(told))]
+    environment = {
+        **os.environ, "HF_HUB_ETAG_TIMEOUT": "300", "HF_HUB_DOWNLOAD_TIMEOUT": "300",
+        "PYTHONPATH": str(SCRIPTS), "HF_HOME": str(tmp_path / "home"),
+    }  # fmt: skip
+    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300, "cwd": tmp_path}
+    with listening(bound) as environment["HF_ENDPOINT"]:
+        refused = subprocess.run(command, env=environment, **how).stderr.splitlines()[-1]
+        [blob] = re.findall(r"model\.safetensors: is not what its commit .* delete (\S+)", refused)
+        Path(blob).unlink()
+        repository.sent.clear()
+        done = subprocess.run(command, env=environment, **how)
     assert done.returncode == 0, done.stderr[-3000:]
     folder = Path(done.stdout.strip())
     wanted = files.keys() - {"README.md", "pytorch_model.bin"}

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,33 @@ def test_a_data_set_is_pinned_fetched_and_then_read_offline(tmp_path: Path) -> N
         # Not even loaded, so nothing can have been asked of the network.
         assert again["libraries"] == []
         assert {**again, "libraries": None} == {**first, "libraries": None}
+
+
+ROWS = jsonl(30)
+
+
+@pytest.mark.parametrize(
+    "sent", [ROWS.replace(b"7", b"8"), ROWS[:-25], ROWS + b" "], ids=["other", "shorter", "longer"]
+)
+def test_what_is_not_the_file_of_the_commit_is_one_line_and_not_used(
+    tmp_path: Path, sent: bytes
+) -> None:
+    first, second = (f"train-0000{i}-of-00002.jsonl" for i in range(2))
+    repository = Repository({first: jsonl(2), second: ROWS}, sent={second: sent})
+    with serving(Hub({"someone/sums": repository})) as hub:
+        (refused,) = fetch(tmp_path, hub.endpoint, SUMS).results
+        told = rf"source s: \S+/{second}: is not what its commit holds, .*; delete (\S+) and run ag"
+        [blob] = map(Path, re.findall(told, refused["error"]))
+        blob.unlink()
+        assert list(tmp_path.rglob("*.arrow")) == []
+        repository.sent.clear()
+        (found,) = fetch(tmp_path, hub.endpoint, SUMS).results
+    assert found["n_records"] == [32]
+    # Changed in the cache before it is read again, where nothing can be asked.
+    blob.write_bytes(sent)
+    shutil.rmtree(tmp_path / "datasets")
+    (changed,) = fetch(tmp_path, None, SUMS).results
+    assert re.match(told, changed["error"])
 
 
 def parquet(start: int, n: int, **options: Any) -> bytes:

@@ -9,21 +9,24 @@ The ``datasets`` cache holds them *prepared*, as one folder of Arrow files per c
     datasets/{org}___{name}/{config}/{version}/{commit}/{dataset_info.json,{name}-{split}.arrow}
 """
 
+import hashlib
 import json
 import logging
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from expertflow.core.disk import describe_space, free_bytes
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_json
+from expertflow.core.hashes import HashCache
 from expertflow.core.records import Record
 from expertflow.data.settings import SourceSpec
 
 log = logging.getLogger(__name__)
-COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMIT, SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
 # The front matter of a repository's card.
 Card = dict[str, Any]
 CARD = "README.md"
@@ -64,6 +67,28 @@ def find_revision(repository: str, revision: str | None, kind: str = "datasets")
         return wanted
     ref = repository_folder(repository, kind) / "refs" / wanted
     return ref.read_text(encoding="utf-8").strip() if ref.is_file() else None
+
+
+def check_blobs(paths: Iterable[Path]) -> None:
+    """Raise DataError if a file of the hub cache is not the one of its commit.
+
+    Each is a link to a blob that the hub's client names by SHA-256, small ones as git does.
+    """
+    hashes = HashCache()
+    for path in paths:
+        blob = path.resolve()
+        found = name = blob.name
+        if SHA256.fullmatch(name):
+            found = hashes.sha256(blob)
+        elif COMMIT.fullmatch(name):
+            content = blob.read_bytes()
+            found = hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()
+        if found != name:
+            raise DataError(
+                f"{path}: is not what its commit holds, as it came or was changed later; delete"
+                f" {blob} and run again to fetch it anew"
+            )
+    hashes.save()
 
 
 def card_data(repository: str, commit: str | None) -> Card:

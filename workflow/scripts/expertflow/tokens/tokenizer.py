@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from expertflow.core.disk import check_space, find_full
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import replacing
-from expertflow.data.cache import MOVE_CACHE, describe_full_cache, hub_cache
+from expertflow.data.cache import MOVE_CACHE, check_blobs, describe_full_cache, hub_cache
 from expertflow.data.layout import CHATML, TEXT_END, TURN_END, TURN_START, read_layout
 from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.render import Renderer
@@ -160,7 +160,7 @@ def download_files(name: str, revision: str | None, patterns: Sequence[str], *, 
             files = snapshot_download(name, revision=revision, allow_patterns=wanted, dry_run=True)
             n_bytes = sum(file.file_size for file in files if file.will_download)
             check_space([(hub_cache(), n_bytes, f"model {name}")], fix=MOVE_CACHE)
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         if find_full(error):
             raise DataError(f"model {name}: {describe_full_cache()}") from error
@@ -168,3 +168,5 @@ def download_files(name: str, revision: str | None, patterns: Sequence[str], *, 
             f"model {name}: neither a directory, nor in the cache, nor to be had from the hub"
             f" ({type(error).__name__}); {fix}"
         ) from error
+    check_blobs(file for pattern in patterns for file in folder.glob(pattern))
+    return folder

@@ -166,6 +166,7 @@ class HubDataset(DataSource):
             if missing := commit.find_missing(wanted):
                 _download(self.repository, commit, missing)
                 commit.link_into(folder, missing)
+            cache.check_blobs(commit.folder / path for path in wanted)
             downloads = cache.find_prepared_cache() / "downloads"
             whole = output
             if rows is not None:
