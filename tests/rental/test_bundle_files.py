@@ -300,6 +300,7 @@ def test_what_killed_openings_left_goes(tmp_path: Path) -> None:
     path, results = make(tmp_path / "b.tar"), tmp_path / "results"
     for name in (".e.123.partial", ".e.other.123.partial", "e"):
         (results / name).mkdir(parents=True)
+    (results / ".e.123.partial" / ".lock").touch()
     with pytest.raises(ConfigError, match="holds results; move it away"):
         start(tmp_path, path)
     assert start(tmp_path, path, may_replace=True)

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from expertflow.core.disk import check_space
 from expertflow.core.errors import DataError
+from expertflow.core.format import size
 from expertflow.data import cache
 from expertflow.data.formats.options import SourceOptions
 from expertflow.data.read import describe_file
@@ -358,7 +359,7 @@ def _download(repository: str, commit: CachedCommit, missing: list[str]) -> None
     sizes = {path: commit.n_bytes_by_path[path] for path in missing}
     what, n_bytes = f"{repository}@{commit.folder.name[:8]}", sum(sizes.values())
     check_space([(cache.hub_cache(), n_bytes, what)], fix=cache.MOVE_CACHE)
-    log.info("%s: downloading %d files, %s", what, len(missing), _mb(n_bytes))
+    log.info("%s: downloading %d files, %s", what, len(missing), size(n_bytes))
     with _report_progress(what, commit, sizes):
         hub_errors.make_retrier(what)(_download_files, repository, commit.folder.name, missing)
     if still := commit.find_missing(missing):
@@ -376,7 +377,7 @@ def _report_progress(what: str, commit: CachedCommit, sizes: dict[str, int]) -> 
             with suppress(FileNotFoundError):
                 here = sum(sizes[path] for path in sizes.keys() - commit.find_missing(sizes))
                 here += sum(path.stat().st_size for path in blobs.glob("*.incomplete"))
-                log.info("%s: %s of %s", what, _mb(here), _mb(sum(sizes.values())))
+                log.info("%s: %s of %s", what, size(here), size(sum(sizes.values())))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -385,7 +386,3 @@ def _report_progress(what: str, commit: CachedCommit, sizes: dict[str, int]) -> 
     finally:
         done.set()
         watcher.join()
-
-
-def _mb(n_bytes: int) -> str:
-    return f"{n_bytes / 1e6:.1f} MB"

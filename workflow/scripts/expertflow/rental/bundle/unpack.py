@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import re
 import time
 from base64 import urlsafe_b64decode
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import BinaryIO
 
 from expertflow.core.disk import check_space
 from expertflow.core.errors import ConfigError, DataError, HardwareError, TrainingError
-from expertflow.core.files import remove, sha256_file, sync, sync_directory
+from expertflow.core.files import partial_beside, remove, sha256_file, sync, sync_directory
 from expertflow.core.locks import EXPERT_LOCKS, read_holder, sign_lock, try_lock
 from expertflow.core.records import read_record, write_record
 from expertflow.rental.bundle import records
@@ -122,31 +121,26 @@ def _hold_expert(directory: Path, expert: str) -> Iterator[None]:
 def _unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
     """Unpack a bundle beside its place, while holding the expert; only what is moved stays."""
     parent, prefix = results.parent, f"results/{index.expert}/"
-    partial = parent / f".{results.name}.{os.getpid()}.partial"
-    with _undone_on_failure(partial):
-        for left in parent.iterdir():
-            if re.fullmatch(rf"\.{re.escape(results.name)}\.\d+\.partial", left.name):
-                remove(left)
+    with _undone_on_failure(results):
         needed = SPACE_RESERVE * sum(member.n_bytes for member in index.members)
         fix = "free some, or open it elsewhere with --directory"
         check_space([(parent, needed, str(bundle))], fix=fix)
-
-        def create(member: Member) -> BinaryIO:
-            path = partial / member.name.removeprefix(prefix)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return path.open("xb")
-
         try:
-            read_bundle(bundle, index, create)
-            sync(partial)
-            yield partial
+            with partial_beside(results) as partial:
+
+                def create(member: Member) -> BinaryIO:
+                    path = partial / member.name.removeprefix(prefix)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    return path.open("xb")
+
+                read_bundle(bundle, index, create)
+                sync(partial)
+                yield partial
         except OSError as error:
             raise HardwareError(
                 f"{error.filename or parent}: cannot be written ({error.strerror}); open the"
                 " bundle elsewhere with --directory"
             ) from error
-        finally:
-            remove(partial)
 
 
 def _prepare_for_snakemake(partial: Path, directory: Path, index: BundleIndex) -> None:
