@@ -279,6 +279,9 @@ def test_a_damaged_outcome_says_why(tmp_path: Path, caplog: pytest.LogCaptureFix
     (state / "steps.jsonl").write_bytes(whole[:-1] + b"?")
     assert read_outcome(state) is None
     assert "steps.jsonl does not hold what was written; the run is ended once more" in caplog.text
+    write_outcome(state, summary := train(inputs))
+    assert "steps.jsonl: 2 steps are missing; the weights are not touched" in caplog.text
+    assert read_outcome(state) == summary
 
 
 class StandIn(ModuleType):

@@ -179,8 +179,10 @@ def flush_steps(run: TrainingRun) -> None:
 
 def truncate_log(run: TrainingRun) -> None:
     path = run.state / STEPS_FILE
-    if run.processes.is_first and path.is_file():
-        done = [line for line in read_json_lines(path) if line["step"] <= run.progress.step]
+    if run.processes.is_first:
+        # A damaged one was removed.
+        lines = read_json_lines(path) if path.is_file() else []
+        done = [line for line in lines if line["step"] <= run.progress.step]
         write_text(path, "".join(json.dumps(line) + "\n" for line in done))
         n_lost = run.progress.step - len(done)
         if run.plan.track_per_step_metrics and n_lost > 0:
