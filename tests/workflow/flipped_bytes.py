@@ -129,7 +129,9 @@ def try_flip(space: Workspace, calls: dict[str, str], pattern: str, reader: str)
         done = space.execute("bash", "-c", calls[reader], EXPERTFLOW=str(scripts), PATH=words)
     lines = (done.stdout + done.stderr).splitlines()
     told = [line for line in lines if name in line and "$EXPERTFLOW" not in line]
-    told = told or [line for line in lines if f"{Path(name).parent} is damaged" in line]
+    # What names the folder, whole or of a checkpoint.
+    said = re.compile(rf"{Path(name).parent}( is damaged|: damaged, {Path(name).name} )")
+    told = told or [line for line in lines if said.search(line)]
     found = Flip(name, reader, "USED", " / ".join(lines[-3:]))
     if done.returncode == 0 and not (path.is_file() and path.read_bytes() == flipped):
         found = found._replace(outcome="made again", line=told[-1] if told else "")
