@@ -16,9 +16,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
+from gpu_kit.fixtures import SIZES, qwen3_config
 from transformers import Qwen3Config
 
 from expertflow.plan.settings import LoraSpec
@@ -32,13 +35,7 @@ from expertflow.train.memory_trace import (
 )
 
 GIB, MIB = 1 << 30, 1 << 20
-# Layers, hidden size, heads, key heads, intermediate size, tied: as the models' configs have them.
-SHAPES = {
-    "0.6B": (28, 1024, 16, 8, 3072, True),
-    "1.7B": (28, 2048, 16, 8, 6144, True),
-    "4B": (36, 2560, 32, 8, 9728, True),
-    "8B": (36, 4096, 32, 8, 12288, False),
-}
+MODELS = ("0.6B", "1.7B", "4B", "8B")
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
 
 
@@ -56,15 +53,6 @@ ADAPTERS = {
     "dora": _lora(dora=True, dropout=0.0),
     "dora, dropout": _lora(dora=True, dropout=0.05),
 }
-
-
-def config_of(model: str) -> Qwen3Config:
-    layers, hidden, heads, key_heads, intermediate, tied = SHAPES[model]
-    return Qwen3Config(
-        vocab_size=151936, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=key_heads, head_dim=128, intermediate_size=intermediate,
-        tie_word_embeddings=tied,
-    )  # fmt: skip
 
 
 def run_of(config: Any, kind: str) -> TracedRun:
@@ -117,7 +105,7 @@ def measure_step(n_rows: int, length: int) -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--measure", action="store_true")
@@ -128,7 +116,7 @@ def main() -> None:
         "Qwen3  kind            model  gradients  step GiB: kept  checkpointed  bytes/token/layer/h"
     )
     for model in args.models:
-        config = config_of(model)
+        config = qwen3_config(SIZES[model].facts)
         for kind in (*ADAPTERS, "qlora"):
             row = trace_steps(config, kind, args.rows, args.length)
             results.append({"model": model, **row})

@@ -15,6 +15,8 @@ Parts, in the order in which they run until the budget is spent:
   compilation, unfused AdamW: a trainer without care, in the same precision;
 - packed: logits of packed rows against every document alone, and no leak between documents;
 - resume: under deterministic kernels the same SHA-256 of all weights, stopped and resumed or not;
+- trl, trl-compiled, unsloth: other trainers on the rows of lora, from its adapter and at its
+  micro-batch, without padding; where they are installed here, else the reason;
 - profile: GPU time by kind of kernel, and the gaps;
 - ...-no-compile, -all-rows-loss, -sdpa-mask, -checkpointing: one switch the other way.
 
@@ -27,7 +29,7 @@ one part compiled a later one finds there. A part steps for --soak-s, so that th
 is measured for --measure-s, while clocks, power and temperature are sampled. "Predicted" is the
 step that the plan's model makes of the same settings, on this card.
 
-What a trainer of others does with the same rows: bench/side_by_side.py --only training.
+Our losses beside TRL's, measured in turns: bench/side_by_side.py --only training.
 
 Prints a table; the last line is JSON. Ends with 1 where a part failed or a check did not pass.
 """
@@ -47,18 +49,20 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gpu_kit import parts
 from gpu_kit.fixtures import SIZES
+from gpu_kit.peers import PEERS
 from gpu_kit.table import table
 from gpu_kit.training import Work
 
 BUDGET_S = 480
 # What tells most comes first; the variants of one switch are what a spent budget may leave out.
 ORDER = (
-    *("ceilings", "route", "lora", "packed", "resume", "full", "dora", "lora-padded", "qlora"),
-    "profile",
+    *("ceilings", "route", "lora", "packed", "resume", *PEERS, "full", "dora", "lora-padded"),
+    *("qlora", "profile"),
     *("lora-no-compile", "lora-all-rows-loss", "lora-sdpa-mask", "lora-checkpointing"),
     *(name for name in parts.VARIANTS if name.startswith("full-")),
 )
@@ -137,7 +141,8 @@ def run_parts(
         result = launch_part(name, after(work, name, results), args)
         taken_s = result["part_s"] = time.monotonic() - begun_s
         longest_s = max(longest_s, taken_s)
-        said = result.get("failed") or result.get("out_of_memory") or "done"
+        told = (result.get(key) for key in ("failed", "out_of_memory", "absent"))
+        said = next(filter(None, told), "done")
         print(f"{name}: {said} ({taken_s:.0f} s)", file=sys.stderr, flush=True)
         results[name] = result
         yield name, result

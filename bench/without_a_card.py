@@ -26,7 +26,7 @@ from unittest import mock
 from msgspec.structs import replace
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "workflow" / "scripts"), str(ROOT / "bench")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("workflow/scripts", "bench", "tests")]
 
 LENGTH = 2048
 DOCUMENTS = (600, 500, 500, 448)
@@ -35,7 +35,6 @@ OTHER_DOCUMENTS = ((2048,), (300, 300, 300, 300, 300, 300, 248))
 SUPERVISED = 0.3
 CAPABILITIES = {"sm_80": (8, 0), "sm_89": (8, 9), "sm_90": (9, 0), "sm_100": (10, 0)}
 HOPPER = "sm_90"
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class Shape(NamedTuple):
@@ -165,9 +164,9 @@ def build_net(run: Any, case: Case) -> Any:
 
 def traced_run(case: Case) -> Any:
     import torch
+    from gpu_kit.training import LORA
     from transformers import AutoConfig
 
-    from expertflow.plan.settings import LoraSpec
     from expertflow.train.memory_trace import TracedRun
 
     shape = SHAPES[case.model]
@@ -183,18 +182,10 @@ def traced_run(case: Case) -> Any:
         tie_word_embeddings=shape.tied,
         max_position_embeddings=40_960,
     )
-    lora = LoraSpec(
-        r=16,
-        alpha=32,
-        dropout=0.05,
-        targets=TARGETS,
-        use_dora=case.method == "dora",
-        use_rslora=False,
-    )
     return TracedRun(
         config=config,
         method="lora" if case.method == "dora" else case.method,
-        lora=None if case.method == "full" else lora,
+        lora=None if case.method == "full" else replace(LORA, use_dora=case.method == "dora"),
         attention="packed",
         dtype=torch.bfloat16,
         kernel=True,

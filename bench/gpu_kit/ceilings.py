@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from expertflow.plan.records import ModelFacts
+from gpu_kit.marks import wait
 
 REPEATS = 7
 BURST_S = 0.15
@@ -82,9 +83,3 @@ def _burst_s(work: Callable[[], Any], n: int, device: str) -> float:
         work()
     wait(device)
     return time.perf_counter() - start
-
-
-def wait(device: str) -> None:
-    """Wait until the device has done all that was asked of it."""
-    if device == "cuda":
-        torch.cuda.synchronize()

@@ -53,28 +53,34 @@ SIZES = {
     ),
     "0.6B": _size(1024, 3072, 28, 16, tied=True),
     "1.7B": _size(2048, 6144, 28, 16, tied=True),
+    "4B": _size(2560, 9728, 36, 32, tied=True),
     "8B": _size(4096, 12288, 36, 32, tied=False),
 }
 
 
 def make_model(folder: Path, name: str, *, device: str) -> dict[str, int]:
     """Draw random weights on a device and write them in bf16, as a model directory."""
-    from transformers import AutoModelForCausalLM, Qwen3Config
+    from transformers import AutoModelForCausalLM
 
-    facts = SIZES[name].facts
-    config = Qwen3Config(
+    torch.manual_seed(0)
+    with torch.device(device):
+        config = qwen3_config(SIZES[name].facts)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    n_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return {"n_parameters": model.num_parameters(), "n_weight_bytes": n_bytes}
+
+
+def qwen3_config(facts: ModelFacts) -> Any:
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
         vocab_size=facts.vocab_size, hidden_size=facts.hidden_size,
         intermediate_size=facts.intermediate_size, num_hidden_layers=facts.n_layers,
         num_attention_heads=facts.n_heads, num_key_value_heads=facts.n_kv_heads,
         head_dim=facts.head_dim, tie_word_embeddings=facts.tie_word_embeddings,
         max_position_embeddings=40_960,
     )  # fmt: skip
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(folder)
-    n_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return {"n_parameters": model.num_parameters(), "n_weight_bytes": n_bytes}
 
 
 def model_record(folder: Path, name: str, sizes: dict[str, int]) -> ModelRecord:

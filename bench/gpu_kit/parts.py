@@ -18,6 +18,7 @@ from gpu_kit.ceilings import ceilings
 from gpu_kit.checks import CHECKS
 from gpu_kit.fixtures import LENGTHS_WORDS, SIZES, make_model, make_rows
 from gpu_kit.kernels import profile_calls
+from gpu_kit.peers import PEERS, time_peer
 from gpu_kit.training import WARM_UP, Session, Variant, Work, plan_of, train
 
 PADDED_ROWS = 4
@@ -124,6 +125,7 @@ PARTS: dict[str, Callable[[Work], dict[str, Any]]] = {
     "ceilings": measure_ceilings,
     "route": partial(check, "route"),
     **{name: partial(train, variant=variant, name=name) for name, variant in VARIANTS.items()},
+    **{name: partial(time_peer, name=name) for name in PEERS},
     "packed": partial(check, "packed"),
     "resume": partial(check, "resume"),
     "profile": profile_steps,

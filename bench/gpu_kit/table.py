@@ -37,7 +37,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def _is_training(name: str, part: dict[str, Any]) -> bool:
-    return name.split("-")[0] in ("lora", "full", "dora", "qlora")
+    return name.split("-")[0] in ("lora", "full", "dora", "qlora", "trl", "unsloth")
 
 
 def _problem(part: dict[str, Any]) -> str | None:
@@ -87,7 +87,8 @@ def _training(name: str, parts: dict[str, Any]) -> str:
         f"{name:>20} {part['tokens_per_s']:>10,.0f} {times:>8} {spread:>22}"
         f" {_ms(predicted['total_s']) if predicted else '-':>9}"
         f" {_percent(part['mfu']):>6} {_percent(part['mfu_of_measured_matmul']):>9}"
-        f" {'-' if memory is None else f'{memory / GIB:.1f}':>8} {part['data_wait_share']:>6.1%}"
+        f" {'-' if memory is None else f'{memory / GIB:.1f}':>8}"
+        f" {_percent(part['data_wait_share']):>6}"
         f" {part['first_step_s']:>7.1f}  {part['micro_batch_size']}{halved}"
         + ("" if part["loss_is_finite"] else "  LOSS NOT FINITE")
     )
@@ -98,6 +99,7 @@ def _conditions(name: str, part: dict[str, Any]) -> list[str]:
     card = part.get("card", {})
     lines = [f"{name}: {f['part']} gave way to {f['used']}: {f['reason']}"
              for f in part.get("fallbacks", ())]  # fmt: skip
+    lines += [f"{name}: {word}" for word in part.get("words", ())]
     if clock := card.get("sm_clock_mhz"):
         power, heat = card["power_w"], card["temperature_c"]
         lost = ", ".join(f"{why} {s:.1f} s" for why, s in (card["throttle_s"] or {}).items() if s)

@@ -6,7 +6,6 @@ import statistics
 import time
 from contextlib import ExitStack
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,9 @@ from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.step_hooks import flush_steps
 from gpu_kit.card_watch import watch_card
 from gpu_kit.cards import card
-from gpu_kit.ceilings import wait
 from gpu_kit.fixtures import SIZES, model_record
 from gpu_kit.losses import AllRowsLoss
+from gpu_kit.marks import mark, seconds_between, wait
 
 # Steps at least before and while it is measured; micro-batches whose shapes are compiled before.
 WARM_UP, MEASURED, WARMED_UP = 2, 3, 64
@@ -241,8 +240,8 @@ def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
         "n_steps": len(marks) - 1,
         "tokens_per_s": n_tokens / wall_s,
         "padding_share": _share(run.progress.n_padding_tokens - before[1], n_tokens),
-        **_utilization(work, plan, n_tokens / wall_s),
-        **_spread(_steps_s(marks, cuda)),
+        **utilization(work, plan, n_tokens / wall_s),
+        **step_spread(seconds_between(marks, work.device)),
         "predicted": _predicted(plan),
         "card": seen,
         "first_step_s": first_s,
@@ -258,11 +257,11 @@ def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
 
 def _steps_for(session: Session, seconds: float, *, least: int) -> list[Any]:
     """Step until the time is over; return the marks between which steps were done."""
-    cuda, start_s = session.run.device.type == "cuda", time.perf_counter()
-    marks = [_mark(cuda)]
+    device, start_s = session.run.device.type, time.perf_counter()
+    marks = [mark(device)]
     while len(marks) <= least or time.perf_counter() - start_s < seconds:
         session.step()
-        marks.append(_mark(cuda))
+        marks.append(mark(device))
     return marks
 
 
@@ -275,7 +274,7 @@ def _share(n_padding: int, n_tokens: int) -> float:
     return n_padding / max(1, n_padding + n_tokens)
 
 
-def _utilization(work: Work, plan: TrainPlan, tokens_per_s: float) -> dict[str, Any]:
+def utilization(work: Work, plan: TrainPlan, tokens_per_s: float) -> dict[str, Any]:
     """Return MFU by the table's peak and by the measured product; null where either is unknown."""
     flops = tokens_per_s * useful_flops(work, plan)
     peak = plan.gpu.peak_bf16_flops_per_s if plan.gpu else None
@@ -297,19 +296,7 @@ def useful_flops(work: Work, plan: TrainPlan) -> float:
     return usual.flops_per_token_model
 
 
-def _mark(cuda: bool) -> Any:
-    if not cuda:
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _steps_s(marks: list[Any], cuda: bool) -> list[float]:
-    return [a.elapsed_time(b) / 1000 if cuda else b - a for a, b in pairwise(marks)]
-
-
-def _spread(steps_s: list[float]) -> dict[str, float]:
+def step_spread(steps_s: list[float]) -> dict[str, float]:
     ordered = sorted(steps_s)
     return {
         "step_s": statistics.median(ordered),

@@ -91,7 +91,8 @@ def case(work: Work, method: str, job: dict[str, Any]) -> dict[str, Any]:
     )
     plan = plan_of(
         work, variant, gradient_accumulation_steps=job["n_accumulation_steps"], max_steps=n_steps,
-        warmup_ratio=0.0, lr_scheduler_type="constant_with_warmup", **SETTINGS[method],
+        warmup_ratio=0.0, lr_scheduler_type="constant_with_warmup",
+        **job.get("settings", SETTINGS[method]),
     )  # fmt: skip
     rows = read_rows(work.folder / "bfd" / "packed" / "train")
     if n_steps * plan.global_batch_sequences > len(rows):

@@ -1,28 +1,41 @@
 """TRL: time the steps of ``SFTTrainer`` on the rows that our steps take, in a process of its own.
 
-    PEER/python bench/peers/trl_steps.py --case CASE.json --output RESULT.json
+    PEER/python bench/peers/trl_steps.py --case CASE.json --output RESULT.json [--form compiled]
 
 Runs in TRL's environment. ``padding_free`` trains on packed rows as its documentation recommends;
 ``padded`` is its default: one document a row, padded to the longest of the batch, as many
 documents a micro-batch as our rows hold on average. Nothing is written to a log, saved or
 evaluated. Losses and tokens are kept on the device and fetched at the end. What TRL computes and
 fetches in every micro-batch, logged or not, is part of it and stays: tokens, entropy, accuracy.
+
+``--form compiled`` sets ``torch_compile``, and nothing else. ``--form unsloth`` has Unsloth load
+the model and add an adapter of the same shape, drawn anew; it has not been run on a card.
 """
 
 import argparse
+import ctypes
 import json
+import signal
 import sys
 import time
-from itertools import pairwise
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+# It changes transformers and TRL, and so comes before them.
+if "unsloth" in sys.argv:
+    if find_spec("unsloth") is None:
+        sys.exit("error: unsloth is not installed in this Python; it needs a CUDA card")
+    from unsloth import FastLanguageModel
 
 import torch
 from datasets import Dataset, load_from_disk
+from gpu_kit.marks import mark, seconds_between, wait
 from memory_now import peak_resident_bytes
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from transformers.integrations.hub_kernels import load_and_register_attn_kernel
 from transformers.utils import (
@@ -34,47 +47,47 @@ from trl import SFTConfig, SFTTrainer
 
 # What TRL's documentation names.
 HUB_KERNEL = "kernels-community/flash-attn2"
+PR_SET_PDEATHSIG = 1
 Case = dict[str, Any]
 
 
 class Marks(TrainerCallback):  # type: ignore[misc]
-    """Marks where each timed step ends; the device is waited for at both ends of them all."""
+    """Marks where each timed step ends; the device is waited for at both ends of them all.
+
+    Warms up for a number of steps and ``soak_s``, and ends training after another number of steps
+    and ``measure_s``.
+    """
 
     def __init__(self, case: Case) -> None:
-        self.case, self.cuda = case, case["device"] == "cuda"
+        self.case, self.device = case, case["device"]
         self.marks: list[Any] = []
+        self.n_warmup_steps = 0
+        self.begun_s = self.first_step_s = 0.0
         self.start_s = self.timed_s = self.start_cpu_s = self.cpu_s = 0.0
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.begun_s = time.perf_counter()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        first = self.case["n_warmup_steps"]
-        last = first + self.case["n_timed_steps"]
-        if state.global_step == first:
-            self.wait()
+        case, step = self.case, state.global_step
+        if step == 1:
+            wait(self.device)
+            self.first_step_s = time.perf_counter() - self.begun_s
+        if not self.marks:
+            warm_s = time.perf_counter() - self.begun_s - self.first_step_s
+            if step < case["n_warmup_steps"] or warm_s < case.get("soak_s", 0):
+                return
+            self.n_warmup_steps = step
+            wait(self.device)
             self.start_cpu_s, self.start_s = time.process_time(), time.perf_counter()
-        if state.global_step >= first:
-            self.marks.append(self.mark())
-        if state.global_step == last:
-            self.wait()
+        self.marks.append(mark(self.device))
+        measured_s = time.perf_counter() - self.start_s
+        n_timed = step - self.n_warmup_steps
+        if n_timed >= case["n_timed_steps"] and measured_s >= case.get("measure_s", 0):
+            wait(self.device)
             self.timed_s = time.perf_counter() - self.start_s
             self.cpu_s = time.process_time() - self.start_cpu_s
-
-    def wait(self) -> None:
-        """Wait for the card, if there is one."""
-        if self.cuda:
-            torch.cuda.synchronize()
-
-    def mark(self) -> Any:
-        """Note a moment, on the device where it is a card."""
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def steps_s(self) -> list[float]:
-        if self.cuda:
-            return [a.elapsed_time(b) / 1000 for a, b in pairwise(self.marks)]
-        return [b - a for a, b in pairwise(self.marks)]
+            control.should_training_stop = True
 
 
 class Kept(SFTTrainer):  # type: ignore[misc]
@@ -106,7 +119,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--case", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--form", choices=("eager", "compiled", "unsloth"), default="eager")
     args = parser.parse_args()
+    # Ended with what started it, so that none holds a card that nobody waits for.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     case = json.loads(args.case.read_text(encoding="utf-8"))
     if case["device"] == "cpu":
         torch.set_num_threads(1)
@@ -116,8 +132,12 @@ def main() -> None:
         per_row = sum(map(len, rows["seq_lengths"])) / len(rows)
         rows, micro = documents_of(rows), max(1, round(micro * per_row))
     marks = Marks(case)
-    kernel, why = attention(case)
-    words = {"attention": f"{kernel}{why}", "liger": liger(case), "micro_batch_size": micro}
+    unsloth = args.form == "unsloth"
+    kernel, why = ("unsloth's own", "") if unsloth else attention(case)
+    words = {
+        "form": args.form, "attention": f"{kernel}{why}",
+        "liger": "off: unsloth's own" if unsloth else liger(case), "micro_batch_size": micro,
+    }  # fmt: skip
     trainer = assemble(case, rows, marks, {**words, "kernel": kernel}, args.output)
     trainer.train()
     cuda = case["device"] == "cuda"
@@ -125,10 +145,12 @@ def main() -> None:
         "outcome": "measured",
         "timed_s": marks.timed_s,
         "cpu_s": marks.cpu_s,
-        "steps_s": marks.steps_s(),
-        "n_tokens": int(sum(trainer.by_step(trainer.tokens)[case["n_warmup_steps"] :])),
+        "first_step_s": marks.first_step_s,
+        "steps_s": seconds_between(marks.marks, case["device"]),
+        "n_tokens": int(sum(trainer.by_step(trainer.tokens)[marks.n_warmup_steps :])),
         "losses": trainer.by_step(trainer.shares),
         "peak_memory_bytes": torch.cuda.max_memory_reserved() if cuda else None,
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated() if cuda else None,
         "peak_host_rss_bytes": peak_resident_bytes(),
         "words": [f"{name}: {value}" for name, value in words.items()],
     }
@@ -142,7 +164,8 @@ def assemble(case: Case, rows: Dataset, marks: Marks, words: dict[str, Any], out
         use_cpu=case["device"] == "cpu", bf16=case["precision"] == "bf16", packing=False,
         padding_free=case["form"] == "padding_free", max_length=None,
         train_sampling_strategy="sequential", dataset_kwargs={"skip_prepare_dataset": True},
-        max_steps=case["n_warmup_steps"] + case["n_timed_steps"],
+        # ``Marks`` ends it before.
+        max_steps=1_000_000, torch_compile=words["form"] == "compiled",
         per_device_train_batch_size=words["micro_batch_size"],
         gradient_accumulation_steps=case["gradient_accumulation_steps"],
         gradient_checkpointing=case["gradient_checkpointing"],
@@ -151,14 +174,7 @@ def assemble(case: Case, rows: Dataset, marks: Marks, words: dict[str, Any], out
         **{name: case[name] for name in ("weight_decay", "max_grad_norm", "adam_beta1",
                                          "adam_beta2", "adam_epsilon", "optim", "seed")},
     )  # fmt: skip
-    # As ours: what is trained is held in fp32, a frozen base in the precision of training.
-    half = case["precision"] == "bf16" and case["adapter"]
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        case["model"], attn_implementation=words["kernel"],
-        dtype="bfloat16" if half else "float32",
-    )  # fmt: skip
-    if case["adapter"]:
-        model = PeftModel.from_pretrained(model, case["adapter"], is_trainable=True)
+    model = load_model(case, words, max(map(len, rows["input_ids"])))
     tokenizer = AutoTokenizer.from_pretrained(case["tokenizer"])
     trainer = Kept(
         model, args=config, train_dataset=rows, processing_class=tokenizer, callbacks=[marks]
@@ -166,6 +182,28 @@ def assemble(case: Case, rows: Dataset, marks: Marks, words: dict[str, Any], out
     trainer.shares, trainer.tokens, trainer.steps = [], [], []
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def load_model(case: Case, words: dict[str, Any], longest: int) -> Any:
+    """Load what is trained in fp32 and a frozen base in the precision of training, as ours."""
+    if words["form"] == "unsloth":
+        lora = PeftConfig.from_pretrained(case["adapter"])
+        model, _ = FastLanguageModel.from_pretrained(
+            case["model"], max_seq_length=longest, dtype=torch.bfloat16, load_in_4bit=False
+        )
+        return FastLanguageModel.get_peft_model(
+            model, r=lora.r, lora_alpha=lora.lora_alpha, lora_dropout=lora.lora_dropout,
+            target_modules=list(lora.target_modules), max_seq_length=longest,
+            use_gradient_checkpointing=case["gradient_checkpointing"],
+        )  # fmt: skip
+    half = case["precision"] == "bf16" and case["adapter"]
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        case["model"], attn_implementation=words["kernel"],
+        dtype="bfloat16" if half else "float32",
+    )  # fmt: skip
+    if case["adapter"]:
+        model = PeftModel.from_pretrained(model, case["adapter"], is_trainable=True)
+    return model
 
 
 def documents_of(rows: Dataset) -> Dataset:

@@ -12,7 +12,6 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
-import yaml
 from bare_python import bare_python
 from support import ROOT
 
@@ -23,10 +22,21 @@ from gpu_kit import cards, training
 
 pytestmark = pytest.mark.long
 
-PARTS = "ceilings,route,lora,lora-padded,lora-checkpointing,full,dora,qlora,packed,resume,profile"
+PARTS = "ceilings,route,lora,lora-padded,lora-checkpointing,full,dora,qlora,packed,resume,"
+PARTS += "profile,trl,trl-compiled,unsloth"
 # What a rented machine with torch and transformers has not, by the names that are imported.
 ABSENT = (
-    *("snakemake", "datasets", "pandas", "jsonschema", "bitsandbytes", "altair", "orjson"),
+    *(
+        "snakemake",
+        "datasets",
+        "trl",
+        "unsloth",
+        "pandas",
+        "jsonschema",
+        "bitsandbytes",
+        "altair",
+        "orjson",
+    ),
     *("pynvml", "fastokens", "sqlglot", "pytest", "hypothesis", "detect_secrets", "vl_convert"),
 )
 
@@ -53,10 +63,28 @@ def test_the_whole_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) -> 
         assert part["mfu"] is None and part["peak_memory_bytes"] is None
         assert part["predicted"] is None and part["card"] == {"unavailable": "no card"}
     assert parts["qlora"] == {"absent": "bitsandbytes is not installed", "part_s": ANY}
+    for name, packages in {"trl": "trl", "trl-compiled": "trl", "unsloth": "trl, unsloth"}.items():
+        assert parts[name] == {"absent": f"not installed: datasets, {packages}", "part_s": ANY}
+        assert f"{name:>20} not run: not installed: datasets, {packages}" in done.stdout
     assert parts["lora-padded"]["padding_share"] > 0.5 > parts["lora"]["padding_share"]
     assert parts["lora"]["loss_first"] == pytest.approx(parts["full"]["loss_first"])
     assert parts["lora-checkpointing"]["checkpoint_activations"]
     assert not parts["lora"]["checkpoint_activations"]
+
+
+def test_peers_come_after_what_they_are_compared_with_and_before_variants() -> None:
+    order = train_gpu.ORDER
+    assert sorted(order) == sorted({*order}) and {*order} <= {*train_gpu.parts.PARTS}
+    first = [order.index(name) for name in ("lora", "trl", "trl-compiled", "unsloth", "full")]
+    assert first == sorted(first)
+
+
+def test_unsloth_is_missed_in_one_line(tmp_path: Path) -> None:
+    command = [str(bare_python(tmp_path, ("unsloth",))), str(ROOT / "bench/peers/trl_steps.py")]
+    command += ["--form", "unsloth", "--case", "none", "--output", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = "error: unsloth is not installed in this Python; it needs a CUDA card\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 def test_the_budget_leaves_parts_out(tmp_path: Path) -> None:
@@ -85,12 +113,9 @@ def test_a_part_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert train_gpu.launch_part("lora", work(tmp_path), args) == {"failed": said}
 
 
-def test_the_table_of_cards_is_read_as_yaml_reads_it() -> None:
-    rows = yaml.safe_load(cards.TABLE.read_text(encoding="utf-8"))["gpus"]
-    read = cards.read_table(cards.TABLE)
-    # The sources of single figures stand on a line of their own, which the kit leaves out.
-    assert read == [{k: v for k, v in row.items() if k != "sources"} for row in rows]
+def test_a_card_is_known_by_its_driver_s_name() -> None:
     known = cards.card("NVIDIA H200", 1, peak_tflops=None)
     assert (known.name, known.peak_bf16_flops_per_s) == ("H200 SXM", 989.5e12)
+    assert known.memory_total_bytes == 1
     assert cards.card("NVIDIA H2", 1, peak_tflops=None).peak_bf16_flops_per_s is None
     assert cards.card("NVIDIA H2", 1, peak_tflops=100).peak_bf16_flops_per_s == 100e12
