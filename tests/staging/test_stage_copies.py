@@ -205,8 +205,8 @@ def test_a_kill_leaves_no_marker_without_its_files(rows: Content, tmp_path: Path
 
 def test_a_copy_needs_some_room(rows: Content, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = int(rows.n_bytes * 1.1) - 1
-    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    with pytest.raises(NotStagedError, match=r"free, .* needed; make prune"):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    with pytest.raises(NotStagedError, match=r"free, .* needed for a copy of the rows; make prune"):
         ensure_staged(rows, root)
     free = rows.n_bytes * 2
     assert is_new(rows, root)

@@ -15,7 +15,6 @@ import hashlib
 import logging
 import os
 import secrets
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -27,9 +26,9 @@ from typing import IO, Any, TypeVar
 
 import xxhash
 
-from expertflow.core.errors import DataError
+from expertflow.core.disk import check_space
+from expertflow.core.errors import DataError, HardwareError
 from expertflow.core.files import remove, sync_directory
-from expertflow.core.format import gb
 from expertflow.core.locks import flock, wait_for_lock
 from expertflow.core.records import REPAIR, Record, read_part, read_record, write_record
 from expertflow.staging.content import Content, key_of
@@ -167,11 +166,11 @@ def _make(content: Content, root: Path) -> Marker:
     # The marker first, as it makes the copy count.
     for path in (folder / MARKER, folder, partial):
         remove(path)
-    needed, free = content.n_bytes * SPACE_RESERVE, shutil.disk_usage(root).free
-    if free < needed:
-        raise NotStagedError(
-            f"{root}: {gb(free, 2)} free, {gb(needed, 2)} needed; make prune removes old copies"
-        )
+    try:
+        needs = [(root, content.n_bytes * SPACE_RESERVE, f"a copy of the {content.kind}")]
+        check_space(needs, fix="make prune removes old copies")
+    except HardwareError as error:
+        raise NotStagedError(str(error)) from error
     names = sorted(content.sizes, key=content.sizes.__getitem__, reverse=True)
     try:
         hashes = _copy_files(content.source, partial / FILES, names)
