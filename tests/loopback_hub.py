@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -190,6 +190,22 @@ def entry(path: str, content: bytes) -> dict[str, Any]:
 
 def git_hash(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()
+
+
+class ModelHandler(Handler):
+    """Serve models by the interface of data sets."""
+
+    def do_GET(self) -> None:
+        path = self.path.replace("/api/models/", "/api/datasets/")
+        self.path = path if path.startswith("/api/") else f"/datasets{path}"
+        super().do_GET()
+
+    do_HEAD = do_GET
+
+
+def serving_models(hub: Hub) -> AbstractContextManager[str]:
+    """Serve the repositories as models; the context is the address."""
+    return listening(type("Bound", (ModelHandler,), {"hub": hub}))
 
 
 @contextmanager

@@ -232,7 +232,8 @@ def test_what_is_not_known_has_its_reason(place: Place) -> None:
     reason = "max_steps is set and batch_size is auto: the plan decides on tokens"
     assert place.parts() == ["unknown", "unknown", "1 x H100 SXM", reason]
     place.manifest["model"] = "a/b"
-    assert place.basis() == "model a/b is neither a folder here nor downloaded"
+    reason = "model a/b is neither a folder here nor downloaded nor shown by the hub"
+    assert place.basis() == reason
     row = {"name": "Own", "driver_names": [], "memory_gb": 8, "source": "s"}
     unknown = ("bf16_tflops", "fp16_tflops", "tf32_tflops", "bandwidth_gb_per_s", "power_w")
     table = {"gpus": [row | dict.fromkeys(unknown)]}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loopback_hub import Handler, Hub, Repository, listening
+from loopback_hub import Hub, Repository, serving_models
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from support import LORA, SCRIPTS, tiny_tokenizer
@@ -200,17 +200,6 @@ def test_a_tokenizer_that_changed_is_refused(tmp_path: Path) -> None:
         prepare_model(spec(str(model)), tokenizer, tmp_path / "made")
 
 
-class ModelHandler(Handler):
-    """Serve models by the interface of data sets."""
-
-    def do_GET(self) -> None:
-        path = self.path.replace("/api/models/", "/api/datasets/")
-        self.path = path if path.startswith("/api/") else f"/datasets{path}"
-        super().do_GET()
-
-    do_HEAD = do_GET
-
-
 def test_licenses_and_tokenizers_are_downloaded(tmp_path: Path) -> None:
     prepare("builtin:tiny-qwen3", tmp_path)
     files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
@@ -218,7 +207,6 @@ def test_licenses_and_tokenizers_are_downloaded(tmp_path: Path) -> None:
     files |= {name: name.encode() for name in TEXTS}
     # First the weights come otherwise than they are listed.
     repository = Repository(files, sent={"model.safetensors": files["model.safetensors"] + b"x"})
-    bound = type("Bound", (ModelHandler,), {"hub": Hub({"maker/model": repository})})
     told = [tokenizer_spec("maker/model"), spec("maker/model")]
     command = [sys.executable, "-c", FETCH, json.dumps(to_json(told))]
     environment = {
@@ -226,7 +214,7 @@ def test_licenses_and_tokenizers_are_downloaded(tmp_path: Path) -> None:
         "PYTHONPATH": str(SCRIPTS), "HF_HOME": str(tmp_path / "home"),
     }  # fmt: skip
     how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300, "cwd": tmp_path}
-    with listening(bound) as environment["HF_ENDPOINT"]:
+    with serving_models(Hub({"maker/model": repository})) as environment["HF_ENDPOINT"]:
         refused = subprocess.run(command, env=environment, **how).stderr.splitlines()[-1]
         [blob] = re.findall(r"model\.safetensors: is not what its commit .* delete (\S+)", refused)
         Path(blob).unlink()

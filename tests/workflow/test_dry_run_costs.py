@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from loopback_hub import Hub, Repository, serving_models
 from workflow_space import Workspace, make_workspace, manifest
 
 pytestmark = [pytest.mark.chain, pytest.mark.long]
@@ -34,8 +35,8 @@ def mine(tmp_path: Path) -> Workspace:
     return mine
 
 
-def table(space: Workspace, target: str, *arguments: str) -> list[str]:
-    done = space.snakemake("-n", f"results/{target}/report.json", *arguments)
+def table(space: Workspace, target: str, *arguments: str, **environment: str) -> list[str]:
+    done = space.snakemake("-n", f"results/{target}/report.json", *arguments, **environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     before, found, after = done.stdout.partition(f"\n{TITLE}\n")
     # The jobs go before it, and the table is the last there is.
@@ -69,6 +70,25 @@ def test_a_dry_run_ends_with_hours_and_dollars(mine: Workspace) -> None:
     said = mine.run("-n", "results/tiny/report.json", *code, *bare)
     assert TITLE not in said
     assert "note: this dry run ends without hours and dollars; add --logger" in said
+
+
+def test_a_model_is_forecast_before_it_is_downloaded(mine: Workspace) -> None:
+    (mine.root / "model" / "config.json").unlink()
+    files = {"config.json": json.dumps(SHAPE).encode(), "model.safetensors": bytes(10_000)}
+    hub = Repository({**files, "tokenizer.json": b"{}"})
+    large = mine.root / "config" / "experts" / "large.yaml"
+    large.write_text(large.read_text().replace("model: model", "model: maker/model"))
+    arguments = ("-s", str(mine.root.with_name("code") / "Snakefile"), "--config", "hardware=L4")
+    home = {"HF_HOME": str(mine.root / "hf"), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    _, line = table(mine, "large", *arguments, **home)
+    assert line.endswith(
+        "  model maker/model is neither a folder here nor downloaded nor shown by the hub"
+    )
+    with serving_models(Hub({"maker/model": hub})) as home["HF_ENDPOINT"]:
+        _, line = table(mine, "large", *arguments, **home)
+    assert " to " in line and "estimate from bytes" in line
+    # The sizes of the other files are asked for, and no more.
+    assert hub.ranges("config.json") and not hub.ranges("model.safetensors")
 
 
 def test_what_is_made_is_not_trained_and_a_plan_that_stands_is_shown(finished: Workspace) -> None:

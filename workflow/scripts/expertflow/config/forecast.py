@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from expertflow.config.expert import ConfiguredExpert
+from expertflow.config.hub_model import find_folder, look_up_downloads
 from expertflow.core.errors import (
     DataError,
     ExpertflowError,
@@ -22,7 +23,6 @@ from expertflow.core.format import gib
 from expertflow.core.records import Record, read_part, read_record
 from expertflow.core.settings import name_of
 from expertflow.core.sidecars import Sidecar
-from expertflow.data import cache
 from expertflow.data.records import SourceLock, SourceRecord
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources.registry import open_source
@@ -292,12 +292,13 @@ class Forecaster:
         if model.startswith("builtin:"):
             shape = settings["builtin"]
             return ModelFacts(**shape, tie_word_embeddings=True, model_type="qwen3")
-        folder = Path(model).expanduser()
-        if not folder.is_dir():
-            commit = cache.find_revision(model, settings["model_revision"], "models")
-            folder = cache.snapshot_folder(model, commit or "main", "models")
+        revision: str | None = settings["model_revision"]
+        if not (find_folder(model, revision) / "config.json").is_file():
+            look_up_downloads(model, revision)
+        folder = find_folder(model, revision)
         if not (folder / "config.json").is_file():
-            raise Unknown(f"model {model} is neither a folder here nor downloaded")
+            problem = "neither a folder here nor downloaded nor shown by the hub"
+            raise Unknown(f"model {model} is {problem}")
         # Imported here: it brings tokenizers along, for a shape that is needed once.
         from expertflow.train.model.base import read_facts
 

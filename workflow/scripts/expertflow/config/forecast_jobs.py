@@ -1,7 +1,7 @@
 """Model the seconds of jobs beside the training where none of their kind ran here.
 
 Each takes its start and its work over a speed, as a least and a most: judgments around what was
-seen on two shared cores. Downloads are unknown, as a dry run stays offline.
+seen on two shared cores. A data set's download is unknown, as which files it takes is found later.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from typing import Any
 
 from expertflow.config import specs
 from expertflow.config.forecast import Forecaster, Range, Unknown
+from expertflow.config.hub_model import find_folder, look_up_downloads
 from expertflow.core.errors import ExpertflowError
 from expertflow.data.shards import token_shards
 from expertflow.evaluate.records import HELD_OUT_LOSS
@@ -20,6 +21,8 @@ START_S, TORCH_START_S = (0.1, 2.0), (3.0, 30.0)
 RENDERING, TOKENIZING, MERGING, LEARNING = (2e6, 2e7), (3e6, 4e7), (1e7, 1e8), (4e5, 4e6)
 # Bytes a second of copies to a local disk, of reading and hashing, of merging and writing weights.
 COPYING, HASHING, WRITING = (1e8, 3e9), (3e8, 3e9), (5e7, 1e9)
+# Bytes a second from the hub: an office's line, and a data center's.
+DOWNLOADING = (4e6, 4e8)
 # Seconds of a layer for a token of each answer at once; the share of ``max_new_tokens`` that the
 # longest answer of a batch takes; seconds to score an answer.
 LAYER_S, ANSWER_FRACTION, SCORING_S = (2e-4, 2e-3), (0.2, 1.0), (1e-3, 0.2)
@@ -76,12 +79,11 @@ class JobForecaster:
         if settings["model"].startswith("builtin:") and settings["tokenizer"] is None:
             # It is learned from the documents.
             return _add(START_S, _over(self.forecaster.count_bytes(), LEARNING))
-        # Unknown where the model would have to be downloaded.
-        self.forecaster.current_facts()
-        return START_S
+        return _add(START_S, self._downloading(weights=False))
 
     def prepare_model(self, _: Any) -> Range:
-        return _add(TORCH_START_S, _over(self._weight_bytes(), HASHING))
+        hashing = _over(self._weight_bytes(), HASHING)
+        return _add(TORCH_START_S, _add(self._downloading(weights=True), hashing))
 
     def plan_training(self, _: Any) -> Range:
         return START_S[0], TORCH_START_S[1]
@@ -123,6 +125,17 @@ class JobForecaster:
         n_candidates = self.expert.training.save_total_limit or 1
         n_choosing = spec.n_selection_examples * n_candidates
         return 2 * spec.max_examples + n_choosing + spec.n_recall_examples
+
+    def _downloading(self, *, weights: bool) -> Range:
+        """Return the seconds of a hub model's weights or of its other files; none where it is."""
+        settings = self.expert.settings
+        name, revision = settings["model"], settings["model_revision"]
+        if name.startswith("builtin:") or any(find_folder(name, revision).glob("*.safetensors")):
+            return 0.0, 0.0
+        if (missing := look_up_downloads(name, revision)) is None:
+            raise Unknown
+        n_bytes = sum(n for path, n in missing.items() if weights == path.endswith(".safetensors"))
+        return _over((n_bytes, n_bytes), DOWNLOADING)
 
     def _weight_bytes(self) -> Range:
         n_weights = count_weights(self.forecaster.current_facts())
