@@ -188,6 +188,9 @@ def _attend_varlen(
     # Under autocast, Qwen3's norms leave queries and keys in fp32, which the kernel rejects.
     dtype = heads[2].dtype if heads[2].dtype in HALF else torch.get_autocast_dtype("cuda")
     query, key, value = (t.to(dtype).transpose(1, 2).flatten(0, 1) for t in heads)
+    if torch.compiler.is_compiling():
+        # A last operation in the kernel's order of axes: else the rotation is written and copied.
+        query, key = query * 1, key * 1
     # A window of none to the right is causal attention.
     window_size = (-1 if window is None else window - 1, 0)
     options: dict[str, object] = {"window_size": window_size, "scale": scaling}
