@@ -14,7 +14,7 @@ CEILINGS_KB = {
     "qwen3-0.6b dora": 343,
     "qwen3-0.6b dora checkpointed": 470,
     "qwen3-0.6b qlora": 280,
-    "qwen3-0.6b full": 220,
+    "qwen3-0.6b full": 208,
     "qwen3-8b lora": 620,
 }
 
