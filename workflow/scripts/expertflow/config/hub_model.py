@@ -32,7 +32,7 @@ def look_up_downloads(name: str, revision: str | None) -> dict[str, int] | None:
 
     disable_progress_bars()
     try:
-        # The only question with a limit on all of its answer.
+        # Asked first: a hub that does not answer is given up here, after this time in all.
         HfApi().model_info(name, revision=revision, timeout=TIMEOUT_S)
         hf_hub_download(name, "config.json", revision=revision, etag_timeout=TIMEOUT_S)
         files = snapshot_download(
