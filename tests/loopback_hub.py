@@ -66,8 +66,8 @@ class Repository(Struct):
 
     ``refused`` is the status and error code of every answer, or where ``is_listed`` of those about
     files: a gated data set shows what it holds. The files of ``cut`` break off after
-    that many bytes, once. The first ``n_failures`` answers are status 500. Of a file in ``sent``
-    that comes, whatever is listed.
+    that many bytes, once. The first ``n_failures`` answers are status 500. Files in
+    ``sent`` are sent like that, whatever is listed.
     """
 
     files: dict[str, bytes]

@@ -293,9 +293,10 @@ class Forecaster:
             shape = settings["builtin"]
             return ModelFacts(**shape, tie_word_embeddings=True, model_type="qwen3")
         revision: str | None = settings["model_revision"]
-        if not (find_folder(model, revision) / "config.json").is_file():
-            look_up_downloads(model, revision)
         folder = find_folder(model, revision)
+        if not (folder / "config.json").is_file():
+            look_up_downloads(model, revision)
+            folder = find_folder(model, revision)
         if not (folder / "config.json").is_file():
             problem = "neither a folder here nor downloaded nor shown by the hub"
             raise Unknown(f"model {model} is {problem}")

@@ -127,7 +127,7 @@ class JobForecaster:
         return 2 * spec.max_examples + n_choosing + spec.n_recall_examples
 
     def _downloading(self, *, weights: bool) -> Range:
-        """Return the seconds of a hub model's weights or of its other files; none where it is."""
+        """Return the seconds to download a model's weights or other files; 0 where it is here."""
         settings = self.expert.settings
         name, revision = settings["model"], settings["model_revision"]
         if name.startswith("builtin:") or any(find_folder(name, revision).glob("*.safetensors")):

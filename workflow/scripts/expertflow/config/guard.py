@@ -92,7 +92,7 @@ def describe_failure(log: Path) -> str:
     except (OSError, DataError, LookupError):
         text, code = "", None
     if not text.endswith("\n") and free_bytes(log) < LEAST_FREE_BYTES:
-        return f"error: {log}: {describe_space(log)}, too little for what it tells; {MAKE_ROOM}"
+        return f"error: {log}: {describe_space(log)}, too little for the log itself; {MAKE_ROOM}"
     last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
     if last.startswith("error: ") or code == 0:
         return last if code else ""

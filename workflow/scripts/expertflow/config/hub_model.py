@@ -1,9 +1,9 @@
 """Find a base model on disk, and ask the hub about one that is not downloaded yet."""
 
-from functools import cache
+import functools
 from pathlib import Path
 
-from expertflow.data import cache as hub_cache
+from expertflow.data import cache
 
 TIMEOUT_S = 3.0
 
@@ -13,11 +13,11 @@ def find_folder(name: str, revision: str | None) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    commit = hub_cache.find_revision(name, revision, "models")
-    return hub_cache.snapshot_folder(name, commit or "main", "models")
+    commit = cache.find_revision(name, revision, "models")
+    return cache.snapshot_folder(name, commit or "main", "models")
 
 
-@cache
+@functools.cache
 def look_up_downloads(name: str, revision: str | None) -> dict[str, int] | None:
     """Return the bytes by path of what the cache lacks of a model; its config.json is there then.
 
@@ -32,7 +32,7 @@ def look_up_downloads(name: str, revision: str | None) -> dict[str, int] | None:
 
     disable_progress_bars()
     try:
-        # Asked first: a hub that does not answer is given up here, after this time in all.
+        # Asked first: a hub that does not answer is given up once, and not for each file.
         HfApi().model_info(name, revision=revision, timeout=TIMEOUT_S)
         hf_hub_download(name, "config.json", revision=revision, etag_timeout=TIMEOUT_S)
         files = snapshot_download(

@@ -110,10 +110,10 @@ def hold_partial(path: Path) -> Iterator[tuple[Path, IO[str]]]:
             # By its name it is never there without being held.
             (folder / f"{LOCK}.new").rename(folder / LOCK)
             yield folder / path.name, lock
-    except ExpertflowError:
-        raise
     except Exception as error:
-        if (number := find_full(error)) is None:
+        # Libraries in Rust have exceptions of their own; only what they say tells of a full disk.
+        number = None if isinstance(error, ExpertflowError) else find_full(error)
+        if number is None:
             raise
         files = [file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
         raise DiskFullError(number, path, sum(f.stat().st_size for f in files)) from error
