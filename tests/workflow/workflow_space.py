@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -55,14 +56,17 @@ def readme_manifest() -> str:
 
 
 @functools.cache
-def warm_snakemake() -> "subprocess.Popen[str]":
-    """Start the process whose forks are this test process's dry runs."""
-    command = [sys.executable, str(Path(__file__).with_name("warm_snakemake.py"))]
-    pipe = subprocess.PIPE
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "workflow" / "logger")}
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+def warm_python() -> Path:
+    """Start the process whose forks are dry runs and jobs; return the folder of its ``python``."""
+    folder = Path(tempfile.mkdtemp(prefix="warm-"))
+    atexit.register(shutil.rmtree, folder)
+    command = [sys.executable, str(Path(__file__).with_name("warm_python.py")), str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
     atexit.register(process.kill)
-    return process
+    assert process.stdout and process.stdout.readline()
+    # A shell of a job reads this; the Snakefile puts the interpreter of its own first.
+    (folder / "bash_env").write_text(f"PATH={folder}:$PATH\n")
+    return folder
 
 
 def manifest(**training: Any) -> dict[str, Any]:
@@ -77,15 +81,13 @@ class Workspace(Record, frozen=True):
     def snakemake(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         if "-n" in arguments:
             return self.run_warm(*arguments, **environment)
-        return self.execute(SNAKEMAKE, "--cores", "2", *arguments, **environment)
+        jobs = {"BASH_ENV": str(warm_python() / "bash_env"), **environment}
+        return self.execute(SNAKEMAKE, "--cores", "2", *arguments, **jobs)
 
     def run_warm(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run Snakemake in a fork of a warm process: no job starts, or it ends with the first."""
-        process = warm_snakemake()
-        assert process.stdin and process.stdout
-        given = [str(self.root), ["--cores", "2", *words], self.environment(environment)]
-        print(json.dumps(given), file=process.stdin, flush=True)
-        return subprocess.CompletedProcess(words, *json.loads(process.stdout.readline()))
+        python = warm_python() / "python"
+        return self.execute(python, SNAKEMAKE, "--cores", "2", *words, **environment)
 
     def environment(self, changes: dict[str, str]) -> dict[str, str]:
         # What a run shows is by this checkout's plugin, not by the one that was installed last.
@@ -213,7 +215,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     with FileLock(shared / "lock"):
         if not (shared / "done").exists():
             shutil.rmtree(shared / "a space", ignore_errors=True)
-            make_workspace(shared / "a space").run(REPORT)
+            make_workspace(shared / "a space").run(REPORT, BASH_ENV="")
             (shared / "done").touch()
     return Workspace(shared / "a space").copy(tmp_path_factory.mktemp("own") / "a space")
 

@@ -1,0 +1,110 @@
+"""A Python whose runs are forks of one process, which has imported what takes runs seconds.
+
+Importing torch and transformers takes longer than most jobs of tests do, Snakemake as long as a dry
+run. The folder given becomes that of a program ``python``: it has a fork run a script, passes on
+signals, and ends as the fork does. Code of the workflow is imported by the fork.
+"""
+
+import atexit
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import altair  # noqa: F401
+import snakemake.cli  # noqa: F401
+import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+
+PROGRAM = f"""#!{sys.executable} -IS
+import json, os, signal, socket, sys
+# What Hugging Face's libraries are told by the environment, they read when imported.
+if sys.argv[1].startswith("-") or any(name.startswith("HF_") for name in os.environ):
+    os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:]])
+link = socket.socket(socket.AF_UNIX)
+link.connect(os.path.join(os.path.dirname(__file__), "socket"))
+given = json.dumps([os.getcwd(), sys.argv[1:], dict(os.environ)]).encode()
+socket.send_fds(link, [given + b"\\n"], [0, 1, 2])
+told = link.makefile()
+pid = int(told.readline())
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: os.kill(pid, number))
+code = int(told.readline())
+if code < 0:
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+
+
+def serve(folder: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "socket"))
+    listener.listen()
+    program = folder / "python"
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    print("ready", flush=True)
+    children = set[int]()
+    while True:
+        link, _ = listener.accept()
+        children = {pid for pid in children if os.waitpid(pid, os.WNOHANG) == (0, 0)}
+        pid = os.fork()
+        if pid == 0:
+            listener.close()
+            attend(link)
+        children.add(pid)
+        link.close()
+
+
+def attend(link: socket.socket) -> None:
+    """Have a fork run what a program asks for; end it where the program was killed."""
+    given, files, _, _ = socket.recv_fds(link, 1 << 20, 3)
+    while not given.endswith(b"\n"):
+        given += link.recv(1 << 20)
+    pid = os.fork()
+    if pid == 0:
+        link.close()
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        os._exit(run(*json.loads(given)))
+    ended = os.pidfd_open(pid)
+    link.sendall(f"{pid}\n".encode())
+    if ended not in select.select([ended, link], [], [])[0]:
+        os.kill(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    link.sendall(f"{code}\n".encode())
+    os._exit(0)
+
+
+def run(folder: str, words: list[str], environment: dict[str, str]) -> int:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = words
+    sys.path[:1] = [str(Path(words[0]).parent), *environment.get("PYTHONPATH", "").split(":")]
+    code: object = 0
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        code = end.code
+    except BaseException:  # noqa: BLE001 - as an interpreter ends
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code if isinstance(code, int) else int(code is not None)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))
