@@ -23,7 +23,8 @@ def hash_adapter(lora: LoraSpec, sha256: Callable[[Path], str] = sha256_file) ->
         if not (folder / name).is_file():
             raise ConfigError(
                 f"training.lora.init_from: {folder} holds no {name}; name a folder to which peft"
-                " saved a LoRA adapter, in safetensors"
+                " saved a LoRA adapter, in safetensors; one of the hub comes to a folder by"
+                " hf download ORG/NAME --local-dir FOLDER"
             )
     config = _read_config(folder)
     own = {
