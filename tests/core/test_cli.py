@@ -78,6 +78,25 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
 NEEDED = ("--code", "c", "--loaf", "rye", "--oven", "0.json", "--others", "1.json", "2.json")
 
 
+IMPORTING = """
+import contextlib, signal
+from expertflow.core import cli
+with cli.heavy_imports(), contextlib.suppress(KeyboardInterrupt):
+    signal.raise_signal(signal.SIGINT)
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(("ignored", "code"), [(False, -signal.SIGINT), (True, 0)])
+def test_ctrl_c_while_importing_is_not_lost(ignored: bool, code: int) -> None:
+    def hear() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL)
+
+    command = [sys.executable, "-c", IMPORTING]
+    done = subprocess.run(command, cwd=SCRIPTS, capture_output=True, text=True, preexec_fn=hear)
+    assert (done.returncode, done.stdout) == (code, "went on\n" * ignored), done.stderr
+
+
 def test_a_stage_takes_its_functions_parameters(stage: Callable[..., Any]) -> None:
     spec = '{"degrees":9}'
     made = {"loaf": "rye", "degrees": [9, 0, 1, 2], "salt": None, "hours": 1.5}

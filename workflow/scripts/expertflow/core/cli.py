@@ -6,6 +6,7 @@ import inspect
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -158,14 +159,20 @@ def without_pandas() -> None:
 def heavy_imports() -> Iterator[None]:
     """Import torch and what needs it without collecting garbage, which takes a fifth of the time.
 
-    What was imported stays, so later collections need not look at it either.
+    What was imported stays, so later collections need not look at it either. Ctrl-C ends the
+    process at once: as an exception it can be lost in a callback of the import system, and a
+    training would go on.
     """
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
         gc.enable()
+        signal.signal(signal.SIGINT, handler)
 
 
 def spec_from_text(cls: type[T], text: str) -> T:
