@@ -1,8 +1,8 @@
-"""A Python whose runs are forks of one process, which has imported what takes runs seconds.
+"""A program ``python`` whose runs are forks of one process that has made the slow imports.
 
 Importing torch and transformers takes longer than most jobs of tests do, Snakemake as long as a dry
-run. The folder given becomes that of a program ``python``: it has a fork run a script, passes on
-signals, and ends as the fork does. Code of the workflow is imported by the fork.
+run. The program, written to the folder given, has a fork run a script, passes on signals, and ends
+as the fork does. The workflow's own code is imported by the fork.
 """
 
 import atexit
@@ -10,6 +10,7 @@ import json
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import sys
@@ -20,7 +21,10 @@ import altair  # noqa: F401
 import snakemake.cli  # noqa: F401
 import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 
-PROGRAM = f"""#!{sys.executable} -IS
+# A path with a space in it could not stand behind #!.
+PROGRAM = f"""#!/bin/sh
+'''exec' {shlex.quote(sys.executable)} -IS "$0" "$@"
+' '''
 import json, os, signal, socket, sys
 # What Hugging Face's libraries are told by the environment, they read when imported.
 if sys.argv[1].startswith("-") or any(name.startswith("HF_") for name in os.environ):

@@ -215,6 +215,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     with FileLock(shared / "lock"):
         if not (shared / "done").exists():
             shutil.rmtree(shared / "a space", ignore_errors=True)
+            # Its jobs start as users' do, so that an import that is missing shows.
             make_workspace(shared / "a space").run(REPORT, BASH_ENV="")
             (shared / "done").touch()
     return Workspace(shared / "a space").copy(tmp_path_factory.mktemp("own") / "a space")
