@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
-from plan_fixtures import QWEN_06B, TABLE, card, plan, reasons_of, seq
+from plan_fixtures import PACKING, QWEN_06B, TABLE, card, plan, reasons_of, seq
 from support import LORA, ROOT
 
 from expertflow.core.errors import ConfigError
@@ -97,6 +97,20 @@ def test_a_plan_tells_what_binds_and_what_a_switch_would_change() -> None:
         bare = plan(gpu).cost
         assert (bare.step, bare.bound, bare.changes, bare.predicted_hours) == (None, None, (), None)
         assert bare.reason.startswith("no estimate")
+
+
+def test_an_epoch_of_less_than_a_step_takes_its_own_step() -> None:
+    rows = replace(
+        PACKING.train, n_tokens=400, n_sequences=2, sum_len_sq=200 * 400,
+        n_supervised_tokens=100, n_target_tokens=100,
+    )  # fmt: skip
+    two_rows = replace(PACKING, train=rows)
+    fixed = {"gradient_accumulation_steps": 1, "gradient_checkpointing": False, "max_steps": 9}
+    h100 = card("H100 SXM")
+    whole, large = (plan(h100, two_rows, batch_size=n_rows, **fixed) for n_rows in (2, 8))
+    assert large.n_sequences == 2 and large.n_steps == whole.n_steps == 9
+    assert large.cost.predicted_hours == whole.cost.predicted_hours
+    assert large.cost.step == whole.cost.step is not None
 
 
 def test_a_calibration_gives_a_cpu_hours_and_dollars() -> None:

@@ -167,13 +167,22 @@ def predict_hours(draft: PlanDraft, plan: TrainPlan) -> tuple[Band, StepSeconds 
     speed = card_speed(plan.gpu, plan.precision, use_tf32=plan.use_tf32)
     if isinstance(speed, str):
         return (None, None, None), None, speed
+    plan, n_rows = _fit_step(plan)
     step = predict_step(step_work(draft, plan), speed)
     # Epochs of rows, as the last step of each may hold fewer.
-    per_step = plan.batch_size * plan.gradient_accumulation_steps * plan.world_size
-    hours = step.total_s * plan.n_epochs * plan.n_sequences / per_step / 3600
+    hours = step.total_s * plan.n_epochs * plan.n_sequences / n_rows / 3600
     words = f"prior: a step of {step.total_s:.3g} s, from what it computes and moves"
     low, high = speed.band
     return (hours * low, hours, hours * high), step, f"{words}; {bound_words(step)}; {speed.basis}"
+
+
+def _fit_step(plan: TrainPlan) -> tuple[TrainPlan, int]:
+    """Return a plan whose steps are no larger than an epoch, and their rows."""
+    n_cards = plan.world_size
+    n_rows = min(plan.n_sequences, plan.batch_size * plan.gradient_accumulation_steps * n_cards)
+    batch_size = min(plan.batch_size, math.ceil(n_rows / n_cards))
+    n_batches = math.ceil(n_rows / (batch_size * n_cards))
+    return replace(plan, batch_size=batch_size, gradient_accumulation_steps=n_batches), n_rows
 
 
 def _prior_cost(
