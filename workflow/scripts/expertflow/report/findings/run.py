@@ -12,19 +12,22 @@ MONITOR_LIMIT = 0.005
 
 
 def find_missed_plan(report: Report) -> Findings:
-    row = _row(report, "Wall time")
+    row, time, calibrated = _row(report, "Wall time"), report.time, report.plan.calibrated
     low, high, actual = row.plan_low, row.plan_high, row.actual
+    if not calibrated:
+        # A prior is for the steps alone: nothing was measured of start-up, saves and evaluation.
+        actual = (time.train_s + time.data_wait_s + (time.h2d_s or 0.0)) / 3600
     if low is None or high is None or not is_measured(actual) or not e.is_long_enough(report):
         return
     training = report.training_report.training
     if training.steps < training.planned_steps:
         return  # patience ended it, and the plan is for all steps
     if not low <= actual <= high:
-        calibrated = report.plan.calibrated
         yield make_finding(
             "plan-missed",
             severity="warning" if calibrated else "info",
-            evidence=f"the run took {hours(actual)}, the plan said {hours(low)} to {hours(high)}",
+            evidence=f"the {'run' if calibrated else 'steps'} took {hours(actual)}, the plan said"
+            f" {hours(low)} to {hours(high)}",
             threshold="inside the plan's band",
             origin="measured by a calibration" if calibrated else "a prior, not calibrated",
             recommendation="see the time that was thrown away, as the run was resumed"
