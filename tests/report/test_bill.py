@@ -66,3 +66,34 @@ def test_the_guard_knows_what_was_paid() -> None:
     assert bill.machine.usd == pytest.approx((730 + 3_385) / 3600 * 3.0)
     assert bill.machine.usd_source.startswith("the guard's ledger")
     assert bill.stages[-3].usd == pytest.approx(500 / 3600 * 3.0)
+
+
+HOUR_S = 3600.0
+
+
+@pytest.mark.parametrize(
+    ("sessions", "paid_s"),
+    [
+        # Another expert was trained for hours between two jobs of this one.
+        ([(-30, 8 * HOUR_S)], 30 + 60 + 2 * HOUR_S),
+        ([(-30, 100), (200, 5.5 * HOUR_S), (6 * HOUR_S - 50, 8 * HOUR_S)], 80 + 60 + 2 * HOUR_S),
+    ],
+)
+def test_the_guard_pays_for_more_than_this_result(
+    sessions: list[tuple[float, float]], paid_s: float
+) -> None:
+    times = {
+        "fetch_source": [[(0.0, 60.0)]],
+        "train_expert": [[(6 * HOUR_S, 8 * HOUR_S)]],
+    }
+    attempts = make_attempts(times)
+    machine = attempts["train_expert"][0][0].machine
+    paid = [
+        PaidSession(
+            start_s=START_S + start_s, end_s=START_S + end_s, usd_per_hour=3.0, machine=where
+        )
+        for where in (machine, "another")
+        for start_s, end_s in sessions
+    ]
+    inputs = replace(GPU.inputs, attempts=attempts, ledger=Ledger(sessions=tuple(paid)))
+    assert bill_of(inputs).machine.usd == pytest.approx(paid_s / 3600 * 3.0)

@@ -121,11 +121,15 @@ class Calibration(Record, frozen=True, kw_only=True):
 
 
 class PaidSession(Record, frozen=True, kw_only=True):
-    """A stretch of time on a rented machine; times are seconds of the system's clock."""
+    """A stretch of time on a rented machine; times are seconds of the system's clock.
+
+    ``machine`` is the hash that attempts of jobs there have, too.
+    """
 
     start_s: float
     end_s: float
     usd_per_hour: float
+    machine: str = ""
 
 
 class Ledger(Record, frozen=True, kw_only=True):

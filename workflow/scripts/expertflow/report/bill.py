@@ -12,6 +12,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from expertflow.core.attempts import Attempt
+from expertflow.plan.records import PaidSession
 from expertflow.report import derive
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import Measured, Missing, convert_value
@@ -35,8 +36,9 @@ def build_bill(inputs: ReportInputs) -> Measured[Bill]:
     busy_s, wall_s = total_s(join_intervals(map(interval, attempts))), total_s(lines)
     machine = trained[0][-1].machine
     there = [attempt for attempt in attempts if attempt.machine == machine]
-    machine_s = total_s(join_intervals(map(interval, there), PAUSE_S))
-    usd, source = _machine_usd(inputs, there, machine_s)
+    lines_there = join_intervals(map(interval, there), PAUSE_S)
+    machine_s = total_s(lines_there)
+    usd, source = _machine_usd(inputs, machine, lines_there)
     on_card = [interval(attempt) for attempt in there if attempt.n_cards]
     no_card: Measured[float] = Missing(NO_CARD)
     return Bill(
@@ -77,18 +79,36 @@ def _price(inputs: ReportInputs, duration_s: float) -> Measured[float]:
 
 
 def _machine_usd(
-    inputs: ReportInputs, attempts: Sequence[Attempt], machine_s: float
+    inputs: ReportInputs, machine: str, lines: Sequence[Interval]
 ) -> tuple[Measured[float], str]:
     """Return what the machine that trained cost, and who says so: the guard where one ran."""
-    start_s, end_s = min(a.start_s for a in attempts), max(a.end_s for a in attempts)
-    sessions = [s for s in inputs.ledger.sessions if s.start_s <= end_s and s.end_s >= start_s]
+    sessions = [
+        session
+        for session in inputs.ledger.sessions
+        if session.machine in (machine, "") and _overlapping(session, lines)
+    ]
     if not sessions:
-        return _price(inputs, machine_s), "the price per hour, from the first job to the last"
+        return _price(inputs, total_s(lines)), "the price per hour, from the first job to the last"
     # The guard writes its ledger now and then, and its last session goes on.
-    *closed, last = sessions
-    paid = (*closed, replace(last, end_s=max(last.end_s, end_s)))
-    usd = sum((s.end_s - s.start_s) / 3600 * s.usd_per_hour for s in paid)
-    return usd, "the guard's ledger, from its first session to the last job"
+    sessions[-1] = replace(sessions[-1], end_s=max(sessions[-1].end_s, lines[-1][1]))
+    usd = sum(_paid_s(session, lines) / 3600 * session.usd_per_hour for session in sessions)
+    return usd, "the guard's ledger, while jobs of this result ran and before the first of them"
+
+
+def _overlapping(session: PaidSession, lines: Sequence[Interval]) -> list[Interval]:
+    """Return the parts of the lines that lie in a session."""
+    return [
+        (max(start_s, session.start_s), min(end_s, session.end_s))
+        for start_s, end_s in lines
+        if start_s <= session.end_s and end_s >= session.start_s
+    ]
+
+
+def _paid_s(session: PaidSession, lines: Sequence[Interval]) -> float:
+    """Return a session's seconds with jobs, and those before if others cannot have used them."""
+    parts = _overlapping(session, lines)
+    before_s = parts[0][0] - session.start_s
+    return total_s(parts) + (before_s if before_s <= PAUSE_S else 0.0)
 
 
 def _failed(jobs: Jobs) -> list[Attempt]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from expertflow.core.attempts import hash_host
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import remove
 from expertflow.core.records import read_record, write_sealed
@@ -70,7 +71,9 @@ class Meter:
     def write_ledger(self) -> None:
         if self._price is not None:
             end_s = self._start_s + self._clock() - self._zero_s
-            session = PaidSession(start_s=self._start_s, end_s=end_s, usd_per_hour=self._price)
+            session = PaidSession(
+                start_s=self._start_s, end_s=end_s, usd_per_hour=self._price, machine=hash_host()
+            )
             write_sealed(self._path, Ledger(sessions=(*self._earlier, session)))
 
 
