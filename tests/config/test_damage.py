@@ -2,11 +2,15 @@
 
 import fcntl
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import run_script
+from support import SCRIPTS, run_script
 
 from expertflow.config.attach import only_looks
 from expertflow.config.damage import find_problems, repair
@@ -169,6 +173,24 @@ def test_a_run_that_is_at_work_is_left_alone(place: Path) -> None:
     with (EXPERT_LOCKS / "e.lock").open("a") as stream:
         assert flock(stream)
         assert verify() == []
+
+
+def test_who_cannot_write_may_look(place: Path) -> None:
+    EXPERT_LOCKS.mkdir(parents=True)
+    # A program that runs cannot be opened for writing, not even by root.
+    (EXPERT_LOCKS / "e.lock").symlink_to(Path(sys.executable).resolve())
+    assert verify() == []
+
+
+def test_it_ends_quietly_with_who_reads_it(place: Path) -> None:
+    flip(Path("results/e/keep.arrow"))
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "verify_results.py"], stdout=write, stderr=subprocess.PIPE
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
 # What a spoilt sidecar belongs to has to be made again with it.

@@ -16,7 +16,7 @@ import pytest
 from support import SCRIPTS, wait_for
 
 from expertflow.core import cli
-from expertflow.core.attempts import ATTEMPT, CARDS, LOG, Attempt, attempts_path, read_attempts
+from expertflow.core.attempts import ATTEMPT, CARDS, LOG, RUN, Attempt, attempts_path, read_attempts
 from expertflow.core.errors import DataError, single_line
 from expertflow.core.files import sha256_file, sha256_json, sha256_text, sidecar_of
 from expertflow.core.progress import ProgressPrinter, break_silence, show_activity
@@ -217,7 +217,11 @@ def test_a_later_attempt_ends_with_an_error_that_would_come_again(tmp_path: Path
     again = start_job(path, attempt=2)
     assert again.communicate("end\n") == ("", "error: no\n") and again.returncode == 1
     assert attempts_path(path).read_bytes() == before
-    # A run of its own tries it anew, and so does an attempt after an error that may pass.
+    # A run of its own tries it anew, even where its first attempt could record nothing.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RUN, "another")
+        assert start_job(path, attempt=2).communicate("fail\n")[0] == "here\n"
+    # So does an attempt after an error that may pass.
     attempts_after(path, "miss")
     assert start_job(path, attempt=2).communicate("end\n")[0] == "here\n"
     assert read_attempts(attempts_path(path))[-1].code == 0

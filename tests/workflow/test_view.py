@@ -96,6 +96,9 @@ def test_a_run_into_a_pipe(space: Workspace) -> None:
     done = space.snakemake(REPORT, "--forcerun", "build_report")
     assert re.search("\n +1/1  build_report +tiny +[0-9.]+ s\n$", done.stderr)
     assert done.stdout.splitlines()[-1].split()[0] == "report"
+    # Nobody has to read its last lines.
+    command = f"{SNAKEMAKE} -c 2 {REPORT} -R build_report | true; exit ${{PIPESTATUS[0]}}"
+    assert space.execute("bash", "-c", command).returncode == 0
     log = max((space.root / ".snakemake" / "log").glob("*.log"))
     assert "Select jobs to execute" in log.read_text()
     # A fault that no script expects, and a job that is killed.

@@ -7,7 +7,6 @@ With --spec, as a workflow step: describe one expert's sources.
 """
 
 import importlib
-import signal
 import sys
 from typing import Any
 
@@ -25,7 +24,7 @@ def print_catalog() -> None:
     parser.add_argument("--preset", choices=("demo", "full", "both"), default="both")
     parser.add_argument("--json", action="store_true", help="print JSON for other programs")
     args = parser.parse_args()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly in a pipe to head
+    cli.stop_with_reader()
     # Imported on demand: the workflow step does not depend on how tables look.
     module = importlib.import_module("expertflow.config.catalog")
     module.show_catalog(args.preset, as_json=args.json)

@@ -25,6 +25,7 @@ def main() -> None:
         manifest = manifests.get(plan.expert)
         if manifest is not None and (origins := describe_origins(manifest)):
             shown.append(f"origins that {manifest} states\n{origins}")
+    cli.stop_with_reader()
     print("\n\n".join(shown))
 
 

@@ -12,6 +12,7 @@ def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("reports", type=Path, nargs="+", help="report.json files")
     args = parser.parse_args()
+    cli.stop_with_reader()
     for path in args.reports:
         print_summary(read_report(path), html_path=path.with_suffix(".html"))
 

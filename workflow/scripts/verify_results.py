@@ -14,6 +14,7 @@ from expertflow.core import cli
 def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path(), help="holds results/")
+    cli.stop_with_reader()
     problems, summary = find_problems(parser.parse_args().folder)
     for line in (*list_made_by_other_code(), *problems, summary):
         print(line)

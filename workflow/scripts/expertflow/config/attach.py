@@ -125,7 +125,7 @@ def _register_hooks(run: Any) -> None:
         experts = [expert for wf in _attached for expert in wf.experts]
         start_s = psutil.Process().create_time()
         if reports := reports_to_sum_up(run.dag_settings.targets, experts, since_s=start_s):
-            subprocess.run([sys.executable, SCRIPTS / "show_report.py", *reports], check=True)
+            subprocess.run([sys.executable, SCRIPTS / "show_report.py", *reports], check=False)
 
     def failure(log: Any) -> None:
         otherwise(log)

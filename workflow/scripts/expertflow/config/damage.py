@@ -18,7 +18,6 @@ from rich.progress import Progress
 
 from expertflow.chain import STAGES
 from expertflow.config.code_digest import rule_digest
-from expertflow.config.run_lock import try_hold
 from expertflow.core.errors import DataError, single_line
 from expertflow.core.files import remove, sha256_file, sidecar_of, write_text
 from expertflow.core.format import gb
@@ -127,10 +126,12 @@ def list_checks() -> list[Check]:
 
 
 def _is_busy(expert: str) -> bool:
-    if not (EXPERT_LOCKS / f"{expert}.lock").is_file():
+    lock = EXPERT_LOCKS / f"{expert}.lock"
+    if not lock.is_file():
         return False
-    with try_hold(expert) as ours:
-        return not ours
+    # Who only looks may not be able to write here.
+    with lock.open("rb") as stream:
+        return try_lock(stream, shared=True) == "held"
 
 
 def _came_with_bundle(path: Path) -> bool:

@@ -18,11 +18,10 @@ from typing import IO, Any
 import psutil
 
 from expertflow.config.guard import fail, note
+from expertflow.core.attempts import RUN
 from expertflow.core.locks import EXPERT_LOCKS, read_holder, sign_lock, try_lock
 from expertflow.core.process import record_signals
 
-# What jobs inherit: the run that they belong to.
-RUN = "EXPERTFLOW_RUN"
 # The page over all experts is made by a run like an expert.
 INDEX = "index"
 # Inside of a container processes are numbered anew.

@@ -25,6 +25,8 @@ from expertflow.core.records import Record, read_record, write_sealed
 log = logging.getLogger(__name__)
 # Set by the rule for its script alone; not for the processes that the script starts.
 LOG, CARDS, ATTEMPT = "EXPERTFLOW_LOG", "EXPERTFLOW_CARDS", "EXPERTFLOW_ATTEMPT"
+# What jobs inherit: the run that they belong to.
+RUN = "EXPERTFLOW_RUN"
 # Set for processes that a launcher starts in place of the script.
 START = "EXPERTFLOW_START"
 TOUCH_EVERY_S = 1.0
@@ -36,7 +38,8 @@ class Attempt(Record, frozen=True, kw_only=True):
     """One process of a job; times are seconds of the system's clock.
 
     ``code`` is its exit code, null while it runs or if it was killed. ``n_cards`` is what the rule
-    requested. ``error`` is the line of an error that the next attempt would end with, too.
+    requested. ``error`` is the line of an error that the next attempt of its ``run`` would end
+    with, too.
     """
 
     start_s: float
@@ -44,6 +47,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     code: int | None = None
     machine: str
     n_cards: int
+    run: str = ""
     error: str | None = None
 
 
@@ -81,7 +85,8 @@ def record_attempt() -> Iterator[None]:
         return
     path, now_s = attempts_path(Path(place)), time.time()
     earlier = _failed_before(path)
-    if is_retry and earlier and earlier[-1].error:
+    run = os.environ.get(RUN, "")
+    if is_retry and earlier and earlier[-1].run == run and earlier[-1].error:
         sys.exit(earlier[-1].error)
     start_s = float(os.environ.pop(START, now_s - process_age_s()))
     # On several machines, and under a launcher, the first process speaks for all.
@@ -92,7 +97,8 @@ def record_attempt() -> Iterator[None]:
         # Its own, from before the launcher.
         earlier = earlier[:-1]
     _environment.update({LOG: place, CARDS: str(n_cards), START: repr(start_s)})
-    attempt = Attempt(start_s=start_s, end_s=now_s, machine=hash_host(), n_cards=n_cards)
+    machine = hash_host()
+    attempt = Attempt(start_s=start_s, end_s=now_s, machine=machine, n_cards=n_cards, run=run)
     _write(path, (*earlier, attempt))
     is_over = threading.Event()
     toucher = threading.Thread(target=_touch, args=(path, is_over), daemon=True)

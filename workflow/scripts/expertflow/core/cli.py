@@ -202,6 +202,11 @@ def run(
         _run(main, interrupted)
 
 
+def stop_with_reader() -> None:
+    """End without a word where what reads the output has ended, as ``head`` does."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
 class _Printable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return show_hidden(super().format(record))

@@ -35,10 +35,10 @@ def flock(stream: IO[Any], *, wait: bool = False, shared: bool = False) -> bool:
     return True
 
 
-def try_lock(stream: IO[Any], *, wait: bool = False) -> Outcome:
+def try_lock(stream: IO[Any], *, wait: bool = False, shared: bool = False) -> Outcome:
     """Like ``flock``, but log a file system without locks and leave the decision to the caller."""
     try:
-        return "taken" if flock(stream, wait=wait) else "held"
+        return "taken" if flock(stream, wait=wait, shared=shared) else "held"
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
