@@ -159,8 +159,10 @@ def tokenizer_record(**changes: Any) -> TokenizerRecord:
     return TokenizerRecord(**{**settings, **changes})
 
 
-def document_shard(folder: Path, bodies: list[Body], *, shard: str = "000") -> ShardRecord:
-    """Write a shard of documents."""
+def document_shard(
+    folder: Path, bodies: list[Body], *, shard: str = "000", n_ids: int = 1 << 30
+) -> ShardRecord:
+    """Write a shard of documents; their ids repeat after so many."""
     from expertflow.data.documents import DocumentWriter, NewDocument
     from expertflow.data.shapes import frame_of
 
@@ -169,7 +171,7 @@ def document_shard(folder: Path, bodies: list[Body], *, shard: str = "000") -> S
         writer = DocumentWriter(sink, None)
         for i, body in enumerate(bodies):
             text_hash = hashlib.md5(repr(body).encode()).digest()
-            writer.add(NewDocument(f"s/{i}", text_hash, i, None, *frame_of(body), b"{}"))
+            writer.add(NewDocument(f"s/{i % n_ids}", text_hash, i, None, *frame_of(body), b"{}"))
         writer.close()
     return ShardRecord(
         source="s", shard=shard, path=str(path), sha256=sha256_file(path), n_records=len(bodies),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 from made_up_documents import example
+from msgspec.structs import replace
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate import baselines
@@ -70,6 +71,16 @@ def test_the_nearest_question_answers_as_it_stands_or_filled_in() -> None:
     assert by_name(training)["nearest"].answer(asked) in {one.reference for one in training}
     many = [example(i, f"greet {n} in french", f"bonjour {n}") for i, n in enumerate(COLUMNS)]
     assert by_name(many)["nearest_filled"].answer(asked) == "bonjour bob"
+
+
+def test_examples_of_the_same_id_have_their_own_templates() -> None:
+    training = [table(number) for number in range(40)]
+    new = table(99)
+    one, other = (
+        {name: predictor.answer(new) for name, predictor in by_name(examples).items()}
+        for examples in (training, [replace(example, document_id="d") for example in training])
+    )
+    assert one == other
 
 
 def test_judgments_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

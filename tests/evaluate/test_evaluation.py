@@ -107,11 +107,11 @@ def words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(
-    folder: Path, load: Any, *, steps: tuple[int, ...] = (10, 20), **changes: Any
+    folder: Path, load: Any, *, steps: tuple[int, ...] = (10, 20), n_ids: int = 1000, **changes: Any
 ) -> GenerationInputs:
     documents = [document(i, f"q{i:03d}") for i in range(N_HELD_OUT)]
-    answers = [document(200 + i, f"q{200 + i}", held_out=False) for i in range(N_TRAINING)]
-    shard, keep = write_documents(folder, [*documents, *answers])
+    documents += [document(200 + i, f"q{200 + i}", held_out=False) for i in range(N_TRAINING)]
+    shard, keep = write_documents(folder, documents, n_ids=n_ids)
     rows = folder / "rows" / "held_out" / ROWS_FILE
     rows.parent.mkdir(parents=True, exist_ok=True)
     rows.write_bytes(b"rows")
@@ -202,6 +202,24 @@ def test_what_was_taught_is_asked_apart_and_in_other_words(tmp_path: Path) -> No
     assert plain.recall == () and timeless(replace(record, recall=())) == timeless(
         replace(plain, answers_path=record.answers_path)
     )
+
+
+def test_documents_of_the_same_id_keep_their_own_references(tmp_path: Path) -> None:
+    shelf, asked = Shelf({"base": 2, "checkpoint": 8}), {"steps": (20,), "n_recall_examples": 30}
+    record, other = (
+        evaluate(made(tmp_path / str(n_ids), shelf, n_ids=n_ids, **asked)) for n_ids in (1000, 7)
+    )
+    assert (other.after.score, other.recall) == (record.after.score, record.recall)
+    assert other.baselines == record.baselines
+    whole, parts = (
+        [json.loads(line) for line in Path(one.answers_path).read_text().splitlines()]
+        for one in (record, other)
+    )
+    assert len({line["document_id"] for line in parts}) == 30
+    # A hash follows the ids that repeat, and nothing the others.
+    assert all("#" in part.pop("document_id") for part in parts)
+    assert not any("#" in line.pop("document_id") for line in whole)
+    assert parts == whole
 
 
 def timeless(record: EvaluationRecord) -> EvaluationRecord:

@@ -11,12 +11,14 @@ is salted: a data set may itself be cut by a plain hash of the same key, which w
 
 import hashlib
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from expertflow.core.records import Record
@@ -123,6 +125,21 @@ def iter_kept(
             kept = KeptRows(*(column[side] for column in kept))
         if key in by_name and len(kept.rows):
             yield from iter_documents(by_name[key], kept)
+
+
+def tell_apart(documents: Iterable[Document]) -> list[Document]:
+    """Return kept documents, those of the same id with the hash of their text after it.
+
+    Ids are the data's own, or a file's name and a number, and need not differ; kept texts do.
+    """
+    documents = list(documents)
+    counts = Counter(one.document_id for one in documents)
+    return [
+        one
+        if counts[one.document_id] == 1
+        else replace(one, document_id=f"{one.document_id}#{one.text_hash}")
+        for one in documents
+    ]
 
 
 def iter_documents(shard: ShardRecord, kept: KeptRows) -> Iterator[Document]:

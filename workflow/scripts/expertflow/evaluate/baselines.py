@@ -135,12 +135,13 @@ class TemplateMaker:
             slots = self._slots(example.prompt)
             pieces = _pieces(example.reference, slots)
             self._usual.update({*pieces, *(slot for one in pieces for slot in slots.get(one, ()))})
-        self._made: dict[str, Template] = {}
+        self._made: dict[tuple[str, str], Template] = {}
 
     def find_template(self, example: Example) -> Template:
-        if example.document_id not in self._made:
-            self._made[example.document_id] = self._make(example)
-        return self._made[example.document_id]
+        key = example.prompt, example.reference
+        if key not in self._made:
+            self._made[key] = self._make(example)
+        return self._made[key]
 
     def answer_with(self, template: Template, example: Example) -> str:
         return fill_template(template, self.finder.find_places(example.prompt))
