@@ -12,7 +12,10 @@ from loopback_hub import JsonHandler, listening
 from support import run_script
 
 TOKEN = "hf_secretsecret"
-FILES = {"README.md": "card\n", "config.json": "{}", "model.safetensors": "weights"}
+FILES = {
+    "README.md": "card\n", "config.json": "{}", "model.safetensors": "weights",
+    "additional_chat_templates/tool_use.jinja": "tools",
+}  # fmt: skip
 
 
 class WriteHub(JsonHandler):
@@ -47,7 +50,7 @@ def hub() -> Iterator[type[WriteHub]]:
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     results = tmp_path / "mine"
-    (results / "merged").mkdir(parents=True)
+    (results / "merged" / "additional_chat_templates").mkdir(parents=True)
     (results / "checkpoint").mkdir()
     for name, text in FILES.items():
         (results / "merged" / name).write_text(text)

@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 from expertflow.core.errors import ConfigError
-from expertflow.core.sidecars import check_inputs
+from expertflow.core.sidecars import check_inputs, list_files
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 CARD = "README.md"
@@ -61,8 +61,8 @@ def find_files(results: Path, *, adapter: bool) -> dict[str, Path]:
             f" results/{results.name}/export.json"
         )
     if not adapter:
-        paths = [path for path in sorted(merged.iterdir()) if not path.name.startswith(".")]
-        return {path.name: path for path in paths}
+        paths = [path for path in list_files(merged) if not path.name.startswith(".")]
+        return {path.relative_to(merged).as_posix(): path for path in paths}
     if not (folder / ADAPTER_FILES[0]).is_file():
         raise ConfigError(f"{folder}: holds no adapter; leave --adapter out")
     config = json.loads((folder / ADAPTER_FILES[0]).read_text(encoding="utf-8"))
