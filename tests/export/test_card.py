@@ -41,10 +41,10 @@ def card_inputs(run: Any) -> CardInputs:
     return CardInputs(spec=spec, code="c0de", **records)
 
 
-def write_card(inputs: CardInputs, *files: str, **changes: Any) -> str:
+def write_card(inputs: CardInputs, *files: str, is_adapter: bool = False, **changes: Any) -> str:
     """Write a card of an export with these changes and license files."""
     record = replace(make_gpu_inputs().export, **changes)
-    return model_card(inputs, record, COMPARISON, files)
+    return model_card(inputs, record, COMPARISON, files, is_adapter)
 
 
 def parts(card: str) -> tuple[dict[str, Any], str]:
@@ -144,6 +144,24 @@ def test_a_card_says_what_its_weights_are(inputs: CardInputs) -> None:
     ):
         card = write_card(inputs, merged_into=merged_into, dtype="bfloat16")
         assert words in card and ("adapter by itself" in card) == (merged_into is not None)
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_an_adapter_has_a_card_of_its_own(inputs: CardInputs, method: str) -> None:
+    model = {"kind": "hub", "name": "org/base", "revision": "abc"}
+    inputs = change(
+        inputs, model=model, training={"method": method}, spec={"added_tokens": ("<x>",)}
+    )
+    card = write_card(inputs, is_adapter=True)
+    front, body = parts(card)
+    assert (front["base_model_relation"], front["library_name"]) == ("adapter", "peft")
+    assert "merge" not in body.lower() and "llama" not in body
+    [code] = re.findall(r"```python\n(.*?)```", body, re.DOTALL)
+    ast.parse(code)
+    assert '"org/base"' in code and 'revision="abc"' in code
+    assert f"resize_token_embeddings({inputs.model.facts.vocab_size})" in code
+    assert ("BitsAndBytesConfig(" in code) == (method == "qlora")
+    assert inputs.evaluation.published.weights_sha256 in body
 
 
 def test_tables_are_whole(inputs: CardInputs) -> None:

@@ -50,7 +50,8 @@ def test_the_folder_holds_all_of_the_base_and_the_decoding(base: Path, tmp_path:
     export(what, tmp_path / "merged", decoding=decoding, system_prompt="é\r\n")
     names = {path.name for path in (tmp_path / "merged").iterdir()}
     assert names == {
-        "README.md", "config.json", "generation_config.json", "model.safetensors",
+        "README.md", ".adapter_card.md", "config.json", "generation_config.json",
+        "model.safetensors",
         "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "system_prompt.txt",
         *TEXTS.keys() - {"unrelated.txt"},
     }  # fmt: skip

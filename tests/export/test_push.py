@@ -11,7 +11,10 @@ import pytest
 from loopback_hub import JsonHandler, listening
 from support import run_script
 
+from expertflow.core.records import seal
+
 TOKEN = "hf_secretsecret"
+STEP = "steps/step-00000020"
 FILES = {
     "README.md": "card\n", "config.json": "{}", "model.safetensors": "weights",
     "additional_chat_templates/tool_use.jinja": "tools",
@@ -51,18 +54,23 @@ def hub() -> Iterator[type[WriteHub]]:
 def results(tmp_path: Path) -> Path:
     results = tmp_path / "mine"
     (results / "merged" / "additional_chat_templates").mkdir(parents=True)
-    (results / "checkpoint").mkdir()
+    (results / "checkpoint" / STEP).mkdir(parents=True)
     for name, text in FILES.items():
         (results / "merged" / name).write_text(text)
     (results / "merged" / ".snakemake_timestamp").touch()
-    (results / "checkpoint" / "adapter_model.safetensors").write_text("adapter")
+    (results / "merged" / ".adapter_card.md").write_text("card of the adapter w20")
+    for place in (".", STEP):
+        (results / "checkpoint" / place / "adapter_model.safetensors").write_text(place)
+    published = {"step": 20, "path": STEP, "weights_sha256": "w20", "reason": "r"}
+    (results / "evaluation.json").write_text(json.dumps(seal({"published": published})))
     write_base(results, "Qwen/Qwen3-0.6B")
     return results
 
 
 def write_base(results: Path, base: object) -> None:
     config = {"base_model_name_or_path": str(base)}
-    (results / "checkpoint" / "adapter_config.json").write_text(json.dumps(config))
+    for place in (".", STEP):
+        (results / "checkpoint" / place / "adapter_config.json").write_text(json.dumps(config))
 
 
 def push(hub: Any, results: Path, *words: str, token: str | None = TOKEN) -> Any:
@@ -95,9 +103,16 @@ def test_the_merged_model_is_pushed_with_its_card(
     assert created == {"name": "mine", "organization": "you", "visibility": visibility}
 
 
-def test_the_adapter_is_pushed_with_the_card(hub: Any, results: Path) -> None:
-    assert push(hub, results, "--adapter").returncode == 0
-    assert set(uploaded(hub)) == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+def test_the_published_adapter_is_pushed_with_its_own_card(hub: Any, results: Path) -> None:
+    (results / "merged" / "tokenizer.json").write_text("tokens")
+    done = push(hub, results, "--adapter")
+    assert done.returncode == 0, done.stderr
+    found = uploaded(hub)
+    assert found.pop("adapter_config.json")
+    assert found == {
+        "README.md": "card of the adapter w20", "adapter_model.safetensors": STEP,
+        "additional_chat_templates/tool_use.jinja": "tools", "tokenizer.json": "tokens",
+    }  # fmt: skip
 
 
 def test_what_cannot_be_pushed_is_one_line(hub: Any, results: Path, tmp_path: Path) -> None:
@@ -108,6 +123,11 @@ def test_what_cannot_be_pushed_is_one_line(hub: Any, results: Path, tmp_path: Pa
 
     assert "no exported model here" in refused(folder=tmp_path / "none")
     assert "use owner/name" in refused("--repository", "a/b/c")
+    card = results / "merged" / ".adapter_card.md"
+    card.write_text("w10")
+    assert "no card of the adapter in" in refused("--adapter")
+    card.unlink()
+    assert "export again: snakemake" in refused("--adapter")
     write_base(results, tmp_path)
     assert "is on this machine only; leave --adapter out" in refused("--adapter")
     assert hub.requests == []

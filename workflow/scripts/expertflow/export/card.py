@@ -69,8 +69,12 @@ def model_card(
     record: ExportRecord,
     comparison: MergeComparison,
     license_files: tuple[str, ...] = (),
+    is_adapter: bool = False,
 ) -> str:
-    """Render a card with YAML front matter; ``license_files`` are the base's."""
+    """Render a card with YAML front matter, of the merged model or of the adapter by itself.
+
+    ``license_files`` are the base's.
+    """
     environment = Environment(
         loader=FileSystemLoader(TEMPLATE.parent),
         undefined=StrictUndefined,
@@ -91,6 +95,7 @@ def model_card(
         **asdict(inputs),
         **_question(inputs),
         record=record,
+        is_adapter=is_adapter,
         comparison=comparison,
         is_demo=inputs.is_demo,
         base_name=inputs.base_name,
@@ -102,7 +107,7 @@ def model_card(
         energy_reason=inputs.monitor.unavailable.get(energy, "the monitor did not record it"),
         billed_hours=round_up_hours(hours, inputs.plan.cost.billing_minutes),
     )
-    front = front_matter(inputs, license_files)
+    front = front_matter(inputs, license_files, is_adapter=is_adapter)
     return f"---\n{front}\n---\n" + re.sub(r"\n{3,}", "\n\n", body).lstrip("\n")
 
 
@@ -134,9 +139,10 @@ def vllm_settings(decoding: Decoding) -> dict[str, float | int]:
     return settings | ({"top_k": decoding.top_k} if decoding.top_k else {})
 
 
-def front_matter(inputs: CardInputs, license_files: tuple[str, ...]) -> str:
+def front_matter(inputs: CardInputs, license_files: tuple[str, ...], *, is_adapter: bool) -> str:
     """Return the hub's YAML, without what is unknown or not on the hub."""
     model, made_from = inputs.model, inputs.made_from
+    relation = "adapter" if is_adapter else "finetune"
     license = licenses.hub_license(made_from)
     name, link = None, None
     if license == "other":
@@ -147,10 +153,10 @@ def front_matter(inputs: CardInputs, license_files: tuple[str, ...]) -> str:
             link = next((file for file in HUB_LINKS if file in license_files), None)
     data = ModelCardData(
         base_model=model.name if model.kind == "hub" else None,
-        base_model_relation="finetune" if model.kind == "hub" else None,
+        base_model_relation=relation if model.kind == "hub" else None,
         datasets=sorted(set(inputs.spec.hub_datasets.values())) or None,
         eval_results=_eval_results(inputs),
-        library_name="transformers",
+        library_name="peft" if is_adapter else "transformers",
         license=license,
         license_name=name,
         license_link=link,

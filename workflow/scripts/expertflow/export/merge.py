@@ -19,7 +19,14 @@ from expertflow.data.records import Layout
 from expertflow.evaluate.generate import PromptCodec
 from expertflow.evaluate.records import Published
 from expertflow.export import model_files
-from expertflow.export.records import ExportRecord, ExportSpec, MergeComparison, MergedInto
+from expertflow.export.records import (
+    ADAPTER_CARD,
+    CARD,
+    ExportRecord,
+    ExportSpec,
+    MergeComparison,
+    MergedInto,
+)
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.engine import Engine
 from expertflow.train.model.base import MAX_SHARD, weight_files
@@ -73,12 +80,13 @@ def export_model(
     *,
     spec: ExportSpec,
     trained: Trained,
-    card: Callable[[ExportRecord, MergeComparison, tuple[str, ...]], str],
+    card: Callable[[ExportRecord, MergeComparison, tuple[str, ...], bool], str],
     output: Path,
 ) -> ExportRecord:
     """Merge, write weights, tokenizer and card, and compare the files with the trained model.
 
-    ``card`` renders the model card; its last argument is the names of the base's license files.
+    ``card`` renders the model card from the names of the base's license files, too, or, if its last
+    argument is true, that of the adapter.
     Raises TrainingError, leaving nothing behind, if these are not the scored weights, or merging
     changed loss or logits by more than rounding does.
     """
@@ -100,7 +108,9 @@ def export_model(
             weights_sha256=sha256_json([sha256_file(path) for path in weights]),
             n_bytes=sum(path.stat().st_size for path in weights),
         )
-        (folder / "README.md").write_text(card(record, comparison, licenses), encoding="utf-8")
+        for name in (CARD,) if merged_into is None else (CARD, ADAPTER_CARD):
+            text = card(record, comparison, licenses, name == ADAPTER_CARD)
+            (folder / name).write_text(text, encoding="utf-8")
     return record
 
 

@@ -5,10 +5,14 @@ import logging
 from pathlib import Path
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.records import read_part
 from expertflow.core.sidecars import check_inputs, list_files
+from expertflow.evaluate.records import Published
+from expertflow.export.records import ADAPTER_CARD, CARD
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-CARD = "README.md"
+# Of the merged model, what an adapter leaves out.
+MERGED_ONLY = ("config.json", "*.safetensors", "*.safetensors.index.json")
 
 
 def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) -> str:
@@ -17,7 +21,8 @@ def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) 
     The token is the client's own, of ``hf auth login`` or HF_TOKEN; nothing here shows it.
     """
     files = find_files(results, adapter=adapter)
-    check_inputs([results / ("training.json" if adapter else "export.json"), *files.values()])
+    records = ("training.json", "evaluation.json", "export.json") if adapter else ("export.json",)
+    check_inputs([*(results / name for name in records), *files.values()])
     import httpx2
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -54,15 +59,15 @@ def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) 
 
 def find_files(results: Path, *, adapter: bool) -> dict[str, Path]:
     """Return what is uploaded, by its name in the repository."""
-    merged, folder = results / "merged", results / "checkpoint"
+    merged = results / "merged"
+    export = f"snakemake --cores 8 results/{results.name}/export.json"
     if not (merged / CARD).is_file():
-        raise ConfigError(
-            f"{results}: no exported model here; make one with: snakemake --cores 8"
-            f" results/{results.name}/export.json"
-        )
+        raise ConfigError(f"{results}: no exported model here; make one with: {export}")
+    paths = [path for path in list_files(merged) if not path.name.startswith(".")]
     if not adapter:
-        paths = [path for path in list_files(merged) if not path.name.startswith(".")]
         return {path.relative_to(merged).as_posix(): path for path in paths}
+    published = read_part(Published, results / "evaluation.json", "published")
+    folder, card = results / "checkpoint" / published.path, merged / ADAPTER_CARD
     if not (folder / ADAPTER_FILES[0]).is_file():
         raise ConfigError(f"{folder}: holds no adapter; leave --adapter out")
     config = json.loads((folder / ADAPTER_FILES[0]).read_text(encoding="utf-8"))
@@ -72,4 +77,8 @@ def find_files(results: Path, *, adapter: bool) -> dict[str, Path]:
             f"{folder}: its base {base} is on this machine only; leave --adapter out, and the"
             " merged model is pushed"
         )
-    return {CARD: merged / CARD} | {name: folder / name for name in ADAPTER_FILES}
+    if not card.is_file() or published.weights_sha256 not in card.read_text(encoding="utf-8"):
+        raise ConfigError(f"{merged}: no card of the adapter in {folder}; export again: {export}")
+    texts = (path for path in paths if not any(map(path.match, MERGED_ONLY)))
+    found = {path.relative_to(merged).as_posix(): path for path in texts}
+    return found | {CARD: card} | {name: folder / name for name in ADAPTER_FILES}

@@ -7,6 +7,10 @@ from msgspec import field
 from expertflow.core.records import Record
 from expertflow.evaluate.records import Decoding
 
+# Cards in the merged model's folder: its own, and one for the adapter pushed by itself.
+CARD = "README.md"
+ADAPTER_CARD = ".adapter_card.md"
+
 MergedInto = Literal["base", "dequantized base"] | None
 
 
