@@ -10,7 +10,7 @@ from stores import Place
 from support import wait_for
 
 from expertflow.core.errors import ConfigError
-from expertflow.core.records import write_record
+from expertflow.core.records import write_record, write_sealed
 from expertflow.rental.guard.copies import Copies
 from expertflow.rental.guard.ledger import Ledger, PaidSession, read_ledger
 from expertflow.rental.guard.options import parse_options
@@ -29,7 +29,7 @@ def copies_of(folder: Path, place: Place, *, forget_spent: bool = False) -> Copi
 def finished(state: Path, weights: str) -> None:
     (state / "final").mkdir(parents=True)
     (state / "final" / "model.safetensors").write_text(weights)
-    (state / "outcome.json").write_text(json.dumps({"weights_sha256": weights}))
+    write_sealed(state / "outcome.json", {"summary": {"weights_sha256": weights}, "files": {}})
 
 
 def unfinished(state: Path, *, save_s: float = 0.0) -> None:
@@ -166,6 +166,9 @@ def test_the_reserve_grows_with_what_is_to_be_sent(place: Place, tmp_path: Path)
     sent = {"what": "x", "n_files": 1, "duration_s": 100.0, "verified": "equal"}
     copies.pushes.append(SendRecord(n_bytes=n_unsent, **sent))
     assert copies.reserve_s(1.0) == pytest.approx(1.5 * 140)
+    # A state whose model is in the results has nothing left to save or send.
+    finished(tmp_path / "state" / "a" / "f", "weights of a")
+    assert copies.reserve_s(1.0) < 1.5 * 100
 
 
 def test_a_place_that_cannot_be_read_starts_nothing(place: Place, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from expertflow.core.errors import ConfigError, DataError, ExpertflowError
 from expertflow.core.files import remove
@@ -191,8 +192,11 @@ class Copies:
 
 def _weights_of(record: Path) -> str | None:
     try:
+        if record.name == OUTCOME:
+            summary = read_part(dict[str, Any], record, "summary")
+            return str(summary["weights_sha256"])
         return read_part(str, record, "weights_sha256")
-    except (DataError, OSError):
+    except (DataError, KeyError, OSError):
         return None
 
 
