@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from support import pair, turn
 
-from expertflow.data.chat_template import ChatTemplate, placeholder, special_pattern
+from expertflow.data.chat_template import (
+    ChatTemplate,
+    chat_environment,
+    placeholder,
+    special_pattern,
+)
 from expertflow.data.layout import CHATML, chatml_layout
 from expertflow.data.records import Body, Layout, Segment, ToolCall
 from expertflow.data.reject import Reject
@@ -169,6 +174,15 @@ def test_tools_and_calls_are_written_and_calls_are_learned() -> None:
     assert segments[1].text.startswith("system\nbe kind\n\n")
     call = '<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>'
     assert learned(segments).strip() == f"{call}|<|im_end|>|b|<|im_end|>"
+
+
+@pytest.mark.parametrize("options", ["ensure_ascii=False", "ensure_ascii=True", "false, 2"])
+def test_json_in_a_template_is_written_as_transformers_writes_it(options: str) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    tools = [{"type": "function", "function": {"name": "f", "description": "caf\u00e9"}}]
+    source = f"{{{{ tools | tojson({options}) }}}}"
+    theirs, _ = utils.render_jinja_template([[]], tools=tools, chat_template=source)
+    assert [chat_environment().from_string(source).render(tools=tools)] == theirs
 
 
 def test_a_question_names_the_tools_and_the_calls_before_it() -> None:

@@ -239,9 +239,22 @@ def chat_environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
 
-    def tojson(value: Any, indent: int | None = None, **options: Any) -> str:
+    # The parameters of transformers, in its order: templates give some of them by position.
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
         note_reading(value)
-        return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
