@@ -58,8 +58,9 @@ def run_until(
     """
     with (
         tempfile.TemporaryFile("w+") as stdin,
-        tempfile.TemporaryFile("w+") as stdout,
-        tempfile.TemporaryFile("w+") as stderr,
+        # A far shell may write in any encoding.
+        tempfile.TemporaryFile("w+", errors="replace") as stdout,
+        tempfile.TemporaryFile("w+", errors="replace") as stderr,
     ):
         stdin.write(given)
         stdin.seek(0)
