@@ -241,6 +241,39 @@ def test_a_failed_sync_keeps_the_machine(tmp_path: Path) -> None:
     assert len(found["failures"]) == 1 and found["outcome"] == "finished"
 
 
+# Copies of results fail so many times, in a way that nobody expects.
+ODD = """
+from expertflow.rental.guard import copies
+from expertflow.rental.sync.stores import LocalStore
+
+copies.FIRST_WAIT_S = 0.0
+send, left = LocalStore.send_files, {n_times}
+
+def odd(store, folder, key, names):
+    global left
+    if key == "results" and left:
+        left -= 1
+        raise ValueError("unheard of")
+    return send(store, folder, key, names)
+
+LocalStore.send_files = odd
+"""
+
+
+@long
+@pytest.mark.parametrize(("n_times", "exit_code"), [(1, 0), (99, 84)])
+def test_no_error_in_a_copy_ends_the_guard(tmp_path: Path, n_times: int, exit_code: int) -> None:
+    program = patched_script(tmp_path, "guard_run", ODD.format(n_times=n_times))
+    options = ("--sync-to", "there", "--sync-retries", "1", *guarded.HOOK)
+    work = ["bash", "-c", "mkdir results; echo x > results/x"]
+    code, out = guarded.run(tmp_path, *options, command=work, program=program)
+    assert code == exit_code and "odd\n" in out, out
+    assert set(guarded.record(tmp_path)["failures"]) == {"sync: ValueError: unheard of"}
+    # The machine is kept only where the results are nowhere else.
+    assert (tmp_path / "hook").is_file() is (exit_code == 0)
+    assert ("NOT SYNCED" in out) is (exit_code == 84)
+
+
 @long
 def test_a_place_that_takes_nothing_is_found_before_anything_is_paid_for(tmp_path: Path) -> None:
     (tmp_path / "there").touch()

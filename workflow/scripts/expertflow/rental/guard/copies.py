@@ -99,7 +99,7 @@ class Copies:
             self._pushing = None
             if error is not None:
                 # Catches any error: training continues without copies.
-                self._note_failure(f"push: {error or type(error).__name__}", error)
+                self.note_failure(f"push: {error}", error)
 
     def break_off(self) -> None:
         """End a push in progress; the one before it stays intact."""
@@ -112,10 +112,11 @@ class Copies:
         """Copy everything, retrying with longer waits; return whether it is there."""
         for attempt in range(n_retries + 1):
             try:
-                self.send_all()
+                with only_sync_failed():
+                    self.send_all()
                 return True
             except SyncFailed as error:
-                self._note_failure(f"sync: {error}")
+                self.note_failure(f"sync: {error}")
             wait_s = FIRST_WAIT_S * 2**attempt
             if attempt == n_retries or not may_go_on(wait_s):
                 break
@@ -167,7 +168,7 @@ class Copies:
         self.syncs.append(record)
         log.info(SENT, "synced", record.what, record.n_bytes, record.duration_s)
 
-    def _note_failure(self, message: str, error: BaseException | None = None) -> None:
+    def note_failure(self, message: str, error: BaseException | None = None) -> None:
         self.failures.append(" ".join(message.split()))
         expected = error is None or isinstance(error, ExpertflowError)
         log.error("%s", self.failures[-1], exc_info=None if expected else error)
@@ -205,13 +206,28 @@ def _run_all(tasks: Iterable[Callable[[], None]]) -> None:
     failures = []
     for task in tasks:
         try:
-            task()
-        except (SyncFailed, OSError) as error:
-            failures.append(SyncFailed(str(error)))
+            with only_sync_failed():
+                task()
+        except SyncFailed as error:
+            failures.append(error)
     for other in failures[1:]:
         log.error("%s", other)
     if failures:
         raise failures[0]
+
+
+@contextmanager
+def only_sync_failed() -> Iterator[None]:
+    """Convert any error into SyncFailed: no copy may end the guard while the machine is paid."""
+    try:
+        yield
+    except SyncFailed:
+        raise
+    except OSError as error:
+        raise SyncFailed(str(error)) from error
+    except Exception as error:
+        log.error("unexpected in a copy", exc_info=error)
+        raise SyncFailed(f"{type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from expertflow.core.files import remove
 from expertflow.core.locks import try_lock
 from expertflow.core.process import SIGNALS, kill_group
 from expertflow.core.records import Record, write_record
-from expertflow.rental.guard.copies import Copies
+from expertflow.rental.guard.copies import Copies, only_sync_failed
 from expertflow.rental.guard.ledger import LEDGER, BudgetSpent, Meter
 from expertflow.rental.guard.options import GuardOptions
 from expertflow.rental.guard.supervisor import Supervisor
@@ -362,9 +362,10 @@ class Guard:
         try:
             write_record(path, self._record)
             if send and copies.sync_store is not None:
-                copies.sync_store.send_files(path.parent, "results", [RECORD])
+                with only_sync_failed():
+                    copies.sync_store.send_files(path.parent, "results", [RECORD])
         except SyncFailed as error:
-            log.error("sync: %s", error)
+            copies.note_failure(f"sync: {error}")
             return False
         except OSError as error:
             log.error("%s could not be written: %s", path, error)
