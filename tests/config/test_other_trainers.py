@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,6 +14,9 @@ from support import PATIENCE_S, ROOT, SHARED_DATA, run_script
 from expertflow.config.load import load_config, load_expert
 from expertflow.config.other_trainers import Translation, translate, write_manifest
 from expertflow.core.errors import ConfigError
+from expertflow.data.shapes import compile_template
+from expertflow.plan.settings import Training
+from expertflow.plan.switches import choose_warmup
 
 SHARED = SHARED_DATA.parent
 PUBLIC = sorted(SHARED.glob("configs/*/*.y*ml"))
@@ -90,10 +94,81 @@ def test_what_is_no_recipe_of_here_gets_a_line(tmp_path: Path) -> None:
         "use_galore: true": "use_galore asks for GaLore",
         "learning_rate: 1": "names no model; add one of model_name_or_path",
         "- 1": "holds no settings",
+        "stage: dpo": "training by dpo is not here",
+        "rl: kto": "training by kto is not here",
     }.items():
         (tmp_path / "x.yaml").write_text(text)
         with pytest.raises(ConfigError, match=problem):
             translate(tmp_path / "x.yaml")
+
+
+def translate_text(folder: Path, text: str, name: str = "x.yaml") -> Translation:
+    (folder / name).write_text(text)
+    return translate(folder / name)
+
+
+def training_of(folder: Path, text: str, name: str = "x.yaml") -> dict[str, Any]:
+    training: dict[str, Any] = translate_text(folder, text, name).manifest["training"]
+    return training
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.yaml", "model_name: m\nfinetuning_type: lora\nlora_target: q_proj,v_proj"),
+        ("x.yaml", "model_name: m\nfinetuning_type: lora\nlora_target: [q_proj, v_proj]"),
+        ("x.sh", "trl sft --model_name m --use_peft --lora_target_modules q_proj v_proj --bf16"),
+    ],
+)
+def test_named_modules_are_adapted_however_they_are_written(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    assert training_of(tmp_path, text, name)["lora"]["targets"] == ["q_proj", "v_proj"]
+
+
+def test_a_pattern_of_modules_is_told(tmp_path: Path) -> None:
+    result = translate_text(tmp_path, "model_name: m\nuse_peft: true\ntarget_modules: .*[qv]_proj$")
+    assert "a pattern" in result.explained["target_modules"]
+
+
+def test_a_number_of_warm_up_steps_is_kept(tmp_path: Path) -> None:
+    for n_steps in (100, 0):
+        training = training_of(tmp_path, f"model_name: m\nwarmup_steps: {n_steps}")
+        given = {key: value for key, value in training.items() if "warmup" in key}
+        assert choose_warmup(Training(**given), 400)[0] == n_steps
+    training = training_of(tmp_path, "model_name: m\nwarmup_steps: 0\nwarmup_ratio: 0.03")
+    assert training["warmup_ratio"] == 0.03
+
+
+def test_another_method_than_the_file_asks_for_is_not_trained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="training by dpo is not here"):
+        translate_text(tmp_path, "accelerate launch trl dpo --model_name m", "x.sh")
+    text = "model_name: m\nstage: sft\nfinetuning_type: full\nlora_rank: 16"
+    assert training_of(tmp_path, text)["method"] == "full"
+
+
+def test_what_a_file_leaves_open_is_told(tmp_path: Path) -> None:
+    result = translate_text(tmp_path, "model_name: m\nlearning_rate: 1e-5\nwarmup_steps: 3")
+    line = "Left open there, so the defaults of here hold: num_train_epochs, lr_scheduler_type."
+    assert line in result.notes
+    assert result.manifest["training"]["packing"] == "none"
+
+
+def test_fp16_alone_and_records_without_input_are_taken(tmp_path: Path) -> None:
+    result = translate_text(tmp_path, "model_name: m\nfp16: true\ndataset: mine")
+    assert result.manifest["training"]["bf16"] is False
+    [source] = result.manifest["sources"]
+    fill = compile_template(source["prompt"])
+    assert fill({"instruction": "a", "input": ""}) == "a\n"
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_a_key_that_is_not_in_force_sets_nothing(tmp_path: Path, turn: int) -> None:
+    lines = ["packing: false", "packing_strategy: bfd"][::turn]
+    assert training_of(tmp_path, "\n".join(["model_name: m", *lines]))["packing"] == "none"
+    lines = ["completion_only_loss: true", "assistant_only_loss: false"][::turn]
+    result = translate_text(tmp_path, "\n".join(["model_name: m", *lines]))
+    assert result.manifest["data"]["supervise"] == "completion"
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple, get_args
 
 import yaml
 
+from expertflow.config.other_sources import linux_path, list_sources
 from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.core.errors import ConfigError
 from expertflow.core.settings import list_settings, name_of
@@ -24,7 +24,6 @@ GROUPS = ("model.lora", "model", "training", "config", "epoch_calculation", "har
 DATASETS = ("datasets", "dataset", "dataset_mixture", "dataset_name", "train_dataset",
             "dataset_config", "dataset_train_split", "dataset_test_split", "data_path",
             "dataset_path", "train_path", "sequences_file", "field_mapping")  # fmt: skip
-NAMES = ("dataset_name", "data_path", "dataset_path", "train_path")
 METHODS = ("adapter", "finetuning_type", "use_peft", "use_lora", "load_in_4bit", "use_4bit",
            "quantization_bit", "adapter_type", "method", "lora_enabled", "peft_config.name",
            "quant_config.name", "type", "name")  # fmt: skip
@@ -34,11 +33,14 @@ SAME_NAME = {
     "model": "model", "model_revision": "model_revision", "chat_template": "data.chat_template",
 }  # fmt: skip
 TRAINING, LORA = "training", f"training.{name_of(TrainingSection.lora)}"
+# What takes several words after one flag.
+LISTS = (
+    f"{LORA}.{name_of(LoraSpec.targets)}", f"{LORA}.{name_of(LoraSpec.modules_to_save)}",
+    f"{TRAINING}.{name_of(TrainingSection.report_to)}",
+)  # fmt: skip
 # A command with its flags, in place of a file of settings.
 FLAG_FILES = ("", ".sh", ".txt", ".args")
-ALPACA = {"prompt": "{instruction}\n{input}", "completion": "{output}"}
 COMMENT = "a comment"
-_DRIVE = re.compile(r"([A-Za-z]):[\\/](.*)")
 
 
 class Translation(NamedTuple):
@@ -68,7 +70,9 @@ def translate(path: Path) -> Translation:
     manifest = result.manifest
     manifest["description"] = f"Translated from {path.name}."
     for key, value in found.items():
-        if value is None:
+        if (why := _yields(key, value, found)) is not None:
+            result.explained[key] = why
+        elif value is None:
             result.mapped[key] = "not set"
         else:
             _translate_key(key, value, result)
@@ -80,7 +84,8 @@ def translate(path: Path) -> Translation:
         _set(manifest, f"{LORA}.{name_of(LoraSpec.use_dora)}", True)
     if manifest[TRAINING][name_of(TrainingSection.method)] == "full":
         manifest[TRAINING].pop(name_of(TrainingSection.lora), None)
-    manifest["sources"] = list(_sources(found, result))
+    _complete_training(manifest[TRAINING], found)
+    manifest["sources"] = list(list_sources(found, result.notes))
     manifest["evaluation"] = {"task": HELD_OUT_LOSS}
     result.notes.extend(_explain_rows(manifest))
     return result
@@ -94,6 +99,8 @@ def read_flags(path: Path) -> Settings:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as a command line ({error})") from error
     found: Settings = {}
+    if "trl" in words[:-1] and (stage := words[words.index("trl") + 1]).isalpha():
+        found["stage"] = stage
     waiting: str | None = None
     for word in words:
         name, has_value, value = word.removeprefix("--").partition("=")
@@ -101,8 +108,11 @@ def read_flags(path: Path) -> Settings:
         if word.startswith("--") or has_value:
             found[key] = yaml.safe_load(value) if has_value else True
             waiting = None if has_value else key
-        elif waiting is not None:
-            found[waiting], waiting = yaml.safe_load(word), None
+        elif waiting is not None and found[waiting] is True:
+            found[waiting] = yaml.safe_load(word)
+        elif waiting is not None and _target(waiting) in LISTS:
+            before = found[waiting]
+            found[waiting] = [*(before if isinstance(before, list) else [before]), word]
     return found
 
 
@@ -117,19 +127,6 @@ def write_manifest(result: Translation) -> str:
     head = "".join(f"# {line}\n" for line in lines)
     body: str = yaml.safe_dump(result.manifest, sort_keys=False, allow_unicode=True, width=100)
     return head + body
-
-
-def linux_path(name: str) -> str:
-    """Translate a Windows path into the one that WSL has for it.
-
-    >>> linux_path("F:/models/Qwen3-0.6B"), linux_path("Qwen/Qwen3-0.6B")
-    ('/mnt/f/models/Qwen3-0.6B', 'Qwen/Qwen3-0.6B')
-    """
-    found = _DRIVE.fullmatch(name)
-    if found is None:
-        return name
-    drive, rest = found.groups()
-    return f"/mnt/{drive.lower()}/" + rest.replace("\\", "/")
 
 
 def _flatten(settings: Settings) -> Settings:
@@ -169,9 +166,22 @@ def _refuse_other_methods(found: Settings, path: Path) -> None:
     for key, method in read_table()["unsupported"].items():
         if found.get(key):
             raise ConfigError(f"{path}: {key} asks for {method}, which is not here; leave it out")
+    stage = found.get("rl") or found.get("stage") or "sft"
+    if isinstance(stage, str) and stage not in ("sft", "pt"):
+        raise ConfigError(f"{path}: training by {stage} is not here; use supervised fine-tuning")
     kind = found.get("finetuning_type") or found.get("adapter") or "full"
     if kind not in ("full", "lora", "qlora", "dora"):
         raise ConfigError(f"{path}: method {kind} is not here; use full, lora or qlora")
+
+
+def _yields(key: str, value: Any, found: Settings) -> str | None:
+    """Return why a key is not in force beside another for the same setting."""
+    if key == "packing_strategy" and found.get(name_of(TrainingSection.packing)) is False:
+        return "documents are not packed"
+    losses = ("completion_only_loss", "assistant_only_loss")
+    if key in losses and value is False and any(found.get(one) is True for one in losses):
+        return "the other of both is true"
+    return None
 
 
 def _translate_key(key: str, value: Any, result: Translation) -> None:
@@ -193,8 +203,9 @@ def _translate_key(key: str, value: Any, result: Translation) -> None:
     if given is None:
         return
     _set(result.manifest, target, given)
-    if target == f"{TRAINING}.{name_of(TrainingSection.warmup_steps_min)}":
+    if key == "warmup_steps":
         _set(result.manifest, f"{TRAINING}.{name_of(TrainingSection.warmup_steps_max)}", given)
+        _set(result.manifest, f"{TRAINING}.{name_of(TrainingSection.override_min_warmup)}", False)
     if isinstance(value, str) and isinstance(given, str) and given != value:
         result.notes.append(f"{key}: {value} is {given} here.")
 
@@ -241,11 +252,14 @@ def _value(key: str, value: Any, target: str) -> Any:
     if target == "data.chat_template" and value != "chatml":
         return Unusable("auto takes the model's own; save another as a file and name it")
     if target == f"{LORA}.{name_of(LoraSpec.targets)}":
-        if value in (True, "all", "all-linear", ["all"]):
+        names = _split_names(value)
+        if value is True or names in (["all"], ["all-linear"]):
             return [ALL_LINEAR]
-        return list(value) if isinstance(value, list) else None
+        if not all(re.fullmatch(r"[\w.-]+", one) for one in names):
+            return Unusable("a pattern; name the modules in a list")
+        return names or None
     if name == name_of(LoraSpec.modules_to_save):
-        names = value.replace(",", " ").split() if isinstance(value, str) else value or []
+        names = _split_names(value)
         known = get_args(Whole)
         return names if set(names) <= {*known} else Unusable(f"known are {', '.join(known)}")
     if name == name_of(TrainingSection.packing):
@@ -259,6 +273,16 @@ def _value(key: str, value: Any, target: str) -> Any:
         fraction = float(value)
         return fraction if 0 < fraction < 1 else Unusable("a share of the documents, above 0")
     return _text_value(value, target) if isinstance(value, str) else value
+
+
+def _split_names(value: Any) -> list[str]:
+    """Return the names of a list, or of a text with commas or blanks between them."""
+    text = (
+        value
+        if isinstance(value, str)
+        else ",".join(map(str, value if isinstance(value, list) else []))
+    )
+    return text.replace(",", " ").split()
 
 
 def _text_value(value: str, target: str) -> Any:
@@ -285,6 +309,15 @@ def _set(manifest: Settings, target: str, value: Any) -> None:
     manifest[last] = value
 
 
+def _complete_training(training: Settings, found: Settings) -> None:
+    """Set what a file means besides, where its keys alone would leave our defaults."""
+    if found.get("warmup_steps") == 0:
+        training.setdefault(name_of(TrainingSection.warmup_ratio), 0.0)
+    if training.get(name_of(TrainingSection.fp16)) is True:
+        training.setdefault(name_of(TrainingSection.bf16), False)
+    training.setdefault(name_of(TrainingSection.packing), "none")
+
+
 def _names_of(target: str) -> list[str]:
     return [key for key, ours in read_table()["ours"].items() if ours == target]
 
@@ -296,60 +329,12 @@ def _method(found: Settings) -> str:
     has_adapter = any(found.get(key) is True for key in ("use_peft", "use_lora", "lora_enabled"))
     has_adapter |= kind in ("lora", "qlora", "dora") or found.get("name") == "lora"
     # A rank without another word is an adapter's.
-    has_adapter |= bool(found.get("lora_rank")) and not {"adapter", "use_peft"} & found.keys()
+    has_adapter |= bool(found.get("lora_rank")) and not (
+        {"adapter", "use_peft", "finetuning_type"} & found.keys()
+    )
     if kind == "qlora" or (has_adapter and four):
         return "qlora"
     return "lora" if has_adapter else "full"
-
-
-def _sources(found: Settings, result: Translation) -> Iterator[Settings]:
-    """Yield sources for the data sets that a file names; notes say what the user should check."""
-    given = found.get("datasets") or found.get("dataset_mixture") or found.get("dataset")
-    given = given.get("datasets", [given]) if isinstance(given, dict) else given
-    name = next((found[key] for key in NAMES if found.get(key)), None)
-    if given is None and name is not None:
-        config, split = found.get("dataset_config"), found.get("dataset_train_split")
-        given = [{"id": str(name), "config": config, "split": split}]
-    if isinstance(given, str):
-        given = [{"path": f"data/{one.strip()}.json", "type": "alpaca"} for one in given.split(",")]
-    if found.get("train_dataset"):
-        # A list of data sets; the user names them one by one.
-        given = [{"path": str(Path(found["train_dataset"]).with_suffix(".jsonl"))}]
-    counted: Counter[str] = Counter()
-    for one in given or [{"path": "data/train.jsonl"}]:
-        source = _source(one, found)
-        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(source.get("id") or source["path"]).stem)
-        counted[stem] += 1
-        if "[" in (split := str(one.get("split"))):
-            result.notes.append(f"{split} of {stem}: all is read; max_documents takes a part.")
-        yield {"name": stem if counted[stem] == 1 else f"{stem}-{counted[stem]}", **source}
-    result.notes.append("Check each source: its fields, its license, and where its files are.")
-
-
-def _source(one: Settings, found: Settings) -> Settings:
-    where = str(one.get("id") or one.get("path") or "data/train.jsonl")
-    path = linux_path(where)
-    is_file = path != where or Path(path).suffix in (".json", ".jsonl", ".csv", ".parquet", ".yaml")
-    source: Settings = {"kind": "local", "path": path} if is_file else {"kind": "hub", "id": path}
-    if not is_file:
-        source["config"] = one.get("config") or one.get("name")
-        split = str(one.get("split") or "train").partition("[")[0]
-        source["split"] = split if split != "train" else None
-    if (weight := one.get("weight")) not in (None, 1.0):
-        source["weight"] = weight
-    if found.get("max_samples"):
-        source["max_documents"] = found["max_samples"]
-    kind = str(one.get("type") or "chat_template")
-    field = one.get("field_messages") or "messages"
-    if (mapping := one.get("field_mapping")) or kind == "completion":
-        text = (mapping or {}).get("text") or one.get("field") or "text"
-        source["text"] = f"{{{text}}}"
-    elif kind.startswith("alpaca"):
-        source |= ALPACA
-    else:
-        source |= {"messages": field, "role_key": one.get("message_field_role")}
-        source["content_key"] = one.get("message_field_content")
-    return {key: value for key, value in source.items() if value is not None}
 
 
 def _explain_rows(manifest: Settings) -> Iterator[str]:
@@ -358,10 +343,25 @@ def _explain_rows(manifest: Settings) -> Iterator[str]:
     rows = training.get(name_of(TrainingSection.batch_size))
     times = training.get(name_of(TrainingSection.gradient_accumulation_steps), 1)
     packing = name_of(TrainingSection.packing)
+    lengths = (
+        TrainingSection.num_train_epochs, TrainingSection.learning_rate,
+        TrainingSection.lr_scheduler_type, TrainingSection.warmup_ratio,
+    )  # fmt: skip
+    replaced = {
+        TrainingSection.warmup_ratio: TrainingSection.warmup_steps_min,
+        TrainingSection.num_train_epochs: TrainingSection.max_steps,
+    }
+    open_keys = [
+        name_of(one)
+        for one in lengths
+        if not {name_of(one), name_of(replaced.get(one, one))} & training.keys()
+    ]
+    if open_keys:
+        yield f"Left open there, so the defaults of here hold: {', '.join(open_keys)}."
     if not isinstance(rows, int) or not isinstance(times, int):
         return
     step = f"A step has {rows * times}"
-    if training.setdefault(packing, "none") == "none":
+    if training[packing] == "none":
         rate = name_of(TrainingSection.learning_rate)
         yield f"{step} examples a card, as before: {packing} is none, so that epochs, steps and"
         yield f"{rate} mean what they did. With {packing} bfd, which is faster, a row holds several"
