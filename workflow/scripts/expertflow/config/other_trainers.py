@@ -99,8 +99,9 @@ def read_flags(path: Path) -> Settings:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as a command line ({error})") from error
     found: Settings = {}
-    if "trl" in words[:-1] and (stage := words[words.index("trl") + 1]).isalpha():
-        found["stage"] = stage
+    method = words[words.index("trl") + 1] if "trl" in words[:-1] else "sft"
+    if method.isalpha() and method != "sft":
+        found["stage"] = method
     waiting: str | None = None
     for word in words:
         name, has_value, value = word.removeprefix("--").partition("=")
@@ -348,13 +349,13 @@ def _explain_rows(manifest: Settings) -> Iterator[str]:
         TrainingSection.lr_scheduler_type, TrainingSection.warmup_ratio,
     )  # fmt: skip
     replaced = {
-        TrainingSection.warmup_ratio: TrainingSection.warmup_steps_min,
-        TrainingSection.num_train_epochs: TrainingSection.max_steps,
+        name_of(TrainingSection.warmup_ratio): name_of(TrainingSection.warmup_steps_min),
+        name_of(TrainingSection.num_train_epochs): name_of(TrainingSection.max_steps),
     }
     open_keys = [
-        name_of(one)
-        for one in lengths
-        if not {name_of(one), name_of(replaced.get(one, one))} & training.keys()
+        name
+        for name in map(name_of, lengths)
+        if not {name, replaced.get(name, name)} & training.keys()
     ]
     if open_keys:
         yield f"Left open there, so the defaults of here hold: {', '.join(open_keys)}."
