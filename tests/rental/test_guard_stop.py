@@ -240,11 +240,17 @@ sys.exit(subprocess.call(["bash", "-c", sys.argv[1]], preexec_fn=lambda: [
 """
 
 
-def test_a_job_is_told_by_the_guard_and_its_shell_ends_after_it(tmp_path: Path) -> None:
-    scheduler = tmp_path / "snakemake"
-    scheduler.write_text(PATIENT)
+@pytest.mark.parametrize(
+    "program",
+    [["snakemake"], ["-u", "-m", "snakemake"], ["-X", "dev", "-W", "ignore", "snakemake"]],
+)
+def test_a_job_is_told_by_the_guard_and_its_shell_ends_after_it(
+    tmp_path: Path, program: list[str]
+) -> None:
+    for name in ("snakemake", "snakemake.py"):
+        (tmp_path / name).write_text(PATIENT)
     job = f"{shlex.join(guarded.trainer(tmp_path))} 2>&1 | cat; touch cleaned_up"
-    guard = guarded.start_trainer(tmp_path, command=[sys.executable, str(scheduler), job])
+    guard = guarded.start_trainer(tmp_path, command=[sys.executable, *program, job])
     guard.terminate()
     code, out = guarded.end(guard)
     assert code == 0, out

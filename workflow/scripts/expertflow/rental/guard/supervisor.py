@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -236,9 +237,12 @@ def _below(process: psutil.Process, *, recursive: bool = False) -> list[psutil.P
 def _identity(process: psutil.Process) -> tuple[str, bool]:
     """Return a process's name, and whether it is Snakemake; empty for a process that has ended."""
     try:
-        # snakemake …, python …/snakemake … or python -m snakemake …
-        arguments = process.cmdline()[:3]
-        return process.name(), any(Path(argument).name == "snakemake" for argument in arguments)
+        # snakemake …, python …/snakemake …, or python -u -X dev -m snakemake …
+        words = process.cmdline()
+        plain = [word for before, word in pairwise(words) if before not in ("-W", "-X")]
+        first = next((word for word in plain if not word.startswith("-")), "")
+        programs = {Path(word).name for word in (*words[:1], first)}
+        return process.name(), "snakemake" in programs
     except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
         return "", False
 
