@@ -21,7 +21,7 @@ import support
 import torch
 from msgspec.structs import replace
 
-from expertflow.core.errors import HardwareError, TrainingError
+from expertflow.core.errors import HardwareError, Interrupted, TrainingError
 from expertflow.core.records import read_record, to_json
 from expertflow.hardware import gpu_table
 from expertflow.plan.records import Calibration, TrainPlan
@@ -150,6 +150,18 @@ def test_a_killed_trial_is_a_result(
     monkeypatch.setattr(subprocess_runner, "_run_child", partial(killed, int(number)))
     result = run(trial)
     assert result.outcome == outcome and (result.problem or "").endswith(said)
+
+
+def test_a_hangup_that_is_ignored_interrupts_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with subprocess_runner.interruptible():
+            os.kill(os.getpid(), signal.SIGHUP)
+        with pytest.raises(Interrupted), subprocess_runner.interruptible():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 STUBBORN = """

@@ -110,7 +110,9 @@ def interruptible() -> Iterator[None]:
         _ignore()
         raise Interrupted(f"signal {number}")
 
-    before = {n: signal.signal(n, stop) for n in SIGNALS}
+    # Under nohup SIGHUP stays ignored.
+    hangs_up = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+    before = {n: signal.signal(n, stop) for n in SIGNALS if n != signal.SIGHUP or hangs_up}
     try:
         yield
     finally:
