@@ -13,8 +13,9 @@ LIMIT_S = 1800.0
 
 def main(job: TuneJob) -> TuningRecord:
     # They import torch, which takes seconds: --help and mistakes are answered before.
-    from expertflow.studies.subprocess_runner import TrialRunner
-    from expertflow.studies.tune import tune
+    with cli.heavy_imports():
+        from expertflow.studies.subprocess_runner import TrialRunner
+        from expertflow.studies.tune import tune
 
     runner = TrialRunner(limit_s=max(LIMIT_S, job.max_seconds))
     record = tune(job, runner.run)
