@@ -89,6 +89,16 @@ def test_a_copy_on_the_same_disk_is_none(here: Path, option: str) -> None:
     settings(*there, "--on-finish", "stop", "--disk-stays")
 
 
+def test_a_tilde_is_the_home_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(here))
+    places = ("--push=~/x", "--sync-to=~/y", "--results=~/z", "--state=~/s")
+    found = settings(*places, "--on-finish", "stop", "--disk-stays")
+    assert [found.push, found.sync_to] == [str(here / "x"), str(here / "y")]
+    assert [found.results, found.state] == [here / "z", here / "s"]
+    # The far side's shell expands its own.
+    assert settings("--push=host:~/x").push == "host:~/x"
+
+
 @long
 def test_books_that_cannot_be_kept_keep_no_results_back(tmp_path: Path) -> None:
     work = "mkdir results; echo x > results/x; rm -r state/.guard; touch state/.guard"

@@ -2,9 +2,10 @@
 
 import argparse
 import math
+import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -45,17 +46,19 @@ def parse_options(arguments: Sequence[str], description: str | None) -> GuardOpt
     add("--notice-command", "asked every second; exit code 0: machine goes", metavar="CMD")
     add_seconds("--notice-seconds", 5.0, "time that a notice leaves")
     add_seconds("--grace-seconds", 120.0, "time to save after a stop")
-    add("--push", "keep the newest checkpoints there", metavar="DEST")
+    # Shells leave the tilde of --push=~/x as it is.
+    home: Callable[[str], str] = os.path.expanduser
+    add("--push", "keep the newest checkpoints there", metavar="DEST", type=home)
     add("--push-minutes", type=_positive, default=10.0)
     add("--no-pull", "do not bring checkpoints back", dest="pull", action="store_false")
-    add("--sync-to", "copy results there at the end, and verify them", metavar="DEST")
+    add("--sync-to", "copy results there at the end, and verify them", metavar="DEST", type=home)
     add("--sync-retries", type=int, default=5)
     add("--skip", "leave out of the sync", metavar="NAME", action="append", default=[])
     add("--on-finish", "run when all is verified: stop the machine", metavar="CMD")
     add("--without-sync", "let --on-finish run with nothing copied", action="store_true")
     add("--disk-stays", "DEST may be a folder of the results' own disk", action="store_true")
-    add("--results", type=Path, default=RESULTS)
-    add("--state", type=Path, default=STATE)
+    add("--results", type=lambda text: Path(home(text)), default=RESULTS)
+    add("--state", type=lambda text: Path(home(text)), default=STATE)
     words = list(arguments)
     cut = words.index("--") if "--" in words else len(words)
     command = words[cut + 1 :]
