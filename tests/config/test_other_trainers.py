@@ -164,8 +164,11 @@ def test_fp16_alone_and_records_without_input_are_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("turn", [1, -1])
 def test_a_key_that_is_not_in_force_sets_nothing(tmp_path: Path, turn: int) -> None:
-    lines = ["packing: false", "packing_strategy: bfd"][::turn]
-    assert training_of(tmp_path, "\n".join(["model_name: m", *lines]))["packing"] == "none"
+    for packing, strategy, here in (("false", "bfd", "none"), ("true", "wrapped", "concat")):
+        lines = [f"packing: {packing}", f"packing_strategy: {strategy}"][::turn]
+        found = training_of(tmp_path, "\n".join(["model_name: m", *lines]))
+        assert found["packing"] == here
+    assert training_of(tmp_path, "model_name: m\npacking_strategy: bfd")["packing"] == "none"
     lines = ["completion_only_loss: true", "assistant_only_loss: false"][::turn]
     result = translate_text(tmp_path, "\n".join(["model_name: m", *lines]))
     assert result.manifest["data"]["supervise"] == "completion"

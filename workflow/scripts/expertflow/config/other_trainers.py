@@ -87,7 +87,7 @@ def translate(path: Path) -> Translation:
     _complete_training(manifest[TRAINING], found)
     manifest["sources"] = list(list_sources(found, result.notes))
     manifest["evaluation"] = {"task": HELD_OUT_LOSS}
-    result.notes.extend(_explain_rows(manifest))
+    result.notes.extend((*_explain_defaults(manifest[TRAINING]), *_explain_rows(manifest)))
     return result
 
 
@@ -177,11 +177,14 @@ def _refuse_other_methods(found: Settings, path: Path) -> None:
 
 def _yields(key: str, value: Any, found: Settings) -> str | None:
     """Return why a key is not in force beside another for the same setting."""
-    if key == "packing_strategy" and found.get(name_of(TrainingSection.packing)) is False:
+    packing = name_of(TrainingSection.packing)
+    if key == "packing_strategy" and not found.get(packing):
         return "documents are not packed"
+    if key == packing and value is True and found.get("packing_strategy"):
+        return "packing_strategy says how"
     losses = ("completion_only_loss", "assistant_only_loss")
     if key in losses and value is False and any(found.get(one) is True for one in losses):
-        return "the other of both is true"
+        return "the other one is true"
     return None
 
 
@@ -338,13 +341,9 @@ def _method(found: Settings) -> str:
     return "lora" if has_adapter else "full"
 
 
-def _explain_rows(manifest: Settings) -> Iterator[str]:
-    """Yield what a step was and is: a packed row holds several examples."""
-    training = manifest[TRAINING]
-    rows = training.get(name_of(TrainingSection.batch_size))
-    times = training.get(name_of(TrainingSection.gradient_accumulation_steps), 1)
-    packing = name_of(TrainingSection.packing)
-    lengths = (
+def _explain_defaults(training: Settings) -> Iterator[str]:
+    """Yield which of the settings that decide most are ours, as the file leaves them open."""
+    decisive = (
         TrainingSection.num_train_epochs, TrainingSection.learning_rate,
         TrainingSection.lr_scheduler_type, TrainingSection.warmup_ratio,
     )  # fmt: skip
@@ -352,13 +351,21 @@ def _explain_rows(manifest: Settings) -> Iterator[str]:
         name_of(TrainingSection.warmup_ratio): name_of(TrainingSection.warmup_steps_min),
         name_of(TrainingSection.num_train_epochs): name_of(TrainingSection.max_steps),
     }
-    open_keys = [
+    names = [
         name
-        for name in map(name_of, lengths)
+        for name in map(name_of, decisive)
         if not {name, replaced.get(name, name)} & training.keys()
     ]
-    if open_keys:
-        yield f"Left open there, so the defaults of here hold: {', '.join(open_keys)}."
+    if names:
+        yield f"Left open there, so the defaults of here hold: {', '.join(names)}."
+
+
+def _explain_rows(manifest: Settings) -> Iterator[str]:
+    """Yield what a step was and is: a packed row holds several examples."""
+    training = manifest[TRAINING]
+    rows = training.get(name_of(TrainingSection.batch_size))
+    times = training.get(name_of(TrainingSection.gradient_accumulation_steps), 1)
+    packing = name_of(TrainingSection.packing)
     if not isinstance(rows, int) or not isinstance(times, int):
         return
     step = f"A step has {rows * times}"
