@@ -84,17 +84,16 @@ def test_no_results_or_a_failing_disk_are_failed_copies(place: Place, tmp_path: 
     assert "no answer" in copies.failures[-1]
 
 
-def test_a_state_in_the_results_is_not_sent_again(place: Place, tmp_path: Path) -> None:
+def test_a_model_in_the_results_is_sent_as_a_state_too(place: Place, tmp_path: Path) -> None:
+    """Another machine pulls states alone, and does not train it again."""
     publish(tmp_path / "results" / "a", "weights of a")
     state = tmp_path / "state"
     finished(state / "a" / "f", "weights of a")
-    finished(state / "b" / "f", "weights of b")
-    unfinished(state / "c" / "f")
+    unfinished(state / "b" / "f")
     copies_of(tmp_path, place).send_all()
     store = place.open()
-    assert store.list_names("state/a/f") == []
-    assert "finished.json" in store.list_names("state/b/f")
-    assert "step-00000040.json" in store.list_names("state/c/f")
+    assert "finished.json" in store.list_names("state/a/f")
+    assert "step-00000040.json" in store.list_names("state/b/f")
 
 
 def test_a_state_that_fails_holds_up_nothing(place: Place, tmp_path: Path) -> None:
@@ -166,8 +165,9 @@ def test_the_reserve_grows_with_what_is_to_be_sent(place: Place, tmp_path: Path)
     sent = {"what": "x", "n_files": 1, "duration_s": 100.0, "verified": "equal"}
     copies.pushes.append(SendRecord(n_bytes=n_unsent, **sent))
     assert copies.reserve_s(1.0) == pytest.approx(1.5 * 140)
-    # A state whose model is in the results has nothing left to save or send.
-    finished(tmp_path / "state" / "a" / "f", "weights of a")
+    # A state whose model was sent has nothing left to save or send.
+    sent["what"] = "state/a/f/finished"
+    copies.pushes.append(SendRecord(n_bytes=0, **sent))
     assert copies.reserve_s(1.0) < 1.5 * 100
 
 

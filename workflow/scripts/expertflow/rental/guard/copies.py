@@ -7,14 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from expertflow.core.errors import ConfigError, DataError, ExpertflowError
+from expertflow.core.errors import ConfigError, ExpertflowError
 from expertflow.core.files import remove
-from expertflow.core.records import read_part
 from expertflow.rental.guard.ledger import PLACE, RemoteLedger
 from expertflow.rental.guard.options import GuardOptions
-from expertflow.rental.sync.states import OUTCOME, pull_states, push_state, states_below
+from expertflow.rental.sync.states import FINISHED, key_of, pull_states, push_state, states_below
 from expertflow.rental.sync.store import SendRecord, SyncFailed, convert_errors, files_below
 from expertflow.rental.sync.stores import open_store
 from expertflow.train.saved import checkpoint_files
@@ -49,7 +47,6 @@ class Copies:
         self.failures: list[str] = []
         self._ledger = RemoteLedger(self.own)
         self._is_fresh = False
-        self._published_before: frozenset[str] = frozenset()
         # Pushes made by this session; null (all are trusted) once existing ones were compared.
         self._trusted: set[str] | None = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="push")
@@ -58,7 +55,6 @@ class Copies:
     def start_session(self, *, forget_spent: bool) -> None:
         remove(self.own / HOLD)
         self._is_fresh = not self._ledger.path.is_file()
-        self._published_before = self._published()
         if forget_spent:
             self._ledger.forget_sessions()
         if self.push_store is not None:
@@ -91,7 +87,7 @@ class Copies:
     def push_soon(self) -> None:
         self.check_push()
         if self._pushing is None:
-            self._pushing = self._thread.submit(self._push_all, self._published_before)
+            self._pushing = self._thread.submit(self._push_all)
 
     def check_push(self) -> None:
         if self._pushing is not None and self._pushing.done():
@@ -125,12 +121,11 @@ class Copies:
         return False
 
     def send_all(self) -> None:
-        published = self._published()
-        _run_all([lambda: self._push_all(published), self._send_results])
+        _run_all([self._push_all, self._send_results])
 
-    def _push_all(self, published: frozenset[str]) -> None:
-        """Send the ledger, then each state whose weights are not in published results."""
-        states = [partial(self._push, state) for state in self._unpublished(published)]
+    def _push_all(self) -> None:
+        """Send the ledger, then each state, published or not: a pull brings states alone."""
+        states = [partial(self._push, state) for state in states_below(self.state)]
         _run_all([self.send_ledger, *states])
 
     def _push(self, state: Path) -> None:
@@ -142,15 +137,6 @@ class Copies:
                 self._trusted.add(record.what)
             self.pushes.append(record)
             log.info(SENT, "pushed", record.what, record.n_bytes, record.duration_s)
-
-    def _unpublished(self, published: frozenset[str]) -> list[Path]:
-        states = states_below(self.state)
-        return [state for state in states if _weights_of(state / OUTCOME) not in published]
-
-    def _published(self) -> frozenset[str]:
-        """Return the weights of results that a sync takes along."""
-        found = self.results.glob("*/training.json") if self.sync_store is not None else ()
-        return frozenset(sha256 for path in found if (sha256 := _weights_of(path)) is not None)
 
     def _send_results(self) -> None:
         if self.sync_store is None:
@@ -175,7 +161,9 @@ class Copies:
 
     def reserve_s(self, floor_s: float) -> float:
         """Return the seconds to reserve for the last save and copies, from measurements so far."""
-        found = map(checkpoint_files.newest_checkpoint, self._unpublished(self._published()))
+        sent = {record.what for record in self.pushes}
+        states = (s for s in states_below(self.state) if f"{key_of(s)}/{FINISHED}" not in sent)
+        found = map(checkpoint_files.newest_checkpoint, states)
         newest = [path for path in found if path is not None]
         progresses = map(checkpoint_files.read_progress, newest)
         points = (point for progress in progresses for point in progress.get("save_points", []))
@@ -189,16 +177,6 @@ class Copies:
         done = [record for record in (*self.pushes, *self.syncs) if record.n_bytes]
         duration_s, n_sent = sum(r.duration_s for r in done), sum(r.n_bytes for r in done)
         return max(floor_s, MARGIN * (save_s + (n_unsent * duration_s / n_sent if n_sent else 0.0)))
-
-
-def _weights_of(record: Path) -> str | None:
-    try:
-        if record.name == OUTCOME:
-            summary = read_part(dict[str, Any], record, "summary")
-            return str(summary["weights_sha256"])
-        return read_part(str, record, "weights_sha256")
-    except (DataError, KeyError, OSError):
-        return None
 
 
 def _run_all(tasks: Iterable[Callable[[], None]]) -> None:

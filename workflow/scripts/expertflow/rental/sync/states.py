@@ -65,7 +65,7 @@ def push_state(
     Hard links in ``hold``, on the same disk, keep a checkpoint meanwhile. A push whose key is not
     ``trusted`` (null: all are) is compared and repaired. SyncFailed leaves earlier pushes intact.
     """
-    place, name, folder = _key_of(state), _progress_of(state), hold / "files"
+    place, name, folder = key_of(state), _progress_of(state), hold / "files"
     if name is None:
         return None
     there = store.list_names(place)
@@ -109,7 +109,7 @@ def pull_states(
     return lines
 
 
-def _key_of(state: Path) -> str:
+def key_of(state: Path) -> str:
     return f"state/{state.parent.name}/{state.name}"
 
 
@@ -177,7 +177,7 @@ def _lay_out(state: Path, folder: Path) -> tuple[str, list[str]]:
 
 
 def _pull(store: Store, state: Path, wait: Callable[[float], object]) -> str | None:
-    place = _key_of(state)
+    place = key_of(state)
     pushed = [n.removesuffix(".json") for n in store.list_names(place) if n.endswith(".json")]
     here = _rank(_intact_progress_of(state) if pushed else None)
     further = [name for name in sorted(pushed, key=_rank, reverse=True) if _rank(name) > here]
@@ -234,7 +234,7 @@ def _fetch_with_retries(
 
 
 def _fetch(store: Store, name: str, state: Path) -> None:
-    key = f"{_key_of(state)}/{name}"
+    key = f"{key_of(state)}/{name}"
     shown = f"{store.shown}/{key}"
     with replacing(state) as partial:
         partial.mkdir()
