@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -137,15 +138,19 @@ def test_tokens_and_dollars_come_from_usage_and_prices() -> None:
 @pytest.mark.parametrize("wait", ["0", "9" * 400, "Thu, 01 Jan 1970 00:00:00 GMT"])
 def test_a_busy_server_is_asked_again(wait: str) -> None:
     seen: list[str] = []
+    times_s: dict[str, list[float]] = {}
 
     def busy_twice(asked: Asked) -> Response:
         seen.append(asked.text)
+        times_s.setdefault(asked.text, []).append(time.monotonic())
         if (n := seen.count(asked.text)) == 1:
             return Response(status=429, headers={"Retry-After": wait})
         return Response(status=503) if n == 2 else prefers("good")(asked)
 
     result, asked = judged(busy_twice, pairs(2))
     assert (result.n_wins, result.n_failed, len(asked)) == (2, 0, 12)
+    # However soon the server wants to be asked.
+    assert all(later - first >= QUICK.first_wait_s for first, later, *_ in times_s.values())
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,9 @@ def test_results_are_read_by_task_and_metric() -> None:
         ("group", "acc"): (0.5, None),
         ("sums", "exact_match (strict)"): (0.3, None),
     }
+    # A group without figures of its own is shown by its members.
+    results["group"] = {" ": " ", "alias": "group"}
+    assert ("part", "acc") in read_figures(results, ["group", "sums"])
     # A tag names tasks but is not one.
     assert ("part", "acc") in read_figures(results, ["tag"])
 

@@ -154,6 +154,9 @@ def test_an_option_is_named_by_its_text_or_label() -> None:
         (["red", "blue"], 1, "B", "A"),
         ({"1": "red", "2": "dark  blue"}, "dark blue", "dark blue", "green"),
         ({"label": ["x", "y"], "text": ["red", "blue"]}, "y", "blue", "x"),
+        # Texts that look like other options' labels.
+        ({"label": ["1", "2", "3"], "text": ["3", "1", "2"]}, "1", "3", "1"),
+        ({"1": "A", "2": "B", "A": "O"}, "1", "A", "O"),
     ):
         judgments = score(MultipleChoice, [right, wrong], choices=choices, answer=answer)
         assert [judgment.correct for judgment in judgments] == [True, False]

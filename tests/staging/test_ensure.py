@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from support import wait_for
 
-from expertflow.core.errors import DataError, HardwareError, TrainingError
+from expertflow.core.errors import DataError, HardwareError, TrainingError, TransientError
 from expertflow.hardware import disk, probe
 from expertflow.hardware.records import ScratchFacts
 from expertflow.staging import ensure, store
@@ -143,7 +143,7 @@ def test_lost_copies_are_told(
     rows: Content, model: Content, scratch: Path, error: Exception
 ) -> None:
     record = plan(rows, model, scratch)
-    with pytest.raises(HardwareError, match="went away while they were read; run again"):
+    with pytest.raises(TransientError, match="went away while they were read; run again"):
         with open_staged(record) as places:
             shutil.rmtree(places.weights)
             raise error

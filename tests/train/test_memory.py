@@ -10,6 +10,7 @@ from support import LORA
 from tiny_run import assembled, made, train
 
 from expertflow.core.attempts import process_age_s
+from expertflow.core.errors import TransientError
 from expertflow.plan.records import TrainPlan
 from expertflow.train import memory
 from expertflow.train.memory import OutOfMemory, describe_shortage
@@ -99,6 +100,15 @@ def test_no_less_is_tried(
     with pytest.raises(OutOfMemory, match=match):
         train(inputs)
     assert len(memory.read_retries(inputs.state)) == n_retries
+
+
+def test_processes_that_run_short_together_count_once(plan: TrainPlan, tmp_path: Path) -> None:
+    several = replace(plan, world_size=4, may_halve_micro_batch=True)
+    for _ in range(4):
+        with pytest.raises(TransientError, match="run again"):
+            memory.note_retry(several, tmp_path, OutOfMemory("out of memory"))
+    (retry,) = memory.read_retries(tmp_path)
+    assert retry.micro_batch_size == plan.batch_size // 2
 
 
 def test_the_longest_rows_are_tried_first_and_leave_no_trace(tmp_path: Path) -> None:

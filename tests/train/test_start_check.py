@@ -116,6 +116,23 @@ def test_a_sound_route_passes_and_nothing_is_changed(batch: Batch) -> None:
         assert torch.equal(parameter, weights[name]) and parameter.grad is None
 
 
+@pytest.mark.parametrize("n_before", [0, 1])
+def test_memory_that_is_short_in_another_process_is_short_in_all(
+    batch: Batch, n_before: int
+) -> None:
+    """Else the others would wait for its vote. The plain pass votes first, then the fast one."""
+    packed, route = made_loss()
+    planned, votes = dict(route.used), list[bool]()
+
+    def any_of(flag: bool) -> list[bool]:
+        votes.append(flag)
+        return [len(votes) > n_before]
+
+    with pytest.raises(torch.OutOfMemoryError, match="in another process"):
+        start_check.check_route(packed, route, batch, autocast=nullcontext, any_of=any_of)
+    assert votes == [False] * (n_before + 1) and route.used == planned
+
+
 @pytest.mark.parametrize(
     ("place", "fault", "part", "used", "reason"),
     [

@@ -124,7 +124,7 @@ PASSING: dict[str, list[Any]] = {
     ],
     "typescript": [
         "const a: number = 1",
-        "let b = <number>a;",
+        "let b = <number>a;", 'const b = <p className="x">Hi {n}</p>;',
         "const f = " + "(" * 5_000 + "1" + ")" * 5_000,
     ],
 }  # fmt: skip

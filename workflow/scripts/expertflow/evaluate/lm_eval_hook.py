@@ -101,8 +101,9 @@ def run_tasks(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int)
 
 
 def read_figures(results: dict[str, dict[str, object]], names: list[str]) -> Figures:
-    """Read the results, without the members of a group that was asked for as a group."""
-    wanted = set(names) if set(names) <= set(results) else set(results)
+    """Read the results, without the members of groups that have figures of their own."""
+    have_own = all(any("," in key for key in results.get(name, {})) for name in names)
+    wanted = set(names) if have_own else set(results)
     found: Figures = {}
     for task in sorted(wanted):
         values = results[task]

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from expertflow.core.disk import FULL
-from expertflow.core.errors import DataError, ExpertflowError, HardwareError
+from expertflow.core.errors import DataError, ExpertflowError, HardwareError, TransientError
 from expertflow.core.records import Record, fill_record
 from expertflow.hardware import disk
 from expertflow.staging.content import Content, read_content, weights_key
@@ -51,9 +51,9 @@ def open_staged(
     """Repeat recorded staging on this machine, and hold the copies while they are read.
 
     What cannot be copied is read in place, logged and noted. ``weights_sha256`` is the model's
-    hash, as files beside its weights may have changed. Raises HardwareError if files vanish (if
-    from a copy, a rerun copies again), DataError if a source is missing or differs from its
-    manifest.
+    hash, as files beside its weights may have changed. Raises HardwareError if files vanish,
+    TransientError if from a copy, as a rerun copies again, and DataError if a source is missing or
+    differs from its manifest.
     """
     before = [record.rows, record.weights] if with_rows else [record.weights]
     if weights_sha256 is not None:
@@ -139,8 +139,9 @@ def _check_there(note: Staged) -> None:
     except (DataError, OSError):
         is_there = False
     if not is_there:
-        fix = "put them back and run again" if note.target is None else "run again to copy them"
-        raise HardwareError(
+        is_copy = note.target is not None
+        fix = "run again to copy them" if is_copy else "put them back and run again"
+        raise (TransientError if is_copy else HardwareError)(
             f"{place}: {note.kind} went away while they were read; {fix}, and training goes on"
             " from its last checkpoint"
         )

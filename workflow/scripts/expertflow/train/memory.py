@@ -82,7 +82,11 @@ def apply_oom_retries(plan: TrainPlan, state: Path) -> TrainPlan:
 def note_retry(plan: TrainPlan, state: Path, error: OutOfMemory) -> None:
     """Have the next attempt take half the micro-batch, or raise if there must be none."""
     known = read_retries(state)
-    if not plan.may_halve_micro_batch or plan.batch_size < 2 or len(known) >= MAX_RETRIES:
+    if not plan.may_halve_micro_batch or plan.batch_size < 2:
+        raise error
+    if known and known[-1].micro_batch_size < plan.batch_size:
+        raise TransientError(f"{error}; run again, as another process of this run") from error
+    if len(known) >= MAX_RETRIES:
         raise error
     newest = checkpoint_files.newest_checkpoint(state)
     done = 0 if newest is None else checkpoint_files.step_of(newest)

@@ -22,8 +22,8 @@ def check_typescript(text: str, _: Fields, __: FieldCheck) -> None:
         raise Filtered("typescript_unparsable", detail)
     # The parser takes a lone surrogate's bytes as they are: wrong in a name, right in a string.
     source = text.encode("utf-8", "surrogatepass")
-    node = load_parsers()[0].parse(source).root_node
-    if not node.has_error:
+    node, with_jsx = (parser.parse(source).root_node for parser in load_parsers())
+    if not (node.has_error and with_jsx.has_error):
         return
     # A loop: code may nest deeper than Python's stack.
     while not (node.is_error or node.is_missing):

@@ -67,6 +67,12 @@ class GitOptions(SourceOptions, frozen=True, kw_only=True):
             raise ConfigError(
                 f"options.paths: {magic[0]!r} begins with ':', which does not go with languages"
             )
+        outside = [path for path in self.paths if path[:1] in ("", "/") or ".." in path.split("/")]
+        if outside:
+            raise ConfigError(
+                f"options.paths: {outside[0]!r} is no path inside the repository; write it as"
+                " src/app"
+            )
         self.takes_date(None)  # refuses an invalid date
 
     def takes_date(self, when: datetime | None) -> bool:
@@ -104,6 +110,6 @@ def _moment(text: Any, key: str, of_day: time) -> datetime | None:
         moment = datetime.fromisoformat(str(text))
     except ValueError as error:
         raise ConfigError(f"options.{key}: {text!r} is no date like 2025-01-31") from error
-    if len(str(text)) == len("2025-01-31"):
+    if len(str(text)) in (len("2025-01-31"), len("20250131")):
         moment = datetime.combine(moment, of_day)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

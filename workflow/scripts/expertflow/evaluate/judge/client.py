@@ -115,7 +115,8 @@ class JudgeClient:
                 is_last = attempt == self._patience.n_attempts
                 if not error.is_busy or is_last or n_timeouts >= self._patience.n_timeouts:
                     raise
-                pause_s = wait_s if error.wait_s is None else error.wait_s
+                # Some say 0, or name a time that is past by the clock of here.
+                pause_s = max(wait_s, error.wait_s or 0.0)
                 if pause_s > self._patience.longest_wait_s:
                     raise JudgeError(f"{error}, to be tried again in {pause_s:.0f} s") from None
                 # A busy server is busy for all requests.

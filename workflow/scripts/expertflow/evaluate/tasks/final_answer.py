@@ -87,5 +87,6 @@ def final_answer(text: str) -> Decimal | None:
             return None
         exponent = int((found["e"] or found["power"] or "0").replace("\N{MINUS SIGN}", "-"))
         sign = (found["sign"] + found["late_sign"]).replace("\N{MINUS SIGN}", "-")
-        return Decimal(sign + found["digits"].replace(",", "")).scaleb(exponent)
+        # In the text: scaleb would round to 28 digits.
+        return Decimal(f"{sign}{found['digits'].replace(',', '')}E{exponent}")
     return None

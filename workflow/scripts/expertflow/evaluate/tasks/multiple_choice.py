@@ -24,8 +24,11 @@ class MultipleChoice(ScoringTask):
     def judge(self, example: Example, answer: str) -> Judgment:
         options = read_options(self.read_field(example, "choices"))
         wanted = right_label(options, self.read_field(example, "answer"))
+        # Where texts are the options, one may look like another's label, as "2" does.
+        listed = {} if self.list_options(example) == list(options) else options
+        by_text = {_folded(text): label for label, text in reversed(listed.items())}
         try:
-            chosen = right_label(options, answer.strip())
+            chosen = by_text.get(_folded(answer)) or right_label(options, answer.strip())
         except EvaluationError:
             return Judgment("no_choice", _folded(answer)[:80])
         if chosen == wanted or _folded(options[chosen]) == _folded(options[wanted]):

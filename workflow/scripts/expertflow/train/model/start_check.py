@@ -8,8 +8,9 @@ other gradients gives way to its next choice: attention, then compilation, then 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch.nn import functional
@@ -32,7 +33,9 @@ ALL, EACH, COUNTED = (0.999, 0.05), (0.99, 0.1), 0.01
 NOISE = 0.02
 ADAPTER_B = ("lora_B", "lora_embedding_B")
 
+T = TypeVar("T")
 Autocast = Callable[[], AbstractContextManager[None]]
+AnyOf = Callable[[bool], list[bool]]
 Gradients = dict[str, torch.Tensor]
 
 
@@ -49,7 +52,7 @@ def check_route(
     batch: Batch,
     *,
     autocast: Autocast,
-    any_of: Callable[[bool], list[bool]] = lambda flag: [flag],
+    any_of: AnyOf = lambda flag: [flag],
     after_step: int = 0,
 ) -> tuple[tuple[Fallback, ...], str]:
     """Compare loss and gradients with the plain route's; fall back where they differ.
@@ -61,10 +64,11 @@ def check_route(
     planned = dict(route.used)
     with _comparable(loss):
         try:
-            expected = _plain_pass(loss, batch, autocast)
+            expected = _run_in_all(partial(_plain_pass, loss, batch, autocast), any_of)
 
             def compare() -> Comparison:
-                found = _compare_fast(loss, batch, autocast, *expected)
+                fast = partial(_compare_fast, loss, batch, autocast, *expected)
+                found = _run_in_all(fast, any_of)
                 [failed] = any_of(found.problem is not None)
                 if failed and found.problem is None:
                     return found._replace(problem="it differs in another process")
@@ -79,6 +83,21 @@ def check_route(
                 for part, choice in planned.items():
                     route.use(part, choice)
             raise
+
+
+def _run_in_all(run: Callable[[], T], any_of: AnyOf) -> T:
+    """Run something in each process; if memory runs out in one, raise torch's error in all."""
+    error: RuntimeError | None = None
+    try:
+        made = run()
+    except RuntimeError as caught:
+        if not is_out_of_memory(caught):
+            raise
+        error = caught
+    [is_short] = any_of(error is not None)
+    if is_short:
+        raise error or torch.OutOfMemoryError("memory ran out in another process")
+    return made
 
 
 def _fall_back(
