@@ -271,8 +271,6 @@ def test_commands_of_a_page_work(page: str, demo: Path, shared: Path, tmp_path: 
         rules = {json.loads(path.read_text())["rule"] for path in sidecars}
         assert rules == {*BY_RULE, "lock"}
         assert (place / "results" / "index.html").is_file()
-    if page == "engines.md":
-        assert (place / "results" / "expert-sql" / "bundle.tar").is_file()
 
 
 def test_every_target_is_made_by_a_test_or_before_a_change_lands() -> None:
