@@ -40,8 +40,7 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 REACHES := $(PYTHON) -c 'from urllib.request import urlopen as o; o("$(TORCH_CPU)/torch/", timeout=5)'
 TORCH_INDEX = $$(command -v nvidia-smi >/dev/null || ! $(REACHES) 2>/dev/null || echo --extra-index-url $(TORCH_CPU))
 # uv does in seconds what takes pip a minute. It does not read pip's settings, so pip takes torch.
-# Neither compiles what is installed: half the time of pip, and most of it is never imported.
-PIP := $(if $(shell command -v uv),uv pip install -q --python $(BIN)/python,$(BIN)/pip install -q --no-compile)
+PIP := $(if $(shell command -v uv),uv pip install -q --python $(BIN)/python,$(BIN)/pip install -q)
 LOGGER := $(wildcard workflow/logger/pyproject.toml workflow/logger/*/*.py)
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
@@ -123,7 +122,7 @@ $(VENV)/.installed: envs/requirements.lock
 	  || { echo "error: $(PYTHON) is older than 3.11; use PYTHON=python3.11"; exit 1; }
 	@echo "installing some 90 packages into $(VENV), once: minutes"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -q --no-compile --no-deps $(TORCH_INDEX) $(TORCH)
+	@$(BIN)/pip install -q --no-deps $(TORCH_INDEX) $(TORCH)
 	@$(PIP) -r envs/requirements.lock
 	touch $@
 

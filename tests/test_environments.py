@@ -78,9 +78,7 @@ def test_uv_installs_where_it_is(tmp_path: Path, has_uv: bool) -> None:
     command = ["make", "-Bn", "SHELL=/bin/sh", "install"]
     done = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True)
     installer = (
-        "uv pip install -q --python .venv/bin/python"
-        if has_uv
-        else ".venv/bin/pip install -q --no-compile"
+        "uv pip install -q --python .venv/bin/python" if has_uv else ".venv/bin/pip install -q"
     )
     assert f"{installer} -r envs/requirements.lock" in done.stdout.decode()
 
