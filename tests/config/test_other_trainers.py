@@ -149,7 +149,7 @@ def test_another_method_than_the_file_asks_for_is_not_trained(tmp_path: Path) ->
 
 def test_what_a_file_leaves_open_is_told(tmp_path: Path) -> None:
     result = translate_text(tmp_path, "model_name: m\nlearning_rate: 1e-5\nwarmup_steps: 3")
-    line = "Left open there, so the defaults of here hold: num_train_epochs, lr_scheduler_type."
+    line = "Not set there, so our defaults apply: num_train_epochs, lr_scheduler_type."
     assert line in result.notes
     assert result.manifest["training"]["packing"] == "none"
 

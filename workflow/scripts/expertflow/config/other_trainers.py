@@ -70,7 +70,7 @@ def translate(path: Path) -> Translation:
     manifest = result.manifest
     manifest["description"] = f"Translated from {path.name}."
     for key, value in found.items():
-        if (why := _yields(key, value, found)) is not None:
+        if (why := _why_ignored(key, value, found)) is not None:
             result.explained[key] = why
         elif value is None:
             result.mapped[key] = "not set"
@@ -175,8 +175,8 @@ def _refuse_other_methods(found: Settings, path: Path) -> None:
         raise ConfigError(f"{path}: method {kind} is not here; use full, lora or qlora")
 
 
-def _yields(key: str, value: Any, found: Settings) -> str | None:
-    """Return why a key is not in force beside another for the same setting."""
+def _why_ignored(key: str, value: Any, found: Settings) -> str | None:
+    """Return why a key is ignored beside another one for the same setting; null if it counts."""
     packing = name_of(TrainingSection.packing)
     if key == "packing_strategy" and not found.get(packing):
         return "documents are not packed"
@@ -281,12 +281,8 @@ def _value(key: str, value: Any, target: str) -> Any:
 
 def _split_names(value: Any) -> list[str]:
     """Return the names of a list, or of a text with commas or blanks between them."""
-    text = (
-        value
-        if isinstance(value, str)
-        else ",".join(map(str, value if isinstance(value, list) else []))
-    )
-    return text.replace(",", " ").split()
+    text = " ".join(map(str, value)) if isinstance(value, list) else value
+    return text.replace(",", " ").split() if isinstance(text, str) else []
 
 
 def _text_value(value: str, target: str) -> Any:
@@ -314,7 +310,7 @@ def _set(manifest: Settings, target: str, value: Any) -> None:
 
 
 def _complete_training(training: Settings, found: Settings) -> None:
-    """Set what a file means besides, where its keys alone would leave our defaults."""
+    """Set what a file implies without a key, where our defaults would differ."""
     if found.get("warmup_steps") == 0:
         training.setdefault(name_of(TrainingSection.warmup_ratio), 0.0)
     if training.get(name_of(TrainingSection.fp16)) is True:
@@ -342,7 +338,7 @@ def _method(found: Settings) -> str:
 
 
 def _explain_defaults(training: Settings) -> Iterator[str]:
-    """Yield which of the settings that decide most are ours, as the file leaves them open."""
+    """Yield a note on the decisive settings that the file leaves to our defaults."""
     decisive = (
         TrainingSection.num_train_epochs, TrainingSection.learning_rate,
         TrainingSection.lr_scheduler_type, TrainingSection.warmup_ratio,
@@ -357,7 +353,7 @@ def _explain_defaults(training: Settings) -> Iterator[str]:
         if not {name, replaced.get(name, name)} & training.keys()
     ]
     if names:
-        yield f"Left open there, so the defaults of here hold: {', '.join(names)}."
+        yield f"Not set there, so our defaults apply: {', '.join(names)}."
 
 
 def _explain_rows(manifest: Settings) -> Iterator[str]:

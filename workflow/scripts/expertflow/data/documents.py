@@ -127,8 +127,8 @@ def iter_kept(
             yield from iter_documents(by_name[key], kept)
 
 
-def tell_apart(documents: Iterable[Document]) -> list[Document]:
-    """Return kept documents, those of the same id with the hash of their text after it.
+def make_ids_unique(documents: Iterable[Document]) -> list[Document]:
+    """Return kept documents; ids that occur twice get the hash of the text as a suffix.
 
     Ids are the data's own, or a file's name and a number, and need not differ; kept texts do.
     """

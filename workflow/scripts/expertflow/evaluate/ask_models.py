@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from expertflow.data.documents import Document, iter_kept, tell_apart
+from expertflow.data.documents import Document, iter_kept, make_ids_unique
 from expertflow.evaluate import lm_eval_hook
 from expertflow.evaluate.choose_checkpoint import (
     check_weights,
@@ -39,7 +39,7 @@ def ask_models(inputs: GenerationInputs) -> GenerationRecord:
     spec, training, expert = inputs.spec, inputs.training, inputs.plan.expert
     check_trained_rows(expert, training=training, packing=inputs.packing, rows=inputs.rows)
     check_weights(training, inputs.checkpoint)
-    held_out = tell_apart(iter_kept(inputs.shards, inputs.keep, held_out=True))
+    held_out = make_ids_unique(iter_kept(inputs.shards, inputs.keep, held_out=True))
     evaluator = ModelEvaluator(inputs)
     questions = _questions(inputs, held_out, evaluator)
     asked = questions.reported

@@ -7,7 +7,7 @@ from pathlib import Path
 from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_json, sha256_text
 from expertflow.core.records import Record
-from expertflow.data.documents import Document, iter_kept, normalize_text, tell_apart
+from expertflow.data.documents import Document, iter_kept, make_ids_unique, normalize_text
 from expertflow.data.records import Body, ShardRecord
 from expertflow.data.render import join_question
 from expertflow.data.shapes import frame_of, last_answer
@@ -42,7 +42,7 @@ def read_split(
             counted[name] += document.n_copies
             yield document
 
-    held_out = tell_apart(side("held_out"))
+    held_out = make_ids_unique(side("held_out"))
     known = HeldOutHashes(held_out)
     passing = (document for document in side("train") if known.mark_shared(document))
     training = heapq.nsmallest(N_TRAINING_EXAMPLES, passing, key=key_by_seed(seed))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from expertflow.data.documents import Document, iter_kept, tell_apart
+from expertflow.data.documents import Document, iter_kept, make_ids_unique
 from expertflow.data.records import Layout, ShardRecord
 from expertflow.data.shapes import last_answer
 from expertflow.evaluate.leakage import key_by_seed
@@ -23,7 +23,7 @@ def choose_recall(shards: list[ShardRecord], keep: Path, spec: GenerationSpec) -
     """Choose training documents by a seeded hash."""
     documents = iter_kept(shards, keep, held_out=False)
     chosen = heapq.nsmallest(spec.n_recall_examples, documents, key=key_by_seed(spec.seed))
-    return tell_apart(chosen)
+    return make_ids_unique(chosen)
 
 
 def list_wordings(spec: GenerationSpec) -> tuple[str, ...]:

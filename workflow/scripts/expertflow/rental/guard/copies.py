@@ -108,8 +108,7 @@ class Copies:
         """Copy everything, retrying with longer waits; return whether it is there."""
         for attempt in range(n_retries + 1):
             try:
-                with only_sync_failed():
-                    self.send_all()
+                self.send_all()
                 return True
             except SyncFailed as error:
                 self.note_failure(f"sync: {error}")
@@ -184,7 +183,7 @@ def _run_all(tasks: Iterable[Callable[[], None]]) -> None:
     failures = []
     for task in tasks:
         try:
-            with only_sync_failed():
+            with as_sync_failed():
                 task()
         except SyncFailed as error:
             failures.append(error)
@@ -195,7 +194,7 @@ def _run_all(tasks: Iterable[Callable[[], None]]) -> None:
 
 
 @contextmanager
-def only_sync_failed() -> Iterator[None]:
+def as_sync_failed() -> Iterator[None]:
     """Convert any error into SyncFailed: no copy may end the guard while the machine is paid."""
     try:
         yield

@@ -20,7 +20,7 @@ from expertflow.core.files import remove
 from expertflow.core.locks import try_lock
 from expertflow.core.process import SIGNALS, kill_group
 from expertflow.core.records import Record, write_record
-from expertflow.rental.guard.copies import Copies, only_sync_failed
+from expertflow.rental.guard.copies import Copies, as_sync_failed
 from expertflow.rental.guard.ledger import LEDGER, BudgetSpent, Meter
 from expertflow.rental.guard.options import GuardOptions
 from expertflow.rental.guard.supervisor import Supervisor
@@ -362,7 +362,7 @@ class Guard:
         try:
             write_record(path, self._record)
             if send and copies.sync_store is not None:
-                with only_sync_failed():
+                with as_sync_failed():
                     copies.sync_store.send_files(path.parent, "results", [RECORD])
         except SyncFailed as error:
             copies.note_failure(f"sync: {error}")
