@@ -27,6 +27,7 @@ from expertflow.hardware.sampler import SamplingInterval
 from expertflow.hardware.show import print_record
 from expertflow.hardware.summary import compute_stats, no_card
 from expertflow.hardware.summary import summarize as summarize_card
+from expertflow.report.inputs import read_lines
 
 TRACE = Path(__file__).parent / "data" / "trace.jsonl"
 H100 = Card(
@@ -207,6 +208,11 @@ def test_a_line_that_was_cut_takes_no_later_reading_with_it(tmp_path: Path) -> N
     interval = SamplingInterval()
     monitoring.monitor_machine(path, interval=interval, goes_on=True, stop=lambda: True)
     assert [s.starts for s in read_samples(path)] == [True, True]
+    # The report reads every line.
+    assert len(read_lines(GpuSample, path)) == 2
+    path.write_bytes(path.read_bytes() + bytes(9))
+    monitoring.write_missing_record(tmp_path / "m.json", path, configured_s=None, reason="killed")
+    assert len(read_lines(GpuSample, path)) == 2
 
 
 def test_readings_of_others_are_not_written_over(tmp_path: Path) -> None:

@@ -125,12 +125,8 @@ def monitor_machine(
     with open_gpus(gpu, n_gpus) as gpus:
         card, sampler = describe_card(gpus), Sampler(gpus)
         output.parent.mkdir(parents=True, exist_ok=True)
-        if goes_on and output.is_file() and output.stat().st_size:
-            # A line that a crash cut short is closed, so that it takes no later reading with it.
-            with output.open("rb+") as stream:
-                stream.seek(-1, os.SEEK_END)
-                if stream.read() != b"\n":
-                    stream.write(b"\n")
+        if goes_on and output.is_file():
+            _drop_cut_line(output)
         start_s, cpu_s = time.monotonic(), time.process_time()
         offset_s = 0.0 if zero_s is None else time.time() - zero_s
         with output.open("a" if goes_on else "w", encoding="utf-8") as readings:
@@ -156,8 +152,15 @@ def monitor_machine(
 def write_missing_record(
     path: Path, samples: Path, *, configured_s: float | None, reason: str
 ) -> None:
+    _drop_cut_line(samples)
     interval = SamplingInterval(configured_s)
     write_record(path, summarize(read_samples(samples), card=no_card(reason), interval=interval))
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Remove a line that a crash cut short: it is no reading, and the report refuses it."""
+    with path.open("rb+") as stream:
+        stream.truncate(stream.read().rfind(b"\n") + 1)
 
 
 def read_samples(path: Path) -> list[GpuSample]:
