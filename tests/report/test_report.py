@@ -200,6 +200,13 @@ def test_monitor_and_loop_tell_one_time() -> None:
     check_against_records(GPU.report, replace(GPU.inputs, samples=()))
 
 
+def test_documents_that_the_model_cannot_write_are_not_counted() -> None:
+    packing = GPU.inputs.packing
+    rows, refused = replace(packing.train, n_documents=19_700), {"chat_template": 100}
+    data = GPU.report_with(packing={"train": rows, "n_dropped_by_reason": refused}).data
+    assert (data.documents_train, data.documents_train_copies) == (19_700, 19_700)
+
+
 FILES = {"steps": "steps.jsonl", "samples": "gpu.jsonl", "profile": "profile/kernels.json"}
 
 
