@@ -32,6 +32,8 @@ def test_advice_names_batch_prediction_and_change(plan: TrainPlan) -> None:
         "out of memory at micro-batch 4 (predicted 3.0 GiB, unknown free); set training.batch_size"
         " to 2 and gradient_accumulation_steps to 2 (the global batch stays)"
     )
+    odd = replace(plan, batch_size=9)
+    assert "to 3 and gradient_accumulation_steps to 3 (the" in describe_shortage(odd, CPU)
     one = replace(plan, batch_size=1)
     assert "gradient_checkpointing to true" in describe_shortage(one, CPU)
     assert "method qlora" in describe_shortage(replace(one, gradient_checkpointing=True), CPU)

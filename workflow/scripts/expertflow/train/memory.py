@@ -57,9 +57,10 @@ def describe_shortage(plan: TrainPlan, device: torch.device) -> str:
 
 
 def halve_micro_batch(plan: TrainPlan) -> TrainPlan:
-    micro = plan.batch_size // 2
-    share = plan.global_batch_sequences // plan.world_size
-    return replace(plan, batch_size=micro, gradient_accumulation_steps=-(-share // micro))
+    """Return the plan with the largest micro-batch, up to half, that keeps the global batch."""
+    share = plan.batch_size * plan.gradient_accumulation_steps
+    micro = next(n for n in range(plan.batch_size // 2, 0, -1) if share % n == 0)
+    return replace(plan, batch_size=micro, gradient_accumulation_steps=share // micro)
 
 
 def read_retries(state: Path) -> tuple[MemoryRetry, ...]:
