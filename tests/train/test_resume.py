@@ -74,6 +74,14 @@ def test_a_killed_run_goes_on(trainers: Trainers, straight: OfMethod, tmp_path: 
     assert 0 < time_["forward_s"] + time_["backward_s"] < time_["train_s"]
 
 
+def test_a_process_that_left_no_checkpoint_counts(tmp_path: Path) -> None:
+    tiny_run.made(tmp_path, n_steps=2, save_steps=2)
+    (tmp_path / "state/gpu.jsonl").write_text('{"elapsed_s": 9.5}\n')
+    summary = tiny_run.train(tiny_run.assigned(tmp_path))
+    assert (summary.n_sessions, summary.resumed_at_steps) == (2, (0,))
+    assert summary.time.other_s > 9
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_anywhere(

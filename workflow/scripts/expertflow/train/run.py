@@ -223,6 +223,8 @@ def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[TrainProgres
     earlier = {"wall": inputs.seen_s + (0.0 if since_start else process_age_s())}
     if directory is None:
         progress = TrainProgress(started_at=datetime.now(UTC).isoformat(timespec="seconds"))
+        # An earlier process left no checkpoint; all of its time is lost.
+        progress.resumed_at_steps = (0,) if inputs.seen_s else ()
     else:
         saved = checkpoint_files.read_progress(directory)
         known = {key: saved[key] for key in TrainProgress.__struct_fields__}
