@@ -2,10 +2,15 @@
 """Time one variant of an expert's plan against the plan, in alternating pairs."""
 
 from expertflow.core import cli
+from expertflow.core.records import read_record
+from expertflow.hardware.card_locks import lock_cards
+from expertflow.plan.records import TrainPlan
 from expertflow.studies.records import VariantJob, VariantRecord
 
 
 def main(job: VariantJob) -> VariantRecord:
+    if read_record(TrainPlan, job.plan).gpu is not None:
+        lock_cards(1)
     # It imports torch, which takes seconds: --help and mistakes are answered before.
     with cli.heavy_imports():
         from expertflow.studies.ablate_variant import ablate_variant

@@ -2,11 +2,14 @@
 """Time a few real steps, a save and an evaluation of an expert to calibrate its plan."""
 
 from expertflow.core import cli
+from expertflow.hardware.card_locks import lock_cards
 from expertflow.plan.records import Calibration
 from expertflow.studies.plan_expert import CalibrationJob
 
 
 def main(job: CalibrationJob) -> Calibration | None:
+    if job.spec.hardware != "cpu":
+        lock_cards(job.spec.world_size)
     # It imports torch, which takes seconds: --help and mistakes are answered before.
     with cli.heavy_imports():
         from expertflow.studies.calibrate import calibrate

@@ -7,6 +7,7 @@ from pathlib import Path
 from expertflow.core import cli
 from expertflow.data.records import ShardRecord
 from expertflow.evaluate.records import GenerationRecord, GenerationSpec
+from expertflow.hardware.card_locks import lock_cards
 from expertflow.plan.records import TrainPlan
 from expertflow.staging.ensure import open_staged
 from expertflow.staging.records import StagingRecord
@@ -26,6 +27,8 @@ def main(
     rows: Path,
     staging: StagingRecord,
 ) -> GenerationRecord:
+    if plan.gpu is not None:
+        lock_cards(1)
     # They import torch, which takes seconds: --help and mistakes are answered before.
     with cli.heavy_imports():
         from expertflow.evaluate.ask_models import ask_models

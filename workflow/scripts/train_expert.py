@@ -6,12 +6,19 @@ By hand, with any hyper-parameter changed:
 """
 
 from expertflow.core import cli
+from expertflow.core.records import read_record
+from expertflow.core.settings import name_of
 from expertflow.core.sidecars import write_sidecar
+from expertflow.hardware.card_locks import lock_cards
+from expertflow.plan.records import TrainPlan
 from expertflow.train.flags import changes_of, parse_args, trainer_parser
 
 
 def main() -> None:
     args = parse_args(trainer_parser(__doc__))
+    changes, plan = changes_of(args), read_record(TrainPlan, args.plan)
+    if plan.gpu is not None:
+        lock_cards(changes.get(name_of(TrainPlan.world_size), plan.world_size))
     # They import torch, which takes seconds: --help and mistakes are answered before.
     with cli.heavy_imports():
         from expertflow.train.feed.on_the_fly import Documents
@@ -26,7 +33,7 @@ def main() -> None:
         checkpoint=args.checkpoint,
         output=args.output,
         code=args.code,
-        changes=changes_of(args),
+        changes=changes,
         documents=args.keep and Documents(shards=tuple(args.shards), keep=args.keep),
     )
     if run_job(job):

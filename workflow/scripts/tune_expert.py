@@ -4,6 +4,7 @@
 import logging
 
 from expertflow.core import cli
+from expertflow.hardware.card_locks import lock_cards
 from expertflow.plan.tuned import TuningRecord
 from expertflow.studies.plan_expert import TuneJob
 
@@ -12,6 +13,8 @@ LIMIT_S = 1800.0
 
 
 def main(job: TuneJob) -> TuningRecord:
+    if job.spec.hardware != "cpu":
+        lock_cards(1)
     # They import torch, which takes seconds: --help and mistakes are answered before.
     with cli.heavy_imports():
         from expertflow.studies.subprocess_runner import TrialRunner

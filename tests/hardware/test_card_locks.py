@@ -1,0 +1,144 @@
+"""Jobs at once take different cards, also after an exec; a scheduler's or launcher's are kept."""
+
+import importlib.util
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nvml_stub
+import pytest
+from msgspec.structs import replace
+from support import SCRIPTS, write_tiny_run
+
+from expertflow.core.records import read_record, write_record
+from expertflow.hardware.records import GpuFacts
+from expertflow.plan.records import TrainPlan
+
+FOUR = {"count": 4, **{f"{i}__uuid": f"GPU-{name}" for i, name in enumerate("abcd")}}
+# The shell that takes its place tells what the trainer's processes would see.
+JOB = """
+import os, sys
+from expertflow.hardware.card_locks import lock_cards
+lock_cards(int(sys.argv[1]))
+os.execvp("sh", ["sh", "-c", "echo ${CUDA_VISIBLE_DEVICES-all}; read until_told"])
+"""
+
+
+class Jobs:
+    def __init__(self, library: Path, folder: Path) -> None:
+        self.library, self.folder, self._ends = library, folder, ExitStack()
+        self.running: list[subprocess.Popen[str]] = []
+
+    def start(self, n: int, scenario: dict[str, Any] = FOUR, **settings: str) -> str:
+        """Start a job that takes ``n`` cards and return those that it sees."""
+        path = nvml_stub.write(self.folder, **scenario)
+        places = {"TMPDIR": str(self.folder), **settings}
+        process = self._ends.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", JOB, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=(self.folder / "log").open("w"), text=True,
+                env=nvml_stub.environment(self.library, path, **places),
+            )
+        )  # fmt: skip
+        self.running.append(process)
+        assert process.stdout is not None
+        return process.stdout.readline().strip()
+
+    def end(self, i: int) -> None:
+        self.running.pop(i).communicate("\n")
+
+    def close(self) -> None:
+        while self.running:
+            self.end(0)
+        self._ends.close()
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def jobs(library: Path, tmp_path: Path) -> Iterator[Jobs]:
+    made = Jobs(library, tmp_path)
+    yield made
+    made.close()
+
+
+def test_jobs_at_once_take_different_cards(jobs: Jobs) -> None:
+    assert [jobs.start(n) for n in (1, 2)] == ["GPU-a", "GPU-b,GPU-c"]
+    jobs.end(0)
+    assert jobs.start(1) == "GPU-a"
+    assert (jobs.folder / "log").read_text() == ""
+    # The rest are shared, and nothing waits.
+    assert jobs.start(2) == "GPU-d,GPU-a"
+    assert "1 of 2 cards are free" in (jobs.folder / "log").read_text()
+    assert jobs.start(1) == "GPU-a"
+
+
+def test_a_job_chooses_among_the_cards_that_it_was_given(jobs: Jobs) -> None:
+    assert jobs.start(1, CUDA_VISIBLE_DEVICES="2,1") == "GPU-c"
+    assert jobs.start(1, CUDA_VISIBLE_DEVICES="2,1") == "GPU-b"
+    # All are needed: they stay as they were given, and are locked.
+    assert jobs.start(2, CUDA_VISIBLE_DEVICES="3,0") == "3,0"
+    assert jobs.start(1) == "GPU-a" and "0 of 1" in (jobs.folder / "log").read_text()
+
+
+def test_a_job_keeps_to_cards_of_one_kind(jobs: Jobs) -> None:
+    mixed = {**FOUR, "1__name": "SIMULATED L4", "3__uuid": None, "3__fail__uuid": 3}
+    assert [jobs.start(1, mixed) for _ in range(2)] == ["GPU-a", "GPU-c"]
+    # Too few of one kind, or a share of a card: as without locks.
+    assert jobs.start(3, mixed) == jobs.start(1, {**FOUR, "mig": 1}) == "all"
+
+
+@pytest.mark.parametrize("settings", [{"RANK": "0"}, {"SLURM_JOB_ID": "7"}])
+def test_a_launchers_cards_are_left_alone(jobs: Jobs, settings: dict[str, str]) -> None:
+    assert jobs.start(2, **settings) == "all"
+    assert jobs.start(1) == "GPU-a"
+
+
+def test_where_nothing_can_be_locked_the_first_card_is_taken(jobs: Jobs) -> None:
+    (jobs.folder / f"expertflow-{os.getuid()}").write_text("")
+    assert jobs.start(1) == "GPU-a" and "cannot be locked" in (jobs.folder / "log").read_text()
+
+
+class Locked(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("script", "n"),
+    [
+        ("train_expert --world-size 3", 3), ("train_expert", 2), ("calibrate_expert", 2),
+        ("tune_expert", 1), ("ablate_variant", 1), ("generate_answers", 1),
+    ],
+)  # fmt: skip
+def test_every_job_on_a_card_locks_as_many_as_it_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, n: int
+) -> None:
+    def lock_cards(number: int) -> None:
+        raise Locked(number)
+
+    name, *changes = script.split()
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "lock_cards", lock_cards)
+    write_tiny_run(tmp_path)
+    path = tmp_path / "plan.json"
+    gpu = GpuFacts(name="H100 SXM", source="test")
+    plan = replace(read_record(TrainPlan, path), gpu=gpu, world_size=2)
+    write_record(path, plan)
+    places = ["--results", str(tmp_path), "--output", str(tmp_path / "try" / "training.json")]
+    monkeypatch.setattr(sys, "argv", [name, *places, *changes])
+    job = SimpleNamespace(spec=SimpleNamespace(hardware="auto", world_size=2), plan=path)
+    given = dict.fromkeys(inspect.signature(module.main).parameters, job)
+    with pytest.raises(Locked, match=str(n)):
+        module.main(**{**given, **({"plan": plan} if "plan" in given else {})})

@@ -1,0 +1,54 @@
+"""Choose free cards for a job, so that jobs that run at once do not all use the first one."""
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from expertflow.core.locks import try_lock
+from expertflow.hardware.nvml import open_gpus
+
+log = logging.getLogger(__name__)
+# Kept open: a lock lasts as long as its file, through an exec too.
+_locks: list[IO[str]] = []
+
+
+def lock_cards(n: int) -> None:
+    """Lock ``n`` visible cards until this process ends; hide the others from CUDA and the monitor.
+
+    Jobs of one user respect each other's locks, whatever their folder. If too few cards are free,
+    the rest are shared: nothing waits. Processes of a launcher have their cards already, as have
+    those that Slurm may spread over several machines. Call before CUDA starts.
+    """
+    if "RANK" in os.environ or (n > 1 and "SLURM_JOB_ID" in os.environ):
+        return
+    with open_gpus() as gpus:
+        seen = [(d.read_figure("uuid"), d.read_figure("gpu_name")) for d in gpus.devices]
+    # A plan is for cards of the first one's kind. One without a UUID cannot be named.
+    cards = [uuid for uuid, name in seen if uuid is not None and name == seen[0][1]]
+    if len(cards) < n:
+        return
+    folder, taken = Path(tempfile.gettempdir(), f"expertflow-{os.getuid()}"), list[str]()
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for uuid in cards:
+            if len(taken) < n and _lock(folder / f"{uuid}.lock"):
+                taken.append(uuid)
+    except OSError as error:
+        log.warning("%s: cards cannot be locked (%s); jobs at once may share one", folder, error)
+    if len(taken) < n:
+        log.warning("%d of %d cards are free: other jobs use the rest, too", len(taken), n)
+    taken += [uuid for uuid in cards if uuid not in taken]
+    if n < len(seen):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken[:n])
+
+
+def _lock(path: Path) -> bool:
+    stream = path.open("a")
+    if try_lock(stream) == "held":
+        stream.close()
+        return False
+    os.set_inheritable(stream.fileno(), True)
+    _locks.append(stream)
+    return True
