@@ -18,17 +18,19 @@ from loopback_hub import Hub, Repository, serving_models
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from support import LORA, SCRIPTS, tiny_tokenizer
-from transformers import Qwen3Config, Starcoder2Config
+from transformers import CONFIG_MAPPING, Qwen3Config, Starcoder2Config
 
 from expertflow.core.errors import DataError, TrainingError
 from expertflow.core.records import to_json
 from expertflow.data.layout import CHATML
+from expertflow.plan.flops import GATED_MLP, PLAIN_MLP
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.records import TokenizerSpec
 from expertflow.tokens.tokenizer import prepare_tokenizer
 from expertflow.train.feed.batches import Collator
 from expertflow.train.model import load as loading
 from expertflow.train.model.base import (
+    TIED,
     count_parameters,
     hash_weights,
     list_model_files,
@@ -120,6 +122,11 @@ def test_a_config_that_is_none_is_told(tmp_path: Path, text: str, said: str) -> 
 
 def tensor(shape: list[int], start: int, end: int) -> dict[str, Any]:
     return {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+
+
+@pytest.mark.parametrize("family", sorted(GATED_MLP | PLAIN_MLP | TIED))
+def test_a_config_that_does_not_tell_of_its_head_is_read_as_by_transformers(family: str) -> None:
+    assert CONFIG_MAPPING[family]().tie_word_embeddings == (family in TIED)
 
 
 @pytest.mark.parametrize(

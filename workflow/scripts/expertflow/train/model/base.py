@@ -31,7 +31,10 @@ OTHER_NAMES = {
     "intermediate_size": "n_inner",
 }  # fmt: skip
 # Model types whose head is the embedding where config.json does not say.
-TIED = {"cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gpt2", "starcoder2"}
+TIED = {
+    "cohere", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3_text", "gemma4_text", "gpt2",
+    "smollm3", "starcoder2",
+}  # fmt: skip
 # Files of a hub model that are read or passed on.
 WANTED_FILES = (
     "*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", *LICENSE_FILES, *TOKENIZER_FILES
