@@ -223,6 +223,7 @@ def test_readings_of_others_are_not_written_over(tmp_path: Path) -> None:
         (2, "where the readings are", ("--output", readings, "--samples", readings)),
         (2, "where the readings are", ("--output", tmp_path / "." / "m.jsonl", "--duration", "0")),
         (2, "--output is missing", ("--duration", "1")),
+        (2, "is nan: give seconds", ("--output", output, "--interval", "nan", "--duration", "0")),
     ):
         done = run_script("monitor_gpu", "--quiet", *arguments)
         assert done.returncode == code and said in done.stderr

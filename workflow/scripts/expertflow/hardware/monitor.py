@@ -43,7 +43,7 @@ def run_command(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> 
         return
     if args.output is None:
         refuse("--output is missing: where to write the summary")
-    if args.interval is not None and args.interval <= 0:
+    if args.interval is not None and not 0 < args.interval < math.inf:
         refuse(f"--interval is {args.interval:g}: give seconds above 0")
     readings = args.samples or args.output.with_suffix(".jsonl")
     if args.output.resolve() == readings.resolve():
