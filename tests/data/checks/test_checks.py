@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,14 @@ def test_a_violation_names_the_path_and_not_the_value() -> None:
 def test_schemas(schema: Any, expected: str | None) -> None:
     assert reason('"text"', schema) == expected
     assert reason("{", schema) == ("schema_missing" if schema is None else "json_unparsable")
+
+
+def test_columns_hold_what_json_has_not() -> None:
+    assert reason({"day": date(2024, 1, 2)}, {}) == "json_unparsable"
+    assert reason({"day": "2024-01-02"}, {"const": date(2024, 1, 2)}) == "schema_invalid"
+    with pytest.raises(Filtered) as caught:
+        SCHEMA({"a": [b""], "s": {}})
+    assert caught.value.field == "a"
 
 
 def test_a_schema_may_lie_inside_an_object_and_is_needed() -> None:

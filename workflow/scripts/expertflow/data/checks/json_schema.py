@@ -53,8 +53,15 @@ def _worker() -> Worker:
 
 def find_fault(instance: Any, schema: Any) -> tuple[str, str] | None:
     """Return why a JSON value does not satisfy a schema, as a reason and its detail."""
-    text = schema if isinstance(schema, str) else json.dumps(schema)
-    kind, found = _worker().ask({"instance": json.dumps(instance), "schema": text})
+    # A column may hold dates, decimals or bytes.
+    reason = "json_unparsable"
+    try:
+        document = json.dumps(instance)
+        reason = "schema_invalid"
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+    except TypeError as error:
+        return reason, str(error)
+    kind, found = _worker().ask({"instance": document, "schema": text})
     if kind == "timed_out":
         limits = f"{CPU_S:g} s of processor or {MEMORY_BYTES >> 20} MB"
         return "schema_too_costly", f"judging by it takes more than {limits}"

@@ -124,7 +124,7 @@ def _check_json(value: Any, record: Fields, check: FieldCheck) -> None:
     from expertflow.data.checks.json_schema import find_fault
 
     if (fault := find_fault(instance, schema)) is not None:
-        if fault[0] == "json_schema_violation":
+        if fault[0] in ("json_schema_violation", "json_unparsable"):
             raise Filtered(*fault)
         raise Filtered(*fault, field=place, value=schema if isinstance(schema, str) else None)
 
