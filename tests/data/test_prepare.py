@@ -18,7 +18,7 @@ from expertflow.core.errors import DataError
 from expertflow.data.columns import STATUS
 from expertflow.data.documents import Document, KeptRows, iter_documents
 from expertflow.data.messages import ASSISTANT_FIRST, EMPTY_SYSTEM
-from expertflow.data.prepare import prepare_shard
+from expertflow.data.prepare import prepare_shard, without_emails
 from expertflow.data.read import describe_file
 from expertflow.data.records import ShardRecord, SourceRecord
 from expertflow.data.settings import BenchmarkSpec, FieldCheck, NearSpec, PrepareSpec, SourceSpec
@@ -106,6 +106,8 @@ def test_e_mail_addresses_get_pseudonyms_everywhere(path: Path) -> None:
     question, answer = (turn.content for turn in document.body.turns)
     assert question == f"ask {answer}" and "site.org" not in question
     assert "site.org" not in json.dumps(document.fields)
+    nested = {"x": {"bo@site.org": [("cy@site.org", 1)]}}
+    assert "site.org" not in json.dumps(without_emails(nested))
 
 
 def test_what_a_benchmark_asks_is_not_trained_on(path: Path) -> None:

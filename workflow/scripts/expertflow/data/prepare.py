@@ -168,8 +168,9 @@ def prepare_shard(
 def without_emails(value: Any) -> Any:
     if isinstance(value, str):
         return replace_emails(value)
-    if isinstance(value, list):
+    # A column's map is a list of pairs.
+    if isinstance(value, list | tuple):
         return [without_emails(item) for item in value]
     if isinstance(value, dict):
-        return {key: without_emails(item) for key, item in value.items()}
+        return {replace_emails(key): without_emails(item) for key, item in value.items()}
     return value
