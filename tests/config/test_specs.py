@@ -13,6 +13,7 @@ from expertflow.config.expert import RunContext
 from expertflow.config.workflow import Workflow
 from expertflow.core.files import sha256_text
 from expertflow.core.records import write_record
+from expertflow.hardware import probe
 from expertflow.rental.bundle.records import OPENED, BundleIndex, BundleSpec, OpenedBundle
 from expertflow.tokens.records import TokenSpec
 
@@ -286,3 +287,53 @@ def test_trainings_that_do_not_fit_end_the_run_before_any_job(rule: str) -> None
     with pytest.raises(SystemExit, match="world_size is 2"):
         refuse(rule, 1)
     refuse(rule, 1, main=False)
+
+
+def test_what_a_card_needs_is_looked_for_before_any_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(probe, "lacks_cuda", lambda: False)
+    monkeypatch.setattr(probe, "count_gpus", lambda: 1)
+    monkeypatch.setattr(probe, "lacks_compiler", lambda: False)
+
+    def check(rule: str, training: dict[str, Any], **run: Any) -> None:
+        value = {**base(), "training": training}
+        Path("config/experts/e.yaml").write_text(yaml.safe_dump(value))
+        config = {"experts": {"e": {}}, "hardware": "H100 SXM"}
+        workflow = Workflow(RunContext(config=config, gpu_limit=4, **run))
+        workflow.priority(rule)(SimpleNamespace(expert="e"))
+
+    few = "world_size is 2, a process for each card, and this machine shows 1 of 2: set it to 1"
+    for rule in ("calibrate_expert", "train_expert"):
+        with pytest.raises(SystemExit, match=few):
+            check(rule, {"world_size": 2})
+        check(rule, {"world_size": 2}, elsewhere=True)
+        check(rule, {"world_size": 2, "n_nodes": 2})
+    check("train_expert", {"world_size": 2}, looks=True)
+    assert "note: e: a run on this machine is refused: training." + few in capsys.readouterr().err
+    check("ablate_variant", {"world_size": 2})
+    # A driver that names no card: nobody knows.
+    monkeypatch.setattr(probe, "count_gpus", lambda: None)
+    check("train_expert", {"world_size": 2})
+
+    monkeypatch.setattr(probe, "lacks_compiler", lambda: True)
+    with pytest.raises(SystemExit, match=r"no kernel can be built .* install gcc and python3-dev"):
+        check("train_expert", {})
+    for rule, training in (
+        ("tune_expert", {}), ("train_expert", {"torch_compile": False}),
+        ("train_expert", {"tuned": "results/e/tuning.json"}),
+    ):  # fmt: skip
+        check(rule, training)
+    check("train_expert", {}, elsewhere=True)
+
+
+def test_a_compiler_needs_headers_of_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(folder))
+    assert probe.lacks_compiler()
+    for content, lacks in (('grep -q "include <Python.h>"', False), ("exit 1", True)):
+        (folder / "gcc").write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{content}\n")
+        (folder / "gcc").chmod(0o755)
+        assert probe.lacks_compiler() is lacks
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert probe.lacks_compiler()

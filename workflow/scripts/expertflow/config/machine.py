@@ -15,9 +15,15 @@ from expertflow.core.errors import ConfigError, DataError, HardwareError
 from expertflow.core.records import read_part
 from expertflow.data import cache
 from expertflow.hardware import probe
+from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import CostPlan
 from expertflow.plan.settings import TrainingSection
-from expertflow.plan.switches import choose_attention, choose_parallel, list_required_packages
+from expertflow.plan.switches import (
+    choose_attention,
+    choose_compile,
+    choose_parallel,
+    list_required_packages,
+)
 
 TRAINS = ("calibrate_expert", "tune_expert", "ablate_variant", "train_expert")
 # The plan's upper end leaves out start-up, saves and evaluations where nothing was calibrated, and
@@ -58,10 +64,34 @@ def check_machine(expert: ConfiguredExpert, rule: str) -> None:
         return
     for package, remedy in list_required_packages(spec):
         probe.package_version(package, remedy)
-    if gpu is not None and probe.lacks_cuda():
+    if gpu is not None and (missing := _missing_for_card(expert, rule, gpu)):
         if not expert.run.looks:
-            raise HardwareError(probe.NO_CUDA.format(gpu.name))
-        note(f"{expert.name}: a run on this machine is refused: {probe.NO_CUDA.format(gpu.name)}")
+            raise HardwareError(missing)
+        note(f"{expert.name}: a run on this machine is refused: {missing}")
+
+
+def _missing_for_card(expert: ConfiguredExpert, rule: str, gpu: GpuFacts) -> str | None:
+    """Return why a rule could not train on this machine's cards, if so."""
+    if probe.lacks_cuda():
+        return probe.NO_CUDA.format(gpu.name)
+    training, spec = expert.training, expert.plan_spec
+    n, n_seen = training.world_size // training.n_nodes, probe.count_gpus()
+    # The others run one process.
+    if rule in ("calibrate_expert", "train_expert") and n_seen is not None and n_seen < n:
+        return (
+            f"training.world_size is {training.world_size}, a process for each card, and this"
+            f" machine shows {n_seen} of {n}: set it to {n_seen * training.n_nodes}, or run where"
+            " there are more"
+        )
+    attention, _ = choose_attention(spec, gpu)
+    compiles, _ = choose_compile(spec, gpu, attention=attention, packing=training.packing)
+    # A tuning may find that compiling fails, and choose to do without.
+    if compiles and rule != "tune_expert" and training.tuned is None and probe.lacks_compiler():
+        return (
+            "training.torch_compile: no kernel can be built here without a C compiler and this"
+            " Python's headers; install gcc and python3-dev, or set it to false"
+        )
+    return None
 
 
 def _check_model(expert: ConfiguredExpert, *, notes: bool) -> None:

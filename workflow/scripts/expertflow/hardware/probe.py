@@ -4,6 +4,9 @@ import importlib.metadata
 import logging
 import math
 import os
+import shutil
+import subprocess
+import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +89,26 @@ def lacks_cuda() -> bool:
     with open_gpus() as gpus:
         hidden = gpus.reason in (NO_DRIVER, HIDDEN)
     return hidden or package_version("torch", "install envs/").endswith("+cpu")
+
+
+def count_gpus() -> int | None:
+    """Return how many cards a job sees here; null if the driver does not tell."""
+    with open_gpus() as gpus:
+        return len(gpus.devices) or None
+
+
+def lacks_compiler() -> bool:
+    """Return whether triton would find no C compiler here, or the compiler no headers of Python."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return True
+    headers = sysconfig.get_path("include", "posix_prefix")
+    command = [compiler, "-E", "-xc", f"-I{headers}", "-o", os.devnull, "-"]
+    try:
+        done = subprocess.run(command, input=b"#include <Python.h>\n", capture_output=True)
+    except OSError:
+        return True
+    return done.returncode != 0
 
 
 def package_version(name: str, remedy: str) -> str:
