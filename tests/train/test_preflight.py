@@ -55,9 +55,27 @@ def test_a_card_in_use_is_refused(
     card(monkeypatch)
     held = "GPU 0 has 5.0 GB free; held by python (pid 7, 70.0 GB)"
     monkeypatch.setattr(module, "least_free_gpu_memory", lambda n_gpus: (5 * 10**9, held))
+    monkeypatch.setattr(module, "DYING_S", 0.01)
     wanted = replace(plan, gpu=H100, predicted_peak_bytes=40 * 10**9)
     with pytest.raises(HardwareError, match=rf"needs 40\.0 GB .*{re.escape(held)}"):
         run_preflight(wanted, tmp_path / "state")
+
+
+def test_memory_of_dying_processes_is_waited_for(
+    plan: TrainPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    wanted = replace(plan, gpu=H100, predicted_peak_bytes=40 * 10**9, may_halve_micro_batch=False)
+    for total, fits in ((None, True), (80 * 10**9, True), (30 * 10**9, False)):
+        readings = iter([(5 * 10**9, "held"), (6 * 10**9, "held"), (60 * 10**9, "free")])
+        monkeypatch.setattr(module, "least_free_gpu_memory", lambda _, r=readings: next(r))
+        gpu = replace(H100, memory_total_bytes=total)
+        if fits:
+            assert module._check_gpu_memory(wanted, gpu) == 60 * 10**9
+        else:
+            # It never fits: nothing is waited for.
+            with pytest.raises(HardwareError, match=r"needs 40\.0 GB .* held"):
+                module._check_gpu_memory(wanted, gpu)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ These readings change from minute to minute, so no fingerprint includes them.
 
 import logging
 import shutil
+import time
 from pathlib import Path
 
 import torch
@@ -39,6 +40,8 @@ from expertflow.train.optimizers import state_bytes
 log = logging.getLogger(__name__)
 # Oldest releases known to work; for torch, the oldest with a supported attention kernel.
 FLOORS = {"transformers": "4.43.3", "accelerate": "1.11.0", "datasets": "4.3.0", "torch": "2.11"}
+# The driver takes seconds to free what the processes of a killed training held.
+DYING_S, POLL_S = 30.0, 0.5
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
 
 
@@ -63,7 +66,7 @@ def run_preflight(
         "free_disk_bytes": free_disk,
         "needed_disk_bytes": needed_disk,
         "free_memory_bytes": free_memory_bytes(),
-        "free_gpu_memory_bytes": _check_gpu_memory(plan) if on_card else None,
+        "free_gpu_memory_bytes": None if plan.gpu is None else _check_gpu_memory(plan, plan.gpu),
         "n_cpus": usable_cpus(),
         "gpu_name": gpu_name,
         "bf16_supported": _has_bf16() if on_card else None,
@@ -128,15 +131,14 @@ def _check_disk(plan: TrainPlan, state: Path, merged: tuple[Path, int] | None) -
     return free, needed
 
 
-def _check_gpu_memory(plan: TrainPlan) -> int:
-    least = least_free_gpu_memory(plan.world_size)
-    if least is None:
-        # The driver does not report it; torch asks CUDA, for this process's GPU only.
-        free = torch.cuda.mem_get_info()[0]
-        least = free, f"the GPU has {gb(free)} free"
-    free, where = least
-    needed = plan.predicted_peak_bytes
-    if needed is not None and needed > free:
+def _check_gpu_memory(plan: TrainPlan, gpu: GpuFacts) -> int:
+    needed, end_s = plan.predicted_peak_bytes or 0, time.monotonic() + DYING_S
+    may_fit = needed <= (gpu.memory_total_bytes or needed)
+    free, where = _free_gpu_memory(plan)
+    while may_fit and needed > free and time.monotonic() < end_s:
+        time.sleep(POLL_S)
+        free, where = _free_gpu_memory(plan)
+    if needed > free:
         if plan.may_halve_micro_batch:
             # It is a prediction, and a run out of memory continues with smaller micro-batches.
             log.warning("the plan needs %s of GPU memory; %s", gb(needed), where)
@@ -146,6 +148,15 @@ def _check_gpu_memory(plan: TrainPlan) -> int:
             f" plan with training.batch_size below {plan.batch_size}"
         )
     return free
+
+
+def _free_gpu_memory(plan: TrainPlan) -> tuple[int, str]:
+    least = least_free_gpu_memory(plan.world_size)
+    if least is not None:
+        return least
+    # The driver does not report it; torch asks CUDA, for this process's GPU only.
+    free = torch.cuda.mem_get_info()[0]
+    return free, f"the GPU has {gb(free)} free"
 
 
 def _measured_peak(plan: TrainPlan) -> float | None:
