@@ -3,12 +3,14 @@
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,6 +82,16 @@ def test_a_process_that_left_no_checkpoint_counts(tmp_path: Path) -> None:
     summary = tiny_run.train(tiny_run.assigned(tmp_path))
     assert (summary.n_sessions, summary.resumed_at_steps) == (2, (0,))
     assert summary.time.other_s > 9
+
+
+def test_a_session_without_steps_has_the_peaks_of_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tiny_run.train(tiny_run.made(tmp_path, n_steps=2, save_steps=2))
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=1))
+    again = tiny_run.train(tiny_run.assigned(tmp_path))
+    assert again.resumed_at_steps == (2,)
+    assert 1 << 20 < again.peak_host_rss_bytes <= first.peak_host_rss_bytes
 
 
 @pytest.mark.long

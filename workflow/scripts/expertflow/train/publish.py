@@ -4,7 +4,6 @@ The published weights are at a folder's root; the others, equally complete, belo
 """
 
 import logging
-import resource
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -212,6 +211,7 @@ def summarize_run(
     run: TrainingRun, *, published: int, candidates: tuple[KeptWeights, ...]
 ) -> RunSummary:
     plan, progress, on_cpu = run.plan, run.progress, run.device.type == "cpu"
+    progress.note_peaks(run.device)
     # Fields with the same name in the plan and in the progress.
     known = {**asdict(plan), **asdict(progress)}
     known = {name: value for name, value in known.items() if name in RunSummary.__struct_fields__}
@@ -236,9 +236,9 @@ def summarize_run(
             "n_sessions": 1 + len(progress.resumed_at_steps),
             "checkpoint_write_s": run.saver.written_s,
             "n_checkpoint_bytes": run.saver.n_bytes,
-            "peak_memory_allocated_bytes": None if on_cpu else torch.cuda.max_memory_allocated(),
-            "peak_memory_reserved_bytes": None if on_cpu else torch.cuda.max_memory_reserved(),
-            "peak_host_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_memory_allocated_bytes": None,
+            "peak_memory_reserved_bytes": None,
+            **progress.peaks,
             "weights_sha256": next(c.weights_sha256 for c in candidates if c.step == published),
             "unavailable": _unavailable(run),
         }

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -77,7 +78,8 @@ class TrainProgress(Struct, kw_only=True):
     """A run's progress: what a checkpoint keeps besides tensors.
 
     ``epochs`` sums steps, losses, tokens and seconds by epoch; ``sampled`` sums device seconds of
-    the timed steps' parts, and counts these steps under ``steps``.
+    the timed steps' parts, and counts these steps under ``steps``. ``peaks`` are the most bytes of
+    memory that any session took.
     """
 
     step: int = 0
@@ -91,6 +93,7 @@ class TrainProgress(Struct, kw_only=True):
     save_points: tuple[SavePoint, ...] = ()
     epochs: dict[str, list[float]] = field(default_factory=dict)
     sampled: dict[str, float] = field(default_factory=dict)
+    peaks: dict[str, int] = field(default_factory=dict)
     loss_first: float = math.nan
     loss_last: float = math.nan
     stopped_early_at_step: int | None = None
@@ -101,6 +104,13 @@ class TrainProgress(Struct, kw_only=True):
         """The evaluation with the lowest loss, the untrained model's left out."""
         trained = [point for point in self.eval_points if point.step > 0]
         return min(trained, key=lambda point: point.loss, default=None)
+
+    def note_peaks(self, device: torch.device) -> None:
+        found = {"peak_host_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        if device.type == "cuda":
+            found["peak_memory_allocated_bytes"] = torch.cuda.max_memory_allocated()
+            found["peak_memory_reserved_bytes"] = torch.cuda.max_memory_reserved()
+        self.peaks = {name: max(n, self.peaks.get(name, 0)) for name, n in found.items()}
 
 
 class TrainingRun(Struct, kw_only=True):
