@@ -113,22 +113,23 @@ def _attend_documents(
     query, key, value = (t.transpose(1, 2).flatten(0, 1) for t in heads)
     if softcap is not None or needs_own_heads(query):
         key, value = _repeated(query, key, value)
+    lengths = [end - start for start, end in pairwise(bounds.tolist()) if start < end]
     documents = []
-    for start, end in pairwise(bounds.tolist()):
-        if start == end:
-            continue
-        cut = window is not None and end - start > window
+    # Slices would each have a gradient as long as all documents.
+    for q_NHD, k_NHD, v_NHD in zip(*(t.split(lengths) for t in (query, key, value)), strict=True):
+        n = len(q_NHD)
+        cut = window is not None and n > window
         if softcap is not None:
-            q_HND, k_HND, v_HND = (t[start:end].transpose(0, 1) for t in (query, key, value))
-            mask = _window_mask(end - start, window, query.device)
+            q_HND, k_HND, v_HND = (t.transpose(0, 1) for t in (q_NHD, k_NHD, v_NHD))
+            mask = _window_mask(n, window, query.device)
             out_HND = _attend_capped(q_HND, k_HND, v_HND, mask, softcap, scaling, dropout)
             documents.append(out_HND.transpose(0, 1))
             continue
         out_1HND = scaled_dot_product_attention(
-            query[start:end].transpose(0, 1)[None],
-            key[start:end].transpose(0, 1)[None],
-            value[start:end].transpose(0, 1)[None],
-            attn_mask=_window_mask(end - start, window, query.device) if cut else None,
+            q_NHD.transpose(0, 1)[None],
+            k_NHD.transpose(0, 1)[None],
+            v_NHD.transpose(0, 1)[None],
+            attn_mask=_window_mask(n, window, query.device) if cut else None,
             is_causal=not cut,
             dropout_p=dropout,
             scale=scaling,
