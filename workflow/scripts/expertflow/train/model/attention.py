@@ -116,7 +116,9 @@ def _attend_documents(
     lengths = [end - start for start, end in pairwise(bounds.tolist()) if start < end]
     documents = []
     # Slices would each have a gradient as long as all documents.
-    for q_NHD, k_NHD, v_NHD in zip(*(t.split(lengths) for t in (query, key, value)), strict=True):
+    for q_NHD, k_NHD, v_NHD in zip(
+        *(torch.split(t, lengths) for t in (query, key, value)), strict=True
+    ):
         n = len(q_NHD)
         cut = window is not None and n > window
         if softcap is not None:
