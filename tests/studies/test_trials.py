@@ -314,7 +314,9 @@ def test_a_plan_is_shortened_and_short_epochs_timed_whole(base: TrainPlan) -> No
     assert short.n_warmup_steps + short.n_decay_steps <= short.n_steps
     assert short.save_steps == short.eval_steps == 40
     assert short.patience is None and not short.load_best_model_at_end
-    assert n_warmup % short.logging_steps == 0
+    for n_steps in range(1, 41):
+        short, n_warmup = shorten_plan(replace(plan, n_steps=n_steps))
+        assert n_warmup % short.logging_steps == 0
     uneven = np.array([2.0, 1.0] * 8)
     assert step_levels(uneven, per_epoch=2).tolist() == [1.5] * 8
     assert step_levels(uneven, per_epoch=5) is uneven

@@ -111,7 +111,7 @@ def shorten_plan(plan: TrainPlan) -> tuple[TrainPlan, int]:
         patience=None,
         min_delta=0.0,
         # On a card, steps between two log lines share a mean time: timed ones begin a new window.
-        logging_steps=max(1, n_warmup // 2),
+        logging_steps=next(n for n in range(max(1, n_warmup // 2), 0, -1) if n_warmup % n == 0),
         track_per_step_metrics=True,
         report_to="none",
         profile_steps=0,
