@@ -12,7 +12,7 @@ import yaml
 from expertflow.config import forecast
 from expertflow.config.expert import RunContext
 from expertflow.config.forecast import CPU_SHARE
-from expertflow.config.machine import runtime_minutes
+from expertflow.config.machine import export_memory_mb, runtime_minutes
 from expertflow.config.workflow import Workflow
 from expertflow.core.records import write_record
 from expertflow.core.sidecars import write_sidecar
@@ -318,3 +318,15 @@ def test_a_cluster_is_asked_for_minutes(tmp_path: Path, monkeypatch: pytest.Monk
     ):
         path.write_text(plan)
         assert runtime_minutes("e") == minutes
+
+
+def test_an_export_is_given_memory_by_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert export_memory_mb("e") == 64000
+    path = Path("results/e/model.json")
+    path.parent.mkdir(parents=True)
+    for n_parameters, mb in ((10**6, 8006), (8 * 10**9, 8000 + 48000)):
+        path.write_text(json.dumps({"n_parameters": n_parameters}))
+        assert export_memory_mb("e") == mb

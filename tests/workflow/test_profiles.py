@@ -148,6 +148,8 @@ def test_names_of_the_cluster_come_from_the_environment(monkeypatch: pytest.Monk
     for rule in ("train_expert", "generate_answers", "ablate_variant", "tune_expert"):
         assert of_card.items() <= named["set-resources"][rule].items()
     assert named["set-resources"]["stage_to_nvme"]["slurm_partition"] == "h100"
+    # What its rule asks for: nodes without cards need not have the memory of those with.
+    assert "mem_mb" not in named["set-resources"]["export_model"]
 
 
 def test_a_missing_plugin_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

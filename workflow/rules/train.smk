@@ -132,6 +132,7 @@ rule export_model:
         "../../envs/expertflow.yaml"
     threads: 4
     resources:
+        mem_mb=wf.export_memory,
         forecast=wf.forecast("export_model"),
     params:
         **wf.params("export_model", "directory"),

@@ -1,4 +1,4 @@
-"""What the jobs of an expert need: cards, machines, minutes, packages, and the base model's folder.
+"""What the jobs of an expert need: cards, machines, minutes, memory, packages, the base model.
 
 It is looked for before the first job starts. A dry run asks the same, and so ends with the line
 that the run would end with.
@@ -31,6 +31,8 @@ TRAINS = ("calibrate_expert", "tune_expert", "ablate_variant", "train_expert")
 GENEROUS = 1.5
 AT_LEAST_MINUTES = 60
 UNPLANNED_MINUTES = 24 * 60
+# What the profiles give a job; beside it four bytes for each weight, and half as much for copies.
+JOB_MB, UNKNOWN_MODEL_MB, EXPORT_BYTES = 8000, 64000, 6
 
 
 def check_machine(expert: ConfiguredExpert, rule: str) -> None:
@@ -142,6 +144,16 @@ def runtime_minutes(expert: str) -> int:
     return (
         UNPLANNED_MINUTES if hours is None else AT_LEAST_MINUTES + math.ceil(60 * GENEROUS * hours)
     )
+
+
+def export_memory_mb(expert: str) -> int:
+    """Return the memory in which a model is merged and read again in fp32, on a CPU."""
+    try:
+        n_parameters = read_part(int, Path("results", expert, "model.json"), "n_parameters")
+    except DataError:
+        # As of the card jobs of the profiles.
+        return UNKNOWN_MODEL_MB
+    return JOB_MB + math.ceil(n_parameters * EXPORT_BYTES / 1e6)
 
 
 def count_allowed_gpus(training: TrainingSection, limit: int | None) -> int:

@@ -26,6 +26,7 @@ from expertflow.config.machine import (
     check_machine,
     count_allowed_gpus,
     count_nodes,
+    export_memory_mb,
     runtime_minutes,
 )
 from expertflow.config.specs import spec_text
@@ -310,6 +311,10 @@ class Workflow:
     def minutes(self, wildcards: Any) -> int:
         """Return how long a cluster should let a training run; nothing else reads it."""
         return runtime_minutes(wildcards.expert)
+
+    def export_memory(self, wildcards: Any) -> int:
+        """Return the memory that a cluster should give an export; nothing else reads it."""
+        return export_memory_mb(wildcards.expert)
 
     def forecast(self, rule: str) -> InputFunction:
         """Return an input function for what the table of a dry run shows of a job."""
