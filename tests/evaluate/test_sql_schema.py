@@ -87,6 +87,120 @@ def test_another_dialect_is_read_by_sqlglot() -> None:
     assert [one.correct for one in judge(schema, gold, gold, other)] == [True, False]
 
 
+MYSQL = r"""
+-- MySQL dump 10.13  Distrib 8.0.33, for Linux (x86_64)
+/*!40014 SET FOREIGN_KEY_CHECKS=0 */;
+SET NAMES utf8mb4;
+DROP TABLE IF EXISTS `customers`;
+CREATE TABLE `customers` (
+  `id` int(11) unsigned NOT NULL AUTO_INCREMENT,
+  `email` varchar(255) COLLATE utf8mb4_unicode_ci NOT NULL,
+  `status` enum('active','blocked') NOT NULL DEFAULT 'active',
+  `updated` datetime DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP,
+  `meta` json DEFAULT NULL COMMENT 'free form',
+  PRIMARY KEY (`id`),
+  UNIQUE KEY `u_email` (`email`),
+  KEY `k_status` (`status`, `updated`)
+) ENGINE=InnoDB AUTO_INCREMENT=12 DEFAULT CHARSET=utf8mb4;
+LOCK TABLES `customers` WRITE;
+INSERT INTO `customers` (`email`, `status`) VALUES ('ann@x.org', 'active'),
+  ('bob\'s@x.org', 'blocked');
+UNLOCK TABLES;
+"""
+PHPMYADMIN = """
+SET SQL_MODE = "NO_AUTO_VALUE_ON_ZERO";
+START TRANSACTION;
+CREATE TABLE `u` (`id` int(11) NOT NULL, `on` bit(1) NOT NULL DEFAULT b'1',
+  `n` int(10) zerofill) ENGINE=InnoDB;
+INSERT INTO `u` (`id`, `on`, `n`) VALUES (1, b'1', 10), (2, b'0', 20);
+ALTER TABLE `u` ADD PRIMARY KEY (`id`), ADD KEY `k` (`n`);
+ALTER TABLE `u` MODIFY `id` int(11) NOT NULL AUTO_INCREMENT, AUTO_INCREMENT=3;
+COMMIT;
+"""
+SQL_SERVER = """
+USE [Shop]
+GO
+CREATE TABLE [sales].[Item](
+	[Id] [int] IDENTITY(1,1) NOT NULL,
+	[Name] [nvarchar](max) NOT NULL,
+	[Flag] [bit] NOT NULL DEFAULT ((1)),
+	[Made] [datetime2](7) NOT NULL DEFAULT SYSDATETIME(),
+	[Price] [decimal](18, 2) NULL,
+ CONSTRAINT [PK_Item] PRIMARY KEY CLUSTERED ([Id] ASC) WITH (PAD_INDEX = OFF) ON [PRIMARY]
+) ON [PRIMARY] TEXTIMAGE_ON [PRIMARY]
+GO
+SET IDENTITY_INSERT [sales].[Item] ON
+INSERT [sales].[Item] ([Id], [Name], [Made], [Price])
+VALUES (1, N'Pen', CAST(N'2019-01-02T00:00:00' AS DateTime2), 1.5000)
+INSERT [sales].[Item] ([Id], [Name], [Made], [Price])
+VALUES (2, N'Ink', CAST(N'2020-01-02T00:00:00' AS DateTime2), 2.5000)
+GO
+ALTER TABLE [sales].[Item] WITH CHECK ADD CONSTRAINT [CK] CHECK (([Price]>(0)))
+GO
+"""
+POSTGRES = """
+SET statement_timeout = 0;
+SELECT pg_catalog.set_config('search_path', '', false);
+CREATE TYPE mood AS ENUM ('sad', 'ok');
+CREATE TABLE public.users (
+    id integer NOT NULL,
+    name character varying(50) DEFAULT 'x'::character varying NOT NULL,
+    tags text[], data jsonb DEFAULT '{}'::jsonb, m mood,
+    born timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT c CHECK (((name)::text = ANY ((ARRAY['a'::character varying])::text[])))
+);
+ALTER TABLE public.users OWNER TO postgres;
+CREATE SEQUENCE public.users_id_seq START WITH 1 INCREMENT BY 1;
+ALTER TABLE ONLY public.users ALTER COLUMN id SET DEFAULT nextval('public.users_id_seq'::regclass);
+INSERT INTO public.users (id, name, born) VALUES (1, 'Ann', '2020-01-01'::timestamp),
+  (2, 'Bob', now());
+ALTER TABLE ONLY public.users ADD CONSTRAINT users_pkey PRIMARY KEY (id);
+CREATE INDEX ix ON public.users USING btree (name);
+"""
+
+
+@pytest.mark.parametrize(
+    ("schema", "gold", "right", "wrong"),
+    [
+        (MYSQL, "SELECT `email` FROM `customers` WHERE `status` = 'active'",
+         "SELECT email FROM customers WHERE NOT status <> 'active'", "SELECT 'ann@x.org'"),
+        (MYSQL, "SELECT count(*) FROM customers", "SELECT count(DISTINCT id) FROM customers",
+         "SELECT count(updated) + 1 FROM customers"),
+        (PHPMYADMIN, "SELECT `id` FROM `u` WHERE `on` = 1 AND `n` > 5",
+         "SELECT id FROM u WHERE n > 5 AND `on` = b'1'", "SELECT 1"),
+        (SQL_SERVER, "SELECT TOP 1 [Name] FROM [sales].[Item] ORDER BY [Id]",
+         "SELECT Name FROM sales.Item WHERE Id = (SELECT MIN(i.Id) FROM sales.Item i)",
+         "SELECT MAX(Name) FROM sales.Item"),
+        (SQL_SERVER, "SELECT COUNT(*) FROM sales.Item WHERE Name <> N'Pen' AND Made < '2020-05-01'",
+         "SELECT COUNT(Id) FROM Item WHERE NOT Name = 'Pen' AND Made < N'2020-05-01'", "SELECT 1"),
+        (POSTGRES, "SELECT name FROM public.users WHERE born < '2021-01-01'",
+         "SELECT users.name FROM users WHERE users.born < '2021-01-01'", "SELECT 'Ann'"),
+        ("CREATE TABLE e (id INT AUTO_INCREMENT, k ENUM('a', 'b'), PRIMARY KEY (ID), KEY i (k))",
+         "SELECT id FROM e WHERE k = 'a'", "SELECT id FROM e WHERE 'a' = k", "SELECT id FROM e"),
+    ],
+)  # fmt: skip
+def test_what_only_other_databases_understand_is_left_out_of_a_schema(
+    schema: str, gold: str, right: str, wrong: str
+) -> None:
+    judged = judge(schema, gold, gold, right, wrong)
+    assert [one.correct for one in judged] == [True, True, False]
+
+
+def test_rows_of_a_dump_are_the_first_database() -> None:
+    lucky = {
+        MYSQL: ("SELECT email FROM customers WHERE id = 1", "SELECT 'ann@x.org'"),
+        SQL_SERVER: ("SELECT Name FROM sales.Item WHERE Made < '2020-01-01'", "SELECT 'Pen'"),
+        POSTGRES: ("SELECT name FROM users WHERE id = 1", "SELECT 'Ann'"),
+    }
+    for schema, (gold, prediction) in lucky.items():
+        assert kinds(schema, gold, prediction) == ["wrong_elsewhere"]
+
+
+def test_a_name_of_no_schema_is_still_an_error() -> None:
+    gold = "SELECT Name FROM sales.Item WHERE Id = 1"
+    assert kinds(SQL_SERVER, gold, gold.replace("sales", "other")) == ["syntax_error"]
+
+
 SPINS = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n) SELECT x FROM n"
 
 

@@ -68,7 +68,7 @@ def read_tables(connection: sqlite3.Connection) -> list[StateTable]:
     for name in names[:MAX_TABLES]:
         found = connection.execute("SELECT * FROM pragma_table_xinfo(?)", (name,)).fetchall()
         columns = [
-            StateColumn(column, _kind(declared), not (not_null or key), bool(key))
+            StateColumn(column, column_kind(declared), not (not_null or key), bool(key))
             for _, column, declared, not_null, _, key, hidden in found[:MAX_COLUMNS]
             if not hidden
         ]
@@ -88,7 +88,7 @@ def read_links(
     return found
 
 
-def _kind(declared: str) -> str:
+def column_kind(declared: str) -> str:
     declared = declared.upper()
     for kind, words in (
         ("date", ("DATE", "TIME")),

@@ -5,12 +5,17 @@ The first database has the text's own rows, where it has some; the others are ma
 in reverse, tells nothing and is left out.
 """
 
-import logging
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from expertflow.evaluate.isolation.rows import QueryAnswer, one_line, same_rows
+from expertflow.evaluate.isolation.sql_dialects import (
+    DIALECTS,
+    Translator,
+    UnusableError,
+    likely_dialects,
+)
 from expertflow.evaluate.isolation.sql_states import (
     StateMaker,
     read_conditions,
@@ -28,8 +33,6 @@ from expertflow.evaluate.isolation.sql_worker import (
 )
 
 N_STATES = 20
-# Tried in this order where SQLite does not understand a schema.
-DIALECTS = ("postgres", "mysql", "tsql", "oracle", "bigquery", "snowflake")
 MAX_SCHEMA_CHARS = 200_000
 # What a schema may do to the empty database in memory that it fills.
 _BUILDING = {
@@ -38,10 +41,6 @@ _BUILDING = {
     sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_INSERT, sqlite3.SQLITE_READ, sqlite3.SQLITE_REINDEX,
     sqlite3.SQLITE_SELECT, sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_UPDATE,
 }  # fmt: skip
-
-
-class UnusableError(Exception):
-    """The reference cannot be judged by; the message is the reason."""
 
 
 @dataclass(slots=True)
@@ -58,8 +57,8 @@ class Suite:
 
     def __init__(self, schema: str, reference: str, limits: Limits) -> None:
         self._limits = limits
-        given, self._dialect = _build(schema, limits)
-        self._reference = self._translate(reference)
+        given, self._translator = _build(schema, limits)
+        self._reference = self._translator.translate_query(reference)
         self._ordered = is_ordered(clean_query(self._reference))
         self.states: list[State] = []
         tables = read_tables(given)
@@ -85,7 +84,7 @@ class Suite:
     def judge(self, prediction: str) -> tuple[str, str]:
         """Return the kind of judgment of a prediction, and its detail."""
         try:
-            prediction = self._translate(prediction)
+            prediction = self._translator.translate_query(prediction)
         except UnusableError as error:
             return "syntax_error", str(error)
         for number, state in enumerate(self.states):
@@ -115,31 +114,32 @@ class Suite:
         if is_given or (wanted.kind == "rows" and _agree(wanted, again, ordered=False)):
             self.states.append(State(connection, wanted, is_ordered_here))
 
-    def _translate(self, query: str) -> str:
-        if self._dialect is None:
-            return query
-        return "; ".join(_transpile(query, self._dialect, strict=True))
-
 
 def _agree(one: QueryAnswer, other: QueryAnswer, *, ordered: bool) -> bool:
     return one.kind == other.kind and same_rows(one.rows, other.rows, ordered=ordered)
 
 
-def _build(schema: str, limits: Limits) -> tuple[sqlite3.Connection, str | None]:
-    """Return a database as the schema describes it, and the dialect that it had to be read in."""
+def _build(schema: str, limits: Limits) -> tuple[sqlite3.Connection, Translator]:
+    """Return a database as the schema describes it, and the translator that read it."""
     if len(schema) > MAX_SCHEMA_CHARS:
         raise UnusableError(f"its schema is longer than {MAX_SCHEMA_CHARS} characters")
     first = ""
-    for dialect in (None, *DIALECTS):
+    for translator in (
+        Translator(),
+        *map(Translator, DIALECTS),
+        *(Translator(dialect, simplify=True) for dialect in likely_dialects(schema)),
+    ):
         connection = _open(limits)
         try:
-            statements = [schema] if dialect is None else _transpile(schema, dialect, strict=False)
-            _run_script(connection, statements, limits)
+            _run_script(connection, translator.translate_schema(schema), limits)
         except (sqlite3.Error, UnusableError) as error:
             connection.close()
             first = first or one_line(error)
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+                # It would take as long in any dialect.
+                break
         else:
-            return connection, dialect
+            return connection, translator
     raise UnusableError(f"its schema cannot be built: {first}")
 
 
@@ -159,22 +159,3 @@ def _run_script(connection: sqlite3.Connection, statements: Sequence[str], limit
         connection.executescript(statement)
     connection.set_authorizer(None)
     connection.set_progress_handler(None, 0)
-
-
-def _transpile(text: str, dialect: str, *, strict: bool) -> list[str]:
-    """Return statements for SQLite; ``strict`` refuses a loss, as of a table's storage engine."""
-    import sqlglot
-    from sqlglot import exp
-    from sqlglot.errors import ErrorLevel, SqlglotError
-
-    logging.getLogger("sqlglot").setLevel(logging.ERROR)
-    level = ErrorLevel.RAISE if strict else ErrorLevel.IGNORE
-    try:
-        trees = [tree for tree in sqlglot.parse(text, read=dialect) if tree is not None]
-        for kind in (kind for tree in trees for kind in tree.find_all(exp.DataType)):
-            # SQLite has no type whose values are listed.
-            if kind.is_type("enum", "set"):
-                kind.replace(exp.DataType.build("text"))
-        return [tree.sql(dialect="sqlite", unsupported_level=level) for tree in trees]
-    except (SqlglotError, RecursionError) as error:
-        raise UnusableError(f"sqlglot cannot read it as {dialect}: {one_line(error)}") from error

@@ -1,0 +1,255 @@
+"""Translate schemas and queries of other databases for SQLite, by sqlglot.
+
+``Translator(dialect)`` translates a schema as it stands. With ``simplify``, what only the other
+database understands is left out of it: sizes of types, indexes, engines, settings, schemas' names.
+"""
+
+import logging
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from expertflow.evaluate.isolation.rows import one_line
+from expertflow.evaluate.isolation.sql_states import column_kind
+
+DIALECTS = ("postgres", "mysql", "tsql", "oracle", "bigquery", "snowflake")
+# What only one of them writes.
+_MARKS = {
+    "mysql": re.compile(r"`|\bAUTO_INCREMENT\b|\bENGINE\s*=|\bON UPDATE CURRENT_", re.IGNORECASE),
+    "tsql": re.compile(
+        r"\[[a-z_]\w*\]|\bIDENTITY\s*\(|\bNVARCHAR\b|^\s*GO\s*$", re.IGNORECASE | re.MULTILINE
+    ),
+}
+# SQL Server ends no statement with a semicolon: its tools read lines.
+_TSQL_NOISE = re.compile(
+    r"^[ \t]*(?:SET[ \t]+IDENTITY_INSERT\b.*|GO[ \t\r]*)$|^(?=[ \t]*(?:ALTER|CREATE|INSERT)\b)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_TSQL_OPTIONS = re.compile(
+    r"\bTEXTIMAGE_ON\s+\[?\w+\]?|\bWITH\s+(?:NO)?CHECK\b(?=\s+ADD\b)", re.IGNORECASE
+)
+_TYPES = {"int": "INTEGER", "real": "REAL", "date": "TIMESTAMP", "bool": "BOOLEAN", "text": "TEXT"}
+_SETTING_COMMANDS = frozenset({"ALTER", "GRANT", "LOCK", "REVOKE", "SET", "UNLOCK"})
+
+
+class UnusableError(Exception):
+    """The reference cannot be judged by; the message is the reason."""
+
+
+def likely_dialects(schema: str) -> list[str]:
+    """Return the dialects whose marks a schema bears, or all: queries on it are read in one."""
+    return [name for name, mark in _MARKS.items() if mark.search(schema)] or list(DIALECTS)
+
+
+class Translator:
+    """Translates a schema, then queries on it; without a dialect, texts are SQLite's already."""
+
+    def __init__(self, dialect: str | None = None, *, simplify: bool = False) -> None:
+        self._dialect, self._simplify = dialect, simplify
+        # Both databases' own, which a query may name where the schema does not.
+        self._namespaces = {"dbo", "public"}
+
+    def translate_schema(self, text: str) -> list[str]:
+        if self._dialect is None:
+            return [text]
+        from sqlglot import exp
+        from sqlglot.errors import ErrorLevel
+
+        if self._simplify and self._dialect == "tsql":
+            text = _TSQL_OPTIONS.sub("", _TSQL_NOISE.sub(";", text))
+        trees = self._parse(text)
+        if self._simplify:
+            tables = [table for tree in trees for table in tree.find_all(exp.Table)]
+            self._namespaces |= {table.db.lower() for table in tables if table.db}
+            trees = _simplify_schema(trees)
+        for kind in (kind for tree in trees for kind in tree.find_all(exp.DataType)):
+            # SQLite has no type whose values are listed.
+            if kind.is_type("enum", "set"):
+                kind.replace(exp.DataType.build("text"))
+        return self._write(trees, ErrorLevel.IGNORE)
+
+    def translate_query(self, text: str) -> str:
+        """Return a query for SQLite; raise UnusableError where a part of it would be lost."""
+        if self._dialect is None:
+            return text
+        from sqlglot.errors import ErrorLevel
+
+        return "; ".join(self._write(self._parse(text), ErrorLevel.RAISE))
+
+    def _parse(self, text: str) -> list[Any]:
+        import sqlglot
+        from sqlglot.errors import SqlglotError
+
+        logging.getLogger("sqlglot").setLevel(logging.ERROR)
+        try:
+            return [tree for tree in sqlglot.parse(text, read=self._dialect) if tree is not None]
+        except (SqlglotError, RecursionError) as error:
+            raise self._unreadable(error) from error
+
+    def _write(self, trees: Iterable[Any], level: Any) -> list[str]:
+        from sqlglot.errors import SqlglotError
+
+        try:
+            if self._simplify:
+                trees = [_drop_names(tree, self._namespaces) for tree in trees]
+            return [tree.sql(dialect="sqlite", unsupported_level=level) for tree in trees]
+        except (SqlglotError, RecursionError, KeyError) as error:
+            # KeyError: the key's column is not among the table's by its exact name.
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> UnusableError:
+        return UnusableError(f"sqlglot cannot read it as {self._dialect}: {one_line(error)}")
+
+
+def _drop_names(tree: Any, namespaces: set[str]) -> Any:
+    """Drop the names of schemas from those of tables, and the N of N'text'."""
+    from sqlglot import exp
+
+    for node in list(tree.find_all(exp.Table, exp.Column, exp.National)):
+        if isinstance(node, exp.National):
+            node.replace(exp.Literal.string(node.name))
+        elif node.text("db").lower() in namespaces:
+            node.set("db", None)
+            node.set("catalog", None)
+    return tree
+
+
+def _simplify_schema(trees: Iterable[Any]) -> list[Any]:
+    """Return tables of plain columns and keys, views, rows, and what is not known to be none."""
+    from sqlglot import exp
+
+    settings = (
+        exp.Alter, exp.Comment, exp.Commit, exp.Drop, exp.Grant, exp.Rollback, exp.Select,
+        exp.Semicolon, exp.Set, exp.Transaction, exp.Use,
+    )  # fmt: skip
+    kept, schemas = [], {}
+    for tree in trees:
+        if isinstance(tree, exp.Create) and tree.kind in ("TABLE", "VIEW"):
+            tree.set("properties", None)
+            if tree.kind == "TABLE" and isinstance(tree.this, exp.Schema):
+                schemas[tree.this.this.name.lower()] = tree.this
+            kept.append(tree)
+        elif isinstance(tree, exp.Alter) and (schema := schemas.get(tree.this.name.lower())):
+            # Dumps add keys when the rows are in.
+            for action in tree.args.get("actions") or []:
+                added = action.expressions if isinstance(action, exp.AddConstraint) else [action]
+                schema.set("expressions", [*schema.expressions, *added])
+        elif isinstance(tree, exp.Insert):
+            for cast in list(tree.find_all(exp.Cast)):
+                # A cast to a time would leave the year; the column's own type is enough.
+                cast.replace(cast.this)
+            kept.append(tree)
+        elif isinstance(tree, exp.Command):
+            word = tree.name.partition(" ")[0].upper()
+            kept += [] if word in _SETTING_COMMANDS else [tree]
+        elif not isinstance(tree, (exp.Create, *settings)):
+            kept.append(tree)
+    for schema in schemas.values():
+        columns = [
+            _plain_column(one) for one in schema.expressions if isinstance(one, exp.ColumnDef)
+        ]
+        keys = [key for one in schema.expressions if (key := _plain_key(one)) is not None]
+        schema.set("expressions", [*columns, *keys])
+    return kept
+
+
+def _plain_column(column: Any) -> Any:
+    from sqlglot import exp
+
+    declared = column.kind.this.name if isinstance(column.kind, exp.DataType) else ""
+    kind = "bool" if declared == "BIT" else column_kind(declared)
+    parts = [one.kind for one in column.constraints]
+    kept = [plain for part in parts if (plain := _plain_part(part)) is not None]
+    filled = (exp.AutoIncrementColumnConstraint, exp.GeneratedAsIdentityColumnConstraint)
+    defaults = [part for part in parts if isinstance(part, exp.DefaultColumnConstraint)]
+    if any(isinstance(part, filled) for part in parts) or any(map(_is_computed, defaults)):
+        # Rows leave it out, and nothing here fills it.
+        kept = [one for one in kept if not isinstance(one, exp.NotNullColumnConstraint)]
+    return exp.ColumnDef(
+        this=column.this.copy(),
+        kind=exp.var(_TYPES[kind]),
+        constraints=[exp.ColumnConstraint(kind=one) for one in kept],
+    )
+
+
+def _plain_part(part: Any) -> Any:
+    """Return what SQLite understands of a column's constraint, or null."""
+    from sqlglot import exp
+
+    if isinstance(part, exp.NotNullColumnConstraint) and not part.args.get("allow_null"):
+        return exp.NotNullColumnConstraint()
+    if isinstance(part, (exp.PrimaryKeyColumnConstraint, exp.UniqueColumnConstraint)):
+        return type(part)()
+    if isinstance(part, exp.Reference):
+        return exp.Reference(this=part.this.copy())
+    if isinstance(part, exp.DefaultColumnConstraint) and not _is_computed(part):
+        return exp.DefaultColumnConstraint(this=_default(part).copy())
+    return _plain_check(part)
+
+
+def _default(part: Any) -> Any:
+    from sqlglot import exp
+
+    value = part.this.unnest()
+    value = value.this if isinstance(value, exp.Cast) else value
+    # Of a fraction of seconds SQLite knows nothing.
+    return exp.CurrentTimestamp() if isinstance(value, exp.CurrentTimestamp) else value
+
+
+def _is_computed(part: Any) -> bool:
+    from sqlglot import exp
+
+    plain = (exp.Boolean, exp.CurrentDate, exp.CurrentTimestamp, exp.Literal, exp.National)
+    return not isinstance(_default(part), (*plain, exp.Neg, exp.Null))
+
+
+def _plain_check(part: Any) -> Any:
+    """Return a check that only compares columns with constants, or null."""
+    from sqlglot import exp
+
+    plain = (
+        exp.CheckColumnConstraint, exp.Column, exp.Connector, exp.Identifier, exp.Literal, exp.Neg,
+        exp.Not, exp.Paren, exp.Predicate,
+    )  # fmt: skip
+    if isinstance(part, exp.CheckColumnConstraint) and all(
+        isinstance(node, plain) and not isinstance(node, exp.SubqueryPredicate)
+        for node in part.walk()
+    ):
+        return part.copy()
+    return None
+
+
+def _plain_key(part: Any) -> Any:
+    """Return a table's key, link or check, without name and options, or null."""
+    from sqlglot import exp
+
+    first, *others = (isinstance(part, exp.Constraint) and part.expressions) or [part]
+    if isinstance(first, exp.ForeignKey) and (target := first.args.get("reference")):
+        reference = exp.Reference(this=target.this.copy())
+        return exp.ForeignKey(expressions=_names(first.expressions), reference=reference)
+    if isinstance(first, exp.UniqueColumnConstraint):
+        return exp.UniqueColumnConstraint(this=exp.Schema(expressions=_key_names(first, others)))
+    if isinstance(first, (exp.PrimaryKey, exp.PrimaryKeyColumnConstraint)):
+        key = exp.PrimaryKey(expressions=_key_names(first, others))
+        # Named, as sqlglot would look for the column of another one by its exact case.
+        return exp.Constraint(this=exp.to_identifier("main"), expressions=[key])
+    return _plain_check(first)
+
+
+def _key_names(key: Any, others: Iterable[Any]) -> list[Any]:
+    from sqlglot import exp
+
+    # SQL Server's PRIMARY KEY CLUSTERED (a, b) holds its columns in a part beside or below it.
+    kinds = (exp.ClusteredColumnConstraint, exp.NonClusteredColumnConstraint)
+    for part in (key.this, *others):
+        if isinstance(part, kinds):
+            return _names(part.this)
+    schema = key if key.expressions or not isinstance(key.this, exp.Schema) else key.this
+    return _names(schema.expressions)
+
+
+def _names(parts: Iterable[Any]) -> list[Any]:
+    from sqlglot import exp
+
+    found = [part.find(exp.Identifier) for part in parts]
+    return [name.copy() for name in found if name is not None]
