@@ -221,8 +221,10 @@ def test_is_ordered_looks_at_the_outermost_select() -> None:
 
 def test_cells() -> None:
     infinity = float("inf")
-    same: list[tuple[Any, Any]] = [(1, 1.0), (1, 1.0000001), (0, 1e-17), (infinity, infinity)]
-    numbers = [(1, 1.00001), (1_000_000, 1_000_001), (2**62, 2**62 + 1), (0, 0.001)]
+    same: list[tuple[Any, Any]] = [(1, 1.0), (1, 1.0000000001), (0, 1e-17), (infinity, infinity)]
+    numbers = [(1, 1.0000001), (1_000_000, 1_000_001), (2**62, 2**62 + 1), (0, 0.001)]
+    # Julian days, money.
+    numbers += [(2460000.5, 2460002.5), (2460000.5, 2460000.51), (1234567.88, 1234567.89)]
     others = [(None, 0), ("1", 1), ("a", b"a"), (infinity, 1.5)]
     for left, right in (*same, *numbers, *others):
         equal = (left, right) in same
