@@ -1,8 +1,10 @@
 """What ends a guarded run, goes wrong with it, or is told to it wrongly costs no work or money."""
 
+import errno
 import os
 import re
 import shlex
+import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from support import PATIENCE_S, patched_script, running_in, wait_for
 from expertflow.core.errors import ConfigError
 from expertflow.rental.guard.ledger import Meter
 from expertflow.rental.guard.options import GuardOptions, guard_command, parse_options
-from expertflow.rental.guard.run import N_HOOKS, TIMED_OUT, Guard, run_hook
+from expertflow.rental.guard.run import N_HOOKS, NOT_STARTED, TIMED_OUT, Guard, run_hook
 from expertflow.rental.guard.timers import Notice
 
 # A guard whose watch breaks as soon as the trainer is at work.
@@ -155,6 +157,92 @@ def test_a_pull_ends_with_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
         guard.pull_states()
     with pytest.raises(ConfigError, match="raise --max-usd"):
         Guard(settings(*price)).start_meter()
+
+
+# A copy of the ledger fails as nobody expects; states are pulled until the budget is spent.
+ODD_LEDGER = """
+import time
+from expertflow.rental.guard import copies
+from expertflow.rental.guard.ledger import Meter, RemoteLedger
+
+def wait(self):
+    if not self.cancel.wait(600):
+        raise SystemExit("the pull was not ended")
+    Meter.__init__.__kwdefaults__["clock"] = None
+    {raises}
+
+send = RemoteLedger.send_ledger
+
+def odd(ledger, store):
+    RemoteLedger.send_ledger = send
+    raise ValueError("unheard of")
+
+copies.Copies.pull_states, RemoteLedger.send_ledger = wait, odd
+ahead = lambda: time.monotonic() + 1000 * (Meter.__init__.__kwdefaults__["clock"] is None)
+Meter.__init__.__kwdefaults__["clock"] = ahead
+"""
+
+
+@long
+@pytest.mark.parametrize("raises", ["pass", "raise KeyError('odd pull')"])
+def test_no_error_at_a_pulls_end_keeps_the_machine(tmp_path: Path, raises: str) -> None:
+    program = patched_script(tmp_path, "guard_run", ODD_LEDGER.format(raises=raises))
+    # At a dollar a second, half a second is left for the pull.
+    price = ("--usd-per-hour", "3600", "--max-usd", "500", "--reserve-seconds", "499.5")
+    options = (*price, "--push", "there", *guarded.HOOK, "--without-sync")
+    _, out = guarded.run(tmp_path, *options, command=["touch", "worked"], program=program)
+    assert (tmp_path / "hook").is_file() and "push: ValueError: unheard of" in out, out
+    assert "KeyError: 'odd pull'" in out or raises == "pass"
+    assert not (tmp_path / "worked").exists() and "the command is not started" in out
+    assert "push: ValueError: unheard of" in guarded.record(tmp_path)["failures"]
+
+
+# What fails beside the watch: the reading of cards, and a poll of the command.
+BROKEN_CARDS = """
+from expertflow.rental.guard import timers
+
+def odd():
+    raise RuntimeError("unheard of")
+
+timers.open_gpus = odd
+"""
+BROKEN_POLL = """
+from expertflow.rental.guard.supervisor import Supervisor
+
+def odd(supervisor):
+    raise RuntimeError("unheard of")
+
+Supervisor.poll = odd
+"""
+
+
+@long
+@pytest.mark.parametrize("code", [BROKEN_CARDS, BROKEN_POLL])
+def test_no_error_of_the_guard_keeps_the_machine(tmp_path: Path, code: str) -> None:
+    program = patched_script(tmp_path, "guard_run", code)
+    options = ("--without-sync", "--idle-minutes", "5", *guarded.HOOK)
+    done, out = guarded.run(tmp_path, *options, command=["sleep", "1"], program=program)
+    assert done == 1 and "unheard of" in out and (tmp_path / "hook").is_file(), out
+    assert guarded.record(tmp_path)["why"].startswith("the guard itself failed")
+
+
+@long
+def test_a_launcher_that_ignores_ended_children_changes_nothing(tmp_path: Path) -> None:
+    ignoring = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    program = patched_script(tmp_path, "guard_run", ignoring)
+    options = ("--without-sync", *guarded.HOOK)
+    code, out = guarded.run(tmp_path, *options, command=["false"], program=program)
+    assert code == 1 and (tmp_path / "hook").read_text().startswith("failed 1 "), out
+
+
+def test_a_stop_command_that_cannot_be_started_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    assert run_hook("true", {}) == NOT_STARTED
 
 
 def is_alone(folder: Path) -> bool:

@@ -205,3 +205,18 @@ def test_bytes_of_another_encoding_hinder_no_copy(place: Place, folder: Path) ->
     assert place.open().send_files(folder, "k", ["a.json"]).n_files == 1
     done = run_until(["sh", "-c", r"printf '\374'; printf '\374' >&2"], lambda: False)
     assert done.stdout == done.stderr == "\ufffd"
+
+
+@every_kind
+def test_names_that_are_no_text_are_copied(place: Place, folder: Path, tmp_path: Path) -> None:
+    odd = os.fsdecode(b"in/caf\xe9 \xc3\xa9")
+    (folder / odd).write_bytes(b"odd")
+    store = place.open()
+    sent = store.send_files(folder, "results", store_module.files_below(folder))
+    assert (sent.n_files, sent.n_bytes) == (4, 2 + 10240 + 3)
+    assert store.send_files(folder, "results", store_module.files_below(folder)).n_bytes == 0
+    # Keys of object storage are UTF-8.
+    name = odd if place.folder is not None else "in/caf\\xe9 \u00e9"
+    assert place.read(f"results/{name}") == b"odd"
+    store.fetch("results", tmp_path / "back")
+    assert (tmp_path / "back" / name).read_bytes() == b"odd"

@@ -57,7 +57,8 @@ def run_until(
     CommandStopped once ``is_unwanted`` is true and the command has ended.
     """
     with (
-        tempfile.TemporaryFile("w+") as stdin,
+        # Names of files, which need not be characters.
+        tempfile.TemporaryFile("w+", errors="surrogateescape") as stdin,
         # A far shell may write in any encoding.
         tempfile.TemporaryFile("w+", errors="replace") as stdout,
         tempfile.TemporaryFile("w+", errors="replace") as stderr,

@@ -154,7 +154,9 @@ class Copies:
         log.info(SENT, "synced", record.what, record.n_bytes, record.duration_s)
 
     def note_failure(self, message: str, error: BaseException | None = None) -> None:
-        self.failures.append(" ".join(message.split()))
+        # Names of files need not be UTF-8; the record has to be.
+        text = message.encode("utf-8", "backslashreplace").decode("utf-8")
+        self.failures.append(" ".join(text.split()))
         expected = error is None or isinstance(error, ExpertflowError)
         log.error("%s", self.failures[-1], exc_info=None if expected else error)
 

@@ -15,7 +15,7 @@ from typing import Literal
 from msgspec import field
 from msgspec.structs import replace
 
-from expertflow.core.errors import ConfigError
+from expertflow.core.errors import ConfigError, ExpertflowError
 from expertflow.core.files import remove
 from expertflow.core.locks import try_lock
 from expertflow.core.process import SIGNALS, kill_group
@@ -40,8 +40,8 @@ NOT_SYNCED, NOT_STOPPED = 84, 85
 # Whoever stops a run by hand, or reclaims its machine, does not want the stop command.
 NO_HOOK = ("signal", "notice")
 N_HOOKS, HOOK_WAIT_S, HOOK_LIMIT_S = 3, 3.0, 120.0
-# As in timeout(1).
-TIMED_OUT = 124
+# As in timeout(1) and shells.
+TIMED_OUT, NOT_STARTED = 124, 126
 
 
 class GuardRecord(Record, frozen=True, kw_only=True):
@@ -92,6 +92,8 @@ class Guard:
             # Under nohup the guard keeps ignoring signals, to outlive its terminal.
             if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGTERM:
                 signal.signal(number, self._on_signal)
+        # A launcher may ignore it; then the command's exit code would be lost.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with self._lock_folder():
             # All that may refuse to start; the meter runs once the ledger is known.
             self.copies.start_session(forget_spent=self.options.forget_spent)
@@ -102,6 +104,8 @@ class Guard:
             except BudgetSpent as spent:
                 if self.options.on_finish is None:
                     raise
+                if not isinstance(spent.__context__, ExpertflowError | None):
+                    log.error("unexpected in the pull", exc_info=spent.__context__)
                 return self._end_unstarted(str(spent))
             self.copies.try_destinations()
             remove(self.options.results / RECORD)
@@ -169,9 +173,12 @@ class Guard:
             self._note()
             if not self.meter.has_usd_for(reserve_s):
                 self.copies.cancel.clear()
-                with suppress(SyncFailed):
-                    # A fresh machine would pay for the same again.
-                    self.copies.send_ledger()
+                try:
+                    with as_sync_failed():
+                        # A fresh machine would pay for the same again.
+                        self.copies.send_ledger()
+                except SyncFailed as error:
+                    self.copies.note_failure(f"push: {error}")
                 told = "were spent while states were pulled; nothing was started; raise --max-usd"
                 raise BudgetSpent(f"{self.meter.format_usd()} {told}")
 
@@ -192,37 +199,44 @@ class Guard:
 
     def _run(self) -> int:
         options = self.options
+        # Before any thread starts: the supervisor is a fork of this process.
+        supervisor = Supervisor(options.command, grace_s=options.grace_s)
+        notice, idle, code = Notice(options.notice_command), None, os.EX_SOFTWARE
+        cause: StopCause | None = StopCause(
+            outcome="failed", why="the guard itself failed, see its log", grace_s=options.grace_s
+        )
         with ExitStack() as stack:
-            # Before any thread starts: the supervisor is a fork of this process.
-            supervisor = Supervisor(options.command, grace_s=options.grace_s)
-            notice = Notice(options.notice_command)
-            stack.callback(notice.close)
-            idle = IdleGpu(stack, minutes=options.idle_minutes, busy_percent=options.idle_percent)
-            log.info("idle timer %s", idle.state)
-            folders = (options.results, options.state, options.results.parent / ".snakemake/log")
-            minutes = options.stalled_minutes
-            still = Standstill(minutes=minutes, folders=folders, pid=supervisor.pid)
-            # Checked in this order for a reason to stop.
-            timers: dict[Outcome, Callable[[], str | None]] = {
-                "signal": lambda: signal.Signals(self.signals[0]).name if self.signals else None,
-                "notice": notice.poll,
-                "budget": self._over_budget,
-                "idle": idle.poll,
-                "stalled": still.poll,
-            }
-            cause: StopCause | None = StopCause(
-                outcome="failed",
-                why="the guard itself failed, see its log",
-                grace_s=options.grace_s,
-            )
             try:
+                minutes, percent = options.idle_minutes, options.idle_percent
+                idle = IdleGpu(stack, minutes=minutes, busy_percent=percent)
+                log.info("idle timer %s", idle.state)
+                logs = options.results.parent / ".snakemake/log"
+                still = Standstill(
+                    minutes=options.stalled_minutes,
+                    folders=(options.results, options.state, logs),
+                    pid=supervisor.pid,
+                )
+                # Checked in this order for a reason to stop.
+                timers: dict[Outcome, Callable[[], str | None]] = {
+                    "signal": self._received_signal,
+                    "notice": notice.poll,
+                    "budget": self._over_budget,
+                    "idle": idle.poll,
+                    "stalled": still.poll,
+                }
                 cause = self._watch(supervisor, timers)
             finally:
-                # Even if watching failed, the output is saved and sent.
-                code = self._stop(supervisor, cause) if cause else supervisor.wait()
-                notice.close()
-                exit_code = self._finish(cause, code=code, idle_timer=idle.state)
+                # Whatever failed, the output is saved and sent, and the paying ends.
+                try:
+                    code = self._stop(supervisor, cause) if cause else supervisor.wait()
+                    notice.close()
+                finally:
+                    idle_timer = "off: it did not start" if idle is None else idle.state
+                    exit_code = self._finish(cause, code=code, idle_timer=idle_timer)
         return exit_code
+
+    def _received_signal(self) -> str | None:
+        return signal.Signals(self.signals[0]).name if self.signals else None
 
     def _watch(
         self, supervisor: Supervisor, timers: Mapping[Outcome, Callable[[], str | None]]
@@ -392,7 +406,11 @@ class Guard:
 def run_hook(command: str, environment: Mapping[str, str], *, limit_s: float = HOOK_LIMIT_S) -> int:
     """Run a shell command without displaying it; one that times out is killed and has failed."""
     own = {**os.environ, **environment}
-    process = subprocess.Popen(command, shell=True, env=own, start_new_session=True)
+    try:
+        process = subprocess.Popen(command, shell=True, env=own, start_new_session=True)
+    except OSError as error:
+        log.error("the stop command could not be started: %s", error)
+        return NOT_STARTED
     with suppress(subprocess.TimeoutExpired):
         return process.wait(limit_s)
     log.error("the stop command did not end within %.0f s", limit_s)

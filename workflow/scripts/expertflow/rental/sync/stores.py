@@ -4,6 +4,7 @@ import base64
 import hashlib
 import math
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -31,6 +32,8 @@ from expertflow.rental.sync.store import (
 # rsync's exit code for, among other errors, a missing file or folder.
 PARTIAL = 23
 PATIENCE_S = 60
+# How its lists of changes mark a file that was moved.
+MOVED = ("<f", ">f", "cf")
 # rsync is silent while a side hashes a file; even slow disks read this fast.
 SLOW_BYTES_PER_S = 20e6
 SMALL_BYTES = 1 << 20
@@ -136,7 +139,7 @@ class RsyncStore(Store):
             out = self._run(
                 *options, *listed, *places, text="\0".join(names), patience_s=patience_s
             )
-            return [line.split(" ", 1)[1] for line in out if line[:2] in ("<f", ">f", "cf")]
+            return [_unescape(line.split(" ", 1)[1]) for line in out if line[:2] in MOVED]
 
         # A small file may have been replaced by one of the same size within the same second.
         moved = run("--checksum") if self._doubts or largest <= SMALL_BYTES else run()
@@ -293,6 +296,8 @@ class S3Store(Store):
         return [name for name in found if name == place or name.startswith(below)]
 
     def _key(self, key: str) -> str:
+        # Keys are UTF-8, names of files need not be: such a byte is written as \\xff there.
+        key = os.fsencode(key).decode("utf-8", "backslashreplace")
         return f"{self._prefix}/{key}" if self._prefix else key
 
     def _asked(self, method: Callable[..., Any], key: str, **arguments: Any) -> Any:
@@ -309,6 +314,12 @@ class S3Store(Store):
             code = response.get("Error", {}).get("Code", "")
             kind = NotThere if code in ("404", "NoSuchKey", "NotFound") else SyncFailed
             raise kind(f"s3://{self._bucket}/{key}: {error}") from error
+
+
+def _unescape(name: str) -> str:
+    r"""Return a name whose bytes rsync shows as \#303 where they are no characters here."""
+    escaped = re.sub(rb"\\#(\d{3})", lambda found: bytes([int(found[1], 8)]), os.fsencode(name))
+    return os.fsdecode(escaped)
 
 
 def _whole(parts: list[bytes]) -> bytes:
