@@ -122,7 +122,8 @@ def _simplify_schema(trees: Iterable[Any]) -> list[Any]:
         exp.Alter, exp.Comment, exp.Commit, exp.Drop, exp.Grant, exp.Rollback, exp.Select,
         exp.Semicolon, exp.Set, exp.Transaction, exp.Use,
     )  # fmt: skip
-    kept, schemas = [], {}
+    kept: list[Any] = []
+    schemas: dict[str, Any] = {}
     for tree in trees:
         if isinstance(tree, exp.Create) and tree.kind in ("TABLE", "VIEW"):
             tree.set("properties", None)
