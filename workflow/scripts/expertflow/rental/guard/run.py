@@ -10,29 +10,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Literal
 
-from msgspec import field
 from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError, ExpertflowError
 from expertflow.core.files import remove
 from expertflow.core.locks import try_lock
 from expertflow.core.process import SIGNALS, kill_group
-from expertflow.core.records import Record, write_record
+from expertflow.core.records import write_record
 from expertflow.rental.guard.copies import Copies, as_sync_failed
 from expertflow.rental.guard.ledger import LEDGER, BudgetSpent, Meter
 from expertflow.rental.guard.options import GuardOptions
+from expertflow.rental.guard.records import GuardRecord, Outcome, StopCause
 from expertflow.rental.guard.supervisor import Supervisor
 from expertflow.rental.guard.timers import IdleGpu, Notice, Standstill
-from expertflow.rental.sync.store import SendRecord, SyncFailed
+from expertflow.rental.sync.store import SyncFailed
 
 log = logging.getLogger(__name__)
 NAP_S, REMIND_S = 0.1, 1.0
 NOTE_EVERY_S, ESTIMATE_EVERY_S = 10.0, 30.0
 # A closed terminal plus a launcher that forwards signals sends one twice.
 ECHO_S = 2.0
-Outcome = Literal["finished", "failed", "budget", "idle", "stalled", "notice", "signal"]
 RECORD = "guard.json"
 # Distinct from the exit codes of commands and Snakemake.
 EXIT_CODES: dict[str, int] = {"budget": 80, "idle": 81, "stalled": 82, "notice": 83}
@@ -42,34 +40,6 @@ NO_HOOK = ("signal", "notice")
 N_HOOKS, HOOK_WAIT_S, HOOK_LIMIT_S = 3, 3.0, 120.0
 # As in timeout(1) and shells.
 TIMED_OUT, NOT_STARTED = 124, 126
-
-
-class GuardRecord(Record, frozen=True, kw_only=True):
-    """A guarded run. ``exit_code`` is the command's own; ``usd`` includes earlier sessions."""
-
-    outcome: Outcome
-    why: str
-    exit_code: int | None
-    started_at: str
-    elapsed_s: float = 0.0
-    usd_per_hour: float | None
-    usd_before: float | None
-    usd: float | None = None
-    max_usd: float | None
-    signals: tuple[str, ...] = ()
-    idle_timer: str
-    pulls: tuple[str, ...] = ()
-    pushes: tuple[SendRecord, ...] = ()
-    syncs: tuple[SendRecord, ...] = ()
-    failures: tuple[str, ...] = ()
-    on_finish: str = ""
-    unavailable: dict[str, str] = field(default_factory=dict)
-
-
-class StopCause(Record, frozen=True, kw_only=True):
-    outcome: Outcome
-    why: str
-    grace_s: float
 
 
 class Guard:
