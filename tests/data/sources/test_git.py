@@ -240,7 +240,7 @@ def test_what_cannot_be_read_is_one_line(
     empty = tmp_path / "empty"
     empty.mkdir()
     cases: list[tuple[Path, dict[str, Any], str]] = [
-        (empty, {}, "not a git repository"),
+        (empty, {}, "not a git repository .* set the source's path to a clone or a .bundle file"),
         (tmp_path / "none", {}, "not a git repository"),
         (repository / "b.txt", {}, "not a git bundle"),
         (repository, {"ref": "nowhere"}, "nowhere is no commit"),

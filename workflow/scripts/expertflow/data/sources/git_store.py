@@ -190,7 +190,10 @@ def first_tags(parents: dict[str, list[str]], tags: dict[str, list[str]]) -> dic
 
 def _git_directory(repository: Path) -> Path:
     """Find a repository's git directory, whoever owns it: none of its files is obeyed here."""
-    failure = f"{repository}: not a git repository; give its directory or a .bundle file"
+    failure = (
+        f"{repository}: not a git repository (the files of one, as in a zip, hold no commits); set"
+        " the source's path to a clone or a .bundle file, or take the expert out of config.yaml"
+    )
     place = repository / ".git"
     if place.is_file():
         # A working tree or submodule: the file names its git directory.
