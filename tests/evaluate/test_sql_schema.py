@@ -201,6 +201,15 @@ def test_a_name_of_no_schema_is_still_an_error() -> None:
     assert kinds(SQL_SERVER, gold, gold.replace("sales", "other")) == ["syntax_error"]
 
 
+def test_truth_values_are_no_other_numbers() -> None:
+    schema = "CREATE TABLE t (id INT PRIMARY KEY, active BOOLEAN)"
+    found = "SELECT id FROM t WHERE active"
+    others = [f"{found} <> 0", f"{found} = 0", "SELECT id FROM t"]
+    right = ["correct"] * 2
+    assert kinds(schema, f"{found} = 1", found, *others)[:2] == right
+    assert "correct" not in kinds(schema, f"{found} = 1", *others[1:])
+
+
 SPINS = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n) SELECT x FROM n"
 
 

@@ -229,6 +229,8 @@ class StateMaker:
         exact = rng.random() < 0.5
         if kind == "date" or (isinstance(constant, str) and _DATE.match(constant)):
             return self._near_date(str(constant), rng, exact=exact)
+        if kind == "bool" and constant in (0, 1):
+            return constant if exact else 1 - constant
         if isinstance(constant, int | float):
             if _YEAR.fullmatch(str(constant)) and kind == "text" and not exact:
                 return f"{constant}-0{rng.randint(1, 9)}-15"
