@@ -34,6 +34,13 @@ def load(tmp_path: Path, value: dict[str, Any], **config: Any) -> dict[str, Any]
     return load_expert("e", folders=[tmp_path], config=settings)
 
 
+def test_null_on_the_command_line_changes_nothing(tmp_path: Path) -> None:
+    told = {"experts": {"e": "null"}}
+    before = load(tmp_path, base())
+    config = load_config({"experts": {"e": {}}})
+    assert load_expert("e", folders=[tmp_path], config=config, told=told) == before
+
+
 def refused(tmp_path: Path, value: dict[str, Any], message: str, **config: Any) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         load(tmp_path, value, **config)

@@ -151,8 +151,16 @@ def load_expert(
 
 def training_overrides(told: Settings, expert: str) -> Settings:
     """Cut out of what the command line says what is about the training of an expert."""
-    own = ((told.get("experts") or {}).get(expert) or {}).get("training") or {}
-    return {"training": told.get("training") or {}, "experts": {expert: {"training": own}}}
+
+    def part(of: Settings, key: str) -> Settings:
+        # Snakemake leaves null a text.
+        return found if isinstance(found := of.get(key), dict) else {}
+
+    own = part(part(told, "experts"), expert)
+    return {
+        "training": part(told, "training"),
+        "experts": {expert: {"training": part(own, "training")}},
+    }
 
 
 def _named_sources(expert: str, sources: list[Settings], changes: Settings) -> list[Settings]:
