@@ -139,14 +139,6 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def write_text_if_changed(path: Path, text: str) -> bool:
-    """Write only if the content differs, so that an unchanged file keeps its time stamp."""
-    if path.is_file() and path.read_text(encoding="utf-8") == text:
-        return False
-    write_text(path, text)
-    return True
-
-
 def read_json_lines(path: Path, *, tail_bytes: int | None = None) -> list[Any]:
     """Read a log of JSON objects, one per line, or its end, without truncated lines."""
     values = []
