@@ -58,8 +58,8 @@ def setting_is_used(space: Workspace) -> bool:
 
 
 def figure_is_shown(space: Workspace) -> bool:
-    n = space.record("report.json")["training_report"]["training"]["n_context_switches"]
-    return n >= 0 and "context switches" in (space.root / "results/tiny/report.html").read_text()
+    n = space.record("report.json")["training_report"]["training"]["n_interop_threads"]
+    return n >= 1 and "operations at once" in (space.root / "results/tiny/report.html").read_text()
 
 
 def stage_counts(space: Workspace) -> bool:
