@@ -20,6 +20,7 @@ from expertflow.core.errors import DataError, HardwareError, TransientError
 from expertflow.core.files import (
     hold_partial,
     is_abandoned,
+    remove,
     replacing,
     sha256_directory,
     write_text,
@@ -78,6 +79,26 @@ def start_writing(target: Path) -> "subprocess.Popen[str]":
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
     assert process.stdout and process.stdout.readline() == "writes\n"
     return process
+
+
+def test_what_another_process_moves_meanwhile_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, moved = tmp_path / "folder", tmp_path / "folder/file"
+    folder.mkdir()
+    moved.touch()
+    list_folder = os.scandir
+
+    def then_move(path: Any) -> Any:
+        entries = list_folder(path)
+        moved.rename(tmp_path / "elsewhere")
+        return entries
+
+    monkeypatch.setattr(os, "scandir", then_move)
+    remove(folder)
+    assert not folder.exists()
+    monkeypatch.setattr(Path, "is_dir", lambda path: True)
+    remove(folder)
 
 
 def test_the_next_write_removes_what_the_dead_have_left_and_not_what_the_living_write(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 from expertflow.core.disk import DiskFullError, check_space, find_full
 from expertflow.core.errors import ExpertflowError
@@ -154,13 +154,16 @@ def read_json_lines(path: Path, *, tail_bytes: int | None = None) -> list[Any]:
 
 def remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, onerror=_raise_with_path)
+        shutil.rmtree(path, onerror=_raise_unless_gone)
     else:
         path.unlink(missing_ok=True)
 
 
-def _raise_with_path(_: object, path: str, info: Any) -> NoReturn:
+def _raise_unless_gone(_: object, path: str, info: Any) -> None:
     error: OSError = info[1]
+    # A killed run's monitor may still be at work here, and end.
+    if isinstance(error, FileNotFoundError):
+        return
     # Within an open folder it is the last part of the name alone.
     error.filename = path
     raise error
