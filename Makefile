@@ -41,8 +41,8 @@ REACHES := $(PYTHON) -c 'from urllib.request import urlopen as o; o("$(TORCH_CPU
 TORCH_INDEX = $$(command -v nvidia-smi >/dev/null || ! $(REACHES) 2>/dev/null || echo --extra-index-url $(TORCH_CPU))
 # uv does in seconds what takes pip a minute. It does not read pip's settings, so pip takes torch.
 PIP := $(if $(shell command -v uv),uv pip install -q --python $(BIN)/python,$(BIN)/pip install -q)
-# What jobs import is compiled by an import, by two processes: a fifth of what is installed. Where
-# Python is told to write no bytecode, as in many images, each job would compile it again.
+# Importing these compiles what jobs need, a third of all bytecode, in two processes. Where Python is
+# told to write no bytecode, as in many images, each job would compile it again.
 IMPORTED := snakemake.cli,smart_open,requests,rich.live,msgspec,altair,sqlglot,graphglot transformers.models.qwen3.modeling_qwen3,peft,datasets
 LOGGER := $(wildcard workflow/logger/pyproject.toml workflow/logger/*/*.py)
 TORCH := $(shell grep ^torch== envs/requirements.lock)

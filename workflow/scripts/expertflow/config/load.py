@@ -153,7 +153,7 @@ def training_overrides(told: Settings, expert: str) -> Settings:
     """Cut out of what the command line says what is about the training of an expert."""
 
     def part(of: Settings, key: str) -> Settings:
-        # Snakemake leaves null a text.
+        # On the command line Snakemake reads null as text.
         return found if isinstance(found := of.get(key), dict) else {}
 
     own = part(part(told, "experts"), expert)

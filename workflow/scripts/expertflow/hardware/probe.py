@@ -98,7 +98,7 @@ def count_gpus() -> int | None:
 
 
 def lacks_compiler() -> bool:
-    """Return whether triton would find no C compiler here, or the compiler no headers of Python."""
+    """Return whether a C compiler or Python's headers, which triton needs, are missing here."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return True

@@ -46,7 +46,7 @@ class Translator:
 
     def __init__(self, dialect: str | None = None, *, simplify: bool = False) -> None:
         self._dialect, self._simplify = dialect, simplify
-        # Both databases' own, which a query may name where the schema does not.
+        # Default schemas, which a query may name where the dump does not.
         self._namespaces = {"dbo", "public"}
 
     def translate_schema(self, text: str) -> list[str]:
@@ -115,7 +115,7 @@ def _drop_names(tree: Any, namespaces: set[str]) -> Any:
 
 
 def _simplify_schema(trees: Iterable[Any]) -> list[Any]:
-    """Return tables of plain columns and keys, views, rows, and what is not known to be none."""
+    """Return tables with plain columns and keys, views, rows and whatever is not a setting."""
     from sqlglot import exp
 
     settings = (
@@ -193,7 +193,7 @@ def _default(part: Any) -> Any:
 
     value = part.this.unnest()
     value = value.this if isinstance(value, exp.Cast) else value
-    # Of a fraction of seconds SQLite knows nothing.
+    # SQLite's has no precision.
     return exp.CurrentTimestamp() if isinstance(value, exp.CurrentTimestamp) else value
 
 
@@ -232,7 +232,7 @@ def _plain_key(part: Any) -> Any:
         return exp.UniqueColumnConstraint(this=exp.Schema(expressions=_key_names(first, others)))
     if isinstance(first, (exp.PrimaryKey, exp.PrimaryKeyColumnConstraint)):
         key = exp.PrimaryKey(expressions=_key_names(first, others))
-        # Named, as sqlglot would look for the column of another one by its exact case.
+        # Named: sqlglot looks up the columns of an unnamed key by their exact case.
         return exp.Constraint(this=exp.to_identifier("main"), expressions=[key])
     return _plain_check(first)
 

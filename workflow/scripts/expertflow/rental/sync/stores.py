@@ -32,7 +32,7 @@ from expertflow.rental.sync.store import (
 # rsync's exit code for, among other errors, a missing file or folder.
 PARTIAL = 23
 PATIENCE_S = 60
-# How its lists of changes mark a file that was moved.
+# Marks of a transferred file in its lists of changes.
 MOVED = ("<f", ">f", "cf")
 # rsync is silent while a side hashes a file; even slow disks read this fast.
 SLOW_BYTES_PER_S = 20e6

@@ -115,7 +115,7 @@ def _attend_documents(
         key, value = _repeated(query, key, value)
     lengths = [end - start for start, end in pairwise(bounds.tolist()) if start < end]
     documents = []
-    # Slices would each have a gradient as long as all documents.
+    # The gradient of each slice would be as long as all documents together.
     for q_NHD, k_NHD, v_NHD in zip(
         *(torch.split(t, lengths) for t in (query, key, value)), strict=True
     ):
