@@ -40,11 +40,13 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 REACHES := $(PYTHON) -c 'from urllib.request import urlopen as o; o("$(TORCH_CPU)/torch/", timeout=5)'
 TORCH_INDEX = $$(command -v nvidia-smi >/dev/null || ! $(REACHES) 2>/dev/null || echo --extra-index-url $(TORCH_CPU))
 # uv does in seconds what takes pip a minute. It does not read pip's settings, so pip takes torch.
-PIP := $(if $(shell command -v uv),uv pip install -q --python $(BIN)/python,$(BIN)/pip install -q)
+# Two pips at once, a part of the lock each, take little more than half as long as one; the last call
+# adds what the CUDA build of torch needs.
+UV := $(shell command -v uv)
+PIP := $(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/pip install -q)
 # Importing these compiles what jobs need, a third of all bytecode, in two processes. Where Python is
 # told to write no bytecode, as in many images, each job would compile it again.
 IMPORTED := snakemake.cli,smart_open,requests,rich.live,msgspec,altair,sqlglot,graphglot transformers.models.qwen3.modeling_qwen3,peft,datasets
-LOGGER := $(wildcard workflow/logger/pyproject.toml workflow/logger/*/*.py)
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
 .PHONY: help demo run plan compare demos check-demos test coverage test-long test-all slurm-test lint install bitsandbytes slurm s3 node graph lm-eval triton verify repair prune soak soak-chain mutants clean
@@ -118,37 +120,39 @@ lint: $(VENV)/.dev
 	$(BIN)/snakemake --lint
 	$(BIN)/snakemake --lint -s workflow/remote.smk
 
-install: $(VENV)/.logger
+install: $(VENV)/.plugin
 
 $(VENV)/.installed: envs/requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "error: $(PYTHON) is older than 3.11; use PYTHON=python3.11"; exit 1; }
 	@echo "installing some 90 packages into $(VENV), once: minutes"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -q --no-compile --no-deps $(TORCH_INDEX) $(TORCH)
-	@$(PIP) --no-compile -r envs/requirements.lock
+	@{ echo $(TORCH_INDEX) $(TORCH); $(if $(UV),,grep -v -e '^#' -e ^torch= $< | xargs -n 19;) } \
+	  | xargs -P 2 -L 1 $(BIN)/pip install -q --no-compile --no-deps
+	@$(PIP) --no-compile -r $<
 	@printf '%s\n' $(IMPORTED) | env -u PYTHONDONTWRITEBYTECODE xargs -P 2 -n 1 $(BIN)/python -c \
 	  'import importlib, sys; [importlib.import_module(name) for name in sys.argv[1].split(",")]'
 	touch $@
 
-# Built by the setuptools of the lock: no network. A build folder of before would be packed again.
-$(VENV)/.logger: $(VENV)/.installed $(LOGGER)
-	rm -rf workflow/logger/build
-	$(BIN)/pip install -q --no-deps --no-build-isolation --force-reinstall ./workflow/logger
-	touch $@
+# The plugin is read where it lies: an installed copy, as of before, would fall behind.
+$(VENV)/.plugin: $(VENV)/.installed
+	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	  && rm -rf "$$site"/snakemake_logger_plugin_expertflow* \
+	  && echo "$$PWD/workflow/logger" > "$$site/expertflow.pth"
+	@touch $@
 
 # Extras: what is needed for one thing only has a lock of its own.
 EXTRAS := bitsandbytes slurm s3 node graph lm-eval triton
 
 bitsandbytes slurm s3 node graph lm-eval triton: %: $(VENV)/.%
 
-$(EXTRAS:%=$(VENV)/.%): $(VENV)/.%: $(VENV)/.logger envs/requirements-%.lock
+$(EXTRAS:%=$(VENV)/.%): $(VENV)/.%: $(VENV)/.plugin envs/requirements-%.lock
 	$(PIP) -r envs/requirements-$*.lock
 	touch $@
 
 # What tests need that need no extra, what measures them, and what the others and linters need. The
 # harness of lm-eval brings thirty packages, and its tests do without.
-$(VENV)/.test: $(VENV)/.logger envs/requirements-test.lock
+$(VENV)/.test: $(VENV)/.plugin envs/requirements-test.lock
 	$(PIP) -r envs/requirements-test.lock
 	touch $@
 

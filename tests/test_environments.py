@@ -4,9 +4,10 @@ import importlib.util
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tomllib
-from importlib.metadata import distribution, distributions
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -59,16 +60,16 @@ def test_what_is_installed_is_what_is_pinned(path: Path) -> None:
     assert found == pins(path) or (path != LOCK and not found)
 
 
-def test_the_logger_plugin_is_installed_as_it_stands_here() -> None:
-    files = {str(file): file.locate() for file in distribution(PLUGIN).files or []}
+def test_the_logger_plugin_is_read_as_it_stands_here() -> None:
+    find = f"import importlib.util; print(importlib.util.find_spec({PLUGIN!r}).origin)"
+    done = subprocess.run([sys.executable, "-P", "-c", find], capture_output=True, text=True)
     sources = sorted((LOGGER / PLUGIN).glob("*.py"))
     assert len(sources) >= 3
     for source in sources:
-        installed = Path(str(files[f"{PLUGIN}/{source.name}"]))
-        assert installed.read_text() == source.read_text(), f"install {LOGGER} again"
+        installed = Path(done.stdout.strip()).with_name(source.name)
+        assert installed.read_text() == source.read_text(), f"make install: {done.stderr}"
     install = r"pip install .*--no-deps --no-build-isolation .*\./workflow/logger"
-    for recipe in ("Makefile", "envs/Containerfile"):
-        assert re.search(install, (ROOT / recipe).read_text()), recipe
+    assert re.search(install, (ROOT / "envs" / "Containerfile").read_text())
 
 
 @pytest.mark.parametrize("has_uv", [True, False])
