@@ -142,7 +142,8 @@ def test_the_record_says_what_other_lengths_would_do(tmp_path: Path) -> None:
 
 
 def test_few_documents_that_hold_many_tokens_are_not_cut(tmp_path: Path) -> None:
-    shard = token_shard(tmp_path, [[1] * 5000] + [[1] * 100] * 299)
+    short = [[i] * 100 for i in range(299)]
+    shard = token_shard(tmp_path, [[1] * 5000, *short])
     held_out = {"000": [False] * 299 + [True]}
     record = pack_shards(tmp_path, [shard], held_out)
     assert record.suggestion.sequence_length_tokens == 4096
@@ -151,7 +152,7 @@ def test_few_documents_that_hold_many_tokens_are_not_cut(tmp_path: Path) -> None
     assert "for 0.33 % of the documents" in record.suggestion.reason
     assert record.engines == {"tokenizers 0": 1}
     assert record.engine_fallbacks == ("a test",)
-    shorter = token_shard(tmp_path, [[1] * 130] + [[1] * 100] * 299)
+    shorter = token_shard(tmp_path, [[1] * 130, *short])
     record = pack_shards(tmp_path, [shorter], held_out)
     assert record.suggestion.sequence_length_tokens == 128
     chosen = replace(shard, engine_reason=CHOSEN)
@@ -159,7 +160,7 @@ def test_few_documents_that_hold_many_tokens_are_not_cut(tmp_path: Path) -> None
 
 
 def test_only_kept_documents_count_as_dropped(tmp_path: Path) -> None:
-    shard = token_shard(tmp_path, [[1, 2, 3]] * 98)
+    shard = token_shard(tmp_path, [[1, 2, i] for i in range(98)])
     refused: list[str | None] = [None] * 98 + ["chat_template"] * 2
     with pa.OSFile(shard.index_path, "wb") as sink, pa.ipc.new_stream(sink, INDEX) as writer:
         lengths, none = np.array([3] * 98 + [0, 0]), Ragged.from_lists([[]] * 100)
@@ -176,7 +177,8 @@ def test_only_kept_documents_count_as_dropped(tmp_path: Path) -> None:
 
 
 def test_engines_are_recorded_in_their_order_and_two_are_refused(tmp_path: Path) -> None:
-    first, second = (token_shard(tmp_path, documents(9), shard=f"{i:03d}") for i in range(2))
+    halves = {"000": documents(18)[:9], "001": documents(18)[9:]}
+    first, second = (token_shard(tmp_path, part, shard=name) for name, part in halves.items())
     held_out = {"000": [True] * 9, "001": [False] * 9}
     newer = replace(first, engine_version="1", engine_reason="b")
     record = pack_shards(tmp_path, [newer, second], held_out)
@@ -195,6 +197,24 @@ def test_tokens_that_are_not_there_are_noticed(tmp_path: Path) -> None:
     ids.write_bytes(ids.read_bytes()[:-4])
     with pytest.raises(DataError, match="its index says"):
         pack_shards(tmp_path, [shard], held_out)
+
+
+def test_a_held_out_document_that_is_trained_on_is_refused(tmp_path: Path) -> None:
+    trained = [[9] * 100, [7, 8], [9] * 99 + [7], []]
+    asked = {
+        0: [[7] + [9] * 99, [9] * 101, [8, 7], [8], [7, 8, 7], []],
+        2: [[9] * 100, [9] * 101, [7, 8], []],
+    }
+    for n_leaked, held_out in asked.items():
+        parts = {"000": [], "001": trained, "002": held_out}
+        shards = [token_shard(tmp_path, part, shard=name) for name, part in parts.items()]
+        sides = {name: [part is held_out] * len(part) for name, part in parts.items()}
+        if not n_leaked:
+            pack_shards(tmp_path, shards, sides, n_copies=2)
+            continue
+        words = "^e: 2 held-out documents are in the training data, .* of source s as one of"
+        with pytest.raises(DataError, match=words):
+            pack_shards(tmp_path, shards, sides, n_copies=2)
 
 
 def test_samples_are_of_documents_that_are_trained_on(tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ def read_split(
     if n_shared := sum(map(known.shares_text, held_out)):
         raise EvaluationError(
             f"{expert}: {n_shared} held-out documents are in the training data, whole or as the"
-            " start of a chat; see data.duplicate_fields and group of the sources, and prepare the"
-            " data again"
+            " start of a chat; see duplicate_fields and group of the sources, and prepare the data"
+            " again"
         )
     n_questions = sum(map(known.shares_question, held_out))
     return HeldOutSplit(held_out=held_out, training=training, n_shared_questions=n_questions)

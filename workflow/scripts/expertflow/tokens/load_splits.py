@@ -8,7 +8,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import zip_longest
+from hashlib import blake2b
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,8 @@ from expertflow.tokens.records import DecodedSample, TokenShardRecord
 
 N_SAMPLES = 3
 BATCH_BYTES = 32 << 20
+# Where documents of one length are compared first, in tokens from their end.
+PROBES = (8, 16, 32, 64)
 
 
 class SplitDocuments(Record, frozen=True, kw_only=True):
@@ -108,6 +111,51 @@ def load_splits(
         n_dropped_by_reason=sum(reasons.values(), Counter()),
         samples=tuple(s for each in in_turn for s in each if s is not None)[:N_SAMPLES],
     )
+
+
+def check_leakage(expert: str, splits: Splits, shards: Sequence[TokenShardRecord]) -> None:
+    """Raise DataError if a held-out document has exactly the tokens of a training document.
+
+    Only documents that agree with one of the other side in length and at all probes are read.
+    """
+    # An empty file cannot be mapped; a memmap itself is slow to cut.
+    none = np.empty(0, IDS_DTYPE)
+    ids = [np.asarray(np.memmap(s.path, IDS_DTYPE, "r")) if s.n_tokens else none for s in shards]
+    train, held_out = splits.train, splits.held_out
+    trained, asked = np.flatnonzero(train.length), np.flatnonzero(held_out.length)
+    for n_back in PROBES:
+        keys, others = _probe(train, trained, ids, n_back), _probe(held_out, asked, ids, n_back)
+        trained = trained[np.isin(keys, others, kind="table")]
+        asked = asked[np.isin(others, keys, kind="table")]
+
+    def digests(side: SplitDocuments, rows: Ints) -> Iterator[tuple[bytes, str]]:
+        places = (column[rows].tolist() for column in (side.shard, side.offset, side.length))
+        for shard, start, length in zip(*places, strict=True):
+            yield blake2b(ids[shard][start : start + length]).digest(), shards[shard].source
+
+    own = list(digests(held_out, asked))
+    wanted = {digest for digest, _ in own}
+    seen = {digest: source for digest, source in digests(train, trained) if digest in wanted}
+    leaked = [(source, seen[digest]) for digest, source in own if digest in seen]
+    if leaked:
+        raise DataError(
+            f"{expert}: {len(leaked)} held-out documents are in the training data, token for token,"
+            f" the first of source {leaked[0][0]} as one of source {leaked[0][1]}; correct the"
+            " sources' duplicate_fields, so that one of two is dropped, or group, so that both are"
+            " on one side"
+        )
+
+
+def _probe(
+    documents: SplitDocuments, rows: Ints, ids: Sequence[NDArray[np.int32]], n_back: int
+) -> NDArray[np.int32]:
+    """Return keys below 2^20, equal if lengths are and the tokens so far from the end."""
+    length, shard = documents.length[rows], documents.shard[rows]
+    at = documents.offset[rows] + np.maximum(length - n_back, 0)
+    edges = np.searchsorted(shard, range(len(ids) + 1)).tolist()
+    parts = [own[at[i:j]] for own, (i, j) in zip(ids, pairwise(edges), strict=True) if i < j]
+    tokens = np.concatenate([np.empty(0, np.int32), *parts])
+    return (tokens * 4099 + length) & 0xFFFFF
 
 
 def _check_size(path: str, n_bytes: int) -> None:

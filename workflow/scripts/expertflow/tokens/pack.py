@@ -13,7 +13,7 @@ from expertflow.core.files import sha256_file
 from expertflow.core.progress import ProgressPrinter
 from expertflow.tokens.arrow import IDS_DTYPE, ROWS_FILE, PackedRows, write_rows
 from expertflow.tokens.engine import CHOSEN
-from expertflow.tokens.load_splits import SplitDocuments, load_splits, row_batches
+from expertflow.tokens.load_splits import SplitDocuments, check_leakage, load_splits, row_batches
 from expertflow.tokens.packing import (
     Pieces,
     best_fit_decreasing,
@@ -60,6 +60,7 @@ def pack_sequences(
     lengths = np.concatenate((splits.train.length, splits.held_out.length))
     if not lengths.any():
         raise DataError(f"{expert}: no tokens to pack; check the documents and the tokenizer")
+    check_leakage(expert, splits, shards)
     length, reason = choose_length(spec, int(lengths.max()))
     packed = {
         name: _pack_split(documents, spec, length=length, output=directory / name)
