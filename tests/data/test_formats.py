@@ -83,6 +83,9 @@ CSV = [
     (b"a,b\n1,\xe9\n1,2\n", [(2, "not_utf8"), (3, {"a": "1", "b": "2"})]),
     (b"a,b\n1,\0\n1,2\n", [(2, "nul_character"), (3, {"a": "1", "b": "2"})]),
     (b'a,b\n"1"x,2\n1,2\n', [(2, "not_csv"), (3, {"a": "1", "b": "2"})]),
+    (b'a,b\n"5" pipe",x\n1,2\n', [(2, "not_csv"), (3, {"a": "1", "b": "2"})]),
+    (b'a,b\n"he "said" it\nand, so",2\n1,2\n', [(2, "not_csv"), (4, {"a": "1", "b": "2"})]),
+    (b'a\n"1\n2 "x" y\n\n3, 3"\n4\n', [(2, "not_csv"), (6, {"a": "4"})]),
     (b"a,b\n", []),
 ]  # fmt: skip
 
@@ -242,6 +245,7 @@ WRONG = [
     ("a.json", b'[{"a": {\n},\n{"b": 2}]', "ends on line 3 before its array does; a bracket"),
     ("a.json", b'{"a": {\n}\n{"b": 2}', "ends within what begins on line 1; a bracket"),
     ("a.csv", b'a,b\n1,2\n1,"2\n3\n', "line 3: a quote opens and is not closed by line 4"),
+    ("a.csv", b'a,b\n1,"2 "x" \n3,4\n', "line 2: a quote opens and is not closed by line 3"),
     ("a.csv", b"a,b,a\n1,2,3\n", "line 1: two columns are named 'a'"),
     ("a.csv", b"\n\n", "no header row"),
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -33,11 +34,11 @@ def _rows(
     stream: io.BufferedReader, file: DataFile, options: ReadOptions
 ) -> Iterator[tuple[int, Row]]:
     """Yield each nonblank row with its first line number; DataError for an unclosed quote."""
-    number = 0
+    number, text = 0, ""
     faults: list[Reject] = []
 
     def decode() -> Iterator[str]:
-        nonlocal number
+        nonlocal number, text
         for line, _ in iter_lines(stream):
             number += 1
             if isinstance(line, Reject):
@@ -55,8 +56,14 @@ def _rows(
 
     csv.field_size_limit(MAX_RECORD_BYTES)
     delimiter = options.delimiter or ("\t" if file.format == "tsv" else ",")
+    lines = decode()
     # Strict, so that an unclosed quote is an error instead of swallowing the rest.
-    reader = csv.reader(decode(), delimiter=delimiter, strict=True)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+
+    def ends_value(line: str) -> bool:
+        _, quote, rest = line.rpartition('"')
+        return bool(quote) and rest[:1] in f"{delimiter}\r\n"
+
     while True:
         first = number + 1
         faults.clear()
@@ -65,12 +72,18 @@ def _rows(
         except StopIteration:
             return
         except csv.Error as error:
-            if "unexpected end" in str(error) or "field larger" in str(error):
+            is_closed = not re.search("unexpected end|field larger", str(error))
+            if is_closed and (number > first or text.count('"') % 2):
+                # A quote in a value is not doubled: the row ends where the last quote of a line
+                # closes a value. Its other lines would pass for rows.
+                is_closed = ends_value(text) or any(map(ends_value, lines))
+            if not is_closed:
                 raise DataError(
                     f"{file.path}, line {first}: a quote opens and is not closed by line {number};"
                     " close it, or fetch the file again"
                 ) from error
-            yield first, Reject("not_csv", str(error))
+            through = f", in the row of lines {first} to {number}" if number > first else ""
+            yield first, Reject("not_csv", f"{error}{through}")
         else:
             if row or faults:
                 yield first, faults[0] if faults else row
