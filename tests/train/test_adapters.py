@@ -3,6 +3,8 @@
 import copy
 import json
 import shutil
+import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from support import LORA
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 from expertflow.core.errors import ConfigError, TrainingError
 from expertflow.core.records import read_record
@@ -88,6 +91,26 @@ def test_layers_that_read_one_input_share_its_dropout() -> None:
     x = torch.randn(8, 96)
     torch.testing.assert_close(one(x), other(x))
     assert not torch.allclose(one(x), one(x.clone()))
+
+
+def test_a_recomputed_layer_draws_its_dropout_again() -> None:
+    net = adapted(dora=False, bias=False, dropout=0.5)
+    use_own_forward(net)
+    kept = run(net, training=True)
+    # Its first layer reads what is checkpointed itself, as in a family without a norm there.
+    net.forward = partial(checkpoint, net.forward, use_reentrant=False)
+    torch.testing.assert_close(run(net, training=True), kept, rtol=0, atol=0)
+
+
+def test_an_input_does_not_outlive_a_pass_while_dropout_is_off() -> None:
+    layer = adapted(dora=False, bias=False, dropout=0.5).base_model.model[0]
+    use_own_forward(layer.train())
+    layer.lora_dropout["default"].p = 0.0
+    x = torch.randn(8, 96)
+    is_alive = weakref.ref(x)
+    layer(x)
+    del x
+    assert is_alive() is None
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

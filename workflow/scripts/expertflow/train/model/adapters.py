@@ -62,12 +62,16 @@ class AdaptedLinear(Linear):  # type: ignore[misc]
     def _drop_out(self, x: torch.Tensor) -> torch.Tensor:
         """Return the input with dropout: one copy for all layers that read this input."""
         dropout = self.lora_dropout[ADAPTER]
-        if not self.training or isinstance(dropout, torch.nn.Identity):
+        # Dropout of 0 returns the input itself, which would then keep itself alive.
+        if not self.training or not getattr(dropout, "p", 0.0):
             return x
-        # Kept with the input, so that both are freed together.
-        if not hasattr(x, DROPPED):
-            setattr(x, DROPPED, dropout(x))
-        return getattr(x, DROPPED)  # type: ignore[no-any-return]
+        # Kept with the input, so that both are freed together. The layer that made it draws again:
+        # it sees the same input twice where a checkpointed layer is recomputed.
+        maker, dropped = getattr(x, DROPPED, (self, x))
+        if maker is self:
+            dropped = dropout(x)
+            setattr(x, DROPPED, (self, dropped))
+        return dropped
 
 
 def product_onto(start: torch.Tensor, x: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
