@@ -166,6 +166,7 @@ def test_a_silent_job_says_what_it_does(caplog: pytest.LogCaptureFixture) -> Non
 
 JOB = """
 import os, sys, time
+from pathlib import Path
 from expertflow.core import attempts, cli
 from expertflow.core.errors import ConfigError, TransientError
 attempts.TOUCH_EVERY_S = 0.01
@@ -180,6 +181,8 @@ def main():
         command = [sys.executable, "-c", os.environ["JOB"]]
         os.environ.update(attempts.environment_of_attempt())
         os.execv(sys.executable, command)
+    if action in ("train", "publish"):
+        attempts.note_state(Path("state").resolve(), is_done=action == "publish")
     if action == "miss":
         raise TransientError("not yet")
 cli.run(main)
@@ -207,6 +210,23 @@ def test_attempts_count_since_the_last_success(tmp_path: Path) -> None:
     assert [a.code for a in attempts_after(path, "fail", "fail", "end")] == [1, 1, 0]
     (last,) = attempts_after(path, "end")
     assert last.code == 0 and last.start_s < last.end_s <= time.time()
+
+
+def test_a_state_that_is_published_again_cost_what_its_training_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, state = tmp_path / "train_expert.log", tmp_path / "state"
+    state.mkdir()
+    paid = attempts_after(path, "fail", "train")
+    assert [a.code for a in paid] == [1, 0]
+    assert attempts_after(path, "fail") != paid == attempts_after(path, "publish")
+    # Another training came between, and a damaged model is made again from its checkpoint.
+    assert attempts_after(path, "end") != paid == attempts_after(path, "publish")
+    again = attempts_after(path, "train")
+    assert again[:-1] == paid and attempts_after(path, "publish") == again
+    state.rename(tmp_path / "gone")
+    assert len(attempts_after(path, "publish")) == 1
 
 
 def test_a_later_attempt_ends_with_an_error_that_would_come_again(tmp_path: Path) -> None:

@@ -115,6 +115,8 @@ def test_the_trainer_alone_is_stopped_again_and_again(space: Workspace, expected
     assert len(attempts) == 4 and attempts[1].code is None and attempts[3].code == 0
     assert attempts[1].start_s < attempts[1].end_s <= killed_s
     check_bill(space.record("report.json")["bill"], attempts)
+    space.run(TARGET, "--forcerun", "train_expert")
+    assert read_attempts(space.root / "results/tiny/logs/train_expert.attempts.json") == attempts
 
 
 def check_bill(bill: dict[str, Any], attempts: Sequence[Attempt]) -> None:

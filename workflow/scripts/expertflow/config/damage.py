@@ -33,7 +33,7 @@ INDEX = Path("results/index.json")
 SEALED = (
     "results/*/logs/*.attempts.json", "results/*/.bundle/opened.json", "state/hashes.json",
     "state/.guard/ledger.json", "state/.tuning/*.json", "state/*/*/outcome.json",
-    "state/*/*/plan.json",
+    "state/*/*/plan.json", "state/*/*/attempts.json",
 )  # fmt: skip
 KILLED = "left by a job that was killed; make prune removes it"
 HISTORIES = ("state/.evaluations/*.jsonl",)

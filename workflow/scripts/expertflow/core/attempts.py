@@ -2,7 +2,7 @@
 
 Beside the log of a job, ``{job}.log``, stands ``{job}.attempts.json``: its last success and the
 attempts before it that failed. A running attempt touches the file every second, so that one that
-was killed ends where the file was last touched.
+was killed ends where the file was last touched. A training's state has those that it took.
 """
 
 import getpass
@@ -29,9 +29,12 @@ LOG, CARDS, ATTEMPT = "EXPERTFLOW_LOG", "EXPERTFLOW_CARDS", "EXPERTFLOW_ATTEMPT"
 RUN = "EXPERTFLOW_RUN"
 # Set for processes that a launcher starts in place of the script.
 START = "EXPERTFLOW_START"
+ATTEMPTS = "attempts.json"
 TOUCH_EVERY_S = 1.0
 _IMPORTED_S = time.monotonic()
 _environment: dict[str, str] = {}
+# The states that this job trains, and whether that was done before.
+_states: dict[Path, bool] = {}
 
 
 class Attempt(Record, frozen=True, kw_only=True):
@@ -84,7 +87,9 @@ def record_attempt() -> Iterator[None]:
         yield
         return
     path, now_s = attempts_path(Path(place)), time.time()
-    earlier = _failed_before(path)
+    earlier = _read(path)
+    if earlier and earlier[-1].code == 0:
+        earlier = ()
     run = os.environ.get(RUN, "")
     if is_retry and earlier and earlier[-1].run == run and earlier[-1].error:
         sys.exit(earlier[-1].error)
@@ -115,7 +120,18 @@ def record_attempt() -> Iterator[None]:
         is_over.set()
         toucher.join()
         attempt = replace(attempt, end_s=time.time(), code=code, error=message)
-        _write(path, (*earlier, attempt))
+        attempts = (*earlier, attempt)
+        for state, is_done in _states.items():
+            if code == 0 and state.is_dir():
+                paid = _read(state / ATTEMPTS)
+                attempts = paid if paid and is_done else (*paid, *attempts)
+                _write(state / ATTEMPTS, attempts)
+        _write(path, attempts)
+
+
+def note_state(state: Path, *, is_done: bool) -> None:
+    """Store this job's attempts in the state that it trains; if ``is_done``, take those there."""
+    _states[state] = is_done
 
 
 def environment_of_attempt() -> dict[str, str]:
@@ -143,13 +159,12 @@ def hash_host() -> str:
     return hashlib.sha256(host.encode()).hexdigest()[:12]
 
 
-def _failed_before(path: Path) -> tuple[Attempt, ...]:
+def _read(path: Path) -> tuple[Attempt, ...]:
     try:
-        earlier = read_attempts(path)
+        return read_attempts(path)
     except DataError as error:
         log.warning("%s; earlier attempts are not counted", error)
         return ()
-    return () if earlier and earlier[-1].code == 0 else earlier
 
 
 def _write(path: Path, attempts: tuple[Attempt, ...]) -> None:

@@ -19,7 +19,7 @@ import torch
 from msgspec import field
 from msgspec.structs import asdict, replace
 
-from expertflow.core.attempts import process_age_s
+from expertflow.core.attempts import note_state, process_age_s
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import remove, sha256_json, write_text
 from expertflow.core.process import end_with_parent, stop_group
@@ -91,6 +91,7 @@ def run_job(job: TrainingJob) -> bool:
                 raise TrainingError(f"{why}; it is the same run again")
             # A launcher holds no lock: its rank 0 looks again once it has it.
             processes.launch_processes(plan.world_size)
+        note_state(state, is_done=summary is not None)
         decision.announce(go_on=summary is None)
         summary = summary or _train(job, inputs, packing)
         publish.publish_results(state, checkpoint=job.checkpoint, folder=job.output.parent)
