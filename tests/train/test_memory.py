@@ -113,6 +113,24 @@ def test_processes_that_run_short_together_count_once(plan: TrainPlan, tmp_path:
     assert retry.micro_batch_size == plan.batch_size // 2
 
 
+def test_a_retry_of_other_cards_makes_no_micro_batch_larger(
+    plan: TrainPlan, tmp_path: Path
+) -> None:
+    first = replace(plan, batch_size=16, gradient_accumulation_steps=1, may_halve_micro_batch=True)
+    with pytest.raises(TransientError):
+        memory.note_retry(replace(first, world_size=2), tmp_path, OutOfMemory("out of memory"))
+
+    def split(micro: int, n_accumulation: int) -> tuple[int, int]:
+        now = replace(first, batch_size=micro, gradient_accumulation_steps=n_accumulation)
+        made = memory.apply_oom_retries(now, tmp_path)
+        return made.batch_size, made.gradient_accumulation_steps
+
+    assert split(16, 1) == (8, 2)
+    # A smaller card, whose plan has fewer rows already; and one card with the work of two.
+    assert split(4, 4) == (4, 4)
+    assert split(16, 2) == (8, 4)
+
+
 def test_the_longest_rows_are_tried_first_and_leave_no_trace(tmp_path: Path) -> None:
     """Unpacked rows differ in length; the probe runs the longest and forgets it."""
     with assembled(small(tmp_path, lora=LORA)) as run:

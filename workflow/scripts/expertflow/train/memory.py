@@ -41,7 +41,7 @@ def memory_advice(plan: TrainPlan, device: torch.device) -> Iterator[None]:
 
 def describe_shortage(plan: TrainPlan, device: torch.device) -> str:
     if plan.batch_size > 1:
-        less = halve_micro_batch(plan)
+        less = split_batch(plan, plan.batch_size // 2)
         change = (
             f"set training.batch_size to {less.batch_size} and gradient_accumulation_steps to"
             f" {less.gradient_accumulation_steps} (the global batch stays)"
@@ -56,10 +56,10 @@ def describe_shortage(plan: TrainPlan, device: torch.device) -> str:
     return f"out of memory at micro-batch {plan.batch_size} ({said}, {free} free); {change}"
 
 
-def halve_micro_batch(plan: TrainPlan) -> TrainPlan:
-    """Return the plan with the largest micro-batch, up to half, that keeps the global batch."""
+def split_batch(plan: TrainPlan, most_rows: int) -> TrainPlan:
+    """Return the plan with the largest micro-batch of so many rows that keeps the global batch."""
     share = plan.batch_size * plan.gradient_accumulation_steps
-    micro = next(n for n in range(plan.batch_size // 2, 0, -1) if share % n == 0)
+    micro = next(n for n in range(most_rows, 0, -1) if share % n == 0)
     return replace(plan, batch_size=micro, gradient_accumulation_steps=share // micro)
 
 
@@ -72,12 +72,8 @@ def apply_oom_retries(plan: TrainPlan, state: Path) -> TrainPlan:
     known = read_retries(state)
     if not known or not plan.may_halve_micro_batch:
         return plan
-    last = known[-1]
-    return replace(
-        plan,
-        batch_size=last.micro_batch_size,
-        gradient_accumulation_steps=last.n_accumulation_steps,
-    )
+    # An earlier session may have been on larger cards, or on more of them.
+    return split_batch(plan, min(plan.batch_size, known[-1].micro_batch_size))
 
 
 def note_retry(plan: TrainPlan, state: Path, error: OutOfMemory) -> None:
@@ -91,7 +87,7 @@ def note_retry(plan: TrainPlan, state: Path, error: OutOfMemory) -> None:
         raise error
     newest = checkpoint_files.newest_checkpoint(state)
     done = 0 if newest is None else checkpoint_files.step_of(newest)
-    less = halve_micro_batch(plan)
+    less = split_batch(plan, plan.batch_size // 2)
     retry = MemoryRetry(
         after_step=done,
         micro_batch_size=less.batch_size,
