@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import tiny_run
+from msgspec.structs import replace
 from soak import N_STEPS, Straight, assert_same, kill_until_done
 from support import LORA, write_tiny_run
 from trainers import Fault, Trainers
@@ -28,7 +29,8 @@ from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import step_hooks
-from expertflow.train.run import Diverged
+from expertflow.train.publish import fingerprint_run
+from expertflow.train.run import Diverged, TrainInputs
 
 KILL, TERM, INT, HUP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 EIGHT_BIT = pytest.mark.extra("bitsandbytes")
@@ -82,6 +84,16 @@ def test_a_process_that_left_no_checkpoint_counts(tmp_path: Path) -> None:
     summary = tiny_run.train(tiny_run.assigned(tmp_path))
     assert (summary.n_sessions, summary.resumed_at_steps) == (2, (0,))
     assert summary.time.other_s > 9
+
+
+def test_another_card_finds_the_same_state(tiny: TrainInputs) -> None:
+    packing = read_record(PackingRecord, tiny.state.parent / "packing.json")
+
+    def name(hardware: str, rate: float = 1e-4) -> str:
+        plan = replace(tiny.plan, hardware=hardware, learning_rate=rate)
+        return fingerprint_run(plan=plan, packing=packing, model=tiny.model, code="c")
+
+    assert name("H100 PCIe") == name("H100 SXM") != name("H100 SXM", rate=1e-5)
 
 
 def test_a_session_without_steps_has_the_peaks_of_those_before(

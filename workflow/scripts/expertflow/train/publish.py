@@ -55,12 +55,13 @@ OUTCOME = "outcome.json"
 # Files of the run that are stored beside the model in results/.
 LOGS = ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json")
 
-# Fields of a plan besides its settings that do not affect the trained weights.
+# Fields of a plan besides its settings that do not affect the trained weights. A run that lost its
+# card goes on with another one, which rounds differently at most.
 _SAID = (
     "origins", "cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason", "memory",
     "options", "claims", "may_halve_micro_batch", "predicted_tokens", "next_micro_batch_peak_bytes",
     "without_checkpointing_peak_bytes", "flops_per_token_model", "flops_per_token_hardware",
-    "flops_convention",
+    "flops_convention", "hardware",
 )  # fmt: skip
 # Settings that do not affect them either, or that the plan converts to counts of steps, or that
 # share out a global batch (but for rounding and dropout's random numbers): other processes can
