@@ -11,11 +11,9 @@ from support import ROOT
 # an operation has come to write what it could have kept in registers.
 CEILINGS_KB = {
     "qwen3-0.6b lora": 190,
-    "qwen3-0.6b dora": 343,
     "qwen3-0.6b dora checkpointed": 470,
     "qwen3-0.6b qlora": 280,
     "qwen3-0.6b full": 208,
-    "qwen3-8b lora": 620,
 }
 
 
