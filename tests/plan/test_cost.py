@@ -6,14 +6,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
-from plan_fixtures import PACKING, QWEN_06B, TABLE, card, plan, reasons_of, seq
+from plan_fixtures import PACKING, QWEN_06B, TABLE, card, draft_of, plan, reasons_of, seq
 from support import LORA, ROOT
 
 from expertflow.core.errors import ConfigError
-from expertflow.plan.cost import count_best_saves, count_evals, count_saves, round_up_hours
+from expertflow.plan.cost import (
+    count_best_saves,
+    count_evals,
+    count_saves,
+    round_up_hours,
+    step_work,
+)
 from expertflow.plan.records import (
     Calibration,
     HardwareChoice,
@@ -32,6 +39,9 @@ from expertflow.plan.step_time import (
     predict_step,
 )
 from expertflow.plan.tuned import calibration_key
+from expertflow.tokens.arrow import PackedRows
+from expertflow.tokens.ragged import Ragged
+from expertflow.train.feed.loader import make_feed
 
 MEASURED = Calibration(
     expert="e", hardware="cpu", key="", n_warmup_steps=10, n_timed_steps=30, n_timings=30,
@@ -97,6 +107,27 @@ def test_a_plan_tells_what_binds_and_what_a_switch_would_change() -> None:
         bare = plan(gpu).cost
         assert (bare.step, bare.bound, bare.changes, bare.predicted_hours) == (None, None, (), None)
         assert bare.reason.startswith("no estimate")
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_padding_that_the_trainer_cuts_off_takes_no_time(grouped: bool) -> None:
+    lengths = np.random.default_rng(0).lognormal(5.5, 0.8, 1_000).astype(np.int32).clip(8, 2048)
+    n, n_padding = len(lengths), int((2048 - lengths).sum())
+    split = replace(
+        PACKING.train, n_documents=n, n_sequences=n, n_tokens=int(lengths.sum()),
+        n_padding_tokens=n_padding,
+    )  # fmt: skip
+    edges = np.unique(np.geomspace(1, lengths.max() + 1, 32).astype(int))
+    counts = np.histogram(lengths, edges)[0].tolist()
+    told = replace(PACKING.histogram, edges=tuple(edges.tolist()), counts=tuple(counts))
+    unpacked = replace(PACKING, packing="none", train=split, histogram=told)
+    made = plan(card("H100 SXM"), unpacked, batch_size=4, group_by_length=grouped)
+    ids_NL, none = np.zeros((n, 2048), np.int32), np.zeros(n + 1, int)
+    rows = PackedRows((ids_NL,), Ragged(lengths, np.arange(n + 1)), Ragged(lengths[:0], none))
+    feed = make_feed(made, rows)
+    trained = [feed.collator.batch(micro).max_length for micro in feed.between(0, n // 4)]
+    found = step_work(draft_of(card("H100 SXM"), packing=unpacked), made).n_tokens
+    assert found == pytest.approx(4 * np.mean(trained), rel=0.08)
 
 
 def test_an_epoch_of_less_than_a_step_takes_its_own_step() -> None:

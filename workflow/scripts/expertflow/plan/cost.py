@@ -10,6 +10,7 @@ work. Its band is the quartiles of the steps, widened by 5 %.
 
 import math
 from collections.abc import Iterator
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -39,6 +40,7 @@ from expertflow.plan.step_time import (
     predict_step,
 )
 from expertflow.plan.switches import breaks_graphs
+from expertflow.tokens.records import PackingRecord
 from expertflow.train.optimizers import state_bytes
 
 # Error allowed for a calibrated prediction besides the spread of the steps: a target.
@@ -144,7 +146,7 @@ def step_work(draft: PlanDraft, plan: TrainPlan) -> StepWork:
     return StepWork(
         facts=draft.facts,
         lora=plan.lora,
-        n_tokens=plan.batch_size * (train.n_tokens + train.n_padding_tokens) / train.n_sequences,
+        n_tokens=plan.batch_size * _row_tokens(draft.packing, plan),
         n_micro_batches=plan.gradient_accumulation_steps,
         mean_context_tokens=train.sum_len_sq / (2 * train.n_tokens),
         supervised_fraction=draft.supervised_fraction,
@@ -160,6 +162,25 @@ def step_work(draft: PlanDraft, plan: TrainPlan) -> StepWork:
             draft.facts.vocab_size, draft.memory_total_bytes, trained=draft.trains_head
         ),
     )
+
+
+def _row_tokens(packing: PackingRecord, plan: TrainPlan) -> float:
+    """Return the tokens of a row, with the padding that the trainer does not cut off."""
+    train, lengths = packing.train, packing.histogram
+    mean = train.n_tokens / train.n_sequences
+    if packing.packing != "none":
+        return mean + train.n_padding_tokens / train.n_sequences
+    if plan.group_by_length:
+        return mean
+    # The longest row of a micro-batch is as long as at most this with the share of shorter ones, to
+    # the power of the rows.
+    longest = before = 0.0
+    shares = (n / sum(lengths.counts) for n in accumulate(lengths.counts))
+    for (start, end), share in zip(pairwise(lengths.edges), shares, strict=True):
+        here = share**plan.batch_size
+        longest += (here - before) * min((start + end - 1) / 2, packing.sequence_length_tokens)
+        before = here
+    return max(mean, longest)
 
 
 def predict_hours(draft: PlanDraft, plan: TrainPlan) -> tuple[Band, StepSeconds | None, str]:
