@@ -90,6 +90,11 @@ def test_a_job_chooses_among_the_cards_that_it_was_given(jobs: Jobs) -> None:
     assert jobs.start(1) == "GPU-a" and "0 of 1" in (jobs.folder / "log").read_text()
 
 
+def test_cards_that_others_fill_come_last(jobs: Jobs) -> None:
+    held = {**FOUR, "0__memory_used": 60 << 30, "1__memory_used": 1 << 29}
+    assert [jobs.start(n, held) for n in (1, 2, 1)] == ["GPU-b", "GPU-c,GPU-d", "GPU-a"]
+
+
 def test_a_job_keeps_to_cards_of_one_kind(jobs: Jobs) -> None:
     mixed = {**FOUR, "1__name": "SIMULATED L4", "3__uuid": None, "3__fail__uuid": 3}
     assert [jobs.start(1, mixed) for _ in range(2)] == ["GPU-a", "GPU-c"]

@@ -17,16 +17,20 @@ _locks: list[IO[str]] = []
 def lock_cards(n: int) -> None:
     """Lock ``n`` visible cards until this process ends; hide the others from CUDA and the monitor.
 
-    Jobs of one user respect each other's locks, whatever their folder. If too few cards are free,
-    the rest are shared: nothing waits. Processes of a launcher have their cards already, as have
-    those that Slurm may spread over several machines. Call before CUDA starts.
+    Jobs of one user respect each other's locks, whatever their folder; cards whose memory others
+    hold come last. If too few cards are free, the rest are shared: nothing waits. Processes of a
+    launcher have their cards already, as have those that Slurm may spread over several machines.
+    Call before CUDA starts.
     """
     if "RANK" in os.environ or (n > 1 and "SLURM_JOB_ID" in os.environ):
         return
     with open_gpus() as gpus:
-        seen = [(d.read_figure("uuid"), d.read_figure("gpu_name")) for d in gpus.devices]
+        figures = ("gpu_name", "uuid", "memory_used_bytes")
+        seen = [[device.read_figure(name) for name in figures] for device in gpus.devices]
     # A plan is for cards of the first one's kind. One without a UUID cannot be named.
-    cards = [uuid for uuid, name in seen if uuid is not None and name == seen[0][1]]
+    usable = [card for card in seen if card[1] is not None and card[0] == seen[0][0]]
+    # In whole GiB: a driver or a desktop holds a little of each.
+    cards = [card[1] for card in sorted(usable, key=lambda card: (card[2] or 0) >> 30)]
     if len(cards) < n:
         return
     folder, taken = Path(tempfile.gettempdir(), f"expertflow-{os.getuid()}"), list[str]()
