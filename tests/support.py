@@ -160,9 +160,10 @@ def tokenizer_record(**changes: Any) -> TokenizerRecord:
 
 
 def document_shard(
-    folder: Path, bodies: list[Body], *, shard: str = "000", n_ids: int = 1 << 30
-) -> ShardRecord:
-    """Write a shard of documents; their ids repeat after so many."""
+    folder: Path, bodies: list[Body], *, shard: str = "000", n_ids: int = 1 << 30,
+    n_groups: int = 1 << 30,
+) -> ShardRecord:  # fmt: skip
+    """Write a shard of documents; their ids, and their groups, repeat after so many."""
     from expertflow.data.documents import DocumentWriter, NewDocument
     from expertflow.data.shapes import frame_of
 
@@ -171,7 +172,8 @@ def document_shard(
         writer = DocumentWriter(sink, None)
         for i, body in enumerate(bodies):
             text_hash = hashlib.md5(repr(body).encode()).digest()
-            writer.add(NewDocument(f"s/{i % n_ids}", text_hash, i, None, *frame_of(body), b"{}"))
+            name, group = f"s/{i % n_ids}", i % n_groups
+            writer.add(NewDocument(name, text_hash, group, None, *frame_of(body), b"{}"))
         writer.close()
     return ShardRecord(
         source="s", shard=shard, path=str(path), sha256=sha256_file(path), n_records=len(bodies),

@@ -34,7 +34,7 @@ def document(row: int, question: str, answer: str = "", *, held_out: bool = True
     return Document(
         document_id=f"s/{row}", text_hash=f"{question} {answer}".encode().hex(),
         body=pair(question, answer or question.upper()), fields={}, held_out=held_out, n_copies=1,
-        row=row,
+        row=row, group=row,
     )  # fmt: skip
 
 
@@ -72,12 +72,12 @@ def judge_spec(endpoint: str = "http://127.0.0.1", **changes: Any) -> JudgeSpec:
 
 
 def write_documents(
-    folder: Path, documents: Sequence[Document], *, n_copies: int = 1, n_ids: int = 1 << 30
+    folder: Path, documents: Sequence[Document], *, n_copies: int = 1, **repeats: int
 ) -> tuple[ShardRecord, Path]:
     """Write documents, and which of them are held out."""
     folder.mkdir(parents=True, exist_ok=True)
     held_out = {"000": [one.held_out for one in documents]}
-    shard = document_shard(folder, [one.body for one in documents], n_ids=n_ids)
+    shard = document_shard(folder, [one.body for one in documents], **repeats)
     return shard, keep_list(folder, held_out, n_copies=n_copies)
 
 

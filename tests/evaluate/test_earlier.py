@@ -11,7 +11,7 @@ from made_up_documents import example, spec
 
 from expertflow.evaluate import earlier
 from expertflow.evaluate.earlier import PastRun, append_run, compare_runs, make_run, read_runs
-from expertflow.evaluate.records import Decoding, GenerationSpec, Judgment
+from expertflow.evaluate.records import Decoding, EarlierRun, GenerationSpec, Judgment
 
 HOW = spec()
 
@@ -25,6 +25,11 @@ def run(
     return make_run(how, metric, weights, examples, verdicts)
 
 
+def compare(now: PastRun, path: Path, n_groups: int = 1000) -> EarlierRun | None:
+    groups = {key: i % n_groups for i, key in enumerate(now.correct)}
+    return compare_runs(now, path, seed=0, groups=groups)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "not there yet" / "e.jsonl"
@@ -32,20 +37,24 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_step_backwards_is_told_on_shared_questions(path: Path) -> None:
     append_run(run("a", "x" * 30), path)
-    found = compare_runs(run("b", "x" * 10 + "." * 20, first=10), path, seed=0)
+    found = compare(run("b", "x" * 10 + "." * 20, first=10), path)
     assert found is not None and found.change is not None
     assert (found.weights_sha256, found.n_shared_questions) == ("a", 20)
     assert found.value_fraction == 1.0
     assert found.change.difference == pytest.approx(-0.5)
     assert found.change.change == "worse"
+    # Five groups differ, which proves nothing.
+    few = compare(run("b", "." * 30), path, n_groups=5)
+    assert few is not None and few.change is not None
+    assert few.change.change == "no measurable change"
 
 
 def test_the_newest_that_asked_the_same_counts(path: Path) -> None:
     append_run(run("old", "x."), path)
     append_run(run("new", "..", first=50), path)
-    found = compare_runs(run("now", "xx"), path, seed=0)
+    found = compare(run("now", "xx"), path)
     assert found is not None and (found.weights_sha256, found.n_shared_questions) == ("old", 2)
-    unlike = compare_runs(run("now", "x", first=90), path, seed=0)
+    unlike = compare(run("now", "x", first=90), path)
     assert unlike is not None and unlike.weights_sha256 == "new"
     assert (unlike.n_shared_questions, unlike.value_fraction, unlike.change) == (0, None, None)
 
@@ -58,10 +67,10 @@ def test_what_was_asked_otherwise_or_of_the_same_weights_is_not_compared(path: P
     ]  # fmt: skip
     others = [run("b", "x", how=spec(**change)) for change in changes]
     for other in (*others, run("b", "x", metric="other"), run("a", "x")):
-        assert compare_runs(other, path, seed=0) is None
+        assert compare(other, path) is None
     append_run(run("b", "x"), path)
     append_run(run("b", "x"), path)
-    found = compare_runs(run("b", "x"), path, seed=0)
+    found = compare(run("b", "x"), path)
     assert found is not None and found.weights_sha256 == "a"
     assert [before.weights_sha256 for before in read_runs(path)] == ["a", "b"]
 
@@ -89,7 +98,7 @@ def test_what_a_record_gives_the_scorer_is_part_of_its_question(path: Path) -> N
 
     append_run(graded("a", "assert(1)"), path)
     for tests, n_shared in (("assert(1)", 1), ("assert(2)", 0)):
-        found = compare_runs(graded("b", tests), path, seed=0)
+        found = compare(graded("b", tests), path)
         assert found is not None and found.n_shared_questions == n_shared
 
 

@@ -107,11 +107,12 @@ def words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(
-    folder: Path, load: Any, *, steps: tuple[int, ...] = (10, 20), n_ids: int = 1000, **changes: Any
-) -> GenerationInputs:
+    folder: Path, load: Any, *, steps: tuple[int, ...] = (10, 20), n_ids: int = 1000,
+    n_groups: int = 1000, **changes: Any,
+) -> GenerationInputs:  # fmt: skip
     documents = [document(i, f"q{i:03d}") for i in range(N_HELD_OUT)]
     documents += [document(200 + i, f"q{200 + i}", held_out=False) for i in range(N_TRAINING)]
-    shard, keep = write_documents(folder, documents, n_ids=n_ids)
+    shard, keep = write_documents(folder, documents, n_ids=n_ids, n_groups=n_groups)
     rows = folder / "rows" / "held_out" / ROWS_FILE
     rows.parent.mkdir(parents=True, exist_ok=True)
     rows.write_bytes(b"rows")
@@ -187,6 +188,16 @@ def test_an_evaluation_from_questions_to_record(tmp_path: Path) -> None:
     assert earlier is not None and earlier.change is not None
     assert (earlier.weights_sha256, earlier.n_shared_questions) == ("w10", 30)
     assert earlier.change.change == "worse"
+
+
+def test_questions_of_a_group_are_drawn_together(tmp_path: Path) -> None:
+    case = made(tmp_path, Shelf({"base": 2, "checkpoint": 8}), steps=(20,), n_groups=5)
+    free, own = evaluate(case), evaluate(case, grouped_sources=("s",))
+    assert [c.change for c in free.changes] == ["better", "better"]
+    # Losses are those of pieces of rows, whose documents are not known.
+    assert [c.change for c in own.changes] == ["no measurable change", "better"]
+    assert own.changes[1:] == free.changes[1:]
+    assert evaluate(case, grouped_sources=("other",)).changes == free.changes
 
 
 def test_what_was_taught_is_asked_apart_and_in_other_words(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Intervals cover the truth as often as they claim, and chance makes no change."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -52,6 +54,29 @@ def test_a_handful_of_questions_proves_nothing() -> None:
         "m", before, after, weights=weights, higher_is_better=True, seed=0
     )
     assert found.change == "no measurable change"
+
+
+def test_groups_are_drawn_together(few_resamples: None) -> None:
+    """Each of 200 questions is there five times: the copies tell nothing more."""
+    rng = np.random.default_rng(0)
+    before, after = rng.random(200) < 0.4, rng.random(200) < 0.5
+
+    def interval(n_copies: int, **groups: Any) -> tuple[float, float]:
+        sides = (np.repeat(side, n_copies) for side in (before, after))
+        change = statistics.estimate_change("m", *sides, higher_is_better=True, seed=0, **groups)
+        assert change.n == 200 * n_copies
+        return change.ci95
+
+    one, (low, high) = interval(1), interval(5)
+    assert high - low == pytest.approx((one[1] - one[0]) / 5**0.5, rel=0.1)
+    assert interval(5, groups=np.repeat(np.arange(200), 5).tolist()) == pytest.approx(one)
+    assert interval(1, groups=[str(i) for i in range(200)]) == one
+    with pytest.raises(ValueError, match="length"):
+        interval(5, groups=range(200))
+    few = statistics.estimate_change(
+        "m", [0] * 60, [1] * 60, groups=[i % 5 for i in range(60)], higher_is_better=True, seed=0
+    )
+    assert few.change == "no measurable change"
 
 
 def test_the_interval_of_fair_coins_is_binomial(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,9 @@ def test_the_paired_change_decides() -> None:
     assert (unclear.level, unclear.learned) == ("mixed", "unclear")
     assert "no measurable change (+1.0 points, 95 % interval" in unclear.sentence
     assert "Held-out loss fell from 1.874 to 0.566" in unclear.sentence
+    for difference, few in ((0.025, "too few of the 200"), (0.03, "too few groups of the 200")):
+        found = verdict(_with_metric(difference=difference, ci95=[0.01, 0.04], change=SAME))
+        assert f"{few} differ to decide it" in found.sentence
     leaked = changed(GPU.report, {"evaluation.documents_shared_with_training": 1})
     assert verdict(leaked).learned == "unclear"
     worse = verdict(_with_metric(difference=-0.15, ci95=[-0.2, -0.1], change="worse"))

@@ -221,7 +221,8 @@ def generate_answers(expert: ConfiguredExpert, _: Any) -> GenerationSpec:
 
 
 def evaluate_expert(expert: ConfiguredExpert, _: Any) -> EvaluationSpec:
-    return _fill(EvaluationSpec, expert.settings["evaluation"])
+    grouped = [source.name for source in expert.sources.values() if source.group is not None]
+    return _fill(EvaluationSpec, expert.settings["evaluation"], grouped_sources=grouped)
 
 
 def export_model(expert: ConfiguredExpert, _: Any) -> ExportSpec:

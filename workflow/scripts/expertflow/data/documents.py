@@ -79,11 +79,15 @@ class DocumentWriter:
         self._rows, self._n_bytes = [], 0
 
 
+_READ = ("document_id", "text_hash", "group_hash", "frame", "texts", "fields")
+
+
 class Document(Record, frozen=True, kw_only=True):
     """A document with its split side; training sees it ``n_copies`` times per epoch."""
 
     document_id: str
     text_hash: str
+    group: int
     body: Body
     fields: Fields
     held_out: bool
@@ -149,13 +153,14 @@ def iter_documents(shard: ShardRecord, kept: KeptRows) -> Iterator[Document]:
     from expertflow.data.shapes import body_of
 
     first = done = 0
-    for batch in iter_batches(shard.path, ("document_id", "text_hash", "frame", "texts", "fields")):
+    for batch in iter_batches(shard.path, _READ):
         end = int(np.searchsorted(kept.rows, first + batch.num_rows))
         taken = batch.take(pa.array(kept.rows[done:end] - first, pa.int32()))
         for i, value in enumerate(taken.to_pylist(), start=done):
             yield Document(
                 document_id=value["document_id"],
                 text_hash=value["text_hash"].hex(),
+                group=value["group_hash"],
                 body=body_of(value["frame"], value["texts"]),
                 fields=orjson.loads(value["fields"]),
                 held_out=bool(kept.held_out[i]),

@@ -6,7 +6,7 @@ cache: losing it costs only the comparison.
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -70,17 +70,24 @@ def make_run(
             for name, path in paths.items()
         },
     )
-    correct = {}
-    for example, judgment in zip(examples, judgments, strict=True):
-        given = {arg: example.fields.get(name) for arg, name in sorted(spec.fields.items())}
-        said = [example.prompt, example.reference, given]
-        correct[sha256_text(canonical_json(said))[:HASH_CHARS]] = judgment.correct
+    keys = [hash_question(spec, example) for example in examples]
+    correct = {key: one.correct for key, one in zip(keys, judgments, strict=True)}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return PastRun(evaluated_at=now, weights_sha256=weights_sha256, how=how, correct=correct)
 
 
-def compare_runs(now: PastRun, path: Path, *, seed: int) -> EarlierRun | None:
-    """Compare with the newest evaluation of other weights, if only by name."""
+def hash_question(spec: GenerationSpec, example: Example) -> str:
+    given = {arg: example.fields.get(name) for arg, name in sorted(spec.fields.items())}
+    return sha256_text(canonical_json([example.prompt, example.reference, given]))[:HASH_CHARS]
+
+
+def compare_runs(
+    now: PastRun, path: Path, *, seed: int, groups: Mapping[str, Hashable]
+) -> EarlierRun | None:
+    """Compare with the newest evaluation of other weights, if only by name.
+
+    ``groups`` maps hashes of questions to their groups.
+    """
     others = [
         one
         for one in reversed(read_runs(path))
@@ -94,7 +101,8 @@ def compare_runs(now: PastRun, path: Path, *, seed: int) -> EarlierRun | None:
     if shared:
         said, says = ([run.correct[key] for key in shared] for run in (before, now))
         value = sum(said) / len(said)
-        change = estimate_change(now.how.metric, said, says, higher_is_better=True, seed=seed)
+        own, metric = [groups[key] for key in shared], now.how.metric
+        change = estimate_change(metric, said, says, groups=own, higher_is_better=True, seed=seed)
     return fill_record(
         EarlierRun, before, n_shared_questions=len(shared), value_fraction=value, change=change
     )

@@ -27,6 +27,7 @@ from expertflow.evaluate.questions import make_examples
 from expertflow.evaluate.recall import choose_recall, score_recall
 from expertflow.evaluate.records import (
     BaselineScore,
+    EarlierRun,
     EvaluationRecord,
     EvaluationSample,
     EvaluationSide,
@@ -80,7 +81,14 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
     expert, how = generations.expert, generations.spec
     split = read_split(expert, inputs.shards, inputs.keep, packing=inputs.packing, seed=how.seed)
     asked = _find_examples(split.held_out, generations.document_ids, layout)
-    comparison = ModelComparison.judge(inputs.spec, generations, asked)
+    # A question of another source is its own group.
+    grouped = {
+        one.document_id: one.group
+        for one in split.held_out
+        if one.document_id.partition("/")[0] in inputs.spec.grouped_sources
+    }
+    groups = [grouped.get(one.document_id, one.document_id) for one in asked]
+    comparison = ModelComparison.judge(inputs.spec, generations, asked, groups)
     memory, this, after = inputs.state / f"{expert}.jsonl", None, comparison.after
     if comparison.metric is not None and after.judgments:
         weights = generations.published.weights_sha256
@@ -95,7 +103,7 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
         after=after.side,
         changes=comparison.estimate_changes(),
         baselines=comparison.score_baselines(make_examples(split.training, layout)),
-        earlier=None if this is None else earlier.compare_runs(this, memory, seed=how.seed),
+        earlier=None if this is None else comparison.compare_earlier(this, memory),
         judge=comparison.ask_judge(),
         n_held_out_documents=len(split.held_out),
         n_documents_shared_with_training=0,
@@ -157,7 +165,7 @@ class ModelComparison(Record, frozen=True):
     """Compares two models on the same questions.
 
     ``task`` is null if nothing is scored, ``unavailable_reason`` why, if it has a metric;
-    ``unavailable`` maps missing parts to reasons.
+    ``groups`` are those of the questions asked, ``unavailable`` maps missing parts to reasons.
     """
 
     spec: EvaluationSpec
@@ -166,13 +174,18 @@ class ModelComparison(Record, frozen=True):
     metric: str | None
     unavailable_reason: str | None
     asked: list[Example]
+    groups: list[int | str]
     before: ModelOutcome
     after: ModelOutcome
     unavailable: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def judge(
-        cls, spec: EvaluationSpec, generations: GenerationRecord, asked: list[Example]
+        cls,
+        spec: EvaluationSpec,
+        generations: GenerationRecord,
+        asked: list[Example],
+        groups: list[int | str],
     ) -> Self:
         how, reason = generations.spec, generations.unavailable_reason
         task = make_task(how)
@@ -189,7 +202,7 @@ class ModelComparison(Record, frozen=True):
             side = _make_side(answers, score, how.seed)
             outcomes.append(ModelOutcome(answers, judgments, side))
         before, after = outcomes
-        return cls(spec, generations, task, metric, reason, asked, before, after)
+        return cls(spec, generations, task, metric, reason, asked, groups, before, after)
 
     @property
     def seed(self) -> int:
@@ -251,7 +264,14 @@ class ModelComparison(Record, frozen=True):
     def _change_from(self, judgments: Sequence[Judgment]) -> PairedChange:
         assert self.metric is not None, "judgments without a metric"
         sides = ([one.correct for one in each] for each in (judgments, self.after.judgments))
-        return estimate_change(self.metric, *sides, higher_is_better=True, seed=self.seed)
+        return estimate_change(
+            self.metric, *sides, groups=self.groups, higher_is_better=True, seed=self.seed
+        )
+
+    def compare_earlier(self, run: earlier.PastRun, memory: Path) -> EarlierRun | None:
+        hashes = (earlier.hash_question(self.generations.spec, one) for one in self.asked)
+        groups = dict(zip(hashes, self.groups, strict=True))
+        return earlier.compare_runs(run, memory, seed=self.seed, groups=groups)
 
     def ask_judge(self) -> JudgeResult | None:
         spec = self.spec

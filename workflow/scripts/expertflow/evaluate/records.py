@@ -83,8 +83,9 @@ class GenerationSpec(Record, frozen=True, kw_only=True):
 
 
 class EvaluationSpec(Record, frozen=True, kw_only=True):
-    """Settings of ``evaluate_expert``."""
+    """Settings of ``evaluate_expert``; ``grouped_sources`` name a ``group``."""
 
+    grouped_sources: tuple[str, ...] = ()
     baselines: bool = True
     judge: JudgeSpec | None = None
 
@@ -139,8 +140,8 @@ class EvaluationSide(Record, frozen=True, kw_only=True):
 class PairedChange(Record, frozen=True, kw_only=True):
     """One side minus the other on the same ``n`` questions or documents, by paired bootstrap.
 
-    ``change`` is no measurable change if the interval holds zero or fewer than six pairs differ. A
-    lower loss is better, and a higher metric.
+    ``change`` is no measurable change if the interval holds zero or fewer than six pairs, or groups
+    of them, differ. A lower loss is better, and a higher metric.
     """
 
     quantity: str

@@ -1,7 +1,7 @@
 """Turn judgments into scores, and estimate the uncertainty of differences. Pure and seeded."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from math import sqrt
 
 import numpy as np
@@ -32,14 +32,16 @@ def estimate_change(
     after: ArrayLike,
     *,
     weights: ArrayLike | None = None,
+    groups: Sequence[Hashable] | None = None,
     higher_is_better: bool,
     seed: int,
 ) -> PairedChange:
     """Compare paired measurements; positive means ``after`` is higher.
 
     The difference is that of the means, weighted by ``weights`` if given (a document's targets),
-    with the percentile interval of 10,000 resamples of the pairs. It counts as a change if the
-    interval excludes zero and at least six pairs differ: fewer prove nothing.
+    with the percentile interval of 10,000 resamples of the pairs, or of ``groups`` of pairs that
+    are right and wrong together. It counts as a change if the interval excludes zero and at least
+    six pairs, or groups, differ: fewer prove nothing.
 
     Raises ValueError without pairs, or if the sides differ in number.
     """
@@ -47,10 +49,17 @@ def estimate_change(
     weights_N = np.ones(len(differences)) if weights is None else np.asarray(weights, np.float64)
     if not len(differences) or len(weights_N) != len(differences):
         raise ValueError(f"{quantity}: {len(differences)} pairs and {len(weights_N)} weights")
-    total = float((differences * weights_N).sum() / weights_N.sum())
-    low, high = _interval(differences * weights_N, weights_N, seed)
+    sums_N = differences * weights_N
+    total = float(sums_N.sum() / weights_N.sum())
+    if groups is not None:
+        places: dict[Hashable, int] = {}
+        at = [places.setdefault(group, len(places)) for group in groups]
+        sums_N, weights_N = (
+            np.bincount(at, each).astype(np.float64) for each in (sums_N, weights_N)
+        )
+    low, high = _interval(sums_N, weights_N, seed)
     change: Change = "no measurable change"
-    told = np.count_nonzero(differences * weights_N) >= MIN_DIFFERING
+    told = np.count_nonzero(sums_N) >= MIN_DIFFERING
     if told and not low <= 0 <= high:
         change = "better" if (low > 0) == higher_is_better else "worse"
     return PairedChange(

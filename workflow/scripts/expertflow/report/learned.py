@@ -135,7 +135,9 @@ def name_unclear(change: PairedChange) -> str:
     low, high = change.ci95
     if low <= 0 <= high:
         return NO_CHANGE
-    return f"too few of the {change.n:,} differ to decide it"
+    n_differing = 0 if change.quantity in LOSSES else round(abs(change.difference) * change.n)
+    groups = "groups " if n_differing >= MIN_DIFFERING else ""
+    return f"too few {groups}of the {change.n:,} differ to decide it"
 
 
 def n_more_to_see(change: PairedChange) -> int | None:
