@@ -46,7 +46,7 @@ UV := $(shell command -v uv)
 PIP := $(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/pip install -q)
 # Importing these compiles what jobs need, a third of all bytecode, in two processes. Where Python is
 # told to write no bytecode, as in many images, each job would compile it again.
-IMPORTED := snakemake.cli,smart_open,requests,rich.live,msgspec,altair,sqlglot,graphglot transformers.models.qwen3.modeling_qwen3,peft,datasets
+IMPORTED := snakemake.cli,smart_open,requests,rich.live,msgspec,altair,sqlglot,graphglot,datasets transformers.models.qwen3.modeling_qwen3,peft
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
 .PHONY: help demo run plan compare demos check-demos test coverage test-long test-all slurm-test lint install bitsandbytes slurm s3 node graph lm-eval triton verify repair prune soak soak-chain mutants clean
