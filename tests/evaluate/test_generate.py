@@ -83,14 +83,23 @@ def test_a_stop_text_across_tokens_ends_an_answer(model: Qwen3ForCausalLM) -> No
 
 def test_an_answer_that_is_cut_off_has_not_ended() -> None:
     def done(ids: list[int], *stops: str) -> Answer:
-        return finish_answer(ids, ENGINE, ends=frozenset({END}), stops=stops)
+        return finish_answer(ids, [], ENGINE, ends=frozenset({END}), stops=stops)
 
     assert done([2, 3]) == Answer("CaDa", 2, ended=False)
     assert done([2, 3, END, 5]) == Answer("CaDa", 3, ended=True)
     assert done([2, 3, END], "aD") == Answer("C", 2, ended=True)
     assert done([END]) == Answer("", 1, ended=True)
-    thinks: Any = SimpleNamespace(decode=lambda _: "<think>\nhm\n</think>\n\nCa")
-    assert finish_answer([2, END], thinks, ends=frozenset({END}), stops=()).text == "Ca"
+
+
+def test_thoughts_are_no_part_of_an_answer_also_where_the_prompt_opens_them() -> None:
+    for prompt, text, answer in (
+        ("assistant\n", "<think>\nhm\n</think>\n\nCa", "Ca"),
+        ("assistant\n<think>\n", "hm\n</think>\n\nCa", "Ca"),
+        ("assistant\n<think>\n", "still at it", "still at it"),
+        ("is </think> a tag?", "</think> is one", "</think> is one"),
+    ):
+        engine: Any = SimpleNamespace(decode=lambda ids, texts=(prompt, text): texts[len(ids)])
+        assert finish_answer([2], [], engine, ends=frozenset(), stops=()).text == answer
 
 
 def test_a_prompt_that_leaves_no_position_is_not_asked(caplog: Any) -> None:

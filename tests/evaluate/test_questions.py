@@ -80,6 +80,18 @@ def test_a_question_ends_where_training_starts_to_learn() -> None:
     assert (held.example.prompt, held.example.reference) == ("q", "Q")
 
 
+def test_thoughts_that_the_template_opens_are_no_part_of_the_reference() -> None:
+    opens = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.role == 'assistant' %}<think>\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    layout = replace(LAYOUT, chat_template=opens, chat_template_origin="tokenizer")
+    (held,) = choose([document(0, "q", "hm</think>\nQ")], layout).reported
+    assert "".join(map(chr, held.prompt_ids)).endswith("assistant\n<think>\n")
+    assert held.example.reference == "Q"
+
+
 class Merging(Letters):
     """An engine that merges a blank with the following letter."""
 

@@ -2,7 +2,8 @@
 
 import re
 
-_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
+_OPENING = "<think>"
+_THOUGHTS = re.compile(rf"\A\s*{_OPENING}.*?</think>\s*", re.DOTALL)
 # As in Markdown a fence opens at the start of a line; a truncated reply may never close it.
 _FENCE = re.compile(r"^ {0,3}```[^\n`]*\n(.*?)(?:^ {0,3}```|\Z)", re.MULTILINE | re.DOTALL)
 
@@ -12,8 +13,10 @@ def cut_at(text: str, stops: tuple[str, ...]) -> str:
     return text[: min(ends)] if ends else text
 
 
-def without_thoughts(text: str) -> str:
-    return _THOUGHTS.sub("", text)
+def without_thoughts(text: str, prompt: str = "") -> str:
+    """Drop the thoughts that a text begins with, or that its prompt opens."""
+    opening = _OPENING if prompt.rstrip().endswith(_OPENING) else ""
+    return _THOUGHTS.sub("", opening + text).removeprefix(opening)
 
 
 def strip_code_fence(text: str) -> str:

@@ -107,7 +107,7 @@ def generate_answers(
                 continue
             for i, row in zip(chosen, rows, strict=True):
                 found[i] = finish_answer(
-                    row, engine=codec.engine, ends=ends, stops=spec.decoding.stop
+                    row, prompts[i], codec.engine, ends=ends, stops=spec.decoding.stop
                 )
             del waiting[: len(chosen)]
             progress.add(len(chosen))
@@ -128,14 +128,19 @@ def end_ids(config: Any, *more: int) -> frozenset[int]:
 
 
 def finish_answer(
-    ids: list[int], engine: Encoder, *, ends: frozenset[int], stops: tuple[str, ...]
+    ids: list[int],
+    prompt: list[int],
+    engine: Encoder,
+    *,
+    ends: frozenset[int],
+    stops: tuple[str, ...],
 ) -> Answer:
     """Cut generated ids at an end token or stop text, and drop the thoughts."""
     end = next((i for i, token in enumerate(ids) if token in ends), None)
     text = engine.decode(ids[:end])
     stopped = any(stop in text for stop in stops)
     n_tokens = len(ids[:end]) + (end is not None and not stopped)
-    answer = without_thoughts(cut_at(text, stops))
+    answer = without_thoughts(cut_at(text, stops), engine.decode(prompt))
     return Answer(answer, n_tokens, ended=stopped or end is not None)
 
 

@@ -147,7 +147,7 @@ def _example(renderer: Renderer, document: Document) -> tuple[Example, tuple[Seg
     example = Example(
         document_id=document.document_id,
         prompt=join_question(document.body),
-        reference=without_thoughts(answer),
+        reference=without_thoughts(answer, prompt[-1].text),
         fields=document.fields,
     )
     return example, prompt
