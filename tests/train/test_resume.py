@@ -86,14 +86,15 @@ def test_a_process_that_left_no_checkpoint_counts(tmp_path: Path) -> None:
     assert summary.time.other_s > 9
 
 
-def test_another_card_finds_the_same_state(tiny: TrainInputs) -> None:
+def test_what_decides_no_weight_finds_the_same_state(tiny: TrainInputs) -> None:
     packing = read_record(PackingRecord, tiny.state.parent / "packing.json")
 
-    def name(hardware: str, rate: float = 1e-4) -> str:
-        plan = replace(tiny.plan, hardware=hardware, learning_rate=rate)
+    def name(**changes: Any) -> str:
+        plan = replace(tiny.plan, **changes)
         return fingerprint_run(plan=plan, packing=packing, model=tiny.model, code="c")
 
-    assert name("H100 PCIe") == name("H100 SXM") != name("H100 SXM", rate=1e-5)
+    assert name(hardware="H100 PCIe") == name(save_every_minutes=2.0) == name()
+    assert name(learning_rate=1e-5) != name()
 
 
 def test_a_session_without_steps_has_the_peaks_of_those_before(

@@ -223,7 +223,9 @@ class Training(Record, frozen=True, kw_only=True):
     save_steps: Annotated[
         int | None, Reported("Steps between checkpoints; null saves by time only.", LOG, ge=1)
     ] = None
-    save_every_minutes: Annotated[float, Reported("Minutes between checkpoints.", LOG, gt=0)] = 10.0
+    save_every_minutes: Annotated[
+        float, Reported("Minutes between checkpoints.", NOTHING, gt=0)
+    ] = 10.0
     save_total_limit: Annotated[
         int, Setting("Newest checkpoints kept, besides the best one.", LOG, ge=1, neutral=1)
     ] = 2

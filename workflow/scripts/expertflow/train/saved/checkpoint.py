@@ -123,8 +123,8 @@ def write_checkpoint(state: Path, snapshot: Snapshot, *, keep: int) -> Path:
     except (OSError, SafetensorError) as error:
         told = getattr(error, "strerror", None) or error
         raise HardwareError(
-            f"{target}: the checkpoint could not be written ({told}); free space there, or lower"
-            " training.save_total_limit; earlier checkpoints stay"
+            f"{target}: the checkpoint could not be written ({told}); free space there, and run"
+            " again; earlier checkpoints stay"
         ) from error
     files.prune_checkpoints(state, keep)
     return target
