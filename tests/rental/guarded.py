@@ -29,6 +29,15 @@ print("saving", file=sys.stderr, flush=True)
 Path("saved.txt").touch()
 sys.exit(143)
 """
+# A Snakemake that waits for its job whatever happens, and tells it nothing.
+PATIENT = """#!/usr/bin/env python3
+import signal, subprocess, sys
+
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+sys.exit(subprocess.call(["bash", "-c", sys.argv[1]], preexec_fn=lambda: [
+    signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)]))
+"""
 # A guard's clock that runs ahead by a thousand seconds as soon as a trainer is at work, at a dollar
 # a second: a budget is spent while one looks on, however long it takes to start.
 AHEAD = """

@@ -229,17 +229,6 @@ def test_a_signal_reaches_the_trainer_below_snakemake(tmp_path: Path, number: in
     assert (tmp_path / "starts.txt").read_text() == "started\n"
 
 
-# Waits for its job whatever happens, and tells it nothing.
-PATIENT = """#!/usr/bin/env python3
-import signal, subprocess, sys
-
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, signal.SIG_IGN)
-sys.exit(subprocess.call(["bash", "-c", sys.argv[1]], preexec_fn=lambda: [
-    signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)]))
-"""
-
-
 @pytest.mark.parametrize(
     "program",
     [["snakemake"], ["-u", "-m", "snakemake"], ["-X", "dev", "-W", "ignore", "snakemake"]],
@@ -248,7 +237,7 @@ def test_a_job_is_told_by_the_guard_and_its_shell_ends_after_it(
     tmp_path: Path, program: list[str]
 ) -> None:
     for name in ("snakemake", "snakemake.py"):
-        (tmp_path / name).write_text(PATIENT)
+        (tmp_path / name).write_text(guarded.PATIENT)
     job = f"{shlex.join(guarded.trainer(tmp_path))} 2>&1 | cat; touch cleaned_up"
     guard = guarded.start_trainer(tmp_path, command=[sys.executable, *program, job])
     guard.terminate()

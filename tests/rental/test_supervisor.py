@@ -1,0 +1,59 @@
+"""What a guard's supervisor takes for a shell or pipe, and what it does if it cannot be killed."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import guarded
+import pytest
+from support import running_in
+
+from expertflow.rental.guard import supervisor
+
+SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "busybox")
+
+
+def test_one_that_cannot_be_killed_is_left_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "KILLED_S", 0.2)
+    monkeypatch.setattr(supervisor, "MARGIN_S", 0.1)
+    process = subprocess.Popen(["sleep", "3600"])
+    left = supervisor.Supervisor.__new__(supervisor.Supervisor)
+    left.pid, left._code = process.pid, None
+    begun_s = time.monotonic()
+    assert left.wait() == 137 and time.monotonic() - begun_s > 0.3
+    process.terminate()
+    assert left.wait() == left.wait() == 143
+
+
+@pytest.mark.long
+def test_shells_and_pipes_around_a_trainer_end_after_it(tmp_path: Path) -> None:
+    (tmp_path / "snakemake").write_text(guarded.PATIENT)
+    line = f"{shlex.join(guarded.trainer(tmp_path))} 2>&1 | tee log.txt | cat >> log_too.txt"
+    for name in SHELLS:
+        shutil.copy(shutil.which("bash") or "", tmp_path / name)
+        line = f"{shlex.quote(str(tmp_path / name))} -c {shlex.quote(line)}; echo {name} >> ended"
+    # A launcher between guard and Snakemake passes nothing on.
+    launcher = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
+    words = [sys.executable, str(tmp_path / "snakemake"), line]
+    command = ["env", "bash", "-c", f"{shlex.join([sys.executable, '-c', launcher, *words])}; exit"]
+    guard = guarded.start_trainer(tmp_path, command=command)
+    guard.terminate()
+    assert guarded.end(guard)[0] == 143
+    assert (tmp_path / "ended").read_text().split() == [*SHELLS]
+    assert (
+        (tmp_path / "log.txt").read_text() == (tmp_path / "log_too.txt").read_text() == "saving\n"
+    )
+    assert running_in(tmp_path) == []
+
+
+@pytest.mark.long
+def test_a_command_that_kills_its_whole_group_leaves_nothing(tmp_path: Path) -> None:
+    work = shlex.join(guarded.trainer(tmp_path))
+    wait = "while [ ! -e starts.txt ]; do sleep 0.01; done"
+    code, out = guarded.run_line(tmp_path, line=f"setsid {work} & {wait}; kill -9 0")
+    assert code == 137, out
+    assert (tmp_path / "saved.txt").is_file()
+    assert running_in(tmp_path) == []
