@@ -151,7 +151,7 @@ def write_clone(place: Path) -> None:
     for path in Path(sys.prefix).iterdir():
         if path.name != ".gitignore" and not path.name.startswith("."):
             (place / ".venv" / path.name).symlink_to(path)
-    for name in ("installed", "logger", *EXTRAS, "test", "coverage", "dev"):
+    for name in ("installed", "plugin", *EXTRAS, "test", "coverage", "dev"):
         (place / ".venv" / f".{name}").touch()
     (place / "config" / "config.yaml").write_text("experts: {expert-sql: {}}\n")
     rule = place / "workflow" / "rules" / "tune.smk"
