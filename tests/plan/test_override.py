@@ -209,6 +209,7 @@ def test_a_search_of_another_run_is_left_out() -> None:
         ({"lora": replace(LORA, targets=("k_proj", "q_proj"))}, "on k_proj"),
         ({"label_smoothing_factor": 0.1}, "label smoothing 0, not label smoothing 0.1"),
         ({"bf16": False, "fp16": True}, "bf16 with TF32, not fp16 with TF32"),
+        ({"torch_compile_mode": "reduce-overhead"}, "not any kernels, compiled for reduce-"),
     ):
         made = tuned_plan(record(), **changes)
         assert tuned.settings_of(made) == tuned.settings_of(tuned_plan(**changes))

@@ -137,7 +137,8 @@ def tuning_key(plan: TrainPlan, *, model_type: str, packing: str, cpu: str | Non
         f"{plan.global_batch_sequences} rows a step",
         plan.precision + (" with TF32" if plan.use_tf32 else ""),
         f"label smoothing {plan.label_smoothing_factor:g}",
-        "deterministic kernels" if plan.deterministic else "any kernels",
+        ("deterministic kernels" if plan.deterministic else "any kernels")
+        + f", compiled for {plan.torch_compile_mode}" * (plan.torch_compile_mode != "default"),
     )
     # A name may contain the separator.
     return "; ".join(part.replace(";", ",") for part in parts)
