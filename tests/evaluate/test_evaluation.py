@@ -42,7 +42,7 @@ from expertflow.evaluate.records import (
 )
 from expertflow.evaluate.scoring import judge_answers
 from expertflow.evaluate.tasks.exact_match import ExactMatch
-from expertflow.tokens.arrow import ROWS_FILE
+from expertflow.tokens.arrow import DOCUMENTS_FILE, ROWS_FILE
 
 N_HELD_OUT, N_TRAINING = 60, 40
 END = "\x02"
@@ -194,7 +194,7 @@ def test_questions_of_a_group_are_drawn_together(tmp_path: Path) -> None:
     case = made(tmp_path, Shelf({"base": 2, "checkpoint": 8}), steps=(20,), n_groups=5)
     free, own = evaluate(case), evaluate(case, grouped_sources=("s",))
     assert [c.change for c in free.changes] == ["better", "better"]
-    # Losses are those of pieces of rows, whose documents are not known.
+    # A source's groups are known of its questions alone.
     assert [c.change for c in own.changes] == ["no measurable change", "better"]
     assert own.changes[1:] == free.changes[1:]
     assert evaluate(case, grouped_sources=("other",)).changes == free.changes
@@ -334,6 +334,21 @@ def test_a_task_without_a_metric_has_losses_only(tmp_path: Path) -> None:
     assert record.before.score is None and record.samples == record.worst == ()
     assert "before.score" in record.unavailable and "after.generation_s" in record.unavailable
     assert record.changes[0].change == "better"
+
+
+def test_pieces_of_a_document_are_one_measurement(tmp_path: Path) -> None:
+    case = made(tmp_path, Shelf({"base": 2, "checkpoint": 9}), steps=(20,), task="held_out_loss")
+    pieces = evaluate(case)
+    np.save(case.rows / "held_out" / DOCUMENTS_FILE, np.arange(N_HELD_OUT) % 5)
+    whole = evaluate(case)
+    assert (pieces.after.n_documents, whole.after.n_documents) == (N_HELD_OUT, 5)
+    assert whole.after.held_out_loss == pytest.approx(pieces.after.held_out_loss)
+    (change,) = whole.changes
+    assert (pieces.changes[0].change, change.change, change.n) == (
+        "better",
+        "no measurable change",
+        5,
+    )
 
 
 def test_what_was_not_asked_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from support import keep_list, packing_spec, token_shard
 
 from expertflow.core.errors import DataError
 from expertflow.tokens import load_splits
-from expertflow.tokens.arrow import INDEX, PackedRows, index_batch, read_rows
+from expertflow.tokens.arrow import DOCUMENTS_FILE, INDEX, PackedRows, index_batch, read_rows
 from expertflow.tokens.engine import CHOSEN
 from expertflow.tokens.pack import choose_length, pack_sequences
 from expertflow.tokens.ragged import Ragged
@@ -94,6 +94,16 @@ def test_every_piece_arrives_whole_with_its_supervision(tmp_path: Path, n_copies
     train = [d for i, d in enumerate(documents()) if i % 7 != 0]
     wanted = [(d[a : a + 64], d[max(a, 2) : a + 64]) for d in train for a in range(0, len(d), 64)]
     assert sorted(pieces_of(read_rows(Path(record.train.path)))) == sorted(wanted * n_copies)
+
+
+def test_cut_documents_are_known_by_their_pieces(tmp_path: Path) -> None:
+    folder = Path(pack(tmp_path).held_out.path)
+    held_out, pieces = documents()[::7], [ids for ids, _ in pieces_of(read_rows(folder))]
+    owners = np.load(folder / DOCUMENTS_FILE).tolist()
+    wanted = [(i, d[a : a + 64]) for i, d in enumerate(held_out) for a in range(0, len(d), 64)]
+    assert sorted(zip(owners, pieces, strict=True)) == sorted(wanted)
+    pack(tmp_path, sequence_length_tokens=128)
+    assert not (folder / DOCUMENTS_FILE).exists()
 
 
 @pytest.mark.parametrize("n_shards", [1, 2, 7, 300])

@@ -8,6 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 
@@ -24,7 +25,7 @@ from expertflow.evaluate.questions import EvalExample
 from expertflow.evaluate.records import GenerationSpec, ModelAnswers
 from expertflow.evaluate.scoring import make_task
 from expertflow.plan.records import TrainPlan
-from expertflow.tokens.arrow import read_rows
+from expertflow.tokens.arrow import DOCUMENTS_FILE, read_rows
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import TrainingRecord
@@ -96,10 +97,13 @@ class ModelEvaluator:
             losses = document_losses(
                 self.models.get(place), self._held_out, micro_batch_size=batch_size
             )
-            if self._inputs.packing.held_out.n_documents == 1:
-                # All held-out rows are pieces of a single document.
+            of_pieces = self._inputs.rows / "held_out" / DOCUMENTS_FILE
+            if of_pieces.is_file():
+                # Pieces of one document are no independent measurements.
+                document_P = np.load(of_pieces)
                 losses = DocumentLosses(
-                    losses.nats_D.sum(keepdims=True), losses.n_targets_D.sum(keepdims=True)
+                    np.bincount(document_P, losses.nats_D).astype(np.float64),
+                    np.bincount(document_P, losses.n_targets_D).astype(np.int64),
                 )
             self._losses[place] = losses
         return self._losses[place]

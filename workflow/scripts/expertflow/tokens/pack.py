@@ -11,7 +11,13 @@ from expertflow.core.disk import check_space
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 from expertflow.core.progress import ProgressPrinter
-from expertflow.tokens.arrow import IDS_DTYPE, ROWS_FILE, PackedRows, write_rows
+from expertflow.tokens.arrow import (
+    DOCUMENTS_FILE,
+    IDS_DTYPE,
+    ROWS_FILE,
+    PackedRows,
+    write_rows,
+)
 from expertflow.tokens.engine import CHOSEN
 from expertflow.tokens.load_splits import SplitDocuments, check_leakage, load_splits, row_batches
 from expertflow.tokens.packing import (
@@ -131,6 +137,8 @@ def _pack_split(
             yield batch
 
     write_rows(output, counted(), length=length)
+    if pieces.n_split:
+        np.save(output / DOCUMENTS_FILE, pieces.document[rows.values])
     n_tokens = int(pieces.length.sum(dtype=np.int64))
     return PackedSplit(
         path=str(output),
