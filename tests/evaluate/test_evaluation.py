@@ -327,6 +327,20 @@ def test_a_judge_sees_both_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert all(pair.after == pair.example.reference and pair.before == "dunno" for pair in seen)
 
 
+def test_a_judge_sees_no_question_that_was_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def speak_but_once(model: Parrot, prompts: list[list[int]], *more: Any) -> list[Answer]:
+        left_out = Answer("", 0, ended=False, not_asked="no position")
+        return [left_out, *speak(model, prompts[1:], *more)]
+
+    seen: list[Any] = []
+    monkeypatch.setattr(evaluator.generate, "generate_answers", speak_but_once)
+    monkeypatch.setattr(evaluation, "judge_pairs", lambda spec, pairs, *, seed: seen.extend(pairs))
+    evaluate(made(tmp_path, Shelf({"base": 0, "checkpoint": 10}), steps=(20,)), judge=judge_spec())
+    assert len(seen) == 29 and all(pair.before and pair.after for pair in seen)
+
+
 def test_a_task_without_a_metric_has_losses_only(tmp_path: Path) -> None:
     shelf = Shelf({"base": 2, "checkpoint": 9})
     record = evaluate(made(tmp_path, shelf, task="held_out_loss"))

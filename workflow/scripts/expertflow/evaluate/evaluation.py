@@ -279,8 +279,11 @@ class ModelComparison(Record, frozen=True):
             unset = "evaluation.judge is not set"
             self._without("judge", unset if spec.judge is None else self._no_answers())
             return None
-        texts = (self.before.answers.texts, self.after.answers.texts)
-        return judge_pairs(spec.judge, list(map(JudgedPair, self.asked, *texts)), seed=self.seed)
+        before, after = self.before.answers, self.after.answers
+        pairs = map(JudgedPair, self.asked, before.texts, after.texts)
+        # Without answers there is nothing to prefer, and no tie either.
+        answered = [one for one in pairs if one.example.document_id not in after.not_asked]
+        return judge_pairs(spec.judge, answered, seed=self.seed)
 
     def unavailable_parts(self, record: EvaluationRecord) -> dict[str, str]:
         """Return why fields of the record are empty, by their paths in it."""
