@@ -186,6 +186,17 @@ def test_only_kept_documents_count_as_dropped(tmp_path: Path) -> None:
             pack_shards(tmp_path, [shard], held_out, max_rejected_fraction=limit)
 
 
+@pytest.mark.parametrize("n_shards", [1, 2])
+def test_documents_dropped_for_their_length_are_counted_once(tmp_path: Path, n_shards: int) -> None:
+    record = pack(tmp_path, n_shards=n_shards, n_copies=2, overflow="drop")
+    long = [len(ids) > 64 for ids in documents()]
+    assert record.n_dropped_by_reason == {"longer_than_row": sum(long)}
+    assert record.n_dropped_held_out == sum(long[::7])
+    assert record.train.n_documents_dropped == 2 * (sum(long) - sum(long[::7]))
+    for changes in ({"overflow": "truncate"}, {"overflow": "drop", "packing": "concat"}):
+        assert pack(tmp_path, n_shards=n_shards, **changes).n_dropped_by_reason == {}
+
+
 def test_engines_are_recorded_in_their_order_and_two_are_refused(tmp_path: Path) -> None:
     halves = {"000": documents(18)[:9], "001": documents(18)[9:]}
     first, second = (token_shard(tmp_path, part, shard=name) for name, part in halves.items())

@@ -12,7 +12,7 @@ from expertflow.data.records import Body, ShardRecord
 from expertflow.data.render import join_question
 from expertflow.data.shapes import frame_of, last_answer
 from expertflow.tokens.arrow import ROWS_FILE
-from expertflow.tokens.records import PackingRecord
+from expertflow.tokens.records import TOO_LONG, PackingRecord
 from expertflow.train.records import TrainingRecord
 
 # Training documents kept for the baselines.
@@ -46,8 +46,8 @@ def read_split(
     known = HeldOutHashes(held_out)
     passing = (document for document in side("train") if known.mark_shared(document))
     training = heapq.nsmallest(N_TRAINING_EXAMPLES, passing, key=key_by_seed(seed))
-    # Documents that the template cannot render are missing in the rows.
-    dropped = packing.n_dropped_by_reason or packing.n_dropped_held_out
+    # Documents that the template cannot render are not counted as packed.
+    dropped = packing.n_dropped_by_reason.keys() - {TOO_LONG}
     for name, split in (("held_out", packing.held_out), ("train", packing.train)):
         n, n_packed = counted[name], split.n_documents
         if n < n_packed or (not dropped and n > n_packed):

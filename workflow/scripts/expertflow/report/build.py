@@ -155,7 +155,7 @@ def _data(inputs: ReportInputs) -> r.Data:
         rows,
         documents=documents.n_documents - n_refused,
         documents_train=documents.n_train - n_refused + packing.n_dropped_held_out,
-        documents_train_copies=rows.n_documents,
+        documents_train_copies=rows.n_documents - rows.n_documents_dropped,
         documents_with_special_text=packing.n_special_text_documents,
         tokenizer_fallbacks=packing.engine_fallbacks,
         documents_held_out=documents.n_held_out - packing.n_dropped_held_out,

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,13 @@ from expertflow.tokens.arrow import (
     write_rows,
 )
 from expertflow.tokens.engine import CHOSEN
-from expertflow.tokens.load_splits import SplitDocuments, check_leakage, load_splits, row_batches
+from expertflow.tokens.load_splits import (
+    SplitDocuments,
+    Splits,
+    check_leakage,
+    load_splits,
+    row_batches,
+)
 from expertflow.tokens.packing import (
     Pieces,
     best_fit_decreasing,
@@ -30,6 +37,7 @@ from expertflow.tokens.packing import (
 )
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import (
+    TOO_LONG,
     LengthChoice,
     LengthHistogram,
     LengthSuggestion,
@@ -68,7 +76,7 @@ def pack_sequences(
         raise DataError(f"{expert}: no tokens to pack; check the documents and the tokenizer")
     check_leakage(expert, splits, shards)
     length, reason = choose_length(spec, int(lengths.max()))
-    packed = {
+    packed: dict[str, Any] = {
         name: _pack_split(documents, spec, length=length, output=directory / name)
         for name, documents in (("train", splits.train), ("held_out", splits.held_out))
     }
@@ -96,8 +104,7 @@ def pack_sequences(
         engine_fallbacks=tuple(sorted(fallbacks)),
         tokenizer_sha256=shards[0].tokenizer_sha256,
         n_special_text_documents=splits.n_special_text,
-        n_dropped_held_out=splits.n_dropped_held_out,
-        n_dropped_by_reason=dict(sorted(splits.n_dropped_by_reason.items())),
+        **_count_dropped(splits, spec, length),
         samples=splits.samples,
         **packed,
         histogram=_histogram(lengths),
@@ -116,6 +123,23 @@ def choose_length(spec: PackingSpec, longest: int) -> tuple[int, str]:
         LONGEST_AUTO_LENGTH,
         f"the longest document has {longest} tokens; auto goes up to {LONGEST_AUTO_LENGTH}",
     )
+
+
+def _count_dropped(splits: Splits, spec: PackingSpec, length: int) -> dict[str, Any]:
+    """Count the documents that are not in the rows, without repeats."""
+    is_dropping = spec.overflow == "drop" and spec.packing != "concat"
+
+    def count_too_long(documents: SplitDocuments) -> int:
+        rows = (documents.length > length) & is_dropping
+        places = (column[rows].tolist() for column in (documents.shard, documents.offset))
+        return len(set(zip(*places, strict=True)))
+
+    n_train, n_held_out = count_too_long(splits.train), count_too_long(splits.held_out)
+    reasons = splits.n_dropped_by_reason + Counter({TOO_LONG: n_train + n_held_out})
+    return {
+        "n_dropped_held_out": splits.n_dropped_held_out + n_held_out,
+        "n_dropped_by_reason": dict(sorted(reasons.items())),
+    }
 
 
 def _pack_split(

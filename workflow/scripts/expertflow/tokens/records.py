@@ -15,6 +15,8 @@ TOKENIZER_FILES = (
     "additional_chat_templates/*.jinja",
 )  # fmt: skip
 EngineChoice = Literal["auto", "tokenizers"]
+# Why a document is not in the rows, beside the reasons of its template.
+TOO_LONG = "longer_than_row"
 
 
 class TokenizerSpec(Record, frozen=True, kw_only=True):
