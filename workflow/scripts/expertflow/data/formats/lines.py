@@ -43,7 +43,8 @@ def iter_range(
         elif stream.peek(3).startswith(BOM):
             stream.read(3)
         start = stream.tell()
-        if start >= high:
+        # A line after a byte order mark belongs to the shard with the mark's first byte.
+        if start >= (high if low else file.n_bytes):
             return
         number = 1 + _n_lines_before(start, file, block_bytes)
         for line, n_bytes in iter_lines(stream):
