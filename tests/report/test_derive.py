@@ -13,6 +13,7 @@ from expertflow.report.measured import Missing
 from expertflow.train.records import MemoryRetry, SampledSteps
 
 OTHER = {"gpu_name": "NVIDIA L40S"}
+BOTH = {"gpu_names": ("NVIDIA L40S", "NVIDIA H100 80GB HBM3")}
 MEASURED = "measured matmul on this card"
 SHEET = "NVIDIA H100 datasheet"
 TIME = GPU.inputs.training.time
@@ -37,6 +38,8 @@ def test_mfu_by_hand() -> None:
         ({}, {"precision": "fp32"}, (494.5e12, SHEET)),
         ({"use_tf32": False}, {"precision": "fp32"}, "no source gives the fp32 peak"),
         ({}, OTHER, "NVIDIA L40S did the work"),
+        ({}, BOTH, "planned for NVIDIA H100 80GB HBM3, but NVIDIA L40S did the work"),
+        ({}, {**BOTH, "measured_peak_flops_per_s": 331e12}, "NVIDIA L40S did the work"),
         ({}, {**OTHER, "measured_peak_flops_per_s": 331e12}, (331e12, MEASURED)),
         ({}, {"device": "cpu"}, "on the CPU"),
         ({}, {"device": "cpu", "measured_peak_flops_per_s": 1e11}, (1e11, derive.MEASURED_ON_CPU)),
@@ -89,6 +92,17 @@ def test_billing_steps_and_epochs_round_up() -> None:
     assert derive.cost_usd(inputs) == pytest.approx(2.49 * 2_712 / 3600)
     told = {0.2: 1, 1.0: 1, 1.0000000001: 1, 1.01: 2, 3.0: 3}
     assert {n_epochs: derive.n_epochs_started(n_epochs) for n_epochs in told} == told
+
+
+def test_no_price_is_put_on_the_work_of_another_card() -> None:
+    own = GPU.inputs.plan.gpu
+    assert own is not None and not own.driver_names
+    assert derive.cost_usd(GPU.change(training=OTHER)) == derive.cost_usd(GPU.inputs)
+    listed = replace(own, name="H100 SXM", driver_names=(own.name,))
+    for training in (OTHER, BOTH):
+        found = derive.cost_usd(GPU.change(training=training, plan={"gpu": listed}))
+        assert found == Missing("the price is for H100 SXM, but NVIDIA L40S did the work")
+    assert derive.cost_usd(GPU.change(plan={"gpu": listed})) == derive.cost_usd(GPU.inputs)
 
 
 def sampled(h2d_s: float, forward_s: float, backward_s: float, optimizer_s: float) -> SampledSteps:

@@ -37,16 +37,21 @@ def per_stepping_s(training: TrainingRecord, n: int) -> Measured[float]:
 
 
 def facts_of_card(plan: TrainPlan, training: TrainingRecord) -> GpuFacts | None:
-    card = plan.gpu
-    if card is None or training.gpu_name not in {card.name, *card.driver_names}:
-        return None
-    return card
+    """Return the planned card if it did all of the work."""
+    return None if training.gpu_name is None or _other_cards(plan, training) else plan.gpu
+
+
+def _other_cards(plan: TrainPlan, training: TrainingRecord) -> str:
+    """Return the cards of all sessions that are not the planned one."""
+    planned = () if plan.gpu is None else (plan.gpu.name, *plan.gpu.driver_names)
+    names = dict.fromkeys((*training.gpu_names, training.gpu_name))
+    return ", ".join(name for name in names if name is not None and name not in planned)
 
 
 def peak(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
     """Return the card's peak: from the table if it is the planned card, else as measured."""
     table, measured = _peak_of_table(plan, training), training.measured_peak_flops_per_s
-    if isinstance(table, Missing) and measured is not None:
+    if isinstance(table, Missing) and measured is not None and len(training.gpu_names) < 2:
         source = MEASURED_ON_CPU if training.device == "cpu" else MEASURED_PEAK
         return Peak(flops_per_s=measured, source=source)
     return table
@@ -61,7 +66,8 @@ def _peak_of_table(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
         return Missing(f"no source gives the peak FLOP/s of {training.gpu_name}")
     card = facts_of_card(plan, training)
     if card is None:
-        return Missing(f"planned for {plan.gpu.name}, but {training.gpu_name} did the work")
+        others = _other_cards(plan, training)
+        return Missing(f"planned for {plan.gpu.name}, but {others} did the work")
     name = {"bf16": "peak_bf16_flops_per_s", "fp16": "peak_fp16_flops_per_s"}.get(
         training.precision, "peak_tf32_flops_per_s" if plan.use_tf32 else ""
     )
@@ -105,6 +111,10 @@ def usd_per_hour(inputs: ReportInputs) -> Measured[float]:
     price, sessions = inputs.plan.cost.price_usd_per_hour, inputs.ledger.sessions
     if price is None and sessions:
         return sessions[-1].usd_per_hour
+    card, others = inputs.plan.gpu, _other_cards(inputs.plan, inputs.training)
+    # A card of the user's own table may go by another name at the driver.
+    if price is not None and others and card is not None and card.driver_names:
+        return Missing(f"the price is for {card.name}, but {others} did the work")
     return or_missing(price, NO_PRICE)
 
 

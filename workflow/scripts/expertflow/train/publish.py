@@ -212,7 +212,7 @@ def summarize_run(
     run: TrainingRun, *, published: int, candidates: tuple[KeptWeights, ...]
 ) -> RunSummary:
     plan, progress, on_cpu = run.plan, run.progress, run.device.type == "cpu"
-    progress.note_peaks(run.device)
+    progress.note_device(run.device)
     # Fields with the same name in the plan and in the progress.
     known = {**asdict(plan), **asdict(progress)}
     known = {name: value for name, value in known.items() if name in RunSummary.__struct_fields__}

@@ -259,6 +259,7 @@ class RunSummary(Record, frozen=True, kw_only=True):
     peak_memory_allocated_bytes: int | None
     peak_memory_reserved_bytes: int | None
     peak_host_rss_bytes: int
+    gpu_names: tuple[str, ...] = ()
     weights_sha256: str
     unavailable: dict[str, str]
 

@@ -79,7 +79,7 @@ class TrainProgress(Struct, kw_only=True):
 
     ``epochs`` sums steps, losses, tokens and seconds by epoch; ``sampled`` sums device seconds of
     the timed steps' parts, and counts these steps under ``steps``. ``peaks`` are the most bytes of
-    memory that any session took.
+    memory that any session took, ``gpu_names`` the cards of all sessions.
     """
 
     step: int = 0
@@ -94,6 +94,7 @@ class TrainProgress(Struct, kw_only=True):
     epochs: dict[str, list[float]] = field(default_factory=dict)
     sampled: dict[str, float] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=dict)
+    gpu_names: tuple[str, ...] = ()
     loss_first: float = math.nan
     loss_last: float = math.nan
     stopped_early_at_step: int | None = None
@@ -105,11 +106,13 @@ class TrainProgress(Struct, kw_only=True):
         trained = [point for point in self.eval_points if point.step > 0]
         return min(trained, key=lambda point: point.loss, default=None)
 
-    def note_peaks(self, device: torch.device) -> None:
+    def note_device(self, device: torch.device) -> None:
         found = {"peak_host_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         if device.type == "cuda":
             found["peak_memory_allocated_bytes"] = torch.cuda.max_memory_allocated()
             found["peak_memory_reserved_bytes"] = torch.cuda.max_memory_reserved()
+            names = (*self.gpu_names, torch.cuda.get_device_name())
+            self.gpu_names = tuple(dict.fromkeys(names))
         self.peaks = {name: max(n, self.peaks.get(name, 0)) for name, n in found.items()}
 
 

@@ -108,7 +108,7 @@ def save_checkpoint(run: TrainingRun) -> None:
         # One snapshot at a time: two would be twice the host memory.
         run.saver.wait()
         run.progress.n_saves += 1
-        run.progress.note_peaks(run.device)
+        run.progress.note_device(run.device)
         losses = {point.step: point.loss for point in run.progress.eval_points}
         saved = {
             **to_json(run.progress),
