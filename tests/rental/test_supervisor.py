@@ -35,17 +35,16 @@ def test_shells_and_pipes_around_a_trainer_end_after_it(tmp_path: Path) -> None:
     for name in SHELLS:
         shutil.copy(shutil.which("bash") or "", tmp_path / name)
         line = f"{shlex.quote(str(tmp_path / name))} -c {shlex.quote(line)}; echo {name} >> ended"
-    # A launcher between guard and Snakemake passes nothing on.
-    launcher = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
-    words = [sys.executable, str(tmp_path / "snakemake"), line]
-    command = ["env", "bash", "-c", f"{shlex.join([sys.executable, '-c', launcher, *words])}; exit"]
+    # Launchers between guard and Snakemake pass nothing on.
+    shutil.copy(tmp_path / "snakemake", tmp_path / "launcher")
+    words = shlex.join([sys.executable, str(tmp_path / "snakemake"), line])
+    command = [sys.executable, str(tmp_path / "launcher"), f"{words}; exit"]
     guard = guarded.start_trainer(tmp_path, command=command)
     guard.terminate()
-    assert guarded.end(guard)[0] == 143
+    assert guarded.end(guard)[0] == 0
     assert (tmp_path / "ended").read_text().split() == [*SHELLS]
-    assert (
-        (tmp_path / "log.txt").read_text() == (tmp_path / "log_too.txt").read_text() == "saving\n"
-    )
+    for name in ("log.txt", "log_too.txt"):
+        assert (tmp_path / name).read_text() == "saving\n"
     assert running_in(tmp_path) == []
 
 
