@@ -124,7 +124,9 @@ def made(
         place = folder / "checkpoint" / candidate.path
         place.mkdir(parents=True, exist_ok=True)
         (place / "config.json").write_text("{}")
-    plan: Any = SimpleNamespace(expert="e", batch_size=1, load_best_model_at_end=False)
+    plan: Any = SimpleNamespace(
+        expert="e", batch_size=1, load_best_model_at_end=False, precision="fp32"
+    )
     settings = {"max_examples": 30, "n_selection_examples": 30, "max_new_tokens": 9, **changes}
     return GenerationInputs(
         spec=spec(**settings), shards=[shard], keep=keep, packing=packed, training=run,
@@ -363,6 +365,19 @@ def test_pieces_of_a_document_are_one_measurement(tmp_path: Path) -> None:
         "no measurable change",
         5,
     )
+
+
+def test_a_loss_that_is_not_finite_ends_it_before_anything_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflowed(*_: Any, **__: Any) -> DocumentLosses:
+        return DocumentLosses(np.array([1.0, np.nan]), np.array([1, 1]))
+
+    monkeypatch.setattr(evaluator, "document_losses", overflowed)
+    monkeypatch.setattr(evaluator.generate, "generate_answers", None)
+    case = made(tmp_path, Shelf({"base": 2, "checkpoint": 9}), steps=(20,))
+    with pytest.raises(EvaluationError, match="the base model's held-out loss is not finite in fp"):
+        evaluate(case)
 
 
 def test_what_was_not_asked_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
+from expertflow.core.errors import EvaluationError
 from expertflow.core.records import Record
 from expertflow.data.records import Layout, ShardRecord
 from expertflow.evaluate import generate, lm_eval_hook
@@ -97,6 +98,12 @@ class ModelEvaluator:
             losses = document_losses(
                 self.models.get(place), self._held_out, micro_batch_size=batch_size
             )
+            if not np.isfinite(losses.nats_D).all():
+                who = "the base model" if place is None else "the trained model"
+                raise EvaluationError(
+                    f"{who}'s held-out loss is not finite in {self._inputs.plan.precision}; train"
+                    " in another precision, or choose another model"
+                )
             of_pieces = self._inputs.rows / "held_out" / DOCUMENTS_FILE
             if of_pieces.is_file():
                 # Pieces of one document are no independent measurements.
