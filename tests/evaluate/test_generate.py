@@ -83,7 +83,7 @@ def test_a_stop_text_across_tokens_ends_an_answer(model: Qwen3ForCausalLM) -> No
 
 def test_an_answer_that_is_cut_off_has_not_ended() -> None:
     def done(ids: list[int], *stops: str) -> Answer:
-        return finish_answer(ids, [], ENGINE, ends=frozenset({END}), stops=stops)
+        return finish_answer(ids, "", ENGINE, ends=frozenset({END}), stops=stops)
 
     assert done([2, 3]) == Answer("CaDa", 2, ended=False)
     assert done([2, 3, END, 5]) == Answer("CaDa", 3, ended=True)
@@ -98,8 +98,20 @@ def test_thoughts_are_no_part_of_an_answer_also_where_the_prompt_opens_them() ->
         ("assistant\n<think>\n", "still at it", "still at it"),
         ("is </think> a tag?", "</think> is one", "</think> is one"),
     ):
-        engine: Any = SimpleNamespace(decode=lambda ids, texts=(prompt, text): texts[len(ids)])
-        assert finish_answer([2], [], engine, ends=frozenset(), stops=()).text == answer
+        engine: Any = SimpleNamespace(decode=lambda _, text=text: text)
+        assert finish_answer([2], prompt, engine, ends=frozenset(), stops=()).text == answer
+
+
+def test_the_prompt_of_each_answer_says_whether_it_opens_thoughts(model: Qwen3ForCausalLM) -> None:
+    asked = prompts(4, 6)
+
+    class Opened(Pairs):
+        def decode(self, ids: list[int]) -> str:
+            return "ask <think>\n" if ids == asked[1] else f"hm</think>{super().decode(ids)}"
+
+    plain = [answer.text for answer in ask(model, asked)]
+    found = generate_answers(model, asked, PromptCodec(Opened(), CODEC.layout), spec())
+    assert [found[0].text[:10], found[1].text[:5]] == ["hm</think>", plain[1][:5]]
 
 
 def test_a_prompt_that_leaves_no_position_is_not_asked(caplog: Any) -> None:

@@ -82,7 +82,7 @@ def generate_answers(
 
     Raises EvaluationError if a single prompt does not fit into memory.
     """
-    lm = causal_lm(model)
+    lm, engine = causal_lm(model), codec.engine
     ends = end_ids(lm.generation_config, codec.end_id, codec.pad_id)
     n_positions, batch_size = positions_of(lm.config), spec.batch_size
     rooms = [spec.max_new_tokens] * len(prompts)
@@ -100,15 +100,14 @@ def generate_answers(
             chosen = waiting[:batch_size]
             try:
                 rows = _continued(
-                    lm, [prompts[i] for i in chosen], [rooms[i] for i in chosen], codec.engine, spec
+                    lm, [prompts[i] for i in chosen], [rooms[i] for i in chosen], engine, spec
                 )
             except RuntimeError as error:
                 batch_size = halve_batch(len(chosen), error)
                 continue
             for i, row in zip(chosen, rows, strict=True):
-                found[i] = finish_answer(
-                    row, prompts[i], codec.engine, ends=ends, stops=spec.decoding.stop
-                )
+                asked = engine.decode(prompts[i])
+                found[i] = finish_answer(row, asked, engine, ends=ends, stops=spec.decoding.stop)
             del waiting[: len(chosen)]
             progress.add(len(chosen))
     return [found[i] for i in range(len(prompts))]
@@ -128,19 +127,14 @@ def end_ids(config: Any, *more: int) -> frozenset[int]:
 
 
 def finish_answer(
-    ids: list[int],
-    prompt: list[int],
-    engine: Encoder,
-    *,
-    ends: frozenset[int],
-    stops: tuple[str, ...],
+    ids: list[int], prompt: str, engine: Encoder, *, ends: frozenset[int], stops: tuple[str, ...]
 ) -> Answer:
     """Cut generated ids at an end token or stop text, and drop the thoughts."""
     end = next((i for i, token in enumerate(ids) if token in ends), None)
     text = engine.decode(ids[:end])
     stopped = any(stop in text for stop in stops)
     n_tokens = len(ids[:end]) + (end is not None and not stopped)
-    answer = without_thoughts(cut_at(text, stops), engine.decode(prompt))
+    answer = without_thoughts(cut_at(text, stops), prompt)
     return Answer(answer, n_tokens, ended=stopped or end is not None)
 
 

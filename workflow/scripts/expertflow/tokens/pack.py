@@ -12,13 +12,7 @@ from expertflow.core.disk import check_space
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 from expertflow.core.progress import ProgressPrinter
-from expertflow.tokens.arrow import (
-    DOCUMENTS_FILE,
-    IDS_DTYPE,
-    ROWS_FILE,
-    PackedRows,
-    write_rows,
-)
+from expertflow.tokens.arrow import DOCUMENTS_FILE, IDS_DTYPE, ROWS_FILE, PackedRows, write_rows
 from expertflow.tokens.engine import CHOSEN
 from expertflow.tokens.load_splits import (
     SplitDocuments,
