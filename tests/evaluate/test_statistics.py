@@ -1,5 +1,6 @@
 """Intervals cover the truth as often as they claim, and chance makes no change."""
 
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -80,9 +81,9 @@ def test_groups_are_drawn_together(few_resamples: None) -> None:
 
 
 def test_the_interval_of_fair_coins_is_binomial(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 20 tosses 2.1 % have at most 5 heads, and 5.8 % at most 6."""
+    """Of 20 tosses 0.6 % have at most 4 heads, and 2.1 % at most 5; 1.6 % are left out."""
     sums, counts = [1] * 10 + [0] * 10, [1] * 20
-    assert statistics.mean_interval(sums, counts, seed=0) == (0.3, 0.7)
+    assert statistics.mean_interval(sums, counts, seed=0) == (0.25, 0.75)
     others = [1.1**i for i in range(20)]
     drawn_together = statistics.mean_interval(others, counts, seed=0)
     monkeypatch.setattr(statistics, "CHUNK", 140_000)
@@ -90,6 +91,16 @@ def test_the_interval_of_fair_coins_is_binomial(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(statistics, "N_RESAMPLES", 1)
     once = statistics.mean_interval(others, counts, seed=0)
     assert once is not None and once[0] == once[1]
+
+
+# Student's 97.5 % quantile for n - 1 degrees of freedom, as tables have it.
+@pytest.mark.parametrize(
+    ("n", "student"), [(6, 2.5706), (11, 2.2281), (31, 2.0423), (101, 1.9840), (1_001, 1.9623)]
+)
+def test_few_units_leave_less_out(n: int, student: float) -> None:
+    widened = NormalDist().cdf(-student * (n / (n - 1)) ** 0.5)
+    assert statistics.tail_of_interval(n) == pytest.approx(widened, rel=0.01)
+    assert statistics.tail_of_interval(1) == 0.0
 
 
 def test_an_interval_that_ends_at_zero_is_no_change() -> None:
