@@ -31,7 +31,8 @@ def test_one_that_cannot_be_killed_is_left_after_a_while(monkeypatch: pytest.Mon
 @pytest.mark.long
 def test_shells_and_pipes_around_a_trainer_end_after_it(tmp_path: Path) -> None:
     (tmp_path / "snakemake").write_text(guarded.PATIENT)
-    line = f"{shlex.join(guarded.trainer(tmp_path))} 2>&1 | tee log.txt | cat >> log_too.txt"
+    words = shlex.join(guarded.trainer(tmp_path))
+    line = f"{words} 2>&1 | tee log.txt | cat >> log_too.txt; echo trainer >> ended"
     for name in SHELLS:
         shutil.copy(shutil.which("bash") or "", tmp_path / name)
         line = f"{shlex.quote(str(tmp_path / name))} -c {shlex.quote(line)}; echo {name} >> ended"
@@ -42,7 +43,7 @@ def test_shells_and_pipes_around_a_trainer_end_after_it(tmp_path: Path) -> None:
     guard = guarded.start_trainer(tmp_path, command=command)
     guard.terminate()
     assert guarded.end(guard)[0] == 0
-    assert (tmp_path / "ended").read_text().split() == [*SHELLS]
+    assert (tmp_path / "ended").read_text().split() == ["trainer", *SHELLS]
     for name in ("log.txt", "log_too.txt"):
         assert (tmp_path / name).read_text() == "saving\n"
     assert running_in(tmp_path) == []
