@@ -116,6 +116,17 @@ def test_what_is_shown_of_an_answer() -> None:
         assert tuple(both) == shown
 
 
+def test_thoughts_that_the_prompt_opens_are_not_shown(folder: Path) -> None:
+    expert, pieces = load(folder), list[str]()
+    engine = expert.engine
+    stream = serve.Stream(engine, expert.model.generation_config, pieces.append)
+    stream.put(torch.tensor([engine.encode_with_special_tokens("what is two<think>\n")]))
+    for token in engine.encode_with_special_tokens("one </think>\n\ntwo"):
+        stream.put(torch.tensor([token]))
+    stream.end()
+    assert "".join(pieces) == stream.shown == "two"
+
+
 def test_the_system_prompt_is_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = "be\r\nbrief é "
     export(tmp_path, Decoding())

@@ -89,7 +89,7 @@ class Stream(BaseStreamer):  # type: ignore[misc]
     """Shows an answer as scored; TextStreamer loses spaces with some tokenizers."""
 
     def __init__(self, engine: Engine, settings: GenerationConfig, show: Show) -> None:
-        self.shown = ""
+        self.shown = self._opened = ""
         self._engine, self._ends, self._show = engine, end_ids(settings), show
         self._stops = tuple(settings.stop_strings or ())
         self._ids: list[int] | None = None
@@ -97,6 +97,9 @@ class Stream(BaseStreamer):  # type: ignore[misc]
     def put(self, value: torch.Tensor) -> None:
         """Take the prompt in the first call, then each token."""
         if self._ids is None:
+            prompt = self._engine.decode(value.reshape(-1).tolist())
+            # Templates of thinking models open the thoughts.
+            self._opened = THINK if prompt.rstrip().endswith(THINK) else ""
             self._ids = []
             return
         self._ids += [i for i in value.reshape(-1).tolist() if i not in self._ends]
@@ -106,7 +109,8 @@ class Stream(BaseStreamer):  # type: ignore[misc]
         self._emit(final=True)
 
     def _emit(self, *, final: bool) -> None:
-        text = cut_visible(self._engine.decode(self._ids or []), self._stops, final=final)
+        text = self._opened + self._engine.decode(self._ids or [])
+        text = cut_visible(text, self._stops, final=final)
         # While a character is incomplete the text may still change, so that is held back.
         if len(text) > len(self.shown):
             piece, self.shown = text[len(self.shown) :], text
