@@ -99,6 +99,17 @@ def test_where_and_checks_choose_records(path: Path) -> None:
     assert rejected(path)[0]["line"] == 2
 
 
+def test_a_field_with_two_names_is_the_first_that_has_a_value(path: Path) -> None:
+    spec = replace(SPEC, evaluation_fields=("x|y",))
+    write(path, *({**GOOD, **own} for own in ({"y": 1}, {"x": None, "y": 2}, {"x": 3, "y": 4})))
+    found = [document.fields for document in documents(prepare(path, spec))]
+    assert found == [{"x|y": 1}, {"x|y": 2}, {"x|y": 3}]
+    write(path, {**GOOD, "x": None}, GOOD)
+    record = prepare(path, spec)
+    assert record.n_rejected_by_reason == {"missing_field": 1}
+    assert [document.fields for document in documents(record)] == [{"x|y": None}]
+
+
 def test_e_mail_addresses_get_pseudonyms_everywhere(path: Path) -> None:
     write(path, {"q": "ask ann@site.org", "a": "ann@site.org", "x": ["bo@site.org"]})
     spec = replace(SPEC, evaluation_fields=("x",))

@@ -111,11 +111,11 @@ class DocumentMaker:
     def _fields(self, record: Fields) -> bytes:
         found = {}
         for names in self.spec.evaluation_fields:
-            # Sources may call it by different names: the first that the record has.
-            name = next((one for one in names.split("|") if one in record), None)
-            if name is None:
+            # Sources may call it by different names; a Parquet file of both has null in one.
+            here = [record[name] for name in names.split("|") if name in record]
+            if not here:
                 raise reject_missing_field(record, names)
-            found[names] = record[name]
+            found[names] = next((value for value in here if value is not None), None)
         try:
             return orjson.dumps(found)
         except TypeError as error:
