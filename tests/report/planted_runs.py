@@ -186,6 +186,8 @@ RESUMED = {"n_sessions": 2, "resumed_at_steps": (600,)}
 OFF = {"baselines": "evaluation.baselines is false"}
 ALIKE = (made.change("held_out_loss", 0.566 - 1.874, half=0.03, n=made.N),
          made.change(made.METRIC, 0.0, half=0.0, n=made.N))  # fmt: skip
+ROWS = GPU.inputs.packing.train
+CUT = replace(ROWS, n_tokens_dropped=ROWS.n_tokens_in // 10)
 UNPACKED = {"packing": "none", "sequence_length_tokens": 1_536}
 COOL = read(power_w=350.0, any_kernel_percent=95.0, temperature_c=41.0)
 SOURCES = CARD.inputs.datasets.sources
@@ -293,6 +295,8 @@ RUNS = (
     Planted("source without a license", {"datasets": {"sources": (SOURCES[0], replace(SOURCES[1],
             license=None))}}, "no-license", "generated-shops"),
     Planted("duplicates", lost(2_500, near_duplicate=2_500), "data-left-out", "62 %"),
+    Planted("long documents cut", {"packing": {"overflow": "truncate", "train": CUT}},
+            "tokens-cut", "overflow: split"),
     Planted("padding of rows that are not packed", {"packing": UNPACKED,
             "training": {"n_padding_tokens": 60_000_000}}, "padding", "packing: bfd"),
     Planted("documents of most of a row", sized(3_200, 1, 3_300, fill=0.62),

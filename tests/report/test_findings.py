@@ -97,6 +97,7 @@ LIMITS: dict[str, list[tuple[Changes, bool | str]]] = {
         ({TRAIN: 3_600.0, "plan.calibrated": False}, "info"),
         ({TRAIN: 2_600.0, WALL: 2.0, "plan.calibrated": False}, False),
     ],
+    "tokens-cut": _at("data.truncated_fraction", (0.05, False), (0.051, True)),
     "few-steps": [
         *_at(TOTAL, (50, False), (49, True), beside={WARM_UP: 9}),
         *_at(WARM_UP, (179, False), (180, True), beside={TOTAL: 900}),

@@ -8,7 +8,7 @@ MIN_RECORDS = 30  # of a source: a share of fewer says little
 LEFT_OUT_LIMIT = 1 / 3
 # Documents that the manifest itself leaves out: no fault of the data.
 CHOSEN = ("over_source_cap", "over_category_cap", "below_weight", "over_max_documents")
-PADDING_LIMIT = 0.10
+PADDING_LIMIT, CUT_LIMIT = 0.10, 0.05
 MANY_ROWS = 10  # of fewer, the last one's rest is a notable share
 LONG_FACTOR = 1.25
 ACCUMULATION = "gradient_accumulation_steps"
@@ -47,6 +47,19 @@ def find_left_out_records(report: Report) -> Findings:
             threshold=f"at most {percent(LEFT_OUT_LIMIT)} of a source",
             recommendation="see the reasons in data.rejected_by_reason, filtered_by_reason and"
             " dropped_by_reason; many near duplicates may be one template with other values",
+        )
+
+
+def find_cut_tokens(report: Report) -> Findings:
+    data, share = report.data, report.data.truncated_fraction
+    if share and share > CUT_LIMIT:
+        yield make_finding(
+            "tokens-cut",
+            evidence=f"{percent(share)} of the tokens were not trained on, in documents longer than"
+            f" a row of {data.seq_len:,} (overflow: {data.overflow})",
+            threshold=f"at most {percent(CUT_LIMIT)}",
+            recommendation="overflow: split trains on all pieces; or a longer max_seq_length, up to"
+            f" {data.length_histogram.max:,}, the longest document",
         )
 
 
