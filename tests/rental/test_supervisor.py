@@ -2,10 +2,12 @@
 
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import guarded
 import pytest
@@ -26,6 +28,27 @@ def test_one_that_cannot_be_killed_is_left_after_a_while(monkeypatch: pytest.Mon
     assert left.wait() == 137 and time.monotonic() - begun_s > 0.3
     process.terminate()
     assert left.wait() == left.wait() == 143
+
+
+def test_a_supervisors_snakemake_is_interrupted_once_it_waits_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    living = [SimpleNamespace(pid=pid) for pid in (1, 2, 3)]
+    who = {1: ("snakemake", True), 2: ("bash", False), 3: ("python", False)}
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(supervisor, "_living", lambda: living)
+    monkeypatch.setattr(supervisor, "_identity", lambda process: who[process.pid])
+    monkeypatch.setattr(supervisor, "_send", lambda process, n: sent.append((process.pid, n)))
+    stop = supervisor._Stop(9, grace_s=600.0)
+    for now_s in (0.0, 20.0, 40.0):
+        stop._interrupt_stuck(now_s)
+    assert not sent, "a job still saves"
+    living.pop()
+    told = []
+    for now_s in (50.0, 64.0, 66.0, 80.0, 82.0):
+        stop._interrupt_stuck(now_s)
+        told.append(len(sent))
+    assert told == [0, 0, 1, 1, 2] and set(sent) == {(1, signal.SIGINT)}
 
 
 @pytest.mark.long
