@@ -40,8 +40,6 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 REACHES := $(PYTHON) -c 'from urllib.request import urlopen as o; o("$(TORCH_CPU)/torch/", timeout=5)'
 TORCH_INDEX = $$(command -v nvidia-smi >/dev/null || ! $(REACHES) 2>/dev/null || echo --extra-index-url $(TORCH_CPU))
 # uv does in seconds what takes pip a minute. It does not read pip's settings, so pip takes torch.
-# Two pips at once, a part of the lock each, take little more than half as long as one; the last call
-# adds what the CUDA build of torch needs.
 UV := $(shell command -v uv)
 PIP := $(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/pip install -q)
 # Importing these compiles what jobs need, a third of all bytecode, in two processes. Where Python is
@@ -122,6 +120,8 @@ lint: $(VENV)/.dev
 
 install: $(VENV)/.plugin
 
+# Two pips at once, each with a part of the lock, take little more than half as long as one. The last
+# call adds what the CUDA build of torch needs.
 $(VENV)/.installed: envs/requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "error: $(PYTHON) is older than 3.11; use PYTHON=python3.11"; exit 1; }
@@ -134,7 +134,7 @@ $(VENV)/.installed: envs/requirements.lock
 	  'import importlib, sys; [importlib.import_module(name) for name in sys.argv[1].split(",")]'
 	touch $@
 
-# The plugin is read where it lies: an installed copy, as of before, would fall behind.
+# Snakemake reads the plugin from this folder. A copy that an earlier make installed would hide it.
 $(VENV)/.plugin: $(VENV)/.installed
 	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
 	  && rm -rf "$$site"/snakemake_logger_plugin_expertflow* \

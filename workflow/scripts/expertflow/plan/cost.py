@@ -172,8 +172,8 @@ def _row_tokens(packing: PackingRecord, plan: TrainPlan) -> float:
         return mean + train.n_padding_tokens / train.n_sequences
     if plan.group_by_length:
         return mean
-    # The longest row of a micro-batch is as long as at most this with the share of shorter ones, to
-    # the power of the rows.
+    # The chance that all rows of a micro-batch are at most so long is the share of such documents,
+    # to the power of the rows.
     longest = before = 0.0
     shares = (n / sum(lengths.counts) for n in accumulate(lengths.counts))
     for (start, end), share in zip(pairwise(lengths.edges), shares, strict=True):

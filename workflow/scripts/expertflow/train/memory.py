@@ -57,7 +57,7 @@ def describe_shortage(plan: TrainPlan, device: torch.device) -> str:
 
 
 def split_batch(plan: TrainPlan, most_rows: int) -> TrainPlan:
-    """Return the plan with the largest micro-batch of so many rows that keeps the global batch."""
+    """Return the plan with the same global batch and the largest micro-batch up to so many rows."""
     share = plan.batch_size * plan.gradient_accumulation_steps
     micro = next(n for n in range(most_rows, 0, -1) if share % n == 0)
     return replace(plan, batch_size=micro, gradient_accumulation_steps=share // micro)
