@@ -206,6 +206,7 @@ def test_a_choice_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> Non
         "someone/empty": {"README.md": CARD},
         "someone/nosy": {"README.md": own, "held/a.jsonl": jsonl(1)},
         "someone/web": {"README.md": away, "held/a.jsonl": jsonl(1)},
+        "someone/told": {"README.md": CARD, ".huggingface.yaml": away[4:-4], "a.jsonl": jsonl(1)},
     }
     easy = {"config": "easy"}
     wanted: list[tuple[dict[str, Any], str]] = [
@@ -222,7 +223,9 @@ def test_a_choice_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> Non
         ({"id": "someone/scripted"}, "made by a script of its own, which is never run"),
         ({"id": "someone/empty"}, "holds no arrow/csv/json/parquet/text files; use another data"),
         ({"id": "someone/nosy", **easy}, "names a file outside of itself (own.jsonl); it is no"),
-        ({"id": "someone/web", **easy}, "someone/web names an address, or files that"),
+        ({"id": "someone/web", "config": "held"}, "someone/web names an address (http://127.0.0.1"),
+        ({"id": "someone/told", **easy}, "told names an address (http://127.0.0.1:9/ow"),
+        ({**SUMS, "options": {"data_files": "https://x.org/a"}}, "an address (https://x.org/a)"),
         ({"id": "a/b/c"}, "'a/b/c' is no data set id; write it as owner/name"),
     ]
     with serving(Hub({name: Repository(f) for name, f in repositories.items()})) as hub:

@@ -14,7 +14,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ COMMIT, SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
 # The front matter of a repository's card.
 Card = dict[str, Any]
 CARD = "README.md"
+CONFIGS = ".huggingface.yaml"
 INFO = "dataset_info.json"
 MOVE_CACHE = "free some, or set HF_HOME to another disk"
 # Source options that select among a data set's files.
@@ -109,6 +111,29 @@ def front_matter(path: Path) -> Card:
         log.warning("%s: its metadata is not YAML and was left out", path)
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def read_configs(folder: Path) -> Iterator[Any]:
+    """Yield the configs that a data set describes, read as ``datasets`` reads them."""
+    import yaml
+    from huggingface_hub import DatasetCard
+
+    card, own = folder / CARD, folder / CONFIGS
+    # Where the library cannot read them either, it explains why.
+    with suppress(ValueError, yaml.YAMLError):
+        if card.is_file():
+            yield DatasetCard.load(card).data.to_dict().get("configs")
+        if own.is_file():
+            described = yaml.safe_load(own.read_text(encoding="utf-8"))
+            yield described.get("configs") if isinstance(described, dict) else None
+
+
+def find_address(value: Any) -> str | None:
+    """Return the first text with a protocol among nested values."""
+    if isinstance(value, str):
+        return value if "://" in value else None
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next(filter(None, map(find_address, parts)), None)
 
 
 def card_license(card: Card) -> str | None:

@@ -38,7 +38,7 @@ REPORT_EVERY_S = 20.0
 KNOCK_TIMEOUT_S = 30.0
 BUILDERS = ("arrow", "csv", "json", "parquet", "text")
 # Small files that describe how to read a data set's other files.
-DESCRIPTIONS = (cache.CARD, ".huggingface.yaml", "dataset_infos.json")
+DESCRIPTIONS = (cache.CARD, cache.CONFIGS, "dataset_infos.json")
 NUMBERED = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<total>\d{5})(?P<rest>.*)")
 
 
@@ -200,6 +200,12 @@ class HubDataset(DataSource):
                 " refs/convert/parquet, where the hub keeps some of these as Parquet"
             )
         chosen = {key: self.spec.options.get(key) for key in cache.READ_OPTIONS}
+        # The builder would ask for any address, also those of configs that are not chosen.
+        if address := cache.find_address([*cache.read_configs(folder), chosen]):
+            raise DataError(
+                f"{name} names an address ({address}), which is not read; download the file and use"
+                " kind local"
+            )
         try:
             builder = datasets.load_dataset_builder(
                 str(folder), config, cache_dir=str(folder.parent / "cache"), **chosen
@@ -208,8 +214,8 @@ class HubDataset(DataSource):
             raise DataError(self._no_files(commit)) from error
         except ImportError as error:
             raise DataError(
-                f"{name} names an address, or files that need another package ({error}); choose"
-                " others with config, or with data_files among the options"
+                f"{name} holds files that need another package ({error}); choose others with"
+                " config, or with data_files among the options"
             ) from error
         except BadZipFile as error:
             raise DataError(
