@@ -193,15 +193,16 @@ def test_shards_read_every_record_once_in_order(
 @given(
     rows=st.lists(st.sampled_from(["{}", '{"a": "\u2028\x85\x0c"}', "", "  ", "\r", "x", "{}\r"])),
     ends=st.booleans(),
+    mark=st.sampled_from([b"", b"\xef\xbb\xbf"]),
     n_shards=st.integers(1, 9),
-    block_bytes=st.integers(1, 30),
+    block_bytes=st.integers(3, 30),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_numbers_are_lines_of_the_file_in_any_shard(
-    tmp_path: Path, rows: list[str], ends: bool, n_shards: int, block_bytes: int
+    tmp_path: Path, rows: list[str], ends: bool, mark: bytes, n_shards: int, block_bytes: int
 ) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_bytes("\n".join(rows).encode() + b"\n" * ends)
+    path.write_bytes(mark + "\n".join(rows).encode() + b"\n" * ends)
     wanted = [number for number, row in enumerate(rows, start=1) if row.strip()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(read, "BLOCK_BYTES", block_bytes)

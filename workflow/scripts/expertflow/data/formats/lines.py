@@ -136,11 +136,13 @@ def count_lines(path: Path, block_bytes: int) -> tuple[tuple[int, ...], int]:
         while part := stream.read(min(BUFFER_BYTES, block_bytes - n_read % block_bytes)):
             if n_read % block_bytes == 0:
                 n_newlines.append(0)
-            n_read += len(part)
             n_newlines[-1] += part.count(b"\n")
-            n_blank += len(_BLANK_LINE.findall(open_line + part))
-            last = part.rfind(b"\n")
-            line = part[last:] if last >= 0 else open_line + part
+            # A byte order mark is not part of the first line, which may be blank without it.
+            text = part if n_read else part.removeprefix(BOM)
+            n_read += len(part)
+            n_blank += len(_BLANK_LINE.findall(open_line + text))
+            last = text.rfind(b"\n")
+            line = text[last:] if last >= 0 else open_line + text
             open_line = line if line.isspace() and line[0] == _NEWLINE else b""
     return tuple(n_newlines), sum(n_newlines) - n_blank + (not open_line)
 
