@@ -154,6 +154,18 @@ def test_columns_that_json_cannot_hold(tmp_path: Path) -> None:
     assert records[0].value == {"x": 1.5, "t": "ok", "b": b"\xff"}
     reasons = [r.fault.reason for r in records[1:] if r.fault]
     assert reasons == ["not_utf8", "not_finite", "not_finite"]
+    nan = float("nan")
+    columns = {
+        "list": pa.array([[1.0, nan]]),
+        "struct": pa.array([{"a": [{"b": nan}]}]),
+        "map": pa.array([[("k", nan)]], pa.map_(pa.string(), pa.float32())),
+        "dictionary": pa.array([nan]).dictionary_encode(),
+    }
+    for name, column in columns.items():
+        pq.write_table(pa.table({name: column}), tmp_path / "b.parquet", store_schema=True)
+        (record,) = read_shards((describe(tmp_path / "b.parquet"),))
+        assert record.fault
+        assert (record.fault.reason, record.fault.field) == ("not_finite", name)
     pq.write_table(table.rename_columns(["x", "x", "b"]), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="two columns are named 'x'; rename one"):
         describe(tmp_path / "a.parquet")

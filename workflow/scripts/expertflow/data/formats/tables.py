@@ -127,15 +127,30 @@ def _arrow_batches(source: Any) -> Iterator[tuple[Any, Iterator[Any]]]:
             yield reader.schema, iter(reader)
 
 
-def _records(path: str, number: int, batch: Any) -> Iterator[RawRecord]:
+def _has_floats(kind: Any) -> bool:
     import pyarrow as pa
 
-    floats = [field.name for field in batch.schema if pa.types.is_floating(field.type)]
+    # The fields of a dictionary's type are not counted, those of a map's are.
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    parts = (kind.field(i).type for i in range(kind.num_fields))
+    return pa.types.is_floating(kind) or any(map(_has_floats, parts))
+
+
+def _records(path: str, number: int, batch: Any) -> Iterator[RawRecord]:
+    floats = [field.name for field in batch.schema if _has_floats(field.type)]
 
     def parse(value: Fields) -> Fields:
         for name in floats:
-            if value[name] is not None and not math.isfinite(value[name]):
-                raise Reject("not_finite", "no finite number", field=name, value=value[name])
+            # Numbers at any depth, as in JSON Lines: orjson would write these as null.
+            todo = [value[name]]
+            while todo:
+                item = todo.pop()
+                if isinstance(item, dict):
+                    todo += item.values()
+                elif isinstance(item, list | tuple):
+                    todo += item
+                elif isinstance(item, float) and not math.isfinite(item):
+                    raise Reject("not_finite", "no finite number", field=name, value=item)
         return value
 
     for row, value in enumerate(_rows(batch), start=number):
