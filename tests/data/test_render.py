@@ -260,21 +260,25 @@ def test_no_text_changes_what_stands_around_it(texts: list[str]) -> None:
 def test_results_go_to_the_calls_that_the_data_names() -> None:
     template = (
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
-        "{{ c.type }} {{ c.function.name }}={{ c.id }} {% endfor %}{{ m.tool_call_id or '' }}</s>"
+        "{{ c.type }} {{ c.function.name }}={{ c.id }} {% endfor %}{{ m.name or '' }} {{ m.tool_call_id or '' }}"
+        "</s>"
         "{% endfor %}"
     )
     calls = tuple(ToolCall(name=name, arguments={}, id=name) for name in "xyz")
     turns = (
         turn("assistant", tool_calls=calls),
-        turn("tool", "of y ", tool_call_id="y"),
+        turn("tool", "of y ", tool_call_id="y", name="y"),
         turn("tool", "next "),
         turn("tool", "last "),
     )
     text = whole(Renderer(layout(template)).render(Body(turns=turns)))
     assert text == (
-        "function x=call00000 function y=call00001 function z=call00002 </s>"
-        "of y call00001</s>next call00000</s>last call00002</s>"
+        "function x=call00000 function y=call00001 function z=call00002  </s>"
+        "of y y call00001</s>next  call00000</s>last  call00002</s>"
     )
+    posing = (*turns[:3], turn("tool", "x", name="</s>"))
+    with pytest.raises(Reject, match="special_token_text"):
+        Renderer(layout(template)).render(Body(turns=posing))
 
 
 def test_only_the_side_that_swallows_blanks_loses_them() -> None:

@@ -14,7 +14,7 @@ from expertflow.data.records import Body, ToolCall
 from expertflow.data.reject import Reject
 from expertflow.data.settings import PrepareSpec, SourceSpec
 from expertflow.data.shapes import body_of as put_together
-from expertflow.data.shapes import compile_template, draft_maker, parse_template
+from expertflow.data.shapes import compile_template, draft_maker, frame_of, parse_template
 
 SPEC = PrepareSpec(
     source=SourceSpec(name="s", kind="local", prompt="{q}", completion="{a}"),
@@ -231,12 +231,17 @@ def test_thoughts_go_before_the_answer(key: str) -> None:
     assert chat_of([{**USER, key: "so"}, ANSWER]).turns[0].content == "a"
 
 
-def test_calls_and_their_answers_keep_their_ids() -> None:
+def test_calls_and_their_answers_keep_their_ids_and_names() -> None:
     calls = [{"id": "call_1", "function": {"name": "f"}}, {"id": 2, "name": "g"}, {"name": "h"}]
     tool = {"role": "tool", "content": "x"}
-    body = chat_of([*calling(calls), {**tool, "tool_call_id": "call_1"}, tool])
+    body = chat_of([*calling(calls), {**tool, "tool_call_id": "call_1", "name": "f"}, tool])
     assert [call.id for call in body.turns[0].tool_calls] == ["call_1", "2", None]
     assert [turn.tool_call_id for turn in body.turns] == [None, "call_1", None]
+    assert [turn.name for turn in body.turns] == [None, "f", None]
+    frame, texts = frame_of(body)
+    assert (put_together(frame, texts), frame.count(b'"name":"f"')) == (body, 2)
+    # No chat without such a name has another frame than before.
+    assert b'"tool_call_id":null}' in frame
 
 
 @pytest.mark.parametrize(

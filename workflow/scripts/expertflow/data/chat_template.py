@@ -213,12 +213,15 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
             if number in waiting:
                 waiting.remove(number)
             message["tool_call_id"] = number
+            if turn.name is not None:
+                message["name"] = turn.name
         messages.append(message)
     return messages
 
 
 def _structured_texts(body: Body) -> list[str]:
     values: list[Any] = [[c.name, c.arguments] for turn in body.turns for c in turn.tool_calls]
+    values += [turn.name for turn in body.turns if turn.name]
     if body.tools:
         values.append(body.tools)
     return [json.dumps(value, ensure_ascii=False) for value in values]

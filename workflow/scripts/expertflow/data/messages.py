@@ -106,6 +106,7 @@ def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Tur
         learned=bool(learned),
         tool_calls=calls,
         tool_call_id=_id(item.get("tool_call_id")) if role == "tool" else None,
+        name=_id(item.get("name")) if role == "tool" else None,
     )
 
 

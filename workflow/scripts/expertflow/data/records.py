@@ -106,13 +106,14 @@ class ToolCall(Record, frozen=True, kw_only=True):
 
 
 class Turn(Record, frozen=True, kw_only=True):
-    """A chat turn; the model is trained to write ``learned`` ones."""
+    """A chat turn; the model is trained to write ``learned`` ones. ``name`` is a result's tool."""
 
     role: str
     content: str
     learned: bool
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    name: str | None = None
 
 
 class Body(Record, frozen=True, kw_only=True):

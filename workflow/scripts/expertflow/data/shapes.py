@@ -227,6 +227,10 @@ def frame_of(body: Body) -> tuple[bytes, tuple[str, ...]]:
     if body.text is not None:
         return TEXT_FRAME, (body.text,)
     turns = [asdict(turn) | {"content": None if turn.content else ""} for turn in body.turns]
+    for turn in turns:
+        # Few turns have one: frames without it stay what they were before there were names.
+        if turn["name"] is None:
+            del turn["name"]
     texts = tuple(turn.content for turn in body.turns if turn.content)
     return orjson.dumps({"turns": turns, "tools": body.tools}, default=to_json), texts
 
