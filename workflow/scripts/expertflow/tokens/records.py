@@ -118,6 +118,8 @@ class PackingSpec(Record, frozen=True, kw_only=True):
 
 
 class LengthChoice(Record, frozen=True, kw_only=True):
+    """What rows of another length would hold; a repeated document counts each time."""
+
     sequence_length_tokens: int
     n_over_long_documents: int
     n_over_long_tokens: int
@@ -126,7 +128,10 @@ class LengthChoice(Record, frozen=True, kw_only=True):
 
 
 class LengthHistogram(Record, frozen=True, kw_only=True):
-    """Document lengths in tokens: ``counts[i]`` lie in [edges[i], edges[i + 1])."""
+    """Document lengths in tokens: ``counts[i]`` lie in [edges[i], edges[i + 1]).
+
+    Those of both splits, each as often as its rows hold it: it tells what rows of them are like.
+    """
 
     edges: tuple[int, ...]
     counts: tuple[int, ...]
