@@ -26,13 +26,11 @@ def short(value: float) -> str:
 
 def percent(fraction: float) -> str:
     """Format a fraction as a percentage, with a decimal only if it is small."""
-    value = 100 * fraction
-    digits = 0 if abs(value) >= 9.95 or value == 0 else 1
-    return f"{value:.{digits}f}{NBSP}%".replace("-", MINUS)
+    return _percent(fraction, 0 if abs(fraction) >= 0.0995 or fraction == 0 else 1)
 
 
 def tenths(fraction: float) -> str:
-    return f"{100 * fraction:.1f}{NBSP}%"
+    return _percent(fraction, 1)
 
 
 def percent_with_sign(fraction: float) -> str:
@@ -150,6 +148,15 @@ def clip_middle(text: str, n_chars: int) -> str:
     """Shorten a piece of a decoded document by its middle: the ends matter most."""
     half = n_chars // 2
     return text if len(text) <= n_chars else f"{text[:half]} […] {text[-half:]}"
+
+
+def _percent(fraction: float, digits: int) -> str:
+    text = f"{100 * fraction:.{digits}f}"
+    # With 4 of 10,000 answers wrong, 100.0 % would be false. Sums of shares may miss 1 by 1e-16.
+    if 0 < round(fraction, 9) < 1 and float(text) in (0, 100):
+        text = f"{100 * fraction:.1f}"
+        text = {"0.0": "<0.1", "100.0": ">99.9"}.get(text, text)
+    return f"{text}{NBSP}%".replace("-", MINUS)
 
 
 def _three_digits(value: float) -> str:

@@ -217,8 +217,7 @@ def judge_lengths(packing: PackingRecord) -> list[Cut]:
             fraction = counted[length].n_over_long_documents / n_documents
         label = f"rows of {length:,}" if length == chosen else f"{length:,}"
         if fraction is not None:
-            show = f.tenths if fraction >= 5e-4 else f.percent
-            label += f": cuts {show(fraction)}" if fraction else ": cuts none"
+            label += f": cuts {f.tenths(fraction)}" if fraction else ": cuts none"
         cuts.append(Cut(length, fraction, length == chosen, label.replace(f.NBSP, " ")))
     return cuts
 
