@@ -10,8 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import guarded
+import psutil
 import pytest
-from support import running_in
+from support import SCRIPTS, running_in
 
 from expertflow.rental.guard import supervisor
 
@@ -49,6 +50,59 @@ def test_a_supervisors_snakemake_is_interrupted_once_it_waits_alone(
         stop._interrupt_stuck(now_s)
         told.append(len(sent))
     assert told == [0, 0, 1, 1, 2] and set(sent) == {(1, signal.SIGINT)}
+
+
+class Process:
+    """A process of a tree that exists only here."""
+
+    def __init__(self, pid: int, name: str, *below: "Process") -> None:
+        self.pid, self.name, self.below = pid, name, below
+
+    def children(self, *, recursive: bool = False) -> list["Process"]:
+        deeper = [one for child in self.below for one in child.children(recursive=True)]
+        return [*self.below, *(deeper if recursive else [])]
+
+
+def test_snakemake_is_told_first_then_jobs_and_all_are_killed_after_the_grace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    snakemake = Process(2, "snakemake", Process(3, "bash", Process(4, "trainer")))
+    tree = Process(0, "supervisor", Process(1, "launcher", snakemake))
+    # No small numbers: a machine has been up for a while.
+    clock, sent = SimpleNamespace(now_s=1000.0), list[tuple[float, str, int]]()
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(psutil, "Process", lambda: tree)
+    monkeypatch.setattr(supervisor, "_living", lambda: tree.children(recursive=True))
+    monkeypatch.setattr(supervisor, "_identity", lambda one: (one.name, one is snakemake))
+
+    def send(process: Process, number: int) -> None:
+        sent.append((clock.now_s - 1000, process.name, number))
+
+    monkeypatch.setattr(supervisor, "_send", send)
+    stop = supervisor._Stop(1, grace_s=10.0)
+    for after_s in (0.0, 0.1, 0.5, 9.5, 10.5):
+        clock.now_s = 1000 + after_s
+        stop.go_on(kill=False)
+    told = [(0.0, "launcher", signal.SIGTERM), (0.0, "snakemake", signal.SIGTERM)]
+    told += [(0.5, "trainer", signal.SIGTERM)]
+    names = ("launcher", "snakemake", "bash", "trainer")
+    assert sent[:3] == told
+    assert sorted(sent[3:]) == sorted((10.5, name, signal.SIGKILL) for name in names)
+    assert not stop.is_hopeless
+    clock.now_s += supervisor.KILLED_S + 1
+    assert stop.is_hopeless
+
+
+def test_where_the_guard_died_at_the_fork_nothing_is_started(tmp_path: Path) -> None:
+    code = (
+        "from expertflow.rental.guard.supervisor import _become_supervisor\n"
+        "_become_supervisor(['touch', 'started'], guard=0, grace_s=1.0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(SCRIPTS)}, check=False
+    )
+    assert done.returncode == 128 + signal.SIGTERM
+    assert not (tmp_path / "started").exists()
 
 
 @pytest.mark.long
