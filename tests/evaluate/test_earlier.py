@@ -9,20 +9,27 @@ from typing import Any
 import pytest
 from made_up_documents import example, spec
 
+from expertflow.core.records import seal, unseal
 from expertflow.evaluate import earlier
 from expertflow.evaluate.earlier import PastRun, append_run, compare_runs, make_run, read_runs
 from expertflow.evaluate.records import Decoding, EarlierRun, GenerationSpec, Judgment
 
-HOW = spec()
+HOW, SCORER = spec(), {"python": "3.12.1", "code": "0a"}
 
 
 def run(
-    weights: str, correct: str, *, first: int = 0, how: GenerationSpec = HOW, metric: str = "m"
+    weights: str,
+    correct: str,
+    *,
+    first: int = 0,
+    how: GenerationSpec = HOW,
+    metric: str = "m",
+    scorer: dict[str, str] = SCORER,
 ) -> PastRun:
     """Return an evaluation from question ``first`` on, with an x for each right answer."""
     examples = [example(i, f"q{first + i}", "r") for i in range(len(correct))]
     verdicts = [Judgment("correct" if c == "x" else "wrong") for c in correct]
-    return make_run(how, metric, weights, examples, verdicts)
+    return make_run(how, metric, weights, examples, verdicts, scorer)
 
 
 def compare(now: PastRun, path: Path, n_groups: int = 1000) -> EarlierRun | None:
@@ -66,13 +73,23 @@ def test_what_was_asked_otherwise_or_of_the_same_weights_is_not_compared(path: P
         {"fields": {"schema": "form"}}, {"artifacts": {"database": __file__}},
     ]  # fmt: skip
     others = [run("b", "x", how=spec(**change)) for change in changes]
-    for other in (*others, run("b", "x", metric="other"), run("a", "x")):
+    others += [run("b", "x", scorer=SCORER | {"code": "0b"}), run("b", "x", metric="other")]
+    for other in (*others, run("a", "x")):
         assert compare(other, path) is None
     append_run(run("b", "x"), path)
     append_run(run("b", "x"), path)
     found = compare(run("b", "x"), path)
     assert found is not None and found.weights_sha256 == "a"
     assert [before.weights_sha256 for before in read_runs(path)] == ["a", "b"]
+
+
+def test_a_line_of_before_scorers_were_noted_is_read_and_not_compared(path: Path) -> None:
+    append_run(run("a", "x"), path)
+    line = unseal(json.loads(path.read_text()))
+    del line["how"]["scorer"]
+    path.write_text(json.dumps(seal(line)) + "\n")
+    assert [before.weights_sha256 for before in read_runs(path)] == ["a"]
+    assert compare(run("b", "x"), path) is None
 
 
 @pytest.mark.parametrize(
@@ -94,7 +111,7 @@ def test_what_a_record_gives_the_scorer_is_part_of_its_question(path: Path) -> N
 
     def graded(weights: str, tests: str) -> PastRun:
         asked = example(0, "q", "r", checks=tests, unread=weights)
-        return make_run(how, "m", weights, [asked], [Judgment("correct")])
+        return make_run(how, "m", weights, [asked], [Judgment("correct")], SCORER)
 
     append_run(graded("a", "assert(1)"), path)
     for tests, n_shared in (("assert(1)", 1), ("assert(2)", 0)):

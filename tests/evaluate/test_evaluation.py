@@ -142,7 +142,7 @@ def evaluate(case: GenerationInputs, **settings: Any) -> EvaluationRecord:
 
 
 def score_answers(
-    case: GenerationInputs, generations: GenerationRecord, **settings: Any
+    case: GenerationInputs, generations: GenerationRecord, code: str = "digest", **settings: Any
 ) -> EvaluationRecord:
     folder = case.rows.parent
     model: Any = SimpleNamespace(tokenizer=SimpleNamespace(layout=case.layout))
@@ -150,7 +150,7 @@ def score_answers(
         EvalInputs(
             spec=EvaluationSpec(**settings), generations=generations, shards=case.shards,
             packing=case.packing, model=model, keep=case.keep,
-            state=folder / "state", answers=folder / "answers.jsonl",
+            state=folder / "state", answers=folder / "answers.jsonl", code=code,
         )
     )  # fmt: skip
 
@@ -190,6 +190,8 @@ def test_an_evaluation_from_questions_to_record(tmp_path: Path) -> None:
     assert earlier is not None and earlier.change is not None
     assert (earlier.weights_sha256, earlier.n_shared_questions) == ("w10", 30)
     assert earlier.change.change == "worse"
+    # Other code may judge otherwise.
+    assert evaluate(worse, code="other").earlier is None
 
 
 def test_questions_of_a_group_are_drawn_together(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from msgspec import field
 from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
@@ -31,7 +32,10 @@ HASH_CHARS = 32
 
 
 class ScoringSetup(Record, frozen=True, kw_only=True):
-    """How questions were asked and judged. ``artifacts`` are hashes of the files scoring read."""
+    """How questions were asked and judged. ``artifacts`` are hashes of the files scoring read.
+
+    ``scorer`` has the versions of what judged: a corrected scorer alone may move a score.
+    """
 
     task: str
     metric: str
@@ -40,6 +44,8 @@ class ScoringSetup(Record, frozen=True, kw_only=True):
     backend: str = "transformers"
     fields: dict[str, str]
     artifacts: dict[str, str]
+    # Lines of before it was noted are still read; nothing compares with them.
+    scorer: dict[str, str] = field(default_factory=dict)
 
 
 class PastRun(Record, frozen=True, kw_only=True):
@@ -57,6 +63,7 @@ def make_run(
     weights_sha256: str,
     examples: Sequence[Example],
     judgments: Sequence[Judgment],
+    scorer: Mapping[str, str],
 ) -> PastRun:
     paths = {name: Path(place) for name, place in sorted(spec.artifacts.items())}
     how = fill_record(
@@ -69,6 +76,7 @@ def make_run(
             name: sha256_directory(path) if path.is_dir() else sha256_file(path)
             for name, path in paths.items()
         },
+        scorer=dict(scorer),
     )
     keys = [hash_question(spec, example) for example in examples]
     correct = {key: one.correct for key, one in zip(keys, judgments, strict=True)}

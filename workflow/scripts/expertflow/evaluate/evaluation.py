@@ -58,7 +58,7 @@ LARGEST_LOSS = 700.0
 
 
 class EvalInputs(Record, frozen=True, kw_only=True):
-    """``state`` holds earlier evaluations; ``answers`` is written."""
+    """``state`` holds earlier evaluations; ``answers`` is written; ``code`` digests the stage's."""
 
     spec: EvaluationSpec
     generations: GenerationRecord
@@ -68,6 +68,7 @@ class EvalInputs(Record, frozen=True, kw_only=True):
     keep: Path
     state: Path
     answers: Path
+    code: str
 
 
 def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
@@ -92,7 +93,10 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
     memory, this, after = inputs.state / f"{expert}.jsonl", None, comparison.after
     if comparison.metric is not None and after.judgments:
         weights = generations.published.weights_sha256
-        this = earlier.make_run(how, comparison.metric, weights, asked, after.judgments)
+        # A stage whose code changed runs again, so earlier weights that are still there are scored
+        # anew, too, and can be compared with.
+        scorer = comparison.tool_versions() | {"code": inputs.code}
+        this = earlier.make_run(how, comparison.metric, weights, asked, after.judgments, scorer)
     documents = choose_recall(inputs.shards, inputs.keep, how) if generations.recall else []
     record = fill_record(
         EvaluationRecord,
@@ -314,8 +318,10 @@ class ModelComparison(Record, frozen=True):
         if not published.candidates:
             found["published.candidates"] = published.reason
         if earlier is None:
-            comparable = "no evaluation of other weights by the same task and decoding is on record"
-            found["earlier"] = comparable if self.after.judgments else self._no_answers()
+            none = (
+                "no evaluation of other weights by the same task, decoding and scorer is on record"
+            )
+            found["earlier"] = none if self.after.judgments else self._no_answers()
         elif earlier.change is None:
             why = "the evaluation before asked none of these questions"
             found |= dict.fromkeys(("earlier.value_fraction", "earlier.change"), why)

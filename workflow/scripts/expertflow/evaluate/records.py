@@ -185,7 +185,7 @@ class BaselineScore(Record, frozen=True, kw_only=True):
 
 
 class EarlierRun(Record, frozen=True, kw_only=True):
-    """The newest earlier evaluation of other weights with the same task, metric and decoding.
+    """The newest earlier evaluation of other weights with the same task, decoding and scorer.
 
     ``n_shared_questions`` of its questions were asked again: ``value_fraction`` is its score on
     these, ``change`` this run minus that one. Both are null without shared questions.
