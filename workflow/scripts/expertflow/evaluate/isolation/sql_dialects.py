@@ -15,7 +15,16 @@ from expertflow.evaluate.isolation.sql_states import column_kind
 DIALECTS = ("postgres", "mysql", "tsql", "oracle", "bigquery", "snowflake")
 # What only one of them writes.
 _MARKS = {
-    "mysql": re.compile(r"`|\bAUTO_INCREMENT\b|\bENGINE\s*=|\bON UPDATE CURRENT_", re.IGNORECASE),
+    "mysql": re.compile(
+        r"`|\bAUTO_INCREMENT\b|\bENGINE\s*=|\bON UPDATE CURRENT_|^DELIMITER\b"
+        # A key among the columns; a column of that name has a type, ``key VARCHAR(9)``.
+        r"|,\s*(?:(?:FULLTEXT|SPATIAL|UNIQUE)\s+)?(?:INDEX|KEY)\s+\w+\s*\(\s*[a-z_]",
+        re.IGNORECASE | re.MULTILINE,
+    ),
+    "postgres": re.compile(
+        r"\bSET client_encoding\b|\bpg_catalog\.|\bOWNER TO\b|^COPY\s|\bplpgsql\b",
+        re.IGNORECASE | re.MULTILINE,
+    ),
     "tsql": re.compile(
         r"\[[a-z_]\w*\]|\bIDENTITY\s*\(|\bNVARCHAR\b|^\s*GO\s*$", re.IGNORECASE | re.MULTILINE
     ),
@@ -26,8 +35,29 @@ _TSQL_NOISE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _TSQL_OPTIONS = re.compile(
-    r"\bTEXTIMAGE_ON\s+\[?\w+\]?|\bWITH\s+(?:NO)?CHECK\b(?=\s+ADD\b)", re.IGNORECASE
+    r"\bTEXTIMAGE_ON\s+\[?\w+\]?|\bWITH\s+(?:NO)?CHECK\b(?=\s+ADD\b)"
+    r"|,\s*INDEX\s+\[?\w+\]?\s+(?:UNIQUE\s+)?(?:NON)?CLUSTERED\s*\([^()]*\)",
+    re.IGNORECASE,
 )
+# Triggers and routines, whose bodies hold semicolons: a batch of SQL Server's, and what MySQL's
+# client reads up to another mark. They fill no table, as a dump's rows are final.
+_ROUTINES = {
+    "tsql": r"^[ \t]*CREATE\s+(?:OR\s+ALTER\s+)?(?:FUNCTION|PROC|PROCEDURE|TRIGGER)\b"
+    r".*?(?=^[ \t]*GO[ \t\r]*$|\Z)",
+    "mysql": r"^DELIMITER[ \t]+(?!;[ \t\r]*$).*?(?:^DELIMITER[ \t]+;[ \t\r]*$|\Z)",
+}
+_ROUTINE = re.compile(
+    r"(?:OR\s+REPLACE\s+)?(?:DEFINER\s*=\s*\S+\s+)?(?:EVENT|EXTENSION|FUNCTION|PROCEDURE|TRIGGER)\b",
+    re.IGNORECASE,
+)
+_COPY = re.compile(
+    r"^COPY[ \t]+(?P<table>[^\n]+?)[ \t]+FROM[ \t]+stdin;[ \t\r]*\n(?P<rows>.*?)^\\\.[ \t\r]*$",
+    re.IGNORECASE | re.MULTILINE | re.DOTALL,
+)
+_COPY_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_COPY_CONTROLS = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+# ``ST_GeomFromText('POINT(1 2)', 4326)``: a place is its text.
+_PLACE = re.compile(r"(?:ST_)?\w+From(?:Text|WKB)", re.IGNORECASE)
 _TYPES = {"int": "INTEGER", "real": "REAL", "date": "TIMESTAMP", "bool": "BOOLEAN", "text": "TEXT"}
 _SETTING_COMMANDS = frozenset({"ALTER", "GRANT", "LOCK", "REVOKE", "SET", "UNLOCK"})
 
@@ -55,8 +85,8 @@ class Translator:
         from sqlglot import exp
         from sqlglot.errors import ErrorLevel
 
-        if self._simplify and self._dialect == "tsql":
-            text = _TSQL_OPTIONS.sub("", _TSQL_NOISE.sub(";", text))
+        if self._simplify:
+            text = _simplify_text(text, self._dialect)
         trees = self._parse(text)
         if self._simplify:
             tables = [table for tree in trees for table in tree.find_all(exp.Table)]
@@ -81,8 +111,12 @@ class Translator:
         from sqlglot.errors import SqlglotError
 
         logging.getLogger("sqlglot").setLevel(logging.ERROR)
+        dialect = sqlglot.Dialect.get_or_raise(self._dialect)
+        # sqlglot does not know all types of MySQL, for one POINT; as a type of the user's own it
+        # becomes text, as any other that SQLite has not.
+        dialect.SUPPORTS_USER_DEFINED_TYPES |= self._simplify
         try:
-            return [tree for tree in sqlglot.parse(text, read=self._dialect) if tree is not None]
+            return [tree for tree in sqlglot.parse(text, read=dialect) if tree is not None]
         except (SqlglotError, RecursionError) as error:
             raise self._unreadable(error) from error
 
@@ -98,7 +132,36 @@ class Translator:
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> UnusableError:
-        return UnusableError(f"sqlglot cannot read it as {self._dialect}: {one_line(error)}")
+        # It underlines the place, for a terminal.
+        text = re.sub("\x1b\\[\\d*m", "", str(error))
+        return UnusableError(f"sqlglot cannot read it as {self._dialect}: {one_line(text)}")
+
+
+def _simplify_text(text: str, dialect: str) -> str:
+    """Take out of a dump, or put in other words, what sqlglot does not parse."""
+    if dialect in _ROUTINES:
+        text = re.sub(_ROUTINES[dialect], "", text, flags=re.I | re.M | re.S)
+    if dialect == "tsql":
+        text = _TSQL_OPTIONS.sub("", _TSQL_NOISE.sub(";", text))
+    if dialect == "postgres":
+        text = _COPY.sub(_insert_copied, text)
+        if re.search(r"^COPY\s", text, re.I | re.M):
+            raise UnusableError("a COPY of a file or with options; dump rows by pg_dump --inserts")
+    return text
+
+
+def _insert_copied(found: re.Match[str]) -> str:
+    r"""Return the rows of a COPY as an INSERT: ``1\tAnn\t\N`` is ``('1', 'Ann', NULL)``."""
+    lines = [line.rstrip("\r").split("\t") for line in found["rows"].split("\n")[:-1]]
+    rows = [f"({', '.join(map(_quote_copied, cells))})" for cells in lines]
+    return f"INSERT INTO {found['table']} VALUES {', '.join(rows)};" if rows else ""
+
+
+def _quote_copied(cell: str) -> str:
+    if cell == r"\N":
+        return "NULL"
+    text = _COPY_ESCAPE.sub(lambda m: _COPY_CONTROLS.get(m[1], m[1]), cell)
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _drop_names(tree: Any, namespaces: set[str]) -> Any:
@@ -136,13 +199,13 @@ def _simplify_schema(trees: Iterable[Any]) -> list[Any]:
                 added = action.expressions if isinstance(action, exp.AddConstraint) else [action]
                 schema.set("expressions", [*schema.expressions, *added])
         elif isinstance(tree, exp.Insert):
-            for cast in list(tree.find_all(exp.Cast)):
-                # A cast to a time would leave the year; the column's own type is enough.
-                cast.replace(cast.this)
+            for node in list(tree.find_all(exp.Anonymous, exp.Cast, exp.Introducer)):
+                node.replace(_plain_value(node))
             kept.append(tree)
         elif isinstance(tree, exp.Command):
             word = tree.name.partition(" ")[0].upper()
-            kept += [] if word in _SETTING_COMMANDS else [tree]
+            is_routine = word == "CREATE" and _ROUTINE.match(tree.text("expression").lstrip())
+            kept += [] if word in _SETTING_COMMANDS or is_routine else [tree]
         elif not isinstance(tree, (exp.Create, *settings)):
             kept.append(tree)
     for schema in schemas.values():
@@ -151,7 +214,37 @@ def _simplify_schema(trees: Iterable[Any]) -> list[Any]:
         ]
         keys = [key for one in schema.expressions if (key := _plain_key(one)) is not None]
         schema.set("expressions", [*columns, *keys])
+        kept += [_read_truth(schema.this, one) for one in columns if one.kind.name == "BOOLEAN"]
     return kept
+
+
+def _plain_value(node: Any) -> Any:
+    """Return a value of a row without what SQLite lacks."""
+    from sqlglot import exp
+
+    if isinstance(node, exp.Cast):
+        # A cast to a time would leave the year; the column's own type is enough.
+        return node.this
+    if isinstance(node, exp.Introducer):
+        text = node.expression
+        # Bytes, which may be NUL: no text of a statement can hold it.
+        is_binary = node.name.lower() == "_binary"
+        return exp.HexString(this=text.name.encode().hex()) if is_binary else text
+    return node.expressions[0] if _PLACE.fullmatch(node.name) and node.expressions else node
+
+
+def _read_truth(table: Any, column: Any) -> Any:
+    """Return an UPDATE that turns the texts of truth values in Postgres, t and f, into 1 and 0."""
+    from sqlglot import exp
+
+    name = exp.column(column.this.copy())
+    true, false = exp.Literal.string("t"), exp.Literal.string("f")
+    is_true = exp.EQ(this=name.copy(), expression=true.copy())
+    return exp.Update(
+        this=table.copy(),
+        expressions=[exp.EQ(this=name.copy(), expression=exp.paren(is_true))],
+        where=exp.Where(this=exp.In(this=name, expressions=[true, false])),
+    )
 
 
 def _plain_column(column: Any) -> Any:

@@ -123,24 +123,28 @@ def _build(schema: str, limits: Limits) -> tuple[sqlite3.Connection, Translator]
     """Return a database as the schema describes it, and the translator that read it."""
     if len(schema) > MAX_SCHEMA_CHARS:
         raise UnusableError(f"its schema is longer than {MAX_SCHEMA_CHARS} characters")
-    first = ""
+    reasons: list[str] = []
+    likely = likely_dialects(schema)
     for translator in (
         Translator(),
         *map(Translator, DIALECTS),
-        *(Translator(dialect, simplify=True) for dialect in likely_dialects(schema)),
+        *(Translator(dialect, simplify=True) for dialect in likely),
     ):
         connection = _open(limits)
         try:
             _run_script(connection, translator.translate_schema(schema), limits)
-        except (sqlite3.Error, UnusableError) as error:
+        except (sqlite3.Error, UnusableError, ValueError) as error:
+            # ValueError: a character that no text may hold, such as NUL.
             connection.close()
-            first = first or one_line(error)
+            reasons.append(one_line(error))
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
                 # It would take as long in any dialect.
                 break
         else:
             return connection, translator
-    raise UnusableError(f"its schema cannot be built: {first}")
+    # What SQLite says of another database's dump tells less than the reader of its dialect.
+    why = reasons[-1] if len(likely) == 1 else reasons[0]
+    raise UnusableError(f"its schema cannot be built: {why}")
 
 
 def _open(limits: Limits) -> sqlite3.Connection:
@@ -151,6 +155,9 @@ def _open(limits: Limits) -> sqlite3.Connection:
 
 def _run_script(connection: sqlite3.Connection, statements: Sequence[str], limits: Limits) -> None:
     def authorize(action: int, *_: str | None) -> int:
+        if action == sqlite3.SQLITE_CREATE_TRIGGER:
+            # Passed over without an error: made-up rows would start it later, without a guard.
+            return sqlite3.SQLITE_IGNORE
         return sqlite3.SQLITE_OK if action in _BUILDING else sqlite3.SQLITE_DENY
 
     connection.set_authorizer(authorize)

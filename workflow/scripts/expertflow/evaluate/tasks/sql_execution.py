@@ -25,7 +25,7 @@ class SqlExecution(IsolatedTask):
     With the field ``schema``, a text of CREATE and perhaps INSERT statements, databases are made of
     it, and rows where it has few or none: a prediction is right if it agrees on all of them. What
     SQLite cannot build is read in other dialects by sqlglot, and then queries are, too; of a dump,
-    sizes of types, indexes, settings and computed defaults are left out.
+    sizes of types, indexes, settings, triggers and computed defaults are left out.
 
     Rows are a multiset, ordered only if the reference orders its outermost SELECT; column names do
     not count. Numbers may differ by 1e-9 of their size, integers not at all. Two empty results
