@@ -22,14 +22,14 @@ from trainers import Fault, Trainers
 
 from expertflow.core.errors import ExpertflowError, TrainingError
 from expertflow.core.files import sha256_file, sha256_json
-from expertflow.core.records import read_record, write_record
+from expertflow.core.records import read_record, write_record, write_sealed
 from expertflow.hardware import disk
 from expertflow.staging.content import read_content, rows_key, weights_key
 from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import step_hooks
-from expertflow.train.publish import fingerprint_run
+from expertflow.train.publish import PLAN, fingerprint_run, warn_of_unused_progress
 from expertflow.train.run import Diverged, TrainInputs
 
 KILL, TERM, INT, HUP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
@@ -95,6 +95,25 @@ def test_what_decides_no_weight_finds_the_same_state(tiny: TrainInputs) -> None:
 
     assert name(hardware="H100 PCIe") == name(save_every_minutes=2.0) == name()
     assert name(learning_rate=1e-5) != name()
+
+
+def test_progress_that_another_setting_leaves_unused_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    inputs = tiny_run.made(tmp_path, n_steps=2, save_steps=2)
+    write_sealed(inputs.state / PLAN, inputs.plan)
+    tiny_run.train(inputs)
+    new = tmp_path / "new"
+    new.mkdir()
+    warn_of_unused_progress(replace(inputs.plan, learning_rate=1e-5), new)
+    assert caplog.messages == [
+        f"{inputs.state}: an unfinished training at step 2 is not continued: learning_rate"
+        f" {inputs.plan.learning_rate}, now 1e-05"
+    ]
+    warn_of_unused_progress(inputs.plan, new)
+    assert caplog.messages[1].endswith("is not continued: other data, model or code")
+    warn_of_unused_progress(inputs.plan, inputs.state)
+    assert len(caplog.messages) == 2
 
 
 def test_a_session_without_steps_has_the_peaks_of_those_before(

@@ -46,7 +46,7 @@ from expertflow.train.saved.state_dirs import lock_state
 from expertflow.train.step_hooks import STEPS_FILE, truncate_log
 
 log = logging.getLogger(__name__)
-DIVERGED, PLAN, PREFLIGHT = "diverged.txt", "plan.json", "preflight.json"
+DIVERGED, PREFLIGHT = "diverged.txt", "preflight.json"
 MONITOR = Path(__file__).resolve().parents[2] / "monitor_gpu.py"
 SAMPLES, MONITOR_RECORD = "gpu.jsonl", "monitor.json"
 STOP_S = 60
@@ -135,6 +135,7 @@ def _read_inputs(job: TrainingJob, packing: PackingRecord) -> TrainInputs:
 def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> RunSummary:
     plan, state = inputs.plan, inputs.state
     checkpoint_files.remove_partials(state)
+    publish.warn_of_unused_progress(plan, state)
     with _staged(job, inputs) as (placed, places):
         rows = None
         if placed.documents is None:
@@ -143,7 +144,7 @@ def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> Run
         staging = {note.kind: to_json(note) for note in places.staged}
         merged = (job.output.parent, inputs.model.n_weight_bytes)
         readings = run_preflight(plan, state, rows, merged) | {"staging": staging}
-        write_sealed(state / PLAN, plan)
+        write_sealed(state / publish.PLAN, plan)
         write_record(state / PREFLIGHT, readings)
         try:
             with run_monitor(state, plan, seen_s=placed.seen_s):

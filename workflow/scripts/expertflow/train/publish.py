@@ -4,8 +4,9 @@ The published weights are at a folder's root; the others, equally complete, belo
 """
 
 import logging
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from msgspec.structs import asdict
@@ -51,7 +52,7 @@ from expertflow.train.timing import PARTS, is_sampled
 
 log = logging.getLogger(__name__)
 
-OUTCOME = "outcome.json"
+OUTCOME, PLAN = "outcome.json", "plan.json"
 # Files of the run that are stored beside the model in results/.
 LOGS = ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json")
 
@@ -79,14 +80,40 @@ def fingerprint_run(
     *, plan: TrainPlan, packing: PackingRecord, model: ModelRecord, code: str
 ) -> str:
     """Hash everything that decides the trained weights; prices and predictions do not."""
-    decided = to_json(plan)
+    rows = [packing.train.sha256, packing.held_out.sha256]
+    weights = [model.weights_sha256, model.tokenizer.sha256]
+    return sha256_json([_weight_settings(plan), rows, weights, code])[:20]
+
+
+def _weight_settings(plan: TrainPlan) -> dict[str, Any]:
+    decided: dict[str, Any] = to_json(plan)
     for key in (*_SAID, *_UNDECIDED):
         decided.pop(key)
     # The hash of an adapter to continue from counts, not its place.
     (decided[name_of(Training.lora)] or {}).pop(name_of(LoraSpec.init_from), None)
-    rows = [packing.train.sha256, packing.held_out.sha256]
-    weights = [model.weights_sha256, model.tokenizer.sha256]
-    return sha256_json([decided, rows, weights, code])[:20]
+    return decided
+
+
+def warn_of_unused_progress(plan: TrainPlan, state: Path) -> None:
+    """Warn of the expert's unfinished trainings that this one, at its first step, cannot resume."""
+    if checkpoint_files.newest_checkpoint(state) is not None:
+        return
+    wanted = _weight_settings(plan)
+    for other in sorted(path for path in state.parent.iterdir() if path.is_dir() and path != state):
+        newest = checkpoint_files.newest_checkpoint(other)
+        if newest is None or (other / OUTCOME).is_file():
+            continue
+        differs = "other data, model or code"
+        # A plan of another version may lack fields, and says nothing about settings.
+        with suppress(DataError):
+            there = _weight_settings(read_record(TrainPlan, other / PLAN))
+            settings = wanted.keys() & Training.__struct_fields__
+            if changed := sorted(key for key in settings if wanted[key] != there[key]):
+                differs = ", ".join(f"{key} {there[key]}, now {wanted[key]}" for key in changed)
+        log.warning(
+            "%s: an unfinished training at step %d is not continued: %s",
+            other, checkpoint_files.step_of(newest), differs,
+        )  # fmt: skip
 
 
 def check_inputs_unmoved(packing: PackingRecord, rows: Path) -> None:
