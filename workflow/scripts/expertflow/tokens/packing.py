@@ -183,16 +183,11 @@ def clip_spans(spans: Ragged, starts: Ints, lengths: Ints, offsets: Ints) -> Rag
 
 def count_targets(seq_lengths: Ragged, spans: Ragged) -> Ints:
     """Count supervised tokens per row, except each document's first, which has no context."""
-    n_rows = len(seq_lengths)
+    # In tokens from the first row's start, padding not counted.
     row_starts = offsets_of(seq_lengths.sum_lists())
     firsts = offsets_of(seq_lengths.values)[:-1]
-    owner = np.repeat(np.arange(n_rows), spans.lengths // 2)
+    owner = np.repeat(np.arange(len(seq_lengths)), spans.lengths // 2)
     low = spans.values[::2] + row_starts[owner]
     high = spans.values[1::2] + row_starts[owner]
-    supervised = np.bincount(owner, weights=high - low, minlength=n_rows).astype(np.int64)
-    span = np.searchsorted(low, firsts, side="right") - 1
-    covered = np.zeros(len(firsts), bool)
-    there = span >= 0
-    covered[there] = firsts[there] < high[span[there]]
-    rows = np.repeat(np.arange(n_rows), seq_lengths.lengths)
-    return supervised - np.bincount(rows[covered], minlength=n_rows)
+    targets = high - low - (np.searchsorted(firsts, high) - np.searchsorted(firsts, low))
+    return np.bincount(owner, weights=targets, minlength=len(seq_lengths)).astype(np.int64)
