@@ -70,6 +70,7 @@ class PackedRows(Record, frozen=True):
         if out is None:
             out = np.empty((len(rows), self.length), np.int32)
         if len(self.parts_NL) == 1:
+            # In its default mode numpy buffers what it writes to ``out``.
             return np.take(self.parts_NL[0], rows, axis=0, out=out, mode="clip")
         height = len(self.parts_NL[0])
         for i, row in enumerate(rows.tolist()):
@@ -129,6 +130,7 @@ def write_dataset(directory: Path, schema: pa.Schema, batches: Iterable[list[pa.
     info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
     state: dict[str, object] = {
         "_data_files": [{"filename": ROWS_FILE}],
+        # A fixed one, so that equal rows are equal files.
         "_fingerprint": "expertflow",
         "_format_columns": None,
         "_format_kwargs": {},

@@ -86,6 +86,7 @@ class Engine(Encoder):
         return ids
 
     def encode_flat(self, texts: list[str]) -> Ragged:
+        # Unlike ``encode_batch`` it does not compute the offsets of characters.
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return Ragged.from_lists(item.ids for item in encoded)
 

@@ -48,13 +48,16 @@ def export_rows(source: Path, output: Path, *, targets: Targets, padded: bool) -
             chosen = np.arange(start, min(start + height, len(rows)))
             ids_NL, lengths = rows.take_ids(chosen), rows.seq_lengths.take(chosen)
             target_NL = target_mask(rows, chosen)
+            # Complete only when ``write_dataset`` has taken all batches.
             counts[:] += lengths.values.sum(), target_NL.sum()
             if targets == "labels":
                 values_NL = np.where(target_NL, ids_NL, np.int32(IGNORE))
             else:
+                # Of a mask Arrow would make booleans, where the schema has int8.
                 values_NL = target_NL.astype(np.int8)
             yield _columns(ids_NL, values_NL, lengths, padded=padded)
 
+    # -1 is Arrow's size of lists that vary in length.
     size = rows.length if padded else -1
     values = pa.list_(pa.int32() if targets == "labels" else pa.int8(), size)
     ids, lengths = pa.list_(pa.int32(), size), pa.list_(pa.int32())
@@ -90,6 +93,7 @@ def _columns(
         # A row's padding, if any, is its last document.
         padding = length - used
         at = np.flatnonzero(padding)
+        # Inserted after the row's documents: before the index where those of the next row start.
         listed = np.insert(lengths.values, lengths.offsets[at + 1], padding[at])
         lengths = Ragged(listed, offsets_of(lengths.lengths + (padding > 0)))
     else:

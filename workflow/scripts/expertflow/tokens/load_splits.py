@@ -26,6 +26,7 @@ from expertflow.tokens.records import DecodedSample, TokenShardRecord
 N_SAMPLES = 3
 BATCH_BYTES = 32 << 20
 # Where documents of one length are compared first, in tokens from their end.
+# From the end, because many documents begin alike, e.g. with one system prompt.
 PROBES = (8, 16, 32, 64)
 
 
@@ -125,6 +126,7 @@ def check_leakage(expert: str, splits: Splits, shards: Sequence[TokenShardRecord
     trained, asked = np.flatnonzero(train.length), np.flatnonzero(held_out.length)
     for n_back in PROBES:
         keys, others = _probe(train, trained, ids, n_back), _probe(held_out, asked, ids, n_back)
+        # Keys are small, so a table of 2^20 flags finds them faster than sorting does.
         trained = trained[np.isin(keys, others, kind="table")]
         asked = asked[np.isin(others, keys, kind="table")]
 
@@ -150,11 +152,13 @@ def _probe(
     documents: SplitDocuments, rows: Ints, ids: Sequence[NDArray[np.int32]], n_back: int
 ) -> NDArray[np.int32]:
     """Return keys below 2^20, equal if lengths are and the tokens so far from the end."""
+    # Documents are in the order of their shards, which the cuts below rely on.
     length, shard = documents.length[rows], documents.shard[rows]
     at = documents.offset[rows] + np.maximum(length - n_back, 0)
     edges = np.searchsorted(shard, range(len(ids) + 1)).tolist()
     parts = [own[at[i:j]] for own, (i, j) in zip(ids, pairwise(edges), strict=True) if i < j]
     tokens = np.concatenate([np.empty(0, np.int32), *parts])
+    # May wrap around in int32. Documents with equal keys are compared in full, so any key will do.
     return (tokens * 4099 + length) & 0xFFFFF
 
 
@@ -226,6 +230,7 @@ def row_batches(
                 lengths.values.astype(np.int64),
                 at,
             )
+            # From one list per piece to one per row.
             spans = Ragged(spans.values, spans.offsets[part.offsets])
             yield PackedRows((taken,), lengths, spans)
             done(len(part))
@@ -241,10 +246,12 @@ def _read(
     out: NDArray[np.int32],
 ) -> None:
     size = IDS_DTYPE.itemsize
+    # By file, then by place in it: lexsort takes its last key first.
     order = np.lexsort((offset, shard))
     memory = out.reshape(-1).data.cast("B")
     starts, ends = place[order] * size, (place + length)[order] * size
     columns = (shard[order], offset[order] * size, starts, ends)
     for number, at, start, end in zip(*(c.tolist() for c in columns), strict=True):
+        # Straight into the row's place, without a buffer between.
         if os.preadv(files[number], (memory[start:end],), at) != end - start:
             raise DataError(f"a token file ends early; {REPAIR}")

@@ -68,6 +68,7 @@ def pack_sequences(
     lengths = np.concatenate((splits.train.length, splits.held_out.length))
     if not lengths.any():
         raise DataError(f"{expert}: no tokens to pack; check the documents and the tokenizer")
+    # Deduplication compares fields of records; documents that differ there may have equal tokens.
     check_leakage(expert, splits, shards)
     length, reason = choose_length(spec, int(lengths.max()))
     packed: dict[str, Any] = {
@@ -124,6 +125,7 @@ def _count_dropped(splits: Splits, spec: PackingSpec, length: int) -> dict[str, 
     is_dropping = spec.overflow == "drop" and spec.packing != "concat"
 
     def count_too_long(documents: SplitDocuments) -> int:
+        # A repeated document is the same place of the same shard.
         rows = (documents.length > length) & is_dropping
         places = (column[rows].tolist() for column in (documents.shard, documents.offset))
         return len(set(zip(*places, strict=True)))
@@ -146,6 +148,7 @@ def _pack_split(
     progress = ProgressPrinter(f"{output}", total=len(rows), unit="rows packed")
     n_supervised = n_targets = 0
 
+    # Counted on the way to the file, since no more than a batch is in memory.
     def counted() -> Iterator[PackedRows]:
         nonlocal n_supervised, n_targets
         for batch in row_batches(documents, pieces, rows, length=length, done=progress.add):
@@ -155,6 +158,7 @@ def _pack_split(
             yield batch
 
     write_rows(output, counted(), length=length)
+    # Otherwise a piece is a document, and nothing has to tell which pieces belong together.
     if pieces.n_split:
         np.save(output / DOCUMENTS_FILE, pieces.document[rows.values])
     n_tokens = int(pieces.length.sum(dtype=np.int64))
@@ -173,6 +177,7 @@ def _pack_split(
         n_padding_tokens=len(rows) * length - n_tokens,
         n_sequences=len(rows),
         n_sequences_lower_bound=-(-n_tokens // length),
+        # In int32 one document of 46,341 tokens would overflow.
         sum_len_sq=int((pieces.length.astype(np.int64) ** 2).sum()),
     )
 
@@ -189,8 +194,11 @@ def plan_rows(lengths: NDArray[np.int32], spec: PackingSpec, length: int) -> tup
 
 def _histogram(lengths: NDArray[np.int32]) -> LengthHistogram:
     longest = int(lengths.max())
+    # The first edges round to equal numbers. The last is above the longest document, as each count
+    # excludes its upper edge.
     edges = np.unique(np.geomspace(1, longest + 1, N_BINS).round().astype(int))
     counts, _ = np.histogram(lengths, bins=edges)
+    # "higher" returns a length that occurs, where others interpolate.
     percentiles = {f"p{q}": int(np.percentile(lengths, q, method="higher")) for q in (50, 90, 99)}
     return LengthHistogram(
         edges=tuple(edges.tolist()),

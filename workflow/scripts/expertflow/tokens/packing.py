@@ -55,6 +55,7 @@ def cut_documents(lengths: NDArray[np.integer], *, row_length: int, overflow: st
     n_over = int(long.sum())
     over = int(lengths[long].sum(dtype=np.int64))
     if overflow == "split":
+        # Rows of 10, a document of 25 -> pieces of 10, 10 and 5 at 0, 10 and 20.
         per_document = -(-lengths // row_length)
         document = np.repeat(np.arange(len(lengths), dtype=np.int32), per_document)
         offsets = offsets_of(per_document)
@@ -117,8 +118,11 @@ def fill_rows(counts: NDArray[np.integer], *, row_length: int) -> Iterator[Group
             rooms[room] = True
 
     for length in np.flatnonzero(counts)[::-1].tolist():
+        # A document without tokens takes no row.
         left = int(counts[length]) if length else 0
         while left:
+            # The first true entry is the fullest row that fits; argmax is 0, too, where none is
+            # true.
             room = length + int(rooms[length:].argmax())
             if rooms[room]:
                 n_rows, before = waiting[room].popleft()
@@ -126,6 +130,8 @@ def fill_rows(counts: NDArray[np.integer], *, row_length: int) -> Iterator[Group
             else:
                 room, before = row_length, None
                 n_rows = -(-left // (row_length // length))
+            # 5 pieces of 3 in new rows of 10: one row of three, with room 1, and one of two, with
+            # room 4.
             fits = room // length
             n_full = min(n_rows, left // fits)
             if n_full:
@@ -135,6 +141,7 @@ def fill_rows(counts: NDArray[np.integer], *, row_length: int) -> Iterator[Group
             if left and n_rows:
                 yield from put(1, room - left * length, Filled(length, left, before))
                 left, n_rows = 0, n_rows - 1
+            # Rows that got nothing stay first in their queue.
             if n_rows and before is not None:
                 waiting[room].appendleft(Group(n_rows, before))
                 rooms[room] = True
@@ -152,11 +159,13 @@ def concat_pieces(lengths: NDArray[np.integer], *, row_length: int) -> tuple[Pie
     """Concatenate all documents and cut every ``row_length`` tokens."""
     ends = np.cumsum(lengths, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
+    # A piece ends where its document or its row ends.
     edges = np.unique(np.concatenate(([0], ends, np.arange(0, total, row_length))))
     if total == 0:
         nothing = np.empty(0, np.int32)
         return Pieces(nothing, nothing, nothing), Ragged.from_lists()
     start = edges[:-1]
+    # From the right: a start that is also an end belongs to the next document that has tokens.
     document = np.searchsorted(ends, start, side="right")
     first = ends[document] - np.asarray(lengths, np.int64)[document]
     pieces = Pieces(
@@ -172,6 +181,7 @@ def concat_pieces(lengths: NDArray[np.integer], *, row_length: int) -> tuple[Pie
 def clip_spans(spans: Ragged, starts: Ints, lengths: Ints, offsets: Ints) -> Ragged:
     """Clip each list of spans to its piece [start, start + length), shifted to the offset."""
     owner = np.repeat(np.arange(len(spans)), spans.lengths // 2)
+    # Span [2, 8) of the piece [5, 10) at offset 20 -> [5, 8) -> [20, 23).
     low = np.maximum(spans.values[::2], starts[owner])
     high = np.minimum(spans.values[1::2], (starts + lengths)[owner])
     inside = low < high
@@ -189,5 +199,6 @@ def count_targets(seq_lengths: Ragged, spans: Ragged) -> Ints:
     owner = np.repeat(np.arange(len(seq_lengths)), spans.lengths // 2)
     low = spans.values[::2] + row_starts[owner]
     high = spans.values[1::2] + row_starts[owner]
+    # Documents start within [low, high) where the span covers their first token.
     targets = high - low - (np.searchsorted(firsts, high) - np.searchsorted(firsts, low))
     return np.bincount(owner, weights=targets, minlength=len(seq_lengths)).astype(np.int64)

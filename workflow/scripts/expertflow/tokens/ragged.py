@@ -21,6 +21,7 @@ class Ragged(Record, frozen=True):
 
     @classmethod
     def from_lists(cls, lists: Iterable[Sequence[int]] = ()) -> "Ragged":
+        # An empty array leads, since no lists at all would leave nothing to concatenate.
         arrays = [np.asarray(item, dtype=np.int32) for item in lists]
         lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
         return cls(np.concatenate([np.empty(0, np.int32), *arrays]), offsets_of(lengths))
@@ -36,6 +37,7 @@ class Ragged(Record, frozen=True):
         return np.diff(self.offsets)
 
     def sum_lists(self) -> Ints:
+        # By a running sum: np.add.reduceat returns the next list's first value for an empty list.
         total = np.concatenate(([0], np.cumsum(self.values, dtype=np.int64)))
         return np.asarray(total[self.offsets[1:]] - total[self.offsets[:-1]])
 
@@ -67,6 +69,7 @@ def run_indices(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> In
     [5, 6, 0, 1, 2]
     """
     offsets = offsets_of(lengths)
+    # In the example: [5, 5, -2, -2, -2] + [0, 1, 2, 3, 4].
     places = np.repeat(starts - offsets[:-1], lengths)
     places += np.arange(offsets[-1])
     return np.asarray(places)

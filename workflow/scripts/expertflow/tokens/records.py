@@ -14,6 +14,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 )  # fmt: skip
+# fastokens cannot be demanded: it is used only where its ids are those of ``tokenizers``.
 EngineChoice = Literal["auto", "tokenizers"]
 # Why a document is not in the rows, beside the reasons of its template.
 TOO_LONG = "longer_than_row"
@@ -98,6 +99,7 @@ class TokenShardRecord(StoredTokens, frozen=True, kw_only=True):
     source: str
     shard: str
     document_shards: tuple[str, ...]
+    # One index covers all document shards; these counts lead from a shard's row to the index's.
     n_documents_by_shard: tuple[int, ...]
     path: str
     index_path: str
@@ -113,6 +115,7 @@ class PackingSpec(Record, frozen=True, kw_only=True):
     sequence_length_tokens: int | None
     packing: Literal["bfd", "concat", "none"]
     overflow: Literal["split", "truncate", "drop"]
+    # Orders the rows; which documents share a row does not depend on chance.
     seed: int
     max_rejected_fraction: float
 
@@ -157,6 +160,7 @@ class PackedSplit(Record, frozen=True, kw_only=True):
     n_target_tokens: int
     n_padding_tokens: int
     n_sequences: int
+    # The rows that would do without any padding.
     n_sequences_lower_bound: int
     sum_len_sq: int
 

@@ -42,6 +42,7 @@ from expertflow.tokens.tokenize import N_EXAMPLES, BatchDraft, Drafter, TokenBat
 
 log = logging.getLogger(__name__)
 IDS, INDEX_FILE, RECORD = "tokens.ids", "index.arrow", "record.json"
+# More than the report shows, since some turn out to be held out or duplicates.
 N_SAMPLES = 8
 SAMPLE_TOKENS = 400
 # Batches laid out while the engine loads, which takes a second.
@@ -62,6 +63,7 @@ def pretokenize_shard(
     index: Path,
 ) -> TokenShardRecord:
     """Write some shards' ids and supervised spans, or take them from the store."""
+    # Other versions may encode a text otherwise, or lay out a chat otherwise.
     packages = ("fastokens", "tokenizers", "jinja2")
     key = sha256_json(
         [
@@ -85,6 +87,7 @@ def pretokenize_shard(
         except DataError as error:
             log.warning("%s", error)
             return False
+        # A missing file is no error there: it is merely not among those that were checked.
         return {folder / name for name in (RECORD, IDS, INDEX_FILE)} == found.keys()
 
     folder, was_there = ensure_stored(store, key, make, is_complete)
@@ -139,6 +142,7 @@ def _tokenize_shards(
             )
             written = [row for row, reason in enumerate(draft.dropped) if reason is None]
             for row in written[: N_SAMPLES - len(samples)]:
+                # The row counts through the token shard, not through this batch.
                 decoded = _decode_sample(draft, tokens, row, choosing.result())
                 samples.append((progress.n_done + row, decoded))
             n_tokens += int(lengths.sum())
@@ -196,6 +200,7 @@ def _probe_texts(documents: Path, renderer: Renderer, n_shards: int) -> list[str
     texts: list[str] = []
     left = PROBE_CHARS // n_shards
     for first in islice(iter_batches(documents), 1):
+        # Rounded up, so that each of many shards gives a document.
         part = first.slice(0, -(-PROBE_DOCUMENTS // n_shards))
         bodies = map(body_of, part["frame"].to_pylist(), part["texts"].to_pylist())
         for text in iter_training_texts(renderer, bodies):
@@ -212,6 +217,7 @@ def _decode_sample(
     ids, learned = tokens.ids[row], tokens.spans[row].tolist()
     n = min(len(ids), SAMPLE_TOKENS)
     # What is learned and what is not follow each other.
+    # Learned [3, 9) of 12 ids -> [0, 3, 9, 12]: every other piece is learned.
     edges = [0, *(min(at, n) for at in learned), n]
     pieces = [
         DecodedPiece(text=engine.decode(ids[start:end].tolist()), learned=bool(i % 2))

@@ -35,6 +35,7 @@ def ensure_stored(
         sync(partial)
         try:
             partial.rename(folder)
+        # A folder that is not empty cannot be replaced: another job was faster.
         except OSError:
             if not folder.is_dir():
                 raise
@@ -50,6 +51,7 @@ def publish_file(source: Path, target: Path) -> None:
 def find_prunable(store: Path) -> list[Path]:
     if not store.is_dir():
         return []
+    # Hidden folders belong to jobs that are still writing.
     return [path for path in sorted(store.glob("[!.]*")) if path.is_dir() and not _in_use(path)]
 
 
@@ -57,5 +59,6 @@ def _in_use(folder: Path) -> bool:
     files = list(folder.iterdir())
     newest_s = max(path.stat().st_mtime for path in (folder, *files))
     young = time.time() - newest_s < ABANDONED_S
+    # What an expert uses is a second name of the same file.
     shared = any(path.stat().st_nlink > 1 for path in files)
     return young or shared

@@ -29,6 +29,7 @@ from expertflow.tokens.ragged import Ints, Ragged, offsets_of, run_indices
 log = logging.getLogger(__name__)
 # Texts up to this length are encoded once per batch, such as the newline after each turn.
 SHORT_CHARS = 16
+# A span that starts or ends with its piece needs no text encoded to find where.
 NO_EDGE = -1
 # Frames with fewer documents in a batch are rendered one by one.
 FEW = 4
@@ -111,6 +112,7 @@ class BatchDraft(Struct):
             np.concatenate((np.arange(n_special), n_special + encoded.offsets)),
         )
         pieces, document_at = self._pieces()
+        # Special tokens are first, then texts: -1 -> n_special, -2 -> n_special + 1.
         laid = known.take(np.where(pieces >= 0, pieces, n_special + ~pieces))
         bounds = laid.offsets[document_at]
         learned = np.concatenate([np.empty((0, 4), np.int64), *self._learned])
@@ -171,6 +173,7 @@ def _leading(edge: Ints, at: Ints, laid: Ragged, own: Sequence[np.ndarray]) -> I
     bounds = np.searchsorted(edge[order], np.arange(len(own) + 1))
     for number, ids in enumerate(own):
         members = order[bounds[number] : bounds[number + 1]]
+        # Most documents laid out alone have edges of their own: one comparison instead of a loop.
         if len(members) == 1:
             piece = laid[int(at[members[0]])]
             n = min(len(piece), len(ids))
@@ -188,6 +191,7 @@ def _leading(edge: Ints, at: Ints, laid: Ragged, own: Sequence[np.ndarray]) -> I
 
 
 def _by_document(low: Ints, high: Ints, document: Ints, bounds: Ints) -> Ragged:
+    # [0, 3) and [3, 5) of a document -> [0, 5).
     touches = np.zeros(len(low), bool)
     touches[1:] = (low[1:] == high[:-1]) & (document[1:] == document[:-1])
     first = np.flatnonzero(~touches)
@@ -224,6 +228,7 @@ class Drafter:
 
     def _form(self, frame: bytes, texts: pa.ListArray) -> DocumentForm | None:
         if frame not in self._forms:
+            # The first is the one not used for the longest time.
             if len(self._forms) == N_FORMS:
                 self._forms.popitem(last=False)
             form = self._renderer.build_form(frame)
@@ -236,6 +241,7 @@ class Drafter:
 
     def _fits(self, form: DocumentForm, frame: bytes, texts: pa.ListArray) -> bool:
         for own in texts.to_pylist():
+            # A form stands only for documents that meet its conditions; others are rendered.
             if not all(condition.holds(own[condition.text]) for condition in form.conditions):
                 continue
             body = body_of(frame, own)
@@ -259,6 +265,7 @@ class Drafter:
         if form is None:
             return rows
         flat = texts.flatten()
+        # Documents of one frame have equally many texts: text i of each is every n_texts-th from i.
         n_texts = len(flat) // len(texts)
         columns = [flat.take(pa.array(np.arange(i, len(flat), n_texts))) for i in range(n_texts)]
         posing, apart = np.zeros(len(rows), bool), np.zeros(len(rows), bool)
@@ -342,6 +349,7 @@ class DocumentRows:
         starts = np.zeros(len(chosen), np.int64)
         return PackedRows(
             (ids_NL,),
+            # One document per row, and none in a row whose document has no tokens.
             Ragged(lengths[lengths > 0].astype(np.int32), offsets_of(np.sign(lengths))),
             clip_spans(tokens.spans, starts, lengths, starts),
         )

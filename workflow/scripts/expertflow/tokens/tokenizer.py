@@ -44,6 +44,7 @@ def prepare_tokenizer(
             source = partial
             save_tokenizer(train_tokenizer(texts, vocab_size=spec.vocab_size), partial)
         else:
+            # By pattern, so that a file which this model lacks is no error here.
             for file in (file for name in TOKENIZER_FILES for file in source.glob(name)):
                 target = partial / file.relative_to(source)
                 target.parent.mkdir(exist_ok=True)
@@ -84,6 +85,8 @@ def _checked_layout(directory: Path, spec: TokenizerSpec, engine: Engine) -> Lay
         for role, text in (("user", "What is 2 + 2?"), ("assistant", "It is 4.")) * 2
     )
     renderer = Renderer(layout)
+    # An added token may strip the blanks beside it (``lstrip``, ``rstrip``), and a normalizer may
+    # prepend one: ids of the parts are then not what the model was trained on.
     in_parts = tokenize([renderer.render(Body(turns=turns))], engine)
     if in_parts.ids[0].tolist() == engine.encode_with_special_tokens(
         renderer.text(Body(turns=turns))
@@ -96,6 +99,7 @@ def _checked_layout(directory: Path, spec: TokenizerSpec, engine: Engine) -> Lay
 
 def add_tokens(directory: Path, tokens: Sequence[str]) -> None:
     """Add tokens to a saved tokenizer, to be found in texts; ConfigError if it has one already."""
+    # transformers reads both files, so both have to know the tokens.
     path, config = (directory / name for name in TOKENIZER_FILES[:2])
     tokenizer = Tokenizer.from_file(str(path))
     for token in tokens:
@@ -129,6 +133,7 @@ def learn_merges(tokenizer: Tokenizer, texts: Iterable[str], *, vocab_size: int)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[TEXT_END, TURN_START, TURN_END],
+        # All 256 bytes, so that no text is unknown to a tokenizer that learned from a few.
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -144,6 +149,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         "eos_token": TURN_END,
         "pad_token": TEXT_END,
         "chat_template": CHATML,
+        # Decoding would remove the blank before a period or a comma.
         "clean_up_tokenization_spaces": False,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
@@ -156,6 +162,7 @@ def download_files(name: str, revision: str | None, patterns: Sequence[str], *, 
 
     wanted = list(patterns)
     try:
+        # Asked before the download, so that a disk without room is found in a second.
         with suppress(DryRunError):  # where the hub is out of reach
             files = snapshot_download(name, revision=revision, allow_patterns=wanted, dry_run=True)
             n_bytes = sum(file.file_size for file in files if file.will_download)
