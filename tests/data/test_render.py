@@ -260,9 +260,8 @@ def test_no_text_changes_what_stands_around_it(texts: list[str]) -> None:
 def test_results_go_to_the_calls_that_the_data_names() -> None:
     template = (
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
-        "{{ c.type }} {{ c.function.name }}={{ c.id }} {% endfor %}{{ m.name or '' }} {{ m.tool_call_id or '' }}"
-        "</s>"
-        "{% endfor %}"
+        "{{ c.type }} {{ c.function.name }}={{ c.id }} {% endfor %}"
+        "{{ m.name or '' }} {{ m.tool_call_id or '' }}</s>{% endfor %}"
     )
     calls = tuple(ToolCall(name=name, arguments={}, id=name) for name in "xyz")
     turns = (
