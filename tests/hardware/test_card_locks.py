@@ -5,6 +5,7 @@ import inspect
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 from support import SCRIPTS, write_tiny_run
 
 from expertflow.core.records import read_record, write_record
+from expertflow.hardware import card_locks
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
 
@@ -109,8 +111,46 @@ def test_a_launchers_cards_are_left_alone(jobs: Jobs, settings: dict[str, str]) 
 
 
 def test_where_nothing_can_be_locked_the_first_card_is_taken(jobs: Jobs) -> None:
-    (jobs.folder / f"expertflow-{os.getuid()}").write_text("")
+    (jobs.folder / "expertflow-GPU-a.lock").mkdir()
     assert jobs.start(1) == "GPU-a" and "cannot be locked" in (jobs.folder / "log").read_text()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="takes a second user")
+def test_users_of_one_machine_respect_each_others_locks() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1777)  # as /tmp is
+        path = Path(folder, "card.lock")
+        before = os.umask(0o077)
+        try:
+            assert card_locks._lock(path)
+        finally:
+            os.umask(before)
+        assert _lock_as_nobody(path) == "held"
+        card_locks._locks.pop().close()
+        assert _lock_as_nobody(path) == "taken"
+
+
+def _lock_as_nobody(path: Path) -> str:
+    child = os.fork()
+    if child == 0:
+        code = 2
+        try:
+            os.setuid(65534)
+            code = 0 if card_locks._lock(path) else 1
+        finally:
+            os._exit(code)
+    return ("taken", "held", "failed")[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+
+
+def test_a_lock_follows_no_link_and_waits_at_no_pipe(tmp_path: Path) -> None:
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        card_locks._lock(link)
+    assert not (tmp_path / "elsewhere").exists()
+    os.mkfifo(pipe)
+    assert card_locks._lock(pipe)
+    card_locks._locks.pop().close()
 
 
 class Locked(Exception):

@@ -11,16 +11,17 @@ from expertflow.hardware.nvml import open_gpus
 
 log = logging.getLogger(__name__)
 # Kept open: a lock lasts as long as its file, through an exec too.
-_locks: list[IO[str]] = []
+_locks: list[IO[bytes]] = []
 
 
 def lock_cards(n: int) -> None:
     """Lock ``n`` visible cards until this process ends; hide the others from CUDA and the monitor.
 
-    Jobs of one user respect each other's locks, whatever their folder; cards whose memory others
-    hold come last. If too few cards are free, the rest are shared: nothing waits. Processes of a
-    launcher have their cards already, as have those that Slurm may spread over several machines.
-    Call before CUDA starts.
+    Jobs of all users of a machine respect each other's locks, if they have the same folder for
+    temporary files (/tmp, where TMPDIR names none); cards whose memory others hold come last. If
+    too few cards are free, the rest are shared: nothing waits. Processes of a launcher have their
+    cards already, as have those that Slurm may spread over several machines. Call before CUDA
+    starts.
     """
     if "RANK" in os.environ or (n > 1 and "SLURM_JOB_ID" in os.environ):
         return
@@ -33,11 +34,10 @@ def lock_cards(n: int) -> None:
     cards = [card[1] for card in sorted(usable, key=lambda card: (card[2] or 0) >> 30)]
     if len(cards) < n:
         return
-    folder, taken = Path(tempfile.gettempdir(), f"expertflow-{os.getuid()}"), list[str]()
+    folder, taken = Path(tempfile.gettempdir()), list[str]()
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
         for uuid in cards:
-            if len(taken) < n and _lock(folder / f"{uuid}.lock"):
+            if len(taken) < n and _lock(folder / f"expertflow-{uuid}.lock"):
                 taken.append(uuid)
     except OSError as error:
         log.warning("%s: cards cannot be locked (%s); jobs at once may share one", folder, error)
@@ -49,10 +49,23 @@ def lock_cards(n: int) -> None:
 
 
 def _lock(path: Path) -> bool:
-    stream = path.open("a")
+    stream = open(path, "rb", opener=_open_for_all)  # noqa: SIM115
     if try_lock(stream) == "held":
         stream.close()
         return False
     os.set_inheritable(stream.fileno(), True)
     _locks.append(stream)
     return True
+
+
+def _open_for_all(path: str, flags: int) -> int:
+    # Every user may write to the folder: follow no link that another one laid, wait at no pipe.
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        # Only here O_CREAT: in a sticky folder, Linux refuses it for another user's file.
+        number = os.open(path, flags | os.O_CREAT)
+        # To lock a file it is enough to read it, whatever this user's umask.
+        os.fchmod(number, 0o644)
+        return number
