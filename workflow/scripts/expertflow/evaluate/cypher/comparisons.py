@@ -1,12 +1,13 @@
 """Write a comparison, and a count of rows, in one of its equal forms."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from expertflow.evaluate.cypher.tokens import (
     VARIABLES,
     Token,
-    bracket_step,
     is_operator,
+    iter_outside_brackets,
+    mask_variables,
     match_brackets,
     token_at,
 )
@@ -36,12 +37,10 @@ def compare_one_way(condition: list[Token], order: dict[str, int]) -> list[Token
         [*left, Token("operator", word), *right],
         [*right, Token("operator", _MIRRORED[word]), *left],
     )
-    return min(ways, key=lambda way: _rank(way, order))
-
-
-def _rank(tokens: list[Token], order: dict[str, int]) -> tuple[list[tuple[str, str]], list[int]]:
-    masked = [(t.kind, "" if t.kind in VARIABLES else t.text) for t in tokens]
-    return masked, [order[t.text] for t in tokens if t.kind in VARIABLES]
+    return min(
+        ways,
+        key=lambda way: (mask_variables(way), [order[t.text] for t in way if t.kind in VARIABLES]),
+    )
 
 
 def _without_brackets(tokens: list[Token]) -> list[Token]:
@@ -54,19 +53,10 @@ def _without_brackets(tokens: list[Token]) -> list[Token]:
 
 def _position(tokens: Sequence[Token]) -> int | None:
     """Return where the only comparison between two plain values is; null if there is none."""
-    found = [index for index, token in _outside_brackets(tokens) if is_operator(token, *_MIRRORED)]
+    found = [i for i, token in iter_outside_brackets(tokens) if is_operator(token, *_MIRRORED)]
     if len(found) != 1:
         return None
     return found[0] if _is_plain(tokens[: found[0]]) and _is_plain(tokens[found[0] + 1 :]) else None
-
-
-def _outside_brackets(tokens: Sequence[Token]) -> Iterator[tuple[int, Token]]:
-    level = 0
-    for index, token in enumerate(tokens):
-        step = bracket_step(token)
-        if level == step == 0:
-            yield index, token
-        level += step
 
 
 def _is_plain(tokens: Sequence[Token]) -> bool:
@@ -79,7 +69,7 @@ def _is_plain(tokens: Sequence[Token]) -> bool:
         and all(
             (token.kind != "keyword" or token.text in _VALUE_WORDS)
             and (token.kind != "operator" or token.text in _ARITHMETIC)
-            for _, token in _outside_brackets(tokens)
+            for _, token in iter_outside_brackets(tokens)
         )
     )
 

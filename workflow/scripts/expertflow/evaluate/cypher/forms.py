@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from expertflow.evaluate.cypher import comparisons
 from expertflow.evaluate.cypher.tokens import (
+    COMMA,
     VARIABLES,
     Entity,
     Path,
@@ -26,15 +27,17 @@ from expertflow.evaluate.cypher.tokens import (
     bracket_step,
     find_paths,
     is_operator,
+    iter_outside_brackets,
+    mask_variables,
     match_brackets,
     number_variables,
     read_path,
+    split_at,
     token_at,
 )
 
 Tokens = list[Token]
 
-_COMMA = Token("operator", ",")
 _AND, _AS, _BY, _DISTINCT, _MATCH, _RETURN, _UNION, _WHERE = (
     Token("keyword", word)
     for word in ("AND", "AS", "BY", "DISTINCT", "MATCH", "RETURN", "UNION", "WHERE")
@@ -105,7 +108,7 @@ def _all_paths(tokens: Tokens) -> list[Path] | None:
         if tokens[index].kind in VARIABLES and is_operator(token_at(tokens, index + 1), "="):
             index += 2
         path = read_path(tokens, index, closes)
-        if path is None or (path.end < len(tokens) and tokens[path.end] != _COMMA):
+        if path is None or (path.end < len(tokens) and tokens[path.end] != COMMA):
             return None
         paths.append(path)
         index = path.end + 1
@@ -121,8 +124,9 @@ def _split_maps(tokens: Tokens, paths: list[Path], n_new: int) -> tuple[Tokens, 
     conditions: list[Tokens] = []
     position = 0
     for entity in sorted(_entities(paths), key=lambda entity: entity.start):
-        pairs = None if entity.has_length else _pairs(tokens, entity.keys)
-        if pairs is None or entity.keys is None:
+        if entity.keys is None or entity.has_length:
+            continue
+        if (pairs := _pairs(tokens, entity.keys)) is None:
             continue
         pattern += tokens[position : entity.body[0]]
         position = entity.body[0]
@@ -133,32 +137,26 @@ def _split_maps(tokens: Tokens, paths: list[Path], n_new: int) -> tuple[Tokens, 
         pattern += tokens[position : entity.keys[0]]
         position = entity.keys[1]
         head = [Token("variable", name), Token("operator", ".")]
-        conditions += [[*head, key, Token("operator", "="), *value] for key, value in pairs]
+        conditions += [[*head, key, Token("operator", "="), value] for key, value in pairs]
     return pattern + tokens[position:], conditions, n_new
 
 
-def _pairs(tokens: Tokens, keys: tuple[int, int] | None) -> list[tuple[Token, Tokens]] | None:
+def _pairs(tokens: Tokens, keys: tuple[int, int]) -> list[tuple[Token, Token]] | None:
     """Parse ``{key: value, …}``; null if a value is more than one token."""
-    if keys is None:
-        return None
     pairs = []
-    for item in _split(tokens[keys[0] + 1 : keys[1] - 1], _COMMA):
+    for item in split_at(tokens[keys[0] + 1 : keys[1] - 1], COMMA):
         if len(item) != 3 or item[0].kind != "name" or not is_operator(item[1], ":"):
             return None
         if item[2].kind not in _VALUES and item[2] not in _LITERALS:
             return None
-        pairs.append((item[0], item[2:]))
+        pairs.append((item[0], item[2]))
     return pairs
 
 
 def _conjunction(tokens: Sequence[Token]) -> list[Tokens] | None:
     """Split at AND; null if the tokens are not a plain conjunction."""
-    others = (Token("keyword", word) for word in _NOT_A_CONJUNCTION)
-    return None if any(len(_split(tokens, word)) > 1 for word in others) else _split(tokens, _AND)
-
-
-def _masked(tokens: Sequence[Token]) -> list[tuple[str, str]]:
-    return [(t.kind, "") if t.kind in VARIABLES else (t.kind, t.text) for t in tokens]
+    words = {token.text for _, token in iter_outside_brackets(tokens) if token.kind == "keyword"}
+    return None if words & _NOT_A_CONJUNCTION else split_at(tokens, _AND)
 
 
 def _sort_conditions(tokens: Tokens) -> Tokens:
@@ -170,10 +168,10 @@ def _sort_conditions(tokens: Tokens) -> Tokens:
         end = _end_of_clause(result, start + 1)
         parts = _conjunction(result[start + 1 : end])
         # A list's bar begins another expression; the bar of labels looks the same.
-        has_bar = len(_split(result[start + 1 : end], Token("operator", "|"))) > 1
+        has_bar = len(split_at(result[start + 1 : end], Token("operator", "|"))) > 1
         if parts is not None and not has_bar:
             same_way = [comparisons.compare_one_way(part, order) for part in parts]
-            result[start:end] = _where(sorted(same_way, key=_masked))
+            result[start:end] = _where(sorted(same_way, key=mask_variables))
     return result
 
 
@@ -182,8 +180,8 @@ def _sort_keys(tokens: Tokens) -> Tokens:
     for entity in _entities(find_paths(tokens)):
         if entity.keys is not None:
             first, last = entity.keys[0] + 1, entity.keys[1] - 1
-            parts = sorted(_split(tokens[first:last], _COMMA), key=_masked)
-            result[first:last] = _join(parts, _COMMA)
+            parts = sorted(split_at(tokens[first:last], COMMA), key=mask_variables)
+            result[first:last] = _join(parts, COMMA)
     return result
 
 
@@ -227,7 +225,7 @@ def _turn_paths(tokens: Tokens) -> Tokens:
         is_list = any(r.has_length and r.variable is not None for r in path.relationships)
         if is_whole and not is_list:
             ways = (tokens[path.start : path.end], _turned(tokens, path))
-            result[path.start : path.end] = sorted(ways, key=_masked)[0]
+            result[path.start : path.end] = sorted(ways, key=mask_variables)[0]
     return result
 
 
@@ -248,17 +246,13 @@ def _turned(tokens: Tokens, path: Path) -> Tokens:
 
 def _without_column_names(tokens: Tokens) -> Tokens:
     tokens = [t for t in tokens if t.kind != "keyword" or t.text not in ("ASC", "ASCENDING")]
-    closes, returns, index = match_brackets(tokens), [], 0
-    while index < len(tokens):
-        if tokens[index] == _RETURN:
-            returns.append(index)
-        index = closes.get(index, index) + 1
+    returns = [index for index, token in iter_outside_brackets(tokens) if token == _RETURN]
     if not returns or any(t == _UNION for t in tokens):
         return tokens
     start = returns[-1] + 1
     start += token_at(tokens, start) == _DISTINCT
     end = _end_of_clause(tokens, start)
-    items = _split(tokens[start:end], _COMMA)
+    items = split_at(tokens[start:end], COMMA)
     others = [*tokens[: returns[-1]], *(token for item in items for token in item[:-1])]
     known = {token.text for token in others if token.kind in VARIABLES}
     stands_for: dict[str, Tokens] = {}
@@ -270,7 +264,7 @@ def _without_column_names(tokens: Tokens) -> Tokens:
     if tail is None or repeated or known & set(stands_for):
         return tokens
     short = [item[:-2] if len(item) > 2 and item[-2] == _AS else item for item in items]
-    return [*tokens[:start], *_join(short, _COMMA), *tail]
+    return [*tokens[:start], *_join(short, COMMA), *tail]
 
 
 def _put_in_order(tail: Tokens, stands_for: dict[str, Tokens]) -> Tokens | None:
@@ -279,14 +273,14 @@ def _put_in_order(tail: Tokens, stands_for: dict[str, Tokens]) -> Tokens | None:
         return None if any(t.text in stands_for and t.kind in VARIABLES for t in tail) else tail
     end = _end_of_clause(tail, 2)
     result = tail[:2]
-    for index, item in enumerate(_split(tail[2:end], _COMMA)):
+    for index, item in enumerate(split_at(tail[2:end], COMMA)):
         head, rest = item[:1], item[1:]
         is_alias = bool(head) and head[0].kind in VARIABLES and head[0].text in stands_for
         if is_alias and not all(t.kind == "keyword" for t in rest):
             return None
         if any(t.kind in VARIABLES and t.text in stands_for for t in rest):
             return None
-        result += [_COMMA] if index else []
+        result += [COMMA] if index else []
         result += [*stands_for[head[0].text], *rest] if is_alias else item
     return result + tail[end:]
 
@@ -303,19 +297,6 @@ def _end_of_clause(tokens: Tokens, start: int) -> int:
         if level == 0 and (opens_clause or is_operator(token, ";")):
             return index
     return len(tokens)
-
-
-def _split(tokens: Sequence[Token], separator: Token) -> list[Tokens]:
-    """Split at separators outside further brackets."""
-    parts: list[Tokens] = [[]]
-    level = 0
-    for token in tokens:
-        level += bracket_step(token)
-        if level == 0 and token == separator:
-            parts.append([])
-        else:
-            parts[-1].append(token)
-    return parts
 
 
 def _join(parts: Sequence[Tokens], separator: Token) -> Tokens:

@@ -16,13 +16,14 @@ from typing import Any
 from msgspec import Struct, field
 
 from expertflow.evaluate.cypher.tokens import (
+    COMMA,
     VARIABLES,
     Entity,
     Path,
     Token,
-    bracket_step,
     find_paths,
     is_operator,
+    split_at,
     token_at,
 )
 from expertflow.evaluate.records import Judgment
@@ -199,8 +200,12 @@ class NameFaults:
             for entities, (bound, known) in zip(both, self._sides, strict=True):
                 for entity in entities:
                     names = _names_of(entity, bound)
-                    if entity.keys is not None and names is not None:
-                        yield from self._of_keys(entity.keys, names, known)
+                    if entity.keys is None or names is None:
+                        continue
+                    first, last = entity.keys[0] + 1, entity.keys[1] - 1
+                    for item in split_at(self._tokens[first:last], COMMA):
+                        if item and item[0].kind == "name":
+                            yield from _unless_known(item[0].text, names, known)
         for index, token in enumerate(self._tokens):
             key = token_at(self._tokens, index + 2)
             is_property = is_operator(token_at(self._tokens, index + 1), ".") and key.kind == "name"
@@ -208,19 +213,6 @@ class NameFaults:
                 for bound, known in self._sides:
                     if (names := bound.get(token.text)) is not None:
                         yield from _unless_known(key.text, names, known)
-
-    def _of_keys(
-        self, keys: tuple[int, int], names: set[str], known: Properties
-    ) -> Iterator[Judgment]:
-        level = 0
-        for index in range(*keys):
-            token = self._tokens[index]
-            level += bracket_step(token)
-            is_key = token.kind == "name" and is_operator(
-                token_at(self._tokens, index - 1), "{", ","
-            )
-            if level == 1 and is_key:
-                yield from _unless_known(token.text, names, known)
 
     def _of_directions(self, path: Path) -> Iterator[Judgment]:
         known = self._schema.ends

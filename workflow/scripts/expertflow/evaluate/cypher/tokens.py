@@ -1,7 +1,8 @@
 """Tokenize and classify_words Cypher, and find its path patterns."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from expertflow.core.records import Record
 
@@ -44,6 +45,9 @@ class Token(Record, frozen=True):
 
     kind: str
     text: str
+
+
+COMMA = Token("operator", ",")
 
 
 def tokenize(query: str) -> list[Token] | None:
@@ -170,6 +174,25 @@ def is_operator(token: Token, *operators: str) -> bool:
 
 def bracket_step(token: Token) -> int:
     return is_operator(token, "(", "[", "{") - is_operator(token, ")", "]", "}")
+
+
+def iter_outside_brackets(tokens: Sequence[Token]) -> Iterator[tuple[int, Token]]:
+    level = 0
+    for index, token in enumerate(tokens):
+        step = bracket_step(token)
+        if level == step == 0:
+            yield index, token
+        level += step
+
+
+def split_at(tokens: Sequence[Token], separator: Token) -> list[list[Token]]:
+    """Split at separators outside further brackets."""
+    at = [index for index, token in iter_outside_brackets(tokens) if token == separator]
+    return [list(tokens[a + 1 : b]) for a, b in pairwise([-1, *at, len(tokens)])]
+
+
+def mask_variables(tokens: Sequence[Token]) -> list[tuple[str, str]]:
+    return [(t.kind, "" if t.kind in VARIABLES else t.text) for t in tokens]
 
 
 def is_word(token: Token, keyword: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.worker import Worker
-from expertflow.data.checks.cypher import Reading, read_query
+from expertflow.data.checks.cypher import read_query
 from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.cypher import tokens as lexer
 from expertflow.evaluate.cypher.forms import common_form
@@ -95,6 +95,7 @@ class Cypher(IsolatedTask):
         lower bound. If the parser gives up or rejects the reference, only words are compared, and
         ``detail`` says so. Raises EvaluationError if the reference is empty or cannot be tokenized.
         """
+        answer, reference = strip_code_fence(answer), strip_code_fence(reference)
         wanted, found = _words(reference), _words(answer)
         if not wanted:
             raise EvaluationError(
@@ -108,7 +109,7 @@ class Cypher(IsolatedTask):
             return Judgment("correct")
         if not lexer.has_closed_brackets(found):  # truncated; the parser would take long
             return Judgment("did_not_parse", "a bracket is not closed, or closes none")
-        known, read = _reading(reference), _read(answer)
+        known, read = _read_again(reference), read_query(answer)
         if known.fault is not None:
             return Judgment("different", f"words compared alone: of the reference, {known.fault}")
         if read.gave_up:
@@ -132,7 +133,7 @@ def _name_fault(found: list[lexer.Token], wanted: list[lexer.Token], text: str) 
 
 
 def _words(query: str) -> list[lexer.Token] | None:
-    tokens = lexer.tokenize(strip_code_fence(query))
+    tokens = lexer.tokenize(query)
     if tokens is None:
         return None
     while tokens and tokens[-1] == _FINAL_SEMICOLON:
@@ -140,12 +141,8 @@ def _words(query: str) -> list[lexer.Token] | None:
     return lexer.classify_words(tokens)
 
 
-def _read(query: str) -> Reading:
-    return read_query(strip_code_fence(query))
-
-
 # The same reference recurs for each side, checkpoint and baseline.
-_reading = lru_cache(maxsize=4096)(_read)
+_read_again = lru_cache(maxsize=4096)(read_query)
 
 
 class GraphServer:
@@ -201,7 +198,7 @@ def _settle(
         found = ask(_plain(answer))
         if found.kind != "rows":
             return Judgment(found.kind, found.detail)
-        words = _words(reference) or []
+        words = _words(strip_code_fence(reference)) or []
         last = max((i for i, word in enumerate(words) if word == _RETURN), default=len(words))
         if not same_rows(wanted.rows, found.rows, ordered=_ORDER in words[last:]):
             return Judgment("wrong_rows", f"{len(found.rows)} rows, wanted {len(wanted.rows)}")
