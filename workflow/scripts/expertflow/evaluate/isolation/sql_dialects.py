@@ -9,6 +9,10 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import ErrorLevel, SqlglotError
+
 from expertflow.evaluate.isolation.rows import one_line
 from expertflow.evaluate.isolation.sql_states import column_kind
 
@@ -82,9 +86,6 @@ class Translator:
     def translate_schema(self, text: str) -> list[str]:
         if self._dialect is None:
             return [text]
-        from sqlglot import exp
-        from sqlglot.errors import ErrorLevel
-
         if self._simplify:
             text = _simplify_text(text, self._dialect)
         trees = self._parse(text)
@@ -102,14 +103,9 @@ class Translator:
         """Return a query for SQLite; raise UnusableError where a part of it would be lost."""
         if self._dialect is None:
             return text
-        from sqlglot.errors import ErrorLevel
-
         return "; ".join(self._write(self._parse(text), ErrorLevel.RAISE))
 
     def _parse(self, text: str) -> list[Any]:
-        import sqlglot
-        from sqlglot.errors import SqlglotError
-
         logging.getLogger("sqlglot").setLevel(logging.ERROR)
         dialect = sqlglot.Dialect.get_or_raise(self._dialect)
         # sqlglot does not know all types of MySQL, for one POINT; as a type of the user's own it
@@ -121,8 +117,6 @@ class Translator:
             raise self._unreadable(error) from error
 
     def _write(self, trees: Iterable[Any], level: Any) -> list[str]:
-        from sqlglot.errors import SqlglotError
-
         try:
             if self._simplify:
                 trees = [_drop_names(tree, self._namespaces) for tree in trees]
@@ -166,8 +160,6 @@ def _quote_copied(cell: str) -> str:
 
 def _drop_names(tree: Any, namespaces: set[str]) -> Any:
     """Drop the names of schemas from those of tables, and the N of N'text'."""
-    from sqlglot import exp
-
     for node in list(tree.find_all(exp.Table, exp.Column, exp.National)):
         if isinstance(node, exp.National):
             node.replace(exp.Literal.string(node.name))
@@ -179,8 +171,6 @@ def _drop_names(tree: Any, namespaces: set[str]) -> Any:
 
 def _simplify_schema(trees: Iterable[Any]) -> list[Any]:
     """Return tables with plain columns and keys, views, rows and whatever is not a setting."""
-    from sqlglot import exp
-
     settings = (
         exp.Alter, exp.Comment, exp.Commit, exp.Drop, exp.Grant, exp.Rollback, exp.Select,
         exp.Semicolon, exp.Set, exp.Transaction, exp.Use,
@@ -220,8 +210,6 @@ def _simplify_schema(trees: Iterable[Any]) -> list[Any]:
 
 def _plain_value(node: Any) -> Any:
     """Return a value of a row without what SQLite lacks."""
-    from sqlglot import exp
-
     if isinstance(node, exp.Cast):
         # A cast to a time would leave the year; the column's own type is enough.
         return node.this
@@ -235,8 +223,6 @@ def _plain_value(node: Any) -> Any:
 
 def _read_truth(table: Any, column: Any) -> Any:
     """Return an UPDATE that turns the texts of truth values in Postgres, t and f, into 1 and 0."""
-    from sqlglot import exp
-
     name = exp.column(column.this.copy())
     true, false = exp.Literal.string("t"), exp.Literal.string("f")
     is_true = exp.EQ(this=name.copy(), expression=true.copy())
@@ -248,8 +234,6 @@ def _read_truth(table: Any, column: Any) -> Any:
 
 
 def _plain_column(column: Any) -> Any:
-    from sqlglot import exp
-
     declared = column.kind.this.name if isinstance(column.kind, exp.DataType) else ""
     kind = "bool" if declared == "BIT" else column_kind(declared)
     parts = [one.kind for one in column.constraints]
@@ -268,8 +252,6 @@ def _plain_column(column: Any) -> Any:
 
 def _plain_part(part: Any) -> Any:
     """Return what SQLite understands of a column's constraint, or null."""
-    from sqlglot import exp
-
     if isinstance(part, exp.NotNullColumnConstraint) and not part.args.get("allow_null"):
         return exp.NotNullColumnConstraint()
     if isinstance(part, (exp.PrimaryKeyColumnConstraint, exp.UniqueColumnConstraint)):
@@ -282,8 +264,6 @@ def _plain_part(part: Any) -> Any:
 
 
 def _default(part: Any) -> Any:
-    from sqlglot import exp
-
     value = part.this.unnest()
     value = value.this if isinstance(value, exp.Cast) else value
     # SQLite's has no precision.
@@ -291,16 +271,12 @@ def _default(part: Any) -> Any:
 
 
 def _is_computed(part: Any) -> bool:
-    from sqlglot import exp
-
     plain = (exp.Boolean, exp.CurrentDate, exp.CurrentTimestamp, exp.Literal, exp.National)
     return not isinstance(_default(part), (*plain, exp.Neg, exp.Null))
 
 
 def _plain_check(part: Any) -> Any:
     """Return a check that only compares columns with constants, or null."""
-    from sqlglot import exp
-
     plain = (
         exp.CheckColumnConstraint, exp.Column, exp.Connector, exp.Identifier, exp.Literal, exp.Neg,
         exp.Not, exp.Paren, exp.Predicate,
@@ -315,8 +291,6 @@ def _plain_check(part: Any) -> Any:
 
 def _plain_key(part: Any) -> Any:
     """Return a table's key, link or check, without name and options, or null."""
-    from sqlglot import exp
-
     first, *others = (isinstance(part, exp.Constraint) and part.expressions) or [part]
     if isinstance(first, exp.ForeignKey) and (target := first.args.get("reference")):
         reference = exp.Reference(this=target.this.copy())
@@ -331,8 +305,6 @@ def _plain_key(part: Any) -> Any:
 
 
 def _key_names(key: Any, others: Iterable[Any]) -> list[Any]:
-    from sqlglot import exp
-
     # SQL Server's PRIMARY KEY CLUSTERED (a, b) holds its columns in a part beside or below it.
     kinds = (exp.ClusteredColumnConstraint, exp.NonClusteredColumnConstraint)
     for part in (key.this, *others):
@@ -343,7 +315,5 @@ def _key_names(key: Any, others: Iterable[Any]) -> list[Any]:
 
 
 def _names(parts: Iterable[Any]) -> list[Any]:
-    from sqlglot import exp
-
     found = [part.find(exp.Identifier) for part in parts]
     return [name.copy() for name in found if name is not None]

@@ -15,6 +15,10 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import Any
 
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
 # Rows of a table in each state: one and a few, where limits and groups of one row are, and more.
 # No value here is fitted to a data set.
 SIZES = (12, 1, 5, 3, 8, 8, 12, 16, 24, 24)
@@ -104,10 +108,6 @@ def column_kind(declared: str) -> str:
 
 def read_conditions(query: str) -> Conditions:
     """Return what a query says of its columns; nothing where sqlglot cannot read it."""
-    import sqlglot
-    from sqlglot import exp
-    from sqlglot.errors import SqlglotError
-
     found = Conditions(set(_WORD.findall(query.lower())))
     try:
         tree = sqlglot.parse_one(query, read="sqlite")
@@ -135,8 +135,6 @@ def read_conditions(query: str) -> Conditions:
 
 def _own(node: Any, kind: Any) -> Iterator[Any]:
     """Yield the parts of a condition that are not a query's within it."""
-    from sqlglot import exp
-
     return (
         part
         for part in node.walk(prune=lambda one: isinstance(one, exp.Query))
