@@ -2,8 +2,8 @@
 
 import re
 
-_OPENING = "<think>"
-_THOUGHTS = re.compile(rf"\A\s*{_OPENING}.*?</think>\s*", re.DOTALL)
+THINK = "<think>"
+_THOUGHTS = re.compile(rf"\A\s*{THINK}.*?</think>\s*", re.DOTALL)
 # As in Markdown a fence opens at the start of a line; a truncated reply may never close it.
 _FENCE = re.compile(r"^ {0,3}```[^\n`]*\n(.*?)(?:^ {0,3}```|\Z)", re.MULTILINE | re.DOTALL)
 
@@ -15,7 +15,7 @@ def cut_at(text: str, stops: tuple[str, ...]) -> str:
 
 def without_thoughts(text: str, prompt: str = "") -> str:
     """Drop the thoughts that a text begins with, or that its prompt opens."""
-    opening = _OPENING if prompt.rstrip().endswith(_OPENING) else ""
+    opening = THINK if prompt.rstrip().endswith(THINK) else ""
     return _THOUGHTS.sub("", opening + text).removeprefix(opening)
 
 

@@ -16,14 +16,13 @@ from expertflow.data.layout import read_layout
 from expertflow.data.records import Body, Layout, Segment, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.render import Renderer, split_question
-from expertflow.evaluate.answer_text import cut_at, without_thoughts
+from expertflow.evaluate.answer_text import THINK, cut_at, without_thoughts
 from expertflow.evaluate.generate import end_ids, positions_of
 from expertflow.export.model_files import read_system_prompt
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
 from expertflow.train.model.load import load_base, plain_attention
 
-THINK = "<think>"
 # Oldest cards with bf16 (Ampere).
 BF16_CAPABILITY = (8, 0)
 HELP = "/reset forgets the chat, /quit leaves, Ctrl-C ends an answer"
