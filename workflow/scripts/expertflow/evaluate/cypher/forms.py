@@ -63,14 +63,17 @@ def common_form(tokens: Sequence[Token]) -> Tokens:
         result = _with_conditions_outside(result)
     result = _sort_keys(result)
     if not _projects_all(result):
+        # Before unused names go: `count(n)` may be the only other place that names n.
         result = comparisons.count_rows_one_way(
             result, comparisons.variables_never_null(result, _matched_variables(result))
         )
         result = _without_unused_variables(result)
+    # Numbered last: the number is the place among the variables as they stand then.
     return number_variables(_sort_conditions(_turn_paths(result)))
 
 
 def _projects_all(tokens: Tokens) -> bool:
+    # `RETURN *` and `WITH DISTINCT *`; neither `count(*)` nor `a * b`.
     before = [Token("keyword", word) for word in ("RETURN", "WITH", "DISTINCT")]
     return any(
         is_operator(t, "*") and token_at(tokens, i - 1) in before for i, t in enumerate(tokens)
@@ -79,6 +82,7 @@ def _projects_all(tokens: Tokens) -> bool:
 
 def _with_conditions_outside(tokens: Tokens) -> Tokens:
     result, n_new = list(tokens), 0
+    # From the last to the first, so that positions before it stay as they are.
     for start in reversed([i for i, token in enumerate(tokens) if token == _MATCH]):
         end = _end_of_clause(result, start + 1)
         pattern = result[start + 1 : end]
@@ -90,6 +94,7 @@ def _with_conditions_outside(tokens: Tokens) -> Tokens:
         if token_at(result, end) == _WHERE:
             after = _end_of_clause(result, end + 1)
             parts = _conjunction(result[end + 1 : after])
+            # `a OR b` beside another condition needs brackets.
             if parts is None and conditions:
                 parts = [[_OPEN, *result[end + 1 : after], _CLOSE]]
             conditions = conditions + (parts or [result[end + 1 : after]])
@@ -119,6 +124,7 @@ def _entities(paths: list[Path]) -> list[Entity]:
     return [entity for path in paths for entity in (*path.nodes, *path.relationships)]
 
 
+# `(:P {k: 1})-->(b)` becomes `(x:P)-->(b)` and the condition `x.k = 1`.
 def _split_maps(tokens: Tokens, paths: list[Path], n_new: int) -> tuple[Tokens, list[Tokens], int]:
     pattern: Tokens = []
     conditions: list[Tokens] = []
@@ -229,6 +235,7 @@ def _turn_paths(tokens: Tokens) -> Tokens:
     return result
 
 
+# `(a)-[:R]->(b)<-[:S]-(c)` becomes `(c)-[:S]->(b)<-[:R]-(a)`.
 def _turned(tokens: Tokens, path: Path) -> Tokens:
     minus, left, right = (Token("operator", text) for text in "-<>")
     result = list(tokens[path.nodes[-1].start : path.nodes[-1].end])
@@ -247,6 +254,7 @@ def _turned(tokens: Tokens, path: Path) -> Tokens:
 def _without_column_names(tokens: Tokens) -> Tokens:
     tokens = [t for t in tokens if t.kind != "keyword" or t.text not in ("ASC", "ASCENDING")]
     returns = [index for index, token in iter_outside_brackets(tokens) if token == _RETURN]
+    # UNION pairs columns by name, so there a name is part of the answer.
     if not returns or any(t == _UNION for t in tokens):
         return tokens
     start = returns[-1] + 1
@@ -293,6 +301,7 @@ def _end_of_clause(tokens: Tokens, start: int) -> int:
             return index
         token, before = tokens[index], token_at(tokens, index - 1)
         opens_clause = token.kind == "keyword" and token.text in _CLAUSE_WORDS
+        # `STARTS WITH` is an operator.
         opens_clause &= token.text != "WITH" or before.text not in ("STARTS", "ENDS")
         if level == 0 and (opens_clause or is_operator(token, ";")):
             return index

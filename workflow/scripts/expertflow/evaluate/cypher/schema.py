@@ -34,16 +34,16 @@ Properties = dict[str, set[str] | None]
 _NODES_TITLE = re.compile(r"node (properties|labels)", re.IGNORECASE)
 _TYPES_TITLE = re.compile(r"relationship properties", re.IGNORECASE)
 _NAME = r"`[^`]+`|[^\W\d]\w*"
-_BOLD = re.compile(r"\s*-\s*\*\*(.+?)\*\*\s*$")
-_ITEM = re.compile(r"\s*-\s*`([^`:]+)")
-_INLINE = re.compile(rf"\s*:?({_NAME})\s*(\{{.*\}})?\s*$")
-_KEY = re.compile(rf"(?:^|[{{,])\s*({_NAME})\s*(?=[:,}}])")
-_PATTERN = re.compile(
+_BOLD = re.compile(r"\s*-\s*\*\*(.+?)\*\*\s*$")  # - **Person**
+_ITEM = re.compile(r"\s*-\s*`([^`:]+)")  # - `name`: STRING
+_INLINE = re.compile(rf"\s*:?({_NAME})\s*(\{{.*\}})?\s*$")  # Person {name: STRING}
+_KEY = re.compile(rf"(?:^|[{{,])\s*({_NAME})\s*(?=[:,}}])")  # the name in `{name: STRING, …}`
+_PATTERN = re.compile(  # (:Person)-[:KNOWS {since}]->(:Person)
     rf"\s*\(:({_NAME})\)\s*-\s*\[:({_NAME})(?:\s*\{{(.*)\}})?\]\s*->\s*\(:({_NAME})\)"
 )
-_NODE = re.compile(rf"\s*\(:({_NAME})\s*(\{{.*\}})?\s*\)\s*$")
+_NODE = re.compile(rf"\s*\(:({_NAME})\s*(\{{.*\}})?\s*\)\s*$")  # (:Person {name, age})
 _QUOTED = rf"['\"]?({_NAME})['\"]?"
-_TRIPLE = re.compile(
+_TRIPLE = re.compile(  # {'start': Person, 'type': KNOWS, 'end': Person}
     rf"\s*\{{\s*['\"]start['\"]\s*:\s*{_QUOTED}\s*,\s*['\"]type['\"]\s*:\s*{_QUOTED}\s*,"
     rf"\s*['\"]end['\"]\s*:\s*{_QUOTED}\s*\}}"
 )
@@ -87,7 +87,7 @@ def _from_lines(lines: Iterable[str]) -> GraphSchema:
             schema.add_relation(found[1], found[2], found[3])
         elif (found := _NODE.match(line)) is not None:
             _add(schema.nodes, found[1], _keys(found[2]))
-        elif line.rstrip().endswith(":"):
+        elif line.rstrip().endswith(":"):  # a title, of this section or of one that tells nothing
             section = owner = None
             if _NODES_TITLE.search(line):
                 section = schema.nodes
@@ -189,6 +189,7 @@ class NameFaults:
         for entity in entities:
             if entity.variable is None:
                 continue
+            # A variable in several patterns has the labels of all of them.
             known = names.setdefault(entity.variable, set())
             sure = entity.plain and entity.variable not in self._rebound and known is not None
             names[entity.variable] = (known or set()) | set(entity.names) if sure else None
@@ -223,6 +224,7 @@ class NameFaults:
             ends = (left, right) if relationship.direction == ">" else (right, left)
             starts, stops = (_names_of(node, self._nodes) or set() for node in ends)
             triples = sorted(product(starts, relationship.names, stops))
+            # Of several labels one that fits is enough.
             if any(triple in known for triple in triples):
                 continue
             for start, kind, end in triples:

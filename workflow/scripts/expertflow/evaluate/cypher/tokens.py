@@ -72,6 +72,7 @@ def tokenize(query: str) -> list[Token] | None:
 
 def classify_words(tokens: Sequence[Token]) -> list[Token]:
     """Classify words: keywords, functions, names (of labels, keys, properties), variables."""
+    # Keys first, as labels come after a colon that is not that of a key.
     keys, called = _map_keys(tokens), _called(tokens)
     names = keys | _labels(tokens, keys)
     result: list[Token] = []
@@ -80,6 +81,7 @@ def classify_words(tokens: Sequence[Token]) -> list[Token]:
         if token.kind in _WORDS:
             kind = "name" if index in names else _kind(tokens, index, called)
             if kind == "keyword":
+                # In `YIELD label AS x` the procedure calls it `label`, and only `x` can be renamed.
                 in_yield = token.text.upper() == "YIELD" or (in_yield and is_word(token, "AS"))
             elif kind == "variable" and in_yield and not is_word(token_at(tokens, index - 1), "AS"):
                 kind = "yielded"
@@ -113,6 +115,7 @@ def _map_keys(tokens: Sequence[Token]) -> set[int]:
         if is_operator(token, "(", "[", "{"):
             in_map.append(token.text == "{" and before.text.upper() not in _BEFORE_SUBQUERY)
         elif is_operator(token, ")", "]", "}"):
+            # A closing bracket too many leaves the entry for none.
             del in_map[max(1, len(in_map) - 1) :]
         elif token.kind in _WORDS and between and in_map[-1]:
             keys.add(index)
@@ -141,6 +144,7 @@ def _skip_back(tokens: Sequence[Token], index: int, *operators: str) -> int:
 def _called(tokens: Sequence[Token]) -> set[int]:
     """Find the words of ``name.name.name(``, from right to left so that long chains stay cheap."""
     called: set[int] = set()
+    # `a.b.c(`: c is called, so b is, so a is.
     for index in range(len(tokens) - 1, -1, -1):
         after = token_at(tokens, index + 1)
         subquery = is_operator(after, "{") and tokens[index].text.upper() in _BEFORE_SUBQUERY
@@ -244,6 +248,7 @@ def match_brackets(tokens: Sequence[Token]) -> dict[int, int]:
             if opened and tokens[opened[-1]].text == closes[token.text]:
                 pairs[opened.pop()] = index
             else:
+                # Brackets around a mismatch stay without a partner.
                 opened.clear()
     return pairs
 
@@ -259,7 +264,7 @@ def find_paths(tokens: Sequence[Token]) -> list[Path]:
     paths, index = [], 0
     while index < len(tokens):
         before = token_at(tokens, index - 1)
-        is_start = is_operator(tokens[index], "(") and before.kind not in _CALLED
+        is_start = is_operator(tokens[index], "(") and before.kind not in _CALLED  # not of a call
         path = read_path(tokens, index, closes) if is_start else None
         index += 1
         if path is None:
@@ -307,6 +312,7 @@ def _relationship(tokens: Sequence[Token], start: int, closes: dict[int, int]) -
     if not is_operator(token_at(tokens, index), "-"):
         return None
     is_right = is_operator(token_at(tokens, index + 1), ">")
+    # `<-->` is `--`.
     direction = "" if is_left == is_right else "<" if is_left else ">"
     return _entity(tokens, (start, index + 1 + is_right), body, closes, direction)
 
@@ -332,7 +338,7 @@ def _entity(
                 names.append(tokens[index].text)
             plain &= not is_operator(tokens[index], "!", "%")
             index += 1
-    has_length = index < end and is_operator(tokens[index], "*")
+    has_length = index < end and is_operator(tokens[index], "*")  # `*`, `*2`, `*1..3`
     while has_length and index < end:
         if tokens[index].kind != "number" and not is_operator(tokens[index], "*", ".."):
             break
@@ -341,6 +347,7 @@ def _entity(
     if index < end and is_operator(tokens[index], "{") and index in closes:
         keys, index = (index, closes[index] + 1), closes[index] + 1
     is_condition = index < end and tokens[index] == Token("keyword", "WHERE")
+    # Something else is in these brackets, as in `(a + b)`.
     if index != end and not is_condition:
         return None
     return Entity(
