@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from expertflow.config import forecast
+from expertflow.config import cpu_forecast
+from expertflow.config.cpu_forecast import CPU_SHARE
 from expertflow.config.expert import RunContext
-from expertflow.config.forecast import CPU_SHARE
 from expertflow.config.machine import export_memory_mb, runtime_minutes
 from expertflow.config.workflow import Workflow
 from expertflow.core.records import write_record
@@ -289,7 +289,7 @@ def test_a_cpu_is_as_fast_as_a_share_of_its_products(
     place.packing()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(probe, "cpu_flops_per_s", lambda: H100_FLOPS_PER_S)
-    monkeypatch.setattr(forecast, "CPU_START_S", (0.0, 0.0))
+    monkeypatch.setattr(cpu_forecast, "CPU_START_S", (0.0, 0.0))
     place.config = {"hardware": "H100 SXM", **config}
     if "preset" in config:
         place.manifest["demo"] = {"training": place.manifest["training"]}
@@ -303,6 +303,18 @@ def test_a_cpu_is_as_fast_as_a_share_of_its_products(
     ).hardware  # fmt: skip
     fastest_s = 2 * 1_000_000 * flops / (most * H100_FLOPS_PER_S)
     assert on_cpu[0] == pytest.approx(fastest_s / 3600, rel=0.05)
+
+
+def test_what_an_unfinished_training_saved_is_told(place: Place) -> None:
+    place.packing()
+    told = place.basis()
+    for run, step in (("a", 20), ("b", 310), ("b", 300)):
+        files = Path("state/e", run, f"checkpoints/step-{step:08d}/progress.json")
+        files.parent.mkdir(parents=True)
+        files.write_text(json.dumps({"checkpoint": {"n_bytes": {}, "xxh3": {}}}))
+    assert place.basis() == f"{told}; an unfinished one is saved at step 310"
+    Path("state/e/b/outcome.json").touch()
+    assert place.basis() == f"{told}; an unfinished one is saved at step 20"
 
 
 def test_a_cluster_is_asked_for_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

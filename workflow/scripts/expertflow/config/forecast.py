@@ -9,6 +9,9 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from expertflow.config.cpu_forecast import Range, Runs, cpu_hours
 from expertflow.config.expert import ConfiguredExpert
 from expertflow.config.hub_model import find_folder, look_up_downloads
 from expertflow.core.errors import (
@@ -30,7 +33,7 @@ from expertflow.hardware import probe
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.claims import time_words
 from expertflow.plan.cost import price_of_plan
-from expertflow.plan.flops import count_trained_weights, count_weights, flops_per_token
+from expertflow.plan.flops import count_trained_weights
 from expertflow.plan.memory import (
     BUSY_TOKENS,
     RESERVE_BYTES,
@@ -49,6 +52,7 @@ from expertflow.plan.step_time import StepWork, bound_words, card_speed, predict
 from expertflow.plan.switches import choose_attention, choose_compile, choose_precision
 from expertflow.tokens.records import PackedSplit
 from expertflow.train.optimizers import state_bytes
+from expertflow.train.saved.checkpoint_files import newest_unfinished, step_of
 
 # Bytes of a file for one token of the texts in it, least and most. Seen with Qwen's tokenizer on 21
 # JSON Lines files of questions, code, chats, schemas and prose: as they are 2.7 to 11.7, with gzip
@@ -64,18 +68,8 @@ GENERATED_BYTES = (100.0, 1600.0)
 MEAN_CONTEXT_TOKENS = (32.0, 1024.0)
 SUPERVISED_FRACTION = (0.1, 1.0)
 FILL_FRACTION = (0.7, 1.0)
-# What a training on a CPU reaches of the speed of one large product, by parameters: least and most.
-# Seen on two shared cores, with Qwen3's layers: 0.06 to 0.33 at half a million (the demos), 0.3 to
-# 0.8 at a hundred million.
-CPU_SHARE = {5e5: (0.05, 0.4), 1e8: (0.3, 0.8)}
-# What it takes beside its steps, mostly to import torch.
-CPU_START_S = (3.0, 20.0)
 # Micro-batches of a step where the manifest leaves them to the plan: a judgment, of little weight.
 N_MICRO_BATCHES = 4
-
-Range = tuple[float, float]
-# Tokens of a training and a step of it, least and most.
-Runs = tuple[tuple[float, StepWork], tuple[float, StepWork]]
 
 
 class Unknown(Exception):
@@ -117,7 +111,14 @@ class Forecaster:
         self.spec, self.results = expert.plan_spec, expert.results
 
     def forecast(self) -> Forecast:
-        """Return what the training should take; a record that cannot be read ends no run."""
+        """Return what the complete training should take, and what of one is saved already."""
+        found = self._forecast()
+        saved = newest_unfinished(Path("state", self.expert.name))
+        note = "" if saved is None else f"; an unfinished one is saved at step {step_of(saved)}"
+        return replace(found, basis=f"{found.basis}{note}")
+
+    def _forecast(self) -> Forecast:
+        # A record that cannot be read ends no run.
         spec, plan, note, hardware = self.spec, self.results / "plan.json", "", self.spec.hardware
         try:
             if self._is_current("plan_training", plan):
@@ -130,7 +131,7 @@ class Forecaster:
             gpu = probe.resolve_gpu(hardware, list(spec.gpu_table))
             hardware = "cpu" if gpu is None else f"{spec.world_size} x {gpu.name}"
             runs, basis = self._expected_runs(gpu)
-            hours, words = (_cpu_hours(runs), "") if gpu is None else self._card_hours(runs, gpu)
+            hours, words = (cpu_hours(runs), "") if gpu is None else self._card_hours(runs, gpu)
         except Unknown as reason:
             return Forecast(hardware=hardware, basis=f"{reason}{note}")
         except ExpertflowError as error:
@@ -308,35 +309,6 @@ class Forecaster:
         except TrainingError as error:
             problem = f"model {model} has a config.json without a dense decoder's shape"
             raise Unknown(problem) from error
-
-
-def _cpu_hours(runs: Runs) -> Range:
-    low, high = _cpu_share(count_weights(runs[0][1].facts))
-    least, most = (
-        n_tokens
-        * flops_per_token(
-            work.facts,
-            lora=work.lora,
-            mean_context_tokens=work.mean_context_tokens,
-            supervised_fraction=work.supervised_fraction,
-            checkpoint_activations=work.checkpoint,
-        ).hardware
-        for n_tokens, work in runs
-    )
-    speed, (soonest_s, latest_s) = probe.cpu_flops_per_s(), CPU_START_S
-    return (least / speed / high + soonest_s) / 3600, (most / speed / low + latest_s) / 3600
-
-
-def _cpu_share(n_weights: int) -> Range:
-    """Interpolate between the two sizes that were seen, by the logarithm of the size.
-
-    >>> _cpu_share(1000), _cpu_share(10**9)
-    ((0.05, 0.4), (0.3, 0.8))
-    """
-    (small, of_small), (large, of_large) = CPU_SHARE.items()
-    place = min(1.0, max(0.0, math.log(n_weights / small) / math.log(large / small)))
-    low, high = (a + place * (b - a) for a, b in zip(of_small, of_large, strict=True))
-    return low, high
 
 
 def _planned(path: Path) -> Forecast:

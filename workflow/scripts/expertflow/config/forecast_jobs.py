@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from expertflow.config import specs
-from expertflow.config.forecast import Forecaster, Range, Unknown
+from expertflow.config.cpu_forecast import Range
+from expertflow.config.forecast import Forecaster, Unknown
 from expertflow.config.hub_model import find_folder, look_up_downloads
 from expertflow.core.errors import ExpertflowError
 from expertflow.data.shards import token_shards

@@ -43,6 +43,7 @@ from expertflow.train.run import TrainingRun, TrainProgress
 from expertflow.train.saved import checkpoint as checkpoints
 from expertflow.train.saved import checkpoint_files
 from expertflow.train.saved.checkpoint_files import (
+    OUTCOME,
     WEIGHTS,
     Contents,
     find_difference,
@@ -52,7 +53,7 @@ from expertflow.train.timing import PARTS, is_sampled
 
 log = logging.getLogger(__name__)
 
-OUTCOME, PLAN = "outcome.json", "plan.json"
+PLAN = "plan.json"
 # Files of the run that are stored beside the model in results/.
 LOGS = ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json")
 

@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.safetensors", "progress.json"
 TENSORS = (WEIGHTS, OPTIMIZER)
+# Written last, when a training is finished.
+OUTCOME = "outcome.json"
 # The one key of progress.json that does not come from the run.
 OURS = "checkpoint"
 
@@ -77,6 +79,13 @@ def complete_checkpoints(state: Path) -> list[Path]:
 
 def newest_checkpoint(state: Path) -> Path | None:
     return next(reversed(complete_checkpoints(state)), None)
+
+
+def newest_unfinished(states: Path) -> Path | None:
+    """Return the newest checkpoint of an expert's trainings that have not ended."""
+    unfinished = (path for path in states.glob("[!.]*") if not (path / OUTCOME).is_file())
+    found = filter(None, map(newest_checkpoint, unfinished))
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def best_checkpoint(state: Path) -> Path | None:

@@ -12,6 +12,7 @@ from expertflow.core.errors import TransientError
 from expertflow.core.files import PARTIAL, is_abandoned
 from expertflow.core.locks import read_holder, sign_lock, try_lock
 from expertflow.core.records import read_part
+from expertflow.train.saved.checkpoint_files import OUTCOME
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ def prunable_states(results: Path, state: Path) -> list[Path]:
         published = read_part(str, record, "fingerprint") if record.is_file() else None
         others = [path for path in expert.iterdir() if path.is_dir() and path.name != published]
         others.sort(key=lambda path: path.stat().st_mtime)
-        finished = [path for path in others if (path / "outcome.json").is_file()]
+        finished = [path for path in others if (path / OUTCOME).is_file()]
         unfinished = [path for path in others if path not in finished]
         # Nothing published: a retraining failed, and the newest finished model is the last one.
         keep = unfinished[-1:] + ([] if published else finished[-1:])
