@@ -22,12 +22,12 @@ COMMIT = "c" * 40
 RUN = """
 import json, logging, sys, time
 from expertflow.core.errors import ExpertflowError
+from expertflow.core.progress import break_silence
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources import hub
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 waited = []
 time.sleep = waited.append
-hub.REPORT_EVERY_S = 0.05
 
 def rows(files):
     import pyarrow as pa
@@ -50,9 +50,10 @@ def result(source):
         "libraries": sorted({"datasets", "huggingface_hub"} & set(sys.modules)),
     }
 
-for source in json.loads(sys.argv[1]):
-    print(json.dumps({**result(source), "waited_s": sum(waited)}))
-    waited.clear()
+with break_silence(every_s=0.05):
+    for source in json.loads(sys.argv[1]):
+        print(json.dumps({**result(source), "waited_s": sum(waited)}))
+        waited.clear()
 """
 
 

@@ -145,7 +145,7 @@ def test_a_range_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 
 def test_a_cut_download_shows_how_far_it_is_and_goes_on_there(tmp_path: Path) -> None:
     content = jsonl(120, padding="x" * 100_000)
-    told = "someone/sums@cccccccc: 10.5 MB of 12.0 MB\n"
+    told = "downloading someone/sums@cccccccc, 10.5 MB of 12.0 MB, "
 
     def wait_to_be_told() -> None:
         wait_for(lambda: any(told in log.read_text() for log in tmp_path.glob("*.log")))

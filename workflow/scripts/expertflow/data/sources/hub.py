@@ -12,9 +12,8 @@ import os
 import re
 import shutil
 import tempfile
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -24,6 +23,7 @@ from msgspec.structs import replace
 from expertflow.core.disk import check_space
 from expertflow.core.errors import DataError
 from expertflow.core.format import size
+from expertflow.core.progress import show_activity
 from expertflow.data import cache
 from expertflow.data.formats.options import SourceOptions
 from expertflow.data.read import describe_file
@@ -34,7 +34,6 @@ from expertflow.data.sources.base import DataSource, Fetched, Found, Pinned, Pin
 
 log = logging.getLogger(__name__)
 DEFAULT_SHARDS = 4
-REPORT_EVERY_S = 20.0
 KNOCK_TIMEOUT_S = 30.0
 BUILDERS = ("arrow", "csv", "json", "parquet", "text")
 # Small files that describe how to read a data set's other files.
@@ -366,29 +365,17 @@ def _download(repository: str, commit: CachedCommit, missing: list[str]) -> None
     what, n_bytes = f"{repository}@{commit.folder.name[:8]}", sum(sizes.values())
     check_space([(cache.hub_cache(), n_bytes, what)], fix=cache.MOVE_CACHE)
     log.info("%s: downloading %d files, %s", what, len(missing), size(n_bytes))
-    with _report_progress(what, commit, sizes):
+    blobs = commit.folder.parents[1] / "blobs"
+
+    def describe() -> str:
+        here = sum(sizes[path] for path in sizes.keys() - commit.find_missing(sizes))
+        # A file renamed meanwhile is counted in the next line.
+        with suppress(FileNotFoundError):
+            here += sum(path.stat().st_size for path in blobs.glob("*.incomplete"))
+        return f"downloading {what}, {size(here)} of {size(n_bytes)}"
+
+    with show_activity(describe):
         hub_errors.make_retrier(what)(_download_files, repository, commit.folder.name, missing)
     if still := commit.find_missing(missing):
         raise DataError(f"{still[0]} did not arrive; run again")
     log.info("%s: downloaded", what)
-
-
-@contextmanager
-def _report_progress(what: str, commit: CachedCommit, sizes: dict[str, int]) -> Iterator[None]:
-    blobs, done = commit.folder.parents[1] / "blobs", threading.Event()
-
-    def watch() -> None:
-        while not done.wait(REPORT_EVERY_S):
-            # A file renamed meanwhile is counted in the next report.
-            with suppress(FileNotFoundError):
-                here = sum(sizes[path] for path in sizes.keys() - commit.find_missing(sizes))
-                here += sum(path.stat().st_size for path in blobs.glob("*.incomplete"))
-                log.info("%s: %s of %s", what, size(here), size(sum(sizes.values())))
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
