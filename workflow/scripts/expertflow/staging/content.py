@@ -66,6 +66,7 @@ def read_content(kind: Kind, source: Path, key: str) -> Content:
 
 def _names(kind: Kind, source: Path) -> Iterator[str]:
     for path in sorted(source.glob("*") if kind == "weights" else source.rglob("*")):
+        # Mistral's repositories hold the same weights once more, under that name.
         is_weights = path.suffix == WEIGHTS and not path.name.startswith("consolidated")
         if kind == "weights" and not is_weights and path.suffix not in BESIDE:
             continue

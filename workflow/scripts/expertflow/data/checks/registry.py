@@ -55,6 +55,7 @@ def build_checks(checks: tuple[FieldCheck, ...], *, source: str) -> Callable[[Fi
                     fault.field = field
                     fault.value = excerpt(value) if isinstance(value, str) else None
                 raise
+            # A copy only where something changed: the next check reads the new value.
             if rewritten is not None and rewritten != value:
                 record = with_value(record, field, rewritten)
         return record
@@ -65,6 +66,7 @@ def build_checks(checks: tuple[FieldCheck, ...], *, source: str) -> Callable[[Fi
 def _find_kind(check: FieldCheck, source: str) -> CheckKind:
     kind = KINDS[check.check]
     others = (key for known in KINDS.values() for key in known.keys if key not in kind.keys)
+    # Left alone it would look as if it had an effect.
     foreign = next((key for key in others if getattr(check, key) not in (None, ())), None)
     own = ", ".join(kind.keys) or "no key besides field"
     problem = kind.find_problem(check)

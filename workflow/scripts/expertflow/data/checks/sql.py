@@ -85,6 +85,7 @@ def _transpile(statement: "exp.Expr", dialect: str) -> str:
 
 
 def _words(error: "SqlglotError") -> str:
+    # Errors of the tokenizer have no list.
     found = getattr(error, "errors", None) or [{}]
     description = str(found[0].get("description") or "cannot be tokenized").split(" <Token")[0]
     line, column = found[0].get("line"), found[0].get("col")

@@ -23,6 +23,7 @@ def check_typescript(text: str, _: Fields, __: FieldCheck) -> None:
     # The parser takes a lone surrogate's bytes as they are: wrong in a name, right in a string.
     source = text.encode("utf-8", "surrogatepass")
     node, with_jsx = (parser.parse(source).root_node for parser in load_parsers())
+    # ``<T>value`` is a cast in one and an element in the other: code is right if either reads it.
     if not (node.has_error and with_jsx.has_error):
         return
     # A loop: code may nest deeper than Python's stack.

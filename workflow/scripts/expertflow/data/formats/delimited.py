@@ -43,6 +43,7 @@ def _rows(
             number += 1
             if isinstance(line, Reject):
                 faults.append(line)
+                # A blank row in its place, at which its fault is reported.
                 yield "\n"
                 continue
             try:
@@ -54,6 +55,7 @@ def _rows(
                 faults.append(Reject("nul_character", "NUL stands in the text", value=text))
             yield text
 
+    # Python's own limit is 131,072 characters for a field.
     csv.field_size_limit(MAX_RECORD_BYTES)
     delimiter = options.delimiter or ("\t" if file.format == "tsv" else ",")
     lines = decode()

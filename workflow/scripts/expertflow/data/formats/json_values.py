@@ -18,6 +18,7 @@ from expertflow.data.records import DataFile
 from expertflow.data.reject import RawRecord, Reject
 
 # A string ends at its quote, at a line end (broken), or at the window's end.
+# Possessive repeats never go back, so that a string without an end takes linear time.
 _TOKEN = re.compile(rb'"(?:[^"\\\n]++|\\.)*+("?)|[{}\[\]]', re.DOTALL)
 _PLAIN = re.compile(rb'[^][{}",\s]*')
 _NOT_BLANK = re.compile(rb"[^ \t\r\n]")
@@ -87,6 +88,8 @@ def _elements(window: _Window, path: str) -> Iterator[tuple[int, bytes | Reject]
 def _take(window: _Window, path: str) -> bytes | Reject:
     at, depth, fault, first = window.pos, 0, None, window.line
     while True:
+        # Goes on where the last window ended: bytes are scanned once, whatever the element's
+        # length.
         at, depth, complete = _scan(window.buffer, at, depth)
         if complete:
             break
@@ -140,6 +143,7 @@ def _take_plain(window: _Window) -> bytes:
         end = found.end() if found else window.pos
         if end < len(window.buffer) or end - window.pos > BUFFER_BYTES or not window.read_more():
             break
+    # At least one byte, or a stray closing bracket would be met forever.
     end = max(end, window.pos + 1)
     plain = window.buffer[window.pos : end]
     window.advance_to(end)

@@ -38,6 +38,7 @@ def iter_range(
 
     with open_bytes(Path(file.path), None) as stream:
         if low > 0:
+            # One byte before: if it is a line end, the line at ``low`` belongs to this shard.
             stream.seek(low - 1)
             _skip_line(stream, high - low + 1)
         elif stream.peek(3).startswith(BOM):
@@ -143,6 +144,7 @@ def count_lines(path: Path, block_bytes: int) -> tuple[tuple[int, ...], int]:
             n_blank += len(_BLANK_LINE.findall(open_line + text))
             last = text.rfind(b"\n")
             line = text[last:] if last >= 0 else open_line + text
+            # A blank line may begin in one part and end in the next.
             open_line = line if line.isspace() and line[0] == _NEWLINE else b""
     return tuple(n_newlines), sum(n_newlines) - n_blank + (not open_line)
 
@@ -177,6 +179,7 @@ def _lines(stream: io.BufferedReader) -> Iterator[Piece]:
 def _paragraphs(stream: io.BufferedReader) -> Iterator[Piece]:
     parts: list[bytes] = []
     first = n_bytes = 0
+    # A blank line at the end closes the last paragraph.
     for number, (line, length) in enumerate(chain(iter_lines(stream), [(b"\n", 1)]), start=1):
         if isinstance(line, bytes) and line.isspace():
             if n_bytes:

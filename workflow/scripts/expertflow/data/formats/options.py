@@ -42,6 +42,7 @@ class ReadOptions(SourceOptions, frozen=True, kw_only=True):
     delimiter: str | None = None
 
     def __post_init__(self) -> None:
+        # Under one name, since readers compare it with "utf-8".
         force_setattr(self, "encoding", _encoding(self.encoding))
         try:
             csv.reader([], delimiter=self.delimiter or ",")
@@ -66,6 +67,7 @@ def _encoding(name: str) -> str:
         plain = codecs.lookup(name).name
         if plain in ("utf-8", "utf-8-sig"):
             return "utf-8"
+        # True neither of UTF-16 and EBCDIC nor where a line end may be a character's second byte.
         kept = _PROBE.decode(plain) == _PROBE.decode("ascii") and all(
             "\n" in bytes([lead, 10, 65, 65]).decode(plain, "replace") for lead in range(128, 256)
         )

@@ -53,6 +53,7 @@ def open_bytes(path: Path, compression: Compression | None) -> io.BufferedReader
         source: Any
         if compression == "gzip":
             source = gzip.open(path)  # noqa: SIM115
+            # read1 returns what is unpacked so far; read would lose it where the data are damaged.
             pieces = _unpack(source.read1, path, compression)
         else:
             import pyarrow as pa
@@ -90,6 +91,7 @@ class _Pieces(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         if not self._ready:
+            # Empty pieces are passed over: nothing read means the end of the file.
             self._ready = memoryview(next(filter(None, self._pieces), b""))
         n_bytes = min(len(buffer), len(self._ready))
         buffer[:n_bytes] = self._ready[:n_bytes]
@@ -101,6 +103,7 @@ def _recode(stream: io.BufferedReader, path: Path, encoding: str) -> Iterator[by
     decoder = codecs.getincrementaldecoder(encoding)("surrogateescape")
     try:
         while chunk := stream.read1(BUFFER_BYTES):
+            # Bytes that cannot be decoded stay as they are, for the check of each record to name.
             yield decoder.decode(chunk).encode("utf-8", "surrogateescape")
         yield decoder.decode(b"", final=True).encode("utf-8", "surrogateescape")
     except UnicodeError as error:
@@ -129,6 +132,7 @@ def recode_line(line: bytes, encoding: str) -> bytes:
     try:
         return line.decode(encoding, "surrogateescape").encode("utf-8", "surrogateescape")
     except UnicodeError:
+        # A byte that UTF-8 never has, so that the record is rejected by that check.
         return b"\xff" + line
 
 

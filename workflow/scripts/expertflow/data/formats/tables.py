@@ -69,6 +69,8 @@ def _batches(file: DataFile, first: int, stop: int) -> Iterator[tuple[int, Any]]
             # Reading by an offset out of range would end the process without a word.
             for column in batch.columns:
                 column.view(_as_bytes(column.type)).validate(full=True)
+            # Arrow files are read from their start, so batches before the shard's rows yield
+            # nothing.
             low, high = max(first - start, 0), min(stop - start, batch.num_rows)
             for row in range(low, high, BATCH_ROWS):
                 yield start + row + 1, batch.slice(row, min(BATCH_ROWS, high - row))
@@ -107,6 +109,7 @@ def _parquet_batches(
     sizes = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
     ends = list(accumulate(sizes))
     groups = [i for i, end in enumerate(ends) if end > first and end - sizes[i] < stop]
+    # Only row groups with some of the rows are opened; the first may begin earlier.
     start = ends[groups[0]] - sizes[groups[0]] if groups else 0
     return start, parquet.iter_batches(BATCH_ROWS, row_groups=groups)
 
@@ -168,6 +171,7 @@ def _rows(batch: Any) -> list[Fields | Reject]:
         raise
     except (OverflowError, ValueError):
         if batch.num_rows > 1:
+            # By halves, so that one bad row of many is found in few attempts.
             half = batch.num_rows // 2
             return _rows(batch.slice(0, half)) + _rows(batch.slice(half))
     for field in batch.schema:

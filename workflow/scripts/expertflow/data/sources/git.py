@@ -108,6 +108,8 @@ class _History:
             *(store.git_dir, "rev-list", "--reverse", "--topo-order", "--parents", store.tip),
             failure=f"the history of {self.options.ref} cannot be read",
         )
+        # A line of --parents is "id parent parent …"; by --topo-order parents come before their
+        # children.
         lines = (line.split(" ") for line in listed.splitlines())
         self.parents = {commit_id: parents for commit_id, *parents in lines}
         self.tags = git_store.first_tags(
@@ -121,6 +123,7 @@ class _History:
             commits = self.reader.read_commits(list(batch))
             for (commit_id, touched), commit in zip(batch.items(), commits, strict=True):
                 changes = self.reader.read_changes(commit_id, touched)
+                # Counted only now: sizes are asked for one commit at a time.
                 if changes is None:
                     self.skipped["big_files"] += 1
                 elif self.options.languages and not changes.files:
@@ -160,9 +163,11 @@ class _History:
             left = selected[::-1]
             while left and len(taken) < n_wanted:
                 batch = left[: min(git_objects.BATCH_IDS, n_wanted - len(taken))]
+                # Adding a dict to a list takes its keys, the commits' ids.
                 taken += self.reader.read_touched(batch, skipped)
                 left = left[len(batch) :]
             skipped["max_commits"] += len(left)
+            # These are read a second time, oldest first; they were counted the first time.
             selected, skipped = taken[::-1], Counter()
         for part in git_objects.split_batches(selected):
             yield self.reader.read_touched(part, skipped)
@@ -269,12 +274,16 @@ class Contributors:
         parts: list[str] = []
         done = 0
         for word in _WORD.finditer(text):
+            # Looked up by first word, so that the time does not grow with the number of
+            # contributors.
             if word.start() < done or word[0] not in self._names:
                 continue
             lengths, names = self._names[word[0]]
+            # Longest first: "Ann Lee Berg" must not become "Contributor 1 Berg".
             for length in lengths:
                 end = word.start() + length
                 name = text[word.start() : end]
+                # The name may be the start of a longer word: "Ann" in "Anna".
                 if name not in names or _WORD.match(text, end):
                     continue
                 if is_message or " " in name:

@@ -126,6 +126,7 @@ class HistoryReader:
                     raise DataError(f"commit {commit_id}: cannot be read; run git fsck")
                 n_bytes = int(answer[2])
                 raw = stdout.read(min(n_bytes, COMMIT_BYTES))
+                # The rest of a long object, and the newline that ends each answer.
                 left = n_bytes + 1 - len(raw)
                 while left > 0 and (chunk := stdout.read(min(left, CHUNK_BYTES))):
                     left -= len(chunk)
@@ -144,6 +145,7 @@ class HistoryReader:
         for index, part in fields:
             if not part.startswith(b":"):
                 continue  # the commit's id, which git repeats
+            # Such as ":100644 100644 {old id} {new id} M", then the path as the next field.
             old_mode, new_mode, old, new, _ = part[1:].split(b" ")
             _, path = next(fields)
             this = touched[index]
@@ -152,6 +154,7 @@ class HistoryReader:
                 continue
             this.n_files += 1
             are_files = old_mode.startswith(b"100") and new_mode.startswith(b"100")
+            # Added and deleted files have mode 000000 on one side, and the id there is all zeros.
             if not are_files and this.n_files <= options.max_files:
                 this.loaded += [(blob, path) for blob in (old, new) if blob.strip(b"0")]
         for commit_id, files in zip(batch, touched, strict=True):
@@ -188,6 +191,7 @@ class HistoryReader:
         while index < n_commits:
             *complete, rest = (rest + _read_some(stdout)).split(b"\0")
             for part in complete:
+                # It has no NUL, so it stands at the start of the next field, maybe several times.
                 while part.startswith(self._sentinel):
                     index, part = index + 1, part.removeprefix(self._sentinel)
                 yield index, part
@@ -214,10 +218,12 @@ class HistoryReader:
         while tail != sentinel:
             chunk = _read_some(stdout)
             n_bytes += len(chunk)
+            # The end is looked for in a tail of its own, as ``answer`` may have stopped growing.
             tail = (tail + chunk)[-len(sentinel) :]
             if not patch_at or len(answer) <= patch_at + max_bytes:
                 answer += chunk
             if not patch_at:
+                # The two bytes may lie on either side of a chunk's edge.
                 found = answer.find(b"\0\0", max(0, len(answer) - len(chunk) - 1))
                 patch_at = found + 2 if found >= 0 else 0
             elif n_bytes > patch_at + max_bytes + PATIENCE_BYTES:
@@ -308,6 +314,7 @@ def _cut(patch: bytes, max_bytes: int, decode: _Decoder) -> str:
     kept = kept[: kept.rfind(b"\n") + 1] or kept
     # A line over the limit may be cut within a character, which is dropped.
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(kept)
+    # Either bytes that are not UTF-8 or the character itself; ``decode`` notes which.
     if "\ufffd" in text:
         decode(kept)
     return text

@@ -94,6 +94,7 @@ class GitOptions(SourceOptions, frozen=True, kw_only=True):
             return self.paths
         wanted: dict[str, None] = {}
         for ending in self.endings:
+            # "src" may be a file or a folder, "src/*" a pattern: src/*.py matches at any depth.
             for path in self.paths or ("*",):
                 if path.endswith(ending):
                     wanted[path] = None
@@ -110,6 +111,7 @@ def _moment(text: Any, key: str, of_day: time) -> datetime | None:
         moment = datetime.fromisoformat(str(text))
     except ValueError as error:
         raise ConfigError(f"options.{key}: {text!r} is no date like 2025-01-31") from error
+    # A day is no moment: the last day counts up to its end.
     if len(str(text)) in (len("2025-01-31"), len("20250131")):
         moment = datetime.combine(moment, of_day)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

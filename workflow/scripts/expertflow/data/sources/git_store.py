@@ -60,6 +60,7 @@ class GitPipe:
     def close(self) -> None:
         if self._process is None:
             return
+        # Its unread answers are of no use, and it would block on a full pipe.
         self._process.kill()
         with contextlib.suppress(BrokenPipeError):
             self._process.communicate()
@@ -157,6 +158,7 @@ def open_store(repository: Path, *, ref: str) -> Iterator[IsolatedStore]:
         git_dir = Path(directory)
         (git_dir / "refs").mkdir()
         (git_dir / "HEAD").write_text("ref: refs/heads/none\n", "ascii")
+        # Without the right one git refuses the longer ids of a SHA-256 repository.
         object_format = "sha1" if len(tip) == 40 else "sha256"
         settings = "[core]\n\trepositoryformatversion = 1\n\tbare = true\n"
         settings += f"[extensions]\n\tobjectFormat = {object_format}\n"
@@ -178,6 +180,7 @@ def names_by_commit(refs: dict[str, str], prefix: str = "refs/") -> dict[str, li
 def first_tags(parents: dict[str, list[str]], tags: dict[str, list[str]]) -> dict[str, str]:
     """Map each commit to the first tag in the walk that contains it; visit each commit once."""
     found: dict[str, str] = {}
+    # In the order of the walk, so that the first tag to reach a commit is the earliest.
     for tagged in parents:
         ahead = [tagged] if tagged in tags else []
         while ahead:
@@ -249,6 +252,7 @@ def _peel(names: dict[str, str], git_dir: Path) -> dict[str, str]:
     command = ("cat-file", "--batch-check=%(objectname) %(objecttype)")
     failure = "the commits of branches and tags cannot be read"
     answers = run_git(git_dir, *command, stdin=asked.encode(), failure=failure).splitlines()
+    # An id that leads to no commit is answered by "… missing".
     found = zip(names, map(str.split, answers), strict=True)
     return {name: answer[0] for name, answer in found if answer[1:] == ["commit"]}
 

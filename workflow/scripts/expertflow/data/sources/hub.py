@@ -160,6 +160,8 @@ class HubDataset(DataSource):
             if self.rows is not None:
                 choose = hub_errors.make_retrier(self.repository)
                 wanted, rows = choose(
+                    # It reads the ends of files from the hub, so lost connections are retried here,
+                    # too.
                     hub_rows.narrow_builder, builder, self.repository, commit.folder, self.split,
                     self.rows,
                 )  # fmt: skip
@@ -168,6 +170,8 @@ class HubDataset(DataSource):
                 commit.link_into(folder, missing)
             cache.check_blobs(commit.folder / path for path in wanted)
             downloads = cache.find_prepared_cache() / "downloads"
+            # A range is cut from a prepared table of the files that hold it; what is left of an
+            # earlier try is removed first.
             whole = output
             if rows is not None:
                 whole = root.with_name(f"{root.name}.whole")
@@ -273,6 +277,7 @@ def _set_up_libraries() -> None:
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     for name in ("huggingface_hub", "datasets"):
         library = logging.getLogger(name)
+        # These libraries print by handlers of their own, past the filter below.
         library.handlers.clear()
         library.propagate = True
     for handler in logging.getLogger().handlers:
@@ -355,6 +360,7 @@ def _download_files(repository: str, revision: str, paths: Iterable[str]) -> Non
         repo_type="dataset",
         revision=revision,
         cache_dir=cache.hub_cache(),
+        # They are read as patterns, and a name may hold brackets.
         allow_patterns=[glob.escape(path) for path in paths],
         max_workers=4,
     )

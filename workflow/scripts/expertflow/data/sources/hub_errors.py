@@ -29,6 +29,7 @@ QUOTE_CHARS = 300
 
 def hide_secrets(record: logging.LogRecord) -> bool:
     """Remove secrets from the libraries' log records; as a filter it drops none."""
+    # Formatted first: a secret may be among the arguments alone.
     record.msg, record.args = without_secrets(record.getMessage()), ()
     return True
 
@@ -78,6 +79,7 @@ def library_errors() -> tuple[type[Exception], ...]:
 
 
 def explain_error(source: SourceSpec, error: BaseException) -> str:
+    # Ties go to the outer error, which comes first.
     _, text = min((_fault(source, cause) for cause in iter_causes(error)), key=itemgetter(0))
     if text:
         return text

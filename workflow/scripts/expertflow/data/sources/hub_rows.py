@@ -52,6 +52,7 @@ def narrow_builder(
     files = builder.config.data_files[split]
     paths = {Path(file).relative_to(builder.base_path).as_posix(): file for file in files}
     chosen, within = choose_files(repository, folder, paths, rows)
+    # The library's own types, which keep where each file comes from.
     kept = type(files)([paths[path] for path in chosen], files.origin_metadata)
     builder.config.data_files = type(builder.config.data_files)({split: kept})
     return chosen, within
@@ -86,6 +87,7 @@ def _count_rows(repository: str, folder: Path, path: str) -> int:
     if (folder / path).exists():
         return int(pq.read_metadata(folder / path).num_rows)
     place = f"datasets/{repository}@{folder.name}/{path}"
+    # Parquet keeps the counts at a file's end, so about one block is downloaded.
     with HfFileSystem().open(place, block_size=FOOTER_BYTES) as file:
         return int(pq.read_metadata(file).num_rows)
 

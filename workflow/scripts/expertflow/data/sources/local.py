@@ -78,6 +78,7 @@ def find_files(pattern: str) -> list[Path]:
 
 
 def match_files(literal: Path) -> list[Path]:
+    # Before it is taken for a pattern: a name may hold brackets.
     if literal.exists():
         return [] if literal.is_dir() else [literal]
     found = glob.glob(str(literal), recursive=True)  # noqa: PTH207
@@ -87,6 +88,7 @@ def match_files(literal: Path) -> list[Path]:
 def count_shards(files: tuple[LockedFile, ...]) -> int:
     """Choose the number of jobs; starting one costs as much as preparing 10 MiB."""
     n_bytes = sum(file.n_bytes for file in files)
+    # 32 MiB up to 512 MiB together, then sixteen shards, then shards of 128 MiB.
     shard_bytes = min(max(SHARD_BYTES, -(-n_bytes // MANY_SHARDS)), LARGE_SHARD_BYTES)
     n_pieces = sum(
         -(-file.n_bytes // shard_bytes) if can_be_cut(file.format, file.compression) else 1

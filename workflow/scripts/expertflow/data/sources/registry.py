@@ -17,6 +17,7 @@ from expertflow.data.sources.base import DataSource
 @cache
 def source_kinds() -> dict[str, type[DataSource]]:
     classes = import_members("expertflow.data.sources")
+    # The folder also has modules of helpers, which declare no kind.
     kinds = [one for one in classes if issubclass(one, DataSource) and one is not DataSource]
     return {one.kind: one for one in kinds}
 

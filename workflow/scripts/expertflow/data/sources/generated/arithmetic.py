@@ -55,6 +55,7 @@ def _change(rng: Random) -> Problem:
 
 def _two_changes(rng: Random) -> Problem:
     first, second = _numbers(rng)
+    # Nobody gives away more than there is.
     third = rng.randint(2, min(9, first + second))
     pattern = (
         "{name} has {first} {things}, {gains} {second} and {loses} {third}. "
@@ -76,6 +77,7 @@ def _shares(rng: Random) -> Problem:
     pattern = (
         "{name} puts {first} {things} evenly into {second} {boxes}. How many {things} are in each?"
     )
+    # A product first, so that the division leaves nothing over.
     return "/", [boxes * each, boxes], (pattern,)
 
 

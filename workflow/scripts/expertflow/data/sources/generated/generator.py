@@ -80,6 +80,8 @@ def fill_pattern(rng: Random, *patterns: str, **words: Any) -> str:
         drawn = tuple(inside.split("|")) if "|" in inside else words[inside]
         return str(rng.choice(drawn) if isinstance(drawn, tuple) else drawn)
 
+    # All are filled before one is chosen: data sets of earlier versions depend on the order of
+    # draws.
     filled = [re.sub(r"\{(.*?)\}", fill, pattern) for pattern in patterns]
     return filled[0] if len(filled) == 1 else rng.choice(filled)
 

@@ -117,6 +117,7 @@ def _add_interface(rng: Random, files: Files) -> Change:
     path = f"web/{noun}.ts"
     name, kind = noun.capitalize(), rng.choice(("string", "number"))
     lines = files.setdefault(path, [f"export interface {name} {{", "  id: number;", "}"])
+    # Numbered by the line, as an interface cannot have two fields of one name.
     lines.insert(lines.index("}"), f"  {key}{len(lines)}: {kind};")
     return path, f"feat(web): give {noun} a {key}\n\nThe field is a {kind}."
 
@@ -125,6 +126,7 @@ def _set_value(rng: Random, files: Files) -> Change:
     lines = files.setdefault("config/service.yaml", [f"{name}: 1" for name in _SETTINGS])
     at, value = rng.randrange(len(lines)), rng.randint(2, 99)
     name, old = lines[at].split(": ")
+    # A commit that changes nothing has no diff to learn.
     value = value if value != int(old) else value + 1
     lines[at] = f"{name}: {value}"
     told = "raise" if value > int(old) else "lower"

@@ -54,6 +54,7 @@ def _schema(values: Any) -> dict[str, object]:
         return {"type": "integer", "minimum": values[0], "maximum": values[-1]}
     if values == (True, False):
         return {"type": "boolean"}
+    # Names and cities stay open, as in most schemas.
     is_open = values in (generator.GIVEN_NAMES, generator.FAMILY_NAMES, generator.CITIES)
     return {"type": "string"} if is_open else {"enum": list(values)}
 

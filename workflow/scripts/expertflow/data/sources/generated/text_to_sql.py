@@ -69,6 +69,7 @@ def write_database(path: Path, *, seed: int) -> None:
     rng = Random(f"rows {seed}")
     with replacing(path) as partial:
         connection = sqlite3.connect(partial)
+        # SQLite's defaults vary by how it was built; the file's hash must not.
         connection.execute("PRAGMA page_size = 4096")
         connection.execute("PRAGMA encoding = 'UTF-8'")
         for domain in DOMAINS:
@@ -229,6 +230,7 @@ def _ask_top(rng: Random, table: Table) -> Pair:
         f"Which {n_rows} {noun} have the {best}? Give the {{asked}}.",
         asked=asked.phrases,
     )
+    # By id among equals, else which rows are within the limit would be left to SQLite.
     order = f"ORDER BY {column.name} {direction}, id LIMIT {n_rows}"
     return question, f"SELECT {asked.name} FROM {table.name} {order}"
 
