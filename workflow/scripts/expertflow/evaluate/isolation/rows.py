@@ -53,7 +53,7 @@ def _ranks(rows: Iterable[Row]) -> Callable[[Row], tuple[Any, ...]]:
     Sorting by value fails: of (0.30000000000000004, 1) and (0.3, 2) the noise in the first column
     would decide, and differently on the other side.
     """
-    number, previous = 0, None
+    number, previous = 0, None  # 0.3, 0.30000000000000004 and 1: ranks 1, 1, 2
     rank: dict[tuple[int, Any], int] = {}
     for kind, value in sorted({_key(value) for row in rows for value in row}):
         number += not _same_cell(previous, value)

@@ -97,6 +97,7 @@ class Translator:
             # SQLite has no type whose values are listed.
             if kind.is_type("enum", "set"):
                 kind.replace(exp.DataType.build("text"))
+        # What SQLite lacks may go from a schema; of a query nothing may be lost.
         return self._write(trees, ErrorLevel.IGNORE)
 
     def translate_query(self, text: str) -> str:
@@ -165,7 +166,7 @@ def _drop_names(tree: Any, namespaces: set[str]) -> Any:
             node.replace(exp.Literal.string(node.name))
         elif node.text("db").lower() in namespaces:
             node.set("db", None)
-            node.set("catalog", None)
+            node.set("catalog", None)  # `shop.dbo.item` -> `item`
     return tree
 
 
@@ -179,9 +180,9 @@ def _simplify_schema(trees: Iterable[Any]) -> list[Any]:
     schemas: dict[str, Any] = {}
     for tree in trees:
         if isinstance(tree, exp.Create) and tree.kind in ("TABLE", "VIEW"):
-            tree.set("properties", None)
+            tree.set("properties", None)  # ENGINE=…, character sets, where it is stored
             if tree.kind == "TABLE" and isinstance(tree.this, exp.Schema):
-                schemas[tree.this.this.name.lower()] = tree.this
+                schemas[tree.this.this.name.lower()] = tree.this  # for keys of ALTER TABLE below
             kept.append(tree)
         elif isinstance(tree, exp.Alter) and (schema := schemas.get(tree.this.name.lower())):
             # Dumps add keys when the rows are in.
@@ -235,7 +236,7 @@ def _read_truth(table: Any, column: Any) -> Any:
 
 def _plain_column(column: Any) -> Any:
     declared = column.kind.this.name if isinstance(column.kind, exp.DataType) else ""
-    kind = "bool" if declared == "BIT" else column_kind(declared)
+    kind = "bool" if declared == "BIT" else column_kind(declared)  # SQL Server has no BOOLEAN
     parts = [one.kind for one in column.constraints]
     kept = [plain for part in parts if (plain := _plain_part(part)) is not None]
     filled = (exp.AutoIncrementColumnConstraint, exp.GeneratedAsIdentityColumnConstraint)

@@ -74,7 +74,7 @@ def read_tables(connection: sqlite3.Connection) -> list[StateTable]:
         columns = [
             StateColumn(column, column_kind(declared), not (not_null or key), bool(key))
             for _, column, declared, not_null, _, key, hidden in found[:MAX_COLUMNS]
-            if not hidden
+            if not hidden  # nothing can be inserted into generated columns
         ]
         tables.append(StateTable(name, columns))
     return tables
@@ -93,6 +93,7 @@ def read_links(
 
 
 def column_kind(declared: str) -> str:
+    # By parts of the name, in a fixed order, as SQLite does: FLOATING POINT is an integer to both.
     declared = declared.upper()
     for kind, words in (
         ("date", ("DATE", "TIME")),
@@ -113,12 +114,14 @@ def read_conditions(query: str) -> Conditions:
         tree = sqlglot.parse_one(query, read="sqlite")
     except (SqlglotError, RecursionError):
         return found
+    # A state needs more rows than the reference keeps or skips, or LIMIT changes nothing.
     for limit in tree.find_all(exp.Limit, exp.Offset):
         count = limit.expression
         if isinstance(count, exp.Literal) and count.is_int:
             found.n_rows = max(found.n_rows, int(min(float(count.name), MAX_LIMIT)))
     for node in tree.find_all(exp.Predicate, exp.Case):
         columns = {column.name.lower() for column in _own(node, exp.Column)}
+        # `a IN (SELECT b …)`: a and b meet, so they need values in common.
         inner = [one for one in node.args.values() if isinstance(one, exp.Query | exp.Subquery)]
         columns |= {c.name.lower() for query in inner for c in query.find_all(exp.Column)}
         constants = {_constant(literal) for literal in _own(node, exp.Literal)}
@@ -129,6 +132,7 @@ def read_conditions(query: str) -> Conditions:
             found.constants[column] |= constants
     for join in tree.find_all(exp.Join):
         for column in join.args.get("using") or []:
+            # USING (a): linked with the column of the same name in the other table.
             found.links.add((column.name.lower(),) * 2)
     return found
 
@@ -177,8 +181,10 @@ class StateMaker:
         size = max(SIZES[number % len(SIZES)], self._n_rows + 2 if number % 2 else 0)
         # Repeated values in every other state: groups, ties and duplicates; else hardly any.
         width = 4 if number % 4 < 2 else 40
+        # Keys begin elsewhere in other states, so that no number stands for the first row of all.
         base = 10 * (number % 3)
         for table in self._tables:
+            # Of a quoted name such as "order details" all words have to occur.
             is_read = self._words.issuperset(_WORD.findall(table.name.lower()))
             n_rows = size if is_read else N_OTHER_ROWS
             chances = rng.choices(NAMED_CHANCES, k=n_rows)
@@ -273,7 +279,7 @@ def _join_links(links: Iterable[tuple[str, str]]) -> dict[str, str]:
     group: dict[str, str] = {}
     for one, other in sorted(links):
         first, second = group.setdefault(one, one), group.setdefault(other, other)
-        low, high = sorted((first, second))
+        low, high = sorted((first, second))  # a = b, b = c: {a: a, b: a, c: a}
         for name in [name for name, of in group.items() if of == high]:
             group[name] = low
     return group

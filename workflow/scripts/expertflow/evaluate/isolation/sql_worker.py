@@ -25,6 +25,7 @@ from expertflow.evaluate.isolation.rows import (
     same_rows,
 )
 
+# Comments, and what stands in quotes: a semicolon or ORDER BY there is none.
 _TOKEN = re.compile(
     r"""(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))
       | '[^']*' | "[^"]*" | `[^`]*` | \[[^\[\]]*\]
@@ -156,6 +157,7 @@ def _refuse(query: str) -> QueryAnswer | None:
 
 
 def _connect(database: Path, limits: Limits) -> sqlite3.Connection:
+    # immutable: SQLite takes no lock and looks for no journal, so nothing is written beside it.
     uri = f"{database.as_uri()}?mode=ro&immutable=1"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0)
     limit_connection(connection, limits)
@@ -189,6 +191,7 @@ def _guard(connection: sqlite3.Connection, limits: Limits, denied: list[str]) ->
 
 
 def allow_budget(connection: sqlite3.Connection, limits: Limits) -> None:
+    # SQLite calls this after each so many instructions, and ends the query when it is true.
     n_checks = iter(range(limits.n_instructions // _INSTRUCTIONS_PER_CHECK))
     connection.set_progress_handler(lambda: next(n_checks, None) is None, _INSTRUCTIONS_PER_CHECK)
 
@@ -221,6 +224,7 @@ def main(options: dict[str, Any]) -> None:
     reader, ordered, suite = Reader(limits), False, None
     wanted = QueryAnswer("empty")
 
+    # First {schema, reference} or {database, reference}, then predictions to compare with it.
     def answer(message: dict[str, str]) -> tuple[str, str]:
         nonlocal wanted, ordered, suite
         if "schema" in message:

@@ -80,7 +80,7 @@ def final_answer(text: str) -> Decimal | None:
     >>> final_answer("9 x 2 = 18 #### $1,018.50")
     Decimal('1018.50')
     """
-    for found in deque(_NUMBER.finditer(text), maxlen=1):
+    for found in deque(_NUMBER.finditer(text), maxlen=1):  # the last, if any
         if (found["sign"] and found["late_sign"]) or _GOES_ON.match(text, found.end()):
             return None
         if text.rfind(_BOX) > found.start():

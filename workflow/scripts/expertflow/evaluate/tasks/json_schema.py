@@ -81,7 +81,7 @@ def parse_answer(text: str) -> Any:
 def equal_json(left: Any, right: Any) -> bool:
     """Compare as JSON does: key order is free, 1 equals 1.0, and true is not 1."""
     if isinstance(left, bool) or isinstance(right, bool):
-        return left is right
+        return left is right  # True == 1 in Python
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(equal_json(left[k], right[k]) for k in left)
     if isinstance(left, list) and isinstance(right, list):

@@ -148,6 +148,7 @@ def run_program(sandbox: Sandbox, prefix: str, answer: str, tests: str) -> Judgm
         return Judgment("empty")
     if len(said) > MAX_CHARS:
         return Judgment("did_not_parse", f"longer than {MAX_CHARS:,} characters")
+    # Only the judge has it: what the program prints is never taken for a report.
     proof = secrets.token_hex(16)
     judge, program = _run_pair(sandbox, {"prefix": prefix, "said": said}, tests, proof)
     reports = read_reports(judge.output, proof)
@@ -177,6 +178,7 @@ def _run_pair(
 ) -> tuple[Ended, Ended]:
     """Run the tests in one sandbox and the program in another; three pipes connect them."""
     pipes = [os.pipe() for _ in range(3)]
+    # Requests: asks -> reads. Answers: tells -> hears. Replies: replies -> gets.
     (reads, asks), (hears, tells), (gets, replies) = pipes
     with ExitStack() as undo:
         try:
