@@ -134,6 +134,7 @@ class TemplateMaker:
         for example in examples:
             slots = self._slots(example.prompt)
             pieces = _pieces(example.reference, slots)
+            # How often each text, and each place, is part of an answer.
             self._usual.update({*pieces, *(slot for one in pieces for slot in slots.get(one, ()))})
         self._made: dict[tuple[str, str], Template] = {}
 
@@ -150,6 +151,7 @@ class TemplateMaker:
         slots = self._slots(example.prompt)
         parts: list[str | Slot] = []
         for piece in _pieces(example.reference, slots):
+            # The text itself is first, so it wins a tie with its places.
             choices: list[str | Slot] = [piece, *slots.get(piece, ())]
             part = max(choices, key=lambda choice: self._usual[choice])
             if isinstance(part, str) and parts and isinstance(parts[-1], str):
@@ -162,7 +164,7 @@ class TemplateMaker:
         slots: dict[str, list[Slot]] = {}
         for place, text in self.finder.find_places(prompt).items():
             for case, written in CASES.items():
-                if not case or written(text) != text:
+                if not case or written(text) != text:  # else as without a case
                     slots.setdefault(written(text), []).append(Slot(place, case))
         return slots
 
@@ -202,12 +204,14 @@ def make_baselines(judge: Judge, training: Sequence[Example], seed: int) -> list
 def _best(judge: Judge, probes: Sequence[Example], candidates: Sequence[list[str]]) -> int:
     if len(candidates) == 1:
         return 0
+    # All candidates share the budget: the more there are, the fewer probes each is judged on.
     asked = range(min(len(probes), max(N_JUDGMENTS // len(candidates), 1)))
 
     def count_correct(asked: Sequence[int]) -> list[int]:
         answers = [candidate[i] for candidate in candidates for i in asked]
         judgments = judge([probes[i] for i in asked] * len(candidates), answers)
         correct = np.array([judgment.correct for judgment in judgments])
+        # One row a candidate.
         counts: list[int] = correct.reshape(len(candidates), len(asked)).sum(axis=1).tolist()
         return counts
 
@@ -292,6 +296,7 @@ class Index:
 
     def find_nearest(self, text: str) -> int:
         likeness = np.zeros(self._n)
+        # Sorted, as the sum of floats depends on their order.
         for word, n in sorted(_count_words(text).items()):
             if word in self._found:
                 where, weights = self._found[word]

@@ -46,6 +46,7 @@ def n_to_report(n_questions: int, spec: GenerationSpec) -> int:
     n_wanted = spec.max_examples + spec.n_selection_examples
     if n_questions >= n_wanted or n_questions < MIN_TO_SHARE:
         return n_most
+    # Of 60 questions 20 choose and 40 are reported.
     n_choice = min(max(n_questions // 3, MIN_QUESTIONS), spec.n_selection_examples)
     return min(n_most, n_questions - n_choice)
 
@@ -67,6 +68,7 @@ def choose_best(scores: Sequence[tuple[KeptWeights, TaskScore]], n_questions: in
 
     def rank(scored: tuple[KeptWeights, TaskScore]) -> tuple[int, float, int]:
         loss = scored[0].held_out_loss
+        # An unknown loss is the worst.
         return scored[1].n_correct, -(math.inf if loss is None else loss), scored[0].step
 
     best, score = max(scores, key=rank)

@@ -221,7 +221,7 @@ class ModelComparison(Record, frozen=True):
     def estimate_changes(self) -> tuple[PairedChange, ...]:
         before_D, after_D = (np.array(one.answers.nats) for one in (self.before, self.after))
         n_D = np.array(self.before.answers.n_targets)
-        there = n_D > 0
+        there = n_D > 0  # without a target there is no loss
         loss = estimate_change(
             "held_out_loss",
             before_D[there] / n_D[there],
@@ -254,6 +254,7 @@ class ModelComparison(Record, frozen=True):
         self, task: ScoringTask, baseline: BaselinePredictor, n_learned_from: int
     ) -> BaselineScore:
         with show_activity(lambda: f"baseline {baseline.name}"):
+            # Asked all at once, as tasks may start a process for a call of score.
             answers = [baseline.answer(example) for example in self.asked]
             judgments = task.score(self.asked, answers)
         score = summarize_judgments(task.metric, judgments)
@@ -349,6 +350,7 @@ class ModelComparison(Record, frozen=True):
     def pick_samples(self) -> tuple[EvaluationSample, ...]:
         """Pick right and wrong answers alternately, as long as there are both."""
         right = [i for i, judgment in enumerate(self.after.judgments) if judgment.correct]
+        # Taken in turn: right, wrong, right, …
         in_turn = [i for pair in zip_longest(right, self._wrong()) for i in pair if i is not None]
         return tuple(map(self._sample, in_turn[:N_SAMPLES]))
 

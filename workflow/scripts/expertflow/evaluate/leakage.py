@@ -44,6 +44,7 @@ def read_split(
 
     held_out = make_ids_unique(side("held_out"))
     known = HeldOutHashes(held_out)
+    # A stream: the training side is read once, and only its sample is held in memory.
     passing = (document for document in side("train") if known.mark_shared(document))
     training = heapq.nsmallest(N_TRAINING_EXAMPLES, passing, key=key_by_seed(seed))
     # Documents that the template cannot render are not counted as packed.
@@ -69,6 +70,7 @@ def check_trained_rows(
     expert: str, *, training: TrainingRecord, packing: PackingRecord, rows: Path
 ) -> None:
     """Raise unless the model was trained, and is measured, on the rows of this packing."""
+    # As training.json hashes them.
     splits = sha256_json([packing.train.sha256, packing.held_out.sha256])
     if training.packing_sha256 != splits:
         raise EvaluationError(
@@ -126,7 +128,7 @@ class HeldOutHashes:
                 question = sha256_text(normalize_text("\n".join(_said_before(body, i))))
                 if question in self._questions:
                     yield question, _answer(question, body, i)
-            last = normalize_text(turn.content) or last
+            last = normalize_text(turn.content) or last  # a turn that calls a tool may hold no text
 
     def shares_text(self, held_out: Document) -> bool:
         body, question = held_out.body, _question(held_out.body)

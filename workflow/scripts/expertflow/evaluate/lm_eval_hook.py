@@ -108,6 +108,7 @@ def read_figures(results: dict[str, dict[str, object]], names: list[str]) -> Fig
     for task in sorted(wanted):
         values = results[task]
         for key, value in values.items():
+            # `acc,none` and `acc_stderr,none`: metric, and filter of the answers.
             metric, comma, how = key.partition(",")
             if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
@@ -147,6 +148,7 @@ def _tasks(spec: LmEvalSpec) -> tuple[Any, list[str]]:
 
 @contextmanager
 def _offline() -> Iterator[None]:
+    # Set in the modules: they read the environment once, at import, which was long ago.
     held: list[tuple[Any, str, Any]] = []
     for module_name, names in SWITCHES.items():
         module = importlib.import_module(module_name)

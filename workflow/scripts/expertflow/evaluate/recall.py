@@ -37,6 +37,7 @@ def reword(document: Document, wording: str) -> Document:
     if not (asked := [i for i in before if turns[i].role == "user"]):
         return document
     last = turns[asked[-1]]
+    # "In other words: {question}".
     turns[asked[-1]] = replace(last, content=wording.replace(QUESTION, last.content))
     return replace(document, body=replace(document.body, turns=tuple(turns)))
 

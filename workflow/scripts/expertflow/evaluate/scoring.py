@@ -117,6 +117,7 @@ class IsolatedTask(ScoringTask):
 
     def read_texts(self, example: Example) -> dict[str, str | None]:
         """Return what ``judge_texts`` takes besides the answer and the reference: all fields."""
+        # `artifacts.database or fields.schema` names none: either will do.
         needed = {name.removeprefix("fields.") for name in self.required}
         return {
             name: (self.read_text if name in needed else self.read_optional)(example, name)
@@ -232,7 +233,7 @@ def _task_of(module: ModuleType) -> type[ScoringTask]:
         for value in vars(module).values()
         if inspect.isclass(value)
         and issubclass(value, ScoringTask)
-        and value.__module__ == module.__name__
+        and value.__module__ == module.__name__  # not one that it imports
     ]
     named = ", ".join(one.__name__ for one in found) or "none"
     if len(found) != 1:
@@ -243,7 +244,7 @@ def _task_of(module: ModuleType) -> type[ScoringTask]:
     lacks = [] if hasattr(task, "metric") else ["metric"]
     if task.judge is ScoringTask.judge and task.score is ScoringTask.score:
         lacks.append("judge")
-    if task.judge is IsolatedTask.judge and not hasattr(task, "judge_texts"):
+    if task.judge is IsolatedTask.judge and not hasattr(task, "judge_texts"):  # it has no default
         lacks.append("judge_texts")
     if lacks:
         raise EvaluationError(f"{module.__file__}: {named} lacks {' and '.join(lacks)}")

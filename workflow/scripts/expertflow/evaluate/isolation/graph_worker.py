@@ -41,7 +41,7 @@ class _Graph:
         self._connection = apsw.Connection(":memory:")
         self._connection.enable_load_extension(True)
         self._connection.load_extension(str(Path(engine.origin).with_name("graphqlite")))
-        self._connection.enable_load_extension(False)
+        self._connection.enable_load_extension(False)  # it was needed for the engine alone
         for number, line in enumerate(script.read_text(encoding="utf-8").split("\n"), start=1):
             statement = line.strip().rstrip(";")
             if statement and not statement.startswith("//"):
@@ -56,6 +56,7 @@ class _Graph:
         self._connection.set_progress_handler(self._is_spent, _INSTRUCTIONS_PER_CHECK)
 
     def _run(self, query: str) -> Any:
+        # One row, one column: JSON.
         [[answer]] = self._connection.execute("SELECT cypher(?)", (query,))
         return answer
 

@@ -142,10 +142,12 @@ class JudgeClient:
             request |= {"max_tokens": self._spec.max_tokens, "temperature": 0}
         sent = json.dumps(request).encode("ascii")
         status, retry_after, body = await self._exchange(sent, limit_s)
+        # Once a request of the old style was answered, a 400 has another cause.
         if status == 400 and not newer and self._is_newer is not False:
             return None
         if status in _WORTH_ANOTHER_TRY:
             raise JudgeError(f"HTTP {status}", is_busy=True, wait_s=_seconds(retry_after))
+        # Followed, the prompt would go to a host that nobody named.
         if 300 <= status < 400:
             raise JudgeError(f"HTTP {status}: redirects are not followed", is_final=True)
         if status != 200:
@@ -179,6 +181,7 @@ class JudgeClient:
             raise JudgeError("the endpoint's host is no name", is_final=True) from None
         except (OSError, httpx2.HTTPError) as error:
             cause: BaseException = error
+            # httpx2 wraps what the socket raised; the innermost error names the cause.
             while (earlier := cause.__cause__ or cause.__context__) is not None:
                 cause = earlier
             if isinstance(cause, ssl.SSLCertVerificationError):
@@ -192,6 +195,7 @@ def _read_reply(body: bytes) -> JudgeReply:
         content = reply["choices"][0]["message"]["content"]
     except (ValueError, RecursionError, LookupError, TypeError):
         content = None
+    # Some endpoints return the text in parts, as for images.
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict)]
         content = "".join(text for text in texts if isinstance(text, str))

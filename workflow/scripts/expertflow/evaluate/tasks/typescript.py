@@ -90,7 +90,7 @@ def _tokens(root: "Node") -> Iterator[Token]:
             yield node.type, _text(node)
         else:
             yield "(", node.type
-            stack.append(None)
+            stack.append(None)  # closes this node after its children
             stack.extend(reversed(_significant_children(node)))
 
 
