@@ -88,6 +88,7 @@ def record_attempt() -> Iterator[None]:
         return
     path, now_s = attempts_path(Path(place)), time.time()
     earlier = _read(path)
+    # The job was done and is made anew: its attempts are counted from here.
     if earlier and earlier[-1].code == 0:
         earlier = ()
     run = os.environ.get(RUN, "")

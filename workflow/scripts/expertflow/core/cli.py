@@ -92,6 +92,7 @@ def _parse_stage(function: Callable[..., Any]) -> argparse.Namespace:
     args.spec_text = args.spec
     args.spec = spec_from_text(hints.get("spec", Any), args.spec)
     paths = [path for name in kinds for path in _paths_in(getattr(args, name))]
+    # What an earlier attempt of the job left is no input.
     args.read = check_inputs(paths, made=[args.output, *args.files])
     for name, kind in kinds.items():
         setattr(args, name, _read(kind, getattr(args, name)))
@@ -105,6 +106,7 @@ def _paths_in(value: Any) -> list[Path]:
 
 def _kind_of(hint: Any) -> tuple[type, bool, bool]:
     """Return the type of one value, whether there may be several, and whether it may be null."""
+    # list[ShardRecord] -> ShardRecord, True, False; Path | None -> Path, False, True
     inner = [part for part in get_args(hint) if part is not NoneType]
     if get_origin(hint) in (Union, UnionType):
         return (*_kind_of(inner[0])[:2], True)
@@ -157,19 +159,17 @@ def without_pandas() -> None:
 
 @contextmanager
 def heavy_imports() -> Iterator[None]:
-    """Import torch and what needs it without collecting garbage, which takes a fifth of the time.
-
-    What was imported stays, so later collections need not look at it either. Ctrl-C ends the
-    process at once: as an exception it can be lost in a callback of the import system, and a
-    training would go on.
-    """
+    """Import torch and what needs it without collecting garbage: a fifth of the time."""
     handler = signal.getsignal(signal.SIGINT)
+    # Ctrl-C ends the process at once: as an exception it can be lost in a callback of the import
+    # system, and a training would go on.
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()
     try:
         yield
     finally:
+        # What was imported stays, so later collections need not look at it either.
         gc.freeze()
         gc.enable()
         signal.signal(signal.SIGINT, handler)

@@ -30,6 +30,8 @@ class DiskFullError(OSError):
         mount = _find_mount(path)
         # What was written is removed.
         free = free_bytes(path) + n_written
+        # A quota or a limit of file size tells nothing of the disk, only that this much was too
+        # much.
         least = free if number == errno.ENOSPC else n_written
         told = f"{os.strerror(number).lower()}, more than {size(least)} needed"
         super().__init__(number, f"{told}; file system {mount} has {size(free)} free", str(path))
@@ -84,5 +86,6 @@ def free_bytes(place: Path) -> int:
 
 
 def _find_mount(place: Path) -> Path:
+    # A place that does not exist yet will be on the file system of its nearest parent.
     path = place.resolve()
     return next(folder for folder in (path, *path.parents) if os.path.ismount(folder))

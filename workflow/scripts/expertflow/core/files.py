@@ -69,7 +69,9 @@ def replacing(path: Path) -> Iterator[Path]:
     with partial_beside(path) as partial:
         yield partial
         _share(partial)
+        # Content first, then the name: a power cut must not leave the name of an empty file.
         sync(partial)
+        # A rename replaces a file, but no folder with something in it.
         if path.is_dir() and not path.is_symlink():
             remove(path)
         partial.replace(path)
@@ -77,7 +79,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _share(partial: Path) -> None:
-    """Grant the rights of other new files; libraries write weights for the owner alone."""
+    # Libraries write weights for the owner alone; these are the rights of other new files.
     usual = (partial.parent / LOCK).stat().st_mode & 0o666
     for file in [partial] if partial.is_file() else partial.rglob("*"):
         if file.is_file() and not file.is_symlink():
@@ -147,6 +149,7 @@ def read_json_lines(path: Path, *, tail_bytes: int | None = None) -> list[Any]:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - tail_bytes))
         lines = stream.read().split(b"\n")
     for line in lines:
+        # The end of a file may begin within a line, and a killed writer may have ended within one.
         with suppress(ValueError):
             values.append(json.loads(line))
     return values
@@ -175,6 +178,7 @@ def link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
+        # Another file system, or one without hard links.
         check_space([(target, source.stat().st_size, target.name)])
         shutil.copy2(source, target)
 

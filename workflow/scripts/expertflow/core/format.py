@@ -56,6 +56,7 @@ def cut_text(text: AnyStr, end: AnyStr, length: int, *, overlap: int = 0) -> Ite
     start = 0
     while len(text) - start > length:
         found = text.rfind(end, start, start + length)
+        # Within a line; with an overlap, what the cut goes through is complete in the next part.
         stop = found if found >= 0 else start + length
         yield text[start:stop]
         start = found + 1 if found >= 0 else stop - overlap

@@ -42,6 +42,7 @@ class HashCache:
         stamp = [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
         key = str(path.resolve())
         entry = self.known.get(key)
+        # An entry is [device, inode, bytes, mtime_ns, ctime_ns, sha256].
         if entry is not None and entry[:-1] == stamp:
             return str(entry[-1])
         if stat.st_size > SLOW_HASH_BYTES:

@@ -52,6 +52,7 @@ def try_lock(stream: IO[Any], *, wait: bool = False, shared: bool = False) -> Ou
 def wait_for_lock(stream: IO[Any], said: str, *, shared: bool = False) -> None:
     """Wait for a lock, and say each minute why; TransientError after a day."""
     start_s, told_s = time.monotonic(), -TOLD_EVERY_S
+    # Polled: while a lock blocks, nothing could be logged.
     while not flock(stream, shared=shared):
         waited_s = time.monotonic() - start_s
         if waited_s >= LIMIT_S:
@@ -64,6 +65,7 @@ def wait_for_lock(stream: IO[Any], said: str, *, shared: bool = False) -> None:
 
 def sign_lock(stream: IO[str], **more: Any) -> None:
     """Write the holder into a lock's file, which must be open for reading and appending."""
+    # Opened for appending, so that opening alone does not erase who holds it.
     stream.truncate(0)
     stream.write(json.dumps({**more, "host": socket.gethostname(), "pid": os.getpid()}) + "\n")
     stream.flush()

@@ -63,6 +63,7 @@ def run_until(
         tempfile.TemporaryFile("w+", errors="replace") as stdout,
         tempfile.TemporaryFile("w+", errors="replace") as stderr,
     ):
+        # Files, not pipes: a command blocks on a full pipe that nobody reads.
         stdin.write(given)
         stdin.seek(0)
         process = subprocess.Popen(
@@ -70,6 +71,7 @@ def run_until(
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
+            # Ctrl-C in the terminal reaches the caller alone, who ends the command's processes.
             start_new_session=True,
             pass_fds=keep_open,
         )

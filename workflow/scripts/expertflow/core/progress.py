@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 EVERY_S = 10.0
 log = logging.getLogger(__name__)
+# The innermost is last, and is the one that is named.
 _activities: list[Callable[[], str]] = []
 
 

@@ -46,6 +46,7 @@ def to_json(value: Any) -> Any:
 
 def write_record(path: Path, record: Any) -> None:
     """Write a record as indented JSON, atomically; ValueError if a number is NaN or infinite."""
+    # By the standard library: msgspec writes NaN as null without a word.
     text = json.dumps(to_json(record), indent=2, ensure_ascii=False, allow_nan=False)
     write_text(path, text + "\n")
 
@@ -109,6 +110,7 @@ def from_json(cls: Any, value: Any, *, where: str = "value", fix: str = "") -> A
     try:
         return msgspec.convert(value, cls)
     except msgspec.ValidationError as error:
+        # "Expected `int`, got `str` - at `$.a[0]`" -> ".a[0]: expected int, got str".
         problem, _, place = str(error).replace("`", "").partition(" - at $")
         what_to_do = f"; {fix}" if fix else ""
         raise DataError(f"{where}{place}: {problem[0].lower()}{problem[1:]}{what_to_do}") from error

@@ -98,6 +98,7 @@ def Reported(text: str, affects: tuple[Affected, ...], **more: Any) -> msgspec.M
 
 def name_of(field: Any) -> str:
     """Return the name of a field, given as an attribute of its struct's class."""
+    # On a struct's class, a field is a descriptor that knows its name.
     name: str = field.__name__
     return name
 
@@ -160,6 +161,7 @@ def _meta(hint: Any) -> msgspec.Meta | None:
 
 
 def _without_null(kind: Any) -> tuple[Any, bool]:
+    # float | None -> float, True
     if get_origin(kind) not in (Union, UnionType):
         return kind, False
     rest = [part for part in get_args(kind) if part is not NoneType]

@@ -107,6 +107,7 @@ def check_inputs(given: Iterable[Path], *, made: Iterable[Path] = ()) -> dict[Pa
             wanted |= {p: found for p, found in _recorded(path).items() if p not in skipped}
     stamps = {path: stamp for path in wanted if (stamp := _stamp_of(path)) is not None}
     known, left_bytes = None, FRESH_BYTES
+    # Smallest first, so that as many as possible are hashed and not remembered.
     for path, (_, n_bytes, _) in sorted(stamps.items(), key=lambda item: item[1][1]):
         left_bytes -= n_bytes
         if left_bytes < 0 and known is None:
@@ -122,7 +123,7 @@ def check_inputs(given: Iterable[Path], *, made: Iterable[Path] = ()) -> dict[Pa
 
 
 def _flags() -> list[str]:
-    """Return the script's arguments without settings and code, which have their own fields."""
+    # Settings and code have fields of their own in a sidecar.
     words = sys.argv[1:]
     for i in [words.index(name) for name in ("--spec", "--code") if name in words]:
         words[i : i + 2] = ["", ""]
@@ -140,9 +141,9 @@ def was_there_before(path: Path, made: Sidecar) -> bool:
 
 
 def _fix(path: Path, record: Path) -> str:
-    """Return what to do about a file: that of a user cannot be made again."""
     if record.parent.absolute() in path.absolute().parents:
         return REPAIR
+    # A user's file cannot be made again, as a repair would.
     rule = read_record(Sidecar, sidecar_of(record)).rule
     return f"put it back, or take it in: snakemake … --forcerun {rule}"
 

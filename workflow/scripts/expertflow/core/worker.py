@@ -82,6 +82,7 @@ class Worker:
                 stderr=self._stderr,
                 env={name: os.environ[name] for name in _KEPT if name in os.environ},
             )
+            # With a copy open here, the death of the process would not end the pipe.
             theirs.close()
             self._running = process, ours
         return self._running
@@ -93,6 +94,7 @@ def set_limit(which: int, amount: int) -> None:
     amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
     # macOS refuses a limit on address space; the other limits still apply.
     with suppress(ValueError, OSError):
+        # The hard limit of processor time stays, so that a later message may be allowed more.
         resource.setrlimit(which, (amount, hard if which == resource.RLIMIT_CPU else amount))
 
 
