@@ -64,6 +64,7 @@ def snapshot_folder(repository: str, commit: str, kind: str = "datasets") -> Pat
 
 def find_revision(repository: str, revision: str | None, kind: str = "datasets") -> str | None:
     """Return the last cached commit of a branch or tag; None if unknown."""
+    # A commit needs no look-up; a branch is what the hub last said of it.
     wanted = revision or "main"
     if COMMIT.fullmatch(wanted):
         return wanted
@@ -104,6 +105,7 @@ def front_matter(path: Path) -> Card:
     import yaml
 
     text = path.read_text(encoding="utf-8", errors="replace")
+    # A card begins with YAML between two lines of three dashes.
     found = re.match(r"\ufeff?\s*---\r?\n(.*?)\r?\n---", text, flags=re.DOTALL)
     try:
         value = yaml.safe_load(found.group(1)) if found else {}
@@ -132,6 +134,7 @@ def find_address(value: Any) -> str | None:
     """Return the first text with a protocol among nested values."""
     if isinstance(value, str):
         return value if "://" in value else None
+    # Keys are names: of options, configs, splits.
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return next(filter(None, map(find_address, parts)), None)
 
@@ -157,6 +160,7 @@ class Prepared(Record, frozen=True, kw_only=True):
 
 
 def find_prepared_root(repository: str) -> Path:
+    # org/MyData -> org___my_data
     *owner, name = repository.split("/")
     return find_prepared_cache() / "___".join([*owner, snake_case(name)])
 
@@ -169,6 +173,7 @@ def snake_case(name: str) -> str:
 
 def config_folder(source: SourceSpec, config: str) -> str:
     """Return a prepared config's folder name; a hash tells selections of files apart."""
+    # A range of rows makes a folder of its own, too.
     chosen = {key: source.options[key] for key in READ_OPTIONS if source.options.get(key)}
     if "[" in (source.split or ""):
         chosen["split"] = source.split
@@ -191,6 +196,7 @@ def find_source(source: SourceSpec) -> Prepared | None:
     config = config_folder(source, source.config or default_config(card_data(repository, commit)))
     found = [p for p in list_prepared(find_prepared_root(repository)) if p.config == config]
     found = [p for p in found if commit in (None, p.commit)]
+    # With several commits here, none is known to be the one that is meant.
     return found[0] if len({p.commit for p in found}) == 1 else None
 
 

@@ -70,6 +70,7 @@ class ChatTemplate:
             for atom in self._shape(frame)
         )
         direct = self._apply(body)
+        # The template treats these texts as it treated the placeholders.
         if "".join(atom.text for atom in filled) == direct:
             return filled
         if any(self._special.search(text) for text in texts):
@@ -123,10 +124,12 @@ class ChatTemplate:
         if turn.role == "assistant":
             # Some templates refuse an empty chat, or one that ends in a tool result.
             with contextlib.suppress(Reject):
+                # The learned part starts where generation would.
                 before = self._apply(body, i, generate=True)
                 start = len(before) if full.startswith(before) else start
         if start < 0:
             raise Reject("chat_template", f"the template rewrites turn {i + 1}; nothing marks it")
+        # Special tokens within the text do not end the turn.
         behind = max(start, text_at + len(turn.content) if text_at >= 0 else 0)
         ends = [(full[low:high], high) for low, high in special if low >= behind]
         upto = self._apply(body, i + 1)
@@ -149,6 +152,7 @@ class ChatTemplate:
             text: str = self._template.render(
                 messages=messages,
                 tools=list(body.tools) or None,
+                # What transformers passes, null too: templates test whether it is there.
                 documents=None,
                 add_generation_prompt=generate,
                 bos_token=self.layout.bos or "",
@@ -174,6 +178,7 @@ def placeholder(i: int) -> str:
 
 def _refuse_omissions(full: str, body: Body) -> None:
     for i, turn in enumerate(body.turns):
+        # A template that skips a role would train on answers to nothing.
         if turn.content not in full:
             raise Reject("chat_template", f"the template leaves out turn {i + 1} ({turn.role})")
         if any(call.name not in full for call in turn.tool_calls):
@@ -186,12 +191,13 @@ def _refuse_omissions(full: str, body: Body) -> None:
 
 def special_pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
     """Match any special token, longest first; without tokens, match nothing."""
+    # "<|end|><" before "<|end|>": the first alternative that matches wins.
     ordered = sorted(filter(None, tokens), key=lambda token: (-len(token), token))
     return re.compile("|".join(map(re.escape, ordered)) or r"[^\s\S]")
 
 
 def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Return messages with nine-character call ids, as some templates require."""
+    # Templates of Mistral refuse call ids of other than nine characters.
     messages: list[dict[str, object]] = []
     numbers: dict[str, str] = {}
     waiting: list[str] = []
@@ -209,6 +215,7 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
             function = {"name": call.name, "arguments": call.arguments}
             message["tool_calls"].append({"id": number, "type": "function", "function": function})
         if turn.role == "tool":
+            # A result that names no call answers the first one that waits.
             number = numbers.get(turn.tool_call_id or "") or (waiting or ["call00000"])[0]
             if number in waiting:
                 waiting.remove(number)
@@ -221,6 +228,7 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
 
 def _structured_texts(body: Body) -> list[str]:
     values: list[Any] = [[c.name, c.arguments] for turn in body.turns for c in turn.tool_calls]
+    # A name stands between the markup as it is, and would be read as such.
     values += [turn.name for turn in body.turns if turn.name]
     if body.tools:
         values.append(body.tools)

@@ -58,8 +58,10 @@ def read_columns(shards: list[ShardRecord]) -> Columns:
     for shard, here, batch in _iter_rows(shards, "text_hash", "group_hash", "category"):
         columns.source[here] = columns.sources.index(shard.source)
         hashes = _fixed(batch.column("text_hash"), np.dtype("<u8"))
+        # 16 bytes as two halves: numpy has no integers of 128 bits.
         columns.text[here], columns.text_rest[here] = hashes.T
         columns.group[here] = batch.column("group_hash").to_numpy()
+        # Each name once per batch, not once per document.
         names = batch.column("category").dictionary_encode(null_encoding="encode")
         numbers = [
             NO_CATEGORY if name is None else places.setdefault(name, len(places))
@@ -109,6 +111,7 @@ def _iter_rows(
 
 def _fixed(column: pa.Array, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
     n_values = column.type.byte_width // dtype.itemsize
+    # [n, values], a view without a copy; the offset of a sliced column is in rows.
     values = np.frombuffer(column.buffers()[1], dtype).reshape(-1, n_values)
     return values[column.offset : column.offset + len(column)]
 
@@ -122,9 +125,11 @@ def find_buckets(keys: Hashes, more: Hashes | None = None) -> tuple[Rows, Rows]:
     order = np.argsort(keys)
     same = np.diff(keys[order]) == 0
     twice = np.zeros(len(keys), bool)
+    # Both neighbors of an equal pair.
     twice[order[1:][same]] = True
     twice[order[:-1][same]] = True
     rows = np.flatnonzero(twice)
+    # np.lexsort sorts by its last key first.
     columns = [keys[rows]] if more is None else [more[rows], keys[rows]]
     order = np.lexsort(columns)
     rows = rows[order]

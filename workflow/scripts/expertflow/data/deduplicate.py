@@ -56,12 +56,14 @@ def deduplicate_documents(
     keep.parent.mkdir(parents=True, exist_ok=True)
     columns = read_columns(shards)
     pairs = drop_equal(columns)
+    # Freed: only equal texts needed all 128 bits.
     columns.text_rest = np.empty(0, np.uint64)
     if spec.near is not None:
         pairs += drop_near(columns, spec.near, shards, folder=keep.parent)
     edge, copies = select_documents(columns, spec, expert=expert)
     write_keep(keep, shards, columns, edge=edge, copies=copies)
     kept = columns.status == KEPT
+    # The same rule as in the keep-list that was just written.
     train = kept & ~mark_held_out(columns.group, edge)
     n_sources = len(columns.sources)
     n_kept, n_train = (np.bincount(columns.source[s], minlength=n_sources) for s in (kept, train))
@@ -131,6 +133,7 @@ def drop_near(
             index.add(signatures)
         leaders = index.find_leaders()
         near = np.flatnonzero(leaders >= 0)
+        # Examples whose leader was kept; a chain of near ones would show a dropped one.
         shown = near[leaders[leaders[near]] < 0][:N_EXAMPLES]
         n_equal = index.count_matches(leaders[shown].astype(np.int64), shown)
     columns.drop(rows[near], "near_duplicate")

@@ -61,6 +61,7 @@ class DocumentWriter:
 
     def add(self, document: NewDocument) -> None:
         self._rows.append(document)
+        # In characters: near enough to bound a batch.
         self._n_bytes += sum(map(len, document.texts))
         if len(self._rows) == BATCH_DOCUMENTS or self._n_bytes > BATCH_BYTES:
             self._flush()
@@ -110,6 +111,7 @@ def read_keep(path: Path) -> dict[tuple[str, str], KeptRows]:
             # Each batch belongs to one shard.
             if batch.num_rows:
                 key = batch["source"][0].as_py(), batch["shard"][0].as_py()
+                # Arrow packs truth values into bits, which numpy cannot view.
                 columns = (batch[name].to_numpy(zero_copy_only=False) for name in names)
                 parts.setdefault(key, []).append(KeptRows(*columns))
         return {key: join_rows(own) for key, own in parts.items()}
@@ -154,6 +156,7 @@ def iter_documents(shard: ShardRecord, kept: KeptRows) -> Iterator[Document]:
 
     first = done = 0
     for batch in iter_batches(shard.path, _READ):
+        # Kept rows ascend; those of this batch are a run.
         end = int(np.searchsorted(kept.rows, first + batch.num_rows))
         taken = batch.take(pa.array(kept.rows[done:end] - first, pa.int32()))
         for i, value in enumerate(taken.to_pylist(), start=done):
@@ -173,6 +176,7 @@ def iter_documents(shard: ShardRecord, kept: KeptRows) -> Iterator[Document]:
 def iter_batches(
     path: Path | str, columns: Sequence[str] = ("document_id", "frame", "texts")
 ) -> Iterator[pa.RecordBatch]:
+    # By position in the schema, which is the order of NewDocument.
     chosen = [NewDocument._fields.index(name) for name in columns]
     options = pa.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
     with pa.memory_map(str(path)) as source:
@@ -185,6 +189,7 @@ def normalize_text(text: str) -> str:
     >>> normalize_text("a\r\n  b ")
     'a b'
     """
+    # ASCII is composed already, and most texts are ASCII.
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
     return " ".join(text.split())
@@ -194,6 +199,7 @@ def hash_document(given: str, answer: str) -> tuple[int, bytes]:
     """Return the position of the group that ``given`` forms, and the hash of both texts."""
     digest = hashlib.sha256(SALT + given.encode("utf-8", "surrogatepass"))
     place = int.from_bytes(digest.digest()[:8], "big")
+    # One pass: the digest of the prompt goes on into that of both.
     digest.update(b"\n" + answer.encode("utf-8", "surrogatepass"))
     return place, digest.digest()[:HASH_BYTES]
 

@@ -128,13 +128,14 @@ def _named_templates(directory: Path, settings: TokenizerConfig) -> dict[str, st
     if isinstance(own, list):
         found = {item["name"]: item["template"] for item in own}
     files = {path.stem: path for path in directory.glob(NAMED_TEMPLATES)}
+    # A file wins over the key: transformers reads it so.
     if (file := directory / "chat_template.jinja").is_file():
         files[DEFAULT] = file
     return found | {name: path.read_text(encoding="utf-8") for name, path in files.items()}
 
 
 def _with_turn_end(layout: Layout) -> Layout:
-    """Find the token that ends an assistant turn mid-chat; the last turn may end differently."""
+    # Mid-chat: the last turn of a chat may end otherwise.
     turns = tuple(
         Turn(role=role, content=role, learned=role == "assistant")
         for role in ("user", "assistant", "user")
@@ -146,6 +147,7 @@ def _with_turn_end(layout: Layout) -> Layout:
         return replace(layout, problem=f"its chat template does not parse ({fault})")
     except Reject as reject:
         return replace(layout, problem=f"its chat template refuses a plain chat ({reject.detail})")
+    # Text 1 is that of the assistant.
     text = next((i for i, atom in enumerate(atoms) if atom.number == 1), 0)
     ends = [atom.text for atom in atoms[text:] if atom.special and atom.learned]
     if not ends:
@@ -160,11 +162,13 @@ def _with_turn_end(layout: Layout) -> Layout:
 def _adds_bos(settings: TokenizerConfig, tokenizer: dict[str, object], bos: str) -> bool:
     if settings.get("add_bos_token") is not None:
         return bool(settings["add_bos_token"])
+    # Without the key, the post-processor of tokenizer.json adds it or does not.
     return f'"{bos}"' in json.dumps(tokenizer.get("post_processor"), ensure_ascii=False)
 
 
 def _token(settings: TokenizerConfig, name: str) -> str | None:
     value = settings.get(name)
+    # A token is a text, or an object with its flags.
     value = value.get("content") if isinstance(value, dict) else value
     return value if isinstance(value, str) else None
 

@@ -37,6 +37,7 @@ class BenchmarkIndex:
         for owner, (path, n_words, texts) in enumerate(benchmarks):
             self.paths.append(path)
             for text in texts:
+                # Barrier, words, barrier.
                 turn = _words([text])
                 n = len(turn) - 2
                 if n >= min(MIN_RUN, n_words):
@@ -50,6 +51,7 @@ class BenchmarkIndex:
         owners = np.repeat([owner for owner, _ in parts], [len(part) for _, part in parts])
         self._runs, first = np.unique(keys, return_index=True)
         self._owners = owners.astype(np.int16)[first]
+        # The first ``head`` words of each run of n words.
         heads = [run_hashes(w[: len(w) - n + self.head], self.head) for _, n, w in runs]
         self._heads = np.unique(np.concatenate([np.empty(0, np.uint64), *heads]))
         # Occupied slots, by the top bits of a head's hash.
@@ -70,6 +72,7 @@ class BenchmarkIndex:
             return None
         heads = run_hashes(words, self.head)
         at = np.flatnonzero(self._sieve[heads >> self._shift])
+        # The sieve may pass a head of equal top bits; the sorted list decides.
         at = at[_is_in(heads[at], self._heads)]
         if not len(at):
             return None
@@ -77,6 +80,7 @@ class BenchmarkIndex:
         shared = np.concatenate([hashes[_is_in(hashes, self._runs)] for hashes in runs])
         if not len(shared):
             return None
+        # The first benchmark of the manifest, whichever run was found first.
         owner = int(self._owners[np.searchsorted(self._runs, shared)].min())
         return self.paths[owner]
 
@@ -103,12 +107,13 @@ def _texts(spec: BenchmarkSpec) -> Iterator[str]:
 
 
 def _words(texts: Sequence[str]) -> Hashes:
-    """Hash the words of some turns, with barriers around each turn."""
+    # NUL is no word of any text, so that no run of words crosses a turn.
     turns = (fold_words(text, punctuation=False) for text in texts)
     return word_hashes(b"\0 " + b" \0 ".join(turns) + b" \0")
 
 
 def _is_in(hashes: Hashes, keys: Hashes) -> NDArray[np.bool_]:
     at = np.searchsorted(keys, hashes)
+    # A hash beyond the last key is compared with that one, and differs.
     found: NDArray[np.bool_] = keys[np.minimum(at, len(keys) - 1)] == hashes
     return found

@@ -41,6 +41,7 @@ def lock_sources(
     locks = []
     for source in sources:
         old = there.get(source.name)
+        # The manifest names another kind of source by the same name now.
         if old is not None and old.kind != source.kind:
             old = None
         if old is not None and _is_absent(source):
@@ -74,13 +75,14 @@ def _is_absent(source: SourceSpec) -> bool:
 
 
 def _without_place(lock: SourceLock) -> SourceLock:
+    # The number of shards is a matter of speed, the path of the machine.
     identity = {key: value for key, value in lock.identity.items() if key != "path"}
     files = tuple(replace(file, path="") for file in lock.files)
     return replace(lock, n_shards=0, identity=identity, files=files)
 
 
 def _refuse_other_data(expert: str, lock: SourceLock, bundled: SourceLock) -> None:
-    """Refuse raw data that differs from a bundle's: either may be the intended one."""
+    # Either may be the intended one.
     place = lock.files[0].path if lock.files else lock.identity.get("path")
     files = [[file.sha256 for file in each.files] for each in (lock, bundled)]
     if place is not None and (files[0] != files[1] or lock.revision != bundled.revision):

@@ -76,6 +76,7 @@ def drop_nulls(value: Any) -> Any:
 def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Turn:
     if not isinstance(item, dict):
         raise Reject("turn_not_an_object", "a turn is an object", field=place, value=item)
+    # OpenAI has "role" and "content", ShareGPT "from" and "value".
     stated = item.get(source.role_key or ("role" if "role" in item else "from"))
     role = source.roles.get(str(stated)) or ROLES.get(str(stated))
     if role is None:
@@ -88,15 +89,18 @@ def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Tur
             raise Reject("tool_call_without_name", "a call names its tool", field=f"{place}.{key}")
     else:
         calls = _calls(item.get("tool_calls") or item.get("function_call"), place)
+        # A call needs no words, and a result or a system prompt may be blank.
         may_be_empty = bool(calls) or role in ("tool", "system")
         content = _content(item.get(key), f"{place}.{key}", may_be_empty=may_be_empty)
     thought = next((key for key in THOUGHTS if item.get(key) is not None), None)
     if role == "assistant" and thought:
         thoughts = _content(item[thought], f"{place}.{thought}", may_be_empty=True)
+        # Content with thoughts of its own holds them already.
         if thoughts.strip() and "</think>" not in content:
             content = f"<think>\n{thoughts}\n</think>\n\n{content}"
     stated_by = next((key for key in ("train", "weight") if item.get(key) is not None), None)
     learned = item[stated_by] if stated_by else role == "assistant" or supervise_all
+    # True and 1.0 equal 1; 0.5 would be half a turn.
     if learned not in (0, 1):
         where = f"{place}.{stated_by}"
         raise Reject("weight_not_0_or_1", "a turn is learned or not", field=where, value=learned)
@@ -150,6 +154,7 @@ def _calls(value: Any, place: str) -> tuple[ToolCall, ...]:
 
 
 def _call(call: Any, place: str) -> ToolCall:
+    # OpenAI nests name and arguments under "function"; others do not.
     inner = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
         raise Reject("tool_call_without_name", "a call names its tool", field=place, value=call)
@@ -176,7 +181,7 @@ def _json(text: str, place: str, reason: str) -> Any:
 
 
 def _check_json(value: Any, place: str, reason: str) -> None:
-    """Reject values that columns or escapes can hold but a document's JSON cannot."""
+    # Columns and escapes hold what a document's JSON cannot. A loop, as they may nest deeply.
     todo = [value]
     while todo:
         item = todo.pop()

@@ -47,6 +47,7 @@ class Signer:
         """Return ``n_permutations`` little-endian uint32 values."""
         words = shingles.word_hashes(shingles.fold_words(text, punctuation=True))
         hashes = shingles.run_hashes(words, max(1, min(self.n_words, len(words))))
+        # A text without words has the signature of one run, 0.
         runs = _half(hashes) if len(hashes) else np.zeros(1, np.uint32)
         least = self._least(runs[:RUNS_AT_ONCE])
         for start in range(RUNS_AT_ONCE, len(runs), RUNS_AT_ONCE):
@@ -66,6 +67,7 @@ def _half(hashes: shingles.Hashes) -> Halves:
 
 def choose_bands(spec: NearSpec) -> tuple[int, int]:
     """Return the number of bands and of values per band."""
+    # From the widest band: it has the fewest matches by chance.
     for n_values in range(spec.n_permutations, 1, -1):
         n_bands = spec.n_permutations // n_values
         if chance_of_match(spec.threshold, n_bands, n_values) >= RECALL:
@@ -84,6 +86,7 @@ class NearIndex:
     def __init__(self, spec: NearSpec, *, n_documents: int, folder: Path) -> None:
         self.spec, self.n_documents = spec, n_documents
         self.n_bands, self.n_values = choose_bands(spec)
+        # Without the 1e-9, 0.55 x 100 (55.00000000000001) would need 56 equal values.
         self.n_needed = math.ceil(spec.threshold * spec.n_permutations - 1e-9)
         self._n_added = 0
         n_bytes = n_documents * (4 * spec.n_permutations + 8 * self.n_bands)
@@ -99,11 +102,13 @@ class NearIndex:
     def add(self, signatures: Signatures) -> None:
         self._signatures.write(np.ascontiguousarray(signatures, np.uint32).data)
         n_bands, n_values = self.n_bands, self.n_values
+        # Values that fill no band are used to compare alone.
         used = signatures[:, : n_bands * n_values].astype(np.uint64)
         factors = shingles.random_numbers(n_values, seed=4) | np.uint64(1)
         parts = used.reshape(len(used), n_bands, n_values)
         by_document = shingles.mix_bits((parts * factors).sum(axis=2, dtype=np.uint64))
         for band, keys in enumerate(by_document.T):
+            # The file holds all keys of band 0, then all of band 1: [n_bands, n_documents].
             self._keys.seek(8 * (band * self.n_documents + self._n_added))
             self._keys.write(np.ascontiguousarray(keys).data)
         self._n_added += len(signatures)
@@ -133,7 +138,7 @@ class NearIndex:
         return counts
 
     def _read(self, rows: Rows) -> Signatures:
-        """Read signatures one by one: mapped pages would count as this job's memory."""
+        # One by one: mapped pages would count as memory of this job.
         unique, places = np.unique(rows, return_inverse=True)
         signatures = np.empty((len(unique), self.spec.n_permutations), np.uint32)
         stream, width = self._signatures.fileno(), 4 * self.spec.n_permutations
@@ -147,6 +152,7 @@ class NearIndex:
             rows, bucket = rows[free], bucket[free]
             leads = np.ones(len(rows), bool)
             leads[1:] = bucket[1:] != bucket[:-1]
+            # The leader of each row: the last lead at or before it.
             first = rows[np.flatnonzero(leads)[np.cumsum(leads) - 1]] if len(rows) else rows
             rows, bucket, first = rows[~leads], bucket[~leads], first[~leads]
             if not len(rows):

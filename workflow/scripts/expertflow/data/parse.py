@@ -46,10 +46,11 @@ def parse_object(line: bytes) -> Fields:
 
 
 def _may_have_more_keys(line: bytes, n_keys: int) -> bool:
-    """Return whether the text may hold more keys (each needs a quote and a colon) than parsed."""
+    # A key needs a quote and a colon; so these are at least as many as the keys.
     packed = line.translate(None, _BLANKS)
     most = packed.count(b'":')
     if most > n_keys:
+        # A quote after an escape ends no key, unless the backslash itself is escaped.
         most += packed.count(b'\\\\":') - packed.count(b'\\":')
     return most != n_keys
 
@@ -69,6 +70,7 @@ def _count_keys(box: Any, depth: int) -> int:
         if kind is dict or kind is list:
             n_keys += _count_keys(item, depth + 1)
         elif kind is float and not _FLOAT_MIN < item < _FLOAT_MAX:
+            # orjson reads integers beyond 64 bits as floats; such a count agrees with no text.
             n_keys += _DOUBTFUL
     return n_keys
 
@@ -77,6 +79,7 @@ def _check_slowly(line: bytes) -> None:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
+        # A file cut by bytes may end within a character.
         if error.end == len(line) and error.reason == "unexpected end of data":
             raise Reject("truncated", "ends within a character", value=_start(line)) from error
         detail = f"byte {line[error.start]:#04x} at {error.start + 1}: {error.reason}"
@@ -138,6 +141,7 @@ def _leaves(value: Any) -> Iterator[tuple[str | None, str | Reject]]:
         if isinstance(item, str | Reject):
             yield field, item
         elif isinstance(item, list):
+            # Reversed, so that the first leaf is popped first.
             todo.extend((field, part) for part in reversed(item))
         elif isinstance(item, dict):
             for key, part in reversed(item.items()):

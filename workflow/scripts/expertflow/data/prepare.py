@@ -61,12 +61,15 @@ class DocumentMaker:
             # A column pads each turn and tool with the keys of all.
             padded = (source.messages, source.tools)
             record = {k: drop_nulls(v) if k in padded else v for k, v in record.items()}
+        # After the checks, which may rewrite a field, and the pseudonyms.
         draft = self._draft(record)
+        # In the texts that are trained on, not in fields that no template uses.
         if source.scan_secrets and (kinds := find_secrets("\n".join(draft.texts))):
             raise Filtered("secret", f"it holds {', '.join(kinds)}")
         if self._find_overlap and (path := self._find_overlap(draft.texts)) is not None:
             raise Filtered("in_benchmark", f"it shares words with {path}")
         texts = [documents.normalize_text(text) for text in draft.texts]
+        # A plain text has no prompt: all of it decides its side.
         n_given = draft.n_given or len(texts)
         given, answer = "\n".join(texts[:n_given]), "\n".join(texts[n_given:])
         group, text = documents.hash_document(given, answer)
@@ -98,6 +101,7 @@ class DocumentMaker:
 
     def _id(self, raw: RawRecord, record: Fields) -> str:
         own = record.get("id")
+        # Not isinstance: True is an int.
         if type(own) is not str and type(own) is not int:
             own = f"{raw.path.rpartition('/')[2]}:{raw.number}"
         return f"{self.source.name}/{own}"

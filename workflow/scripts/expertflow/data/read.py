@@ -33,6 +33,7 @@ READERS: dict[FileFormat, Callable[..., Iterator[RawRecord]]] = {
 
 
 def format_of(path: Path) -> tuple[FileFormat, Compression | None]:
+    # a.jsonl.gz -> .jsonl, gzip
     name = Path(path.name.lower())
     compression = SUFFIXES.get(name.suffix)
     kind = FORMATS.get(name.with_suffix("").suffix if compression else name.suffix)
@@ -63,6 +64,7 @@ def describe_file(
         n_records = tables.count_rows(path, kind)
     elif kind == "jsonl" and compression is None:
         n_newlines, n_records = lines.count_lines(path, BLOCK_BYTES)
+    # Known before the run: a file is one record by default.
     elif kind == "text" and reading.text_records == "file" and n_bytes > MAX_RECORD_BYTES:
         raise lines.too_long(path)
     file = DataFile(
@@ -77,6 +79,7 @@ def describe_file(
     )
     if kind in ("csv", "tsv"):
         with open_utf8(path, compression, reading.encoding) as stream:
+            # A header without names, or with one twice, ends the run before any work.
             delimited.read_header(stream, file, reading)
     return file
 
@@ -91,6 +94,7 @@ def iter_shard(
     """Yield a shard's records in file order; DataError if one is cut off."""
     reading = ReadOptions.select_known(options or {})
     total = sum(file.n_bytes for file in files)
+    # Whole numbers: shards meet without a gap, however many there are.
     start, stop = total * index // n_shards, total * (index + 1) // n_shards
     offset = 0
     for file in files:
@@ -99,6 +103,7 @@ def iter_shard(
         if low >= high:
             continue
         if not can_be_cut(file.format, file.compression):
+            # The shard with the first byte reads all of it.
             if low == 0:
                 path = Path(file.path)
                 with open_utf8(path, file.compression, reading.encoding) as stream:

@@ -34,6 +34,7 @@ class Reject(Exception):
         self.reason = reason
         self.detail = detail
         self.field = field
+        # Cut here: an error must not keep a record of megabytes alive.
         self.value = excerpt(value)
 
 
@@ -77,6 +78,7 @@ class RejectLog(Struct):
             reject = type(found)(found.reason, detail, field=place)
         shown = {name: getattr(reject, name) for name in ("reason", "field", "value", "detail")}
         line = {"path": record.path, record.unit: record.number, **shown}
+        # ASCII with escapes, so that half characters can be written.
         self.stream.write(json.dumps(line) + "\n")
         if isinstance(reject, Filtered):
             self.filtered[reject.reason] += 1
@@ -84,9 +86,11 @@ class RejectLog(Struct):
         self.rejected[reject.reason] += 1
         if len(self.examples) < N_EXAMPLES:
             self.examples.append(_describe(record, reject))
+        # Once, at exactly this many.
         if self.rejected.total() == N_MANY:
             log.warning("%d records are rejected so far; first: %s", N_MANY, self.examples[0])
         if self.spec.on_reject == "stop":
+            # A traceback would show a private record in its cause.
             raise DataError(
                 f"source {source.name}: {_describe(record, reject)}; correct the record, or set"
                 " data.on_reject to skip"

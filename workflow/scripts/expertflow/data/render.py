@@ -86,6 +86,7 @@ class Renderer:
 
     def build_form(self, frame: bytes) -> DocumentForm | None:
         """Lay out a frame with blanks; None if the layout depends on the texts."""
+        # What is swallowed depends on each text.
         if self.layout.strip_after or self.layout.strip_before:
             return None
         body = placeholder_body(frame)
@@ -149,6 +150,7 @@ def _put_blanks(
             continue
         number, (low, high) = int(places[0][1]), places[0].span()
         learned_from = segment.learned[0][0] if segment.learned else None
+        # Learning starts within the text or behind it, and its length differs.
         if learned_from is not None and learned_from > low:
             return None
         before, after = segment.text[:low], segment.text[high:]
@@ -164,6 +166,7 @@ def _join(atoms: Iterable[Atom]) -> tuple[Segment, ...]:
         if not atom.special:
             start, text = len(text), text + atom.text
             if atom.learned and atom.text:
+                # Learned spans that touch become one.
                 if learned and learned[-1][1] == start:
                     start = learned.pop()[0]
                 learned.append((start, len(text)))
@@ -178,7 +181,6 @@ def _join(atoms: Iterable[Atom]) -> tuple[Segment, ...]:
 
 
 def _strip(segments: tuple[Segment, ...], layout: Layout) -> tuple[Segment, ...]:
-    """Drop whitespace that special tokens swallow, as the tokenizer does."""
     result: list[Segment] = []
     for i, segment in enumerate(segments):
         if segment.special:
@@ -187,9 +189,11 @@ def _strip(segments: tuple[Segment, ...], layout: Layout) -> tuple[Segment, ...]
         n = len(segment.text)
         low, high = 0, n
         if i and segments[i - 1].text in layout.strip_after:
+            # As the tokenizer would: these tokens swallow blanks beside them.
             low = n - len(segment.text.lstrip())
         if i + 1 < len(segments) and segments[i + 1].text in layout.strip_before:
             high = max(low, len(segment.text.rstrip()))
+        # Spans move left by what was dropped at the start.
         spans = [(max(a, low) - low, min(b, high) - low) for a, b in segment.learned]
         learned = tuple(span for span in spans if span[0] < span[1])
         if low < high:

@@ -98,6 +98,7 @@ def find_secrets(text: str) -> list[str]:
         longest = max(map(len, _RUN.findall(long_words)), default=LEAST_RUN - 1)
         low = window.lower()
         for detector in load_detectors():
+            # From the cheapest test to the dearest: most texts end at the first.
             if detector.least_run > longest or detector.kind in kinds:
                 continue
             if not any(map(low.__contains__, detector.fixed)):
@@ -158,11 +159,9 @@ def _assigned_values(line: str) -> list[str]:
 
 
 def _gate(pattern: re.Pattern[str]) -> Callable[[str], object]:
-    """Return a faster pattern found in every text with a line that ``pattern`` matches.
-
-    Without a pattern's start, the search can use the rarer letters that follow.
-    """
+    """Return a faster pattern found in every text with a line that ``pattern`` matches."""
     text = pattern.pattern
+    # Without a pattern's start, the search can use the rarer letters that follow.
     while head := _HEAD.match(text):
         text = text[head.end() :]
     return re.compile(text, pattern.flags | re.MULTILINE).search
@@ -193,7 +192,9 @@ def replace_emails(text: str) -> str:
 
 def _local_start(text: str, first: int, at: int) -> int:
     """Return where the local part before ``at`` starts; ``at`` if there is none."""
+    # 64 characters are the most that a local part may have.
     start = max(first, at - 64)
+    # Reversed: a pattern cannot be matched backward from the "@".
     found = _LOCAL_BACKWARDS.match(text[start:at][::-1])
     if not found:
         return at
@@ -208,5 +209,6 @@ def _local_start(text: str, first: int, at: int) -> int:
 @functools.lru_cache(maxsize=4096)
 def _pseudonym(address: str) -> str:
     raw = address.lower().encode("utf-8", "surrogatepass")
+    # With a key of this project, so that tables of plain hashes do not match.
     digest = hashlib.blake2b(raw, key=_KEY, digest_size=6).hexdigest()
     return f"person-{digest}@example.org"

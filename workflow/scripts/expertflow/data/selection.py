@@ -32,8 +32,10 @@ def mark_lowest(text: Hashes, rows: Rows, n: int, *, seed: int, rule: str) -> ND
     """Mark the ``n`` lowest-ranked rows, ties by order."""
     if n >= len(rows):
         return np.ones(len(rows), bool)
+    # Another key for each seed and rule: passing one must not favor passing the next.
     key = random_numbers(1, seed=seed * len(RULES) + RULES.index(rule))
     ranks = mix_bits(text[rows] ^ key)
+    # Ranks below the n-th are chosen; of those equal to it, the first ones.
     edge = np.partition(ranks, n)[n]
     chosen: NDArray[np.bool_] = ranks < edge
     chosen[np.flatnonzero(ranks == edge)[: n - int(chosen.sum())]] = True
@@ -47,6 +49,7 @@ def cap_categories(columns: Columns, spec: DeduplicateSpec) -> None:
     limits = np.array([spec.category_caps.get(name, every) for name in columns.categories])
     over = counts > limits
     rows = np.flatnonzero(named & np.append(over, False)[columns.category])
+    # By category, in manifest order within each.
     rows = rows[np.argsort(columns.category[rows], kind="stable")]
     by_category = np.split(rows, np.cumsum(counts[over])[:-1])
     for limit, own in zip(limits[over], by_category, strict=False):
@@ -68,6 +71,7 @@ def apply_weights(
         of_source = (columns.status == KEPT) & (columns.source == place)
         rows = np.flatnonzero(of_source & ~mark_held_out(columns.group, edge))
         whole = math.floor(weight)
+        # Rounded half up; round() takes 0.5 to 0 and 1.5 to 2.
         n = math.floor((weight - whole) * len(rows) + 0.5)
         if whole == 0:
             _keep(columns, rows, max(1, n), seed=seed, rule="below_weight")
@@ -124,6 +128,7 @@ def select_documents(
         _keep(columns, rows, n, seed=spec.seed, rule="over_max_documents")
     # The last limit may have emptied a side; then one group moves over.
     edge = split_edge(columns, spec.eval_fraction, expert=expert)
+    # A held-out document is asked once, whatever the weight of its source.
     copies[mark_held_out(columns.group, edge)] = 1
     return edge, copies
 

@@ -93,6 +93,7 @@ def _pair_maker(
 
     def make_pair(record: Fields) -> Draft:
         question, answer = fill_prompt(record), fill_completion(record)
+        # An optional field may leave a text empty; empty ones are in the frame.
         if question and answer:
             return Draft((question, answer), 1, frame, (*before, question, answer))
         return Draft((question, answer), 1, *frame_of(body(question, answer)))
@@ -108,7 +109,7 @@ def last_answer(body: Body) -> int:
 
 
 def _question(body: Body) -> str:
-    """Return a chat's opening; its system prompt and later turns often vary."""
+    # Its system prompt and later turns often vary between copies of a chat.
     asked = (turn.content for turn in body.turns if turn.role == "user")
     others = (_turn_text(turn) for turn in body.turns if turn.role != "system")
     return next(asked, None) or next(others, None) or _turn_text(body.turns[0])
@@ -152,6 +153,7 @@ def compile_template(template: str) -> Callable[[Fields], str]:
     parts = parse_template(template)
     places = [(name, FORMATS[spec]) for _, name, spec in parts if name]
     only = places[0][0] if places else ""
+    # The usual template, one field alone, needs no formatting.
     if template == f"{{{only}}}" and not only.endswith(OPTIONAL):
         return lambda record: text_field(record, only)
     pattern = "".join(
@@ -171,6 +173,7 @@ def compile_template(template: str) -> Callable[[Fields], str]:
 
 def text_field(record: Fields, name: str) -> str:
     value = record.get(name, MISSING)
+    # The usual case first; all others are told apart below.
     if type(value) is str and value and not value.isspace() and "\0" not in value:
         return value
     if value is MISSING:
@@ -239,6 +242,7 @@ def body_of(frame: bytes, texts: Sequence[str]) -> Body:
     value = orjson.loads(frame)
     if "text" in value:
         return Body(text=texts[0])
+    # Texts stand in the order of the nulls.
     left = iter(texts)
     for turn in value["turns"]:
         turn["content"] = next(left) if turn["content"] is None else ""
@@ -267,6 +271,7 @@ def with_value(record: Fields, path: str, value: Any) -> Fields:
     def change(box: Any, parts: list[str]) -> Any:
         if not parts:
             return value
+        # Only the boxes on the way are copied; the record that was read stays as it is.
         key: Any = int(parts[0]) if isinstance(box, list) else parts[0]
         copy: Any = list(box) if isinstance(box, list) else dict(box)
         copy[key] = change(box[key], parts[1:])

@@ -22,6 +22,7 @@ def token_shards(n_shards: int) -> dict[str, list[str]]:
     """Map each tokenizing job to several shards: loading a vocabulary takes as long as a few."""
     names = shard_names(n_shards)
     n_runs = -(-n_shards // SHARDS_PER_TOKEN_SHARD)
+    # 17 shards in two jobs: 8 and 9, not 16 and 1.
     edges = [n_shards * i // n_runs for i in range(n_runs + 1)]
     runs = (names[start:end] for start, end in pairwise(edges))
     return dict(zip(shard_names(n_runs), runs, strict=True))
@@ -49,6 +50,7 @@ def find_datasets(
                 license=license,
                 n_files=len(source.files),
                 n_bytes=sum(file.n_bytes for file in source.files),
+                # One file that was not counted leaves the sum unknown.
                 n_records=None if None in counts else sum(n for n in counts if n is not None),
                 sha256=sha256_json([file.sha256 for file in source.files]),
                 notes=tuple(sorted({*notes, *said})),

@@ -43,6 +43,7 @@ def fold_words(text: str, *, punctuation: bool) -> bytes:
     if not text.isascii():
         text = unicodedata.normalize("NFC", text).casefold()
         text = " ".join(text.split()) if punctuation else _NOT_A_WORD.sub(" ", text)
+        # Thai, Lao, Japanese and Chinese: each letter is a word.
         text = _NO_BLANKS_BETWEEN.sub(r" \g<0> ", text)
     return text.encode("utf-8", "surrogatepass").translate(_table(punctuation))
 
@@ -56,6 +57,7 @@ def word_hashes(raw: bytes) -> Hashes:
 def run_hashes(words: Hashes, n: int) -> Hashes:
     """Hash all runs of ``n`` words in order: max(0, len(words) - n + 1) of them."""
     n_runs = max(0, len(words) - n + 1)
+    # Powers are tabled up to PIECE; longer texts are hashed in pieces that overlap by n - 1 words.
     if n_runs <= PIECE - n:
         return _run_hashes(words, n, n_runs)
     starts = range(0, n_runs, PIECE - n)
@@ -91,6 +93,7 @@ def _run_hashes(words: Hashes, n: int, n_runs: int) -> Hashes:
     sums[0] = 0
     np.cumsum(words * powers[: len(words)], out=sums[1:])
     runs = sums[n : n + n_runs] - sums[:n_runs]
+    # A run at word i was summed with powers from i on; divide by the i-th.
     runs *= inverses[:n_runs]
     runs ^= _salt(n)
     return mix_bits(runs)
@@ -104,6 +107,7 @@ def _salt(n: int) -> np.uint64:
 def _word_hashes(raw: bytes) -> Hashes:
     letters = np.frombuffer(b" " + raw, np.uint8)
     blank = letters == BLANK
+    # Where a blank is followed by a letter; the blank in front makes the first word one.
     starts = np.flatnonzero(blank[:-1] > blank[1:])
     if not len(starts):
         return np.empty(0, np.uint64)
@@ -120,6 +124,7 @@ def _powers(base: int) -> tuple[Hashes, Hashes]:
     tables = []
     for factor in (base, pow(base, -1, 1 << 64)):
         steps = np.full(PIECE, factor, np.uint64)
+        # 1, b, b^2, ... modulo 2^64
         steps[0] = 1
         tables.append(np.multiply.accumulate(steps))
     return tables[0], tables[1]

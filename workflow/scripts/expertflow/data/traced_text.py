@@ -55,6 +55,7 @@ class Trace:
         self.opaque = False
 
     def ask(self, text: "TracedStr", question: str, argument: Any) -> bool:
+        # Another text as the argument: the answer depends on both.
         if argument is not None and type(argument) is not str:
             self.opaque = True
             argument = str.__str__(argument) if isinstance(argument, str) else ""
@@ -82,7 +83,7 @@ def _is_seen_filter(node: nodes.Filter) -> bool:
 
 
 def _is_seen_comparison(node: nodes.Compare) -> bool:
-    """Return whether ``in`` queries a text or a literal list; a plain string reads unrecorded."""
+    # "x" in message reads the text by its method; message in "xyz" reads it unseen.
     lookups = [operand for operand in node.ops if operand.op in ("in", "notin")]
     written_out = (nodes.List, nodes.Tuple, nodes.Dict)
     return isinstance(node.expr, nodes.Const) or all(
@@ -91,9 +92,9 @@ def _is_seen_comparison(node: nodes.Compare) -> bool:
 
 
 def _is_seen_call(node: nodes.Call) -> bool:
-    """Return whether a string method gets only constants; it reads others unrecorded."""
     if not isinstance(node.node, nodes.Getattr) or not hasattr(str, node.node.attr):
         return True
+    # A method of a plain string reads a traced text given to it unseen.
     given = [*node.args, *(pair.value for pair in node.kwargs)]
     return (
         node.dyn_args is None
@@ -161,6 +162,7 @@ class TracedStr(DerivedStr):
         return self
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        # Without a separator it splits at blanks, which no question covers.
         self.trace.opaque |= sep is None or self.trace.ask(self, "contains", sep)
         return [self]
 
