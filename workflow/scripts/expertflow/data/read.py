@@ -10,7 +10,7 @@ from pathlib import Path
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
-from expertflow.data.formats import delimited, json_values, lines, tables
+from expertflow.data.formats import delimited, json_values, lines
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
 from expertflow.data.formats.streams import SUFFIXES, open_utf8, sniff_format
 from expertflow.data.records import Compression, DataFile, FileFormat
@@ -61,6 +61,9 @@ def describe_file(
     n_newlines: tuple[int, ...] = ()
     n_bytes = path.stat().st_size
     if kind in ("parquet", "arrow"):
+        # Imported late, as in a shard: pyarrow takes 0.2 s, and texts do not need it.
+        from expertflow.data.formats import tables
+
         n_records = tables.count_rows(path, kind)
     elif kind == "jsonl" and compression is None:
         n_newlines, n_records = lines.count_lines(path, BLOCK_BYTES)
@@ -111,4 +114,6 @@ def iter_shard(
         elif file.format == "jsonl":
             yield from lines.iter_range(file, low, high, options=reading, block_bytes=BLOCK_BYTES)
         else:
+            from expertflow.data.formats import tables
+
             yield from tables.iter_range(file, low, high)

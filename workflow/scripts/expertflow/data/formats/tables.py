@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from expertflow.core.errors import DataError
 from expertflow.data.formats.lines import read_record
@@ -27,9 +29,6 @@ def iter_range(file: DataFile, low: int, high: int) -> Iterator[RawRecord]:
 
 def count_rows(path: Path, file_format: str) -> int:
     """Count rows from metadata; DataError if the file does not open or repeats a column name."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     with _readable(str(path), file_format):
         if file_format == "parquet":
             with pq.ParquetFile(path) as parquet:
@@ -45,8 +44,6 @@ def count_rows(path: Path, file_format: str) -> int:
 
 @contextmanager
 def _readable(path: str, file_format: str) -> Iterator[None]:
-    import pyarrow as pa
-
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -56,9 +53,7 @@ def _readable(path: str, file_format: str) -> Iterator[None]:
         ) from error
 
 
-def _batches(file: DataFile, first: int, stop: int) -> Iterator[tuple[int, Any]]:
-    import pyarrow as pa
-
+def _batches(file: DataFile, first: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
     with ExitStack() as stack:
         if file.format == "parquet":
             start, batches = _parquet_batches(file.path, first, stop, stack)
@@ -79,11 +74,10 @@ def _batches(file: DataFile, first: int, stop: int) -> Iterator[tuple[int, Any]]
                 return
 
 
-def _as_bytes(kind: Any) -> Any:
+def _as_bytes(kind: pa.DataType) -> pa.DataType:
     """Return a type with bytes for values: a row without a text or date is refused alone, later."""
-    import pyarrow as pa
 
-    def of_field(field: Any) -> Any:
+    def of_field(field: pa.Field) -> pa.Field:
         return field.with_type(_as_bytes(field.type))
 
     if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
@@ -101,9 +95,7 @@ def _as_bytes(kind: Any) -> Any:
 
 def _parquet_batches(
     path: str, first: int, stop: int, stack: ExitStack
-) -> tuple[int, Iterator[Any]]:
-    import pyarrow.parquet as pq
-
+) -> tuple[int, Iterator[pa.RecordBatch]]:
     # No pre-buffering, which would hold entire row groups.
     parquet = stack.enter_context(pq.ParquetFile(path, memory_map=True, pre_buffer=False))
     sizes = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
@@ -115,10 +107,10 @@ def _parquet_batches(
 
 
 @contextmanager
-def _arrow_batches(source: Any) -> Iterator[tuple[Any, Iterator[Any]]]:
+def _arrow_batches(
+    source: pa.NativeFile,
+) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
     """Open Arrow's file or stream format; the hub's cache has streams."""
-    import pyarrow as pa
-
     is_file = source.read(6) == b"ARROW1"
     source.seek(0)
     if is_file:
@@ -130,16 +122,14 @@ def _arrow_batches(source: Any) -> Iterator[tuple[Any, Iterator[Any]]]:
             yield reader.schema, iter(reader)
 
 
-def _has_floats(kind: Any) -> bool:
-    import pyarrow as pa
-
+def _has_floats(kind: pa.DataType) -> bool:
     # The fields of a dictionary's type are not counted, those of a map's are.
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     parts = (kind.field(i).type for i in range(kind.num_fields))
     return pa.types.is_floating(kind) or any(map(_has_floats, parts))
 
 
-def _records(path: str, number: int, batch: Any) -> Iterator[RawRecord]:
+def _records(path: str, number: int, batch: pa.RecordBatch) -> Iterator[RawRecord]:
     floats = [field.name for field in batch.schema if _has_floats(field.type)]
 
     def parse(value: Fields) -> Fields:
@@ -160,10 +150,8 @@ def _records(path: str, number: int, batch: Any) -> Iterator[RawRecord]:
         yield read_record(parse, value, path, row, "row")
 
 
-def _rows(batch: Any) -> list[Fields | Reject]:
+def _rows(batch: pa.RecordBatch) -> list[Fields | Reject]:
     """Convert to Python; on failure row by row, to find the values without a counterpart."""
-    import pyarrow as pa
-
     try:
         values: list[Fields | Reject] = batch.to_pylist()
         return values

@@ -8,7 +8,6 @@ from expertflow.core.errors import DataError
 from expertflow.core.hashes import HashCache
 from expertflow.data.formats.options import ReadOptions
 from expertflow.data.formats.streams import sniff_format
-from expertflow.data.formats.tables import count_rows
 from expertflow.data.read import can_be_cut, describe_file, format_of
 from expertflow.data.records import LockedFile, SourceLock
 from expertflow.data.sources.base import DataSource, Fetched, Found, Pinned, Pins
@@ -30,6 +29,8 @@ class LocalFiles(DataSource):
             return Found("missing")
         n_records = None
         if all(path.suffix.lower() == ".parquet" for path in paths):
+            from expertflow.data.formats.tables import count_rows
+
             with suppress(DataError):
                 n_records = sum(count_rows(path, "parquet") for path in paths)
         return Found("found", sum(path.stat().st_size for path in paths), n_records)
