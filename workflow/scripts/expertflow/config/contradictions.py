@@ -50,7 +50,7 @@ def _idle(source: Settings) -> Iterator[tuple[str, str]]:
     kinds = source_kinds()
     kind = kinds[source["kind"]]
     for key in source:
-        readers = [name for name, one in kinds.items() if key in one.manifest_keys()]
+        readers = [name for name, one in kinds.items() if key in one.required + one.optional]
         if readers and kind.kind not in readers and _is_set(source, key):
             only = " and ".join(readers)
             yield key, f"is read of {only} sources only, not of {kind.kind}; remove it"

@@ -98,11 +98,10 @@ def record_signals(*, ignorable: Sequence[signal.Signals] = SIGNALS) -> Iterator
     def note(number: int, _: FrameType | None) -> None:
         came.append(number)
 
-    before = {n: signal.getsignal(n) for n in SIGNALS}
     before = {
         number: handler
-        for number, handler in before.items()
-        if handler != signal.SIG_IGN or number not in ignorable
+        for number in SIGNALS
+        if (handler := signal.getsignal(number)) != signal.SIG_IGN or number not in ignorable
     }
     for number in before:
         signal.signal(number, note)

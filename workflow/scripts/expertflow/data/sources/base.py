@@ -59,10 +59,6 @@ class DataSource(ABC):
         # Checked at once, so that a wrong option stops a dry run.
         self.options: Any = self.option_type.from_manifest(spec.options)
 
-    @classmethod
-    def manifest_keys(cls) -> tuple[str, ...]:
-        return cls.required + cls.optional
-
     @property
     def path(self) -> Path:
         return Path(str(self.spec.path)).expanduser()
