@@ -142,6 +142,16 @@ def test_documents_that_count_as_one_share_a_hash_or_a_group(path: Path) -> None
     assert prepare(path, group="none").n_rejected_by_reason == {"no_group": 2}
 
 
+def test_a_group_has_one_side_whichever_way_its_number_is_written(tmp_path: Path) -> None:
+    table = pa.table({"q": ["a", "b"], "a": ["x", "y"], "g": [1.0, 1.5]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    path = write(tmp_path / "b.jsonl", {"q": "c", "a": "z", "g": 1}, {"q": "d", "a": "z", "g": "1"})
+    floats, others = (
+        column(prepare(each, group="g"), "group_hash") for each in (tmp_path / "a.parquet", path)
+    )
+    assert others == floats[:1] * 2 and floats[0] != floats[1]
+
+
 def test_a_decimal_groups(tmp_path: Path) -> None:
     prices = [Decimal("1.50"), Decimal("1.50"), Decimal("2.00")]
     rows = pa.table({"q": ["a", "b", "c"], "a": ["x", "y", "z"], "p": prices})

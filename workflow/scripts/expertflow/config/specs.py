@@ -26,7 +26,7 @@ from expertflow.data.settings import (
     PrepareSpec,
     SignatureSpec,
     SourceSpec,
-    category_name,
+    format_label,
 )
 from expertflow.evaluate.records import OWN_TASK, EvaluationSpec, GenerationSpec
 from expertflow.export.records import ExportSpec
@@ -119,7 +119,7 @@ def deduplicate_documents(expert: ConfiguredExpert, _: Any) -> DeduplicateSpec:
         weights={s.name: s.weight for s in sources if s.weight != 1.0},
         max_per_source={s.name: s.max_documents for s in sources if s.max_documents is not None},
         max_per_category=cap if isinstance(cap, int) else None,
-        category_caps={category_name(key): n for key, n in caps.items()},
+        category_caps={format_label(key): n for key, n in caps.items()},
     )
 
 

@@ -21,7 +21,7 @@ from expertflow.data.read import iter_shard
 from expertflow.data.records import Fields, ShardRecord, SourceRecord
 from expertflow.data.reject import Filtered, RawRecord, Reject, RejectLog
 from expertflow.data.secrets import find_secrets, replace_emails
-from expertflow.data.settings import PrepareSpec, category_name
+from expertflow.data.settings import PrepareSpec, format_label
 from expertflow.data.shapes import MISSING, draft_maker, look_up, reject_missing_field, text_field
 
 
@@ -80,7 +80,8 @@ class DocumentMaker:
             if not isinstance(value, str | int | float | Decimal):
                 held = "no value" if value is None or value is MISSING else type(value).__name__
                 raise Reject("no_group", f"the group's field holds {held}", field=source.group)
-            group = documents.group_hash(str(value))
+            # A column of whole numbers with a null among them is one of floats.
+            group = documents.group_hash(format_label(value))
         # Documents with the same identity are duplicates.
         identity = f"{given}\n{answer}"
         if names := source.duplicate_fields:
@@ -110,7 +111,7 @@ class DocumentMaker:
         value = look_up(record, name)
         if value is MISSING:
             raise reject_missing_field(record, name)
-        return category_name(value) if isinstance(value, str | int | float) else None
+        return format_label(value) if isinstance(value, str | int | float) else None
 
     def _fields(self, record: Fields) -> bytes:
         found = {}

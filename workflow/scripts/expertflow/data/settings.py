@@ -1,5 +1,6 @@
 """Settings of the data stages: sources, checks, deduplication."""
 
+from decimal import Decimal
 from typing import Any, Literal
 
 from msgspec import field
@@ -120,7 +121,7 @@ class DeduplicateSpec(Record, frozen=True, kw_only=True):
     category_caps: dict[str, int]
 
 
-def category_name(value: str | float) -> str:
-    """Return a category's name; 1 and 1.0 are the same."""
+def format_label(value: str | float | Decimal) -> str:
+    """Return the name of a category or a group; 1 and 1.0 are the same."""
     is_whole = isinstance(value, float) and value.is_integer()
     return str(int(value) if is_whole else value)
