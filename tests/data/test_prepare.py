@@ -189,12 +189,11 @@ def test_a_chat_stays_on_the_side_of_its_first_question(path: Path) -> None:
 
 def test_odd_chats_are_counted_where_they_become_documents(path: Path) -> None:
     empty = {"role": "system", "content": ""}
-    write(
-        path, {"turns": [empty, *say("a", "b")]}, {"turns": say("a", "b")[1:]}, {"turns": [empty]}
-    )
-    record = prepare(path, CHAT)
+    chats = [empty, *say("a", "b")], say("a", "b")[1:], [empty]
+    write(path, *({"turns": turns, "c": "x"} for turns in chats), {"turns": chats[0]})
+    record = prepare(path, CHAT, category="c")
     assert record.n_noted_by_reason == {"assistant_first": 1, "empty_system_turn": 1}
-    assert record.n_rejected_by_reason == {"nothing_to_learn": 1}
+    assert record.n_rejected_by_reason == {"missing_field": 1, "nothing_to_learn": 1}
 
 
 def test_the_tools_of_a_chat_count(path: Path) -> None:

@@ -88,8 +88,7 @@ class DocumentMaker:
             values = (documents.normalize_text(text_field(record, name)) for name in names)
             identity = "\n".join(value.casefold() for value in values)
             text = documents.text_hash(identity)
-        self.noted.update(draft.notes)
-        return documents.NewDocument(
+        document = documents.NewDocument(
             self._id(raw, record),
             text,
             group,
@@ -99,6 +98,9 @@ class DocumentMaker:
             self._fields(record) if self.spec.evaluation_fields else b"{}",
             self._sign(identity) if self._sign else None,
         )
+        # Only now: a field for evaluation may have been missing.
+        self.noted.update(draft.notes)
+        return document
 
     def _id(self, raw: RawRecord, record: Fields) -> str:
         own = record.get("id")
