@@ -11,14 +11,19 @@ from pathlib import Path
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.records import fill_record
-from expertflow.evaluate.records import CandidateScore, GenerationSpec, Published, TaskScore
+from expertflow.evaluate.records import (
+    HELD_OUT_LOSS,
+    CandidateScore,
+    GenerationSpec,
+    Published,
+    TaskScore,
+)
 from expertflow.train.records import KeptWeights, TrainingRecord
 
 # With fewer, a score's interval is 40 points wide and the choice would be chance.
 MIN_QUESTIONS = 20
 # With fewer questions in all, none are withheld from the report.
 MIN_TO_SHARE = 40
-TASK_WITHOUT_METRIC = "held_out_loss"
 CHOSEN_BY_LOSS = (
     "training chose them by the lowest held-out loss, so the reported loss is too good by that"
 )
@@ -27,7 +32,7 @@ CHOSEN_BY_LOSS = (
 def explain_no_choice(
     spec: GenerationSpec, training: TrainingRecord, n_questions: int, unavailable_reason: str | None
 ) -> str | None:
-    if spec.task == TASK_WITHOUT_METRIC:
+    if spec.task == HELD_OUT_LOSS:
         return "the task has no metric beside the held-out loss"
     if unavailable_reason is not None:
         return f"the task cannot be scored here: {unavailable_reason}"

@@ -9,7 +9,7 @@ import importlib.util
 import logging
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -148,15 +148,11 @@ def _tasks(spec: LmEvalSpec) -> tuple[Any, list[str]]:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    # Set in the modules: they read the environment once, at import, which was long ago.
-    held: list[tuple[Any, str, Any]] = []
-    for module_name, names in SWITCHES.items():
-        module = importlib.import_module(module_name)
-        held += [(module, name, getattr(module, name)) for name in names]
-    try:
-        for module, name, _value in held:
-            setattr(module, name, True)
+    with ExitStack() as undo:
+        for module_name, names in SWITCHES.items():
+            module = importlib.import_module(module_name)
+            for name in names:
+                # Set in the modules: they read the environment once, at import, which was long ago.
+                undo.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, True)
         yield
-    finally:
-        for module, name, value in held:
-            setattr(module, name, value)

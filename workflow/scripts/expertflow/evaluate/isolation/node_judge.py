@@ -6,11 +6,9 @@ not declare is looked up in the program, unless Node has it.
 """
 
 from expertflow.evaluate.isolation.node_link import LINK
-from expertflow.evaluate.isolation.node_source import SOURCE
 
 JUDGE = (
     "'use strict';\n(() => {\nconst SIDE = 'judge';\n"
-    + SOURCE
     + LINK
     + r"""
 const { readFileSync } = require('fs');

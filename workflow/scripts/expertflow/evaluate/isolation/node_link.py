@@ -1,5 +1,7 @@
 """JavaScript that two Node processes share: values and calls cross as JSON text over pipes.
 
+It also strips types from TypeScript, prepares imports, loads a module and words errors.
+
 Each side has a copy of an object that crossed; its functions are stubs that call over there. A
 message holds what changed of the objects it names and of a few earlier ones, so that changed
 arguments are seen by their owner. A side never runs or parses code of the other, and what the
@@ -9,6 +11,32 @@ The process that has the text sets ``SIDE`` (``judge`` or ``program``), ``channe
 """
 
 LINK = r"""
+const { isBuiltin, stripTypeScriptTypes } = require('module');
+const describeError = (error) => {
+  try {
+    const text = `${error?.name ?? typeof error}: ${error?.message ?? error}`;
+    return text.replace(/data:text\/javascript;base64,[\w+\/=]*/g, 'the program').slice(0, 300);
+  } catch { return 'an error that cannot be read'; }
+};
+const isAssertion = (error) => {
+  try { return error?.code === 'ERR_ASSERTION'; } catch { return false; }
+};
+const strip = (code) => {
+  try { return { js: stripTypeScriptTypes(code, { mode: 'transform' }) }; }
+  catch (error) { return { error: describeError(error) }; }
+};
+const IMPORT =
+  /^import\b((?:[\w$*, ]|\{[\w$,\s]*\})+?)(?<![\w$])from *['"]([^'"\n]+)['"] *;?/gm;
+const wordsOf = (bound) =>
+  (bound.match(/[\w$]+/g) ?? []).filter((word) => !['as', 'type'].includes(word));
+const boundBy = (bound) => wordsOf(bound.replace(/(?:\*|[\w$]+)\s+as\s+/g, ''));
+// As TypeScript does, leave out what is imported and never named: it may not be installed.
+const withoutUnused = (code) => code.replace(IMPORT, (whole, bound, source) => {
+  const naming = (name) => new RegExp(`(?<![\\w$])${name.replace(/\$/g, '\\$')}(?![\\w$])`);
+  const isNamed = (name) => code.split(naming(name)).length > 2;
+  return isBuiltin(source) || wordsOf(bound).some(isNamed) ? whole : '';
+});
+const load = (js) => import('data:text/javascript;base64,' + Buffer.from(js).toString('base64'));
 const { readSync, writeSync } = require('fs');
 const types = require('util').types;
 const { parse, stringify } = JSON;

@@ -4,11 +4,9 @@ Nothing here is safe from the program: it only answers for it.
 """
 
 from expertflow.evaluate.isolation.node_link import LINK
-from expertflow.evaluate.isolation.node_source import SOURCE
 
 PROGRAM = (
     "'use strict';\n(() => {\nconst SIDE = 'program';\n"
-    + SOURCE
     + LINK
     + r"""
 const { read, readFileSync } = require('fs');

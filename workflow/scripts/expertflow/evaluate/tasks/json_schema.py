@@ -102,16 +102,12 @@ def _validator(schema: Any) -> Any:
 @lru_cache
 def _with_patterns(draft: Any) -> Any:
     """Derive a draft's validator that reads patterns nearer to what JSON Schema wants."""
+    # The module keeps what it compiled.
     own = pattern_keywords(
-        lambda pattern, text: bool(_compiled(pattern).search(text)), explained=True
+        lambda pattern, text: bool(regex.search(pattern, text, regex.V0)), explained=True
     )
     extend: Any = validators.extend
     return extend(draft, {name: own[name] for name in own if name in draft.VALIDATORS})
-
-
-@lru_cache(maxsize=512)
-def _compiled(pattern: str) -> Any:
-    return regex.compile(pattern, regex.V0)
 
 
 def _first_error(validator: Any, value: Any) -> str | None:
