@@ -60,6 +60,7 @@ def divide_estimates(one: Estimate, other: Estimate) -> Estimate:
 
 def single_changes(record: AblationRecord) -> tuple[Bar, ...]:
     """Return the variants that change one setting, slowest first, unmeasured ones last."""
+    # ``of`` is the ladder of a rung.
     single = [bar for bar in record.bars if bar.of is None and bar.name != PLAN]
     return tuple(sorted(single, key=lambda bar: bar.ratio.value if bar.ratio else math.inf))
 
@@ -70,6 +71,7 @@ def label_bar(bar: Bar) -> str:
 
 def is_faster(bar: Bar) -> bool:
     ratio, is_speed = bar.ratio, bar.metric == "tokens_per_s"
+    # Null: the losses were not compared, which speaks against nothing.
     return is_speed and ratio is not None and ratio.low > NOTABLE and bar.is_sane is not False
 
 
@@ -105,6 +107,7 @@ def _ladder(rungs: list[Bar], plan: Bar | None, plan_tokens_per_s: float) -> Lad
     last: Estimate | None = None
     for bar in rungs:
         steps.append(_step(bar, last, plan_tokens_per_s))
+        # A rung that was not measured is left out: the next one stands beside the one before it.
         last = rung_ratio(bar) or last
         first = first or last
     assert first is not None and last is not None  # at least one rung was measured
@@ -119,6 +122,7 @@ def _ladder(rungs: list[Bar], plan: Bar | None, plan_tokens_per_s: float) -> Lad
     )
     start = next(step for step in steps if step.tokens_per_s is not None)
     name, whole = rungs[0].of or "", divide_estimates(SAME, first)
+    # A step may be of pairs of its own: they have to tell the same as the ratios to the plan.
     product = math.prod(step.factor.value for step in steps if step.factor)
     if abs(product / whole.value - 1) > AGREE_FRACTION:
         raise DataError(
@@ -133,6 +137,7 @@ def _step(bar: Bar, before: Estimate | None, plan_tokens_per_s: float) -> Step:
     # No change: the plan repeated, or a rung that runs exactly like the one before.
     if ratio is not None and before is not None and ratio != before:
         factor = bar.step or divide_estimates(ratio, before)
+    # The plan against itself has no interval to draw.
     spread = None if ratio is SAME else ratio
     return Step(
         label=bar.label,

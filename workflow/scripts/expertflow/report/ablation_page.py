@@ -69,6 +69,7 @@ def show_comparison(record: AblationRecord) -> dict[str, object]:
     if not record.ladders:
         no_ladder = "No ladder is in the lists that were run (ablation.files)."
     elif not ladders:
+        # The ladder is there and says nothing: each rung has its reason.
         rungs = {name for names in record.ladders for name in names}
         reasons = [f"{bar.label}: {bar.reason}" for bar in record.bars if bar.name in rungs]
         no_ladder = f"No rung was measured. {'; '.join(reasons)}"
@@ -93,12 +94,14 @@ def judge_ablation(record: AblationRecord) -> AblationAnswer:
         return AblationAnswer("bad", "Nothing was measured.", why)
     sentences = [] if ladder is None else _worth(record, ladder)
     worst, ratio = min(measured, key=lambda item: item[1].value, default=(None, None))
+    # Only where the whole interval is slower than the plan.
     if worst and ratio and ratio.high < 1:
         sentences.append(
             f"Of single changes, {quote(worst.label)} costs most:"
             f" {f.factor(ratio.value)} of the plan\u2019s speed."
         )
     if faster:
+        # Fastest first; single_changes begins with the slowest.
         texts = [f"{quote(bar.label)} ({f.factor(ratio.value)})" for bar, ratio in faster[::-1]]
         sentences.append(f"Faster than the plan here: {_listed(texts, ', ')}.")
     same = [quote(bar.label) for bar, ratio in measured if facts.makes_no_difference(ratio)]
@@ -129,6 +132,7 @@ def _worth(record: AblationRecord, ladder: Ladder) -> list[str]:
         f" {quote(ladder.start.label)} {f.short(start)}:"
         f" {f.factor(ladder.whole.value)} ({format_interval(ladder.whole)})."
     ]
+    # There is one: a telling ladder has a step that counts.
     label, worth = facts.steps_that_count(ladder)[0]
     if worth.low > 1:
         said.append(f"The largest step is {quote(label)} ({f.factor(worth.value)}).")
@@ -202,6 +206,7 @@ def _groups(record: AblationRecord) -> list[tuple[str, Sequence[Bar]]]:
 def _columns(record: AblationRecord) -> tuple[VariantColumn, ...]:
     no_price, no_memory = record.unavailable.get(NO_PRICE, NOT_MEASURED), NOT_MEASURED
     if record.device == "cpu":
+        # Of a CPU run the whole process would be counted, torch included.
         no_memory = "a CPU has no memory of its own; the host's is not the variant's alone"
     return (
         VariantColumn("tokens/s", "tokens_per_s", "short"),

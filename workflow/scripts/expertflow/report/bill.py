@@ -34,6 +34,7 @@ def build_bill(inputs: ReportInputs) -> Measured[Bill]:
     attempts = [attempt for found in jobs.values() for job in found for attempt in job]
     lines = join_intervals(map(interval, attempts), PAUSE_S)
     busy_s, wall_s = total_s(join_intervals(map(interval, attempts))), total_s(lines)
+    # The attempt that finished: one that failed may have run elsewhere.
     machine = trained[0][-1].machine
     there = [attempt for attempt in attempts if attempt.machine == machine]
     lines_there = join_intervals(map(interval, there), PAUSE_S)
@@ -70,6 +71,7 @@ def _bill_stage(inputs: ReportInputs, name: str, jobs: Jobs) -> StageBill:
         attempts=len(attempts),
         wall_s=sum(map(seconds, attempts)),
         card_s=card_s,
+        # The price is that of the machine with all its cards.
         usd=convert_value(card_s, lambda card_s: _price(inputs, card_s / n_cards)),
     )
 
@@ -85,6 +87,7 @@ def _machine_usd(
     sessions = [
         session
         for session in inputs.ledger.sessions
+        # Ledgers written before sessions named their machine have none.
         if session.machine in (machine, "") and _overlapping(session, lines)
     ]
     if not sessions:
@@ -107,6 +110,7 @@ def _overlapping(session: PaidSession, lines: Sequence[Interval]) -> list[Interv
 def _paid_s(session: PaidSession, lines: Sequence[Interval]) -> float:
     """Return a session's seconds with jobs, and those before if others cannot have used them."""
     parts = _overlapping(session, lines)
+    # Setting up before the first job; if it took longer, another result may have used it.
     before_s = parts[0][0] - session.start_s
     return total_s(parts) + (before_s if before_s <= PAUSE_S else 0.0)
 
@@ -141,6 +145,7 @@ def draw_bill(bill: Bill, inputs: ReportInputs) -> list[BillRow]:
     lines, rows = join_intervals(map(interval, everything), PAUSE_S), []
     per_s = 100 / bill.machine.wall_s
 
+    # Percent of the line, on which pauses have no length.
     def place(time_s: float) -> float:
         return per_s * sum(
             min(end_s, time_s) - start_s for start_s, end_s in lines if start_s < time_s
@@ -149,8 +154,10 @@ def draw_bill(bill: Bill, inputs: ReportInputs) -> list[BillRow]:
     for stage in bill.stages:
         jobs, bars = inputs.attempts.get(stage.stage, ()), []
         lost, done = _failed(jobs), [job[-1] for job in jobs]
+        # A job asks for a card where the plan is for the CPU, too.
         on_card = any(attempt.n_cards for attempt in done) and inputs.plan.gpu
         for attempts, color in ((done, "blue" if on_card else "gray"), (lost, "red")):
+            # Hundreds of shards would be hundreds of bars of a pixel.
             joined = join_intervals(map(interval, attempts), LEAST_GAP_PERCENT / per_s)
             bars += [(place(a), place(b) - place(a), color) for a, b in joined]
         rows.append(BillRow(stage, bars))

@@ -84,6 +84,7 @@ def build_report(inputs: ReportInputs, provenance: Mapping[str, Any]) -> Report:
         acceptance=(),
         verdict=ANSWERS["unclear"],
     )  # fmt: skip
+    # In this order: findings read all figures, bars read findings, the verdict reads bars.
     reasons = {path: why for path, why in to_plain(report)[1].items() if why}
     report = replace(
         report,
@@ -127,6 +128,7 @@ def _model(inputs: ReportInputs) -> r.Model:
 def _data(inputs: ReportInputs) -> r.Data:
     documents, packing, training = inputs.documents, inputs.packing, inputs.training
     rows = packing.train
+    # Packing drops documents, too: too long, or without a target after rendering.
     n_refused = sum(packing.n_dropped_by_reason.values())
     counts = {source.source: source for source in documents.sources}
     one, other = documents.n_dropped_by_reason, packing.n_dropped_by_reason
@@ -145,6 +147,7 @@ def _data(inputs: ReportInputs) -> r.Data:
         )
         for source in inputs.datasets.sources
     )
+    # As run, over all epochs; ``fill_fraction`` is that of the rows as packed.
     n_seen = training.n_tokens + training.n_padding_tokens
     no_rows = "no rows were packed"
     return fill(
@@ -213,6 +216,7 @@ def _throughput(inputs: ReportInputs) -> r.Throughput:
 def _cost(inputs: ReportInputs) -> r.Cost:
     training, cost = inputs.training, inputs.plan.cost
     of_guard = cost.price_usd_per_hour is None and inputs.ledger.sessions
+    # Sessions of the guard hold a price, and no date of it.
     no_date = "the guard was given the price" if of_guard else "the price has no date"
     price = derive.usd_per_hour(inputs)
     return r.Cost(
@@ -244,6 +248,7 @@ def _staging(inputs: ReportInputs) -> Staging:
 
 
 def _staged(note: Staged) -> Staged:
+    # A target without copying: an earlier copy was there already.
     idle = "nothing had to be copied: " if note.target else ""
     return explain(note, {
         "target": note.reason,
@@ -277,6 +282,7 @@ def _profile(inputs: ReportInputs) -> Measured[Profile]:
 
 def _provenance(inputs: ReportInputs, given: Mapping[str, Any]) -> Provenance:
     training = inputs.training
+    # A null of the caller is as good as not handed: both get the reason.
     known = {name: value for name, value in given.items() if value is not None}
     unknown: Any = {name: Missing(why) for name, why in NOT_HANDED.items() if name not in known}
     return fill(

@@ -78,11 +78,13 @@ def _side(record: EvaluationRecord, name: str, no_metric: str) -> r.Side:
     why = dict.fromkeys(("held_out_loss_ci95", "perplexity_ci95"), single)
     why |= dict.fromkeys(("generation_s", "n_generated_tokens", "n_cut_off"), because)
     why = {field: said.get(f"{name}.{field}", reason) for field, reason in why.items()}
+    # The nearest reason: of the field, of the score, of the task.
     scores = {
         field: said.get(f"{name}.score.{field}") or said.get(f"{name}.score") or because
         for field in r.Scored.__struct_fields__
     }
     if side.score is None:
+        # Each field its own: a Scored has no single null for all of them.
         missing: Any = {field: Missing(reason) for field, reason in scores.items()}
         return fill(r.Side, side, why=why, **missing)
     return fill(r.Side, side, side.score, why=why | scores)
@@ -112,6 +114,7 @@ def _earlier(record: EvaluationRecord) -> Measured[EarlierRun]:
     if earlier is None:
         return Missing(said.get("earlier", "no earlier evaluation of this expert was found"))
     why = "none of the earlier questions was asked again"
+    # Asked again and still without a figure: it was the earlier run that had none.
     if earlier.n_shared_questions:
         why = "the earlier evaluation has no score"
     names = ("value_fraction", "change")
@@ -128,6 +131,7 @@ def _delta(record: EvaluationRecord, no_metric: str) -> r.Delta:
     )
     difference = convert_value(after, lambda after: convert_value(before, lambda it: after - it))
     not_compared = record.unavailable.get("changes", NO_CHANGE_REASON)
+    # Where a score is missing, that is why nothing was compared.
     because = difference.reason if isinstance(difference, Missing) else not_compared
     return r.Delta(
         held_out_loss=record.after.held_out_loss - record.before.held_out_loss,

@@ -58,6 +58,7 @@ def build_hardware(inputs: ReportInputs) -> r.Hardware:
         memory_peak_reserved_bytes=_read_peak(training, "peak_memory_reserved_bytes"),
         host_memory_peak_bytes=training.peak_host_rss_bytes,
         monitor_remarks=monitor.remarks,
+        # One process a card.
         n_gpus=0 if training.device == "cpu" else training.world_size,
         machine=or_missing(
             inputs.preflight.get("machine"),
@@ -87,6 +88,7 @@ def _gpu(inputs: ReportInputs) -> r.Gpu:
         no_card = unnamed = "this run was on the CPU"
     in_table = "config/hardware/gpus.yaml does not have it for this card"
     flops = peak if isinstance(peak, Missing) else peak.flops_per_s
+    # One peak is known, that of the run's precision; of others nothing is said.
     is_bf16 = isinstance(peak, Missing) or training.precision == "bf16"
     return fill(
         r.Gpu,
@@ -108,7 +110,9 @@ def build_plan(inputs: ReportInputs) -> r.PlanForecast:
     plan, cost = inputs.plan, inputs.plan.cost
     because = cost.reason
     is_unknown = cost.predicted_hours is None
+    # Without hours in all, that reason comes first: there can be no parts either.
     no_part = because if is_unknown else UNCALIBRATED
+    # It tells how memory was predicted, or why not.
     no_memory = plan.predicted_peak_reason
     if plan.predicted_peak_bytes is not None:
         no_memory = "the plan does not say of what its peak consists"
@@ -148,6 +152,7 @@ def estimate_speed_band(inputs: ReportInputs) -> tuple[float | None, float | Non
     low, high = cost.predicted_hours_low, cost.predicted_hours_high
     if hours is None or step_hours is None or low is None or high is None:
         return None, None
+    # 10 h (8 to 13), of them 9 of steps -> 7 to 12 h of steps; few hours are fast.
     slow, fast = (_rate(n_tokens, step_hours + end - hours) for end in (high, low))
     return (None, None) if fast is None else (slow, fast)
 
@@ -164,6 +169,7 @@ def plan_row(
     none = Missing("the plan is zero")
     return r.PlanRow(
         quantity=quantity, unit=unit, plan=plan, plan_low=low, plan_high=high, actual=actual,
+        # Nested: of two missing figures the plan's reason stands.
         difference_fraction=convert_value(
             plan, lambda plan: convert_value(actual, lambda it: it / plan - 1 if plan else none)
         ),

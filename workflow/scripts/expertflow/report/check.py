@@ -48,6 +48,7 @@ def read_report(path: Path) -> Report:
         raise DataError(
             f"{path}: older or damaged ({error}); delete it and make it again"
         ) from error
+    # JSON has null; pages want the reason in its place.
     restored: Report = restore(report, report.unavailable)
     return restored
 
@@ -59,6 +60,7 @@ def check_report(report: Report, inputs: ReportInputs) -> None:
     for check in CHECKS:
         check(report)
     check_against_records(report, inputs)
+    # Last: a figure that is wrong has the better message above.
     for path, reason in nulls.items():
         is_told = reason or INTENTIONAL.match(path)
         _require(bool(is_told), path, "null without a reason in 'unavailable'")
@@ -76,6 +78,7 @@ def _check_run(report: Report) -> None:
     time, wall_s = report.time, report.time.wall_s
     parts_s = sum(getattr(time, part) or 0.0 for part in TIME_PARTS)
     fault = f"the parts add up to {parts_s:.3f} s, wall_s is {wall_s:.3f} s"
+    # What the schema promises of time.
     _require(abs(parts_s - wall_s) <= 0.01 * wall_s, "time", fault)
 
 
@@ -105,12 +108,14 @@ def check_epochs(report: Report) -> None:
     for key, whole in (("tokens", data.trained_tokens), ("steps", training.steps)):
         total = sum(getattr(epoch, key) for epoch in epochs)
         _require(total == whole, EPOCHS, f"{key} add up to {total:,}, not to {whole:,}")
+    # A finding says so; there is nothing to hold the tokens against.
     if why_rows_differ(report) is not None:
         return
     per_epoch, useful = steps_per_epoch(report), data.useful_tokens
     cells = report.training_parameters.global_batch_sequences * data.seq_len
     for index, epoch in enumerate(epochs):
         whole, tokens = epoch.steps == per_epoch, epoch.tokens
+        # Part of an epoch: no more than all rows, and than the places of its steps.
         most = useful if whole else min(useful, epoch.steps * cells)
         fault = (
             f"{tokens:,} in {epoch.steps:,} of {per_epoch:,} steps; the packed rows have"
@@ -123,6 +128,7 @@ def check_epochs(report: Report) -> None:
 def _check_plan(report: Report) -> None:
     plan, memory = report.plan, report.plan.memory
     sums: list[tuple[str, float]] = []
+    # Only a calibrated plan splits its hours.
     if is_measured(plan.step_hours):
         sums.append(("hours", sum(getattr(plan, part) or 0.0 for part in PLAN_PARTS)))
     if memory:
@@ -147,6 +153,7 @@ def _check_scores(report: Report) -> None:
         place, n = f"{PLACE}.{name}", side.n_examples or 0
         _check_inside(f"{place}.held_out_loss", side.held_out_loss, side.held_out_loss_ci95)
         _check_inside(f"{place}.perplexity", side.perplexity, side.perplexity_ci95)
+        # A cut-off answer is one of the answers.
         is_right = (side.n_cut_off or 0) <= n
         _require(is_right, f"{place}.n_cut_off", f"more than the {n} answers")
 
@@ -183,6 +190,7 @@ def _check_changes(report: Report) -> None:
         _check_difference(place, change, getattr(after, key), getattr(before, key))
         fault = f"{change.n}, but {after.n_examples} were asked"
         _require(is_loss or change.n == after.n_examples, f"{place}.n", fault)
+    # The expert less the baseline.
     for index, baseline in enumerate(evaluation.baselines):
         if baseline.change:
             place, value = f"{PLACE}.baselines[{index}].change", baseline.value_fraction
@@ -208,6 +216,7 @@ def _check_word(place: str, change: PairedChange) -> None:
     if change.change == NO_CHANGE:
         return  # with so few differing pairs, even an interval that excludes zero proves nothing
     low, high = change.ci95
+    # A loss that rises is worse.
     rose, fell = (WORSE, BETTER) if change.quantity in LOSSES else (BETTER, WORSE)
     word = rose if low > 0 else fell if high < 0 else NO_CHANGE
     fault = f"{change.change!r}, the interval says {word!r}"
@@ -241,6 +250,7 @@ def _check_judge(report: Report) -> None:
     )
     is_right = counted + judge.n_failed == n and n_unsure <= judge.n_ties
     _require(is_right, f"{PLACE}.judge", fault)
+    # A tie is half a win.
     won = (judge.n_wins + judge.n_ties / 2) / counted if counted else None
     said, place = judge.win_fraction, f"{PLACE}.judge.win_fraction"
     is_right = is_measured(said) == (won is not None)

@@ -11,6 +11,7 @@ from expertflow.report.measured import is_measured, to_plain
 from expertflow.report.records import Report
 from expertflow.report.sheet import render
 
+# Raised when a key of a row changes its meaning.
 INDEX_VERSION = 3
 COLORS = {BETTER: "good", WORSE: "bad", NO_CHANGE: "mixed"}
 IndexRow = dict[str, Any]
@@ -76,18 +77,21 @@ def render_index(rows: list[IndexRow], pages: Sequence[str]) -> str:
     Experts of one name are told apart by the folders of their pages, unless called the same.
     """
     experts = [row["expert"] for row in rows]
+    # ../b/results/expert-sql/report.html -> ../b/results/expert-sql
     folders = [str(PurePath(page).parent) for page in pages]
     names = [
         name if name == folder or experts.count(name) == 1 else f"{name} ({folder})"
         for name, folder in zip(experts, folders, strict=True)
     ]
     rows = [
+        # A # or ? in a folder's name would end the path of the link.
         {**row, "name": name, "page": quote(page)}
         for row, name, page in zip(rows, names, pages, strict=True)
     ]
     learned = sum(row["verdict"].learned == "yes" for row in rows)
     prices = [row["usd"] for row in rows if is_measured(row["usd"])]
     wall = f.duration(sum(row["wall_s"] for row in rows))
+    # A sum without the experts that have no price would be too low.
     cost = f", for {f.usd(sum(prices))}" if rows and len(prices) == len(rows) else ""
     sentence = f"{learned} of {len(rows)} learned their task, in {wall} of training{cost}."
     return render("index.html.j2", rows=rows, sentence=sentence, colors=COLORS)

@@ -44,6 +44,7 @@ def facts_of_card(plan: TrainPlan, training: TrainingRecord) -> GpuFacts | None:
 def _other_cards(plan: TrainPlan, training: TrainingRecord) -> str:
     """Return the cards of all sessions that are not the planned one."""
     planned = () if plan.gpu is None else (plan.gpu.name, *plan.gpu.driver_names)
+    # Each once, in the order in which sessions met them.
     names = dict.fromkeys((*training.gpu_names, training.gpu_name))
     return ", ".join(name for name in names if name is not None and name not in planned)
 
@@ -51,6 +52,7 @@ def _other_cards(plan: TrainPlan, training: TrainingRecord) -> str:
 def peak(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
     """Return the card's peak: from the table if it is the planned card, else as measured."""
     table, measured = _peak_of_table(plan, training), training.measured_peak_flops_per_s
+    # Measured on the last card: sessions on several kinds have no peak in common.
     if isinstance(table, Missing) and measured is not None and len(training.gpu_names) < 2:
         source = MEASURED_ON_CPU if training.device == "cpu" else MEASURED_PEAK
         return Peak(flops_per_s=measured, source=source)
@@ -68,6 +70,7 @@ def _peak_of_table(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
     if card is None:
         others = _other_cards(plan, training)
         return Missing(f"planned for {plan.gpu.name}, but {others} did the work")
+    # fp32 products run as TF32 where the plan allows it; no table has the peak of plain fp32.
     name = {"bf16": "peak_bf16_flops_per_s", "fp16": "peak_fp16_flops_per_s"}.get(
         training.precision, "peak_tf32_flops_per_s" if plan.use_tf32 else ""
     )
@@ -90,6 +93,7 @@ def memory_spilled(inputs: ReportInputs) -> Measured[float]:
         return Missing("the trainer did not record the memory that its allocator held")
     if used is None:
         return Missing("the monitor has no reading of the card's memory to compare with")
+    # Usually negative: the reading holds the context and other processes, too.
     return max(0, training.peak_memory_reserved_bytes - round(used.max))
 
 
@@ -101,6 +105,7 @@ def utilization(inputs: ReportInputs, flops_per_token: float) -> Measured[float]
     if isinstance(speed, Missing):
         return speed
     share = speed * flops_per_token / (top.flops_per_s * training.world_size)
+    # No machine is faster than its peak: the measurement was too low, not the training fast.
     if share > 1 and top.source in (MEASURED_PEAK, MEASURED_ON_CPU):
         return Missing("something slowed this machine down while its peak was measured")
     return share
@@ -155,6 +160,7 @@ def split_time(training: TrainingRecord) -> Time:
     time, sampled, said = training.time, training.sampled_steps, training.unavailable
     parts = ("h2d_s", "forward_s", "backward_s", "optimizer_s")
     why = {part: why_untold(training, part) for part in parts}
+    # Without parts the total stands alone, and each part has the reason.
     split: Measured[str] = SAMPLED
     if training.device == "cpu":
         split = STAMPS if time.forward_s is not None else Missing(NO_PARTS)
@@ -189,7 +195,9 @@ def span_s(sampled: SampledSteps) -> float:
 
 
 def _by_shares(time: TimeSpent, sampled: SampledSteps) -> TimeSpent:
+    # The host's stamps may split these two wrongly; their sum is right.
     steps_s = time.train_s + (time.h2d_s or 0.0)
+    # Sampled steps of 10 ms, 1 of them the copy -> a tenth of all seconds of steps is copies.
     share_s = steps_s / span_s(sampled)
     return replace(
         time,

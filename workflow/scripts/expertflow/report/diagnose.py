@@ -49,6 +49,7 @@ def list_findings(report: Report) -> tuple[Finding, ...]:
         if name.startswith("find_")
     ]
     findings = [finding for rule in rules for finding in rule(report)]
+    # sorted is stable: equals stay in the order of the topics.
     return tuple(sorted(findings, key=lambda f: (WEIGHT[f.severity], -(f.worth_usd or 0.0))))
 
 
@@ -67,6 +68,7 @@ def find_bottleneck(report: Report) -> Bottleneck:
     if largest == "step":
         counted, counters = _inside_step(report)
         evidence += counters
+    # Short runs are mostly start-up, which says little of a long one.
     sure = shares[largest] >= SURE_FRACTION and e.is_long_enough(report)
     very = counted is not None and shares[largest] >= VERY_SURE_FRACTION
     return Bottleneck(
@@ -95,6 +97,7 @@ def _inside_step(report: Report) -> tuple[str | None, list[str]]:
         return "memory-bound kernels", evidence
     if e.has_small_kernels(report):
         return "small kernels", evidence
+    # Cards without that counter are judged by MFU.
     arithmetic = tensor >= TENSOR_HIGH_PERCENT if tensor is not None else (mfu or 0.0) >= MFU_HIGH
     return ("compute" if arithmetic else None), evidence
 
@@ -111,6 +114,7 @@ def apply_rule(report: dict[str, Any], rule: AcceptanceRule) -> AcceptanceVerdic
         why = next(itertools.compress(report["unavailable"].values(), above), None)
         return AcceptanceVerdict(rule=text, verdict="not measured", value=None, reason=why)
     try:
+        # A bar may compare texts, as with ==; text > number is its author's mistake.
         passed = OPERATORS[rule.op](value, rule.value)
     except TypeError as error:
         raise ConfigError(f"acceptance: {text!r} cannot be judged on {value!r}") from error
@@ -121,6 +125,7 @@ def apply_rule(report: dict[str, Any], rule: AcceptanceRule) -> AcceptanceVerdic
 def look_up(report: Any, path: str) -> Any:
     """Follow a dotted path with optional indices (``a.b[0].c``); ``MISSING`` if not found."""
     value = report
+    # findings[0].code -> findings, 0, code
     for key in re.findall(r"[^.\[\]]+", path):
         if isinstance(value, dict) and key in value:
             value = value[key]

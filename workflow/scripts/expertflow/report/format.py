@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+# Keeps a number and its unit on one line.
 NBSP = "\u00a0"
 MINUS = "\u2212"
 THOUSANDS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -19,6 +20,7 @@ def count(value: float) -> str:
 def short(value: float) -> str:
     """Return three digits with a suffix for the power of a thousand."""
     for scale, name in THOUSANDS:
+        # From here three digits of the smaller unit would round to 1000: 999,600 is 1.00M.
         if abs(value) >= 0.9995 * scale:
             return f"{_three_digits(value / scale)}{name}"
     return _three_digits(value)
@@ -43,6 +45,7 @@ def points(fraction: float) -> str:
 
 def with_sign(value: float, digits: int) -> str:
     text = f"{value:+.{digits}f}"
+    # What rounds to zero has no sign: -0.0001 is 0.00.
     return text.replace("-", MINUS) if float(text) else text[1:]
 
 
@@ -77,11 +80,13 @@ def calls(n_a_step: float) -> str:
 
 def usd_rate(value: float) -> str:
     """Format a unit price: two digits below a dollar, since cents are too coarse."""
+    # The # keeps a zero at the end: $0.020, and not $0.02.
     return f"${value:,.2f}" if value >= 0.0995 or value == 0 else f"${value:#.2g}"
 
 
 def factor(value: float) -> str:
     """Format a ratio of two speeds in three digits."""
+    # Where rounding adds a digit in front, one behind goes: 0.9994 is ×0.999, 0.9996 is ×1.00.
     bounds = (0.09995, 0.9995, 9.995, 99.95)
     digits = 4 - sum(value >= bound for bound in bounds)
     return f"\u00d7{value:,.{digits}f}"
@@ -104,6 +109,7 @@ def size(n_bytes: float) -> str:
 
 def energy(joules: float) -> str:
     hours = joules / 3600
+    # In Wh, as joules / 3600; small runs are not told as 0.04 kWh.
     if hours >= 100:
         return f"{_two_digits(hours / 1000)}{NBSP}kWh"
     return f"{_two_digits(hours)}{NBSP}Wh"
@@ -119,6 +125,7 @@ def sentence(text: str) -> str:
 
 def hold(text: str) -> str:
     """Join numbers to their units, so that no line breaks between them."""
+    # 95 % of 12 min -> two blanks that do not break; in 12 sources the s begins a word.
     return re.sub(r"(?<=\d) (?=(?:%|s|min|h|points|[kMGT]?B)(?!\w))", NBSP, text)
 
 
@@ -134,6 +141,7 @@ def plain(value: Any) -> str:
 
 def short_hash(text: str) -> str:
     """Shorten a hash to its first digits; return any other text unchanged."""
+    # An id such as "expert-sql-3" or a short digest has no 32 hex digits, and stays.
     return re.sub(r"\b([0-9a-f]{16})[0-9a-f]{16,}\b", "\\1…", text)
 
 
@@ -167,4 +175,5 @@ def _three_digits(value: float) -> str:
 def _two_digits(value: float) -> str:
     digits = 0 if value >= 9.95 or value == 0 else 1 if value >= 0.995 else 2
     text = f"{value:.{digits}f}"
+    # 2.0 h reads as 2 h.
     return text.removesuffix(".0")

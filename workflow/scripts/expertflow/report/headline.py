@@ -60,11 +60,13 @@ def _score_tile(evaluation: Evaluation) -> Tile:
         if best := best_baseline(evaluation):
             score = convert_value(best.value_fraction, f.tenths)
             note += f" \u00b7 {best.name}{f.NBSP}{score}"
+    # A metric that is Missing is false: the task's name stands in.
     label = f.sentence(f.words(evaluation.metric or evaluation.task))
     return Tile(label, convert_value(after.value_fraction, f.tenths), note)
 
 
 def _memory_tile(hardware: Hardware) -> Tile:
+    # On a CPU what counts is the process itself: other memory is not the run's.
     if not hardware.gpu.name:
         size = f.size(hardware.host_memory_peak_bytes)
         return Tile("Peak memory", size, "of the training process")
@@ -80,6 +82,7 @@ def _planned(
 ) -> str:
     if not is_measured(planned):
         return "no prediction"
+    # A plan of zero hours or dollars has no ratio.
     is_open = not planned or not is_measured(actual)
     difference = "" if is_open else f" \u00b7 {f.percent_with_sign((actual or 0.0) / planned - 1)}"
     return f"plan {show(planned)}{difference}"

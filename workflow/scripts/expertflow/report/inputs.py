@@ -74,10 +74,12 @@ def read_inputs(
         "profile": read_record(KernelProfile, folder / "profile" / "kernels.json"),
         "ablation": None if ablation is None else read_record(AblationRecord, ablation),
     }
+    # The declaration says what is read: ``plan: TrainPlan`` is plan.json.
     for name, cls in get_type_hints(ReportInputs).items():
         if name != "spec" and name not in read:
             read[name] = read_record(cls, folder / f"{name}.json")
     for name, record in read.items():
+        # Not every record names an expert; those that do catch folders mixed up by a copy.
         if (expert := getattr(record, "expert", spec.expert)) != spec.expert:
             raise DataError(
                 f"{name}: is about expert {expert!r}, the report about {spec.expert!r}; run that"
@@ -94,9 +96,11 @@ def read_jobs(
     jobs = {}
     for stage in (*stages_before("build_report", asked=asked), STAGES["build_report"]):
         names = expand_path(stage, stage.log, sources)
+        # No record lists the variants that ran: their logs do.
         if "{variant}" in stage.log:
             names = sorted(f"logs/{path.name}" for path in folder.glob(f"logs/{stage.name}.*.log"))
         read = [read_attempts(attempts_path(folder / name)) for name in names]
+        # A job that was run by hand noted none.
         if found := tuple(attempts for attempts in read if attempts):
             jobs[stage.name] = found
     return jobs

@@ -55,6 +55,7 @@ def is_chosen_by_loss(report: Report) -> bool:
     change = deciding_change(report.evaluation)
     if change is None or change.quantity not in LOSSES or n_choices(report) < 2:
         return False
+    # Patience ends a run by that loss, whichever step is published then.
     is_chosen = training.published_step != training.steps or settings.load_best_model_at_end
     return is_chosen or is_measured(settings.patience)
 
@@ -66,6 +67,7 @@ def lowest_before_rise(report: Report) -> EvalPoint | None:
     """
     training = report.training_report.training
     points = training.eval_points
+    # Where both losses rise the training diverged, and memorized nothing.
     if len(points) < 2 or training.loss_last >= training.loss_first:
         return None
     lowest, last = min(points, key=lambda point: point.loss), points[-1]
@@ -100,6 +102,7 @@ def best_baseline(evaluation: Evaluation) -> Baseline | None:
     """Return the highest-scoring baseline; in a tie, the one the expert beats least surely."""
     return max(
         (b for b in evaluation.baselines if is_measured(b.value_fraction)),
+        # The low end of its interval: the smaller, the less sure the expert is ahead.
         key=lambda b: (b.value_fraction or 0.0, -b.change.ci95[0] if b.change else 0.0),
         default=None,
     )
@@ -120,6 +123,7 @@ def has_spread(change: PairedChange) -> bool:
 def format_interval(change: PairedChange) -> str:
     if not has_spread(change):
         return "no interval: all differ alike"
+    # Losses in nats, scores in points of a hundred.
     digits, scale = (3, 1) if change.quantity in LOSSES else (1, 100)
     return " to ".join(f.with_sign(scale * end, digits) for end in change.ci95)
 
@@ -135,6 +139,7 @@ def name_unclear(change: PairedChange) -> str:
     low, high = change.ci95
     if low <= 0 <= high:
         return NO_CHANGE
+    # Enough questions differ, so it is their groups that are too few.
     n_differing = 0 if change.quantity in LOSSES else round(abs(change.difference) * change.n)
     groups = "groups " if n_differing >= MIN_DIFFERING else ""
     return f"too few {groups}of the {change.n:,} differ to decide it"
@@ -149,6 +154,7 @@ def n_more_to_see(change: PairedChange) -> int | None:
     low, high = change.ci95
     if not change.difference or high <= low:
         return None
+    # n * (2.80 / 1.96 * half / difference)^2, as half is 1.96 standard errors.
     half = (high - low) / 2
     needed = change.n * (SEEN_IN_80_PERCENT * half / change.difference) ** 2
     return max(1, math.ceil(needed) - change.n)
@@ -173,6 +179,7 @@ def judge_run(report: Report) -> Verdict:
     if learned == "unclear" and report.evaluation.held_out_documents < MIN_DIFFERING:
         verdict = replace(verdict, answer=TOO_FEW)
         said += f" It takes at least {MIN_DIFFERING} to show a change; add records."
+    # A failed bar lowers a yes; the other answers are low already.
     if learned == "yes" and n_failed:
         answer = f"Yes, but {n_failed} of {n_bars} acceptance bars failed."
         verdict = replace(verdict, level="mixed", answer=answer)
@@ -182,6 +189,7 @@ def judge_run(report: Report) -> Verdict:
 
 def _answer(report: Report) -> Answer:
     evaluation = report.evaluation
+    # Before all figures: none of them counts then.
     if evaluation.documents_shared_with_training:
         return "unclear", "Held-out documents were trained on, so the evaluation shows nothing."
     change = deciding_change(evaluation)
@@ -210,6 +218,7 @@ def _against_baseline(evaluation: Evaluation, change: PairedChange) -> Answer:
     equal = (
         f"It does not measurably beat answering without a model {about} Nothing of use is shown."
     )
+    # Worse than untrained stays that, whatever the baseline.
     return "no" if learned == "no" else "unclear", f"{sentence} {equal}"
 
 
@@ -223,6 +232,7 @@ def _metric_sentence(evaluation: Evaluation, change: PairedChange) -> str:
         return f"{text} ({format_change(change)})."
     unclear = f"{text}: {name_unclear(change)} ({format_change(change)})."
     moved = loss_change(evaluation)
+    # The loss moves before the score does: something was learned.
     fell = moved is not None and moved.change == BETTER
     return f"{unclear} {_loss_sentence(evaluation)}" if fell else unclear
 

@@ -55,6 +55,7 @@ def convert_value(value: Measured[T], convert: Callable[[T], V]) -> V | Missing:
 def explain(record: R, reasons: Mapping[str, str], default: str | None = None) -> R:
     """Return a record with its nulls replaced by their reasons, where there are any."""
     nulls = [name for name in record.__struct_fields__ if getattr(record, name) is None]
+    # A null without a reason stays one; check_report refuses it unless it is intentional.
     found = {name: reasons.get(name, default) for name in nulls}
     return replace(record, **{name: Missing(why) for name, why in found.items() if why})
 
@@ -71,6 +72,7 @@ def doc(text: str, *, of: str | None = None) -> Meta:
 def _source_names(section: type[Struct]) -> dict[str, tuple[str, ...]]:
     names: dict[str, tuple[str, ...]] = {}
     for name, hint in get_type_hints(section, include_extras=True).items():
+        # Annotated[int, doc("…", of="n_steps")] -> that name alone; else the prefixes are tried.
         extras = [meta.extra for meta in getattr(hint, "__metadata__", ()) if meta.extra]
         derived = (name, f"n_{name}", f"predicted_{name}")
         names[name] = (str(extras[0]["of"]),) if extras else derived
@@ -90,6 +92,7 @@ def fill(
     """
     for name, names in _source_names(cls).items():
         if name not in given:
+            # No default: a key that no source has is a mistake of the declaration, and ends here.
             value, field = next(
                 (getattr(source, field), field)
                 for field in names
@@ -114,6 +117,7 @@ def to_plain(value: Any) -> tuple[Any, dict[str, str | None]]:
             nulls[path] = value.reason if value is not None else None
             return None
         if isinstance(value, Struct):
+            # Keys as they are written: Bottleneck.class_ is "class".
             names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
             value = {key: getattr(value, name) for key, name in names}
         if isinstance(value, dict):
@@ -128,6 +132,7 @@ def to_plain(value: Any) -> tuple[Any, dict[str, str | None]]:
 def restore(value: Any, reasons: Mapping[str, str], path: str = "") -> Any:
     """Return a decoded section with its reasons back in place of nulls: ``to_plain`` undone."""
     if value is None:
+        # A null without a reason was a choice, or its own record has it.
         return Missing(reasons[path]) if path in reasons else None
     if isinstance(value, Struct):
         names = value.__struct_fields__

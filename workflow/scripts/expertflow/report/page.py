@@ -70,12 +70,14 @@ def _time_parts(time: Time) -> list[tuple[str, str, float]]:
         ("Start-up and model load", "gray", time.startup_s),
         ("Other", "faint", time.other_s),
     ]
+    # A part of no time has no place in the bar, nor one that nobody timed.
     return [(label, color, seconds) for label, color, seconds in steps if seconds]
 
 
 def _kinds(evaluation: Evaluation) -> list[str]:
     """Return the kinds of verdicts, right answers first, then those given most often."""
     before, after = evaluation.before.n_by_kind or {}, evaluation.after.n_by_kind or {}
+    # A kind that only the untrained model had still has its row.
     return sorted({*before, *after}, key=lambda k: (k != "correct", -after.get(k, 0), k))
 
 
@@ -112,6 +114,7 @@ class ChainRow(NamedTuple):
 
 def chain_rows(chain: tuple[ChainLink, ...]) -> tuple[ChainRow, ...]:
     """Arrange records in rows of boxes, each made from those above; unknown stages come last."""
+    # Keys are values of Stage.side; unpacked below in this order.
     columns: dict[str, list[ChainBox]] = {"documents": [], "tokens": [], "": []}
     others = {item.stage for item in chain} - STAGES.keys()
     # Sources are fetched or generated: one box.
@@ -125,8 +128,10 @@ def chain_rows(chain: tuple[ChainLink, ...]) -> tuple[ChainRow, ...]:
     placed: list[tuple[ChainBox | None, ...]] = [(box,) for box in (*left, *right, *trunk)]
     if left and right:  # side by side, both connected to packing below
         height = max(len(left), len(right))
+        # Left a, b and right c -> rows (a, -), (b, c): the shorter column ends at packing, too.
         sides = ([*[None] * (height - len(boxes)), *boxes] for boxes in (left, right))
         placed = [*zip(*sides, strict=True), *((box,) for box in trunk)]
+    # Each row beside the one above it; the last has none below.
     above = [(), *placed]
     return tuple(ChainRow(b, _link(a, b)) for a, b in zip(above, placed, strict=False))
 
@@ -136,8 +141,10 @@ def _link(above: tuple[ChainBox | None, ...], boxes: tuple[ChainBox | None, ...]
         return "straight" if above else ""
     if len(boxes) == 1:
         return "join" if all(above) else "left" if above[0] else "right"
+    # Two columns below two: a line down each side that goes on.
     lines = [name for name, a, b in zip(("left", "right"), above, boxes, strict=True) if a and b]
     right = STAGES.get(boxes[1].stage) if boxes[1] else None
+    # The right box reads the left one above, too: a line across.
     if above[0] and right and above[0].stage in right.reads.split():
         lines.append("elbow")
     return " ".join(lines)

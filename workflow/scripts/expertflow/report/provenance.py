@@ -27,6 +27,7 @@ def collect_provenance(results: Path, *, asked: Collection[str] = ()) -> dict[st
     host's name is hashed: the hash distinguishes machines without naming them.
     """
     records = (stage.record for stage in stages_before("build_report", asked=asked))
+    # Records of shards have wildcards in their names; ``chain`` holds those.
     names = ("sources.lock.json", *(name for name in records if "{" not in name))
     found = [name for name in names if (results / name).is_file()]
     return {
@@ -67,6 +68,7 @@ def _notes(
         sidecar = record.with_name(f".{record.name}.fingerprint")
         if record.is_file() and sidecar.is_file():
             note = json.loads(sidecar.read_text(encoding="utf-8"))
+            # By code: an old shard among new ones is told apart.
             found[note["code"]][place] = note["sha256"]
     return found
 
@@ -81,6 +83,7 @@ def git_commit() -> str | None:
 
 def _git(*arguments: str) -> str | None:
     try:
+        # Not the working directory: that may be the user's own repository.
         command = ["git", "-C", str(ROOT), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired):

@@ -18,6 +18,7 @@ from expertflow.report.run_records import Amount, Count, Positive, Share
 from expertflow.staging.records import Staged
 from expertflow.studies.records import AblationRecord
 
+# Low and high end.
 Interval = tuple[float, float]
 Severity = Literal["info", "warning", "problem"]
 Learned = Literal["yes", "no", "unclear"]
@@ -88,6 +89,7 @@ class Candidate(Scored, frozen=True, kw_only=True):
 class PublishedWeights(ev.Published, frozen=True, kw_only=True):
     """The weights that were evaluated and exported, and why these."""
 
+    # The report's own Candidate, with the figures of its score beside the step.
     candidates: tuple[Candidate, ...]  # type: ignore[assignment]
 
 
@@ -137,6 +139,7 @@ class Bottleneck(Record, frozen=True, kw_only=True):
             "evaluation", "start-up", "lost-work", "unknown",
         ],
         doc("What took most of the time; step: the steps, and no counter says why."),
+    # ``class`` is a keyword of Python, not of JSON.
     ] = field(name="class")  # fmt: skip
     confidence: Annotated[Literal["low", "medium", "high"], doc("How sure that is.")]
     evidence: Annotated[tuple[str, ...], doc("Shares of wall time and medians of counters.")]
@@ -170,6 +173,7 @@ class KernelKind(Record, frozen=True, kw_only=True):
     kind: Annotated[str, doc("By the kernel's name.")]
     n_calls: Annotated[Count, doc("Launches.")]
     total_s: Annotated[Amount, doc("Seconds in all watched steps.")]
+    # Sums of floats may come out a hair above one.
     share_fraction: Annotated[float, Meta(ge=0, le=1.000001, description="Of kernels_s.")]
 
 
@@ -195,6 +199,7 @@ class Profile(Record, frozen=True, kw_only=True):
     n_trace_bytes: Annotated[Measured[Count], doc("Size of the trace.")]
     step_s: Annotated[Amount, doc("Mean of a watched step.")]
     overhead_fraction: Annotated[
+        # A watched step may happen to be the shorter one.
         Measured[Annotated[float, Meta(ge=-1)]], doc("How much longer a watched step took.")
     ]
     by_kind: Annotated[
@@ -239,6 +244,7 @@ class ChainLink(Record, frozen=True, kw_only=True):
     code: Annotated[str, doc("Digest of the stage's code.")]
 
 
+# A Struct, as a Record forbids unknown keys.
 class Provenance(Struct, frozen=True, kw_only=True):
     """What this report was made from; further keys are allowed."""
 

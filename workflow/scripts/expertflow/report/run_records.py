@@ -25,6 +25,7 @@ from expertflow.train import records as tr
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Amount = Annotated[float, Meta(ge=0)]
+# By reason, category or engine.
 Counts = dict[str, Count]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Origin = Literal["tokenizer", "manifest", "chatml", "none"]
@@ -118,12 +119,14 @@ def _reported_settings() -> list[tuple[str, Any]]:
     """
     resolved = get_type_hints(TrainPlan)
     return [
+        # A plan holds ``float`` where a manifest may say ``auto``.
         (s.name, Annotated[str if get_origin(s.kind) is Literal else kind, doc(s.text)])
         for s in list_settings(TrainingSection)
         if s.reported and (kind := resolved.get(s.name, s.kind))
     ]
 
 
+# Any, as a type checker cannot see fields that are made at run time.
 ReportedSettings: Any = defstruct(
     "ReportedSettings", _reported_settings(), bases=(Record,), frozen=True, kw_only=True
 )

@@ -24,6 +24,7 @@ UNITS = {
     "bytes": f.size,
 }  # fmt: skip
 FILTERS: dict[str, Callable[..., Any]] = {
+    # Each function of format.py is a filter of the same name.
     **{name: write for name, write in vars(f).items() if isfunction(write)},
     "text": str,
     "repr": repr,
@@ -52,11 +53,14 @@ def templates() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
+        # Values alone come here. Markup, our own SVG, is a subclass of str and passes as it is.
         finalize=lambda value: show_hidden(value) if type(value) is str else value,
+        # A misspelled field ends the rendering, in place of an empty cell.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    # Every filter copes with what is missing, so no template has to ask.
     environment.filters |= {name: partial(_show, write) for name, write in FILTERS.items()}
     environment.tests["measured"] = is_measured
     environment.globals["n_rows"] = N_ROWS

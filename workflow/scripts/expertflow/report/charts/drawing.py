@@ -40,15 +40,19 @@ def loss_chart(inputs: ReportInputs) -> fr.Chart | None:
         first, last = held_out[0]["y"], held_out[-1]["y"]
         label += f", held-out loss from {f.loss(first)} to {f.loss(last)}"
     values = [train["low"].min(), train["high"].max(), *(point["y"] for point in held_out)]
+    # A loss that never changes still needs an axis of some height.
     room = 0.04 * (max(values) - min(values)) or 0.1
     low, high = min(values) - room, max(values) + room
+    # An evaluation before the first step lies at 0, left of the training loss.
     start = 0.0 if any(point["x"] == 0 for point in held_out) else begin.x
+    # A run of one step would have an axis without width.
     steps = alt.Scale(domain=[min(start, last_step - 1), last_step], nice=False)
     height = alt.Scale(domain=[low, high], nice=False)
 
     def draw(form: fr.ScreenForm) -> list[alt.Chart]:
         x = fr.x_axis(fr.round_ticks(start, last_step, form.n_x_ticks), "steps", steps)
         y = fr.y_axis(fr.round_ticks(low, high, form.n_y_ticks + 1), height)
+        # Without evaluations an empty layer draws nothing.
         held = alt.Chart(fr.inline_data(held_out)).encode(x=x, y=y)
         return [
             *fr.draw_curve(_fitting(train, form), fr.BLUE, x, y),
@@ -146,6 +150,7 @@ def _panel_chart(
     top = max(panel.top or 0.0, limit, highest, panel.bottom + 1e-9)
     if panel.limit is None and panel.top is None:
         top = fr.round_up(top, 3)
+    # A card in a cold room may lie below the usual start of the axis.
     bottom = min(panel.bottom, 10 * math.floor(lowest / 10))
     time = alt.Scale(domain=[0, end], nice=False)
     height = alt.Scale(domain=[bottom, top], nice=False)
@@ -211,6 +216,7 @@ def judge_lengths(packing: PackingRecord) -> list[Cut]:
     cuts = []
     for length in sorted({chosen, *LENGTHS_TO_JUDGE}):
         fraction: float | None = None
+        # Known without counting: no document is longer.
         if length >= histogram.max:
             fraction = 0.0
         elif length in counted and n_documents:
@@ -226,8 +232,10 @@ def length_chart(packing: PackingRecord) -> fr.Chart:
     """Draw the histogram of document lengths, with those cuts that lie where documents are."""
     histogram, chosen = packing.histogram, packing.sequence_length_tokens
     edges, counts = histogram.edges, histogram.counts
+    # A cut far beyond the last document would press the bars into a corner.
     longest = max(chosen, 2 * histogram.max)
     shown = [cut for cut in judge_lengths(packing) if cut.length_tokens <= longest]
+    # Bins of a geometric series want a logarithmic axis; those of a narrow range are even.
     grows = edges[0] > 0 and edges[-1] - edges[-2] > 2 * (edges[1] - edges[0])
     bars = [
         {"x": low, "x2": high, "y": n}
@@ -240,6 +248,7 @@ def length_chart(packing: PackingRecord) -> fr.Chart:
     most = max([*counts, 1])
     log: dict[str, Any] = {"type": "log", "base": 2} if grows else {}
     tokens = alt.Scale(domain=[start, end], nice=False, **log)
+    # Each cut has a line for its label above the bars.
     height = alt.Scale(domain=[0, most * (1.04 + 0.17 * len(shown))], nice=False)
 
     def draw(form: fr.ScreenForm) -> list[alt.Chart]:
@@ -288,22 +297,26 @@ def _cut(cut: Cut, line: int, x: alt.X, *, to_the_left: bool) -> list[alt.Chart]
 
 
 def _outside_in(places: list[float]) -> list[int]:
+    # Places 0.1, 0.5, 0.9 -> 2, 1, 0: labels that run left from the right edge come first.
     right = [i for i, place in enumerate(places) if place > CENTER]
     return [*reversed(right), *(i for i in range(len(places)) if i not in right)]
 
 
 def _share(value: float, start: float, end: float, *, log: bool) -> float:
     if log:
+        # 512 between 128 and 8192: 2 of 6 doublings, a third.
         return math.log(value / start) / math.log(end / start) if value > start else 0.0
     return (value - start) / (end - start)
 
 
 def _powers(start: float, end: float, n_max: int) -> list[float]:
     powers = [2.0**i for i in range(math.ceil(math.log2(start)), math.floor(math.log2(end)) + 1)]
+    # Every k-th one; -(-n // k) rounds n / k up.
     return powers[:: -(-len(powers) // n_max)] if powers else [start]
 
 
 def _dozens(end: float, n_max: int) -> list[float]:
+    # A power of two: 128, 256, 384 are lengths that people set.
     step = 2.0 ** max(0, math.floor(math.log2(end)) - 4)
     while end / step >= n_max:
         step *= 2

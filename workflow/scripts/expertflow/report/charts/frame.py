@@ -105,8 +105,10 @@ def round_ticks(
     span = max(high - low, 1e-9)
     power = 10.0 ** (math.floor(math.log10(span)) - 1)
     for step in (power * scale * size for scale in (1, 10, 100) for size in rounds):
+        # 0.3 / 0.1 is 2.9999999999999996, and the tick at 0.3 is wanted.
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         if last - first + 1 <= n_max:
+            # 3 * 0.1 is 0.30000000000000004, which a label would show.
             return [float(f"{i * step:.10g}") for i in range(first, last + 1)]
     return [low]
 
@@ -126,11 +128,13 @@ def time_unit(end_s: float) -> tuple[str, float]:
 
 def x_axis(values: Sequence[float], unit: str, scale: alt.Scale) -> alt.X:
     first = values[0] if values else 0
+    # The first label alone carries the unit: 0 min, 10, 20.
     axis = _axis(values, f"{NUMBER} + (datum.value === {first:g} ? ' {unit}' : '')")
     return alt.X("x:Q", axis=axis, scale=scale)
 
 
 def y_axis(values: Sequence[float], scale: alt.Scale) -> alt.Y:
+    # Tokens a second reach six digits, which Y_AXIS_PX does not hold.
     short = max(values, default=0.0) >= 10_000
     return alt.Y("y:Q", axis=_axis(values, THOUSANDS if short else NUMBER), scale=scale)
 
@@ -143,6 +147,7 @@ def _axis(values: Sequence[float], label: str) -> alt.Axis:
 def draw_curve(points: pd.DataFrame, color: str, x: alt.X, y: alt.Y) -> list[alt.Chart]:
     base = alt.Chart(inline_data(points.to_dict("records"))).encode(x=x)
     line = base.mark_line(color=color, strokeWidth=1.5, strokeJoin="round").encode(y=y)
+    # Short runs have a step a bin: there is no spread to shade.
     if (points["low"] == points["high"]).all():
         return [line]
     band = base.mark_area(color=color, opacity=0.25)
@@ -152,6 +157,7 @@ def draw_curve(points: pd.DataFrame, color: str, x: alt.X, y: alt.Y) -> list[alt
 
 
 def draw_text(base: alt.Chart, y: Any, *, color: str = LIMIT, **mark: Any) -> list[alt.Chart]:
+    # A rim in the color of the page keeps letters readable on lines.
     rim = base.mark_text(stroke=PAGE, strokeWidth=4, strokeJoin="round", color=PAGE, **mark)
     text = base.mark_text(color=color, **mark)
     return [layer.encode(text="label:N", y=y) for layer in (rim, text)]
@@ -180,6 +186,7 @@ def _themed(svg: str, label: str) -> str:
     Only tags change: texts may be names that somebody chose. In them ``<`` and ``>`` are escaped.
     """
     svg = TAG.sub(lambda tag: _lean(tag[0]), svg)
+    # Paths of no extent, which the renderer writes for empty backgrounds.
     svg = re.sub(r'<path d="(?:M0,0h0v0h0Z)?"(?: display="none")?/>', "", svg)
     svg = ALIKE.sub(_as_one, svg)
     label = html.escape(show_hidden(label))
@@ -191,9 +198,11 @@ def _lean(tag: str) -> str:
         tag = tag.replace(f'"{color}"', f'"var(--{name})"')
     tag = re.sub(r'\s(?:font-family|pointer-events|aria-[a-z]+|role|class)="[^"]*"', "", tag)
     tag = re.sub(r'\s(?:opacity="1"|xmlns:xlink="[^"]*"|version="[^"]*")', "", tag)
+    # A tenth of a pixel is less than anybody sees.
     return re.sub(r"-?\d+\.\d{2,}", lambda match: f"{float(match[0]):.1f}", tag)
 
 
 def _as_one(paths: re.Match[str]) -> str:
+    # Neighbors of one color become one path: a histogram has a hundred bars.
     places = "".join(re.findall(r'd="([^"]+)"', paths[0]))
     return f'<path d="{places}"{paths[2]}/>'

@@ -18,6 +18,7 @@ Interval = tuple[float, float]  # start and end
 
 def make_table(cls: type[Struct], records: Sequence[Struct]) -> pd.DataFrame:
     """Return records as a table with a column for each field."""
+    # Columns are named: of no record at all the table still has them.
     rows = [asdict(record) for record in records]
     return pd.DataFrame.from_records(rows, columns=cls.__struct_fields__)
 
@@ -34,10 +35,12 @@ def join_points(points: pd.DataFrame, n_bins: int) -> pd.DataFrame:
 
 
 def tokens_per_s(steps: pd.DataFrame) -> pd.DataFrame:
+    # Tokens of a bin over its seconds: a mean of speeds would count slow steps too little.
     parts = steps.assign(took_s=durations_s(steps)).groupby(_bins(steps, N_BINS))
     seconds, clock = parts["took_s"].sum(), parts["elapsed_s"]
     points = pd.DataFrame({"x": (clock.first() + clock.last()) / 2})
     points["y"] = points["low"] = points["high"] = parts["n_tokens"].sum() / seconds
+    # A bin that took no measurable time has no speed.
     return points[seconds > 0]
 
 
@@ -55,6 +58,7 @@ def evaluation_spans(steps: Sequence[StepRecord], points: Sequence[EvalPoint]) -
     end_s = {step.step: step.elapsed_s for step in steps}
     if steps and steps[0].step == 1:
         before_s = sum(point.eval_s for point in points if point.step == 0)
+        # The evaluation before training ends where the first step begins.
         end_s[0] = steps[0].elapsed_s - steps[0].step_s - before_s
     return [
         (end_s[point.step], end_s[point.step] + point.eval_s)
@@ -65,4 +69,5 @@ def evaluation_spans(steps: Sequence[StepRecord], points: Sequence[EvalPoint]) -
 
 def _bins(table: pd.DataFrame, n_bins: int) -> np.ndarray:
     """Return the number of each row's bin."""
+    # 7 rows, 3 bins -> 3 rows each: 0 0 0 1 1 1 2
     return np.arange(len(table)) // max(1, -(-len(table) // max(1, n_bins)))

@@ -36,6 +36,7 @@ TIMES = "'×' + format(datum.value, '~g') + (datum.value === 1 ? ' the plan' : '
 def waterfall_chart(ladder: Ladder) -> fr.Chart:
     steps = ladder.steps
     most = max(step.tokens_per_s or 0.0 for step in steps)
+    # One wide interval may reach a quarter beyond the longest bar, and is cut there.
     top = max(min(max(step.high or 0.0 for step in steps), LEAST_REACH * most), most)
     x = _x(fr.round_ticks(0, top, N_TICKS), SHORT, alt.Scale(domain=[0, top * 1.01], nice=False))
 
@@ -73,6 +74,7 @@ def changes_chart(bars: tuple[Bar, ...]) -> fr.Chart | None:
         max(LEAST_REACH, *(max(ratio.most, ratio.high) for _, ratio in drawn)),
         max(1.0, *values) * MOST_BEYOND,
     )
+    # Logarithmic: half and twice as fast lie equally far from 1; the ends leave room for dots.
     scale = alt.Scale(type="log", domain=[low / 1.03, high * 1.03], nice=False)
     x = _x(_times(low, high), TIMES, scale)
 
@@ -128,6 +130,7 @@ def _bars(steps: tuple[Step, ...], x: alt.X, top: float) -> list[alt.Chart]:
         if speed is None:
             continue
         place = {"y": i + TOP, "y2": i + BOTTOM}
+        # The plan is the sum of its steps and stands on the ground.
         start = 0.0 if step.is_plan else step.before or 0.0
         if start:
             held.append({"x": 0.0, "x2": min(start, speed), **place})
@@ -148,6 +151,7 @@ def _bars(steps: tuple[Step, ...], x: alt.X, top: float) -> list[alt.Chart]:
 def _color(step: Step) -> str:
     if step.is_plan:
         return fr.BLUE
+    # A step whose interval holds 1 is neither gain nor loss.
     is_open = step.factor is not None and facts.makes_no_difference(step.factor)
     if step.before is None or step.tokens_per_s is None or is_open:
         return fr.GRAY
@@ -162,10 +166,12 @@ def _dots(
         color = fr.GRAY
         if bar.is_sane is False:
             color = fr.RED
+        # Orange is what the plan misses: a change that is faster than it.
         elif ratio.low > facts.NOTABLE or ratio.high < 1:
             color = fr.BLUE if ratio.high < 1 else fr.ORANGE
         by_color.setdefault(color, []).append((i + (TOP + BOTTOM) / 2, ratio))
     layers, y = [], _y(len(drawn))
+    # A wide faint line from the slowest pair to the fastest, and a thin one for the interval.
     for width, opacity, least, most in ((8, 0.4, "least", "most"), (1.5, 1.0, "low", "high")):
         for color, dots in by_color.items():
             values = [
@@ -184,6 +190,7 @@ def _dots(
 
 
 def _letter(names: list[str], figures: list[str], form: fr.ScreenForm) -> list[alt.Chart]:
+    # Longer names end in dots, before they run into the figures.
     limit = round((NARROW_NAME_FRACTION if form is fr.NARROW else NAME_FRACTION) * form.width_px)
     layers = []
     for labels, x, mark in (

@@ -36,7 +36,9 @@ def find_left_out_records(report: Report) -> Findings:
     dropped, shares = report.data.dropped_by_reason, []
     n_chosen = sum(dropped.get(reason, 0) for reason in CHOSEN)
     for source in report.data.sources:
+        # Each record was either left out or kept on one side of the split.
         total = source.n_left_out + source.n_train + source.n_held_out
+        # All that was chosen away is taken off each source: a lower bound.
         n_lost = source.n_left_out - n_chosen
         if total >= MIN_RECORDS and n_lost > LEFT_OUT_LIMIT * total:
             shares.append(f"{percent(n_lost / total)} of {source.name}")
@@ -71,6 +73,7 @@ def find_padding(report: Report) -> Findings:
             documents = number_of(data.documents_train, "document")
             rows = number_of(data.sequences, "row")
             advice = f"{documents} fill {rows} no better: more data, or a shorter max_seq_length"
+        # Of many rows the last one's rest no longer explains it: the lengths do not fit the rows.
         if data.packing != "none" and data.sequences >= MANY_ROWS:
             advice = (
                 f"another max_seq_length: documents of {data.length_histogram.p50:,} tokens"
@@ -90,6 +93,7 @@ def find_few_steps(report: Report) -> Findings:
     n_steps, n_warmup = parameters.total_steps, parameters.warmup_steps
     advice = "a lower training.warmup_ratio"
     if n_steps < MIN_GOOD_STEPS:
+        # What can still be made smaller.
         fewer = "batch_size" if parameters.gradient_accumulation_steps == 1 else ACCUMULATION
         advice = f"fewer rows a step ({fewer}), or more epochs"
     if n_steps < MIN_GOOD_STEPS or n_warmup >= WARMUP_LIMIT * n_steps:

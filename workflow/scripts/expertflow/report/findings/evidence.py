@@ -100,6 +100,7 @@ def has_small_kernels(report: Report) -> bool:
     """
     hardware = report.training_report.hardware
     kernel, power = median_of(hardware.any_kernel_percent), power_fraction(report)
+    # Cards before Hopper lack this counter; then power has to do.
     is_busy = (median_of(hardware.sm_active_percent) or 0) > SM_BUSY_PERCENT
     if kernel is None or power is None or is_busy:
         return False
@@ -119,6 +120,7 @@ def time_shares(report: Report) -> dict[str, float]:
         "evaluation": time.eval_s,
         "start-up": time.startup_s,
     }
+    # What no clock covers: work since the last checkpoint where a run was broken off.
     tail = "lost-work" if is_interrupted(report) else "start-up"
     seconds[tail] = seconds.get(tail, 0.0) + time.other_s
     wall_s = sum(seconds.values())
@@ -126,6 +128,7 @@ def time_shares(report: Report) -> dict[str, float]:
 
 
 def steps_per_epoch(report: Report) -> int:
+    # The last step of an epoch takes the rows that are left.
     batch = report.training_parameters.global_batch_sequences
     return max(1, -(-report.data.sequences // batch))
 
@@ -143,6 +146,7 @@ def why_rows_differ(report: Report) -> str | None:
             f" {not_held}"
         )
     epochs = training.steps / steps_per_epoch(report)
+    # Equal, but for what floats are rounded.
     if abs(epochs - training.epochs) <= 1e-6:
         return None
     return (

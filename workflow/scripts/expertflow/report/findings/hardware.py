@@ -59,6 +59,7 @@ def find_recomputation(report: Report) -> Findings:
     checkpointed = report.training_parameters.gradient_checkpointing
     if not (checkpointed and total and without and e.is_long_enough(report)):
         return
+    # A plan that was 10 % short here would be 10 % short there.
     without *= _taken_of_plan(report)
     is_short = report.training_report.training.memory_retries
     if not is_short and without < USABLE_FRACTION * total:
@@ -103,6 +104,7 @@ def find_slow_settings(report: Report) -> Findings:
     ]
     if not found:
         return
+    # Found from slow to fast: the others are told from fast to slow.
     record, best, ratio = max(found, key=lambda item: item[2].value)
     others = [facts.quote(bar.label) for _, bar, _ in reversed(found) if bar is not best]
     more = f"; so are {', '.join(others)}" if others else ""
@@ -142,6 +144,7 @@ def _is_same_hardware(record: AblationRecord, hardware: Hardware) -> bool:
         return False
     machine = hardware.machine or {}
     n_cpus = machine.get("n_cpus_usable")
+    # One of both does not say on which processors it ran: the card alone decides.
     if record.machine is None or n_cpus is None:
         return True
     return record.machine == name_processors(n_cpus, machine.get("cpu_model"))
@@ -188,6 +191,7 @@ def find_idle_card(report: Report) -> Findings:
     if not stats or not e.has_readings(report) or stats.mean >= BUSY_LIMIT_PERCENT:
         return
     shares = e.time_shares(report)
+    # A card idles while the host works: the longest such part is the first suspect.
     cause = max(HOST_WORK, key=lambda name: shares[name])
     why = "the times of the run do not tell why; inside the steps the host is the first suspect"
     advice = _fewer_kernels(report)
@@ -208,6 +212,7 @@ def find_idle_card(report: Report) -> Findings:
 def find_throttling(report: Report) -> Findings:
     hardware = report.training_report.hardware
     causes, watched_s = hardware.throttle_s or {}, hardware.watched_s
+    # Causes overlap in time: the longest, not the sum.
     hot_s = max((s for name, s in causes.items() if "thermal" in name), default=0.0)
     if watched_s and e.has_readings(report) and hot_s > THERMAL_LIMIT * watched_s:
         yield make_finding(
@@ -246,6 +251,7 @@ def find_free_memory(report: Report) -> Findings:
         return
     after *= _taken_of_plan(report)
     # Room is better spent on keeping activations: another rule.
+    # Twice the rows are half the micro-batches of a step: an odd number has no half.
     is_spoken_for = n_micro % 2 or training.memory_retries or used.gradient_checkpointing
     if after < USABLE_FRACTION * total and not is_spoken_for:
         micro = 2 * used.batch_size

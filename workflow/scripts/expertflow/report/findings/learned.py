@@ -163,11 +163,13 @@ def _more_questions(change: PairedChange) -> str:
     if change.change != NO_CHANGE:
         return ""
     low, high = change.ci95
+    # The interval decides, and too few pairs differ to trust it.
     if not low <= 0 <= high:
         return "; so few answers differ that more questions are needed before any of it is shown"
     n_more = said.n_more_to_see(change)
     if n_more is None:
         return "; no number of questions shows a difference of zero"
+    # Two digits, as the estimate is no better: 1,234 -> 1,300.
     scale: int = 10 ** max(0, len(str(n_more)) - 2)
     return (
         f"; if the difference is as measured, about {-(-n_more // scale) * scale:,} more held-out"
@@ -216,6 +218,7 @@ def find_bad_answers(report: Report) -> Findings:
             threshold=f"none; a warning above {percent(CUT_OFF_LIMIT)}",
             recommendation="shorten the prompts, or take a base model with more positions",
         )
+    # By the beginning: ``wrong`` is wrong_answer and wrong_rows, too.
     found = [e for e in said.count_errors(report.evaluation) if not e[0].startswith(NO_FORM)]
     kind, n_kind = found[0] if found else ("", 0)
     if n >= MIN_ANSWERS and n_kind > KIND_LIMIT * n:
@@ -246,7 +249,9 @@ def find_judge_conflicts(report: Report) -> Findings:
     judge, change = report.evaluation.judge, said.metric_change(report.evaluation)
     if not judge:
         return
+    # Where no pair was decided, anything is possible.
     low, high = judge.ci95 or (0.0, 1.0)
+    # Half of the pairs won is no preference.
     prefers = BETTER if low > 0.5 else WORSE if high < 0.5 else None
     if change is not None and {prefers, change.change} == {BETTER, WORSE}:
         model = "expert" if prefers == BETTER else "untrained model"
@@ -284,6 +289,7 @@ def find_judge_conflicts(report: Report) -> Findings:
 def find_export_shift(report: Report) -> Findings:
     export, change = report.export, said.loss_change(report.evaluation)
     before, after = export.loss_before_merge, export.loss_after_merge
+    # Either way: a merge that lowers the loss is wrong, too.
     if abs(after - before) > MOVED_LIMIT:
         gained = f"; training changed it by {format_change(change)}" if change else ""
         yield make_finding(
@@ -304,6 +310,7 @@ def find_checkpoint_choice(report: Report) -> Findings:
     losses = [(c.held_out_loss, c.step) for c in others if is_measured(c.held_out_loss)]
     lowest, step = min(losses, default=(None, 0))
     chosen = next((c for c in others if c.published), None)
+    # The score chose another step than the loss would have.
     is_higher = lowest is not None and chosen is not None and chosen.held_out_loss != lowest
     if not is_last or is_higher:
         than = "" if is_last else f", not the last of {last:,}"

@@ -24,6 +24,7 @@ class LostTime(NamedTuple):
 def _advise_on_data(report: Report) -> str:
     if report.training_report.training.on_the_fly:
         return "pack the rows before training, not on the fly"
+    # What training read, not what was planned, where its preflight noted that.
     staged = report.staging.used.rows if report.staging.used else report.staging
     advice = "compare 2, 4 and 8 loader workers (loader, dataloader_num_workers)"
     if staged is not None and staged.reason == NO_SCRATCH:
@@ -33,6 +34,7 @@ def _advise_on_data(report: Report) -> str:
 
 def _advise_on_saves(report: Report) -> str:
     settings, training = report.training_parameters, report.training_report.training
+    # The save at the end cannot be made more rarely.
     if training.saves <= 1:
         return "a faster disk: only the finished weights were saved"
     is_by_steps = settings.save_steps < settings.total_steps
@@ -88,6 +90,7 @@ def find_lost_time(report: Report) -> Findings:
     start = BROKEN_START if e.is_interrupted(report) else WHOLE_START
     for code, parts, limit, what, recommend in (*LOST_TIMES, *start):
         lost_s, wall_s = sum(getattr(time, part) for part in parts), time.wall_s
+        # In a run of seconds all fixed costs are large.
         if e.is_long_enough(report) and lost_s > limit * wall_s:
             yield make_finding(
                 code,

@@ -42,6 +42,7 @@ def find_missed_plan(report: Report) -> Findings:
 def find_memory_over_plan(report: Report) -> Findings:
     row = _row(report, "Peak device memory")
     plan, actual, difference = row.plan, row.actual, row.difference_fraction
+    # A plan without a prediction is false, too.
     if plan and is_measured(actual) and difference and difference > 0:
         yield make_finding(
             "memory-over-plan",
@@ -98,6 +99,7 @@ def find_plain_route(report: Report) -> Findings:
 def find_monitor_faults(report: Report) -> Findings:
     hardware = report.training_report.hardware
     share = hardware.monitor_cpu_fraction
+    # Its start weighs heavily in a short run.
     if share and e.has_readings(report) and share > MONITOR_LIMIT:
         yield make_finding(
             "monitor-overhead",
