@@ -20,7 +20,7 @@ KINDS = (
     ("matmul", ("gemm", "nvjet", "cutlass", "cublas", "xmma", "splitk", "tem_fused_mm",
                 "tem_fused_addmm", "aten::mm", "aten::addmm", "aten::bmm", "mkldnn_linear",
                 "mkl_linear")),
-    ("optimizer", ("multi_tensor_apply", "adam", "_foreach_", "optimizer", "optimizer")),
+    ("optimizer", ("multi_tensor_apply", "adam", "_foreach_", "optimizer")),
     ("loss", ("chunkedloss", "cross_entropy", "crossentropy", "nll_loss", "log_softmax",
               "logsoftmax")),
     ("elementwise", ("triton_", "cpp_fused")),
@@ -42,6 +42,7 @@ def kind_of(name: str) -> str:
     >>> kind_of("ampere_bf16_s16816gemm_bf16_128x64"), kind_of("aten::embedding")
     ('matmul', 'other')
     """
+    # The order of KINDS decides: flash_fwd_gemm is attention, not matmul.
     low = name.lower()
     return next((kind for kind, parts in KINDS if any(part in low for part in parts)), REST)
 
@@ -62,6 +63,7 @@ def sum_by_kind(profile: KernelProfile) -> tuple[KernelKind, ...]:
         groups[kind_of(kernel.name)].append(kernel)
     if profile.rest.n_calls:
         groups[REST].append(profile.rest)
+    # Equal times go by name: the report is the same each time it is made.
     kinds = [_sum(kind, group, profile) for kind, group in groups.items()]
     return tuple(sorted(kinds, key=lambda kind: (-kind.total_s, kind.kind)))
 
@@ -77,5 +79,6 @@ def time_without_profile(report: Report) -> Time:
     """Return the parts of wall time without the wait for a profile, which the user requested."""
     time = report.time
     paused_s = report.profile.pause_s if report.profile else 0.0
+    # The wait is part of other_s; what was rounded must not make that negative.
     waited_s = min(paused_s, max(0.0, time.other_s))
     return replace(time, other_s=time.other_s - waited_s, wall_s=time.wall_s - waited_s)
