@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+ATTEMPTS = ".attempts.json"
 # What the workflow says of a job that it models, see forecast_jobs.py.
 SECONDS = re.compile(r"([\d.e+-]+) to ([\d.e+-]+) s")
 
@@ -62,14 +63,7 @@ def last_success_s(log: Any) -> float | None:
     """Return how long the job of a log took when it last succeeded; null if it never did."""
     try:
         [path] = log
-        return _last_success_s(Path(path).with_suffix(".attempts.json"))
-    except (TypeError, ValueError):
-        return None
-
-
-def _last_success_s(path: Path) -> float | None:
-    try:
-        attempts = json.loads(path.read_bytes())["attempts"]
+        attempts = json.loads(Path(path).with_suffix(ATTEMPTS).read_bytes())["attempts"]
         done = [one["end_s"] - one["start_s"] for one in attempts if one["code"] == 0]
         return float(done[-1])
     except (OSError, LookupError, TypeError, ValueError):
@@ -83,5 +77,6 @@ def _others_s(rule: str, log: Any) -> list[float]:
         results = Path(path).parents[2]
     except (IndexError, TypeError, ValueError):
         return []
-    times = map(_last_success_s, results.glob(f"*/logs/{rule}*.attempts.json"))
+    found = map(str, results.glob(f"*/logs/{rule}*{ATTEMPTS}"))
+    times = (last_success_s([f"{path.removesuffix(ATTEMPTS)}.log"]) for path in found)
     return [took_s for took_s in times if took_s is not None]

@@ -204,16 +204,16 @@ def _judge(
     default = search.space.default
     speeds = {settings: trial.tokens_per_s for settings, trial in search.trials.items()}
 
-    def winner(settings: TunedSettings | None, *gain: float | None) -> dict[str, object]:
+    def winner(settings: TunedSettings | None, **gain: float) -> dict[str, object]:
         return {
+            **{"gain": None, "gain_low": None, "gain_high": None, **gain},
             "best": settings,
-            **dict(zip(("gain", "gain_low", "gain_high"), (*gain, None, None, None), strict=False)),
             "default_tokens_per_s": speeds[default],
             "best_tokens_per_s": None if settings is None else speeds[settings],
         }
 
     if best == default:
-        return winner(best, 1.0)
+        return winner(best, gain=1.0)
     if best is None or search.trials[default].outcome != "measured":
         return winner(best)
     pairs = _time_pairs(bench, search, best, end_s=end_s)
@@ -225,10 +225,10 @@ def _judge(
     if gain.value < 1 + TIE_FRACTION or gain.low <= 1:
         found = f"{gain.value:.3f} times the default [{gain.low:.3f}, {gain.high:.3f}]"
         log.info("%s: %s: a tie", settings_words(best), found)
-        return winner(default, 1.0)
+        return winner(default, gain=1.0)
     speeds[best] = median(pair.best_tokens_per_s for pair in pairs)
     speeds[default] = median(pair.default_tokens_per_s for pair in pairs)
-    return winner(best, gain.value, gain.low, gain.high)
+    return winner(best, gain=gain.value, gain_low=gain.low, gain_high=gain.high)
 
 
 def _time_pairs(bench: Bench, search: Search, best: TunedSettings, *, end_s: float) -> list[Pair]:
