@@ -62,6 +62,7 @@ class LogHandler(LogHandlerBase):
     def _note(self, record: logging.LogRecord) -> None:
         event = getattr(record, "event", None)
         if event is None:
+            # Only a run that came to its end prints a table; Ctrl-C and a failure before it do not.
             self._has_ended |= record.getMessage().startswith(LAST_WORDS)
         elif event == LogEvent.RUN_INFO:
             stats = getattr(record, "stats", None)
@@ -81,7 +82,7 @@ class LogHandler(LogHandlerBase):
         self._view.close()
         if self.common_settings.dryrun and not self._has_failed and not self._is_closed:
             self._print()
-        self._is_closed = True
+        self._is_closed = True  # logging.shutdown closes it again
         super().close()
 
     def _print(self) -> None:
@@ -99,6 +100,7 @@ class LogHandler(LogHandlerBase):
         asked = isinstance(own, LogHandlerSettings) and own.snakemake
         return not (asked or common.verbose or common.debug_dag)
 
+    # Attributes of the base class, which Snakemake reads on each handler.
     writes_to_file = property(lambda self: False)
     # Snakemake's own filter hides jobs under ``--quiet rules``, which count here.
     has_filter = property(lambda self: True)

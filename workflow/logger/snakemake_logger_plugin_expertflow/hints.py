@@ -48,11 +48,13 @@ def _explain_config(arguments: Sequence[str]) -> str | None:
     for i, argument in enumerate(arguments):
         if argument not in ("--config", "-C"):
             continue
+        # What --config takes: all up to the next option.
         words = list(takewhile(lambda word: not word.startswith("-"), arguments[i + 1 :]))
         n_pairs = len(list(takewhile(lambda word: "=" in word, words)))
         if n_pairs == len(words):
             continue
         odd, what = words[n_pairs], f"{argument}: {words[n_pairs]} is no KEY=VALUE"
+        # `--config results/a/report.json`: a target that --config has taken for itself.
         if n_pairs == 0 or "/" in odd:
             return (
                 f"{what}; name what is to be made before {argument}: snakemake {odd} {argument} …"
@@ -74,7 +76,7 @@ def _explain_report(page: str) -> str:
 
 def explain_missing_snakefile(arguments: Sequence[str]) -> str | None:
     """Return how to run the workflow beside this environment from a folder without a Snakefile."""
-    home = Path(sys.prefix).parent
+    home = Path(sys.prefix).parent  # the clone that .venv is in
     options = {argument.partition("=")[0] for argument in arguments}
     if options & ELSEWHERE or any(map(Path.is_file, map(Path, SNAKEFILES))):
         return None

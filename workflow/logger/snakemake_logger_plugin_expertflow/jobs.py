@@ -21,7 +21,7 @@ class Job:
     details: str
     log: Path | None
     start_s: float = field(default_factory=time.time)
-    next_line_s: float = 60.0
+    next_line_s: float = 60.0  # age at which its next line is due
 
     @property
     def name(self) -> str:
@@ -39,6 +39,7 @@ class Job:
     def read_last_line(self) -> str:
         """Return the last line that this attempt logged, without its clock; empty if none."""
         try:
+            # An earlier attempt left this log; this one has written nothing yet.
             if self.log is None or self.log.stat().st_mtime < self.start_s:
                 return ""
             with self.log.open("rb") as stream:
@@ -46,8 +47,10 @@ class Job:
                 text = stream.read().decode(errors="replace")
         except OSError:
             return ""
+        # A bar of progress ends its lines with a carriage return.
         lines = [line for line in re.split(r"[\r\n]", text) if line.strip()]
         line = CLOCK.sub("", lines[-1], count=1).strip() if lines else ""
+        # No escape codes on the screen.
         return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 

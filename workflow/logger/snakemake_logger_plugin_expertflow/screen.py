@@ -23,7 +23,7 @@ class Screen:
         self._stream, self._running, self._color = stream, running, color
         self._live: Any = None
         self._is_over: threading.Event | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # Live must not stop while it prints
 
     def print(self, line: str, *, style: str = "") -> None:
         with self._lock:
@@ -40,7 +40,7 @@ class Screen:
 
     def show_running(self) -> None:
         """Begin to show the jobs at work, unless they are shown already."""
-        if self._live is not None or self._is_over is not None:
+        if self._live is not None or self._is_over is not None:  # shown already
             return
         if self._stream.isatty():
             self._live = self._start_live()
@@ -68,8 +68,8 @@ class Screen:
             console=console,
             get_renderable=self._draw,
             refresh_per_second=REDRAWS_PER_S,
-            transient=True,
-            redirect_stdout=False,
+            transient=True,  # leaves nothing behind when it stops
+            redirect_stdout=False,  # else it would go to this stream, stderr
             vertical_overflow="ellipsis",
         )
         live.start()

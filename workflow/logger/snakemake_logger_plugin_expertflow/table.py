@@ -50,6 +50,7 @@ class PendingJobs:
 
 
 def _parse(forecast: str, rules: list[str]) -> Line:
+    # `0.4 to 0.9 hours; 1 to 2 dollars; 1 x H100; plan; $2.49/h`: the basis may hold more "; ".
     parts = forecast.split("; ", 3)
     if len(parts) != 4:
         parts = [UNKNOWN, UNKNOWN, UNKNOWN, "no forecast; jobs in groups have none"]
@@ -92,6 +93,7 @@ def _sums(others: OtherJobs, lines: list[Line]) -> list[str]:
     if not spent or others.never_ran or hours == UNKNOWN:
         return [spent] if spent else []
     total = f"In all: {_add(hours, low, high)} hours"
+    # Other jobs are priced only where all trainings are on cards of one price.
     prices = {price for line in lines for price in re.findall(r"\$([\d.]+)/h", line[-1])}
     dollars = add_ranges([line[3] for line in lines])
     if dollars != UNKNOWN and len(prices) == 1:
@@ -128,7 +130,7 @@ def _number(value: float) -> str:
     >>> _number(0.123), _number(4.56), _number(123.4)
     ('0.12', '4.6', '123')
     """
-    n_decimals = max(0, 1 - math.floor(math.log10(value))) if value > 0 else 0
+    n_decimals = max(0, 1 - math.floor(math.log10(value))) if value > 0 else 0  # 0.123: 2
     return f"{value:.{n_decimals}f}"
 
 

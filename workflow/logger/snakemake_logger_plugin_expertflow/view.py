@@ -33,6 +33,7 @@ class RunView:
         self, stream: TextIO, *, dryrun: bool, quiet: Collection[object], color: bool
     ) -> None:
         self._is_dry = dryrun
+        # Quietness.RULES is "rules".
         self._quiet = {str(level).rpartition(".")[2].lower() for level in quiet}
         self._running: dict[int, Job] = {}
         self._n_done, self._n_jobs, self._has_started, self._has_failed = 0, 0, False, False
@@ -80,6 +81,7 @@ class RunView:
             self._screen.show_running()
 
     def _end(self, record: logging.LogRecord, *, has_failed: bool) -> None:
+        # Snakemake names it job_id where a job has finished and jobid elsewhere.
         number = getattr(record, "jobid" if has_failed else "job_id", -1)
         job = self._running.pop(number, None)
         if not self._running:
@@ -133,6 +135,7 @@ def _shorten(reason: str) -> str:
     'missing output files; code has changed since last execution'
     """
     clauses = reason.split("; ")
+    # That an input was updated follows from the jobs above it, unless it is all there is.
     own = [clause for clause in clauses if not clause.startswith(FOLLOWS)] or [FOLLOWS]
     short = [clause.partition(":")[0] if clause.startswith(CLEAR) else clause for clause in own]
     return "; ".join(clause[:1].lower() + clause[1:] for clause in short)
