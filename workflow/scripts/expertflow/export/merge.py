@@ -128,7 +128,7 @@ def _write_weights(
     )
     model_files.check_weights(model, trained.published, trained.folder)
     if trained.method == "full":
-        model.float()
+        model.float()  # compared in fp32, like the written files
     before = compute_outputs(model, sample)
     merged_into: MergedInto = None
     if hasattr(model, "merge_and_unload"):
@@ -171,7 +171,7 @@ def _write_weights(
 
 def sample_rows(rows: PackedRows) -> PackedRows:
     n = min(MAX_ROWS, max(1, MAX_TOKENS // rows.length))
-    chosen = np.flatnonzero(rows.spans.lengths)[:n]
+    chosen = np.flatnonzero(rows.spans.lengths)[:n]  # rows with targets
     return PackedRows(
         (rows.take_ids(chosen),), rows.seq_lengths.take(chosen), rows.spans.take(chosen)
     )

@@ -48,6 +48,7 @@ def check_weights(model: Any, published: Published, folder: Path) -> None:
     """Refuse weights that are not those that training wrote and evaluation scored."""
     adapter, trained = hasattr(model, "merge_and_unload"), (".lora_", f".{WHOLE}.")
     for name, parameter in model.named_parameters():
+        # The hash is of what was trained, and loading froze it.
         parameter.requires_grad_(not adapter or any(part in name for part in trained))
     found = weights_sha256(model)
     model.requires_grad_(False)

@@ -72,6 +72,7 @@ def find_files(results: Path, *, adapter: bool) -> dict[str, Path]:
         raise ConfigError(f"{folder}: holds no adapter; leave --adapter out")
     config = json.loads((folder / ADAPTER_FILES[0]).read_text(encoding="utf-8"))
     base = Path(config["base_model_name_or_path"])
+    # peft would look for a folder of this name on the reader's machine.
     if base.is_dir():
         raise ConfigError(
             f"{folder}: its base {base} is on this machine only; leave --adapter out, and the"

@@ -99,7 +99,7 @@ class Stream(BaseStreamer):  # type: ignore[misc]
             prompt = self._engine.decode(value.reshape(-1).tolist())
             # Templates of thinking models open the thoughts.
             self._opened = THINK if prompt.rstrip().endswith(THINK) else ""
-            self._ids = []
+            self._ids = []  # the prompt is not shown
             return
         self._ids += [i for i in value.reshape(-1).tolist() if i not in self._ends]
         self._emit(final=False)
@@ -122,6 +122,7 @@ def cut_visible(text: str, stops: tuple[str, ...], *, final: bool) -> str:
     text = cut_at(text, stops)
     if not is_stopped and not final:
         text = text.rstrip("\N{REPLACEMENT CHARACTER}")
+        # "</s>": "<", "</", "</s".
         starts = {stop[:n] for stop in stops for n in range(1, len(stop))}
         text = text[: len(text) - max((len(s) for s in starts if text.endswith(s)), default=0)]
     begun, answer = text.lstrip(), without_thoughts(text)

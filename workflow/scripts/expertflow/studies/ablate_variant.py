@@ -69,7 +69,7 @@ def _speed(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRec
             result = _run(runner, trial, is_plan=trial is plain)
             if result.outcome != "measured":
                 return _failed(blank, result, *zip(*pairs, strict=True))
-            got[trial is plain] = result
+            got[trial is plain] = result  # {False: the variant's, True: the plan's}
         pairs.append((got[False], got[True]))
     losses = compare_trials.compare_losses(
         pairs, base=base, plan=setup.plan, other_rows=setup.rows != "packed"
@@ -135,6 +135,7 @@ def _run(runner: TrialRunner, trial: Trial, *, is_plan: bool) -> TrialResult:
     except TrainingError as error:
         if is_plan:
             raise
+        # The plan itself has to run; of a variant it is a finding that it does not.
         raise NotMeasurableError(str(error)) from error
     if is_plan and result.outcome != "measured":
         return replace(result, problem=f"the plan itself: {result.problem}")

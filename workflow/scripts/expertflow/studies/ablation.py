@@ -96,7 +96,7 @@ def _bar(
     tokens_per_s = None
     if ratio is not None and speed is not None and variant.metric == "tokens_per_s":
         tokens_per_s = speed * ratio.value
-    own = record.timings
+    own = record.timings  # its memory and padding, not the plan's
     if record.outcome == "is the plan" or variant.metric == "hours":
         own = record.plan_timings
     peaks = [t.peak_memory_bytes for t in own if t.peak_memory_bytes is not None]
@@ -204,7 +204,8 @@ def judge_claim(claim: ClaimedRatio, records: dict[str, VariantRecord]) -> Claim
 def _verdict(
     measured: Estimate, *, low: float | None, high: float | None
 ) -> tuple[Any, str | None]:
-    top = math.inf if high is None else high
+    top = math.inf if high is None else high  # "at least 2x" has no upper end
+    # First of all: nothing is as claimed that may be no change at all.
     if measured.low <= 1 <= measured.high:
         if low is not None and measured.high >= low and measured.low <= top:
             return "no change", "the interval holds what was said, too; more repeats would tell"
@@ -227,6 +228,7 @@ def _unavailable_reason(
     if claim.unmeasured is not None:
         return claim.unmeasured
     both = [record for record in (of, to) if record is not None]
+    # A figure of a claim needs both sides.
     for record in both:
         if record.outcome not in ("measured", "is the plan"):
             return f"{record.variant.name}: {record.outcome}, {record.reason or 'no reason given'}"

@@ -75,7 +75,7 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
             )
             write_record(training.staging, staging)
         planning_s = time.perf_counter() - began_s
-        if not run_job(training):
+        if not run_job(training):  # a helper process, which has no record
             return None
         record = read_record(TrainingRecord, training.output)
         lines = read_json_lines(job.scratch / "steps.jsonl")
@@ -89,6 +89,7 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
             n_warmup=n_warmup,
             n_window_steps=1 if gpu is None else short.logging_steps,
             planning_s=planning_s,
+            # A plan of another model, card or batch does not take these times.
             key=calibration_key(plan, model.facts.model_type),
         )
 
@@ -96,6 +97,7 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
 def shorten_plan(plan: TrainPlan) -> tuple[TrainPlan, int]:
     n_steps = min(N_WARMUP + N_TIMED, plan.n_steps)
     n_warmup = min(N_WARMUP, n_steps // 4)
+    # The schedule may not be longer than the run; rates do not change the time of a step.
     rate_warmup = min(plan.n_warmup_steps, n_steps - 1)
     return replace(
         plan,
@@ -154,7 +156,7 @@ def take_times(
         key=key,
         n_warmup_steps=n_warmup,
         n_timed_steps=len(timed),
-        n_timings=min(len(level), math.ceil(len(timed) / n_window_steps)),
+        n_timings=min(len(level), math.ceil(len(timed) / n_window_steps)),  # independent ones
         step_s=middle,
         step_s_low=low,
         step_s_high=high,

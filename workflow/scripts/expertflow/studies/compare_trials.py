@@ -38,6 +38,7 @@ def estimate_ratio(ratios: Sequence[float]) -> Estimate:
     """Return the geometric mean of ratios, its interval, and the extremes."""
     if len(ratios) < 2:
         raise ValueError(f"{len(ratios)} ratios have no spread")
+    # Of logarithms, so that the inverse ratios have the inverse interval.
     logs = np.log(np.asarray(ratios, np.float64))
     mean = float(logs.mean())
     half = t_quantile(len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
@@ -86,7 +87,7 @@ def _t_cdf(t: float, n: int) -> float:
     odd   (2/pi) (angle + sin cos (1 + 2/3 cos^2 + 2*4/(3*5) cos^4 ...))
     even  sin (1 + 1/2 cos^2 + 1*3/(2*4) cos^4 ...)
     """
-    angle, odd = math.atan(t / math.sqrt(n)), n % 2
+    angle, odd = math.atan(t / math.sqrt(n)), n % 2  # t = sqrt(n) tan(angle)
     total, term = 0.0, 1.0
     for k in range(n // 2):
         total += term
@@ -109,6 +110,7 @@ def compare_losses(
     if list_changes(base, plan) & LEARNS_OTHERWISE:
         return {"loss_differs": differs}
     own, plain = pairs[0]
+    # Tokens of an update against the plan's.
     updates = (own.n_tokens / own.n_timed_steps) / (plain.n_tokens / plain.n_timed_steps)
     bound, distance = ROUNDING, abs(differs)
     if abs(updates - 1) > SAME_UPDATES:
@@ -134,7 +136,7 @@ def compare_losses(
 def _differs(own: TrialResult, plain: TrialResult) -> float:
     per_step = [result.n_tokens / result.n_timed_steps for result in (own, plain)]
     seen = [len(r.losses) * n for r, n in zip((own, plain), per_step, strict=True)]
-    end = min(seen)
+    end = min(seen)  # the last token that both have learned from
     means = []
     for result, n in zip((own, plain), per_step, strict=True):
         last = min(len(result.losses), max(1, round(end / n)))
@@ -150,6 +152,7 @@ def hours_ratios(
     mean_s = sum(r.timed_s / r.n_timed_steps for r in results) / len(results)
     save_s = sum(r.save_s or 0.0 for r in results) / len(results)
     n = count_saves(plan, mean_s)
+    # At least one save, and only complete ones.
     others = max(1, round(saves * n))
     plural = "" if n == 1 else "s"
     if others == n:
@@ -178,6 +181,7 @@ def read_speed_ratios(staged: Staged, *, n_repeats: int) -> tuple[list[float], s
     ratios, how = [], ""
     for i in range(n_repeats):
         speeds: dict[Path, float] = {}
+        # Turns: what slows the machine down for a while slows both.
         for place in (source, target)[:: 1 if i % 2 == 0 else -1]:
             speed, how = measure_file(place)
             if speed is None:

@@ -147,7 +147,7 @@ class Search(Struct, kw_only=True):
         if space.on_card:
             self._descend(start)
             if space.is_free(Training.attention):
-                self._try_each(start, attention=MASKED)
+                self._try_each(start, attention=MASKED)  # with the best number of rows
         elif space.is_free(Training.batch_size):
             base = self.best(start) or start
             for rows in space.micro_batches:
@@ -174,6 +174,7 @@ class Search(Struct, kw_only=True):
             for choice, rate in self._rates(like).items()
             if is_allowed(choice, default, free)
         }
+        # Within the noise of a trial the simpler choice is taken.
         tied = (s for s in rates if rates[s] * (1 + TIE_FRACTION) >= max(rates.values()))
         return min(tied, key=self._complexity, default=None)
 
@@ -211,7 +212,7 @@ class Search(Struct, kw_only=True):
                 trial = self._try(choice)
                 if trial.outcome not in ("measured", "given up"):
                     continue
-                ran += [] if again else [choice.batch_size]
+                ran += [] if again else [choice.batch_size]  # rows that fit without recomputing
                 rate = trial.tokens_per_s or 0.0
                 # More rows with recomputation against fewer without.
                 is_no_gain = again and bool(ran) and trial.outcome == "given up"
@@ -236,7 +237,7 @@ class Search(Struct, kw_only=True):
     def _find_or_run(self, choice: TunedSettings) -> TuningTrial:
         # A choice is given up below a share of the best so far of its kind.
         rates = self._rates(choice).values()
-        least = WORTH_FRACTION * max(rates) if rates else None
+        least = WORTH_FRACTION * max(rates) if rates else None  # tokens/s
         if (known := self.known.get(choice)) is not None:
             rate = known.tokens_per_s
             # Another search with another best gave it up, but it may be worthwhile in this one.
@@ -244,6 +245,7 @@ class Search(Struct, kw_only=True):
             if known.outcome != "given up" or is_slow:
                 return known
         peak, usable = self.predict(choice), self.space.usable_bytes
+        # The default is run in any case, as all others are compared with it.
         if choice != self.space.default:
             if peak is not None and usable is not None and peak > usable:
                 sizes = f"{gib(peak)} are predicted and {usable / GIB:.1f} may be used"

@@ -58,11 +58,11 @@ class TrialRunner:
         with interruptible():
             try:
                 process.start()
-                there.close()
+                there.close()  # or recv would wait for an end that we hold
                 if not here.poll(self._limit_s):
                     said = f"no result after {self._limit_s:g} s"
                     return TrialResult(outcome="failed", problem=said)
-                with suppress(EOFError):
+                with suppress(EOFError):  # killed before it answered
                     answer = here.recv()
                 process.join()
             finally:
@@ -72,6 +72,7 @@ class TrialRunner:
         if answer is not None:
             raise TrainingError(answer)
         code = process.exitcode or 0
+        # Not by us: a trial that we end ourselves does not get here.
         if code == -signal.SIGKILL:
             said = "the process was killed (SIGKILL): most likely the host's memory ran out"
             return TrialResult(outcome="out of memory", problem=said)
@@ -83,6 +84,7 @@ class TrialRunner:
 def _start_warm_process() -> None:
     """Start the process that trials fork from; Python 3.11 passes no sys.path on to it."""
     before = os.environ.get(PYTHONPATH)
+    # The forkserver is a new interpreter, which imports PRELOADED before any trial is sent.
     os.environ[PYTHONPATH] = os.pathsep.join(filter(None, (str(SCRIPTS), before)))
     try:
         ensure_running()

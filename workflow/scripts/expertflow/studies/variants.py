@@ -127,6 +127,7 @@ def set_up_variant(
         per_row = first.n_tokens / first.n_documents
     per_step = per_row * min(plan.global_batch_sequences, plan.n_sequences)
     of_plan = first.tokens_per_row * min(base.global_batch_sequences, base.n_sequences)
+    # As many tokens as the plan's timed steps; 1e-6 for a quotient a hair above a whole number.
     n_steps = max(3, math.ceil(n_timed_steps * of_plan / per_step - 1e-6))
     settings = to_json({name: getattr(plan, name) for name in sorted(list_changes(base, plan))})
     return VariantSetup(
@@ -156,8 +157,9 @@ def documents_as_rows(
         in_all = micro * plan.gradient_accumulation_steps
     else:
         in_all = max(1, round(per_step))
-        padded = math.ceil(first.longest_tokens / MULTIPLE) * MULTIPLE
+        padded = math.ceil(first.longest_tokens / MULTIPLE) * MULTIPLE  # of the longest document
         micro = min(in_all, max(1, plan.batch_size * base.sequence_length_tokens // padded))
+    # Steps have a whole number of documents, so there are a few more or fewer.
     scale = per_step / in_all
     n_steps = max(1, round(base.n_steps * scale))
     n_warmup = min(round(base.n_warmup_steps * scale), n_steps - 1)
@@ -196,7 +198,7 @@ def first_rows(plan: TrainPlan, rows: PackedRows, *, n_steps: int) -> FirstRows:
         lengths_N=lengths if plan.group_by_length else None,
     )
     taken = np.concatenate([order.rows_of_step(step) for step in range(n_steps)])
-    _, first = np.unique(taken, return_index=True)
+    _, first = np.unique(taken, return_index=True)  # epochs repeat rows
     chosen = taken[np.sort(first)].astype(np.int64)
     documents = rows.seq_lengths.take(chosen)
     return FirstRows(
@@ -223,8 +225,8 @@ def split_documents(rows: PackedRows, chosen: NDArray[np.int64]) -> PackedRows:
     owner = np.repeat(np.arange(len(chosen)), per_row)
     # A row's documents are contiguous from its beginning.
     ends = offsets_of(lengths)
-    starts = ends[:-1] - np.repeat(ends[documents.offsets[:-1]], per_row)
-    packed_BL = rows.take_ids(chosen).reshape(-1)
+    starts = ends[:-1] - np.repeat(ends[documents.offsets[:-1]], per_row)  # [N] within the row
+    packed_BL = rows.take_ids(chosen).reshape(-1)  # [B * L], flat
     ids_NL = np.full((len(lengths), rows.length), PAD_ID, np.int32)
     to = run_indices(np.arange(len(lengths)) * rows.length, lengths)
     ids_NL.reshape(-1)[to] = packed_BL[run_indices(owner * rows.length + starts, lengths)]
