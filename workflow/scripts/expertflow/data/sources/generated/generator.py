@@ -71,13 +71,15 @@ def parse_properties(text: str) -> tuple[Property, ...]:
 def fill_pattern(rng: Random, *patterns: str, **words: Any) -> str:
     """Fill all patterns in order and return one; braces hold alternatives or a word's name.
 
+    A bar may end alternatives, so that there may be one.
+
     >>> fill_pattern(Random(0), "{Show|List} the {key}.", key="age")
     'List the age.'
     """
 
     def fill(place: re.Match[str]) -> str:
         inside = place[1]
-        drawn = tuple(inside.split("|")) if "|" in inside else words[inside]
+        drawn = tuple(inside.removesuffix("|").split("|")) if "|" in inside else words[inside]
         return str(rng.choice(drawn) if isinstance(drawn, tuple) else drawn)
 
     # All are filled before one is chosen: data sets of earlier versions depend on the order of

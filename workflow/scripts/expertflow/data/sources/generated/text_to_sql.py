@@ -25,13 +25,13 @@ N_CHILD_ROWS = 160
 SQLITE_VERSION_BYTES = (3_040_000).to_bytes(4, "big")
 
 _SHOW = ("List", "Show", "Find", "Give me", "Return", "Display", "Get")
-_SHOW_NOW = tuple(word.lower() for word in _SHOW)
 _HAVING = ("with", "that have", "having")
+_WORDS = {"Show": _SHOW, "show": tuple(word.lower() for word in _SHOW), "having": _HAVING}
 _COUNT = (
-    "How many {} are there",
-    "Count the {}",
-    "What is the number of {}",
-    "Tell me how many {} exist",
+    "How many {} are there?",
+    "Count the {}?",
+    "What is the number of {}?",
+    "Tell me how many {} exist?",
 )
 _COMPARE = (
     (">", ("above", "over", "greater than", "more than", "higher than")),
@@ -51,8 +51,10 @@ _ORDERS = (
     ("ASC", ("ascending order", "increasing order", "order from low to high")),
 )
 
-# A question or part of one, and its SQL.
+# A part of a question, and its SQL.
 Pair = tuple[str, str]
+# The SQL that answers a question, and wordings of it.
+Ask = tuple[str, ...]
 
 
 def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
@@ -96,13 +98,14 @@ def _fill(connection: sqlite3.Connection, table: Table, *, n_rows: int, rng: Ran
 def make_record(rng: Random) -> Fields:
     domain = rng.choice(DOMAINS)
     if rng.random() < 0.25:
-        question, sql = rng.choice(_JOINS)(rng, domain)
+        sql, *wordings = rng.choice(_JOINS)(rng, domain)
         schema = f"{domain.parent.ddl}; {domain.child.ddl}"
     else:
         table = domain.child if rng.random() < 0.65 else domain.parent
         (family,) = rng.choices(_FAMILIES, weights=_WEIGHTS)
-        question, sql = family(rng, table)
+        sql, *wordings = family(rng, table)
         schema = table.ddl
+    question = fill_pattern(rng, *wordings, **_WORDS)
     return {"question": question, "schema": schema, "sql": sql, "database": "database"}
 
 
@@ -142,170 +145,156 @@ def _condition(rng: Random, table: Table, *, prefix: str = "", compound: float =
     return f"{words_1} or {words_2}", f"{sql_1} OR {sql_2}"
 
 
-def _fill_words(rng: Random, *patterns: str, **words: tuple[str, ...]) -> str:
-    return fill_pattern(rng, *patterns, Show=_SHOW, show=_SHOW_NOW, having=_HAVING, **words)
+def _any(words: tuple[str, ...]) -> str:
+    """Return a place in a wording for one of some words, drawn when it is filled."""
+    return f"{{{'|'.join(words)}|}}"
 
 
-def _ask_rows(rng: Random, table: Table) -> Pair:
+def _ask_rows(rng: Random, table: Table) -> Ask:
     words, where = _condition(rng, table)
     columns = [rng.choice((table.label, *table.columns))]
     if rng.random() < 0.25:
         columns = rng.sample((table.label, *table.columns), 2)
     asked = " and ".join(rng.choice(column.phrases) for column in columns)
     noun = rng.choice(table.nouns)
-    question = _fill_words(
-        rng,
+    return (
+        f"SELECT {', '.join(c.name for c in columns)} FROM {table.name} WHERE {where}",
         f"{{Show}} the {asked} of {noun} {{having}} {words}.",
         f"What is the {asked} of the {noun} {{having}} {words}?",
         f"For {noun} {{having}} {words}, {{show}} the {asked}.",
         f"I need the {asked} of all {noun} {{having}} {words}.",
     )
-    return question, f"SELECT {', '.join(c.name for c in columns)} FROM {table.name} WHERE {where}"
 
 
-def _ask_count(rng: Random, table: Table) -> Pair:
+def _ask_count(rng: Random, table: Table) -> Ask:
     words, where = _condition(rng, table)
-    noun, pattern = rng.choice(table.nouns), rng.choice(_COUNT)
-    question = _fill_words(rng, pattern.format(f"{noun} {{having}} {words}"))
-    return f"{question}?", f"SELECT COUNT(*) FROM {table.name} WHERE {where}"
+    noun, wording = rng.choice(table.nouns), rng.choice(_COUNT)
+    counted = f"{noun} {{having}} {words}"
+    return f"SELECT COUNT(*) FROM {table.name} WHERE {where}", wording.format(counted)
 
 
-def _ask_aggregate(rng: Random, table: Table) -> Pair:
+def _ask_aggregate(rng: Random, table: Table) -> Ask:
     column = rng.choice(table.numbers)
     function, names = rng.choice(_AGGREGATES)
     words, where = _condition(rng, table, compound=0.15)
     asked = f"{rng.choice(names)} {rng.choice(column.phrases)}"
     noun = rng.choice(table.nouns)
-    question = _fill_words(
-        rng,
+    return (
+        f"SELECT {function}({column.name}) FROM {table.name} WHERE {where}",
         f"What is the {asked} of {noun} {{having}} {words}?",
         f"{{Show}} the {asked} among {noun} {{having}} {words}.",
         f"Compute the {asked} for {noun} {{having}} {words}.",
     )
-    return question, f"SELECT {function}({column.name}) FROM {table.name} WHERE {where}"
 
 
-def _ask_groups(rng: Random, table: Table) -> Pair:
+def _ask_groups(rng: Random, table: Table) -> Ask:
     by = rng.choice(table.texts)
     name, noun, clause = rng.choice(by.phrases), rng.choice(table.nouns), ""
     if rng.random() < 0.6:
         words, where = _simple(rng, rng.choice(table.numbers))
-        noun, clause = _fill_words(rng, f"{noun} {{having}} {words}"), f" WHERE {where}"
+        noun, clause = f"{noun} {rng.choice(_HAVING)} {words}", f" WHERE {where}"
     value = "COUNT(*)"
-    patterns = [f"How many {noun} are there for each {name}?", f"Count the {noun} per {name}."]
+    wordings = [f"How many {noun} are there for each {name}?", f"Count the {noun} per {name}."]
     if rng.random() >= 0.5:
         column = rng.choice(table.numbers)
         function, names = rng.choice(_AGGREGATES)
         asked = f"{rng.choice(names)} {rng.choice(column.phrases)}"
         value = f"{function}({column.name})"
-        patterns = [
+        wordings = [
             f"For each {name}, what is the {asked} of {noun}?",
             f"{{Show}} the {asked} of {noun} by {name}.",
             f"Per {name}, {{show}} the {asked} of {noun}.",
         ]
-    sql = f"SELECT {by.name}, {value} FROM {table.name}{clause} GROUP BY {by.name}"
-    return _fill_words(rng, *patterns), sql
+    return f"SELECT {by.name}, {value} FROM {table.name}{clause} GROUP BY {by.name}", *wordings
 
 
-def _ask_having(rng: Random, table: Table) -> Pair:
+def _ask_having(rng: Random, table: Table) -> Ask:
     by, least = rng.choice(table.texts), rng.randint(2, 30)
     noun, name = rng.choice(table.nouns), rng.choice(by.phrases)
-    question = _fill_words(
-        rng,
+    return (
+        f"SELECT {by.name} FROM {table.name} GROUP BY {by.name} HAVING COUNT(*) > {least}",
         f"Which {name} has more than {least} {noun}?",
         f"{{Show}} every {name} with over {least} {noun}.",
     )
-    having = f"GROUP BY {by.name} HAVING COUNT(*) > {least}"
-    return question, f"SELECT {by.name} FROM {table.name} {having}"
 
 
-def _ask_top(rng: Random, table: Table) -> Pair:
+def _ask_top(rng: Random, table: Table) -> Ask:
     column = rng.choice(table.numbers)
     direction, names = rng.choice((("DESC", _AGGREGATES[1][1]), ("ASC", _AGGREGATES[2][1])))
     n_rows, asked = rng.randint(2, 12), rng.choice((table.label, *table.texts))
     noun, best = rng.choice(table.nouns), f"{rng.choice(names)} {rng.choice(column.phrases)}"
-    question = _fill_words(
-        rng,
-        f"{{Show}} the {{asked}} of the {n_rows} {noun} with the {best}.",
-        f"Which {n_rows} {noun} have the {best}? Give the {{asked}}.",
-        asked=asked.phrases,
-    )
     # By id among equals, else which rows are within the limit would be left to SQLite.
     order = f"ORDER BY {column.name} {direction}, id LIMIT {n_rows}"
-    return question, f"SELECT {asked.name} FROM {table.name} {order}"
+    return (
+        f"SELECT {asked.name} FROM {table.name} {order}",
+        f"{{Show}} the {_any(asked.phrases)} of the {n_rows} {noun} with the {best}.",
+        f"Which {n_rows} {noun} have the {best}? Give the {_any(asked.phrases)}.",
+    )
 
 
-def _ask_sorted(rng: Random, table: Table) -> Pair:
+def _ask_sorted(rng: Random, table: Table) -> Ask:
     words, where = _condition(rng, table, compound=0.1)
     column = rng.choice(table.numbers)
     direction, names = rng.choice(_ORDERS)
     noun = f"{rng.choice(table.nouns)} {{having}} {words}"
-    question = _fill_words(
-        rng,
-        f"{{Show}} the {{label}} of {noun}, {{sorted|ordered}} by {{name}} in {{order}}.",
-        label=table.label.phrases,
-        name=column.phrases,
-        order=names,
+    order = f"{{sorted|ordered}} by {_any(column.phrases)} in {_any(names)}"
+    return (
+        f"SELECT {table.label.name} FROM {table.name} WHERE {where}"
+        f" ORDER BY {column.name} {direction}",
+        f"{{Show}} the {_any(table.label.phrases)} of {noun}, {order}.",
     )
-    order = f"ORDER BY {column.name} {direction}"
-    return question, f"SELECT {table.label.name} FROM {table.name} WHERE {where} {order}"
 
 
-def _ask_distinct(rng: Random, table: Table) -> Pair:
+def _ask_distinct(rng: Random, table: Table) -> Ask:
     column = rng.choice(table.texts)
     words, where = _simple(rng, rng.choice(table.numbers))
     noun, name = rng.choice(table.nouns), rng.choice(column.phrases)
-    question = _fill_words(
-        rng,
+    return (
+        f"SELECT DISTINCT {column.name} FROM {table.name} WHERE {where}",
         f"{{Show}} each different {name} of {noun} {{having}} {words}.",
         f"Which distinct {name} do {noun} {{having}} {words} have?",
     )
-    return question, f"SELECT DISTINCT {column.name} FROM {table.name} WHERE {where}"
 
 
-def _join_rows(rng: Random, domain: Domain) -> Pair:
+def _join_rows(rng: Random, domain: Domain) -> Ask:
     parent, child = domain.parent, domain.child
     words, where = _condition(rng, parent, prefix=f"{parent.name}.", compound=0.1)
-    asked = rng.choice((child.label, *child.columns))
-    noun, owner = rng.choice(child.nouns), rng.choice(parent.nouns)
-    question = _fill_words(
-        rng,
-        f"{{Show}} the {{asked}} of {noun} that belong to {owner} {{having}} {words}.",
-        f"What is the {{asked}} of {noun} of {owner} {{having}} {words}?",
-        asked=asked.phrases,
+    column = rng.choice((child.label, *child.columns))
+    noun, owner, asked = rng.choice(child.nouns), rng.choice(parent.nouns), _any(column.phrases)
+    return (
+        f"SELECT {child.name}.{column.name} FROM {domain.join} WHERE {where}",
+        f"{{Show}} the {asked} of {noun} that belong to {owner} {{having}} {words}.",
+        f"What is the {asked} of {noun} of {owner} {{having}} {words}?",
     )
-    return question, f"SELECT {child.name}.{asked.name} FROM {domain.join} WHERE {where}"
 
 
-def _join_count(rng: Random, domain: Domain) -> Pair:
+def _join_count(rng: Random, domain: Domain) -> Ask:
     parent, child = domain.parent, domain.child
     words, where = _condition(rng, parent, prefix=f"{parent.name}.", compound=0.1)
-    pattern = f"{{noun}} of {{owner}} {{having}} {words}"
-    noun = _fill_words(rng, pattern, noun=child.nouns, owner=parent.nouns)
-    question = rng.choice(_COUNT).format(noun)
-    return f"{question}?", f"SELECT COUNT(*) FROM {domain.join} WHERE {where}"
+    counted = (
+        f"{rng.choice(child.nouns)} of {rng.choice(parent.nouns)} {rng.choice(_HAVING)} {words}"
+    )
+    return f"SELECT COUNT(*) FROM {domain.join} WHERE {where}", rng.choice(_COUNT).format(counted)
 
 
-def _join_groups(rng: Random, domain: Domain) -> Pair:
+def _join_groups(rng: Random, domain: Domain) -> Ask:
     parent, child = domain.parent, domain.child
     by, column = rng.choice(parent.texts), rng.choice(child.numbers)
     function, names = rng.choice(_AGGREGATES)
     words, where = _simple(rng, rng.choice(child.columns), f"{child.name}.")
     asked = f"{rng.choice(names)} {rng.choice(column.phrases)}"
-    pattern = (
-        f"For each {{name}} of the {{owner}}, {{show}} the {asked} of {{noun}} {{having}} {words}."
-    )
-    question = _fill_words(rng, pattern, name=by.phrases, owner=parent.nouns, noun=child.nouns)
-    select = f"{parent.name}.{by.name}, {function}({child.name}.{column.name})"
+    noun, owner, group = _any(child.nouns), _any(parent.nouns), f"{parent.name}.{by.name}"
     return (
-        question,
-        f"SELECT {select} FROM {domain.join} WHERE {where} GROUP BY {parent.name}.{by.name}",
+        f"SELECT {group}, {function}({child.name}.{column.name}) FROM {domain.join}"
+        f" WHERE {where} GROUP BY {group}",
+        f"For each {_any(by.phrases)} of the {owner}, {{show}} the {asked} of {noun} {{having}}"
+        f" {words}.",
     )
 
 
-_FAMILIES: tuple[Callable[[Random, Table], Pair], ...] = (
+_FAMILIES: tuple[Callable[[Random, Table], Ask], ...] = (
     *(_ask_rows, _ask_count, _ask_aggregate, _ask_groups),
     *(_ask_having, _ask_top, _ask_sorted, _ask_distinct),
 )
 _WEIGHTS = (8, 4, 4, 3, 1, 2, 2, 2)
-_JOINS: tuple[Callable[[Random, Domain], Pair], ...] = (_join_rows, _join_count, _join_groups)
+_JOINS: tuple[Callable[[Random, Domain], Ask], ...] = (_join_rows, _join_count, _join_groups)
