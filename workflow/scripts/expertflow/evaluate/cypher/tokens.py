@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from expertflow.core.records import Record
 
@@ -328,16 +328,11 @@ def _entity(
     variable = None
     if index < end and tokens[index].kind in VARIABLES:
         variable, index = tokens[index].text, index + 1
-    names: list[str] = []
-    plain, after = True, min(end, index + _MAX_LABEL_TOKENS)
+    labels: list[Token] = []
     if index < end and is_operator(tokens[index], ":"):
-        while index < after and (
-            tokens[index].kind == "name" or is_operator(tokens[index], *":|&!()%")
-        ):
-            if tokens[index].kind == "name":
-                names.append(tokens[index].text)
-            plain &= not is_operator(tokens[index], "!", "%")
-            index += 1
+        parts = tokens[index : min(end, index + _MAX_LABEL_TOKENS)]
+        labels = list(takewhile(lambda t: t.kind == "name" or is_operator(t, *":|&!()%"), parts))
+        index += len(labels)
     has_length = index < end and is_operator(tokens[index], "*")  # `*`, `*2`, `*1..3`
     while has_length and index < end:
         if tokens[index].kind != "number" and not is_operator(tokens[index], "*", ".."):
@@ -355,8 +350,8 @@ def _entity(
         end=span[1],
         body=body,
         variable=variable,
-        names=tuple(names),
-        plain=plain and not is_condition,
+        names=tuple(token.text for token in labels if token.kind == "name"),
+        plain=not is_condition and not any(is_operator(token, "!", "%") for token in labels),
         keys=keys,
         has_length=has_length,
         direction=direction,
