@@ -22,8 +22,6 @@ QUIET = "Leave out --quiet to see what the trainings should take."
 
 @dataclass
 class LogHandlerSettings(LogHandlerSettingsBase):
-    """The plugin's options on Snakemake's command line."""
-
     snakemake: bool = field(
         default=False,
         metadata={"help": "print Snakemake's own output; --verbose does, too"},
@@ -49,7 +47,6 @@ class LogHandler(LogHandlerBase):
         )
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show a record; note a job that would run, or that the run failed."""
         self._note(record)
         if not self.writes_to_stream:
             return

@@ -14,8 +14,6 @@ CLOCK = re.compile(r"\d\d:\d\d:\d\d ")
 
 @dataclass(slots=True)
 class Job:
-    """A job as Snakemake announced it."""
-
     stage: str
     expert: str
     details: str
@@ -55,7 +53,6 @@ class Job:
 
 
 def read_job(record: Any) -> Job:
-    """Return the job of a JOB_INFO event."""
     wildcards = getattr(record, "wildcards", None) or {}
     log = getattr(record, "log", None) or []
     details = [str(value) for name, value in wildcards.items() if name != "expert"]

@@ -72,7 +72,6 @@ def last_success_s(log: Any) -> float | None:
 
 
 def _others_s(rule: str, log: Any) -> list[float]:
-    """Return how long the rule's last successes took for any expert."""
     try:
         [path] = log
         results = Path(path).parents[2]  # results/a/logs/b.log

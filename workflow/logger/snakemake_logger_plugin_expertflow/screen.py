@@ -39,7 +39,6 @@ class Screen:
         return f"\x1b[{31 if style == 'red' else 33}m{line}\x1b[0m" if has_color else line
 
     def show_running(self) -> None:
-        """Begin to show the jobs at work, unless they are shown already."""
         if self._live is not None or self._is_over is not None:  # shown already
             return
         if self._stream.isatty():
@@ -90,6 +89,5 @@ class Screen:
 
 
 def _describe(job: Job) -> str:
-    """Return a line on a job at work: since when, and what it last logged."""
     line = f"  {job.name}  {format_duration(job.elapsed_s)}"
     return f"{line}  {told}" if (told := job.read_last_line()) else line

@@ -86,7 +86,6 @@ def print_table(jobs: PendingJobs, stream: TextIO, *, color: bool) -> None:
 
 
 def _sums(others: OtherJobs, lines: list[Line]) -> list[str]:
-    """Return what other jobs should take, and all jobs where each is known."""
     low, high = others.hours
     spent = others.describe(" to ".join(dict.fromkeys((_number(low), _number(high)))))
     hours = add_ranges([line[2] for line in lines])

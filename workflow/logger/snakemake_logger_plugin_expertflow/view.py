@@ -41,7 +41,6 @@ class RunView:
         self._screen = Screen(stream, lambda: list(self._running.values()), color=color)
 
     def show(self, record: logging.LogRecord) -> None:
-        """Print what a user needs of a record."""
         event = getattr(record, "event", None)
         if event == LogEvent.WORKFLOW_STARTED:
             self._has_started = True

@@ -45,7 +45,6 @@ def find_published_folder(checkpoint: Path, published: Published, training: Trai
 
 
 def check_weights(model: Any, published: Published, folder: Path) -> None:
-    """Refuse weights that are not those that training wrote and evaluation scored."""
     adapter, trained = hasattr(model, "merge_and_unload"), (".lora_", f".{WHOLE}.")
     for name, parameter in model.named_parameters():
         # The hash is of what was trained, and loading froze it.

@@ -21,8 +21,6 @@ MAX_TUNING_S = 180.0
 
 
 class PlanInputs(Record, frozen=True, kw_only=True):
-    """An expert's name and settings, and the records of its rows and model."""
-
     expert: str
     spec: PlanSpec
     packing: Path
@@ -70,7 +68,6 @@ def plan_expert(
 
 
 def draft_plan(inputs: PlanInputs) -> PlanDraft:
-    """Read the inputs of a plan, including on a card a trace that predicts memory."""
     spec, model = inputs.spec, inputs.model
     if spec.hardware == "auto" and (missing := no_gpu_reason()):
         log.warning("%s: the plan is for its CPU", missing)

@@ -1,4 +1,4 @@
-"""Tokenize and classify_words Cypher, and find its path patterns."""
+"""Tokenize Cypher, classify its words, and find its path patterns."""
 
 import re
 from collections.abc import Iterator, Sequence

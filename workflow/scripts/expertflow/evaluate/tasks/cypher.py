@@ -30,7 +30,7 @@ GRAPH_PACKAGES = ("graphqlite", "apsw")
 WALL_S = 60.0
 BUILD_S = 300.0
 MAX_ROWS = 10_000
-# Raised by odd rows: bracket_step, huge numbers, lone surrogates.
+# Raised by odd rows: deep nesting, huge numbers, lone surrogates.
 _ODD_ROWS = (ArithmeticError, MemoryError, RecursionError, TypeError, ValueError)
 _FINAL_SEMICOLON = lexer.Token("operator", ";")
 _RETURN, _ORDER = lexer.Token("keyword", "RETURN"), lexer.Token("keyword", "ORDER")
