@@ -193,14 +193,14 @@ def _sort_keys(tokens: Tokens) -> Tokens:
 
 def _without_unused_variables(tokens: Tokens) -> Tokens:
     counts = Counter(token.text for token in tokens if token.kind in VARIABLES)
-    # In a condition an otherwise unnamed variable would be a mistake, so it is kept.
-    matched = _match_positions(tokens)
     unused = {
         entity.body[0]
         for entity in _entities(find_paths(tokens))
         if entity.variable is not None and counts[entity.variable] == 1
     }
-    return [token for index, token in enumerate(tokens) if index not in unused & matched]
+    # In a condition an otherwise unnamed variable would be a mistake, so it is kept.
+    unused &= _match_positions(tokens)
+    return [token for index, token in enumerate(tokens) if index not in unused]
 
 
 def _match_positions(tokens: Tokens) -> set[int]:
