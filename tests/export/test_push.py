@@ -1,6 +1,7 @@
 """Pushing an expert to a hub that stands in for the real one; nothing tells the token."""
 
 import base64
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ import pytest
 from loopback_hub import JsonHandler, listening
 from support import run_script
 
+from expertflow.core.errors import ConfigError
 from expertflow.core.records import seal
+from expertflow.export.push import find_files
 
 TOKEN = "hf_secretsecret"
 STEP = "steps/step-00000020"
@@ -122,6 +125,8 @@ def test_what_cannot_be_pushed_is_one_line(hub: Any, results: Path, tmp_path: Pa
         return str(done.stderr)
 
     assert "no exported model here" in refused(folder=tmp_path / "none")
+    with contextlib.chdir(tmp_path), pytest.raises(ConfigError, match=f"/{tmp_path.name}/export"):
+        find_files(Path(), adapter=False)
     assert "use owner/name" in refused("--repository", "a/b/c")
     card = results / "merged" / ".adapter_card.md"
     card.write_text("w10")

@@ -218,10 +218,15 @@ def test_a_model_without_chats_goes_on_with_texts(tmp_path: Path) -> None:
     assert expert.generate_answer([user("two and")], no_show)
 
 
-def test_what_cannot_be_served_is_said_in_one_line(folder: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_said_in_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert serve.find_model(folder) == folder / "merged" == serve.find_model(folder / "merged")
     with pytest.raises(ConfigError, match=r"no exported model here; make one with: snakemake"):
         serve.find_model(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"results/{tmp_path.name}/export.json"):
+        serve.find_model(Path())
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="adapter without its base"):
         serve.find_model(tmp_path)

@@ -1,6 +1,6 @@
 """Print lines about jobs; on a terminal those at work stand below them, redrawn in place.
 
-Elsewhere a long job gets a line after 1, 2, 4, 8 minutes, and then every ten.
+Elsewhere a long job gets a line after 1, 2, 4, 8, 16 minutes, and then every ten.
 """
 
 import threading

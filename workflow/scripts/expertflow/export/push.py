@@ -60,7 +60,7 @@ def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) 
 def find_files(results: Path, *, adapter: bool) -> dict[str, Path]:
     """Return what is uploaded, by its name in the repository."""
     merged = results / "merged"
-    export = f"snakemake --cores 8 results/{results.name}/export.json"
+    export = f"snakemake --cores 8 results/{results.resolve().name}/export.json"
     if not (merged / CARD).is_file():
         raise ConfigError(f"{results}: no exported model here; make one with: {export}")
     paths = [path for path in list_files(merged) if not path.name.startswith(".")]

@@ -160,7 +160,7 @@ def find_model(folder: Path) -> Path:
         raise ConfigError(f"{folder}: an adapter without its base; name the expert's folder")
     raise ConfigError(
         f"{folder}: no exported model here; make one with: snakemake --cores 8"
-        f" results/{folder.name}/export.json"
+        f" results/{folder.resolve().name}/export.json"
     )
 
 
