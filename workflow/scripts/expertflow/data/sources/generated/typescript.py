@@ -30,6 +30,10 @@ def _key(rng: Random) -> Words:
     return {"key": rng.choice(keys), "kind": kind}
 
 
+def _number(rng: Random) -> Words:
+    return {"key": rng.choice(_NUMBER_KEYS)}
+
+
 def _threshold(rng: Random) -> Words:
     key, (operator, compared) = rng.choice(_NUMBER_KEYS), rng.choice(_COMPARE)
     value = rng.randint(1, 20) * 5
@@ -70,72 +74,65 @@ def _utility(rng: Random) -> Words:
     return {"key": key, "told": told, "utility": utility}
 
 
-# Word generator, description, code.
-_FAMILIES: tuple[tuple[Callable[[Random], Words], str, str], ...] = (
-    (
-        _threshold,
-        "{Keep|Select|Return} the {many} whose {key} is {compared} {value}.",
-        "function filter{entity}s({many}: {entity}[]): {entity}[] {{\n"
-        "  return {many}.filter((item) => item.{key} {operator} {value});\n}}",
-    ),
-    (
-        _flag,
-        "{Count|Tell how many are among} the {many} that are {not_}{key}.",
-        "function count{entity}s({many}: {entity}[]): number {{\n"
-        "  return {many}.filter((item) => {sign}item.{key}).length;\n}}",
-    ),
-    (
-        _key,
-        "{List|Collect|Return} the {key} of all {many}, a {kind} each.",
-        "function {key}Of{entity}s({many}: {entity}[]): {kind}[] {{\n"
-        "  return {many}.map((item) => item.{key});\n}}",
-    ),
-    (
-        lambda rng: {"key": rng.choice(_NUMBER_KEYS)},
-        "{Add up|Sum} the {key} of the {many}.",
-        "function total{entity}s({many}: {entity}[]): number {{\n"
-        "  return {many}.reduce((sum, item) => sum + item.{key}, 0);\n}}",
-    ),
-    (
-        _order,
-        "{Sort|Order} the {many} by {key}, {end} first.",
-        "function sort{entity}s({many}: {entity}[]): {entity}[] {{\n"
-        "  return [...{many}].sort((a, b) => {first}.{key} - {second}.{key});\n}}",
-    ),
-    (
-        _key,
-        "{Find|Look up} one of the {many} by its {key}, a {kind}.",
-        "function find{entity}({many}: {entity}[], {key}: {kind}): {entity} | undefined {{\n"
-        "  return {many}.find((item) => item.{key} === {key});\n}}",
-    ),
-    (
-        _fields,
-        "{Describe|Declare} a {entity} with {told}.",
-        "interface {entity} {{\n{lines}}}",
-    ),
-    (
-        _members,
-        "{Enumerate|Name} the kinds of {entity}: {told}.",
-        "enum {entity}Kind {{\n{lines}}}",
-    ),
-    (
-        _key,
-        "{Check|Test} that a value is a {entity}: its {key} is a {kind}.",
-        "function is{entity}(value: any): value is {entity} {{\n"
-        '  return typeof value?.{key} === "{kind}";\n}}',
-    ),
-    (
-        _utility,
-        "{Name|Declare} the type of a {entity} {told} {key}.",
-        'type {utility}{entity} = {utility}<{entity}, "{key}">;',
-    ),
-)
+_DRAWS: dict[str, Callable[[Random], Words]] = {
+    **{"key": _key, "number": _number, "flag": _flag, "threshold": _threshold, "order": _order},
+    **{"fields": _fields, "members": _members, "utility": _utility},
+}
+# What is drawn, a description, and code, in which braces are doubled.
+_FAMILIES = """
+threshold: {Keep|Select|Return} the {many} whose {key} is {compared} {value}.
+function filter{entity}s({many}: {entity}[]): {entity}[] {{
+  return {many}.filter((item) => item.{key} {operator} {value});
+}}
+
+flag: {Count|Tell how many are among} the {many} that are {not_}{key}.
+function count{entity}s({many}: {entity}[]): number {{
+  return {many}.filter((item) => {sign}item.{key}).length;
+}}
+
+key: {List|Collect|Return} the {key} of all {many}, a {kind} each.
+function {key}Of{entity}s({many}: {entity}[]): {kind}[] {{
+  return {many}.map((item) => item.{key});
+}}
+
+number: {Add up|Sum} the {key} of the {many}.
+function total{entity}s({many}: {entity}[]): number {{
+  return {many}.reduce((sum, item) => sum + item.{key}, 0);
+}}
+
+order: {Sort|Order} the {many} by {key}, {end} first.
+function sort{entity}s({many}: {entity}[]): {entity}[] {{
+  return [...{many}].sort((a, b) => {first}.{key} - {second}.{key});
+}}
+
+key: {Find|Look up} one of the {many} by its {key}, a {kind}.
+function find{entity}({many}: {entity}[], {key}: {kind}): {entity} | undefined {{
+  return {many}.find((item) => item.{key} === {key});
+}}
+
+fields: {Describe|Declare} a {entity} with {told}.
+interface {entity} {{
+{lines}}}
+
+members: {Enumerate|Name} the kinds of {entity}: {told}.
+enum {entity}Kind {{
+{lines}}}
+
+key: {Check|Test} that a value is a {entity}: its {key} is a {kind}.
+function is{entity}(value: any): value is {entity} {{
+  return typeof value?.{key} === "{kind}";
+}}
+
+utility: {Name|Declare} the type of a {entity} {told} {key}.
+type {utility}{entity} = {utility}<{entity}, "{key}">;
+""".strip().split("\n\n")
 
 
 def make_record(rng: Random) -> Fields:
-    draw, description, code = rng.choice(_FAMILIES)
+    head, _, code = rng.choice(_FAMILIES).partition("\n")
+    drawn, _, description = head.partition(": ")
     entity = rng.choice(_ENTITIES)
-    words = {"entity": entity, "many": f"{entity.lower()}s", **draw(rng)}
+    words = {"entity": entity, "many": f"{entity.lower()}s", **_DRAWS[drawn](rng)}
     told = fill_pattern(rng, description, **words)
     return {"prompt": f"/** {told} */", "completion": code.format(**words)}
 
