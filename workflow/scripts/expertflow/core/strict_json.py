@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 # Deeper values would exhaust Python's stack in some reader.
@@ -36,6 +37,22 @@ def count_levels(value: Any) -> int:
         level += 1
         items = [inner for c in containers for inner in (c.values() if isinstance(c, dict) else c)]
     return level
+
+
+def iter_values(value: Any) -> Iterator[Any]:
+    """Yield a value and all that its lists and objects hold, in order, without recursion.
+
+    >>> list(iter_values([{"a": 1}, 2]))
+    [[{'a': 1}, 2], {'a': 1}, 1, 2]
+    """
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        yield item
+        if isinstance(item, dict):
+            waiting += reversed(item.values())
+        elif isinstance(item, list | tuple):
+            waiting += reversed(item)
 
 
 def refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, object]:

@@ -24,6 +24,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_json
 from expertflow.core.hashes import HashCache
 from expertflow.core.records import Record
+from expertflow.core.strict_json import iter_values
 from expertflow.data.settings import SourceSpec
 
 log = logging.getLogger(__name__)
@@ -132,11 +133,9 @@ def read_configs(folder: Path) -> Iterator[Any]:
 
 def find_address(value: Any) -> str | None:
     """Return the first text with a protocol among nested values."""
-    if isinstance(value, str):
-        return value if "://" in value else None
     # Keys are names: of options, configs, splits.
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return next(filter(None, map(find_address, parts)), None)
+    texts = (item for item in iter_values(value) if isinstance(item, str))
+    return next((text for text in texts if "://" in text), None)
 
 
 def card_license(card: Card) -> str | None:

@@ -17,7 +17,7 @@ from jsonschema.exceptions import SchemaError, UnknownType, ValidationError
 from jsonschema_specifications import REGISTRY
 from referencing.exceptions import Unresolvable
 
-from expertflow.core.strict_json import parse_json
+from expertflow.core.strict_json import iter_values, parse_json
 from expertflow.core.worker import Worker, serve_messages
 from expertflow.data.reject import clip_message
 
@@ -92,7 +92,7 @@ class SchemaValidators:
         self._bounded = cache(self._bound)
 
     def fault(self, instance: Any, text: str) -> tuple[str, str] | None:
-        allowed = N_REFERENCES + N_REFERENCES_PER_VALUE * _count_values(instance)
+        allowed = N_REFERENCES + N_REFERENCES_PER_VALUE * sum(1 for _ in iter_values(instance))
         self._n_references, self._most_references = 0, min(allowed, MAX_REFERENCES)
         try:
             validator, fault = self._cached(text)
@@ -167,18 +167,6 @@ class SchemaValidators:
             return follow(validator, value, instance, schema)
 
         return keyword
-
-
-def _count_values(instance: Any) -> int:
-    count, left = 0, [instance]
-    while left:
-        value = left.pop()
-        count += 1
-        if isinstance(value, list):
-            left += value
-        elif isinstance(value, dict):
-            left += value.values()
-    return count
 
 
 def pattern_keywords(

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from expertflow.core.errors import DataError
+from expertflow.core.strict_json import iter_values
 from expertflow.data.formats.lines import read_record
 from expertflow.data.records import DataFile, Fields
 from expertflow.data.reject import RawRecord, Reject
@@ -135,14 +136,8 @@ def _records(path: str, number: int, batch: pa.RecordBatch) -> Iterator[RawRecor
     def parse(value: Fields) -> Fields:
         for name in floats:
             # Numbers at any depth, as in JSON Lines: orjson would write these as null.
-            todo = [value[name]]
-            while todo:
-                item = todo.pop()
-                if isinstance(item, dict):
-                    todo += item.values()
-                elif isinstance(item, list | tuple):
-                    todo += item
-                elif isinstance(item, float) and not math.isfinite(item):
+            for item in iter_values(value[name]):
+                if isinstance(item, float) and not math.isfinite(item):
                     raise Reject("not_finite", "no finite number", field=name, value=item)
         return value
 
