@@ -57,6 +57,7 @@ def deduplicate_documents(
     columns = read_columns(shards)
     pairs = drop_equal(columns)
     # Freed: only equal texts needed all 128 bits.
+    # Of no use from here on, and 8 bytes for each document.
     columns.text_rest = np.empty(0, np.uint64)
     if spec.near is not None:
         pairs += drop_near(columns, spec.near, shards, folder=keep.parent)
@@ -134,6 +135,7 @@ def drop_near(
         leaders = index.find_leaders()
         near = np.flatnonzero(leaders >= 0)
         # Examples whose leader was kept; a chain of near ones would show a dropped one.
+        # Examples whose leader is kept, not itself near an earlier one.
         shown = near[leaders[leaders[near]] < 0][:N_EXAMPLES]
         n_equal = index.count_matches(leaders[shown].astype(np.int64), shown)
     columns.drop(rows[near], "near_duplicate")

@@ -51,8 +51,8 @@ def read_layout(
 
     ``choice`` is ``auto`` (the tokenizer's template, else ChatML if it has the tokens, else none),
     ``chatml``, a Jinja file, or the name of one of the tokenizer's templates (ConfigError if there
-    is none). An unusable template becomes ``problem``,
-    since plain texts need none. DataError if no token ends a text.
+    is none). An unusable template becomes ``problem``, since plain texts need none. DataError if no
+    token ends a text.
     """
     tokenizer = _read_json(directory / "tokenizer.json")
     settings = _read_json(directory / "tokenizer_config.json")

@@ -23,6 +23,7 @@ def token_shards(n_shards: int) -> dict[str, list[str]]:
     names = shard_names(n_shards)
     n_runs = -(-n_shards // SHARDS_PER_TOKEN_SHARD)
     # 17 shards in two jobs: 8 and 9, not 16 and 1.
+    # As even as possible: 17 shards make runs of 8 and 9, not of 16 and 1.
     edges = [n_shards * i // n_runs for i in range(n_runs + 1)]
     runs = (names[start:end] for start, end in pairwise(edges))
     return dict(zip(shard_names(n_runs), runs, strict=True))

@@ -38,6 +38,7 @@ def fetch_source(spec: FetchSpec, lock: ExpertLock, directory: Path) -> SourceRe
     fetched = open_source(spec.source).fetch(pinned, directory)
     if all(file.n_bytes == 0 for file in fetched.files):
         raise DataError(f"source {pinned.name}: it holds no records; check its path and filters")
+    # The lock of a hub source may have no commit yet; fetching finds it.
     fetched = replace(fetched, revision=fetched.revision or pinned.revision)
     known = {name: getattr(pinned, name) for name in ("name", "kind", "n_shards")}
     return SourceRecord(preset=spec.preset, **known, **asdict(fetched))

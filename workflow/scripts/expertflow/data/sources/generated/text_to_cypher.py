@@ -96,6 +96,7 @@ def _ask_nodes(rng: Random, node: Node) -> tuple[str, str]:
     if kind < 0.3:
         pattern = rng.choice(("How many {} with {} are there?", "Count the {} with {}."))
         return pattern.format(node.nouns, words), f"{match} RETURN count(n)"
+    # Names as often as the other two together.
     asked = rng.choice(("name", "name", node.text.name, node.number.name))
     if kind < 0.5:
         n_rows, key = rng.randint(2, 9), node.number.name
@@ -117,6 +118,7 @@ def _ask_path(rng: Random, graph: Graph) -> tuple[str, str]:
     kind = rng.random()
     if kind < 0.25:
         question = f"How many {source.nouns} {told}?"
+        # Several paths may lead from one node.
         return question, f"{path} WHERE {where} RETURN count(DISTINCT a)"
     if kind < 0.4:
         own_words, own = _condition(rng, source, "a")
