@@ -52,6 +52,7 @@ def variant_spec(spec: AblationSpec, name: str) -> VariantSpec:
         raise ConfigError(
             f"no variant is named {name!r} in ablation.files; {suggest_name(name, named)}"
         )
+    # A new label or another rung measures the same, and runs nothing again.
     variant = replace(named[name], label="", of=None, rung=None, undone=())
     lengths = ("n_repeats", "n_warmup_steps", "n_timed_steps", "max_timed_s")
     return VariantSpec(variant=variant, **{key: getattr(spec, key) for key in lengths})
@@ -93,6 +94,7 @@ def _singles(value: Settings, path: Path) -> list[Variant]:
 
 
 def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
+    # Defaults first: what the file says wins.
     start = Variant(**{"rows": "packed", "training": {}, **ladder["start"], "of": of, "rung": 0})
     _check_training(start, path)
     rungs, training = [start], dict(start.training)
@@ -105,6 +107,7 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
                     f"{path}: step {step['name']!r} gives {key!r} back to the plan, which no rung"
                     f" before has changed; {suggest_name(key, training)}"
                 )
+            # Rung by rung the changes of the start go, until the plan is left.
             del training[key]
         before = rungs[-1].rows
         rows: Rows = step.get("rows", before)
@@ -114,6 +117,7 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
             raise ConfigError(
                 f"{path}: step {step['name']!r} changes nothing; give as_planned, or other rows"
             )
+        # Rows begins with the plan's.
         if order.index(rows) > order.index(before):
             raise ConfigError(
                 f"{path}: step {step['name']!r} goes from rows {before} to {rows}, away from the"
@@ -130,6 +134,7 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
                 undone=tuple(undone),
             )
         )
+    # The plan itself is the last rung: what is left over would be measured as part of no step.
     left = [*sorted(training), *(["rows"] if rungs[-1].rows != "packed" else [])]
     if left:
         raise ConfigError(

@@ -54,6 +54,7 @@ _attached: list[Workflow] = []
 @one_line
 def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
     """Return the bridge between a Snakefile in ``basedir`` and ``run``, Snakemake's workflow."""
+    # Not main: a job that Snakemake starts as a process of its own, which reads this file, too.
     main, is_dry = run.is_main_process, run.output_settings.dryrun
     limit = getattr(run.global_resources.get("gpu"), "value", None)
     looks = only_looks(sys.argv[1:], dryrun=is_dry)
@@ -102,6 +103,7 @@ def has_records(persistence: Any) -> bool:
 
 def _told(run: Any, config: Settings) -> Settings:
     """Return what the command line says of a configuration, which may lie below a key of it."""
+    # Of a module the configuration is a part of the whole, under a key that its user chose.
     told, whole = run.config_settings.overwrite_config, run.modifier_stack[0].globals["config"]
     keys = [key for key, part in whole.items() if part is config]
     return dict(told.get(keys[0], {}) if keys else told)
@@ -110,6 +112,7 @@ def _told(run: Any, config: Settings) -> Settings:
 def _register_hooks(run: Any) -> None:
     if not run.is_main_process or getattr(run, "has_hooks_of_expertflow", False):
         return
+    # Attached several times, a run would print everything as often.
     run.has_hooks_of_expertflow = True
     use_sidecars(run.persistence, stage_of)
     if run.execution_settings is not None and run.execution_settings.no_hooks:
@@ -123,6 +126,7 @@ def _register_hooks(run: Any) -> None:
     def success(log: Any) -> None:
         after(log)
         experts = [expert for wf in _attached for expert in wf.experts]
+        # Not the clock of now: imports and the graph came before, and reports after them.
         start_s = psutil.Process().create_time()
         if reports := reports_to_sum_up(run.dag_settings.targets, experts, since_s=start_s):
             subprocess.run([sys.executable, SCRIPTS / "show_report.py", *reports], check=False)
@@ -155,7 +159,6 @@ def _name_experts_of_groups(plugin: Any) -> None:
 
 
 def _before_first_job(run: Any) -> None:
-    """Refuse what cannot run or must not, and hold the experts that are made."""
     if run.execution_settings.keep_incomplete:
         fail(
             "--keep-incomplete would record half-written outputs as complete; run without it:"
@@ -187,6 +190,7 @@ def only_looks(arguments: Sequence[str], *, dryrun: bool) -> bool:
 
     Snakemake itself does not tell before it has read the complete Snakefile.
     """
+    # --touch=x or --touch: what stands before the sign decides.
     options = {argument.partition("=")[0] for argument in arguments}
     return dryrun or bool(options & LOOKS and "--report-after-run" not in options)
 

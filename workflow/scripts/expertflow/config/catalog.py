@@ -94,6 +94,7 @@ def build_catalog(preset: str) -> Catalog:
     config = read_yaml(path)
     uses: dict[str, tuple[SourceSpec, dict[str, list[Preset]]]] = {}
     problems: dict[str, None] = {}
+    # A demo block may name other sources: each preset is loaded as a run would load it.
     for one in PRESETS[preset]:
         settings = load_config({**config, "preset": one})
         own = list_files([Path("config/experts")])
@@ -102,9 +103,11 @@ def build_catalog(preset: str) -> Catalog:
             try:
                 expert = load_expert(name, folders=folders, config=settings)
             except ConfigError as error:
+                # Both presets often fail by the same line; a dict keeps each once, in order.
                 problems[str(error)] = None
                 continue
             for spec in source_specs(expert):
+                # Two experts with one source are one row.
                 _, users = uses.setdefault(_identity(spec), (spec, {}))
                 users.setdefault(name, []).append(one)
     return Catalog(
@@ -119,6 +122,7 @@ def scan_caches() -> CacheReport:
     repositories: Settings = {}
     damaged: list[str] = []
     if hub.is_dir():
+        # Imported here: many machines have no such cache.
         from huggingface_hub import scan_cache_dir
 
         found = scan_cache_dir(hub)
@@ -180,6 +184,7 @@ def _named(spec: SourceSpec, users: dict[str, list[Preset]]) -> NamedSource:
 def show_catalog(preset: str, *, as_json: bool) -> None:
     found, console = build_catalog(preset), Console()
     if as_json:
+        # Not the console, which breaks lines at the terminal's edge.
         print(json.dumps(to_json(found), indent=2, ensure_ascii=False, default=str))
         return
     cache = found.cache

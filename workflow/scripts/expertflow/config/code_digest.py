@@ -51,6 +51,7 @@ def rule_digest(rule: str, scripts: Path = SCRIPTS) -> str:
     ``GENERATOR`` and a name stand for a generator; FileNotFoundError if there is none.
     """
     digest = hashlib.sha256()
+    # In a fixed order, as a digest depends on it.
     for path in sorted(scripts.parent / name for name in RESOURCES.get(rule, ())):
         digest.update(path.read_bytes())
     folder = scripts.joinpath(*GENERATORS.split(".")) if rule.startswith(GENERATOR) else scripts
@@ -67,6 +68,7 @@ def other_code(made_by: dict[str, str]) -> tuple[str, ...]:
     found = []
     for name, code in sorted(made_by.items()):
         with contextlib.suppress(FileNotFoundError):
+            # A rule that is not here any more differs, too.
             if code == rule_digest(name):
                 continue
         found.append(name)
@@ -106,6 +108,7 @@ class ParsedModules:
     def keep_in(self, file: Path) -> None:
         self._file = file
         with contextlib.suppress(OSError, ValueError):
+            # A file that was cut short is as good as none: all is parsed again.
             self._known = {**json.loads(file.read_bytes()), **self._known}
 
     def read(self, path: Path) -> _Module:
@@ -119,6 +122,7 @@ class ParsedModules:
 
     def save(self) -> None:
         if self._file is not None and not self._is_saved:
+            # Dicts keep their order: the oldest entries stand first.
             newest = list(self._known.items())[-MAX_KNOWN:]
             # Where nothing can be written, the next process parses again.
             with contextlib.suppress(OSError):
@@ -140,11 +144,13 @@ def _parse(source: bytes) -> _Module:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
+            # ``from a import b``: b is a module or a name in a; what has no file is left out later.
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Call) and getattr(node.func, "id", None) in IN_FOLDERS:
             names.add(f"{ast.literal_eval(node.args[0])}.*")
         elif isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
+    # Ours alone: packages of others are pinned in envs/.
     ours = tuple(sorted(name for name in names if name.split(".")[0] == PACKAGE))
     return _Module(sha256_text(ast.dump(tree)), ours)
 
@@ -156,6 +162,6 @@ def _imported(path: Path, root: Path) -> list[Path]:
 
 @cache
 def _module_paths(name: str, root: Path) -> list[Path]:
-    """Return a module's file, or with ``.*`` at the end all modules of a package's folder."""
+    # data.checks.sql -> sql.py; with ``data.checks.*`` all modules of that folder.
     *folders, module = name.split(".")
     return sorted(root.joinpath(*folders).glob(f"{module}.py"))

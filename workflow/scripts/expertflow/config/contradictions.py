@@ -82,6 +82,7 @@ def check_contradictions(
             f"{where}: training.torch_compile_mode {training.torch_compile_mode} wants rows of one"
             " length, and training.packing is none; use bfd, or mode default"
         )
+    # New rows of the embedding learn only if it is trained itself, with the head.
     whole = training.lora.modules_to_save if training.lora else ()
     if expert["data"]["added_tokens"] and training.method != "full" and len(set(whole)) < 2:
         raise ConfigError(
@@ -100,12 +101,14 @@ def check_contradictions(
                 " the path"
             )
     template = expert["data"]["chat_template"]
+    # A name without slash and ending is one of the tokenizer's own templates.
     is_path = "/" in template or bool(Path(template).suffix)
     if is_path and template not in bundled and not Path(template).expanduser().is_file():
         raise ConfigError(
             f"{where}: data.chat_template is {template!r}, and no such file is there; use auto,"
             " chatml, the path of a Jinja file, or a name that the tokenizer gives a template"
         )
+    # Loading an own task runs its code, which a bundle's user may not have allowed.
     if not (from_bundle and is_own_task(expert["evaluation"]["task"])):
         check_task(expert["evaluation"], where)
     for source in expert["sources"]:
@@ -114,6 +117,7 @@ def check_contradictions(
 
 def _check_source(source: Settings, *, task: str, where: str) -> None:
     for key in ("prompt", "completion", "text"):
+        # An empty text has no fields, and passes.
         with _name_place(f"{where}: source {source['name']}, {key}"):
             parse_template(source.get(key) or "")
     if checks := from_json(tuple[FieldCheck, ...], source["checks"], where=where):

@@ -100,6 +100,7 @@ class ConfiguredExpert:
         marker = self.results / OPENED
         self.opened = read_record(OpenedBundle, marker) if marker.is_file() else None
         self.bundle = None if self.opened is None else self.opened.index.spec
+        # What came with the bundle, and what it left out: cards and prices of this machine.
         carried = [self.results / CARRIED, *FOLDERS]
         if self.opened is not None:
             if self.bundle is None:
@@ -174,6 +175,7 @@ class ConfiguredExpert:
         spec = self.hardware.plan_spec(self.settings)
         if spec.lora is None or spec.lora.init_from is None:
             return spec
+        # By content: another adapter at the same path is another training.
         sha256 = hash_adapter(spec.lora, self.hashes.sha256)
         return replace(spec, lora=replace(spec.lora, init_sha256=sha256))
 
@@ -193,6 +195,7 @@ class ConfiguredExpert:
         if not self.run.main:
             return read_record(ExpertLock, path)
         check_writable(self.results, Path("state"), Path("state", self.name))
+        # Snakemake would take the other preset's records for its own, and mix both.
         held, looks = self._held_preset, self.run.looks
         if held is not None and not self.config["allow_preset_change"]:
             holds = f"{self.results} holds the {held} preset and this run is {self.preset}"
@@ -267,6 +270,7 @@ class ConfiguredExpert:
     def own_artifacts(self) -> dict[str, str]:
         """The user's files that scoring reads, as the manifest names them, and their own task."""
         evaluation = self.settings["evaluation"]
+        # source:file is a generator's, anything else a path.
         own = {key: place for key, place in evaluation["artifacts"].items() if ":" not in place}
         task = evaluation["task"]
         return {**own, OWN_TASK: str(Path(task))} if is_own_task(task) else own
@@ -278,6 +282,7 @@ class ConfiguredExpert:
         named = self.settings["evaluation"]["artifacts"].items()
         found = {key: f"{made}/{place.replace(':', '/')}" for key, place in named}
         for key, place in self.own_artifacts.items():
+            # Where the manifest now names another file, that one counts.
             brought = self.bundle is not None and self.bundle.own_artifacts.get(key) == place
             found[key] = artifact_path(self.name, key, place) if brought else place
         return found
@@ -299,6 +304,7 @@ class ConfiguredExpert:
         place = self.training.tuned
         if place is None:
             return []
+        # The path that the manifest names is one of the machine where the bundle was made.
         if self.bundle is not None and self.bundle.tuned == place:
             return [tuning_path(self.name)]
         path = Path(place).expanduser()
@@ -332,7 +338,7 @@ def source_specs(settings: Settings) -> tuple[SourceSpec, ...]:
 
 
 def _model_folder(place: str) -> list[Path]:
-    """List what is read of a model's folder, below the folder's name as it is written."""
+    # By the folder's name as it is written: ~ stays ~, so that no home is part of a setting.
     folder = Path(place).expanduser()
     if not folder.is_dir():
         return []
@@ -342,7 +348,7 @@ def _model_folder(place: str) -> list[Path]:
 
 
 def _is_same_model(here: dict[str, str], bundled: dict[str, str]) -> bool:
-    """Return whether two folders hold the same weights and tokenizer; the rest came bundled."""
+    # A folder of weights alone is enough here: the other files came with the bundle.
     decisive = [
         {key: sha256 for key, sha256 in files.items() if key.endswith(DECISIVE)}
         for files in (here, bundled)

@@ -126,6 +126,7 @@ class Forecaster:
                 # A plan for a CPU knows no speed: it would be another every time.
                 if planned.hours is not None or planned.hardware != "cpu":
                     return planned
+            # Of other settings or code: no basis, but worth telling why it is not used.
             elif plan.is_file():
                 note = "; plan.json is of other settings or code"
             gpu = probe.resolve_gpu(hardware, list(spec.gpu_table))
@@ -194,10 +195,12 @@ class Forecaster:
                 return (train.n_tokens / math.ceil(train.n_sequences / n_rows),) * 2
 
             tokens = _count_trained(spec, (float(train.n_tokens),) * 2, of_packed)
+            # A token sees half of its document on average; long ones have more of the tokens.
             context = (train.sum_len_sq / (2 * train.n_tokens),) * 2
             supervised = (train.n_target_tokens / train.n_tokens,) * 2
             basis = "estimate from packed tokens"
         else:
+            # No rows yet, or a model whose shape is of other settings.
             tokens = _count_trained(spec, self._tokens_from_bytes(), self._tokens_of_rows)
             longest = self.expert.training.max_seq_length or math.inf
             # A document is as long as its row at most.
@@ -210,6 +213,7 @@ class Forecaster:
             if any(x is not None for x in (*limits, *(s.max_documents for s in sources))):
                 basis += " before limits on documents"
         attention, training = choose_attention(spec, gpu)[0], self.expert.training
+        # What a plan would choose: rows enough to keep the card busy.
         per_micro_batch = BUSY_TOKENS
         if spec.batch_size is not None and training.max_seq_length is not None:
             per_micro_batch = spec.batch_size * training.max_seq_length
@@ -236,11 +240,11 @@ class Forecaster:
         return ((tokens[0], step), (tokens[1], most)), basis
 
     def _card_hours(self, runs: Runs, gpu: GpuFacts) -> tuple[Range, str]:
-        """Return hours at both ends of the band, and what binds."""
         speed = card_speed(gpu, choose_precision(self.spec, gpu)[0], use_tf32=self.spec.use_tf32)
         if isinstance(speed, str):
             raise Unknown(speed)
         hours = []
+        # The least work at the fast end of the band, the most at the slow one.
         for (n_tokens, work), error in zip(runs, speed.band, strict=True):
             step = predict_step(work, speed)
             n_steps = n_tokens / (work.n_tokens * work.n_micro_batches * self.spec.world_size)
@@ -260,9 +264,11 @@ class Forecaster:
         for lock in self.expert.lock.sources:
             source = self.expert.sources[lock.name]
             for n_bytes, (low, high) in self._files_of(source, lock):
+                # Few tokens: few bytes, and many of them to a token.
                 least += n_bytes[0] / high * source.weight
                 most += n_bytes[1] / low * source.weight
         kept = 1 - self.expert.settings["data"]["eval_fraction"]
+        # Held-out documents are tokens, but none of the training.
         return least * kept, most * kept
 
     def count_bytes(self, *names: str) -> Range:
@@ -293,6 +299,7 @@ class Forecaster:
         if model.startswith("builtin:"):
             shape = settings["builtin"]
             return ModelFacts(**shape, tie_word_embeddings=True, model_type="qwen3")
+        # From config.json alone; weights may still have to be downloaded.
         revision: str | None = settings["model_revision"]
         folder = find_folder(model, revision)
         if not (folder / "config.json").is_file():
@@ -344,6 +351,7 @@ def _text(values: Range | None) -> str:
 
 
 def _number(value: float) -> str:
+    # Two digits: 0.034, 0.50, 1.2, 12, 340
     n_decimals = max(0, 1 - math.floor(math.log10(value))) if value > 0 else 0
     return f"{value:.{n_decimals}f}"
 

@@ -119,12 +119,12 @@ class JobForecaster:
         return 1.0, 10.0
 
     def _count_questions(self, wildcards: Any) -> int:
-        """Count those of the base model, the trained one, and the checkpoints to choose from."""
         spec = specs.generate_answers(self.expert, wildcards)
         if spec.task == HELD_OUT_LOSS:
             return 0
         n_candidates = self.expert.training.save_total_limit or 1
         n_choosing = spec.n_selection_examples * n_candidates
+        # Twice: the base model is asked the same as the trained one.
         return 2 * spec.max_examples + n_choosing + spec.n_recall_examples
 
     def _downloading(self, *, weights: bool) -> Range:

@@ -65,6 +65,7 @@ def set_environment(scripts: Path, *, main: bool) -> None:
 
 def list_failed_logs(run: Any) -> list[Path]:
     """Return the logs of the jobs that failed in Snakemake's run, of groups those of each job."""
+    # A group fails as a whole; which of its jobs did, their logs tell.
     failed = [job for one in run.scheduler.failed for job in (one if one.is_group() else [one])]
     return sorted({Path(str(log)) for job in failed for log in job.log})
 
@@ -93,6 +94,7 @@ def describe_failure(log: Path) -> str:
         text, code = "", None
     if not text.endswith("\n") and free_bytes(log) < LEAST_FREE_BYTES:
         return f"error: {log}: {describe_space(log)}, too little for the log itself; {MAKE_ROOM}"
+    # Empty lines may follow the last words.
     last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
     if last.startswith("error: ") or code == 0:
         return last if code else ""

@@ -63,13 +63,16 @@ class HardwareTables:
             ConfigError: no card has a name that is given.
         """
         chosen = from_json(TrainingSection, without_auto(expert["training"]), where="training")
+        # A LoRA block that stayed in the manifest decides nothing then.
         if chosen.method == "full":
             chosen = replace(chosen, lora=None)
         config, is_demo = self._config, expert["preset"] == "demo"
+        # The demo trains a small model anywhere; a card would change its plan, and what it shows.
         hardware = "cpu" if is_demo else self.hardware
         compare: list[Settings] = [] if hardware == "cpu" else config["compare"]
         for choice in compare:
             self._check_known(choice["name"], f"compare names {choice['name']!r}")
+        # Rows of other cards would make a plan run again where a price of theirs changes.
         wanted = {hardware, *(choice["name"] for choice in compare)}
         cards = [row for row in self.gpus if hardware == "auto" or wanted & _names(row).keys()]
         prices = {row["name"]: price for row in cards if (price := self._price(row)) is not None}
@@ -98,8 +101,9 @@ class HardwareTables:
             raise ConfigError(f"{said}: no such row in config/hardware/gpus.yaml; {fix}")
 
     def _price(self, row: Settings) -> Settings | None:
-        """Return the user's price of a GPU, listed by its short name or a driver's."""
+        # Users write a card's price under the name that their driver or provider shows.
         listed = next((self.prices[name] for name in _names(row) if name in self.prices), None)
+        # Notes and links beside a price are for people.
         return listed and {key: listed[key] for key in PRICE_KEYS if key in listed}
 
     def _file(self, name: str) -> Path:
@@ -140,8 +144,8 @@ def tuning_spec(spec: PlanSpec) -> PlanSpec:
 
 
 def _origins(told: dict[str, Origin], training: TrainingSection) -> dict[str, Origin]:
-    """Keep the origins of what a plan holds; the length of rows goes by the plan's name for it."""
     kept = {name: told[name] for name in Training.__struct_fields__ if name in told}
+    # The plan has another name for the length of rows.
     if training.max_seq_length is not None:
         length = told.get(name_of(TrainingSection.max_seq_length), "default")
         kept[name_of(TrainPlan.sequence_length_tokens)] = length

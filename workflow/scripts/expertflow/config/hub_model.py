@@ -13,6 +13,7 @@ def find_folder(name: str, revision: str | None) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
+    # Where nothing was downloaded yet, a folder that is not there.
     commit = cache.find_revision(name, revision, "models")
     return cache.snapshot_folder(name, commit or "main", "models")
 
@@ -44,4 +45,5 @@ def look_up_downloads(name: str, revision: str | None) -> dict[str, int] | None:
         )
     except (OSError, ValueError, HTTPError):
         return None
+    # The cache may hold some of the files, from a download that broke off.
     return {file.filename: file.file_size for file in files if file.will_download}

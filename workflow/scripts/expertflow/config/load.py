@@ -70,6 +70,7 @@ def _numbers(value: Any) -> Any:
 
 def load_config(config: Settings) -> Settings:
     """Check the workflow's configuration, as Snakemake merged it, and fill in defaults."""
+    # --config gives texts: training={learning_rate: 1e-4} is {'learning_rate': '1e-4'}.
     config = _numbers(convert_scalars(config, words=WORDS))
     check_values(config, Path("config/config.yaml"))
     check(config, read_schema("config"), where="config/config.yaml")
@@ -112,9 +113,11 @@ def load_expert(
     if not isinstance(manifest, dict):
         raise ConfigError(f"{path}: holds no settings; see config/experts/ for examples")
     check_durations(manifest, where=str(path))
+    # Alone first: a fault of the file is told with its line, not as one of the overrides.
     check(manifest, schema, where=str(path), at=lambda keys: at_line(path, keys))
     check_origins(manifest, where=str(path))
     demo = manifest.pop("demo", {})
+    # Popped in any case: it is no setting itself.
     if config["preset"] != "demo":
         demo = {}
     merged = merge_settings(merge_settings(manifest, demo), {"training": config["training"]})
@@ -135,6 +138,7 @@ def load_expert(
     # A null takes away what an earlier layer names.
     result["evaluation"]["fields"] = {key: name for key, name in fields.items() if name is not None}
     for source in result["sources"]:
+        # By kind: what people committed to git is searched, other sources only if asked for.
         if source["scan_secrets"] is None:
             source["scan_secrets"] = source_kinds()[source["kind"]].scan_secrets
     check_contradictions(result, where=where, bundled=bundled)
@@ -179,6 +183,7 @@ def _named_sources(expert: str, sources: list[Settings], changes: Settings) -> l
 
     def read(key: str, value: Any) -> Any:
         kinds = known.get(key, {}).get("type", [])
+        # A revision of digits stays a text: the schema knows which keys are numbers.
         is_number = {"integer", "number"} & set([kinds] if isinstance(kinds, str) else kinds)
         return _numbers(value) if is_number else value
 
@@ -210,7 +215,7 @@ def describe_origins(path: Path) -> str:
 
 
 def _keys(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """List all that is set, by dotted keys; an item of a list that has a name goes by it."""
+    # sources: [{name: mine, path: a}] -> sources, sources.mine, sources.mine.name, …
     named = {}
     if isinstance(value, dict):
         named = value

@@ -50,6 +50,7 @@ def check_machine(expert: ConfiguredExpert, rule: str) -> None:
         count_allowed_gpus(training, expert.run.gpu_limit)
         count_nodes(training)
     spec = expert.plan_spec
+    # A bundle brought its model, or links the weights when it is opened.
     if rule in ("prepare_tokenizer", "prepare_model"):
         if expert.bundle is None:
             _check_model(expert, notes=rule == "prepare_model")
@@ -60,8 +61,10 @@ def check_machine(expert: ConfiguredExpert, rule: str) -> None:
             f"{probe.no_gpu_reason()}, and {expert.name} is trained on another one; name its card"
             " with --config hardware='H100 SXM', or use hardware=cpu"
         )
+    # Both raise where a setting does not go with the card.
     choose_attention(spec, gpu)
     choose_parallel(spec)
+    # Packages and cards of this machine say nothing of the one that trains.
     if elsewhere or rule not in TRAINS:
         return
     for package, remedy in list_required_packages(spec):
@@ -73,7 +76,6 @@ def check_machine(expert: ConfiguredExpert, rule: str) -> None:
 
 
 def _missing_for_card(expert: ConfiguredExpert, rule: str, gpu: GpuFacts) -> str | None:
-    """Return why a rule could not train on this machine's cards, if so."""
     if probe.lacks_cuda():
         return probe.NO_CUDA.format(gpu.name)
     training, spec = expert.training, expert.plan_spec

@@ -34,6 +34,7 @@ def list_sources(found: Settings, notes: list[str]) -> Iterator[Settings]:
         config, split = found.get("dataset_config"), found.get("dataset_train_split")
         given = [{"id": str(name), "config": config, "split": split}]
     if isinstance(given, str):
+        # LLaMA-Factory: names of its dataset_info.json, one text with commas.
         given = [{"path": f"data/{one.strip()}.json", "type": "alpaca"} for one in given.split(",")]
     if found.get("train_dataset"):
         # A list of data sets; the user names them one by one.
@@ -41,6 +42,7 @@ def list_sources(found: Settings, notes: list[str]) -> Iterator[Settings]:
     counted: Counter[str] = Counter()
     for one in given or [{"path": "data/train.jsonl"}]:
         source = _source(one, found)
+        # owner/some.name -> some: names of sources go into paths.
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(source.get("id") or source["path"]).stem)
         counted[stem] += 1
         if "[" in (split := str(one.get("split"))):
@@ -57,7 +59,9 @@ def _source(one: Settings, found: Settings) -> Settings:
     if not is_file:
         source["config"] = one.get("config") or one.get("name")
         split = str(one.get("split") or "train").partition("[")[0]
+        # train is the default here, too, and null is left out below.
         source["split"] = split if split != "train" else None
+    # Keys with our default are left out, as a manifest is read by people.
     if (weight := one.get("weight")) not in (None, 1.0):
         source["weight"] = weight
     if found.get("max_samples"):

@@ -107,8 +107,10 @@ def read_flags(path: Path) -> Settings:
         name, has_value, value = word.removeprefix("--").partition("=")
         key = name.replace("-", "_")
         if word.startswith("--") or has_value:
+            # As in a file: 3 is a number, true a truth, [a, b] a list.
             found[key] = yaml.safe_load(value) if has_value else True
             waiting = None if has_value else key
+        # --key value: the flag stood alone so far, and was taken for true.
         elif waiting is not None and found[waiting] is True:
             found[waiting] = yaml.safe_load(word)
         elif waiting is not None and _target(waiting) in LISTS:
@@ -158,6 +160,7 @@ def _flatten(settings: Settings) -> Settings:
                 flat[name] = item
 
     visit(settings, "")
+    # model.lora.rank -> rank; the longer prefix stands before the shorter in GROUPS.
     for group in GROUPS:
         flat = {key.removeprefix(f"{group}."): value for key, value in flat.items()}
     return flat
@@ -221,7 +224,6 @@ class Unusable(NamedTuple):
 
 
 def _target(key: str) -> str | None:
-    """Return where a key's value goes in a manifest; null if nowhere."""
     if key in SAME_NAME:
         return SAME_NAME[key]
     if (target := read_table()["ours"].get(key)) is not None:
@@ -239,6 +241,7 @@ def _reason(key: str) -> str | None:
         return reasons[key]
     if key.rpartition(".")[2].startswith("_"):
         return COMMENT
+    # hub_* stands for all keys that begin so.
     begins = (name for name in reasons if name.endswith("*") and key.startswith(name[:-1]))
     return next((reasons[name] for name in begins), None)
 
@@ -246,6 +249,7 @@ def _reason(key: str) -> str | None:
 def _value(key: str, value: Any, target: str) -> Any:
     """Return a value as it is written here: null for none, Unusable with the reason."""
     name = target.rpartition(".")[2]
+    # -1 is how several trainers write "no limit", as max_steps does.
     if value in ("", -1) or (key == "warmup_steps" and not value):
         return None
     if value == "offload":
@@ -267,6 +271,7 @@ def _value(key: str, value: Any, target: str) -> Any:
         known = get_args(Whole)
         return names if set(names) <= {*known} else Unusable(f"known are {', '.join(known)}")
     if name == name_of(TrainingSection.packing):
+        # Other strategies wrap documents over rows, as concat does.
         return "bfd" if value in (True, "bfd", "ffd") else "none" if value is False else "concat"
     if name == name_of(TrainingSection.parallel):
         return "fsdp" if value else None
@@ -280,7 +285,7 @@ def _value(key: str, value: Any, target: str) -> Any:
 
 
 def _split_names(value: Any) -> list[str]:
-    """Return the names of a list, or of a text with commas or blanks between them."""
+    # "q_proj,v_proj", "q_proj v_proj" and a list of both are the same.
     text = " ".join(map(str, value)) if isinstance(value, list) else value
     return text.replace(",", " ").split() if isinstance(text, str) else []
 
@@ -338,7 +343,6 @@ def _method(found: Settings) -> str:
 
 
 def _explain_defaults(training: Settings) -> Iterator[str]:
-    """Yield a note on the decisive settings that the file leaves to our defaults."""
     decisive = (
         TrainingSection.num_train_epochs, TrainingSection.learning_rate,
         TrainingSection.lr_scheduler_type, TrainingSection.warmup_ratio,

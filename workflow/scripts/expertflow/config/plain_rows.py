@@ -64,11 +64,13 @@ def make_rows(request: PackRequest, output: Path) -> PackingRecord:
     # Not removed by the next run as long as anything of this one lives.
     with hold_partial(output) as (folder, lock):
         (folder / "config" / "experts").mkdir(parents=True)
+        # Its own configuration: the user's experts and settings do not count.
         (folder / "config" / "config.yaml").write_text(canonical_json({"experts": {EXPERT: {}}}))
         manifest = folder / "config" / "experts" / f"{EXPERT}.json"
         manifest.write_text(canonical_json(_manifest(request)))
         _run(request, folder, lock, output)
         results = folder / "results" / EXPERT
+        # Snakemake's own file, in a folder that is nobody's output any more.
         (results / "packed" / ".snakemake_timestamp").unlink(missing_ok=True)
         (results / "packing.json").rename(results / "packed" / "packing.json")
         (results / "packed").rename(output)
@@ -135,6 +137,7 @@ def keep_rejected(folder: Path, output: Path) -> Path | None:
         return None
     kept = output.with_name(f"{output.name}.rejected")
     kept.mkdir(exist_ok=True)
+    # Of an earlier try with the same output.
     for old in kept.glob(REJECTED):
         old.unlink()
     for path in found:

@@ -80,6 +80,7 @@ def check_values(value: Any, path: Path) -> None:
     """Refuse non-finite numbers and too many values; ConfigError names the file and line."""
     try:
         for i, (keys, item) in enumerate(_values(value, ())):
+            # Ten aliases of ten aliases of … are a few lines that fill the memory.
             if i > MAX_VALUES:
                 many = f"more than {MAX_VALUES:,} values with its aliases written out"
                 raise ConfigError(f"{path}: {many}; write fewer")
@@ -106,6 +107,7 @@ def convert_scalars(value: Any, *, words: dict[str, bool | None]) -> Any:
 def at_line(path: Path, keys: Sequence[str | int]) -> str:
     """Return the file with the line of a key, or of the nearest object; without it if unknown."""
     try:
+        # Read once more, for errors alone: the loader keeps no line numbers.
         node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
     except (OSError, ValueError, yaml.YAMLError):
         return str(path)
@@ -151,6 +153,7 @@ def suggest_name(name: str, known: Iterable[str], otherwise: str = "") -> str:
     ("did you mean 'learning_rate'?", 'known are a, b')
     """
     names = sorted(known)
+    # At least 0.6 alike, as difflib reckons it.
     near = difflib.get_close_matches(name, names, n=1)
     if near:
         return f"did you mean {near[0]!r}?"

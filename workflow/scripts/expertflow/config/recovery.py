@@ -88,6 +88,7 @@ def use_sidecars(persistence: Any, stage_of: Callable[[Any], str | None]) -> Non
     @cache
     def sidecar(job: Any) -> Sidecar | None:
         record = job.output.get("record")
+        # Jobs of an including Snakefile have no sidecars of ours.
         if record is None or stage_of(job) is None or has_metadata(job):
             return None
         with suppress(DataError):
@@ -98,11 +99,13 @@ def use_sidecars(persistence: Any, stage_of: Callable[[Any], str | None]) -> Non
         made = sidecar(job)
         if made is None:
             return params_changed(job, file=file)
+        # Sets, as Snakemake shows what is only in one of them as the reason to run again.
         old, new = _made_with(made), _made_now(job, str(stage_of(job)), made)
         return ParamsChange(only_old=old - new, only_new=new - old, files={made.output})
 
     def checksums(job: Any, path: Any) -> set[Any]:
         made = sidecar(job)
+        # The file as it is counts as the one that the job read: content decides, not time.
         if made is not None and was_there_before(Path(path), made):
             return {f"sha256:{sha256_file(Path(path))}"}
         return set(input_checksums(job, path))

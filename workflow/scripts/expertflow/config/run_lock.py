@@ -51,6 +51,7 @@ def hold_experts(jobs: Iterable[Any], *, slurm_run: str | None = None) -> None:
     own = [] if slurm_run is None else [slurm_run]
     streams, before = [], set()
     for expert in sorted({job.wildcards_dict.get("expert", INDEX) for job in jobs}):
+        # In sorted order, so that of two runs of the same experts one gets all.
         stream = _open(expert)
         if try_lock(stream) == "held":
             known = read_holder(stream)
@@ -116,13 +117,14 @@ def find_orphans() -> dict[int, str]:
         # It ends while it is looked at, or is somebody else's.
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             pid, _, rest = process.environ().get(RUN, "").partition(" ")
+            # Another run in the same folder makes other experts, and lives.
             if rest == f"{place} {Path.cwd()}" and not _is_run_of(int(pid), process):
                 found[process.pid] = " ".join(process.cmdline()[:2])
     return found
 
 
 def _is_run_of(pid: int, job: psutil.Process) -> bool:
-    """Return whether the run lives; a number that was given away again is a younger process."""
+    # A number that was given away again is a process younger than the job.
     try:
         return pid == os.getpid() or psutil.Process(pid).create_time() <= job.create_time()
     except psutil.NoSuchProcess:
@@ -139,7 +141,7 @@ def slurm_run_name(workflow: Any) -> str | None:
 
 
 def _wait_for_slurm(names: Sequence[str]) -> None:
-    """Wait until Slurm has no job of these runs: they write what this run would write."""
+    # Slurm's jobs outlive the Snakemake that submitted them, and write what this run would.
     if not names:
         return
     if shutil.which("squeue") is None:

@@ -44,6 +44,7 @@ def render_files(root: Path) -> dict[Path, str]:
 
 
 def _write(declared: str, schema: JsonSchema, **style: Any) -> str:
+    # In the order of the declarations; width as in the code.
     style |= {"sort_keys": False, "width": 100, "allow_unicode": True}
     return HEAD.format(declared) + str(yaml.safe_dump({"$schema": DRAFT, **schema}, **style))
 
@@ -52,6 +53,7 @@ def _page() -> str:
     rows = [_row(f"lora.{setting.name}", setting) for setting in list_settings(LoraSpec)]
     lines = []
     for setting in list_settings(TrainingSection):
+        # One row of a struct would say nothing: its settings stand in its place.
         lines += rows if setting.kind is LoraSpec else [_row(setting.name, setting)]
     table = ["| setting | value | default | |", "|---|---|---|---|", *lines]
     return PAGE + "\n" + "\n".join(table) + "\n"

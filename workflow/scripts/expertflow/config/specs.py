@@ -61,6 +61,7 @@ def spec_text(rule: str, expert: ConfiguredExpert, wildcards: Any) -> str:
 
 def _fill(cls: type[S], *places: dict[str, object], **own: Any) -> S:
     """Fill a spec: each field that is not given by the first place that has its name."""
+    # Reversed: the first place is laid over the others.
     found = {name: p[name] for p in reversed(places) for name in cls.__struct_fields__ if name in p}
     spec: S = from_json(cls, {**found, **own}, where=cls.__name__)
     return spec
@@ -171,6 +172,7 @@ def pretokenize_shard(expert: ConfiguredExpert, _: Any) -> TokenSpec:
 
     Tokens that came with a bundle are no worse for the engines that are installed here.
     """
+    # What auto chooses depends on the engines there are.
     versions = {}
     for engine in ("fastokens", "tokenizers"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -249,6 +251,7 @@ def make_bundle(expert: ConfiguredExpert, _: Any) -> BundleSpec:
     sources = expert.sources.values()
     generators = sorted({GENERATOR + str(s.generator) for s in sources if s.kind == "generated"})
     asked = [key for key, value in config.items() if value is True]
+    # All that runs after opening, and what made the data: opening tells which differ here.
     rules = [stage.name for stage in stages_before("compare_experts", asked=asked)]
     own_task = expert.own_artifacts.get(OWN_TASK)
     named = {**expert.benchmarks, **expert.model_files}

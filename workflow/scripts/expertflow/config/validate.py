@@ -62,6 +62,7 @@ def read_checked(path: Path, schema: str) -> Any:
 def list_files(folders: Iterable[Path]) -> dict[str, Path]:
     """List settings files by their stems; the first folder that has a name wins."""
     found = [path for folder in folders for end in SUFFIXES for path in folder.glob(f"*{end}")]
+    # Reversed: of one name the first folder's is written last, and stays.
     return {path.stem: path for path in reversed(found)}
 
 
@@ -88,6 +89,7 @@ def check(
     ``at`` finds the place of a key, with its line, in place of ``where``.
     """
     validator = jsonschema.Draft202012Validator(schema)
+    # In the order of the paths: the same fault comes first each time.
     errors = sorted(validator.iter_errors(value), key=lambda e: list(map(str, e.absolute_path)))
     if errors:
         # The branch of a oneOf or anyOf that came nearest, where one clearly did.
@@ -105,6 +107,7 @@ def describe(error: ValidationError) -> str:
     schema: Any = error.schema
     if error.validator == "additionalProperties":
         known = sorted(schema.get("properties", {}))
+        # jsonschema reports all unknown keys of an object as one error; the first is told.
         [unknown] = _stranger(error)
         key = ".".join(filter(None, [path, unknown]))
         return f"unknown key {key!r}; {DROPPED.get(key) or _hint(unknown, known)}"
@@ -133,6 +136,7 @@ def with_defaults(value: Any, schema: JsonSchema, root: JsonSchema | None = None
     if "$ref" in schema:
         target = root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
         return with_defaults(value, target, root)
+    # "targets: all-linear" is ["all-linear"].
     if isinstance(value, str) and "oneOf" in schema and schema["oneOf"][0].get("type") == "array":
         return [value]
     if isinstance(value, list) and "items" in schema:

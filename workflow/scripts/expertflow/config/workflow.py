@@ -80,6 +80,7 @@ class Workflow:
         self._on_first_use, self._on_lock = on_first_use, on_lock
         self._config, self._hashes = load_config(run.config), HashCache()
         self.experts: list[str] = list(self._config["experts"])
+        # Snakemake asks for the same expert hundreds of times.
         self._loaded: dict[str, ConfiguredExpert] = {}
         parsed_modules.keep_in(Path("state/code.json"))
 
@@ -102,6 +103,7 @@ class Workflow:
         for word in names.split():
             flag, _, name = word.strip("()").partition("=")
             path = FILES[name or flag]
+            # An input's name must be an identifier: packed/ -> needs_packed_files.
             key = f"{NEEDED}{flag.replace('/', '_files')}" if word[0] == "(" else flag.rstrip("/")
             found[key] = ancient(path[:-1]) if path.endswith("/") else path
         return found
@@ -113,6 +115,7 @@ class Workflow:
 
         def files(wildcards: Any) -> list[str]:
             stems = [record.removesuffix(".json") for record in records(wildcards)]
+            # documents/a/000.json -> documents/a/000.arrow
             return [stem + suffix for stem in stems for suffix in suffixes]
 
         stem = NEEDED if needed else ""
@@ -146,6 +149,7 @@ class Workflow:
             made = [path for name, path in output.items() if name != "record"]
             # Where a fetched source may leave nothing is no output.
             given["files"] = list(dict.fromkeys([*made, *filter(None, [given.get("directory")])]))
+            # Snakemake gives one file as a text, several as a list.
             values = {f: [v] if isinstance(v, str) else list(v) for f, v in given.items()}
             return [word for f, value in values.items() if value for word in (f"--{f}", *value)]
 
@@ -377,4 +381,5 @@ def _source_record(expert: ConfiguredExpert, source: str) -> str:
     return f"{expert.results}/sources/{kind}/{source}.json"
 
 
+# Once a process: Snakemake asks for each job.
 _code = cache(rule_digest)

@@ -46,11 +46,13 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
         if isinstance(path, Path) and not path.is_file():
             raise DataError(f"{path}: is missing, needed for {name}; {REPAIR}")
     paths = [path for path in items.values() if isinstance(path, Path)]
+    # Hashes of sidecars: a bundle of damaged results would be found out after the trip.
     check_inputs(path for path in paths if sidecar_of(path).is_file())
     members = describe_items(items)
     _check_recorded(results, members, lock=lock, model=model)
     if spec.own_code is not None:
         log.warning("it carries your own code, %s; opening needs --allow-own-code", spec.own_code)
+    # In the index settings files are named as they lie in the bundle.
     carried = {n: replace(f, path=f"{records.CARRIED}/{n}") for n, f in spec.files.items()}
     index = BundleIndex(
         kind="bundle",
@@ -72,6 +74,7 @@ def _data_items(results: Path, lock: ExpertLock, asked: list[str]) -> Items:
         files += [*made, *filter(Path.is_file, map(sidecar_of, made))]
         unrecorded += [path for path in made if not sidecar_of(path).is_file()]
         for key, path in stage.files.items():
+            # Folders are packed as a whole, and need Snakemake's time stamp beside their files.
             if key not in stage.stays and not path.endswith("/"):
                 files += [results / place for place in expand_path(stage, path, lock.sources)]
     if unrecorded:
@@ -88,6 +91,7 @@ def _folder_items(folder: Path) -> Items:
     files = [p for p in folder.rglob("*") if p.is_file() and p.name != records.TIMESTAMP]
     if not files:
         raise DataError(f"{folder}: is empty; delete its record and run again")
+    # Snakemake keeps the time of a folder in this file; opening sets it.
     return {file.as_posix(): file for file in files} | {f"{folder}/{records.TIMESTAMP}": b""}
 
 
@@ -123,6 +127,7 @@ def _model_items(results: Path, model: ModelRecord, *, with_weights: bool) -> It
     with_weights |= folder == target and not any(map(Path.is_symlink, weights))
     wanted = [path for path in list_model_files(folder) if with_weights or path not in weights]
     items: Items = {f"{target}/{path.relative_to(folder).as_posix()}": path for path in wanted}
+    # The record names the folder of this machine; there the model lies in results/.
     moved = _json_text(to_json(replace(model, path=str(target))))
     items |= {f"{target}/{records.TIMESTAMP}": b"", record.as_posix(): moved}
     own = hashlib.sha256(moved).hexdigest()
@@ -148,7 +153,6 @@ def _json_text(value: object) -> bytes:
 def _check_recorded(
     results: Path, members: Iterable[Member], *, lock: ExpertLock, model: ModelRecord
 ) -> None:
-    """Raise DataError if a file is not what its record says."""
     found = {member.name: member.sha256 for member in members}
     packing = read_record(PackingRecord, results / "packing.json")
     documents = read_record(DocumentsRecord, results / "documents.json")
@@ -188,6 +192,7 @@ def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:
     report = results / "report.json"
     if not report.is_file():
         raise DataError(f"{report}: is missing; run snakemake {report} first")
+    # What came with the bundle and was not changed is at home already.
     came = {member.name: member.sha256 for member in bundle.members}
     items: Items = {path.as_posix(): path for path in _result_files(results)}
     brought = tuple(n for n in sorted(items) if n in came and came[n] == sha256_file(Path(n)))
@@ -207,6 +212,7 @@ def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:
 def _result_files(results: Path) -> list[Path]:
     found = [path for pattern in RECORDS for path in results.glob(pattern)]
     folders = {*records.FOLDERS, "logs", "ablation"}
+    # All weights are in merged/, too: as large as the checkpoint.
     if read_part(str, results / "training.json", "method") == "full":
         folders.remove("checkpoint")
     for folder in folders:

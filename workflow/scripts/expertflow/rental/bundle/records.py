@@ -69,6 +69,7 @@ class BundleSpec(Record, frozen=True, kw_only=True):
         """The user's own scoring task, if any, as the manifest names it, and its hash."""
         if (place := self.own_artifacts.get(OWN_TASK)) is None:
             return None
+        # A task is one file; an older bundle may not say what it holds.
         digest, *_ = [*self.content.get(place, {}).values(), "unknown"]
         return f"{place} (sha256 {digest})"
 

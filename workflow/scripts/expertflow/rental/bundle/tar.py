@@ -44,6 +44,7 @@ def write_bundle(path: Path, index: BundleIndex, items: Items) -> None:
         stream.write(_header(INDEX, len(sealed)) + sealed + _padding(len(sealed)))
         for member in index.members:
             stream.write(_header(member.name, member.n_bytes))
+            # Read twice, for the index and for the file: what differs was written meanwhile.
             if _pour(member.name, _chunks(items[member.name]), stream.write) != member:
                 raise DataError(f"{member.name}: changed while it was packed; run again")
             stream.write(_padding(member.n_bytes))
@@ -66,6 +67,7 @@ def read_bundle(path: Path, index: BundleIndex, create: Callable[[Member], Binar
         for member in index.members:
             _expect(stream, _header(member.name, member.n_bytes), path, member.name)
             with create(member) as target:
+                # Written first and judged then: it lies in a partial folder until all is right.
                 found = _pour(member.name, _take(stream, member.n_bytes), target.write)
             if found.n_bytes != member.n_bytes:
                 raise DataError(f"{path}: ends within {member.name}; {AGAIN}")
@@ -73,6 +75,7 @@ def read_bundle(path: Path, index: BundleIndex, create: Callable[[Member], Binar
                 raise DataError(f"{path}: {member.name} was changed; {AGAIN}")
             _expect(stream, _padding(member.n_bytes), path, member.name)
         _expect(stream, END, path, "its end")
+        # Bytes behind the end would be of no hash.
         if stream.read(1):
             raise DataError(f"{path}: goes on after its end; {AGAIN}")
 
@@ -111,6 +114,7 @@ def _chunks(content: Path | bytes) -> Iterator[bytes]:
 
 
 def _take(stream: BinaryIO, n_bytes: int) -> Iterator[bytes]:
+    # In pieces: a member may be larger than memory.
     while chunk := stream.read(min(n_bytes, CHUNK_BYTES)):
         n_bytes -= len(chunk)
         yield chunk
@@ -130,10 +134,12 @@ def _pour(
 def _header(name: str, n_bytes: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = n_bytes, 0o644, 0
+    # PAX, as names may be longer than 100 bytes and in UTF-8.
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
 
 
 def _padding(n_bytes: int) -> bytes:
+    # 5 bytes in blocks of 512 -> 507 zeros
     return bytes(-n_bytes % BLOCK)
 
 
@@ -143,6 +149,7 @@ def _read_index(stream: BinaryIO, path: Path) -> BundleIndex:
         n_bytes = tarfile.TarInfo.frombuf(header, "utf-8", "strict").size
     except (tarfile.HeaderError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: is no bundle; make one with make_bundle") from error
+    # The whole header is made anew and compared: owner, mode and time have one value.
     if not 0 <= n_bytes <= MAX_INDEX_BYTES or header != _header(INDEX, n_bytes):
         raise DataError(f"{path}: is no bundle, as {INDEX} does not come first; {AGAIN}")
     text, where = stream.read(n_bytes), f"{path}: {INDEX}"
@@ -157,6 +164,7 @@ def _read_index(stream: BinaryIO, path: Path) -> BundleIndex:
             " open it with the code that made it"
         )
     try:
+        # As text, not as values: another spelling of the same JSON was written by somebody else.
         own = canonical_json(value)
         is_sealed = text == canonical_json({"index": value, "sha256": sha256_text(own)}).encode()
     except ValueError as error:

@@ -62,6 +62,7 @@ def open_bundle(
         ):
             _complete_model(index, results, model)
             return False
+        # After the check of equality: opening the same bundle twice is no mistake.
         if results.exists() and not may_replace:
             is_bundle = (results / records.CARRIED).exists()
             what = "an opened bundle, changed since or another one" if is_bundle else "results"
@@ -70,6 +71,7 @@ def open_bundle(
             )
         with _unpack(bundle, index, results) as partial:
             _complete_model(index, partial, model)
+            # From here on settings are those of the bundle; until the rename nobody sees it.
             write_record(partial / records.OPENED, opened)
             _prepare_for_snakemake(partial, directory, index)
             remove(results)
@@ -104,6 +106,7 @@ def land_outcome(
 def _hold_expert(directory: Path, expert: str) -> Iterator[None]:
     """Lock an expert against runs and other openings; a failed block leaves nothing behind."""
     path = directory / EXPERT_LOCKS / f"{expert}.lock"
+    # A bundle that is refused leaves no .snakemake behind in an empty folder.
     with _undone_on_failure(path), path.open("a+", encoding="utf-8") as stream:
         is_held, known = try_lock(stream) == "held", read_holder(stream)
         if is_held:
@@ -152,6 +155,7 @@ def _prepare_for_snakemake(partial: Path, directory: Path, index: BundleIndex) -
     time_s = float(int(time.time()))
     for path in [*partial.rglob("*"), partial]:
         os.utime(path, (time_s, time_s), follow_symlinks=False)
+    # Metadata of files that stay as they are is right, and is kept.
     came = {member.name for member in index.members}.difference(index.brought)
     came |= {str(parent) for name in came for parent in Path(name).parents}
     metadata = directory / METADATA
@@ -212,6 +216,7 @@ def _move_in(index: BundleIndex, partial: Path, results: Path) -> None:
         if (partial / folder).is_dir():
             remove(results / folder)
     files = [path for path in partial.rglob("*") if path.is_file()]
+    # False sorts first: the report says that all is there.
     for path in sorted(files, key=lambda file: file.name == "report.json"):
         name = path.relative_to(partial).as_posix()
         target = results / name
@@ -252,6 +257,7 @@ def link_weights(model: ModelRecord, given: Path | None, folder: Path) -> None:
             f" {model.weights_sha256[:12]}…); give the folder of {model.name}"
             f" {model.revision or ''} as --model"
         )
+    # Links of an earlier opening, to weights that are gone or others.
     for old in there:
         old.unlink()
     for file in files:

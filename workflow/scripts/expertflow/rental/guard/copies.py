@@ -49,6 +49,7 @@ class Copies:
         self._is_fresh = False
         # Pushes made by this session; null (all are trusted) once existing ones were compared.
         self._trusted: set[str] | None = set()
+        # One: two pushes at once would share the folder that holds a checkpoint.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="push")
         self._pushing: Future[None] | None = None
 
@@ -74,6 +75,7 @@ class Copies:
         self.own.mkdir(parents=True, exist_ok=True)
         probe.write_text("expertflow\n", encoding="utf-8")
         with _nothing_started():
+            # Often one and the same.
             for store in dict.fromkeys((self.push_store, self.sync_store)):
                 if store is not None:
                     store.send_files(self.own, PLACE, [probe.name])
@@ -112,10 +114,12 @@ class Copies:
                 return True
             except SyncFailed as error:
                 self.note_failure(f"sync: {error}")
+            # 5, 10, 20, 40, 80 s
             wait_s = FIRST_WAIT_S * 2**attempt
             if attempt == n_retries or not may_go_on(wait_s):
                 break
             log.warning("trying again in %.0f s", wait_s)
+            # Not sleep: a signal ends the wait.
             self.cancel.wait(wait_s)
         return False
 
@@ -172,9 +176,11 @@ class Copies:
         if self.sync_store is not None:
             names = files_below(self.results, skip=self.skip)
             n_results = sum((self.results / name).stat().st_size for name in names)
+            # An estimate: files that were replaced are counted as sent.
             n_unsent = max(0, n_results - sum(record.n_bytes for record in self.syncs))
         if self.push_store is not None:
             n_unsent += sum(map(checkpoint_files.n_bytes, newest))
+        # A copy that moved nothing says nothing of the speed.
         done = [record for record in (*self.pushes, *self.syncs) if record.n_bytes]
         duration_s, n_sent = sum(r.duration_s for r in done), sum(r.n_bytes for r in done)
         return max(floor_s, MARGIN * (save_s + (n_unsent * duration_s / n_sent if n_sent else 0.0)))

@@ -47,6 +47,7 @@ class Meter:
         self._price, self._limit = usd_per_hour, max_usd
         paid = (max(0.0, s.end_s - s.start_s) / 3600 * s.usd_per_hour for s in earlier)
         self.usd_before = sum(paid, 0.0)
+        # The system's clock may be set back; what is spent since now runs by one that is not.
         self._start_s, self._clock, self._zero_s = start_s, clock, clock() - (now_s - start_s)
 
     def total_usd(self, *, ahead_s: float = 0.0) -> float | None:

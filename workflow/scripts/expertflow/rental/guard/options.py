@@ -59,6 +59,7 @@ def parse_options(arguments: Sequence[str], description: str | None) -> GuardOpt
     add("--disk-stays", "DEST may be a folder of the results' own disk", action="store_true")
     add("--results", type=lambda text: Path(home(text)), default=RESULTS)
     add("--state", type=lambda text: Path(home(text)), default=STATE)
+    # Cut at the first -- here, as argparse would take options of the command for its own.
     words = list(arguments)
     cut = words.index("--") if "--" in words else len(words)
     command = words[cut + 1 :]
@@ -103,6 +104,7 @@ def _check(options: GuardOptions) -> None:
 
 
 def _device(path: Path) -> int:
+    # A folder that is not made yet will lie on the disk of its nearest parent.
     place = path.absolute()
     while not place.exists():
         place = place.parent
@@ -146,6 +148,7 @@ def guard_command(options: str, expert: str) -> str:
         ) from error
     if not words:
         return ""
+    # argparse takes --o for --on-finish, the only option that begins so.
     if any(word.startswith("--o") for word in words):
         raise ConfigError(
             "guard: --on-finish would stop the machine before the outcome is packed; leave it out,"

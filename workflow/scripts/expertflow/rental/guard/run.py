@@ -55,6 +55,7 @@ class Guard:
         self._may_cancel = True
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._zero_s = self._noted_s = self._pushed_s = time.monotonic()
+        # Long ago: the first look at the budget measures.
         self._estimated_s, self._reserve_s = -ESTIMATE_EVERY_S, options.reserve_s
 
     def run(self) -> int:
@@ -138,6 +139,7 @@ class Guard:
         try:
             self.copies.pull_states()
         finally:
+            # Joined, so that it cannot cancel a copy that begins later.
             timer.cancel()
             timer.join()
             self._note()
@@ -153,7 +155,7 @@ class Guard:
                 raise BudgetSpent(f"{self.meter.format_usd()} {told}")
 
     def _end_unstarted(self, why: str) -> int:
-        """Copy what earlier sessions left here, then stop the machine, as after any other end."""
+        # Earlier sessions may have left results here, and the machine is paid for all the same.
         log.warning("the command is not started: %s", why)
         self.copies.starts_nothing = True
         cause = StopCause(outcome="budget", why=why, grace_s=0)
@@ -250,6 +252,7 @@ class Guard:
                 log.warning("not at its end after %.1f s: killed", now_s - begun_s)
                 supervisor.kill()
                 return supervisor.wait()
+            # Told again: a process that had just started may not have listened yet.
             if now_s - told_s > REMIND_S:
                 told_s = now_s
                 supervisor.stop()
@@ -278,6 +281,7 @@ class Guard:
             | ({"exit_code": words} if code is None else {}),
         )
         hurried = cause.outcome if cause and cause.outcome in NO_HOOK else None
+        # Of a command that ended by itself, its own.
         exit_code = EXIT_CODES.get(outcome, code or 0)
         self.copies.break_off()
         self._may_cancel = True
@@ -287,6 +291,7 @@ class Guard:
             synced &= self.copies.send_with_retries(n_retries=n_retries, may_go_on=self._may_go_on)
         hook = self.options.on_finish
         refusal = "not asked for" if hook is None else self._refusal(synced, hurried)
+        # Sent before the hook runs, as the machine may be gone after it.
         synced = self._write_record(refusal or "due") and synced
         if refusal is None:
             refusal = self._refusal(synced, hurried)

@@ -32,6 +32,7 @@ class IdleGpu:
 
     def __init__(self, stack: ExitStack, *, minutes: float, busy_percent: float) -> None:
         self._limit_s, self._busy_percent = 60 * minutes, busy_percent
+        # Counts as busy at the start: nothing is known of before.
         self._busy_s = self._due_s = time.monotonic()
         self._devices: tuple[Device, ...] = ()
         self.state = "off: --idle-minutes 0"
@@ -74,10 +75,12 @@ class Standstill:
     def poll(self) -> str | None:
         now_s = time.monotonic()
         passed_s = now_s - self._checked_s
+        # A twentieth of the limit: listing files on a network disk is slow.
         if not self._limit_s or passed_s < self._limit_s / STALLED_CHECKS:
             return None
         self._checked_s = now_s
         files, work = _list_files(self._folders), _measure_work(self._pid)
+        # A new process counts from zero; one that ended takes its past along.
         before = [self._work.get(process, (0.0, 0)) for process in work]
         used_s = sum(cpu_s for cpu_s, _ in work.values()) - sum(cpu_s for cpu_s, _ in before)
         n_bytes = sum(n for _, n in work.values()) - sum(n for _, n in before)
@@ -132,6 +135,7 @@ class Notice:
         if self._asking is not None:
             code = self._asking.poll()
             if code is None:
+                # A hanging request says nothing; the next one asks anew.
                 if now_s - self._asked_s > NOTICE_PATIENCE_S:
                     self.close()
                 return None

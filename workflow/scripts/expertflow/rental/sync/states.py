@@ -68,6 +68,7 @@ def push_state(
     place, name, folder = key_of(state), _progress_of(state), hold / "files"
     if name is None:
         return None
+    # The .json alone counts: it was written when everything else was there.
     there = store.list_names(place)
     if f"{name}.json" in there and (trusted is None or f"{place}/{name}" in trusted):
         return None
@@ -76,6 +77,7 @@ def push_state(
         name, files = _hold(state, folder)
         key = f"{place}/{name}"
         if f"{name}.json" in there:
+            # First the mark, so that a push that breaks off now is none.
             store.delete(f"{key}.json")
         sent = store.send_files(folder, key, files)
         if files_below(folder) != files:
@@ -122,6 +124,7 @@ def _progress_of(state: Path) -> str | None:
 
 
 def _rank(name: str | None) -> tuple[bool, str]:
+    # step-00000040 < step-00000080 < finished
     return (name == FINISHED, name or "")
 
 
@@ -236,6 +239,7 @@ def _fetch_with_retries(
 def _fetch(store: Store, name: str, state: Path) -> None:
     key = f"{key_of(state)}/{name}"
     shown = f"{store.shown}/{key}"
+    # Beside its place, and moved there when every file is what was pushed.
     with replacing(state) as partial:
         partial.mkdir()
         store.fetch(f"{key}.json", partial)

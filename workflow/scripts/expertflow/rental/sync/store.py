@@ -132,6 +132,7 @@ def files_below(
     found = []
     failed = None if only_a_look else _refuse
     for place, folders, files in os.walk(folder, onerror=failed, followlinks=not only_a_look):
+        # In place, as os.walk goes on by this list.
         folders[:], names = (
             sorted(name for name in some if name not in skip and not name.endswith(".partial"))
             for some in (folders, files)
@@ -155,6 +156,7 @@ def _check_link(path: Path, folder: Path) -> None:
         return
     if not path.exists():
         raise SyncFailed(f"{path}: a link that leads nowhere; remove it, or leave it out by --skip")
+    # A link to a folder above it would be followed without end.
     above = [path.parent, *(p for p in path.parent.parents if p == folder or folder in p.parents)]
     if path.is_dir() and path.resolve() in {p.resolve() for p in above}:
         raise SyncFailed(f"{path}: a link to a folder that it lies in; remove it")

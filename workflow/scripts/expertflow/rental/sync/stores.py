@@ -58,6 +58,7 @@ class LocalStore(Store):
     def _transfer_file(self, path: Path, key: str) -> tuple[int, str]:
         target, way = Path(self.shown, key), "read back, sha256 equal"
         with convert_errors(f"{target}: not copied"):
+            # By content: sizes and times may be equal by chance or by design.
             if target.is_file() and self._sha256(target) == self._sha256(path):
                 return 0, way
             digest = hashlib.sha256()
@@ -74,8 +75,8 @@ class LocalStore(Store):
             return target.stat().st_size, way
 
     def _sha256(self, path: Path) -> str:
-        """Hash the file on disk rather than the page cache."""
         with path.open("rb") as stream:
+            # The file as the disk has it: the page cache would give back what was written.
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         digest = hashlib.sha256()
         for chunk in self._chunks(path):
@@ -145,6 +146,7 @@ class RsyncStore(Store):
         moved = run("--checksum") if self._doubts or largest <= SMALL_BYTES else run()
         # Counted only here; a file is assumed to still have the size that was sent.
         n_bytes = sum((folder / n).stat().st_size for n in moved if (folder / n).is_file())
+        # Both sides hash what they have on disk now.
         different = run("--checksum", "--dry-run")
         self._doubts = bool(different)
         if different:
@@ -156,6 +158,7 @@ class RsyncStore(Store):
 
     def fetch(self, key: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        # rsync copies the content of a folder if its name ends with a slash.
         is_file = key.endswith(".json")
         source = f"{self._root}/{key}" + ("" if is_file else "/")
         # Local files are always copied again; comparing first would make the other side hash all of
@@ -167,6 +170,7 @@ class RsyncStore(Store):
             lines = self._run("--list-only", "--no-human-readable", f"{self._root}/{key}/", "")
         except NotThere:
             return []
+        # -rw-r--r--   4096 2026/01/31 08:00:00 name of a file
         rows = (line.split(None, 4) for line in lines)
         return sorted(row[4] for row in rows if len(row) == 5 and row[4] != ".")
 
@@ -225,9 +229,9 @@ class S3Store(Store):
             raise ConfigError(f"{destination}: {error}; see boto3's settings") from error
 
     def _transfer_file(self, path: Path, key: str) -> tuple[int, str]:
-        """Upload a file unless its checksum is there; then request the checksum."""
         target = self._key(key)
         with self._errors_as_ours(target):
+            # S3's own checksum of an upload in parts is the hash of the hashes of its parts.
             parts = [hashlib.sha256(chunk).digest() for chunk in self._chunks(path)]
             if (way := self._compare(path, target, parts)) is not None:
                 return 0, way
@@ -254,6 +258,7 @@ class S3Store(Store):
             return None
         if head["ContentLength"] != path.stat().st_size:
             return None
+        # Storages differ in whether they add the number of parts.
         wanted = {_text(_whole(parts)), f"{_text(_whole(parts))}-{len(parts)}"}
         if found := head.get(f"Checksum{SUM}"):
             return "SHA256 of the storage equal" if found in wanted else None
