@@ -77,6 +77,7 @@ def find_problems(folder: Path) -> tuple[list[Problem], str]:
     """Go to a folder and read all of its results and state; return the problems, and a summary."""
     if not (folder / "results").is_dir():
         raise DataError(f"{folder.absolute()}: no results/ there; name the folder that holds it")
+    # Sidecars name files relative to the folder of results/ and state/.
     os.chdir(folder)
     checks = list_checks()
     console = Console(stderr=True)
@@ -115,6 +116,7 @@ def list_checks() -> list[Check]:
         if not path.is_dir() and path.parts[1] not in busy
     }
     checks = [check for path in sorted(files) for check in _checks_by(path)]
+    # What no record names was left over, or put there by hand.
     named = {path for check in checks for path in check.paths}
     for path in sorted(files - named):
         is_partial = any(part.endswith(".partial") for part in path.parts)
@@ -135,13 +137,13 @@ def _is_busy(expert: str) -> bool:
 
 
 def _came_with_bundle(path: Path) -> bool:
-    """Return whether a file is of a base model whose weights were checked by opening a bundle."""
+    # Opening the bundle held its weights against model.json, and nothing names them since.
     return path.parts[2:3] == ("base_model",) and Path(*path.parts[:2], OPENED).is_file()
 
 
 def _is_like(path: Path, patterns: tuple[str, ...]) -> bool:
-    name = path.as_posix()
-    return any(fnmatch(name, p) and name.count("/") >= p.count("/") for p in patterns)
+    # A * crosses slashes here: results/*/.bundle/* is every file of a bundle.
+    return any(fnmatch(path.as_posix(), pattern) for pattern in patterns)
 
 
 def _checks_by(path: Path) -> Iterator[Check]:
@@ -178,7 +180,7 @@ def _by_sidecar(path: Path) -> Iterator[Check]:
 
 
 def _reason_of(error: Exception) -> str:
-    """Return the middle of an error's line: neither the file nor the fix."""
+    # "file: what is wrong; what to do" -> "what is wrong", as the file is named beside it.
     return str(error).partition(": ")[2].rpartition("; ")[0] or str(error)
 
 
@@ -191,6 +193,7 @@ def _by_outcome(outcome: Path) -> Iterator[Check]:
         return
     for name, digest in files["xxh3"].items():
         top = state / Path(name).parts[0]
+        # With its folder: half of final/ is no model.
         yield _by_hash(state / name, digest, outcome, (outcome, top), _hash_xxh3)
 
 
@@ -265,6 +268,7 @@ def repair(problems: list[Problem], *, dry_run: bool = False) -> list[Path]:
             write_text(problem.path, "".join(f"{line}\n" for line in lines))
     found = [path for problem in problems for path in problem.removable if not _is_in_use(path)]
     experts = sorted({path.parts[1] for path in found if path.is_relative_to("results")})
+    # A report tells of what is removed: it has to be made anew, as has the page over all.
     reports = [Path("results", expert, "report.json") for expert in experts]
     for report in (*reports, INDEX) if experts else ():
         found += [report, sidecar_of(report), report.with_suffix(".html")]
