@@ -72,7 +72,7 @@ class HardwareTables:
         compare: list[Settings] = [] if hardware == "cpu" else config["compare"]
         for choice in compare:
             self._check_known(choice["name"], f"compare names {choice['name']!r}")
-        # Rows of other cards would make a plan run again where a price of theirs changes.
+        # With rows of other cards, a new price for one would make every plan run again.
         wanted = {hardware, *(choice["name"] for choice in compare)}
         cards = [row for row in self.gpus if hardware == "auto" or wanted & _names(row).keys()]
         prices = {row["name"]: price for row in cards if (price := self._price(row)) is not None}

@@ -88,7 +88,7 @@ def use_sidecars(persistence: Any, stage_of: Callable[[Any], str | None]) -> Non
     @cache
     def sidecar(job: Any) -> Sidecar | None:
         record = job.output.get("record")
-        # Jobs of an including Snakefile have no sidecars of ours.
+        # Jobs of an including Snakefile have no sidecars.
         if record is None or stage_of(job) is None or has_metadata(job):
             return None
         with suppress(DataError):
