@@ -59,7 +59,7 @@ class LogHandler(LogHandlerBase):
     def _note(self, record: logging.LogRecord) -> None:
         event = getattr(record, "event", None)
         if event is None:
-            # Only a run that came to its end prints a table; Ctrl-C and a failure before it do not.
+            # Only a completed dry run prints the table, not one that Ctrl-C or an error ended.
             self._has_ended |= record.getMessage().startswith(LAST_WORDS)
         elif event == LogEvent.RUN_INFO:
             stats = getattr(record, "stats", None)
@@ -97,7 +97,7 @@ class LogHandler(LogHandlerBase):
         asked = isinstance(own, LogHandlerSettings) and own.snakemake
         return not (asked or common.verbose or common.debug_dag)
 
-    # Attributes of the base class, which Snakemake reads on each handler.
+    # Abstract properties of the base class.
     writes_to_file = property(lambda self: False)
     # Snakemake's own filter hides jobs under ``--quiet rules``, which count here.
     has_filter = property(lambda self: True)

@@ -48,13 +48,13 @@ def _explain_config(arguments: Sequence[str]) -> str | None:
     for i, argument in enumerate(arguments):
         if argument not in ("--config", "-C"):
             continue
-        # What --config takes: all up to the next option.
+        # --config takes all words up to the next option.
         words = list(takewhile(lambda word: not word.startswith("-"), arguments[i + 1 :]))
         n_pairs = len(list(takewhile(lambda word: "=" in word, words)))
         if n_pairs == len(words):
             continue
         odd, what = words[n_pairs], f"{argument}: {words[n_pairs]} is no KEY=VALUE"
-        # `--config results/a/report.json`: a target that --config has taken for itself.
+        # In `--config results/a/report.json` the target was parsed as a config entry.
         if n_pairs == 0 or "/" in odd:
             return (
                 f"{what}; name what is to be made before {argument}: snakemake {odd} {argument} …"

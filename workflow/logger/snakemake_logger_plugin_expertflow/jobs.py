@@ -45,10 +45,10 @@ class Job:
                 text = stream.read().decode(errors="replace")
         except OSError:
             return ""
-        # A bar of progress ends its lines with a carriage return.
+        # Progress bars end their lines with a carriage return.
         lines = [line for line in re.split(r"[\r\n]", text) if line.strip()]
         line = CLOCK.sub("", lines[-1], count=1).strip() if lines else ""
-        # No escape codes on the screen.
+        # Escape codes must not reach the terminal.
         return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 

@@ -29,7 +29,7 @@ class OtherJobs:
     def add_job(self, rule: str, log: Any, forecast: Any) -> None:
         if (seconds := last_success_s(log)) is not None:
             self.seconds.append(seconds)
-        elif others := _others_s(rule, log):  # e.g. of another expert of the folder
+        elif others := _others_s(rule, log):  # the same rule for other experts
             self.of_other_experts.append(median(others))
         elif modeled := SECONDS.fullmatch(str(forecast)):
             self.modeled.append(tuple(map(float, modeled.groups())))
@@ -40,7 +40,7 @@ class OtherJobs:
     def hours(self) -> tuple[float, float]:
         """The least and the most."""
         known = sum(self.seconds + self.of_other_experts)
-        # Zeros, as nothing may be modeled, and there must be two sums.
+        # The zeros keep zip() from being empty when nothing is modeled.
         least, most = (sum(ends) for ends in zip((0.0, 0.0), *self.modeled, strict=True))
         return (known + least) / 3600, (known + most) / 3600
 

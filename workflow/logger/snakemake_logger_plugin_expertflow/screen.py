@@ -67,7 +67,7 @@ class Screen:
             console=console,
             get_renderable=self._draw,
             refresh_per_second=REDRAWS_PER_S,
-            transient=True,  # leaves nothing behind when it stops
+            transient=True,  # erased when it stops
             redirect_stdout=False,  # else it would go to this stream, stderr
             vertical_overflow="ellipsis",
         )

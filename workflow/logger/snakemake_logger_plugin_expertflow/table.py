@@ -92,7 +92,7 @@ def _sums(others: OtherJobs, lines: list[Line]) -> list[str]:
     if not spent or others.never_ran or hours == UNKNOWN:
         return [spent] if spent else []
     total = f"In all: {_add(hours, low, high)} hours"
-    # Other jobs are priced only where all trainings are on cards of one price.
+    # Other jobs can be priced only if all trainings have the same price per hour.
     prices = {price for line in lines for price in re.findall(r"\$([\d.]+)/h", line[-1])}
     dollars = add_ranges([line[3] for line in lines])
     if dollars != UNKNOWN and len(prices) == 1:

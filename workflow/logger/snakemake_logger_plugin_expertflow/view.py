@@ -80,7 +80,7 @@ class RunView:
             self._screen.show_running()
 
     def _end(self, record: logging.LogRecord, *, has_failed: bool) -> None:
-        # Snakemake names it job_id where a job has finished and jobid elsewhere.
+        # Snakemake 9 calls it job_id in JOB_FINISHED and jobid elsewhere.
         number = getattr(record, "jobid" if has_failed else "job_id", -1)
         job = self._running.pop(number, None)
         if not self._running:
@@ -134,7 +134,7 @@ def _shorten(reason: str) -> str:
     'missing output files; code has changed since last execution'
     """
     clauses = reason.split("; ")
-    # That an input was updated follows from the jobs above it, unless it is all there is.
+    # Updated input follows from the jobs above, so it is shown only without another reason.
     own = [clause for clause in clauses if not clause.startswith(FOLLOWS)] or [FOLLOWS]
     short = [clause.partition(":")[0] if clause.startswith(CLEAR) else clause for clause in own]
     return "; ".join(clause[:1].lower() + clause[1:] for clause in short)

@@ -44,7 +44,7 @@ def ask_models(inputs: GenerationInputs) -> GenerationRecord:
     questions = _questions(inputs, held_out, evaluator)
     asked = questions.reported
     before, figures_before = evaluator.ask_model(None, asked), evaluator.run_harness(None)
-    # The base model is done with here; the order of calls decides how often weights are loaded.
+    # All questions to the base model come first, so that it is loaded once.
     published = _published(inputs, evaluator, questions.selection)
     after = evaluator.ask_model(published.path, asked)
     recall = tuple(_ask_recall(inputs, evaluator, published))

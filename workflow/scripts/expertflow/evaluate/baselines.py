@@ -134,7 +134,7 @@ class TemplateMaker:
         for example in examples:
             slots = self._slots(example.prompt)
             pieces = _pieces(example.reference, slots)
-            # How often each text, and each place, is part of an answer.
+            # Counts how often each text, and each place, is part of an answer.
             self._usual.update({*pieces, *(slot for one in pieces for slot in slots.get(one, ()))})
         self._made: dict[tuple[str, str], Template] = {}
 
@@ -164,7 +164,7 @@ class TemplateMaker:
         slots: dict[str, list[Slot]] = {}
         for place, text in self.finder.find_places(prompt).items():
             for case, written in CASES.items():
-                if not case or written(text) != text:  # else as without a case
+                if not case or written(text) != text:  # else the same as without a case
                     slots.setdefault(written(text), []).append(Slot(place, case))
         return slots
 
@@ -204,14 +204,14 @@ def make_baselines(judge: Judge, training: Sequence[Example], seed: int) -> list
 def _best(judge: Judge, probes: Sequence[Example], candidates: Sequence[list[str]]) -> int:
     if len(candidates) == 1:
         return 0
-    # All candidates share the budget: the more there are, the fewer probes each is judged on.
+    # All candidates share one budget of judgments: more candidates, fewer probes each.
     asked = range(min(len(probes), max(N_JUDGMENTS // len(candidates), 1)))
 
     def count_correct(asked: Sequence[int]) -> list[int]:
         answers = [candidate[i] for candidate in candidates for i in asked]
         judgments = judge([probes[i] for i in asked] * len(candidates), answers)
         correct = np.array([judgment.correct for judgment in judgments])
-        # One row a candidate.
+        # One row per candidate.
         counts: list[int] = correct.reshape(len(candidates), len(asked)).sum(axis=1).tolist()
         return counts
 

@@ -73,7 +73,7 @@ def choose_best(scores: Sequence[tuple[KeptWeights, TaskScore]], n_questions: in
 
     def rank(scored: tuple[KeptWeights, TaskScore]) -> tuple[int, float, int]:
         loss = scored[0].held_out_loss
-        # An unknown loss is the worst.
+        # An unknown loss ranks last.
         return scored[1].n_correct, -(math.inf if loss is None else loss), scored[0].step
 
     best, score = max(scores, key=rank)

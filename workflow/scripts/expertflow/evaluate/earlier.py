@@ -103,7 +103,7 @@ def compare_runs(
     ]
     if not others:
         return None
-    # Where none shares a question the newest is named, to tell that it does not.
+    # If none shares a question, name the newest, so that the report can say so.
     before = next((b for b in others if b.correct.keys() & now.correct.keys()), others[0])
     shared = sorted(before.correct.keys() & now.correct.keys())
     value = change = None
@@ -124,7 +124,7 @@ def append_run(now: PastRun, path: Path) -> None:
         with path.with_suffix(".lock").open("a") as lock:
             try_lock(lock, wait=True)
             known = read_runs(path)
-            # A job that ran again.
+            # The job was run again.
             if known and replace(known[-1], evaluated_at=now.evaluated_at) == now:
                 return
             lines = (canonical_json(seal(to_json(run))) for run in (*known, now)[-N_KEPT:])

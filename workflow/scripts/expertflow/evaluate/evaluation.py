@@ -254,7 +254,7 @@ class ModelComparison(Record, frozen=True):
         self, task: ScoringTask, baseline: BaselinePredictor, n_learned_from: int
     ) -> BaselineScore:
         with show_activity(lambda: f"baseline {baseline.name}"):
-            # Asked all at once, as tasks may start a process for a call of score.
+            # One call for all answers, as each call of score may start a process.
             answers = [baseline.answer(example) for example in self.asked]
             judgments = task.score(self.asked, answers)
         score = summarize_judgments(task.metric, judgments)

@@ -62,7 +62,7 @@ class Models:
 
     def get(self, place: Place) -> Any:
         if self._loaded is None or self._loaded[0] != place:
-            # Before the next is loaded: two models may not fit.
+            # Release first: two models may not fit into memory.
             self.release()
             folder = None if place is None else self._checkpoint / place
             log.info("loading %s", folder or "the base model")
@@ -110,7 +110,7 @@ class ModelEvaluator:
                 # Pieces of one document are no independent measurements.
                 document_P = np.load(of_pieces)
                 losses = DocumentLosses(
-                    # [P] pieces to [D] documents.
+                    # Sum pieces [P] into documents [D].
                     np.bincount(document_P, losses.nats_D).astype(np.float64),
                     np.bincount(document_P, losses.n_targets_D).astype(np.int64),
                 )

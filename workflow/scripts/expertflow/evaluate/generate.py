@@ -93,7 +93,7 @@ def generate_answers(
         why = f"the prompt's {len(prompts[i])} tokens leave the model no position to answer in"
         log.warning("not asked: %s", why)
         found[i] = Answer("", 0, ended=False, not_asked=why)
-    # Prompts of like length share a batch, which pads little.
+    # Prompts of similar length share a batch, to reduce padding.
     waiting = sorted((i for i in range(len(prompts)) if rooms[i]), key=lambda i: len(prompts[i]))
     progress = ProgressPrinter("answering", total=len(waiting), unit="questions")
     with torch.inference_mode(), generation_mode(lm, ends=ends, pad_id=codec.pad_id):
@@ -227,10 +227,10 @@ class Draws(LogitsProcessor):  # type: ignore[misc]
         for warper in self.warpers:
             warped = warper(input_ids, warped)
         sums = warped.double().softmax(-1).cumsum(-1)
-        # One uniform number a row picks the first token whose cumulative probability exceeds it.
+        # Inverse transform sampling: the first token whose cumulative probability exceeds u.
         uniform = [[generator.random()] for generator in self.generators]
         places = torch.tensor(uniform, dtype=sums.dtype, device=sums.device) * sums[:, -1:]
-        # right=True never draws a token of probability 0, not even at 0.0.
+        # right=True never draws a token of probability 0, even if u is 0.
         chosen = torch.searchsorted(sums, places, right=True).clamp_(max=sums.shape[1] - 1)
         return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)
 
@@ -253,8 +253,8 @@ class Endings(StoppingCriteria):  # type: ignore[misc]
         rows = input_ids[:, self.start :].tolist() if self.stops else []
         for i, room in enumerate(self.rooms):
             if not self.done[i] and rows:
-                # The tail first, as decoding all after each token is quadratic; then all, as a tail
-                # may begin within a character.
+                # Check the tail first, as decoding everything after each token is quadratic; then
+                # everything, as the tail may start within a character.
                 self.done[i] = self._has_stop(rows[i][-self.n_tail :]) and self._has_stop(rows[i])
             self.done[i] |= n_written >= room
         return torch.tensor(self.done, device=input_ids.device)

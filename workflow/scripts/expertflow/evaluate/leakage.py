@@ -44,7 +44,7 @@ def read_split(
 
     held_out = make_ids_unique(side("held_out"))
     known = HeldOutHashes(held_out)
-    # A stream: the training side is read once, and only its sample is held in memory.
+    # A generator: the training side is streamed, and only a sample is kept in memory.
     passing = (document for document in side("train") if known.mark_shared(document))
     training = heapq.nsmallest(N_TRAINING_EXAMPLES, passing, key=key_by_seed(seed))
     # Documents that the template cannot render are not counted as packed.
@@ -70,7 +70,7 @@ def check_trained_rows(
     expert: str, *, training: TrainingRecord, packing: PackingRecord, rows: Path
 ) -> None:
     """Raise unless the model was trained, and is measured, on the rows of this packing."""
-    # As training.json hashes them.
+    # The same hash as in train/job.py.
     splits = sha256_json([packing.train.sha256, packing.held_out.sha256])
     if training.packing_sha256 != splits:
         raise EvaluationError(

@@ -42,14 +42,14 @@ def document_losses(model: Any, rows: PackedRows, *, micro_batch_size: int) -> D
     n_documents = len(rows.seq_lengths.values)
     nats_D, n_targets_D = np.zeros(n_documents), np.zeros(n_documents, np.int64)
     # Rows with targets, grouped by similar length.
-    # Longest first: a batch that does not fit into memory fails before time is spent.
+    # Longest first, so that running out of memory happens at the start.
     order = np.argsort(-collator.n_tokens_N, kind="stable")
     order = order[collator.n_targets_N[order] > 0]
     for start in range(0, len(order), micro_batch_size):
         batch = collator.batch(order[start : start + micro_batch_size], buffers)
         positions_T, targets_T = targets_of(batch.labels_BL, batch.n_target_tokens)
         nats_T = _target_nats(lm, batch, positions_T, targets_T)
-        # A position predicts the token after it, which counts for its own document.
+        # A position predicts the next token, whose document owns the loss.
         owners_T = _owners(rows, batch)[positions_T.numpy() + 1]
         np.add.at(nats_D, owners_T, nats_T)
         np.add.at(n_targets_D, owners_T, 1)
@@ -64,7 +64,7 @@ def _target_nats(
     device, dtype = head.weight_VH.device, head.weight_VH.dtype
     hidden_TH = hidden_states(lm, batch).flatten(0, 1).index_select(0, positions_T.to(device))
     targets_T1 = targets_T.to(device)[:, None]
-    # Logits of all targets at once, [T, V], are gigabytes with a large vocabulary.
+    # In chunks, as logits of all targets, [T, V], take gigabytes with a large vocabulary.
     chunk, nats = chunk_rows(head.weight_VH), []
     for start in range(0, len(targets_T1), chunk):
         part = slice(start, start + chunk)
@@ -111,7 +111,7 @@ def log_likelihoods(
     for row, i in zip(ids, fits, strict=True):
         prompt, continuation = pairs[i]
         row[: lengths[i]] = prompt + continuation
-        # As in training, only the continuation counts.
+        # As in training, the loss covers only the continuation.
         spans.append([len(prompt), lengths[i]] if continuation else [])
     rows = PackedRows.from_lists(ids, [[lengths[i]] for i in fits], spans)
     losses = shrink_batches(

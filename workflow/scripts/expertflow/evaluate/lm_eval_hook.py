@@ -108,7 +108,7 @@ def read_figures(results: dict[str, dict[str, object]], names: list[str]) -> Fig
     for task in sorted(wanted):
         values = results[task]
         for key, value in values.items():
-            # `acc,none` and `acc_stderr,none`: metric, and filter of the answers.
+            # Keys are metric and filter: `acc,none`, `acc_stderr,none`.
             metric, comma, how = key.partition(",")
             if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
@@ -152,7 +152,7 @@ def _offline() -> Iterator[None]:
         for module_name, names in SWITCHES.items():
             module = importlib.import_module(module_name)
             for name in names:
-                # Set in the modules: they read the environment once, at import, which was long ago.
+                # Set in the modules, as they read the environment only once, at import.
                 undo.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, True)
         yield

@@ -125,7 +125,7 @@ def find_unusable(asked: Sequence[Example], judge: Judge) -> dict[int, str]:
     except EvaluationError as error:
         if len(asked) == 1:
             return {0: str(error)}
-        # A judge ends at the first reference that it cannot use; halves find the others.
+        # The judge raises at the first unusable reference, so bisect to find them all.
         middle = len(asked) // 2
         later = find_unusable(asked[middle:], judge)
         return find_unusable(asked[:middle], judge) | {middle + i: why for i, why in later.items()}
@@ -175,7 +175,7 @@ def _eval_example(
     # Nothing after the last learned token, e.g. a line end, is generated.
     reference, around, *options = (ids[: s[-1]] for ids, s in zip(learned, spans, strict=True))
     start = spans[0][0]
-    # A token that joins the template and an option is not shared: it counts as the option's.
+    # A token that spans the template and the option is not shared, so it is scored.
     n_given = min((_n_shared(around, ids) for ids in options), default=0)
     pairs = [(ids[:n_given], ids[n_given:]) for ids in options]
     return EvalExample(

@@ -117,7 +117,7 @@ class IsolatedTask(ScoringTask):
 
     def read_texts(self, example: Example) -> dict[str, str | None]:
         """Return what ``judge_texts`` takes besides the answer and the reference: all fields."""
-        # `artifacts.database or fields.schema` names none: either will do.
+        # An alternative such as `artifacts.database or fields.schema` requires neither field.
         needed = {name.removeprefix("fields.") for name in self.required}
         return {
             name: (self.read_text if name in needed else self.read_optional)(example, name)
@@ -233,7 +233,7 @@ def _task_of(module: ModuleType) -> type[ScoringTask]:
         for value in vars(module).values()
         if inspect.isclass(value)
         and issubclass(value, ScoringTask)
-        and value.__module__ == module.__name__  # not one that it imports
+        and value.__module__ == module.__name__  # defined there, not imported
     ]
     named = ", ".join(one.__name__ for one in found) or "none"
     if len(found) != 1:

@@ -58,7 +58,7 @@ def estimate_change(
         )
     low, high = _interval(sums_N, weights_N, seed)
     change: Change = "no measurable change"
-    # A group as often right in one direction as in the other tells nothing.
+    # A group whose differences cancel out does not count as differing.
     told = np.count_nonzero(sums_N) >= MIN_DIFFERING
     if told and not low <= 0 <= high:
         change = "better" if (low > 0) == higher_is_better else "worse"
@@ -84,7 +84,7 @@ def _interval(sums_N: Floats, counts_N: Floats, seed: int) -> tuple[float, float
     """
     rng = np.random.default_rng(seed)
     units = np.stack((sums_N, counts_N), axis=1)  # [N, 2]
-    kinds_K2, n_K = np.unique(units, axis=0, return_counts=True)  # K is 3 for right and wrong
+    kinds_K2, n_K = np.unique(units, axis=0, return_counts=True)  # K = 3 for right and wrong
     if len(kinds_K2) > MAX_UNITS:
         blocks = np.array_split(rng.permutation(len(units)), MAX_UNITS)
         kinds_K2 = np.stack([units[block].sum(axis=0) for block in blocks])
@@ -94,7 +94,7 @@ def _interval(sums_N: Floats, counts_N: Floats, seed: int) -> tuple[float, float
     ratios = []
     for start in range(0, N_RESAMPLES, step):
         n_drawn = min(step, N_RESAMPLES - start)
-        # How often each kind is drawn in each resample: the same as drawing n_units of them singly.
+        # Counts of each kind per resample, distributed as if n_units were drawn one by one.
         drawn_RK = rng.multinomial(n_units, n_K / n_units, size=n_drawn)
         # Elementwise, as a matrix product may round differently on another machine.
         sums_R = (drawn_RK * kinds_K2[:, 0]).sum(axis=1)

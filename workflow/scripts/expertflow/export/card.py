@@ -108,7 +108,7 @@ def model_card(
         billed_hours=round_up_hours(hours, inputs.plan.cost.billing_minutes),
     )
     front = front_matter(inputs, license_files, is_adapter=is_adapter)
-    # Blocks of the template that are left out leave blank lines.
+    # Skipped blocks of the template leave blank lines behind.
     return f"---\n{front}\n---\n" + re.sub(r"\n{3,}", "\n\n", body).lstrip("\n")
 
 

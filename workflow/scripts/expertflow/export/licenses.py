@@ -85,7 +85,7 @@ class Licensed(Record, frozen=True, kw_only=True):
             for term, (pattern, _) in TERMS.items()
         }
         known["not stated"] = set() if self.parts else {""}
-        # What neither the hub knows nor a pattern matches.
+        # Names that the hub does not know and no pattern matches.
         known["unknown terms"] = set(self.parts).difference(HUB_LICENSES, *known.values())
         return {term for term, parts in known.items() if parts}
 
@@ -107,7 +107,7 @@ def find_conflicts(made_from: list[Licensed]) -> list[str]:
     lines = [f"{term}: {_list(found[term])} - {TERMS[term][1]}." for term in TERMS if found[term]]
     strict = [item for item in made_from if not set(item.parts) <= PERMISSIVE]
     for item in found["share-alike"]:
-        # Under the very same license there is nothing to keep apart.
+        # Two sources under the same share-alike license are compatible.
         if others := [other for other in strict if other.parts != item.parts]:
             lines.append(
                 f"incompatible: {item.words} asks for its own license, and {_list(others)} for"

@@ -47,7 +47,7 @@ def find_published_folder(checkpoint: Path, published: Published, training: Trai
 def check_weights(model: Any, published: Published, folder: Path) -> None:
     adapter, trained = hasattr(model, "merge_and_unload"), (".lora_", f".{WHOLE}.")
     for name, parameter in model.named_parameters():
-        # The hash is of what was trained, and loading froze it.
+        # The hash covers trainable parameters, and loading has frozen them all.
         parameter.requires_grad_(not adapter or any(part in name for part in trained))
     found = weights_sha256(model)
     model.requires_grad_(False)

@@ -135,7 +135,7 @@ def _run(runner: TrialRunner, trial: Trial, *, is_plan: bool) -> TrialResult:
     except TrainingError as error:
         if is_plan:
             raise
-        # The plan itself has to run; of a variant it is a finding that it does not.
+        # A plan that cannot run is an error; a variant that cannot run is a result.
         raise NotMeasurableError(str(error)) from error
     if is_plan and result.outcome != "measured":
         return replace(result, problem=f"the plan itself: {result.problem}")

@@ -205,7 +205,7 @@ def _verdict(
     measured: Estimate, *, low: float | None, high: float | None
 ) -> tuple[Any, str | None]:
     top = math.inf if high is None else high  # "at least 2x" has no upper end
-    # First of all: nothing is as claimed that may be no change at all.
+    # Checked first: a ratio that may be 1 confirms no claim.
     if measured.low <= 1 <= measured.high:
         if low is not None and measured.high >= low and measured.low <= top:
             return "no change", "the interval holds what was said, too; more repeats would tell"
@@ -228,7 +228,7 @@ def _unavailable_reason(
     if claim.unmeasured is not None:
         return claim.unmeasured
     both = [record for record in (of, to) if record is not None]
-    # A figure of a claim needs both sides.
+    # A ratio needs both of its sides.
     for record in both:
         if record.outcome not in ("measured", "is the plan"):
             return f"{record.variant.name}: {record.outcome}, {record.reason or 'no reason given'}"

@@ -75,7 +75,7 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
             )
             write_record(training.staging, staging)
         planning_s = time.perf_counter() - began_s
-        if not run_job(training):  # a helper process, which has no record
+        if not run_job(training):  # a helper process: only rank 0 has a record
             return None
         record = read_record(TrainingRecord, training.output)
         lines = read_json_lines(job.scratch / "steps.jsonl")
@@ -89,7 +89,7 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
             n_warmup=n_warmup,
             n_window_steps=1 if gpu is None else short.logging_steps,
             planning_s=planning_s,
-            # A plan of another model, card or batch does not take these times.
+            # Tells a later plan whether these times apply to it.
             key=calibration_key(plan, model.facts.model_type),
         )
 
@@ -97,7 +97,7 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
 def shorten_plan(plan: TrainPlan) -> tuple[TrainPlan, int]:
     n_steps = min(N_WARMUP + N_TIMED, plan.n_steps)
     n_warmup = min(N_WARMUP, n_steps // 4)
-    # The schedule may not be longer than the run; rates do not change the time of a step.
+    # The warm-up must fit into the short run; learning rates do not change a step's time.
     rate_warmup = min(plan.n_warmup_steps, n_steps - 1)
     return replace(
         plan,

@@ -38,7 +38,7 @@ def estimate_ratio(ratios: Sequence[float]) -> Estimate:
     """Return the geometric mean of ratios, its interval, and the extremes."""
     if len(ratios) < 2:
         raise ValueError(f"{len(ratios)} ratios have no spread")
-    # Of logarithms, so that the inverse ratios have the inverse interval.
+    # In logarithms, so that inverting the ratios inverts the interval.
     logs = np.log(np.asarray(ratios, np.float64))
     mean = float(logs.mean())
     half = t_quantile(len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
@@ -110,7 +110,7 @@ def compare_losses(
     if list_changes(base, plan) & LEARNS_OTHERWISE:
         return {"loss_differs": differs}
     own, plain = pairs[0]
-    # Tokens of an update against the plan's.
+    # Tokens per update, relative to the plan.
     updates = (own.n_tokens / own.n_timed_steps) / (plain.n_tokens / plain.n_timed_steps)
     bound, distance = ROUNDING, abs(differs)
     if abs(updates - 1) > SAME_UPDATES:
@@ -152,7 +152,7 @@ def hours_ratios(
     mean_s = sum(r.timed_s / r.n_timed_steps for r in results) / len(results)
     save_s = sum(r.save_s or 0.0 for r in results) / len(results)
     n = count_saves(plan, mean_s)
-    # At least one save, and only complete ones.
+    # A whole number of saves, at least one.
     others = max(1, round(saves * n))
     plural = "" if n == 1 else "s"
     if others == n:
@@ -181,7 +181,7 @@ def read_speed_ratios(staged: Staged, *, n_repeats: int) -> tuple[list[float], s
     ratios, how = [], ""
     for i in range(n_repeats):
         speeds: dict[Path, float] = {}
-        # Turns: what slows the machine down for a while slows both.
+        # Alternating order, so that a temporary slowdown of the disk hits both.
         for place in (source, target)[:: 1 if i % 2 == 0 else -1]:
             speed, how = measure_file(place)
             if speed is None:

@@ -79,7 +79,7 @@ def draft_plan(inputs: PlanInputs) -> PlanDraft:
         n_params=read_part(int, model, "n_parameters"),
         gpu=resolve_gpu(spec.hardware, list(spec.gpu_table)),
     )
-    # Memory is traced with the attention that the plan will choose.
+    # Memory is traced with the attention implementation that the plan will choose.
     attention, _ = choose_attention(spec, draft.gpu)
     draft.trace = trace_step(draft, read_part(str, model, "path"), attention)
     return draft

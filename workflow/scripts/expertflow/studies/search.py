@@ -174,7 +174,7 @@ class Search(Struct, kw_only=True):
             for choice, rate in self._rates(like).items()
             if is_allowed(choice, default, free)
         }
-        # Within the noise of a trial the simpler choice is taken.
+        # Differences within a trial's noise go to the simpler choice.
         tied = (s for s in rates if rates[s] * (1 + TIE_FRACTION) >= max(rates.values()))
         return min(tied, key=self._complexity, default=None)
 
@@ -245,7 +245,7 @@ class Search(Struct, kw_only=True):
             if known.outcome != "given up" or is_slow:
                 return known
         peak, usable = self.predict(choice), self.space.usable_bytes
-        # The default is run in any case, as all others are compared with it.
+        # The default is always run, as everything is compared with it.
         if choice != self.space.default:
             if peak is not None and usable is not None and peak > usable:
                 sizes = f"{gib(peak)} are predicted and {usable / GIB:.1f} may be used"

@@ -72,7 +72,7 @@ class TrialRunner:
         if answer is not None:
             raise TrainingError(answer)
         code = process.exitcode or 0
-        # Not by us: a trial that we end ourselves does not get here.
+        # Not sent by us: trials that we kill return or raise above.
         if code == -signal.SIGKILL:
             said = "the process was killed (SIGKILL): most likely the host's memory ran out"
             return TrialResult(outcome="out of memory", problem=said)

@@ -226,7 +226,7 @@ def _judge(
         found = f"{gain.value:.3f} times the default [{gain.low:.3f}, {gain.high:.3f}]"
         log.info("%s: %s: a tie", settings_words(best), found)
         return winner(default, gain=1.0)
-    # Of the pairs: the trial that won the search is the luckiest of many.
+    # From the pairs, as the winner of a search is partly the luckiest of many trials.
     speeds[best] = median(pair.best_tokens_per_s for pair in pairs)
     speeds[default] = median(pair.default_tokens_per_s for pair in pairs)
     return winner(best, gain=gain.value, gain_low=gain.low, gain_high=gain.high)
@@ -237,14 +237,14 @@ def _time_pairs(bench: Bench, search: Search, best: TunedSettings, *, end_s: flo
     pairs = [p for p in bench.kept.pairs if (p.best, p.default) == (best, default)]
     # Compiled code is cached by then.
     trials = search.trials[best], search.trials[default]
-    # What a pair should take, judged by the two trials: none is begun that ends too late.
+    # Estimated duration of a pair, so that none is started that would overrun the budget.
     steps_s = sum((N_WARMUP + t.n_timed_steps) * (t.step_s or 0.0) for t in trials)
     took_s = steps_s + sum(t.startup_s or 0.0 for t in trials)
     for i in range(len(pairs), N_PAIRS):
         start_s = search.clock()
         if start_s + took_s > end_s:
             break
-        # In turns, as a card slows down while it gets warm.
+        # Alternating order, as a card slows down while it warms up.
         order = (default, best) if i % 2 == 0 else (best, default)
         results = {settings: bench.run(settings, None) for settings in order}
         if any(result.outcome != "measured" for result in results.values()):

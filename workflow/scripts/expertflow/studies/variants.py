@@ -127,7 +127,7 @@ def set_up_variant(
         per_row = first.n_tokens / first.n_documents
     per_step = per_row * min(plan.global_batch_sequences, plan.n_sequences)
     of_plan = first.tokens_per_row * min(base.global_batch_sequences, base.n_sequences)
-    # As many tokens as the plan's timed steps; 1e-6 for a quotient a hair above a whole number.
+    # As many tokens as in the plan's timed steps; 1e-6 absorbs rounding in the quotient.
     n_steps = max(3, math.ceil(n_timed_steps * of_plan / per_step - 1e-6))
     settings = to_json({name: getattr(plan, name) for name in sorted(list_changes(base, plan))})
     return VariantSetup(
@@ -159,7 +159,7 @@ def documents_as_rows(
         in_all = max(1, round(per_step))
         padded = math.ceil(first.longest_tokens / MULTIPLE) * MULTIPLE  # of the longest document
         micro = min(in_all, max(1, plan.batch_size * base.sequence_length_tokens // padded))
-    # Steps have a whole number of documents, so there are a few more or fewer.
+    # A step holds a whole number of documents, so the number of steps changes slightly.
     scale = per_step / in_all
     n_steps = max(1, round(base.n_steps * scale))
     n_warmup = min(round(base.n_warmup_steps * scale), n_steps - 1)

@@ -93,7 +93,7 @@ def _parse(text: str) -> "tuple[list[Token], int]":
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             nonlocal n_steps
-            # Counted where alternatives are tried: nested attempts are what takes exponential time.
+            # Nested attempts at alternatives are what takes exponential time.
             n_steps += 1
             if n_steps > MAX_STEPS:
                 raise StepLimitError
@@ -103,7 +103,7 @@ def _parse(text: str) -> "tuple[list[Token], int]":
         return sum(tree is not None for tree in parser.parse(tokens, ""))
 
     def parse_subquery(braces: "list[Token]") -> None:
-        # The braces of COUNT hold what those of EXISTS may, and only EXISTS is known to graphglot.
+        # graphglot parses EXISTS { … }, whose braces may hold the same as those of COUNT.
         head, tail = map(_dialect().tokenize, ("MATCH (n) WHERE EXISTS", "RETURN 1"))
         n_statements([*head, *braces, *tail])
 

@@ -78,7 +78,7 @@ def count_rows_one_way(tokens: Sequence[Token], never_null: set[str]) -> list[To
     """Replace `count(n)` by `count(*)` for variables that are null in no row."""
     result = list(tokens)
     for index in range(2, len(tokens) - 1):
-        # Four tokens: `count`, `(`, the variable, `)`.
+        # The tokens of a call are `count`, `(`, the variable and `)`.
         call = tokens[index - 2 : index]
         named = tokens[index].kind == "variable" and tokens[index].text in never_null
         closed = is_operator(tokens[index + 1], ")")
@@ -90,7 +90,7 @@ def count_rows_one_way(tokens: Sequence[Token], never_null: set[str]) -> list[To
 def variables_never_null(tokens: Sequence[Token], matched: set[str]) -> set[str]:
     """Return the ``matched`` variables to which nothing else, such as UNWIND, gives a value."""
     words = {token.text for token in tokens if token.kind == "keyword"}
-    # What OPTIONAL MATCH does not find is null, and a procedure may yield null.
+    # OPTIONAL MATCH and procedures may set a variable to null.
     if words & {"OPTIONAL", "CALL"}:
         return set()
     named = {

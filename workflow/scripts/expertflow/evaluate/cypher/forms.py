@@ -63,12 +63,12 @@ def common_form(tokens: Sequence[Token]) -> Tokens:
         result = _with_conditions_outside(result)
     result = _sort_keys(result)
     if not _projects_all(result):
-        # Before unused names go: `count(n)` may be the only other place that names n.
+        # Before unused variables are dropped: `count(n)` may be the only other use of n.
         result = comparisons.count_rows_one_way(
             result, comparisons.variables_never_null(result, _matched_variables(result))
         )
         result = _without_unused_variables(result)
-    # Numbered last: the number is the place among the variables as they stand then.
+    # Last, as a variable's number is its position among those that remain.
     return number_variables(_sort_conditions(_turn_paths(result)))
 
 
@@ -82,7 +82,7 @@ def _projects_all(tokens: Tokens) -> bool:
 
 def _with_conditions_outside(tokens: Tokens) -> Tokens:
     result, n_new = list(tokens), 0
-    # From the last to the first, so that positions before it stay as they are.
+    # Backwards, so that earlier positions stay valid.
     for start in reversed([i for i, token in enumerate(tokens) if token == _MATCH]):
         end = _end_of_clause(result, start + 1)
         pattern = result[start + 1 : end]
@@ -301,7 +301,7 @@ def _end_of_clause(tokens: Tokens, start: int) -> int:
             return index
         token, before = tokens[index], token_at(tokens, index - 1)
         opens_clause = token.kind == "keyword" and token.text in _CLAUSE_WORDS
-        # `STARTS WITH` is an operator.
+        # In `STARTS WITH` it opens no clause.
         opens_clause &= token.text != "WITH" or before.text not in ("STARTS", "ENDS")
         if level == 0 and (opens_clause or is_operator(token, ";")):
             return index

@@ -87,7 +87,7 @@ def _from_lines(lines: Iterable[str]) -> GraphSchema:
             schema.add_relation(found[1], found[2], found[3])
         elif (found := _NODE.match(line)) is not None:
             _add(schema.nodes, found[1], _keys(found[2]))
-        elif line.rstrip().endswith(":"):  # a title, of this section or of one that tells nothing
+        elif line.rstrip().endswith(":"):  # a title, of a known section or another
             section = owner = None
             if _NODES_TITLE.search(line):
                 section = schema.nodes
@@ -189,7 +189,7 @@ class NameFaults:
         for entity in entities:
             if entity.variable is None:
                 continue
-            # A variable in several patterns has the labels of all of them.
+            # A variable used in several patterns has the labels of all.
             known = names.setdefault(entity.variable, set())
             sure = entity.plain and entity.variable not in self._rebound and known is not None
             names[entity.variable] = (known or set()) | set(entity.names) if sure else None
@@ -224,7 +224,7 @@ class NameFaults:
             ends = (left, right) if relationship.direction == ">" else (right, left)
             starts, stops = (_names_of(node, self._nodes) or set() for node in ends)
             triples = sorted(product(starts, relationship.names, stops))
-            # Of several labels one that fits is enough.
+            # One known combination of the labels is enough.
             if any(triple in known for triple in triples):
                 continue
             for start, kind, end in triples:

@@ -72,7 +72,7 @@ def tokenize(query: str) -> list[Token] | None:
 
 def classify_words(tokens: Sequence[Token]) -> list[Token]:
     """Classify words: keywords, functions, names (of labels, keys, properties), variables."""
-    # Keys first, as labels come after a colon that is not that of a key.
+    # Keys first, as the colon after a key does not start a label.
     keys, called = _map_keys(tokens), _called(tokens)
     names = keys | _labels(tokens, keys)
     result: list[Token] = []
@@ -115,7 +115,7 @@ def _map_keys(tokens: Sequence[Token]) -> set[int]:
         if is_operator(token, "(", "[", "{"):
             in_map.append(token.text == "{" and before.text.upper() not in _BEFORE_SUBQUERY)
         elif is_operator(token, ")", "]", "}"):
-            # A closing bracket too many leaves the entry for none.
+            # Keep the first entry if there are too many closing brackets.
             del in_map[max(1, len(in_map) - 1) :]
         elif token.kind in _WORDS and between and in_map[-1]:
             keys.add(index)
@@ -248,7 +248,7 @@ def match_brackets(tokens: Sequence[Token]) -> dict[int, int]:
             if opened and tokens[opened[-1]].text == closes[token.text]:
                 pairs[opened.pop()] = index
             else:
-                # Brackets around a mismatch stay without a partner.
+                # Brackets around a mismatch are left unpaired.
                 opened.clear()
     return pairs
 
@@ -264,7 +264,8 @@ def find_paths(tokens: Sequence[Token]) -> list[Path]:
     paths, index = [], 0
     while index < len(tokens):
         before = token_at(tokens, index - 1)
-        is_start = is_operator(tokens[index], "(") and before.kind not in _CALLED  # not of a call
+        # `f(a)` is a call.
+        is_start = is_operator(tokens[index], "(") and before.kind not in _CALLED
         path = read_path(tokens, index, closes) if is_start else None
         index += 1
         if path is None:
@@ -342,7 +343,7 @@ def _entity(
     if index < end and is_operator(tokens[index], "{") and index in closes:
         keys, index = (index, closes[index] + 1), closes[index] + 1
     is_condition = index < end and tokens[index] == Token("keyword", "WHERE")
-    # Something else is in these brackets, as in `(a + b)`.
+    # Not a pattern, as in `(a + b)`.
     if index != end and not is_condition:
         return None
     return Entity(

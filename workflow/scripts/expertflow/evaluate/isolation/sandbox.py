@@ -98,7 +98,7 @@ class Sandbox:
 
     def _reachable(self, program: Path) -> Path:
         """Copy a program that only root can reach to where the user ``nobody`` can read it."""
-        # Others may pass through each folder, and may read and run the file.
+        # Others need x on each folder, and r and x on the file.
         folders_open = all(parent.stat().st_mode & 0o001 for parent in program.parents)
         if not _is_root() or (folders_open and program.stat().st_mode & 0o005 == 0o005):
             return program
@@ -182,7 +182,7 @@ def _converse(
     deadline = time.monotonic() + limits.wall_s
     left, output = memoryview(given), bytearray()
     with stdin, stdout, selectors.DefaultSelector() as ready:
-        # Written as it is read, since a program may fill its output before it has read all.
+        # Write and read in turns: the program may block on its output before it has read all.
         os.set_blocking(stdin.fileno(), False)
         ready.register(stdin, selectors.EVENT_WRITE)
         ready.register(stdout, selectors.EVENT_READ)

@@ -97,7 +97,7 @@ class Translator:
             # SQLite has no type whose values are listed.
             if kind.is_type("enum", "set"):
                 kind.replace(exp.DataType.build("text"))
-        # What SQLite lacks may go from a schema; of a query nothing may be lost.
+        # A schema may lose what SQLite lacks; a query may not.
         return self._write(trees, ErrorLevel.IGNORE)
 
     def translate_query(self, text: str) -> str:

@@ -93,7 +93,7 @@ def read_links(
 
 
 def column_kind(declared: str) -> str:
-    # By parts of the name, in a fixed order, as SQLite does: FLOATING POINT is an integer to both.
+    # By parts of the name in a fixed order, as in SQLite, where FLOATING POINT is an integer.
     declared = declared.upper()
     for kind, words in (
         ("date", ("DATE", "TIME")),
@@ -114,14 +114,14 @@ def read_conditions(query: str) -> Conditions:
         tree = sqlglot.parse_one(query, read="sqlite")
     except (SqlglotError, RecursionError):
         return found
-    # A state needs more rows than the reference keeps or skips, or LIMIT changes nothing.
+    # A state needs more rows than that, or the reference's LIMIT has no effect.
     for limit in tree.find_all(exp.Limit, exp.Offset):
         count = limit.expression
         if isinstance(count, exp.Literal) and count.is_int:
             found.n_rows = max(found.n_rows, int(min(float(count.name), MAX_LIMIT)))
     for node in tree.find_all(exp.Predicate, exp.Case):
         columns = {column.name.lower() for column in _own(node, exp.Column)}
-        # `a IN (SELECT b …)`: a and b meet, so they need values in common.
+        # `a IN (SELECT b …)` compares a with b, so they need common values.
         inner = [one for one in node.args.values() if isinstance(one, exp.Query | exp.Subquery)]
         columns |= {c.name.lower() for query in inner for c in query.find_all(exp.Column)}
         constants = {_constant(literal) for literal in _own(node, exp.Literal)}
@@ -181,10 +181,10 @@ class StateMaker:
         size = max(SIZES[number % len(SIZES)], self._n_rows + 2 if number % 2 else 0)
         # Repeated values in every other state: groups, ties and duplicates; else hardly any.
         width = 4 if number % 4 < 2 else 40
-        # Keys begin elsewhere in other states, so that no number stands for the first row of all.
+        # Keys start at other numbers in other states, so that `id = 1` is not always the first.
         base = 10 * (number % 3)
         for table in self._tables:
-            # Of a quoted name such as "order details" all words have to occur.
+            # A quoted name may have several words, as in "order details".
             is_read = self._words.issuperset(_WORD.findall(table.name.lower()))
             n_rows = size if is_read else N_OTHER_ROWS
             chances = rng.choices(NAMED_CHANCES, k=n_rows)

@@ -67,7 +67,7 @@ class Suite:
         values = read_values(given, tables)
         if values:
             self._add(given, is_given=True)
-        # Tables, views and indexes, in the order of their making, without the rows.
+        # Tables, views and indexes in the order of their creation, without rows.
         own = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
         layout = [sql for (sql,) in given.execute(own)]
         maker = StateMaker(
@@ -107,7 +107,7 @@ class Suite:
             detail = f"{wanted.kind}: {wanted.detail}" if wanted.detail else wanted.kind
             raise UnusableError(f"its reference query fails ({detail})")
         connection.set_authorizer(None)
-        # Where rows come in another order then, the reference leaves the order open.
+        # If this changes the order of rows, the reference does not determine it.
         connection.execute("PRAGMA reverse_unordered_selects = ON")
         again, _ = run_guarded(connection, self._reference, self._limits)
         connection.set_authorizer(None)
@@ -127,7 +127,7 @@ def _build(schema: str, limits: Limits) -> tuple[sqlite3.Connection, Translator]
         raise UnusableError(f"its schema is longer than {MAX_SCHEMA_CHARS} characters")
     reasons: list[str] = []
     likely = likely_dialects(schema)
-    # As it stands; read as a dialect; read as a dialect, less what only that one knows.
+    # Try the text unchanged, then translated from a dialect, then also simplified.
     for translator in (
         Translator(),
         *map(Translator, DIALECTS),

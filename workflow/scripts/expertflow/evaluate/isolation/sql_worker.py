@@ -25,7 +25,7 @@ from expertflow.evaluate.isolation.rows import (
     same_rows,
 )
 
-# Comments, and what stands in quotes: a semicolon or ORDER BY there is none.
+# Comments and quoted text are one token, so that nothing within them is read as SQL.
 _TOKEN = re.compile(
     r"""(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))
       | '[^']*' | "[^"]*" | `[^`]*` | \[[^\[\]]*\]
@@ -157,7 +157,7 @@ def _refuse(query: str) -> QueryAnswer | None:
 
 
 def _connect(database: Path, limits: Limits) -> sqlite3.Connection:
-    # immutable: SQLite takes no lock and looks for no journal, so nothing is written beside it.
+    # immutable: SQLite takes no locks and looks for no journal beside the file.
     uri = f"{database.as_uri()}?mode=ro&immutable=1"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0)
     limit_connection(connection, limits)
@@ -191,7 +191,7 @@ def _guard(connection: sqlite3.Connection, limits: Limits, denied: list[str]) ->
 
 
 def allow_budget(connection: sqlite3.Connection, limits: Limits) -> None:
-    # SQLite calls this after each so many instructions, and ends the query when it is true.
+    # SQLite calls the handler every so many instructions, and interrupts if it returns true.
     n_checks = iter(range(limits.n_instructions // _INSTRUCTIONS_PER_CHECK))
     connection.set_progress_handler(lambda: next(n_checks, None) is None, _INSTRUCTIONS_PER_CHECK)
 

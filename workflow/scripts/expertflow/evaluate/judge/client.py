@@ -142,12 +142,12 @@ class JudgeClient:
             request |= {"max_tokens": self._spec.max_tokens, "temperature": 0}
         sent = json.dumps(request).encode("ascii")
         status, retry_after, body = await self._exchange(sent, limit_s)
-        # Once a request of the old style was answered, a 400 has another cause.
+        # Once a request in the old style has succeeded, a 400 has another cause.
         if status == 400 and not newer and self._is_newer is not False:
             return None
         if status in _WORTH_ANOTHER_TRY:
             raise JudgeError(f"HTTP {status}", is_busy=True, wait_s=_seconds(retry_after))
-        # Followed, the prompt would go to a host that nobody named.
+        # Following it would send the prompt to a host that the user did not name.
         if 300 <= status < 400:
             raise JudgeError(f"HTTP {status}: redirects are not followed", is_final=True)
         if status != 200:

@@ -116,7 +116,7 @@ class _Asking:
             return await asyncio.gather(*requests)
 
     async def _ask(self, pair: JudgedPair, after_is_a: bool) -> _Opinion:
-        # Nothing to compare, and nothing to pay.
+        # Equal answers need no request.
         if pair.before.strip() == pair.after.strip():
             return _Opinion("tie")
         a, b = (pair.after, pair.before) if after_is_a else (pair.before, pair.after)
@@ -151,7 +151,7 @@ def _count(
     reason: str | None,
     wall_s: float,
 ) -> JudgeResult:
-    # Each pair was asked about twice, one order after the other.
+    # ask_all sends the two orders of each pair one after the other.
     pairs = zip(opinions[::2], opinions[1::2], strict=True)
     judged = [(a.side, b.side) for a, b in pairs if a.side and b.side]
     agreed = Counter(first for first, second in judged if first == second)
@@ -213,7 +213,7 @@ def make_messages(criterion: str, example: Example, a: str, b: str) -> list[dict
 
 def read_verdict(reply: str) -> Winner | None:
     """Return the winner of the last object that names one; null if none does."""
-    text = reply.rpartition("</think>")[2][-MAX_CHARS:]  # thoughts weigh several verdicts
+    text = reply.rpartition("</think>")[2][-MAX_CHARS:]  # thoughts may hold other verdicts
     decoder, verdict, position = json.JSONDecoder(), None, text.find("{")
     while position >= 0:
         end = position + 1

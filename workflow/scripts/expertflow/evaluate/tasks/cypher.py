@@ -154,7 +154,7 @@ class GraphServer:
 
     def run_query(self, query: str) -> QueryAnswer:
         """Run one query: ``rows``, ``not_executed`` or ``timed_out``; raise without a graph."""
-        # The first query, or the last one was killed: the graph is built, maybe again.
+        # Also after a query that was killed: the graph is built again.
         if not self._worker.is_running:
             if not self._script.is_file():
                 raise EvaluationError(
@@ -174,7 +174,7 @@ class GraphServer:
 
 def _cell(value: Any) -> Any:
     """Return a sortable value: numbers and text unchanged, the others as text."""
-    # To Python true is 1; to Cypher it is not.
+    # A bool is an int in Python but not in Cypher.
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
     return f"text {value}" if isinstance(value, str) else f"value {_written(value)}"

@@ -26,7 +26,7 @@ class MultipleChoice(ScoringTask):
         wanted = right_label(options, self.read_field(example, "answer"))
         # Where texts are the options, one may look like another's label, as "2" does.
         listed = {} if self.list_options(example) == list(options) else options
-        # Reversed, so that of equal texts the first one's label stays.
+        # Reversed, so that the first of equal texts wins.
         by_text = {_folded(text): label for label, text in reversed(listed.items())}
         try:
             chosen = by_text.get(_folded(answer)) or right_label(options, answer.strip())

@@ -56,7 +56,7 @@ class SqlExecution(IsolatedTask):
     def judge(self, example: Example, answer: str) -> Judgment:
         reference, prediction = strip_code_fence(example.reference), strip_code_fence(answer)
         if (schema := self.read_optional(example, "schema")) is not None:
-            # The worker keeps these databases, and the next message is judged on them.
+            # The worker keeps these databases for the prediction that follows.
             kind, detail = self.worker.ask({"schema": schema, "reference": reference})
             if kind != "rows":
                 raise EvaluationError(detail)

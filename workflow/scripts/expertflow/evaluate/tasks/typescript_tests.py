@@ -148,7 +148,7 @@ def run_program(sandbox: Sandbox, prefix: str, answer: str, tests: str) -> Judgm
         return Judgment("empty")
     if len(said) > MAX_CHARS:
         return Judgment("did_not_parse", f"longer than {MAX_CHARS:,} characters")
-    # Only the judge has it: what the program prints is never taken for a report.
+    # Known only to the judge's process, so the program cannot print a report.
     proof = secrets.token_hex(16)
     judge, program = _run_pair(sandbox, {"prefix": prefix, "said": said}, tests, proof)
     reports = read_reports(judge.output, proof)
