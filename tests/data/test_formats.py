@@ -160,6 +160,10 @@ def test_columns_that_json_cannot_hold(tmp_path: Path) -> None:
         "struct": pa.array([{"a": [{"b": nan}]}]),
         "map": pa.array([[("k", nan)]], pa.map_(pa.string(), pa.float32())),
         "dictionary": pa.array([nan]).dictionary_encode(),
+        "tensor": pa.ExtensionArray.from_storage(
+            pa.fixed_shape_tensor(pa.float32(), (2,)),
+            pa.array([[1.0, nan]], pa.list_(pa.float32(), 2)),
+        ),
     }
     for name, column in columns.items():
         pq.write_table(pa.table({name: column}), tmp_path / "b.parquet", store_schema=True)

@@ -124,7 +124,8 @@ def _arrow_batches(
 
 
 def _has_floats(kind: pa.DataType) -> bool:
-    # The fields of a dictionary's type are not counted, those of a map's are.
+    # Arrow counts the fields of a map's type, but not those of a tensor's or dictionary's values.
+    kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     parts = (kind.field(i).type for i in range(kind.num_fields))
     return pa.types.is_floating(kind) or any(map(_has_floats, parts))
