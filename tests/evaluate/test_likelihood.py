@@ -176,6 +176,8 @@ def test_documents_have_the_loss_they_have_alone(packed_model: Qwen3ForCausalLM)
         assert found.n_targets_D.tolist() == counts
         np.testing.assert_allclose(found.nats_D, nats, rtol=1e-5, atol=1e-5)
     # They add up to the held-out loss.
-    mean, n_targets = compute_held_out_loss(PackedLoss(packed_model), rows, micro_batch_size=2)
+    mean, n_targets = compute_held_out_loss(
+        PackedLoss(packed_model).eval(), rows, micro_batch_size=2
+    )
     assert found.n_targets_D.sum() == n_targets
     assert found.nats_D.sum() == pytest.approx(mean * n_targets, rel=1e-6)

@@ -307,7 +307,7 @@ def rows() -> PackedRows:
 
 
 def held_out_loss(net: Any, rows: PackedRows) -> Any:
-    return compute_held_out_loss(PackedLoss(net), rows, micro_batch_size=2)
+    return compute_held_out_loss(PackedLoss(net).eval(), rows, micro_batch_size=2)
 
 
 def train(net: Any, rows: PackedRows, *, n_steps: int) -> list[float]:

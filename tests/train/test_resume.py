@@ -20,7 +20,7 @@ from soak import N_STEPS, Straight, assert_same, kill_until_done
 from support import LORA, write_tiny_run
 from trainers import Fault, Trainers
 
-from expertflow.core.errors import ExpertflowError, TrainingError
+from expertflow.core.errors import ExpertflowError, Interrupted, TrainingError
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import read_record, write_record, write_sealed
 from expertflow.hardware import disk
@@ -29,8 +29,10 @@ from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import step_hooks
+from expertflow.train.model.packed import compute_held_out_loss
 from expertflow.train.publish import PLAN, fingerprint_run, warn_of_unused_progress
 from expertflow.train.run import Diverged, TrainInputs
+from expertflow.train.saved.checkpoint_files import last_seen_s, newest_checkpoint, read_progress
 
 KILL, TERM, INT, HUP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 EIGHT_BIT = pytest.mark.extra("bitsandbytes")
@@ -126,6 +128,34 @@ def test_a_session_without_steps_has_the_peaks_of_those_before(
     assert 1 << 20 < again.peak_host_rss_bytes <= first.peak_host_rss_bytes
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_signal_ends_an_evaluation_and_the_next_session_repeats_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    settings = {"n_steps": 4, "eval_steps": 2, "save_steps": 4, "load_best_model_at_end": True}
+    straight = tiny_run.train(tiny_run.made(tmp_path / "straight", **settings))
+    n_calls = 0
+
+    def told(*args: Any, **options: Any) -> tuple[float, int]:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == n:
+            os.kill(os.getpid(), TERM)
+        return compute_held_out_loss(*args, **options)
+
+    inputs = tiny_run.made(tmp_path / "told", **settings)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(step_hooks, "compute_held_out_loss", told)
+        tiny_run.train(inputs)
+    saved = newest_checkpoint(inputs.state)
+    assert (saved and read_progress(saved)["step"]) == (2 * (n - 1) or None)
+    record = tiny_run.train(replace(inputs, seen_s=last_seen_s(inputs.state)))
+    losses = [[(point.step, point.loss) for point in r.eval_points] for r in (straight, record)]
+    assert losses[1] == losses[0]
+    assert record.weights_sha256 == straight.weights_sha256
+    assert record.published_step == straight.published_step
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_anywhere(
@@ -140,7 +170,7 @@ def test_killed_anywhere(
     [
         ("enter:data_wait", 2, TERM), ("exit:forward", 6, INT), ("enter:optimizer", 13, HUP),
         ("enter:take", 2, INT), ("exit:save_file", 3, TERM), ("enter:prune", 2, TERM),
-        ("enter:eval", 2, INT),
+        ("enter:eval", 1, TERM), ("enter:eval", 2, INT),
     ],
 )  # fmt: skip
 def test_told_to_stop(trainers: Trainers, straight: OfMethod, tmp_path: Path, fault: Fault) -> None:

@@ -21,7 +21,7 @@ from expertflow.train.optimizers import learning_rate
 from expertflow.train.processes import no_gradient_sync
 from expertflow.train.profiler import StepProfiler
 from expertflow.train.run import PendingStep, TrainingRun
-from expertflow.train.step_hooks import after_step, evaluate_held_out
+from expertflow.train.step_hooks import after_step, evaluate_held_out, is_evaluation_due
 
 
 def train(run: TrainingRun) -> None:
@@ -31,6 +31,9 @@ def train(run: TrainingRun) -> None:
     run.fetched_at_s = time.perf_counter()
     if run.progress.step == 0:
         evaluate_held_out(run)
+    elif is_evaluation_due(run):
+        # A signal ended the last session within it.
+        after_step(run)
     first = run.progress.step
     feed = load_batches(run.feed, first, plan=run.plan, device=run.device)
     with feed as batches, StepProfiler(run) as profiler, show_activity(partial(_describe, run)):

@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -35,37 +36,59 @@ def after_step(run: TrainingRun) -> None:
     improved = False
     if progress.step % plan.logging_steps == 0 or run.is_over:
         flush_steps(run)
-    if progress.step % plan.eval_steps == 0 or run.is_over:
-        improved = evaluate_held_out(run)
+    if is_evaluation_due(run):
+        with suppress(Interrupted):
+            improved = evaluate_held_out(run)
     overdue = run.clock.wall_s - run.saved_at_s > plan.save_every_minutes * 60
     told, overdue = run.processes.any_of(run.stop(), overdue)
     wanted = told or overdue or (improved and plan.load_best_model_at_end)
     if wanted or run.is_over or progress.step % plan.save_steps == 0:
         save_checkpoint(run)
-    if told and not run.is_over:
+    # An evaluation that the signal ended is still due: the next session begins with it.
+    if told and (is_evaluation_due(run) or not run.is_over):
         run.saver.wait()
         raise Interrupted(f"stopped after step {progress.step}")
 
 
+def is_evaluation_due(run: TrainingRun) -> bool:
+    step = run.progress.step
+    is_measured = any(point.step == step for point in run.progress.eval_points)
+    return not is_measured and (step % run.plan.eval_steps == 0 or run.is_over)
+
+
 def evaluate_held_out(run: TrainingRun) -> bool:
-    """Measure the held-out loss; return whether it is the lowest so far."""
+    """Measure the held-out loss; return whether it is the lowest so far.
+
+    Raises Interrupted in all processes once any of them was told to stop.
+    """
     flush_steps(run)
     plan, progress, processes = run.plan, run.progress, run.processes
+
+    def stop_if_told() -> None:
+        # A machine that is taken back leaves time to save, and perhaps not for all rows.
+        if processes.any_of(run.stop())[0]:
+            raise Interrupted(f"stopped in the held-out loss after step {progress.step}")
+
     start, best = time.perf_counter(), progress.best
     scope = memory_advice(plan, run.device)
     what = show_activity(lambda: f"held-out loss after step {progress.step}")
-    with what, run.clock.part("eval"), scope, processes.accelerator.autocast():
-        loss, n_targets = compute_held_out_loss(
-            run.loss,
-            run.held_out,
-            micro_batch_size=plan.batch_size,
-            world_size=processes.world_size,
-            rank=processes.rank,
-            add_up=processes.add_up,
-        )
-    if hasattr(run.loss, "reshard"):
-        # Free the full parameters left gathered by a forward pass without a backward one.
-        run.loss.reshard()
+    run.loss.eval()
+    try:
+        with what, run.clock.part("eval"), scope, processes.accelerator.autocast():
+            loss, n_targets = compute_held_out_loss(
+                run.loss,
+                run.held_out,
+                micro_batch_size=plan.batch_size,
+                world_size=processes.world_size,
+                rank=processes.rank,
+                add_up=processes.add_up,
+                before_batch=stop_if_told,
+            )
+    finally:
+        run.loss.train()
+        if hasattr(run.loss, "reshard"):
+            # Free the full parameters left gathered by a forward pass without a backward one.
+            run.loss.reshard()
     if not math.isfinite(loss):
         raise Diverged(
             f"the held-out loss after step {progress.step} is {loss}; lower"

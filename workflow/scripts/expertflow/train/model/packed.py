@@ -130,14 +130,13 @@ def compute_held_out_loss(
     world_size: int = 1,
     rank: int = 0,
     add_up: Callable[[torch.Tensor], torch.Tensor] = lambda sums: sums,
+    before_batch: Callable[[], None] = lambda: None,
 ) -> tuple[float, int]:
     """Return the mean loss in nats per target over all rows, and the number of targets.
 
-    ``loss`` is a ``PackedLoss``, wrapped or not. Processes share the micro-batches and ``add_up``
-    sums over them; all run equally many, as a sharded model requires.
+    ``loss`` is a ``PackedLoss`` in evaluation mode, wrapped or not. Processes share the
+    micro-batches and ``add_up`` sums over them; all run equally many, as a sharded model requires.
     """
-    training = loss.training
-    loss.eval()
     collator = Collator(rows)
     buffers = Buffers(micro_batch_size, rows.length)
     total = torch.zeros((), dtype=torch.float64, device=next(loss.parameters()).device)
@@ -147,12 +146,12 @@ def compute_held_out_loss(
     chosen = np.argsort(-collator.n_tokens_N, kind="stable") if collator.cuts else np.arange(n_rows)
     parts = list(micro_batch_rows(chosen, micro_batch_size))
     for index in range(0, len(parts), world_size):
+        before_batch()
         mine = index + rank < len(parts)
         batch = collator.batch(parts[index + rank if mine else index], buffers)
         value = loss(batch)
         if mine:
             total += value
             n_targets += batch.n_target_tokens
-    loss.train(training)
     loss_sum, all_targets = add_up(torch.stack((total, total.new_tensor(n_targets)))).tolist()
     return loss_sum / all_targets, round(all_targets)
