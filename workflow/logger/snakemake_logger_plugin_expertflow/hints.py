@@ -12,7 +12,8 @@ NO_RULE = re.compile(r"No rule to produce (\S+)")
 NO_PAGE = re.compile(r"File (\S+) marked for report but does not exist")
 DENIED = re.compile(r"PermissionError.*Permission denied: '(.+?)'", re.DOTALL)
 NO_PAIR = "Config entries have to be defined as name=value pairs"
-ELSEWHERE = {"-s", "--snakefile", "-h", "--help", "-v", "--version"}
+# Options with which none is needed here; argparse takes `-sFILE` and `--snake FILE`, too.
+ELSEWHERE = re.compile(r"-[shv]|--(?:sn|he|vers)")
 
 
 def explain(text: str, arguments: Sequence[str]) -> str:
@@ -77,8 +78,7 @@ def _explain_report(page: str) -> str:
 def explain_missing_snakefile(arguments: Sequence[str]) -> str | None:
     """Return how to run the workflow beside this environment from a folder without a Snakefile."""
     home = Path(sys.prefix).parent  # the clone that .venv is in
-    options = {argument.partition("=")[0] for argument in arguments}
-    if options & ELSEWHERE or any(map(Path.is_file, map(Path, SNAKEFILES))):
+    if any(map(ELSEWHERE.match, arguments)) or any(map(Path.is_file, map(Path, SNAKEFILES))):
         return None
     if not (home / "Snakefile").is_file():
         return None
