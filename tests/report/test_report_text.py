@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up_records import make_packing
 from made_up_runs import CPU, GPU
+from msgspec.structs import replace
 from report_reading import changed
 from rich.console import Console
 from support import SCRIPTS
 
 from expertflow.config.attach import reports_to_sum_up
+from expertflow.config.plain_rows import describe_rows
 from expertflow.report import format as f
 from expertflow.report.compare import build_index, index_row, render_index
 from expertflow.report.records import Report
@@ -41,6 +44,13 @@ from expertflow.report.summary import print_summary
 )  # fmt: skip
 def test_numbers(text: str, expected: str) -> None:
     assert text.replace(f.NBSP, " ") == expected
+
+
+def test_rows_with_any_padding_are_not_full() -> None:
+    packing = make_packing()
+    nearly = replace(packing.train, n_tokens=9_999, n_padding_tokens=1)
+    train, held_out, *_ = describe_rows(replace(packing, train=nearly))
+    assert train.endswith(", >99.9 % full") and held_out.endswith(" % full")
 
 
 def _printed(report: Report, **about: Any) -> str:

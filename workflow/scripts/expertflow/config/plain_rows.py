@@ -11,6 +11,7 @@ from typing import IO
 
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import canonical_json, hold_partial
+from expertflow.core.format import percent
 from expertflow.core.process import run_stoppable
 from expertflow.core.records import Record, read_record
 from expertflow.core.settings import name_of
@@ -84,7 +85,7 @@ def describe_rows(record: PackingRecord) -> Iterator[str]:
         yield (
             f"{name}: {split.n_documents:,} documents, {split.n_tokens:,} tokens,"
             f" {split.n_target_tokens:,} of them targets, in {split.n_sequences:,} rows of"
-            f" {record.sequence_length_tokens}, {split.n_tokens / places:.1%} full"
+            f" {record.sequence_length_tokens}, {percent(split.n_tokens / places)} full"
         )
     yield (
         f"lengths in tokens: median {lengths.p50}, 90 % up to {lengths.p90}, 99 % up to"

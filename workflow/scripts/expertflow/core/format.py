@@ -42,6 +42,20 @@ def size(n_bytes: float) -> str:
     return f"{n_bytes:.0f} B"
 
 
+def percent(fraction: float, digits: int = 1) -> str:
+    """Format a share as a percentage: only none of it is 0 %, and only all of it 100 %.
+
+    >>> percent(0.5), percent(1), percent(0.9996), percent(0.0004), percent(0.996, 0)
+    ('50.0 %', '100.0 %', '>99.9 %', '<0.1 %', '99.6 %')
+    """
+    text = f"{100 * fraction:.{digits}f}"
+    # With 4 of 10,000 answers wrong, 100.0 % would be false. Sums of shares may miss 1 by 1e-16.
+    if 0 < round(fraction, 9) < 1 and float(text) in (0, 100):
+        text = f"{100 * fraction:.1f}"
+        text = {"0.0": "<0.1", "100.0": ">99.9"}.get(text, text)
+    return f"{text} %"
+
+
 def show_hidden(text: str) -> str:
     r"""Replace control characters and direction marks by code points; keep white space.
 

@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+from expertflow.core import format as core
+
 # Keeps a number and its unit on one line.
 NBSP = "\u00a0"
 MINUS = "\u2212"
@@ -159,12 +161,7 @@ def clip_middle(text: str, n_chars: int) -> str:
 
 
 def _percent(fraction: float, digits: int) -> str:
-    text = f"{100 * fraction:.{digits}f}"
-    # With 4 of 10,000 answers wrong, 100.0 % would be false. Sums of shares may miss 1 by 1e-16.
-    if 0 < round(fraction, 9) < 1 and float(text) in (0, 100):
-        text = f"{100 * fraction:.1f}"
-        text = {"0.0": "<0.1", "100.0": ">99.9"}.get(text, text)
-    return f"{text}{NBSP}%".replace("-", MINUS)
+    return core.percent(fraction, digits).replace(" ", NBSP).replace("-", MINUS)
 
 
 def _three_digits(value: float) -> str:
