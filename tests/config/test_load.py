@@ -100,6 +100,19 @@ def test_scalars_of_the_command_line_get_their_type() -> None:
     assert [source["revision"] for source in expert["sources"]] == ["1234567", "1.0"]
 
 
+def test_a_text_of_digits_stays_a_text_where_one_is_wanted(tmp_path: Path) -> None:
+    own = {
+        "model_revision": "1.0",
+        "data": {"added_tokens": ["7"], "eval_fraction": "0.5"},
+        "decoding": {"stop": ["0"]},
+    }
+    value = {**base(), "training": {"method": "full"}}
+    settings = load(tmp_path, value, experts={"e": own})
+    assert settings["model_revision"] == "1.0"
+    assert (settings["data"]["added_tokens"], settings["data"]["eval_fraction"]) == (["7"], 0.5)
+    assert settings["decoding"]["stop"] == ["0"]
+
+
 SOURCE = {"name": "s", "kind": "local", "path": "x.jsonl"}
 BENCHMARK = {"path": __file__, "text": "{q"}
 

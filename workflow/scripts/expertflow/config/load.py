@@ -8,6 +8,7 @@ full preset, whatever the configuration says.
 import re
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from expertflow.config.read_yaml import (
 from expertflow.config.validate import check, find_file, read_schema, with_defaults
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import sha256_file
+from expertflow.core.settings import JsonSchema
 from expertflow.data.sources.registry import source_kinds
 from expertflow.plan.records import Origin
 
 INTEGER = re.compile(r"[+-]?\d+")
+NUMERIC = {"integer", "number"}
 DECIMAL = re.compile(r"[+-]?\d*\.\d+")
 # Snakemake's --config reads true as a string.
 WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
@@ -55,10 +58,11 @@ def merge_settings(base: Settings, over: Settings) -> Settings:
 def _numbers(value: Any) -> Any:
     """Convert texts that are numbers: Snakemake leaves them texts inside an object.
 
-    Sources are left alone, where a revision or a name may be made of digits.
+    Sources are left alone, and what takes texts only: a revision or a name may be made of digits.
     """
     if isinstance(value, dict):
-        return {k: item if k == "sources" else _numbers(item) for k, item in value.items()}
+        kept = {"sources", *_text_keys()}
+        return {k: item if k in kept else _numbers(item) for k, item in value.items()}
     if isinstance(value, list):
         return [_numbers(item) for item in value]
     if not isinstance(value, str):
@@ -66,6 +70,31 @@ def _numbers(value: Any) -> Any:
     if INTEGER.fullmatch(value):
         return int(value)
     return float(value) if DECIMAL.fullmatch(value) else value
+
+
+@cache
+def _text_keys() -> frozenset[str]:
+    """Return the keys of both schemas that take a text, or several, and nowhere a number."""
+    found: dict[str, set[str]] = {}
+
+    def visit(schema: JsonSchema) -> None:
+        for key, sub in schema.get("properties", {}).items():
+            # stop: an array with items of type string; fields: an object of strings
+            parts = (sub, sub.get("items"), sub.get("additionalProperties"))
+            for part in parts:
+                found.setdefault(key, set()).update(_kinds(part) if isinstance(part, dict) else ())
+            visit(sub)
+
+    expert = read_schema("expert")
+    for schema in (read_schema("config"), expert, expert["$defs"]["training"]):
+        visit(schema)
+    return frozenset(k for k, kinds in found.items() if "string" in kinds and not kinds & NUMERIC)
+
+
+def _kinds(schema: JsonSchema) -> set[str]:
+    """Return the types that a schema allows; none where it has branches instead."""
+    kinds = schema.get("type", [])
+    return {kinds} if isinstance(kinds, str) else set(kinds)
 
 
 def load_config(config: Settings) -> Settings:
@@ -181,9 +210,9 @@ def _named_sources(expert: str, sources: list[Settings], changes: Settings) -> l
                 f"{place} is {change!r}; give keys and values, e.g. {{path: a.jsonl}}"
             )
 
+    # A revision of digits stays a text: the schema knows which keys are numbers.
     def read(key: str, value: Any) -> Any:
         kinds = known.get(key, {}).get("type", [])
-        # A revision of digits stays a text: the schema knows which keys are numbers.
         is_number = {"integer", "number"} & set([kinds] if isinstance(kinds, str) else kinds)
         return _numbers(value) if is_number else value
 
