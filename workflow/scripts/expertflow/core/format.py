@@ -33,11 +33,12 @@ def gib(n_bytes: float, digits: int = 1) -> str:
 def size(n_bytes: float) -> str:
     """Format a size in decimal units, small ones too.
 
-    >>> size(1.2e6), size(24e9), size(7)
-    ('1.2 MB', '24.0 GB', '7 B')
+    >>> size(1.2e6), size(24e9), size(7), size(999_980)
+    ('1.2 MB', '24.0 GB', '7 B', '1.0 MB')
     """
     for scale, unit in ((1e12, "TB"), (GB, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if n_bytes >= scale:
+        # What rounds to a thousand of a unit is one of the next.
+        if n_bytes >= 0.99995 * scale:
             return f"{n_bytes / scale:.1f} {unit}"
     return f"{n_bytes:.0f} B"
 
