@@ -123,11 +123,8 @@ def list_settings(cls: type[msgspec.Struct]) -> Iterator[SettingInfo]:
             plain_schema=_schema(kind, meta, nullable=False, default=msgspec.NODEFAULT),
             default=default,
             text=meta.description or "",
-            affects=extra["affects"],
             neutral=default if neutral is ... else neutral,
-            auto=extra["auto"],
-            by_hand=extra["by_hand"],
-            reported=extra["reported"],
+            **{name: extra[name] for name in ("affects", "auto", "by_hand", "reported")},
         )
 
 
