@@ -204,7 +204,7 @@ SHELL = "sleep 600 & echo $! > child; echo $$ > leader.new; mv leader.new leader
 def test_a_stop_leaves_no_process(tmp_path: Path, number: signal.Signals, shell: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
     process = subprocess.Popen([sys.executable, "-c", RUN, shell], cwd=tmp_path, env=environment)
-    wait_for((tmp_path / "leader").exists)
+    wait_for((tmp_path / "leader").exists, during=process)
     pids = [int((tmp_path / name).read_text()) for name in ("leader", "child")]
     assert all(map(is_running, pids))
     process.send_signal(number)
