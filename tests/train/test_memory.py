@@ -81,6 +81,7 @@ def test_less_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_cal
     assert [retry.after_step for retry in retries] == ([0, 0] if from_call == 1 else [4, 4])
     # A second attempt goes on with the first one's clock and counts none of its time twice.
     assert outcome.time.wall_s <= process_age_s()
+    assert (outcome.n_sessions, outcome.resumed_at_steps) == (1, ())
     assert outcome.n_tokens == straight.n_tokens
     assert outcome.loss_last == pytest.approx(straight.loss_last, abs=1e-5)
 

@@ -204,7 +204,7 @@ def assemble_run(
     # Dropout differs between processes; newly made weights do not.
     torch.manual_seed(plan.seed + processes.rank)
     if directory is not None:
-        _resume(run, directory)
+        _resume(run, directory, inputs)
     if processes.is_first and sys.stderr.isatty():
         run.bar = tqdm(total=plan.n_steps, initial=progress.step, unit="step")
     for line in run.activated:
@@ -245,7 +245,7 @@ def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[TrainProgres
     return progress, Clock(earlier, since_process_start=since_start)
 
 
-def _resume(run: TrainingRun, directory: Path) -> None:
+def _resume(run: TrainingRun, directory: Path, inputs: TrainInputs) -> None:
     progress, processes = run.progress, run.processes
     saved = checkpoint.restore_checkpoint(
         directory,
@@ -265,5 +265,7 @@ def _resume(run: TrainingRun, directory: Path) -> None:
             f"{directory}: was saved before other rows than those that come next; remove"
             f" {run.state}"
         )
-    progress.resumed_at_steps += (progress.step,)
+    # A checkpoint that this process wrote before memory ran out knows of its session already.
+    if inputs.since_start or saved["clock"]["wall"] <= inputs.seen_s:
+        progress.resumed_at_steps += (progress.step,)
     log.info("resumed after step %d from %s", progress.step, directory)
