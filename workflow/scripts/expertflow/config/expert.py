@@ -295,7 +295,7 @@ class ConfiguredExpert:
         return training
 
     @property
-    def list_tuning_files(self) -> list[str]:
+    def tuning_files(self) -> list[str]:
         """The tuning file that the manifest names, if any: the user's, or one made here.
 
         An opened bundle's copy wins unless the manifest now names another one. Raises ConfigError

@@ -236,7 +236,7 @@ class Workflow:
         return [str(keep)] if self.tokenizer_shards(wildcards) else []
 
     def tuning(self, wildcards: Any) -> list[str]:
-        return self._expert(wildcards).list_tuning_files
+        return self._expert(wildcards).tuning_files
 
     def calibration(self, wildcards: Any) -> list[str]:
         expert = self._expert(wildcards)
