@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from expertflow.config.read_yaml import Settings, suggest_name
 from expertflow.config.validate import check, find_file, read_checked
 from expertflow.core.errors import ConfigError
+from expertflow.core.records import fill_record
 from expertflow.studies.records import PLAN, AblationSpec, ClaimedRatio, Rows, Variant, VariantSpec
 
 
@@ -54,8 +55,7 @@ def variant_spec(spec: AblationSpec, name: str) -> VariantSpec:
         )
     # A new label or another rung measures the same, and runs nothing again.
     variant = replace(named[name], label="", of=None, rung=None, undone=())
-    lengths = ("n_repeats", "n_warmup_steps", "n_timed_steps", "max_timed_s")
-    return VariantSpec(variant=variant, **{key: getattr(spec, key) for key in lengths})
+    return fill_record(VariantSpec, spec, variant=variant)
 
 
 def ablation_files(config: Settings, folders: Sequence[Path]) -> list[Path]:

@@ -19,7 +19,7 @@ from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.config.validate import BASEDIR, FOLDERS, list_files
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
-from expertflow.core.records import Record, to_json
+from expertflow.core.records import Record, fill_record, to_json
 from expertflow.data import cache
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources.registry import open_source
@@ -167,11 +167,10 @@ def _named(spec: SourceSpec, users: dict[str, list[Preset]]) -> NamedSource:
     source = open_source(spec)
     found = source.look_up()._asdict()
     card = found.pop("license")
-    return NamedSource(
-        kind=spec.kind,
+    return fill_record(
+        NamedSource,
+        spec,
         location=_location(spec),
-        revision=spec.revision,
-        config=spec.config,
         split=spec.split if "split" in source.optional else None,
         options={key: spec.options[key] for key in cache.READ_OPTIONS if key in spec.options},
         **found,

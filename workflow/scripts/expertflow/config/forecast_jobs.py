@@ -53,25 +53,21 @@ class JobForecaster:
         return START_S
 
     def fetch_source(self, wildcards: Any) -> Range:
-        return _add(START_S, _over(self.forecaster.count_bytes(wildcards.source), HASHING))
+        return self._reading(HASHING, wildcards.source)
 
     def generate_source(self, wildcards: Any) -> Range:
-        return _add(START_S, _over(self.forecaster.count_bytes(wildcards.source), RENDERING))
+        return self._reading(RENDERING, wildcards.source)
 
     def prepare_shard(self, wildcards: Any) -> Range:
         n_shards = self.expert.source_lock(wildcards.source).n_shards
-        return _add(
-            START_S, _over(self.forecaster.count_bytes(wildcards.source), RENDERING, n_shards)
-        )
+        return self._reading(RENDERING, wildcards.source, n_parts=n_shards)
 
     def pretokenize_shard(self, wildcards: Any) -> Range:
         n_shards = len(token_shards(self.expert.source_lock(wildcards.source).n_shards))
-        return _add(
-            START_S, _over(self.forecaster.count_bytes(wildcards.source), TOKENIZING, n_shards)
-        )
+        return self._reading(TOKENIZING, wildcards.source, n_parts=n_shards)
 
     def deduplicate_documents(self, _: Any) -> Range:
-        return _add(START_S, _over(self.forecaster.count_bytes(), MERGING))
+        return self._reading(MERGING)
 
     pack_sequences = deduplicate_documents
 
@@ -79,7 +75,7 @@ class JobForecaster:
         settings = self.expert.settings
         if settings["model"].startswith("builtin:") and settings["tokenizer"] is None:
             # It is learned from the documents.
-            return _add(START_S, _over(self.forecaster.count_bytes(), LEARNING))
+            return self._reading(LEARNING)
         return _add(START_S, self._downloading(weights=False))
 
     def prepare_model(self, _: Any) -> Range:
@@ -117,6 +113,9 @@ class JobForecaster:
 
     def build_report(self, _: Any) -> Range:
         return 1.0, 10.0
+
+    def _reading(self, speed: Range, *sources: str, n_parts: int = 1) -> Range:
+        return _add(START_S, _over(self.forecaster.count_bytes(*sources), speed, n_parts))
 
     def _count_questions(self, wildcards: Any) -> int:
         spec = specs.generate_answers(self.expert, wildcards)
