@@ -202,11 +202,7 @@ def _hash_xxh3(path: Path) -> str:
 
 
 def _by_hash(
-    path: Path,
-    digest: str,
-    record: Path,
-    unit: tuple[Path, ...],
-    hash_file: Callable[[Path], str],
+    path: Path, digest: str, record: Path, unit: tuple[Path, ...], hash_file: Callable[[Path], str]
 ) -> Check:
     def find() -> Problem | None:
         if not path.is_file():

@@ -41,13 +41,7 @@ from expertflow.plan.memory import (
     standing_bytes,
     suggest_smaller,
 )
-from expertflow.plan.records import (
-    USABLE_FRACTION,
-    CostPlan,
-    ModelFacts,
-    PlanSpec,
-    TrainPlan,
-)
+from expertflow.plan.records import USABLE_FRACTION, CostPlan, ModelFacts, PlanSpec, TrainPlan
 from expertflow.plan.step_time import StepWork, bound_words, card_speed, predict_step
 from expertflow.plan.switches import choose_attention, choose_compile, choose_precision
 from expertflow.tokens.records import PackedSplit

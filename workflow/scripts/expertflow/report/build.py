@@ -20,13 +20,7 @@ from expertflow.report.inputs import ReportInputs
 from expertflow.report.learned import ANSWERS, judge_run
 from expertflow.report.measured import Measured, Missing, explain, fill, or_missing, to_plain
 from expertflow.report.profile import list_kernels, sum_by_kind
-from expertflow.report.records import (
-    Profile,
-    Provenance,
-    Report,
-    Staging,
-    UsedStaging,
-)
+from expertflow.report.records import Profile, Provenance, Report, Staging, UsedStaging
 from expertflow.staging.records import Staged
 
 N_KERNELS = 15
@@ -37,9 +31,7 @@ MFU_CONVENTION = (
 )
 NOT_HANDED = {
     "git": "the workflow is not in a git checkout",
-    "lockfile_sha256": "not handed to the report",
-    "command": "not handed to the report",
-    "host_hash": "not handed to the report",
+    **dict.fromkeys(("lockfile_sha256", "command", "host_hash"), "not handed to the report"),
 }
 
 

@@ -2,12 +2,7 @@
 
 from typing import Any
 
-from expertflow.evaluate.records import (
-    EarlierRun,
-    EvaluationRecord,
-    EvaluationSide,
-    TaskScore,
-)
+from expertflow.evaluate.records import EarlierRun, EvaluationRecord, EvaluationSide, TaskScore
 from expertflow.report import records as r
 from expertflow.report.learned import loss_change, metric_change
 from expertflow.report.measured import Measured, Missing, convert_value, explain, fill, or_missing

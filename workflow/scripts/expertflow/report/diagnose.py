@@ -16,13 +16,7 @@ from expertflow.report.findings import data, hardware, learned, lost_time, run
 from expertflow.report.findings import evidence as e
 from expertflow.report.format import NBSP, percent
 from expertflow.report.measured import is_measured
-from expertflow.report.records import (
-    AcceptanceRule,
-    AcceptanceVerdict,
-    Bottleneck,
-    Finding,
-    Report,
-)
+from expertflow.report.records import AcceptanceRule, AcceptanceVerdict, Bottleneck, Finding, Report
 
 MISSING = object()
 NO_TIME = Bottleneck(class_="unknown", confidence="low", evidence=())

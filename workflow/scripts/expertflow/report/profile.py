@@ -42,7 +42,6 @@ def kind_of(name: str) -> str:
     >>> kind_of("ampere_bf16_s16816gemm_bf16_128x64"), kind_of("aten::embedding")
     ('matmul', 'other')
     """
-    # The order of KINDS decides: flash_fwd_gemm is attention, not matmul.
     low = name.lower()
     return next((kind for kind, parts in KINDS if any(part in low for part in parts)), REST)
 

@@ -58,17 +58,12 @@ def _advise_on_start(report: Report) -> str:
 
 
 LOST_TIMES = (
+    LostTime("data-wait", ("data_wait_s",), 0.05, "waiting for data", _advise_on_data),
+    LostTime("checkpoint-time", ("checkpoint_s",), 0.02, "saving checkpoints", _advise_on_saves),
     LostTime(
-        "data-wait", ("data_wait_s",), 0.05, "waiting for data", _advise_on_data,
+        "evaluation-time", ("eval_s",), 0.05, "evaluation during training", _advise_on_evaluation
     ),
-    LostTime(
-        "checkpoint-time", ("checkpoint_s",), 0.02, "saving checkpoints", _advise_on_saves,
-    ),
-    LostTime(
-        "evaluation-time", ("eval_s",), 0.05, "evaluation during training",
-        _advise_on_evaluation,
-    ),
-)  # fmt: skip
+)
 WHOLE_START = (
     LostTime(
         "start-up", ("startup_s", "other_s"), 0.10, "start-up and other work outside the steps",
