@@ -65,12 +65,7 @@ class LogHandler(LogHandlerBase):
             stats = getattr(record, "stats", None)
             self._n_trainings = stats.get(TRAIN, 0) if isinstance(stats, dict) else 0
         elif event == LogEvent.JOB_INFO:
-            self._jobs.add_job(
-                rule=getattr(record, "rule_name", None),
-                wildcards=getattr(record, "wildcards", None),
-                resources=getattr(record, "resources", None),
-                log=getattr(record, "log", None),
-            )
+            self._jobs.add_job(record)
         if record.levelno >= logging.ERROR:
             self._has_failed = True
 

@@ -1,9 +1,10 @@
 """The table: per expert, what would run, the forecast of its training, and its basis."""
 
+import logging
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import TextIO
 
 from snakemake_logger_plugin_expertflow.others import OtherJobs
 
@@ -29,17 +30,19 @@ class PendingJobs:
     forecasts: dict[str, str] = field(default_factory=dict)
     others: OtherJobs = field(default_factory=OtherJobs)
 
-    def add_job(self, *, rule: Any, wildcards: Any, resources: Any, log: Any = None) -> None:
-        """Add a job as reported by Snakemake; jobs that belong to no expert are ignored."""
+    def add_job(self, record: logging.LogRecord) -> None:
+        """Add the job of a JOB_INFO event; jobs that belong to no expert are ignored."""
+        told = vars(record)
+        rule, wildcards = told.get("rule_name"), told.get("wildcards")
         expert = wildcards.get("expert") if isinstance(wildcards, dict) else None
         if not isinstance(rule, str) or not isinstance(expert, str):
             return
         self.rules.setdefault(expert, []).append(rule)
-        forecast = str(getattr(resources, "forecast", ""))
+        forecast = str(getattr(told.get("resources"), "forecast", ""))
         if rule == TRAIN:
             self.forecasts[expert] = forecast
         else:
-            self.others.add_job(rule, log, forecast)
+            self.others.add_job(rule, told.get("log"), forecast)
 
     def list_trainings(self) -> list[Line]:
         """Return a line per expert to train, sorted by name, in the order of ``HEADER``."""
