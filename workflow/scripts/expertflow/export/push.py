@@ -8,7 +8,7 @@ from expertflow.core.errors import ConfigError
 from expertflow.core.records import read_part
 from expertflow.core.sidecars import check_inputs, list_files
 from expertflow.evaluate.records import Published
-from expertflow.export.records import ADAPTER_CARD, CARD
+from expertflow.export.records import ADAPTER_CARD, CARD, export_command
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # Of the merged model, what an adapter leaves out.
@@ -60,7 +60,7 @@ def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) 
 def find_files(results: Path, *, adapter: bool) -> dict[str, Path]:
     """Return what is uploaded, by its name in the repository."""
     merged = results / "merged"
-    export = f"snakemake --cores 8 results/{results.resolve().name}/export.json"
+    export = export_command(results)
     if not (merged / CARD).is_file():
         raise ConfigError(f"{results}: no exported model here; make one with: {export}")
     paths = [path for path in list_files(merged) if not path.name.startswith(".")]

@@ -1,5 +1,6 @@
 """Records of an export."""
 
+from pathlib import Path
 from typing import Literal
 
 from msgspec import field
@@ -10,6 +11,13 @@ from expertflow.evaluate.records import Decoding
 # Cards in the merged model's folder: its own, and one for the adapter pushed by itself.
 CARD = "README.md"
 ADAPTER_CARD = ".adapter_card.md"
+
+
+def export_command(folder: Path) -> str:
+    """Return the command that exports the expert of a folder of results."""
+    # Resolved, as the folder may be given as a dot.
+    return f"snakemake --cores 8 results/{folder.resolve().name}/export.json"
+
 
 MergedInto = Literal["base", "dequantized base"] | None
 

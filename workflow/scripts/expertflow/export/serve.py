@@ -19,6 +19,7 @@ from expertflow.data.render import Renderer, split_question
 from expertflow.evaluate.answer_text import THINK, cut_at, without_thoughts
 from expertflow.evaluate.generate import end_ids, positions_of
 from expertflow.export.model_files import read_system_prompt
+from expertflow.export.records import export_command
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
 from expertflow.train.model.load import load_base, plain_attention
@@ -158,10 +159,7 @@ def find_model(folder: Path) -> Path:
             return place
     if (folder / "adapter_config.json").is_file():
         raise ConfigError(f"{folder}: an adapter without its base; name the expert's folder")
-    raise ConfigError(
-        f"{folder}: no exported model here; make one with: snakemake --cores 8"
-        f" results/{folder.resolve().name}/export.json"
-    )
+    raise ConfigError(f"{folder}: no exported model here; make one with: {export_command(folder)}")
 
 
 def answer_once(expert: ServedExpert, system: str | None, text: str, show: Show) -> None:
