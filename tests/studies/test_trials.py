@@ -25,6 +25,7 @@ from expertflow.core.errors import HardwareError, Interrupted, TrainingError
 from expertflow.core.records import read_record, to_json
 from expertflow.hardware import gpu_table
 from expertflow.plan.records import Calibration, TrainPlan
+from expertflow.studies import ablate_variant as study
 from expertflow.studies import calibrate as calibration
 from expertflow.studies import plan_expert, subprocess_runner
 from expertflow.studies.ablate_variant import ablate_variant
@@ -242,6 +243,21 @@ def test_variants_are_timed_against_the_plan(tiny: Path, tmp_path: Path) -> None
     flex = measured(tiny, tmp_path, training={"attention": "flex"})
     assert flex.outcome == "not measurable" and "flex" in (flex.reason or "")
     assert flex.ratio is None and not flex.plan_timings
+
+
+def test_a_plan_that_fails_is_not_run_again(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+
+    def fail(trial: Trial) -> TrialResult:
+        runs.append(trial)
+        return TrialResult(outcome="out of memory", problem="too large")
+
+    monkeypatch.setattr(study, "TrialRunner", lambda: SimpleNamespace(run=fail))
+    found = measured(tiny, tmp_path, metric="hours", saves=0.5)
+    assert (found.outcome, found.reason) == ("out of memory", "the plan itself: too large")
+    assert len(runs) == 1
 
 
 def test_a_signal_ends_it_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:

@@ -89,12 +89,14 @@ def _speed(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRec
 def _hours(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRecord:
     trial = replace(_trial(job, base, job.rows, job.spec.n_timed_steps), with_save=True)
     runner = TrialRunner()
-    results = tuple(_run(runner, trial, is_plan=True) for _ in range(job.spec.n_repeats))
-    for result in results:
-        if result.outcome != "measured":
-            return _failed(blank, result)
+    results: list[TrialResult] = []
+    for _ in range(job.spec.n_repeats):
+        results.append(_run(runner, trial, is_plan=True))
+        if results[-1].outcome != "measured":
+            # It would fail again, on a card that is paid for.
+            return _failed(blank, results[-1])
     ratios, how = compare_trials.hours_ratios(base, results, saves=job.spec.variant.saves)
-    blank = replace(blank, outcome="measured", plan_timings=results)
+    blank = replace(blank, outcome="measured", plan_timings=tuple(results))
     return replace(blank, reason=how, ratio=estimate_ratio(ratios))
 
 
