@@ -49,6 +49,18 @@ def test_shares_divide_the_model_and_not_the_activations() -> None:
         assert math.isclose(less, 16 * 3 / 4, abs_tol=1e-6)
 
 
+def test_the_whole_model_is_the_peak_where_a_share_of_all_is_less() -> None:
+    """A card loads the model before it is sharded."""
+    settings = {"method": "lora", "lora": LORA, "parallel": "fsdp"}
+    draft = draft_of(H100, packing=seq(64), **settings, world_size=8)
+    made = memory.predict_memory(draft, 1, checkpoint=True)
+    assert made is not None
+    whole = 2 * N_PARAMS + 4 * draft.n_trainable
+    assert (made.model_bytes, made.optimizer_bytes, made.step_bytes) == (whole, 0, 0)
+    spec = plan_spec(parallel="fsdp", world_size=64)
+    assert memory.standing_bytes(spec, QWEN_06B) == 4 * count_weights(QWEN_06B)
+
+
 LINE = MemoryLine(
     checkpoint_activations=False, model_bytes=4000, gradient_bytes=400, n_tokens=(100, 400, 1600),
     step_bytes=(1000, 1000, 13_000),

@@ -12,7 +12,7 @@ A trace counts the bytes of the real training step without data. The prior's fig
 layer and unit of width come from tracing Qwen3-0.6B, the highest of 0.6B to 8B (docs/memory.md).
 Both are for uncompiled layers; no card has confirmed either yet. Processes that shard the model
 divide model and optimizer among them, but not the step. What each gathers for a moment (a layer,
-the embeddings) is not counted.
+the embeddings) is not counted, but the whole model is, which each loads and checks before that.
 
 The micro-batch is chosen by that, or else by the card's size. Checkpointed layers are computed
 twice, about 30 % more work under an adapter, so checkpointing stays off if a micro-batch that keeps
@@ -100,6 +100,9 @@ def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> M
     model_bytes = int(model / n_shares)
     moments = state_bytes(spec) * n_trained
     optimizer_bytes = int((gradients + moments) / n_shares)
+    if n_shares > 1 and model > model_bytes + optimizer_bytes + step_bytes:
+        # Loading is the peak: a card holds the whole model before it is sharded, and nothing else.
+        model_bytes, optimizer_bytes, step_bytes = int(model), 0, 0
     used = model_bytes + optimizer_bytes + step_bytes
     return MemoryParts(
         model_bytes=model_bytes,
@@ -110,13 +113,18 @@ def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> M
 
 
 def standing_bytes(spec: PlanSpec, facts: ModelFacts) -> int:
-    """Return a card's bytes of weights, gradients and optimizer states, for any micro-batch."""
+    """Return a card's bytes of weights, gradients and optimizer states, for any micro-batch.
+
+    With shares, at least the whole model as it is loaded.
+    """
     n_trained = count_trained_weights(facts, spec.lora)
     n_frozen = 0 if spec.lora is None else count_weights(facts)
     n_nf4 = linear_weights(facts) if spec.method == "qlora" else 0
     frozen = n_nf4 * NF4_BYTES + (n_frozen - n_nf4) * WEIGHT_BYTES["bf16"]
-    each = 2 * WEIGHT_BYTES[spec.trained_dtype] + state_bytes(spec)
-    return int(frozen + n_trained * each) // (spec.world_size if spec.parallel == "fsdp" else 1)
+    weights = frozen + n_trained * WEIGHT_BYTES[spec.trained_dtype]
+    each = WEIGHT_BYTES[spec.trained_dtype] + state_bytes(spec)
+    n_shares = spec.world_size if spec.parallel == "fsdp" else 1
+    return max(int(weights), int(weights + n_trained * each) // n_shares)
 
 
 def suggest_smaller(spec: PlanSpec, facts: ModelFacts, gpu: GpuFacts | None) -> str:
