@@ -8,6 +8,7 @@ from expertflow.core import format as core
 # Keeps a number and its unit on one line.
 NBSP = "\u00a0"
 MINUS = "\u2212"
+LEAST_USD = 0.0001
 THOUSANDS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -57,6 +58,9 @@ def loss(value: float) -> str:
 
 def usd(value: float) -> str:
     """Format dollars with cents, or with two digits below a cent."""
+    # A job of a tenth of a second on a card would cost $6.9e-05.
+    if 0 < value < LEAST_USD:
+        return f"<${LEAST_USD}"
     return f"${value:,.2f}" if value >= 0.01 or value == 0 else f"${value:.2g}"
 
 
@@ -70,8 +74,11 @@ def duration(seconds: float) -> str:
 
 def short_time(seconds: float) -> str:
     """Format seconds in the unit that keeps the number above 1."""
+    if seconds >= 999.5:
+        return duration(seconds)
     for scale, unit in ((1, "s"), (1e-3, "ms")):
-        if seconds >= scale:
+        # 999.6 ms would be written as 1e+03 ms.
+        if seconds >= 0.9995 * scale:
             return f"{seconds / scale:.3g}{NBSP}{unit}"
     return f"{seconds * 1e6:.3g}{NBSP}\u00b5s"
 
