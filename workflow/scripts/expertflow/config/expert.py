@@ -195,7 +195,7 @@ class ConfiguredExpert:
         if not self.run.main:
             return read_record(ExpertLock, path)
         check_writable(self.results, Path("state"), Path("state", self.name))
-        # Snakemake would take the other preset's records for its own, and mix both.
+        # A full run's results, perhaps of days, would be replaced by a demo's.
         held, looks = self._held_preset, self.run.looks
         if held is not None and not self.config["allow_preset_change"]:
             holds = f"{self.results} holds the {held} preset and this run is {self.preset}"

@@ -61,7 +61,7 @@ def check_machine(expert: ConfiguredExpert, rule: str) -> None:
             f"{probe.no_gpu_reason()}, and {expert.name} is trained on another one; name its card"
             " with --config hardware='H100 SXM', or use hardware=cpu"
         )
-    # Both raise where a setting does not go with the card.
+    # Both raise: varlen on a CPU, shards of 4-bit weights.
     choose_attention(spec, gpu)
     choose_parallel(spec)
     # Packages and cards of this machine say nothing of the one that trains.
