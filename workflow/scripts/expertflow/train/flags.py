@@ -79,6 +79,7 @@ def changes_of(args: argparse.Namespace) -> Changes:
 
 def _add_flag(group: Any, name: str, setting: SettingInfo) -> None:
     kind = setting.kind
+    # argparse formats help texts with %.
     how: dict[str, object] = {"help": setting.text.replace("%", "%%")}
     if kind is bool:
         how |= {"action": argparse.BooleanOptionalAction, "default": None}

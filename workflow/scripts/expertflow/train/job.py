@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 DIVERGED, PREFLIGHT = "diverged.txt", "preflight.json"
 MONITOR = Path(__file__).resolve().parents[2] / "monitor_gpu.py"
 SAMPLES, MONITOR_RECORD = "gpu.jsonl", "monitor.json"
+# The monitor writes its last samples and the summary once it is told to end.
 STOP_S = 60
 
 
@@ -82,6 +83,7 @@ def run_job(job: TrainingJob) -> bool:
             with _staged(job, inputs) as (placed, _):
                 train_expert(placed, processes.start_processes(plan))
         return False
+    # A second trainer of the same run waits here, and then finds the run finished or resumes it.
     with lock_state(state):
         summary = publish.read_outcome(state)
         if summary is None:
@@ -144,6 +146,7 @@ def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> Run
         staging = {note.kind: to_json(note) for note in places.staged}
         merged = (job.output.parent, inputs.model.n_weight_bytes)
         readings = run_preflight(plan, state, rows, merged) | {"staging": staging}
+        # Read again only to say which settings differ, should this run be left unfinished.
         write_sealed(state / publish.PLAN, plan)
         write_record(state / PREFLIGHT, readings)
         try:
@@ -154,9 +157,11 @@ def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> Run
             write_text(state / DIVERGED, str(error))
             raise
         try:
+            # Rows are memory-mapped, so an edit in place takes effect in the middle of a run.
             if rows is not None:
                 publish.check_inputs_unmoved(packing, placed.rows)
         except TrainingError:
+            # A retry must not resume weights that saw two versions of the rows.
             remove(state / "checkpoints")
             raise
         publish.write_outcome(state, summary)
@@ -182,6 +187,8 @@ def train_expert(inputs: TrainInputs, processes: Processes) -> RunSummary:
     first = True
     with stop_on_signals() as stop:
         while True:
+            # Read from disk, so that a later session does not run out of memory at the same step
+            # again.
             plan = memory.apply_oom_retries(inputs.plan, inputs.state)
             # As rank 0 reads it.
             [micro, n_accumulation], *_ = processes.of_all(
@@ -207,6 +214,7 @@ def _attempt(inputs: TrainInputs, processes: Processes, stop: Callable[[], bool]
     with Saver(state, keep=inputs.plan.save_total_limit) as saver:
         newest = checkpoint.agree_on(checkpoint_files.newest_checkpoint(state), state, processes)
         run = assemble_run(inputs, processes=processes, saver=saver, stop=stop, directory=newest)
+        # Steps logged after the checkpoint are done again, and would appear twice.
         truncate_log(run)
         memory.probe_longest_batch(run)
         try_to_compile(run)

@@ -59,6 +59,7 @@ def describe_shortage(plan: TrainPlan, device: torch.device) -> str:
 def split_batch(plan: TrainPlan, most_rows: int) -> TrainPlan:
     """Return the plan with the same global batch and the largest micro-batch up to so many rows."""
     share = plan.batch_size * plan.gradient_accumulation_steps
+    # Share 12, at most 5 rows -> 4 rows, 3 times: 5 does not divide the share.
     micro = next(n for n in range(most_rows, 0, -1) if share % n == 0)
     return replace(plan, batch_size=micro, gradient_accumulation_steps=share // micro)
 
@@ -81,6 +82,7 @@ def note_retry(plan: TrainPlan, state: Path, error: OutOfMemory) -> None:
     known = read_retries(state)
     if not plan.may_halve_micro_batch or plan.batch_size < 2:
         raise error
+    # Another process of this run came first, and wrote the retry that this one needs.
     if known and known[-1].micro_batch_size < plan.batch_size:
         raise TransientError(f"{error}; run again, as another process of this run") from error
     if len(known) >= MAX_RETRIES:

@@ -99,6 +99,7 @@ def _stable_decay(plan: "TrainPlan", step: int) -> float:
     n_left = plan.n_steps - step
     if n_left > plan.n_decay_steps:
         return plan.learning_rate
+    # With 10 steps and 4 of decay, steps 0 to 5 take the peak and 6 to 9 take 4/4, 3/4, 2/4, 1/4.
     return plan.learning_rate * n_left / plan.n_decay_steps
 
 

@@ -116,6 +116,7 @@ def _check_disk(plan: TrainPlan, state: Path, merged: tuple[Path, int] | None) -
     # A resumed run has some of its checkpoints already.
     there = sum(f.stat().st_size for f in state.glob("checkpoints/*/*"))
     weights = plan.n_params_trainable * DTYPES[plan.trained_dtype].itemsize
+    # A checkpoint has trained weights and the states of their optimizer, but no gradients.
     one = weights + plan.n_params_trainable * state_bytes(plan)
     # The newest ones, the best and the one being written; then the model, which counts as one more,
     # and the weights of the other candidates.
@@ -133,6 +134,7 @@ def _check_disk(plan: TrainPlan, state: Path, merged: tuple[Path, int] | None) -
 
 def _check_gpu_memory(plan: TrainPlan, gpu: GpuFacts) -> int:
     needed, end_s = plan.predicted_peak_bytes or 0, time.monotonic() + DYING_S
+    # No wait helps where the card is smaller than the predicted peak.
     may_fit = needed <= (gpu.memory_total_bytes or needed)
     free, where = _free_gpu_memory(plan)
     while may_fit and needed > free and time.monotonic() < end_s:

@@ -35,6 +35,7 @@ PATIENCE = timedelta(minutes=30)
 SHUTDOWN_S = 300
 # In many short naps, so that a machine suspended for a while loses only one of them.
 LET_GO_S, N_NAPS = 0.3, 15
+# A prefix, as torch and its launcher keep their own keys in the same store.
 GO_ON = "expertflow/go_on"
 POLL_S = 0.5
 TORCHRUN = ("-m", "torch.distributed.run")
@@ -171,6 +172,7 @@ def wrap_model(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:
     # DoRA starts at magnitudes that equal its norms, and in bf16 would start elsewhere.
     if plan.precision == "bf16" and not (plan.lora and plan.lora.use_dora):
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    # The whole comes last: it takes only what no layer has, i.e. embeddings, norm and head.
     for module in (*decoder_layers(causal_lm(loss.model)), loss):
         fully_shard(module, mp_policy=policy)
     return loss
@@ -197,6 +199,7 @@ def launch_processes(world_size: int) -> None:
         os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
     os.environ.update(environment_of_attempt())
     command = launch_command(world_size, sys.argv)
+    # In place of this process, which thereby keeps its id for whoever signals or waits for it.
     os.execvp(command[0], command)
 
 

@@ -107,6 +107,7 @@ class TrainProgress(Struct, kw_only=True):
         return min(trained, key=lambda point: point.loss, default=None)
 
     def note_device(self, device: torch.device) -> None:
+        # Linux reports KiB.
         found = {"peak_host_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         if device.type == "cuda":
             found["peak_memory_allocated_bytes"] = torch.cuda.max_memory_allocated()
@@ -170,6 +171,7 @@ def assemble_run(
     progress, clock = _progress(inputs, directory)
     feed, held_out, data = _data(inputs, processes)
     words = [*apply_switches(plan, processes.device), data]
+    # The same seed in all processes: they draw the same new adapter weights.
     torch.manual_seed(plan.seed)
     try:
         net = load_for_training(plan, model, processes.device, weights=inputs.weights)
@@ -190,6 +192,7 @@ def assemble_run(
         net=net,
         loss=wrapped,
         route=route,
+        # After wrapping: fsdp replaces the parameters, and an optimizer would keep the old ones.
         optimizer=processes.wrap_optimizer(make_optimizer(net, plan)),
         processes=processes,
         feed=feed,
@@ -240,6 +243,7 @@ def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[TrainProgres
         progress.resumed_at_steps = (0,) if inputs.seen_s else ()
     else:
         saved = checkpoint_files.read_progress(directory)
+        # The file also holds what only the checkpoint itself needs, such as the seed.
         known = {key: saved[key] for key in TrainProgress.__struct_fields__}
         progress, earlier = from_json(TrainProgress, known), saved["clock"] | earlier
     return progress, Clock(earlier, since_process_start=since_start)
@@ -260,6 +264,7 @@ def _resume(run: TrainingRun, directory: Path, inputs: TrainInputs) -> None:
             f"{directory}: is of run {saved['run']}, with other settings, rows, model or code;"
             f" remove {run.state}"
         )
+    # Equal settings order rows alike, unless numpy changes its permutations.
     if saved["order_sha256"] != run.feed.order.sha256_of_step(progress.step):
         raise TrainingError(
             f"{directory}: was saved before other rows than those that come next; remove"

@@ -61,6 +61,7 @@ def prepare_loss(
     try:
         checked = _check_model(loss, processes)
     except MixedDocuments:
+        # On a card, the check of the route may still find attention that keeps them apart.
         if not is_checked:
             raise
     found: tuple[Fallback, ...] = ()

@@ -145,6 +145,7 @@ def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
         # The seconds for which training would have waited.
         start_s = time.perf_counter()
         step_hooks.save_checkpoint(run)
+        # Without the writing, which goes on in the background beside further steps.
         save_s = time.perf_counter() - start_s
         run.saver.wait()
     return TrialResult(

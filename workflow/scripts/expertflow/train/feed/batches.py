@@ -69,6 +69,7 @@ class Buffers:
         pinned = device.type == "cuda"
         self.copied = torch.cuda.Event(blocking=True) if pinned else None  # type: ignore[no-untyped-call]
         n = n_rows * length * n_batches
+        # Every token may be a document of its own; each batch has one bound more than documents.
         sizes = (n, n, n, n + n_batches)
         self.all_tensors = [torch.empty(k, dtype=torch.int32, pin_memory=pinned) for k in sizes]
         self.ids, self.positions, self.labels, self.bounds = (t.numpy() for t in self.all_tensors)
@@ -80,6 +81,7 @@ class Buffers:
             if len(self._views) >= MAX_VIEWS:
                 self._views.clear()
             end = start + n_rows * length
+            # Without a copy: the numpy arrays above fill the memory that these show.
             self._views[key] = [t[start:end].view(n_rows, length) for t in self.all_tensors[:3]]
         return self._views[key]
 
@@ -169,6 +171,7 @@ class Collator:
             _tables(size)[0][:size], np.repeat(starts, lengths), out=buffers.positions[:size]
         )
         cap = _label_cap(self.rows.spans, chosen, length_B)
+        # The first token of a document would be predicted from the document before it.
         cap[starts] = IGNORE
         np.minimum(buffers.ids[:size], cap, out=buffers.labels[:size])
         return bounds
@@ -191,6 +194,7 @@ def _document_lengths(documents: Ragged, chosen: Rows, padding_B: NDArray[np.int
     # One place more than a row has documents; its value belongs to the next row.
     lengths = documents.values.take(_places(first, n, ends), mode="clip")
     lengths[ends - 1] = padding_B
+    # A full row has no padding, and a document of no tokens would be a bound too many.
     return lengths[lengths > 0]
 
 
@@ -200,6 +204,7 @@ def _label_cap(spans: Ragged, chosen: Rows, length_B: Ints) -> Ints:
     n = spans.offsets[1:][chosen] - first
     ends, row_ends = np.cumsum(n), np.cumsum(length_B)
     edges = np.empty(int(ends[-1]) + 2, np.int32)
+    # Spans (2, 4) and (1, 3) in two rows of 5 -> [0, 2, 4, 6, 8, 10]: off, on, off, on, off.
     edges[0], edges[-1] = 0, row_ends[-1]
     inner = edges[1:-1]
     spans.values.take(_places(first, n, ends), mode="clip", out=inner)
@@ -218,6 +223,7 @@ def _places(first: Ints, n: Ints, ends: Ints) -> Ints:
 
 def _tables(n: int) -> tuple[Ints, Ints]:
     """Return at least ``n`` of 0, 1, 2, ... and of IGNORE and the highest number alternating."""
+    # A power of two above n, so that a few cached tables serve every batch.
     return _tables_of_bits(n.bit_length())
 
 

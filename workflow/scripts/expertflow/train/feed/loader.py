@@ -127,6 +127,7 @@ class ThreadLoader(Iterator[Batch]):
     def __enter__(self) -> "ThreadLoader":
         self._pool = ThreadPoolExecutor(1, "loader")
         self._filling: Future[None] = self._pool.submit(self._fill)
+        # Ends the trainer's wait if the thread fails: result() then raises its error there.
         self._filling.add_done_callback(lambda _: self._filled.put(None))
         return self
 
@@ -162,6 +163,7 @@ class ThreadLoader(Iterator[Batch]):
             self._filled.put((buffers, self._collator.batches(parts, buffers)))
 
 
+# A Ctrl-C reaches the whole group; without its workers the trainer could not end its step.
 def _leave_signals_to_the_trainer(_: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
@@ -204,6 +206,7 @@ def _by_workers(
     made: Any = None
     try:
         while epoch.step < feed.n_steps:
+            # Reads the sampler anew, which is the rest of this epoch.
             made = iter(loader)
             yield from made
             epoch.step = epoch.end_step()

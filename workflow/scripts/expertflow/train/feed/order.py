@@ -41,6 +41,7 @@ class RowOrder(Struct, kw_only=True):
         """
         made = self._made.get(epoch)
         if made is None:
+            # A generator per epoch: a resumed run need not draw the epochs before its own.
             rng = np.random.default_rng([self.seed, epoch])
             order: Rows = rng.permutation(self.n_rows)
             if self.lengths_N is not None:
@@ -58,6 +59,7 @@ class RowOrder(Struct, kw_only=True):
         """
         assert self.lengths_N is not None
         mega_batch = np.arange(self.n_rows) // (self.global_batch * MEGA_BATCHES)
+        # lexsort takes its last key first, and is stable: rows of one length stay shuffled.
         order = order[np.lexsort((-self.lengths_N[order], mega_batch))]
         n_full = self.n_rows // self.global_batch
         full, rest = np.split(order, [n_full * self.global_batch])

@@ -54,6 +54,7 @@ class AdaptedLinear(Linear):  # type: ignore[misc]
         changed = product_onto(functional.linear(narrow, scaled_b_OR), dropped, base.weight)
         changed = (magnitude_O / norm_O).to(changed.dtype) * changed
         if dropped is not x:
+            # The base adds its bias here.
             changed = changed + base(x - dropped)
         elif base.bias is not None:
             changed = changed + base.bias

@@ -113,6 +113,7 @@ def _attend_documents(
     query, key, value = (t.transpose(1, 2).flatten(0, 1) for t in heads)
     if softcap is not None or needs_own_heads(query):
         key, value = _repeated(query, key, value)
+    # Bounds [0, 3, 8, 8] -> [3, 5]: an empty document is left out.
     lengths = [end - start for start, end in pairwise(bounds.tolist()) if start < end]
     documents = []
     # The gradient of each slice would be as long as all documents together.
@@ -162,6 +163,7 @@ def _attend_capped(
 
 def _window_mask(length: int, window: int | None, device: torch.device) -> torch.Tensor:
     causal_NN = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    # A window of 2: query i sees keys i - 1 and i, the diagonal and the one below it.
     return causal_NN if window is None else causal_NN.triu(1 - window)
 
 

@@ -153,6 +153,7 @@ def read_facts(directory: Path) -> ModelFacts:
         config = dict(json.loads(path.read_bytes()))
     except (ValueError, TypeError, RecursionError) as error:
         raise TrainingError(f"{path}: no JSON object ({error!s:.80}); {FETCH_AGAIN}") from error
+    # The usual name wins where a config has both.
     config = {
         name: config[other] for name, other in OTHER_NAMES.items() if other in config
     } | config

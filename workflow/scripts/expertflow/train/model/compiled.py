@@ -39,6 +39,7 @@ def compile_layers(
 
     Attention that loops over documents breaks its layer's graph, which checkpointing forbids.
     """
+    # A retry in this process has other shapes, and would count towards the same limit of graphs.
     torch._dynamo.reset()
     counters.clear()
     lm = causal_lm(model)
@@ -61,6 +62,7 @@ def compile_layers(
     # Layers are separate graphs already; DDP's optimizer would split them again at its buckets.
     torch._dynamo.config.optimize_ddp = False
     for layer in layers:
+        # In place, unlike torch.compile(layer): names of parameters stay as they are saved.
         layer.compile(dynamic=False, backend=backend, mode=mode)
     return None
 

@@ -33,6 +33,7 @@ def hash_adapter(lora: LoraSpec, sha256: Callable[[Path], str] = sha256_file) ->
         "lora_alpha": lora.alpha,
         "use_dora": lora.use_dora,
         "use_rslora": lora.use_rslora,
+        # Another scaling for some layers, which the settings cannot express.
         "alpha_pattern": {},
     }
     for key, value in own.items():

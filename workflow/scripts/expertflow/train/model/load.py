@@ -130,6 +130,7 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
             f"training.lora.targets {', '.join(lora.targets)}: {single_line(error, 160)}"
         ) from error
     use_own_forward(net)
+    # In bf16, an update below 1/512 of its weight would always round to nothing.
     for parameter in net.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -180,6 +181,7 @@ def load_for_training(
         quantized=quantized,
         device=device,
     )
+    # Not the staged copy, which may be removed: a saved adapter names its base by this.
     net.name_or_path = net.config.name_or_path = model.path
     # peft's own preparation for 4 bits also casts the rest of the base to fp32, doubling the memory
     # of the embeddings; the norms compute in fp32 anyway.
@@ -295,6 +297,7 @@ def _dequantize(model: PreTrainedModel) -> PreTrainedModel:
     from bitsandbytes.functional import dequantize_4bit
 
     for name, layer in list_quantized_layers(model).items():
+        # On the meta device: its own weights would be drawn at random, and replaced at once.
         plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
         weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
         plain.weight = torch.nn.Parameter(weight, requires_grad=False)

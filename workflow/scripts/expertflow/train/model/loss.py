@@ -97,6 +97,7 @@ def targets_of(labels_BL: torch.Tensor, n_targets: int) -> tuple[torch.Tensor, t
 
     The host passes their number, since asking the device would stall its queue.
     """
+    # Labels are unshifted: position i predicts label i + 1, and the last of a row predicts none.
     shifted_N = functional.pad(labels_BL[:, 1:], (0, 1), value=IGNORE).flatten()
     positions_T = torch.nonzero_static(shifted_N != IGNORE, size=n_targets)[:, 0]
     return positions_T, shifted_N.index_select(0, positions_T).long()
@@ -146,6 +147,7 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         dtype, chunk = product_dtype(weight_VH.device, weight_VH.dtype), chunk_rows(weight_VH)
         loss = hidden_TH.new_zeros((), dtype=torch.float32)
+        # In here autograd is off, hence the flag from outside: evaluation computes no gradients.
         wants = [is_on and needed for needed in ctx.needs_input_grad[:3]]
         to_hidden = torch.empty_like(hidden_TH) if wants[0] else None
         to_head = _zeros_like(weight_VH) if wants[1] else None
@@ -190,7 +192,9 @@ def loss_and_gradient(
     """
     logits_CV = head.compute_logits(rows_CH)
     slope = head.compute_slope(logits_CV)
+    # Leaves softmax unchanged, and keeps exp() from overflowing.
     logits_CV -= logits_CV.amax(1, keepdim=True)
+    # Taken before exp_() overwrites the logits: the loss is log(sum exp) - (1 - e) target - e mean.
     loss_C1 = logits_CV.gather(1, targets_C1).mul_(smoothing - 1)
     if smoothing:
         loss_C1 -= smoothing * logits_CV.mean(1, keepdim=True)

@@ -73,6 +73,7 @@ def hidden_states(lm: PreTrainedModel, batch: Batch) -> torch.Tensor:
     out = lm.base_model(
         input_ids=batch.input_ids_BL.to(device, non_blocking=True),
         position_ids=positions,
+        # transformers 5.23 tells documents apart by their positions only without a cache object.
         use_cache=False,
         **document_kwargs(lm, batch, positions),
     )
@@ -117,6 +118,7 @@ def document_bounds(batch: Batch, device: torch.device) -> torch.Tensor:
     if batch.n_bounds is None:
         torch._dynamo.maybe_mark_dynamic(bounds, 0)
         return bounds
+    # Bounds [0, 5, 8] of 8 tokens with n_bounds 5 -> [0, 5, 8, 8, 8]: two empty documents.
     n_empty = batch.n_bounds - len(bounds)
     return torch.nn.functional.pad(bounds, (0, n_empty), value=batch.input_ids_BL.numel())
 
@@ -139,6 +141,7 @@ def compute_held_out_loss(
     """
     collator = Collator(rows)
     buffers = Buffers(micro_batch_size, rows.length)
+    # In fp64, so that the sum hardly depends on how many processes share it.
     total = torch.zeros((), dtype=torch.float64, device=next(loss.parameters()).device)
     n_targets = 0
     # Longest first, so that rows cut to the longest of their batch share it with similar ones.
@@ -148,6 +151,7 @@ def compute_held_out_loss(
     for index in range(0, len(parts), world_size):
         before_batch()
         mine = index + rank < len(parts)
+        # A process without a batch of its own repeats another one and does not count it.
         batch = collator.batch(parts[index + rank if mine else index], buffers)
         value = loss(batch)
         if mine:

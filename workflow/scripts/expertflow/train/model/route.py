@@ -27,6 +27,7 @@ class Route:
 
     def choices(self, part: RoutePart) -> list[str]:
         is_compiled = self.used["compilation"] == "on"
+        # No compiled loss without compiled layers: the compiler that failed there made it, too.
         return [name for name in self._choices[part] if name != "compiled" or is_compiled]
 
     def start_from(self, part: RoutePart, choice: str) -> None:

@@ -65,6 +65,7 @@ def check_model(loss: PackedLoss) -> str:
     tolerance = TOLERANCES.get(product_dtype(device, lm.dtype), HALF_TOLERANCE)
     with torch.random.fork_rng([device] if device.type == "cuda" else []), _evaluating(loss):
         head = _head_difference(lm)
+        # Written so that a NaN is refused, too.
         if not head <= HEAD_TOLERANCE:
             raise TrainingError(
                 f"{family} does more to its logits than its config says (off by {head:.1g}), so its"
@@ -102,6 +103,7 @@ def _head_difference(lm: PreTrainedModel) -> float:
 
 def _document_difference(lm: PreTrainedModel) -> float:
     n_ids = lm.get_input_embeddings().weight.shape[0]
+    # Steps of a prime, so that neighbors differ in small vocabularies, too.
     ids = (np.arange(2 * LENGTH) * 7919 + 1) % n_ids
     rows = PackedRows.from_lists(ids.reshape(2, LENGTH).astype(np.int32), LENGTHS, [[], []])
     batch = Collator(rows).batch(np.arange(2))

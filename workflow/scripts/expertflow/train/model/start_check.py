@@ -116,6 +116,7 @@ def _fall_back(
             if found.problem is None:
                 break
             reasons.append(found.problem)
+        # If none agrees, the last and plainest one stays.
         if choice != choices[0]:
             fallbacks.append(
                 Fallback(
@@ -136,6 +137,7 @@ def _plain_pass(loss: PackedLoss, batch: Batch, autocast: Autocast) -> tuple[flo
     labels_N = batch.labels_BL.flatten().long()
     with own_attention(lm), torch.compiler.set_stance("force_eager"):
         for start, end in pairwise(batch.cu_seqlens.tolist()):
+            # The first token of a document is no target: nothing before it predicts it.
             targets = labels_N[start + 1 : end]
             if not (targets != IGNORE).any():
                 continue
@@ -183,6 +185,7 @@ def _compare_fast(
 
 
 def _compare_gradients(found: Gradients, expected: Gradients) -> Comparison:
+    # A parameter may have a gradient on one route only, which counts as zero on the other.
     names = sorted(found.keys() | expected.keys())
     products = torch.stack([_products(found.get(n), expected.get(n)) for n in names])
     counted = products[:, 2] >= COUNTED**2 * products[:, 2].max()

@@ -51,6 +51,7 @@ def load_trainable_state(model: Any, state: Mapping[str, torch.Tensor]) -> None:
         side = "missing in the saved state" if name in parameters else "not trained in this model"
         raise TrainingError(f"parameter {name} is {side}; remove the state and start again")
     for name, parameter in parameters.items():
+        # copy_ would cast another type and broadcast another shape.
         if _words(state[name]) != _words(parameter):
             raise TrainingError(
                 f"parameter {name} is {_words(state[name])} in the saved state and"
@@ -76,6 +77,7 @@ def optimizer_state(
     scalars: dict[str, torch.Tensor] = {}
     for name, parameter in parameters.items():
         for key, value in states.get(parameter, {}).items():
+            # bitsandbytes counts its steps in a Python number, torch in a tensor without axes.
             if not isinstance(value, torch.Tensor):
                 values[f"{name}/{key}"] = value
             elif value.dim() == 0:
@@ -99,6 +101,7 @@ def load_optimizer_state(
     for key, value in {**tensors, **values}.items():
         name, _, what = key.rpartition("/")
         parameter = parameters[name]
+        # A fused optimizer wants its count of steps on the device, any other on the host.
         if isinstance(value, float):
             group = groups[parameter]
             on_device = group.get("fused") or group.get("capturable")
@@ -137,8 +140,10 @@ def first_not_finite(model: Any) -> str | None:
 
 def _extremes(tensor: torch.Tensor) -> torch.Tensor:
     part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    # A process may hold no row of a short parameter, and aminmax refuses an empty one.
     if not part.numel():
         return torch.zeros(2, device=part.device)
+    # A NaN anywhere makes both extremes NaN, so one pass finds it and both infinities.
     return torch.stack(torch.aminmax(part)).float()
 
 
@@ -147,5 +152,6 @@ def weights_sha256(model: Any) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(list_trained_parameters(model).items()):
         digest.update(name.encode())
+        # As bytes, since numpy has no bf16.
         digest.update(gather_full(parameter).cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -44,6 +44,7 @@ RANDOM = "random/"
 POLL_S = 0.5
 # Another node's view of a shared file system may be a minute old.
 SEEN_WITHIN_S = 180.0
+# Stands for no checkpoint where processes exchange whole numbers.
 NO_STEP = -1
 
 
@@ -118,6 +119,7 @@ def write_checkpoint(state: Path, snapshot: Snapshot, *, keep: int) -> Path:
         with replacing(target) as partial:
             _fill(partial, snapshot)
             sync_directory(partial)
+            # A rename does not replace a folder with files in it.
             if target.exists():
                 files.hide_checkpoint(target)
     except (OSError, SafetensorError) as error:
@@ -203,6 +205,7 @@ def random_states(device: torch.device) -> dict[str, torch.Tensor]:
 def _all_ranks(own: torch.Tensor, device: torch.device) -> torch.Tensor:
     if not dist.is_initialized():
         return own[None].clone()
+    # NCCL gathers tensors on a card only.
     own = own.to(device)
     rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, own)

@@ -92,6 +92,7 @@ def best_checkpoint(state: Path) -> Path | None:
     losses = {
         path: read_progress(path).get("held_out_loss") for path in complete_checkpoints(state)
     }
+    # A NaN is unequal to itself, and would make min() depend on the order.
     known = {path: loss for path, loss in losses.items() if loss is not None and loss == loss}
     return min(known, key=known.__getitem__) if known else None
 
@@ -120,6 +121,7 @@ def last_seen_s(state: Path) -> float:
 
 
 def prune_checkpoints(state: Path, keep: int) -> None:
+    # The best one may be older than those that the limit keeps.
     kept = {*complete_checkpoints(state)[-max(1, keep) :], best_checkpoint(state)}
     for path in sorted((state / "checkpoints").glob("step-*")):
         if path not in kept:
