@@ -19,7 +19,7 @@ from transformers import Qwen3Config
 
 from expertflow.core.errors import Interrupted
 from expertflow.tokens.arrow import PackedRows
-from expertflow.train import job, start
+from expertflow.train import job, loop, start
 from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.model import attention, loss, start_check
 from expertflow.train.model.compiled import compile_layers
@@ -195,10 +195,18 @@ def test_a_run_records_what_gave_way_and_resumes_on_the_same_route(
     tmp_path: Path, checked: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = made_run(tmp_path, n_steps=10)
+    begun: list[Any] = []
+    train_step = loop.train_step
+
+    def begin_step(*step: Any) -> Any:
+        begun.append(step)
+        return train_step(*step)
+
     with monkeypatch.context() as faulty:
         faulty.setattr(loss, "targets_of", shifted)
         faulty.setattr(attention, "KERNEL", not_causal)
-        faulty.setattr(job, "stop_on_signals", lambda: nullcontext(lambda: True))
+        faulty.setattr(loop, "train_step", begin_step)
+        faulty.setattr(job, "stop_on_signals", lambda: nullcontext(lambda: bool(begun)))
         with pytest.raises(Interrupted):
             train(inputs)
     found = train(inputs)
