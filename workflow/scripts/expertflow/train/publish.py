@@ -348,11 +348,6 @@ def write_outcome(state: Path, summary: RunSummary) -> None:
     write_sealed(state / OUTCOME, FinishedRun(summary=summary, files=made))
 
 
-def _find_damaged_log(state: Path, files: Contents, name: str) -> str | None:
-    own: Contents = {"n_bytes": {name: files["n_bytes"][name]}, "xxh3": files["xxh3"]}
-    return find_difference(state, own, contents=[name])
-
-
 def read_outcome(state: Path) -> RunSummary | None:
     """Read a finished run's summary; null if missing or no longer complete."""
     path = state / OUTCOME
@@ -360,10 +355,12 @@ def read_outcome(state: Path) -> RunSummary | None:
         return None
     try:
         outcome = read_record(FinishedRun, path)
-        found = find_difference(state, outcome.files, contents=outcome.files["xxh3"])
+        sizes, digests = outcome.files["n_bytes"], outcome.files["xxh3"]
+        found = find_difference(state, outcome.files, contents=digests)
         for name in LOGS:
             # What a damaged log still holds cannot be told from what it never held.
-            damage = _find_damaged_log(state, outcome.files, name)
+            own: Contents = {"n_bytes": {name: sizes[name]}, "xxh3": digests}
+            damage = find_difference(state, own, contents=[name])
             if damage is not None and (state / name).is_file():
                 log.warning("%s is removed: %s", state / name, damage)
                 remove(state / name)

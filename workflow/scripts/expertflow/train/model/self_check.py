@@ -63,7 +63,8 @@ def check_model(loss: PackedLoss) -> str:
             " apart; use another base model"
         )
     tolerance = TOLERANCES.get(product_dtype(device, lm.dtype), HALF_TOLERANCE)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), _evaluating(loss):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), keep_modes(loss):
+        loss.eval()
         head = _head_difference(lm)
         # Written so that a NaN is refused, too.
         if not head <= HEAD_TOLERANCE:
@@ -141,9 +142,9 @@ def own_attention(lm: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def _evaluating(module: torch.nn.Module) -> Iterator[None]:
+def keep_modes(module: torch.nn.Module) -> Iterator[None]:
+    """Restore training or evaluation mode at the end, part by part: they may differ."""
     modes = [(part, part.training) for part in module.modules()]
-    module.eval()
     try:
         yield
     finally:

@@ -22,7 +22,7 @@ from expertflow.train.feed.batches import Batch
 from expertflow.train.model.compiled import FAILURES
 from expertflow.train.model.packed import PackedLoss, causal_lm
 from expertflow.train.model.route import PARTS, Route
-from expertflow.train.model.self_check import own_attention
+from expertflow.train.model.self_check import keep_modes, own_attention
 from expertflow.train.records import Fallback
 
 LOSS_TOLERANCE = 0.01
@@ -233,7 +233,6 @@ def _comparable(loss: PackedLoss) -> Iterator[None]:
 
     At zero, where training starts, B would hide the gradients of A.
     """
-    modes = [(module, module.training) for module in loss.modules()]
     dropouts = [
         (module, name, value)
         for module in loss.modules()
@@ -246,7 +245,7 @@ def _comparable(loss: PackedLoss) -> Iterator[None]:
     device = next(loss.parameters()).device
     generator = torch.Generator().manual_seed(0)
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), keep_modes(loss):
             loss.train()
             for module, name, _ in dropouts:
                 setattr(module, name, 0.0)
@@ -256,8 +255,6 @@ def _comparable(loss: PackedLoss) -> Iterator[None]:
         _write(own, before)
         for module, name, value in dropouts:
             setattr(module, name, value)
-        for module, training in modes:
-            module.training = training
         for parameter in loss.parameters():
             parameter.grad = None
 
