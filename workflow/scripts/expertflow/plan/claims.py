@@ -53,6 +53,7 @@ def check_figures(claim: Claim) -> None:
             is_duration = setting.name == name_of(Claim.duration)
             value = parse_duration(value) if is_duration else None
         schema = setting.plain_schema
+        # The bounds of a list are those of its items.
         may_be_zero = schema.get("items", schema).get("minimum") == 0
         for figure in value if isinstance(value, tuple) else (value,):
             if figure is None:
@@ -154,6 +155,7 @@ def _check_gain(claim: Claim, hours: float | None, told: str) -> Outcomes:
     gain = 100 * (1 - hours / before)
     words = f"{low:g} %" if high == low else f"{low:g}-{high:g} %"
     said = f"{before:g} hours down to {told} are {gain:.0f} %"
+    # So a wide range never holds: its ends cannot both agree with one figure.
     holds = all(abs(gain - bound) <= TOLERANCE * max(abs(gain), bound) for bound in (low, high))
     yield holds, said if holds else f"{said}, not {words}"
 
@@ -162,6 +164,7 @@ def _check_speedup(claim: Claim, hours: float | None) -> Outcomes:
     """Check factors against their product, and that against what was before and after."""
     total, tf32, factors = claim.speedup, claim.tf32_speedup, claim.speedups
     if tf32 is not None and claim.precision in (None, "fp32"):
+        # A precision that is not told is taken for fp32, where TF32 counts.
         factors = (*factors, tf32)
     elif tf32 is not None:
         yield False, f"TF32 does nothing for {claim.precision} products, {tf32:g}x is impossible"
@@ -213,6 +216,7 @@ def _check_speed(claim: Claim, hours: float | None, speed: Speed) -> Outcomes:
 
 
 def _outcome(said: str, computed: float, claimed: float, words: str) -> tuple[bool, str]:
+    # Of the larger one, so that it does not matter which of the two was claimed.
     holds = abs(computed - claimed) <= TOLERANCE * max(abs(claimed), abs(computed))
     return holds, said if holds else f"{said}, not {words}"
 

@@ -84,11 +84,13 @@ def count_evals(plan: TrainPlan) -> int:
 def count_saves(plan: TrainPlan, step_s: float) -> int:
     """Count saves by steps or by time, and the last one; each save restarts the clock."""
     by_time = math.floor(plan.save_every_minutes * 60 / step_s) + 1
+    # The end of each block is a save by steps; that of the rest is the last save.
     n_blocks, rest = divmod(plan.n_steps, plan.save_steps)
     return n_blocks * math.ceil(plan.save_steps / by_time) + math.ceil(rest / by_time)
 
 
 def count_best_saves(plan: TrainPlan) -> int:
+    # Those at steps that are saved anyway, and the last, are in count_saves already.
     evals = range(plan.eval_steps, plan.n_steps, plan.eval_steps)
     return sum(s % plan.save_steps != 0 for s in evals) if plan.load_best_model_at_end else 0
 
@@ -99,6 +101,7 @@ def price_of(spec: PlanSpec, gpu: GpuFacts | None, n_cards: int) -> Price:
     if row is None:
         return Price()
     rate = row["usd_per_hour"] * n_cards + (row.get("storage_usd_per_hour") or 0.0)
+    # A card's own billing step wins over the one for all cards.
     minutes = row.get("billing_minutes") or spec.billing_minutes
     return Price(rate, row["as_of"], minutes)
 
@@ -127,6 +130,7 @@ def plan_cost(
     hours, parts = _prior_cost(draft, plan, whole_peak, ignored)
     if calibration is not None:
         hours, measured = _calibrated_cost(calibration, plan, whole_peak)
+        # The prior's parts of a step, and its changes, stay beside what was measured.
         parts |= measured
         if (step := parts.get("step")) is not None:
             parts["reason"] += f"; by the model of a step, {bound_words(step)}"
@@ -148,6 +152,7 @@ def step_work(draft: PlanDraft, plan: TrainPlan) -> StepWork:
         lora=plan.lora,
         n_tokens=plan.batch_size * _row_tokens(draft.packing, plan),
         n_micro_batches=plan.gradient_accumulation_steps,
+        # A token sees half of its document on average, and long documents have more tokens.
         mean_context_tokens=train.sum_len_sq / (2 * train.n_tokens),
         supervised_fraction=draft.supervised_fraction,
         checkpoint=plan.gradient_checkpointing,
@@ -178,6 +183,7 @@ def _row_tokens(packing: PackingRecord, plan: TrainPlan) -> float:
     shares = (n / sum(lengths.counts) for n in accumulate(lengths.counts))
     for (start, end), share in zip(pairwise(lengths.edges), shares, strict=True):
         here = share**plan.batch_size
+        # The middle of a bin: of 100 to 199 tokens it is 149.5.
         longest += (here - before) * min((start + end - 1) / 2, packing.sequence_length_tokens)
         before = here
     return max(mean, longest)
@@ -199,6 +205,7 @@ def predict_hours(draft: PlanDraft, plan: TrainPlan) -> tuple[Band, StepSeconds 
 
 def _fit_step(plan: TrainPlan) -> tuple[TrainPlan, int]:
     """Return a plan whose steps are no larger than an epoch, and their rows."""
+    # 10 rows on 4 cards of 2 x 8 rows each: 1 micro-batch of 3 rows.
     n_cards = plan.world_size
     n_rows = min(plan.n_sequences, plan.batch_size * plan.gradient_accumulation_steps * n_cards)
     batch_size = min(plan.batch_size, math.ceil(n_rows / n_cards))
@@ -270,6 +277,7 @@ def _calibrated_cost(
     return hours, {
         "reason": _measured_reason(measured, plan, n_saves),
         "calibrated": True,
+        # Of the steps alone, without saves, evaluations and start-up.
         "mfu_fraction": None if peak is None else plan.model_flops / (steps * 3600 * peak),
         "step_hours": steps,
         "save_hours": saves,
@@ -316,6 +324,7 @@ def check_budgets(cost: CostPlan, spec: PlanSpec) -> Iterator[tuple[Any, str, st
                     f"training.{key} is set and nothing can be held against it: {lacks}; give what"
                     f" is missing, or set {key} to null"
                 )
+        # The middle decides; a high end above the budget is only told.
         elif value > budget:
             raise ConfigError(
                 f"training.{key} is {budget:g} and the plan needs {show(value)}; raise"

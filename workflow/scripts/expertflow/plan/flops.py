@@ -50,6 +50,7 @@ class FlopsPerToken(Record, frozen=True, kw_only=True):
 
 def linear_weights(facts: ModelFacts) -> int:
     h, d = facts.hidden_size, facts.head_dim
+    # Queries and output, then keys and values, which may have fewer heads.
     attention = 2 * h * facts.n_heads * d + 2 * h * facts.n_kv_heads * d
     return facts.n_layers * (attention + facts.n_mlp_matrices * h * facts.intermediate_size)
 
@@ -69,6 +70,7 @@ def count_trained_weights(facts: ModelFacts, lora: LoraSpec | None) -> int:
 def count_whole_weights(facts: ModelFacts, lora: LoraSpec) -> int:
     """Return the weights of embedding and head that are trained in full beside an adapter."""
     n_matrices = len(set(lora.modules_to_save))
+    # Embedding and head are one matrix then.
     if facts.tie_word_embeddings:
         n_matrices = min(1, n_matrices)
     return n_matrices * facts.hidden_size * facts.vocab_size
@@ -77,6 +79,7 @@ def count_whole_weights(facts: ModelFacts, lora: LoraSpec) -> int:
 def is_head_trained(lora: LoraSpec | None, *, tied: bool) -> bool:
     if lora is None:
         return True
+    # Training a tied embedding trains the head.
     return "lm_head" in lora.modules_to_save or (tied and bool(lora.modules_to_save))
 
 
@@ -113,6 +116,7 @@ def adapter_weights(facts: ModelFacts, lora: LoraSpec | None) -> int:
         return 0
     adapted = _adapted(facts, lora)
     magnitudes = sum(out for _, out in adapted) if lora.use_dora else 0
+    # A is r x in and B is out x r, so r (in + out); DoRA adds a magnitude per output.
     return facts.n_layers * (lora.r * sum(map(sum, adapted)) + magnitudes)
 
 
@@ -122,6 +126,7 @@ def _adapted(facts: ModelFacts, lora: LoraSpec) -> list[tuple[int, int]]:
 
 
 def layer_shapes(facts: ModelFacts) -> dict[str, tuple[int, int]]:
+    # (in, out) by name. The last is the layer's last product, which checkpointing leaves out.
     h, q, kv = facts.hidden_size, facts.n_heads * facts.head_dim, facts.n_kv_heads * facts.head_dim
     inner = facts.intermediate_size
     if facts.model_type == "gpt_neox":
@@ -165,8 +170,10 @@ def flops_per_token(
     forward = 2 * (p + head + r + twice) + 4 * attention
     again = 0.0
     if lora is None:
+        # The gradients of inputs and of weights: each takes as much as the forward pass.
         backward = 4 * (p + head) + 8 * attention
     else:
+        # Frozen weights have no gradient, only that of their inputs.
         backward = 2 * (p + head + twice) + 4 * r + 8 * attention
         if is_head_trained(lora, tied=facts.tie_word_embeddings):
             backward += 2 * head

@@ -92,6 +92,7 @@ def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> M
         n_nf4 = min(frozen, linear_weights(facts)) if spec.method == "qlora" else 0
         model = n_nf4 * NF4_BYTES + (frozen - n_nf4) * WEIGHT_BYTES[draft.precision]
         gradients = n_trained * WEIGHT_BYTES[spec.trained_dtype]
+        # Trained weights take as many bytes as their gradients, which are of their dtype.
         model += gradients
         step_bytes = int(_prior_step_bytes(draft, n_tokens, checkpoint=checkpoint))
     else:
@@ -122,6 +123,7 @@ def standing_bytes(spec: PlanSpec, facts: ModelFacts) -> int:
     n_nf4 = linear_weights(facts) if spec.method == "qlora" else 0
     frozen = n_nf4 * NF4_BYTES + (n_frozen - n_nf4) * WEIGHT_BYTES["bf16"]
     weights = frozen + n_trained * WEIGHT_BYTES[spec.trained_dtype]
+    # A gradient is of its weight's dtype.
     each = WEIGHT_BYTES[spec.trained_dtype] + state_bytes(spec)
     n_shares = spec.world_size if spec.parallel == "fsdp" else 1
     return max(int(weights), int(weights + n_trained * each) // n_shares)
@@ -130,6 +132,7 @@ def standing_bytes(spec: PlanSpec, facts: ModelFacts) -> int:
 def suggest_smaller(spec: PlanSpec, facts: ModelFacts, gpu: GpuFacts | None) -> str:
     """Return settings of full training whose weights and states fit a card, then other ways."""
     others = "use a larger card, method qlora or a smaller model"
+    # fsdp cannot share out 8-bit moments.
     optim = spec.optim if spec.parallel == "fsdp" else "adamw_8bit"
     lean = replace(spec, pure_bf16=True, optim=optim)
     now, then = (standing_bytes(one, facts) for one in (spec, lean))
@@ -182,7 +185,9 @@ def _prior_step_bytes(draft: PlanDraft, n_tokens: int, *, checkpoint: bool) -> f
     figures = full if lora is None else DORA if lora.use_dora else ADAPTER
     layers = facts.n_layers * figures.kept
     if checkpoint:
+        # What all layers keep, and one layer computed again.
         layers = facts.n_layers * figures.checkpointed + figures.at_peak
+    # The figures are those of half precision.
     wide = 2 if precision == "fp32" else 1
     activations = n_tokens * facts.hidden_size * wide * layers
     chunk = loss_chunk_rows(facts.vocab_size, draft.memory_total_bytes, trained=draft.trains_head)
@@ -258,6 +263,7 @@ def _take_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> bool:
             reason = f"{reason}; {_sizes(draft, micro, checkpoint)}"
         if not _fits(draft, micro, checkpoint=checkpoint):
             if total is not None and peak is not None and peak > total:
+                # From one row less down to 1.
                 fitting = (n for n in range(micro)[:0:-1] if _fits(draft, n, checkpoint=checkpoint))
                 if (rows := next(fitting, None)) is None:
                     _refuse(draft, checkpoint=checkpoint)
@@ -266,9 +272,11 @@ def _take_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> bool:
                     f" {total / GIB:.1f}; set it to auto, or to {rows} or less with"
                     f" gradient_accumulation_steps {-(-micro // rows)} times as many"
                 )
+            # A prediction within the card's memory is not certain enough to refuse what was asked.
             reason = f"{reason}; it is predicted to fill the card to the brim"
     draft.choose(Training.batch_size, micro, reason)
     if checkpoint and spec.gradient_checkpointing is None:
+        # Only what divides it keeps the global batch.
         plain = [n for n in _fitting(draft, checkpoint=False) if micro % n == 0]
         if plain and plain[-1] * length >= BUSY_TOKENS:
             sparing = (
@@ -298,6 +306,7 @@ def _micro_batch_by_memory(draft: PlanDraft) -> tuple[int, bool]:
     wanted, length = draft.spec.gradient_checkpointing, draft.packing.sequence_length_tokens
     plain = _fitting(draft, checkpoint=False) if wanted is not True else []
     again = _fitting(draft, checkpoint=True) if wanted is not False else []
+    # The fewest rows with that many tokens, or the most rows where none have.
     busy = min(n for n in ROWS if n == ROWS[-1] or n * length >= BUSY_TOKENS)
     if plain and (plain[-1] >= busy or not again or again[-1] <= plain[-1]):
         micro, checkpoint, why = plain[-1], False, "the most rows that fit without checkpointing"

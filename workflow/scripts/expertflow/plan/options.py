@@ -66,6 +66,7 @@ def _option(draft: PlanDraft, plan: TrainPlan, gpu: GpuFacts, n_gpus: int) -> Ha
     """Divide the work as the manifest does, or else by sharding the model."""
     reasons = []
     for parallel in dict.fromkeys((draft.spec.parallel, "fsdp")):
+        # The manifest's micro-batch was for the planned card.
         spec = replace(
             draft.spec,
             batch_size=None,
@@ -77,6 +78,7 @@ def _option(draft: PlanDraft, plan: TrainPlan, gpu: GpuFacts, n_gpus: int) -> Ha
         may_share = n_gpus > 1 and is_shardable
         if parallel != draft.spec.parallel and not may_share:
             continue
+        # With its own reasons, or it would overwrite those of the plan.
         other = replace(draft, spec=spec, gpu=gpu, chosen={}, reasons={})
         try:
             choose_parallel(spec)
@@ -99,6 +101,7 @@ def _laid_out(
     checkpoint: bool,
 ) -> HardwareOption:
     spec, rows, n_gpus = other.spec, plan.global_batch_sequences, other.spec.world_size
+    # Micro-batches of which a whole number makes the same global batch.
     dividing = [m for m in range(1, largest + 1) if rows % (m * n_gpus) == 0]
     micro = max(dividing, default=max(1, min(largest, rows // n_gpus)))
     is_known = is_predicted_to_fit(other, micro, checkpoint=checkpoint) is not None

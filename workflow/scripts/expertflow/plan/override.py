@@ -54,12 +54,14 @@ def override(
         spec=spec,
         packing=packing,
         facts=facts,
+        # A plan's total includes the adapter; a draft wants the base model's.
         n_params=plan.n_params_total - (plan.n_params_trainable if plan.lora is not None else 0),
         gpu=plan.gpu,
         by_hand=True,
     )
     new = resolve_settings(draft)
     for name, value in changes.items():
+        # The rules may overrule a request, as one thread does a number of workers.
         if name not in LORA and getattr(new, name) != value:
             why = draft.reasons.get(name, draft.reasons[name_of(TrainPlan.precision)]).because
             raise ConfigError(f"{_flag(name)} {value} has no effect: {why}")

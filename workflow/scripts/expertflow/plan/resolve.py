@@ -99,6 +99,7 @@ def source_values(system: str | None, *, n_steps: int) -> dict[str, str]:
     '10 = max(10, int(0.1 x 66))'
     """
     letter = (system or "").partition(":")[0].strip()
+    # As a tuple, since a string also contains the empty string and "AB".
     if letter not in tuple(SYSTEMS):
         return {}
     column = SYSTEMS.index(letter)
@@ -122,6 +123,7 @@ def resolve_settings(draft: PlanDraft) -> TrainPlan:
     )
     micro, accumulation, checkpoint = choose_batch(draft)
     global_batch = micro * accumulation * spec.world_size
+    # Rounded up: the last step of an epoch may hold fewer rows.
     per_epoch = -(-train.n_sequences // global_batch)
     n_tokens = train.n_tokens
     steps = choose(
@@ -245,6 +247,7 @@ def _translate_recipe(n_documents: int, per_row: float, plan: TrainPlan) -> str:
     n_rows, cards = plan.global_batch_sequences, plan.world_size
     n_before = math.ceil(n_documents / n_rows * plan.n_epochs)
     per_card = max(1, round(n_rows / cards / per_row))
+    # The largest micro-batch that fits and divides a card's rows.
     micro = max(n for n in range(1, plan.batch_size + 1) if per_card % n == 0)
     n_kept = per_card * cards * per_row
     told = (

@@ -126,6 +126,7 @@ class CardSpeed(NamedTuple):
         )
 
     def product_s(self, n_rows: float, n_in: float, n_out: float, value_bytes: int) -> float:
+        # Both factors are read and the product is written while it is computed: the slower binds.
         n_values = n_rows * n_in + n_in * n_out + n_rows * n_out
         computing = 2 * n_rows * n_in * n_out / self.flops_per_s
         return max(computing, n_values * value_bytes / self.bytes_per_s)
@@ -161,6 +162,7 @@ def predict_step(work: StepWork, speed: CardSpeed) -> StepSeconds:
     layers = work.layers or LAYERS[work.compiled, work.method]
     again = 1 + RECOMPUTED if work.checkpoint else 1
     context = facts.n_heads * facts.head_dim * work.mean_context_tokens
+    # Backward takes twice the forward; checkpointing repeats the forward.
     attention = 4 * facts.n_layers * context * work.n_tokens * (4 if work.checkpoint else 3)
     per_token = _width(facts, compiled=work.compiled) * layers.n_bytes * again * wide
     targets, per_logit = work.n_tokens * work.supervised_fraction, work.loss_bytes * wide
@@ -168,6 +170,7 @@ def predict_step(work: StepWork, speed: CardSpeed) -> StepSeconds:
     trains_head = is_head_trained(lora, tied=facts.tie_word_embeddings)
     if trains_head:
         per_logit += HEAD_GRADIENT_BYTES * facts.hidden_size / work.chunk_rows
+    # The head: forward and gradient of its inputs, and of its weights where it is trained.
     parts = {
         "products_s": _layer_products_s(work, speed) + head * (3 if trains_head else 2),
         "attention_s": attention / (speed.flops_per_s * ATTENTION_SHARE),
@@ -176,6 +179,7 @@ def predict_step(work: StepWork, speed: CardSpeed) -> StepSeconds:
         "weights_s": _weight_bytes(work) / speed.bytes_per_s,
     }
     launches = facts.n_layers * layers.n_launches * again * LAUNCH_S
+    # The host launches ahead of the card, so only what exceeds the card's work adds time.
     parts["launches_s"] = max(0.0, launches - sum(parts.values()))
     parts = {name: work.n_micro_batches * seconds for name, seconds in parts.items()}
     # Clipping reads and writes gradients, updating the rest.
@@ -220,8 +224,10 @@ def _layer_products_s(work: StepWork, speed: CardSpeed) -> float:
             # DoRA's dropped-out inputs pass through the frozen weights a second time.
             forward[name] *= 2 if lora.use_dora and lora.dropout else 1
     once = sum(forward.values())
+    # Forward and gradient of the inputs; of adapters, that of the weights as well.
     seconds = 2 * once + 3 * narrow + of_weights
     if work.checkpoint:
+        # A layer's last product is not repeated (plan/flops.py).
         seconds += once + narrow - list(forward.values())[-1]
     return work.facts.n_layers * seconds
 

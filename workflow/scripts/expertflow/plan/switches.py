@@ -198,6 +198,7 @@ def choose_warmup(settings: Training, n_steps: int) -> tuple[int, str]:
     """
     ratio, minimum = settings.warmup_ratio, settings.warmup_steps_min
     maximum, wanted = settings.warmup_steps_max, round(settings.warmup_ratio * n_steps)
+    # At least one step is left for the peak rate.
     high = min(maximum, n_steps - 1)
     low = min(minimum, high)
     if settings.override_min_warmup:
@@ -222,4 +223,5 @@ def choose_steps(settings: Training, per_epoch: int, *, tokens_per_epoch: int) -
         least, most = settings.min_epochs or 0.0, settings.max_epochs or math.inf
         epochs = min(max(settings.target_tokens / tokens_per_epoch, least), most)
         reason = f"{settings.target_tokens} target tokens are {epochs:.2f} epochs"
+    # 1.1 x 50 is 55.00000000000001, and not a 56th step.
     return max(1, math.ceil(epochs * per_epoch - 1e-9)), reason

@@ -126,6 +126,7 @@ def calibration_key(plan: TrainPlan, model_type: str) -> str:
 
 def tuning_key(plan: TrainPlan, *, model_type: str, packing: str, cpu: str | None) -> str:
     """Return a comparable key for the searches of ``plan``, as it is without a search."""
+    # Without what is searched: micro-batch, attention, compilation, threads, loader.
     lora, more = plan.lora, ""
     if lora is not None:
         more = f" dropout {lora.dropout:g} on {' '.join(sorted(lora.targets))}"
@@ -157,6 +158,7 @@ def _common_parts(plan: TrainPlan, model_type: str, *, of_adapter: str = "") -> 
 
 
 def _first_difference(theirs: str, ours: str) -> tuple[str, str]:
+    # A key of another version may have more or fewer parts.
     pairs = zip(theirs.split("; "), ours.split("; "), strict=False)
     return next(((t, o) for t, o in pairs if t != o), (theirs, ours))
 
@@ -213,10 +215,12 @@ def choose_tuned(tuning: Tuning, plan: TrainPlan, draft: PlanDraft) -> AdoptedSe
         if not allowed:
             return "left out: nothing that was tried and agrees with the manifest could be run"
         found = max(allowed, key=lambda settings: allowed[settings])
+        # A tie goes to the plan's own choice.
         if allowed.get(default, 0.0) * (1 + TIE_FRACTION) >= allowed[found]:
             found = default
     filled = {name: getattr(found, name) for name in SEARCHED if name in free}
     attention = name_of(TunedSettings.attention)
+    # A manifest cannot name packed: it is what null stands for.
     if filled.get(attention) == "packed":
         filled[attention] = spec.attention
     fastest = max(rates, key=lambda settings: rates[settings], default=None)
