@@ -79,8 +79,10 @@ def measure_disk(folder: Path, file_bytes: int) -> Speed:
                 Path(name).unlink()
             with stream:
                 for _ in range(0, file_bytes, CHUNK_BYTES):
+                    # Random bytes, as a file system may compress others.
                     file.write(os.urandom(CHUNK_BYTES))
                 file.flush()
+                # Pages that are not yet written cannot be dropped from the cache.
                 os.fsync(descriptor)
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 return _read_all(stream, how)

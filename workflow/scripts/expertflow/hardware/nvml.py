@@ -117,6 +117,7 @@ def visible_gpus(
         if entry.startswith("MIG-"):
             return (), MIG
         number = _NUMBER.match(entry)
+        # 1x and +1 are 1, and -1 is no card.
         index = gpu_index(number[0].removeprefix("+") if number else entry, uuids)
         if index is None:
             break

@@ -167,9 +167,11 @@ class Gpm:
         now = time.monotonic()
         if self._read_at is not None and now - self._read_at < LEAST_GAP_S:
             return None
+        # Set again below only where all went well: an error leaves nothing to compare with.
         started, self._read_at = self._read_at is not None, None
         pynvml.nvmlGpmSampleGet(self._handle, self._later)
         figures = self._between() if started else None
+        # The two samples take turns, as each is the driver's own memory.
         self._earlier, self._later, self._read_at = self._later, self._earlier, now
         return figures
 
@@ -243,6 +245,7 @@ class Device(Struct):
 
     def is_split(self) -> bool:
         modes = self.ask_driver("mig_mode", pynvml.nvmlDeviceGetMigMode)
+        # It is no figure of a reading.
         self.lost.pop("mig_mode", None)
         return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 

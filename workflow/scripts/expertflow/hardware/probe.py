@@ -235,6 +235,7 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int | None]]:
             if now.isdigit():
                 lines = _read(folder / "memory.stat").split("\n")
                 stat = dict(line.split(" ", 1) for line in lines if " " in line)
+                # The kernel gives idle cached files up before it lacks memory.
                 left = max(0, int(most) - int(now) + int(stat.get(cached, 0)))
             yield int(most), left
 
@@ -242,10 +243,12 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int | None]]:
 def _folders(root: Path, controller: str) -> Iterator[Path]:
     """Yield this process's control groups and all above them: the tightest limit counts."""
     for line in _read(root / "proc/self/cgroup").split("\n"):
+        # 4:cpu,cpuacct:/a/b of version 1, or 0::/a/b of version 2.
         _, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
         if names and controller not in names.split(","):
             continue
+        # Version 2 may be mounted beside version 1, as `unified`.
         places = (names, controller) if names else ("", "unified")
         for mount in (root / "sys/fs/cgroup" / place for place in places):
             folder = mount / path.strip("/")

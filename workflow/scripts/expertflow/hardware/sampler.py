@@ -46,12 +46,14 @@ class Sampler:
         return GpuSample(
             elapsed_s=round(elapsed_s, 3),
             **(_card_figures(devices) if devices else {}),
+            # psutil answers 0.0 to its first call.
             cpu_percent=None if starts else cpu_percent,
             ram_used_bytes=psutil.virtual_memory().used,
             disk_read_bytes=read,
             disk_write_bytes=written,
             starts=starts,
             simulated=self._gpus.simulated,
+            # After the figures above, whose failures it takes.
             lost=devices[0].take_lost() if devices else {},
         )
 
@@ -86,6 +88,7 @@ def _card_figures(devices: Sequence[Device]) -> dict[str, Any]:
     figures |= {name: round(value, 2) for name, value in first.read_counters().items()}
     for total, name in (("energy_all_j", "energy_j"), ("power_all_w", "power_w")):
         values = [figures[name], *(device.read_figure(name) for device in devices[1:])]
+        # A sum that lacks a card would be too low.
         figures[total] = None if None in values else round(sum(values), 3)
     return figures
 

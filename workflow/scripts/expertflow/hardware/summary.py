@@ -140,6 +140,7 @@ def summarize(
 
 def compute_stats(samples: Sequence[GpuSample], field: str) -> Stats | None:
     """Return a field's spread, each value for the time since the one before it; null without."""
+    # Readings at 0, 1 and 4 s stand for 0, 1 and 3 s.
     known, since_s = [], 0.0
     for i, sample in enumerate(samples):
         if sample.starts or i == 0:
