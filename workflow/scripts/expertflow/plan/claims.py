@@ -58,6 +58,7 @@ def check_figures(claim: Claim) -> None:
         for figure in value if isinstance(value, tuple) else (value,):
             if figure is None:
                 continue
+            # YAML has .inf and .nan, and a comparison with nan refuses nothing.
             if not math.isfinite(figure) or figure < 0 or (figure == 0 and not may_be_zero):
                 least = "at least 0" if may_be_zero else "above 0"
                 raise ConfigError(
@@ -77,6 +78,7 @@ def parse_duration(text: str) -> float:
             " 60; write it as 46:47 or 1:46:47"
         )
     seconds = 0
+    # 46:47 -> 46 x 60 + 47
     for part in text.split(":"):
         seconds = seconds * 60 + int(part)
     return seconds / 3600

@@ -237,6 +237,7 @@ def _list_changes(draft: PlanDraft, plan: TrainPlan) -> Iterator[StepChange]:
     """Yield what the same model predicts of twice the micro-batch and of each switch."""
     total, micro = draft.memory_total_bytes, plan.batch_size
     candidates: list[tuple[dict[Any, Any], int | None]] = []
+    # Twice the rows in half as many micro-batches: the same global batch.
     if plan.gradient_accumulation_steps % 2 == 0:
         half = plan.gradient_accumulation_steps // 2
         twice = {Training.batch_size: 2 * micro, Training.gradient_accumulation_steps: half}
@@ -346,6 +347,7 @@ def _usd_words(usd: float) -> str:
 
 
 def speed_of(plan: TrainPlan) -> Speed:
+    # A speed is that of one card, and the tokens are those of all.
     hours = plan.cost.step_hours
     return Speed(
         hardware=plan.hardware,

@@ -178,6 +178,7 @@ def flops_per_token(
         if is_head_trained(lora, tied=facts.tie_word_embeddings):
             backward += 2 * head
     if checkpoint_activations:
+        # Only layers are checkpointed, not the head.
         repeated = p + r + twice
         if not _needs_last_product(facts, lora):
             repeated -= facts.n_layers * facts.hidden_size * facts.intermediate_size

@@ -288,6 +288,7 @@ def _take_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> bool:
 
 def _micro_batch_by_tier(draft: PlanDraft) -> tuple[int, bool]:
     spec = draft.spec
+    # Decimal, as the thresholds are.
     size_gb = (draft.memory_total_bytes or 0) / 1e9
     tiers = {
         8: spec.gpu_memory_threshold_large_gb,

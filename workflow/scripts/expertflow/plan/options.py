@@ -88,6 +88,7 @@ def _option(draft: PlanDraft, plan: TrainPlan, gpu: GpuFacts, n_gpus: int) -> Ha
             continue
         return _laid_out(draft, other, plan, gpu, largest, checkpoint=checkpoint)
     priced = _priced((None, None, None), price_of(draft.spec, gpu, n_gpus))
+    # The first reason is that of the manifest's own way to divide the work.
     return HardwareOption(name=gpu.name, n_gpus=n_gpus, fits=False, **priced, remark=reasons[0])
 
 

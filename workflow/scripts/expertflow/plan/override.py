@@ -91,14 +91,17 @@ def _spec(plan: TrainPlan, changes: Changes) -> PlanSpec:
     asked = {name: getattr(plan, name) for name in Training.__struct_fields__}
     # Values derived from the run's length, or from another setting, are derived again.
     eval_steps = name_of(Training.eval_steps)
+    # A plan has 0 where there are no workers, which no manifest may ask for.
     ahead = plan.dataloader_prefetch_factor or DEFAULT.dataloader_prefetch_factor
     asked.update(
         save_steps=None if plan.save_steps == plan.n_steps else plan.save_steps,
         eval_steps=None if plan.origins.get(eval_steps) == "computed" else plan.eval_steps,
         attention=None if plan.attention == "packed" else plan.attention,
+        # The attention above says it: eager where this was false.
         use_sdpa=True,
         dataloader_prefetch_factor=ahead,
     )
+    # A new length replaces the old one, which may stand in another setting.
     if not LENGTH.isdisjoint(changes):
         asked |= {name: getattr(DEFAULT, name) for name in LENGTH}
     asked |= {name: value for name, value in changes.items() if name not in LORA}

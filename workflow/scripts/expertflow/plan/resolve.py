@@ -52,6 +52,7 @@ def plan_training(
     draft: PlanDraft, *, calibration: Calibration | None = None, tuning: Tuning | None = None
 ) -> TrainPlan:
     """Resolve a run; raise ConfigError for contradictions, HardwareError if no row fits."""
+    # A copy, as a caller may plan the same draft again.
     draft, spec = replace(draft, chosen={}, reasons={}), draft.spec
     plan, adopted = resolve_settings(draft), None
     if tuning is not None:
@@ -266,6 +267,7 @@ def _translate_recipe(n_documents: int, per_row: float, plan: TrainPlan) -> str:
 def _length_reason(packing: PackingRecord) -> str:
     length, told = packing.sequence_length_tokens, [packing.length_reason]
     others = sorted(packing.choices, key=lambda choice: choice.sequence_length_tokens)
+    # The length chosen, between its next neighbors.
     shorter = [c for c in others if c.sequence_length_tokens < length][-1:]
     longer = [c for c in others if c.sequence_length_tokens > length][:1]
     same = [c for c in others if c.sequence_length_tokens == length]

@@ -17,6 +17,7 @@ from expertflow.core.settings import (
 )
 from expertflow.train.optimizers import OPTIMIZERS, SCHEDULES
 
+# A type checker takes no computed Literal; at run time the names are checked by it.
 if TYPE_CHECKING:
     Optim = str
     Schedule = str

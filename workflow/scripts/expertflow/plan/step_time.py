@@ -149,6 +149,7 @@ def card_speed(gpu: GpuFacts | None, precision: str, *, use_tf32: bool) -> CardS
     if peak is None or gpu.peak_bandwidth_bytes_per_s is None:
         what = f"{precision} peak" if peak is None else "bandwidth"
         return f"no estimate: the {what} of {gpu.name} is not known"
+    # The first that fits: RTX 4090 stands before RTX, and L40S before L4.
     found = next((x for name, x in PRODUCT_SHARE.items() if gpu.name.startswith(name)), None)
     if found is None:
         return f"no estimate: no published training is known of a card like {gpu.name}"
@@ -158,6 +159,7 @@ def card_speed(gpu: GpuFacts | None, precision: str, *, use_tf32: bool) -> CardS
 
 def predict_step(work: StepWork, speed: CardSpeed) -> StepSeconds:
     """Return the parts of a step in seconds; they add up to ``total_s``."""
+    # Bytes of layers and logits are counted for values of 2 bytes.
     facts, lora, wide = work.facts, work.lora, work.value_bytes / 2
     layers = work.layers or LAYERS[work.compiled, work.method]
     again = 1 + RECOMPUTED if work.checkpoint else 1
@@ -169,6 +171,7 @@ def predict_step(work: StepWork, speed: CardSpeed) -> StepSeconds:
     head = speed.product_s(targets, facts.hidden_size, facts.vocab_size, work.value_bytes)
     trains_head = is_head_trained(lora, tied=facts.tie_word_embeddings)
     if trains_head:
+        # Once a chunk, and so shared by its targets.
         per_logit += HEAD_GRADIENT_BYTES * facts.hidden_size / work.chunk_rows
     # The head: forward and gradient of its inputs, and of its weights where it is trained.
     parts = {
@@ -181,6 +184,7 @@ def predict_step(work: StepWork, speed: CardSpeed) -> StepSeconds:
     launches = facts.n_layers * layers.n_launches * again * LAUNCH_S
     # The host launches ahead of the card, so only what exceeds the card's work adds time.
     parts["launches_s"] = max(0.0, launches - sum(parts.values()))
+    # Once a micro-batch; the optimizer below comes once a step.
     parts = {name: work.n_micro_batches * seconds for name, seconds in parts.items()}
     # Clipping reads and writes gradients, updating the rest.
     updating = (6 * work.weight_bytes + 2 * work.state_bytes) * work.n_trained / work.n_shares
@@ -236,6 +240,7 @@ def _weight_bytes(work: StepWork) -> float:
     """Return the bytes that weights move beside products, in a micro-batch."""
     dequantizing, n_trained = 0.0, work.n_trained
     if work.is_quantized:
+        # 4-bit weights are unpacked anew for each pass.
         passes = 3 if work.checkpoint else 2
         dequantizing = linear_weights(work.facts) * DEQUANTIZED_BYTES * passes
     if work.lora is not None:

@@ -257,5 +257,6 @@ def _because(record: TuningRecord, found: TunedSettings, default: TunedSettings)
         low, high = record.gain_low, record.gain_high
         between = "" if low is None else f" [{low:.2f}, {high:.2f}]"
         return f"{words}, {record.gain:.2f} times the default{between}"
+    # The best one's gain is null where too few turns were timed to state it.
     ratio = None if found == record.best else record.speedup(found)
     return words if ratio is None else f"{words}, {ratio:.2f} times the default in one trial each"
