@@ -126,6 +126,7 @@ def plan_cost(
     calibration does not count.
     """
     peak = peak_flops_per_s(plan.gpu, plan.precision, use_tf32=plan.use_tf32)
+    # Of all cards, as the tokens of a run are.
     whole_peak = None if peak is None else peak * plan.world_size
     hours, parts = _prior_cost(draft, plan, whole_peak, ignored)
     if calibration is not None:

@@ -138,6 +138,7 @@ def suggest_smaller(spec: PlanSpec, facts: ModelFacts, gpu: GpuFacts | None) -> 
     now, then = (standing_bytes(one, facts) for one in (spec, lean))
     room = USABLE_FRACTION * ((gpu and gpu.memory_total_bytes) or 0) - RESERVE_BYTES
     may_be_lean = spec.method == "full" and choose_precision(spec, gpu)[0] == "bf16"
+    # Only what saves memory, and enough of it to fit, is worth a suggestion.
     if not may_be_lean or then >= now or then > room:
         return others
     return f"set pure_bf16 to true and optim to {optim}, or {others}"

@@ -107,6 +107,7 @@ def _spec(plan: TrainPlan, changes: Changes) -> PlanSpec:
     asked |= {name: value for name, value in changes.items() if name not in LORA}
     asked.update(lora=_lora(plan, changes))
     # The adapter's settings count as one setting.
+    # lora_r, lora_alpha -> lora
     given = {name_of(Training.lora) if name in LORA else name for name in changes}
     origins: dict[str, Origin] = {**plan.origins, **dict.fromkeys(given, "command line")}
     return PlanSpec(**asked, origins=origins, hardware=plan.hardware)

@@ -61,6 +61,7 @@ def _settings(reasons: tuple[Reason, ...]) -> Iterator[str]:
 
 
 def _taken(plan: TrainPlan) -> Iterator[str]:
+    # The reason for the precision explains both.
     precision = {name_of(Training.bf16), name_of(Training.fp16)}
     explained = {reason.setting for reason in plan.reasons} | precision
     found: dict[str, list[str]] = {}

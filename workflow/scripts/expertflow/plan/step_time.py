@@ -194,6 +194,7 @@ def predict_step(work: StepWork, speed: CardSpeed) -> StepSeconds:
 
 def bound_of(step: StepSeconds) -> StepBound:
     """Return what binds: what most of a step's seconds go to, or launches once they add to it."""
+    # It is above 0 only where the card runs out of work.
     if step.launches_s > 0:
         return "launches"
     computing = step.products_s + step.attention_s

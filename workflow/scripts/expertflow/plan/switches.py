@@ -143,6 +143,7 @@ def choose_parallel(spec: PlanSpec, name: str = "training.parallel") -> tuple[st
     """Return what processes share, for the setting ``name``; raise ConfigError for 4-bit shards."""
     if spec.world_size == 1:
         return "none", "world_size is 1"
+    # Checked here, as a comparison with other hardware tries fsdp, too.
     if spec.parallel == "fsdp" and spec.method == "qlora":
         raise ConfigError(f"{name} fsdp cannot share out 4-bit weights; use ddp")
     held = {"ddp": "each process holds the whole model", "fsdp": "each process holds a share"}
