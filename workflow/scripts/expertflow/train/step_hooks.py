@@ -44,8 +44,8 @@ def after_step(run: TrainingRun) -> None:
     wanted = told or overdue or (improved and plan.load_best_model_at_end)
     if wanted or run.is_over or progress.step % plan.save_steps == 0:
         save_checkpoint(run)
-    # An evaluation that the signal ended is still due: the next session begins with it.
     if told and (is_evaluation_due(run) or not run.is_over):
+        # An evaluation that the signal ended is still due: the next session begins with it.
         run.saver.wait()
         raise Interrupted(f"stopped after step {progress.step}")
 
