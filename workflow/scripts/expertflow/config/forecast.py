@@ -189,8 +189,7 @@ class Forecaster:
                 return (train.n_tokens / math.ceil(train.n_sequences / n_rows),) * 2
 
             tokens = _count_trained(spec, (float(train.n_tokens),) * 2, of_packed)
-            # A token sees half of its document on average; long ones have more of the tokens.
-            context = (train.sum_len_sq / (2 * train.n_tokens),) * 2
+            context = (train.mean_context_tokens,) * 2
             supervised = (train.n_target_tokens / train.n_tokens,) * 2
             basis = "estimate from packed tokens"
         else:

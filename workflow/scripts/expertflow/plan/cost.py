@@ -153,8 +153,7 @@ def step_work(draft: PlanDraft, plan: TrainPlan) -> StepWork:
         lora=plan.lora,
         n_tokens=plan.batch_size * _row_tokens(draft.packing, plan),
         n_micro_batches=plan.gradient_accumulation_steps,
-        # A token sees half of its document on average, and long documents have more tokens.
-        mean_context_tokens=train.sum_len_sq / (2 * train.n_tokens),
+        mean_context_tokens=train.mean_context_tokens,
         supervised_fraction=draft.supervised_fraction,
         checkpoint=plan.gradient_checkpointing,
         compiled=plan.torch_compile,

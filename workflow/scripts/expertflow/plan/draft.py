@@ -89,7 +89,7 @@ class PlanDraft(Struct, kw_only=True):
         return flops_per_token(
             self.facts,
             lora=self.spec.lora,
-            mean_context_tokens=train.sum_len_sq / (2 * train.n_tokens),
+            mean_context_tokens=train.mean_context_tokens,
             supervised_fraction=self.supervised_fraction,
             checkpoint_activations=checkpoint,
         )

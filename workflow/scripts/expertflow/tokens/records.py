@@ -164,6 +164,11 @@ class PackedSplit(Record, frozen=True, kw_only=True):
     n_sequences_lower_bound: int
     sum_len_sq: int
 
+    @property
+    def mean_context_tokens(self) -> float:
+        # A token sees half of its document on average; long ones have more of the tokens.
+        return self.sum_len_sq / (2 * self.n_tokens)
+
 
 class LengthSuggestion(Record, frozen=True, kw_only=True):
     sequence_length_tokens: int
