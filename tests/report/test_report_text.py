@@ -16,6 +16,7 @@ from support import SCRIPTS
 
 from expertflow.config.attach import reports_to_sum_up
 from expertflow.config.plain_rows import describe_rows
+from expertflow.core import cli
 from expertflow.report import format as f
 from expertflow.report.compare import build_index, index_row, render_index
 from expertflow.report.records import Report
@@ -99,6 +100,9 @@ def _run(script: str, report: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     words = ["--spec={}", "--reports", str(report), *outputs]
     words = [str(report)] if script == "show_report" else words
     monkeypatch.setattr("sys.argv", [script, *words])
+    # Else the first pipe that a later test writes to and nobody reads would end all tests.
+    monkeypatch.setattr(cli, "stop_with_reader", lambda: None)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(SCRIPTS / f"{script}.py"), run_name="__main__")
     return end.value.code
