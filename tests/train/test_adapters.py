@@ -22,11 +22,11 @@ from expertflow.core.errors import ConfigError, TrainingError
 from expertflow.core.records import read_record
 from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.records import PackingRecord
+from expertflow.train.fingerprint import fingerprint_run
 from expertflow.train.model.adapters import use_own_forward
 from expertflow.train.model.base import hash_weights
 from expertflow.train.model.init_adapter import FILES, hash_adapter
 from expertflow.train.model.weights import list_trained_parameters
-from expertflow.train.publish import fingerprint_run
 
 
 def adapted(*, dora: bool, bias: bool, dropout: float) -> Any:

@@ -29,8 +29,8 @@ from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import step_hooks
+from expertflow.train.fingerprint import PLAN, fingerprint_run, warn_of_unused_progress
 from expertflow.train.model.packed import compute_held_out_loss
-from expertflow.train.publish import PLAN, fingerprint_run, warn_of_unused_progress
 from expertflow.train.run import Diverged, TrainInputs
 from expertflow.train.saved.checkpoint_files import last_seen_s, newest_checkpoint, read_progress
 

@@ -31,7 +31,7 @@ from expertflow.staging.ensure import Places, open_staged
 from expertflow.staging.records import StagingRecord
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
-from expertflow.train import loop, memory, processes, publish
+from expertflow.train import fingerprint, loop, memory, processes, publish
 from expertflow.train.compilation import try_to_compile
 from expertflow.train.device import configure_allocator
 from expertflow.train.feed.on_the_fly import Documents
@@ -128,7 +128,7 @@ def _read_inputs(job: TrainingJob, packing: PackingRecord) -> TrainInputs:
                 " and --keep to tokenize on the fly"
             )
         plan, code = documents.adapt_plan(plan), f"{code}, on the fly, {documents.sha256}"
-    name = publish.fingerprint_run(plan=plan, packing=packing, model=model, code=code)
+    name = fingerprint.fingerprint_run(plan=plan, packing=packing, model=model, code=code)
     return TrainInputs(
         plan=plan, model=model, rows=rows, state=job.state / name, documents=documents
     )
@@ -137,7 +137,7 @@ def _read_inputs(job: TrainingJob, packing: PackingRecord) -> TrainInputs:
 def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> RunSummary:
     plan, state = inputs.plan, inputs.state
     checkpoint_files.remove_partials(state)
-    publish.warn_of_unused_progress(plan, state)
+    fingerprint.warn_of_unused_progress(plan, state)
     with _staged(job, inputs) as (placed, places):
         rows = None
         if placed.documents is None:
@@ -147,7 +147,7 @@ def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> Run
         merged = (job.output.parent, inputs.model.n_weight_bytes)
         readings = run_preflight(plan, state, rows, merged) | {"staging": staging}
         # Read again only to say which settings differ, should this run be left unfinished.
-        write_sealed(state / publish.PLAN, plan)
+        write_sealed(state / fingerprint.PLAN, plan)
         write_record(state / PREFLIGHT, readings)
         try:
             with run_monitor(state, plan, seen_s=placed.seen_s):

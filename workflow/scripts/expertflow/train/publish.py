@@ -4,9 +4,8 @@ The published weights are at a folder's root; the others, equally complete, belo
 """
 
 import logging
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from msgspec.structs import asdict
@@ -18,13 +17,9 @@ from expertflow.core.files import (
     remove,
     replacing,
     sha256_file,
-    sha256_json,
     sync,
 )
-from expertflow.core.records import REPAIR, Record, read_record, to_json, write_sealed
-from expertflow.core.settings import list_settings, name_of
-from expertflow.plan.records import TrainPlan
-from expertflow.plan.settings import LoraSpec, Training
+from expertflow.core.records import REPAIR, Record, read_record, write_sealed
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import memory
@@ -34,7 +29,6 @@ from expertflow.train.records import (
     NOT_ON_CPU,
     EpochSummary,
     KeptWeights,
-    ModelRecord,
     RunSummary,
     SampledSteps,
     TimeSpent,
@@ -53,68 +47,14 @@ from expertflow.train.timing import PARTS, is_sampled
 
 log = logging.getLogger(__name__)
 
-PLAN = "plan.json"
 # Files of the run that are stored beside the model in results/.
 LOGS = ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json")
-
-# Fields of a plan besides its settings that do not affect the trained weights. A run that lost its
-# card goes on with another one, which rounds differently at most.
-_SAID = (
-    "origins", "cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason", "memory",
-    "options", "claims", "may_halve_micro_batch", "predicted_tokens", "next_micro_batch_peak_bytes",
-    "without_checkpointing_peak_bytes", "flops_per_token_model", "flops_per_token_hardware",
-    "flops_convention", "hardware",
-)  # fmt: skip
-# Settings that do not affect them either, or that the plan converts to counts of steps, or that
-# share out a global batch (but for rounding and dropout's random numbers): other processes can
-# resume.
-_UNDECIDED = tuple(s.name for s in list_settings(Training) if "weights" not in s.affects)
 BEHIND = "the device runs behind the host; see sampled_steps for the steps that were timed"
 
 
 class FinishedRun(Record, frozen=True, kw_only=True):
     summary: RunSummary
     files: Contents
-
-
-def fingerprint_run(
-    *, plan: TrainPlan, packing: PackingRecord, model: ModelRecord, code: str
-) -> str:
-    """Hash everything that decides the trained weights; prices and predictions do not."""
-    rows = [packing.train.sha256, packing.held_out.sha256]
-    weights = [model.weights_sha256, model.tokenizer.sha256]
-    return sha256_json([_weight_settings(plan), rows, weights, code])[:20]
-
-
-def _weight_settings(plan: TrainPlan) -> dict[str, Any]:
-    decided: dict[str, Any] = to_json(plan)
-    for key in (*_SAID, *_UNDECIDED):
-        decided.pop(key)
-    # The hash of an adapter to continue from counts, not its place.
-    (decided[name_of(Training.lora)] or {}).pop(name_of(LoraSpec.init_from), None)
-    return decided
-
-
-def warn_of_unused_progress(plan: TrainPlan, state: Path) -> None:
-    """Warn of the expert's unfinished trainings that this one, at its first step, cannot resume."""
-    if checkpoint_files.newest_checkpoint(state) is not None:
-        return
-    wanted = _weight_settings(plan)
-    for other in sorted(path for path in state.parent.iterdir() if path.is_dir() and path != state):
-        newest = checkpoint_files.newest_checkpoint(other)
-        if newest is None or (other / OUTCOME).is_file():
-            continue
-        differs = "other data, model or code"
-        # A plan of another version may lack fields, and says nothing about settings.
-        with suppress(DataError):
-            there = _weight_settings(read_record(TrainPlan, other / PLAN))
-            settings = wanted.keys() & Training.__struct_fields__
-            if changed := sorted(key for key in settings if wanted[key] != there[key]):
-                differs = ", ".join(f"{key} {there[key]}, now {wanted[key]}" for key in changed)
-        log.warning(
-            "%s: an unfinished training at step %d is not continued: %s",
-            other, checkpoint_files.step_of(newest), differs,
-        )  # fmt: skip
 
 
 def check_inputs_unmoved(packing: PackingRecord, rows: Path) -> None:
