@@ -20,9 +20,8 @@ from expertflow.core.settings import name_of
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.claims import Speed, time_words
 from expertflow.plan.draft import PlanDraft
-from expertflow.plan.memory import WEIGHT_BYTES, loss_chunk_rows
+from expertflow.plan.memory import WEIGHT_BYTES, fits_memory, loss_chunk_rows
 from expertflow.plan.records import (
-    USABLE_FRACTION,
     Calibration,
     CostPlan,
     PlanSpec,
@@ -235,7 +234,7 @@ def _prior_cost(
 
 def _list_changes(draft: PlanDraft, plan: TrainPlan) -> Iterator[StepChange]:
     """Yield what the same model predicts of twice the micro-batch and of each switch."""
-    total, micro = draft.memory_total_bytes, plan.batch_size
+    micro = plan.batch_size
     candidates: list[tuple[dict[Any, Any], int | None]] = []
     # Twice the rows in half as many micro-batches: the same global batch.
     if plan.gradient_accumulation_steps % 2 == 0:
@@ -252,7 +251,7 @@ def _list_changes(draft: PlanDraft, plan: TrainPlan) -> Iterator[StepChange]:
         by_name = {name_of(setting): value for setting, value in changed.items()}
         _, step, _ = predict_hours(draft, replace(plan, **by_name))
         if step is not None:
-            fits = None if total is None or peak is None else peak <= USABLE_FRACTION * total
+            fits = fits_memory(peak, draft.memory_total_bytes)
             name, value = next(iter(by_name.items()))
             yield StepChange(setting=name, value=str(value), step_s=step.total_s, fits=fits)
 

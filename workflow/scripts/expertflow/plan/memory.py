@@ -36,6 +36,7 @@ from expertflow.plan.records import (
     MemoryParts,
     ModelFacts,
     PlanSpec,
+    Precision,
 )
 from expertflow.plan.settings import Training
 from expertflow.plan.switches import choose_precision
@@ -87,13 +88,10 @@ def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> M
         model, gradients = float(line.model_bytes), float(line.gradient_bytes)
         step_bytes = int(step_bytes_at(line, n_tokens))
     elif facts.model_type in KNOWN_ARCHITECTURES:
-        frozen = draft.n_params_total - n_trained
-        # Only the layers' linear maps are in 4 bits: not the embedding, the head and the norms.
-        n_nf4 = min(frozen, linear_weights(facts)) if spec.method == "qlora" else 0
-        model = n_nf4 * NF4_BYTES + (frozen - n_nf4) * WEIGHT_BYTES[draft.precision]
+        frozen = _frozen_bytes(spec, facts, draft.n_params_total - n_trained, draft.precision)
         gradients = n_trained * WEIGHT_BYTES[spec.trained_dtype]
         # Trained weights take as many bytes as their gradients, which are of their dtype.
-        model += gradients
+        model = frozen + gradients
         step_bytes = int(_prior_step_bytes(draft, n_tokens, checkpoint=checkpoint))
     else:
         return None
@@ -120,13 +118,18 @@ def standing_bytes(spec: PlanSpec, facts: ModelFacts) -> int:
     """
     n_trained = count_trained_weights(facts, spec.lora)
     n_frozen = 0 if spec.lora is None else count_weights(facts)
-    n_nf4 = linear_weights(facts) if spec.method == "qlora" else 0
-    frozen = n_nf4 * NF4_BYTES + (n_frozen - n_nf4) * WEIGHT_BYTES["bf16"]
-    weights = frozen + n_trained * WEIGHT_BYTES[spec.trained_dtype]
+    weights = _frozen_bytes(spec, facts, n_frozen, "bf16")
+    weights += n_trained * WEIGHT_BYTES[spec.trained_dtype]
     # A gradient is of its weight's dtype.
     each = WEIGHT_BYTES[spec.trained_dtype] + state_bytes(spec)
     n_shares = spec.world_size if spec.parallel == "fsdp" else 1
     return max(int(weights), int(weights + n_trained * each) // n_shares)
+
+
+def _frozen_bytes(spec: PlanSpec, facts: ModelFacts, n_frozen: int, precision: Precision) -> float:
+    # Only the layers' linear maps are in 4 bits: not the embedding, the head and the norms.
+    n_nf4 = min(n_frozen, linear_weights(facts)) if spec.method == "qlora" else 0
+    return n_nf4 * NF4_BYTES + (n_frozen - n_nf4) * WEIGHT_BYTES[precision]
 
 
 def suggest_smaller(spec: PlanSpec, facts: ModelFacts, gpu: GpuFacts | None) -> str:
@@ -151,7 +154,12 @@ def peak_bytes(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> int |
 
 def is_predicted_to_fit(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> bool | None:
     """Return whether a micro-batch fits the card; null without a prediction."""
-    total, peak = draft.memory_total_bytes, peak_bytes(draft, micro_batch, checkpoint=checkpoint)
+    peak = peak_bytes(draft, micro_batch, checkpoint=checkpoint)
+    return fits_memory(peak, draft.memory_total_bytes)
+
+
+def fits_memory(peak: int | None, total: int | None) -> bool | None:
+    """Return whether a peak fits the memory of a card, in bytes; null where one is unknown."""
     return None if total is None or peak is None else peak <= USABLE_FRACTION * total
 
 
