@@ -152,12 +152,11 @@ class Forecaster:
         except Unknown:
             # The forecast, or the job that needs it, says so.
             return None
-        n_bytes = standing_bytes(spec, facts)
+        n_bytes, what = standing_bytes(spec, facts)
         total = None if gpu is None else gpu.memory_total_bytes
         if gpu is None or total is None or n_bytes <= USABLE_FRACTION * total - RESERVE_BYTES:
             return None
-        told = f"{self.expert.name}: weights, gradients and optimizer take {gib(n_bytes)} and"
-        told += f" {gpu.name} has {gib(total)}"
+        told = f"{self.expert.name}: {what} take {gib(n_bytes)} and {gpu.name} has {gib(total)}"
         if n_bytes <= total:
             return f"{told}; whether activations fit is not known before the plan"
         raise HardwareError(f"{told}; {suggest_smaller(spec, facts, gpu)}")

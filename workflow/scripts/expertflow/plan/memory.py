@@ -111,11 +111,8 @@ def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> M
     )
 
 
-def standing_bytes(spec: PlanSpec, facts: ModelFacts) -> int:
-    """Return a card's bytes of weights, gradients and optimizer states, for any micro-batch.
-
-    With shares, at least the whole model as it is loaded.
-    """
+def standing_bytes(spec: PlanSpec, facts: ModelFacts) -> tuple[int, str]:
+    """Return the bytes that a card has to hold for any micro-batch, and of what they are."""
     n_trained = count_trained_weights(facts, spec.lora)
     n_frozen = 0 if spec.lora is None else count_weights(facts)
     weights = _frozen_bytes(spec, facts, n_frozen, "bf16")
@@ -123,7 +120,11 @@ def standing_bytes(spec: PlanSpec, facts: ModelFacts) -> int:
     # A gradient is of its weight's dtype.
     each = WEIGHT_BYTES[spec.trained_dtype] + state_bytes(spec)
     n_shares = spec.world_size if spec.parallel == "fsdp" else 1
-    return max(int(weights), int(weights + n_trained * each) // n_shares)
+    whole, share = int(weights), int(weights + n_trained * each) // n_shares
+    # Each process loads the whole model before it is sharded.
+    if whole > share:
+        return whole, "all weights, which each process loads first,"
+    return share, "weights, gradients and optimizer"
 
 
 def _frozen_bytes(spec: PlanSpec, facts: ModelFacts, n_frozen: int, precision: Precision) -> float:
@@ -138,7 +139,7 @@ def suggest_smaller(spec: PlanSpec, facts: ModelFacts, gpu: GpuFacts | None) -> 
     # fsdp cannot share out 8-bit moments.
     optim = spec.optim if spec.parallel == "fsdp" else "adamw_8bit"
     lean = replace(spec, pure_bf16=True, optim=optim)
-    now, then = (standing_bytes(one, facts) for one in (spec, lean))
+    (now, _), (then, _) = (standing_bytes(one, facts) for one in (spec, lean))
     room = USABLE_FRACTION * ((gpu and gpu.memory_total_bytes) or 0) - RESERVE_BYTES
     may_be_lean = spec.method == "full" and choose_precision(spec, gpu)[0] == "bf16"
     # Only what saves memory, and enough of it to fit, is worth a suggestion.
