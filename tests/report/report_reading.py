@@ -72,7 +72,7 @@ def compare_with_golden(name: str, text: str) -> None:
 def lines_of(page: str) -> str:
     """Return all that a page says, a line each: texts, names of drawings and reasons on hover."""
     for pattern, told in (
-        (r'<svg[^>]*aria-label="([^"]*)".*?</svg>', r"<p>[\1]</p>"),
+        (r'<svg[^>]*role="img" aria-label="([^"]*)".*?</svg>', r"<p>[\1]</p>"),
         (r'<[^>]* title="([^"]*)"[^>]*>', r"<p>(\1) "),
         (r'<i class="key (\w+)">', r"{\1} "),
         (r'<section id="(\w+)"[^>]*>', r"<p>== \1</p>"),

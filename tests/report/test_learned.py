@@ -75,6 +75,8 @@ def test_the_loss_decides() -> None:
         (made_up.make_bare(before=1.874, after=1.88), "unclear",
          "1.880 nats a token on 200 held-out documents: no measurable change"),
         (one, "unclear", "There is one document only. Held-out loss went from 1.874"),
+        (made_up.not_scored(CPU.inputs.evaluation, "no Node"), "unclear",
+         "The task was not scored: no Node. Held-out loss fell"),
     ):  # fmt: skip
         found = CPU.report_with(evaluation=record).verdict
         assert found.learned == answer and said in found.sentence
@@ -86,13 +88,6 @@ def test_too_few_held_out_documents_are_called_that(n: int, answer: str) -> None
     few = verdict(changed(report, {"evaluation.held_out_documents": n}))
     assert few.answer == answer
     assert few.sentence.count("It takes at least 6 to show a change") == (n < 6)
-
-
-def test_an_unscored_task_is_not_answered_for_by_its_loss() -> None:
-    unscored = made_up.not_scored(CPU.inputs.evaluation, "no Node")
-    found = CPU.report_with(evaluation=unscored).verdict
-    assert (found.level, found.learned) == ("mixed", "unclear")
-    assert "The task was not scored: no Node. Held-out loss fell" in found.sentence
 
 
 def test_more_questions_by_hand() -> None:
