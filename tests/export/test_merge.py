@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from support import LORA
 from tiny_models import (
     TARGETS,
-    VOCAB_SIZE,
     export,
     held_out_rows,
     load,
@@ -129,18 +128,6 @@ def test_an_adapter_trained_on_4_bits_does_not_fit_the_original_base(
     with pytest.raises(TrainingError, match="merging moved the held-out loss"):
         export(what, tmp_path / "merged")
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, VOCAB_SIZE + 20])
-def test_heads_and_vocabularies_are_kept(tmp_path: Path, tied: bool, vocab_size: int) -> None:
-    base = write_base(tmp_path / "base", tie_word_embeddings=tied, vocab_size=vocab_size)
-    what = train_adapter(base, tmp_path / "adapter")
-    export(what, tmp_path / "merged")
-    written = load_file(tmp_path / "merged" / "model.safetensors")
-    assert ("lm_head.weight" in written) != tied
-    assert len(written["model.embed_tokens.weight"]) == vocab_size
-    assert plain(tmp_path / "merged").config.vocab_size == vocab_size
 
 
 def test_large_models_split(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
