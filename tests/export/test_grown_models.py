@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from test_model_families import FAMILIES, WHOLE, logits, plain, train
 from tiny_models import VOCAB_SIZE, export, trained, write_base
 
-from expertflow.core.errors import TrainingError
 from expertflow.tokens.records import TokenizerSpec
 from expertflow.tokens.tokenizer import prepare_tokenizer, save_tokenizer, train_tokenizer
 from expertflow.train.model.base import prepare_model
@@ -60,16 +59,9 @@ def test_spare_rows_are_used_and_the_weights_stay_in_place(tmp_path: Path) -> No
     torch.testing.assert_close(logits(plain(Path(made.path))), logits(plain(base)))
 
 
-def test_a_tokenizer_that_changed_meanwhile_is_refused(tmp_path: Path) -> None:
-    base = write_base(tmp_path / "base")
-    record = prepare(base, tmp_path / "made").tokenizer
-    full_tokenizer(base)
-    with pytest.raises(TrainingError, match="changed since"):
-        prepare_model(specs(base)[1], record, tmp_path / "made" / "base_model")
-
-
+# Tied; with biases, caps and scales at embedding and head; of another layout.
 @pytest.mark.long
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["Qwen 3", "Phi-1.5, Phi-2", "Gemma 2", "Cohere", "GPT-2"])
 def test_a_family_grows_by_means_trains_and_loads_elsewhere(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     source = tmp_path / "source"

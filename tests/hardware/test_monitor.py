@@ -66,7 +66,13 @@ def test_every_null_figure_has_a_reason() -> None:
     assert record.cpu_percent is not None and record.cpu_percent.mean == 50.0
 
 
-def test_a_lost_reading_loses_no_energy_and_a_reset_counter_adds_none() -> None:
+def test_nothing_is_taken_across_a_pause() -> None:
+    first = [sample(t, 80.0) for t in (1, 2)]
+    after = [sample(t, 80.0, energy_j=10.0 * t, starts=t == 104) for t in (104, 106)]
+    record = summarize([*first, *after])
+    assert (record.energy_j, record.energy_source) == (pytest.approx(100 + 20), "counter")
+    assert record.wall_s == pytest.approx(1 + 2)
+    # A lost reading loses no energy, and a counter that was reset adds none.
     readings = [0.0, None, 50.0, 5.0, 15.0]
     record = summarize([sample(t, 1.0, energy_j=value) for t, value in enumerate(readings)])
     assert record.energy_j == pytest.approx(50 + 10)

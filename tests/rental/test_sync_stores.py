@@ -12,6 +12,7 @@ import pytest
 from stores import Place, every_kind, fake_rsync, rsync, s3
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.process import run_until
 from expertflow.rental.sync import store as store_module
 from expertflow.rental.sync import stores
 from expertflow.rental.sync.stores import S3Store, open_store
@@ -199,6 +200,7 @@ def test_a_greeting_of_the_other_side_hides_nothing(
     shell.write_text(shell.read_text().replace("shift\n", f"shift\n{greeting} >&2\n"))
     assert place.open().list_names("state") == []
     assert place.open().send_files(folder, "k", ["a.json"]).n_files == 1
+    assert run_until(["printf", r"\374"], lambda: False).stdout == "\ufffd"
 
 
 @every_kind
