@@ -213,17 +213,6 @@ def test_numbers_are_lines_of_the_file_in_any_shard(
         assert file.n_records == len(wanted)
 
 
-def test_a_shard_that_ends_within_a_byte_order_mark_loses_nothing(tmp_path: Path) -> None:
-    plain, marked, mark_alone = (tmp_path / f"{name}.jsonl" for name in "abc")
-    plain.write_bytes(b'{"n": 0}\n')
-    marked.write_bytes(b'\xef\xbb\xbf{"n": 1}\n{"n": 2}\n')
-    mark_alone.write_bytes(b"\xef\xbb\xbf")
-    files = tuple(describe(path) for path in (plain, marked, mark_alone))
-    for n_shards in range(1, 34):
-        found = [(record.number, record.value) for record in read_shards(files, n_shards)]
-        assert found == [(1, {"n": 0}), (1, {"n": 1}), (2, {"n": 2})], n_shards
-
-
 # One line for each fault.
 BAD = [*{reason: (line, reason) for line, reason, _ in FAULTS}.values()]
 BAD += [(b'{"q": "' + b"x" * 50_000 + b'"}', "record_too_large")]
