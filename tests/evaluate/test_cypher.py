@@ -1,7 +1,7 @@
 """Cypher is equal up to layout, variable names and steps that preserve the answer, no further."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expertflow.core.errors import EvaluationError
@@ -48,19 +48,6 @@ def test_a_reference_that_does_not_parse_turns_parsing_off() -> None:
     assert verdict.kind == "different"
     assert verdict.detail.startswith("words compared alone: of the reference, near line 1")
     assert judge_cypher(gap.replace("WHERE", "where"), gap).correct
-
-
-@settings(max_examples=20)
-@given(st.permutations(["a", "b", "c", "x_1", "name", "Zoë"]))
-def test_renaming_variables_consistently_changes_nothing(names: list[str]) -> None:
-    def query(p: str, q: str, r: str) -> str:
-        return (
-            f"MATCH ({p}:A {{name: {q}}})-[{r}:KNOWS]->({q}:B) "
-            f"WHERE {p}.c > {q}.a RETURN {r}, collect({q}.x_1) ORDER BY {p}.b"
-        )
-
-    assert judge_cypher(query("a", "b", "c"), query(*names[:3])).correct
-    assert not judge_cypher(query("a", "b", "c"), query(names[0], names[1], names[0])).correct
 
 
 @given(st.text())

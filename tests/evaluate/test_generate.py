@@ -81,16 +81,6 @@ def test_a_stop_text_across_tokens_ends_an_answer(model: Qwen3ForCausalLM) -> No
     assert all(a == w for a, w in zip(found, whole, strict=True) if stop not in w.text)
 
 
-def test_an_answer_that_is_cut_off_has_not_ended() -> None:
-    def done(ids: list[int], *stops: str) -> Answer:
-        return finish_answer(ids, "", ENGINE, ends=frozenset({END}), stops=stops)
-
-    assert done([2, 3]) == Answer("CaDa", 2, ended=False)
-    assert done([2, 3, END, 5]) == Answer("CaDa", 3, ended=True)
-    assert done([2, 3, END], "aD") == Answer("C", 2, ended=True)
-    assert done([END]) == Answer("", 1, ended=True)
-
-
 def test_thoughts_are_no_part_of_an_answer_also_where_the_prompt_opens_them() -> None:
     for prompt, text, answer in (
         ("assistant\n", "<think>\nhm\n</think>\n\nCa", "Ca"),
