@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from support import SCRIPTS
@@ -41,24 +41,6 @@ def test_what_a_library_writes_for_its_owner_alone_is_read_like_its_neighbors(
             os.close(os.open(weights, os.O_CREAT | os.O_WRONLY, 0o600))
     modes = {(tmp_path / p).stat().st_mode for p in ("neighbor", "file", "folder/weights")}
     assert len(modes) == 1
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    target = tmp_path / "out.txt"
-    write_text(target, "old")
-    with pytest.raises(RuntimeError), replacing(target) as partial:
-        partial.write_text("half")
-        raise RuntimeError
-    assert target.read_text() == "old"
-    assert [p.name for p in tmp_path.iterdir()] == ["out.txt"]
-
-
-def test_a_directory_is_replaced_whole(tmp_path: Path) -> None:
-    for content in ("one", "two"):
-        with replacing(tmp_path / "d") as partial:
-            partial.mkdir()
-            (partial / content).write_text(content)
-    assert [p.name for p in (tmp_path / "d").iterdir()] == ["two"]
 
 
 WRITE = """
@@ -179,22 +161,13 @@ class Inner(Record, frozen=True, kw_only=True):
 
 
 class Outer(Record, frozen=True, kw_only=True):
-    kind: Literal["a", "b"]
     inner: Inner
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"surplus": 1}, "r.json: object contains unknown field surplus"),
-        ({"kind": "c"}, "invalid enum value 'c'"),
-        ({"inner": {"n": "1"}}, "r.json.inner.n: expected int, got str"),
-        ({"inner": {"n": True}}, "expected int, got bool"),
-    ],
-)
-def test_a_wrong_record_is_refused_with_its_key(change: dict[str, object], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        from_json(Outer, {"kind": "a", "inner": {"n": 1}, **change}, where="r.json")
+@pytest.mark.parametrize(("value", "kind"), [("1", "str"), (True, "bool")])
+def test_a_wrong_record_is_refused_with_its_key(value: object, kind: str) -> None:
+    with pytest.raises(DataError, match=rf"r\.json\.inner\.n: expected int, got {kind}"):
+        from_json(Outer, {"inner": {"n": value}}, where="r.json")
 
 
 @pytest.mark.parametrize("spoilt", [b"", bytes(9), b'{"n": ', None])
@@ -229,15 +202,16 @@ def test_what_lies_on_one_disk_has_to_fit_there_together(
         (ValueError("in Rust (os error 5)"), None),
     ],
 )
-def test_what_does_not_fit_names_disk_and_bytes_and_leaves_nothing(
+def test_what_does_not_fit_names_disk_and_bytes_and_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, line: str | None
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
+    write_text(tmp_path / "rows", "old")
     with pytest.raises(type(error) if line is None else DiskFullError) as caught:
         with replacing(tmp_path / "rows") as partial:
             partial.write_bytes(bytes(100_000))
             raise error
-    assert list(tmp_path.iterdir()) == []
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"rows": "old"}
     if line is not None:
         assert isinstance(caught.value, OSError)
         told = describe_os_error(caught.value) or ""

@@ -46,7 +46,6 @@ RATE = {"n_steps": 3558, "steps_per_s": 1.25, "usd_per_hour": 2.49}
 PAID = "$1.97 at $2.49 an hour"
 HOUR = {"n_steps": 3600, "steps_per_s": 1.0}
 TOKENS = {**RATE, "tokens_per_step": 8192.0}
-EPOCHS = {"n_epochs": 3.0, "n_documents": 600_000, "batch_size": 16}
 SAVES = {"hours": 38.0, "n_saves": 28, "n_saves_after": 14, "minutes_per_save": 2.0}
 DOWN = {"hours_before": 38.0, "hours": 20.0}
 TIMES = {"speedups": (2.0, 2.0), "tf32_speedup": 8.0, "speedup": 32.0}
@@ -68,17 +67,12 @@ WARM_UP = {"n_steps": 66, "warmup_ratio": 0.1, "warmup_steps_min": 10}
         ({"duration": "46:47", "usd_per_hour": 2.49, "usd": 117.0}, False, ""),
         ({"duration": "2:00:00", "parts_hours": (1.0, 2.0)}, False, ""),
         ({"steps_per_s": 1.25}, False, "mean nothing without tokens per step"),
-        ({**EPOCHS, "n_steps": 28_000}, False, "x 3 / 16 a step are 112,500 steps, not 28,000"),
         ({"hours": 47.0, "usd_per_hour": 2.49, "usd": 117.0}, True, ""),
         ({"hours": 47.0, "usd_per_hour": 2.49, "usd": 140.0}, False, ""),
         ({"hours": 6.0, "parts_hours": (1.0, 2.0, 3.0)}, True, ""),
-        ({**SAVES, "gain_percent": 5.0}, False, "of them 1.2 % is gained, not 5 % or more"),
         ({**SAVES, "gain_percent": 1.2}, True, ""),
-        ({**DOWN, "gain_percent": 37.0, "gain_percent_max": 58.0}, False, "47 %, not 37-58 %"),
         ({**DOWN, "gain_percent": 47.0}, True, "38 hours down to 20 hours are 47 %"),
-        ({**TIMES, "precision": "bf16"}, False, "does nothing for bf16 products, 8x is impossible"),
         ({**TIMES, "precision": "fp32"}, True, "the factors (2 x 2 x 8) make 32x"),
-        ({"speedup": 32.0, "hours_before": 47.0, "hours": 5.0}, False, "are 9.4x, not 32x"),
         ({**WARM_UP, "n_warmup_steps": 7}, False, "max(10, int(0.1 x 66)) gives 10 steps, not 7"),
     ],
 )

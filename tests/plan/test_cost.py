@@ -253,12 +253,6 @@ def step(name: str = "H100 SXM", **changes: Any) -> StepSeconds:
     return predict_step(LORA_WORK._replace(**changes), speed(name))
 
 
-def test_a_product_takes_its_flops_or_its_bytes() -> None:
-    fast = CardSpeed(flops_per_s=1e12, bytes_per_s=1e9, is_fitted=True)
-    assert fast.product_s(1000, 1000, 1000, 2) == pytest.approx(3e6 * 2 / 1e9)
-    assert fast._replace(bytes_per_s=1e12).product_s(1000, 1000, 1000, 2) == pytest.approx(2e-3)
-
-
 def test_parts_go_with_what_they_are_made_of() -> None:
     plain = step()
     assert plain.total_s == pytest.approx(

@@ -131,14 +131,6 @@ def test_without_a_trace_a_step_is_layers_copies_and_loss() -> None:
         assert made.step_bytes == int(layers + n_copied + loss)
 
 
-def test_the_logits_of_a_loss_chunk_take_a_hundredth_of_the_card() -> None:
-    assert memory.loss_chunk_rows(151_936, H100.memory_total_bytes, trained=False) == 2560
-    assert memory.loss_chunk_rows(151_936, 24 << 30, trained=False) == 768
-    for card_bytes in (None, 8 << 30):
-        assert memory.loss_chunk_rows(151_936, card_bytes, trained=False) == 256
-        assert memory.loss_chunk_rows(151_936, card_bytes, trained=True) == 1024
-
-
 def test_targets_of_unknown_shape_are_counted_by_the_trace() -> None:
     lora = replace(LORA, targets=("mixer",))
     draft = draft_of(None, trace=TRACE, method="lora", lora=lora)
