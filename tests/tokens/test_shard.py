@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -208,12 +209,6 @@ def test_a_failure_leaves_nothing_and_of_two_the_first_to_end_is_taken(tmp_path:
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def make_old(*paths: Path) -> None:
-    for path in paths:
-        old = path.stat().st_mtime - ABANDONED_S - 1
-        os.utime(path, (old, old))
-
-
 def test_a_result_shares_the_bytes_and_outlives_the_store(tmp_path: Path) -> None:
     folder, _ = ensure_stored(tmp_path / "store", "k", fill, Path.is_dir)
     result = tmp_path / "results" / "a.ids"
@@ -222,7 +217,9 @@ def test_a_result_shares_the_bytes_and_outlives_the_store(tmp_path: Path) -> Non
     for _ in range(2):
         publish_file(folder / "ids", result)
         assert result.stat().st_ino == (folder / "ids").stat().st_ino
-    make_old(folder / "ids", folder)
+    old = time.time() - ABANDONED_S - 1
+    for path in (folder / "ids", folder):
+        os.utime(path, (old, old))
     assert find_prunable(tmp_path / "store") == []
     result.unlink()
     assert find_prunable(tmp_path / "store") == [folder]
