@@ -4,10 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 import tiny_run
+import torch
 from support import LORA
+from test_attention_routes import newest
 from trainers import Trainers
 
 from expertflow.plan.records import TrainPlan
+from expertflow.train.model import attention
 from expertflow.train.run import TrainInputs
 
 
@@ -16,6 +19,14 @@ def trainers() -> Iterator[Trainers]:
     made = Trainers()
     yield made
     made.close()
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the kernel that needs a card by plain operations."""
+    monkeypatch.setattr(attention, "KERNEL", newest)
+    monkeypatch.setattr(attention, "HALF", (torch.float32,))
+    monkeypatch.setattr(attention, "varlen_unavailable_reason", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -116,12 +116,13 @@ def by_documents(net: Any, batch: Batch) -> torch.Tensor:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("family", "route", "adapter", "checkpointing"), CASES)
-def test_a_packed_batch_trains_like_its_documents(
+def test_a_packed_batch_passes_the_check_and_trains_like_its_documents(
     batch: Batch, family: str, route: str, adapter: bool, checkpointing: bool
 ) -> None:
     packed = made(FAMILIES[family], route, adapter=adapter, checkpointing=checkpointing)
     alone = made(FAMILIES[family], "eager", adapter=adapter)
     assert packed.config._attn_implementation == route
+    assert check_model(PackedLoss(packed)).startswith("model checked")
     loss, expected = PackedLoss(packed)(batch), by_documents(alone, batch)
     loss.backward()
     expected.backward()
@@ -132,12 +133,6 @@ def test_a_packed_batch_trains_like_its_documents(
             torch.testing.assert_close(p.grad, q.grad, atol=2e-3, rtol=1e-3, msg=name)
             trained += 1
     assert trained == (16 if adapter else sum(1 for _ in alone.parameters()))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("family", "route"), PAIRS)
-def test_the_self_check_passes(family: str, route: str) -> None:
-    assert check_model(PackedLoss(made(FAMILIES[family], route))).startswith("model checked")
 
 
 @pytest.mark.long

@@ -12,14 +12,14 @@ import pytest
 import torch
 from msgspec.structs import replace
 from support import LORA, plan_spec, tiny_qwen3
-from test_attention_routes import FAMILIES, made, newest
+from test_attention_routes import FAMILIES, made
 
 from expertflow.core.errors import TrainingError
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.switches import choose_compile
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Collator
-from expertflow.train.model import attention, compiled
+from expertflow.train.model import compiled
 from expertflow.train.model.compiled import compile_layers
 from expertflow.train.model.load import add_adapter, load_base
 from expertflow.train.model.packed import PackedLoss
@@ -33,14 +33,6 @@ PAIRS = [[0, 1], [2, 3], [1, 2], [3, 0]]
 def rows() -> PackedRows:
     ids = np.random.default_rng(0).integers(0, 97, (4, 32)).astype(np.int32)
     return PackedRows.from_lists(ids, LENGTHS, [[2, sum(lengths)] for lengths in LENGTHS])
-
-
-@pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the kernel that needs a card by plain operations."""
-    monkeypatch.setattr(attention, "KERNEL", newest)
-    monkeypatch.setattr(attention, "HALF", (torch.float32,))
-    monkeypatch.setattr(attention, "varlen_unavailable_reason", lambda *_: None)
 
 
 @pytest.fixture(autouse=True)

@@ -102,22 +102,22 @@ def test_they_publish_each_checkpoint_whole(both: Trained) -> None:
         assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_head_trained_beside_an_adapter_is_saved_whole(
-    trainers: Trainers, tmp_path: Path, parallel: str
+    trainers: Trainers, tmp_path: Path
 ) -> None:
     lora = replace(LORA, modules_to_save=("embed_tokens", "lm_head"), dropout=0.0)
     alone = made(tmp_path / "alone", lora=lora, **ALONE)
-    both = made(tmp_path / "both", lora=lora, world_size=2, parallel=parallel)
     trainers.finish(alone)
-    trainers.finish(both, n_processes=2)
-    assert losses(both) == pytest.approx(losses(alone), abs=2e-5)
-    (state,) = (both / "state").iterdir()
-    saved = load_file(checkpoint_files.directory_of(state, N_STEPS) / checkpoint_files.WEIGHTS)
-    published = load_file(both / "checkpoint" / "adapter_model.safetensors")
-    for name, tensor in saved.items():
-        short = name.replace(".modules_to_save", "").replace(".default", "")
-        assert torch.equal(published[short.removeprefix("model.")], tensor)
+    for parallel in ("ddp", "fsdp"):
+        both = made(tmp_path / parallel, lora=lora, world_size=2, parallel=parallel)
+        trainers.finish(both, n_processes=2)
+        assert losses(both) == pytest.approx(losses(alone), abs=2e-5)
+        (state,) = (both / "state").iterdir()
+        saved = load_file(checkpoint_files.directory_of(state, N_STEPS) / checkpoint_files.WEIGHTS)
+        published = load_file(both / "checkpoint" / "adapter_model.safetensors")
+        for name, tensor in saved.items():
+            short = name.replace(".modules_to_save", "").replace(".default", "")
+            assert torch.equal(published[short.removeprefix("model.")], tensor)
 
 
 @pytest.mark.parametrize(("first", "second"), [(FSDP, ALONE), (ALONE, FSDP)])

@@ -7,8 +7,9 @@ import multiprocessing
 import sys
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import accelerate.tracking
 import psutil
@@ -131,27 +132,15 @@ def test_the_age_of_a_process_is_known_to_a_hundredth() -> None:
     assert earliest - tick_s < now - age_s < latest + tick_s
 
 
-def wait_for_samples(state: Path, n: int) -> None:
-    def n_samples() -> int:
-        path = state / "gpu.jsonl"
-        return path.read_bytes().count(b"\n") if path.is_file() else 0
-
-    first = n_samples()
-    wait_for(lambda: n_samples() >= first + n, said="no samples came")
-
-
-def record_of(state: Path) -> MonitorRecord:
-    return read_record(MonitorRecord, state / "monitor.json")
-
-
 def test_a_monitor_that_dies_leaves_nulls_with_the_reason(plan: TrainPlan, tmp_path: Path) -> None:
     (tmp_path / "monitor.json").write_text("of an earlier session")
     before = psutil.Process().children()
     with run_monitor(tmp_path, plan, seen_s=0.0):
-        wait_for_samples(tmp_path, 1)
+        samples = tmp_path / "gpu.jsonl"
+        wait_for(lambda: samples.is_file() and b"\n" in samples.read_bytes())
         (monitor,) = set(psutil.Process().children()) - set(before)
         monitor.kill()
-    record = record_of(tmp_path)
+    record = read_record(MonitorRecord, tmp_path / "monitor.json")
     assert record.gpu_name is None and record.monitor_cpu_fraction is None
     assert record.unavailable["gpu_name"] == "the monitor ended without a summary"
     assert record.n_samples >= 1 and record.ram_used_bytes is not None
@@ -284,38 +273,9 @@ def test_a_damaged_outcome_says_why(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert read_outcome(state) == summary
 
 
-class StandIn(ModuleType):
-    """As much of wandb, which is no package of the project, as accelerate calls.
-
-    ``config`` and the run are the module itself.
-    """
-
-    def __init__(self, error: Exception | None = None) -> None:
-        super().__init__("wandb")
-        self.config, self._error = self, error
-        self.projects: list[str] = []
-        self.settings: dict[str, Any] = {}
-        self.lines: list[tuple[int, dict[str, Any]]] = []
-        self.n_finished = 0
-
-    def init(self, project: str) -> "StandIn":
-        if self._error is not None:
-            raise self._error
-        self.projects.append(project)
-        return self
-
-    def update(self, values: dict[str, Any], **_: Any) -> None:
-        self.settings = values
-
-    def log(self, values: dict[str, Any], *, step: int) -> None:
-        self.lines.append((step, values))
-
-    def finish(self) -> None:
-        self.n_finished += 1
-
-
-def train_with(folder: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+def train_with(folder: Path, wandb: MagicMock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train with a stand-in for wandb, which is no package of the project."""
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setattr(accelerate.tracking, "_available_trackers", [LoggerType.WANDB])
     inputs = tiny_run.made(folder, lora=LORA, n_steps=20, report_to="wandb", logging_steps=5)
     job.train_expert(inputs, start_processes(inputs.plan, tracker_directory=str(inputs.state)))
@@ -324,20 +284,25 @@ def train_with(folder: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch)
 def test_wandb_gets_the_settings_and_what_the_log_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wandb = StandIn()
+    wandb = MagicMock()
     train_with(tmp_path, wandb, monkeypatch)
-    assert (wandb.projects, wandb.n_finished) == (["expertflow-tiny"], 1)
-    assert (wandb.settings["n_steps"], wandb.settings["method"]) == (20, "lora")
+    wandb.init.assert_called_once_with(project="expertflow-tiny")
+    run = wandb.init.return_value
+    run.finish.assert_called_once_with()
+    [settings] = [call.args[0] for call in wandb.config.update.call_args_list]
+    assert (settings["n_steps"], settings["method"]) == (20, "lora")
     (steps,) = tmp_path.glob("state/steps.jsonl")
     losses = {line["step"]: line["loss"] for line in map(json.loads, steps.open())}
-    assert [step for step, _ in wandb.lines] == [5, 10, 15, 20]
-    assert all(values["loss"] == losses[step] for step, values in wandb.lines)
-    assert wandb.lines[0][1].keys() == {"loss", "learning_rate", "tokens_per_s", "remaining_s"}
+    lines = [(call.kwargs["step"], call.args[0]) for call in run.log.call_args_list]
+    assert [step for step, _ in lines] == [5, 10, 15, 20]
+    assert all(values["loss"] == losses[step] for step, values in lines)
+    assert lines[0][1].keys() == {"loss", "learning_rate", "tokens_per_s", "remaining_s"}
 
 
 def test_without_a_login_a_run_ends_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wandb = StandIn(ValueError("No API key configured.\nUse `wandb login` to log in."))
+    error = ValueError("No API key configured.\nUse `wandb login` to log in.")
+    wandb = MagicMock(**{"init.side_effect": error})
     with pytest.raises(TrainingError, match=r"report_to wandb: No API key .* WANDB_MODE=offline"):
         train_with(tmp_path, wandb, monkeypatch)

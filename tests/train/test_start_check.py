@@ -28,6 +28,7 @@ from expertflow.train.model.packed import PackedLoss
 from expertflow.train.model.route import Route
 from expertflow.train.records import RunSummary
 
+pytestmark = pytest.mark.usefixtures("kernel")
 TINY = Qwen3Config(**{**SMALL, "num_hidden_layers": 2}, head_dim=16, tie_word_embeddings=True)
 
 
@@ -35,14 +36,6 @@ TINY = Qwen3Config(**{**SMALL, "num_hidden_layers": 2}, head_dim=16, tie_word_em
 def batch() -> Batch:
     ids = np.random.default_rng(0).integers(0, 97, (2, 32)).astype(np.int32)
     return Collator(PackedRows.from_lists(ids, LENGTHS, SPANS)).batch(np.arange(1))
-
-
-@pytest.fixture(autouse=True)
-def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the kernel that needs a card by plain operations."""
-    monkeypatch.setattr(attention, "KERNEL", newest)
-    monkeypatch.setattr(attention, "HALF", (torch.float32,))
-    monkeypatch.setattr(attention, "varlen_unavailable_reason", lambda *_: None)
 
 
 def not_causal(*tensors: Any, window_size: Any = None, **options: Any) -> torch.Tensor:
@@ -168,11 +161,6 @@ def test_two_faults_are_told_apart(monkeypatch: pytest.MonkeyPatch, batch: Batch
     assert route.used == {"attention": "sdpa", "compilation": "off", "loss": "chunked"}
 
 
-@pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "CHECKED_DEVICES", ("cpu",))
-
-
 def run_tiny(folder: Path, **settings: Any) -> RunSummary:
     lora = replace(LORA, dropout=0.1)
     return train(made_run(folder, n_steps=3, lora=lora, **settings))
@@ -192,8 +180,9 @@ def test_a_checked_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_run_records_what_gave_way_and_resumes_on_the_same_route(
-    tmp_path: Path, checked: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(start, "CHECKED_DEVICES", ("cpu",))
     inputs = made_run(tmp_path, n_steps=10)
     begun: list[Any] = []
     train_step = loop.train_step
