@@ -250,7 +250,8 @@ def test_a_changed_byte_is_refused_wherever_it_is(tmp_path: Path) -> None:
     bundle = make(tmp_path / "b.tar", {"results/e/x": b"content"})
     index = tar.read_index(bundle)
     whole = bytearray(bundle.read_bytes())
-    for place in range(len(whole)):
+    # Of the many zeros of a tar archive every 16th.
+    for place in (i for i, byte in enumerate(bytes(whole)) if byte or i % 16 == 0):
         flip = (0x01, 0x80)[place % 2]
         whole[place] ^= flip
         bundle.write_bytes(whole)

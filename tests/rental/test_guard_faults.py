@@ -19,15 +19,15 @@ from expertflow.rental.guard.options import GuardOptions, guard_command, parse_o
 from expertflow.rental.guard.run import N_HOOKS, NOT_STARTED, TIMED_OUT, Guard, run_hook
 from expertflow.rental.guard.timers import Notice
 
-# A guard whose watch breaks as soon as the trainer is at work.
+# A guard of which something breaks as soon as the trainer is at work; what opens cards at once.
 BROKEN = """
-from expertflow.rental.guard.timers import Standstill
+from expertflow.rental.guard import supervisor, timers
 
-def poll(timer):
-    if Path("starts.txt").is_file():
+def odd(*_):
+    if Path("starts.txt").is_file() or timers.open_gpus is odd:
         raise RuntimeError("unheard of")
 
-Standstill.poll = poll
+{place} = odd
 """
 long = pytest.mark.long
 LATER = (datetime.now(UTC) + timedelta(days=1)).isoformat()
@@ -183,36 +183,19 @@ def test_no_error_at_a_pulls_end_keeps_the_machine(tmp_path: Path) -> None:
     assert "push: ValueError: unheard of" in guarded.record(tmp_path)["failures"]
 
 
-# What fails beside the watch: the reading of cards, and a poll of the command.
-BROKEN_CARDS = """
-from expertflow.rental.guard import timers
-
-def odd():
-    raise RuntimeError("unheard of")
-
-timers.open_gpus = odd
-"""
-BROKEN_POLL = """
-from expertflow.rental.guard.supervisor import Supervisor
-
-def odd(supervisor):
-    raise RuntimeError("unheard of")
-
-Supervisor.poll = odd
-"""
-
-
 @long
-@pytest.mark.parametrize("code", [BROKEN, BROKEN_CARDS, BROKEN_POLL])
-def test_a_guard_that_breaks_saves_and_copies_first(tmp_path: Path, code: str) -> None:
+@pytest.mark.parametrize(
+    "place", ["timers.Standstill.poll", "timers.open_gpus", "supervisor.Supervisor.poll"]
+)
+def test_a_guard_that_breaks_saves_and_copies_first(tmp_path: Path, place: str) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "x").touch()
-    program = patched_script(tmp_path, "guard_run", code)
+    program = patched_script(tmp_path, "guard_run", BROKEN.format(place=place))
     options = ("--idle-minutes", "5", "--sync-to", str(tmp_path / "there"), *guarded.HOOK)
     done, out = guarded.run(tmp_path, *options, command=guarded.trainer(tmp_path), program=program)
     assert done == 1 and "unheard of" in out, out
-    # Only a watch goes on until there is something to save.
-    assert (tmp_path / "saved.txt").is_file() or code != BROKEN
+    # Cards are opened before the trainer has anything to save.
+    assert (tmp_path / "saved.txt").is_file() or place == "timers.open_gpus"
     assert (tmp_path / "hook").is_file() and (tmp_path / "there" / "results" / "x").is_file()
     assert guarded.record(tmp_path)["why"].startswith("the guard itself failed")
 

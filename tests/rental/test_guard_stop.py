@@ -22,6 +22,8 @@ pytestmark = pytest.mark.long
 def test_the_exit_code_is_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A folder of PATH that this user may not read would be what is complained of.
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert guarded.run_line(tmp_path, line="exit 7")[0] == 7
+    assert guarded.record(tmp_path)["outcome"] == "failed"
     assert guarded.run_line(tmp_path, line="kill -9 $$")[0] == 137
     code, out = guarded.run(tmp_path, command=["no-such-program"])
     assert code == 127 and "no-such-program: No such file" in out
