@@ -223,8 +223,6 @@ RUNS = (
     Planted("no baselines wanted", evaluated(nearest=None, unavailable=OFF)),
     Planted("most of a source capped", lost(2_500, over_source_cap=2_500)),
     Planted("rows that are not packed", {"packing": UNPACKED}),
-    Planted("recomputation that is needed", {"plan": {**RECOMPUTED,
-            "without_checkpointing_peak_bytes": 80e9}}),
     Planted("no better than the run before", evaluated(earlier=made.earlier(-0.02,
             "no measurable change"))),
     Planted("held-out loss that rises by 1 %", losses(6.1, 0.70, 0.547, 0.552)),

@@ -1,6 +1,5 @@
 """The ablation: ladders, its page, and its section, finding and line in the report."""
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -58,19 +57,6 @@ def _ladder(*rungs: Bar, singles: tuple[Bar, ...] = (), **changes: Any) -> Ablat
 def _built(record: AblationRecord) -> Ladder:
     (ladder,) = build_ladders(record)
     return ladder
-
-
-def test_factors_multiply_to_the_whole_across_a_gap() -> None:
-    ladder = _built(make_ablation())
-    assert [step.label for step in ladder.missing] == ["bf16 products"]
-    product = math.prod(step.factor.value for step in ladder.steps if step.factor)
-    assert product == pytest.approx(ladder.whole.value) == pytest.approx(1 / 0.031)
-    assert ladder.steps[-1].is_plan and ladder.steps[-1].tokens_per_s == PLAN_TOKENS_PER_S
-    # The step after a gap has the widest interval.
-    factor, before, after = ladder.steps[5].factor, estimate(0.157), estimate(0.81)
-    assert factor is not None
-    assert factor.low == pytest.approx(after.low / before.high)
-    assert factor.high == pytest.approx(after.high / before.low)
 
 
 def test_ladders_that_cannot_be_are_refused() -> None:
