@@ -117,6 +117,7 @@ def test_jobs_end_with_snakemake_and_killed_ones_resume(space: Workspace, schedu
     let_trainings_rest(space)
     space.write_manifest("tiny", manifest(max_steps=N_STEPS, save_steps=1))
     shutil.rmtree(space.root / "state" / "tiny")
+    space.run("results/tiny/staging.json")
 
     # Stopped between two questions: while it asks for states Snakemake knows of no job.
     process = start_training(space, scheduler, sys.executable, "-c", ASLEEP)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import ROOT
-from workflow_space import LIMIT_S, Workspace
+from workflow_space import LIMIT_S, Workspace, warm_python
 
 pytestmark = [pytest.mark.chain, pytest.mark.long]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -42,6 +42,7 @@ def apply(space: Workspace, recipe: str) -> None:
 def run_commands(space: Workspace, recipe: str) -> None:
     (commands,) = COMMANDS.findall(recipe)
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment["BASH_ENV"] = str(warm_python() / "bash_env")
     # The smallest expert there is stands for the page's.
     done = subprocess.run(
         ["bash", "-euc", commands.replace("expert-sql", "tiny")],
