@@ -89,9 +89,3 @@ def test_a_model_is_forecast_before_it_is_downloaded(mine: Workspace) -> None:
     assert " to " in line and "estimate from bytes" in line
     # The sizes of the other files are asked for, and no more.
     assert hub.ranges("config.json") and not hub.ranges("model.safetensors")
-
-
-def test_what_is_made_is_not_trained_and_a_plan_that_stands_is_shown(finished: Workspace) -> None:
-    assert table(finished, "tiny") == ["Nothing to train."]
-    _, line = table(finished, "tiny", "--forcerun", "train_expert")
-    assert line.endswith("  cpu  estimate from packed tokens; no price set")

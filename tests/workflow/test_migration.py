@@ -37,30 +37,36 @@ def mover(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return space
 
 
-def write_records(space: Workspace, path: str, **record: Any) -> None:
-    """Write records in a shape of theirs; each ``#`` is the record's number."""
-    lines = (json.dumps(record).replace("#", str(i)) + "\n" for i in range(25))
+def write_records(space: Workspace, path: str) -> None:
+    """Write records of any shape that a manifest here may read."""
     file = space.root / path
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(lines))
-
-
-def chat(question: str, answer: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    with file.open("w") as stream:
+        for i in range(25):
+            question, answer = f"what is {i} + 1?", str(i + 1)
+            turns = [
+                {"role": "user", "content": question}, {"role": "assistant", "content": answer},
+            ]  # fmt: skip
+            record = {"question": question, "answer": answer, "text": question, "messages": turns}
+            stream.write(json.dumps(record) + "\n")
 
 
 def import_settings(space: Workspace, file: Path, name: str) -> dict[str, Any]:
-    """Import a file by the page's command; return the manifest."""
+    """Import a file by the page's command, with records to read; return the manifest."""
     output = f"config/experts/{name}.yaml"
     done = space.script("import_settings", file, "--output", output)
     assert done.returncode == 0, done.stderr
     manifest: dict[str, Any] = yaml.safe_load((space.root / output).read_text())
+    for source in manifest["sources"]:
+        write_records(space, source["path"])
     return manifest
 
 
-def plan_run(space: Workspace, *names: str, more: str = TINY, **settings: str) -> Counter[str]:
+def plan_run(
+    space: Workspace, names: list[str], *, more: str = "", **settings: str
+) -> Counter[str]:
     """Plan the one command that makes the reports; return how often each rule would run."""
-    experts = ", ".join(f"{name}: {{{more}}}" for name in names)
+    experts = ", ".join(f"{name}: {{{TINY}{more}}}" for name in names)
     config = [f"experts={{{experts}}}", "hardware=cpu", *(f"{k}={v}" for k, v in settings.items())]
     targets = [f"results/{name}/report.json" for name in names]
     return space.jobs(*targets, "--config", *config, HF_HUB_OFFLINE="1")
@@ -68,10 +74,9 @@ def plan_run(space: Workspace, *names: str, more: str = TINY, **settings: str) -
 
 @pytest.mark.extra("bitsandbytes")
 def test_a_its_four_manifests_are_imported_and_planned(mover: Workspace, owners: Path) -> None:
-    names = [f"my-{name}" for name in MANIFESTS]
     for name in MANIFESTS:
-        theirs = json.loads((owners / "A" / name / "manifest.json").read_text())
-        ours = import_settings(mover, owners / "A" / name / "manifest.json", f"my-{name}")
+        file = owners / "A" / name / "manifest.json"
+        theirs, ours = json.loads(file.read_text()), import_settings(mover, file, f"my-{name}")
         # Of a drive letter of Windows, and of values that are kept as they are.
         assert ours["model"] == "/mnt/f/Node/hivellm/expert/models/Qwen3-0.6B"
         config = theirs["training"]["config"]
@@ -80,9 +85,7 @@ def test_a_its_four_manifests_are_imported_and_planned(mover: Workspace, owners:
         [adapter] = theirs["base_models"][0]["adapters"]
         lora = ours["training"]["lora"]
         assert lora["use_dora"] and (lora["r"], lora["alpha"]) == (adapter["r"], adapter["alpha"])
-        [source] = ours["sources"]
-        write_records(mover, source["path"], text="fact #", messages=chat("what is #?", "#"))
-    rules = plan_run(mover, *names)
+    rules = plan_run(mover, [f"my-{name}" for name in MANIFESTS])
     assert rules["train_expert"] == len(MANIFESTS)
 
 
@@ -90,11 +93,12 @@ def test_a_its_four_manifests_are_imported_and_planned(mover: Workspace, owners:
 def test_b_its_repository_is_planned_by_its_own_settings(
     mover: Workspace, owners: Path, tmp_path: Path
 ) -> None:
-    ours = import_settings(mover, owners / "B" / "training_config_rust.yaml", "rust")
-    training = ours["training"]
-    assert (training["warmup_steps_min"], training["warmup_steps_max"]) == (10, 1000)
-    assert training["override_min_warmup"] and training["gpu_memory_threshold_large_gb"] == 7.0
-    assert (training["target_tokens"], training["min_epochs"]) == (20_000_000, 3)
+    files = {path.stem: path for path in owners.glob("B/training_config*.yaml")}
+    imported = {name: import_settings(mover, path, name) for name, path in files.items()}
+    training = imported["training_config_rust"]["training"]
+    expected = {"warmup_steps_min": 10, "warmup_steps_max": 1000, "override_min_warmup": True}
+    expected |= {"gpu_memory_threshold_large_gb": 7.0, "target_tokens": 20_000_000, "min_epochs": 3}
+    assert expected.items() <= training.items()
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
     subprocess.run([*git, "init", "-q"], check=True)
     for i in range(3):
@@ -102,10 +106,8 @@ def test_b_its_repository_is_planned_by_its_own_settings(
         subprocess.run([*git, "add", "-A"], check=True)
         subprocess.run([*git, "commit", "-qm", f"Return {i}"], check=True)
     source = '{name: mine, kind: git, path: "%s", prompt: "{diff}", completion: "{message}"}'
-    more = f"{TINY}, sources: [{source % tmp_path}]"
-    assert plan_run(mover, "rust", more=more)["train_expert"] == 1
-    for path in owners.glob("B/training_config*.yaml"):
-        import_settings(mover, path, f"b-{path.stem}")
+    more = f", sources: [{source % tmp_path}]"
+    assert plan_run(mover, ["training_config_rust"], more=more)["train_expert"] == 1
 
 
 def test_b_its_json_paths_are_those_of_a_report(finished: Workspace) -> None:
@@ -124,60 +126,46 @@ def test_b_its_json_paths_are_those_of_a_report(finished: Workspace) -> None:
     assert len(epochs) == -(-report["training_report"]["training"]["epochs"] // 1)
 
 
-def flags_of(owners: Path, letter: str, run: str) -> str:
-    """Return one run's lines of an owner's list of flags."""
-    text = (owners / letter / "args.txt").read_text()
-    return text.split(f"# {run}", 1)[1].partition("\n")[2].split("\n\n", 1)[0]
+OF_C = {"num_train_epochs": 3, "learning_rate": 3e-6, "batch_size": 2, "max_seq_length": 1536}
+OF_D = {
+    "batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "save_steps": 2000,
+    "torch_compile": True,
+}
 
 
-@pytest.mark.chain
-@pytest.mark.long
-def test_c_its_flags_make_a_manifest_that_runs(
-    mover: Workspace, owners: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("letter", "model", "training"),
+    [
+        ("C", "models/phase1c_base_merged", OF_C),
+        ("D", "meta-llama/Meta-Llama-3.1-8B-Instruct", OF_D),
+    ],
+)
+def test_c_and_d_their_flags_are_planned(
+    mover: Workspace, owners: Path, tmp_path: Path, letter: str, model: str, training: Any
 ) -> None:
-    flags = flags_of(owners, "C", "C1")
+    text = (owners / letter / "args.txt").read_text().split(f"# {letter}1", 1)[1]
+    flags = text.partition("\n")[2].split("\n\n", 1)[0]
+    flags = flags.replace("(tokenized data set on local disk)", "data/d.jsonl")
+    command = tmp_path / "train.sh"
+    command.write_text(f"python train.py {flags}")
+    ours = import_settings(mover, command, letter)
+    assert ours["model"] == model
+    assert training.items() <= ours["training"].items()
+    assert plan_run(mover, [letter])["train_expert"] == 1
+
+
+def test_the_page_names_the_flags_of_c(owners: Path) -> None:
+    flags = (owners / "C" / "args.txt").read_text()
     for flag in ("--data_path", "--model_path", "--num_epochs", "--batch_size"):
         assert flag in flags and f"`{flag}`" in PAGE
-    command = tmp_path / "train.sh"
-    command.write_text(f"python train_phase1c_cot.py {flags}")
-    ours = import_settings(mover, command, "cot")
-    training = ours["training"]
-    assert (training["num_train_epochs"], training["learning_rate"]) == (3, 3e-6)
-    assert (training["batch_size"], training["max_seq_length"]) == (2, 1536)
-    assert ours["model"] == "models/phase1c_base_merged"
-    [source] = ours["sources"]
-    write_records(mover, source["path"], messages=chat("What is # + 1?", "# + 1, so it is more."))
-    mover.run(
-        "results/cot/report.json", "--config", "hardware=cpu",
-        f"experts={{cot: {{{TINY}, training: {{max_seq_length: 64, n_threads: 1}}}}}}",
-    )  # fmt: skip
-    report = json.loads((mover.root / "results" / "cot" / "report.json").read_text())
-    assert (
-        report["training_parameters"]["total_steps"]
-        == report["training_report"]["training"]["steps"]
-        == 9
-    )
-    assert (mover.root / "results" / "cot" / "report.html").is_file()
-
-
-def test_d_its_flags_are_planned(mover: Workspace, owners: Path, tmp_path: Path) -> None:
-    flags = flags_of(owners, "D", "D1").replace(
-        "(tokenized data set on local disk)", "data/d.jsonl"
-    )
-    (tmp_path / "train.sh").write_text(f"python train.py {flags}")
-    ours = import_settings(mover, tmp_path / "train.sh", "sft")
-    assert ours["model"] == "meta-llama/Meta-Llama-3.1-8B-Instruct"
-    training = ours["training"]
-    assert (training["batch_size"], training["gradient_accumulation_steps"]) == (4, 2)
-    assert (training["save_steps"], training["torch_compile"]) == (2000, True)
-    write_records(mover, "data/d.jsonl", messages=chat("do #", "done #"))
-    assert plan_run(mover, "sft")["train_expert"] == 1
 
 
 def test_e_and_own_records_in_a_shipped_manifest(mover: Workspace) -> None:
     """The page's way to train a shipped manifest on records of one's own."""
-    write_records(mover, "data/mine.jsonl", question="what is #?", answer="#")
+    write_records(mover, "data/mine.jsonl")
     [sources] = set(re.findall(r"sources: \[\{name: mine.*?\}\]", PAGE))
-    names = ("small", "phase1c-cot", "phase1a")
-    rules = plan_run(mover, *names, more=f"{TINY}, {sources}", preset="full")
+    names = ["small", "phase1c-cot", "phase1a"]
+    rules = plan_run(mover, names, more=f", {sources}", preset="full")
     assert rules["train_expert"] == len(names) and not rules["generate_source"]
