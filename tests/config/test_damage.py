@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import SCRIPTS, run_script
+from support import SCRIPTS, flip_byte, run_script
 
 from expertflow.config.attach import only_looks
 from expertflow.config.damage import find_problems, repair
@@ -23,13 +23,6 @@ from expertflow.train.saved.checkpoint_files import OURS, TENSORS, hash_contents
 
 STATE = Path("state/e/abc")
 STEP = STATE / "checkpoints" / "step-00000002"
-
-
-def flip(path: Path) -> None:
-    """Change one byte in the middle of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def write(path: Path, text: str = "{}") -> Path:
@@ -109,7 +102,7 @@ REPORTS = [
 def test_a_flipped_byte_is_named_and_what_names_the_file_goes(place: Path, name: str) -> None:
     assert verify() == []
     before = set(place.rglob("*"))
-    flip(Path(name))
+    flip_byte(Path(name))
     damaged = [line for line in verify() if ": unknown, no record names it" not in line]
     assert len(damaged) == 1 and ": damaged, " in damaged[0]
     assert damaged[0].startswith((name, str(STEP)))
@@ -132,7 +125,7 @@ def test_odd_files_are_problems_and_the_rest_is_read(place: Path) -> None:
     }
     for name, spoil in odd.items():
         spoil(Path(name))
-    flip(Path("results/e/report.html"))
+    flip_byte(Path("results/e/report.html"))
     kinds = {line.split(": ")[0]: line.split(": ")[1].split(",")[0] for line in verify()}
     assert kinds.pop("results/e/report.html") == "damaged"
     assert kinds.pop("results/e/base_model/config.json") == "missing"
@@ -143,7 +136,7 @@ def test_odd_files_are_problems_and_the_rest_is_read(place: Path) -> None:
 def test_only_the_damaged_lines_of_a_history_go(place: Path) -> None:
     history = Path("state/.evaluations/e.jsonl")
     lines = history.read_text().splitlines()
-    flip(history)
+    flip_byte(history)
     assert "damaged, 1 of 3 lines" in verify()[0]
     run_repair()
     assert history.read_text().splitlines() == [lines[0], lines[2]]
@@ -151,7 +144,7 @@ def test_only_the_damaged_lines_of_a_history_go(place: Path) -> None:
 
 
 def test_the_scripts_list_what_is_damaged_and_remove_it(place: Path) -> None:
-    flip(Path("results/e/keep.arrow"))
+    flip_byte(Path("results/e/keep.arrow"))
     damaged = "results/e/keep.arrow: damaged, not what results/e/documents.json says"
     done = run_script("verify_results")
     assert (done.returncode, done.stderr) == (1, "")
@@ -168,7 +161,7 @@ def test_the_scripts_list_what_is_damaged_and_remove_it(place: Path) -> None:
 
 
 def test_a_run_that_is_at_work_is_left_alone(place: Path) -> None:
-    flip(Path("results/e/keep.arrow"))
+    flip_byte(Path("results/e/keep.arrow"))
     EXPERT_LOCKS.mkdir(parents=True)
     with (EXPERT_LOCKS / "e.lock").open("a") as stream:
         assert flock(stream)
@@ -183,7 +176,7 @@ def test_who_cannot_write_may_look(place: Path) -> None:
 
 
 def test_it_ends_quietly_with_who_reads_it(place: Path) -> None:
-    flip(Path("results/e/keep.arrow"))
+    flip_byte(Path("results/e/keep.arrow"))
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(

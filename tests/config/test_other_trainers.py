@@ -97,9 +97,10 @@ def test_what_is_no_recipe_of_here_gets_a_line(tmp_path: Path) -> None:
         "stage: dpo": "training by dpo is not here",
         "rl: kto": "training by kto is not here",
     }.items():
-        (tmp_path / "x.yaml").write_text(text)
         with pytest.raises(ConfigError, match=problem):
-            translate(tmp_path / "x.yaml")
+            translate_text(tmp_path, text)
+    with pytest.raises(ConfigError, match="training by dpo is not here"):
+        translate_text(tmp_path, "accelerate launch trl dpo --model_name m", "x.sh")
 
 
 def translate_text(folder: Path, text: str, name: str = "x.yaml") -> Translation:
@@ -140,9 +141,7 @@ def test_a_number_of_warm_up_steps_is_kept(tmp_path: Path) -> None:
     assert training["warmup_ratio"] == 0.03
 
 
-def test_another_method_than_the_file_asks_for_is_not_trained(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="training by dpo is not here"):
-        translate_text(tmp_path, "accelerate launch trl dpo --model_name m", "x.sh")
+def test_a_rank_makes_no_adapter_of_full_fine_tuning(tmp_path: Path) -> None:
     text = "model_name: m\nstage: sft\nfinetuning_type: full\nlora_rank: 16"
     assert training_of(tmp_path, text)["method"] == "full"
 

@@ -44,6 +44,7 @@ RULES = (
     "train_expert",
 )  # fmt: skip
 SOURCE = base()["sources"][0]
+CHECK = {"field": "answer", "check": "length", "max_chars": 99}
 PASSED = {"path": "data.padding_fraction", "op": "<", "value": 0.5}
 
 
@@ -60,6 +61,7 @@ def leaves(value: Any) -> list[str]:
         ({"sources": [{**SOURCE, "n_shards": 3}]}, "fetch_source"),
         ({"sources": [{**SOURCE, "text": "{t}"}]}, "prepare_shard"),
         ({"sources": [{**SOURCE, "category": "c"}]}, "prepare_shard"),
+        ({"sources": [{**SOURCE, "checks": [CHECK]}]}, "prepare_shard"),
         ({"sources": [{**SOURCE, "weight": 0.5}]}, "deduplicate_documents"),
         ({"sources": [{**SOURCE, "max_documents": 5}]}, "deduplicate_documents"),
         ({"sources": [{**SOURCE, "license": "MIT"}]}, "find_datasets"),
@@ -127,22 +129,16 @@ def test_a_changed_adapter_to_continue_from_is_planned_and_trained_again(folder:
 def test_rules_are_told_what_is_theirs_of_a_source() -> None:
     generated = {"name": "g", "kind": "generated", "generator": "facts", "text": "{t}"}
     sources = [
-        {**SOURCE, "weight": 0.5, "max_documents": 5, "license": "MIT"},
         {"name": "h", "kind": "hub", "id": "a/b", "text": "{t}"},
         {**generated, "n_documents": 9, "seed": 2, "n_shards": 3},
     ]
-    made = told("deduplicate_documents", sources=sources)
-    assert (made["weights"], made["max_per_source"]) == ({"s": 0.5}, {"s": 5})
-    licenses = {"expert": "e", "preset": "full", "licenses": {"s": "MIT", "h": None, "g": None}}
-    assert told("find_datasets", sources=sources) == licenses
     assert told("export_model", sources=sources)["hub_datasets"] == {"h": "a/b"}
     fetched = told("fetch_source", source="g", sources=sources)
     kept = {key: fetched["source"][key] for key in ("n_documents", "seed", "n_shards")}
     assert (fetched["preset"], kept) == ("full", {"n_documents": 9, "seed": 2, "n_shards": 3})
     # What is read before or after it is none of a shard's business.
     prepared = told("prepare_shard", source="g", sources=sources)["source"]
-    later = ("seed", "n_documents", "license", "n_shards", "weight", "max_documents")
-    assert [prepared[key] for key in later] == [None, None, None, None, 1.0, None]
+    assert [prepared[key] for key in ("seed", "n_documents", "n_shards")] == [None] * 3
     assert told("train_expert") == {"expert": "e"}
     assert told("ablate_expert")["n_repeats"] == 3
 

@@ -8,26 +8,13 @@ from typing import Any
 
 import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
-from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
+from snakemake_interface_logger_plugins.tests import MockOutputSettings
 
 from snakemake_logger_plugin_expertflow import LogHandler, LogHandlerSettings
 
 PRICED = "0.42 to 0.94 hours; 1.0 to 2.3 dollars; 1 x H100 SXM; plan; $2.49/h of 2026-11-01"
 UNPRICED = "2 to 4.1 hours; unknown dollars; 1 x L40S; estimate from bytes; no price"
 UNKNOWN = "unknown hours; unknown dollars; cpu; a reason; in two parts"
-
-
-class TestSnakemakesOwnChecks(TestLogHandlerBase):
-    """What the interface package asks of every plugin."""
-
-    __test__ = True
-
-    def get_log_handler_cls(self) -> type[LogHandler]:
-        return LogHandler
-
-    def get_log_handler_settings(self) -> Any:
-        # Its jobs never end, and a view would go on showing them.
-        return LogHandlerSettings(snakemake=True)
 
 
 def handler(**settings: Any) -> LogHandler:

@@ -62,7 +62,6 @@ def changed(path: str, setting: object, expert: str = "tiny") -> Edit:
 
 edit_packing = edited("tokens/pack.py", "default_rng(spec.seed)", "default_rng(spec.seed + 1)")
 ACCEPTANCE = {"path": "data.padding_fraction", "op": "<", "value": 0.5}
-CHECK = {"field": "answer", "check": "length", "max_chars": 99}
 NEW_CODE = "def _new() -> int:\n    return 1\n\n\ndef "
 # All at once, as nothing is what each reruns.
 IDLE: tuple[Edit, ...] = (
@@ -83,12 +82,10 @@ TABLE: dict[str, tuple[Edit, set[str]]] = {
     "acceptance": (changed("acceptance", [ACCEPTANCE]), REPORT),
     "record": (lambda space: space.write_data(first="one plus one"), ALL),
     "question template": (changed("source.prompt", "{question}?"), DATA),
-    "check": (changed("source.checks", [CHECK]), DATA),
     "weight": (changed("source.weight", 0.5), SELECT),
     "license": (changed("source.license", "MIT"), {"find_datasets", "export_model"} | REPORT),
     "benchmark": (written("benchmark.jsonl", '{"question": "a question of no use"}\n'), DATA),
     "chat template": (written("chat.jinja", CHATML + "{# a remark #}"), TOKENS),
-    "special tokens in texts": (changed("data.text_special_tokens", "reject"), TOKENS),
     "tokenizer": (changed("builtin.vocab_size", 310), TOKENS),
     "weights": (changed("builtin.hidden_size", 48), MODEL),
     "report deleted": (deleted("report.json"), REPORT),

@@ -1,6 +1,5 @@
 """What is tokenized again, and what is not, for an expert with two sources and a tokenizer."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -100,17 +99,6 @@ def test_an_edit_taken_back_finds_its_tokens(space: Workspace) -> None:
     assert set((space.root / "state" / ".tokens").iterdir()) == stored | made
     log = space.root / "results/tiny/logs/pretokenize_shard.more.000.log"
     assert "taken from the store" in log.read_text()
-
-
-def test_rows_are_the_same_for_any_number_of_shards_and_threads(space: Workspace) -> None:
-    before = read_record(PackingRecord, space.root / PACKING)
-    space.write_manifest("tiny", two_sources(5, 20))
-    shutil.rmtree(space.root / "state" / ".tokens")
-    space.run("--set-threads", "pretokenize_shard=1", "--", PACKING)
-    after = read_record(PackingRecord, space.root / PACKING)
-    assert after.train.sha256 == before.train.sha256
-    assert after.held_out.sha256 == before.held_out.sha256
-    assert len(list((space.root / "results/tiny/tokens/more").glob("*.ids"))) == 2
 
 
 def test_another_expert_shares_the_tokens(space: Workspace) -> None:
