@@ -16,7 +16,6 @@ sys.path.insert(0, str(ROOT / "bench" / "peers"))
 
 import training_beside
 from measured import Failed
-from orchestration import Copies
 from side_by_side import finish_report, run_parts
 from training_beside import TrainingJob
 from training_lines import FREE, OURS, PADDED, same_work, summary
@@ -50,20 +49,6 @@ def test_a_part_that_fails_is_listed(capsys: pytest.CaptureFixture[str], tmp_pat
     out = capsys.readouterr().out.splitlines()
     assert "first: failed: our_steps ended with 1: no room" in out
     assert json.loads(out[-1]) == json.loads((tmp_path / "result.json").read_text())
-
-
-def test_rows_are_compared_too_and_nothing_is_no_comparison(tmp_path: Path) -> None:
-    copies = Copies(tmp_path / "a b", "results/x/packing.json")
-    with pytest.raises(Failed, match="no result to compare"):
-        copies.list_compared_results()
-    for name in ("flow", "scripts"):
-        rows = copies.folder / name / "results" / "x" / "packed" / "train" / "data.arrow"
-        rows.parent.mkdir(parents=True)
-        rows.write_bytes(b"rows")
-    assert copies.list_compared_results() == ["packed/train/data.arrow"]
-    rows.write_bytes(b"others")
-    with pytest.raises(Failed, match="different results"):
-        copies.list_compared_results()
 
 
 ABSENT = ("orjson", "fastokens", "snakemake", "datasets", "trl", "pytest", "jsonschema")
@@ -137,9 +122,3 @@ def test_the_peer_is_given_our_tokens(tmp_path: Path, monkeypatch: pytest.Monkey
     assert ours["peak_host_rss_bytes"] > 0
     assert (Path(case["adapter"]) / "adapter_model.safetensors").is_file()
     assert case["rate"] == pytest.approx(3e-3)
-
-
-@pytest.mark.long
-def test_more_steps_than_rows_are_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(Failed, match="take fewer"):
-        training_beside.prepare_job(job(tmp_path, n_timed_steps=2000))
