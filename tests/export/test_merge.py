@@ -169,6 +169,17 @@ def test_the_bounds_are_those_that_are_stated() -> None:
         assert merge.compare_outputs(before, after, n_rows=1, dtype=dtype).holds == holds
 
 
+def test_probes_are_the_beginnings_of_held_out_documents() -> None:
+    rows = merge.sample_rows(held_out_rows())
+    ids = rows.take_ids(torch.arange(4).numpy())
+    asked = merge.make_probes(rows)
+    assert [list(tensor.shape) for tensor in asked] == [[1, 14]] * 4
+    assert asked[2][0].tolist() == ids[2][:14].tolist()
+    [whole, *others] = merge.make_probes(merge.sample_rows(held_out_rows(3)))
+    assert [tensor.shape[1] for tensor in (whole, *others)] == [14, 14, 10, 10]
+    assert others[-1][0].tolist() == ids[1][14:24].tolist()
+
+
 def test_a_config_may_hold_the_decoders_own(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gemma 3's does, and has no vocabulary size itself."""
 

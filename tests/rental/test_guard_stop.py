@@ -39,7 +39,7 @@ def test_what_a_command_leaves_running_is_ended(tmp_path: Path) -> None:
     assert running_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_trainer_without_snakemake_is_told_too(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "job.sh"
     work = f"{shlex.join(guarded.trainer(tmp_path))} 2> >(cat >&2)"
