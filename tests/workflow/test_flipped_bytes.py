@@ -1,25 +1,69 @@
-"""Damage is named by the stage that reads it; test_remedies.py does what the line says."""
+"""One byte flips in a file of each kind of stage: it is named, with what to do, or made again.
+
+test_remedies.py does what the line says.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
 
 import pytest
-from flipped_bytes import READERS, show_outcomes
+from support import flip_byte
 from workflow_space import Workspace
 
 pytestmark = pytest.mark.chain
-# A file of each kind of stage; ``python tests/workflow/flipped_bytes.py`` tries all.
-SHARE = (
-    "results/tiny/sources.lock.json",
-    "results/tiny/documents/sums/000.arrow",
-    "results/tiny/keep.arrow",
-    "results/tiny/tokenizer/tokenizer.json",
-    "results/tiny/base_model/model.safetensors",
-    "results/tiny/tokens/sums/.000.json.fingerprint",
-    "results/tiny/packed/train/data-00000-of-00001.arrow",
-    "results/tiny/checkpoint/model.safetensors",
-    "results/tiny/merged/README.md",
-    "state/.tokens/*/tokens.ids",
-)
+INDEX = "results/index.html"
+# A call of a stage's script, as a rule writes it.
+CALL = re.compile(r'python "\$EXPERTFLOW"/(\w+)\.py .*?(?= 2> )')
+FIXES = ("run make repair", "put it back, or take it in: snakemake", ": damaged, ")
+# What reads a file: a stage, or ``snakemake`` where its main process does.
+READERS = {
+    "results/tiny/sources.lock.json": "snakemake",
+    "results/tiny/documents/sums/000.arrow": "deduplicate_documents",
+    "results/tiny/keep.arrow": "pack_sequences",
+    "results/tiny/tokenizer/tokenizer.json": "pretokenize_shard",
+    "results/tiny/base_model/model.safetensors": "stage_to_nvme",
+    "results/tiny/tokens/sums/.000.json.fingerprint": "pack_sequences",
+    "results/tiny/packed/train/data-00000-of-00001.arrow": "train_expert",
+    "results/tiny/checkpoint/model.safetensors": "generate_answers",
+    "results/tiny/merged/README.md": "build_report",
+    "state/.tokens/*/tokens.ids": "pretokenize_shard",
+}
+MADE_AGAIN = {"results/tiny/sources.lock.json", "state/.tokens/*/tokens.ids"}
 
 
-def test_no_flipped_byte_is_used(space: Workspace) -> None:
-    counts = show_outcomes(space, {pattern: READERS[pattern] for pattern in SHARE})
-    assert counts == {"named": 8, "made again": 2}
+@pytest.fixture(scope="module")
+def calls(finished: Workspace) -> dict[str, str]:
+    """Return the command of each stage, as a run of all of them would call it."""
+    said = finished.run("-n", "-p", "-F", "--logger-expertflow-snakemake", INDEX)
+    return {match[1]: match[0] for match in CALL.finditer(said) if "results/tiny/" in match[0]}
+
+
+def read_file(space: Workspace, calls: dict[str, str], reader: str) -> tuple[int, list[str]]:
+    """Run what reads a file; return its exit code and lines."""
+    if reader == "snakemake":
+        done = space.run_warm("-n", INDEX)
+    else:
+        scripts = space.root / "workflow" / "scripts"
+        words = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        done = space.execute("bash", "-c", calls[reader], EXPERTFLOW=str(scripts), PATH=words)
+    return done.returncode, (done.stdout + done.stderr).splitlines()
+
+
+@pytest.mark.parametrize("pattern", READERS)
+def test_no_flipped_byte_is_used(finished: Workspace, calls: dict[str, str], pattern: str) -> None:
+    [path] = finished.root.glob(pattern)
+    intact = path.read_bytes()
+    flip_byte(path)
+    flipped = path.read_bytes()
+    code, lines = read_file(finished, calls, READERS[pattern])
+    if pattern in MADE_AGAIN:
+        assert code == 0 and path.read_bytes() != flipped
+        return
+    path.write_bytes(intact)
+    name = path.relative_to(finished.root).as_posix()
+    # A line may name the folder, too.
+    said = re.compile(rf"{name}|{Path(name).parent}( is damaged|: damaged, {path.name} )")
+    told = [line for line in lines if said.search(line) and "$EXPERTFLOW" not in line]
+    assert code and any(fix in told[-1] for fix in FIXES), lines
