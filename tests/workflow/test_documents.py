@@ -120,13 +120,6 @@ def test_secrets_are_named_and_never_written() -> None:
     assert keys and all(re.fullmatch(r"\w+=\$\{\{ secrets\.\w+ \}\}", line) for line in keys)
 
 
-@pytest.mark.parametrize("path", sorted(SCHEMAS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_schema_is_one(path: Path) -> None:
-    value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert value["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
-    Draft202012Validator.check_schema(value)
-
-
 def settings_shown() -> list[tuple[str, Any]]:
     found = []
     fence = re.compile(r"^( *)```yaml\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)

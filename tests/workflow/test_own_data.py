@@ -39,8 +39,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     for path in (data / name for name in ("lines.jsonl", "table.csv", "parquet.parquet")):
         write_manifest(space, path)
     write_manifest(space, data / "chats.jsonl", messages="messages")
-    ends = {"lines": "report", "chats": "report", "table": "packing", "parquet": "packing"}
-    space.run(*(f"results/{name}/{end}.json" for name, end in ends.items()))
+    forms = ("lines", "chats", "table", "parquet")
+    space.run(*(f"results/{name}/packing.json" for name in forms))
     return space
 
 
@@ -54,14 +54,13 @@ def write_manifest(space: Workspace, path: Path, messages: str | None = None) ->
 
 @pytest.mark.chain
 @pytest.mark.long
-def test_the_forms_of_the_readme_become_reports(made: Workspace) -> None:
+def test_the_forms_of_the_readme_become_rows(made: Workspace) -> None:
     results = made.root / "results"
     for name in ("lines", "chats"):
         documents = json.loads((results / name / "documents.json").read_text())
         assert [documents[key] for key in ("n_records", "n_rejected", "n_dropped")] == [N, 0, 0]
-        report = json.loads((results / name / "report.json").read_text())
-        assert report["evaluation"]["held_out_documents"] == 2
-        assert report["verdict"]["answer"] == "Too few held-out documents for a verdict."
+        packing = json.loads((results / name / "packing.json").read_text())
+        assert [packing[key]["n_documents"] for key in ("train", "held_out")] == [N - 2, 2]
     # From the same rows on, every job is the same.
     rows = {
         path.relative_to(results / "lines"): path.read_bytes()
