@@ -1,5 +1,6 @@
 """A bundle made on one machine and opened on another, which starts at staging."""
 
+import json
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 from bundle_boxes import BUNDLE, GPU_WORK, Box, make_box, make_bundle
 from msgspec.structs import replace
+from support import ROOT
 from test_reruns import PACK, TRAIN
-from workflow_space import REPORT, Workspace, manifest
+from workflow_space import REPORT, Workspace, copy_code, manifest
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
@@ -216,6 +218,29 @@ def land(box: Box, home: Box) -> None:
     assert "CHANGED" not in home.script("verify_results").stdout
     assert not (results / ".bundle").exists()
     assert "open it with --outcome" in home.refused_to_open(outcome)
+
+
+# Its settings travel with its bundle; at home they have to be given again. test_commands.py opens
+# that of a demo whose questions are scored.
+DEMO = "repository"
+FEW = {DEMO: {"sources": {"generated-repository": {"n_documents": 100}}}}
+SHORT = ("--config", "training={max_steps: 2, logging_steps: 1}", f"experts={json.dumps(FEW)}")
+
+
+def clone(root: Path) -> Box:
+    copy_code(ROOT, root)
+    (root / "home").mkdir()
+    return Box(root)
+
+
+def test_a_demo_opens_from_its_bundle(tmp_path: Path) -> None:
+    home, box = clone(tmp_path / "home"), clone(tmp_path / "box")
+    bundle, lock = f"results/{DEMO}/bundle.tar", f"results/{DEMO}/sources.lock.json"
+    home.run(bundle, *SHORT)
+    before = sha256_file(home.root / lock)
+    box.open(home.root / bundle)
+    assert set(box.jobs(f"results/{DEMO}/report.json")) == GPU_WORK
+    assert sha256_file(box.root / lock) == before
 
 
 # What the server on loopback takes, whoever asks.

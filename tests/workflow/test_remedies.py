@@ -19,6 +19,13 @@ REPAIR = r"run make repair \((\S+)\), then run again$"
 # Root without the right to open what is not its own.
 PLAIN_USER = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
 NOBODY = 65534
+# Settings, and what the line says of them: a word and the right one, or what to add.
+SUGGESTED = r"unknown key '(?:training\.)?(\w+)'; did you mean '(\w+)'"
+MISTAKES = {
+    "hardwar=cpu": SUGGESTED,
+    "training={max_step: 6}": SUGGESTED,
+    "training={world_size: 2}": r"add --(resources) (gpu=\d)",
+}
 
 
 class Fault(NamedTuple):
@@ -115,6 +122,16 @@ def make(space: Workspace, *arguments: str) -> tuple[int, str]:
 def walked(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Return a finished run; each fault is gone when its remedy was taken."""
     return finished.copy(tmp_path_factory.mktemp("walked") / "space")
+
+
+@pytest.mark.parametrize("setting", MISTAKES)
+def test_what_a_line_says_of_a_mistake_works(walked: Workspace, setting: str) -> None:
+    line = walked.refused("-n", REPORT, "--config", setting)
+    found = re.search(MISTAKES[setting], line)
+    assert found, line
+    first, second = found.groups()
+    more = (f"--{first}", second) if first == "resources" else ()
+    walked.run("-n", REPORT, *more, "--config", setting.replace(first, second))
 
 
 def test_a_folder_that_this_user_cannot_write(walked: Workspace) -> None:
