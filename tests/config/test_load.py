@@ -10,7 +10,7 @@ from support import ROOT
 
 from expertflow.config.contradictions import OF_MESSAGES, check_task
 from expertflow.config.hardware_tables import HardwareTables, calibration_spec
-from expertflow.config.load import WORDS, convert_scalars, load_config, load_expert
+from expertflow.config.load import load_config, load_expert
 from expertflow.config.machine import count_nodes
 from expertflow.config.read_yaml import read_yaml
 from expertflow.config.validate import former_names, read_schema
@@ -83,34 +83,30 @@ def test_a_json_manifest_does_as_well_and_an_unknown_one_gets_a_suggestion(tmp_p
         load_expert("expert-sqk", folders=[tmp_path], config=settings)
 
 
-def test_scalars_of_the_command_line_get_their_type() -> None:
-    # A commit's id that looks like a number stays a text.
-    texts = ["3e-6", "true", "null", "x", "1e", "1234e56", "1.5e3"]
-    assert convert_scalars({"a": texts}, words=WORDS) == {
-        "a": [3e-6, True, None, "x", "1e", "1234e56", 1500.0]
-    }
+def test_texts_of_the_command_line_become_what_the_schema_asks_for(tmp_path: Path) -> None:
     # Snakemake reads ``--config 'training={max_steps: 30}'`` as an object of texts.
-    sources = [{"name": "1.5", "kind": "hub", "id": "a/b", "revision": "1234567", "text": "{t}"}]
-    own = {"training": {"logging_steps": "5"}, "sources": [*sources, {"revision": "1.0"}]}
-    given = {"training": {"max_steps": "30", "max_usd": "2.5"}, "experts": {"e": own}}
-    settings = load_config(given)
-    assert (settings["training"]["max_steps"], settings["training"]["max_usd"]) == (30, 2.5)
-    expert = settings["experts"]["e"]
-    assert expert["training"]["logging_steps"] == 5
-    assert [source["revision"] for source in expert["sources"]] == ["1234567", "1.0"]
-
-
-def test_a_text_of_digits_stays_a_text_where_one_is_wanted(tmp_path: Path) -> None:
+    training = {"max_steps": "30", "learning_rate": "3e-6", "max_usd": "2.5", "bf16": "true"}
+    told = load_config({"experts": {"e": "null"}, "training": {**training, "eval_steps": "null"}})
+    assert told["training"] == {
+        "max_steps": 30, "learning_rate": 3e-6, "max_usd": 2.5, "bf16": True, "eval_steps": None
+    }  # fmt: skip
+    assert told["experts"] == {"e": None}
+    # What takes texts only keeps them: a revision or a name may look like anything.
     own = {
+        "model": "1.5e3",
         "model_revision": "1.0",
-        "data": {"added_tokens": ["7"], "eval_fraction": "0.5"},
-        "decoding": {"stop": ["0"]},
+        "description": "true",
+        "data": {"added_tokens": ["7", "null"], "eval_fraction": "0.5", "max_documents": "1e3"},
+        "decoding": {"stop": ["0"], "temperature": "1"},
+        "sources": {"s": {"revision": "1234e56", "weight": "2", "where": {"year": "1999"}}},
+        "acceptance": [{"path": "a", "op": "<", "value": "1.5"}],
     }
-    value = {**base(), "training": {"method": "full"}}
-    settings = load(tmp_path, value, experts={"e": own})
-    assert settings["model_revision"] == "1.0"
-    assert (settings["data"]["added_tokens"], settings["data"]["eval_fraction"]) == (["7"], 0.5)
-    assert settings["decoding"]["stop"] == ["0"]
+    found = load_config({"experts": {"e": own}})["experts"]["e"]
+    data = {"added_tokens": ["7", "null"], "eval_fraction": 0.5, "max_documents": 1000}
+    source = {"revision": "1234e56", "weight": 2, "where": {"year": "1999"}}
+    bar = {"path": "a", "op": "<", "value": 1.5}
+    changed = {"data": data, "sources": {"s": source}, "acceptance": [bar]}
+    assert found == {**own, "decoding": {"stop": ["0"], "temperature": 1}, **changed}
 
 
 SOURCE = {"name": "s", "kind": "local", "path": "x.jsonl"}

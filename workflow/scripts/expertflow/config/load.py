@@ -5,10 +5,8 @@ configuration < ``experts.{name}`` of the configuration. A manifest without a de
 full preset, whatever the configuration says.
 """
 
-import re
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +15,15 @@ from expertflow.config.read_yaml import (
     Settings,
     at_line,
     check_values,
-    convert_scalars,
     read_yaml,
     suggest_name,
 )
-from expertflow.config.validate import check, find_file, read_schema, with_defaults
+from expertflow.config.validate import check, find_file, read_schema, read_texts, with_defaults
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import sha256_file
-from expertflow.core.settings import JsonSchema
 from expertflow.data.sources.registry import source_kinds
 from expertflow.plan.records import Origin
 
-INTEGER = re.compile(r"[+-]?\d+")
-NUMERIC = {"integer", "number"}
-DECIMAL = re.compile(r"[+-]?\d*\.\d+")
-# Snakemake's --config reads true as a string.
-WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 # Where a manifest's author may say, below ``origins``, that a value comes from.
 ORIGINS = {
     "source": "the source system had it",
@@ -55,55 +46,17 @@ def merge_settings(base: Settings, over: Settings) -> Settings:
     return result
 
 
-def _numbers(value: Any) -> Any:
-    """Convert texts that are numbers: Snakemake leaves them texts inside an object.
-
-    Sources are left alone, and what takes texts only: a revision or a name may be made of digits.
-    """
-    if isinstance(value, dict):
-        kept = {"sources", *_text_keys()}
-        return {k: item if k in kept else _numbers(item) for k, item in value.items()}
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    if not isinstance(value, str):
-        return value
-    if INTEGER.fullmatch(value):
-        return int(value)
-    return float(value) if DECIMAL.fullmatch(value) else value
-
-
-@cache
-def _text_keys() -> frozenset[str]:
-    """Return the keys of both schemas that take a text, or several, and nowhere a number."""
-    found: dict[str, set[str]] = {}
-
-    def visit(schema: JsonSchema) -> None:
-        for key, sub in schema.get("properties", {}).items():
-            # stop: an array with items of type string; fields: an object of strings
-            parts = (sub, sub.get("items"), sub.get("additionalProperties"))
-            for part in parts:
-                found.setdefault(key, set()).update(_kinds(part) if isinstance(part, dict) else ())
-            visit(sub)
-
-    expert = read_schema("expert")
-    for schema in (read_schema("config"), expert, expert["$defs"]["training"]):
-        visit(schema)
-    return frozenset(k for k, kinds in found.items() if "string" in kinds and not kinds & NUMERIC)
-
-
-def _kinds(schema: JsonSchema) -> set[str]:
-    """Return the types that a schema allows; none where it has branches instead."""
-    kinds = schema.get("type", [])
-    return {kinds} if isinstance(kinds, str) else set(kinds)
-
-
 def load_config(config: Settings) -> Settings:
     """Check the workflow's configuration, as Snakemake merged it, and fill in defaults."""
-    # --config gives texts: training={learning_rate: 1e-4} is {'learning_rate': '1e-4'}.
-    config = _numbers(convert_scalars(config, words=WORDS))
+    schema, expert = read_schema("config"), read_schema("expert")
+    overrides = {
+        "training": expert["$defs"]["training"],
+        "experts": {"additionalProperties": {**expert, "type": ["object", "null"]}},
+    }
+    config = read_texts(config, {"properties": {**schema["properties"], **overrides}}, expert)
     check_values(config, Path("config/config.yaml"))
-    check(config, read_schema("config"), where="config/config.yaml")
-    result: Settings = with_defaults(config, read_schema("config"))
+    check(config, schema, where="config/config.yaml")
+    result: Settings = with_defaults(config, schema)
     return result
 
 
@@ -199,7 +152,6 @@ def training_overrides(told: Settings, expert: str) -> Settings:
 def _named_sources(expert: str, sources: list[Settings], changes: Settings) -> list[Settings]:
     """Return the sources with overrides by name; ConfigError if there is no such source."""
     names = [source["name"] for source in sources]
-    known = read_schema("expert")["$defs"]["source"]["properties"]
     for name, change in changes.items():
         place = f"config: experts.{expert}.sources.{name}"
         if name not in names:
@@ -210,16 +162,7 @@ def _named_sources(expert: str, sources: list[Settings], changes: Settings) -> l
                 f"{place} is {change!r}; give keys and values, e.g. {{path: a.jsonl}}"
             )
 
-    # A revision of digits stays a text: the schema knows which keys are numbers.
-    def read(key: str, value: Any) -> Any:
-        kinds = known.get(key, {}).get("type", [])
-        is_number = {"integer", "number"} & set([kinds] if isinstance(kinds, str) else kinds)
-        return _numbers(value) if is_number else value
-
-    return [
-        merge_settings(source, {k: read(k, v) for k, v in changes.get(source["name"], {}).items()})
-        for source in sources
-    ]
+    return [merge_settings(source, changes.get(source["name"], {})) for source in sources]
 
 
 def check_origins(manifest: Settings, *, where: str) -> None:

@@ -73,7 +73,7 @@ def read_yaml(path: Path) -> Any:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {single_line(error)}; correct it") from error
     check_values(value, path)
-    return convert_scalars(value, words={})
+    return convert_scalars(value)
 
 
 def check_values(value: Any, path: Path) -> None:
@@ -91,17 +91,15 @@ def check_values(value: Any, path: Path) -> None:
         raise ConfigError(f"{path}: an alias that holds itself; write the values out") from error
 
 
-def convert_scalars(value: Any, *, words: dict[str, bool | None]) -> Any:
-    """Return texts like ``3e-6``, and ``words``, as what they mean; dates become texts."""
+def convert_scalars(value: Any) -> Any:
+    """Return texts like ``3e-6`` as numbers, and dates as texts."""
     if isinstance(value, dict):
-        return {key: convert_scalars(item, words=words) for key, item in value.items()}
+        return {key: convert_scalars(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [convert_scalars(item, words=words) for item in value]
+        return [convert_scalars(item) for item in value]
     if isinstance(value, date):
         return value.isoformat()
-    if isinstance(value, str) and FLOAT.fullmatch(value):
-        return float(value)
-    return words.get(value, value) if isinstance(value, str) else value
+    return float(value) if isinstance(value, str) and FLOAT.fullmatch(value) else value
 
 
 def at_line(path: Path, keys: Sequence[str | int]) -> str:

@@ -3,7 +3,9 @@
 import copy
 import difflib
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from expertflow.plan.settings import TrainingSection
 BASEDIR = Path(__file__).parents[4]
 # The user's own settings, below the working directory, win over those that are shipped.
 FOLDERS = (Path("config"), BASEDIR / "config")
+WORDS = {"true": True, "false": False, "null": None}
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 # Settings that are gone, or that other trainers have, by their full keys, and what to do instead.
 DROPPED = {
@@ -125,6 +129,53 @@ def describe(error: ValidationError) -> str:
         value = repr(error.instance)
         value = f"is {value if len(value) <= 60 else value[:57] + '...'}"
     return f"key {path!r} {value}: {_problem(error)}" if path else f"{value}: {_problem(error)}"
+
+
+def read_texts(value: Any, schema: JsonSchema | None, root: JsonSchema) -> Any:
+    """Return a value with texts as the numbers, truths and nulls that its schema asks for.
+
+    ``--config 'training={max_steps: 30}'`` is an object of texts to Snakemake. ``root`` holds what
+    the schema refers to. What no schema describes stays as it is.
+    """
+    if schema is None:
+        return value
+    target = root["$defs"][schema["$ref"].removeprefix("#/$defs/")] if "$ref" in schema else schema
+    branches = [target, *target.get("oneOf", ())]
+    if isinstance(value, dict):
+        return {key: read_texts(item, _part(branches, key), root) for key, item in value.items()}
+    if isinstance(value, list):
+        items = next((branch["items"] for branch in branches if "items" in branch), None)
+        return [read_texts(item, items, root) for item in value]
+    if isinstance(value, date):
+        return value.isoformat()
+    return _read_text(value, branches) if isinstance(value, str) else value
+
+
+def _part(branches: list[JsonSchema], key: str) -> JsonSchema | None:
+    for branch in branches:
+        # Sources, which a manifest lists, go by their names on the command line.
+        others = branch.get("additionalProperties") or branch.get("items")
+        part = branch.get("properties", {}).get(key, others)
+        if isinstance(part, dict):
+            return part
+    return None
+
+
+def _read_text(text: str, branches: list[JsonSchema]) -> Any:
+    told = [branch["type"] for branch in branches if "type" in branch]
+    kinds = {kind for one in told for kind in ([one] if isinstance(one, str) else one)}
+    # The bar of an acceptance rule may be anything.
+    is_free = not kinds and not any("enum" in branch or "const" in branch for branch in branches)
+    if text in WORDS:
+        is_asked_for = is_free or ("null" if text == "null" else "boolean") in kinds
+        return WORDS[text] if is_asked_for else text
+    if NUMBER.fullmatch(text) is None or not (is_free or kinds & {"integer", "number"}):
+        return text
+    if text.lstrip("+-").isdigit():
+        return int(text)
+    number = float(text)
+    # 1e9 of target_tokens, which are counted.
+    return int(number) if "integer" in kinds and number.is_integer() else number
 
 
 def with_defaults(value: Any, schema: JsonSchema, root: JsonSchema | None = None) -> Any:
