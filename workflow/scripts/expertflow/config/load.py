@@ -18,7 +18,7 @@ from expertflow.config.read_yaml import (
     read_yaml,
     suggest_name,
 )
-from expertflow.config.validate import check, find_file, read_schema, read_texts, with_defaults
+from expertflow.config.validate import check, convert_texts, find_file, read_schema, with_defaults
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import sha256_file
 from expertflow.data.sources.registry import source_kinds
@@ -53,7 +53,7 @@ def load_config(config: Settings) -> Settings:
         "training": expert["$defs"]["training"],
         "experts": {"additionalProperties": {**expert, "type": ["object", "null"]}},
     }
-    config = read_texts(config, {"properties": {**schema["properties"], **overrides}}, expert)
+    config = convert_texts(config, {"properties": {**schema["properties"], **overrides}}, expert)
     check_values(config, Path("config/config.yaml"))
     check(config, schema, where="config/config.yaml")
     result: Settings = with_defaults(config, schema)

@@ -131,8 +131,8 @@ def describe(error: ValidationError) -> str:
     return f"key {path!r} {value}: {_problem(error)}" if path else f"{value}: {_problem(error)}"
 
 
-def read_texts(value: Any, schema: JsonSchema | None, root: JsonSchema) -> Any:
-    """Return a value with texts as the numbers, truths and nulls that its schema asks for.
+def convert_texts(value: Any, schema: JsonSchema | None, root: JsonSchema) -> Any:
+    """Convert texts to the numbers, booleans and nulls that a value's schema asks for.
 
     ``--config 'training={max_steps: 30}'`` is an object of texts to Snakemake. ``root`` holds what
     the schema refers to. What no schema describes stays as it is.
@@ -142,13 +142,13 @@ def read_texts(value: Any, schema: JsonSchema | None, root: JsonSchema) -> Any:
     target = root["$defs"][schema["$ref"].removeprefix("#/$defs/")] if "$ref" in schema else schema
     branches = [target, *target.get("oneOf", ())]
     if isinstance(value, dict):
-        return {key: read_texts(item, _part(branches, key), root) for key, item in value.items()}
+        return {key: convert_texts(item, _part(branches, key), root) for key, item in value.items()}
     if isinstance(value, list):
         items = next((branch["items"] for branch in branches if "items" in branch), None)
-        return [read_texts(item, items, root) for item in value]
+        return [convert_texts(item, items, root) for item in value]
     if isinstance(value, date):
         return value.isoformat()
-    return _read_text(value, branches) if isinstance(value, str) else value
+    return _convert_text(value, branches) if isinstance(value, str) else value
 
 
 def _part(branches: list[JsonSchema], key: str) -> JsonSchema | None:
@@ -161,20 +161,20 @@ def _part(branches: list[JsonSchema], key: str) -> JsonSchema | None:
     return None
 
 
-def _read_text(text: str, branches: list[JsonSchema]) -> Any:
-    told = [branch["type"] for branch in branches if "type" in branch]
-    kinds = {kind for one in told for kind in ([one] if isinstance(one, str) else one)}
+def _convert_text(text: str, branches: list[JsonSchema]) -> Any:
+    types = [branch["type"] for branch in branches if "type" in branch]
+    kinds = {kind for one in types for kind in ([one] if isinstance(one, str) else one)}
     # The bar of an acceptance rule may be anything.
     is_free = not kinds and not any("enum" in branch or "const" in branch for branch in branches)
     if text in WORDS:
-        is_asked_for = is_free or ("null" if text == "null" else "boolean") in kinds
-        return WORDS[text] if is_asked_for else text
+        is_allowed = is_free or ("null" if text == "null" else "boolean") in kinds
+        return WORDS[text] if is_allowed else text
     if NUMBER.fullmatch(text) is None or not (is_free or kinds & {"integer", "number"}):
         return text
     if text.lstrip("+-").isdigit():
         return int(text)
     number = float(text)
-    # 1e9 of target_tokens, which are counted.
+    # An integer setting may be written 1e9.
     return int(number) if "integer" in kinds and number.is_integer() else number
 
 

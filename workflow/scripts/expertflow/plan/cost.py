@@ -20,7 +20,7 @@ from expertflow.core.settings import name_of
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.claims import Speed, time_words
 from expertflow.plan.draft import PlanDraft
-from expertflow.plan.memory import WEIGHT_BYTES, fits_memory, loss_chunk_rows
+from expertflow.plan.memory import WEIGHT_BYTES, can_hold, loss_chunk_rows
 from expertflow.plan.records import (
     Calibration,
     CostPlan,
@@ -251,7 +251,7 @@ def _list_changes(draft: PlanDraft, plan: TrainPlan) -> Iterator[StepChange]:
         by_name = {name_of(setting): value for setting, value in changed.items()}
         _, step, _ = predict_hours(draft, replace(plan, **by_name))
         if step is not None:
-            fits = fits_memory(peak, draft.memory_total_bytes)
+            fits = can_hold(draft.memory_total_bytes, peak)
             name, value = next(iter(by_name.items()))
             yield StepChange(setting=name, value=str(value), step_s=step.total_s, fits=fits)
 

@@ -156,11 +156,11 @@ def peak_bytes(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> int |
 def is_predicted_to_fit(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> bool | None:
     """Return whether a micro-batch fits the card; null without a prediction."""
     peak = peak_bytes(draft, micro_batch, checkpoint=checkpoint)
-    return fits_memory(peak, draft.memory_total_bytes)
+    return can_hold(draft.memory_total_bytes, peak)
 
 
-def fits_memory(peak: int | None, total: int | None) -> bool | None:
-    """Return whether a peak fits the memory of a card, in bytes; null where one is unknown."""
+def can_hold(total: int | None, peak: int | None) -> bool | None:
+    """Return whether a card's memory holds a peak, both in bytes; null where one is unknown."""
     return None if total is None or peak is None else peak <= USABLE_FRACTION * total
 
 

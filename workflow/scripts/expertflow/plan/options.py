@@ -9,7 +9,7 @@ from expertflow.hardware.gpu_table import gpu_by_name
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import Band, Price, predict_hours, price_of, price_of_plan
 from expertflow.plan.draft import PlanDraft
-from expertflow.plan.memory import choose_micro_batch, fits_memory, is_predicted_to_fit
+from expertflow.plan.memory import can_hold, choose_micro_batch, is_predicted_to_fit
 from expertflow.plan.records import HardwareOption, TrainPlan
 from expertflow.plan.step_time import bound_words
 from expertflow.plan.switches import choose_parallel
@@ -39,7 +39,7 @@ def compare_options(draft: PlanDraft, plan: TrainPlan) -> tuple[HardwareOption, 
 
 def _planned(draft: PlanDraft, plan: TrainPlan) -> HardwareOption:
     cost = plan.cost
-    fits = fits_memory(plan.predicted_peak_bytes, draft.memory_total_bytes)
+    fits = can_hold(draft.memory_total_bytes, plan.predicted_peak_bytes)
     remarks = {
         "as planned": True,
         "calibrated" if cost.calibrated else "prior": True,
