@@ -22,6 +22,7 @@ def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     taken: list[float] = []
     clock = SimpleNamespace(sleep=taken.append, monotonic=lambda: sum(taken))
     monkeypatch.setattr(state_dirs, "time", clock)
+    monkeypatch.setattr(state_dirs, "POLL_S", 20.0)
     return taken
 
 
