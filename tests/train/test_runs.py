@@ -58,7 +58,12 @@ def broken_at(monkeypatch: pytest.MonkeyPatch, *, step: int, loss: float) -> Non
 TOO_HIGH = r"its loss is 50 nats a token, above max_loss 9\.1"
 
 
-@pytest.mark.parametrize(("loss", "problem"), [(math.nan, "its loss is nan"), (50.0, TOO_HIGH)])
+STUCK = "its loss is 5 and its gradient norm is 0"
+
+
+@pytest.mark.parametrize(
+    ("loss", "problem"), [(math.nan, "its loss is nan"), (50.0, TOO_HIGH), (5.0, STUCK)]
+)
 def test_a_run_that_diverges_stops_and_keeps_its_last_good_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: float, problem: str
 ) -> None:

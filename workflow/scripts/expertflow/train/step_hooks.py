@@ -227,9 +227,12 @@ def _check(run: TrainingRun, record: StepRecord) -> None:
         first = record.loss if record.step == 1 else run.progress.loss_first
         limit = EXPLODED * max(math.log(run.net.config.get_text_config().vocab_size), first)
     if math.isfinite(record.loss) and record.loss <= limit:
-        if record.grad_norm is not None or skipped:
+        # Weights too large for the arithmetic: every token is as likely, and no step changes it.
+        is_stuck = record.grad_norm == 0 and record.loss > 0
+        if not is_stuck and (record.grad_norm is not None or skipped):
             return
-        problem = f"its loss is {record.loss:.4g} and its gradient norm is not finite"
+        norm = "0: nothing more would be learned" if is_stuck else "not finite"
+        problem = f"its loss is {record.loss:.4g} and its gradient norm is {norm}"
     elif math.isfinite(record.loss):
         problem = f"its loss is {record.loss:.4g} nats a token, above max_loss {limit:.4g}"
     else:
