@@ -5,7 +5,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 Settings = dict[str, Any]
 # YAML 1.1 reads 3e-6 as a string: it wants a dot and a signed exponent. A commit id such as 1234e56
 # has neither, and stays a text.
-FLOAT = re.compile(r"[-+]?(\d*\.\d+[eE][-+]?\d+|\d+\.?[eE][-+]\d+)")
+FLOAT = re.compile(r"^[-+]?(\d*\.\d+[eE][-+]?\d+|\d+\.?[eE][-+]\d+)$")
 # Values of a file with all its aliases written out; ours have some hundreds.
 MAX_VALUES = 100_000
 # What libyaml says, and what that means to whoever wrote the file.
@@ -38,7 +37,7 @@ WORDS = {
 
 # libyaml reads ten times as fast as Python, where it is there.
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Refuses a key that is there twice, where YAML would take the last."""
+    """Refuses a key that is there twice, where YAML would take the last; dates stay texts."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
@@ -49,6 +48,10 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
                 )
             seen.add(key.value if isinstance(key.value, str) else id(key))
         return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)
 
 
 def read_yaml(path: Path) -> Any:
@@ -73,7 +76,7 @@ def read_yaml(path: Path) -> Any:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {single_line(error)}; correct it") from error
     check_values(value, path)
-    return convert_scalars(value)
+    return value
 
 
 def check_values(value: Any, path: Path) -> None:
@@ -89,17 +92,6 @@ def check_values(value: Any, path: Path) -> None:
                 raise ConfigError(f"{place}: {keys[-1]} is {item}; give a finite number, or null")
     except RecursionError as error:
         raise ConfigError(f"{path}: an alias that holds itself; write the values out") from error
-
-
-def convert_scalars(value: Any) -> Any:
-    """Return texts like ``3e-6`` as numbers, and dates as texts."""
-    if isinstance(value, dict):
-        return {key: convert_scalars(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [convert_scalars(item) for item in value]
-    if isinstance(value, date):
-        return value.isoformat()
-    return float(value) if isinstance(value, str) and FLOAT.fullmatch(value) else value
 
 
 def at_line(path: Path, keys: Sequence[str | int]) -> str:
