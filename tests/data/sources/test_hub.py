@@ -61,31 +61,32 @@ def test_a_data_set_is_pinned_fetched_and_then_read_offline(tmp_path: Path) -> N
         assert {**again, "libraries": None} == {**first, "libraries": None}
 
 
-ROWS = jsonl(30)
-
-
-@pytest.mark.parametrize(
-    "sent", [ROWS.replace(b"7", b"8"), ROWS[:-25], ROWS + b" "], ids=["other", "shorter", "longer"]
-)
-def test_what_is_not_the_file_of_the_commit_is_one_line_and_not_used(
-    tmp_path: Path, sent: bytes
-) -> None:
+def test_what_is_not_the_file_of_the_commit_is_one_line_and_not_used(tmp_path: Path) -> None:
+    rows = jsonl(30)
+    sent = {"other": rows.replace(b"7", b"8"), "shorter": rows[:-25], "longer": rows + b" "}
     first, second = (f"train-0000{i}-of-00002.jsonl" for i in range(2))
-    repository = Repository({first: jsonl(2), second: ROWS}, sent={second: sent})
-    with serving(Hub({"someone/sums": repository})) as hub:
-        (refused,) = fetch(tmp_path, hub.endpoint, SUMS).results
-        told = rf"source s: \S+/{second}: is not what its commit holds, .*; delete (\S+) and run ag"
-        [blob] = map(Path, re.findall(told, refused["error"]))
-        blob.unlink()
+    repositories = {
+        f"someone/{name}": Repository({first: jsonl(2), second: rows}, sent={second: content})
+        for name, content in sent.items()
+    }
+    sources = [{"id": name} for name in repositories]
+    told = rf"source s: \S+/{second}: is not what its commit holds, .*; delete (\S+) and run ag"
+    with serving(Hub(repositories)) as hub:
+        refused = fetch(tmp_path, hub.endpoint, *sources).results
+        blobs = [Path(blob) for one in refused for blob in re.findall(told, one["error"])]
+        for blob in blobs:
+            blob.unlink()
         assert list(tmp_path.rglob("*.arrow")) == []
-        repository.sent.clear()
-        (found,) = fetch(tmp_path, hub.endpoint, SUMS).results
-    assert found["n_records"] == [32]
+        for repository in repositories.values():
+            repository.sent.clear()
+        found = fetch(tmp_path, hub.endpoint, *sources).results
+    assert [one["n_records"] for one in found] == [[32]] * 3
     # Changed in the cache before it is read again, where nothing can be asked.
-    blob.write_bytes(sent)
+    for blob, content in zip(blobs, sent.values(), strict=True):
+        blob.write_bytes(content)
     shutil.rmtree(tmp_path / "datasets")
-    (changed,) = fetch(tmp_path, None, SUMS).results
-    assert re.match(told, changed["error"])
+    for changed in fetch(tmp_path, None, *sources).results:
+        assert re.match(told, changed["error"])
 
 
 def parquet(start: int, n: int, **options: Any) -> bytes:
@@ -111,36 +112,28 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("rows", "parts"),
-    [("[0:1000]", [0]), ("[2990:3010]", [0, 1]), ("[3000:6000]", [1]), ("[7500:]", [2])],
-)
-def test_only_the_files_that_hold_a_range_are_downloaded(
-    tmp_path: Path, rows: str, parts: list[int]
-) -> None:
-    source, held = {**SUMS, "split": f"train{rows}"}, Repository(PARTS)
-    with serving(Hub({"someone/sums": held})) as hub:
-        (found,) = fetch(tmp_path, hub.endpoint, source).results
-    start, _, end = rows.strip("[]").partition(":")
-    assert [row["n"] for row in found["rows"]] == list(range(int(start), int(end or 9000)))
-    assert found["notes"] == [f"only rows {rows} of split train"]
-    there = tmp_path.glob(f"hub/*/snapshots/{COMMIT}/data/*")
-    assert sorted(p.name for p in there) == [f"train-{i:05d}-of-00003.parquet" for i in parts]
-    assert held.ranges("data/test-00000-of-00001.parquet") == []
+# Of a split of 9000 rows in three files: a range, and the files that hold it.
+RANGES = {"[0:1000]": [0], "[2990:3010]": [0, 1], "[3000:6000]": [1], "[7500:]": [2]}
+
+
+def test_only_the_files_that_hold_a_range_are_downloaded(tmp_path: Path) -> None:
+    repositories = {f"someone/{i}": Repository(PARTS) for i in range(len(RANGES))}
+    sources = [
+        {"id": name, "split": f"train{rows}"}
+        for name, rows in zip(repositories, RANGES, strict=True)
+    ]
+    with serving(Hub(repositories)) as hub:
+        found = fetch(tmp_path, hub.endpoint, *sources).results
     # Nothing is asked again, and the same rows have the same bytes.
-    (again,) = fetch(tmp_path, None, source).results
-    assert (again["sha256"], again["libraries"]) == (found["sha256"], [])
-
-
-def test_a_range_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    lines = Repository({"README.md": CARD, "train.jsonl": jsonl(30)})
-    many, few = ({"split": f"train[{rows}]"} for rows in ("8000:9001", "5:5"))
-    with serving(Hub({"someone/sums": Repository(PARTS), "someone/lines": lines})) as hub:
-        sources = {**SUMS, **many}, {**SUMS, **few}, {"id": "someone/lines", "split": "train[0:9]"}
-        told = [found["error"] for found in fetch(tmp_path, hub.endpoint, *sources).results]
-    assert "someone/sums has 9000 rows in this split, not all of [8000:9001]" in told[0]
-    assert "split train[5:5]: no range of rows; write it as in train[0:1000]" in told[1]
-    assert "someone/lines holds json files, and ranges of rows are read of Parquet" in told[2]
+    again = fetch(tmp_path, None, *sources).results
+    for i, (rows, parts) in enumerate(RANGES.items()):
+        start, _, end = rows.strip("[]").partition(":")
+        assert [row["n"] for row in found[i]["rows"]] == list(range(int(start), int(end or 9000)))
+        assert found[i]["notes"] == [f"only rows {rows} of split train"]
+        there = tmp_path.glob(f"hub/datasets--someone--{i}/snapshots/{COMMIT}/data/*")
+        assert sorted(p.name for p in there) == [f"train-{n:05d}-of-00003.parquet" for n in parts]
+        assert repositories[f"someone/{i}"].ranges("data/test-00000-of-00001.parquet") == []
+        assert (again[i]["sha256"], again[i]["libraries"]) == (found[i]["sha256"], [])
 
 
 def test_a_cut_download_shows_how_far_it_is_and_goes_on_there(tmp_path: Path) -> None:
@@ -207,6 +200,7 @@ def test_a_choice_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> Non
         "someone/nosy": {"README.md": own, "held/a.jsonl": jsonl(1)},
         "someone/web": {"README.md": away, "held/a.jsonl": jsonl(1)},
         "someone/told": {"README.md": CARD, ".huggingface.yaml": away[4:-4], "a.jsonl": jsonl(1)},
+        "someone/parts": PARTS,
     }
     easy = {"config": "easy"}
     wanted: list[tuple[dict[str, Any], str]] = [
@@ -227,13 +221,23 @@ def test_a_choice_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> Non
         ({"id": "someone/told", **easy}, "told names an address (http://127.0.0.1:9/ow"),
         ({**SUMS, "options": {"data_files": "https://x.org/a"}}, "an address (https://x.org/a)"),
         ({"id": "a/b/c"}, "'a/b/c' is no data set id; write it as owner/name"),
-    ]
+        ({"id": "someone/parts", "split": "train[8000:9001]"},
+         "someone/parts has 9000 rows in this split, not all of [8000:9001]"),
+        ({**SUMS, "split": "train[5:5]"}, "no range of rows; write it as in train[0:1000]"),
+        ({**SUMS, **easy, "split": "train[0:3]"},
+         "sums holds json files, and ranges of rows are read of Parquet"),
+    ]  # fmt: skip
     with serving(Hub({name: Repository(f) for name, f in repositories.items()})) as hub:
         got = fetch(tmp_path, hub.endpoint, *(choice for choice, _ in wanted)).results
     for (choice, expected), result in zip(wanted, got, strict=True):
         said = result.get("error") or str(sum(result["n_records"]))
         assert expected in said, f"{choice}: {said}"
         assert "\n" not in said
+    # A card that is lost later is not done without.
+    folder = tmp_path / "hub" / "datasets--someone--sums"
+    (folder / "snapshots" / COMMIT / "README.md").unlink()
+    (lost,) = fetch(tmp_path, None, {**SUMS, "split": "test"}).results
+    assert "the hub cannot be reached" in lost["error"]
 
 
 @pytest.fixture(scope="module")
@@ -268,29 +272,20 @@ def test_without_a_network_what_is_there_is_read_and_what_is_not_is_told(offline
     for one in found:
         assert (one["revision"], one["n_records"], one["waited_s"]) == (COMMIT, [7], 0)
     assert "not complete in" in other["error"]
-    # A user who forbids the network is told so.
-    (forbidden,) = fetch(offline, None, {"id": "someone/else"}, HF_HUB_OFFLINE="1").results
-    assert "HF_HUB_OFFLINE is set" in forbidden["error"]
 
 
 def test_two_fetches_at_once_make_one(tmp_path: Path) -> None:
     files = {"train.jsonl": jsonl(2000)}
     write_hub_cache(tmp_path, files, repository="someone/sums", commit=COMMIT)
-    offline = {"HF_HUB_OFFLINE": "1"}
+    sources = SUMS, {"id": "someone/else"}
     with ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda _: fetch(tmp_path, None, SUMS, **offline), range(2)))
+        both = list(
+            pool.map(lambda _: fetch(tmp_path, None, *sources, HF_HUB_OFFLINE="1"), range(2))
+        )
     assert both[0].results[0]["sha256"] == both[1].results[0]["sha256"]
     assert sum("prepared, 2000 records" in fetched.log for fetched in both) == 1
-
-
-def test_a_listed_card_that_is_lost_is_not_done_without(tmp_path: Path) -> None:
-    files = {"README.md": CONFIGS, "easy/a.jsonl": jsonl(1), "held/a.jsonl": jsonl(1)}
-    with serving(Hub({"someone/sums": Repository(files)})) as hub:
-        fetch(tmp_path, hub.endpoint, {**SUMS, "config": "easy"})
-    folder = tmp_path / "hub" / "datasets--someone--sums"
-    (folder / "snapshots" / COMMIT / "README.md").unlink()
-    (got,) = fetch(tmp_path, None, {**SUMS, "split": "test"}).results
-    assert "the hub cannot be reached" in got["error"]
+    # A user who forbids the network is told so.
+    assert all("HF_HUB_OFFLINE is set" in one.results[1]["error"] for one in both)
 
 
 def test_a_full_disk_is_one_line_and_texts_hold_no_secret() -> None:
