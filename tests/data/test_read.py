@@ -91,6 +91,7 @@ def test_what_only_looks_like_a_fault_is_read(line: bytes) -> None:
     assert parse_object(line) == json.loads(line)
 
 
+@settings(max_examples=50)
 @given(value=OBJECTS, ascii_only=st.booleans(), colon=COLONS, indent=st.sampled_from([None, 1]))
 def test_values_are_those_of_the_standard_library(
     value: dict[str, Any], ascii_only: bool, colon: str, indent: int | None
@@ -100,6 +101,7 @@ def test_values_are_those_of_the_standard_library(
     assert json.dumps(parse_object(text.encode())) == json.dumps(json.loads(text))
 
 
+@settings(max_examples=50)
 @given(value=OBJECTS.filter(bool), colon=COLONS, nested=st.booleans(), data=st.data())
 def test_any_doubled_key_is_found(
     value: dict[str, Any], colon: str, nested: bool, data: st.DataObject

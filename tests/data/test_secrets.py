@@ -124,12 +124,11 @@ def test_there_is_a_sample_for_every_pattern() -> None:
 
 
 @pytest.mark.parametrize("around", ["{}", "+{}", "a = 1\n-    {}\n}}", "a\n\t'{}'", '{}"\r\n\r\n'])
-@pytest.mark.parametrize(("kind", "sample"), SAMPLES)
-def test_planted_credentials_are_found_anywhere(kind: str, sample: str, around: str) -> None:
-    text = around.format(sample)
-    assert find_secrets(text) == line_by_line(text)
-    if not ("'" in around and kind == "Artifactory Credentials"):
-        assert kind in find_secrets(text)
+def test_planted_credentials_are_found_anywhere(around: str) -> None:
+    for kind, sample in SAMPLES:
+        found = find_secrets(text := around.format(sample))
+        assert found == line_by_line(text), kind
+        assert kind in found or ("'" in around and kind == "Artifactory Credentials")
 
 
 def test_a_part_of_a_credential_is_found_as_line_by_line() -> None:
@@ -142,7 +141,8 @@ def test_a_part_of_a_credential_is_found_as_line_by_line() -> None:
 
 @pytest.mark.parametrize("place", [16_370, 28_000])
 def test_credentials_in_a_line_or_text_longer_than_a_window(place: int) -> None:
-    for kind, sample in SAMPLES:
+    # Texts are cut before any kind is looked for: a fourth of the kinds shows it.
+    for kind, sample in SAMPLES[::4]:
         assert kind in find_secrets("." * place + " " + sample + " " + "." * 30_000)
         assert kind in find_secrets("." * place + "\n" + sample + "\n" + "y\n" * 20_000)
 

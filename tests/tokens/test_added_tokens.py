@@ -27,11 +27,9 @@ def prepare(model: str, folder: Path, added: tuple[str, ...] = ADDED) -> Tokeniz
     return prepare_tokenizer(spec, ["some text"] * 3, folder)
 
 
-@pytest.mark.parametrize("name", ["qwen", "gpt2"])
-def test_an_added_token_is_one_id_in_every_text(
-    name: str, shared_data: Path, tmp_path: Path
-) -> None:
-    source, made = shared_data / "tokenizers" / name, tmp_path / "made"
+def test_an_added_token_is_one_id_in_every_text(shared_data: Path, tmp_path: Path) -> None:
+    # Its normalizer composes what one of them is written with.
+    source, made = shared_data / "tokenizers" / "qwen", tmp_path / "made"
     before, record = Engine(source), prepare(str(source), made)
     new = list(range(before.vocab_size, before.vocab_size + len(ADDED)))
     assert record.vocab_size == new[-1] + 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support import pair
+from support import pair, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from expertflow.data.chat_template import chat_environment
@@ -82,10 +82,19 @@ class Wrong(FastEngine):
         return Ragged.from_lists([[7] if text == "odd" else ids for text, ids in pairs])
 
 
-def test_one_other_id_rules_the_engine_out(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_other_id_or_a_missing_package_rules_the_engine_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chosen() -> tuple[str, str]:
+        engine = choose_engine(tmp_path, wanted="auto", sample=["fine", "odd"])
+        return engine.name, engine.reason
+
+    tiny_tokenizer(tmp_path)
+    assert chosen()[0] == "fastokens"
     monkeypatch.setattr(engine_module, "FastEngine", Wrong)
-    engine = choose_engine(qwen, wanted="auto", sample=["fine", "odd"])
-    assert (engine.name, engine.reason) == ("tokenizers", "fastokens gives other ids for 'odd'")
+    assert chosen() == ("tokenizers", "fastokens gives other ids for 'odd'")
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    assert chosen() == ("tokenizers", "fastokens is not installed")
 
 
 def test_a_tokenizer_that_it_cannot_load_is_left_to_tokenizers(tmp_path: Path) -> None:
@@ -97,12 +106,6 @@ def test_a_tokenizer_that_it_cannot_load_is_left_to_tokenizers(tmp_path: Path) -
     assert engine.name == "tokenizers"
     assert engine.reason.startswith("fastokens cannot load this tokenizer (")
     assert engine.encode_flat(["ab", ""]).tolist() == [[1, 2], []]
-
-
-def test_a_missing_package_leaves_the_other(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fastokens", None)
-    engine = choose_engine(qwen, wanted="auto", sample=[])
-    assert (engine.name, engine.reason) == ("tokenizers", "fastokens is not installed")
 
 
 # A chat template; none is the tokenizer's own.

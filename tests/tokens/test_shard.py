@@ -91,7 +91,7 @@ def mixed_bodies() -> list[Body]:
     rng = random.Random(3)
     words = ["ask", "tell", "", "a  b", "<|im_end|>", "\nx", "<tool>", "é\n", "…", "0 1"]
     bodies = []
-    for i in range(400):
+    for i in range(200):
         text = " ".join(rng.choices(words, k=3)).strip()
         if i % 5 == 0:
             bodies.append(Body(text=text or "x"))
@@ -121,7 +121,7 @@ def test_columns_give_what_each_document_gives_alone(
     record = pretokenize(tmp_path, tokenizer, document_shard(tmp_path, bodies), layout=layout)
     renderer = Renderer(layout)
     assert read_documents(record) == [tokenize_alone(body, renderer, engine) for body in bodies]
-    assert record.n_dropped < 400
+    assert record.n_dropped < 200
     if template in ("known", "own"):
         assert (record.n_dropped > 0) == (policy == "reject")
 
@@ -141,7 +141,7 @@ def test_samples_show_documents_with_what_is_learned(tmp_path: Path, tokenizer: 
 
 
 def test_the_files_hold_every_document(tmp_path: Path, tokenizer: Path, engine: Engine) -> None:
-    each, n_times = mixed_bodies(), 12
+    each, n_times = mixed_bodies(), 24
     bodies = each * n_times
     shards = [
         document_shard(tmp_path, bodies[:2500]),

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import read_json_lines
+from expertflow.data.checks import cypher
 from expertflow.data.checks.language import detect_language
 from expertflow.data.checks.registry import build_checks
 from expertflow.data.reject import Filtered, Reject
@@ -170,7 +171,10 @@ def test_what_is_well_formed_passes_as_it_is(kind: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "case"), listed(FAILING), ids=lambda case: str(case)[:24])
-def test_what_is_not_is_filtered_and_quoted_little(kind: str, case: tuple[str, str]) -> None:
+def test_what_is_not_is_filtered_and_quoted_little(
+    kind: str, case: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cypher, "MAX_STEPS", 10_000)
     with pytest.raises(Filtered, match=case[1] or "unparsable") as caught:
         RUN[kind]({"q": case[0]})
     assert (caught.value.reason, caught.value.field) == (f"{kind}_unparsable", "q")
@@ -336,9 +340,8 @@ def test_what_blows_up_is_given_up(document: Any, schema: Any, expected: str | N
     assert reason(text, schema) == expected
 
 
-@pytest.mark.parametrize("name", ["a long pattern", "lists of lists"])
-def test_what_blows_up_elsewhere_is_ended_and_the_next_is_judged(name: str) -> None:
-    schema, document = hostile_schemas()[name]
+def test_what_blows_up_in_c_is_ended_and_the_next_is_judged() -> None:
+    schema, document = hostile_schemas()["a long pattern"]
     assert reason(json.dumps(document), schema) == "schema_too_costly"
     assert reason(1, {"type": "string"}) == "json_schema_violation"
 
