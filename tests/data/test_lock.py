@@ -1,4 +1,4 @@
-"""What pins a source, how it is described and cut into shards, and what generators make."""
+"""What pins a source, here or in a bundle, how it is cut into shards, and what generators make."""
 
 import importlib
 import json
@@ -6,15 +6,18 @@ import os
 import re
 import shutil
 import sqlite3
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.core.files import read_json_lines, sha256_file
+from expertflow.core.files import canonical_json, read_json_lines, sha256_file
 from expertflow.core.hashes import HashCache
+from expertflow.core.records import from_json, to_json
 from expertflow.data.lock import lock_sources, write_lock
 from expertflow.data.records import DataFile, DatasetSource, ExpertLock, SourceRecord
 from expertflow.data.settings import FetchSpec, SourceSpec
@@ -23,9 +26,10 @@ from expertflow.data.sources import local
 from expertflow.data.sources.registry import fetch_source
 
 
-def lock(folder: Path, *sources: SourceSpec) -> ExpertLock:
+def lock(folder: Path, *sources: SourceSpec, bundled: ExpertLock | None = None) -> ExpertLock:
     cache = HashCache(folder / "hashes.json")
-    result = lock_sources("e", sources, hashes=cache, generator_digest=lambda name: f"code {name}")
+    digest = "code {}".format
+    result = lock_sources("e", sources, hashes=cache, generator_digest=digest, bundled=bundled)
     cache.save()
     return result
 
@@ -100,6 +104,62 @@ def test_a_file_that_changed_since_the_lock_is_refused(tmp_path: Path) -> None:
     data.write_text("{  }\n")
     with pytest.raises(DataError, match="changed since the workflow started"):
         fetch_source(spec, pinned, tmp_path / "out")
+
+
+def test_a_bundles_lock_stands_in_for_data_that_are_absent(tmp_path: Path) -> None:
+    source = local_source(tmp_path / "*.jsonl")
+    (tmp_path / "d.jsonl").write_text("{}\n")
+    made = lock(tmp_path, source)
+    # The same data may lie elsewhere.
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "d.jsonl").rename(elsewhere / "d.jsonl")
+    moved = replace(source, path=str(elsewhere / "*.jsonl"))
+    assert lock(tmp_path, moved, bundled=made) == lock(tmp_path, source, bundled=made) == made
+    more = lock(tmp_path, replace(moved, n_shards=3), bundled=made)
+    assert more.sources == (replace(made.sources[0], n_shards=3),)
+    with pytest.raises(DataError, match="no file at"):
+        lock(tmp_path, source)
+    # Links to nothing are no data.
+    (tmp_path / "d.jsonl").symlink_to(tmp_path / "gone")
+    for named in (source, local_source(tmp_path / "d.jsonl")):
+        assert lock(tmp_path, named, bundled=made) == made
+
+
+def commit(repository: Path, text: str) -> None:
+    repository.mkdir()
+    (repository / "file").write_text(text)
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["add", "file"], [*who, "commit", "-q", "-m", text]):
+        subprocess.run(["git", "-C", str(repository), *words], check=True)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_bundles_lock_stands_in_for_no_other_repository(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    source = SourceSpec(name="s", kind="git", path=str(repository), text="{x}")
+    commit(repository, "one")
+    made = lock(tmp_path, source)
+    repository.rename(tmp_path / "moved")
+    moved = replace(source, path=str(tmp_path / "moved"))
+    assert lock(tmp_path, source, bundled=made) == lock(tmp_path, moved, bundled=made) == made
+    other = replace(moved, options={"ref": "HEAD"})
+    assert lock(tmp_path, other, bundled=made) == lock(tmp_path, other) != made
+    commit(repository, "two")
+    with pytest.raises(DataError, match="repository differs from what the bundle of e"):
+        lock(tmp_path, source, bundled=made)
+
+
+def test_a_bundled_generator_keeps_its_order_and_a_changed_one_is_another(tmp_path: Path) -> None:
+    settings = {"name": "s", "kind": "generated", "generator": "text_to_sql", "text": "{x}"}
+    source = SourceSpec(**settings, n_documents=4, seed=1)
+    made, path = lock(tmp_path, source), tmp_path / "sources.lock.json"
+    assert write_lock(path, made)
+    bundled = from_json(ExpertLock, json.loads(canonical_json(to_json(made))))
+    assert list(bundled.sources[0].identity) != list(made.sources[0].identity)
+    assert not write_lock(path, lock(tmp_path, source, bundled=bundled))
+    more = replace(source, n_documents=8)
+    assert lock(tmp_path, more, bundled=made) == lock(tmp_path, more) != made
 
 
 @pytest.mark.parametrize("n_shards", [1, 2, 15, 16, 17, 200])

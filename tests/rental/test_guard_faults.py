@@ -11,12 +11,11 @@ from pathlib import Path
 import guarded
 import pytest
 from stores import Place, rsync
-from support import PATIENCE_S, patched_script, running_in, wait_for
+from support import patched_script, running_in, wait_for
 
 from expertflow.core.errors import ConfigError
-from expertflow.rental.guard.ledger import Meter
 from expertflow.rental.guard.options import GuardOptions, guard_command, parse_options
-from expertflow.rental.guard.run import N_HOOKS, NOT_STARTED, TIMED_OUT, Guard, run_hook
+from expertflow.rental.guard.run import N_HOOKS, NOT_STARTED, TIMED_OUT, run_hook
 from expertflow.rental.guard.timers import Notice
 
 # A guard of which something breaks as soon as the trainer is at work; what opens cards at once.
@@ -124,26 +123,6 @@ def test_a_spent_budget_does_not_end_the_tries_that_end_the_paying(tmp_path: Pat
     there.unlink()
     code, out = guarded.end(guard)
     assert code == 80 and (tmp_path / "hook").is_file(), out
-
-
-@pytest.mark.usefixtures("here")
-def test_a_pull_ends_with_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = [0.0]
-    monkeypatch.setitem(Meter.__init__.__kwdefaults__, "clock", lambda: now_s[0])
-    # At a dollar a second, a tenth of a second is left for the pull.
-    price = ("--usd-per-hour", "3600", "--max-usd", "500", "--reserve-seconds", "499.9")
-    guard = Guard(settings(*price))
-    guard.start_meter()
-
-    def pull() -> None:
-        assert guard.copies.cancel.wait(PATIENCE_S)
-        now_s[0] += 1.0
-
-    monkeypatch.setattr(guard.copies, "pull_states", pull)
-    with pytest.raises(ConfigError, match="spent while states were pulled; nothing was started"):
-        guard.pull_states()
-    with pytest.raises(ConfigError, match="raise --max-usd"):
-        Guard(settings(*price)).start_meter()
 
 
 # A copy of the ledger fails as nobody expects; states are pulled until the budget is spent.

@@ -52,6 +52,18 @@ def test_a_supervisors_snakemake_is_interrupted_once_it_waits_alone(
     assert told == [0, 0, 1, 1, 2] and set(sent) == {(1, signal.SIGINT)}
 
 
+def test_snakemake_is_known_by_its_command() -> None:
+    for line, is_scheduler in (
+        ("/opt/bin/snakemake all", True),
+        ("python /opt/bin/snakemake all", True),
+        ("python -u -m snakemake all", True),
+        ("python -X dev -W ignore snakemake all", True),
+        ("python train.py snakemake", False),
+    ):
+        process = SimpleNamespace(cmdline=line.split, name=lambda: "python")
+        assert supervisor._identity(process) == ("python", is_scheduler), line  # type: ignore[arg-type]
+
+
 class Process:
     """A process of a tree that exists only here."""
 

@@ -127,7 +127,6 @@ def test_two_pushes_are_kept(place: Place, state: Path) -> None:
     assert "finished.json" in left and "step-00000040.json" not in left
 
 
-@every_store
 def test_a_spoiled_push_gives_way(place: Place, state: Path, tmp_path: Path) -> None:
     store = push_steps(state, place, 20, 40)
     file = f"{KEY}/step-00000040/checkpoints/step-00000040/{checkpoint_files.WEIGHTS}"
@@ -143,7 +142,6 @@ def test_a_spoiled_push_gives_way(place: Place, state: Path, tmp_path: Path) -> 
     assert "step-00000040 pulled" in pull(tmp_path / "again", store)
 
 
-@every_store
 def test_an_incomplete_push_leaves_the_older(place: Place, state: Path, tmp_path: Path) -> None:
     store = push_steps(state, place, 20)
     save(state, 40)
