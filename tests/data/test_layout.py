@@ -47,7 +47,7 @@ def test_the_tokenizers_own_template_wins(tmp_path: Path) -> None:
     assert layout(tmp_path, *MARKS, chat_template=OWN, eos_token="<|e|>").chat_template == CHATML
 
 
-def test_a_template_is_chosen_by_its_name(tmp_path: Path) -> None:
+def test_a_template_is_chosen_by_its_name_or_path(tmp_path: Path) -> None:
     """In the settings, or as transformers saves several: a file each."""
     named = [{"name": "tool_use", "template": "x"}, {"name": "rag", "template": OWN}]
     marks = {"chat_template": named, "eos_token": "<|e|>"}
@@ -58,6 +58,11 @@ def test_a_template_is_chosen_by_its_name(tmp_path: Path) -> None:
     assert layout(tmp_path, *MARKS, choice="short", eos_token="<|e|>").chat_template == OWN + " "
     with pytest.raises(ConfigError, match=r"tools is no file .* has rag, short, tool_use"):
         layout(tmp_path, *MARKS, choice="tools", **marks)
+    (tmp_path / "mine.jinja").write_text(OWN + "  ")
+    found = layout(tmp_path, *MARKS, choice=str(tmp_path / "mine.jinja"), **marks)
+    assert (found.chat_template, found.chat_template_origin) == (OWN + "  ", "manifest")
+    with pytest.raises(ConfigError, match=r"nowhere\.jinja is no file and no template of the"):
+        layout(tmp_path, *MARKS, choice="nowhere.jinja", eos_token="<|e|>")
 
 
 def test_without_a_template_chatml_is_used_where_its_marks_are_known(tmp_path: Path) -> None:
@@ -71,15 +76,6 @@ def test_without_a_template_chatml_is_used_where_its_marks_are_known(tmp_path: P
         assert (other.chat_template, other.chat_template_origin) == (None, "none")
     with pytest.raises(DataError, match=r"no token '<\|im_start\|>'"):
         layout(tmp_path, "</s>", choice="chatml", eos_token="</s>")
-
-
-def test_a_manifests_template_wins_over_all(tmp_path: Path) -> None:
-    (tmp_path / "mine.jinja").write_text(OWN)
-    settings = {"chat_template": "x", "eos_token": "<|e|>"}
-    found = layout(tmp_path, *MARKS, choice=str(tmp_path / "mine.jinja"), **settings)
-    assert (found.chat_template, found.chat_template_origin) == (OWN, "manifest")
-    with pytest.raises(ConfigError, match=r"nowhere\.jinja is no file and no template of the"):
-        layout(tmp_path, *MARKS, choice="nowhere.jinja", **settings)
 
 
 @pytest.mark.parametrize(

@@ -150,9 +150,6 @@ def test_a_group_has_one_side_whichever_way_its_number_is_written(tmp_path: Path
         column(prepare(each, group="g"), "group_hash") for each in (tmp_path / "a.parquet", path)
     )
     assert others == floats[:1] * 2 and floats[0] != floats[1]
-
-
-def test_a_decimal_groups(tmp_path: Path) -> None:
     prices = [Decimal("1.50"), Decimal("1.50"), Decimal("2.00")]
     rows = pa.table({"q": ["a", "b", "c"], "a": ["x", "y", "z"], "p": prices})
     pq.write_table(rows, tmp_path / "a.parquet")

@@ -157,6 +157,17 @@ class Locked(Exception):
     pass
 
 
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a tiny run whose plan asks for two cards."""
+    folder = tmp_path_factory.mktemp("planned")
+    write_tiny_run(folder)
+    gpu = GpuFacts(name="H100 SXM", source="test")
+    path = folder / "plan.json"
+    write_record(path, replace(read_record(TrainPlan, path), gpu=gpu, world_size=2))
+    return path
+
+
 @pytest.mark.parametrize(
     ("script", "n"),
     [
@@ -165,7 +176,7 @@ class Locked(Exception):
     ],
 )  # fmt: skip
 def test_every_job_on_a_card_locks_as_many_as_it_uses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, n: int
+    planned: Path, monkeypatch: pytest.MonkeyPatch, script: str, n: int
 ) -> None:
     def lock_cards(number: int) -> None:
         raise Locked(number)
@@ -176,14 +187,10 @@ def test_every_job_on_a_card_locks_as_many_as_it_uses(
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "lock_cards", lock_cards)
-    write_tiny_run(tmp_path)
-    path = tmp_path / "plan.json"
-    gpu = GpuFacts(name="H100 SXM", source="test")
-    plan = replace(read_record(TrainPlan, path), gpu=gpu, world_size=2)
-    write_record(path, plan)
-    places = ["--results", str(tmp_path), "--output", str(tmp_path / "try" / "training.json")]
+    results, plan = planned.parent, read_record(TrainPlan, planned)
+    places = ["--results", str(results), "--output", str(results / "try" / "training.json")]
     monkeypatch.setattr(sys, "argv", [name, *places, *changes])
-    job = SimpleNamespace(spec=SimpleNamespace(hardware="auto", world_size=2), plan=path)
+    job = SimpleNamespace(spec=SimpleNamespace(hardware="auto", world_size=2), plan=planned)
     given = dict.fromkeys(inspect.signature(module.main).parameters, job)
     with pytest.raises(Locked, match=str(n)):
         module.main(**{**given, **({"plan": plan} if "plan" in given else {})})

@@ -39,9 +39,9 @@ def watch(
 
 def test_every_figure_of_a_card_is_read(library: Path, tmp_path: Path) -> None:
     mine = os.getpid()
-    record = watch(
-        library, tmp_path, compute=mine, compute_bytes=7 * 10**9, graphics=mine, graphics_bytes=5
-    )
+    heat = {"violation__0_step": 10**8, "violation__1_step": 2 * 10**8, "reasons": 0x40}
+    shared = {"compute": mine, "compute_bytes": 7 * 10**9, "graphics": mine, "graphics_bytes": 5}
+    record = watch(library, tmp_path, **shared, **heat, n=16)
     assert record["simulated"] is True
     assert record["gpu_name"] == "SIMULATED H100" and record["driver"] == "SIMULATED 580.65"
     assert record["memory_total_bytes"] == 80 * 10**9 and record["power_limit_w"] == 700
@@ -63,12 +63,18 @@ def test_every_figure_of_a_card_is_read(library: Path, tmp_path: Path) -> None:
     assert holder["name"] and len(record["processes"]) == 1
     gpu = {k: v for k, v in record["unavailable"].items() if not k.startswith(("disk", "cpu"))}
     assert gpu == {}
+    # The card counts how long it was throttled.
+    throttled_s = [record["throttle_s"][name] for name in ("power", "thermal")]
+    n = record["n_samples"] - 1
+    assert throttled_s == pytest.approx([0.1 * n, 0.2 * n])
+    assert record["throttle_source"] == "counter"
+    assert any("heat held the clocks back" in text for text in record["assessment"])
 
 
 def test_unsupported_is_null_with_the_drivers_reason(library: Path, tmp_path: Path) -> None:
-    record = watch(
-        library, tmp_path, gpm=0, fail__power=3, fail__energy=3, fail__violation=3, fail__reasons=3
-    )
+    failing = dict.fromkeys(("power", "energy", "violation", "reasons"), 3)
+    fails = {f"fail__{name}": code for name, code in failing.items()}
+    record = watch(library, tmp_path, gpm=0, pcie_rx=5000, pcie_tx=7000, **fails)
     for name in ("power_w", "energy_j", "tensor_active_percent", "throttle_s", "power_all_w"):
         assert record[name] is None
         assert "Not Supported" in record["unavailable"][name], name
@@ -76,6 +82,11 @@ def test_unsupported_is_null_with_the_drivers_reason(library: Path, tmp_path: Pa
     assert record["any_kernel_percent"]["mean"] == pytest.approx(95)
     # Asked once and never again.
     assert record["n_lost_readings"] == {}
+    # The bus is asked directly, and rarely.
+    assert record["pcie_rx_bytes_per_s"]["mean"] == pytest.approx(5_000_000)
+    lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().split("\n") if line]
+    asked = [line["elapsed_s"] for line in lines if "pcie_rx_bytes_per_s" in line]
+    assert asked and all(later - one > 4 for one, later in itertools.pairwise(asked))
 
 
 def test_counters_that_fail_say_why(library: Path, tmp_path: Path) -> None:
@@ -102,14 +113,6 @@ def test_a_card_in_mig_mode_is_not_watched(library: Path, tmp_path: Path) -> Non
     assert record["gpu_name"] == "SIMULATED H100" and record["n_lost_readings"] == {}
 
 
-def test_without_gpm_the_bus_is_asked_directly_and_rarely(library: Path, tmp_path: Path) -> None:
-    record = watch(library, tmp_path, gpm=0, pcie_rx=5000, pcie_tx=7000)
-    assert record["pcie_rx_bytes_per_s"]["mean"] == pytest.approx(5_000_000)
-    lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().split("\n") if line]
-    asked = [line["elapsed_s"] for line in lines if "pcie_rx_bytes_per_s" in line]
-    assert asked and all(later - one > 4 for one, later in itertools.pairwise(asked))
-
-
 def test_a_passing_error_costs_one_reading(library: Path, tmp_path: Path) -> None:
     # 10: timeout; 3 after an answer is passing too, as the card was seen to support it.
     record = watch(library, tmp_path, fail__power__2=10, fail__energy__3=10, fail__temperature__4=3)
@@ -119,18 +122,9 @@ def test_a_passing_error_costs_one_reading(library: Path, tmp_path: Path) -> Non
     assert record["energy_j"] == pytest.approx(500 * (record["n_samples"] - 1))
 
 
-def test_throttling_is_counted_by_the_card_where_it_can(library: Path, tmp_path: Path) -> None:
-    record = watch(
-        library, tmp_path, violation__0_step=10**8, violation__1_step=2 * 10**8, reasons=0x40, n=16
-    )
-    n = record["n_samples"] - 1
-    assert record["throttle_source"] == "counter"
-    assert record["throttle_s"]["power"] == pytest.approx(0.1 * n)
-    assert record["throttle_s"]["thermal"] == pytest.approx(0.2 * n)
-    assert any("heat held the clocks back" in text for text in record["assessment"])
-
-
-def test_else_by_its_reasons_and_idleness_is_none(library: Path, tmp_path: Path) -> None:
+def test_reasons_are_counted_where_the_card_counts_none_and_idleness_is_none(
+    library: Path, tmp_path: Path
+) -> None:
     # Idle, application clocks, thermal by software and hardware at once: counted once.
     record = watch(library, tmp_path, fail__violation=3, reasons=0x1 | 0x2 | 0x8 | 0x20 | 0x40)
     assert record["throttle_source"] == "sampled reasons"
@@ -163,12 +157,10 @@ def test_several_cards_are_added_up_and_a_lost_one_is_named(library: Path, tmp_p
 @pytest.mark.parametrize(
     ("setting", "pick", "name", "n_cards"),
     [
-        ("1,0", (), "SIMULATED L4", 2),
-        ("0", ("--gpu", "1"), "SIMULATED L4", 1),
-        ("", (), "hides every", None),
+        ("1,0", (), "SIMULATED L4", 2), ("0", ("--gpu", "1"), "SIMULATED L4", 1),
         ("0", ("--gpu", "5"), "no GPU 5 here", None),
     ],
-)
+)  # fmt: skip
 def test_visible_cards_or_the_one_that_was_picked_are_watched(
     library: Path, tmp_path: Path, setting: str, pick: tuple[str, ...], name: str, n_cards: object
 ) -> None:
