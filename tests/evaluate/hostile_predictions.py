@@ -25,21 +25,17 @@ def sql(n: int, canary: str) -> Sized:
     """Return queries; ``n`` scales what grows."""
     endless = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT "
     return {
-        "empty": "",
-        "several statements": "SELECT 1; DROP TABLE item",
-        "attach": f"ATTACH '{canary}.db' AS x",
-        "vacuum into": f"VACUUM INTO '{canary}.db'",
+        "empty": "", "several statements": "SELECT 1; DROP TABLE item",
+        "attach": f"ATTACH '{canary}.db' AS x", "vacuum into": f"VACUUM INTO '{canary}.db'",
         "write file": f"SELECT writefile('{canary}', 'x')",
         "read file": f"SELECT readfile('{canary}')",
         "load extension": f"SELECT load_extension('{canary}')",
         "delete": "WITH x AS (SELECT 1) DELETE FROM item",
         "returning": "UPDATE item SET name = 'x' RETURNING name",
-        "temp table": "CREATE TEMP TABLE x AS SELECT 1",
-        "pragma": "PRAGMA writable_schema = ON",
+        "temp table": "CREATE TEMP TABLE x AS SELECT 1", "pragma": "PRAGMA writable_schema = ON",
         "pragma as table": "SELECT * FROM pragma_database_list",
         "explain behind a mark": "\ufeffEXPLAIN SELECT 1",
-        "random": "SELECT name FROM item ORDER BY random()",
-        "endless rows": endless + "i FROM r",
+        "random": "SELECT name FROM item ORDER BY random()", "endless rows": endless + "i FROM r",
         "endless sum": endless + "sum(i) FROM r",
         "endless sort": endless + "zeroblob(900000) AS z FROM r ORDER BY z",
         "join": "SELECT count(*) FROM " + ", ".join(f"item i{k}" for k in range(60)),
@@ -53,22 +49,16 @@ def sql(n: int, canary: str) -> Sized:
         "instr": endless + "sum(instr(hex(zeroblob(490000)), hex(zeroblob(240000)) || i)) FROM r",
         "glob": "SELECT replace(hex(zeroblob(200000)), '0', 'a') GLOB '" + "*a" * n + "b'",
         "like": "SELECT hex(zeroblob(90000)) LIKE '" + "%0" * min(n, 20_000) + "1'",
-        "parentheses": "SELECT " + "(" * n + "1" + ")" * n,
-        "not": "SELECT " + "NOT " * n + "1",
+        "parentheses": "SELECT " + "(" * n + "1" + ")" * n, "not": "SELECT " + "NOT " * n + "1",
         "concatenation": "SELECT " + "||".join("1" for _ in range(n)),
         "union": " UNION ALL ".join("SELECT 1" for _ in range(n // 4)),
         "columns": "SELECT " + ",".join("1" for _ in range(n)),
         "json": "SELECT json('" + "[" * n + "')",
-        "json path": "SELECT json_extract('{}', '$" + ".a" * n + "')",
-        "open quote": "SELECT 'abc",
-        "quotes": "'" * (2 * n + 1),
-        "brackets": "[" * n,
-        "comment": "/*" * n,
-        "nul": "SELECT 1\0",
-        "surrogate": "SELECT '\ud800'",
-        "long": "SELECT '" + "x" * 50 * n + "'",
+        "json path": "SELECT json_extract('{}', '$" + ".a" * n + "')", "open quote": "SELECT 'abc",
+        "quotes": "'" * (2 * n + 1), "brackets": "[" * n, "comment": "/*" * n, "nul": "SELECT 1\0",
+        "surrogate": "SELECT '\ud800'", "long": "SELECT '" + "x" * 50 * n + "'",
         "unknown table function": "SELECT * FROM generate_series(1, 1e12)",
-    }
+    }  # fmt: skip
 
 
 def json(n: int, canary: str) -> Sized:
@@ -115,42 +105,31 @@ def typescript(n: int, canary: str) -> Sized:
 
 
 def typescript_tests(n: int, canary: str) -> Sized:
+    """Return programs that cheats.ts and the tests of the sandbox do not have."""
     f = "const f = (n: number): number => 0;\n"
+    fs, c = "import * as fs from 'fs';\n", "import * as c from 'child_process';\n"
+    deaf = "process.on('SIGTERM', () => 0); process.on('SIGXCPU', () => 0);"
+    dial = "await new Promise((_, no) => net.connect({port}, '127.0.0.1').on('error', no));\n"
+    run = "for (;;) new w.Worker('for(;;){}', {eval: true});"
     return {
-        "empty": "",
-        "ends early": f + "process.exit(0)",
-        "ends by a signal": f + "process.kill(process.pid, 'SIGKILL')",
-        "aborts": "process.abort()",
-        "opens a comment": f + "/*",
-        "opens a text": f + "const s = `",
-        "opens a block": f + "if (false) {",
-        "says it passed": f + "console.log('passed', '{\"kind\":\"passed\"}')",
-        "replaces the assertion": f
-        + "process.getBuiltinModule('assert').deepEqual = () => undefined",
+        "aborts": "process.abort()", "opens a block": f + "if (false) {",
         "never ends": "while (true) {}\n" + f,
         "never settles": "await new Promise(() => undefined);\n" + f,
         "waits": "await new Promise((done) => setTimeout(done, 1e9));\n" + f,
-        "ignores signals": "process.on('SIGTERM', () => 0); process.on('SIGXCPU', () => 0);"
-        "for (;;) {}\n" + f,
+        "ignores signals": deaf + "for (;;) {}\n" + f,
         "fills the heap": "const a: any[] = []; for (;;) a.push(new Array(1e5).fill(a.length));",
-        "fills memory": "const a = []; for (;;) a.push(new Uint8Array(1e8).fill(1));",
-        "prints": "for (;;) console.log('x'.repeat(1e4));",
         "prints errors": "for (;;) console.error('x'.repeat(1e4));",
         "backtracks": "/^(a+)+$/.test('a'.repeat(50) + '!');\n" + f,
         "recurses": "const g = (): number => g() + 1; g();\n" + f,
-        "reads a file": f"import * as fs from 'fs';\nfs.readFileSync('{canary}');\n" + f,
-        "writes a file": f"import * as fs from 'fs';\nfs.writeFileSync('{canary}', 'x');\n" + f,
-        "removes files": "import * as fs from 'fs';\nfs.rmSync('/', {recursive: true});\n" + f,
-        "fills a disk": "import * as fs from 'fs';\n"
-        "for (let i = 0;; i++) fs.writeFileSync('/tmp/' + i, 'x'.repeat(1e6));",
-        "starts a process": "import * as c from 'child_process';\nc.execSync('id');\n" + f,
-        "starts itself": "import * as c from 'child_process';\nfor (;;) c.spawn(process.execPath);",
-        "starts a thread": "import * as w from 'worker_threads';\n"
-        "for (;;) new w.Worker('for(;;){}', {eval: true});",
+        "reads a file": fs + f"fs.readFileSync('{canary}');\n" + f,
+        "writes a file": fs + f"fs.writeFileSync('{canary}', 'x');\n" + f,
+        "removes files": fs + "fs.rmSync('/', {recursive: true});\n" + f,
+        "starts a process": c + "c.execSync('id');\n" + f,
+        "starts itself": c + "for (;;) c.spawn(process.execPath);",
+        "starts a thread": "import * as w from 'worker_threads';\n" + run,
         "kills all": "process.kill(-1, 'SIGKILL');\n" + f,
         "kills its parent": "process.kill(process.ppid, 'SIGKILL');\n" + f,
-        "connects": "import * as net from 'net';\n"
-        "await new Promise((_, no) => net.connect({port}, '127.0.0.1').on('error', no));\n" + f,
+        "connects": "import * as net from 'net';\n" + dial + f,
         "fetches": "await fetch('http://127.0.0.1:{port}/');\n" + f,
         "listens": "import * as net from 'net';\nnet.createServer().listen(0);\n" + f,
         "reads the environment": "throw new Error(JSON.stringify(process.env));",
@@ -161,28 +140,17 @@ def typescript_tests(n: int, canary: str) -> Sized:
         "gathers": "import x from 'https://127.0.0.1:{port}/x.js';\n" + f,
         "throws a trap": "throw new Proxy({}, {get() { for (;;) {} }});",
         "throws nothing": "throw undefined;",
-        "parentheses": "(" * n,
-        "generics": "a<" * n,
-        "nul": "\0" * n,
-        "surrogate": f + "'\ud800'",
-        "long": f + "a+" * 25 * n,
-    }
+        "parentheses": "(" * n, "surrogate": f + "'\ud800'", "long": f + "a+" * 25 * n,
+    }  # fmt: skip
 
 
 def text(n: int, canary: str) -> Sized:
     return {
-        "empty": "",
-        "marks": "#" * 50 * n,
-        "digits": "#### " + "9" * 50 * n,
-        "blanks": "#### " + " " * 50 * n + "4",
-        "commas": "#### " + "1," * 25 * n,
-        "exponent": "#### 1e999999999",
-        "not a number": "#### NaN",
-        "other digits": "#### ٤",
-        "fences": "```\n" * 10 * n,
-        "surrogate": "#### \ud800",
-        "nul": "\0" * n,
-    }
+        "empty": "", "marks": "#" * 50 * n, "digits": "#### " + "9" * 50 * n,
+        "blanks": "#### " + " " * 50 * n + "4", "commas": "#### " + "1," * 25 * n,
+        "exponent": "#### 1e999999999", "not a number": "#### NaN", "other digits": "#### ٤",
+        "fences": "```\n" * 10 * n, "surrogate": "#### \ud800", "nul": "\0" * n,
+    }  # fmt: skip
 
 
 def cheating(tests: str) -> Callable[[int, str], Sized]:
@@ -190,28 +158,19 @@ def cheating(tests: str) -> Callable[[int, str], Sized]:
 
 
 def records(database: str) -> dict[str, dict[str, Any]]:
+    tested = {"task": "typescript_tests", "reference": "", "fields": {"tests": "t"}}
     cheated = {
-        f"typescript_tests, {name}": {
-            "task": "typescript_tests",
-            "reference": "",
-            "fields": {"tests": "t"},
-            "record": {"t": tests},
-        }
+        f"typescript_tests, {name}": {**tested, "record": {"t": tests}}
         for name, tests in CHEATED_TESTS.items()
     }
+    schema = {"fields": {"schema": "s"}, "record": {"s": JSON_SCHEMA}}
     return cheated | {
         "sql_execution": {"reference": SQL_REFERENCE, "artifacts": {"database": database}},
-        "json_schema": {
-            "reference": '{"a": "aa"}',
-            "fields": {"schema": "s"},
-            "record": {"s": JSON_SCHEMA},
-        },
+        "json_schema": {"reference": '{"a": "aa"}', **schema},
         "cypher": {"reference": "MATCH (a:P) RETURN a.name"},
-        "typescript": {"reference": "f(1)"},
-        "typescript_tests": {"reference": "", "fields": {"tests": "t"}, "record": {"t": TESTS}},
-        "final_answer": {"reference": "#### 4"},
-        "exact_match": {"reference": "4"},
-    }
+        "typescript": {"reference": "f(1)"}, "typescript_tests": {**tested, "record": {"t": TESTS}},
+        "final_answer": {"reference": "#### 4"}, "exact_match": {"reference": "4"},
+    }  # fmt: skip
 
 
 PREDICTIONS = {

@@ -1,16 +1,20 @@
 """Made-up documents, in memory and as files of the data stages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from support import document_shard, keep_list, pair
 
 from expertflow.data.documents import Document
 from expertflow.data.records import ShardRecord
+from expertflow.evaluate.isolation.sql_worker import Limits
 from expertflow.evaluate.records import Decoding, Example, GenerationSpec, JudgeSpec, Judgment
 from expertflow.evaluate.scoring import ScoringTask
+from expertflow.evaluate.tasks.sql_execution import SqlExecution
 from expertflow.tokens.ragged import Ragged
 from expertflow.train.records import KeptWeights
 
@@ -93,15 +97,30 @@ def packing(n_train: int, n_held_out: int, *, held_out_sha256: str = "h", **chan
 def score(
     task: type[ScoringTask],
     answers: Sequence[str],
-    reference: str = "",
+    reference: str | Sequence[str] = "",
     *,
     artifacts: Mapping[str, Path] | None = None,
     attributes: Mapping[str, Any] | None = None,
     **record: Any,
 ) -> list[Judgment]:
-    """Judge answers to one record, whose fields are named like the task's arguments."""
+    """Judge answers to one reference or one each; fields are named like the task's arguments."""
     files = {name: str(path) for name, path in (artifacts or {}).items()}
     made = task(spec(fields={name: name for name in record}, artifacts=files))
     for name, value in (attributes or {}).items():
         setattr(made, name, value)
-    return made.score([example(7, "?", reference, **record)] * len(answers), answers)
+    references = [reference] * len(answers) if isinstance(reference, str) else reference
+    return made.score([example(7, "?", one, **record) for one in references], answers)
+
+
+@contextmanager
+def one_sql_process(limits: Limits) -> Iterator[None]:
+    """Ask all queries with these limits in one process: to start it takes longer than a query."""
+    own = SqlExecution.make_worker
+    task = SqlExecution(spec())
+    task.limits = limits
+    with pytest.MonkeyPatch.context() as patch, closing(task.make_worker()) as worker:
+        shared: Any = SimpleNamespace(ask=worker.ask, close=lambda: None)
+        patch.setattr(
+            SqlExecution, "make_worker", lambda task: shared if task.limits == limits else own(task)
+        )
+        yield

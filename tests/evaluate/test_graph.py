@@ -48,43 +48,39 @@ def judge(graph: Path, prediction: str, reference: str = REFERENCE) -> Judgment:
 
 
 @needs_engine
-@pytest.mark.parametrize(
-    ("prediction", "reference", "kind"),
-    [
+def test_verdicts(script: Path) -> None:
+    cases = [
         # An equivalent query that common forms do not cover.
         ("MATCH (m:Movie {title: 'M'}) MATCH (m)<--(p) RETURN p.name AS n", REFERENCE, "correct"),
         ("MATCH (p:Person) RETURN p.name ORDER BY p.name DESC", REFERENCE, "correct"),
         ("MATCH (p:Person) RETURN p.name ORDER BY p.name DESC", ORDERED, "wrong_rows"),
         ("MATCH (p:Person) WHERE p.born > 0 RETURN p.name ORDER BY p.name", ORDERED, "correct"),
         ("MATCH (p:Person) RETURN DISTINCT p.born", REFERENCE, "wrong_rows"),
-        (
-            "MATCH (p)-[r:ACTED_IN]->() RETURN p.name, sum(r.fee), collect(1 + 1), true",
-            "MATCH (p:Person)-[r:ACTED_IN]->(m) RETURN p.name, sum(r.fee), collect(2), 1 = 1",
-            "correct",
-        ),
+        ("MATCH (p)-[r:ACTED_IN]->() RETURN p.name, sum(r.fee), collect(1 + 1), true",
+         "MATCH (p:Person)-[r:ACTED_IN]->(m) RETURN p.name, sum(r.fee), collect(2), 1 = 1",
+         "correct"),
         ("MATCH (p:Person)<-[:ACTED_IN]-(m:Movie) RETURN p.name", REFERENCE, "wrong_direction"),
         ("MATCH (p:Actor) RETURN p.name", REFERENCE, "unknown_label"),
         ("MATCH (p:Person RETURN p.name", REFERENCE, "did_not_parse"),
         ("", REFERENCE, "empty"),
         ("CREATE (n:Person {name: 'Eve'}) RETURN n.name", REFERENCE, "not_executed"),
         ("UNWIND range(1, 100000000) AS x RETURN x", REFERENCE, "timed_out"),
-    ],
-)
-def test_verdicts(script: Path, prediction: str, reference: str, kind: str) -> None:
-    verdict = judge(script, prediction, reference)
-    assert (verdict.kind, verdict.correct) == (kind, kind == "correct")
+    ]  # fmt: skip
+    predictions, references, kinds = map(list, zip(*cases, strict=True))
+    files = {"graph": script}
+    found = score(Cypher, predictions, references, artifacts=files, schema=SCHEMA)
+    assert [verdict.kind for verdict in found] == kinds
+    assert [verdict.correct for verdict in found] == [kind == "correct" for kind in kinds]
 
 
 @needs_engine
 def test_rows_that_say_nothing_prove_nothing(script: Path) -> None:
-    for prediction, reference, what in (
-        ("MATCH (p:Person) WHERE p.name = 'Dan' RETURN p.name",
-         "MATCH (p:Person) WHERE p.born > 3000 RETURN p.name", "nothing"),
-        ("MATCH (p:Person) RETURN p.nope", "MATCH (p:Person) RETURN p.nada", "nothing but nulls"),
-    ):  # fmt: skip
-        answers = [prediction, reference]
-        [verdict, same] = score(Cypher, answers, reference, artifacts={"graph": script})
-        assert verdict.kind == "different" and same.correct
+    none = "MATCH (p:Person) WHERE p.born > 3000 RETURN p.name"
+    nulls = "MATCH (p:Person) RETURN p.nada"
+    answers = [none.replace("3000", "3001"), nulls.replace("nada", "nope"), none, nulls]
+    found = score(Cypher, answers, [none, nulls] * 2, artifacts={"graph": script})
+    assert [one.kind for one in found] == ["different", "different", "correct", "correct"]
+    for verdict, what in zip(found, ("nothing", "nothing but nulls"), strict=False):
         assert verdict.detail == f"both return {what}, which tells nothing"
 
 
@@ -120,36 +116,36 @@ def test_a_reference_that_the_engine_refuses_is_compared_by_form(script: Path) -
     assert judge(script, reference, reference).correct
 
 
+HOSTILE = [
+    "LOAD CSV FROM '{secret}' AS line RETURN line",
+    "LOAD CSV FROM 'file://{secret}' AS line RETURN line",
+    "CREATE (x:Person {name: 'Eve'})",
+    "MATCH (n:Person) SET n.name = 'Eve'",
+    "MATCH (n) DETACH DELETE n",
+    'MATCH (n {name: "x\'); DROP TABLE nodes; --"}) RETURN n',
+    "RETURN load_extension('{secret}')",
+    "RETURN readfile('{secret}')",
+    "UNWIND range(1, 1000000000) AS x UNWIND range(1, 1000000000) AS y RETURN count(*)",
+    "RETURN reduce(s = 'a', x IN range(1, 60) | s + s)",
+    "RETURN '" + "x" * 1_000_000 + "'",
+    "RETURN " + "(" * 20_000 + "1" + ")" * 20_000,
+    "MATCH " + ", ".join(f"(n{i})" for i in range(200)) + " RETURN count(*)",
+    "MATCH (a)-[*]-(b)-[*]-(c)-[*]-(d)-[*]-(e) RETURN count(*)",
+]
+
+
 @needs_engine
-@pytest.mark.parametrize(
-    "query",
-    [
-        "LOAD CSV FROM '{secret}' AS line RETURN line",
-        "LOAD CSV FROM 'file://{secret}' AS line RETURN line",
-        "CREATE (x:Person {name: 'Eve'})",
-        "MATCH (n:Person) SET n.name = 'Eve'",
-        "MATCH (n) DETACH DELETE n",
-        'MATCH (n {name: "x\'); DROP TABLE nodes; --"}) RETURN n',
-        "RETURN load_extension('{secret}')",
-        "RETURN readfile('{secret}')",
-        "UNWIND range(1, 1000000000) AS x UNWIND range(1, 1000000000) AS y RETURN count(*)",
-        "RETURN reduce(s = 'a', x IN range(1, 60) | s + s)",
-        "RETURN '" + "x" * 1_000_000 + "'",
-        "RETURN " + "(" * 20_000 + "1" + ")" * 20_000,
-        "MATCH " + ", ".join(f"(n{i})" for i in range(200)) + " RETURN count(*)",
-        "MATCH (a)-[*]-(b)-[*]-(c)-[*]-(d)-[*]-(e) RETURN count(*)",
-    ],
-)
-def test_hostile_queries_harm_nothing(query: str, server: GraphServer, tmp_path: Path) -> None:
+def test_hostile_queries_harm_nothing(server: GraphServer, tmp_path: Path) -> None:
     secret = tmp_path / "secret.csv"
     secret.write_text("a-secret-of-the-machine")
     before = sorted(path.name for path in tmp_path.iterdir())
-    answer = server.run_query(query.replace("{secret}", str(secret)))
-    assert "a-secret" not in repr(answer)
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
-    # The graph is unchanged, even if its process had to be restarted.
-    count = server.run_query("MATCH (p:Person) RETURN p.name ORDER BY p.name")
-    assert count.rows == (("text Ada",), ("text Bob",), ("text Cy",))
+    for query in HOSTILE:
+        answer = server.run_query(query.replace("{secret}", str(secret)))
+        assert "a-secret" not in repr(answer)
+        assert sorted(path.name for path in tmp_path.iterdir()) == before, query[:99]
+        # The graph is unchanged, even if its process had to be restarted.
+        count = server.run_query("MATCH (p:Person) RETURN p.name ORDER BY p.name")
+        assert count.rows == (("text Ada",), ("text Bob",), ("text Cy",)), query[:99]
 
 
 @needs_engine

@@ -2,13 +2,14 @@
 
 import random
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_documents import score, spec
+from made_up_documents import one_sql_process, score, spec
 from support import PATIENCE_S
 
 from expertflow.core.errors import EvaluationError
@@ -21,6 +22,12 @@ from expertflow.evaluate.tasks.sql_execution import SqlExecution
 LIMITS = Limits(n_instructions=20_000_000, n_rows=1_000, memory_bytes=256 << 20, wall_s=120)
 GOLD = "SELECT name, price FROM item WHERE price > 1"
 SERIES = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_process() -> Iterator[None]:
+    with one_sql_process(LIMITS):
+        yield
 
 
 @pytest.fixture(scope="module")

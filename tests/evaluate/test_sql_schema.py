@@ -1,7 +1,9 @@
 """Queries judged on databases made from the text of a schema."""
 
+from collections.abc import Iterator
+
 import pytest
-from made_up_documents import score
+from made_up_documents import one_sql_process, score
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.isolation.sql_worker import Limits
@@ -19,8 +21,14 @@ INSERT INTO orders VALUES (7, 1, 5.00, '2023-01-02'), (8, 2, 9.50, '2023-02-03')
 """
 
 
-def judge(schema: str, gold: str, *predictions: str) -> list[Judgment]:
-    attributes = {"limits": LIMITS}
+@pytest.fixture(scope="module", autouse=True)
+def _one_process() -> Iterator[None]:
+    with one_sql_process(LIMITS):
+        yield
+
+
+def judge(schema: str, gold: str, *predictions: str, limits: Limits = LIMITS) -> list[Judgment]:
+    attributes = {"limits": limits}
     return score(SqlExecution, predictions, gold, attributes=attributes, schema=schema)
 
 
@@ -75,9 +83,10 @@ def test_large_numbers_and_late_days_are_no_fault() -> None:
     assert kinds(TABLES, gold, gold, late, "SELECT 7") == ["correct", "correct", "wrong_rows"]
 
 
-def test_the_same_databases_are_made_each_time() -> None:
+def test_the_same_databases_are_made_in_each_process() -> None:
     predictions = [SOME, "SELECT name FROM customers LIMIT 1"]
-    assert judge(TABLES, SOME, *predictions) == judge(TABLES, SOME, *predictions)
+    expected = judge(TABLES, SOME, *predictions)
+    assert judge(TABLES, SOME, *predictions, limits=Limits()) == expected
 
 
 MYSQL = r"""
