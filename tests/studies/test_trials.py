@@ -280,43 +280,36 @@ def test_a_signal_ends_it_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None
     assert not scratch.exists() and not output.exists()
 
 
-def calibrated(tiny: Path, folder: Path, **settings: Any) -> Calibration:
-    spec = json.dumps(to_json(support.plan_spec(method="lora", lora=support.LORA, **settings)))
-    words = ["--expert", "tiny", "--spec", spec, *support.tiny_inputs(tiny, "packing", "model")]
-    words += ["--scratch", folder / ".calibration", "--output", folder / "calibration.json"]
-    done = support.run_script("calibrate_expert", *words)
-    assert done.returncode == 0, done.stderr
-    # It leaves nothing else.
-    assert {path.name for path in folder.iterdir()} == {
-        "calibration.json", ".calibration.json.fingerprint",
-    }  # fmt: skip
-    return read_record(Calibration, folder / "calibration.json")
-
-
-def test_a_calibration_times_30_steps_and_the_plan_goes_by_it(tiny: Path, tmp_path: Path) -> None:
+def test_two_processes_are_timed_for_30_steps_and_the_plan_goes_by_it(
+    tiny: Path, tmp_path: Path
+) -> None:
     # What a killed one left is no hindrance.
     (tmp_path / ".calibration" / "state").mkdir(parents=True)
     (tmp_path / ".calibration" / "plan.json").write_text("half a pl")
-    made = calibrated(tiny, tmp_path, max_steps=60)
-    assert (made.n_warmup_steps, made.n_timed_steps) == (10, 30)
+    settings: Any = {"method": "lora", "lora": support.LORA, "max_steps": 60, "world_size": 2}
+    spec = json.dumps(to_json(support.plan_spec(**settings)))
+    words = ["--expert", "tiny", "--spec", spec, *support.tiny_inputs(tiny, "packing", "model")]
+    output = tmp_path / "calibration.json"
+    words += ["--scratch", tmp_path / ".calibration", "--output", output]
+    done = support.run_script("calibrate_expert", *words)
+    assert done.returncode == 0, done.stderr
+    # It leaves nothing else.
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {output.name, f".{output.name}.fingerprint"}
+    made = read_record(Calibration, output)
+    assert (made.n_warmup_steps, made.n_timed_steps, made.n_timings) == (10, 30, 30)
     assert 0 < made.step_s_low <= made.step_s <= made.step_s_high
     assert made.save_s > 0 and made.eval_s > 0 and made.startup_s > 0
-    assert made.n_timings == 30 and made.peak_memory_bytes is None
-    assert made.key.startswith("cpu; 1 process; qwen3 of ")
-    spec = support.plan_spec(method="lora", lora=support.LORA, max_steps=60, price_usd_per_hour=1.0)
+    assert made.peak_memory_bytes is None
+    assert made.key.startswith("cpu; 2 x ddp; qwen3 of ")
     inputs = plan_expert.PlanInputs(
-        expert="tiny", spec=spec, packing=tiny / "packing.json", model=tiny / "model.json"
-    )
-    planned = plan_expert.plan_expert(inputs, calibration=tmp_path / "calibration.json")
+        expert="tiny", spec=support.plan_spec(**settings, price_usd_per_hour=1.0),
+        packing=tiny / "packing.json", model=tiny / "model.json",
+    )  # fmt: skip
+    planned = plan_expert.plan_expert(inputs, calibration=output)
     assert planned.cost.calibrated
     assert planned.cost.step_hours == pytest.approx(60 * made.step_s / 3600)
     assert planned.cost.predicted_usd == pytest.approx(planned.cost.predicted_hours)
-
-
-def test_two_processes_are_timed_by_the_first(tiny: Path, tmp_path: Path) -> None:
-    made = calibrated(tiny, tmp_path, max_steps=12, world_size=2)
-    assert (made.n_warmup_steps, made.n_timed_steps) == (3, 9)
-    assert made.key.startswith("cpu; 2 x ddp; ")
 
 
 def test_a_plan_is_shortened_and_short_epochs_timed_whole(base: TrainPlan) -> None:
