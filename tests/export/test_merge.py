@@ -10,15 +10,7 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
 from support import LORA
-from tiny_models import (
-    TARGETS,
-    export,
-    held_out_rows,
-    load,
-    train_adapter,
-    trained,
-    write_base,
-)
+from tiny_models import TARGETS, export, held_out_rows, load, train_adapter, trained, write_base
 from transformers import AutoModelForCausalLM
 
 from expertflow.core.errors import TrainingError

@@ -82,10 +82,7 @@ HOUR_S = 3600.0
 def test_the_guard_pays_for_more_than_this_result(
     sessions: list[tuple[float, float]], paid_s: float
 ) -> None:
-    times = {
-        "fetch_source": [[(0.0, 60.0)]],
-        "train_expert": [[(6 * HOUR_S, 8 * HOUR_S)]],
-    }
+    times = {"fetch_source": [[(0.0, 60.0)]], "train_expert": [[(6 * HOUR_S, 8 * HOUR_S)]]}
     attempts = make_attempts(times)
     machine = attempts["train_expert"][0][0].machine
     paid = [
