@@ -11,7 +11,6 @@ from support import pair, turn
 
 from expertflow.data.chat_template import (
     ChatTemplate,
-    chat_environment,
     placeholder,
     special_pattern,
 )
@@ -176,15 +175,6 @@ def test_tools_and_calls_are_written_and_calls_are_learned() -> None:
     assert learned(segments).strip() == f"{call}|<|im_end|>|b|<|im_end|>"
 
 
-@pytest.mark.parametrize("options", ["ensure_ascii=False", "ensure_ascii=True", "false, 2"])
-def test_json_in_a_template_is_written_as_transformers_writes_it(options: str) -> None:
-    utils = pytest.importorskip("transformers.utils.chat_template_utils")
-    tools = [{"type": "function", "function": {"name": "f", "description": "caf\u00e9"}}]
-    source = f"{{{{ tools | tojson({options}) }}}}"
-    theirs, _ = utils.render_jinja_template([[]], tools=tools, chat_template=source)
-    assert [chat_environment().from_string(source).render(tools=tools)] == theirs
-
-
 def test_a_question_names_the_tools_and_the_calls_before_it() -> None:
     call = '{"name": "f", "arguments": {"x": "é"}}'
     assert join_question(AGENT) == f'be kind\na\n{call}\n2\n{{"function": {{"name": "f"}}}}'
@@ -322,12 +312,13 @@ def test_a_filled_form_is_it(template: str, text_special_tokens: Literal["plain"
 def test_what_depends_on_its_texts_has_no_form() -> None:
     frame, _ = frame_of(chat("a", "b"))
     two = "{% for m in messages %}{{ m.content }} {% endfor %}</s>"
-    assert Renderer(layout(two)).build_form(frame) is None
     both, _ = frame_of(chat("a", "b", learned=(0, 1)))
     assert Renderer(layout(two)).build_form(both) is None
-    assert Renderer(layout(CHATML, strip_after=("<s>",))).build_form(frame) is None
-    assert Renderer(layout(CHATML, strip_before=("<s>",))).build_form(frame) is None
-    assert Renderer(replace(chatml_layout(), chat_template=None)).build_form(frame) is None
+    for own in (
+        layout(two), layout(CHATML, strip_after=("<s>",)), layout(CHATML, strip_before=("<s>",)),
+        replace(chatml_layout(), chat_template=None),
+    ):  # fmt: skip
+        assert Renderer(own).build_form(frame) is None
 
 
 LOOP = "{% for m in messages %}{% set c = m.content %}[%s]{% endfor %}"
@@ -369,7 +360,6 @@ OPAQUE = {
     "same": "{% if c is sameas messages[0].content %}S{% endif %}{{ c }};",
     "selected": "{{ messages | selectattr('content', 'in', 'x y a') | list | length }}{{ c }};",
     "joined by a text": "{{ ''.join([c]) | trim }};",
-    "asked of a text": "{% if 'x y a'.startswith(c) %}S{% endif %}{{ c }};",
     "put into a text": "{{ ('@' | replace('@', c)) | trim }};",
     "format method": "{{ c.format() | trim }};",
     "escaped by mode": "{% autoescape true %}{{ c }}{% endautoescape %};",

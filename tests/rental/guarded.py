@@ -67,20 +67,22 @@ def start(
     return subprocess.Popen(words, cwd=folder, env={**os.environ, **(env or {})}, **pipes)
 
 
-def end(guard: "subprocess.Popen[str]") -> tuple[int, str]:
+def end(guard: "subprocess.Popen[str]", *, code: int = 0) -> str:
+    """Wait for a guard that ends with this exit code; return what it said."""
     try:
         out, _ = guard.communicate(timeout=PATIENCE_S)
     finally:
         guard.kill()
-    return guard.returncode, out
+    assert guard.returncode == code, out
+    return out
 
 
-def run(folder: Path, *options: str, **settings: Any) -> tuple[int, str]:
-    return end(start(folder, *options, **settings))
+def run(folder: Path, *options: str, code: int = 0, **settings: Any) -> str:
+    return end(start(folder, *options, **settings), code=code)
 
 
-def run_line(folder: Path, *options: str, line: str) -> tuple[int, str]:
-    return run(folder, *options, command=["bash", "-c", line])
+def run_line(folder: Path, *options: str, line: str, code: int = 0) -> str:
+    return run(folder, *options, command=["bash", "-c", line], code=code)
 
 
 def record(folder: Path) -> dict[str, Any]:

@@ -22,21 +22,11 @@ pytestmark = pytest.mark.long
 def test_the_exit_code_is_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A folder of PATH that this user may not read would be what is complained of.
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    assert guarded.run_line(tmp_path, line="exit 7")[0] == 7
+    guarded.run_line(tmp_path, line="exit 7", code=7)
     assert guarded.record(tmp_path)["outcome"] == "failed"
-    assert guarded.run_line(tmp_path, line="kill -9 $$")[0] == 137
-    code, out = guarded.run(tmp_path, command=["no-such-program"])
-    assert code == 127 and "no-such-program: No such file" in out
-
-
-def test_what_a_command_leaves_running_is_ended(tmp_path: Path) -> None:
-    work = (
-        f"{shlex.join(guarded.trainer(tmp_path))} & while [ ! -e starts.txt ]; do sleep 0.01; done"
-    )
-    code, out = guarded.run_line(tmp_path, line=work)
-    assert code == 0, out
-    assert (tmp_path / "saved.txt").is_file()
-    assert running_in(tmp_path) == []
+    guarded.run_line(tmp_path, line="kill -9 $$", code=137)
+    out = guarded.run(tmp_path, command=["no-such-program"], code=127)
+    assert "no-such-program: No such file" in out
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -47,8 +37,7 @@ def test_a_trainer_without_snakemake_is_told_too(tmp_path: Path, number: signal.
     options = ("--without-sync", *guarded.HOOK)
     guard = guarded.start_trainer(tmp_path, *options, command=["bash", str(script)])
     guard.send_signal(number)
-    code, out = guarded.end(guard)
-    assert code == 128 + number, out
+    guarded.end(guard, code=128 + number)
     found = guarded.record(tmp_path)
     assert (found["signals"], found["on_finish"]) == ([number.name], "not run after a signal")
     # Stopped by hand, a run keeps its machine.
@@ -61,7 +50,7 @@ def test_a_trainer_without_snakemake_is_told_too(tmp_path: Path, number: signal.
 def test_a_guard_that_is_killed_takes_its_command_along(tmp_path: Path) -> None:
     guard = guarded.start_trainer(tmp_path)
     guard.kill()
-    guarded.end(guard)
+    guarded.end(guard, code=-9)
     wait_for(lambda: running_in(tmp_path) == [], said="something went on without its guard")
     assert (tmp_path / "saved.txt").is_file()
 
@@ -78,7 +67,7 @@ def test_a_repeated_signal_kills_and_no_echo(tmp_path: Path, echo_s: float, is_o
     guard.send_signal(signal.SIGHUP)
     if is_one:
         hold.unlink()
-    assert guarded.end(guard)[0] == 129
+    guarded.end(guard, code=129)
     assert guarded.record(tmp_path)["exit_code"] == (143 if is_one else 137)
     assert (tmp_path / "saved.txt").is_file() is is_one
     assert running_in(tmp_path) == []
@@ -95,8 +84,7 @@ def test_a_signal_amid_a_stop_of_the_guards_own_kills_nothing(tmp_path: Path) ->
     guarded.wait_for_line(guard, "stopping")
     guard.terminate()
     hold.unlink()
-    code, out = guarded.end(guard)
-    assert code == 83, out
+    guarded.end(guard, code=83)
     assert (tmp_path / "saved.txt").is_file()
     found = guarded.record(tmp_path)
     assert (found["outcome"], found["signals"]) == ("notice", ["SIGTERM"])
@@ -115,8 +103,7 @@ def test_a_grace_ends_with_a_kill(tmp_path: Path, options: tuple[str, ...], expe
         (tmp_path / "notice").touch()
     else:
         guard.terminate()
-    code, out = guarded.end(guard)
-    assert code == expected, out
+    guarded.end(guard, code=expected)
     assert guarded.record(tmp_path)["exit_code"] == 137
     assert not (tmp_path / "saved.txt").exists()
     assert running_in(tmp_path) == []
@@ -127,24 +114,21 @@ def test_idle_cards_end_a_run(tmp_path: Path) -> None:
     env = nvml_stub.environment(library, nvml_stub.write(tmp_path, utilization=90))
     guard = guarded.start_trainer(tmp_path, "--idle-minutes", "0.01", env=env)
     nvml_stub.write(tmp_path, utilization=0)
-    code, out = guarded.end(guard)
-    assert code == 81, out
+    guarded.end(guard, code=81)
     assert (tmp_path / "saved.txt").is_file()
     found = guarded.record(tmp_path)
     assert found["outcome"] == "idle" and found["idle_timer"].startswith("on: 1 cards")
 
 
 def test_a_standstill_ends_a_run(tmp_path: Path) -> None:
-    code, out = guarded.run(tmp_path, "--stalled-minutes", "0.01", command=["sleep", "3600"])
-    assert code == 82, out
+    guarded.run(tmp_path, "--stalled-minutes", "0.01", command=["sleep", "3600"], code=82)
     assert guarded.record(tmp_path)["outcome"] == "stalled"
 
 
 def test_a_run_stops_before_its_budget_is_spent(tmp_path: Path) -> None:
     program = patched_script(tmp_path, "guard_run", guarded.AHEAD)
     hook = (*guarded.BUDGET, *guarded.HOOK, "--without-sync")
-    code, out = guarded.run(tmp_path, *hook, command=guarded.trainer(tmp_path), program=program)
-    assert code == 80, out
+    out = guarded.run(tmp_path, *hook, command=guarded.trainer(tmp_path), program=program, code=80)
     assert (tmp_path / "hook").read_text().startswith("budget 80 1")
     assert (tmp_path / "saved.txt").is_file()
     found = guarded.record(tmp_path)
@@ -153,11 +137,10 @@ def test_a_run_stops_before_its_budget_is_spent(tmp_path: Path) -> None:
     told = re.search(r"after \d+ s, \$([\d.]+) spent", out)
     assert told and 1000 <= found["usd"] <= float(told[1]) + 0.01
     # The next session finds it spent, and begins nothing.
-    code, out = guarded.run(tmp_path, *guarded.BUDGET, command=["touch", "went_on"])
-    assert code == 1 and "raise --max-usd" in out and out.count("\n") == 1
+    out = guarded.run(tmp_path, *guarded.BUDGET, command=["touch", "went_on"], code=1)
+    assert "raise --max-usd" in out and out.count("\n") == 1
     assert not (tmp_path / "went_on").exists()
-    code, out = guarded.run(tmp_path, *guarded.BUDGET, "--forget-spent", command=["true"])
-    assert code == 0, out
+    guarded.run(tmp_path, *guarded.BUDGET, "--forget-spent", command=["true"])
     assert guarded.record(tmp_path)["usd_before"] == 0
 
 
@@ -169,14 +152,12 @@ def test_a_machine_that_is_started_again_stops_when_the_budget_is_spent(
     options = (*guarded.BUDGET, *guarded.HOOK, "--sync-to", str(tmp_path / "bucket"))
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "report.json").write_text("{}")
-    code, out = guarded.run(tmp_path, *options, command=guarded.trainer(tmp_path), program=program)
-    assert code == 80, out
+    guarded.run(tmp_path, *options, command=guarded.trainer(tmp_path), program=program, code=80)
     again = tmp_path / "again" if is_fresh else tmp_path
     again.mkdir(exist_ok=True)
     (tmp_path / "hook").unlink()
     (tmp_path / "bucket/results/report.json").unlink()
-    code, out = guarded.run(again, *options, command=["touch", "went_on"])
-    assert code == 80, out
+    out = guarded.run(again, *options, command=["touch", "went_on"], code=80)
     assert "the command is not started: $" in out and "stop command run, exit code 0" in out
     assert (again / "hook").read_text().startswith("budget 80 1")
     assert not (again / "went_on").exists()
@@ -187,8 +168,8 @@ def test_a_machine_that_is_started_again_stops_when_the_budget_is_spent(
     # Where an earlier session was, missing results are not known to be elsewhere.
     shutil.rmtree(again / "results")
     (again / "hook").unlink()
-    code, out = guarded.run(again, *options, "--sync-retries", "0", command=["true"])
-    assert code == 84 and "NOT SYNCED" in out
+    out = guarded.run(again, *options, "--sync-retries", "0", command=["true"], code=84)
+    assert "NOT SYNCED" in out
     assert not (again / "hook").exists()
 
 
@@ -227,8 +208,7 @@ def test_a_signal_reaches_the_trainer_below_snakemake(tmp_path: Path) -> None:
     command = [program, "--cores", "2", "--scheduler", "greedy", "--quiet", "all"]
     guard = guarded.start_trainer(tmp_path, command=command)
     guard.send_signal(signal.SIGINT)
-    code, out = guarded.end(guard)
-    assert code == 130, out
+    guarded.end(guard, code=130)
     assert running_in(tmp_path) == [] == list(tmp_path.glob(".snakemake/locks/*"))
     # It saved, its pipe of logs did not end before it, and no retry began.
     assert (tmp_path / "saved.txt").is_file()

@@ -203,7 +203,8 @@ def test_templates_run_as_in_transformers() -> None:
     template = (
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
         "{% if m.role == 'tool' %}{% continue %}{% endif %}{{ ns.n }}{{ m | tojson }}"
-        "{{ m | tojson(indent=2) }}{% generation %}{{ m.content }}{% endgeneration %}\n"
+        "{{ m | tojson(indent=2) }}{{ m | tojson(true, 2) }}"
+        "{% generation %}{{ m.content }}{% endgeneration %}\n"
         "   {% if loop.last %}\n{% break %}{% endif %}{% endfor %}"
     )
     messages = [{"role": r, "content": "é <b>&"} for r in ("user", "tool", "assistant")]

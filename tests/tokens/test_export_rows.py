@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset, load_from_disk
 from hypothesis import given
 from hypothesis import strategies as st
-from support import made_up_rows, run_script
+from support import made_up_rows
 
 from expertflow.core.errors import DataError
 from expertflow.tokens import export_rows as module
@@ -78,7 +78,8 @@ def test_batches_are_equal(source: Path, monkeypatch: pytest.MonkeyPatch, padded
     whole = exported(source, padded=padded)
     monkeypatch.setattr(module, "BATCH_TOKENS", 2 * LENGTH)
     output = source.with_name("batched")
-    export_rows(source, output, targets="labels", padded=padded)
+    done = export_rows(source, output, targets="labels", padded=padded)
+    assert (done.n_rows, done.n_tokens, done.n_target_tokens) == (3, 14, 6)
     assert load_from_disk(str(output)).to_list() == whole.to_list()
     with pa.memory_map(str(output / ROWS_FILE)) as stream:
         assert [batch.num_rows for batch in pa.ipc.open_stream(stream)] == [2, 1]
@@ -92,18 +93,9 @@ def test_what_is_no_packed_split_is_refused(source: Path, tmp_path: Path) -> Non
     exported(source)
     with pytest.raises(DataError, match=r"columns .*'labels'.* are not those of packed rows"):
         export_rows(tmp_path / "labels-True", tmp_path / "out", targets="labels", padded=True)
+    with pytest.raises(DataError, match="there already; delete it or name another"):
+        exported(source)
     (source / ROWS_FILE).write_bytes(b"none of it")
     with pytest.raises(DataError, match="no Arrow stream"):
         export_rows(source, tmp_path / "out", targets="labels", padded=True)
     assert not (tmp_path / "out").exists()
-
-
-def test_the_script_exports_once_and_then_refuses(source: Path) -> None:
-    arguments = ("--rows", source, "--output", source.with_name("out"), "--unpadded")
-    first = run_script("export_rows", *arguments)
-    assert first.returncode == 0, first.stderr
-    assert "3 rows, 14 tokens, 6 of them targets" in first.stdout
-    second = run_script("export_rows", *arguments)
-    assert second.returncode == 1
-    assert second.stderr.startswith("error: ") and second.stderr.count("\n") == 1
-    assert "there already" in second.stderr

@@ -104,10 +104,3 @@ def test_targets_are_supervised_tokens_behind_one_of_their_document(data: st.Dat
         packing.count_targets(Ragged.from_lists(rows), Ragged.from_lists(spans)).tolist()
         == expected
     )
-
-
-def test_spans_are_clipped_to_their_piece_and_moved_with_it() -> None:
-    spans = Ragged.from_lists([[0, 3, 5, 9], [], [4, 6]])
-    starts, sizes, offsets = np.array([3, 0, 4]), np.array([4, 8, 2]), np.array([10, 0, 1])
-    assert packing.clip_spans(spans, starts, sizes, offsets).tolist() == [[12, 14], [], [1, 3]]
-    assert packing.IGNORE == -100
