@@ -221,7 +221,7 @@ FIELDS = {
     "facts": ("question", "answer"),
     "git_repository": ("commit", "message", "diff"),
 }
-N_DOCUMENTS = {"facts": 25, "git_repository": 90, "json_schema": 150}
+N_DOCUMENTS = {"facts": 25, "git_repository": 40, "json_schema": 80}
 
 
 def make(

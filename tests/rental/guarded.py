@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support import PATIENCE_S, SCRIPTS, wait_for
+from support import PATIENCE_S, SCRIPTS, patched_script, wait_for
 
 # Told to stop, it saves, and ends as ours do. A file "hold" keeps it saving.
 TRAINER = """
@@ -59,9 +59,12 @@ def trainer(folder: Path) -> list[str]:
 
 
 def start(
-    folder: Path, *options: str, command: list[str], env: dict[str, str] | None = None,
-    program: Path = SCRIPTS / "guard_run.py",
+    folder: Path, *options: str, command: list[str] | None = None, line: str = "", patch: str = "",
+    env: dict[str, str] | None = None,
 ) -> "subprocess.Popen[str]":  # fmt: skip
+    """Start a guard of a trainer, a command or a line of Bash; it may run some code first."""
+    program = patched_script(folder, "guard_run", patch) if patch else SCRIPTS / "guard_run.py"
+    command = ["bash", "-c", line] if line else command or trainer(folder)
     words = [sys.executable, str(program), *options, "--", *command]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(words, cwd=folder, env={**os.environ, **(env or {})}, **pipes)
@@ -81,10 +84,6 @@ def run(folder: Path, *options: str, code: int = 0, **settings: Any) -> str:
     return end(start(folder, *options, **settings), code=code)
 
 
-def run_line(folder: Path, *options: str, line: str, code: int = 0) -> str:
-    return run(folder, *options, command=["bash", "-c", line], code=code)
-
-
 def record(folder: Path) -> dict[str, Any]:
     value: dict[str, Any] = json.loads((folder / "results" / "guard.json").read_text())
     return value
@@ -92,7 +91,7 @@ def record(folder: Path) -> dict[str, Any]:
 
 def start_trainer(folder: Path, *options: str, **settings: Any) -> "subprocess.Popen[str]":
     """Start a guard, and wait until its trainer is at work."""
-    guard = start(folder, *options, **{"command": trainer(folder), **settings})
+    guard = start(folder, *options, **settings)
     wait_for((folder / "starts.txt").is_file, said="the trainer did not start", during=guard)
     return guard
 

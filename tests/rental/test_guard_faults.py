@@ -9,7 +9,7 @@ from pathlib import Path
 
 import guarded
 import pytest
-from support import patched_script, running_in, wait_for
+from support import running_in, wait_for
 
 from expertflow.core.errors import ConfigError
 from expertflow.rental.guard.options import GuardOptions, guard_command, parse_options
@@ -103,7 +103,7 @@ def test_books_that_cannot_be_kept_keep_no_results_back(tmp_path: Path) -> None:
     work = "mkdir results; echo x > results/x; rm -r state/.guard; touch state/.guard"
     options = ("--sync-to", str(tmp_path / "there"), "--sync-retries", "0", *guarded.HOOK)
     price = ("--usd-per-hour", "1", "--max-usd", "5")
-    out = guarded.run_line(tmp_path, *price, *options, line=work, code=84)
+    out = guarded.run(tmp_path, *price, *options, line=work, code=84)
     assert "could not be written down" in out
     assert (tmp_path / "there" / "results" / "x").read_text() == "x\n"
     assert not (tmp_path / "hook").exists()
@@ -112,11 +112,10 @@ def test_books_that_cannot_be_kept_keep_no_results_back(tmp_path: Path) -> None:
 @long
 def test_a_spent_budget_does_not_end_the_tries_that_end_the_paying(tmp_path: Path) -> None:
     sooner = "\nfrom expertflow.rental.guard import copies\ncopies.FIRST_WAIT_S = 0.5\n"
-    program = patched_script(tmp_path, "guard_run", guarded.AHEAD + sooner)
     there = tmp_path / "there"
     script = "mkdir results; echo x > results/x; rm -r there; touch there starts.txt; sleep 600"
     options = (*guarded.BUDGET, "--sync-to", str(there), *guarded.HOOK)
-    guard = guarded.start(tmp_path, *options, command=["bash", "-c", script], program=program)
+    guard = guarded.start(tmp_path, *options, line=script, patch=guarded.AHEAD + sooner)
     guarded.wait_for_line(guard, "trying again")
     there.unlink()
     out = guarded.end(guard, code=80)
@@ -149,11 +148,10 @@ Meter.__init__.__kwdefaults__["clock"] = ahead
 
 @long
 def test_no_error_at_a_pulls_end_keeps_the_machine(tmp_path: Path) -> None:
-    program = patched_script(tmp_path, "guard_run", ODD_LEDGER)
     # At a dollar a second, half a second is left for the pull.
     price = ("--usd-per-hour", "3600", "--max-usd", "500", "--reserve-seconds", "499.5")
     options = (*price, "--push", "there", *guarded.HOOK, "--without-sync")
-    out = guarded.run(tmp_path, *options, command=["touch", "worked"], program=program, code=80)
+    out = guarded.run(tmp_path, *options, command=["touch", "worked"], patch=ODD_LEDGER, code=80)
     assert (tmp_path / "hook").is_file() and "push: ValueError: unheard of" in out, out
     assert "KeyError: 'odd pull'" in out
     assert not (tmp_path / "worked").exists() and "the command is not started" in out
@@ -167,10 +165,8 @@ def test_no_error_at_a_pulls_end_keeps_the_machine(tmp_path: Path) -> None:
 def test_a_guard_that_breaks_saves_and_copies_first(tmp_path: Path, place: str) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "x").touch()
-    program = patched_script(tmp_path, "guard_run", BROKEN.format(place=place))
     options = ("--idle-minutes", "5", "--sync-to", str(tmp_path / "there"), *guarded.HOOK)
-    work = guarded.trainer(tmp_path)
-    out = guarded.run(tmp_path, *options, command=work, program=program, code=1)
+    out = guarded.run(tmp_path, *options, patch=BROKEN.format(place=place), code=1)
     assert "unheard of" in out, out
     # Cards are opened before the trainer has anything to save.
     assert (tmp_path / "saved.txt").is_file() or place == "timers.open_gpus"
@@ -181,9 +177,8 @@ def test_a_guard_that_breaks_saves_and_copies_first(tmp_path: Path, place: str) 
 @long
 def test_a_launcher_that_ignores_ended_children_changes_nothing(tmp_path: Path) -> None:
     ignoring = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
-    program = patched_script(tmp_path, "guard_run", ignoring)
     options = ("--without-sync", *guarded.HOOK)
-    out = guarded.run(tmp_path, *options, command=["false"], program=program, code=1)
+    out = guarded.run(tmp_path, *options, command=["false"], patch=ignoring, code=1)
     assert (tmp_path / "hook").read_text().startswith("failed 1 "), out
 
 
@@ -247,7 +242,7 @@ def test_a_jobs_options_that_cannot_be_end_in_one_line(text: str, problem: str) 
 def test_a_failed_command_is_stopped_too(tmp_path: Path) -> None:
     work = "mkdir -p results/base_model; touch results/base_model/w; echo half > results/log"
     options = ("--sync-to", "there", "--skip", "base_model", *guarded.HOOK)
-    out = guarded.run_line(tmp_path, *options, line=f"{work}; exit 3", code=3)
+    out = guarded.run(tmp_path, *options, line=f"{work}; exit 3", code=3)
     assert "dollars unknown" in out, out
     assert (tmp_path / "hook").read_text() == "failed 3 \n"
     found = guarded.record(tmp_path)
@@ -283,10 +278,9 @@ LocalStore.send_files = odd
 @long
 @pytest.mark.parametrize(("n_times", "exit_code"), [(1, 0), (99, 84)])
 def test_no_error_in_a_copy_ends_the_guard(tmp_path: Path, n_times: int, exit_code: int) -> None:
-    program = patched_script(tmp_path, "guard_run", ODD.format(n_times=n_times))
     options = ("--sync-to", "there", "--sync-retries", "1", *guarded.HOOK)
-    work = ["bash", "-c", "mkdir results; echo x > results/x"]
-    out = guarded.run(tmp_path, *options, command=work, program=program, code=exit_code)
+    work, odd = "mkdir results; echo x > results/x", ODD.format(n_times=n_times)
+    out = guarded.run(tmp_path, *options, line=work, patch=odd, code=exit_code)
     assert "odd\n" in out, out
     assert set(guarded.record(tmp_path)["failures"]) == {"sync: ValueError: unheard of"}
     # The machine is kept only where the results are nowhere else.
@@ -315,9 +309,8 @@ def test_a_place_that_takes_nothing_is_found_before_anything_is_paid_for(tmp_pat
 )
 def test_a_failed_stop_command_is_told(tmp_path: Path, more: str, n_tries: int, said: str) -> None:
     at_once = "from expertflow.rental.guard import run\nrun.HOOK_WAIT_S = 0.0"
-    program = patched_script(tmp_path, "guard_run", at_once)
     hook = ("--on-finish", f"echo x >> tries; {more} exit 9", "--without-sync")
-    out = guarded.run(tmp_path, *hook, command=["true"], program=program, code=85)
+    out = guarded.run(tmp_path, *hook, command=["true"], patch=at_once, code=85)
     assert "NOT STOPPED" in out, out
     assert (tmp_path / "tries").read_text() == "x\n" * n_tries
     assert guarded.record(tmp_path)["on_finish"] == said

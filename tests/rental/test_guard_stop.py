@@ -10,7 +10,7 @@ from pathlib import Path
 
 import guarded
 import pytest
-from support import ROOT, SCRIPTS, patched_script, running_in, wait_for
+from support import ROOT, SCRIPTS, running_in, wait_for
 
 sys.path.append(str(ROOT / "tests" / "hardware"))
 
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.long
 def test_the_exit_code_is_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A folder of PATH that this user may not read would be what is complained of.
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    guarded.run_line(tmp_path, line="exit 7", code=7)
+    guarded.run(tmp_path, line="exit 7", code=7)
     assert guarded.record(tmp_path)["outcome"] == "failed"
-    guarded.run_line(tmp_path, line="kill -9 $$", code=137)
+    guarded.run(tmp_path, line="kill -9 $$", code=137)
     out = guarded.run(tmp_path, command=["no-such-program"], code=127)
     assert "no-such-program: No such file" in out
 
@@ -58,10 +58,10 @@ def test_a_guard_that_is_killed_takes_its_command_along(tmp_path: Path) -> None:
 # A busy machine is not too slow for two signals that come within a minute.
 @pytest.mark.parametrize(("echo_s", "is_one"), [(1e-9, False), (60.0, True)])
 def test_a_repeated_signal_kills_and_no_echo(tmp_path: Path, echo_s: float, is_one: bool) -> None:
-    code = f"from expertflow.rental.guard import run\nrun.ECHO_S = {echo_s}"
-    program, hold = patched_script(tmp_path, "guard_run", code), tmp_path / "hold"
+    hold = tmp_path / "hold"
     hold.touch()
-    guard = guarded.start_trainer(tmp_path, program=program)
+    sooner = f"from expertflow.rental.guard import run\nrun.ECHO_S = {echo_s}"
+    guard = guarded.start_trainer(tmp_path, patch=sooner)
     guard.send_signal(signal.SIGHUP)
     guarded.wait_for_line(guard, "stopping")
     guard.send_signal(signal.SIGHUP)
@@ -126,9 +126,8 @@ def test_a_standstill_ends_a_run(tmp_path: Path) -> None:
 
 
 def test_a_run_stops_before_its_budget_is_spent(tmp_path: Path) -> None:
-    program = patched_script(tmp_path, "guard_run", guarded.AHEAD)
     hook = (*guarded.BUDGET, *guarded.HOOK, "--without-sync")
-    out = guarded.run(tmp_path, *hook, command=guarded.trainer(tmp_path), program=program, code=80)
+    out = guarded.run(tmp_path, *hook, patch=guarded.AHEAD, code=80)
     assert (tmp_path / "hook").read_text().startswith("budget 80 1")
     assert (tmp_path / "saved.txt").is_file()
     found = guarded.record(tmp_path)
@@ -148,11 +147,10 @@ def test_a_run_stops_before_its_budget_is_spent(tmp_path: Path) -> None:
 def test_a_machine_that_is_started_again_stops_when_the_budget_is_spent(
     tmp_path: Path, is_fresh: bool
 ) -> None:
-    program = patched_script(tmp_path, "guard_run", guarded.AHEAD)
     options = (*guarded.BUDGET, *guarded.HOOK, "--sync-to", str(tmp_path / "bucket"))
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "report.json").write_text("{}")
-    guarded.run(tmp_path, *options, command=guarded.trainer(tmp_path), program=program, code=80)
+    guarded.run(tmp_path, *options, patch=guarded.AHEAD, code=80)
     again = tmp_path / "again" if is_fresh else tmp_path
     again.mkdir(exist_ok=True)
     (tmp_path / "hook").unlink()

@@ -140,6 +140,6 @@ def test_shells_and_pipes_around_a_trainer_end_after_it(tmp_path: Path) -> None:
 def test_a_command_that_kills_its_whole_group_leaves_nothing(tmp_path: Path) -> None:
     work = shlex.join(guarded.trainer(tmp_path))
     wait = "while [ ! -e starts.txt ]; do sleep 0.01; done"
-    guarded.run_line(tmp_path, line=f"setsid {work} & {wait}; kill -9 0", code=137)
+    guarded.run(tmp_path, line=f"setsid {work} & {wait}; kill -9 0", code=137)
     assert (tmp_path / "saved.txt").is_file()
     assert running_in(tmp_path) == []

@@ -15,6 +15,7 @@ from expertflow.core.errors import ConfigError
 from expertflow.core.process import run_until
 from expertflow.rental.sync import store as store_module
 from expertflow.rental.sync import stores
+from expertflow.rental.sync.store import SyncFailed, files_below
 from expertflow.rental.sync.stores import S3Store, open_store
 
 
@@ -31,17 +32,17 @@ def folder(tmp_path: Path) -> Path:
 @every_kind
 def test_what_is_sent_comes_back(place: Place, folder: Path, tmp_path: Path) -> None:
     store = place.open()
-    sent = store.send_files(folder, "results/x", store_module.files_below(folder))
+    sent = store.send_files(folder, "results/x", files_below(folder))
     assert (sent.n_files, sent.n_bytes) == (3, 2 + 10240) and sent.verified
     assert place.read("results/x/in/b c.bin") == (folder / "in/b c.bin").read_bytes()
     assert store.list_names("results") == ["x"]
     assert store.list_names("results/x") == ["a.json", "in"]
     assert store.list_names("nowhere") == []
     store.fetch("results/x", tmp_path / "back")
-    assert store_module.files_below(tmp_path / "back") == store_module.files_below(folder)
+    assert files_below(tmp_path / "back") == files_below(folder)
     assert (tmp_path / "back/in/b c.bin").read_bytes() == (folder / "in/b c.bin").read_bytes()
     store.fetch("results/x/a.json", tmp_path / "one")
-    assert store_module.files_below(tmp_path / "one") == ["a.json"]
+    assert files_below(tmp_path / "one") == ["a.json"]
     with pytest.raises(store_module.NotThere):
         store.fetch("state/.guard/ledger.json", tmp_path / "back")
     # What is dropped takes nothing along that is called alike.
@@ -58,28 +59,26 @@ def test_what_is_there_is_not_moved_again_unless_it_was_spoiled(
 ) -> None:
     monkeypatch.setattr(stores, "SMALL_BYTES", 0)
     store = place.open()
-    store.send_files(folder, "results", store_module.files_below(folder))
+    store.send_files(folder, "results", files_below(folder))
     (folder / "a.json").write_bytes(b"[1]")
-    sent = store.send_files(folder, "results", store_module.files_below(folder))
+    sent = store.send_files(folder, "results", files_below(folder))
     assert (sent.n_files, sent.n_bytes) == (3, 3)
     good = (folder / "in/b c.bin").read_bytes()
     place.write("results/in/b c.bin", b"x" + good[1:])
     if isinstance(store, stores.RsyncStore):
         # It goes by size and time first, compares afterwards, and trusts neither the next time.
-        with pytest.raises(
-            store_module.SyncFailed, match=r"not there as they are here, in/b c\.bin for one"
-        ):
-            store.send_files(folder, "results", store_module.files_below(folder))
-    store.send_files(folder, "results", store_module.files_below(folder))
+        with pytest.raises(SyncFailed, match=r"not there as they are here, in/b c\.bin for one"):
+            store.send_files(folder, "results", files_below(folder))
+    store.send_files(folder, "results", files_below(folder))
     assert place.read("results/in/b c.bin") == good
     # A copy can be broken off either way.
     cancel = threading.Event()
     store = open_store(place.destination, cancel)
     cancel.set()
-    with pytest.raises(store_module.SyncFailed, match="broken off"):
+    with pytest.raises(SyncFailed, match="broken off"):
         store.fetch("results", tmp_path / "back")
-    with pytest.raises(store_module.SyncFailed, match="broken off"):
-        store.send_files(folder, "others", store_module.files_below(folder))
+    with pytest.raises(SyncFailed, match="broken off"):
+        store.send_files(folder, "others", files_below(folder))
 
 
 def test_canceling_ends_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +86,7 @@ def test_canceling_ends_it(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
     fake_rsync(tmp_path, f'touch "{began}"; exec sleep 600', monkeypatch)
     store = open_store("host:path", cancel)
     monkeypatch.setattr(cancel, "is_set", began.is_file)
-    with pytest.raises(store_module.SyncFailed, match="broken off"):
+    with pytest.raises(SyncFailed, match="broken off"):
         store.send_files(folder, "k", ["a.json"])
 
 
@@ -122,7 +121,7 @@ def test_storage_that_keeps_no_checksums_is_read_back(place: Place, folder: Path
     # A line that breaks meanwhile is an error of ours.
     store._client.get_object = lambda **_: {"Body": SimpleNamespace(read=break_off)}
     for name in ("a", "gone"):
-        with pytest.raises(store_module.SyncFailed, match=rf"{name}\.json"):
+        with pytest.raises(SyncFailed, match=rf"{name}\.json"):
             store.send_files(folder, "k", [f"{name}.json"])
 
 
@@ -135,7 +134,7 @@ def test_what_is_not_installed_or_no_address_is_named(
         with pytest.raises(ConfigError, match="destination"):
             store_module.check_destination(wrong)
     for wrong in ("../x", "/etc/passwd", "a/../../b", ""):
-        with pytest.raises(store_module.SyncFailed):
+        with pytest.raises(SyncFailed):
             store_module.check_key(wrong)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="rsync is not installed here"):
@@ -149,12 +148,12 @@ def test_what_is_not_installed_or_no_address_is_named(
 def test_linked_folders_are_sent_no_partials(place: Place, folder: Path, tmp_path: Path) -> None:
     (folder / ".x.1.partial").mkdir()
     (folder / ".x.1.partial" / "y").write_text("")
-    assert store_module.files_below(folder) == ["a.json", "in/b c.bin", "in/e"]
-    assert store_module.files_below(folder, skip=frozenset({"in"})) == ["a.json"]
+    assert files_below(folder) == ["a.json", "in/b c.bin", "in/e"]
+    assert files_below(folder, skip=frozenset({"in"})) == ["a.json"]
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "w").write_text("weights")
     (folder / "in" / "linked").symlink_to(tmp_path / "far")
-    place.open().send_files(folder, "results", store_module.files_below(folder))
+    place.open().send_files(folder, "results", files_below(folder))
     assert place.read("results/in/linked/w") == b"weights"
 
 
@@ -171,14 +170,14 @@ def test_what_cannot_be_listed_is_refused(folder: Path, monkeypatch: pytest.Monk
         ("broken", "nowhere", "broken: a link that leads nowhere"),
     ):
         (folder / name).symlink_to(target)
-        with pytest.raises(store_module.SyncFailed, match=problem):
-            store_module.files_below(folder)
-        assert "in/e" in store_module.files_below(folder, only_a_look=True)
+        with pytest.raises(SyncFailed, match=problem):
+            files_below(folder)
+        assert "in/e" in files_below(folder, only_a_look=True)
         (folder / name).unlink()
     monkeypatch.setattr(os, "scandir", failing)
-    with pytest.raises(store_module.SyncFailed, match="in: cannot be listed: no answer"):
-        store_module.files_below(folder)
-    assert store_module.files_below(folder, only_a_look=True) == ["a.json"]
+    with pytest.raises(SyncFailed, match="in: cannot be listed: no answer"):
+        files_below(folder)
+    assert files_below(folder, only_a_look=True) == ["a.json"]
 
 
 @rsync
@@ -208,9 +207,9 @@ def test_names_that_are_no_text_are_copied(place: Place, folder: Path, tmp_path:
     odd = os.fsdecode(b"in/caf\xe9 \xc3\xa9")
     (folder / odd).write_bytes(b"odd")
     store = place.open()
-    sent = store.send_files(folder, "results", store_module.files_below(folder))
+    sent = store.send_files(folder, "results", files_below(folder))
     assert (sent.n_files, sent.n_bytes) == (4, 2 + 10240 + 3)
-    assert store.send_files(folder, "results", store_module.files_below(folder)).n_bytes == 0
+    assert store.send_files(folder, "results", files_below(folder)).n_bytes == 0
     # Keys of object storage are UTF-8.
     name = odd if place.folder is not None else "in/caf\\xe9 \u00e9"
     assert place.read(f"results/{name}") == b"odd"

@@ -14,6 +14,7 @@ from test_git import git, read_commits
 
 from expertflow.core.errors import DataError
 from expertflow.data.sources.git import extract_commits
+from expertflow.data.sources.git_objects import PATIENCE_BYTES
 from expertflow.data.sources.git_options import GitOptions
 from expertflow.data.sources.git_store import BIG_FILE_BYTES, resolve_commit
 
@@ -160,12 +161,13 @@ def test_more_big_files_than_can_be_left_out(place: Path) -> None:
 
 
 def test_a_patch_that_does_not_end_is_left(place: Path) -> None:
-    wide = {b"%03d" % n: (b"%03d\n" % n) * 250_000 for n in range(20)}
+    n_files, n_lines = 2 * PATIENCE_BYTES // 1_000_000, 250_000
+    wide = {b"%03d" % n: (b"%03d\n" % n) * n_lines for n in range(n_files)}
     first = commit(place, wide)
     commit(place, {b"a": b"a\n"}, first)
     records = extracted(place)
-    assert records[0]["diff_truncated"] and records[0]["n_added"] == 20 * 250_000
-    assert records[1]["n_deleted"] == 20 * 250_000
+    assert records[0]["diff_truncated"] and records[0]["n_added"] == n_files * n_lines
+    assert records[1]["n_deleted"] == n_files * n_lines
 
 
 def test_links_and_submodules_are_only_named(place: Path) -> None:
