@@ -136,25 +136,14 @@ def test_only_the_files_that_hold_a_range_are_downloaded(tmp_path: Path) -> None
         assert (again[i]["sha256"], again[i]["libraries"]) == (found[i]["sha256"], [])
 
 
-def test_a_cut_download_shows_how_far_it_is_and_goes_on_there(tmp_path: Path) -> None:
-    content = jsonl(120, padding="x" * 100_000)
-    told = "downloading someone/sums@cccccccc, 10.5 MB of 12.0 MB, "
+def test_a_hub_that_fails_or_refuses_is_one_line_with_the_fix(tmp_path: Path) -> None:
+    told = "downloading someone/cut@cccccccc, 10.5 MB of 12.0 MB, "
 
     def wait_to_be_told() -> None:
         wait_for(lambda: any(told in log.read_text() for log in tmp_path.glob("*.log")))
 
-    repository = Repository(
-        {"train.jsonl": content}, cut={"train.jsonl": 11_000_000}, before_cut=wait_to_be_told
-    )
-    with serving(Hub({"someone/sums": repository})) as hub:
-        got = fetch(tmp_path, hub.endpoint, SUMS)
-    assert got.results[0]["n_records"] == [120]
-    assert told in got.log
-    # The client writes in blocks of 10 MiB; what it had of the second one is asked for again.
-    assert repository.ranges("train.jsonl") == [None, f"bytes={10 << 20}-"]
-
-
-def test_what_a_hub_refuses_is_one_line_with_the_fix_and_without_the_token(tmp_path: Path) -> None:
+    large = {"train.jsonl": jsonl(120, padding="x" * 100_000)}
+    cut = {"files": large, "cut": {"train.jsonl": 11_000_000}, "before_cut": wait_to_be_told}
     vast = {"train.jsonl": 10**18}
     changes: dict[str, tuple[dict[str, Any], str]] = {
         "slow": ({"n_failures": 2}, "[3]"),
@@ -166,10 +155,11 @@ def test_what_a_hub_refuses_is_one_line_with_the_fix_and_without_the_token(tmp_p
         "private": ({"refused": (401, "RepoNotFound")}, "no data set 'someone/private' on the hub"),
         "gone": ({"refused": (404, "RepoNotFound")}, "'someone/gone' on the hub, or it is private"),
         "closed": ({"refused": (403, None)}, "does not let this token read someone/closed"),
+        "cut": (cut, "[120]"),
         "vast": ({"stated_sizes": vast}, " free, 1000000.0 TB needed for someone/vast@cccccccc; "),
     }
     served = {
-        f"someone/{name}": Repository({"train.jsonl": jsonl(3)}, **how)
+        f"someone/{name}": Repository(**{"files": {"train.jsonl": jsonl(3)}, **how})
         for name, (how, _) in changes.items()
     }
     with serving(Hub(served)) as hub:
@@ -181,6 +171,9 @@ def test_what_a_hub_refuses_is_one_line_with_the_fix_and_without_the_token(tmp_p
     assert 0 < slow["waited_s"] < 60 and 0 < down["waited_s"] < 60
     assert got.results[-1]["error"].endswith("free some, or set HF_HOME to another disk")
     assert served["someone/vast"].ranges("train.jsonl") == []
+    # What breaks off goes on where it was: the client writes in blocks of 10 MiB.
+    assert told in got.log
+    assert served["someone/cut"].ranges("train.jsonl") == [None, f"bytes={10 << 20}-"]
     assert TOKEN not in json.dumps(got.results) + got.log
 
 
