@@ -7,8 +7,10 @@ import importlib
 import inspect
 import platform
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -113,7 +115,6 @@ class IsolatedTask(ScoringTask):
     judge_texts: ClassVar[Callable[..., Judgment]]
     cpu_s = 10
     wall_s = 60.0
-    worker: Worker
 
     def read_texts(self, example: Example) -> dict[str, str | None]:
         """Return what ``judge_texts`` takes besides the answer and the reference: all fields."""
@@ -135,9 +136,12 @@ class IsolatedTask(ScoringTask):
             raise EvaluationError(detail)
         return Judgment(kind, detail)
 
-    def score(self, examples: Sequence[Example], answers: Sequence[str]) -> list[Judgment]:
-        with closing(self.make_worker()) as self.worker:
-            return super().score(examples, answers)
+    @cached_property
+    def worker(self) -> Worker:
+        # Kept for all sides and baselines: starting one and reading references take their time.
+        worker = self.make_worker()
+        weakref.finalize(self, worker.close)
+        return worker
 
 
 @contextmanager

@@ -109,7 +109,7 @@ class Cypher(IsolatedTask):
             return Judgment("correct")
         if not lexer.has_closed_brackets(found):  # truncated; the parser would take long
             return Judgment("did_not_parse", "a bracket is not closed, or closes none")
-        known, read = _read_again(reference), read_query(answer)
+        known, read = _read_again(reference), _read_again(answer)
         if known.fault is not None:
             return Judgment("different", f"words compared alone: of the reference, {known.fault}")
         if read.gave_up:
@@ -141,7 +141,7 @@ def _words(query: str) -> list[lexer.Token] | None:
     return lexer.classify_words(tokens)
 
 
-# The same reference recurs for each side, checkpoint and baseline.
+# A reference recurs for each side, checkpoint and baseline, a baseline's answer for each question.
 _read_again = lru_cache(maxsize=4096)(read_query)
 
 
