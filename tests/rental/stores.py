@@ -123,13 +123,13 @@ def place(
     kind, folder = getattr(request, "param", "local"), tmp_path / "elsewhere" / "a place"
     if kind == "s3":
         monkeypatch.delenv("AWS_PROFILE", raising=False)
-        monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("object_storage"))
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.setenv(name, "test")
         # Of the machine's own settings nothing counts.
-        for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-            monkeypatch.setenv(name, os.devnull)
+        for name, value in {
+            "ENDPOINT_URL": request.getfixturevalue("object_storage"),
+            "DEFAULT_REGION": "us-east-1", "ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test",
+            "CONFIG_FILE": os.devnull, "SHARED_CREDENTIALS_FILE": os.devnull,
+        }.items():  # fmt: skip
+            monkeypatch.setenv(f"AWS_{name}", value)
         client = _client()
         client.create_bucket(Bucket=BUCKET)
         yield Place(destination=f"s3://{BUCKET}/run", folder=None)
