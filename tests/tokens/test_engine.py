@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from support import pair, tiny_tokenizer
+from test_added_tokens import cut_vocabulary
 from transformers import PreTrainedTokenizerFast
 
 from expertflow.data.chat_template import chat_environment
@@ -153,13 +154,14 @@ class Family(NamedTuple):
 
 @pytest.fixture(scope="module", params=TEMPLATES)
 def family(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shared_data: Path,
-    engines: list[Engine],
-) -> Family:  # fmt: skip
-    folder, choice = shared_data / "tokenizers" / request.param, "auto"
-    made = tmp_path_factory.mktemp("family")
-    if request.param in SPECIAL:
-        folder = made
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shared_data: Path
+) -> Family:
+    made, choice = tmp_path_factory.mktemp("family"), "auto"
+    folder = made / "small"
+    if request.param not in SPECIAL:
+        cut_vocabulary(shared_data / "tokenizers" / request.param, folder)
+    else:
+        folder.mkdir()
         tokenizer = train_tokenizer(["a text", "user", "assistant"] * 9, vocab_size=300)
         tokenizer.add_special_tokens(SPECIAL[request.param])
         tokenizer.save(str(folder / "tokenizer.json"))
@@ -171,8 +173,7 @@ def family(
         choice = str(made / "own.jinja")
     layout = read_layout(folder, choice=choice, text_special_tokens="plain")
     assert layout.problem is None
-    engine = engines[1] if request.param == "qwen" else Engine(folder)
-    return Family(engine, layout, PreTrainedTokenizerFast.from_pretrained(folder))
+    return Family(Engine(folder), layout, PreTrainedTokenizerFast.from_pretrained(folder))
 
 
 def test_no_text_poses_as_a_control_token(family: Family) -> None:
