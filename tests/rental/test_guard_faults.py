@@ -131,14 +131,14 @@ from expertflow.rental.guard.ledger import Meter, RemoteLedger
 def wait(self):
     if not self.cancel.wait(600):
         raise SystemExit("the pull was not ended")
-    Meter.__init__.__kwdefaults__["clock"] = None
+    Meter.__init__.__kwdefaults__["clock"], odd.cancel = None, self.cancel
     raise KeyError("odd pull")
 
 send = RemoteLedger.send_ledger
 
 def odd(ledger, store):
     RemoteLedger.send_ledger = send
-    raise ValueError("unheard of")
+    raise ValueError("broken off" if odd.cancel.is_set() else "unheard of")
 
 copies.Copies.pull_states, RemoteLedger.send_ledger = wait, odd
 ahead = lambda: time.monotonic() + 1000 * (Meter.__init__.__kwdefaults__["clock"] is None)
