@@ -208,6 +208,7 @@ def test_the_interval_of_a_mean_loss_covers_the_truth() -> None:
     assert 0.92 <= n_held / N_SIMULATIONS <= 0.98
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_blocks_of_documents_give_about_the_same_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     sums, counts = losses(np.random.default_rng(0), 2000)
     monkeypatch.setattr(statistics, "MAX_UNITS", 2000)

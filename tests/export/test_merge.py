@@ -33,7 +33,6 @@ def plain(folder: Path, **options: Any) -> Any:
 
 
 needs_bitsandbytes = pytest.mark.extra("bitsandbytes")
-QLORA = pytest.param("qlora", marks=needs_bitsandbytes)
 KINDS = {
     "lora": replace(LORA, targets=TARGETS),
     "dora": replace(LORA, targets=TARGETS, use_dora=True),
@@ -41,8 +40,10 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", ["lora", QLORA])
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [*(("lora", kind) for kind in KINDS), pytest.param("qlora", "dora", marks=needs_bitsandbytes)],
+)
 def test_a_merged_adapter_says_the_same(base: Path, tmp_path: Path, method: str, kind: str) -> None:
     what = train_adapter(base, tmp_path / "adapter", method=method, lora=KINDS[kind])
     record = export(what, tmp_path / "merged")

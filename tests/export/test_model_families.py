@@ -163,7 +163,7 @@ def test_a_familys_answers_are_learned_with_their_ends(name: str) -> None:
 
 # Tied, what is named, and how many matrices of the vocabulary are trained.
 NAMED = [
-    (False, BOTH, 2), (False, ("lm_head",), 1), (False, ("embed_tokens",), 1), (True, BOTH, 1),
+    (False, BOTH, 2), (False, ("lm_head",), 1), (False, ("embed_tokens",), 1),
     (True, ("lm_head",), 1), (True, ("embed_tokens",), 1),
 ]  # fmt: skip
 
