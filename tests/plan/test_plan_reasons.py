@@ -12,7 +12,7 @@ from support import run_script
 
 from expertflow.config.load import describe_origins, load_expert
 from expertflow.core.errors import ConfigError
-from expertflow.core.records import from_json, to_json, write_record
+from expertflow.core.records import from_json, to_json
 from expertflow.plan.claims import time_words
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.resolve import source_values
@@ -178,15 +178,5 @@ def test_a_claim_is_checked_by_hand() -> None:
     wrong = run_script("check_claims", *rates, "--hours", "47", "--usd-per-hour", "2.49")
     assert wrong.returncode == 1
     assert "are 47 minutes, about $1.97 at $2.49 an hour, not 47 hours" in wrong.stdout
-    right = run_script("check_claims", *rates, "--hours", "0.8")
-    assert (right.returncode, right.stderr) == (0, "")
     alone = run_script("check_claims", "--hours", "47")
     assert alone.returncode == 2 and "give at least two" in alone.stderr
-
-
-def test_a_plan_is_shown(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    write_record(path, plan(card("H100 SXM"), price_usd_per_hour=2.49))
-    done = run_script("show_plan", path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("plan\n  e on 1 x H100 SXM: lora, bf16\n")

@@ -85,8 +85,6 @@ def test_index_has_one_row_an_expert() -> None:
     index = build_index([index_row(report) for report in (GPU.report, other)])
     first, second = index["experts"]
     assert (first["expert"], second["expert"]) == ("expert-sql", "an-expert")  # as configured
-    assert first["after_fraction"] == 0.61 and first["usd"] == GPU.report.cost.usd
-    assert first["n_findings"] == len(GPU.report.findings)
     planned = first["planned_hours"] * (1 + first["hours_difference_fraction"])
     assert planned == pytest.approx(first["wall_s"] / 3600)
     assert second["usd"] is None and "price" in second["unavailable"]["usd"]
