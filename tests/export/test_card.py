@@ -20,7 +20,7 @@ from expertflow.export.records import ExportSpec, MergeComparison
 
 # Cards use the made-up run of the report's tests.
 sys.path.insert(0, str(ROOT / "tests" / "report"))
-from made_up_runs import make_cpu_inputs, make_gpu_inputs
+from made_up_runs import CPU, GPU
 from report_reading import compare_with_golden
 
 COMPARISON = MergeComparison(
@@ -43,8 +43,7 @@ def card_inputs(run: Any) -> CardInputs:
 
 def write_card(inputs: CardInputs, *files: str, is_adapter: bool = False, **changes: Any) -> str:
     """Write a card of an export with these changes and license files."""
-    record = replace(make_gpu_inputs().export, **changes)
-    return model_card(inputs, record, COMPARISON, files, is_adapter)
+    return model_card(inputs, replace(GPU.inputs.export, **changes), COMPARISON, files, is_adapter)
 
 
 def parts(card: str) -> tuple[dict[str, Any], str]:
@@ -54,7 +53,7 @@ def parts(card: str) -> tuple[dict[str, Any], str]:
 
 @pytest.fixture
 def inputs() -> CardInputs:
-    return card_inputs(make_gpu_inputs())
+    return card_inputs(GPU.inputs)
 
 
 def change(inputs: CardInputs, **records: dict[str, Any]) -> CardInputs:
@@ -109,7 +108,7 @@ def test_license_conflicts_come_first_and_an_odd_one_is_linked(inputs: CardInput
 
 def test_cards_say_what_their_golden_texts_say(inputs: CardInputs) -> None:
     compare_with_golden("card-gpu.md", write_card(inputs))
-    compare_with_golden("card-cpu.md", write_card(card_inputs(make_cpu_inputs())))
+    compare_with_golden("card-cpu.md", write_card(card_inputs(CPU.inputs)))
 
 
 def test_what_was_not_scored_says_why(inputs: CardInputs) -> None:
