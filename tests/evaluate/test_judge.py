@@ -70,21 +70,20 @@ def always(response: Response) -> Answering:
     return lambda _: response
 
 
-def test_a_preference_that_follows_the_answer_wins_and_loses() -> None:
-    result, asked = judged(prefers("good"), pairs(6))
-    assert (result.n_pairs, result.n_wins, result.n_losses, result.n_ties) == (6, 6, 0, 0)
-    assert result.win_fraction == 1.0
-    assert result.ci95 is not None and 0.5 < result.ci95[0] < result.ci95[1] == 1.0
-    assert len(asked) == 12
-    assert {request.path for request in asked} == {"/v1/chat/completions"}
-    assert judged(prefers("bad"), pairs(6))[0].n_losses == 6
-
-
-def test_a_judge_that_prefers_a_position_decides_nothing() -> None:
-    for position in "AB":
-        result, _ = judged(always(Response(json.dumps({"winner": position}))), pairs(4))
-        assert (result.n_ties, result.n_inconsistent, result.n_failed) == (4, 4, 0)
-        assert (result.win_fraction, result.ci95) == (0.5, None)
+def test_verdicts_count_where_both_orders_agree_and_equal_answers_are_not_sent() -> None:
+    positions = [always(Response(json.dumps({"winner": position}))) for position in "AB"]
+    for answering, before, counts, win_fraction, n_asked in (
+        (prefers("good"), "bad", (6, 0, 0, 0), 1.0, 12),
+        (prefers("bad"), "bad", (0, 6, 0, 0), 0.0, 12),
+        *((position, "bad", (0, 0, 6, 6), 0.5, 12) for position in positions),
+        (prefers("good"), "good", (0, 0, 6, 0), 0.5, 0),
+    ):
+        result, asked = judged(answering, pairs(6, before=before))
+        assert (result.n_pairs, result.n_failed, len(asked)) == (6, 0, n_asked)
+        assert counts == (result.n_wins, result.n_losses, result.n_ties, result.n_inconsistent)
+        assert (result.win_fraction, result.ci95 is None) == (win_fraction, counts[2] == 6)
+        assert {request.path for request in asked} <= {"/v1/chat/completions"}
+        assert result.n_input_tokens == 100 * n_asked and result.usd == pytest.approx(n_asked * 3e-4)
 
 
 def test_an_answer_that_claims_a_position_is_a_tie_and_stands_in_both() -> None:
@@ -111,12 +110,6 @@ def test_mixed_verdicts_are_counted_and_the_interval_takes_the_ties_as_they_are(
     assert result.ci95 == pytest.approx((0.4274, 0.8428), abs=2e-4)
 
 
-def test_equal_answers_are_a_tie_and_not_sent() -> None:
-    result, asked = judged(prefers("good"), pairs(3, before="good"))
-    assert (result.n_ties, result.n_inconsistent, asked) == (3, 0, [])
-    assert (result.n_input_tokens, result.usd) == (0, 0.0)
-
-
 def test_the_seed_says_which_pairs_and_which_order() -> None:
     def bodies(seed: int) -> list[str]:
         one_by_one = Patience(n_at_once=1)
@@ -126,13 +119,6 @@ def test_the_seed_says_which_pairs_and_which_order() -> None:
     first, again, other = bodies(3), bodies(3), bodies(4)
     assert first == again and len(first) == 10
     assert sorted(first) != sorted(other)
-
-
-def test_tokens_and_dollars_come_from_usage_and_prices() -> None:
-    result, _ = judged(prefers("good"), pairs(5))
-    assert (result.n_input_tokens, result.n_output_tokens) == (1000, 100)
-    assert result.usd == pytest.approx(1000 * 2e-6 + 100 * 10e-6)
-    assert judged(prefers("good"), pairs(1), usd_per_million_input_tokens=None)[0].usd is None
 
 
 @pytest.mark.parametrize("wait", ["0", "9" * 400, "Thu, 01 Jan 1970 00:00:00 GMT"])
@@ -288,6 +274,8 @@ def test_a_count_that_is_none_is_unknown() -> None:
         result, _ = judged(always(Response(body=reply)), pairs(1))
         assert (result.n_failed, result.n_input_tokens, result.usd) == (0, None, None)
         assert result.n_output_tokens == 2
+    priceless = judged(prefers("good"), pairs(1), usd_per_million_input_tokens=None)[0]
+    assert priceless.n_input_tokens == 200 and priceless.usd is None
 
 
 def test_parts_of_a_reply_that_are_no_text_are_passed_over() -> None:

@@ -207,9 +207,9 @@ GO
         (MYSQL, "SELECT `email` FROM `customers` WHERE `status` = 'active'",
          "SELECT email FROM customers WHERE NOT status <> 'active'", "SELECT 'ann@x.org'"),
         (MYSQL, "SELECT count(*) FROM customers", "SELECT count(DISTINCT id) FROM customers",
-         "SELECT count(updated) + 1 FROM customers"),
+         "SELECT 2"),
         (MYSQL, "SELECT `id` FROM `customers` WHERE IF(`status` = 'active', 1, 0) = 1",
-         "SELECT id FROM customers WHERE status = 'active'", "SELECT id FROM customers"),
+         "SELECT id FROM customers WHERE status = 'active'", "SELECT 1"),
         (PHPMYADMIN, "SELECT `id` FROM `u` WHERE `on` = 1 AND `n` > 5",
          "SELECT id FROM u WHERE n > 5 AND `on` = b'1'", "SELECT 1"),
         (SQL_SERVER, "SELECT TOP 1 [Name] FROM [sales].[Item] ORDER BY [Id]",
@@ -226,12 +226,12 @@ GO
          "SELECT * FROM e"),
         ("CREATE TABLE e (id INT, k VARCHAR(9), KEY i (k))",
          "SELECT * FROM e", "SELECT id, k FROM e", "SELECT id FROM e"),
-        (PLACES, "SELECT id FROM shop WHERE name = 'Ann''s'",
-         "SELECT id FROM shop WHERE `at` <> 'POINT(9 9)' AND name = 'Ann''s'",
+        (PLACES, "SELECT id FROM shop WHERE name = 'Ann''s' AND `at` = 'POINT(1 2)'",
+         "SELECT id FROM shop WHERE `at` = 'POINT(1 2)' AND name = 'Ann''s'",
          "SELECT id FROM shop WHERE name < 'B'"),
         (COPIED, "SELECT name FROM users WHERE active AND paid < 10",
          "SELECT name FROM public.users WHERE 10 > paid AND active = true",
-         "SELECT name FROM users"),
+         "SELECT 'Ann''s; \tA'"),
         (TRIGGERED, "SELECT name FROM t WHERE id = 1", "SELECT name FROM t WHERE 1 = id",
          "SELECT 'a'"),
         (BATCHES, "SELECT name FROM t WHERE id < 8", "SELECT name FROM dbo.t WHERE 8 > id",
@@ -241,22 +241,9 @@ GO
 def test_what_only_other_databases_understand_is_left_out_of_a_schema(
     schema: str, gold: str, right: str, wrong: str
 ) -> None:
-    judged = judge(schema, gold, gold, right, wrong)
-    assert [one.correct for one in judged] == [True, True, False]
-
-
-def test_rows_of_a_dump_are_the_first_database() -> None:
-    lucky = {
-        MYSQL: ("SELECT email FROM customers WHERE id = 1", "SELECT 'ann@x.org'"),
-        SQL_SERVER: ("SELECT Name FROM sales.Item WHERE Made < '2020-01-01'", "SELECT 'Pen'"),
-        POSTGRES: ("SELECT name FROM users WHERE id = 1", "SELECT 'Ann'"),
-        PLACES: ("SELECT name FROM shop WHERE `at` = 'POINT(1 2)'", "SELECT 'Ann''s'"),
-        COPIED: ("SELECT name FROM users WHERE active", "SELECT 'Ann''s; \tA'"),
-        TRIGGERED: ("SELECT name FROM t WHERE id = 1", "SELECT 'a'"),
-        BATCHES: ("SELECT name FROM t WHERE id > 1", "SELECT 'b'"),
-    }
-    for schema, (gold, prediction) in lucky.items():
-        assert kinds(schema, gold, prediction) == ["wrong_elsewhere"]
+    # The rows of a dump are the first database, and what is right there by luck is wrong elsewhere.
+    kind = "wrong_elsewhere" if "INSERT" in schema or "COPY" in schema else "wrong_rows"
+    assert kinds(schema, gold, gold, right, wrong) == ["correct", "correct", kind]
 
 
 def test_a_name_of_no_schema_is_still_an_error() -> None:
