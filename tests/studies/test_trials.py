@@ -168,6 +168,11 @@ def test_a_hangup_that_is_ignored_interrupts_nothing() -> None:
 STUBBORN = """
 import os, signal, sys
 from pathlib import Path
+from types import SimpleNamespace
+
+# They would import torch, for seconds, in both processes.
+stub = SimpleNamespace(RANK="RANK", Trial=object, TrialResult=object, run_trial=None)
+sys.modules |= {f"expertflow.train.{name}": stub for name in ("processes", "records", "trial")}
 from expertflow.studies import subprocess_runner
 
 def stubborn(trial, answer):
