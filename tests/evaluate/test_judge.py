@@ -83,7 +83,8 @@ def test_verdicts_count_where_both_orders_agree_and_equal_answers_are_not_sent()
         assert counts == (result.n_wins, result.n_losses, result.n_ties, result.n_inconsistent)
         assert (result.win_fraction, result.ci95 is None) == (win_fraction, counts[2] == 6)
         assert {request.path for request in asked} <= {"/v1/chat/completions"}
-        assert result.n_input_tokens == 100 * n_asked and result.usd == pytest.approx(n_asked * 3e-4)
+        assert result.n_input_tokens == 100 * n_asked
+        assert result.usd == pytest.approx(n_asked * 3e-4)
 
 
 def test_an_answer_that_claims_a_position_is_a_tie_and_stands_in_both() -> None:
