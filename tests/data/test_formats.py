@@ -98,8 +98,7 @@ def test_csv(tmp_path: Path, raw: bytes, wanted: list[Any], packed: str) -> None
 
 
 def test_csv_with_another_delimiter_and_encoding(tmp_path: Path) -> None:
-    raw = "a;b\n1,5;é\n".encode("cp1252")
-    options = {"delimiter": ";", "encoding": "cp1252"}
+    raw, options = "a;b\n1,5;é\n".encode("cp1252"), {"delimiter": ";", "encoding": "cp1252"}
     assert seen(tmp_path / "a.csv", raw, **options) == [(2, {"a": "1,5", "b": "é"})]
 
 

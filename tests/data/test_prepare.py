@@ -258,11 +258,10 @@ def test_what_is_kept_out_of_documents_stands_nowhere_else(
     assert KEY not in found and ADDRESS not in found
 
 
-@pytest.mark.parametrize("near", [None, NearSpec(threshold=0.8, n_words=2, n_permutations=32)])
-def test_any_number_of_shards_gives_the_same_documents(path: Path, near: NearSpec | None) -> None:
+def test_any_number_of_shards_gives_the_same_documents(path: Path) -> None:
     records = [{"q": f"q{i}" * (i % 7 + 1), "a": "ä" * i, "id": i} for i in range(1, 60)]
     write(path, *records[:30], {"q": "no answer"}, *records[30:])
-    spec = replace(SPEC, near=near)
+    spec = replace(SPEC, near=NearSpec(threshold=0.8, n_words=2, n_permutations=32))
     whole = prepare(path, spec)
     one = [replace(d, row=0) for d in documents(whole)]
     for n_shards in (2, 5):

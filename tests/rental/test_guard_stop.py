@@ -29,7 +29,7 @@ def test_the_exit_code_is_the_commands(tmp_path: Path, monkeypatch: pytest.Monke
     assert "no-such-program: No such file" in out
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_trainer_without_snakemake_is_told_too(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "job.sh"
     work = f"{shlex.join(guarded.trainer(tmp_path))} 2> >(cat >&2)"

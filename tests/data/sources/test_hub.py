@@ -41,9 +41,6 @@ configs:
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
 
 
-SOURCE = SourceSpec(name="s", kind="hub", **SUMS)
-
-
 def test_a_data_set_is_pinned_fetched_and_then_read_offline(tmp_path: Path) -> None:
     files = {"README.md": CARD, "train.jsonl": jsonl(30), "test.jsonl": jsonl(3)}
     with serving(Hub({"someone/sums": Repository(files)})) as hub:
@@ -285,7 +282,7 @@ def test_a_full_disk_is_one_line_and_texts_hold_no_secret() -> None:
     with pytest.raises(
         DataError, match=r"^source s: no space left for .*: file sys.*set HF_HOME"
     ) as caught:
-        with hub_errors.one_line(SOURCE):
+        with hub_errors.one_line(source()):
             try:
                 raise OSError(errno.ENOSPC, "No space left on device")
             except OSError as error:
@@ -297,7 +294,7 @@ def test_a_full_disk_is_one_line_and_texts_hold_no_secret() -> None:
         "GET https://cdn.example/blob?Signature=abc.def&Key=1 failed",
         "https://me:abc.def@hub.example/x",
     ):
-        said = hub_errors.explain_error(SOURCE, ValueError(text))
+        said = hub_errors.explain_error(source(), ValueError(text))
         assert "[hidden]" in said and TOKEN not in said and "abc.def" not in said
 
 
@@ -312,7 +309,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def source(**changes: Any) -> SourceSpec:
-    return SourceSpec(name="s", kind="hub", **{"id": "someone/sums", **changes})
+    return SourceSpec(name="s", kind="hub", **{**SUMS, **changes})
 
 
 def test_the_environment_names_the_caches(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,13 +323,11 @@ def test_the_environment_names_the_caches(home: Path, monkeypatch: pytest.Monkey
     assert cache.hub_cache() == Path("~/.cache/huggingface/hub").expanduser()
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
     assert cache.hub_cache() == Path("/x/huggingface/hub")
-
-
-@pytest.mark.parametrize("name", ["sums", "CypherBench", "Text-to-sql-v1", "aB2C", "SQLite3DB"])
-def test_folders_are_named_as_the_library_names_them(name: str) -> None:
+    # Folders of prepared data sets are named as the library names them.
     from datasets.naming import camelcase_to_snakecase
 
-    assert cache.snake_case(name) == camelcase_to_snakecase(name)
+    for name in ("sums", "CypherBench", "Text-to-sql-v1", "aB2C", "SQLite3DB"):
+        assert cache.snake_case(name) == camelcase_to_snakecase(name)
 
 
 def test_a_card_states_its_license(tmp_path: Path) -> None:
