@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,31 +33,25 @@ os.execvp("sh", ["sh", "-c", "echo ${CUDA_VISIBLE_DEVICES-all}; read until_told"
 
 class Jobs:
     def __init__(self, library: Path, folder: Path) -> None:
-        self.library, self.folder, self._ends = library, folder, ExitStack()
+        self.library, self.folder = library, folder
         self.running: list[subprocess.Popen[str]] = []
 
     def start(self, n: int, scenario: dict[str, Any] = FOUR, **settings: str) -> str:
         """Start a job that takes ``n`` cards and return those that it sees."""
         path = nvml_stub.write(self.folder, **scenario)
         places = {"TMPDIR": str(self.folder), **settings}
-        process = self._ends.enter_context(
-            subprocess.Popen(
+        env = nvml_stub.environment(self.library, path, **places)
+        with (self.folder / "log").open("w") as log:
+            process = subprocess.Popen(
                 [sys.executable, "-c", JOB, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=(self.folder / "log").open("w"), text=True,
-                env=nvml_stub.environment(self.library, path, **places),
-            )
-        )  # fmt: skip
+                stderr=log, text=True, env=env,
+            )  # fmt: skip
         self.running.append(process)
         assert process.stdout is not None
         return process.stdout.readline().strip()
 
     def end(self, i: int) -> None:
         self.running.pop(i).communicate("\n")
-
-    def close(self) -> None:
-        while self.running:
-            self.end(0)
-        self._ends.close()
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +63,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def jobs(library: Path, tmp_path: Path) -> Iterator[Jobs]:
     made = Jobs(library, tmp_path)
     yield made
-    made.close()
+    while made.running:
+        made.end(0)
 
 
 def test_jobs_at_once_take_different_cards(jobs: Jobs) -> None:
