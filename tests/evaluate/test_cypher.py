@@ -15,9 +15,12 @@ QUERY = "MATCH (p:Person {name: 'Ada'})-[r:KNOWS]->(q) WHERE p.age >= 3 RETURN q
 NO_QUERY = (
     *("RETURN 'a", "RETURN `a", "/* RETURN 1", "RETURN #", "a\0", "\ud800", "MATCH (n)"),
     *("MATCH (n:Person RETURN n", "MATCH (n) RETURN n; MATCH (n) RETURN n"),
-    *("MATCH (n) RETURN foo { (n)-->() }", "SELECT name FROM person",
-      QUERY + "; MATCH (n) DETACH DELETE n"),
-)  # fmt: skip
+    *(
+        "MATCH (n) RETURN foo { (n)-->() }",
+        "SELECT name FROM person",
+        QUERY + "; MATCH (n) DETACH DELETE n",
+    ),
+)
 
 
 def test_what_is_no_query_says_why() -> None:

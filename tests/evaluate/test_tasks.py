@@ -109,10 +109,12 @@ def test_a_users_own_task_may_be_isolated(tmp_path: Path) -> None:
 
 def test_a_file_without_one_complete_task_is_refused(tmp_path: Path) -> None:
     for text, message in {
-        "": "defines none", "class A(ScoringTask): pass\nclass B(A): pass": "defines A, B",
+        "": "defines none",
+        "class A(ScoringTask): pass\nclass B(A): pass": "defines A, B",
         "class A(ScoringTask): pass": "A lacks metric and judge$",
-        "class A(IsolatedTask):\n    metric = 'm'": "A lacks judge_texts$", "exit()": "SystemExit",
-    }.items():  # fmt: skip
+        "class A(IsolatedTask):\n    metric = 'm'": "A lacks judge_texts$",
+        "exit()": "SystemExit",
+    }.items():
         path = tmp_path / f"{len(text)}.py"
         path.write_text(f"from expertflow.evaluate.scoring import *\n{text}\n")
         with pytest.raises(EvaluationError, match=f"{path}: .*{message}"):

@@ -28,9 +28,12 @@ pytestmark = pytest.mark.long
 # More tokenizer and license files than the tiny base has.
 TEXTS = {
     **dict.fromkeys(("added_tokens.json", "vocab.json"), "{}"),
-    "special_tokens_map.json": '{"eos_token": "<|im_end|>"}', "merges.txt": "#version: 0.2\n",
-    "LICENSE": "terms", "NOTICE.txt": "names", "unrelated.txt": "no part of a model",
-}  # fmt: skip
+    "special_tokens_map.json": '{"eos_token": "<|im_end|>"}',
+    "merges.txt": "#version: 0.2\n",
+    "LICENSE": "terms",
+    "NOTICE.txt": "names",
+    "unrelated.txt": "no part of a model",
+}
 
 
 @pytest.fixture(scope="module")

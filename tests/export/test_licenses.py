@@ -62,11 +62,14 @@ def test_different_licenses_and_attribution_are_said() -> None:
 
 def test_only_a_license_that_follows_is_declared() -> None:
     for declared, base, *sources in (
-        ("apache-2.0", "apache-2.0", "mit", "cc-by-4.0"), ("other", "apache-2.0", "cc-by-sa-4.0"),
-        ("other", "apache-2.0", None), ("apache-2.0", "Apache License 2.0", "CC BY 4.0"),
-        ("other", "some words", "mit"), ("cc-by-sa-4.0", "cc-by-sa-4.0", "cc-by-sa-4.0"),
+        ("apache-2.0", "apache-2.0", "mit", "cc-by-4.0"),
+        ("other", "apache-2.0", "cc-by-sa-4.0"),
+        ("other", "apache-2.0", None),
+        ("apache-2.0", "Apache License 2.0", "CC BY 4.0"),
+        ("other", "some words", "mit"),
+        ("cc-by-sa-4.0", "cc-by-sa-4.0", "cc-by-sa-4.0"),
         (None, None, "mit"),
-    ):  # fmt: skip
+    ):
         assert hub_license(made_from(base, *sources)) == declared
     assert PERMISSIVE <= HUB_LICENSES
     assert not any(Licensed(name="", license=name).terms for name in PERMISSIVE)

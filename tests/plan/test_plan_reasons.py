@@ -37,9 +37,11 @@ def test_everything_auto_has_its_sentence() -> None:
 
 def test_the_replaced_set_up_is_quoted() -> None:
     for letter, setting, value in (
-        ("A", "batch_size", "16"), ("B", "dataloader_num_workers", "physical cores // 2"),
-        ("C", "sequence_length_tokens", "1536"), ("D", "save_steps", "2000"),
-    ):  # fmt: skip
+        ("A", "batch_size", "16"),
+        ("B", "dataloader_num_workers", "physical cores // 2"),
+        ("C", "sequence_length_tokens", "1536"),
+        ("D", "save_steps", "2000"),
+    ):
         made = reasons_of(plan(card("H100 SXM"), system=f"{letter}: a set-up"))
         assert made[setting].source_value == value
         assert set(source_values(letter, n_steps=9)) <= made.keys()

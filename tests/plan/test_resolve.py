@@ -119,10 +119,13 @@ def test_evaluations_are_about_ten_and_take_little_of_a_run(
 
 def test_workers_load_unpacked_rows_or_what_they_are_told_to() -> None:
     for loader, packing, n_workers, expected in (
-        (None, "bfd", 8, ("thread", 0)), (None, "concat", 8, ("thread", 0)),
-        (None, "none", 0, ("thread", 0)), (None, "none", 8, ("workers", 8)),
-        ("thread", "none", 8, ("thread", 0)), ("workers", "bfd", 8, ("workers", 8)),
-    ):  # fmt: skip
+        (None, "bfd", 8, ("thread", 0)),
+        (None, "concat", 8, ("thread", 0)),
+        (None, "none", 0, ("thread", 0)),
+        (None, "none", 8, ("workers", 8)),
+        ("thread", "none", 8, ("thread", 0)),
+        ("workers", "bfd", 8, ("workers", 8)),
+    ):
         spec = plan_spec(loader=loader, dataloader_num_workers=n_workers)
         made = choose_loader(spec, packing)
         chosen = {name_of(setting): value for setting, (value, _) in made.items()}

@@ -14,10 +14,13 @@ LADDER = "from_naive"
 # name, label, speed over the plan's
 RUNGS: tuple[tuple[str, str, float | None], ...] = (
     ("naive", "Naive loop: batch 1, no workers, fp32, padded", 0.031),
-    ("batch", "Batches of 16", 0.102), ("pretokenized", "Tokenized before training", 0.155),
-    ("workers", "Workers load the next batch", 0.157), ("bf16", "bf16 products", None),
-    ("packed", "Documents packed into rows", 0.81), ("fused-loss", "Fused loss", 0.94),
-)  # fmt: skip
+    ("batch", "Batches of 16", 0.102),
+    ("pretokenized", "Tokenized before training", 0.155),
+    ("workers", "Workers load the next batch", 0.157),
+    ("bf16", "bf16 products", None),
+    ("packed", "Documents packed into rows", 0.81),
+    ("fused-loss", "Fused loss", 0.94),
+)
 CHANGES: tuple[tuple[str, str, float | None, str | None], ...] = (
     ("no-compile", "Without compile", 0.78, None),
     ("workers-8", "8 workers instead of 4", 1.001, None),

@@ -42,11 +42,14 @@ Times = dict[str, list[list[tuple[float, float]]]]
 START_S = 1_781_428_000.0  # of the first job
 # Start and end of each attempt, in seconds from there, of one job after another; a card's last.
 ATTEMPTS: Times = {
-    "fetch_source": [[(0.0, 42.0)]], "prepare_shard": [[(43.0, 80.0)], [(44.0, 95.0)]],
-    "plan_training": [[(97.0, 100.0)]], "train_expert": [[(101.0, 701.0), (705.0, 3_481.0)]],
-    "generate_answers": [[(3_483.0, 3_983.0)]], "evaluate_expert": [[(3_983.0, 4_083.0)]],
+    "fetch_source": [[(0.0, 42.0)]],
+    "prepare_shard": [[(43.0, 80.0)], [(44.0, 95.0)]],
+    "plan_training": [[(97.0, 100.0)]],
+    "train_expert": [[(101.0, 701.0), (705.0, 3_481.0)]],
+    "generate_answers": [[(3_483.0, 3_983.0)]],
+    "evaluate_expert": [[(3_983.0, 4_083.0)]],
     "build_report": [[(4_085.0, 4_087.0)]],
-}  # fmt: skip
+}
 
 
 def make_attempts(times: Times = ATTEMPTS) -> dict[str, tuple[tuple[Attempt, ...], ...]]:
@@ -54,9 +57,11 @@ def make_attempts(times: Times = ATTEMPTS) -> dict[str, tuple[tuple[Attempt, ...
     return {
         stage: tuple(
             tuple(
-                Attempt(start_s=START_S + start_s, end_s=START_S + end_s, machine="c0ffee",
-                        code=0 if end_s == job[-1][1] else None,
-                        n_cards=int(stage in ("train_expert", "generate_answers")))
+                Attempt(
+                    start_s=START_S + start_s, end_s=START_S + end_s, machine="c0ffee",
+                    code=0 if end_s == job[-1][1] else None,
+                    n_cards=int(stage in ("train_expert", "generate_answers")),
+                )
                 for start_s, end_s in job
             )
             for job in jobs

@@ -37,10 +37,12 @@ TRAIN = "time.train_s"
 SOURCE = "data.sources.1"
 # Parts of wall time and the share of it above which they are lost; this run had two sessions.
 LOST = {
-    "data-wait": ("data_wait_s", 0.05), "checkpoint-time": ("checkpoint_s", 0.02),
-    "evaluation-time": ("eval_s", 0.05), "start-up": ("startup_s", 0.10),
+    "data-wait": ("data_wait_s", 0.05),
+    "checkpoint-time": ("checkpoint_s", 0.02),
+    "evaluation-time": ("eval_s", 0.05),
+    "start-up": ("startup_s", 0.10),
     "lost-work": ("other_s", 0.05),
-}  # fmt: skip
+}
 
 
 Changes = dict[str, Any]

@@ -78,12 +78,15 @@ def _rounded(value: Any) -> Any:
 
 
 FAULTS = [
-    ("run.color", "blue", "run"), ("data.documents", MISSING, "documents"),
-    ("run.preset", None, "run.preset"), ("throughput.mfu_fraction", 1.4, "throughput.mfu_fraction"),
+    ("run.color", "blue", "run"),
+    ("data.documents", MISSING, "documents"),
+    ("run.preset", None, "run.preset"),
+    ("throughput.mfu_fraction", 1.4, "throughput.mfu_fraction"),
     (f"{TRAINING}.epoch_summaries.1", MISSING, "epoch_summaries: 1 entries for 2 epochs"),
     (f"{TRAINING}.epochs", 2.01, "epoch_summaries: 2 entries for 3 epochs"),
     ("training_parameters.warmup_steps", 1800, "training_parameters.warmup_steps"),
-    ("time.train_s", 2_450.0, "time: the parts"), ("time.other_s", 40.0, "time: the parts"),
+    ("time.train_s", 2_450.0, "time: the parts"),
+    ("time.other_s", 40.0, "time: the parts"),
     ("data.trained_tokens", 86_400_001, "tokens add up to 86,400,000, not to 86,400,001"),
     (f"{TRAINING}.steps", 1_799, "epoch_summaries: steps add up to 1,800, not to 1,799"),
     ("data.useful_tokens", 43_200_001, "epoch_summaries[0].tokens: 43,200,000 in 900 of 900"),
@@ -96,7 +99,7 @@ FAULTS = [
     ("unavailable", {"model.revision": ""}, "unavailable"),
     ("comparison", [{"anything": 1}], "comparison"),
     ("export.published_step", 1800, "but step 1200 was evaluated; run export_model again"),
-]  # fmt: skip
+]
 
 EVALUATION_FAULTS = [
     ("after.n_by_kind.other", 1, "after.n_by_kind: 201 verdicts"),
