@@ -118,16 +118,20 @@ def test_a_reference_that_the_engine_refuses_is_compared_by_form(script: Path) -
 
 HOSTILE = [
     "LOAD CSV FROM '{secret}' AS line RETURN line",
-    "LOAD CSV FROM 'file://{secret}' AS line RETURN line", "CREATE (x:Person {name: 'Eve'})",
-    "MATCH (n:Person) SET n.name = 'Eve'", "MATCH (n) DETACH DELETE n",
-    'MATCH (n {name: "x\'); DROP TABLE nodes; --"}) RETURN n', "RETURN load_extension('{secret}')",
+    "LOAD CSV FROM 'file://{secret}' AS line RETURN line",
+    "CREATE (x:Person {name: 'Eve'})",
+    "MATCH (n:Person) SET n.name = 'Eve'",
+    "MATCH (n) DETACH DELETE n",
+    'MATCH (n {name: "x\'); DROP TABLE nodes; --"}) RETURN n',
+    "RETURN load_extension('{secret}')",
     "RETURN readfile('{secret}')",
     "UNWIND range(1, 1000000000) AS x UNWIND range(1, 1000000000) AS y RETURN count(*)",
-    "RETURN reduce(s = 'a', x IN range(1, 60) | s + s)", "RETURN '" + "x" * 1_000_000 + "'",
+    "RETURN reduce(s = 'a', x IN range(1, 60) | s + s)",
+    "RETURN '" + "x" * 1_000_000 + "'",
     "RETURN " + "(" * 20_000 + "1" + ")" * 20_000,
     "MATCH " + ", ".join(f"(n{i})" for i in range(200)) + " RETURN count(*)",
     "MATCH (a)-[*]-(b)-[*]-(c)-[*]-(d)-[*]-(e) RETURN count(*)",
-]  # fmt: skip
+]
 
 
 @needs_engine

@@ -40,15 +40,20 @@ def test_kinds() -> None:
         '{"name": "\\ud800", "age": 36}': "valid_but_different",
         '{"name": "\ud800", "age": 36}': "valid_but_different",
         '{"name": "Ada", "age": ' + "9" * 300 + "}": "valid_but_different",
-        '{"name": 1, "age": 36}': "invalid", '{"name": "Ada", "age": 36, "x": 1}': "invalid",
-        "[]": "invalid", "{'name': 'Ada'}": "did_not_parse",
-        '{"name": "Ada"} and more': "did_not_parse", "NaN": "did_not_parse",
-        "[-Infinity]": "did_not_parse", "1e999": "did_not_parse",
+        '{"name": 1, "age": 36}': "invalid",
+        '{"name": "Ada", "age": 36, "x": 1}': "invalid",
+        "[]": "invalid",
+        "{'name': 'Ada'}": "did_not_parse",
+        '{"name": "Ada"} and more': "did_not_parse",
+        "NaN": "did_not_parse",
+        "[-Infinity]": "did_not_parse",
+        "1e999": "did_not_parse",
         '{"name": "Ada", "name": "Ada", "age": 36}': "did_not_parse",
         "-" + "9" * 400: "did_not_parse",
         "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1): "did_not_parse",
-        "[" + "1," * 500_000 + "1]": "did_not_parse", '"\x01"': "did_not_parse",
-    }  # fmt: skip
+        "[" + "1," * 500_000 + "1]": "did_not_parse",
+        '"\x01"': "did_not_parse",
+    }
     assert {prediction: _kind(prediction) for prediction in expected} == expected
     recursive = '{"type": "array", "items": {"$ref": "#"}}'
     deepest = "[" * MAX_DEPTH + "]" * MAX_DEPTH
@@ -57,15 +62,19 @@ def test_kinds() -> None:
 
 @pytest.mark.parametrize(
     ("schema", "why"),
-    [("no JSON", "line 1, column 1"), ("[]", "an object, true or false"),
-     ('{"type": "nothing"}', "is not valid"), ('{"$ref": "#/$defs/missing"}', "missing"),
-     ('{"$ref": "#"}', "refers to itself without end"),
-     ('{"type": "object", "patternProperties": {"(": {}}}', "missing )"),
-     ('{"x": {"type": "nothing"}, "$ref": "#/x"}', "there is no type 'nothing'"),
-     ('{"x": {"properties": 3}, "$ref": "#/x"}', "judges nothing"),
-     ('{"$schema": ["a list"]}', "judges nothing"),
-     ('{"type": "array"}', "refuses the reference: $: ")],
-)  # fmt: skip
+    [
+        ("no JSON", "line 1, column 1"),
+        ("[]", "an object, true or false"),
+        ('{"type": "nothing"}', "is not valid"),
+        ('{"$ref": "#/$defs/missing"}', "missing"),
+        ('{"$ref": "#"}', "refers to itself without end"),
+        ('{"type": "object", "patternProperties": {"(": {}}}', "missing )"),
+        ('{"x": {"type": "nothing"}, "$ref": "#/x"}', "there is no type 'nothing'"),
+        ('{"x": {"properties": 3}, "$ref": "#/x"}', "judges nothing"),
+        ('{"$schema": ["a list"]}', "judges nothing"),
+        ('{"type": "array"}', "refuses the reference: $: "),
+    ],
+)
 def test_a_schema_that_cannot_judge_its_reference_is_an_error(schema: str, why: str) -> None:
     with pytest.raises(EvaluationError, match=re.escape(why)):
         judge_json(REFERENCE, reference=REFERENCE, schema=schema)

@@ -61,17 +61,21 @@ def test_kinds_and_their_reasons(database: Path) -> None:
     right, wrong = ("correct", ""), ("wrong_rows", "")
     # Null where the words are those of SQLite.
     expected: dict[str, tuple[str, str | None]] = {
-        GOLD: right, "select name as n, price from item where id < 3 order by id desc": right,
+        GOLD: right,
+        "select name as n, price from item where id < 3 order by id desc": right,
         "So:\n```sql\nSELECT name, price -- all\nFROM item /* ; */ WHERE price>1;\n```": right,
         "  WITH x AS (SELECT * FROM item) SELECT name, price FROM x WHERE price > 1 ;; ": right,
         "SELECT name, price FROM item": wrong,
-        "SELECT price, name FROM item WHERE price > 1": wrong, "VALUES (1)": wrong,
+        "SELECT price, name FROM item WHERE price > 1": wrong,
+        "VALUES (1)": wrong,
         "SELECT nope FROM item": ("syntax_error", "no such column: nope"),
-        "I do not know": ("syntax_error", None), "SELECT 'unclosed": ("syntax_error", None),
+        "I do not know": ("syntax_error", None),
+        "SELECT 'unclosed": ("syntax_error", None),
         "SELECT 1\0; DROP TABLE item": (
             "syntax_error", "holds a character that no text may hold"),
         f"SELECT '{'x' * 100_000}'": ("syntax_error", "longer than 100000 characters"),
-        "": ("empty", ""), " ;; -- nothing": ("empty", ""),
+        "": ("empty", ""),
+        " ;; -- nothing": ("empty", ""),
         "SELECT 1; SELECT 2": ("not_a_query", "several statements"),
         "PRAGMA writable_schema = ON": ("not_a_query", "PRAGMA is not allowed"),
         "WITH x AS (SELECT 'y') INSERT INTO item (name) SELECT * FROM x": ("not_a_query", None),

@@ -129,10 +129,15 @@ FROM_0 = {"label": [0, 1, 2, 3], "text": TEXTS}
 
 def test_a_number_is_a_label_where_labels_are_numbers() -> None:
     for choices, answer, label in (
-        (FROM_1, 1, "1"), (FROM_1, "1", "1"), (dict(zip("1234", TEXTS, strict=True)), 1, "1"),
-        (FROM_0, 0, "0"), ({"label": [3, 2, 1], "text": TEXTS[:3]}, 1, "1"), (TEXTS, 1, "B"),
-        (["3", "1"], 1, "B"), ({"x": "red", "y": "blue"}, 0, "x"),
-    ):  # fmt: skip
+        (FROM_1, 1, "1"),
+        (FROM_1, "1", "1"),
+        (dict(zip("1234", TEXTS, strict=True)), 1, "1"),
+        (FROM_0, 0, "0"),
+        ({"label": [3, 2, 1], "text": TEXTS[:3]}, 1, "1"),
+        (TEXTS, 1, "B"),
+        (["3", "1"], 1, "B"),
+        ({"x": "red", "y": "blue"}, 0, "x"),
+    ):
         assert right_label(read_options(choices), answer) == label
     labels = [(FROM_1, 0), (FROM_0, 4), (FROM_1, -1)]
     options = [(TEXTS, answer) for answer in (True, 4, -1)]

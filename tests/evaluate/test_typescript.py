@@ -13,16 +13,21 @@ FUNCTION = "export const add = (a: number, b = 'x'): string => { return a + b; }
 SAME = [
     (FUNCTION, FUNCTION.replace("'", '"').replace(";", "")),
     (FUNCTION, FUNCTION.replace("{", "{\n  // why\n ").replace("=>", "/* x */ =>")),
-    ("let a = 'it\\'s'", 'let a = "it\'s"'), ("f(a, b)", "f(a, b,)"), ("[1, 2]", "[1, 2,];"),
-    ("let x = {a, b}", "let x = {a, b,}"), ("import {A} from 'a'", "import {A,} from 'a';"),
+    ("let a = 'it\\'s'", 'let a = "it\'s"'),
+    ("f(a, b)", "f(a, b,)"),
+    ("[1, 2]", "[1, 2,];"),
+    ("let x = {a, b}", "let x = {a, b,}"),
+    ("import {A} from 'a'", "import {A,} from 'a';"),
     ("type T = {a: string; b: number}", "type T = {\n a: string,\n b: number,\n}"),
     ("interface I { a: string; f(): void }", "interface I {\n a: string\n f(): void\n}"),
     ("class C { a = 1; b() {}; }", "class C {\n a = 1\n b() {}\n}"),
     ("function f() { return 1;; }", "function f() { return 1 }"),
     ("switch (a) { case 1: f();; }", "switch (a) { case 1: f() }"),
-    ("type P = [A, B]", "type P = [A, B,]"), ("let a = <B c='d' />;", 'let a = <B c="d" />'),
-    ("let a = <B>c;", "let a = <B>c"), (f"Sure:\n```ts\n{FUNCTION}\n```\nDone.", FUNCTION),
-]  # fmt: skip
+    ("type P = [A, B]", "type P = [A, B,]"),
+    ("let a = <B c='d' />;", 'let a = <B c="d" />'),
+    ("let a = <B>c;", "let a = <B>c"),
+    (f"Sure:\n```ts\n{FUNCTION}\n```\nDone.", FUNCTION),
+]
 DIFFERENT = [
     ("let a = 1", "const a = 1"), ("let a = 'b'", "let a = b"), ("let a = 'b'", "let a = `b`"),
     ("let a = 'b '", "let a = 'b'"), ("let a = `b  c`", "let a = `b c`"),

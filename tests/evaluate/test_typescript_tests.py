@@ -45,18 +45,22 @@ def test_kinds() -> None:
     whole = PREFIX + "  return n * 2;\n};"
     expected = {
         "  return n * 2;\n};": "correct",
-        "Here it is:\n```typescript\n  return n + n;\n}\n```": "correct", whole: "correct",
+        "Here it is:\n```typescript\n  return n + n;\n}\n```": "correct",
+        whole: "correct",
         "function f(n: number): number { return 2 * n; }": "correct",
         "enum E { Two = 2 }\nconst f = (n: number) => n * E.Two;": "correct",
         "import { Heap } from 'heap-js';\nconst f = (n: number) => n * 2;": "correct",
         "import {\n  A,\n  B\n} from 'nope';\nconst f = (n: number) => n * 2;": "correct",
         "import assert from 'assert';\nconst f = (n: number) => n * 2;": "correct",
         "import { Heap } from 'heap-js';\nconst f = (n: number) => new Heap(n);": "raised",
-        "  return n;\n};": "failed_tests", "  throw new Error('x');\n};": "raised",
-        "  return n *": "did_not_parse", "  return 4; };\nprocess.exit(0);": "ended_early",
+        "  return n;\n};": "failed_tests",
+        "  throw new Error('x');\n};": "raised",
+        "  return n *": "did_not_parse",
+        "  return 4; };\nprocess.exit(0);": "ended_early",
         "  return 4; };\nsetTimeout(() => { throw 1; });": "raised",
-        "  return 4; };\n/*": "did_not_parse", " \n": "empty",
-    }  # fmt: skip
+        "  return 4; };\n/*": "did_not_parse",
+        " \n": "empty",
+    }
     assert dict(zip(expected, _kinds(*expected), strict=True)) == expected
     assert _kinds("  for (;;) {}\n};", cpu_s=2) == ["timed_out"]
 

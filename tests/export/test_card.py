@@ -185,12 +185,17 @@ def test_other_servers_are_told_to_decode_as_the_scores_were_reached(inputs: Car
     vllm: dict[str, Any]
     for decoding, vllm, llama in (
         (Decoding(), {"temperature": 0}, "--temp 0"),
-        (Decoding(temperature=0.7, top_p=0.9, top_k=5),
-         {"temperature": 0.7, "top_p": 0.9, "top_k": 5},
-         "--temp 0.7 --top-p 0.9 --top-k 5 --min-p 0"),
-        (Decoding(temperature=1.0), {"temperature": 1.0, "top_p": 1.0},
-         "--temp 1 --top-p 1 --top-k 0 --min-p 0"),
-    ):  # fmt: skip
+        (
+            Decoding(temperature=0.7, top_p=0.9, top_k=5),
+            {"temperature": 0.7, "top_p": 0.9, "top_k": 5},
+            "--temp 0.7 --top-p 0.9 --top-k 5 --min-p 0",
+        ),
+        (
+            Decoding(temperature=1.0),
+            {"temperature": 1.0, "top_p": 1.0},
+            "--temp 1 --top-p 1 --top-k 0 --min-p 0",
+        ),
+    ):
         lines = write_card(change(inputs, spec={"decoding": decoding})).splitlines()
         [served] = [shlex.split(line) for line in lines if line.startswith("vllm")]
         assert served[:-1] == ["vllm", "serve", ".", "--override-generation-config"]

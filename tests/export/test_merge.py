@@ -148,13 +148,17 @@ def said(loss: float, *values: float) -> merge.RowOutputs:
 def test_the_bounds_are_those_that_are_stated() -> None:
     before, nan = said(2.0, 10.0, -20.0), float("nan")
     for after, dtype, holds in (
-        (said(2.0005, 10.0, -20.0), "float32", True), (said(2.002, 10.0, -20.0), "float32", False),
+        (said(2.0005, 10.0, -20.0), "float32", True),
+        (said(2.002, 10.0, -20.0), "float32", False),
         # 0.001 + 0.1 / sqrt(100) for rounded weights
         (said(2.0105, 10.0, -20.0), "bfloat16", True),
-        (said(2.012, 10.0, -20.0), "bfloat16", False), (said(2.0, 10.0, -19.7), "float32", False),
-        (said(2.0, 10.0, -19.7), "bfloat16", True), (said(2.0, 10.0, -17.9), "bfloat16", False),
-        (said(nan, 10.0, -20.0), "bfloat16", False), (said(2.0, nan, -20.0), "bfloat16", False),
-    ):  # fmt: skip
+        (said(2.012, 10.0, -20.0), "bfloat16", False),
+        (said(2.0, 10.0, -19.7), "float32", False),
+        (said(2.0, 10.0, -19.7), "bfloat16", True),
+        (said(2.0, 10.0, -17.9), "bfloat16", False),
+        (said(nan, 10.0, -20.0), "bfloat16", False),
+        (said(2.0, nan, -20.0), "bfloat16", False),
+    ):
         assert merge.compare_outputs(before, after, n_rows=1, dtype=dtype).holds == holds
 
 

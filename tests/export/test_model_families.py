@@ -75,8 +75,11 @@ FAMILIES = {
     "Llama 3": Family(transformers.LlamaConfig(**SMALL), HEADERS, "<|eot_id|>"),
     "Mistral": Family(transformers.MistralConfig(**SMALL, sliding_window=8), MISTRAL, "</s>"),
     "Gemma 1": Family(transformers.GemmaConfig(**SMALL, head_dim=8), GEMMA, "<end_of_turn>"),
-    "Gemma 2": Family(transformers.Gemma2Config(**SMALL, head_dim=8, sliding_window=8, **CAPPED),
-                      GEMMA, "<end_of_turn>"),
+    "Gemma 2": Family(
+        transformers.Gemma2Config(**SMALL, head_dim=8, sliding_window=8, **CAPPED),
+        GEMMA,
+        "<end_of_turn>",
+    ),
     "Gemma 3": Family(
         transformers.Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=8), GEMMA, "<end_of_turn>"
     ),
@@ -163,9 +166,12 @@ def test_a_familys_answers_are_learned_with_their_ends(name: str) -> None:
 
 # Tied, what is named, and how many matrices of the vocabulary are trained.
 NAMED = [
-    (False, BOTH, 2), (False, ("lm_head",), 1), (False, ("embed_tokens",), 1),
-    (True, ("lm_head",), 1), (True, ("embed_tokens",), 1),
-]  # fmt: skip
+    (False, BOTH, 2),
+    (False, ("lm_head",), 1),
+    (False, ("embed_tokens",), 1),
+    (True, ("lm_head",), 1),
+    (True, ("embed_tokens",), 1),
+]
 
 
 def logits(model: Any) -> torch.Tensor:

@@ -99,12 +99,18 @@ def test_what_is_shown_of_an_answer() -> None:
     """What may become a stop text is held back, and thoughts are not shown."""
     # At once, and at last.
     expected = {
-        "ab": ("ab", "ab"), "ab#": ("ab", "ab#"), "ab##c": ("ab", "ab"),
-        "é\ufffd": ("é", "é\ufffd"), "\n<thi": ("", "\n<thi"), "<think>\nhm": ("", "<think>\nhm"),
-        "<think>hm##": ("", "<think>hm"), "<think>hm</think>\n": ("", ""),
-        "<think>hm</think>\n\nSELECT": ("SELECT", "SELECT"), " <b>": (" <b>", " <b>"),
+        "ab": ("ab", "ab"),
+        "ab#": ("ab", "ab#"),
+        "ab##c": ("ab", "ab"),
+        "é\ufffd": ("é", "é\ufffd"),
+        "\n<thi": ("", "\n<thi"),
+        "<think>\nhm": ("", "<think>\nhm"),
+        "<think>hm##": ("", "<think>hm"),
+        "<think>hm</think>\n": ("", ""),
+        "<think>hm</think>\n\nSELECT": ("SELECT", "SELECT"),
+        " <b>": (" <b>", " <b>"),
         "a <think>b</think>": ("a <think>b</think>", "a <think>b</think>"),
-    }  # fmt: skip
+    }
     for text, shown in expected.items():
         both = [serve.cut_visible(text, ("##",), final=final) for final in (False, True)]
         assert tuple(both) == shown

@@ -23,12 +23,16 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 NEOX = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
 # The last two have no gate.
 FAMILIES: dict[str, tuple[PretrainedConfig, tuple[str, ...]]] = {
-    "qwen3": (Qwen3Config(**SHAPE, num_key_value_heads=4, head_dim=32),
-              (*ATTENTION, "up_proj", "down_proj")),
-    "starcoder2": (Starcoder2Config(**SHAPE, num_key_value_heads=4),
-                   (*ATTENTION, "c_fc", "c_proj")),
+    "qwen3": (
+        Qwen3Config(**SHAPE, num_key_value_heads=4, head_dim=32),
+        (*ATTENTION, "up_proj", "down_proj"),
+    ),
+    "starcoder2": (
+        Starcoder2Config(**SHAPE, num_key_value_heads=4),
+        (*ATTENTION, "c_fc", "c_proj"),
+    ),
     "gpt_neox": (GPTNeoXConfig(**SHAPE), NEOX),
-}  # fmt: skip
+}
 DOCUMENTS = (700, 48, 200, 76)
 SUM_LEN_SQ = sum(n * n for n in DOCUMENTS)
 SUPERVISED = 0.25

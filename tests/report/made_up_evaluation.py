@@ -69,11 +69,20 @@ def make_bare(*, before: float, after: float) -> e.EvaluationRecord:
     record = make_evaluation(before=(0, before), after=(0, after), baselines={})
     blank = dict.fromkeys(("score", "generation_s", "n_generated_tokens", "n_cut_off"))
     return replace(
-        record, task="held_out_loss", recall=(), before=replace(record.before, **blank),
-        after=replace(record.after, **blank), changes=record.changes[:1],
-        published=published_by_training(PUBLISHED_STEP), decoding=e.Decoding(),
-        n_held_out_documents=N, samples=(), worst=(), tools={}, wall_s=31.0,
-    )  # fmt: skip
+        record,
+        task="held_out_loss",
+        recall=(),
+        before=replace(record.before, **blank),
+        after=replace(record.after, **blank),
+        changes=record.changes[:1],
+        published=published_by_training(PUBLISHED_STEP),
+        decoding=e.Decoding(),
+        n_held_out_documents=N,
+        samples=(),
+        worst=(),
+        tools={},
+        wall_s=31.0,
+    )
 
 
 def published_by_training(step: int) -> e.Published:

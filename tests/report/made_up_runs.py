@@ -22,20 +22,27 @@ from expertflow.report.records import ChainLink, Report
 from expertflow.train.records import NOT_ON_CPU
 
 PROVENANCE = {
-    "git": "3f9c2ab0d1 (clean)", "lockfile_sha256": "9d" * 32,
+    "git": "3f9c2ab0d1 (clean)",
+    "lockfile_sha256": "9d" * 32,
     "input_sha256": {"documents.json": "1a" * 32, "packing.json": "2b" * 32},
-    "command": "snakemake --cores 8 results/expert-sql/report.json", "host_hash": "c0ffee",
+    "command": "snakemake --cores 8 results/expert-sql/report.json",
+    "host_hash": "c0ffee",
     "chain": tuple(
         ChainLink(stage=stage, record=f"{record}.json", sha256=digest * 32, code=digest * 8)
         for stage, record, digest in (
-            ("find_datasets", "datasets", "0a"), ("deduplicate_documents", "documents", "1a"),
-            ("prepare_model", "model", "1b"), ("pack_sequences", "packing", "2b"),
-            ("plan_training", "plan", "2c"), ("stage_to_nvme", "staging", "2d"),
-            ("train_expert", "training", "3a"), ("generate_answers", "generations", "3d"),
-            ("evaluate_expert", "evaluation", "3b"), ("export_model", "export", "3c"),
+            ("find_datasets", "datasets", "0a"),
+            ("deduplicate_documents", "documents", "1a"),
+            ("prepare_model", "model", "1b"),
+            ("pack_sequences", "packing", "2b"),
+            ("plan_training", "plan", "2c"),
+            ("stage_to_nvme", "staging", "2d"),
+            ("train_expert", "training", "3a"),
+            ("generate_answers", "generations", "3d"),
+            ("evaluate_expert", "evaluation", "3b"),
+            ("export_model", "export", "3c"),
         )
     ),
-}  # fmt: skip
+}
 
 
 Times = dict[str, list[list[tuple[float, float]]]]
@@ -78,17 +85,34 @@ def make_gpu_inputs() -> ReportInputs:
     )
     staging = pieces.make_staging()
     return ReportInputs(
-        spec=pieces.SPEC, datasets=pieces.DATASETS, documents=pieces.DOCUMENTS,
-        model=pieces.make_model(), packing=pieces.make_packing(), plan=pieces.make_plan(),
-        staging=staging, training=pieces.make_training(), monitor=series.make_monitor(),
-        evaluation=replace(evaluation, earlier=learned.earlier(0.02, "no measurable change"),
-                           judge=learned.judge(n_wins=31, n_losses=7, n_ties=12),
-                           lm_eval=learned.LM_EVAL, n_questions_shared_with_training=3),
-        export=pieces.EXPORT, steps=series.make_steps(), samples=series.make_gpu_samples(),
-        profile=make_profile(), attempts=make_attempts(), ledger=Ledger(),
-        preflight={"machine": series.make_machine(), "n_cpus": 8,
-                   "staging": pieces.make_used(staging)},
-    )  # fmt: skip
+        spec=pieces.SPEC,
+        datasets=pieces.DATASETS,
+        documents=pieces.DOCUMENTS,
+        model=pieces.make_model(),
+        packing=pieces.make_packing(),
+        plan=pieces.make_plan(),
+        staging=staging,
+        training=pieces.make_training(),
+        monitor=series.make_monitor(),
+        evaluation=replace(
+            evaluation,
+            earlier=learned.earlier(0.02, "no measurable change"),
+            judge=learned.judge(n_wins=31, n_losses=7, n_ties=12),
+            lm_eval=learned.LM_EVAL,
+            n_questions_shared_with_training=3,
+        ),
+        export=pieces.EXPORT,
+        steps=series.make_steps(),
+        samples=series.make_gpu_samples(),
+        profile=make_profile(),
+        attempts=make_attempts(),
+        ledger=Ledger(),
+        preflight={
+            "machine": series.make_machine(),
+            "n_cpus": 8,
+            "staging": pieces.make_used(staging),
+        },
+    )
 
 
 def make_cpu_inputs() -> ReportInputs:
@@ -114,10 +138,12 @@ def make_cpu_inputs() -> ReportInputs:
             activated=("packing", "sdpa"), n_threads=2, time=clock, sampled_steps=None,
             candidates=gpu.training.candidates[-1:],
             peak_memory_allocated_bytes=None, peak_memory_reserved_bytes=None,
-            unavailable={"sampled_steps": "the run had too few steps for one to be timed",
-                         "h2d_s": NOT_ON_CPU, "gpu_idle_s": NOT_ON_CPU,
-                         "peak_memory_allocated_bytes": NOT_ON_CPU,
-                         "peak_memory_reserved_bytes": NOT_ON_CPU},
+            unavailable={
+                "sampled_steps": "the run had too few steps for one to be timed",
+                "h2d_s": NOT_ON_CPU, "gpu_idle_s": NOT_ON_CPU,
+                "peak_memory_allocated_bytes": NOT_ON_CPU,
+                "peak_memory_reserved_bytes": NOT_ON_CPU,
+            },
         ),
         preflight={"n_cpus": 2},
         attempts=make_attempts(
@@ -133,7 +159,8 @@ def make_cpu_inputs() -> ReportInputs:
             ),
             published=learned.published_by_training(series.N_STEPS),
         ),
-        export=replace(gpu.export, published_step=series.N_STEPS), samples=samples,
+        export=replace(gpu.export, published_step=series.N_STEPS),
+        samples=samples,
     )  # fmt: skip
 
 

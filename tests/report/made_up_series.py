@@ -101,19 +101,26 @@ def make_gpu_samples() -> tuple[h.GpuSample, ...]:
     for second in range(0, 2_680, 2):
         pause = second < 31 or 0 <= (second - 30) % 437 - 417 < 18
         samples.append(
-            h.GpuSample(elapsed_s=float(second),
-                        utilization_percent=12.0 if pause else chance.uniform(94, 97),
-                        memory_used_bytes=0 if second < 20 else 62_200_000_000,
-                        temperature_c=62 + 6 * (1 - math.exp(-second / 240)) - (3 if pause else 0),
-                        power_w=180.0 if pause else chance.gauss(612, 12), energy_j=548.0 * second,
-                        cpu_percent=chance.uniform(10, 18), ram_used_bytes=31_000_000_000,
-                        tensor_active_percent=2.0 if pause else chance.gauss(38, 1),
-                        sm_active_percent=9.0 if pause else chance.gauss(86, 1.5),
-                        sm_clock_mhz=1_905, memory_clock_mhz=2_619, pcie_rx_bytes_per_s=2.1e6,
-                        pcie_tx_bytes_per_s=0.9e6,
-                        throttle_reasons=("sw_power_cap",) if 300 <= second < 341 else (),
-                        disk_read_bytes=300_000, disk_write_bytes=290_000)
-        )  # fmt: skip
+            h.GpuSample(
+                elapsed_s=float(second),
+                utilization_percent=12.0 if pause else chance.uniform(94, 97),
+                memory_used_bytes=0 if second < 20 else 62_200_000_000,
+                temperature_c=62 + 6 * (1 - math.exp(-second / 240)) - (3 if pause else 0),
+                power_w=180.0 if pause else chance.gauss(612, 12),
+                energy_j=548.0 * second,
+                cpu_percent=chance.uniform(10, 18),
+                ram_used_bytes=31_000_000_000,
+                tensor_active_percent=2.0 if pause else chance.gauss(38, 1),
+                sm_active_percent=9.0 if pause else chance.gauss(86, 1.5),
+                sm_clock_mhz=1_905,
+                memory_clock_mhz=2_619,
+                pcie_rx_bytes_per_s=2.1e6,
+                pcie_tx_bytes_per_s=0.9e6,
+                throttle_reasons=("sw_power_cap",) if 300 <= second < 341 else (),
+                disk_read_bytes=300_000,
+                disk_write_bytes=290_000,
+            )
+        )
     return tuple(samples)
 
 

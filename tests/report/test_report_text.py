@@ -109,9 +109,13 @@ def _run(script: str, report: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 @pytest.mark.parametrize("script", ["show_report", "compare_experts"])
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "there is no report; run snakemake"), ("{", "not JSON"), ("[]", "older or damaged"),
-     ('{"schema_version": 1}', "older or damaged")],
-)  # fmt: skip
+    [
+        (None, "there is no report; run snakemake"),
+        ("{", "not JSON"),
+        ("[]", "older or damaged"),
+        ('{"schema_version": 1}', "older or damaged"),
+    ],
+)
 def test_a_report_that_cannot_be_read_is_one_line(
     script: str, text: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

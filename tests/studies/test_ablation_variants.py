@@ -60,11 +60,15 @@ def test_what_changes_nothing_is_the_plan(set_up: Setup, training: dict[str, Any
 
 @pytest.mark.parametrize(
     ("training", "match"),
-    [({"batch_size": 3}, r"of 3 rows do not make up .* of 8"),
-     ({"use_tf32": True}, "trains on a CPU"), ({"gpu": OLD, "bf16": True}, "Old has no"),
-     ({"gpu": OLD, "use_tf32": True}, "Old has no TF32"), ({"lora_r": 8}, "adapter"),
-     ({"attention": "varlen"}, "CUDA")],
-)  # fmt: skip
+    [
+        ({"batch_size": 3}, r"of 3 rows do not make up .* of 8"),
+        ({"use_tf32": True}, "trains on a CPU"),
+        ({"gpu": OLD, "bf16": True}, "Old has no"),
+        ({"gpu": OLD, "use_tf32": True}, "Old has no TF32"),
+        ({"lora_r": 8}, "adapter"),
+        ({"attention": "varlen"}, "CUDA"),
+    ],
+)
 def test_the_impossible_is_told(set_up: Setup, training: dict[str, Any], match: str) -> None:
     with pytest.raises(variants.NotMeasurableError, match=match) as caught:
         set_up(**training)
