@@ -25,17 +25,21 @@ def sql(n: int, canary: str) -> Sized:
     """Return queries; ``n`` scales what grows."""
     endless = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT "
     return {
-        "empty": "", "several statements": "SELECT 1; DROP TABLE item",
-        "attach": f"ATTACH '{canary}.db' AS x", "vacuum into": f"VACUUM INTO '{canary}.db'",
+        "empty": "",
+        "several statements": "SELECT 1; DROP TABLE item",
+        "attach": f"ATTACH '{canary}.db' AS x",
+        "vacuum into": f"VACUUM INTO '{canary}.db'",
         "write file": f"SELECT writefile('{canary}', 'x')",
         "read file": f"SELECT readfile('{canary}')",
         "load extension": f"SELECT load_extension('{canary}')",
         "delete": "WITH x AS (SELECT 1) DELETE FROM item",
         "returning": "UPDATE item SET name = 'x' RETURNING name",
-        "temp table": "CREATE TEMP TABLE x AS SELECT 1", "pragma": "PRAGMA writable_schema = ON",
+        "temp table": "CREATE TEMP TABLE x AS SELECT 1",
+        "pragma": "PRAGMA writable_schema = ON",
         "pragma as table": "SELECT * FROM pragma_database_list",
         "explain behind a mark": "\ufeffEXPLAIN SELECT 1",
-        "random": "SELECT name FROM item ORDER BY random()", "endless rows": endless + "i FROM r",
+        "random": "SELECT name FROM item ORDER BY random()",
+        "endless rows": endless + "i FROM r",
         "endless sum": endless + "sum(i) FROM r",
         "endless sort": endless + "zeroblob(900000) AS z FROM r ORDER BY z",
         "join": "SELECT count(*) FROM " + ", ".join(f"item i{k}" for k in range(60)),
@@ -49,59 +53,89 @@ def sql(n: int, canary: str) -> Sized:
         "instr": endless + "sum(instr(hex(zeroblob(490000)), hex(zeroblob(240000)) || i)) FROM r",
         "glob": "SELECT replace(hex(zeroblob(200000)), '0', 'a') GLOB '" + "*a" * n + "b'",
         "like": "SELECT hex(zeroblob(90000)) LIKE '" + "%0" * min(n, 20_000) + "1'",
-        "parentheses": "SELECT " + "(" * n + "1" + ")" * n, "not": "SELECT " + "NOT " * n + "1",
+        "parentheses": "SELECT " + "(" * n + "1" + ")" * n,
+        "not": "SELECT " + "NOT " * n + "1",
         "concatenation": "SELECT " + "||".join("1" for _ in range(n)),
         "union": " UNION ALL ".join("SELECT 1" for _ in range(n // 4)),
         "columns": "SELECT " + ",".join("1" for _ in range(n)),
         "json": "SELECT json('" + "[" * n + "')",
-        "json path": "SELECT json_extract('{}', '$" + ".a" * n + "')", "open quote": "SELECT 'abc",
-        "quotes": "'" * (2 * n + 1), "brackets": "[" * n, "comment": "/*" * n, "nul": "SELECT 1\0",
-        "surrogate": "SELECT '\ud800'", "long": "SELECT '" + "x" * 50 * n + "'",
+        "json path": "SELECT json_extract('{}', '$" + ".a" * n + "')",
+        "open quote": "SELECT 'abc",
+        "quotes": "'" * (2 * n + 1),
+        "brackets": "[" * n,
+        "comment": "/*" * n,
+        "nul": "SELECT 1\0",
+        "surrogate": "SELECT '\ud800'",
+        "long": "SELECT '" + "x" * 50 * n + "'",
         "unknown table function": "SELECT * FROM generate_series(1, 1e12)",
-    }  # fmt: skip
+    }
 
 
 def json(n: int, canary: str) -> Sized:
     unequal = ",".join(f'{{"k":{k}}}' for k in range(n // 4))
     return {
-        "empty": "", "pattern that backtracks": '{"a": "' + "a" * 40 + '!"}',
-        "unequal items": '{"b": [' + unequal + ', 1, "x"]}', "deep lists": "[" * n + "]" * n,
+        "empty": "",
+        "pattern that backtracks": '{"a": "' + "a" * 40 + '!"}',
+        "unequal items": '{"b": [' + unequal + ', 1, "x"]}',
+        "deep lists": "[" * n + "]" * n,
         "deep objects": '{"c":' * n + "1" + "}" * n,
         "deep in its schema": '{"c":' * 60 + "{}" + "}" * 60,
-        "number beyond floats": '{"d": 1e400}', "long number": '{"d": ' + "9" * n + "}",
-        "no multiple": '{"d": 1e308}', "NaN": '{"d": NaN}', "key twice": '{"a": "a", "a": "b"}',
-        "surrogate": '{"a": "\\ud800"}', "half a pair": '{"a": "\ud800"}', "nul": '{"a": "\0"}',
-        "long": '{"a": "' + "a" * 50 * n + '"}', "fences": "```\n" * n,
+        "number beyond floats": '{"d": 1e400}',
+        "long number": '{"d": ' + "9" * n + "}",
+        "no multiple": '{"d": 1e308}',
+        "NaN": '{"d": NaN}',
+        "key twice": '{"a": "a", "a": "b"}',
+        "surrogate": '{"a": "\\ud800"}',
+        "half a pair": '{"a": "\ud800"}',
+        "nul": '{"a": "\0"}',
+        "long": '{"a": "' + "a" * 50 * n + '"}',
+        "fences": "```\n" * n,
         "remote": '{"$ref": "http://127.0.0.1:{port}/x", "a": 1}',
         "file": '{"$ref": "file://' + canary + '", "a": 1}',
-    }  # fmt: skip
+    }
 
 
 def cypher(n: int, canary: str) -> Sized:
     return {
-        "empty": "", "delete": "MATCH (a) DETACH DELETE a",
+        "empty": "",
+        "delete": "MATCH (a) DETACH DELETE a",
         "load": f"LOAD CSV FROM 'file://{canary}' AS x RETURN x",
         "load from the network": "LOAD CSV FROM 'http://127.0.0.1:{port}/x' AS x RETURN x",
-        "call": "CALL dbms.shutdown()", "parentheses": "RETURN " + "(" * n,
-        "lists": "RETURN " + "[" * n + "]" * n, "maps": "RETURN " + "{a:" * n,
+        "call": "CALL dbms.shutdown()",
+        "parentheses": "RETURN " + "(" * n,
+        "lists": "RETURN " + "[" * n + "]" * n,
+        "maps": "RETURN " + "{a:" * n,
         "not": "MATCH (a) WHERE " + "NOT " * n + "a.x RETURN a",
         "or": "MATCH (a) WHERE a.x = 1" + " OR a.x = 1" * n + " RETURN a",
         "case": "RETURN " + "CASE WHEN 1 THEN " * n,
         "deep but short": "RETURN " + "(" * 900 + "1" + ")" * 900,
-        "subqueries": "CALL { " * min(n, 2500), "quotes": "'" * (2 * n + 1), "comment": "/*" * n,
-        "surrogate": "RETURN '\ud800'", "nul": "RETURN \0", "long": "x" * 50 * n,
-    }  # fmt: skip
+        "subqueries": "CALL { " * min(n, 2500),
+        "quotes": "'" * (2 * n + 1),
+        "comment": "/*" * n,
+        "surrogate": "RETURN '\ud800'",
+        "nul": "RETURN \0",
+        "long": "x" * 50 * n,
+    }
 
 
 def typescript(n: int, canary: str) -> Sized:
     return {
-        "empty": "", "parentheses": "(" * n, "generics": "a<" * n, "generic calls": "a<b>(" * n,
-        "arrows": "(a)=>" * n, "templates": "`${" * n, "tags": "<a>" * n,
-        "types": "type A=" + "T extends U ? " * n, "expression": "f(" * n + ")" * n,
-        "quotes": "'" * (2 * n + 1), "comment": "/*" * n, "surrogate": "\ud800" * n,
-        "nul": "\0" * n, "long": "a+" * 25 * n + "a",
+        "empty": "",
+        "parentheses": "(" * n,
+        "generics": "a<" * n,
+        "generic calls": "a<b>(" * n,
+        "arrows": "(a)=>" * n,
+        "templates": "`${" * n,
+        "tags": "<a>" * n,
+        "types": "type A=" + "T extends U ? " * n,
+        "expression": "f(" * n + ")" * n,
+        "quotes": "'" * (2 * n + 1),
+        "comment": "/*" * n,
+        "surrogate": "\ud800" * n,
+        "nul": "\0" * n,
+        "long": "a+" * 25 * n + "a",
         "reads a file": f"require('fs').readFileSync('{canary}')",
-    }  # fmt: skip
+    }
 
 
 def typescript_tests(n: int, canary: str) -> Sized:
@@ -112,7 +146,8 @@ def typescript_tests(n: int, canary: str) -> Sized:
     dial = "await new Promise((_, no) => net.connect({port}, '127.0.0.1').on('error', no));\n"
     run = "for (;;) new w.Worker('for(;;){}', {eval: true});"
     return {
-        "aborts": "process.abort()", "opens a block": f + "if (false) {",
+        "aborts": "process.abort()",
+        "opens a block": f + "if (false) {",
         "never ends": "while (true) {}\n" + f,
         "never settles": "await new Promise(() => undefined);\n" + f,
         "waits": "await new Promise((done) => setTimeout(done, 1e9));\n" + f,
@@ -140,17 +175,26 @@ def typescript_tests(n: int, canary: str) -> Sized:
         "gathers": "import x from 'https://127.0.0.1:{port}/x.js';\n" + f,
         "throws a trap": "throw new Proxy({}, {get() { for (;;) {} }});",
         "throws nothing": "throw undefined;",
-        "parentheses": "(" * n, "surrogate": f + "'\ud800'", "long": f + "a+" * 25 * n,
-    }  # fmt: skip
+        "parentheses": "(" * n,
+        "surrogate": f + "'\ud800'",
+        "long": f + "a+" * 25 * n,
+    }
 
 
 def text(n: int, canary: str) -> Sized:
     return {
-        "empty": "", "marks": "#" * 50 * n, "digits": "#### " + "9" * 50 * n,
-        "blanks": "#### " + " " * 50 * n + "4", "commas": "#### " + "1," * 25 * n,
-        "exponent": "#### 1e999999999", "not a number": "#### NaN", "other digits": "#### ٤",
-        "fences": "```\n" * 10 * n, "surrogate": "#### \ud800", "nul": "\0" * n,
-    }  # fmt: skip
+        "empty": "",
+        "marks": "#" * 50 * n,
+        "digits": "#### " + "9" * 50 * n,
+        "blanks": "#### " + " " * 50 * n + "4",
+        "commas": "#### " + "1," * 25 * n,
+        "exponent": "#### 1e999999999",
+        "not a number": "#### NaN",
+        "other digits": "#### ٤",
+        "fences": "```\n" * 10 * n,
+        "surrogate": "#### \ud800",
+        "nul": "\0" * n,
+    }
 
 
 def cheating(tests: str) -> Callable[[int, str], Sized]:
@@ -168,9 +212,11 @@ def records(database: str) -> dict[str, dict[str, Any]]:
         "sql_execution": {"reference": SQL_REFERENCE, "artifacts": {"database": database}},
         "json_schema": {"reference": '{"a": "aa"}', **schema},
         "cypher": {"reference": "MATCH (a:P) RETURN a.name"},
-        "typescript": {"reference": "f(1)"}, "typescript_tests": {**tested, "record": {"t": TESTS}},
-        "final_answer": {"reference": "#### 4"}, "exact_match": {"reference": "4"},
-    }  # fmt: skip
+        "typescript": {"reference": "f(1)"},
+        "typescript_tests": {**tested, "record": {"t": TESTS}},
+        "final_answer": {"reference": "#### 4"},
+        "exact_match": {"reference": "4"},
+    }
 
 
 PREDICTIONS = {
