@@ -117,12 +117,16 @@ def test_a_full_disk_is_told_beforehand(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_words_are_folded() -> None:
     for text, punctuation, wanted in (
-        ("Two  Words\r\n", True, "two words"), ("a+b, c", True, "a+b, c"),
-        ("a+b, c", False, "a b c"), ("min_cost([[1, 2]])", False, "min_cost 1 2"),
+        ("Two  Words\r\n", True, "two words"),
+        ("a+b, c", True, "a+b, c"),
+        ("a+b, c", False, "a b c"),
+        ("min_cost([[1, 2]])", False, "min_cost 1 2"),
         ("ÄRGER\u00a0— “ja” STRASSE ß", False, "ärger ja strasse ss"),
-        ("e\u0301t\u00e9", True, "été"), ("数据库", True, "数 据 库"), ("हिन्दी", False, "हिन्दी"),
+        ("e\u0301t\u00e9", True, "été"),
+        ("数据库", True, "数 据 库"),
+        ("हिन्दी", False, "हिन्दी"),
         ("a\x00b", True, "a b"),
-    ):  # fmt: skip
+    ):
         assert fold_words(text, punctuation=punctuation).decode().split() == wanted.split()
 
 
@@ -157,16 +161,24 @@ def spec(path: Path, text: str = "{question}", n_words: int = 8) -> BenchmarkSpe
 @pytest.mark.parametrize(
     ("texts", "n_words", "turns", "is_found"),
     [
-        *(([QUESTION], 8, [text], True) for text in (
-            f"Think. {QUESTION} Answer: 9", QUESTION.upper(),
-            QUESTION.replace("'", "’").replace(" ", "\n"),
-            "ducks lay 16 eggs, per day she eats",  # eight words
-        )),
-        *(([QUESTION], 8, [text], False) for text in (
-            "", "lay 16 eggs per day she eats",  # seven words
-            "ducks lay 16 eggs per night she eats three for dinner",
-            "ducks\x00 lay 15 eggs per day she eats three",
-        )),
+        *(
+            ([QUESTION], 8, [text], True)
+            for text in (
+                f"Think. {QUESTION} Answer: 9",
+                QUESTION.upper(),
+                QUESTION.replace("'", "’").replace(" ", "\n"),
+                "ducks lay 16 eggs, per day she eats",  # eight words
+            )
+        ),
+        *(
+            ([QUESTION], 8, [text], False)
+            for text in (
+                "",
+                "lay 16 eggs per day she eats",  # seven words
+                "ducks lay 16 eggs per night she eats three for dinner",
+                "ducks\x00 lay 15 eggs per day she eats three",
+            )
+        ),
         # A run does not span two turns.
         ([QUESTION], 8, [FIRST, SECOND], True),
         ([QUESTION], 12, [FIRST, SECOND], False),
@@ -184,7 +196,7 @@ def spec(path: Path, text: str = "{question}", n_words: int = 8) -> BenchmarkSpe
         (["一个农夫有十六只鸭子"], 8, ["问:一个农夫有十六只鸭子吗?"], True),
         (["一个农夫有十六只鸭子"], 8, ["农夫有十六只鸡"], False),
     ],
-)  # fmt: skip
+)
 def test_what_counts_as_a_run(
     texts: list[str], n_words: int, turns: list[str], is_found: bool
 ) -> None:

@@ -37,14 +37,22 @@ OBJECTS = st.dictionaries(SCALARS.map(str), VALUES)
 COLONS = st.sampled_from([":", ": ", " : ", "\t:", "\r\n:"])
 
 FAULTS = [
-    (b'{"a": "\xe9"}', "not_utf8", None), (b'{"a": "\xed\xa0\x80"}', "not_utf8", None),
-    (b'{"a": "\xff', "not_utf8", None), (b"hello", "not_json", None),
-    (b'{"a": 1,}', "not_json", None), (b'{"a": "x\ty"}', "not_json", None),
-    (b'{"a": tru}', "not_json", None), (b'{"a": "x', "truncated", None),
-    (b"[1]", "not_an_object", None), (b"null", "not_an_object", None),
-    (b'{"a": 1} {"a": 2}', "several_values", None), (b"{'a': 1}", "python_repr", None),
-    (b'{"a": None}', "python_repr", None), (b'{"a": NaN}', "not_finite", "a"),
-    (b'{"x": {"a": [-Infinity]}}', "not_finite", "x"), (b'{"a": 1e999}', "not_finite", "a"),
+    (b'{"a": "\xe9"}', "not_utf8", None),
+    (b'{"a": "\xed\xa0\x80"}', "not_utf8", None),
+    (b'{"a": "\xff', "not_utf8", None),
+    (b"hello", "not_json", None),
+    (b'{"a": 1,}', "not_json", None),
+    (b'{"a": "x\ty"}', "not_json", None),
+    (b'{"a": tru}', "not_json", None),
+    (b'{"a": "x', "truncated", None),
+    (b"[1]", "not_an_object", None),
+    (b"null", "not_an_object", None),
+    (b'{"a": 1} {"a": 2}', "several_values", None),
+    (b"{'a': 1}", "python_repr", None),
+    (b'{"a": None}', "python_repr", None),
+    (b'{"a": NaN}', "not_finite", "a"),
+    (b'{"x": {"a": [-Infinity]}}', "not_finite", "x"),
+    (b'{"a": 1e999}', "not_finite", "a"),
     (b'{"a": 1, "a": 1}', "duplicate_key", "a"),
     (b'{"x": [{"b" :1, "b"\t: 2}], "y": "\\": "}', "duplicate_key", "b"),
     (b'{"a": 1, "\\u0061": 1}', "duplicate_key", "a"),
@@ -54,10 +62,12 @@ FAULTS = [
     (b'{"a": ' + b"1" * 5000 + b"}", "integer_over_64_bits", "a"),
     (b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}", "too_deep", None),
     (b'{"a": ' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", "too_deep", None),
-    (b'{"a": "\\ud800"}', "lone_surrogate", "a"), (b'{"\\udfff": 1}', "lone_surrogate", "\\udfff"),
-    (b'{"a": {"b": ["\\u0000"]}}', "nul_character", "a"), (b'{"a": "\0"}', "nul_character", None),
+    (b'{"a": "\\ud800"}', "lone_surrogate", "a"),
+    (b'{"\\udfff": 1}', "lone_surrogate", "\\udfff"),
+    (b'{"a": {"b": ["\\u0000"]}}', "nul_character", "a"),
+    (b'{"a": "\0"}', "nul_character", None),
     (b'\xef\xbb\xbf{"a": 1}', "byte_order_mark", None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("line", "reason", "field"), FAULTS)

@@ -315,15 +315,18 @@ def test_what_depends_on_its_texts_has_no_form() -> None:
     both, _ = frame_of(chat("a", "b", learned=(0, 1)))
     assert Renderer(layout(two)).build_form(both) is None
     for own in (
-        layout(two), layout(CHATML, strip_after=("<s>",)), layout(CHATML, strip_before=("<s>",)),
+        layout(two),
+        layout(CHATML, strip_after=("<s>",)),
+        layout(CHATML, strip_before=("<s>",)),
         replace(chatml_layout(), chat_template=None),
-    ):  # fmt: skip
+    ):
         assert Renderer(own).build_form(frame) is None
 
 
 LOOP = "{% for m in messages %}{% set c = m.content %}[%s]{% endfor %}"
 PLAIN = {
-    "added": "{{ '<|im_start|>' + m.role + c + '<|im_end|>' }}", "trimmed": "{{ c | trim }};",
+    "added": "{{ '<|im_start|>' + m.role + c + '<|im_end|>' }}",
+    "trimmed": "{{ c | trim }};",
     "stripped": "{{ c.strip() }}{{ c.lstrip('\\n') }}{{ c.rstrip() }};",
     "thoughts": "{% if '</think>' in c %}{{ c.split('</think>')[-1].lstrip('\\n') }}"
     "{% else %}{{ c }}{% endif %};",
@@ -339,16 +342,19 @@ PLAIN = {
     "before": "{% if loop.previtem is defined and loop.previtem.content.endswith('!') %}B"
     "{% endif %}{{ c }};",
     "kept": "{% set ns = namespace(last='') %}{% set ns.last = c %}{{ ns.last }};",
-}  # fmt: skip
+}
 OPAQUE = {
-    "upper": "{{ c | upper }};", "json": "{{ c | tojson }};",
+    "upper": "{{ c | upper }};",
+    "json": "{{ c | tojson }};",
     "json of all": "{{ messages | tojson }};",
     "letters": "{% for letter in c %}{{ letter }}{% endfor %};",
-    "joined": "{{ (c ~ '!') | trim }};", "escaped": "{{ c | e }};",
+    "joined": "{{ (c ~ '!') | trim }};",
+    "escaped": "{{ c | e }};",
     "inside": "{% if c in 'a b c' %}I{% endif %}{{ c }};",
     "block": "{% set d %}{{ c }}{% endset %}{{ d | trim }};",
     "macro": "{% macro f(t) %}{{ t }}{% endmacro %}{{ f(c) | trim }};",
-    "derived": "{{ (c + ' ') | trim }};", "words": "{{ c.split() | first }};",
+    "derived": "{{ (c + ' ') | trim }};",
+    "words": "{{ c.split() | first }};",
     "of two": "{% if messages[0].content in c %}O{% endif %}{{ c }};",
     "prefixes": "{% if c.startswith(('a', 'x')) %}P{% endif %}{{ c }};",
     "starts inside": "{% if c.startswith('b', 1) %}S{% endif %}{{ c }};",
@@ -359,7 +365,7 @@ OPAQUE = {
     "put into a text": "{{ ('@' | replace('@', c)) | trim }};",
     "format method": "{{ c.format() | trim }};",
     "escaped by mode": "{% autoescape true %}{{ c }}{% endautoescape %};",
-}  # fmt: skip
+}
 WORDS = ["x", "y", "a", "ab ", " b", "\n", "<tool>", "</think>", "</think>\nx", "é", "5", "<", "!"]
 
 

@@ -53,12 +53,15 @@ def test_templates_make_a_question_and_an_answer_or_a_plain_document() -> None:
         ("{a} {{b}}", {"a": "x"}, "x {b}"),
         ("{a.b.1}", {"a": {"b": ["x", "y"]}}, "y"),
         ("{a.b}", {"a.b": "whole name first", "a": {"b": "x"}}, "whole name first"),
-        ("{a}{b?}", {"a": "x"}, "x"), ("{a}{b?}", {"a": "x", "b": None}, "x"),
-        ("{a}{b?}", {"a": "x", "b": ""}, "x"), ("{a}{b?}", {"a": "x", "b": "y"}, "xy"),
+        ("{a}{b?}", {"a": "x"}, "x"),
+        ("{a}{b?}", {"a": "x", "b": None}, "x"),
+        ("{a}{b?}", {"a": "x", "b": ""}, "x"),
+        ("{a}{b?}", {"a": "x", "b": "y"}, "xy"),
         ("{a:json}", {"a": {"é": [1, None]}}, '{"é": [1, null]}'),
-        ("{a:lines}", {"a": ["x", "y"]}, "x\ny"), ("x{a?:lines}{b?:json}", {"a": []}, "x"),
+        ("{a:lines}", {"a": ["x", "y"]}, "x\ny"),
+        ("x{a?:lines}{b?:json}", {"a": []}, "x"),
     ],
-)  # fmt: skip
+)
 def test_places_of_a_template(template: str, record: dict[str, Any], text: str) -> None:
     assert compile_template(template)(record) == text
 
@@ -66,18 +69,23 @@ def test_places_of_a_template(template: str, record: dict[str, Any], text: str) 
 @pytest.mark.parametrize(
     ("template", "record", "reason", "field"),
     [
-        ("{a}", {}, "missing_field", "a"), ("{a}", {"a": None}, "null_field", "a"),
-        ("{a}", {"a": 3}, "not_text", "a"), ("{a}", {"a": " \n"}, "empty_field", "a"),
-        ("{a}", {"a": "x\0y"}, "nul_character", "a"), ("{a.b}", {"a": {}}, "missing_field", "a.b"),
+        ("{a}", {}, "missing_field", "a"),
+        ("{a}", {"a": None}, "null_field", "a"),
+        ("{a}", {"a": 3}, "not_text", "a"),
+        ("{a}", {"a": " \n"}, "empty_field", "a"),
+        ("{a}", {"a": "x\0y"}, "nul_character", "a"),
+        ("{a.b}", {"a": {}}, "missing_field", "a.b"),
         ("{a.1}", {"a": ["x"]}, "missing_field", "a.1"),
-        ("{a}{b?}", {"a": "x", "b": 3}, "not_text", "b"), ("{a?}", {}, "empty", None),
-        ("{a:json}", {}, "missing_field", "a"), ("{a:lines}", {"a": "x"}, "not_a_list", "a"),
+        ("{a}{b?}", {"a": "x", "b": 3}, "not_text", "b"),
+        ("{a?}", {}, "empty", None),
+        ("{a:json}", {}, "missing_field", "a"),
+        ("{a:lines}", {"a": "x"}, "not_a_list", "a"),
         ("{a:lines}", {"a": ["x", 3]}, "not_text", "a.1"),
         ("{a:json}", {"a": [datetime(2024, 1, 1)]}, "not_json", "a"),
         ("{a:json}", {"a": {"b": Decimal(1)}}, "not_json", "a"),
         ("{a?:json}", {"a": float("nan")}, "not_json", "a"),
     ],
-)  # fmt: skip
+)
 def test_what_no_template_takes(
     template: str, record: dict[str, Any], reason: str, field: str | None
 ) -> None:
@@ -176,9 +184,12 @@ def calling(calls: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("turns", "reason"),
     [
-        ("text", "no_messages"), ([], "no_messages"), (["text"], "turn_not_an_object"),
+        ("text", "no_messages"),
+        ([], "no_messages"),
+        (["text"], "turn_not_an_object"),
         ([{"role": "narrator", "content": "a"}], "unknown_role"),
-        ([{"content": "a"}], "unknown_role"), ([USER], "nothing_to_learn"),
+        ([{"content": "a"}], "unknown_role"),
+        ([USER], "nothing_to_learn"),
         ([{**ANSWER, "train": False}], "nothing_to_learn"),
         ([{"role": "assistant", "content": ""}], "empty_field"),
         ([{"role": "assistant", "content": None}], "null_field"),
@@ -193,7 +204,7 @@ def calling(calls: Any) -> list[dict[str, Any]]:
         (calling([{"function": {"name": "f", "arguments": "{"}}]), "tool_call_not_json"),
         (calling([{"function": {"name": "f", "arguments": "[]"}}]), "tool_call_not_json"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_chat(turns: Any, reason: str) -> None:
     with pytest.raises(Reject, match=f"^{reason}: "):
         chat_of(turns)
@@ -236,13 +247,15 @@ def test_calls_and_their_answers_keep_their_ids_and_names() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ('{"x": 1, "x": 2}', "not_json"), ('{"x": NaN}', "not_json"),
-        (r'{"x": "\ud800"}', "not_json"), (r'{"x": "\u0000"}', "nul_character"),
+        ('{"x": 1, "x": 2}', "not_json"),
+        ('{"x": NaN}', "not_json"),
+        (r'{"x": "\ud800"}', "not_json"),
+        (r'{"x": "\u0000"}', "nul_character"),
         ('{"x": 18446744073709551616}', "integer_over_64_bits"),
         ({"x": [-(1 << 63) - 1]}, "integer_over_64_bits"),
         ({"x": datetime(2024, 1, 1)}, "not_json"),
     ],
-)  # fmt: skip
+)
 def test_calls_and_tools_that_a_document_cannot_hold(arguments: Any, reason: str) -> None:
     with pytest.raises(Reject, match=f"^(tool_call_)?{reason}: "):
         answer_of(**call(arguments))

@@ -157,10 +157,11 @@ def test_several_cards_are_added_up_and_a_lost_one_is_named(library: Path, tmp_p
 @pytest.mark.parametrize(
     ("setting", "pick", "name", "n_cards"),
     [
-        ("1,0", (), "SIMULATED L4", 2), ("0", ("--gpu", "1"), "SIMULATED L4", 1),
+        ("1,0", (), "SIMULATED L4", 2),
+        ("0", ("--gpu", "1"), "SIMULATED L4", 1),
         ("0", ("--gpu", "5"), "no GPU 5 here", None),
     ],
-)  # fmt: skip
+)
 def test_visible_cards_or_the_one_that_was_picked_are_watched(
     library: Path, tmp_path: Path, setting: str, pick: tuple[str, ...], name: str, n_cards: object
 ) -> None:

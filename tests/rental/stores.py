@@ -126,9 +126,12 @@ def place(
         # Of the machine's own settings nothing counts.
         for name, value in {
             "ENDPOINT_URL": request.getfixturevalue("object_storage"),
-            "DEFAULT_REGION": "us-east-1", "ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test",
-            "CONFIG_FILE": os.devnull, "SHARED_CREDENTIALS_FILE": os.devnull,
-        }.items():  # fmt: skip
+            "DEFAULT_REGION": "us-east-1",
+            "ACCESS_KEY_ID": "test",
+            "SECRET_ACCESS_KEY": "test",
+            "CONFIG_FILE": os.devnull,
+            "SHARED_CREDENTIALS_FILE": os.devnull,
+        }.items():
             monkeypatch.setenv(f"AWS_{name}", value)
         client = _client()
         client.create_bucket(Bucket=BUCKET)

@@ -229,10 +229,12 @@ STOPS = "--on-finish would stop the machine before the outcome"
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("--on-finish stop", STOPS), ("--push a --on-finish=stop", STOPS), ("--on-fin stop", STOPS),
+        ("--on-finish stop", STOPS),
+        ("--push a --on-finish=stop", STOPS),
+        ("--on-fin stop", STOPS),
         ("--push 'a", "is no shell text"),
     ],
-)  # fmt: skip
+)
 def test_a_jobs_options_that_cannot_be_end_in_one_line(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         guard_command(text, "e")

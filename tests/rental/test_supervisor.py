@@ -54,10 +54,12 @@ def test_a_supervisors_snakemake_is_interrupted_once_it_waits_alone(
 
 def test_snakemake_is_known_by_its_command() -> None:
     for line, is_scheduler in (
-        ("/opt/bin/snakemake all", True), ("python /opt/bin/snakemake all", True),
-        ("python -u -m snakemake all", True), ("python -X dev -W ignore snakemake all", True),
+        ("/opt/bin/snakemake all", True),
+        ("python /opt/bin/snakemake all", True),
+        ("python -u -m snakemake all", True),
+        ("python -X dev -W ignore snakemake all", True),
         ("python train.py snakemake", False),
-    ):  # fmt: skip
+    ):
         process = SimpleNamespace(cmdline=line.split, name=lambda: "python")
         assert supervisor._identity(process) == ("python", is_scheduler), line  # type: ignore[arg-type]
 

@@ -259,8 +259,11 @@ def test_a_violation_names_the_path_and_not_the_value() -> None:
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
-        (None, "schema_missing"), ("{", "schema_invalid"), ("[]", "schema_invalid"),
-        ({"type": "nothing"}, "schema_invalid"), ({"pattern": "("}, "schema_invalid"),
+        (None, "schema_missing"),
+        ("{", "schema_invalid"),
+        ("[]", "schema_invalid"),
+        ({"type": "nothing"}, "schema_invalid"),
+        ({"pattern": "("}, "schema_invalid"),
         ({"$ref": "#/$defs/absent"}, "schema_unresolvable"),
         ({"$ref": "#"}, "schema_unresolvable"),
         ({"$schema": "https://example.com/mine"}, "schema_unresolvable"),
@@ -273,7 +276,7 @@ def test_a_violation_names_the_path_and_not_the_value() -> None:
         ({"$schema": "http://json-schema.org/draft-07/schema#"}, None),
         ({"$ref": "https://json-schema.org/draft/2020-12/schema"}, "json_schema_violation"),
     ],
-)  # fmt: skip
+)
 def test_schemas(schema: Any, expected: str | None) -> None:
     assert reason('"text"', schema) == expected
     assert reason("{", schema) == ("schema_missing" if schema is None else "json_unparsable")

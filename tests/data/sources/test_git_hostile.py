@@ -80,11 +80,15 @@ AUTHORS: list[tuple[bytes | None, str | None, str | None]] = [
     (b"Ann <ann@a.org> -1 +9999", "Ann", "1969-12-31T23:59:59Z"),
     (b"Ann <ann@a.org> -62135596800 +9999", "Ann", "0001-01-01T00:00:00Z"),
     (b"Ann <ann@a.org> " + b"9" * 5000 + b" +9999", "Ann", None),
-    (b"Ann <ann@a.org> soon +9999", "Ann", None), (None, None, None), (b"", None, None),
-    (b"<> 1 +0000", None, SECOND), (b"Ann <ann@a.org", "Ann", None),
-    (b"<ann@a.org> 1 +0000", None, SECOND), (b"Ann <b> <ann@a.org> 1 +0000", "Ann", SECOND),
+    (b"Ann <ann@a.org> soon +9999", "Ann", None),
+    (None, None, None),
+    (b"", None, None),
+    (b"<> 1 +0000", None, SECOND),
+    (b"Ann <ann@a.org", "Ann", None),
+    (b"<ann@a.org> 1 +0000", None, SECOND),
+    (b"Ann <b> <ann@a.org> 1 +0000", "Ann", SECOND),
     (b"Ren\xe9 <r@a.org> 1 +0000", "Ren\ufffd", SECOND),
-]  # fmt: skip
+]
 
 
 def test_absurd_authors_and_dates(place: Path) -> None:

@@ -211,12 +211,16 @@ def test_a_choice_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> Non
         ({"id": "someone/told", **easy}, "told names an address (http://127.0.0.1:9/ow"),
         ({**SUMS, "options": {"data_files": "https://x.org/a"}}, "an address (https://x.org/a)"),
         ({"id": "a/b/c"}, "'a/b/c' is no data set id; write it as owner/name"),
-        ({"id": "someone/parts", "split": "train[8000:9001]"},
-         "someone/parts has 9000 rows in this split, not all of [8000:9001]"),
+        (
+            {"id": "someone/parts", "split": "train[8000:9001]"},
+            "someone/parts has 9000 rows in this split, not all of [8000:9001]",
+        ),
         ({**SUMS, "split": "train[5:5]"}, "no range of rows; write it as in train[0:1000]"),
-        ({**SUMS, **easy, "split": "train[0:3]"},
-         "sums holds json files, and ranges of rows are read of Parquet"),
-    ]  # fmt: skip
+        (
+            {**SUMS, **easy, "split": "train[0:3]"},
+            "sums holds json files, and ranges of rows are read of Parquet",
+        ),
+    ]
     with serving(Hub({name: Repository(f) for name, f in repositories.items()})) as hub:
         got = fetch(tmp_path, hub.endpoint, *(choice for choice, _ in wanted)).results
     for (choice, expected), result in zip(wanted, got, strict=True):
