@@ -84,11 +84,11 @@ def test_nothing_is_taken_across_a_pause() -> None:
     [
         ({"busy": 8.0, "n": 10}, "no kernel at all was running"),
         ({"busy": 8.0, "n": 9}, None),
-        ({"power_w": 210.0}, "power was 30% of its limit"),
+        ({"power_w": 210.0}, "power was 30 % of its limit"),
         ({"power_w": 650.0, "sm_active_percent": 90.0, "tensor_active_percent": 10.0},
          "tensor cores 10 % of the time: kernels wait for memory"),
         ({"power_w": 650.0, "sm_active_percent": 90.0, "tensor_active_percent": 50.0}, None),
-        ({"power_w": 650.0, "memory_used_bytes": 79 * 10**9}, "memory was 99% full"),
+        ({"power_w": 650.0, "memory_used_bytes": 79 * 10**9}, "memory was 99 % full"),
         ({"power_w": 650.0, "temperature_c": 84.0},
          "reached 84 °C and its own limit (max operating) is 85 °C"),
         ({"power_w": 650.0, "temperature_c": 35.0}, None),
@@ -107,7 +107,7 @@ def test_throttling_by_heat_counts_from_one_percent(n_hot: int) -> None:
     record = summarize(samples, H100)
     assert record.throttle_s is not None
     assert (record.throttle_s["thermal"], record.throttle_s["hw_slowdown"]) == (n_hot, 0)
-    said = "heat held the clocks back 1.5% of the time (by sampled reasons)"
+    said = "heat held the clocks back 1.5 % of the time (by sampled reasons)"
     assert [said in text for text in record.assessment] == [True] * (n_hot == 3)
 
 

@@ -59,8 +59,8 @@ def test_a_row_length_is_told_beside_its_neighbors() -> None:
         for n in lengths
     )  # fmt: skip
     because = because_of(plan(None, replace(PACKING, choices=choices)))["sequence_length_tokens"]
-    over = "3 documents are longer, 900 tokens in them, rows 50.0% full"
-    assert because == (f"1024: {over}; 2048: {over}; 4096: no document is longer, rows 50.0% full")
+    over = "3 documents are longer, 900 tokens in them, rows 50.0 % full"
+    assert because == (f"1024: {over}; 2048: {over}; 4096: no document is longer, rows 50.0 % full")
 
 
 def test_a_step_is_told_in_documents_and_against_all_of_the_data() -> None:

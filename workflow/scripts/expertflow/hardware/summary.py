@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import asdict, fields, replace
 
+from expertflow.core.format import percent
 from expertflow.hardware.nvml import Gpus
 from expertflow.hardware.records import Card, GpuSample, MonitorRecord, Stats
 from expertflow.hardware.sampler import SamplingInterval
@@ -247,13 +248,13 @@ def _assess(record: MonitorRecord) -> Iterator[str]:
     used, total = record.memory_used_bytes, record.memory_total_bytes
     if used is not None and total and used.max > FULL_FRACTION * total:
         yield (
-            f"memory was {used.max / total:.0%} full: a smaller micro-batch at the same global"
-            " batch leaves room"
+            f"memory was {percent(used.max / total, 0)} full: a smaller micro-batch at the same"
+            " global batch leaves room"
         )
     lost_s, wall_s = (record.throttle_s or {}).get("thermal"), record.wall_s
     if lost_s is not None and wall_s and lost_s > THROTTLED_FRACTION * wall_s:
         yield (
-            f"heat held the clocks back {lost_s / wall_s:.1%} of the time (by"
+            f"heat held the clocks back {percent(lost_s / wall_s)} of the time (by"
             f" {record.throttle_source}): improve cooling, or rent another host"
         )
     limits, seen = record.temperature_limits_c or {}, record.temperature_c
@@ -278,8 +279,8 @@ def _assess_use(record: MonitorRecord) -> Iterator[str]:
         if power.mean < LOW_POWER_FRACTION * limit:
             yield (
                 f"some kernel was running {busy.mean:.0f} % of the time, yet power was"
-                f" {power.mean / limit:.0%} of its limit: small kernels or waits inside them;"
-                " compile the model if it is not, or raise the micro-batch"
+                f" {percent(power.mean / limit, 0)} of its limit: small kernels or waits inside"
+                " them; compile the model if it is not, or raise the micro-batch"
             )
     tensor, sm = record.tensor_active_percent, record.sm_active_percent
     if tensor is not None and sm is not None:

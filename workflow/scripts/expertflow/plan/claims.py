@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.format import percent
 from expertflow.core.records import Record
 from expertflow.core.settings import list_settings, name_of
 from expertflow.plan.records import Claim, ClaimCheck
@@ -139,7 +140,7 @@ def _check_hours(claim: Claim, hours: float, told: str) -> Outcomes:
         return
     spent = claim.n_saves * claim.minutes_per_save / 60
     said = f"{claim.n_saves} saves of {claim.minutes_per_save:g} min are {time_words(spent)},"
-    said += f" {spent / hours:.1%} of {told}"
+    said += f" {percent(spent / hours)} of {told}"
     holds = True
     if claim.n_saves_after is not None and claim.gain_percent is not None:
         gain = 100 * spent * (1 - claim.n_saves_after / claim.n_saves) / hours
@@ -206,7 +207,7 @@ def _check_speed(claim: Claim, hours: float | None, speed: Speed) -> Outcomes:
     said = f"{per_s:,.0f} tokens a second need {per_s * speed.flops_per_token / 1e12:.1f} TFLOP/s"
     if speed.peak_flops_per_s is not None:
         share = per_s * speed.flops_per_token / speed.peak_flops_per_s
-        words = f"{said} with this model and data, {share:.0%} of {speed.hardware}'s peak"
+        words = f"{said} with this model and data, {percent(share, 0)} of {speed.hardware}'s peak"
         yield (True, words) if share <= 1 else (False, f"{words}: impossible")
         if share > 1:
             return

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.format import percent
 from expertflow.core.settings import name_of
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.claims import Speed, time_words
@@ -302,7 +303,7 @@ def _measured_reason(measured: Calibration, plan: TrainPlan, n_saves: int) -> st
         f" {over}{some}), {n_saves} x {measured.save_s:.3g} s of saving,"
         f" {count_evals(plan)} x {measured.eval_s:.3g} s of evaluation, and"
         f" {measured.startup_s:.3g} s that happen once; the band is {band} and"
-        f" {CALIBRATED_BAND:.0%}{more}"
+        f" {percent(CALIBRATED_BAND, 0)}{more}"
     )
 
 

@@ -26,7 +26,7 @@ from typing import NamedTuple, NoReturn
 from msgspec.structs import replace
 
 from expertflow.core.errors import HardwareError
-from expertflow.core.format import GIB, gib
+from expertflow.core.format import GIB, gib, percent
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.flops import count_trained_weights, count_weights, linear_weights
@@ -169,8 +169,8 @@ def peak_reason(draft: PlanDraft) -> str:
     if trace is not None and trace.lines:
         return (
             "live bytes of the training's own step, traced without data, layers uncompiled;"
-            f" {RESERVE_BYTES / GIB:g} GiB and {RESERVE_FRACTION:.0%} for allocator and context"
-            " are a judgment"
+            f" {RESERVE_BYTES / GIB:g} GiB and {percent(RESERVE_FRACTION, 0)} for allocator and"
+            " context are a judgment"
         )
     why = "not traced on a CPU" if draft.gpu is None else "no step was traced"
     if trace is not None and trace.unavailable_reason is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from expertflow.core.format import percent
 from expertflow.core.settings import name_of
 from expertflow.plan import switches, tuned
 from expertflow.plan.claims import check_claims, time_words, usd_words
@@ -108,7 +109,7 @@ def source_values(system: str | None, *, n_steps: int) -> dict[str, str]:
     if letter in "AB":
         # The warm-up of B depends on the steps.
         steps = max(10, int(0.1 * n_steps))
-        rule = f"{steps} = max(10, int(0.1 x {n_steps}))" if letter == "B" else "10% of the steps"
+        rule = f"{steps} = max(10, int(0.1 x {n_steps}))" if letter == "B" else "10 % of the steps"
         found[name_of(TrainPlan.n_warmup_steps)] = rule
     return {name: value for name, value in found.items() if value is not None}
 
@@ -183,11 +184,12 @@ def _choose_eval_steps(
         return draft.spec.eval_steps, draft.spec.cite_setting(Training.eval_steps)
     flops = draft.flops(checkpoint=checkpoint)
     share = flops.forward * draft.packing.held_out.n_tokens / (flops.hardware * n_tokens)
-    told = f"an evaluation takes {share:.2%} of the steps' FLOPs"
+    told = f"an evaluation takes {percent(share, 2)} of the steps' FLOPs"
     # The one before the first step takes as long.
     n_evals = min(N_EVALS, int(MAX_EVAL_SHARE / share) - 1) if share else N_EVALS
     if n_evals < 2:
-        return n_steps, f"at the end: {told}, and more would take above {MAX_EVAL_SHARE:.0%}"
+        most = percent(MAX_EVAL_SHARE, 0)
+        return n_steps, f"at the end: {told}, and more would take above {most}"
     # On tiny data, still not after every step.
     steps = min(n_steps, max(2, math.ceil(n_steps / n_evals)))
     return steps, f"{math.ceil(n_steps / steps)} in the run, at most {N_EVALS}: {told}"
@@ -275,7 +277,7 @@ def _length_reason(packing: PackingRecord) -> str:
         n_over, cut = choice.n_over_long_documents, "no document is longer"
         if n_over:
             cut = f"{n_over:,} documents are longer, {choice.n_over_long_tokens:,} tokens in them"
-        rows = f"rows {choice.fill_fraction:.1%} full"
+        rows = f"rows {percent(choice.fill_fraction)} full"
         told.append(f"{choice.sequence_length_tokens}: {cut}, {rows}")
     return "; ".join(filter(None, told))
 

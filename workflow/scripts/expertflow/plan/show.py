@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import asdict
 
-from expertflow.core.format import gib
+from expertflow.core.format import gib, percent
 from expertflow.core.settings import name_of
 from expertflow.plan.claims import usd_words
 from expertflow.plan.records import ClaimCheck, CostPlan, HardwareOption, Reason, TrainPlan
@@ -107,7 +107,7 @@ def _cost(cost: CostPlan) -> Iterator[str]:
         rate = f"at {usd_words(price)} an hour, as of {cost.price_as_of or 'no date'}"
         yield f"dollars  {'unknown,' if cost.predicted_usd is None else usd} {rate}"
     if cost.mfu_fraction is not None:
-        yield f"MFU      {cost.mfu_fraction:.1%} in the middle prediction"
+        yield f"MFU      {percent(cost.mfu_fraction)} in the middle prediction"
     parts = {
         "steps": cost.step_hours,
         "saves": cost.save_hours,
@@ -126,7 +126,7 @@ def _step(cost: CostPlan) -> Iterator[str]:
         return
     parts = {name.removesuffix("_s"): value for name, value in asdict(step).items()}
     total = parts.pop("total")
-    shares = ", ".join(f"{name} {part / total:.0%}" for name, part in parts.items() if part)
+    shares = ", ".join(f"{name} {percent(part / total, 0)}" for name, part in parts.items() if part)
     yield f"{total:.3g} s: {shares}"
     yield bound_words(step)
     for change in cost.changes:
