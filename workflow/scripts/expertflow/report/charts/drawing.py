@@ -267,16 +267,14 @@ def length_chart(packing: PackingRecord) -> fr.Chart:
         return [bar.encode(x=x, x2="x2:Q", y=y, y2=alt.datum(0)), *lines, *texts]
 
     n_documents, n_tokens = sum(counts), packing.train.n_tokens
-    unit, n_cells = (
-        f"{n_documents:,} documents by tokens",
-        n_tokens + packing.train.n_padding_tokens,
-    )
-    if n_cells:
+    # What is trained on several times counts as often.
+    unit = f"{n_documents:,} documents of an epoch by tokens"
+    if n_cells := n_tokens + packing.train.n_padding_tokens:
         unit += f"; rows are {f.percent(n_tokens / n_cells)} full"
     return fr.both_sizes(
         draw, title="Document length", unit=unit, height_px=170,
-        label=f"Lengths of {n_documents:,} documents: half have at most {histogram.p50:,} tokens,"
-        f" 99 % at most {histogram.p99:,}, the longest {histogram.max:,};"
+        label=f"Lengths of {n_documents:,} documents of an epoch: half have at most"
+        f" {histogram.p50:,} tokens, 99 % at most {histogram.p99:,}, the longest {histogram.max:,};"
         f" rows of {chosen:,} tokens",
     )  # fmt: skip
 
