@@ -138,7 +138,7 @@ class IsolatedTask(ScoringTask):
 
     @cached_property
     def worker(self) -> Worker:
-        # Kept for all sides and baselines: starting one and reading references take their time.
+        # Kept for all sides and baselines: starting one and parsing references take seconds.
         worker = self.make_worker()
         weakref.finalize(self, worker.close)
         return worker

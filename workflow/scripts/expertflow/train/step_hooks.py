@@ -227,7 +227,7 @@ def _check(run: TrainingRun, record: StepRecord) -> None:
         first = record.loss if record.step == 1 else run.progress.loss_first
         limit = EXPLODED * max(math.log(run.net.config.get_text_config().vocab_size), first)
     if math.isfinite(record.loss) and record.loss <= limit:
-        # Weights too large for the arithmetic: every token is as likely, and no step changes it.
+        # Weights too large for the arithmetic: all tokens are equally likely, and stay so.
         is_stuck = record.grad_norm == 0 and record.loss > 0
         if not is_stuck and (record.grad_norm is not None or skipped):
             return

@@ -109,7 +109,7 @@ class Cypher(IsolatedTask):
             return Judgment("correct")
         if not lexer.has_closed_brackets(found):  # truncated; the parser would take long
             return Judgment("did_not_parse", "a bracket is not closed, or closes none")
-        known, read = _read_again(reference), _read_again(answer)
+        known, read = _read_once(reference), _read_once(answer)
         if known.fault is not None:
             return Judgment("different", f"words compared alone: of the reference, {known.fault}")
         if read.gave_up:
@@ -142,7 +142,7 @@ def _words(query: str) -> list[lexer.Token] | None:
 
 
 # A reference recurs for each side, checkpoint and baseline, a baseline's answer for each question.
-_read_again = lru_cache(maxsize=4096)(read_query)
+_read_once = lru_cache(maxsize=4096)(read_query)
 
 
 class GraphServer:
