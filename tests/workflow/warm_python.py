@@ -91,6 +91,10 @@ def run(folder: str, words: list[str], environment: dict[str, str]) -> int:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    if "COVERAGE_PROCESS_CONFIG" in environment:
+        import coverage
+
+        coverage.process_startup()
     sys.argv = words
     sys.path[:1] = [str(Path(words[0]).parent), *environment.get("PYTHONPATH", "").split(":")]
     code: object = 0

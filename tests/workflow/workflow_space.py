@@ -55,13 +55,18 @@ def readme_manifest() -> str:
     return textwrap.dedent(text)
 
 
+def unmeasured() -> dict[str, str]:
+    """Return the environment of what runs copies: to trace those takes time, and counts nothing."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+
+
 @functools.cache
 def warm_python() -> Path:
     """Start the process whose forks are dry runs and jobs; return the folder of its ``python``."""
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     atexit.register(shutil.rmtree, folder)
     command = [sys.executable, str(Path(__file__).with_name("warm_python.py")), str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=unmeasured())
     atexit.register(process.kill)
     assert process.stdout and process.stdout.readline()
     # A shell of a job reads this; the Snakefile puts the interpreter of its own first.
@@ -91,7 +96,8 @@ class Workspace(Record, frozen=True):
 
     def environment(self, changes: dict[str, str]) -> dict[str, str]:
         # What a run shows is by this checkout's plugin, not by the one that was installed last.
-        return {**os.environ, "PYTHONPATH": str(ROOT / "workflow" / "logger"), **changes}
+        inherited = unmeasured() if (self.root / "Snakefile").exists() else os.environ
+        return {**inherited, "PYTHONPATH": str(ROOT / "workflow" / "logger"), **changes}
 
     def script(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         return self.execute(sys.executable, f"workflow/scripts/{name}.py", *arguments)
@@ -108,7 +114,8 @@ class Workspace(Record, frozen=True):
         pipe, output = subprocess.PIPE, subprocess.STDOUT
         return subprocess.Popen(
             [*map(str, command)],
-            cwd=self.root, stdout=pipe, stderr=output, text=True, start_new_session=True,
+            cwd=self.root, env=unmeasured(), stdout=pipe, stderr=output, text=True,
+            start_new_session=True,
         )  # fmt: skip
 
     def run(self, *arguments: str, **environment: str) -> str:
