@@ -82,7 +82,7 @@ check-demos: demos
 # of many threads would only get in each other's way.
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 QUICK := -m 'not long and not extra and not slurm'
-WHAT := unit and property tests, one complete chain, what each edit reruns: 4 minutes on two cores
+WHAT := unit and property tests, one complete chain, what each edit reruns: 5 minutes on two cores
 REST := The rest, 25 minutes more: make test-all
 
 # Said before the installation, which takes minutes.
