@@ -60,6 +60,13 @@ def test_kinds() -> None:
     assert _kind(deepest, reference="[]", schema=recursive) == "valid_but_different"
 
 
+def test_a_fault_is_a_short_text_that_can_be_written() -> None:
+    schema = '{"additionalProperties": {"type": "null"}}'
+    for key in (r"\ud800", "k" * 1000):
+        verdict = judge_json(f'{{"{key}": 1}}', reference="{}", schema=schema)
+        assert verdict.kind == "invalid" and len(verdict.detail.encode()) < 500
+
+
 @pytest.mark.parametrize(
     ("schema", "why"),
     [

@@ -115,8 +115,7 @@ def _message(error: Exception) -> str:
     text = str(error)
     with suppress(ValueError, TypeError, KeyError):
         text = str(json.loads(text)["error"])
-    # The engine may quote lone surrogates, which no report can contain.
-    return NO_TEXT.sub("?", one_line(text))
+    return one_line(text)
 
 
 def main(_options: dict[str, str]) -> None:

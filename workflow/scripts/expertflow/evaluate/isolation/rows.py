@@ -28,7 +28,8 @@ class QueryAnswer:
 
 
 def one_line(message: object) -> str:
-    return " ".join(str(message).split())[:200]
+    # A program's error, or a key of JSON, may hold lone surrogates, which no report can.
+    return NO_TEXT.sub("?", " ".join(str(message).split())[:200])
 
 
 def same_rows(left: Sequence[Row], right: Sequence[Row], *, ordered: bool) -> bool:

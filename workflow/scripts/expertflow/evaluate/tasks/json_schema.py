@@ -112,7 +112,7 @@ def _with_patterns(draft: Any) -> Any:
 
 def _first_error(validator: Any, value: Any) -> str | None:
     error: ValidationError | None = next(iter(validator.iter_errors(value)), None)
-    return None if error is None else f"{error.json_path}: {one_line(error.message)}"
+    return None if error is None else f"{one_line(error.json_path)}: {one_line(error.message)}"
 
 
 def _why(error: Exception) -> str:
