@@ -88,6 +88,8 @@ def test_a_notice_is_asked_every_second_and_given_five(clock: Clock, monkeypatch
 
     def ask(command: str, **options: object) -> SimpleNamespace:
         assert command == "ask"
+        if clock.now_s < 1000:
+            raise BlockingIOError
         assert options == {"shell": True, "start_new_session": True, "stdout": null, "stderr": null}
         process = SimpleNamespace(code=None, poll=lambda: process.code)
         asked.append(process)
@@ -101,6 +103,7 @@ def test_a_notice_is_asked_every_second_and_given_five(clock: Clock, monkeypatch
     monkeypatch.setattr(timers, "subprocess", SimpleNamespace(Popen=ask, DEVNULL=null))
     monkeypatch.setattr(timers, "kill_group", killed.append)
     notice = Notice("ask")
+    assert n_asked_at(-1) == 0
     assert n_asked_at(0) == n_asked_at(0.1) == 1
     asked[0].code = 1
     assert [n_asked_at(at_s) for at_s in (0.2, 0.9, 1.0)] == [1, 1, 2]
@@ -187,6 +190,8 @@ def test_files_that_change_are_no_standstill(
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     (tmp_path / "dangling").symlink_to("nowhere")
+    # A network disk answers no better.
+    (tmp_path / "refused").symlink_to("x" * 300)
     timer = standstill(monkeypatch, tmp_path, lambda: [])
     ended = ends_after(clock, timer, lambda s: path.write_bytes(bytes(int(2 * s))))
     assert (ended is None) == works

@@ -143,9 +143,11 @@ class Notice:
             return "the notice command said so" if code == 0 else None
         if self._command is not None and now_s >= self._asked_s + NOTICE_EVERY_S:
             self._asked_s, null = now_s, subprocess.DEVNULL
-            self._asking = subprocess.Popen(
-                self._command, shell=True, stdout=null, stderr=null, start_new_session=True
-            )
+            # One that cannot be started says nothing, either.
+            with contextlib.suppress(OSError):
+                self._asking = subprocess.Popen(
+                    self._command, shell=True, stdout=null, stderr=null, start_new_session=True
+                )
         return None
 
     def close(self) -> None:

@@ -127,7 +127,8 @@ def files_below(
 ) -> list[str]:
     """List files by relative name in a fixed order, without partial ones and names to ``skip``.
 
-    SyncFailed for a dangling link or an unreadable folder, which ``only_a_look`` leaves out.
+    SyncFailed for a dangling link or an unreadable folder. ``only_a_look`` leaves such folders out,
+    and lists names without asking what they are.
     """
     found = []
     failed = None if only_a_look else _refuse
@@ -141,7 +142,8 @@ def files_below(
         if not only_a_look:
             for path in (*paths, *(Path(place, name) for name in folders)):
                 _check_link(path, folder)
-        found += [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+            paths = [path for path in paths if path.is_file()]
+        found += [path.relative_to(folder).as_posix() for path in paths]
     return found
 
 
