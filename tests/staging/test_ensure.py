@@ -300,5 +300,7 @@ def test_a_directory_that_is_set_is_taken(
 def test_memory_and_the_same_disk_are_no_places(tmp_path: Path, rows: Content) -> None:
     assert not ensure._may_hold(tmp_path, rows), "the same disk"
     assert not ensure._may_hold(tmp_path / "none", rows)
+    (tmp_path / "refused").symlink_to("x" * 300)
+    assert not ensure._may_hold(tmp_path / "refused", rows)
     if disk.file_system(Path("/dev/shm")) == "tmpfs":
         assert not ensure._may_hold(Path("/dev/shm"), rows)

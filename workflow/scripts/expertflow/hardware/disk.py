@@ -47,7 +47,8 @@ def describe_places(
     found: dict[Path, ScratchFacts] = {}
     for path, asked_by in places:
         place = path.resolve()
-        if place in found or not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        # Access first: of a place below a closed folder, is_dir() raises.
+        if place in found or not os.access(place, os.W_OK | os.X_OK) or not place.is_dir():
             continue
         free, kind, device = shutil.disk_usage(place).free, file_system(place), place.stat().st_dev
         speed: Speed = None, NOT_ASKED

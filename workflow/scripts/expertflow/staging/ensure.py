@@ -204,7 +204,9 @@ def _set_directory(setting: str) -> Path:
 
 def _may_hold(place: Path, content: Content) -> bool:
     return (
-        place.is_dir()
+        # Below a closed folder is_dir() raises.
+        os.access(place, os.X_OK)
+        and place.is_dir()
         and place.stat().st_dev != content.largest.stat().st_dev
         and disk.file_system(place.resolve()) not in disk.IN_MEMORY
     )
