@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from expertflow.report import derive
 from expertflow.report.build import build_report
+from expertflow.report.compare import index_row
 from expertflow.report.headline import make_tiles
 from expertflow.report.measured import Missing
 from expertflow.train.records import MemoryRetry, SampledSteps
@@ -87,8 +88,10 @@ def test_spilled_memory_and_energy_are_those_of_the_cards() -> None:
 def test_billing_steps_and_epochs_round_up() -> None:
     inputs = GPU.change(plan={"cost": replace(GPU.inputs.plan.cost, billing_minutes=60.0)})
     assert derive.cost_usd(inputs, billed=True) == pytest.approx(2.49)
-    row = next(r for r in build_report(inputs, {}).plan_against_actual if r.unit == "usd")
-    assert row.actual == pytest.approx(2.49)
+    report = build_report(inputs, {})
+    row = next(r for r in report.plan_against_actual if r.unit == "usd")
+    assert row.actual == index_row(report)["usd"] == pytest.approx(2.49)
+    assert next(tile for tile in make_tiles(report) if "cost" in tile.label).value == "$2.49"
     assert derive.cost_usd(inputs) == pytest.approx(2.49 * 2_712 / 3600)
     told = {0.2: 1, 1.0: 1, 1.0000000001: 1, 1.01: 2, 3.0: 3}
     assert {n_epochs: derive.n_epochs_started(n_epochs) for n_epochs in told} == told

@@ -40,9 +40,14 @@ def test_the_paired_change_decides() -> None:
     assert (unclear.level, unclear.learned) == ("mixed", "unclear")
     assert "no measurable change (+1.0 points, 95 % interval" in unclear.sentence
     assert "Held-out loss fell from 1.874 to 0.566" in unclear.sentence
-    for difference, few in ((0.025, "too few of the 200"), (0.03, "too few groups of the 200")):
+    for difference, why in ((0.025, "too few of the 200"), (0.03, "too few groups of the 200")):
         found = verdict(_with_metric(difference=difference, ci95=[0.01, 0.04], change=SAME))
-        assert f"{few} differ to decide it" in found.sentence
+        assert f"{why} differ to decide it" in found.sentence
+    nearest = {"difference": -0.02, "ci95": (-0.04, -0.01), "change": SAME}
+    few = changed(GPU.report, {f"evaluation.baselines.2.change.{k}": v for k, v in nearest.items()})
+    rows = dict(summary_rows(few, html_path=Path("x")))
+    for text in (rows["against nearest"], verdict(few).sentence, render_page(few, GPU.short)):
+        assert "too few of the 200 differ" in text
     leaked = changed(GPU.report, {"evaluation.documents_shared_with_training": 1})
     assert verdict(leaked).learned == "unclear"
     worse = verdict(_with_metric(difference=-0.15, ci95=[-0.2, -0.1], change="worse"))

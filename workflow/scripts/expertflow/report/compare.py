@@ -53,7 +53,7 @@ def index_row(report: Report) -> IndexRow:
         "useful_tokens_per_s": report.throughput.useful_tokens_per_s,
         "mfu_fraction": report.throughput.mfu_fraction,
         "goodput_fraction": report.throughput.goodput_fraction,
-        "usd": report.cost.usd,
+        "usd": report.cost.billed_usd,
         "planned_hours": planned,
         "planned_usd": report.plan.usd,
         "hours_difference_fraction": report.cost.hours / planned - 1 if planned else None,

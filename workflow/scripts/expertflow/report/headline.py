@@ -28,7 +28,7 @@ def describe_subject(report: Report) -> str:
 
 def make_tiles(report: Report) -> tuple[Tile, ...]:
     plan, cost, speed = report.plan, report.cost, report.throughput
-    before, after = report.evaluation.before, report.evaluation.after
+    before, after, usd = report.evaluation.before, report.evaluation.after, cost.billed_usd
     n_devices = report.training_parameters.world_size
     padding = "padding not counted" + (f", {n_devices} devices" if n_devices > 1 else "")
     goodput = convert_value(speed.goodput_fraction, f.percent)
@@ -42,7 +42,7 @@ def make_tiles(report: Report) -> tuple[Tile, ...]:
             f.duration(report.time.wall_s),
             _planned(plan.hours, f.hours, cost.hours),
         ),
-        Tile("Training cost", convert_value(cost.usd, f.usd), _planned(plan.usd, f.usd, cost.usd)),
+        Tile("Training cost", convert_value(usd, f.usd), _planned(plan.usd, f.usd, usd)),
         Tile("Useful tokens/s", convert_value(speed.useful_tokens_per_s, f.short), padding),
         Tile("MFU", convert_value(speed.mfu_fraction, f.percent), _peak(report)),
         Tile("Goodput", goodput, "of wall time trained"),

@@ -122,27 +122,27 @@ def has_spread(change: PairedChange) -> bool:
 
 def format_interval(change: PairedChange) -> str:
     if not has_spread(change):
-        return "no interval: all differ alike"
+        return f"no interval: all differ alike{_too_few(change)}"
     # Losses in nats, scores in points of a hundred.
     digits, scale = (3, 1) if change.quantity in LOSSES else (1, 100)
-    return " to ".join(f.with_sign(scale * end, digits) for end in change.ci95)
+    return " to ".join(f.with_sign(scale * end, digits) for end in change.ci95) + _too_few(change)
 
 
 def format_change(change: PairedChange) -> str:
     if not has_spread(change):
-        return f"{format_difference(change)} each, so there is no interval"
+        return f"{format_difference(change)} each, so there is no interval{_too_few(change)}"
     return f"{format_difference(change)}, 95 % interval {format_interval(change)}"
 
 
-def name_unclear(change: PairedChange) -> str:
-    """Return why a change does not count: chance alone explains it, or too few pairs differ."""
+def _too_few(change: PairedChange) -> str:
+    """Return why a change does not count although its interval leaves zero out."""
     low, high = change.ci95
-    if low <= 0 <= high:
-        return NO_CHANGE
+    if change.change != NO_CHANGE or low <= 0 <= high:
+        return ""
     # Enough questions differ, so it is their groups that are too few.
     n_differing = 0 if change.quantity in LOSSES else round(abs(change.difference) * change.n)
     groups = "groups " if n_differing >= MIN_DIFFERING else ""
-    return f"too few {groups}of the {change.n:,} differ to decide it"
+    return f"; too few {groups}of the {change.n:,} differ to decide it"
 
 
 def n_more_to_see(change: PairedChange) -> int | None:
@@ -230,7 +230,7 @@ def _metric_sentence(evaluation: Evaluation, change: PairedChange) -> str:
     text += f" on {f.number_of(change.n, 'held-out question')}"
     if change.change != NO_CHANGE:
         return f"{text} ({format_change(change)})."
-    unclear = f"{text}: {name_unclear(change)} ({format_change(change)})."
+    unclear = f"{text}: {NO_CHANGE} ({format_change(change)})."
     moved = loss_change(evaluation)
     # The loss moves before the score does: something was learned.
     fell = moved is not None and moved.change == BETTER
@@ -247,7 +247,7 @@ def _loss_sentence(evaluation: Evaluation) -> str:
     if has_spread(change):
         span = f"95 % interval of the change {span}"
     if change.change == NO_CHANGE:
-        return f"Held-out loss went {losses}: {name_unclear(change)} ({span})."
+        return f"Held-out loss went {losses}: {NO_CHANGE} ({span})."
     verb = "fell" if change.change == BETTER else "rose"
     return f"Held-out loss {verb} {losses} ({span})."
 

@@ -268,12 +268,13 @@ def length_chart(packing: PackingRecord) -> fr.Chart:
 
     n_documents, n_tokens = sum(counts), packing.train.n_tokens
     # What is trained on several times counts as often.
-    unit = f"{n_documents:,} documents of an epoch by tokens"
+    documents = f"{n_documents:,} documents, repeats and held-out ones included"
+    unit = f"{documents}, by tokens"
     if n_cells := n_tokens + packing.train.n_padding_tokens:
         unit += f"; rows are {f.percent(n_tokens / n_cells)} full"
     return fr.both_sizes(
         draw, title="Document length", unit=unit, height_px=170,
-        label=f"Lengths of {n_documents:,} documents of an epoch: half have at most"
+        label=f"Lengths of {documents}: half have at most"
         f" {histogram.p50:,} tokens, 99 % at most {histogram.p99:,}, the longest {histogram.max:,};"
         f" rows of {chosen:,} tokens",
     )  # fmt: skip

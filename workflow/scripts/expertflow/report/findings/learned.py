@@ -120,7 +120,7 @@ def find_no_gain(report: Report) -> Findings:
     if change is not None and change.change == NO_CHANGE:
         yield make_finding(
             "no-measurable-change",
-            evidence=f"{words(change.quantity)}: {said.name_unclear(change)}:"
+            evidence=f"{words(change.quantity)}: {NO_CHANGE}:"
             f" {format_change(change)}, on {number_of(change.n, 'held-out question')}",
             threshold=INTERVAL,
             origin=PAIRED,
