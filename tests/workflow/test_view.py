@@ -37,6 +37,12 @@ SHARD = event(
     LogEvent.JOB_INFO, jobid=5, rule_name="prepare_shard", log=[], reason="Updated input files: x",
     wildcards={"expert": "mine", "source": "docs", "shard": "000"},
 )  # fmt: skip
+PLAN = event(
+    LogEvent.JOB_INFO, jobid=6, rule_name="plan_training", log=[], wildcards={"expert": "mine"},
+    reason="Params have changed since last execution: Union of exclusive params before and now"
+    """ across all output: before: '{"rate":1,"why":"it\\'s a; b"}','4f' now: '{"rate":2,"why":"""
+    """"it\\'s a; b","x":null}','5d' """,
+)  # fmt: skip
 PACKED, FAILED = event(LogEvent.JOB_FINISHED, job_id=4), event(LogEvent.JOB_ERROR, jobid=5)
 WORDS = event(None, "Select jobs to execute...")
 REASON = event(LogEvent.ERROR, "MissingRuleException:\nNo rule to produce mine")
@@ -83,11 +89,12 @@ def test_quiet_hides_jobs_but_no_reason(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_dry_run_lists_jobs_with_their_reasons(capsys: pytest.CaptureFixture[str]) -> None:
-    told = show(capsys, STARTED, PACK, SHARD, dryrun=True)
+    told = show(capsys, STARTED, PACK, SHARD, PLAN, dryrun=True)
     assert told.splitlines() == [
         "would run pack_sequences mine missing output files",
         "would run prepare_shard mine docs 000 updated input files: x",
-        "total 2 jobs",
+        "would run plan_training mine params have changed since last execution: rate",
+        "total 3 jobs",
     ]
 
 

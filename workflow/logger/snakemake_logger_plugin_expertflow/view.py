@@ -1,6 +1,9 @@
 """Show a run as a line a job, and what went wrong; Snakemake's own words go to its log."""
 
+import ast
+import json
 import logging
+import re
 import sys
 from collections.abc import Collection
 from typing import TextIO
@@ -133,8 +136,18 @@ def _shorten(reason: str) -> str:
     >>> _shorten("Missing output files: a.json, b; Code has changed since last execution")
     'missing output files; code has changed since last execution'
     """
-    clauses = reason.split("; ")
+    # All settings of a rule, in both versions, are thousands of characters.
+    reason, _, versions = reason.partition(" Union of exclusive params ")
+    clauses = f"{reason} {_name_changed(versions)}".rstrip(" :").split("; ")
     # Updated input follows from the jobs above, so it is shown only without another reason.
     own = [clause for clause in clauses if not clause.startswith(FOLLOWS)] or [FOLLOWS]
     short = [clause.partition(":")[0] if clause.startswith(CLEAR) else clause for clause in own]
     return "; ".join(clause[:1].lower() + clause[1:] for clause in short)
+
+
+def _name_changed(versions: str) -> str:
+    try:
+        old, new = map(json.loads, map(ast.literal_eval, re.findall(r"'{.*?}'(?=,'| )", versions)))
+    except (ValueError, SyntaxError):
+        return ""
+    return ", ".join(sorted(key for key in old | new if old.get(key) != new.get(key)))
