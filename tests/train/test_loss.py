@@ -79,6 +79,7 @@ def test_scale_cap_and_bias_are_those_of_autograd(
         hidden, weight, labels, n = case(300)
         bias = torch.randn(N_IDS, generator=torch.Generator().manual_seed(1)).requires_grad_()
         head, how = Head(weight, bias, scale, cap), {"label_smoothing": smoothing}
+        assert "head trained, with a bias" in loss_module.loss_route(head)
         if fused:
             loss = loss_module.sum_loss(hidden, head, labels, n_targets=n, kernel=kernel, **how)
         else:
