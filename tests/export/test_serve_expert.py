@@ -234,10 +234,10 @@ def test_what_cannot_be_served_is_said_in_one_line(
         load(folder, max_new_tokens=0)
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str, text: str = "") -> str | int:
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str, text: bytes = b"") -> str | int:
     """Run the script in this process; return its exit code or error message."""
     monkeypatch.setattr(sys, "argv", ["serve_expert.py", *arguments])
-    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), "utf-8"))
     with pytest.raises(SystemExit) as ended:
         cli.run(serve_expert.main)
     assert isinstance(ended.value.code, str | int)
@@ -252,10 +252,15 @@ def test_the_script_answers_a_prompt_and_what_is_piped(
     capsys.readouterr()
     assert call(monkeypatch, str(folder), "--prompt", "what is two", *short) == 0
     assert capsys.readouterr().out == expected
-    assert call(monkeypatch, str(folder / "merged"), *short, text="what is two") == 0
+    assert call(monkeypatch, str(folder / "merged"), *short, text=b"what is two") == 0
     assert capsys.readouterr().out == expected
-    said = call(monkeypatch, str(folder), text=" ")
+    said = call(monkeypatch, str(folder), text=b" ")
     assert said == "error: nothing to answer: give --prompt, or text on standard input"
+    for said in (
+        call(monkeypatch, str(folder), text=b"caf\xe9"),
+        call(monkeypatch, str(folder), "--prompt", "caf\udce9"),
+    ):
+        assert said == "error: the text is not UTF-8; convert it, for one by iconv"
 
 
 def test_an_export_has_the_experts_settings_and_all_ends(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ Standard input is one question. Nothing is downloaded. Decoding follows generati
 """
 
 import importlib
+import io
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,9 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     expert = load_expert(args.folder, max_new_tokens=args.max_new_tokens)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # As in arguments: what is not UTF-8 is refused as a question, and a chat goes on.
+        sys.stdin.reconfigure(errors="surrogateescape")
 
     def show(text: str) -> None:
         print(show_hidden(text), end="", flush=True)

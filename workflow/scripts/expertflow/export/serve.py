@@ -40,6 +40,10 @@ class ServedExpert(Record, frozen=True):
 
     def prompt_ids(self, turns: list[Turn]) -> list[int]:
         """Tokenize as in training, without a template the last turn; ConfigError if it refuses."""
+        try:
+            "".join(turn.content for turn in turns).encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError("the text is not UTF-8; convert it, for one by iconv") from error
         if self.layout.chat_template is None or self.layout.problem is not None:
             start = self.layout.text_start
             opening = [Segment(start, special=True)] if start else []
