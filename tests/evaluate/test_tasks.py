@@ -160,6 +160,7 @@ def test_an_option_is_named_by_its_text_or_label() -> None:
     ):
         judgments = score(MultipleChoice, [right, wrong], choices=choices, answer=answer)
         assert [judgment.correct for judgment in judgments] == [True, False]
-    for unreadable, answer in ((["a"], 0), ("ab", 0), (["a", "b"], "c")):
+    twice = {"label": ["x", "x", "y"], "text": ["a", "b", "c"]}
+    for unreadable, answer in ((["a"], 0), ("ab", 0), (["a", "b"], "c"), (twice, "y")):
         with pytest.raises(EvaluationError, match="document d7: "):
             score(MultipleChoice, ["a"], choices=unreadable, answer=answer)

@@ -60,6 +60,8 @@ def read_options(choices: Any) -> dict[str, str]:
         if not isinstance(labels, list) or len(labels) != len(texts):
             raise EvaluationError("the options' label and text should be lists of one length")
         choices = dict(zip(map(str, labels), texts, strict=True))
+        if len(choices) < len(texts):
+            raise EvaluationError(f"two options have one label ({', '.join(map(str, labels)):.60})")
     elif isinstance(choices, list):
         if len(choices) > len(LETTERS):
             raise EvaluationError(f"{len(choices)} options are more than {len(LETTERS)}")
