@@ -119,7 +119,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 def _run(sandbox: Sandbox, script: str) -> Ended:
-    return sandbox.run(["-e", script], b"")
+    return sandbox.finish(sandbox.start(["-e", script], ()), b"")
 
 
 @needs_sandbox

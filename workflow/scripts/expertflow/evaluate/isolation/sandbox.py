@@ -64,12 +64,7 @@ class Sandbox:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
 
-    def run(self, arguments: Sequence[str], given: bytes) -> Ended:
-        return self.finish(self.start(arguments), given)
-
-    def start(
-        self, arguments: Sequence[str], files: Sequence[int] = ()
-    ) -> "subprocess.Popen[bytes]":
+    def start(self, arguments: Sequence[str], files: Sequence[int]) -> "subprocess.Popen[bytes]":
         """Start a program, which has the open ``files`` under the same numbers."""
         return subprocess.Popen(
             [*self._command, _INSIDE, *arguments],
