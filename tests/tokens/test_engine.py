@@ -98,6 +98,18 @@ def test_one_other_id_or_a_missing_package_rules_the_engine_out(
     assert chosen() == ("tokenizers", "fastokens is not installed")
 
 
+@pytest.mark.parametrize("wanted", ["auto", "tokenizers"])
+def test_limits_that_were_saved_cut_and_fill_no_text(tmp_path: Path, wanted: Any) -> None:
+    tokenizer = train_tokenizer(["a text"] * 3, vocab_size=300)
+    ids = tokenizer.encode("a text " * 9).ids
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=20)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    engine = choose_engine(tmp_path, wanted=wanted, sample=[])
+    assert engine.encode_flat(["a text " * 9, "", "a"]).tolist() == [ids, [], ids[:1]]
+    assert Engine(tmp_path).encode_with_special_tokens("a text " * 9) == ids
+
+
 def test_a_tokenizer_that_it_cannot_load_is_left_to_tokenizers(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models
 

@@ -5,6 +5,7 @@ first texts with both; a single different id falls back to ``tokenizers``.
 """
 
 import json
+import re
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -21,6 +22,8 @@ from expertflow.tokens.records import TOKENIZER_FILES, EngineChoice
 
 TOKENIZER_FILE = TOKENIZER_FILES[0]
 CHOSEN = "set in the manifest"
+# As transformers stores them where the last call before the save asked for them.
+_LIMITS = re.compile(r'"(truncation|padding)"\s*:\s*\{')
 
 
 class Encoder(ABC):
@@ -109,12 +112,15 @@ class FastEngine(Encoder):
 
 
 def _read_settings(directory: Path) -> str:
-    """Read a tokenizer's JSON, dropping the space that some prepend to the first word.
+    """Read a tokenizer's JSON, without limits of length and the space prepended to a first word.
 
-    Such models' documents start with a special token, so none of their texts is first.
+    A limit would cut every text, or fill it up. Models with that space have documents that start
+    with a special token, so none of their texts is first.
     """
     settings = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
-    if '"prepend_scheme"' not in settings or '"first"' not in settings:
+    has_space = '"prepend_scheme"' in settings and '"first"' in settings
+    # Parsing a large vocabulary takes long.
+    if not has_space and not _LIMITS.search(settings):
         return settings
 
     def without_blank(value: Any) -> Any:
@@ -124,7 +130,7 @@ def _read_settings(directory: Path) -> str:
             return {**value, "prepend_scheme": "never"} if is_first else value
         return [without_blank(item) for item in value] if isinstance(value, list) else value
 
-    state = json.loads(settings)
+    state = json.loads(settings) | {"truncation": None, "padding": None}
     state["pre_tokenizer"] = without_blank(state["pre_tokenizer"])
     return json.dumps(state, ensure_ascii=False)
 
