@@ -160,6 +160,18 @@ def test_a_missing_or_broken_database_is_an_error(tmp_path: Path) -> None:
         _judge(tmp_path / "text.db", "SELECT 1", gold="SELECT name FROM item")
 
 
+def test_rows_in_a_log_beside_the_database_are_not_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("CREATE TABLE t (a)")
+    with pytest.raises(EvaluationError, match=r"document d7: .*a\.db-wal holds changes that its"):
+        _judge(path, "SELECT 1", gold="SELECT 1")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert _kinds(path, "SELECT * FROM t", gold="SELECT a FROM t") == ["correct"]
+    connection.close()
+
+
 def test_the_database_is_read_only_even_without_the_authorizer(tmp_path: Path) -> None:
     database = tmp_path / "a.db"
     sqlite3.connect(database).executescript("CREATE TABLE item (id)").connection.close()
