@@ -64,16 +64,15 @@ def results(tmp_path: Path) -> Path:
     (results / "merged" / ".adapter_card.md").write_text("card of the adapter w20")
     for place in (".", STEP):
         (results / "checkpoint" / place / "adapter_model.safetensors").write_text(place)
+        (results / "checkpoint" / place / "adapter_config.json").write_text("{}")
     published = {"step": 20, "path": STEP, "weights_sha256": "w20", "reason": "r"}
     (results / "evaluation.json").write_text(json.dumps(seal({"published": published})))
-    write_base(results, "Qwen/Qwen3-0.6B")
+    write_base(results, "Qwen/Qwen3-0.6B", "hub")
     return results
 
 
-def write_base(results: Path, base: object) -> None:
-    config = {"base_model_name_or_path": str(base)}
-    for place in (".", STEP):
-        (results / "checkpoint" / place / "adapter_config.json").write_text(json.dumps(config))
+def write_base(results: Path, name: str, kind: str) -> None:
+    (results / "model.json").write_text(json.dumps({"name": name, "kind": kind}))
 
 
 def push(hub: Any, results: Path, *words: str, token: str | None = TOKEN) -> Any:
@@ -133,8 +132,10 @@ def test_what_cannot_be_pushed_is_one_line(hub: Any, results: Path, tmp_path: Pa
     assert "no card of the adapter in" in refused("--adapter")
     card.unlink()
     assert "export again: snakemake" in refused("--adapter")
-    write_base(results, tmp_path)
-    assert "is on this machine only; leave --adapter out" in refused("--adapter")
+    for base, kind in (("~/models/mine", "local"), ("builtin:tiny-qwen3", "builtin")):
+        write_base(results, base, kind)
+        said = f"its base {base} is on this machine only; leave --adapter out"
+        assert said in refused("--adapter")
     assert hub.requests == []
     assert "no token" in refused(token=None)
     hub.refuses = True

@@ -1,6 +1,5 @@
 """Push an expert to the hub: the merged model or the adapter, with its card."""
 
-import json
 import logging
 from pathlib import Path
 
@@ -70,10 +69,9 @@ def find_files(results: Path, *, adapter: bool) -> dict[str, Path]:
     folder, card = results / "checkpoint" / published.path, merged / ADAPTER_CARD
     if not (folder / ADAPTER_FILES[0]).is_file():
         raise ConfigError(f"{folder}: holds no adapter; leave --adapter out")
-    config = json.loads((folder / ADAPTER_FILES[0]).read_text(encoding="utf-8"))
-    base = Path(config["base_model_name_or_path"])
+    base, kind = (read_part(str, results / "model.json", key) for key in ("name", "kind"))
     # peft would look for a folder of this name on the reader's machine.
-    if base.is_dir():
+    if kind != "hub":
         raise ConfigError(
             f"{folder}: its base {base} is on this machine only; leave --adapter out, and the"
             " merged model is pushed"
