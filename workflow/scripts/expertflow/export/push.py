@@ -20,19 +20,20 @@ def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) 
     The token is the client's own, of ``hf auth login`` or HF_TOKEN; nothing here shows it.
     """
     files = find_files(results, adapter=adapter)
-    records = ("training.json", "evaluation.json", "export.json") if adapter else ("export.json",)
-    check_inputs([*(results / name for name in records), *files.values()])
     import httpx2
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    what = "adapter" if adapter else "merged model"
-    operations = [CommitOperationAdd(name, path) for name, path in files.items()]
     if get_token() is None:
         raise ConfigError(
             f"{repository}: no token; run 'hf auth login', or set HF_TOKEN to one that may write"
         )
+    # Only now, as hashing large weights takes minutes.
+    records = ("training.json", "evaluation.json", "export.json") if adapter else ("export.json",)
+    check_inputs([*(results / name for name in records), *files.values()])
+    what = "adapter" if adapter else "merged model"
+    operations = [CommitOperationAdd(name, path) for name, path in files.items()]
     api = HfApi()
     try:
         api.create_repo(repository, private=not public, exist_ok=True)
