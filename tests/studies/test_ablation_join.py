@@ -171,7 +171,8 @@ NAIVE, MIDDLE = measured("naive", 0.099, 0.1, 0.101), measured("middle", 0.39, 0
 
 
 def test_each_rung_is_worth_its_ratio_to_the_one_before(base: TrainPlan) -> None:
-    record = ladder(base, NAIVE, MIDDLE)
+    record = ladder(replace(base, n_warmup_steps=60), NAIVE, MIDDLE)
+    assert record.n_warmup_steps == 5
     first, second, last = record.bars
     assert record.ladders == (("naive", "middle", "end"),)
     assert first.step is None

@@ -66,8 +66,9 @@ def join_ablation(
             ladders.setdefault(variant.of, []).append(variant.name)
     return fill_record(
         AblationRecord,
-        plan,
+        # Before the plan, whose warm-up is that of the learning rate.
         spec,
+        plan,
         records[0],
         model=model,
         device=runs[0].device if runs else None,
