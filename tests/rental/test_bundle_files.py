@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from httpx2 import ReadTimeout, Request, Response
+from huggingface_hub.errors import GatedRepoError, XetDownloadError
 from msgspec.structs import replace
 from support import tokenizer_record
 
@@ -351,6 +353,7 @@ def test_weights_that_went_away_are_linked_again(tmp_path: Path) -> None:
 
 def test_a_hub_model_has_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder, laid_out, asked = tmp_path / "snapshot", tmp_path / "laid out", []
+    failures: list[Exception] = []
     for name in ("snapshot/model-1.safetensors", "snapshot/model-2.safetensors",
                  "snapshot/consolidated.safetensors", "laid out/tokenizer.json"):  # fmt: skip
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -362,8 +365,8 @@ def test_a_hub_model_has_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         if dry_run:
             return []
         asked.append((name, revision))
-        if len(asked) > 1:
-            raise OSError("no network")
+        if failures:
+            raise failures.pop()
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
@@ -373,7 +376,16 @@ def test_a_hub_model_has_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert asked == [("maker/model", "abc")], "what is there already is not asked for"
     assert hash_weights(laid_out) == hash_weights(folder)
     assert not (laid_out / "consolidated.safetensors").exists()
-    with pytest.raises(DataError, match=r"nor to be had from the hub .* give a folder"):
-        link_weights(record, None, tmp_path)
+    access = "get access at https://huggingface.co/maker/model and 'hf auth login'; else give a"
+    refused = Response(403, request=Request("GET", "https://huggingface.co"))
+    for failure, said in (
+        (OSError("no network"), r"nor to be had from the hub \(OSError\); give a folder"),
+        (GatedRepoError("not yours", response=refused), access),
+        (XetDownloadError("broke off"), r"\(XetDownloadError\); give a folder"),
+        (ReadTimeout("too slow"), r"\(ReadTimeout\); give a folder"),
+    ):
+        failures.append(failure)
+        with pytest.raises(DataError, match=said):
+            link_weights(record, None, tmp_path)
     with pytest.raises(errors.TrainingError, match="no such folder on this machine"):
         link_weights(model("/nowhere", folder), None, tmp_path)

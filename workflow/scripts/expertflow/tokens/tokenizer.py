@@ -157,8 +157,9 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 
 def download_files(name: str, revision: str | None, patterns: Sequence[str], *, fix: str) -> Path:
     """Find files of a hub model in the cache, or download them; the folder's name is its commit."""
+    from httpx2 import HTTPError
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import DryRunError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import DryRunError, RepositoryNotFoundError, XetDownloadError
 
     wanted = list(patterns)
     try:
@@ -168,9 +169,12 @@ def download_files(name: str, revision: str | None, patterns: Sequence[str], *, 
             n_bytes = sum(file.file_size for file in files if file.will_download)
             check_space([(hub_cache(), n_bytes, f"model {name}")], fix=MOVE_CACHE)
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
-    except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+    except (OSError, ValueError, HTTPError, XetDownloadError) as error:
         if find_full(error):
             raise DataError(f"model {name}: {describe_full_cache()}") from error
+        if isinstance(error, RepositoryNotFoundError):
+            page = f"https://huggingface.co/{name}"
+            fix = f"if it is gated or private, get access at {page} and 'hf auth login'; else {fix}"
         raise DataError(
             f"model {name}: neither a directory, nor in the cache, nor to be had from the hub"
             f" ({type(error).__name__}); {fix}"
