@@ -72,14 +72,14 @@ class SqlExecution(IsolatedTask):
         path = Path(self.spec.artifacts[name])
         if not path.is_file():
             raise EvaluationError(f"its database {path} is not a file; check evaluation.artifacts")
-        log = path.with_name(f"{path.name}-wal")
+        database = str(path.resolve())
+        log = Path(f"{database}-wal")
         if log.is_file() and log.stat().st_size:
             # Read-only, SQLite would pass over the rows in it.
             raise EvaluationError(
                 f"{log} holds changes that its database lacks; close what writes there, then"
                 f" sqlite3 {path} 'PRAGMA wal_checkpoint(TRUNCATE)'"
             )
-        database = str(path.resolve())
         kind, detail = self.worker.ask({"database": database, "reference": reference})
         if kind != "rows":
             raise EvaluationError(
