@@ -32,7 +32,8 @@ ORDERED = "MATCH (p:Person) RETURN p.name ORDER BY p.name"
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "graph.cypher"
-    path.write_text(SCRIPT)
+    # With a mark in front, as some editors write it.
+    path.write_text(SCRIPT, "utf-8-sig")
     return path
 
 

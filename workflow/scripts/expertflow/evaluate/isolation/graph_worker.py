@@ -42,7 +42,7 @@ class _Graph:
         self._connection.enable_load_extension(True)
         self._connection.load_extension(str(Path(engine.origin).with_name("graphqlite")))
         self._connection.enable_load_extension(False)  # it was needed for the engine alone
-        for number, line in enumerate(script.read_text(encoding="utf-8").split("\n"), start=1):
+        for number, line in enumerate(script.read_text("utf-8-sig").split("\n"), start=1):
             statement = line.strip().rstrip(";")
             if statement and not statement.startswith("//"):
                 try:
