@@ -105,6 +105,15 @@ def test_large_objects_go_in_parts(place: Place, folder: Path) -> None:
 
 
 @s3
+def test_settings_that_cannot_be_are_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ENDPOINT_URL", "minio:9000"), ("PROFILE", "nobody")):
+        with monkeypatch.context() as changed:
+            changed.setenv(f"AWS_{name}", value)
+            with pytest.raises(ConfigError, match=f"{value}.*; see boto3's settings"):
+                place.open()
+
+
+@s3
 def test_storage_that_keeps_no_checksums_is_read_back(place: Place, folder: Path) -> None:
     from botocore.exceptions import ReadTimeoutError
 

@@ -225,7 +225,7 @@ class S3Store(Store):
         self._errors = (Boto3Error, BotoCoreError, ClientError, HTTPError)
         try:
             self._client: Any = boto3.client("s3")
-        except self._errors as error:
+        except (*self._errors, ValueError) as error:
             raise ConfigError(f"{destination}: {error}; see boto3's settings") from error
 
     def _transfer_file(self, path: Path, key: str) -> tuple[int, str]:
