@@ -139,7 +139,7 @@ def test_what_is_not_installed_or_no_address_is_named(
 ) -> None:
     for address in ("rsync://me:secret@host/m", "rsync://host/m?token=y"):
         assert open_store(address, threading.Event()).shown == "rsync://host/m"
-    for wrong in ("", "s3://", "s3:///x"):
+    for wrong in ("", "s3://", "s3:///x", "gs://b/x"):
         with pytest.raises(ConfigError, match="destination"):
             store_module.check_destination(wrong)
     for wrong in ("../x", "/etc/passwd", "a/../../b", ""):

@@ -107,9 +107,11 @@ def is_local(destination: str) -> bool:
 
 
 def check_destination(destination: str) -> None:
-    """Raise ConfigError if an address is empty, or names no bucket."""
+    """Raise ConfigError if an address is empty, of a kind that is not copied to, or no bucket's."""
     bucket = destination.removeprefix(S3).split("/")[0]
-    if not destination or (destination.startswith(S3) and not bucket):
+    # rsync would take gs://bucket for a host that is called gs.
+    is_other = "://" in destination and not destination.startswith((S3, "rsync://"))
+    if not destination or is_other or (destination.startswith(S3) and not bucket):
         raise ConfigError(
             f"destination {destination!r}: give a path, host:path, rsync://… or s3://bucket/prefix"
         )
