@@ -62,6 +62,8 @@ def test_a_second_guard_in_a_folder_is_refused(tmp_path: Path) -> None:
         (("--usd-per-hour", "1", "--paid-since", LATER), "still to come"),
         (("--on-finish", "stop"), "add --sync-to DEST, or --without-sync where the disk stays"),
         (("--sync-retries", "-1"), "give 0 or more"),
+        (("--without-sync", "--on-finish", ""), "--on-finish is empty; give a command"),
+        (("--notice-command", " "), "--notice-command is empty; give a command"),
         (("--push", "s3:///x"), "give a path, host:path"),
     ],
 )

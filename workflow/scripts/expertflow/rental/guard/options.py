@@ -77,6 +77,11 @@ def _check(options: GuardOptions) -> None:
     given = {option: place for option, place in destinations.items() if place is not None}
     for destination in given.values():
         check_destination(destination)
+    lines = {"--on-finish": options.on_finish, "--notice-command": options.notice_command}
+    for option, line in lines.items():
+        # A shell ends with 0: as if the machine had been stopped, or were to go.
+        if line is not None and not line.strip():
+            raise ConfigError(f"{option} is empty; give a command, or leave it out")
     stops_machine = options.on_finish is not None and not options.without_sync
     if stops_machine and options.sync_to is None:
         raise ConfigError(
