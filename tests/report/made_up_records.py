@@ -54,7 +54,7 @@ DATASETS = d.DatasetManifest(
         ),
         d.DatasetSource(
             name="generated-shops", kind="generated", revision=None, license="CC0-1.0", n_files=1,
-            n_bytes=5_200_000, n_records=4_000, n_shards=1, sha256="cd" * 32, notes=(),
+            n_bytes=5_200_000, n_records=None, n_shards=1, sha256="cd" * 32, notes=(),
         ),
     ),
 )  # fmt: skip

@@ -127,13 +127,13 @@ def _data(inputs: ReportInputs) -> r.Data:
     no_source = {
         "revision": "the source has no revision; its sha256 pins it",
         "license": "the manifest states no license for this source",
-        "n_records": "the records of this source were not counted",
     }
     sources = tuple(
         fill(
             r.Source,
-            source,
+            # Before the source, which does not count what ``where`` leaves out, or at all.
             found := counts[source.name],
+            source,
             why=no_source,
             n_left_out=found.n_rejected + found.n_filtered + found.n_dropped,
         )

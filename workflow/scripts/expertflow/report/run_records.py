@@ -68,7 +68,7 @@ class Source(Record, frozen=True, kw_only=True):
     license: Annotated[Measured[str], doc("As the manifest states it.")]
     n_files: Annotated[Count, doc("Files that were read.")]
     n_bytes: Annotated[Count, doc("Their size.")]
-    n_records: Annotated[Measured[int], doc("Records in them.")]
+    n_records: Annotated[Measured[int], doc("Records read, without those that where leaves out.")]
     sha256: Annotated[str, doc("Hash of their content.")]
     notes: Annotated[tuple[str, ...], doc("What the source says of itself.")]
     n_train: Annotated[Count, doc("Documents that are trained on.")]
