@@ -81,7 +81,9 @@ def test_only_cards_that_are_all_idle_end_a_run(
     assert caplog.text.count("stopped telling") == ("telling" in state)
 
 
-def test_a_notice_is_asked_every_second_and_given_five(clock: Clock, monkeypatch: Patch) -> None:
+def test_a_notice_is_asked_every_second_and_given_five(
+    clock: Clock, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
     asked: list[SimpleNamespace] = []
     killed: list[SimpleNamespace] = []
     null = subprocess.DEVNULL
@@ -109,10 +111,16 @@ def test_a_notice_is_asked_every_second_and_given_five(clock: Clock, monkeypatch
     assert [n_asked_at(at_s) for at_s in (0.2, 0.9, 1.0)] == [1, 1, 2]
     assert n_asked_at(6.0) == 2 and not killed
     assert n_asked_at(6.1) == 2 and killed == asked[1:]
-    assert n_asked_at(6.1) == 3
-    asked[2].code = 0
+    assert n_asked_at(6.1) == 3 and not caplog.messages
+    # A command that is not there would never say so.
+    asked[2].code = 127
+    assert n_asked_at(7.1) == 3 and n_asked_at(7.1) == 4
+    asked[3].code = 127
+    assert n_asked_at(8.1) == 4 and n_asked_at(8.1) == 5
+    assert caplog.messages == ["the notice command cannot be run (exit code 127): correct it"]
+    asked[4].code = 0
     assert notice.poll() == "the notice command said so"
-    assert Notice(None).poll() is None and len(asked) == 3
+    assert Notice(None).poll() is None and len(asked) == 5
 
 
 class Worker(SimpleNamespace):

@@ -25,6 +25,8 @@ MONITOR = "monitor_gpu.py"
 # Less than this share of one core, and less traffic (a slow download), counts as waiting.
 ALIVE_CPU_FRACTION = 0.02
 ALIVE_BYTES_PER_S = 10_000
+# What a shell says of a command that is not there, or may not be run.
+CANNOT_RUN = (126, 127)
 
 
 class IdleGpu:
@@ -129,6 +131,7 @@ class Notice:
         self._command = command
         self._asking: subprocess.Popen[bytes] | None = None
         self._asked_s = -math.inf
+        self._is_told = False
 
     def poll(self) -> str | None:
         now_s = time.monotonic()
@@ -140,6 +143,9 @@ class Notice:
                     self.close()
                 return None
             self._asking = None
+            if code in CANNOT_RUN and not self._is_told:
+                self._is_told = True
+                log.warning("the notice command cannot be run (exit code %d): correct it", code)
             return "the notice command said so" if code == 0 else None
         if self._command is not None and now_s >= self._asked_s + NOTICE_EVERY_S:
             self._asked_s, null = now_s, subprocess.DEVNULL
