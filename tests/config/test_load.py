@@ -138,6 +138,7 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ),
         ({"training": {"parallel": "fsdp", "optim": "adamw_8bit"}}, "states of optim adamw_8bit"),
         ({"evaluation": {"task": "exact_match", "backend": "x"}}, "'evaluation.backend'; transf"),
+        ({"evaluation": {"task": "exact_match", "seed": -1}}, "'evaluation.seed' is -1"),
         ({"training": {"lora_alpha": 8}}, "'training.lora_alpha'; it is called 'lora.alpha' here"),
         ({"training": {"deepspeed": "zero.json"}}, "deepspeed'; parallel: fsdp shares the model"),
         # An old name means something only where the new one belongs.
