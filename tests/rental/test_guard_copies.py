@@ -71,7 +71,9 @@ def sessions_there(place: Place, folder: Path) -> tuple[PaidSession, ...]:
     return read_ledger(folder / "back" / "ledger.json").sessions
 
 
-def test_no_results_or_a_failing_disk_are_failed_copies(place: Place, tmp_path: Path) -> None:
+def test_no_results_or_a_failing_disk_are_failed_copies(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copies = copies_of(tmp_path, place)
     for _ in range(2):
         with pytest.raises(SyncFailed, match=r"nothing below .*give --results and --state"):
@@ -82,6 +84,10 @@ def test_no_results_or_a_failing_disk_are_failed_copies(place: Place, tmp_path: 
     fail_at(copies, "results", OSError("no answer"))
     assert not copies.send_with_retries(n_retries=0, may_go_on=lambda _: True)
     assert "no answer" in copies.failures[-1]
+    waits: list[float] = []
+    monkeypatch.setattr(copies.cancel, "wait", waits.append)
+    assert not copies.send_with_retries(n_retries=7, may_go_on=lambda _: True)
+    assert waits == [5, 10, 20, 40, 80, 80, 80]
 
 
 def test_a_model_in_the_results_is_sent_as_a_state_too(place: Place, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from expertflow.train.saved import checkpoint_files
 
 log = logging.getLogger(__name__)
 HOLD, SENT = "hold", "%s %s: %d bytes in %.1f s"
-FIRST_WAIT_S = 5.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 80.0
 # Transfers may take longer than the last ones: networks vary.
 MARGIN = 1.5
 
@@ -114,8 +114,8 @@ class Copies:
                 return True
             except SyncFailed as error:
                 self.note_failure(f"sync: {error}")
-            # 5, 10, 20, 40, 80 s
-            wait_s = FIRST_WAIT_S * 2**attempt
+            # 5, 10, 20, 40, 80, 80, … s: the machine is paid for meanwhile.
+            wait_s = min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S)
             if attempt == n_retries or not may_go_on(wait_s):
                 break
             log.warning("trying again in %.0f s", wait_s)
