@@ -24,6 +24,7 @@ def test_each_task_judges() -> None:
         ("cypher", "match (b) return b", "RETURN 1", "MATCH (a) RETURN a", {}),
         ("typescript", "1 }", "2 }", "1; }", prefix),
         ("json_schema", "[1.0]", "[2]", "[1]", {"schema": '{"type": "array"}'}),
+        ("json_schema", "[1.0]", "[2]", "[1]", {"schema": {"type": "array"}}),
     ):
         judgments = score(TASKS[task], [right, wrong], reference, **extra)
         assert [one.correct for one in judgments] == [True, False]

@@ -5,6 +5,7 @@ A task is one class in one file: ``tasks/NAME.py``, or a user's file that the ma
 
 import importlib
 import inspect
+import json
 import platform
 import sys
 import weakref
@@ -94,6 +95,9 @@ class ScoringTask:
 
     def read_text(self, example: Example, name: str) -> str:
         value = self.read_field(example, name)
+        if isinstance(value, dict):
+            # A JSON Schema or a graph's, as the checks of data take it, too.
+            return json.dumps(value)
         if not isinstance(value, str):
             raise EvaluationError(
                 f"field {self.spec.fields[name]!r} (evaluation.fields.{name}) should hold text, "
