@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from test_load import base
@@ -321,6 +322,23 @@ def test_what_a_card_needs_is_looked_for_before_any_job(
     ):  # fmt: skip
         check(rule, training)
     check("train_expert", {}, elsewhere=True)
+
+
+def test_a_training_on_a_cpu_takes_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "usable_cpus", lambda: 12)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 8)
+
+    def threads(hardware: str = "cpu", *, elsewhere: bool = False, **training: Any) -> int:
+        value = {**base(), "training": training}
+        Path("config/experts/e.yaml").write_text(yaml.safe_dump(value))
+        config = {"experts": {"e": {}}, "hardware": hardware}
+        workflow = Workflow(RunContext(config=config, elsewhere=elsewhere))
+        return int(workflow.threads(SimpleNamespace(expert="e")))
+
+    assert (threads(), threads(n_threads=5), threads(n_threads=1)) == (8, 5, 2)
+    assert (threads("H100 SXM"), threads(world_size=2), threads(elsewhere=True)) == (2, 2, 2)
+    monkeypatch.setattr(probe, "usable_cpus", lambda: 4)
+    assert threads() == 4
 
 
 def test_a_compiler_needs_headers_of_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

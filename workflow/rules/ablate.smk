@@ -19,7 +19,7 @@ rule ablate_variant:
     priority: wf.priority("ablate_variant")
     conda:
         "../../envs/expertflow.yaml"
-    threads: 2
+    threads: wf.threads
     resources:
         gpu=1,
     params:

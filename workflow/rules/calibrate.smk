@@ -16,7 +16,7 @@ rule calibrate_expert:
     priority: wf.priority("calibrate_expert", 10)
     conda:
         "../../envs/expertflow.yaml"
-    threads: 2
+    threads: wf.threads
     resources:
         **wf.processes,
     params:

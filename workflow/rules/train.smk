@@ -62,7 +62,7 @@ rule train_expert:
     retries: wf.retries
     conda:
         "../../envs/expertflow.yaml"
-    threads: 2
+    threads: wf.threads
     resources:
         **wf.processes,
         attempt=wf.attempt,
@@ -91,7 +91,7 @@ rule generate_answers:
     priority: 10
     conda:
         "../../envs/expertflow.yaml"
-    threads: 2
+    threads: wf.threads
     resources:
         gpu=1,
         forecast=wf.forecast("generate_answers"),

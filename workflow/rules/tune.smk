@@ -16,7 +16,7 @@ rule tune_expert:
     priority: wf.priority("tune_expert", 10)
     conda:
         "../../envs/expertflow.yaml"
-    threads: 2
+    threads: wf.threads
     resources:
         gpu=1,
     params:

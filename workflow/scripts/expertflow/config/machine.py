@@ -8,6 +8,8 @@ import math
 import os
 from pathlib import Path
 
+import psutil
+
 from expertflow.config.expert import ConfiguredExpert
 from expertflow.config.guard import note
 from expertflow.config.read_yaml import suggest_name
@@ -33,6 +35,8 @@ AT_LEAST_MINUTES = 60
 UNPLANNED_MINUTES = 24 * 60
 # What the profiles give a job; beside it four bytes for each weight, and half as much for copies.
 JOB_MB, UNKNOWN_MODEL_MB, EXPORT_BYTES = 8000, 64000, 6
+# Cores of a job beside its card: one for its loop, one for batches and saves.
+BESIDE_CARD = 2
 
 
 def check_machine(expert: ConfiguredExpert, rule: str) -> None:
@@ -156,6 +160,20 @@ def export_memory_mb(expert: str) -> int:
         # As of the card jobs of the profiles.
         return UNKNOWN_MODEL_MB
     return JOB_MB + math.ceil(n_parameters * EXPORT_BYTES / 1e6)
+
+
+def count_threads(expert: ConfiguredExpert) -> int:
+    """Return the cores of a job that trains or answers, of which Snakemake grants ``--cores``.
+
+    It also sets OMP_NUM_THREADS by them, and with that what torch computes with.
+    """
+    spec, training = expert.plan_spec, expert.training
+    if expert.run.elsewhere or training.world_size > 1:
+        return BESIDE_CARD
+    if probe.resolve_gpu(spec.hardware, list(spec.gpu_table)) is not None:
+        return BESIDE_CARD
+    usable, physical = probe.usable_cpus(), psutil.cpu_count(logical=False)
+    return max(BESIDE_CARD, training.n_threads or min(usable, physical or usable))
 
 
 def count_allowed_gpus(training: TrainingSection, limit: int | None) -> int:

@@ -26,6 +26,7 @@ from expertflow.config.machine import (
     check_machine,
     count_allowed_gpus,
     count_nodes,
+    count_threads,
     export_memory_mb,
     runtime_minutes,
 )
@@ -311,6 +312,10 @@ class Workflow:
     def n_nodes(self, wildcards: Any) -> int | None:
         """Count the machines that train together; null, no resource, where it is one."""
         return count_nodes(self._expert(wildcards).training)
+
+    def threads(self, wildcards: Any) -> int:
+        """Count the cores of a job that trains or answers."""
+        return count_threads(self._expert(wildcards))
 
     def minutes(self, wildcards: Any) -> int:
         """Return how long a cluster should let a training run; nothing else reads it."""
