@@ -190,9 +190,9 @@ def _check_dropped(
     counts = ", ".join(f"{reason} {n}" for reason, n in reasons.most_common())
     first = next(example for shard in shards for example in shard.dropped_examples)
     raise DataError(
-        f"source {source}: the model's chat template cannot write {reasons.total()} of"
-        f" {n_documents} documents ({counts}), first {first}; set data.chat_template to one that"
-        " can, or correct the data"
+        f"source {source}: {reasons.total()} of {n_documents} documents are not tokenized"
+        f" ({counts}), first {first}; correct the data, set data.chat_template or"
+        f" data.text_special_tokens, or raise data.max_rejected_fraction ({max_fraction})"
     )
 
 
