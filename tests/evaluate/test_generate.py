@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 import torch
 from made_up_documents import spec
-from made_up_model import END, PAD, Pairs, prompts, tiny_qwen3
-from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3ForCausalLM
+from made_up_model import END, PAD, VOCAB, Pairs, prompts, tiny_qwen3
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Qwen3ForCausalLM,
+)
 
 from expertflow.core.errors import EvaluationError
 from expertflow.data.layout import chatml_layout
@@ -39,6 +45,16 @@ def test_the_answer_to_a_prompt_does_not_depend_on_its_batch(model: Qwen3ForCaus
         for batch_size in (2, 3, 7):
             assert ask(model, asked, batch_size, decoding=decoding) == alone
         assert ask(model, asked[::-1], 3, decoding=decoding) == alone[::-1]
+
+
+def test_a_row_that_is_done_runs_out_of_no_positions() -> None:
+    torch.manual_seed(0)
+    size = {"vocab_size": VOCAB, "n_positions": 32, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    learned = GPT2LMHeadModel(GPT2Config(**size, bos_token_id=None, eos_token_id=END)).eval()
+    asked = prompts(4, 28, 20, 28)
+    alone = [ask(learned, [prompt], 1)[0] for prompt in asked]
+    assert [answer.n_tokens for answer in alone] == [12, 4, 12, 4]
+    assert ask(learned, asked) == alone
 
 
 def test_greedy_answers_are_the_most_likely_tokens(model: Qwen3ForCausalLM) -> None:

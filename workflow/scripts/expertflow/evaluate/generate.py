@@ -1,6 +1,7 @@
 """Answer held-out questions in batches: Transformers generates, sampling and endings are ours."""
 
 import logging
+import math
 import random
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -95,10 +96,13 @@ def generate_answers(
         found[i] = Answer("", 0, ended=False, not_asked=why)
     # Prompts of similar length share a batch, to reduce padding.
     waiting = sorted((i for i in range(len(prompts)) if rooms[i]), key=lambda i: len(prompts[i]))
+    # A row that is done goes on beside the others.
+    last = n_positions if n_positions and _has_learned_positions(lm, n_positions) else math.inf
     progress = ProgressPrinter("answering", total=len(waiting), unit="questions")
     with torch.inference_mode(), generation_mode(lm, ends=ends, pad_id=codec.pad_id):
         while waiting:
-            chosen = waiting[:batch_size]
+            most = last - rooms[waiting[0]]
+            chosen = [i for i in waiting[:batch_size] if len(prompts[i]) <= most]
             try:
                 rows = _continued(
                     lm, [prompts[i] for i in chosen], [rooms[i] for i in chosen], engine, spec
@@ -118,6 +122,13 @@ def positions_of(config: Any) -> int | None:
     """Return the model's number of positions; null if its configuration does not say."""
     n: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return n
+
+
+def _has_learned_positions(lm: PreTrainedModel, n_positions: int) -> bool:
+    """Return whether positions have weights, as in GPT-2: another one is an error."""
+    # OPT has two more.
+    sizes = {m.num_embeddings for m in lm.modules() if isinstance(m, torch.nn.Embedding)}
+    return bool(sizes & {n_positions, n_positions + 2})
 
 
 def end_ids(config: Any, *more: int) -> frozenset[int]:
