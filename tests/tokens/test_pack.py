@@ -192,6 +192,7 @@ def test_documents_dropped_for_their_length_are_counted_once(tmp_path: Path, n_s
     long = [len(ids) > 64 for ids in documents()]
     assert record.n_dropped_by_reason == {"longer_than_row": sum(long)}
     assert record.n_dropped_held_out == sum(long[::7])
+    assert record.n_dropped_by_source == {"s": (sum(long) - sum(long[::7]), sum(long[::7]))}
     assert record.train.n_documents_dropped == 2 * (sum(long) - sum(long[::7]))
     for changes in ({"overflow": "truncate"}, {"overflow": "drop", "packing": "concat"}):
         assert pack(tmp_path, n_shards=n_shards, **changes).n_dropped_by_reason == {}

@@ -128,17 +128,23 @@ def _data(inputs: ReportInputs) -> r.Data:
         "revision": "the source has no revision; its sha256 pins it",
         "license": "the manifest states no license for this source",
     }
-    sources = tuple(
-        fill(
-            r.Source,
-            # Before the source, which does not count what ``where`` leaves out, or at all.
-            found := counts[source.name],
-            source,
-            why=no_source,
-            n_left_out=found.n_rejected + found.n_filtered + found.n_dropped,
+    sources = []
+    for source in inputs.datasets.sources:
+        found = counts[source.name]
+        n_train, n_held_out = packing.n_dropped_by_source.get(source.name, (0, 0))
+        n_left_out = found.n_rejected + found.n_filtered + found.n_dropped + n_train + n_held_out
+        sources.append(
+            fill(
+                r.Source,
+                # Before the source, which does not count what ``where`` leaves out, or at all.
+                found,
+                source,
+                why=no_source,
+                n_train=found.n_train - n_train,
+                n_held_out=found.n_held_out - n_held_out,
+                n_left_out=n_left_out,
+            )
         )
-        for source in inputs.datasets.sources
-    )
     # As run, over all epochs; ``fill_fraction`` is that of the rows as packed.
     n_seen = training.n_tokens + training.n_padding_tokens
     no_rows = "no rows were packed"
@@ -156,7 +162,7 @@ def _data(inputs: ReportInputs) -> r.Data:
         documents_held_out=documents.n_held_out - packing.n_dropped_held_out,
         dropped_by_reason={k: one.get(k, 0) + other.get(k, 0) for k in sorted({*one, *other})},
         chat_template=inputs.model.tokenizer.layout.chat_template_origin,
-        sources=sources,
+        sources=tuple(sources),
         seq_len_suggestion=packing.suggestion.reason,
         useful_tokens=rows.n_tokens,
         padding_fraction=_share(training.n_padding_tokens, n_seen, "no token was trained"),

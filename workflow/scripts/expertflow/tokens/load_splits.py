@@ -47,7 +47,8 @@ class Splits(Record, frozen=True, kw_only=True):
     train: SplitDocuments
     held_out: SplitDocuments
     n_special_text: int
-    n_dropped_held_out: int
+    # By source, and whether they are held out.
+    n_dropped: Counter[tuple[str, bool]]
     n_dropped_by_reason: Counter[str]
     samples: tuple[DecodedSample, ...]
 
@@ -63,8 +64,7 @@ def load_splits(
     spans = [Ragged.from_lists()]
     reasons: dict[str, Counter[str]] = {}
     samples: dict[str, list[DecodedSample]] = {}
-    n_kept: Counter[str] = Counter()
-    n_special_text = n_dropped_held_out = 0
+    n_kept, n_dropped, n_special_text = Counter[str](), Counter[tuple[str, bool]](), 0
     for number, shard in enumerate(shards):
         rows = _rows_of(shard, keep_rows)
         if rows is None:
@@ -78,7 +78,7 @@ def load_splits(
         dropped = index["dropped"].take(rows.rows)
         reasons.setdefault(shard.source, Counter()).update(dropped.drop_null().to_pylist())
         there = dropped.is_null().to_numpy()
-        n_dropped_held_out += int((rows.held_out & ~there).sum())
+        n_dropped.update((shard.source, side) for side in rows.held_out[~there].tolist())
         taken = np.repeat(rows.rows[there], rows.n_copies[there])
         held_out = np.repeat(rows.held_out[there], rows.n_copies[there])
         shard_of = np.full(len(taken), number, np.uint16)
@@ -108,7 +108,7 @@ def load_splits(
         train=train,
         held_out=evaluated,
         n_special_text=n_special_text,
-        n_dropped_held_out=n_dropped_held_out,
+        n_dropped=n_dropped,
         n_dropped_by_reason=sum(reasons.values(), Counter()),
         samples=tuple(s for each in in_turn for s in each if s is not None)[:N_SAMPLES],
     )

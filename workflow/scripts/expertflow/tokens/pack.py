@@ -99,7 +99,7 @@ def pack_sequences(
         engine_fallbacks=tuple(sorted(fallbacks)),
         tokenizer_sha256=shards[0].tokenizer_sha256,
         n_special_text_documents=splits.n_special_text,
-        **_count_dropped(splits, spec, length),
+        **_count_dropped(splits, spec, length, shards),
         samples=splits.samples,
         **packed,
         histogram=_histogram(lengths),
@@ -120,21 +120,23 @@ def choose_length(spec: PackingSpec, longest: int) -> tuple[int, str]:
     )
 
 
-def _count_dropped(splits: Splits, spec: PackingSpec, length: int) -> dict[str, Any]:
+def _count_dropped(
+    splits: Splits, spec: PackingSpec, length: int, shards: list[TokenShardRecord]
+) -> dict[str, Any]:
     """Count the documents that are not in the rows, without repeats."""
     is_dropping = spec.overflow == "drop" and spec.packing != "concat"
-
-    def count_too_long(documents: SplitDocuments) -> int:
-        # A repeated document is the same place of the same shard.
+    too_long: Counter[tuple[str, bool]] = Counter()
+    for is_held_out, documents in enumerate((splits.train, splits.held_out)):
         rows = (documents.length > length) & is_dropping
-        places = (column[rows].tolist() for column in (documents.shard, documents.offset))
-        return len(set(zip(*places, strict=True)))
-
-    n_train, n_held_out = count_too_long(splits.train), count_too_long(splits.held_out)
-    reasons = splits.n_dropped_by_reason + Counter({TOO_LONG: n_train + n_held_out})
+        # A repeated document is the same place of the same shard.
+        places = set(zip(documents.shard[rows].tolist(), documents.offset[rows], strict=True))
+        too_long.update((shards[number].source, bool(is_held_out)) for number, _ in places)
+    lost = splits.n_dropped + too_long
+    reasons = splits.n_dropped_by_reason + Counter({TOO_LONG: too_long.total()})
     return {
-        "n_dropped_held_out": splits.n_dropped_held_out + n_held_out,
+        "n_dropped_held_out": sum(n for (_, is_held_out), n in lost.items() if is_held_out),
         "n_dropped_by_reason": dict(sorted(reasons.items())),
+        "n_dropped_by_source": {s: (lost[s, False], lost[s, True]) for s, _ in sorted(lost)},
     }
 
 

@@ -6,6 +6,8 @@ longer ones.
 
 from typing import Literal
 
+from msgspec import field
+
 from expertflow.core.records import Record
 from expertflow.data.records import Layout
 
@@ -179,7 +181,7 @@ class PackingRecord(Record, frozen=True, kw_only=True):
     """Both packed splits of an expert, with their row length and the reason for it.
 
     ``engines`` counts shards by engine; ``engine_fallbacks`` say why some could not use the fast
-    one.
+    one. ``n_dropped_by_source`` has documents of training and held-out ones.
     """
 
     expert: str
@@ -200,3 +202,4 @@ class PackingRecord(Record, frozen=True, kw_only=True):
     histogram: LengthHistogram
     choices: tuple[LengthChoice, ...]
     suggestion: LengthSuggestion
+    n_dropped_by_source: dict[str, tuple[int, int]] = field(default_factory=dict)

@@ -45,7 +45,8 @@ def find_left_out_records(report: Report) -> Findings:
     if shares:
         yield make_finding(
             "data-left-out",
-            evidence=f"rejected, filtered or dropped as duplicates: at least {', '.join(shares)}",
+            evidence="rejected, filtered or dropped, caps and weights aside: at least "
+            + ", ".join(shares),
             threshold=f"at most {percent(LEFT_OUT_LIMIT)} of a source",
             recommendation="see the reasons in data.rejected_by_reason, filtered_by_reason and"
             " dropped_by_reason; many near duplicates may be one template with other values",
