@@ -224,7 +224,7 @@ def _note_rest(draft: PlanDraft, spec: PlanSpec, plan: TrainPlan) -> None:
     draft.note(Training.save_steps, plan.save_steps, _save_reason(spec, plan))
     left = {
         Training.n_threads: "decided on the machine that trains, which a plan does not look at:"
-        " torch's own number, its physical cores as a rule",
+        " its physical cores, or the fewer that --cores grants",
         Training.collection_interval_seconds: "the monitor's own: 1 s, or less where an epoch would"
         " get fewer than 20 samples",
     }
