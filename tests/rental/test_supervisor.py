@@ -1,5 +1,6 @@
 """What a guard's supervisor takes for a shell or pipe, and what it does if it cannot be killed."""
 
+import os
 import shlex
 import shutil
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import guarded
 import psutil
@@ -78,7 +80,8 @@ class Process:
 def test_snakemake_is_told_first_then_jobs_and_all_are_killed_after_the_grace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    snakemake = Process(2, "snakemake", Process(3, "bash", Process(4, "trainer")))
+    trainer = Process(4, "trainer", Process(5, "loader"))
+    snakemake = Process(2, "snakemake", Process(3, "bash", trainer))
     tree = Process(0, "supervisor", Process(1, "launcher", snakemake))
     # No small numbers: a machine has been up for a while.
     clock, sent = SimpleNamespace(now_s=1000.0), list[tuple[float, str, int]]()
@@ -97,7 +100,7 @@ def test_snakemake_is_told_first_then_jobs_and_all_are_killed_after_the_grace(
         stop.go_on(kill=False)
     told = [(0.0, "launcher", signal.SIGTERM), (0.0, "snakemake", signal.SIGTERM)]
     told += [(0.5, "trainer", signal.SIGTERM)]
-    names = ("launcher", "snakemake", "bash", "trainer")
+    names = ("launcher", "snakemake", "bash", "trainer", "loader")
     assert sent[:3] == told
     assert sorted(sent[3:]) == sorted((10.5, name, signal.SIGKILL) for name in names)
     assert not stop.is_hopeless
@@ -105,16 +108,32 @@ def test_snakemake_is_told_first_then_jobs_and_all_are_killed_after_the_grace(
     assert stop.is_hopeless
 
 
-def test_where_the_guard_died_at_the_fork_nothing_is_started(tmp_path: Path) -> None:
+def supervise(command: list[str], before: str = "", guard: str = "os.getppid()") -> Any:
     code = (
-        "from expertflow.rental.guard.supervisor import _become_supervisor\n"
-        "_become_supervisor(['touch', 'started'], guard=0, grace_s=1.0)"
+        f"import os\nfrom expertflow.rental.guard import supervisor\n{before}\n"
+        f"supervisor._become_supervisor({command}, guard={guard}, grace_s=1.0)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(SCRIPTS)}, check=False
-    )
-    assert done.returncode == 128 + signal.SIGTERM
+    environment = {"PYTHONPATH": str(SCRIPTS)}
+    program = [sys.executable, "-c", code]
+    return subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_where_the_guard_died_at_the_fork_nothing_is_started(tmp_path: Path) -> None:
+    done = supervise(["touch", str(tmp_path / "started")], guard="0")
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
     assert not (tmp_path / "started").exists()
+
+
+def test_a_command_hears_ctrl_c_and_a_hangup_which_its_supervisor_ignores() -> None:
+    asked = "from signal import *; print(getsignal(SIGINT).__name__, getsignal(SIGHUP).name)"
+    done = supervise([sys.executable, "-c", asked])
+    assert (done.returncode, done.stdout) == (0, "default_int_handler SIG_DFL\n"), done.stderr
+
+
+def test_a_fault_of_the_supervisor_is_shown_and_starts_no_second_guard() -> None:
+    done = supervise(["true"], before="supervisor.adopt_orphans = None")
+    assert done.returncode == os.EX_SOFTWARE
+    assert "TypeError" in done.stderr
 
 
 @pytest.mark.long
