@@ -101,7 +101,8 @@ def apply_rule(report: dict[str, Any], rule: AcceptanceRule) -> AcceptanceVerdic
     text = f"{rule.path} {rule.op} {rule.value}"
     value = look_up(report, rule.path)
     if value is MISSING:
-        raise ConfigError(f"acceptance: report.json has no path {rule.path!r}; see its schema")
+        where = "workflow/schemas/report.schema.yaml has them, and verdict cannot be judged"
+        raise ConfigError(f"acceptance: no path {rule.path!r}; {where}")
     if value is None:
         # The reason stands at the path, or at a null above it.
         above = (f"{rule.path}.".startswith(f"{place}.") for place in report["unavailable"])
@@ -111,7 +112,8 @@ def apply_rule(report: dict[str, Any], rule: AcceptanceRule) -> AcceptanceVerdic
         # A bar may compare texts, as with ==; text > number is its author's mistake.
         passed = OPERATORS[rule.op](value, rule.value)
     except TypeError as error:
-        raise ConfigError(f"acceptance: {text!r} cannot be judged on {value!r}") from error
+        found = f"acceptance: {text!r} cannot be judged on {value!r:.60}"
+        raise ConfigError(f"{found}; name one figure, and a value of its kind") from error
     verdict: Literal["pass", "fail"] = "pass" if passed else "fail"
     return AcceptanceVerdict(rule=text, verdict=verdict, value=value)
 
