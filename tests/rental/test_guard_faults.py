@@ -12,7 +12,12 @@ import pytest
 from support import running_in, wait_for
 
 from expertflow.core.errors import ConfigError
-from expertflow.rental.guard.options import GuardOptions, guard_command, parse_options
+from expertflow.rental.guard.options import (
+    GuardOptions,
+    check_programs,
+    guard_command,
+    parse_options,
+)
 from expertflow.rental.guard.run import N_HOOKS, NOT_STARTED, TIMED_OUT, run_hook
 from expertflow.rental.guard.timers import Notice
 
@@ -70,6 +75,14 @@ def test_a_second_guard_in_a_folder_is_refused(tmp_path: Path) -> None:
 def test_contradicting_settings_are_refused(options: tuple[str, ...], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         settings(*options)
+
+
+def test_a_stop_command_that_is_not_here_is_refused_before_the_run() -> None:
+    for line in ("cd / && stop", "if true; then stop; fi", "A=1 stop", '"$X/stop" x', "/bin/sh x"):
+        check_programs(settings("--without-sync", "--on-finish", line, "--notice-command", line))
+    for option, program in (("--on-finish", "no-such-stop"), ("--notice-command", "/no/such")):
+        with pytest.raises(ConfigError, match=f"{option}: there is no '{program}' here"):
+            check_programs(settings("--without-sync", option, f" {program} pod 7"))
 
 
 @pytest.mark.parametrize("words", [["-d", "run1"], ["--directory=run1"]])

@@ -15,12 +15,14 @@ notice; 84 if something could not be copied, 85 if the stop command failed.
 import sys
 
 from expertflow.core import cli
-from expertflow.rental.guard.options import parse_options
+from expertflow.rental.guard.options import check_programs, parse_options
 from expertflow.rental.guard.run import Guard
 
 
 def main() -> None:
-    sys.exit(Guard(parse_options(sys.argv[1:], __doc__)).run())
+    options = parse_options(sys.argv[1:], __doc__)
+    check_programs(options)
+    sys.exit(Guard(options).run())
 
 
 if __name__ == "__main__":

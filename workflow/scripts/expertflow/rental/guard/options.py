@@ -3,7 +3,9 @@
 import argparse
 import math
 import os
+import re
 import shlex
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -77,10 +79,9 @@ def _check(options: GuardOptions) -> None:
     given = {option: place for option, place in destinations.items() if place is not None}
     for destination in given.values():
         check_destination(destination)
-    lines = {"--on-finish": options.on_finish, "--notice-command": options.notice_command}
-    for option, line in lines.items():
+    for option, line in _shell_lines(options).items():
         # A shell ends with 0: as if the machine had been stopped, or were to go.
-        if line is not None and not line.strip():
+        if not line.strip():
             raise ConfigError(f"{option} is empty; give a command, or leave it out")
     stops_machine = options.on_finish is not None and not options.without_sync
     if stops_machine and options.sync_to is None:
@@ -106,6 +107,23 @@ def _check(options: GuardOptions) -> None:
                 )
     if options.sync_retries < 0:
         raise ConfigError(f"--sync-retries {options.sync_retries}: give 0 or more")
+
+
+def _shell_lines(options: GuardOptions) -> dict[str, str]:
+    lines = {"--on-finish": options.on_finish, "--notice-command": options.notice_command}
+    return {option: line for option, line in lines.items() if line is not None}
+
+
+def check_programs(options: GuardOptions) -> None:
+    """Refuse a shell command whose program is not on this machine, before hours are paid for."""
+    for option, line in _shell_lines(options).items():
+        # Anything but a plain first word is the shell's to understand.
+        found = re.match(r"\s*([\w./+-]+)(?!\S)", line)
+        if found is None:
+            continue
+        asked = ["sh", "-c", 'command -v -- "$0"', found[1]]
+        if subprocess.run(asked, capture_output=True, check=False).returncode != 0:
+            raise ConfigError(f"{option}: there is no {found[1]!r} here; install it, or correct it")
 
 
 def _device(path: Path) -> int:
