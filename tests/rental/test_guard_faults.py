@@ -65,6 +65,7 @@ def test_a_second_guard_in_a_folder_is_refused(tmp_path: Path) -> None:
     [
         (("--max-usd", "4"), "--max-usd needs --usd-per-hour"),
         (("--usd-per-hour", "1", "--paid-since", LATER), "still to come"),
+        (("--paid-since", "9999-12-31T23:59:59-12:00"), "is no time; give it as"),
         (("--on-finish", "stop"), "add --sync-to DEST, or --without-sync where the disk stays"),
         (("--sync-retries", "-1"), "give 0 or more"),
         (("--without-sync", "--on-finish", ""), "--on-finish is empty; give a command"),
@@ -75,6 +76,22 @@ def test_a_second_guard_in_a_folder_is_refused(tmp_path: Path) -> None:
 def test_contradicting_settings_are_refused(options: tuple[str, ...], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         settings(*options)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("--usd-per-hour", "2,49", "'2,49' is no number; write it as 2.49"),
+        ("--idle-minutes", "-1", "-1 is not 0 or more"),
+        ("--max-usd", "0", "0 is not above 0"),
+    ],
+)
+def test_numbers_that_are_none_are_named(
+    option: str, value: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        settings(option, value)
+    assert f"argument {option}: {problem}" in capsys.readouterr().err
 
 
 def test_a_stop_command_that_is_not_here_is_refused_before_the_run() -> None:

@@ -137,7 +137,7 @@ def _device(path: Path) -> int:
 def _moment_s(text: str) -> float:
     try:
         moment_s = datetime.fromisoformat(text).astimezone().timestamp()
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise ConfigError(
             f"--paid-since {text!r} is no time; give it as 2026-01-31T08:00:00+00:00"
         ) from error
@@ -147,7 +147,10 @@ def _moment_s(text: str) -> float:
 
 
 def _number(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; write it as 2.49") from error
     if not math.isfinite(value) or value < 0:
         raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
     return value
