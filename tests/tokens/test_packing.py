@@ -67,6 +67,7 @@ def test_no_token_is_lost_or_invented(sizes: np.ndarray, row_length: int, overfl
         assert tokens_of(pieces) == [(d, i) for d, n in enumerate(sizes.tolist()) for i in range(n)]
 
 
+@example(np.array([1], np.int32), 8)
 @given(lengths, st.integers(8, 300))
 def test_concat_fills_every_row_but_the_last(sizes: np.ndarray, row_length: int) -> None:
     pieces, rows = packing.concat_pieces(sizes, row_length=row_length)
@@ -87,6 +88,13 @@ def test_many_documents_fill_rows_to_the_bound(row_length: int) -> None:
     assert bound > 10_000
     assert bound <= n_rows <= bound + bound // 1000
     assert sizes.sum() / (n_rows * row_length) >= 0.999
+
+
+def test_spans_are_clipped_to_their_pieces_and_none_is_empty() -> None:
+    spans = Ragged.from_lists([[2, 8], [2, 5, 10, 12], [6, 7]])
+    starts, lengths, offsets = np.array([5, 5, 5]), np.array([5, 5, 5]), np.array([20, 0, 0])
+    clipped = packing.clip_spans(spans, starts, lengths, offsets)
+    assert [clipped[i].tolist() for i in range(3)] == [[20, 23], [], [1, 2]]
 
 
 @given(st.data())
