@@ -35,8 +35,10 @@ def test_a_long_pause_counts_for_nothing() -> None:
             "fetch_source": [[(0.0, 60.0)]],
             "train_expert": [[(60.0 + pause_s, 100.0 + pause_s)]],
         }
-        bill = bill_of(replace(GPU.inputs, attempts=make_attempts(times)))
-        assert bill.machine.wall_s == wall_s
+        inputs = GPU.change(plan={"cost": replace(GPU.inputs.plan.cost, billing_minutes=60.0)})
+        machine = bill_of(replace(inputs, attempts=make_attempts(times))).machine
+        # A machine of 3,700 s and two of a minute are two hours alike.
+        assert (machine.wall_s, machine.usd) == (wall_s, pytest.approx(2 * PRICE))
 
 
 def test_other_machines_and_cpus_hold_no_rented_card() -> None:

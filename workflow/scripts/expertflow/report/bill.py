@@ -12,6 +12,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from expertflow.core.attempts import Attempt
+from expertflow.plan.cost import round_up_hours
 from expertflow.plan.records import PaidSession
 from expertflow.report import derive
 from expertflow.report.inputs import ReportInputs
@@ -91,7 +92,9 @@ def _machine_usd(
         if session.machine in (machine, "") and _overlapping(session, lines)
     ]
     if not sessions:
-        return _price(inputs, total_s(lines)), "the price per hour, from the first job to the last"
+        minutes = inputs.plan.cost.billing_minutes
+        hours = sum(round_up_hours((end_s - start_s) / 3600, minutes) for start_s, end_s in lines)
+        return _price(inputs, 3600 * hours), "the price per hour, from the first job to the last"
     # The guard writes its ledger now and then, and its last session goes on.
     sessions[-1] = replace(sessions[-1], end_s=max(sessions[-1].end_s, lines[-1][1]))
     usd = sum(_paid_s(session, lines) / 3600 * session.usd_per_hour for session in sessions)
