@@ -1,5 +1,7 @@
 """Findings on run, card and data at, below and above their limits; bars; the bottleneck."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from made_up_runs import CPU, GPU, Run
 from report_reading import changed, findings_by_code
 from support import ROOT
 
+from expertflow.config.bars import check_bars
 from expertflow.core.errors import ConfigError
 from expertflow.report.diagnose import apply_rule, find_bottleneck, list_findings
 from expertflow.report.findings.evidence import time_shares
@@ -211,6 +214,34 @@ def test_acceptance() -> None:
     bar = AcceptanceRule(path="verdict.learned", op="==", value="yes")
     with pytest.raises(ConfigError, match="no path 'verdict"):
         GPU.report_with(spec={"acceptance": (bar,)})
+
+
+def leaves(value: Any, path: str = "") -> Iterator[str]:
+    if isinstance(value, dict):
+        # Some keys of what ran hold dots, and no bar reaches them.
+        for key in (key for key in value if "." not in key):
+            yield from leaves(value[key], f"{path}.{key}")
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from leaves(item, f"{path}[{i}]")
+    else:
+        yield path[1:]
+
+
+def test_a_bar_on_what_no_report_holds_is_refused_when_it_is_read() -> None:
+    for run in (GPU, CPU):
+        plain = to_plain(run.report)[0]
+        del plain["acceptance"], plain["verdict"]
+        check_bars([{"path": path} for path in leaves(plain)], where="e")
+    for path, hint in (
+        ("evaluation.delta.valu_fraction", "did you mean 'value_fraction'?"),
+        ("cost.usd.mean", "'mean'; workflow/schemas/report.schema.yaml has all"),
+        ("findings[0].name", "by 'name'"),
+        ("run.preset[0]", "by '0'"),
+        ("verdict.learned", "by 'verdict'"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(hint)):
+            check_bars([{"path": path}], where="e")
 
 
 SHIPPED = sorted((ROOT / "config" / "experts").glob("*.yaml"))

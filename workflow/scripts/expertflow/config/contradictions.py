@@ -89,6 +89,11 @@ def check_contradictions(
             f"{where}: data.added_tokens would stay untrained beside the adapter; set"
             " training.lora.modules_to_save to [embed_tokens, lm_head], or use method full"
         )
+    if expert["acceptance"]:
+        # It reads the declaration of the report, for 50 ms.
+        from expertflow.config.bars import check_bars
+
+        check_bars(expert["acceptance"], where=where)
     names = [source["name"] for source in expert["sources"]]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{where}: two sources are named {repeated[0]!r}; rename one")

@@ -1,0 +1,63 @@
+"""Refuse an acceptance bar on what no report holds; after the training it would be paid for."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import msgspec
+
+from expertflow.config.read_yaml import Settings, suggest_name
+from expertflow.core.errors import ConfigError
+from expertflow.core.settings import JsonSchema
+from expertflow.report.records import Report
+
+NOWHERE: JsonSchema = {"anyOf": []}
+
+
+def check_bars(rules: list[Settings], *, where: str) -> None:
+    """Check each bar's dotted path; ConfigError names the first key that is not there."""
+    for rule in rules:
+        places = list(_plain(_report()))
+        # evaluation.baselines[0].n -> evaluation, baselines, 0, n
+        for key in re.findall(r"[^.\[\]]+", rule["path"]):
+            known = {name for place in places for name in place.get("properties", ())}
+            places = [below for place in places for below in _below(place, key)]
+            if not places:
+                hint = suggest_name(key, known, "workflow/schemas/report.schema.yaml has all")
+                raise ConfigError(
+                    f"{where}: acceptance: report.json has no path {rule['path']!r}, by {key!r};"
+                    f" {hint}"
+                )
+
+
+@cache
+def _report() -> JsonSchema:
+    schema = msgspec.json.schema(Report)
+    # They are told from the bars.
+    for key in ("acceptance", "verdict"):
+        del schema["$defs"][Report.__name__]["properties"][key]
+    return schema
+
+
+def _below(place: JsonSchema, key: str) -> Iterator[JsonSchema]:
+    kind, more = place.get("type"), place.get("additionalProperties")
+    if "properties" in place:
+        yield from _plain(place["properties"].get(key, NOWHERE))
+    elif isinstance(more, dict):
+        yield from _plain(more)
+    elif kind == "array" and key.isdigit():
+        for item in (place.get("items"), *place.get("prefixItems", ())):
+            if isinstance(item, dict):
+                yield from _plain(item)
+    elif kind in (None, "object") and "enum" not in place:
+        # Whatever a setting or a machine has.
+        yield {}
+
+
+def _plain(schema: JsonSchema) -> Iterator[JsonSchema]:
+    if "$ref" in schema:
+        schema = _report()["$defs"][schema["$ref"].rpartition("/")[2]]
+    if "anyOf" not in schema:
+        yield schema
+    for choice in schema.get("anyOf", ()):
+        yield from _plain(choice)
