@@ -147,6 +147,9 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ({"data": {"max_per_category": 5}}, "max_per_category has no effect.*add category"),
         ({"data": {"benchmarks": [BENCHMARK]}}, ": benchmark .*test_load.py: template '{q'"),
         ({"demo": {"modle": "x"}}, "unknown key 'modle'"),
+        # YAML reads the key 1 as a number and the key on as true.
+        ({"data": {1: "x", "seeed": 0}}, "unknown key 'data.1'; known keys are"),
+        ({"origins": {"training.x": {"from": "own"}}}, "not set here; set it, or leave"),
         ({"evaluation": {"task": "exactmatch"}}, "'evaluation.task' is 'exactmatch'"),
         ({"sources": [{**base()["sources"][0], "kind": "locl"}]}, "'sources.0.kind' is 'locl'"),
         ({"claims": [{"text": "t", "duration": 2807}]}, "the number 2807, .*quote it"),
@@ -272,6 +275,7 @@ BILLION = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("e.yaml", "a: 1\nb: one: two\n", ":2: a ': ' inside a text; put the text in quotes"),
         ("e.yaml", 'a: "open\nb: 3\n', "a quote that is not closed"),
         ("e.yaml", "a: {b: 1\n", "that is not closed"),
+        ("e.yaml", "a: 1\nb: {{q}}\n", ":2: a '{' or '[' where a key should be; quote the text"),
         ("e.yaml", "a: *none\n", "an alias (*name) without its anchor"),
         ("e.yaml", "a: 1\nb: .nan\n", ":2: b is nan; give a finite number, or null"),
         ("e.yaml", "a:\n  - 1\n  - -.inf\n", ":3: 1 is -inf; give a finite number, or null"),

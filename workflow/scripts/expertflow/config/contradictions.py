@@ -181,6 +181,6 @@ def _read_by_any(what: str) -> frozenset[str]:
 def _refuse_unknown(
     names: Collection[str], known: frozenset[str], own: frozenset[str], place: str, task: str
 ) -> None:
-    for name in sorted(set(names) - known):
+    for name in sorted(set(names) - known, key=str):
         takes = f"task {task} takes {', '.join(sorted(own)) or 'none'}"
         raise ConfigError(f"{place}.{name} is read by nothing; {suggest_name(name, known, takes)}")

@@ -167,7 +167,7 @@ def _named_sources(expert: str, sources: list[Settings], changes: Settings) -> l
 
 def check_origins(manifest: Settings, *, where: str) -> None:
     """Refuse an origin of a key that the manifest does not set; ConfigError names a near key."""
-    known = dict(_keys(manifest))
+    known = dict(_keys({key: item for key, item in manifest.items() if key != "origins"}))
     for key in manifest.get("origins", {}):
         if key not in known:
             hint = suggest_name(key, known, "set it, or leave its origin out")

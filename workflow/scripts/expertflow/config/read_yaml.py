@@ -42,11 +42,14 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
         for key, _ in node.value:
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key.value!r} is there twice; remove one", key.start_mark
-                )
-            seen.add(key.value if isinstance(key.value, str) else id(key))
+            fault = None
+            if isinstance(key, yaml.CollectionNode):
+                fault = "a '{' or '[' where a key should be; quote the text"
+            elif key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                fault = f"key {key.value!r} is there twice; remove one"
+            if fault is not None:
+                raise yaml.constructor.ConstructorError(None, None, fault, key.start_mark)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -136,7 +139,7 @@ def _fault(error: yaml.YAMLError) -> str:
     return f":{mark.line + 1 if mark else '?'}: {words}"
 
 
-def suggest_name(name: str, known: Iterable[str], otherwise: str = "") -> str:
+def suggest_name(name: object, known: Iterable[str], otherwise: str = "") -> str:
     """Ask whether the most similar known name was meant; without one say ``otherwise``.
 
     >>> suggest_name("learning_rat", ["seed", "learning_rate"]), suggest_name("x", ["b", "a"])
@@ -144,7 +147,8 @@ def suggest_name(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """
     names = sorted(known)
     # At least 0.6 alike, as difflib reckons it.
-    near = difflib.get_close_matches(name, names, n=1)
+    # YAML makes a number of the key 1, and a truth value of the key "on".
+    near = difflib.get_close_matches(str(name), names, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
     return otherwise or f"known are {', '.join(names)}"

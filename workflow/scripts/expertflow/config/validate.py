@@ -208,7 +208,7 @@ def _stranger(error: ValidationError) -> list[str]:
         return []
     instance: Any = error.instance
     schema: Any = error.schema
-    return sorted(set(instance) - set(schema.get("properties", {})))[:1]
+    return sorted(map(str, set(instance) - set(schema.get("properties", {}))))[:1]
 
 
 def _one_of(rule: Any, instance: Any) -> str:
