@@ -239,8 +239,9 @@ def test_one_of_each_bad_record(
     assert [r.number for r in records if r.value] == [1, *range(3, 2 * len(BAD) + 4, 2)]
 
 
-def test_a_file_that_shrank_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.json"])
+def test_a_file_that_shrank_is_noticed(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
     path.write_bytes(b"{}\n" * 9)
     file = describe(path)
     path.write_bytes(b"{}\n" * 8)

@@ -6,6 +6,7 @@ bytes, columnar files by rows in proportion; other files belong to the shard whe
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from expertflow.core.errors import DataError
@@ -94,7 +95,7 @@ def iter_shard(
     n_shards: int,
     options: dict[str, object] | None = None,
 ) -> Iterator[RawRecord]:
-    """Yield a shard's records in file order; DataError if one is cut off."""
+    """Yield a shard's records in file order; DataError if one is cut off, or changed."""
     reading = ReadOptions.select_known(options or {})
     total = sum(file.n_bytes for file in files)
     # Whole numbers: shards meet without a gap, however many there are.
@@ -105,6 +106,10 @@ def iter_shard(
         offset += file.n_bytes
         if low >= high:
             continue
+        # One that is gone is named where it is opened.
+        with suppress(OSError):
+            if Path(file.path).stat().st_size != file.n_bytes:
+                raise lines.reject_changed_file(file)
         if not can_be_cut(file.format, file.compression):
             # The shard with the first byte reads all of it.
             if low == 0:

@@ -55,10 +55,7 @@ def iter_range(
             start += n_bytes
             if start >= high:
                 return
-    raise DataError(
-        f"{file.path}: changed since it was fetched; put it back, or take it in: snakemake …"
-        " --forcerun fetch_source"
-    )
+    raise reject_changed_file(file)
 
 
 def iter_all(stream: io.BufferedReader, file: DataFile, _: ReadOptions) -> Iterator[RawRecord]:
@@ -119,6 +116,13 @@ def iter_lines(stream: io.BufferedReader) -> Iterator[tuple[bytes | Reject, int]
 
 def too_large() -> Reject:
     return Reject("record_too_large", f"over {MAX_RECORD_BYTES >> 20} MiB")
+
+
+def reject_changed_file(file: DataFile) -> DataError:
+    return DataError(
+        f"{file.path}: changed since it was fetched; put it back, or take it in: snakemake …"
+        " --forcerun fetch_source"
+    )
 
 
 def too_long(path: Path) -> DataError:
