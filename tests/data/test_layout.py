@@ -58,11 +58,14 @@ def test_a_template_is_chosen_by_its_name_or_path(tmp_path: Path) -> None:
     assert layout(tmp_path, *MARKS, choice="short", eos_token="<|e|>").chat_template == OWN + " "
     with pytest.raises(ConfigError, match=r"tools is no file .* has rag, short, tool_use"):
         layout(tmp_path, *MARKS, choice="tools", **marks)
-    (tmp_path / "mine.jinja").write_text(OWN + "  ")
+    (tmp_path / "mine.jinja").write_text(OWN + "  ", encoding="utf-8-sig")
     found = layout(tmp_path, *MARKS, choice=str(tmp_path / "mine.jinja"), **marks)
     assert (found.chat_template, found.chat_template_origin) == (OWN + "  ", "manifest")
     with pytest.raises(ConfigError, match=r"nowhere\.jinja is no file and no template of the"):
         layout(tmp_path, *MARKS, choice="nowhere.jinja", eos_token="<|e|>")
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xe9")
+    with pytest.raises(DataError, match=r"chat_template\.jinja: byte 0 is not UTF-8"):
+        layout(tmp_path, *MARKS, eos_token="<|e|>")
 
 
 def test_without_a_template_chatml_is_used_where_its_marks_are_known(tmp_path: Path) -> None:
@@ -84,6 +87,7 @@ def test_without_a_template_chatml_is_used_where_its_marks_are_known(tmp_path: P
         ("a\n{% if %}", "does not parse (line 2"),
         ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "would not learn to stop"),
         ("{{ '\\0' }}" + OWN, "the chat template writes U+0000"),
+        ("{{ 1 / 0 }}" + OWN, "refuses the chat: division by zero"),
         (
             "{{ strftime_now('%Y') }}" + OWN,
             "refuses a plain chat (the chat template refuses the chat: 'strftime",

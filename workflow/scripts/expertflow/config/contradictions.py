@@ -106,6 +106,11 @@ def check_contradictions(
                 " the path"
             )
     template = expert["data"]["chat_template"]
+    if "{" in template:
+        raise ConfigError(
+            f"{where}: data.chat_template is {template[:40]!r}…, a template itself; write it to a"
+            " file, and name that"
+        )
     # A name without slash and ending is one of the tokenizer's own templates.
     is_path = "/" in template or bool(Path(template).suffix)
     if is_path and template not in bundled and not Path(template).expanduser().is_file():

@@ -29,7 +29,8 @@ from expertflow.data.traced_text import Condition, Trace, TracedStr, is_traceabl
 PLACE = re.compile("\ue0f0([0-9]+)\ue0f1")
 MAX_SHAPES = 512
 TEMPLATE_FAULTS = (
-    jinja2.TemplateError, TypeError, KeyError, IndexError, ValueError, AttributeError,
+    jinja2.TemplateError, TypeError, LookupError, ValueError, AttributeError, ArithmeticError,
+    RecursionError,
 )  # fmt: skip
 Span = tuple[int, int]
 

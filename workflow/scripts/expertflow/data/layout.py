@@ -112,7 +112,7 @@ def _choose(
         return CHATML, "chatml"
     path = Path(choice).expanduser()
     if path.is_file():
-        return path.read_text(encoding="utf-8"), "manifest"
+        return _read_template(path), "manifest"
     if choice in named:
         return named[choice], "tokenizer"
     raise ConfigError(
@@ -131,7 +131,15 @@ def _named_templates(directory: Path, settings: TokenizerConfig) -> dict[str, st
     # A file wins over the key: transformers reads it so.
     if (file := directory / "chat_template.jinja").is_file():
         files[DEFAULT] = file
-    return found | {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    return found | {name: _read_template(path) for name, path in files.items()}
+
+
+def _read_template(path: Path) -> str:
+    try:
+        # A byte order mark, as Windows writes it, would stand before every chat.
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from error
 
 
 def _with_turn_end(layout: Layout) -> Layout:
