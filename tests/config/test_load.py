@@ -146,6 +146,7 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ({"sources": [{**SOURCE, "prompt": "{q}"}]}, "'sources.0' has kind, name, path, prompt: "),
         ({"data": {"max_per_category": 5}}, "max_per_category has no effect.*add category"),
         ({"data": {"benchmarks": [BENCHMARK]}}, ": benchmark .*test_load.py: template '{q'"),
+        ({"data": {"near_duplicates": {"n_words": 1 << 17}}}, "it must be at most 10000"),
         ({"data": {"chat_template": "{{ x }}" * 99}}, "a template itself; write it to a file"),
         ({"demo": {"modle": "x"}}, "unknown key 'modle'"),
         # YAML reads the key 1 as a number and the key on as true.

@@ -237,6 +237,8 @@ def test_missing_objects_are_not_fetched(place: Path, tmp_path: Path, trap: Path
         extracted(place)
     with pytest.raises(DataError, match="is no commit there"):
         resolve_commit(place, ref="f" * 40)
+    with pytest.raises(DataError, match=r"a branch, tag or commit$"):
+        resolve_commit(place, ref="main..main")
     assert not (tmp_path / "sprung").exists()
 
 

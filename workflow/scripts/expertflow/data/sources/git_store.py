@@ -25,6 +25,8 @@ _SAFE = (
     *("-c", "core.attributesFile=/dev/null", "-c", "core.commitGraph=false"),
     *("-c", "core.multiPackIndex=false", "-c", f"core.bigFileThreshold={BIG_FILE_BYTES}"),
     *("-c", "diff.renameLimit=400", "-c", "protocol.allow=never"),
+    # Else git ends what it says with a hint on GIT_GRAFT_FILE, in place of the reason.
+    *("-c", "advice.graftFileDeprecated=false"),
 )
 ENDED_EARLY = "git ended early: an object is missing (a partial clone?) or damaged; run git fsck"
 # Names are read in milliseconds; a setting that includes a pipe would block git indefinitely.
