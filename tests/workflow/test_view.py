@@ -37,11 +37,12 @@ SHARD = event(
     LogEvent.JOB_INFO, jobid=5, rule_name="prepare_shard", log=[], reason="Updated input files: x",
     wildcards={"expert": "mine", "source": "docs", "shard": "000"},
 )  # fmt: skip
+BEFORE = """'{"rate":1,"why":"it\\'s a; b"}','4fe2ac56720aa96d'"""
+NOW = """'{"rate":2,"why":"it\\'s a; b","x":null}','5d0c36a0c3b1d4a1'"""
 PLAN = event(
     LogEvent.JOB_INFO, jobid=6, rule_name="plan_training", log=[], wildcards={"expert": "mine"},
     reason="Params have changed since last execution: Union of exclusive params before and now"
-    """ across all output: before: '{"rate":1,"why":"it\\'s a; b"}','4f' now: '{"rate":2,"why":"""
-    """"it\\'s a; b","x":null}','5d' """,
+    f" across all output: before: {BEFORE} now: {NOW} ",
 )  # fmt: skip
 PACKED, FAILED = event(LogEvent.JOB_FINISHED, job_id=4), event(LogEvent.JOB_ERROR, jobid=5)
 WORDS = event(None, "Select jobs to execute...")
@@ -93,7 +94,7 @@ def test_a_dry_run_lists_jobs_with_their_reasons(capsys: pytest.CaptureFixture[s
     assert told.splitlines() == [
         "would run pack_sequences mine missing output files",
         "would run prepare_shard mine docs 000 updated input files: x",
-        "would run plan_training mine params have changed since last execution: rate",
+        "would run plan_training mine params have changed since last execution: code, rate",
         "total 3 jobs",
     ]
 

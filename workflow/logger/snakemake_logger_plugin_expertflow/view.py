@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from typing import TextIO
 
 from snakemake_interface_logger_plugins.common import LogEvent
@@ -146,8 +147,9 @@ def _shorten(reason: str) -> str:
 
 
 def _name_changed(versions: str) -> str:
-    try:
+    """Name the settings that differ, and the code where its digest does."""
+    names = ["code"] if re.search(r"'[0-9a-f]{16}'", versions) else []
+    with suppress(ValueError, SyntaxError):
         old, new = map(json.loads, map(ast.literal_eval, re.findall(r"'{.*?}'(?=,'| )", versions)))
-    except (ValueError, SyntaxError):
-        return ""
-    return ", ".join(sorted(key for key in old | new if old.get(key) != new.get(key)))
+        names += sorted(key for key in old | new if old.get(key) != new.get(key))
+    return ", ".join(names)
