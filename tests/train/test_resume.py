@@ -22,13 +22,14 @@ from trainers import Fault, Trainers
 
 from expertflow.core.errors import ExpertflowError, Interrupted, TrainingError
 from expertflow.core.files import sha256_file, sha256_json
+from expertflow.core.process import stop_group
 from expertflow.core.records import read_record, write_record, write_sealed
 from expertflow.hardware import disk
 from expertflow.staging.content import read_content, rows_key, weights_key
 from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
 from expertflow.tokens.records import PackingRecord
-from expertflow.train import step_hooks
+from expertflow.train import job, step_hooks
 from expertflow.train.fingerprint import PLAN, fingerprint_run, warn_of_unused_progress
 from expertflow.train.model.packed import compute_held_out_loss
 from expertflow.train.run import Diverged, TrainInputs
@@ -215,13 +216,24 @@ def test_an_input_edited_during_training_is_noticed(tmp_path: Path) -> None:
         tiny_run.finish(tmp_path)
 
 
-def test_a_run_that_diverged_is_not_paid_for_twice(tmp_path: Path) -> None:
+def test_a_run_that_diverged_is_not_paid_for_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_tiny_run(tmp_path, n_steps=6)
     plan = json.loads((tmp_path / "plan.json").read_text())
     (tmp_path / "plan.json").write_text(json.dumps({**plan, "learning_rate": 1e30}))
-    with pytest.raises(Diverged) as first:
+
+    def stop_and_die(monitor: Any, **how: Any) -> None:
+        stop_group(monitor, **how)
+        raise SystemExit(143)
+
+    # One of several processes is ended by its launcher while it waits for the monitor.
+    monkeypatch.setattr(job, "stop_group", stop_and_die)
+    with pytest.raises(SystemExit) as ended:
         tiny_run.finish(tmp_path)
-    said = str(first.value)
+    first = ended.value.__context__
+    assert isinstance(first, Diverged)
+    said = str(first)
     assert "lower training.learning_rate (1e+30)" in said
     assert "its rows are " in said and "the last good state is the start" in said
     (preflight,) = tmp_path.glob("state/*/preflight.json")

@@ -149,13 +149,14 @@ def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> Run
         # Read again only to say which settings differ, should this run be left unfinished.
         write_sealed(state / fingerprint.PLAN, plan)
         write_record(state / PREFLIGHT, readings)
-        try:
-            with run_monitor(state, plan, seen_s=placed.seen_s):
-                group = processes.start_processes(plan, tracker_directory=str(state))
+        with run_monitor(state, plan, seen_s=placed.seen_s):
+            group = processes.start_processes(plan, tracker_directory=str(state))
+            try:
                 summary = train_expert(placed, group)
-        except Diverged as error:
-            write_text(state / DIVERGED, str(error))
-            raise
+            except Diverged as error:
+                # Before the wait for the monitor, in which a launcher ends this process.
+                write_text(state / DIVERGED, str(error))
+                raise
         try:
             # Rows are memory-mapped, so an edit in place takes effect in the middle of a run.
             if rows is not None:
