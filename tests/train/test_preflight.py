@@ -59,6 +59,9 @@ def test_a_card_in_use_is_refused(
     wanted = replace(plan, gpu=H100, predicted_peak_bytes=40 * 10**9)
     with pytest.raises(HardwareError, match=rf"needs 40\.0 GB .*{re.escape(held)}"):
         run_preflight(wanted, tmp_path / "state")
+    # No micro-batch is below one row.
+    with pytest.raises(HardwareError, match=r"or set training\.gradient_checkpointing to true$"):
+        run_preflight(replace(wanted, batch_size=1), tmp_path / "state")
 
 
 def test_memory_of_dying_processes_is_waited_for(

@@ -40,20 +40,23 @@ def memory_advice(plan: TrainPlan, device: torch.device) -> Iterator[None]:
 
 
 def describe_shortage(plan: TrainPlan, device: torch.device) -> str:
-    if plan.batch_size > 1:
-        less = split_batch(plan, plan.batch_size // 2)
-        change = (
-            f"set training.batch_size to {less.batch_size} and gradient_accumulation_steps to"
-            f" {less.gradient_accumulation_steps} (the global batch stays)"
-        )
-    elif not plan.gradient_checkpointing:
-        change = "set training.gradient_checkpointing to true"
-    else:
-        change = "use method qlora, a shorter max_seq_length, a smaller model or a larger card"
     predicted = plan.predicted_peak_bytes
     said = "no peak was predicted" if predicted is None else f"predicted {gib(predicted)}"
     free = gib(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else "unknown"
-    return f"out of memory at micro-batch {plan.batch_size} ({said}, {free} free); {change}"
+    shortage = f"out of memory at micro-batch {plan.batch_size} ({said}, {free} free)"
+    return f"{shortage}; {suggest_less(plan)}"
+
+
+def suggest_less(plan: TrainPlan) -> str:
+    if plan.batch_size > 1:
+        less = split_batch(plan, plan.batch_size // 2)
+        return (
+            f"set training.batch_size to {less.batch_size} and gradient_accumulation_steps to"
+            f" {less.gradient_accumulation_steps} (the global batch stays)"
+        )
+    if not plan.gradient_checkpointing:
+        return "set training.gradient_checkpointing to true"
+    return "use method qlora, a shorter max_seq_length, a smaller model or a larger card"
 
 
 def split_batch(plan: TrainPlan, most_rows: int) -> TrainPlan:

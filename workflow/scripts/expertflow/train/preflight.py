@@ -34,6 +34,7 @@ from expertflow.train.device import (
     measure_cpu_flops_per_s,
     measure_matmul_flops_per_s,
 )
+from expertflow.train.memory import suggest_less
 from expertflow.train.model.load import DTYPES
 from expertflow.train.optimizers import state_bytes
 
@@ -147,7 +148,7 @@ def _check_gpu_memory(plan: TrainPlan, gpu: GpuFacts) -> int:
             return free
         raise HardwareError(
             f"the plan needs {gb(needed)} of GPU memory; {where}; end what holds it, or"
-            f" plan with training.batch_size below {plan.batch_size}"
+            f" {suggest_less(plan)}"
         )
     return free
 
