@@ -91,6 +91,14 @@ def test_a_fault_is_one_line(place: Path, fault: Fault) -> None:
     assert made <= {".sources.lock.json.fingerprint"}
 
 
+def test_a_setting_that_is_there_twice_is_one_line(place: Path) -> None:
+    path = place / "config" / "twice.yaml"
+    path.write_text("experts: {mine: {}}\ntraining: {seed: 1}\ntraining: {lr: 1}\n")
+    arguments = ["-n", "results/mine/report.json", "--configfile", str(path)]
+    line = Workspace(place).refused("-s", str(ROOT / "Snakefile"), *arguments)
+    assert "twice.yaml:3: key 'training' is there twice; remove one" in line
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("")
     with pytest.raises(ConfigError, match="results: is no folder; correct its permissions"):

@@ -64,6 +64,9 @@ def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
     told = _told(run, config)
     if run.modifier.skip_configfile:
         config = {**read_yaml(basedir / "config" / "config.yaml"), **config}
+    # Of two equal keys Snakemake takes the last; what an including Snakefile reads is its own.
+    for path in run.configfiles if main and len(run.modifier_stack) == 1 else ():
+        read_yaml(Path(path))
     if main:
         check_writable(Path(".snakemake"))
         remove_corrupt_records(Path("results"), looks=looks)

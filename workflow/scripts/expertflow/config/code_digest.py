@@ -107,7 +107,7 @@ class ParsedModules:
 
     def keep_in(self, file: Path) -> None:
         self._file = file
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, TypeError):
             # A file that was cut short is as good as none: all is parsed again.
             self._known = {**json.loads(file.read_bytes()), **self._known}
 
