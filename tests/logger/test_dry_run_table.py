@@ -1,7 +1,9 @@
 """The table of a dry run: which events it heeds, what it prints, and when it keeps silent."""
 
+import io
 import json
 import logging
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -152,3 +154,21 @@ def test_what_it_does_not_know_breaks_nothing(capsys: pytest.CaptureFixture[str]
     lines = printed(capsys, ENDED, *odd, *jobs)
     assert [line.split()[0] for line in lines[3:]] == ["a", "b", "c"]
     assert lines[3].endswith("unknown  no forecast; jobs in groups have none")
+
+
+def test_a_reader_that_is_gone_is_passed_over(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in ``snakemake -n | head``; logging would print a traceback for each line."""
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    tested = handler()
+    tested.settings.snakemake = False
+    for record in (TRAINED, ENDED):
+        tested.emit(record)
+    tested.close()
+    assert capsys.readouterr().err == ""

@@ -6,6 +6,7 @@ forecast is a resource of ``train_expert``; this module collects and prints it.
 
 import logging
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
@@ -50,11 +51,9 @@ class LogHandler(LogHandlerBase):
         self._note(record)
         if not self.writes_to_stream:
             return
-        try:
+        # Whoever read what is printed is gone, as in ``snakemake -n | head``; the run goes on.
+        with suppress(OSError):
             self._view.show(record)
-        except OSError:
-            # Whoever read what is printed is gone; the run goes on.
-            self.handleError(record)
 
     def _note(self, record: logging.LogRecord) -> None:
         event = getattr(record, "event", None)
@@ -71,9 +70,10 @@ class LogHandler(LogHandlerBase):
 
     def close(self) -> None:
         """Print the table, once, at the end of a completed dry run."""
-        self._view.close()
-        if self.common_settings.dryrun and not self._has_failed and not self._is_closed:
-            self._print()
+        with suppress(OSError):
+            self._view.close()
+            if self.common_settings.dryrun and not self._has_failed and not self._is_closed:
+                self._print()
         self._is_closed = True  # logging.shutdown closes it again
         super().close()
 
