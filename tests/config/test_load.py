@@ -34,6 +34,11 @@ def load(tmp_path: Path, value: dict[str, Any], **config: Any) -> dict[str, Any]
     return load_expert("e", folders=[tmp_path], config=settings)
 
 
+def test_two_manifests_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "e.json").write_text("{}")
+    refused(tmp_path, base(), "e.json beside it has the same name; remove one")
+
+
 def test_null_on_the_command_line_changes_nothing(tmp_path: Path) -> None:
     told = {"experts": {"e": "null"}}
     before = load(tmp_path, base())

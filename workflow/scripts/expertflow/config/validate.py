@@ -78,7 +78,12 @@ def find_file(name: str, folders: Sequence[Path], problem: str) -> Path:
         if closed:
             raise ConfigError(f"{closed[0]}: cannot be read; correct its permissions")
         raise ConfigError(f"{problem}; {suggest_name(name, known)}")
-    return known[name]
+    found = known[name]
+    # Else who edits the one that is not read would wonder why nothing changes.
+    others = {found.with_name(f"{name}{end}") for end in SUFFIXES} - {found}
+    if beside := next(filter(Path.is_file, others), None):
+        raise ConfigError(f"{found}: {beside.name} beside it has the same name; remove one")
+    return found
 
 
 def check(
