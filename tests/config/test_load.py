@@ -156,6 +156,7 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ({"demo": {"modle": "x"}}, "unknown key 'modle'"),
         # YAML reads the key 1 as a number and the key on as true.
         ({"data": {1: "x", "seeed": 0}}, "unknown key 'data.1'; known keys are"),
+        ({"sources": [{**base()["sources"][0], "where": {1: "x"}}]}, "where' is 1: .*Quote a key"),
         ({"origins": {"training.x": {"from": "own"}}}, "not set here; set it, or leave"),
         ({"evaluation": {"task": "exactmatch"}}, "'evaluation.task' is 'exactmatch'"),
         ({"sources": [{**base()["sources"][0], "kind": "locl"}]}, "'sources.0.kind' is 'locl'"),
