@@ -375,11 +375,14 @@ def test_a_model_that_sees_the_future_is_refused(monkeypatch: pytest.MonkeyPatch
         check_model(loss)
 
 
-def test_states_that_are_no_numbers_are_refused() -> None:
+@pytest.mark.parametrize(("weight", "dtype"), [(float("nan"), "float32"), (1e6, "float16")])
+def test_states_that_are_no_numbers_are_refused(weight: float, dtype: str) -> None:
+    """A model of large activations is no fault of attention where fp16 cannot hold them."""
     net = made(FAMILIES["llama"], "packed")
     with torch.no_grad():
-        net.model.layers[1].mlp.up_proj.weight[0, 0] = float("nan")
-    with pytest.raises(TrainingError, match="off by nan"):
+        net.model.layers[1].mlp.up_proj.weight[0, 0] = weight
+    half = torch.autocast("cpu", dtype=torch.float16, enabled=dtype == "float16")
+    with half, pytest.raises(TrainingError, match=f"not finite in {dtype}; check its weights"):
         check_model(PackedLoss(net))
 
 

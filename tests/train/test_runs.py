@@ -77,6 +77,15 @@ def test_a_run_that_diverges_stops_and_keeps_its_last_good_state(
     assert [step["step"] for step in steps(inputs)] == [1, 2, 3, 4, 5]
 
 
+def test_a_model_that_fails_untrained_is_not_told_of_the_learning_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = made(tmp_path, n_steps=4)
+    monkeypatch.setattr(PackedLoss, "forward", lambda *_: torch.tensor(math.nan))
+    with pytest.raises(Diverged, match="after step 0 is nan; the model itself fails in fp32"):
+        train(inputs)
+
+
 def test_timed_steps_tell_where_their_time_went(tmp_path: Path) -> None:
     inputs = made(tmp_path, n_steps=40)
     outcome = train(inputs)

@@ -18,6 +18,7 @@ from expertflow.core.progress import show_activity
 from expertflow.core.records import to_json
 from expertflow.train.memory import memory_advice
 from expertflow.train.model.packed import compute_held_out_loss
+from expertflow.train.model.self_check import NOT_FINITE_FIX
 from expertflow.train.records import EvalPoint, SavePoint, StepRecord
 from expertflow.train.run import Diverged, TrainingRun
 from expertflow.train.saved import checkpoint, checkpoint_files
@@ -90,11 +91,14 @@ def evaluate_held_out(run: TrainingRun) -> bool:
             # Free the full parameters left gathered by a forward pass without a backward one.
             run.loss.reshard()
     if not math.isfinite(loss):
-        raise Diverged(
-            f"the held-out loss after step {progress.step} is {loss}; lower"
-            f" training.learning_rate ({plan.learning_rate:g}); earlier checkpoints are in"
+        fix = (
+            f"lower training.learning_rate ({plan.learning_rate:g}); earlier checkpoints are in"
             f" {run.state}"
         )
+        if progress.step == 0:
+            # Nothing was trained yet.
+            fix = f"the model itself fails in {plan.precision}; {NOT_FINITE_FIX}"
+        raise Diverged(f"the held-out loss after step {progress.step} is {loss}; {fix}")
     run.fetched_at_s = time.perf_counter()
     seconds = run.fetched_at_s - start
     point = EvalPoint(step=progress.step, loss=loss, n_target_tokens=n_targets, eval_s=seconds)

@@ -40,6 +40,10 @@ KINDS = frozenset({"full_attention", "sliding_attention"})
 HEAD_TOLERANCE = 0.01
 TOLERANCES = {torch.float32: 0.01}
 HALF_TOLERANCE = 0.1
+NOT_FINITE_FIX = (
+    "check its weights, and where half precision is too narrow for it, set training.bf16 and"
+    " training.fp16 to false"
+)
 
 
 class MixedDocuments(TrainingError):
@@ -120,7 +124,14 @@ def _document_difference(lm: PreTrainedModel) -> float:
     with own_attention(lm):
         for start, end in pairwise(batch.cu_seqlens.tolist()):
             alone = lm.base_model(input_ids=ids_N[None, start:end], use_cache=False)
-            found = _difference(packed_NH[start:end], alone.last_hidden_state[0])
+            alone_NH = alone.last_hidden_state[0]
+            if not alone_NH.isfinite().all():
+                dtype = str(product_dtype(alone_NH.device, lm.dtype)).removeprefix("torch.")
+                raise TrainingError(
+                    f"{lm.config.model_type} computes numbers that are not finite in {dtype};"
+                    f" {NOT_FINITE_FIX}"
+                )
+            found = _difference(packed_NH[start:end], alone_NH)
             # Not max(), which may drop a NaN.
             worst = worst if found <= worst else found
     return worst
