@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import guarded
 import psutil
@@ -64,6 +65,8 @@ def test_snakemake_is_known_by_its_command() -> None:
     ):
         process = SimpleNamespace(cmdline=line.split, name=lambda: "python")
         assert supervisor._identity(process) == ("python", is_scheduler), line  # type: ignore[arg-type]
+    ended = MagicMock(cmdline=MagicMock(side_effect=psutil.NoSuchProcess(7)))
+    assert supervisor._identity(ended) == ("", False)
 
 
 class Process:
