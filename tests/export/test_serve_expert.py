@@ -260,7 +260,7 @@ def test_the_script_answers_a_prompt_and_what_is_piped(
         call(monkeypatch, str(folder), text=b"caf\xe9"),
         call(monkeypatch, str(folder), "--prompt", "caf\udce9"),
     ):
-        assert said == "error: the text is not UTF-8; convert it, for one by iconv"
+        assert said == "error: the text is not UTF-8; convert it, e.g. with iconv"
 
 
 def test_an_export_has_the_experts_settings_and_all_ends(tmp_path: Path) -> None:

@@ -81,12 +81,12 @@ def test_contradicting_settings_are_refused(options: tuple[str, ...], problem: s
 @pytest.mark.parametrize(
     ("option", "value", "problem"),
     [
-        ("--usd-per-hour", "2,49", "'2,49' is no number; write it as 2.49"),
+        ("--usd-per-hour", "2,49", "'2,49' is not a number; write it as 2.49"),
         ("--idle-minutes", "-1", "-1 is not 0 or more"),
         ("--max-usd", "0", "0 is not above 0"),
     ],
 )
-def test_numbers_that_are_none_are_named(
+def test_what_is_not_a_number_is_named(
     option: str, value: str, problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

@@ -163,9 +163,9 @@ def export_memory_mb(expert: str) -> int:
 
 
 def count_threads(expert: ConfiguredExpert) -> int:
-    """Return the cores of a job that trains or answers, of which Snakemake grants ``--cores``.
+    """Return the cores to ask for in a job that trains or answers.
 
-    It also sets OMP_NUM_THREADS by them, and with that what torch computes with.
+    Snakemake grants at most ``--cores``, and sets OMP_NUM_THREADS, which torch follows.
     """
     spec, training = expert.plan_spec, expert.training
     if expert.run.elsewhere or training.world_size > 1:

@@ -43,7 +43,7 @@ class ServedExpert(Record, frozen=True):
         try:
             "".join(turn.content for turn in turns).encode()
         except UnicodeEncodeError as error:
-            raise ConfigError("the text is not UTF-8; convert it, for one by iconv") from error
+            raise ConfigError("the text is not UTF-8; convert it, e.g. with iconv") from error
         if self.layout.chat_template is None or self.layout.problem is not None:
             start = self.layout.text_start
             opening = [Segment(start, special=True)] if start else []

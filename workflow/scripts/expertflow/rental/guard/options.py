@@ -150,7 +150,7 @@ def _number(text: str) -> float:
     try:
         value = float(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number; write it as 2.49") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number; write it as 2.49") from error
     if not math.isfinite(value) or value < 0:
         raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
     return value
