@@ -31,6 +31,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXPERT ?= expert-sql
+CORES ?= 8
 MINUTES ?= 10
 MUTANTS ?= 300
 WORKERS ?= 2
@@ -73,7 +74,7 @@ compare: install
 	@echo "side by side           results/compare.html"
 
 demos: install
-	$(BIN)/snakemake --cores 8
+	$(BIN)/snakemake --cores $(CORES)
 
 check-demos: demos
 	$(BIN)/python tests/workflow/check_demos.py
