@@ -173,6 +173,52 @@ def test_a_key_that_is_not_in_force_sets_nothing(tmp_path: Path, turn: int) -> N
     assert result.manifest["data"]["supervise"] == "completion"
 
 
+def test_an_adapter_is_found_beside_a_named_quantization(tmp_path: Path) -> None:
+    text = (
+        "model: m\npeft_config: {name: lora, r: 4}\nquant_config: {name: bnb, quantization_bit: 4}"
+    )
+    training = training_of(tmp_path, text)
+    assert (training["method"], training["lora"]["r"]) == ("qlora", 4)
+
+
+def test_what_a_peer_sets_by_itself_is_set(tmp_path: Path) -> None:
+    text = "model_name: m\nstage: pt\nfinetuning_type: lora\nlora_rank: 64\ndataset: web"
+    result = translate_text(tmp_path, text)
+    training, [source] = result.manifest["training"], result.manifest["sources"]
+    # LLaMA-Factory's scale is twice the rank, without dropout; texts are packed.
+    assert training["lora"] == {"r": 64, "alpha": 128, "dropout": 0.0}
+    assert (source["text"], training["packing"]) == ("{text}", "concat")
+    # A constant rate ignores any warm-up.
+    for schedule in ("lr_scheduler_type: constant\nwarmup_steps: 9", "lr_scheduler: constant"):
+        training = training_of(tmp_path, f"model_name: m\n{schedule}")
+        given = {key: value for key, value in training.items() if "warmup" in key}
+        assert choose_warmup(Training(**given), 400)[0] == 0
+    result = translate_text(tmp_path, "model_name: m\nuse_peft: true\nlora_r: 8")
+    assert any("lora.alpha, lora.dropout, lora.targets." in note for note in result.notes)
+
+
+def test_a_value_that_no_manifest_may_have_is_told(tmp_path: Path) -> None:
+    lines = ("save_steps: 0.1", "bf16: full", "quantization_bit: 8", "val_set_size: auto")
+    result = translate_text(tmp_path, "\n".join(["model_name: m", "warmup_steps: 0.1", *lines]))
+    assert result.explained.keys() == {line.partition(":")[0] for line in lines}
+    assert result.manifest["training"]["warmup_ratio"] == 0.1
+
+
+def test_fields_of_records_are_taken_over(tmp_path: Path) -> None:
+    names = "message_property_mappings: {role: speaker, content: says}"
+    text = "base_model: m\ndatasets: [{path: a/b, type: sharegpt, " + names + "}]"
+    [source] = translate_text(tmp_path, text).manifest["sources"]
+    assert (source["messages"], source["role_key"]) == ("conversations", "speaker")
+    text = "model_name: m\ndataset_name: a/b\ndataset_text_field: body"
+    manifest = translate_text(tmp_path, text).manifest
+    assert manifest["sources"][0]["text"] == "{body}" and "source" not in manifest
+
+
+def test_a_flag_may_have_any_text(tmp_path: Path) -> None:
+    text = "trl sft --model_name m --chat_template '{% for x in y %}' --eos_token @ --lr 1e-3"
+    assert training_of(tmp_path, text, "x.sh")["learning_rate"] == 1e-3
+
+
 @pytest.fixture(scope="module")
 def translated() -> dict[str, Translation | str]:
     """Translate real configurations; one that trains something else has a line instead."""

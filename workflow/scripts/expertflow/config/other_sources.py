@@ -35,7 +35,8 @@ def list_sources(found: Settings, notes: list[str]) -> Iterator[Settings]:
         given = [{"id": str(name), "config": config, "split": split}]
     if isinstance(given, str):
         # LLaMA-Factory: names of its dataset_info.json, one text with commas.
-        given = [{"path": f"data/{one.strip()}.json", "type": "alpaca"} for one in given.split(",")]
+        kind = "completion" if found.get("stage") == "pt" else "alpaca"
+        given = [{"path": f"data/{one.strip()}.json", "type": kind} for one in given.split(",")]
     if found.get("train_dataset"):
         # A list of data sets; the user names them one by one.
         given = [{"path": str(Path(found["train_dataset"]).with_suffix(".jsonl"))}]
@@ -66,14 +67,17 @@ def _source(one: Settings, found: Settings) -> Settings:
         source["weight"] = weight
     if found.get("max_samples"):
         source["max_documents"] = found["max_samples"]
-    kind = str(one.get("type") or "chat_template")
-    field = one.get("field_messages") or "messages"
+    text = found.get("dataset_text_field")
+    kind = str(one.get("type") or ("completion" if text else "chat_template"))
+    default = "conversations" if kind.startswith("sharegpt") else "messages"
+    field = one.get("field_messages") or default
     if (mapping := one.get("field_mapping")) or kind == "completion":
-        text = (mapping or {}).get("text") or one.get("field") or "text"
+        text = (mapping or {}).get("text") or one.get("field") or text or "text"
         source["text"] = f"{{{text}}}"
     elif kind.startswith("alpaca"):
         source |= ALPACA
     else:
-        source |= {"messages": field, "role_key": one.get("message_field_role")}
-        source["content_key"] = one.get("message_field_content")
+        names = one.get("message_property_mappings") or {}
+        source |= {"messages": field, "role_key": one.get("message_field_role", names.get("role"))}
+        source["content_key"] = one.get("message_field_content", names.get("content"))
     return {key: value for key, value in source.items() if value is not None}

@@ -2,17 +2,19 @@
 
 import re
 import shlex
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import jsonschema
 import yaml
+from msgspec import Struct
 
+from expertflow.config.other_defaults import complete_training, explain_steps
 from expertflow.config.other_sources import linux_path, list_sources
 from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.core.errors import ConfigError
-from expertflow.core.settings import list_settings, name_of
+from expertflow.core.settings import json_schema, list_settings, name_of
 from expertflow.evaluate.records import HELD_OUT_LOSS
 from expertflow.plan.settings import ALL_LINEAR, LoraSpec, Tracker, TrainingSection, Whole
 
@@ -23,7 +25,8 @@ GROUPS = ("model.lora", "model", "training", "config", "epoch_calculation", "har
 # Read by the handlers below, not by the table.
 DATASETS = ("datasets", "dataset", "dataset_mixture", "dataset_name", "train_dataset",
             "dataset_config", "dataset_train_split", "dataset_test_split", "data_path",
-            "dataset_path", "train_path", "sequences_file", "field_mapping")  # fmt: skip
+            "dataset_path", "dataset_text_field", "train_path", "sequences_file",
+            "field_mapping")  # fmt: skip
 METHODS = ("adapter", "finetuning_type", "use_peft", "use_lora", "load_in_4bit", "use_4bit",
            "quantization_bit", "adapter_type", "method", "lora_enabled", "peft_config.name",
            "quant_config.name", "type", "name")  # fmt: skip
@@ -84,10 +87,10 @@ def translate(path: Path) -> Translation:
         _set(manifest, f"{LORA}.{name_of(LoraSpec.use_dora)}", True)
     if manifest[TRAINING][name_of(TrainingSection.method)] == "full":
         manifest[TRAINING].pop(name_of(TrainingSection.lora), None)
-    _complete_training(manifest[TRAINING], found)
+    complete_training(manifest[TRAINING], found)
     manifest["sources"] = list(list_sources(found, result.notes))
     manifest["evaluation"] = {"task": HELD_OUT_LOSS}
-    result.notes.extend((*_explain_defaults(manifest[TRAINING]), *_explain_rows(manifest)))
+    result.notes.extend(explain_steps(manifest[TRAINING]))
     return result
 
 
@@ -108,15 +111,23 @@ def read_flags(path: Path) -> Settings:
         key = name.replace("-", "_")
         if word.startswith("--") or has_value:
             # As in a file: 3 is a number, true a truth, [a, b] a list.
-            found[key] = yaml.safe_load(value) if has_value else True
+            found[key] = _flag_value(value) if has_value else True
             waiting = None if has_value else key
         # --key value: the flag stood alone so far, and was taken for true.
         elif waiting is not None and found[waiting] is True:
-            found[waiting] = yaml.safe_load(word)
+            found[waiting] = _flag_value(word)
         elif waiting is not None and _target(waiting) in LISTS:
             before = found[waiting]
             found[waiting] = [*(before if isinstance(before, list) else [before]), word]
     return found
+
+
+def _flag_value(word: str) -> Any:
+    try:
+        return yaml.safe_load(word)
+    except yaml.YAMLError:
+        # A text with what YAML reserves, such as a template of chats.
+        return word
 
 
 def write_manifest(result: Translation) -> str:
@@ -162,7 +173,10 @@ def _flatten(settings: Settings) -> Settings:
     visit(settings, "")
     # model.lora.rank -> rank; the longer prefix stands before the shorter in GROUPS.
     for group in GROUPS:
-        flat = {key.removeprefix(f"{group}."): value for key, value in flat.items()}
+        flat = {
+            key if key in METHODS else key.removeprefix(f"{group}."): value
+            for key, value in flat.items()
+        }
     return flat
 
 
@@ -185,6 +199,8 @@ def _why_ignored(key: str, value: Any, found: Settings) -> str | None:
         return "documents are not packed"
     if key == packing and value is True and found.get("packing_strategy"):
         return "packing_strategy says how"
+    if key == "quantization_bit" and value == 8:
+        return _reason("load_in_8bit")
     losses = ("completion_only_loss", "assistant_only_loss")
     if key in losses and value is False and any(found.get(one) is True for one in losses):
         return "the other one is true"
@@ -202,7 +218,10 @@ def _translate_key(key: str, value: Any, result: Translation) -> None:
         else:
             result.unknown.append(key)
         return
-    given = _value(key, value, target)
+    if key == "warmup_steps" and isinstance(value, float) and value < 1:
+        # transformers takes a share of the steps there, too.
+        target = f"{TRAINING}.{name_of(TrainingSection.warmup_ratio)}"
+    given = _check_value(_value(key, value, target), target)
     if isinstance(given, Unusable):
         result.explained[key] = given.why
         return
@@ -210,7 +229,7 @@ def _translate_key(key: str, value: Any, result: Translation) -> None:
     if given is None:
         return
     _set(result.manifest, target, given)
-    if key == "warmup_steps":
+    if target.endswith(name_of(TrainingSection.warmup_steps_min)) and key == "warmup_steps":
         _set(result.manifest, f"{TRAINING}.{name_of(TrainingSection.warmup_steps_max)}", given)
         _set(result.manifest, f"{TRAINING}.{name_of(TrainingSection.override_min_warmup)}", False)
     if isinstance(value, str) and isinstance(given, str) and given != value:
@@ -252,7 +271,7 @@ def _value(key: str, value: Any, target: str) -> Any:
     # -1 is how several trainers write "no limit", as max_steps does.
     if value in ("", -1) or (key == "warmup_steps" and not value):
         return None
-    if value == "offload":
+    if value in ("offload", "unsloth"):
         return True
     if name == name_of(TrainingSection.report_to):
         first = value[0] if isinstance(value, list) and value else value
@@ -279,8 +298,8 @@ def _value(key: str, value: Any, target: str) -> Any:
         wants_all = value is True if key == "train_on_inputs" else value is False
         return "all" if wants_all else "completion"
     if name == "eval_fraction":
-        fraction = float(value)
-        return fraction if 0 < fraction < 1 else Unusable("a share of the documents, above 0")
+        is_share = isinstance(value, float) and 0 < value < 1
+        return value if is_share else Unusable("a share of the documents, above 0")
     return _text_value(value, target) if isinstance(value, str) else value
 
 
@@ -300,11 +319,22 @@ def _text_value(value: str, target: str) -> Any:
         return float(value)
     except ValueError:
         pass
-    setting = {f"{TRAINING}.{s.name}": s for s in list_settings(TrainingSection)}.get(target)
-    choices = getattr(setting and setting.kind, "__args__", ())
-    if choices and value not in choices:
-        return Unusable(f"{value} is not here; known are {', '.join(map(str, choices))}")
     return value
+
+
+def _check_value(value: Any, target: str) -> Any:
+    """Return a value that a manifest may have, else Unusable."""
+    section, _, name = target.rpartition(".")
+    places: dict[str, type[Struct]] = {TRAINING: TrainingSection, LORA: LoraSpec}
+    if section not in places or value is None or isinstance(value, Unusable):
+        return value
+    schema = json_schema(places[section])["properties"][name]
+    if jsonschema.Draft202012Validator(schema).is_valid(value):
+        return value
+    choices = ", ".join(map(str, schema.get("enum", ())))
+    return Unusable(
+        f"{value} is not here; {f'known are {choices}' if choices else schema['description']}"
+    )
 
 
 def _set(manifest: Settings, target: str, value: Any) -> None:
@@ -312,15 +342,6 @@ def _set(manifest: Settings, target: str, value: Any) -> None:
     for name in above:
         manifest = manifest.setdefault(name, {})
     manifest[last] = value
-
-
-def _complete_training(training: Settings, found: Settings) -> None:
-    """Set what a file implies without a key, where our defaults would differ."""
-    if found.get("warmup_steps") == 0:
-        training.setdefault(name_of(TrainingSection.warmup_ratio), 0.0)
-    if training.get(name_of(TrainingSection.fp16)) is True:
-        training.setdefault(name_of(TrainingSection.bf16), False)
-    training.setdefault(name_of(TrainingSection.packing), "none")
 
 
 def _names_of(target: str) -> list[str]:
@@ -332,7 +353,7 @@ def _method(found: Settings) -> str:
     kind = found.get("adapter") or found.get("finetuning_type") or found.get("adapter_type")
     four = any(found.get(key) in (True, 4) for key in FOUR_BITS)
     has_adapter = any(found.get(key) is True for key in ("use_peft", "use_lora", "lora_enabled"))
-    has_adapter |= kind in ("lora", "qlora", "dora") or found.get("name") == "lora"
+    has_adapter |= kind in ("lora", "qlora", "dora") or found.get("peft_config.name") == "lora"
     # A rank without another word is an adapter's.
     has_adapter |= bool(found.get("lora_rank")) and not (
         {"adapter", "use_peft", "finetuning_type"} & found.keys()
@@ -340,40 +361,3 @@ def _method(found: Settings) -> str:
     if kind == "qlora" or (has_adapter and four):
         return "qlora"
     return "lora" if has_adapter else "full"
-
-
-def _explain_defaults(training: Settings) -> Iterator[str]:
-    decisive = (
-        TrainingSection.num_train_epochs, TrainingSection.learning_rate,
-        TrainingSection.lr_scheduler_type, TrainingSection.warmup_ratio,
-    )  # fmt: skip
-    replaced = {
-        name_of(TrainingSection.warmup_ratio): name_of(TrainingSection.warmup_steps_min),
-        name_of(TrainingSection.num_train_epochs): name_of(TrainingSection.max_steps),
-    }
-    names = [
-        name
-        for name in map(name_of, decisive)
-        if not {name, replaced.get(name, name)} & training.keys()
-    ]
-    if names:
-        yield f"Not set there, so our defaults apply: {', '.join(names)}."
-
-
-def _explain_rows(manifest: Settings) -> Iterator[str]:
-    """Yield what a step was and is: a packed row holds several examples."""
-    training = manifest[TRAINING]
-    rows = training.get(name_of(TrainingSection.batch_size))
-    times = training.get(name_of(TrainingSection.gradient_accumulation_steps), 1)
-    packing = name_of(TrainingSection.packing)
-    if not isinstance(rows, int) or not isinstance(times, int):
-        return
-    step = f"A step has {rows * times}"
-    if training[packing] == "none":
-        rate = name_of(TrainingSection.learning_rate)
-        yield f"{step} examples a card, as before: {packing} is none, so that epochs, steps and"
-        yield f"{rate} mean what they did. With {packing} bfd, which is faster, a row holds several"
-        yield "examples: show_plan.py then shows examples a step and steps, before and now, and the"
-        yield f"batch that keeps {rows * times} examples a step."
-    else:
-        yield f"{step} packed rows a card, as before; a row holds several examples."

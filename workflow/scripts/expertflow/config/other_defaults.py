@@ -1,0 +1,69 @@
+"""Set and explain what another trainer's file leaves open."""
+
+from collections.abc import Iterator
+
+from expertflow.config.read_yaml import Settings
+from expertflow.core.settings import name_of
+from expertflow.plan.settings import LoraSpec, TrainingSection
+
+
+def complete_training(training: Settings, found: Settings) -> None:
+    """Set what a file implies without a key, where our defaults would differ."""
+    if found.get("warmup_steps") == 0:
+        training.setdefault(name_of(TrainingSection.warmup_ratio), 0.0)
+    if "constant" in (found.get("lr_scheduler_type"), found.get("lr_scheduler")):
+        # A constant rate has no warm-up, whatever else a file sets.
+        for name in [name for name in training if "warmup" in name]:
+            del training[name]
+        training[name_of(TrainingSection.warmup_ratio)] = 0.0
+    if training.get(name_of(TrainingSection.fp16)) is True:
+        training.setdefault(name_of(TrainingSection.bf16), False)
+    if "finetuning_type" in found and training[name_of(TrainingSection.method)] != "full":
+        # LLaMA-Factory's own defaults.
+        lora = training.setdefault(name_of(TrainingSection.lora), {})
+        rank = lora.setdefault(name_of(LoraSpec.r), 8)
+        lora.setdefault(name_of(LoraSpec.alpha), 2 * rank)
+        lora.setdefault(name_of(LoraSpec.dropout), 0.0)
+    packing = "concat" if found.get("stage") == "pt" else "none"
+    training.setdefault(name_of(TrainingSection.packing), packing)
+
+
+def explain_steps(training: Settings) -> Iterator[str]:
+    """Yield which of our defaults count, and what a step was and is."""
+    yield from _explain_defaults(training)
+    yield from _explain_rows(training)
+
+
+def _explain_defaults(training: Settings) -> Iterator[str]:
+    replaced = {
+        TrainingSection.num_train_epochs: TrainingSection.max_steps,
+        TrainingSection.learning_rate: TrainingSection.learning_rate,
+        TrainingSection.lr_scheduler_type: TrainingSection.lr_scheduler_type,
+        TrainingSection.warmup_ratio: TrainingSection.warmup_steps_min,
+    }
+    pairs = ((name_of(ours), name_of(other)) for ours, other in replaced.items())
+    names = [name for name, other in pairs if not {name, other} & training.keys()]
+    if training[name_of(TrainingSection.method)] != "full":
+        lora = name_of(TrainingSection.lora)
+        decisive = map(name_of, (LoraSpec.r, LoraSpec.alpha, LoraSpec.dropout, LoraSpec.targets))
+        names += [f"{lora}.{name}" for name in decisive if name not in training.get(lora, {})]
+    if names:
+        yield f"Not set there, so our defaults apply: {', '.join(names)}."
+
+
+def _explain_rows(training: Settings) -> Iterator[str]:
+    """Yield what a step was and is: a packed row holds several examples."""
+    rows = training.get(name_of(TrainingSection.batch_size))
+    times = training.get(name_of(TrainingSection.gradient_accumulation_steps), 1)
+    packing = name_of(TrainingSection.packing)
+    if not isinstance(rows, int) or not isinstance(times, int):
+        return
+    step = f"A step has {rows * times}"
+    if training[packing] == "none":
+        rate = name_of(TrainingSection.learning_rate)
+        yield f"{step} examples a card, as before: {packing} is none, so that epochs, steps and"
+        yield f"{rate} mean what they did. With {packing} bfd, which is faster, a row holds several"
+        yield "examples: show_plan.py then shows examples a step and steps, before and now, and the"
+        yield f"batch that keeps {rows * times} examples a step."
+    else:
+        yield f"{step} packed rows a card, as before; a row holds several examples."
