@@ -36,7 +36,12 @@ def test_advice_names_batch_prediction_and_change(plan: TrainPlan) -> None:
     assert "to 3 and gradient_accumulation_steps to 3 (the" in describe_shortage(odd, CPU)
     one = replace(plan, batch_size=1)
     assert "gradient_checkpointing to true" in describe_shortage(one, CPU)
-    assert "method qlora" in describe_shortage(replace(one, gradient_checkpointing=True), CPU)
+    checkpointed = replace(one, gradient_checkpointing=True)
+    assert "method qlora" in describe_shortage(checkpointed, CPU)
+    # No remedy is named that is in force already, or that would be refused.
+    for change in ({"method": "qlora"}, {"parallel": "fsdp"}):
+        said = describe_shortage(replace(checkpointed, **change), CPU)
+        assert said.endswith("; use a shorter max_seq_length, a larger card or a smaller model")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from expertflow.core.attempts import process_age_s
 from expertflow.core.errors import TrainingError, single_line
 from expertflow.core.process import record_signals
 from expertflow.core.records import Record, from_json
+from expertflow.plan.memory import list_smaller
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows, read_rows
 from expertflow.train.device import apply_switches
@@ -182,8 +183,8 @@ def assemble_run(
         wrapped = wrap_model(loss, plan)
     except torch.OutOfMemoryError as error:
         raise TrainingError(
-            f"{model.name} alone does not fit into the memory of this {plan.hardware};"
-            " use method qlora, a smaller model or a larger card"
+            f"{model.name} alone does not fit into the memory of this {plan.hardware}; use"
+            f" {list_smaller(plan)}"
         ) from error
     run = TrainingRun(
         plan=plan,
