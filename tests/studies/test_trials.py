@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -81,6 +82,21 @@ def test_a_trial_that_hangs_is_ended(trial: Trial) -> None:
     result = TrialRunner(limit_s=0.1).run(replace(trial, n_timed_steps=10**6))
     assert result == TrialResult(outcome="failed", problem="no result after 0.1 s")
     assert set(multiprocessing.active_children()) <= before
+
+
+def answer_and_hang(_: object, answer: Any) -> None:
+    answer.send(TrialResult(outcome="measured"))
+    # As a worker or a driver that does not let go.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Event().wait()
+
+
+def test_a_trial_that_hangs_after_its_answer_is_ended(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess_runner, "_run_child", answer_and_hang)
+    monkeypatch.setattr(subprocess_runner, "PATIENCE_S", 0.2)
+    assert run(trial).outcome == "measured" and not multiprocessing.active_children()
 
 
 # Once a process has asked CUDA, torch refuses it to every process that is forked from it.
@@ -259,7 +275,7 @@ def test_a_plan_that_fails_is_not_run_again(
         runs.append(trial)
         return TrialResult(outcome="out of memory", problem="too large")
 
-    monkeypatch.setattr(study, "TrialRunner", lambda: SimpleNamespace(run=fail))
+    monkeypatch.setattr(study, "TrialRunner", lambda **_: SimpleNamespace(run=fail))
     found = measured(tiny, tmp_path, metric="hours", saves=0.5)
     assert (found.outcome, found.reason) == ("out of memory", "the plan itself: too large")
     assert len(runs) == 1

@@ -8,16 +8,13 @@ from expertflow.hardware.card_locks import lock_cards
 from expertflow.plan.tuned import TuningRecord
 from expertflow.studies.plan_expert import TuneJob
 
-# A trial without a result by then hangs: loading and compiling a large model takes minutes.
-LIMIT_S = 1800.0
-
 
 def main(job: TuneJob) -> TuningRecord:
     if job.spec.hardware != "cpu":
         lock_cards(1)
     # They import torch, which takes seconds: --help and mistakes are answered before.
     with cli.heavy_imports():
-        from expertflow.studies.subprocess_runner import TrialRunner
+        from expertflow.studies.subprocess_runner import LIMIT_S, TrialRunner
         from expertflow.studies.tune import tune
 
     runner = TrialRunner(limit_s=max(LIMIT_S, job.max_seconds))

@@ -14,7 +14,12 @@ from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.studies import compare_trials, variants
 from expertflow.studies.compare_trials import estimate_ratio
 from expertflow.studies.records import VariantJob, VariantRecord
-from expertflow.studies.subprocess_runner import TrialRunner, interruptible, scratch_folder
+from expertflow.studies.subprocess_runner import (
+    LIMIT_S,
+    TrialRunner,
+    interruptible,
+    scratch_folder,
+)
 from expertflow.studies.variants import NotMeasurableError
 from expertflow.tokens.arrow import read_rows
 from expertflow.train.feed.on_the_fly import Documents
@@ -61,7 +66,7 @@ def _speed(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRec
     blank = replace(blank, settings_sha256=setup.settings_sha256)
     own, plain = _varied(job, setup, first), _trial(job, base, job.rows, spec.n_timed_steps)
     pairs: list[tuple[TrialResult, TrialResult]] = []
-    runner = TrialRunner()
+    runner = TrialRunner(limit_s=LIMIT_S + job.spec.max_timed_s)
     for i in range(spec.n_repeats):
         # The variant runs first in the first pair: if it fails, no run of the plan is wasted.
         got = {}
@@ -88,7 +93,7 @@ def _speed(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRec
 
 def _hours(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRecord:
     trial = replace(_trial(job, base, job.rows, job.spec.n_timed_steps), with_save=True)
-    runner = TrialRunner()
+    runner = TrialRunner(limit_s=LIMIT_S + job.spec.max_timed_s)
     results: list[TrialResult] = []
     for _ in range(job.spec.n_repeats):
         results.append(_run(runner, trial, is_plan=True))

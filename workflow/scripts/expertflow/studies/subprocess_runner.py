@@ -32,6 +32,8 @@ if find_spec("bitsandbytes") is None:
 # forked process could use the card; transformers asks at import if flash-attn is installed.
 ASK_THE_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 PYTHONPATH, SCRIPTS = "PYTHONPATH", Path(__file__).resolve().parents[2]
+# A trial without a result by then hangs: loading and compiling a large model takes minutes.
+LIMIT_S = 1800.0
 # A child asked to stop ends after its step.
 PATIENCE_S = 60
 
@@ -39,7 +41,7 @@ PATIENCE_S = 60
 class TrialRunner:
     """Runs each trial in its own process, killed after ``limit_s`` without a result."""
 
-    def __init__(self, *, limit_s: float | None = None) -> None:
+    def __init__(self, *, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
         # Before the warm process starts, which inherits the environment.
         os.environ[ASK_THE_DRIVER] = "1"
@@ -64,7 +66,8 @@ class TrialRunner:
                     return TrialResult(outcome="failed", problem=said)
                 with suppress(EOFError):  # killed before it answered
                     answer = here.recv()
-                process.join()
+                # Its answer counts even if it never lets go of a worker or the card.
+                process.join(PATIENCE_S)
             finally:
                 _end(process)
         if isinstance(answer, TrialResult):
