@@ -1,7 +1,7 @@
 """Generate word problems, solved in short steps that end in ``#### n``."""
 
 import operator
-from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from expertflow.data.records import Fields
@@ -15,19 +15,49 @@ _BOXES = ("bags", "baskets", "boxes", "crates", "jars", "packs")
 _GAINS = ("buys", "finds", "gets", "is given", "wins", "picks")
 _LOSSES = ("gives away", "loses", "sells", "uses", "drops")
 _SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
-
-# Operators of the steps, numbers, wordings.
-Problem = tuple[str, list[int], tuple[str, ...]]
+# Operators of the steps, then wordings; a change is either a gain or a loss.
+_CHANGE = (
+    "±",
+    "{name} has {first} {things} and {verb} {second}. How many {things} are there now?",
+    "There are {first} {things}. Then {name} {verb} {second}. How many {things} in all?",
+    "{name} starts with {first} {things}, then {verb} {second}. How many {things} now?",
+)
+_FAMILIES: tuple[tuple[str, ...], ...] = (
+    _CHANGE,
+    _CHANGE,
+    (
+        "+-",
+        "{name} has {first} {things}, {gains} {second} and {loses} {third}. "
+        "How many {things} are left?",
+    ),
+    (
+        "*",
+        "{name} has {first} {boxes} with {second} {things} each. How many {things} in all?",
+        "Each of the {first} {boxes} of {name} holds {second} {things}. How many {things}?",
+    ),
+    (
+        "/",
+        "{name} puts {first} {things} evenly into {second} {boxes}. How many {things} are in each?",
+    ),
+    (
+        "*+",
+        "{name} has {first} {boxes} with {second} {things} each and {gains} {third} more. "
+        "How many {things} in all?",
+    ),
+)
 
 
 def make_record(rng: Random) -> Fields:
-    family = rng.choice(_FAMILIES)
+    signs, *wordings = rng.choice(_FAMILIES)
     words = {"name": rng.choice(generator.GIVEN_NAMES), "things": rng.choice(_THINGS)}
-    if family not in (_change, _two_changes):
+    if signs in ("*", "/", "*+"):
         words["boxes"] = rng.choice(_BOXES)
-    signs, numbers, patterns = family(rng)
+    numbers = _draw_numbers(rng, signs)
+    if signs == "±":
+        signs = "+" if rng.random() < 0.5 or numbers[1] >= numbers[0] else "-"
+        words["verb"] = rng.choice(_GAINS if signs == "+" else _LOSSES)
     words |= dict(zip(("first", "second", "third"), map(str, numbers), strict=False))
-    question = generator.fill_pattern(rng, *patterns, gains=_GAINS, loses=_LOSSES, **words)
+    question = generator.fill_pattern(rng, *wordings, gains=_GAINS, loses=_LOSSES, **words)
     result, steps = numbers[0], []
     for sign, number in zip(signs, numbers[1:], strict=True):
         before, result = result, _SIGNS[sign](result, number)
@@ -36,63 +66,15 @@ def make_record(rng: Random) -> Fields:
     return {"question": question, "answer": answer, "final": str(result)}
 
 
-def _numbers(rng: Random, most: int = 9) -> list[int]:
-    return [rng.randint(2, most), rng.randint(2, most)]
-
-
-def _change(rng: Random) -> Problem:
-    first, second = _numbers(rng)
-    is_gain = rng.random() < 0.5 or second >= first
-    verb = rng.choice(_GAINS if is_gain else _LOSSES)
-    patterns = (
-        "{name} has {first} {things} and {verb} {second}. How many {things} are there now?",
-        "There are {first} {things}. Then {name} {verb} {second}. How many {things} in all?",
-        "{name} starts with {first} {things}, then {verb} {second}. How many {things} now?",
-    )
-    told = tuple(pattern.replace("{verb}", verb) for pattern in patterns)
-    return "+" if is_gain else "-", [first, second], told
-
-
-def _two_changes(rng: Random) -> Problem:
-    first, second = _numbers(rng)
+def _draw_numbers(rng: Random, signs: str) -> list[int]:
+    most = 5 if signs == "*+" else 9
+    first, second = rng.randint(2, most), rng.randint(2, most)
+    if signs == "/":
+        # A product first, so that the division leaves nothing over.
+        return [first * second, first]
     # Nobody gives away more than there is.
-    third = rng.randint(2, min(9, first + second))
-    pattern = (
-        "{name} has {first} {things}, {gains} {second} and {loses} {third}. "
-        "How many {things} are left?"
-    )
-    return "+-", [first, second, third], (pattern,)
+    third = {"+-": min(9, first + second), "*+": 9}.get(signs)
+    return [first, second, rng.randint(2, third)] if third else [first, second]
 
 
-def _boxes(rng: Random) -> Problem:
-    patterns = (
-        "{name} has {first} {boxes} with {second} {things} each. How many {things} in all?",
-        "Each of the {first} {boxes} of {name} holds {second} {things}. How many {things}?",
-    )
-    return "*", _numbers(rng), patterns
-
-
-def _shares(rng: Random) -> Problem:
-    boxes, each = _numbers(rng)
-    pattern = (
-        "{name} puts {first} {things} evenly into {second} {boxes}. How many {things} are in each?"
-    )
-    # A product first, so that the division leaves nothing over.
-    return "/", [boxes * each, boxes], (pattern,)
-
-
-def _boxes_and_more(rng: Random) -> Problem:
-    pattern = (
-        "{name} has {first} {boxes} with {second} {things} each and {gains} {third} more. "
-        "How many {things} in all?"
-    )
-    return "*+", [*_numbers(rng, most=5), rng.randint(2, 9)], (pattern,)
-
-
-_FAMILIES: tuple[Callable[[Random], Problem], ...] = (
-    *(_change, _change, _two_changes),
-    *(_boxes, _shares, _boxes_and_more),
-)
-
-
-generate = generator.build_generator(make_record, key="question")
+generate = partial(generator.generate_records, make_record)

@@ -1,9 +1,10 @@
 """Generate a few plain facts as questions and answers, for a run on 25 records."""
 
+from functools import partial
 from random import Random
 
 from expertflow.data.records import Fields
-from expertflow.data.sources.generated.generator import build_generator
+from expertflow.data.sources.generated import generator
 
 FACTS: tuple[tuple[str, str], ...] = (
     ("How many days are in a week?", "A week has seven days."),
@@ -44,4 +45,4 @@ def make_record(rng: Random) -> Fields:
     return {"question": question, "answer": answer}
 
 
-generate = build_generator(make_record, key="question")
+generate = partial(generator.generate_records, make_record)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -88,37 +88,25 @@ def fill_pattern(rng: Random, *patterns: str, **words: Any) -> str:
     return filled[0] if len(filled) == 1 else rng.choice(filled)
 
 
-def unique_records(
-    make: Callable[[Random], Fields], *, n_documents: int, seed: int, key: str
-) -> Iterator[Fields]:
-    """Yield records with unique ``key`` and an ``id``; DataError if there are too few."""
-    rng = Random(seed)
-    seen: set[str] = set()
-    repeats = 0
-    while len(seen) < n_documents:
+def generate_records(
+    make: Callable[[Random], Fields], *, n_documents: int, seed: int, directory: Path
+) -> dict[str, Path]:
+    """Write records with a unique first field and an ``id``; DataError if there are too few."""
+    rng, repeats = Random(seed), 0
+    records: dict[str, Fields] = {}
+    while len(records) < n_documents:
         record = make(rng)
-        if record[key] in seen:
-            repeats += 1
-            if repeats > MAX_REPEATS:
-                raise DataError(
-                    f"n_documents: {n_documents} is more than this generator can make; "
-                    f"ask for at most {len(seen)}"
-                )
-            continue
-        repeats = 0
-        seen.add(record[key])
-        yield {"id": f"{len(seen):06d}", **record}
-
-
-def build_generator(
-    make: Callable[[Random], Fields], *, key: str
-) -> Callable[..., dict[str, Path]]:
-    def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
-        records = unique_records(make, n_documents=n_documents, seed=seed, key=key)
-        write_records(directory, records)
-        return {}
-
-    return generate
+        first = next(iter(record.values()))
+        if first not in records:
+            records[first] = {"id": f"{len(records) + 1:06d}", **record}
+            repeats = 0
+        elif (repeats := repeats + 1) > MAX_REPEATS:
+            raise DataError(
+                f"n_documents: {n_documents} is more than this generator can make; "
+                f"ask for at most {len(records)}"
+            )
+    write_records(directory, records.values())
+    return {}
 
 
 def write_records(directory: Path, records: Iterable[Fields]) -> None:

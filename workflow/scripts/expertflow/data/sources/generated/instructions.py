@@ -1,19 +1,14 @@
 """Generate short general instructions: lists, cases, sorting, facts, rewriting."""
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from expertflow.data.records import Fields
+from expertflow.data.sources.generated import generator
 from expertflow.data.sources.generated.facts import FACTS
-from expertflow.data.sources.generated.generator import (
-    ADJECTIVES,
-    CITIES,
-    GIVEN_NAMES,
-    NOUNS,
-    build_generator,
-)
 
-_WORDS = tuple(word.lower() for word in (*NOUNS, *ADJECTIVES))
+_WORDS = tuple(word.lower() for word in (*generator.NOUNS, *generator.ADJECTIVES))
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _PLEASE = ("", "Please ", "Can you ", "I want you to ")
 _KINDS = {
@@ -63,7 +58,8 @@ def _day(rng: Random) -> Pair:
 
 
 def _greet(rng: Random) -> Pair:
-    name, city, word = rng.choice(GIVEN_NAMES), rng.choice(CITIES), rng.choice(_WORDS)
+    name, city = rng.choice(generator.GIVEN_NAMES), rng.choice(generator.CITIES)
+    word = rng.choice(_WORDS)
     return (
         f"Write a greeting to {name} from {city} about the {word}.",
         f"Dear {name},\nmany greetings from {city}! I thought of you when I saw the {word}.",
@@ -86,4 +82,4 @@ _FAMILIES = (
 )
 
 
-generate = build_generator(make_record, key="instruction")
+generate = partial(generator.generate_records, make_record)

@@ -1,6 +1,7 @@
 """Generate instructions with a JSON Schema and facts, and the matching JSON object."""
 
 import json
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -69,4 +70,4 @@ def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-generate = generator.build_generator(make_record, key="instruction")
+generate = partial(generator.generate_records, make_record)

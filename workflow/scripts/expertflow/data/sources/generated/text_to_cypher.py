@@ -1,16 +1,12 @@
 """Generate questions about small property graphs and the Cypher that answers them."""
 
+from functools import partial
 from random import Random
 
 from msgspec import Struct
 
 from expertflow.data.records import Fields
-from expertflow.data.sources.generated.generator import (
-    GIVEN_NAMES,
-    Property,
-    build_generator,
-    parse_properties,
-)
+from expertflow.data.sources.generated import generator
 
 _SHOW = ("List", "Show", "Find", "Return", "Give me")
 _COMPARE = (
@@ -24,8 +20,8 @@ _COMPARE = (
 class Node(Struct, frozen=True):
     label: str
     nouns: str
-    text: Property
-    number: Property
+    text: generator.Property
+    number: generator.Property
 
     @property
     def pattern(self) -> str:
@@ -45,9 +41,10 @@ class Graph(Struct, frozen=True):
 
 
 def _node(label: str, nouns: str, properties: str) -> Node:
-    return Node(label, nouns, *parse_properties(properties))
+    return Node(label, nouns, *generator.parse_properties(properties))
 
 
+(_NAME,) = generator.parse_properties("name = given names")
 _PERSON = _node("Person", "people", "city = cities; age = 15 to 65 by 5")
 _COMPANY = _node("Company", "companies", "country = countries; founded = 1950 to 2025 by 5")
 _MOVIE = _node("Movie", "movies", "genre = comedy, crime, drama, horror; year = 1950 to 2025 by 5")
@@ -81,9 +78,9 @@ def make_record(rng: Random) -> Fields:
 def _condition(rng: Random, node: Node, variable: str) -> tuple[str, str]:
     kind = rng.random()
     if kind < 0.55:
-        key, values = ("name", GIVEN_NAMES) if kind < 0.15 else (node.text.name, node.text.values)
-        value = rng.choice(values)
-        return f"{key} '{value}'", f"{variable}.{key} = '{value}'"
+        text = _NAME if kind < 0.15 else node.text
+        value = rng.choice(text.values)
+        return f"{text.name} '{value}'", f"{variable}.{text.name} = '{value}'"
     operator, compared = rng.choice(_COMPARE)
     number, told, key = rng.choice(node.number.values), rng.choice(compared), node.number.name
     return f"{key} {told} {number}", f"{variable}.{key} {operator} {number}"
@@ -129,4 +126,4 @@ def _ask_path(rng: Random, graph: Graph) -> tuple[str, str]:
     return question, f"{path} WHERE {where} RETURN DISTINCT a.{asked}"
 
 
-generate = build_generator(make_record, key="question")
+generate = partial(generator.generate_records, make_record)

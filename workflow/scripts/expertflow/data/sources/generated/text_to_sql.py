@@ -7,15 +7,7 @@ from random import Random
 
 from expertflow.core.files import replacing
 from expertflow.data.records import Fields
-from expertflow.data.sources.generated.generator import (
-    FAMILY_NAMES,
-    GIVEN_NAMES,
-    NOUNS,
-    Property,
-    fill_pattern,
-    unique_records,
-    write_records,
-)
+from expertflow.data.sources.generated import generator
 from expertflow.data.sources.generated.sql_tables import DOMAINS, Domain, Table
 
 N_PARENT_ROWS = 24
@@ -61,8 +53,7 @@ def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]
     """Write ``records.jsonl`` and ``database.sqlite``, on which all gold answers run."""
     database = directory / "database.sqlite"
     write_database(database, seed=seed)
-    records = unique_records(make_record, n_documents=n_documents, seed=seed, key="question")
-    write_records(directory, records)
+    generator.generate_records(make_record, n_documents=n_documents, seed=seed, directory=directory)
     return {"database": database}
 
 
@@ -86,7 +77,8 @@ def write_database(path: Path, *, seed: int) -> None:
 
 def _fill(connection: sqlite3.Connection, table: Table, *, n_rows: int, rng: Random) -> None:
     connection.execute(table.ddl)
-    seconds = FAMILY_NAMES if table.label.values is GIVEN_NAMES else NOUNS
+    is_person = table.label.values is generator.GIVEN_NAMES
+    seconds = generator.FAMILY_NAMES if is_person else generator.NOUNS
     for identity in range(1, n_rows + 1):
         label = f"{rng.choice(table.label.values)} {rng.choice(seconds)}"
         row = [identity, label, *(rng.choice(column.values) for column in table.columns)]
@@ -105,11 +97,11 @@ def make_record(rng: Random) -> Fields:
         (family,) = rng.choices(_FAMILIES, weights=_WEIGHTS)
         sql, *wordings = family(rng, table)
         schema = table.ddl
-    question = fill_pattern(rng, *wordings, **_WORDS)
+    question = generator.fill_pattern(rng, *wordings, **_WORDS)
     return {"question": question, "schema": schema, "sql": sql, "database": "database"}
 
 
-def _simple(rng: Random, column: Property, prefix: str = "") -> Pair:
+def _simple(rng: Random, column: generator.Property, prefix: str = "") -> Pair:
     phrase, name = rng.choice(column.phrases), f"{prefix}{column.name}"
     if not column.is_number:
         value = rng.choice(column.values)

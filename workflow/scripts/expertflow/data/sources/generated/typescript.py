@@ -1,11 +1,12 @@
 """Generate TypeScript declarations from descriptions: functions, interfaces, types, enums."""
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
 from expertflow.data.records import Fields
-from expertflow.data.sources.generated.generator import build_generator, fill_pattern
+from expertflow.data.sources.generated import generator
 
 _ENTITIES = (
     *("User", "Order", "Product", "Invoice", "Ticket", "Book", "Player", "Team", "Account"),
@@ -133,8 +134,8 @@ def make_record(rng: Random) -> Fields:
     drawn, _, description = head.partition(": ")
     entity = rng.choice(_ENTITIES)
     words = {"entity": entity, "many": f"{entity.lower()}s", **_DRAWS[drawn](rng)}
-    told = fill_pattern(rng, description, **words)
+    told = generator.fill_pattern(rng, description, **words)
     return {"prompt": f"/** {told} */", "completion": code.format(**words)}
 
 
-generate = build_generator(make_record, key="prompt")
+generate = partial(generator.generate_records, make_record)
