@@ -10,7 +10,7 @@ replacement characters. Secrets are filtered later, when documents are prepared.
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -251,8 +251,9 @@ class Contributors:
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        # By first word: lengths of the names that start with it, longest first, and the names.
-        self._names: dict[str, tuple[list[int], dict[str, str]]] = {}
+        self._labels: dict[str, str] = {}
+        # By first word, so that the time does not grow with the number of contributors.
+        self._lengths: defaultdict[str, set[int]] = defaultdict(set)
 
     def add_commit(self, commit: git_objects.Commit) -> None:
         self._add_person(commit.author)
@@ -274,20 +275,17 @@ class Contributors:
         parts: list[str] = []
         done = 0
         for word in _WORD.finditer(text):
-            # Looked up by first word, so that the time does not grow with the number of
-            # contributors.
-            if word.start() < done or word[0] not in self._names:
+            if word.start() < done:
                 continue
-            lengths, names = self._names[word[0]]
             # Longest first: "Ann Lee Berg" must not become "Contributor 1 Berg".
-            for length in lengths:
+            for length in sorted(self._lengths.get(word[0], ()), reverse=True):
                 end = word.start() + length
                 name = text[word.start() : end]
                 # The name may be the start of a longer word: "Ann" in "Anna".
-                if name not in names or _WORD.match(text, end):
+                if name not in self._labels or _WORD.match(text, end):
                     continue
                 if is_message or " " in name:
-                    parts += (text[done : word.start()], names[name])
+                    parts += (text[done : word.start()], self._labels[name])
                     done = end
                     break
         return "".join((*parts, text[done:]))
@@ -300,8 +298,5 @@ class Contributors:
         first = _WORD.match(name)
         if first is None or len(name) < 3 or (" " not in name and name == name.lower()):
             return
-        lengths, names = self._names.setdefault(first[0], ([], {}))
-        names.setdefault(name, f"Contributor {number}")
-        if len(name) not in lengths:
-            lengths.append(len(name))
-            lengths.sort(reverse=True)
+        self._labels.setdefault(name, f"Contributor {number}")
+        self._lengths[first[0]].add(len(name))

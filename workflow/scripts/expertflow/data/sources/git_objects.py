@@ -139,16 +139,17 @@ class HistoryReader:
         """
         options, shown = self.options, {}
         endings = tuple(ending.encode() for ending in options.endings)
-        touched = [TouchedFiles() for _ in batch]
-        question = b"".join(commit_id.encode() + b"\n" + self._sentinel for commit_id in batch)
-        fields = self._fields(self._touched.send_question(question), len(batch))
-        for index, part in fields:
+        touched = {commit_id: TouchedFiles() for commit_id in batch}
+        question = "".join(f"{commit_id}\n" for commit_id in batch).encode() + self._sentinel
+        fields = self._fields(self._touched.send_question(question))
+        for part in fields:
             if not part.startswith(b":"):
-                continue  # the commit's id, which git repeats
+                # The id of a commit that changes something.
+                this = touched[part.decode()]
+                continue
             # Such as ":100644 100644 {old id} {new id} M", then the path as the next field.
             old_mode, new_mode, old, new, _ = part[1:].split(b" ")
-            _, path = next(fields)
-            this = touched[index]
+            path = next(fields)
             this.n_any += 1
             if endings and not path.endswith(endings):
                 continue
@@ -157,7 +158,7 @@ class HistoryReader:
             # Added and deleted files have mode 000000 on one side, and the id there is all zeros.
             if not are_files and this.n_files <= options.max_files:
                 this.loaded += [(blob, path) for blob in (old, new) if blob.strip(b"0")]
-        for commit_id, files in zip(batch, touched, strict=True):
+        for commit_id, files in touched.items():
             if options.paths and not files.n_any:
                 skipped["paths"] += 1
             elif options.languages and not files.n_files:
@@ -186,17 +187,11 @@ class HistoryReader:
         files.sort(key=lambda file: str(file["path"]))
         return changes._replace(files=files, replaced=changes.replaced or decode.replaced)
 
-    def _fields(self, stdout: io.BufferedReader, n_commits: int) -> Iterator[tuple[int, bytes]]:
-        index, rest = 0, b""
-        while index < n_commits:
+    def _fields(self, stdout: io.BufferedReader) -> Iterator[bytes]:
+        rest = b""
+        while rest != self._sentinel:
             *complete, rest = (rest + _read_some(stdout)).split(b"\0")
-            for part in complete:
-                # It has no NUL, so it stands at the start of the next field, maybe several times.
-                while part.startswith(self._sentinel):
-                    index, part = index + 1, part.removeprefix(self._sentinel)
-                yield index, part
-            while rest.startswith(self._sentinel):
-                index, rest = index + 1, rest.removeprefix(self._sentinel)
+            yield from complete
 
     def _big_paths(self, touched: TouchedFiles) -> list[bytes]:
         found: dict[bytes, None] = {}
@@ -213,28 +208,22 @@ class HistoryReader:
         """Read one answer: id NUL, counts each ended by NUL, one more NUL, then the patch."""
         sentinel, max_bytes = self._sentinel, self.options.max_diff_bytes
         stdout = diff.send_question(commit_id.encode() + b"\n" + sentinel)
-        answer, tail = bytearray(), b""
-        n_bytes, patch_at = 0, 0
-        while tail != sentinel:
-            chunk = _read_some(stdout)
-            n_bytes += len(chunk)
-            # The end is looked for in a tail of its own, as ``answer`` may have stopped growing.
-            tail = (tail + chunk)[-len(sentinel) :]
-            if not patch_at or len(answer) <= patch_at + max_bytes:
-                answer += chunk
-            if not patch_at:
-                # The two bytes may lie on either side of a chunk's edge.
-                found = answer.find(b"\0\0", max(0, len(answer) - len(chunk) - 1))
-                patch_at = found + 2 if found >= 0 else 0
-            elif n_bytes > patch_at + max_bytes + PATIENCE_BYTES:
+        answer, counts_end = bytearray(), -1
+        while not answer.endswith(sentinel):
+            # The two bytes may lie on either side of a chunk's edge.
+            n_searched = max(0, len(answer) - 1)
+            answer += _read_some(stdout)
+            if counts_end < 0:
+                counts_end = answer.find(b"\0\0", n_searched)
+            elif len(answer) > counts_end + 2 + max_bytes + PATIENCE_BYTES:
                 diff.close()
                 break
         else:
-            del answer[n_bytes - len(sentinel) :]
-        if not patch_at:
+            del answer[-len(sentinel) :]
+        if counts_end < 0:
             return Changes([], "", False, False)
-        patch, decode = bytes(answer[patch_at:]), _Decoder()
-        files = _parse_files(bytes(answer[: patch_at - 2]).split(b"\0")[1:], decode)
+        patch, decode = bytes(answer[counts_end + 2 :]), _Decoder()
+        files = _parse_files(bytes(answer[:counts_end]).split(b"\0")[1:], decode)
         text = _cut(patch, max_bytes, decode)
         return Changes(files, text, len(patch) > max_bytes, decode.replaced)
 
