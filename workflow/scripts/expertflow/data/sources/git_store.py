@@ -265,11 +265,8 @@ def _names(listed: str) -> dict[str, str]:
 
 
 def _short(name: str) -> str | None:
-    for prefix in ("refs/heads/", "refs/tags/"):
-        if name.startswith(prefix):
-            short = name.removeprefix(prefix)
-            return short.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return None
+    found = re.fullmatch(r"refs/(?:heads|tags)/(.*)", name)
+    return found and found[1].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _bundle_heads(bundle: Path) -> dict[str, str]:

@@ -5,7 +5,6 @@ Parquet files end with how many rows they have, so that only the ends of others 
 
 import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +42,10 @@ def parse_split(text: str) -> tuple[str, RowRange | None]:
 def narrow_builder(
     builder: Any, repository: str, folder: Path, split: str, rows: RowRange
 ) -> tuple[list[str], RowRange]:
-    """Leave a builder only the files that hold a range; return these, and the range within them."""
+    """Leave a builder only the files that hold a range; return these, and the range within them.
+
+    ``folder`` holds the files of a commit that are here. Raises DataError if there are fewer rows.
+    """
     if builder.name != "parquet":
         raise DataError(
             f"{repository} holds {builder.name} files, and ranges of rows are read of Parquet;"
@@ -51,33 +53,22 @@ def narrow_builder(
         )
     files = builder.config.data_files[split]
     paths = {Path(file).relative_to(builder.base_path).as_posix(): file for file in files}
-    chosen, within = choose_files(repository, folder, paths, rows)
-    # The library's own types, which keep where each file comes from.
-    kept = type(files)([paths[path] for path in chosen], files.origin_metadata)
-    builder.config.data_files = type(builder.config.data_files)({split: kept})
-    return chosen, within
-
-
-def choose_files(
-    repository: str, folder: Path, paths: Iterable[str], rows: RowRange
-) -> tuple[list[str], RowRange]:
-    """Return the files, of a split's in order, that hold a range, and the range within these.
-
-    ``folder`` holds the files of a commit that are here. Raises DataError if there are fewer rows.
-    """
-    chosen, n_before, n_skipped = [], 0, 0
-    for path in paths:
+    chosen, n_before, n_skipped = {}, 0, 0
+    for path, file in paths.items():
         if rows.end is not None and n_before >= rows.end:
             break
         n_rows = _count_rows(repository, folder, path)
         if n_before + n_rows > rows.start:
-            chosen.append(path)
+            chosen[path] = file
         else:
             n_skipped += n_rows
         n_before += n_rows
     if not chosen or (rows.end is not None and n_before < rows.end):
         raise DataError(f"{repository} has {n_before} rows in this split, not all of {rows}")
-    return chosen, RowRange(rows.start - n_skipped, (rows.end or n_before) - n_skipped)
+    # The library's own types, which keep where each file comes from.
+    kept = type(files)(list(chosen.values()), files.origin_metadata)
+    builder.config.data_files = type(builder.config.data_files)({split: kept})
+    return list(chosen), RowRange(rows.start - n_skipped, (rows.end or n_before) - n_skipped)
 
 
 def _count_rows(repository: str, folder: Path, path: str) -> int:
@@ -96,11 +87,8 @@ def write_range(prepared: cache.Prepared, split: str, rows: RowRange, output: Pa
     """Write a range of a prepared split as a prepared folder of its own."""
     import pyarrow as pa
 
-    tables = []
-    for path in prepared.files(split):
-        with pa.memory_map(str(path)) as stream:
-            tables.append(pa.ipc.open_stream(stream).read_all())
-    table = pa.concat_tables(tables)
+    streams = (pa.ipc.open_stream(pa.memory_map(str(path))) for path in prepared.files(split))
+    table = pa.concat_tables(stream.read_all() for stream in streams)
     end = table.num_rows if rows.end is None else rows.end
     info: dict[str, Any] = json.loads((prepared.folder / cache.INFO).read_bytes())
     info["splits"] = {split: {"name": split, "num_examples": end - rows.start}}
