@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -156,26 +157,21 @@ class HubDataset(DataSource):
                 return cache.read_prepared(output)
             except DataError:
                 log.info("%s: preparing config %s", self.repository, builder.config.name)
-            rows = None
+            rows, whole = None, output
             if self.rows is not None:
-                choose = hub_errors.make_retrier(self.repository)
-                wanted, rows = choose(
-                    # It reads the ends of files from the hub, so lost connections are retried here,
-                    # too.
-                    hub_rows.narrow_builder, builder, self.repository, commit.folder, self.split,
-                    self.rows,
-                )  # fmt: skip
+                narrow = partial(hub_rows.narrow_builder, builder, self.repository, commit.folder)
+                # It reads the ends of files from the hub: lost connections are retried here, too.
+                retry = hub_errors.make_retrier(self.repository)
+                wanted, rows = retry(narrow, self.split, self.rows)
+                # A range is cut from a prepared table of the files that hold it; what is left of
+                # an earlier try is removed first.
+                whole = root.with_name(f"{root.name}.whole")
+                shutil.rmtree(whole, ignore_errors=True)
             if missing := commit.find_missing(wanted):
                 _download(self.repository, commit, missing)
                 commit.link_into(folder, missing)
             cache.check_blobs(commit.folder / path for path in wanted)
             downloads = cache.find_prepared_cache() / "downloads"
-            # A range is cut from a prepared table of the files that hold it; what is left of an
-            # earlier try is removed first.
-            whole = output
-            if rows is not None:
-                whole = root.with_name(f"{root.name}.whole")
-                shutil.rmtree(whole, ignore_errors=True)
             builder.download_and_prepare(
                 str(whole),
                 download_mode="reuse_cache_if_exists",
