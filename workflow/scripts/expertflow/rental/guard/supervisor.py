@@ -46,7 +46,6 @@ class Supervisor:
     def __init__(self, command: Sequence[str], *, grace_s: float) -> None:
         guard = os.getpid()
         sys.stdout.flush()
-        sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
             _become_supervisor(command, guard=guard, grace_s=grace_s)
@@ -88,7 +87,6 @@ def _become_supervisor(command: Sequence[str], *, guard: int, grace_s: float) ->
     finally:
         if sys.exc_info()[0] is not None:
             traceback.print_exc()
-        sys.stderr.flush()
         # Whatever happened, the fork must not continue as a second guard.
         os._exit(code)
 
