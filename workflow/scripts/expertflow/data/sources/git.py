@@ -166,7 +166,8 @@ class _History:
                 # Adding a dict to a list takes its keys, the commits' ids.
                 taken += self.reader.read_touched(batch, skipped)
                 left = left[len(batch) :]
-            skipped["max_commits"] += len(left)
+            if left:
+                skipped["max_commits"] = len(left)
             # These are read a second time, oldest first; they were counted the first time.
             selected, skipped = taken[::-1], Counter()
         for part in git_objects.split_batches(selected):
