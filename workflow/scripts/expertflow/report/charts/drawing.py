@@ -12,6 +12,7 @@ import pandas as pd
 
 from expertflow.hardware.records import GpuSample
 from expertflow.report import format as f
+from expertflow.report.bill import join_intervals
 from expertflow.report.charts import frame as fr
 from expertflow.report.charts import series
 from expertflow.report.charts.series import Interval
@@ -46,19 +47,19 @@ def loss_chart(inputs: ReportInputs) -> fr.Chart | None:
     # An evaluation before the first step lies at 0, left of the training loss.
     start = 0.0 if any(point["x"] == 0 for point in held_out) else begin.x
     # A run of one step would have an axis without width.
-    steps = alt.Scale(domain=[min(start, last_step - 1), last_step], nice=False)
-    height = alt.Scale(domain=[low, high], nice=False)
+    steps = alt.Scale(domain=[min(start, last_step - 1), last_step])
+    height = alt.Scale(domain=[low, high])
 
-    def draw(form: fr.ScreenForm) -> list[alt.Chart]:
+    def draw(form: fr.ScreenForm) -> fr.Drawing:
         x = fr.x_axis(fr.round_ticks(start, last_step, form.n_x_ticks), "steps", steps)
         y = fr.y_axis(fr.round_ticks(low, high, form.n_y_ticks + 1), height)
         # Without evaluations an empty layer draws nothing.
-        held = alt.Chart(fr.inline_data(held_out)).encode(x=x, y=y)
-        return [
-            *fr.draw_curve(_fitting(train, form), fr.BLUE, x, y),
+        held = fr.plot(held_out)
+        return x, y, [
+            *fr.plot_curve(_fitting(train, form), fr.BLUE),
             held.mark_line(color=fr.ORANGE, strokeWidth=1, strokeDash=[3, 3]),
             held.mark_point(color=fr.ORANGE, filled=True, size=44, opacity=1),
-        ]
+        ]  # fmt: skip
 
     return fr.both_sizes(
         draw, title="Loss", unit="nats a token", label=f"{label}, over {last_step:,} steps",
@@ -152,22 +153,22 @@ def _panel_chart(
         top = fr.round_up(top, 3)
     # A card in a cold room may lie below the usual start of the axis.
     bottom = min(panel.bottom, 10 * math.floor(lowest / 10))
-    time = alt.Scale(domain=[0, end], nice=False)
-    height = alt.Scale(domain=[bottom, top], nice=False)
+    time = alt.Scale(domain=[0, end])
+    height = alt.Scale(domain=[bottom, top])
     points = values.assign(x=values["x"] / scale)
     bands = [{"x": 0, "x2": end, "y": low, "y2": high} for _, low, high in stripes]
-    striped = alt.Chart(fr.inline_data(bands)).mark_rect(color=fr.GRAY, opacity=0.16)
+    striped = fr.plot(bands).mark_rect(color=fr.GRAY, opacity=0.16)
 
-    def draw(form: fr.ScreenForm) -> list[alt.Chart]:
+    def draw(form: fr.ScreenForm) -> fr.Drawing:
         x = fr.x_axis(fr.round_ticks(0.0, end, form.n_x_ticks, fr.ROUND_TIMES), unit, time)
         ticks = fr.round_ticks(bottom, panel.limit or top, min(4, form.n_y_ticks))
-        y, least = fr.y_axis(ticks, height), LEAST_BAND_PX * end / form.width_px
-        return [
-            *([striped.encode(x=x, x2="x2:Q", y=y, y2="y2:Q")] if stripes else []),
-            *(_bands(spans, color, x, scale, least) for spans, color in pauses),
-            *fr.draw_curve(_fitting(points, form), panel.color, x, y),
-            *_limit(panel, y),
-        ]
+        least = LEAST_BAND_PX * end / form.width_px
+        return x, fr.y_axis(ticks, height), [
+            striped.encode(x2="x2:Q", y2="y2:Q"),
+            *(_plot_bands(spans, color, scale, least) for spans, color in pauses),
+            *fr.plot_curve(_fitting(points, form), panel.color),
+            *_plot_limit(panel),
+        ]  # fmt: skip
 
     return fr.both_sizes(
         draw, title=panel.title, unit=panel.unit, height_px=96,
@@ -176,26 +177,21 @@ def _panel_chart(
     )  # fmt: skip
 
 
-def _bands(spans: list[Interval], color: str, x: alt.X, scale: float, least: float) -> alt.Chart:
-    values: list[dict[str, float]] = []
-    for start_s, end_s in spans:
-        start, end = start_s / scale, max(end_s / scale, start_s / scale + least)
-        if values and start - values[-1]["x2"] < least / 2:  # no gap that a screen could show
-            values[-1]["x2"] = max(values[-1]["x2"], end)
-        else:
-            values.append({"x": start, "x2": end})
-    bands: alt.Chart = alt.Chart(fr.inline_data(values)).mark_rect(color=color, opacity=0.4)
-    return bands.encode(x=x, x2="x2:Q")
+def _plot_bands(spans: list[Interval], color: str, scale: float, least: float) -> alt.Chart:
+    drawn = [(a / scale, max(b / scale, a / scale + least)) for a, b in spans]
+    # A gap that no screen could show is none.
+    rows = [{"x": start, "x2": end} for start, end in join_intervals(drawn, least / 2)]
+    bands: alt.Chart = fr.plot(rows).mark_rect(color=color, opacity=0.4)
+    return bands.encode(x2="x2:Q", y=alt.value(0), y2=alt.value("height"))
 
 
-def _limit(panel: Panel, y: alt.Y) -> list[alt.Chart]:
+def _plot_limit(panel: Panel) -> list[alt.Chart]:
     if panel.limit is None:
         return []
-    base = alt.Chart(fr.inline_data([{"y": panel.limit, "label": panel.limit_label}]))
-    text = base.encode(x=alt.value("width"))
+    base = fr.plot([{"y": panel.limit, "label": panel.limit_label}]).encode(x=alt.value("width"))
     return [
-        base.mark_rule(color=fr.ORANGE, strokeDash=[4, 3]).encode(y=y),
-        *fr.draw_text(text, y, align="right", baseline="bottom", dy=-3),
+        base.mark_rule(color=fr.ORANGE, strokeDash=[4, 3]).encode(x2=alt.value(0)),
+        fr.plot_text(base, align="right", baseline="bottom", dy=-3).encode(text="label:N"),
     ]
 
 
@@ -243,28 +239,27 @@ def length_chart(packing: PackingRecord) -> fr.Chart:
     ]
     if grows:  # the short end, where nothing is, would take half the width
         bars = bars[next((i for i, bar in enumerate(bars) if bar["y"]), 0) :]
-    start = bars[0]["x"] if bars else 0
+    start = bars[0]["x"]
     end = max([edges[-1], *(cut.length_tokens * 1.02 for cut in shown)])
     most = max([*counts, 1])
     log: dict[str, Any] = {"type": "log", "base": 2} if grows else {}
-    tokens = alt.Scale(domain=[start, end], nice=False, **log)
+    tokens = alt.Scale(domain=[start, end], **log)
     # Each cut has a line for its label above the bars.
-    height = alt.Scale(domain=[0, most * (1.04 + 0.17 * len(shown))], nice=False)
+    height = alt.Scale(domain=[0, most * (1.04 + 0.17 * len(shown))])
+    place = math.log2 if grows else float
+    center = place(start) + CENTER * (place(end) - place(start))
+    n_left = sum(place(cut.length_tokens) <= center for cut in shown)
 
-    def draw(form: fr.ScreenForm) -> list[alt.Chart]:
+    def draw(form: fr.ScreenForm) -> fr.Drawing:
         ticks = _powers(start, end, form.n_x_ticks) if grows else _dozens(end, form.n_x_ticks)
         x = fr.x_axis(ticks, "tokens", tokens)
         y = fr.y_axis(fr.round_ticks(0, most, min(4, form.n_y_ticks)), height)
-        bar = alt.Chart(fr.inline_data(bars)).mark_rect(
-            color=fr.BLUE, stroke=None, xOffset=0.5, x2Offset=-0.5
-        )
-        places = [_share(cut.length_tokens, start, end, log=grows) for cut in shown]
-        cuts = [
-            _cut(shown[i], line, x, to_the_left=places[i] > CENTER)
-            for line, i in enumerate(_outside_in(places))
-        ]
-        lines, texts = [cut[0] for cut in cuts], [text for cut in cuts for text in cut[1:]]
-        return [bar.encode(x=x, x2="x2:Q", y=y, y2=alt.datum(0)), *lines, *texts]
+        bar = fr.plot(bars).mark_rect(color=fr.BLUE, stroke=None, xOffset=0.5, x2Offset=-0.5)
+        # Labels that run left from the right edge come first, from the outside in.
+        order = [*reversed(range(n_left, len(shown))), *range(n_left)]
+        cuts = [_plot_cut(shown[i], line, i >= n_left) for line, i in enumerate(order)]
+        rules, texts = zip(*cuts, strict=True)
+        return x, y, [bar.encode(x2="x2:Q", y2=alt.datum(0)), *rules, *texts]
 
     n_documents, n_tokens = sum(counts), packing.train.n_tokens
     # What is trained on several times counts as often.
@@ -280,32 +275,15 @@ def length_chart(packing: PackingRecord) -> fr.Chart:
     )  # fmt: skip
 
 
-def _cut(cut: Cut, line: int, x: alt.X, *, to_the_left: bool) -> list[alt.Chart]:
-    top = 2 + LINE_PX * line
-    base = alt.Chart(fr.inline_data([{"x": cut.length_tokens, "label": cut.label}])).encode(x=x)
-    return [
-        base.mark_rule(color=fr.ORANGE, strokeDash=[] if cut.is_chosen else [4, 3]).encode(
-            y=alt.value(top), y2=alt.value("height")
-        ),
-        *fr.draw_text(
-            base, alt.value(top), baseline="top",
-            align="right" if to_the_left else "left", dx=-5 if to_the_left else 5,
-            fontWeight="bold" if cut.is_chosen else "normal",
-        ),
-    ]  # fmt: skip
-
-
-def _outside_in(places: list[float]) -> list[int]:
-    # Places 0.1, 0.5, 0.9 -> 2, 1, 0: labels that run left from the right edge come first.
-    right = [i for i, place in enumerate(places) if place > CENTER]
-    return [*reversed(right), *(i for i in range(len(places)) if i not in right)]
-
-
-def _share(value: float, start: float, end: float, *, log: bool) -> float:
-    if log:
-        # 512 between 128 and 8192: 2 of 6 doublings, a third.
-        return math.log(value / start) / math.log(end / start) if value > start else 0.0
-    return (value - start) / (end - start)
+def _plot_cut(cut: Cut, line: int, to_the_left: bool) -> tuple[alt.Chart, alt.Chart]:
+    top = alt.value(2 + LINE_PX * line)
+    base = fr.plot([{"x": cut.length_tokens, "label": cut.label}]).encode(y=top)
+    text = fr.plot_text(
+        base, baseline="top", align="right" if to_the_left else "left", dx=-5 if to_the_left else 5,
+        fontWeight="bold" if cut.is_chosen else "normal",
+    )  # fmt: skip
+    rule = base.mark_rule(color=fr.ORANGE, strokeDash=[] if cut.is_chosen else [4, 3])
+    return rule.encode(y2=alt.value("height")), text.encode(text="label:N")
 
 
 def _powers(start: float, end: float, n_max: int) -> list[float]:

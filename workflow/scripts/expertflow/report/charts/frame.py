@@ -17,28 +17,24 @@ from markupsafe import Markup
 from expertflow.core.format import show_hidden
 from expertflow.core.records import Record
 
-# A color that no chart would choose by chance -> the CSS variable that takes its place.
-COLORS = {
-    "#2d6cb6": "blue",
-    "#3f8f5c": "green",
-    "#c4602e": "orange",
-    "#8a5fb1": "purple",
-    "#c9a228": "yellow",
-    "#98a2ae": "gray",
-    "#d8d5cd": "rule",
-    "#6b7281": "muted",
-    "#a8481b": "limit",
-    "#fbfaf8": "page",
-    "#b3393e": "red",
-    "#1b2331": "text",
-}
-BLUE, GREEN, ORANGE, PURPLE, YELLOW, GRAY, RULE, MUTED, LIMIT, PAGE, RED, TEXT = COLORS
+# Of the page's style sheet, which has a dark value for each.
+BLUE, GREEN, ORANGE, PURPLE, YELLOW, RED = (
+    f"var(--{name})" for name in ("blue", "green", "orange", "purple", "yellow", "red")
+)
+GRAY, RULE, MUTED, LIMIT, PAGE, TEXT = (
+    f"var(--{name})" for name in ("gray", "rule", "muted", "limit", "page", "text")
+)
 Y_AXIS_PX = 44  # the same for all charts, so that their plots line up
 TIME_UNITS = ((3 * 3600, "h", 3600.0), (180, "min", 60.0), (0, "s", 1.0))
+TAG = re.compile(r"<[^>]+>")
+# What the page's style sheet sets, or what no reader needs.
+NEEDLESS = re.compile(
+    r'\s(?:(?:font-family|pointer-events|aria-[a-z]+|role|class|xmlns:xlink|version)="[^"]*"'
+    r'|opacity="1")'
+)
 ALIKE = re.compile(
     r'(<path d="[^"]+"( fill="[^"]+"(?: opacity="[^"]+")?)/>)(?:<path d="[^"]+"\2/>)+'
 )
-TAG = re.compile(r"<[^>]+>")
 NUMBER = "format(datum.value, ',.12~g')"
 THOUSANDS = "datum.value === 0 ? '0' : format(datum.value, '~s')"
 ROUND_STEPS = (1.0, 2.0, 2.5, 5.0)
@@ -53,6 +49,10 @@ class Chart(Record, frozen=True, kw_only=True):
     wide: Markup
     narrow: Markup
     note: str = ""
+
+
+# Axes that all layers of a drawing share, and the layers.
+Drawing = tuple[alt.X, alt.Y, list[alt.Chart]]
 
 
 class ScreenForm(Record, frozen=True, kw_only=True):
@@ -71,7 +71,9 @@ CONFIG = {
     "view": {"stroke": None},
     "axis": {
         "domain": False, "ticks": False, "grid": True, "gridColor": RULE, "labelColor": MUTED,
-        "labelFontSize": 11, "labelPadding": 6,
+        "labelFontSize": 11, "labelPadding": 6, "title": None,
+        # The ticks were chosen to fit: the library drops some before it knows the size.
+        "labelOverlap": False,
     },
     "axisX": {"grid": False},
     "axisY": {"minExtent": Y_AXIS_PX, "maxExtent": Y_AXIS_PX},
@@ -82,7 +84,7 @@ NARROW = ScreenForm(width_px=358, stretch=1.3, n_x_ticks=4, n_y_ticks=3)
 
 
 def both_sizes(
-    draw: Callable[[ScreenForm], list[alt.Chart]],
+    draw: Callable[[ScreenForm], Drawing],
     *,
     title: str,
     unit: str,
@@ -126,51 +128,48 @@ def time_unit(end_s: float) -> tuple[str, float]:
     )
 
 
-def x_axis(values: Sequence[float], unit: str, scale: alt.Scale) -> alt.X:
-    first = values[0] if values else 0
+def x_axis(values: list[float], unit: str, scale: alt.Scale) -> alt.X:
     # The first label alone carries the unit: 0 min, 10, 20.
-    axis = _axis(values, f"{NUMBER} + (datum.value === {first:g} ? ' {unit}' : '')")
+    axis = alt.Axis(
+        values=values, labelExpr=f"{NUMBER} + (datum.value === {values[0]:g} ? ' {unit}' : '')"
+    )
     return alt.X("x:Q", axis=axis, scale=scale)
 
 
-def y_axis(values: Sequence[float], scale: alt.Scale) -> alt.Y:
+def y_axis(values: list[float], scale: alt.Scale) -> alt.Y:
     # Tokens a second reach six digits, which Y_AXIS_PX does not hold.
     short = max(values, default=0.0) >= 10_000
-    return alt.Y("y:Q", axis=_axis(values, THOUSANDS if short else NUMBER), scale=scale)
+    axis = alt.Axis(values=values, labelExpr=THOUSANDS if short else NUMBER)
+    return alt.Y("y:Q", axis=axis, scale=scale)
 
 
-def _axis(values: Sequence[float], label: str) -> alt.Axis:
-    # The ticks were chosen to fit. Left to itself, the library drops some before it knows the size.
-    return alt.Axis(values=list(values), title=None, labelExpr=label, labelOverlap=False)
+def plot(rows: list[dict[str, Any]]) -> alt.Chart:
+    return alt.Chart(alt.InlineData(values=rows))
 
 
-def draw_curve(points: pd.DataFrame, color: str, x: alt.X, y: alt.Y) -> list[alt.Chart]:
-    base = alt.Chart(inline_data(points.to_dict("records"))).encode(x=x)
-    line = base.mark_line(color=color, strokeWidth=1.5, strokeJoin="round").encode(y=y)
+def plot_curve(points: pd.DataFrame, color: str) -> list[alt.Chart]:
+    base = plot(points.to_dict("records"))
+    line = base.mark_line(color=color, strokeWidth=1.5, strokeJoin="round")
     # Short runs have a step a bin: there is no spread to shade.
     if (points["low"] == points["high"]).all():
         return [line]
-    band = base.mark_area(color=color, opacity=0.25)
-    # The band's y is the axis of the line: one of its own would stretch the scale to zero.
-    low = alt.Y("low:Q", axis=y["axis"], scale=y["scale"])
-    return [band.encode(y=low, y2="high:Q"), line]
+    return [base.mark_area(color=color, opacity=0.25).encode(y="low:Q", y2="high:Q"), line]
 
 
-def draw_text(base: alt.Chart, y: Any, *, color: str = LIMIT, **mark: Any) -> list[alt.Chart]:
-    # A rim in the color of the page keeps letters readable on lines.
-    rim = base.mark_text(stroke=PAGE, strokeWidth=4, strokeJoin="round", color=PAGE, **mark)
-    text = base.mark_text(color=color, **mark)
-    return [layer.encode(text="label:N", y=y) for layer in (rim, text)]
+def plot_text(base: alt.Chart, *, color: str = LIMIT, **mark: Any) -> alt.Chart:
+    # A rim in the color of the page keeps letters readable on lines; the style sheet puts it below.
+    text: alt.Chart = base.mark_text(
+        color=color, stroke=PAGE, strokeWidth=4, strokeJoin="round", **mark
+    )
+    return text
 
 
-def inline_data(values: list[dict[str, Any]]) -> alt.InlineData:
-    return alt.InlineData(values=values)
-
-
-def _svg(layers: list[alt.Chart], form: ScreenForm, height_px: int, label: str) -> str:
+def _svg(drawing: Drawing, form: ScreenForm, height_px: int, label: str) -> str:
+    x, y, layers = drawing
     # Given at once: each of altair's own setters would copy all points.
     chart = alt.LayerChart(
         layer=layers,
+        encoding={"x": x, "y": y},
         width=form.width_px,
         height=round(height_px * form.stretch),
         autosize=alt.AutoSizeParams(type="fit", contains="padding"),
@@ -181,7 +180,7 @@ def _svg(layers: list[alt.Chart], form: ScreenForm, height_px: int, label: str) 
 
 
 def _themed(svg: str, label: str) -> str:
-    """Hand the colors over to the page, name the picture, and drop what no reader needs.
+    """Name the picture, and drop what no reader needs.
 
     Only tags change: texts may be names that somebody chose. In them ``<`` and ``>`` are escaped.
     """
@@ -194,11 +193,8 @@ def _themed(svg: str, label: str) -> str:
 
 
 def _lean(tag: str) -> str:
-    for color, name in COLORS.items():
-        tag = tag.replace(f'"{color}"', f'"var(--{name})"')
-    tag = re.sub(r'\s(?:font-family|pointer-events|aria-[a-z]+|role|class)="[^"]*"', "", tag)
-    tag = re.sub(r'\s(?:opacity="1"|xmlns:xlink="[^"]*"|version="[^"]*")', "", tag)
     # A tenth of a pixel is less than anybody sees.
+    tag = NEEDLESS.sub("", tag)
     return re.sub(r"-?\d+\.\d{2,}", lambda match: f"{float(match[0]):.1f}", tag)
 
 

@@ -14,12 +14,10 @@ from expertflow.report.ablation_facts import Ladder, Step, format_interval
 from expertflow.report.charts import frame as fr
 from expertflow.studies.records import Bar, Estimate
 
-Rows = list[dict[str, object]]
-
 ROW_PX = 37
 N_TICKS = 3
 # Places within a row of height 1.
-NAME, TOP, BOTTOM = 0.27, 0.54, 0.86
+NAME, TOP, MIDDLE, BOTTOM = 0.27, 0.54, 0.7, 0.86
 # What is left for names beside the figures, as a fraction of the width.
 NAME_FRACTION, NARROW_NAME_FRACTION = 0.66, 0.6
 BELOW = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -30,6 +28,7 @@ LEAST_REACH = 1.25
 # An interval over few repeats can be so wide that it would leave no room for the rest.
 MOST_BEYOND = 2.0
 SHORT = "datum.value === 0 ? '0 tokens/s' : format(datum.value, '.3~s')"
+COLOR = alt.Color("color:N", scale=None)  # as the row has it
 TIMES = "'×' + format(datum.value, '~g') + (datum.value === 1 ? ' the plan' : '')"
 
 
@@ -38,15 +37,13 @@ def waterfall_chart(ladder: Ladder) -> fr.Chart:
     most = max(step.tokens_per_s or 0.0 for step in steps)
     # One wide interval may reach a quarter beyond the longest bar, and is cut there.
     top = max(min(max(step.high or 0.0 for step in steps), LEAST_REACH * most), most)
-    x = _x(fr.round_ticks(0, top, N_TICKS), SHORT, alt.Scale(domain=[0, top * 1.01], nice=False))
+    axis = alt.Axis(values=fr.round_ticks(0, top, N_TICKS), labelExpr=SHORT)
+    x = alt.X("x:Q", axis=axis, scale=alt.Scale(domain=[0, top * 1.01]))
 
-    def draw(form: fr.ScreenForm) -> list[alt.Chart]:
+    def draw(form: fr.ScreenForm) -> fr.Drawing:
         texts = [_figure(step, form) for step in steps]
-        return [
-            *_frame(len(steps), x),
-            *_bars(steps, x, top),
-            *_letter([step.label for step in steps], texts, form),
-        ]
+        letters = _plot_letters([step.label for step in steps], texts, form)
+        return x, _y(len(steps)), [*_plot_bars(steps, top), *letters]
 
     speeds = "; ".join(
         f"{step.label}: {step.outcome if step.tokens_per_s is None else f.short(step.tokens_per_s)}"
@@ -75,21 +72,18 @@ def changes_chart(bars: tuple[Bar, ...]) -> fr.Chart | None:
         max(1.0, *values) * MOST_BEYOND,
     )
     # Logarithmic: half and twice as fast lie equally far from 1; the ends leave room for dots.
-    scale = alt.Scale(type="log", domain=[low / 1.03, high * 1.03], nice=False)
-    x = _x(_times(low, high), TIMES, scale)
+    scale = alt.Scale(type="log", domain=[low / 1.03, high * 1.03])
+    x = alt.X("x:Q", axis=alt.Axis(values=_times(low, high), labelExpr=TIMES), scale=scale)
 
-    def draw(form: fr.ScreenForm) -> list[alt.Chart]:
+    def draw(form: fr.ScreenForm) -> fr.Drawing:
         texts = [
             f.factor(ratio.value)
             + ("" if form is fr.NARROW else f" ({format_interval(ratio)})")
             + _odd(bar)
             for bar, ratio in drawn
         ]
-        return [
-            *_frame(len(drawn), x, at=1.0),
-            *_dots(drawn, x, (low, high)),
-            *_letter(names, texts, form),
-        ]
+        layers = [*_plot_dots(drawn, low, high), *_plot_letters(names, texts, form)]
+        return x, _y(len(drawn)), layers
 
     words = "; ".join(
         f"{name}: {f.factor(ratio.value)}{_odd(bar)}"
@@ -105,47 +99,29 @@ def _height(n_rows: int) -> int:
     return n_rows * ROW_PX + 22
 
 
-def _x(ticks: list[float], label: str, scale: alt.Scale) -> alt.X:
-    # Labels at the ends are moved inside: there is no margin for a half of them.
-    axis = alt.Axis(values=ticks, title=None, labelExpr=label, labelOverlap=False, labelFlush=True)
-    return alt.X("x:Q", axis=axis, scale=scale)
-
-
 def _y(n_rows: int) -> alt.Y:
-    return alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[n_rows, 0], nice=False))
+    return alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[n_rows, 0]))
 
 
-def _frame(n_rows: int, x: alt.X, at: float = 0.0) -> list[alt.Chart]:
-    base = alt.Chart(fr.inline_data([{"x": at, "y": 0, "y2": n_rows}]))
-    line = base.mark_rule(color=fr.RULE, strokeWidth=1 if at else 0)
-    return [line.encode(x=x, y=_y(n_rows), y2="y2:Q")]
-
-
-def _bars(steps: tuple[Step, ...], x: alt.X, top: float) -> list[alt.Chart]:
-    held: Rows = []  # what was there before a step
-    moved: dict[str, Rows] = {}
-    spread: Rows = []
+def _plot_bars(steps: tuple[Step, ...], top: float) -> list[alt.Chart]:
+    rows = []
     for i, step in enumerate(steps):
-        speed = step.tokens_per_s
-        if speed is None:
-            continue
-        place = {"y": i + TOP, "y2": i + BOTTOM}
-        # The plan is the sum of its steps and stands on the ground.
-        start = 0.0 if step.is_plan else step.before or 0.0
-        if start:
-            held.append({"x": 0.0, "x2": min(start, speed), **place})
-        ends = {"x": min(start, speed), "x2": max(start, speed)}
-        moved.setdefault(_color(step), []).append({**ends, **place})
-        if step.low is not None and step.high is not None:
-            middle = i + (TOP + BOTTOM) / 2
-            spread.append({"x": step.low, "x2": min(step.high, top), "y": middle, "y2": middle})
-    layers = []
-    if held:
-        layers.append(alt.Chart(fr.inline_data(held)).mark_rect(color=fr.GRAY, opacity=0.22))
-    layers += [alt.Chart(fr.inline_data(at)).mark_rect(color=color) for color, at in moved.items()]
-    if spread:
-        layers.append(alt.Chart(fr.inline_data(spread)).mark_rule(color=fr.TEXT, strokeWidth=1.5))
-    return [layer.encode(x=x, x2="x2:Q", y=_y(len(steps)), y2="y2:Q") for layer in layers]
+        if step.tokens_per_s is not None:
+            # The plan is the sum of its steps and stands on the ground.
+            ends = sorted((0.0 if step.is_plan else step.before or 0.0, step.tokens_per_s))
+            rows.append({
+                "y": i + TOP, "middle": i + MIDDLE, "y2": i + BOTTOM, "x": ends[0], "x2": ends[1],
+                "low": step.low, "high": step.high and min(step.high, top), "color": _color(step),
+            })  # fmt: skip
+    base = fr.plot(rows)
+    # What was there before a step, and what it moved.
+    held, moved = base.mark_rect(color=fr.GRAY, opacity=0.22), base.mark_rect()
+    spread = base.mark_rule(color=fr.TEXT, strokeWidth=1.5)
+    return [
+        held.encode(x2=alt.value(0), y2="y2:Q"),
+        moved.encode(x2="x2:Q", y2="y2:Q", color=COLOR),
+        spread.encode(x="low:Q", x2="high:Q", y="middle:Q"),
+    ]
 
 
 def _color(step: Step) -> str:
@@ -158,50 +134,48 @@ def _color(step: Step) -> str:
     return fr.GREEN if step.tokens_per_s >= step.before else fr.RED
 
 
-def _dots(
-    drawn: list[tuple[Bar, Estimate]], x: alt.X, ends: tuple[float, float]
-) -> list[alt.Chart]:
-    by_color: dict[str, list[tuple[float, Estimate]]] = {}
-    for i, (bar, ratio) in enumerate(drawn):
-        color = fr.GRAY
-        if bar.is_sane is False:
-            color = fr.RED
-        # Orange is what the plan misses: a change that is faster than it.
-        elif ratio.low > facts.NOTABLE or ratio.high < 1:
-            color = fr.BLUE if ratio.high < 1 else fr.ORANGE
-        by_color.setdefault(color, []).append((i + (TOP + BOTTOM) / 2, ratio))
-    layers, y = [], _y(len(drawn))
-    # A wide faint line from the slowest pair to the fastest, and a thin one for the interval.
-    for width, opacity, least, most in ((8, 0.4, "least", "most"), (1.5, 1.0, "low", "high")):
-        for color, dots in by_color.items():
-            values = [
-                {"x": max(getattr(ratio, least), ends[0]), "x2": min(getattr(ratio, most), ends[1]),
-                 "y": place}
-                for place, ratio in dots
-            ]  # fmt: skip
-            base = alt.Chart(fr.inline_data(values))
-            line = base.mark_rule(color=color, strokeWidth=width, opacity=opacity)
-            layers.append(line.encode(x=x, x2="x2:Q", y=y))
-    for color, dots in by_color.items():
-        base = alt.Chart(fr.inline_data([{"x": ratio.value, "y": place} for place, ratio in dots]))
-        point = base.mark_point(color=color, filled=True, size=64, opacity=1)
-        layers.append(point.encode(x=x, y=y))
-    return layers
+def _plot_dots(drawn: list[tuple[Bar, Estimate]], low: float, high: float) -> list[alt.Chart]:
+    rows = [
+        {"y": i + MIDDLE, "x": ratio.value, "color": _dot_color(bar, ratio),
+         **{end: min(max(getattr(ratio, end), low), high)
+            for end in ("least", "low", "high", "most")}}
+        for i, (bar, ratio) in enumerate(drawn)
+    ]  # fmt: skip
+    base = fr.plot(rows).encode(color=COLOR)
+    plan = fr.plot([{"x": 1.0}]).mark_rule(color=fr.RULE)
+    return [
+        plan.encode(y=alt.value(0), y2=alt.value("height")),
+        # A wide faint line from the slowest pair to the fastest, and a thin one for the interval.
+        base.mark_rule(strokeWidth=8, opacity=0.4).encode(x="least:Q", x2="most:Q"),
+        base.mark_rule(strokeWidth=1.5).encode(x="low:Q", x2="high:Q"),
+        base.mark_point(filled=True, size=64, opacity=1),
+    ]
 
 
-def _letter(names: list[str], figures: list[str], form: fr.ScreenForm) -> list[alt.Chart]:
+def _dot_color(bar: Bar, ratio: Estimate) -> str:
+    if bar.is_sane is False:
+        return fr.RED
+    if ratio.high < 1:
+        return fr.BLUE
+    # Orange is what the plan misses: a change that is faster than it.
+    return fr.ORANGE if ratio.low > facts.NOTABLE else fr.GRAY
+
+
+def _plot_letters(names: list[str], figures: list[str], form: fr.ScreenForm) -> list[alt.Chart]:
+    # The renderer aborts the whole process on a control character.
+    rows = [
+        {"y": i + NAME, "name": show_hidden(name), "figure": show_hidden(figure)}
+        for i, (name, figure) in enumerate(zip(names, figures, strict=True))
+    ]
     # Longer names end in dots, before they run into the figures.
     limit = round((NARROW_NAME_FRACTION if form is fr.NARROW else NAME_FRACTION) * form.width_px)
-    layers = []
-    for labels, x, mark in (
-        (names, alt.value(0), {"align": "left", "color": fr.TEXT, "limit": limit}),
-        (figures, alt.value("width"), {"align": "right", "color": fr.MUTED}),
-    ):
-        # The renderer aborts the whole process on a control character.
-        values = [{"y": i + NAME, "label": show_hidden(label)} for i, label in enumerate(labels)]
-        base = alt.Chart(fr.inline_data(values)).encode(x=x)
-        layers += fr.draw_text(base, _y(len(labels)), **mark, baseline="middle", fontSize=12)
-    return layers
+    base = fr.plot(rows)
+    left = fr.plot_text(base, color=fr.TEXT, align="left", limit=limit, fontSize=12)
+    right = fr.plot_text(base, color=fr.MUTED, align="right", fontSize=12)
+    return [
+        left.encode(x=alt.value(0), text="name:N"),
+        right.encode(x=alt.value("width"), text="figure:N"),
+    ]
 
 
 def _figure(step: Step, form: fr.ScreenForm) -> str:
