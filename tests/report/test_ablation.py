@@ -111,6 +111,13 @@ def test_faster_is_beyond_doubt_and_learns_as_well() -> None:
     assert "var(--orange)" not in drawing and not re.findall(r'"#[0-9a-f]{3,6}"', drawing)
 
 
+def test_the_plan_is_drawn_beside_changes_that_are_all_much_faster() -> None:
+    page = render_ablation(_ladder(singles=(bar("x", "x", 4.0),)))
+    places = re.findall(r'<line transform="translate\((-?[\d.]+),0\)"[^>]*var\(--rule\)', page)
+    assert len(places) == 2 and min(map(float, places)) > 0
+    assert page.count("1 the plan<") == 2
+
+
 def test_the_verdict_says_what_the_plan_is_worth() -> None:
     assert judge_ablation(make_ablation()).level == "mixed"
     found = judge_ablation(_ladder(bar("a", "a", 1.5), bar("b", "b", 1.2, before=1.5)))

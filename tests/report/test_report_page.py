@@ -19,7 +19,7 @@ from expertflow.report.build import build_report
 from expertflow.report.build_run import REFERENCE_BANDS
 from expertflow.report.charts import drawing as charts
 from expertflow.report.charts import series
-from expertflow.report.charts.frame import _themed
+from expertflow.report.charts.frame import _themed, time_unit
 from expertflow.report.check import check_report
 from expertflow.report.measured import restore, to_plain
 from expertflow.report.page import render_page
@@ -205,6 +205,8 @@ def test_a_ticks_label_is_the_number_at_its_place() -> None:
         per_min = places[-1][0] / places[-1][1]
         assert all(x == pytest.approx(per_min * label, abs=0.3) for x, label in places)
         assert places[-1][1] <= 45
+    # One reading at the very start.
+    assert time_unit(0.0) == ("s", 1.0)
 
 
 def test_cuts_are_counted_not_guessed() -> None:

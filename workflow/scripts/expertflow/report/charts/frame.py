@@ -25,7 +25,7 @@ GRAY, RULE, MUTED, LIMIT, PAGE, TEXT = (
     f"var(--{name})" for name in ("gray", "rule", "muted", "limit", "page", "text")
 )
 Y_AXIS_PX = 44  # the same for all charts, so that their plots line up
-TIME_UNITS = ((3 * 3600, "h", 3600.0), (180, "min", 60.0), (0, "s", 1.0))
+TIME_UNITS = ((3 * 3600, "h", 3600.0), (180, "min", 60.0), (-1, "s", 1.0))
 TAG = re.compile(r"<[^>]+>")
 # What the page's style sheet sets, or what no reader needs.
 NEEDLESS = re.compile(
@@ -123,9 +123,7 @@ def round_up(high: float, n_max: int) -> float:
 
 
 def time_unit(end_s: float) -> tuple[str, float]:
-    return next(
-        (unit, scale) for least_s, unit, scale in TIME_UNITS if end_s > least_s or not scale
-    )
+    return next((unit, scale) for least_s, unit, scale in TIME_UNITS if end_s > least_s)
 
 
 def x_axis(values: list[float], unit: str, scale: alt.Scale) -> alt.X:

@@ -62,14 +62,12 @@ def changes_chart(bars: tuple[Bar, ...]) -> fr.Chart | None:
     if not drawn:
         return None
     names = [facts.label_bar(bar) for bar, _ in drawn]
-    values = [ratio.value for _, ratio in drawn]
-    low = max(
-        min(1 / LEAST_REACH, *(min(ratio.least, ratio.low) for _, ratio in drawn)),
-        min(values) / MOST_BEYOND,
-    )
-    high = min(
-        max(LEAST_REACH, *(max(ratio.most, ratio.high) for _, ratio in drawn)),
-        max(1.0, *values) * MOST_BEYOND,
+    values = [1.0, *(ratio.value for _, ratio in drawn)]  # the plan is drawn, too
+    lows = [1 / LEAST_REACH, *(min(ratio.least, ratio.low) for _, ratio in drawn)]
+    highs = [LEAST_REACH, *(max(ratio.most, ratio.high) for _, ratio in drawn)]
+    low, high = (
+        max(min(lows), min(values) / MOST_BEYOND),
+        min(max(highs), max(values) * MOST_BEYOND),
     )
     # Logarithmic: half and twice as fast lie equally far from 1; the ends leave room for dots.
     scale = alt.Scale(type="log", domain=[low / 1.03, high * 1.03])
@@ -194,8 +192,8 @@ def _times(low: float, high: float) -> list[float]:
     ([0.7, 1.0, 1.2], [0.05, 1.0])
     """
     least = APART_FRACTION * math.log(high / low)
-    ends = [*[t for t in BELOW if t >= low][:1], *[t for t in ABOVE if t <= high][-1:]]
-    return sorted({1.0, *(t for t in ends if abs(math.log(t)) >= least)})
+    inside = [t for t in (*BELOW, 1.0, *ABOVE) if low <= t <= high]
+    return sorted({1.0, *(t for t in (inside[0], inside[-1]) if abs(math.log(t)) >= least)})
 
 
 def _odd(bar: Bar) -> str:
