@@ -9,6 +9,7 @@ import itertools
 import operator
 import re
 from collections.abc import Callable
+from math import isnan
 from typing import Any, Literal
 
 from expertflow.core.errors import ConfigError
@@ -74,25 +75,24 @@ def find_bottleneck(report: Report) -> Bottleneck:
 
 def _inside_step(report: Report) -> tuple[str | None, list[str]]:
     """Return what limits a step; None where counters are missing or inconclusive."""
-    hardware = report.training_report.hardware
-    if hardware.samples < e.MIN_SAMPLES:
+    if report.training_report.hardware.samples < e.MIN_SAMPLES:
         return None, []
-    tensor = e.median_of(hardware.tensor_active_percent)
+    card, mfu = e.read_counters(report), report.throughput.mfu_fraction
     medians = {
-        "tensor cores active": tensor,
-        "multiprocessors active": e.median_of(hardware.sm_active_percent),
-        "any kernel running": e.median_of(hardware.any_kernel_percent),
+        "tensor cores active": card.tensor,
+        "multiprocessors active": card.sm,
+        "any kernel running": card.kernel,
     }
-    power, mfu = e.power_fraction(report), report.throughput.mfu_fraction
-    evidence = [f"{name}: {x:.0f} % (median)" for name, x in medians.items() if x is not None]
-    evidence += [] if power is None else [f"power: {percent(power)} of the limit (median)"]
+    evidence = [f"{name}: {x:.0f} % (median)" for name, x in medians.items() if not isnan(x)]
+    evidence += [] if isnan(card.power) else [f"power: {percent(card.power)} of the limit (median)"]
     evidence += [f"MFU: {percent(mfu)}"] if is_measured(mfu) else []
-    if e.is_memory_bound(report):
+    if card.is_memory_bound:
         return "memory-bound kernels", evidence
-    if e.has_small_kernels(report):
+    if card.has_small_kernels:
         return "small kernels", evidence
     # Cards without that counter are judged by MFU.
-    arithmetic = tensor >= TENSOR_HIGH_PERCENT if tensor is not None else (mfu or 0.0) >= MFU_HIGH
+    by_mfu = isnan(card.tensor) and (mfu or 0.0) >= MFU_HIGH
+    arithmetic = by_mfu or card.tensor >= TENSOR_HIGH_PERCENT
     return ("compute" if arithmetic else None), evidence
 
 

@@ -1,11 +1,12 @@
 """What findings share: when there is evidence enough, what counters and times say, and a price."""
 
+import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from expertflow.hardware.records import Stats
 from expertflow.report.derive import NO_PRICE
 from expertflow.report.format import NBSP
-from expertflow.report.measured import Measured, is_measured
+from expertflow.report.measured import is_measured
 from expertflow.report.profile import time_without_profile
 from expertflow.report.records import Finding, Report, Severity
 
@@ -74,37 +75,37 @@ def is_interrupted(report: Report) -> bool:
     return training.sessions > 1 or bool(training.memory_retries)
 
 
-def median_of(stats: Measured[Stats]) -> float | None:
-    """Return the median of a sampled quantity: what was so most of the time, pauses aside."""
-    return stats.p50 if stats else None
+class Counters(NamedTuple):
+    """Medians of what the card was read to do: what was so most of the time, pauses aside.
 
-
-def power_fraction(report: Report) -> float | None:
-    hardware = report.training_report.hardware
-    power, limit_w = median_of(hardware.power_w), hardware.gpu.power_limit_w
-    return None if power is None or not limit_w else power / limit_w
-
-
-def is_memory_bound(report: Report) -> bool:
-    hardware = report.training_report.hardware
-    tensor, sm = median_of(hardware.tensor_active_percent), median_of(hardware.sm_active_percent)
-    if tensor is None or sm is None:
-        return False
-    return tensor < TENSOR_LOW_PERCENT and sm > SM_BUSY_PERCENT
-
-
-def has_small_kernels(report: Report) -> bool:
-    """Return whether some kernel always runs and the card still draws little power.
-
-    Where counters show busy multiprocessors the kernels are not small, whatever the power.
+    In percent, power as a fraction of the limit. NaN, which no comparison holds for, where unknown.
     """
-    hardware = report.training_report.hardware
-    kernel, power = median_of(hardware.any_kernel_percent), power_fraction(report)
-    # Cards before Hopper lack this counter; then power has to do.
-    is_busy = (median_of(hardware.sm_active_percent) or 0) > SM_BUSY_PERCENT
-    if kernel is None or power is None or is_busy:
-        return False
-    return kernel > KERNEL_BUSY_PERCENT and power < POWER_LOW_FRACTION
+
+    tensor: float
+    sm: float
+    kernel: float
+    power: float
+
+    @property
+    def is_memory_bound(self) -> bool:
+        return self.tensor < TENSOR_LOW_PERCENT and self.sm > SM_BUSY_PERCENT
+
+    @property
+    def has_small_kernels(self) -> bool:
+        """Whether some kernel always runs and the card still draws little power.
+
+        Where counters show busy multiprocessors the kernels are not small, whatever the power.
+        """
+        # Cards before Hopper lack the counter of multiprocessors; then power has to do.
+        is_idle = self.kernel > KERNEL_BUSY_PERCENT and self.power < POWER_LOW_FRACTION
+        return is_idle and not self.sm > SM_BUSY_PERCENT
+
+
+def read_counters(report: Report) -> Counters:
+    card = report.training_report.hardware
+    read = (card.tensor_active_percent, card.sm_active_percent, card.any_kernel_percent)
+    tensor, sm, kernel, power_w = (x.p50 if x else math.nan for x in (*read, card.power_w))
+    return Counters(tensor, sm, kernel, power_w / (card.gpu.power_limit_w or math.nan))
 
 
 def time_shares(report: Report) -> dict[str, float]:

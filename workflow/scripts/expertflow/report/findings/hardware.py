@@ -151,29 +151,26 @@ def _is_same_hardware(record: AblationRecord, hardware: Hardware) -> bool:
 
 
 def find_kernel_limits(report: Report) -> Findings:
-    hardware = report.training_report.hardware
-    tensor, sm = (
-        e.median_of(hardware.tensor_active_percent),
-        e.median_of(hardware.sm_active_percent),
-    )
-    if e.has_readings(report) and e.is_memory_bound(report):
+    card = e.read_counters(report)
+    if not e.has_readings(report):
+        return
+    if card.is_memory_bound:
         yield make_finding(
             "memory-bound-kernels",
             worth=e.NOT_TIMED,
-            evidence=f"multiprocessors were active {sm:.0f} % of the time, tensor cores"
-            f" {tensor:.0f} %",
+            evidence=f"multiprocessors were active {card.sm:.0f} % of the time, tensor cores"
+            f" {card.tensor:.0f} %",
             threshold=f"tensor cores below {e.TENSOR_LOW_PERCENT:.0f} % while multiprocessors are"
             f" above {e.SM_BUSY_PERCENT:.0f} % (medians)",
             origin="our judgment; 80 % is what DCGM's guidance calls necessary for good use",
             recommendation=_fewer_kernels(report),
         )
-    kernel, power = e.median_of(hardware.any_kernel_percent), e.power_fraction(report)
-    if e.has_readings(report) and e.has_small_kernels(report) and power is not None:
+    if card.has_small_kernels:
         yield make_finding(
             "small-kernels",
             worth=e.NOT_TIMED,
-            evidence=f"some kernel ran {kernel:.0f} % of the time, at {percent(power)} of the power"
-            " limit",
+            evidence=f"some kernel ran {card.kernel:.0f} % of the time, at {percent(card.power)} of"
+            " the power limit",
             threshold=f"above {e.KERNEL_BUSY_PERCENT:.0f} % busy, below"
             f" {percent(e.POWER_LOW_FRACTION)} of the limit (medians)",
             recommendation=f"{_fewer_kernels(report)}: fewer and larger kernels",
