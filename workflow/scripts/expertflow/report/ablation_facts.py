@@ -40,7 +40,6 @@ class Step(Record, frozen=True, kw_only=True):
 class Ladder(Record, frozen=True, kw_only=True):
     """A ladder from its first rung up to the plan; ``whole`` compares the plan with ``start``."""
 
-    name: str
     steps: tuple[Step, ...]
     start: Step
     whole: Estimate
@@ -102,34 +101,31 @@ def list_telling_ladders(record: AblationRecord) -> tuple[Ladder, ...]:
 
 
 def _ladder(rungs: list[Bar], plan: Bar | None, plan_tokens_per_s: float) -> Ladder:
-    steps: list[Step] = []
-    first: Estimate | None = None
+    steps, known = [], [ratio for bar in rungs if (ratio := rung_ratio(bar))]
     last: Estimate | None = None
     for bar in rungs:
         steps.append(_step(bar, last, plan_tokens_per_s))
         # A rung that was not measured is left out: the next one stands beside the one before it.
         last = rung_ratio(bar) or last
-        first = first or last
-    assert first is not None and last is not None  # at least one rung was measured
     steps.append(
         Step(
             label=plan.label if plan else PLAN_LABEL,
             tokens_per_s=plan_tokens_per_s,
-            before=plan_tokens_per_s * last.value,
-            factor=None if last is SAME else divide_estimates(SAME, last),
+            before=plan_tokens_per_s * known[-1].value,
+            factor=None if known[-1] is SAME else divide_estimates(SAME, known[-1]),
             is_plan=True,
         )
     )
     start = next(step for step in steps if step.tokens_per_s is not None)
-    name, whole = rungs[0].of or "", divide_estimates(SAME, first)
+    whole = divide_estimates(SAME, known[0])
     # A step may be of pairs of its own: they have to tell the same as the ratios to the plan.
     product = math.prod(step.factor.value for step in steps if step.factor)
     if abs(product / whole.value - 1) > AGREE_FRACTION:
         raise DataError(
-            f"ablation.json: the steps of {name or 'a ladder'} multiply to {product:.4g}, "
+            f"ablation.json: the steps of {rungs[0].of or 'a ladder'} multiply to {product:.4g}, "
             f"the plan is {whole.value:.4g} times its first rung; make it again"
         )
-    return Ladder(name=name, steps=tuple(steps), start=start, whole=whole)
+    return Ladder(steps=tuple(steps), start=start, whole=whole)
 
 
 def _step(bar: Bar, before: Estimate | None, plan_tokens_per_s: float) -> Step:

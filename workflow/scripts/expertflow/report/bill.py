@@ -17,13 +17,13 @@ from expertflow.plan.records import PaidSession
 from expertflow.report import derive
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import Measured, Missing, convert_value
+from expertflow.report.records import Interval
 from expertflow.report.run_records import Bill, LostAttempts, MachineTime, StageBill
 
 PAUSE_S = 3600.0
 NO_CARD = "no card was used: the plan is for the CPU"
 # Jobs closer than this share of the line are drawn as one.
 LEAST_GAP_PERCENT = 0.3
-Interval = tuple[float, float]
 Jobs = Sequence[tuple[Attempt, ...]]
 
 

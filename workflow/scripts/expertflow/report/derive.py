@@ -17,6 +17,7 @@ MEASURED_PEAK = "measured matmul on this card"
 MEASURED_ON_CPU = "this machine's measured matrix-product speed"
 NO_PRICE = "no price per hour is configured for this hardware"
 JOULES_PER_KWH = 3.6e6
+STEP_PARTS = ("h2d_s", "forward_s", "backward_s", "optimizer_s")
 STAMPS, SAMPLED = "stamps", "sampled steps"
 NO_PARTS = "the trainer did not time the parts of a step"
 THROWN_AWAY = "work that was thrown away is not timed"
@@ -158,8 +159,7 @@ def split_time(training: TrainingRecord) -> Time:
     the proportions that device events measured on sampled steps.
     """
     time, sampled, said = training.time, training.sampled_steps, training.unavailable
-    parts = ("h2d_s", "forward_s", "backward_s", "optimizer_s")
-    why = {part: why_untold(training, part) for part in parts}
+    why = {part: why_untold(training, part) for part in STEP_PARTS}
     # Without parts the total stands alone, and each part has the reason.
     split: Measured[str] = SAMPLED
     if training.device == "cpu":
@@ -167,7 +167,7 @@ def split_time(training: TrainingRecord) -> Time:
         idle: Measured[str] = Missing(said.get("time.gpu_idle_s", NOT_ON_CPU))
     elif sampled is None or span_s(sampled) <= 0:
         idle = split = Missing(said.get("sampled_steps", "no step was timed on the device"))
-        why = dict.fromkeys(parts, split.reason)
+        why = dict.fromkeys(STEP_PARTS, split.reason)
     # A later session or a retry may have repeated some steps.
     elif training.n_sessions > 1 or training.memory_retries:
         time, idle = _by_shares(time, sampled), Missing(THROWN_AWAY)
@@ -191,7 +191,8 @@ def why_untold(training: TrainingRecord, name: str) -> str:
 
 def span_s(sampled: SampledSteps) -> float:
     """Return the mean seconds of a sampled step, summed over its parts."""
-    return sampled.h2d_s + sampled.forward_s + sampled.backward_s + sampled.optimizer_s
+    total_s: float = sum(getattr(sampled, part) for part in STEP_PARTS)
+    return total_s
 
 
 def _by_shares(time: TimeSpent, sampled: SampledSteps) -> TimeSpent:
@@ -199,11 +200,5 @@ def _by_shares(time: TimeSpent, sampled: SampledSteps) -> TimeSpent:
     steps_s = time.train_s + (time.h2d_s or 0.0)
     # Sampled steps of 10 ms, 1 of them the copy -> a tenth of all seconds of steps is copies.
     share_s = steps_s / span_s(sampled)
-    return replace(
-        time,
-        h2d_s=share_s * sampled.h2d_s,
-        train_s=steps_s - share_s * sampled.h2d_s,
-        forward_s=share_s * sampled.forward_s,
-        backward_s=share_s * sampled.backward_s,
-        optimizer_s=share_s * sampled.optimizer_s,
-    )
+    parts = {part: share_s * getattr(sampled, part) for part in STEP_PARTS}
+    return replace(time, **parts, train_s=steps_s - parts["h2d_s"])

@@ -18,7 +18,7 @@ from expertflow.report.run_records import Amount, Count, Positive, Share
 from expertflow.staging.records import Staged
 from expertflow.studies.records import AblationRecord
 
-# Low and high end.
+# Low and high end, or start and end.
 Interval = tuple[float, float]
 Severity = Literal["info", "warning", "problem"]
 Learned = Literal["yes", "no", "unclear"]

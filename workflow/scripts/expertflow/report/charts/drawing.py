@@ -15,8 +15,8 @@ from expertflow.report import format as f
 from expertflow.report.bill import join_intervals
 from expertflow.report.charts import frame as fr
 from expertflow.report.charts import series
-from expertflow.report.charts.series import Interval
 from expertflow.report.inputs import ReportInputs
+from expertflow.report.records import Interval
 from expertflow.report.run_records import ReferenceBand
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import StepRecord

@@ -10,10 +10,10 @@ import pandas as pd
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from expertflow.report.records import Interval
 from expertflow.train.records import EvalPoint, StepRecord
 
 N_BINS = 180
-Interval = tuple[float, float]  # start and end
 
 
 def make_table(cls: type[Struct], records: Sequence[Struct]) -> pd.DataFrame:
