@@ -7,6 +7,7 @@ and accepts some GQL, such as ``INSERT``. Labels, functions and variables are no
 
 import re
 from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from expertflow.core.records import Record
@@ -85,17 +86,15 @@ class StepLimitError(Exception):
 def _parse(text: str) -> "tuple[list[Token], int]":
     from expertflow.data.checks.cypher_tokens import adapt_tokens
 
-    n_steps = 0
+    n_steps = count(1)
 
     def n_statements(tokens: "list[Token]") -> int:
         parser: Any = _dialect().parser()
         attempt = parser.try_parse
 
         def counted(*args: Any, **kwargs: Any) -> Any:
-            nonlocal n_steps
             # Nested attempts at alternatives are what takes exponential time.
-            n_steps += 1
-            if n_steps > MAX_STEPS:
+            if next(n_steps) > MAX_STEPS:
                 raise StepLimitError
             return attempt(*args, **kwargs)
 

@@ -9,6 +9,7 @@ from graphglot.lexer.token import Token, TokenType
 
 _OPENING = (TokenType.LEFT_PAREN, TokenType.LEFT_BRACKET, TokenType.LEFT_BRACE)
 _CLOSING = (TokenType.RIGHT_PAREN, TokenType.RIGHT_BRACKET, TokenType.RIGHT_BRACE)
+_SUBQUERIES = (TokenType.COUNT, TokenType.COLLECT_LIST)
 
 
 def adapt_tokens(tokens: list[Token], parse_subquery: Callable[[list[Token]], None]) -> list[Token]:
@@ -26,24 +27,31 @@ def adapt_tokens(tokens: list[Token], parse_subquery: Callable[[list[Token]], No
         if token.token_type == TokenType.LEFT_BRACE:
             opened.append(len(result))
         result.append(token)
-        if token.token_type == TokenType.RIGHT_BRACE and opened:
-            _close(result, opened.pop(), parse_subquery)
+        if token.token_type == TokenType.RIGHT_BRACE and opened and (start := opened.pop()):
+            word, braces = result[start - 1], result[start:]
+            if word.token_type in _SUBQUERIES:
+                parse_subquery(braces)
+                # A number is valid wherever a subquery is.
+                result[start - 1 :] = [_like(word, TokenType.NUMBER, "1")]
+            elif word.token_type == TokenType.VAR:
+                result[start - 1 :] = _without_projection(word, braces)
     return result
 
 
-def _close(tokens: list[Token], start: int, parse_subquery: Callable[[list[Token]], None]) -> None:
-    if not start:
-        return
-    word = tokens[start - 1]
-    if word.token_type in (TokenType.COUNT, TokenType.COLLECT_LIST):
-        # The contents may be those of EXISTS { … }, which graphglot parses; a number is valid
-        # wherever this is.
-        parse_subquery(tokens[start:])
-        tokens[start - 1 :] = [_like(word, TokenType.NUMBER, "1")]
-    elif word.token_type == TokenType.VAR:
-        items = _items(tokens[start + 1 : -1])
-        if any(item and item[0].token_type == TokenType.PERIOD for item in items):
-            tokens[start - 1 :] = _as_map(tokens[start], items, tokens[-1])
+def _without_projection(word: Token, braces: list[Token]) -> list[Token]:
+    """Turn ``n {.a, .*, b}`` into ``{a: 1, all: 1, b: 1}``."""
+    items = _items(braces[1:-1])
+    if not any(item and item[0].token_type == TokenType.PERIOD for item in items):
+        return [word, *braces]
+    result = []
+    for item in items:
+        is_dotted = len(item) == 2 and item[0].token_type == TokenType.PERIOD
+        if is_dotted or [token.token_type for token in item] == [TokenType.VAR]:
+            name = "all" if item[-1].text == "*" else item[-1].text
+            pair = ((TokenType.VAR, name), (TokenType.COLON, ":"), (TokenType.NUMBER, "1"))
+            item = [_like(item[-1], kind, text) for kind, text in pair]
+        result += [_like(braces[0], TokenType.COMMA, ","), *item]
+    return [braces[0], *result[1:], braces[-1]]
 
 
 def _items(tokens: list[Token]) -> list[list[Token]]:
@@ -56,23 +64,6 @@ def _items(tokens: list[Token]) -> list[list[Token]]:
         else:
             items[-1].append(token)
     return items
-
-
-def _as_map(start: Token, items: list[list[Token]], end: Token) -> list[Token]:
-    result = [start]
-    for index, item in enumerate(items):
-        name = item[1] if len(item) == 2 and item[0].token_type == TokenType.PERIOD else None
-        if name is None and len(item) == 1 and item[0].token_type == TokenType.VAR:
-            name = item[0]
-        if index:
-            result.append(_like(start, TokenType.COMMA, ","))
-        if name is None:
-            result += item
-        else:
-            key = "all" if name.text == "*" else name.text
-            result += [_like(name, TokenType.VAR, key), _like(name, TokenType.COLON, ":")]
-            result.append(_like(name, TokenType.NUMBER, "1"))
-    return [*result, end]
 
 
 def _like(token: Token, kind: TokenType, text: str) -> Token:
