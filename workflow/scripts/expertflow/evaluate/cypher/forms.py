@@ -15,142 +15,135 @@ With a ``*`` projection nothing changes, since each variable is part of the answ
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from itertools import count, pairwise
 
-from expertflow.evaluate.cypher import comparisons
+from expertflow.evaluate.cypher.comparisons import compare_one_way
 from expertflow.evaluate.cypher.tokens import (
+    AS,
     COMMA,
+    MATCH,
     VARIABLES,
-    Entity,
+    WHERE,
+    Group,
+    Item,
     Path,
     Token,
-    bracket_step,
+    ends_clause,
     find_paths,
+    flatten,
+    group_brackets,
     is_operator,
-    iter_outside_brackets,
+    iter_levels,
+    list_variables,
     mask_variables,
-    match_brackets,
     number_variables,
     read_path,
     split_at,
     token_at,
 )
 
-Tokens = list[Token]
+Items = list[Item]
 
-_AND, _AS, _BY, _DISTINCT, _MATCH, _RETURN, _UNION, _WHERE = (
-    Token("keyword", word)
-    for word in ("AND", "AS", "BY", "DISTINCT", "MATCH", "RETURN", "UNION", "WHERE")
+_AND, _BY, _DISTINCT, _RETURN, _UNION, _WITH = (
+    Token("keyword", word) for word in ("AND", "BY", "DISTINCT", "RETURN", "UNION", "WITH")
 )
-_OPEN, _CLOSE = Token("operator", "("), Token("operator", ")")
-_CLAUSES = """
-    CALL CREATE DELETE DETACH FOREACH LIMIT MATCH MERGE OPTIONAL ORDER REMOVE RETURN SET SKIP UNION
-    UNWIND WHERE WITH
-"""
-_CLAUSE_WORDS = frozenset(_CLAUSES.split())
+_OPEN, _CLOSE, _DOT, _EQUALS, _BAR, _STAR = (Token("operator", text) for text in "().=|*")
+_COUNT = Token("function", "count")
+_ASCENDING = (Token("keyword", "ASC"), Token("keyword", "ASCENDING"))
 # With one of these, AND does not simply join conditions.
 _NOT_A_CONJUNCTION = frozenset({"OR", "XOR", "CASE", "WHEN", "THEN", "ELSE", "END"})
-_VALUES = frozenset({"string", "number", "parameter", "variable"})
+_VALUES = VARIABLES | {"string", "number", "parameter"}
 _LITERALS = (Token("keyword", "TRUE"), Token("keyword", "FALSE"))
 # Each call returns another value.
 _FRESH_EACH_TIME = frozenset({"rand", "randomuuid"})
+_TURNED = {"<": Token("operator", ">"), ">": Token("operator", "<")}
 
 
-def common_form(tokens: Sequence[Token]) -> Tokens:
-    result = list(tokens)
-    if not _projects_all(result):
-        result = _without_column_names(result)
-        result = _with_conditions_outside(result)
-    result = _sort_keys(result)
-    if not _projects_all(result):
-        # Before unused variables are dropped: `count(n)` may be the only other use of n.
-        result = comparisons.count_rows_one_way(
-            result, comparisons.variables_never_null(result, _matched_variables(result))
-        )
-        result = _without_unused_variables(result)
-    # Last, as a variable's number is its position among those that remain.
-    return number_variables(_sort_conditions(_turn_paths(result)))
-
-
-def _projects_all(tokens: Tokens) -> bool:
+def common_form(tokens: Sequence[Token]) -> list[Token]:
     # `RETURN *` and `WITH DISTINCT *`; neither `count(*)` nor `a * b`.
-    before = [Token("keyword", word) for word in ("RETURN", "WITH", "DISTINCT")]
-    return any(
-        is_operator(t, "*") and token_at(tokens, i - 1) in before for i, t in enumerate(tokens)
+    projects_all = any(
+        token == _STAR and token_at(tokens, index - 1) in (_RETURN, _WITH, _DISTINCT)
+        for index, token in enumerate(tokens)
     )
+    items = group_brackets([t for t in tokens if projects_all or t not in _ASCENDING])
+    if items is None:
+        return number_variables(tokens)
+    if not projects_all:
+        _drop_column_names(items)
+        _move_maps_to_conditions(items)
+    paths = find_paths(items)
+    _sort_keys(paths)
+    if not projects_all:
+        # Before unused variables are dropped: `count(n)` may be the only other use of n.
+        _count_rows_one_way(items, paths)
+        _drop_unused_variables(items, paths)
+    _turn_paths(paths)
+    _sort_conditions(items)
+    # Last, as a variable's number is its position among those that remain.
+    return number_variables(list(flatten(items)))
 
 
-def _with_conditions_outside(tokens: Tokens) -> Tokens:
-    result, n_new = list(tokens), 0
-    # Backwards, so that earlier positions stay valid.
-    for start in reversed([i for i, token in enumerate(tokens) if token == _MATCH]):
-        end = _end_of_clause(result, start + 1)
-        pattern = result[start + 1 : end]
-        paths = _all_paths(pattern)
-        if paths is None:
-            continue
-        pattern, conditions, n_new = _split_maps(pattern, paths, n_new)
-        after = end
-        if token_at(result, end) == _WHERE:
-            after = _end_of_clause(result, end + 1)
-            parts = _conjunction(result[end + 1 : after])
-            # `a OR b` beside another condition needs brackets.
-            if parts is None and conditions:
-                parts = [[_OPEN, *result[end + 1 : after], _CLOSE]]
-            conditions = conditions + (parts or [result[end + 1 : after]])
-        result[start + 1 : after] = [*pattern, *_where(conditions)]
-    return result
+def _move_maps_to_conditions(items: Items) -> None:
+    """Turn `(:P {k: 1})-->(b)` into `(x:P)-->(b)` and the condition `x.k = 1`."""
+    fresh_names = (f"\0{number}" for number in count())  # no legal variable names
+    for level in list(iter_levels(items)):
+        # Backwards, so that earlier positions stay valid.
+        for start in reversed([i for i, item in enumerate(level) if item == MATCH]):
+            end = after = _end_of_clause(level, start + 1)
+            paths = _all_paths(level[start + 1 : end])
+            if paths is None:
+                continue
+            conditions = _take_conditions(paths, fresh_names)
+            if token_at(level, end) == WHERE:
+                after = _end_of_clause(level, end + 1)
+                condition = level[end + 1 : after]
+                parts = _conjunction(condition)
+                # `a OR b` beside another condition needs brackets.
+                if parts is None and conditions:
+                    parts = [[Group([_OPEN, *condition, _CLOSE])]]
+                conditions += parts or [condition]
+            level[end:after] = _where(conditions)
 
 
-def _where(conditions: list[Tokens]) -> Tokens:
-    return [_WHERE, *_join(conditions, _AND)] if conditions else []
+def _where(conditions: list[Items]) -> Items:
+    return [WHERE, *_join(conditions, _AND)] if conditions else []
 
 
-def _all_paths(tokens: Tokens) -> list[Path] | None:
+def _all_paths(items: Items) -> list[Path] | None:
     """Parse ``name = path, path, …``; null for anything else."""
-    closes, paths, index = match_brackets(tokens), [], 0
-    while index < len(tokens):
-        if tokens[index].kind in VARIABLES and is_operator(token_at(tokens, index + 1), "="):
-            index += 2
-        path = read_path(tokens, index, closes)
-        if path is None or (path.end < len(tokens) and tokens[path.end] != COMMA):
+    paths = []
+    for part in split_at(items, COMMA):
+        is_named = token_at(part, 0).kind in VARIABLES and token_at(part, 1) == _EQUALS
+        path = read_path(part, 2 * is_named)
+        if path is None or path.end < len(part):
             return None
         paths.append(path)
-        index = path.end + 1
     return paths
 
 
-def _entities(paths: list[Path]) -> list[Entity]:
-    return [entity for path in paths for entity in (*path.nodes, *path.relationships)]
-
-
-# `(:P {k: 1})-->(b)` becomes `(x:P)-->(b)` and the condition `x.k = 1`.
-def _split_maps(tokens: Tokens, paths: list[Path], n_new: int) -> tuple[Tokens, list[Tokens], int]:
-    pattern: Tokens = []
-    conditions: list[Tokens] = []
-    position = 0
-    for entity in sorted(_entities(paths), key=lambda entity: entity.start):
-        if entity.keys is None or entity.has_length:
+def _take_conditions(paths: list[Path], fresh_names: Iterator[str]) -> list[Items]:
+    conditions: list[Items] = []
+    for entity in (entity for path in paths for entity in path.entities):
+        if entity.keys is None or entity.group is None or entity.has_length:
             continue
-        if (pairs := _pairs(tokens, entity.keys)) is None:
+        if (pairs := _pairs(entity.keys)) is None:
             continue
-        pattern += tokens[position : entity.body[0]]
-        position = entity.body[0]
+        entity.group.items.remove(entity.keys)
         name = entity.variable
         if name is None:
-            name, n_new = f"\0{n_new}", n_new + 1  # no legal variable name
-            pattern.append(Token("variable", name))
-        pattern += tokens[position : entity.keys[0]]
-        position = entity.keys[1]
-        head = [Token("variable", name), Token("operator", ".")]
-        conditions += [[*head, key, Token("operator", "="), value] for key, value in pairs]
-    return pattern + tokens[position:], conditions, n_new
+            name = next(fresh_names)
+            entity.group.items.insert(1, Token("variable", name))
+        head = [Token("variable", name), _DOT]
+        conditions += [[*head, key, _EQUALS, value] for key, value in pairs]
+    return conditions
 
 
-def _pairs(tokens: Tokens, keys: tuple[int, int]) -> list[tuple[Token, Token]] | None:
+def _pairs(keys: Group) -> list[tuple[Item, Item]] | None:
     """Parse ``{key: value, …}``; null if a value is more than one token."""
     pairs = []
-    for item in split_at(tokens[keys[0] + 1 : keys[1] - 1], COMMA):
+    for item in split_at(keys.content, COMMA):
         if len(item) != 3 or item[0].kind != "name" or not is_operator(item[1], ":"):
             return None
         if item[2].kind not in _VALUES and item[2] not in _LITERALS:
@@ -159,154 +152,126 @@ def _pairs(tokens: Tokens, keys: tuple[int, int]) -> list[tuple[Token, Token]] |
     return pairs
 
 
-def _conjunction(tokens: Sequence[Token]) -> list[Tokens] | None:
-    """Split at AND; null if the tokens are not a plain conjunction."""
-    words = {token.text for _, token in iter_outside_brackets(tokens) if token.kind == "keyword"}
-    return None if words & _NOT_A_CONJUNCTION else split_at(tokens, _AND)
+def _conjunction(items: Items) -> list[Items] | None:
+    """Split at AND; null if the items are not a plain conjunction."""
+    words = {item.text for item in items if item.kind == "keyword"}
+    return None if words & _NOT_A_CONJUNCTION else split_at(items, _AND)
 
 
-def _sort_conditions(tokens: Tokens) -> Tokens:
-    result = list(tokens)
+def _sort_conditions(items: Items) -> None:
     # The order in which variables appear decides between `a.x = b.x` and `b.x = a.x`.
-    names = dict.fromkeys(token.text for token in tokens if token.kind in VARIABLES)
-    order = {name: number for number, name in enumerate(names)}
-    for start in reversed([i for i, token in enumerate(tokens) if token == _WHERE]):
-        end = _end_of_clause(result, start + 1)
-        parts = _conjunction(result[start + 1 : end])
-        # A list's bar begins another expression; the bar of labels looks the same.
-        has_bar = len(split_at(result[start + 1 : end], Token("operator", "|"))) > 1
-        if parts is not None and not has_bar:
-            same_way = [comparisons.compare_one_way(part, order) for part in parts]
-            result[start:end] = _where(sorted(same_way, key=mask_variables))
-    return result
+    order = {name: number for number, name in enumerate(dict.fromkeys(list_variables(items)))}
+    # Inner conditions first, as they are part of the outer ones.
+    for level in reversed(list(iter_levels(items))):
+        for start in reversed([i for i, item in enumerate(level) if item == WHERE]):
+            end = _end_of_clause(level, start + 1)
+            condition = level[start + 1 : end]
+            parts = _conjunction(condition)
+            # A list's bar begins another expression; the bar of labels looks the same.
+            if parts is not None and _BAR not in condition:
+                same_way = [compare_one_way(part, order) for part in parts]
+                level[start:end] = _where(sorted(same_way, key=mask_variables))
 
 
-def _sort_keys(tokens: Tokens) -> Tokens:
-    result = list(tokens)
-    for entity in _entities(find_paths(tokens)):
-        if entity.keys is not None:
-            first, last = entity.keys[0] + 1, entity.keys[1] - 1
-            parts = sorted(split_at(tokens[first:last], COMMA), key=mask_variables)
-            result[first:last] = _join(parts, COMMA)
-    return result
+def _sort_keys(paths: list[Path]) -> None:
+    for keys in (entity.keys for path in paths for entity in path.entities):
+        if keys is not None:
+            parts = sorted(split_at(keys.content, COMMA), key=mask_variables)
+            keys.items[1:-1] = _join(parts, COMMA)
 
 
-def _without_unused_variables(tokens: Tokens) -> Tokens:
-    counts = Counter(token.text for token in tokens if token.kind in VARIABLES)
-    unused = {
-        entity.body[0]
-        for entity in _entities(find_paths(tokens))
-        if entity.variable is not None and counts[entity.variable] == 1
+def _count_rows_one_way(items: Items, paths: list[Path]) -> None:
+    """Replace `count(n)` by `count(*)` for variables that are null in no row."""
+    tokens = list(flatten(items))
+    # OPTIONAL MATCH and procedures may set a variable to null.
+    if any(t.kind == "keyword" and t.text in ("OPTIONAL", "CALL") for t in tokens):
+        return
+    # What WITH, UNWIND or a list gives a value to may be anything.
+    rebound = {
+        token.text
+        for index, token in enumerate(tokens)
+        if token_at(tokens, index - 1) == AS
+        or token_at(tokens, index + 1) == Token("keyword", "IN")
     }
-    # In a condition an otherwise unnamed variable would be a mistake, so it is kept.
-    unused &= _match_positions(tokens)
-    return [token for index, token in enumerate(tokens) if index not in unused]
-
-
-def _match_positions(tokens: Tokens) -> set[int]:
-    return {
-        index
-        for start in (i for i, token in enumerate(tokens) if token == _MATCH)
-        for index in range(start + 1, _end_of_clause(tokens, start + 1))
-    }
-
-
-def _matched_variables(tokens: Tokens) -> set[str]:
-    """Return the variables of single nodes and relationships that a MATCH finds."""
-    where = _match_positions(tokens)
-    return {
+    matched = {
         entity.variable
-        for entity in _entities(find_paths(tokens))
-        if entity.variable is not None and not entity.has_length and entity.start in where
+        for path in paths
+        for entity in path.entities
+        if path.in_match and not entity.has_length
     }
+    for level in iter_levels(items):
+        for before, call in pairwise(level):
+            if before == _COUNT and isinstance(call, Group) and len(call.content) == 1:
+                counted = call.content[0]
+                if counted.kind == "variable" and counted.text in matched - rebound:
+                    call.items[1] = _STAR
 
 
-def _turn_paths(tokens: Tokens) -> Tokens:
-    result = list(tokens)
-    for path in find_paths(tokens):
+def _drop_unused_variables(items: Items, paths: list[Path]) -> None:
+    # In a condition an otherwise unnamed variable would be a mistake, so it is kept.
+    counts = Counter(list_variables(items))
+    for entity in (entity for path in paths if path.in_match for entity in path.entities):
+        if entity.group is not None and entity.variable and counts[entity.variable] == 1:
+            del entity.group.items[1]
+            entity.variable = None
+
+
+def _turn_paths(paths: list[Path]) -> None:
+    for path in paths:
         # Named paths, shortest paths, repeated parts and lists of relationships are directed.
-        before, after = token_at(tokens, path.start - 1), token_at(tokens, path.end)
+        before, after = token_at(path.items, path.start - 1), token_at(path.items, path.end)
         is_whole = before.kind == "keyword" or is_operator(before, *",[{")
         is_whole &= after.kind in ("keyword", "") or is_operator(after, *",]}|")
         is_list = any(r.has_length and r.variable is not None for r in path.relationships)
         if is_whole and not is_list:
-            ways = (tokens[path.start : path.end], _turned(tokens, path))
-            result[path.start : path.end] = sorted(ways, key=mask_variables)[0]
-    return result
+            way = path.items[path.start : path.end]
+            # `(a)-[:R]->(b)<-[:S]-(c)` becomes `(c)-[:S]->(b)<-[:R]-(a)`.
+            turned = [_TURNED.get(item.text, item) for item in reversed(way)]
+            path.items[path.start : path.end] = min(way, turned, key=mask_variables)
 
 
-# `(a)-[:R]->(b)<-[:S]-(c)` becomes `(c)-[:S]->(b)<-[:R]-(a)`.
-def _turned(tokens: Tokens, path: Path) -> Tokens:
-    minus, left, right = (Token("operator", text) for text in "-<>")
-    result = list(tokens[path.nodes[-1].start : path.nodes[-1].end])
-    pairs = zip(path.nodes[:-1], path.relationships, strict=True)
-    for node, relationship in reversed(list(pairs)):
-        body = tokens[relationship.body[0] : relationship.body[1]]
-        if is_operator(token_at(tokens, relationship.body[0] - 1), "["):
-            body = [Token("operator", "["), *body, Token("operator", "]")]
-        words = tokens[relationship.start : relationship.end]
-        is_left, is_right = words[0] == left, words[-1] == right
-        result += [left] * is_right + [minus, *body, minus] + [right] * is_left
-        result += tokens[node.start : node.end]
-    return result
-
-
-def _without_column_names(tokens: Tokens) -> Tokens:
-    tokens = [t for t in tokens if t.kind != "keyword" or t.text not in ("ASC", "ASCENDING")]
-    returns = [index for index, token in iter_outside_brackets(tokens) if token == _RETURN]
+def _drop_column_names(items: Items) -> None:
+    returns = [index for index, item in enumerate(items) if item == _RETURN]
     # UNION pairs columns by name, so there a name is part of the answer.
-    if not returns or any(t == _UNION for t in tokens):
-        return tokens
+    if not returns or _UNION in flatten(items):
+        return
     start = returns[-1] + 1
-    start += token_at(tokens, start) == _DISTINCT
-    end = _end_of_clause(tokens, start)
-    items = split_at(tokens[start:end], COMMA)
-    others = [*tokens[: returns[-1]], *(token for item in items for token in item[:-1])]
-    known = {token.text for token in others if token.kind in VARIABLES}
-    stands_for: dict[str, Tokens] = {}
-    for item in items:
-        if len(item) > 2 and item[-2] == _AS and item[-1].kind in VARIABLES:
-            stands_for[item[-1].text] = item[:-2]
-    tail = _put_in_order(tokens[end:], stands_for)
-    repeated = any(t.kind == "function" and t.text in _FRESH_EACH_TIME for t in tokens)
-    if tail is None or repeated or known & set(stands_for):
-        return tokens
-    short = [item[:-2] if len(item) > 2 and item[-2] == _AS else item for item in items]
-    return [*tokens[:start], *_join(short, COMMA), *tail]
+    start += token_at(items, start) == _DISTINCT
+    end = _end_of_clause(items, start)
+    columns = split_at(items[start:end], COMMA)
+    others = [*items[: returns[-1]], *(item for column in columns for item in column[:-1])]
+    stands_for: dict[str, Items] = {
+        column[-1].text: column[:-2]
+        for column in columns
+        if len(column) > 2 and column[-2] == AS and column[-1].kind in VARIABLES
+    }
+    tail = _put_in_order(items[end:], stands_for)
+    repeated = any(t.kind == "function" and t.text in _FRESH_EACH_TIME for t in flatten(items))
+    if tail is None or repeated or not stands_for.keys().isdisjoint(list_variables(others)):
+        return
+    short = [c[:-2] if len(c) > 2 and c[-2] == AS else c for c in columns]
+    items[start:] = [*_join(short, COMMA), *tail]
 
 
-def _put_in_order(tail: Tokens, stands_for: dict[str, Tokens]) -> Tokens | None:
+def _put_in_order(tail: Items, stands_for: dict[str, Items]) -> Items | None:
     """Replace aliases in ORDER BY; null if one is part of a longer expression."""
     if tail[1:2] != [_BY]:
-        return None if any(t.text in stands_for and t.kind in VARIABLES for t in tail) else tail
+        return tail if stands_for.keys().isdisjoint(list_variables(tail)) else None
     end = _end_of_clause(tail, 2)
-    result = tail[:2]
-    for index, item in enumerate(split_at(tail[2:end], COMMA)):
-        head, rest = item[:1], item[1:]
-        is_alias = bool(head) and head[0].kind in VARIABLES and head[0].text in stands_for
-        if is_alias and not all(t.kind == "keyword" for t in rest):
+    keys = []
+    for key in split_at(tail[2:end], COMMA):
+        is_alias = bool(key) and key[0].kind in VARIABLES and key[0].text in stands_for
+        rest = key[is_alias:]
+        is_longer = is_alias and any(item.kind != "keyword" for item in rest)
+        if is_longer or not stands_for.keys().isdisjoint(list_variables(rest)):
             return None
-        if any(t.kind in VARIABLES and t.text in stands_for for t in rest):
-            return None
-        result += [COMMA] if index else []
-        result += [*stands_for[head[0].text], *rest] if is_alias else item
-    return result + tail[end:]
+        keys.append([*deepcopy(stands_for[key[0].text]), *rest] if is_alias else key)
+    return [*tail[:2], *_join(keys, COMMA), *tail[end:]]
 
 
-def _end_of_clause(tokens: Tokens, start: int) -> int:
-    level = 0
-    for index in range(start, len(tokens)):
-        level += bracket_step(tokens[index])
-        if level < 0:
-            return index
-        token, before = tokens[index], token_at(tokens, index - 1)
-        opens_clause = token.kind == "keyword" and token.text in _CLAUSE_WORDS
-        # In `STARTS WITH` it opens no clause.
-        opens_clause &= token.text != "WITH" or before.text not in ("STARTS", "ENDS")
-        if level == 0 and (opens_clause or is_operator(token, ";")):
-            return index
-    return len(tokens)
+def _end_of_clause(items: Items, start: int) -> int:
+    return next((at for at in range(start, len(items)) if ends_clause(items, at)), len(items))
 
 
-def _join(parts: Sequence[Tokens], separator: Token) -> Tokens:
-    return [word for part in parts for word in (separator, *part)][1:]
+def _join(parts: Sequence[Items], separator: Token) -> Items:
+    return [item for part in parts for item in (separator, *part)][1:]

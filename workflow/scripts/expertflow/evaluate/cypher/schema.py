@@ -22,6 +22,7 @@ from expertflow.evaluate.cypher.tokens import (
     Path,
     Token,
     find_paths,
+    group_brackets,
     is_operator,
     split_at,
     token_at,
@@ -160,7 +161,7 @@ class NameFaults:
 
     def __init__(self, tokens: Sequence[Token], schema: GraphSchema) -> None:
         self._tokens, self._schema = tokens, schema
-        self._paths = find_paths(tokens)
+        self._paths = find_paths(group_brackets(tokens) or [])
         self._rebound = _rebound(tokens)
         self._nodes = self._bind(node for path in self._paths for node in path.nodes)
         relationships = self._bind(r for path in self._paths for r in path.relationships)
@@ -203,8 +204,7 @@ class NameFaults:
                     names = _names_of(entity, bound)
                     if entity.keys is None or names is None:
                         continue
-                    first, last = entity.keys[0] + 1, entity.keys[1] - 1
-                    for item in split_at(self._tokens[first:last], COMMA):
+                    for item in split_at(entity.keys.content, COMMA):
                         if item and item[0].kind == "name":
                             yield from _unless_known(item[0].text, names, known)
         for index, token in enumerate(self._tokens):

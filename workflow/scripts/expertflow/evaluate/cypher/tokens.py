@@ -1,8 +1,11 @@
 """Tokenize Cypher, classify its words, and find its path patterns."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, takewhile
+from typing import ClassVar
+
+from msgspec import Struct
 
 from expertflow.core.records import Record
 
@@ -20,13 +23,12 @@ KEYWORDS = frozenset(_RESERVED.split())
 
 _TOKEN = re.compile(
     r"""(?P<blank>\s+|//[^\n]*|/\*.*?\*/)
-      | (?P<unclosed>/\*)
       | (?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
       | (?P<quoted>`(?:[^`]|``)+`)
       | (?P<number>0[xX][0-9a-fA-F]+|0[oO][0-7]+|[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)
       | (?P<parameter>\$(?:\w+|`(?:[^`]|``)+`))
       | (?P<word>[^\W\d]\w*)
-      | (?P<operator>\.\.|<=|>=|<>|=~|\+=|\|\||[-+*/%^=<>()\[\]{},.:;|&!$])""",
+      | (?P<operator>\.\.|<=|>=|<>|=~|\+=|\|\||/(?!\*)|[-+*%^=<>()\[\]{},.:;|&!$])""",
     re.VERBOSE | re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
@@ -35,9 +37,13 @@ _BEFORE_SUBQUERY = frozenset({"EXISTS", "COUNT", "COLLECT", "CALL", ")"})
 _WORDS = frozenset({"word", "quoted"})
 # Kinds of words that name a value within the query.
 VARIABLES = frozenset({"variable", "yielded"})
-_CALLED = frozenset({"function", "plugin", "name", "variable", "yielded", "parameter"})
-# A longer label expression is not a pattern, so that parsing stays linear.
-_MAX_LABEL_TOKENS = 64
+_CALLED = frozenset({"function", "name", "variable", "yielded", "parameter"})
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_CLAUSE_WORDS = """
+    CALL CREATE DELETE DETACH FOREACH LIMIT MATCH MERGE OPTIONAL ORDER REMOVE RETURN SET SKIP UNION
+    UNWIND WHERE WITH
+"""
+_CLAUSES = frozenset(_CLAUSE_WORDS.split())
 
 
 class Token(Record, frozen=True):
@@ -47,6 +53,24 @@ class Token(Record, frozen=True):
     text: str
 
 
+class Group(Struct):
+    """A pair of brackets, the first and the last item, and what they hold."""
+
+    items: "list[Item]"
+    kind: ClassVar[str] = "group"
+
+    @property
+    def text(self) -> str:
+        return self.items[0].text
+
+    @property
+    def content(self) -> "list[Item]":
+        return self.items[1:-1]
+
+
+Item = Token | Group
+
+AS, MATCH, WHERE = (Token("keyword", word) for word in ("AS", "MATCH", "WHERE"))
 COMMA = Token("operator", ",")
 
 
@@ -57,7 +81,7 @@ def tokenize(query: str) -> list[Token] | None:
     tokens, position = [], 0
     while position < len(query):
         found = _TOKEN.match(query, position)
-        if found is None or found.lastgroup == "unclosed":
+        if found is None:
             return None
         position = found.end()
         kind, text = found.lastgroup or "", found[0]
@@ -72,67 +96,72 @@ def tokenize(query: str) -> list[Token] | None:
 
 def classify_words(tokens: Sequence[Token]) -> list[Token]:
     """Classify words: keywords, functions, names (of labels, keys, properties), variables."""
-    # Keys first, as the colon after a key does not start a label.
-    keys, called = _map_keys(tokens), _called(tokens)
-    names = keys | _labels(tokens, keys)
+    names = _find_names(tokens)
     result: list[Token] = []
+    yielded: set[str] = set()
     in_yield = False
     for index, token in enumerate(tokens):
         if token.kind in _WORDS:
-            kind = "name" if index in names else _kind(tokens, index, called)
-            if kind == "keyword":
-                # In `YIELD label AS x` the procedure calls it `label`, and only `x` can be renamed.
-                in_yield = token.text.upper() == "YIELD" or (in_yield and is_word(token, "AS"))
-            elif kind == "variable" and in_yield and not is_word(token_at(tokens, index - 1), "AS"):
-                kind = "yielded"
+            kind = "name" if index in names else _kind(tokens, index)
             # Case-insensitive in Cypher; functions of plug-ins (``apoc.…``) are not.
             text = token.text.upper() if kind in ("keyword", "command") else token.text
+            if kind == "keyword":
+                # In `YIELD label AS x` the procedure calls it `label`, and only `x` can be renamed.
+                in_yield = text == "YIELD" or (in_yield and text == "AS")
+            elif kind == "variable" and in_yield and result[-1] != AS:
+                yielded.add(text)
             token = Token(kind, text.lower() if kind == "function" else text)
         result.append(token)
-    return result
+    return [
+        Token("yielded", t.text) if t.kind == "variable" and t.text in yielded else t
+        for t in result
+    ]
 
 
-def _kind(tokens: Sequence[Token], index: int, called: set[int]) -> str:
-    token, before = tokens[index], token_at(tokens, index - 1)
+def _kind(tokens: Sequence[Token], index: int) -> str:
+    before, after = token_at(tokens, index - 1), token_at(tokens, index + 1)
     if is_operator(before, "."):
-        return "plugin" if index in called else "name"
-    if _is_keyword(token):
+        return "name"
+    if _is_keyword(tokens[index]):
         return "keyword"
-    if index in called or is_word(before, "CALL"):
-        return "function" if is_operator(token_at(tokens, index + 1), "(", "{") else "plugin"
+    # The last word of ``name.name.name``.
+    last = index
+    while (
+        is_operator(token_at(tokens, last + 1), ".") and token_at(tokens, last + 2).kind in _WORDS
+    ):
+        last += 2
+    opening = token_at(tokens, last + 1)
+    opens_subquery = is_operator(opening, "{") and tokens[last].text.upper() in _BEFORE_SUBQUERY
+    if is_operator(opening, "(") or opens_subquery:
+        return "function" if last == index else "name"
+    if before.kind == "word" and before.text.upper() == "CALL":
+        return "name"
     # Two plain words in a row (`SHOW INDEXES`, `LOAD CSV`) are a command.
-    around = (before, token_at(tokens, index + 1))
-    is_command = any(t.kind in _WORDS and not _is_keyword(t) for t in around)
+    is_command = any(t.kind in _WORDS and not _is_keyword(t) for t in (before, after))
     return "command" if is_command else "variable"
 
 
-def _map_keys(tokens: Sequence[Token]) -> set[int]:
-    keys: set[int] = set()
+def _find_names(tokens: Sequence[Token]) -> set[int]:
+    """Find the keys of maps, and the labels of ``:A``, ``:A|B`` and ``:(A|!B)&C``."""
+    # Apart, as the colon after a key opens no label.
+    keys, labels = set[int](), set[int]()
     in_map = [False]  # for each open bracket, after a first entry for none
     for index, token in enumerate(tokens):
         before, after = token_at(tokens, index - 1), token_at(tokens, index + 1)
-        between = is_operator(before, "{", ",") and is_operator(after, ":")
-        if is_operator(token, "(", "[", "{"):
+        if is_operator(token, *_CLOSING):
             in_map.append(token.text == "{" and before.text.upper() not in _BEFORE_SUBQUERY)
-        elif is_operator(token, ")", "]", "}"):
-            # Keep the first entry if there are too many closing brackets.
-            del in_map[max(1, len(in_map) - 1) :]
-        elif token.kind in _WORDS and between and in_map[-1]:
-            keys.add(index)
-    return keys
-
-
-def _labels(tokens: Sequence[Token], keys: set[int]) -> set[int]:
-    """Find the words of ``:A``, ``:A|B`` and ``:(A|!B)&C``; the colon of a map opens no label."""
-    labels: set[int] = set()
-    for index, token in enumerate(tokens):
-        if token.kind in _WORDS:
-            before = _skip_back(tokens, index - 1, "!", "(")
-            joined = is_operator(token_at(tokens, before), "|", "&")
-            joined = joined and _skip_back(tokens, before - 1, ")") in labels
-            if joined or (is_operator(token_at(tokens, before), ":") and before - 1 not in keys):
+        elif is_operator(token, *_CLOSING.values()) and len(in_map) > 1:
+            in_map.pop()
+        elif token.kind in _WORDS:
+            start = _skip_back(tokens, index - 1, "!", "(")
+            is_joined = is_operator(token_at(tokens, start), "|", "&")
+            if in_map[-1] and is_operator(before, "{", ",") and is_operator(after, ":"):
+                keys.add(index)
+            elif is_operator(token_at(tokens, start), ":"):
+                labels |= {index} if start - 1 not in keys else set()
+            elif is_joined and _skip_back(tokens, start - 1, ")") in labels:
                 labels.add(index)
-    return labels
+    return keys | labels
 
 
 def _skip_back(tokens: Sequence[Token], index: int, *operators: str) -> int:
@@ -141,219 +170,202 @@ def _skip_back(tokens: Sequence[Token], index: int, *operators: str) -> int:
     return index
 
 
-def _called(tokens: Sequence[Token]) -> set[int]:
-    """Find the words of ``name.name.name(``, from right to left so that long chains stay cheap."""
-    called: set[int] = set()
-    # `a.b.c(`: c is called, so b is, so a is.
-    for index in range(len(tokens) - 1, -1, -1):
-        after = token_at(tokens, index + 1)
-        subquery = is_operator(after, "{") and tokens[index].text.upper() in _BEFORE_SUBQUERY
-        in_chain = is_operator(after, ".") and index + 2 in called
-        if tokens[index].kind in _WORDS and (is_operator(after, "(") or subquery or in_chain):
-            called.add(index)
-    return called
-
-
 def number_variables(tokens: Sequence[Token]) -> list[Token]:
     """Replace variables by their order of appearance; names that a procedure yields are kept."""
-    fixed = {token.text for token in tokens if token.kind == "yielded"}
     numbers: dict[str, int] = {}
-    result = []
-    for token in tokens:
-        if token.kind == "variable" and token.text in fixed:
-            token = Token("yielded", token.text)
-        elif token.kind == "variable":
-            token = Token("variable", str(numbers.setdefault(token.text, len(numbers))))
-        result.append(token)
-    return result
+    return [
+        Token("variable", str(numbers.setdefault(t.text, len(numbers))))
+        if t.kind == "variable"
+        else t
+        for t in tokens
+    ]
 
 
-def token_at(tokens: Sequence[Token], index: int) -> Token:
-    return tokens[index] if 0 <= index < len(tokens) else Token("", "")
+def token_at(items: Sequence[Item], index: int) -> Item:
+    return items[index] if 0 <= index < len(items) else Token("", "")
 
 
-def is_operator(token: Token, *operators: str) -> bool:
-    return token.kind == "operator" and token.text in operators
+def is_operator(item: Item, *operators: str) -> bool:
+    return item.kind == "operator" and item.text in operators
 
 
-def bracket_step(token: Token) -> int:
-    return is_operator(token, "(", "[", "{") - is_operator(token, ")", "]", "}")
+def mask_variables(items: Iterable[Item]) -> list[tuple[str, str]]:
+    return [(t.kind, "" if t.kind in VARIABLES else t.text) for t in flatten(items)]
 
 
-def iter_outside_brackets(tokens: Sequence[Token]) -> Iterator[tuple[int, Token]]:
-    level = 0
-    for index, token in enumerate(tokens):
-        step = bracket_step(token)
-        if level == step == 0:
-            yield index, token
-        level += step
-
-
-def split_at(tokens: Sequence[Token], separator: Token) -> list[list[Token]]:
-    """Split at separators outside further brackets."""
-    at = [index for index, token in iter_outside_brackets(tokens) if token == separator]
-    return [list(tokens[a + 1 : b]) for a, b in pairwise([-1, *at, len(tokens)])]
-
-
-def mask_variables(tokens: Sequence[Token]) -> list[tuple[str, str]]:
-    return [(t.kind, "" if t.kind in VARIABLES else t.text) for t in tokens]
-
-
-def is_word(token: Token, keyword: str) -> bool:
-    return token.kind == "word" and token.text.upper() == keyword
-
-
-def _is_keyword(token: Token) -> bool:
+def _is_keyword(token: Item) -> bool:
     return token.kind == "word" and token.text.upper() in KEYWORDS
 
 
-class Entity(Record, frozen=True, kw_only=True):
-    """A node or relationship of a pattern; positions are token indices, ends exclusive.
+def group_brackets(tokens: Sequence[Token]) -> list[Item] | None:
+    """Nest the tokens by their brackets; null if one is not closed or closes none."""
+    outer: list[list[Item]] = []
+    items: list[Item] = []
+    for token in tokens:
+        if is_operator(token, *_CLOSING):
+            outer.append(items)
+            items = []
+        items.append(token)
+        if is_operator(token, *_CLOSING.values()):
+            if not outer or token.text != _CLOSING[items[0].text]:
+                return None
+            group = Group(items)
+            items = outer.pop()
+            items.append(group)
+    return None if outer else items
+
+
+def as_group(item: Item, opening: str) -> Group | None:
+    return item if isinstance(item, Group) and item.text == opening else None
+
+
+def flatten(items: Iterable[Item]) -> Iterator[Token]:
+    for item in items:
+        if isinstance(item, Group):
+            yield from flatten(item.items)
+        else:
+            yield item
+
+
+def list_variables(items: Iterable[Item]) -> list[str]:
+    return [token.text for token in flatten(items) if token.kind in VARIABLES]
+
+
+def iter_levels(items: list[Item]) -> Iterator[list[Item]]:
+    """Yield the items and those of each group within, the outer before the inner ones."""
+    yield items
+    for item in items:
+        if isinstance(item, Group):
+            yield from iter_levels(item.items)
+
+
+def split_at(items: Sequence[Item], separator: Token) -> list[list[Item]]:
+    at = [index for index, item in enumerate(items) if item == separator]
+    return [list(items[a + 1 : b]) for a, b in pairwise([-1, *at, len(items)])]
+
+
+def ends_clause(items: Sequence[Item], index: int) -> bool:
+    item, before = items[index], token_at(items, index - 1)
+    # In `STARTS WITH` it opens no clause.
+    is_predicate = item.text == "WITH" and before.text in ("STARTS", "ENDS")
+    opens_clause = item.kind == "keyword" and item.text in _CLAUSES and not is_predicate
+    return opens_clause or is_operator(item, *")]};")
+
+
+class Entity(Struct, kw_only=True):
+    """A node or relationship of a pattern.
 
     ``names`` are its labels or types; ``plain`` means only ``:``, ``|`` and ``&`` join them, so
-    nothing is excluded. ``body`` is the content of its brackets.
+    nothing is excluded. ``group`` is its brackets, which `-->` lacks, and ``keys`` its map.
     """
 
-    start: int
-    end: int
-    body: tuple[int, int]
-    variable: str | None = None
-    names: tuple[str, ...] = ()
-    plain: bool = True
-    keys: tuple[int, int] | None = None
-    has_length: bool = False
+    group: Group | None
+    variable: str | None
+    names: list[str]
+    plain: bool
+    has_length: bool
+    keys: Group | None
     direction: str = ""  # ">", "<", or "" where the pattern takes both
 
 
-class Path(Record, frozen=True, kw_only=True):
-    nodes: tuple[Entity, ...]
-    relationships: tuple[Entity, ...]
+class Path(Struct, kw_only=True):
+    """A path pattern: ``items[start:end]``; in ``entities`` nodes and relationships alternate."""
+
+    items: list[Item]
+    start: int
+    end: int
+    entities: list[Entity]
+    in_match: bool = True
 
     @property
-    def start(self) -> int:
-        return self.nodes[0].start
+    def nodes(self) -> list[Entity]:
+        return self.entities[::2]
 
     @property
-    def end(self) -> int:
-        return self.nodes[-1].end
+    def relationships(self) -> list[Entity]:
+        return self.entities[1::2]
 
 
-def match_brackets(tokens: Sequence[Token]) -> dict[int, int]:
-    pairs, closes = {}, {")": "(", "]": "[", "}": "{"}
-    opened: list[int] = []
-    for index, token in enumerate(tokens):
-        if is_operator(token, "(", "[", "{"):
-            opened.append(index)
-        elif is_operator(token, ")", "]", "}"):
-            if opened and tokens[opened[-1]].text == closes[token.text]:
-                pairs[opened.pop()] = index
-            else:
-                # Brackets around a mismatch are left unpaired.
-                opened.clear()
-    return pairs
-
-
-def has_closed_brackets(tokens: Sequence[Token]) -> bool:
-    n_brackets = sum(is_operator(token, *"()[]{}") for token in tokens)
-    return n_brackets == 2 * len(match_brackets(tokens))
-
-
-def find_paths(tokens: Sequence[Token]) -> list[Path]:
+def find_paths(items: list[Item], *, in_match: bool = False) -> list[Path]:
     """Find all path patterns; ``(a)`` alone, maybe an expression, needs MATCH, a label or keys."""
-    closes = match_brackets(tokens)
-    paths, index = [], 0
-    while index < len(tokens):
-        before = token_at(tokens, index - 1)
-        # `f(a)` is a call.
-        is_start = is_operator(tokens[index], "(") and before.kind not in _CALLED
-        path = read_path(tokens, index, closes) if is_start else None
-        index += 1
-        if path is None:
+    paths: list[Path] = []
+    end = 0
+    for index, item in enumerate(items):
+        if index < end:
             continue
-        first, in_match = path.nodes[0], before == Token("keyword", "MATCH")
-        if path.relationships or first.names or first.keys or in_match:
-            paths.append(path)
-            index = path.end
+        if ends_clause(items, index):
+            in_match = item == MATCH
+        if not isinstance(item, Group):
+            continue
+        before = token_at(items, index - 1)
+        # `f(a)` is a call.
+        path = None if before.kind in _CALLED else read_path(items, index)
+        if path is not None:
+            first = path.nodes[0]
+            if path.relationships or first.names or first.keys or before == MATCH:
+                path.in_match, end = in_match, path.end
+                paths.append(path)
+                continue
+        paths += find_paths(item.items, in_match=in_match)
     return paths
 
 
-def read_path(tokens: Sequence[Token], start: int, closes: dict[int, int]) -> Path | None:
-    node = _node(tokens, start, closes)
+def read_path(items: list[Item], start: int) -> Path | None:
+    node = _read_node(items, start)
     if node is None:
         return None
-    nodes, relationships = [node], []
-    while (relationship := _relationship(tokens, nodes[-1].end, closes)) is not None:
-        node = _node(tokens, relationship.end, closes)
-        if node is None:
-            break
-        relationships.append(relationship)
-        nodes.append(node)
-    return Path(nodes=tuple(nodes), relationships=tuple(relationships))
+    entities, end = [node], start + 1
+    while (step := _read_relationship(items, end)) and (node := _read_node(items, step[1])):
+        entities += [step[0], node]
+        end = step[1] + 1
+    return Path(items=items, start=start, end=end, entities=entities)
 
 
-def _node(tokens: Sequence[Token], start: int, closes: dict[int, int]) -> Entity | None:
-    if not is_operator(token_at(tokens, start), "(") or start not in closes:
-        return None
-    end = closes[start] + 1
-    return _entity(tokens, (start, end), (start + 1, end - 1), closes, "")
+def _read_node(items: Sequence[Item], index: int) -> Entity | None:
+    group = as_group(token_at(items, index), "(")
+    return None if group is None else _read_entity(group)
 
 
-def _relationship(tokens: Sequence[Token], start: int, closes: dict[int, int]) -> Entity | None:
-    index, is_left = start, is_operator(token_at(tokens, start), "<")
+def _read_relationship(items: Sequence[Item], index: int) -> tuple[Entity, int] | None:
+    """Read ``<-[…]->`` with optional brackets and arrows; return where it ends, too."""
+    is_left = is_operator(token_at(items, index), "<")
     index += is_left
-    if not is_operator(token_at(tokens, index), "-"):
+    group = as_group(token_at(items, index + 1), "[")
+    last = index + 1 + (group is not None)
+    if not all(is_operator(token_at(items, at), "-") for at in (index, last)):
         return None
-    index += 1
-    body = (index, index)
-    if is_operator(token_at(tokens, index), "["):
-        if index not in closes:
-            return None
-        body = (index + 1, closes[index])
-        index = closes[index] + 1
-    if not is_operator(token_at(tokens, index), "-"):
+    is_right = is_operator(token_at(items, last + 1), ">")
+    if (entity := _read_entity(group)) is None:
         return None
-    is_right = is_operator(token_at(tokens, index + 1), ">")
     # `<-->` is `--`.
-    direction = "" if is_left == is_right else "<" if is_left else ">"
-    return _entity(tokens, (start, index + 1 + is_right), body, closes, direction)
+    entity.direction = "" if is_left == is_right else "<" if is_left else ">"
+    return entity, last + 1 + is_right
 
 
-def _entity(
-    tokens: Sequence[Token],
-    span: tuple[int, int],
-    body: tuple[int, int],
-    closes: dict[int, int],
-    direction: str,
-) -> Entity | None:
-    index, end = body
-    variable = None
-    if index < end and tokens[index].kind in VARIABLES:
-        variable, index = tokens[index].text, index + 1
-    labels: list[Token] = []
-    if index < end and is_operator(tokens[index], ":"):
-        parts = tokens[index : min(end, index + _MAX_LABEL_TOKENS)]
-        labels = list(takewhile(lambda t: t.kind == "name" or is_operator(t, *":|&!()%"), parts))
-        index += len(labels)
-    has_length = index < end and is_operator(tokens[index], "*")  # `*`, `*2`, `*1..3`
-    while has_length and index < end:
-        if tokens[index].kind != "number" and not is_operator(tokens[index], "*", ".."):
-            break
-        index += 1
-    keys = None
-    if index < end and is_operator(tokens[index], "{") and index in closes:
-        keys, index = (index, closes[index] + 1), closes[index] + 1
-    is_condition = index < end and tokens[index] == Token("keyword", "WHERE")
+def _read_entity(group: Group | None) -> Entity | None:
+    rest = [] if group is None else group.content
+    variable = rest.pop(0).text if rest and rest[0].kind in VARIABLES else None
+    labels = list(takewhile(_is_label, rest)) if rest and is_operator(rest[0], ":") else []
+    del rest[: len(labels)]
+    has_length = bool(rest) and is_operator(rest[0], "*")  # `*`, `*2`, `*1..3`
+    while has_length and rest and (rest[0].kind == "number" or is_operator(rest[0], "*", "..")):
+        del rest[0]
+    if (keys := as_group(token_at(rest, 0), "{")) is not None:
+        del rest[0]
+    is_condition = rest[:1] == [WHERE]
     # Not a pattern, as in `(a + b)`.
-    if index != end and not is_condition:
+    if rest and not is_condition:
         return None
+    words = list(flatten(labels))
     return Entity(
-        start=span[0],
-        end=span[1],
-        body=body,
+        group=group,
         variable=variable,
-        names=tuple(token.text for token in labels if token.kind == "name"),
-        plain=not is_condition and not any(is_operator(token, "!", "%") for token in labels),
-        keys=keys,
+        names=[word.text for word in words if word.kind == "name"],
+        plain=not is_condition and not any(is_operator(word, "!", "%") for word in words),
         has_length=has_length,
-        direction=direction,
+        keys=keys,
     )
+
+
+def _is_label(item: Item) -> bool:
+    return all(word.kind == "name" or is_operator(word, *":|&!()%") for word in flatten([item]))
