@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from itertools import count, pairwise
 
-from expertflow.evaluate.cypher.comparisons import compare_one_way
 from expertflow.evaluate.cypher.tokens import (
     AS,
     COMMA,
@@ -30,6 +29,7 @@ from expertflow.evaluate.cypher.tokens import (
     Item,
     Path,
     Token,
+    as_group,
     ends_clause,
     find_paths,
     flatten,
@@ -60,6 +60,13 @@ _LITERALS = (Token("keyword", "TRUE"), Token("keyword", "FALSE"))
 _FRESH_EACH_TIME = frozenset({"rand", "randomuuid"})
 _TURNED = {"<": Token("operator", ">"), ">": Token("operator", "<")}
 
+_MIRRORED = {"=": "=", "<>": "<>", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
+# `NOT x < 1` and `x >= 1` differ where x is NaN, so only these have an opposite.
+_OPPOSITE = {"=": "<>", "<>": "="}
+_NOT = Token("keyword", "NOT")
+# These operators bind more tightly than a comparison. A minus may be a relationship's.
+_PLAIN = {"keyword": ("TRUE", "FALSE", "NULL"), "operator": (".", "+", "*", "/", "%", "^")}
+
 
 def common_form(tokens: Sequence[Token]) -> list[Token]:
     # `RETURN *` and `WITH DISTINCT *`; neither `count(*)` nor `a * b`.
@@ -88,27 +95,29 @@ def common_form(tokens: Sequence[Token]) -> list[Token]:
 def _move_maps_to_conditions(items: Items) -> None:
     """Turn `(:P {k: 1})-->(b)` into `(x:P)-->(b)` and the condition `x.k = 1`."""
     fresh_names = (f"\0{number}" for number in count())  # no legal variable names
-    for level in list(iter_levels(items)):
-        # Backwards, so that earlier positions stay valid.
-        for start in reversed([i for i, item in enumerate(level) if item == MATCH]):
-            end = after = _end_of_clause(level, start + 1)
-            paths = _all_paths(level[start + 1 : end])
-            if paths is None:
-                continue
-            conditions = _take_conditions(paths, fresh_names)
-            if token_at(level, end) == WHERE:
-                after = _end_of_clause(level, end + 1)
-                condition = level[end + 1 : after]
-                parts = _conjunction(condition)
-                # `a OR b` beside another condition needs brackets.
-                if parts is None and conditions:
-                    parts = [[Group([_OPEN, *condition, _CLOSE])]]
-                conditions += parts or [condition]
-            level[end:after] = _where(conditions)
+    for level, start, end in _iter_clauses(items, MATCH):
+        if (paths := _all_paths(level[start:end])) is None:
+            continue
+        conditions, after = _take_conditions(paths, fresh_names), end
+        if token_at(level, end) == WHERE:
+            after = _end_of_clause(level, end + 1)
+            condition = level[end + 1 : after]
+            parts = _conjunction(condition)
+            # `a OR b` beside another condition needs brackets.
+            if parts is None and conditions:
+                parts = [[Group([_OPEN, *condition, _CLOSE])]]
+            conditions += parts or [condition]
+        if conditions:
+            level[end:after] = [WHERE, *_join(conditions, _AND)]
 
 
-def _where(conditions: list[Items]) -> Items:
-    return [WHERE, *_join(conditions, _AND)] if conditions else []
+def _iter_clauses(items: Items, keyword: Token) -> Iterator[tuple[Items, int, int]]:
+    """Yield where the words after a keyword are; backwards, so that earlier places stay valid."""
+    # Inner clauses first, as they are part of the outer ones.
+    for level in reversed(list(iter_levels(items))):
+        for index in reversed(range(len(level))):
+            if level[index] == keyword:
+                yield level, index + 1, _end_of_clause(level, index + 1)
 
 
 def _all_paths(items: Items) -> list[Path] | None:
@@ -128,7 +137,8 @@ def _take_conditions(paths: list[Path], fresh_names: Iterator[str]) -> list[Item
     for entity in (entity for path in paths for entity in path.entities):
         if entity.keys is None or entity.group is None or entity.has_length:
             continue
-        if (pairs := _pairs(entity.keys)) is None:
+        pairs = split_at(entity.keys.content, COMMA)
+        if not all(len(pair) == 3 and _is_value(pair[2]) for pair in pairs):
             continue
         entity.group.items.remove(entity.keys)
         name = entity.variable
@@ -136,20 +146,12 @@ def _take_conditions(paths: list[Path], fresh_names: Iterator[str]) -> list[Item
             name = next(fresh_names)
             entity.group.items.insert(1, Token("variable", name))
         head = [Token("variable", name), _DOT]
-        conditions += [[*head, key, _EQUALS, value] for key, value in pairs]
+        conditions += [[*head, key, _EQUALS, value] for key, _, value in pairs]
     return conditions
 
 
-def _pairs(keys: Group) -> list[tuple[Item, Item]] | None:
-    """Parse ``{key: value, …}``; null if a value is more than one token."""
-    pairs = []
-    for item in split_at(keys.content, COMMA):
-        if len(item) != 3 or item[0].kind != "name" or not is_operator(item[1], ":"):
-            return None
-        if item[2].kind not in _VALUES and item[2] not in _LITERALS:
-            return None
-        pairs.append((item[0], item[2]))
-    return pairs
+def _is_value(item: Item) -> bool:
+    return item.kind in _VALUES or item in _LITERALS
 
 
 def _conjunction(items: Items) -> list[Items] | None:
@@ -161,16 +163,47 @@ def _conjunction(items: Items) -> list[Items] | None:
 def _sort_conditions(items: Items) -> None:
     # The order in which variables appear decides between `a.x = b.x` and `b.x = a.x`.
     order = {name: number for number, name in enumerate(dict.fromkeys(list_variables(items)))}
-    # Inner conditions first, as they are part of the outer ones.
-    for level in reversed(list(iter_levels(items))):
-        for start in reversed([i for i, item in enumerate(level) if item == WHERE]):
-            end = _end_of_clause(level, start + 1)
-            condition = level[start + 1 : end]
-            parts = _conjunction(condition)
-            # A list's bar begins another expression; the bar of labels looks the same.
-            if parts is not None and _BAR not in condition:
-                same_way = [compare_one_way(part, order) for part in parts]
-                level[start:end] = _where(sorted(same_way, key=mask_variables))
+    for level, start, end in _iter_clauses(items, WHERE):
+        condition = level[start:end]
+        parts = _conjunction(condition)
+        # A list's bar begins another expression; the bar of labels looks the same.
+        if parts is not None and _BAR not in condition:
+            same_way = [_compare_one_way(part, order) for part in parts]
+            level[start:end] = _join(sorted(same_way, key=mask_variables), _AND)
+
+
+def _compare_one_way(condition: list[Item], order: dict[str, int]) -> list[Item]:
+    """Turn `5 < n.age` and `NOT n.x = 1` into one form; anything else is returned unchanged.
+
+    ``order`` numbers the query's variables; it decides between `a.x = b.x` and `b.x = a.x`.
+    """
+    is_negated = condition[:1] == [_NOT]
+    inner = condition[is_negated:]
+    while len(inner) == 1 and (group := as_group(inner[0], "(")) is not None:
+        inner = group.content
+    found = [index for index, item in enumerate(inner) if is_operator(item, *_MIRRORED)]
+    if len(found) != 1:
+        return condition
+    left, word, right = inner[: found[0]], inner[found[0]].text, inner[found[0] + 1 :]
+    if not (_is_plain(left) and _is_plain(right)) or (is_negated and word not in _OPPOSITE):
+        return condition
+    word = _OPPOSITE[word] if is_negated else word
+    ways = (
+        [*left, Token("operator", word), *right],
+        [*right, Token("operator", _MIRRORED[word]), *left],
+    )
+    return min(
+        ways, key=lambda way: (mask_variables(way), [order[name] for name in list_variables(way)])
+    )
+
+
+def _is_plain(items: Sequence[Item]) -> bool:
+    if is_operator(token_at(items, 0), "-") and token_at(items, 1).kind == "number":
+        items = items[1:]
+    # What begins with a bracket may be a path.
+    if not items or as_group(items[0], "(") is not None:
+        return False
+    return all(item.kind not in _PLAIN or item.text in _PLAIN[item.kind] for item in items)
 
 
 def _sort_keys(paths: list[Path]) -> None:
@@ -240,16 +273,12 @@ def _drop_column_names(items: Items) -> None:
     end = _end_of_clause(items, start)
     columns = split_at(items[start:end], COMMA)
     others = [*items[: returns[-1]], *(item for column in columns for item in column[:-1])]
-    stands_for: dict[str, Items] = {
-        column[-1].text: column[:-2]
-        for column in columns
-        if len(column) > 2 and column[-2] == AS and column[-1].kind in VARIABLES
-    }
+    stands_for = {column[-1].text: column[:-2] for column in columns if column[-2:-1] == [AS]}
     tail = _put_in_order(items[end:], stands_for)
     repeated = any(t.kind == "function" and t.text in _FRESH_EACH_TIME for t in flatten(items))
     if tail is None or repeated or not stands_for.keys().isdisjoint(list_variables(others)):
         return
-    short = [c[:-2] if len(c) > 2 and c[-2] == AS else c for c in columns]
+    short = [column[:-2] if column[-2:-1] == [AS] else column for column in columns]
     items[start:] = [*_join(short, COMMA), *tail]
 
 

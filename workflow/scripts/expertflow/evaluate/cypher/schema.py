@@ -10,15 +10,17 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, product
+from itertools import chain, cycle, product
 from typing import Any
 
 from msgspec import Struct, field
 
 from expertflow.evaluate.cypher.tokens import (
+    AS,
     COMMA,
     VARIABLES,
     Entity,
+    Item,
     Path,
     Token,
     find_paths,
@@ -40,7 +42,7 @@ _ITEM = re.compile(r"\s*-\s*`([^`:]+)")  # - `name`: STRING
 _INLINE = re.compile(rf"\s*:?({_NAME})\s*(\{{.*\}})?\s*$")  # Person {name: STRING}
 _KEY = re.compile(rf"(?:^|[{{,])\s*({_NAME})\s*(?=[:,}}])")  # the name in `{name: STRING, …}`
 _PATTERN = re.compile(  # (:Person)-[:KNOWS {since}]->(:Person)
-    rf"\s*\(:({_NAME})\)\s*-\s*\[:({_NAME})(?:\s*\{{(.*)\}})?\]\s*->\s*\(:({_NAME})\)"
+    rf"\s*\(:({_NAME})\)\s*-\s*\[:({_NAME})\s*(\{{.*\}})?\]\s*->\s*\(:({_NAME})\)"
 )
 _NODE = re.compile(rf"\s*\(:({_NAME})\s*(\{{.*\}})?\s*\)\s*$")  # (:Person {name, age})
 _QUOTED = rf"['\"]?({_NAME})['\"]?"
@@ -49,6 +51,8 @@ _TRIPLE = re.compile(  # {'start': Person, 'type': KNOWS, 'end': Person}
     rf"\s*['\"]end['\"]\s*:\s*{_QUOTED}\s*\}}"
 )
 MAX_CHARS = 500_000
+# The labels or types of each variable, null if uncertain, and the properties of all such.
+Bindings = dict[str | int, tuple[set[str] | None, Properties]]
 
 
 class GraphSchema(Struct):
@@ -82,8 +86,7 @@ def _from_lines(lines: Iterable[str]) -> GraphSchema:
     parts = (x.split(";") if x.lstrip().startswith("(:") else [x] for x in lines)
     for line in chain.from_iterable(parts):
         if (found := _PATTERN.match(line)) is not None:
-            keys = None if found[3] is None else _keys("{" + found[3] + "}")
-            schema.add_relation(found[1], found[2], found[4], keys)
+            schema.add_relation(found[1], found[2], found[4], _keys(found[3]))
         elif (found := _TRIPLE.match(line)) is not None:
             schema.add_relation(found[1], found[2], found[3])
         elif (found := _NODE.match(line)) is not None:
@@ -152,107 +155,97 @@ def _add(properties: Properties, name: str, keys: set[str] | None) -> None:
         properties[_name(name)] = (known or set()) | keys
 
 
-class NameFaults:
-    """Finds names of a query that the schema lacks.
+def find_name_fault(tokens: Sequence[Token], schema: GraphSchema) -> Judgment | None:
+    """Find the first name of a query that the schema lacks.
 
     What a schema does not determine is not judged: properties of a label listed without any, those
     of maps and of variables made by WITH, UNWIND or a list, and names of plug-ins.
     """
-
-    def __init__(self, tokens: Sequence[Token], schema: GraphSchema) -> None:
-        self._tokens, self._schema = tokens, schema
-        self._paths = find_paths(group_brackets(tokens) or [])
-        self._rebound = _rebound(tokens)
-        self._nodes = self._bind(node for path in self._paths for node in path.nodes)
-        relationships = self._bind(r for path in self._paths for r in path.relationships)
-        self._sides = ((self._nodes, schema.nodes), (relationships, schema.types))
-
-    def find_first(self) -> Judgment | None:
-        return next(self._all(), None)
-
-    def _all(self) -> Iterator[Judgment]:
-        nodes, types = self._schema.nodes, self._schema.types
-        for path in self._paths:
-            for name in (name for node in path.nodes for name in node.names):
-                # `(r:R)` may be a condition on a relationship.
-                if name not in nodes and not (name in types and not path.relationships):
-                    yield Judgment("unknown_label", f":{name}")
-        for name in (n for path in self._paths for r in path.relationships for n in r.names):
-            if types and name not in types:
-                yield Judgment("unknown_relationship", f":{name}")
-        yield from self._of_properties()
-        for path in self._paths:
-            yield from self._of_directions(path)
-
-    def _bind(self, entities: Iterable[Entity]) -> dict[str, set[str] | None]:
-        """Collect each variable's labels or types; null if uncertain."""
-        names: dict[str, set[str] | None] = {}
-        for entity in entities:
-            if entity.variable is None:
-                continue
-            # A variable used in several patterns has the labels of all.
-            known = names.setdefault(entity.variable, set())
-            sure = entity.plain and entity.variable not in self._rebound and known is not None
-            names[entity.variable] = (known or set()) | set(entity.names) if sure else None
-        return names
-
-    def _of_properties(self) -> Iterator[Judgment]:
-        for path in self._paths:
-            both = (path.nodes, path.relationships)
-            for entities, (bound, known) in zip(both, self._sides, strict=True):
-                for entity in entities:
-                    names = _names_of(entity, bound)
-                    if entity.keys is None or names is None:
-                        continue
-                    for item in split_at(entity.keys.content, COMMA):
-                        if item and item[0].kind == "name":
-                            yield from _unless_known(item[0].text, names, known)
-        for index, token in enumerate(self._tokens):
-            key = token_at(self._tokens, index + 2)
-            is_property = is_operator(token_at(self._tokens, index + 1), ".") and key.kind == "name"
-            if token.kind in VARIABLES and is_property:
-                for bound, known in self._sides:
-                    if (names := bound.get(token.text)) is not None:
-                        yield from _unless_known(key.text, names, known)
-
-    def _of_directions(self, path: Path) -> Iterator[Judgment]:
-        known = self._schema.ends
-        hops = zip(path.nodes, path.relationships, path.nodes[1:], strict=False)
-        for left, relationship, right in hops:
-            if not relationship.direction or relationship.has_length or not relationship.plain:
-                continue
-            ends = (left, right) if relationship.direction == ">" else (right, left)
-            starts, stops = (_names_of(node, self._nodes) or set() for node in ends)
-            triples = sorted(product(starts, relationship.names, stops))
-            # One known combination of the labels is enough.
-            if any(triple in known for triple in triples):
-                continue
-            for start, kind, end in triples:
-                if (end, kind, start) in known:
-                    detail = f"it is (:{end})-[:{kind}]->(:{start})"
-                    yield Judgment("wrong_direction", detail)
+    paths = find_paths(group_brackets(tokens) or [])
+    bound = _bind(tokens, paths, schema)
+    faults = (
+        _unknown_names(paths, schema),
+        _unknown_properties(tokens, paths, bound),
+        _wrong_directions(paths, bound, schema.ends),
+    )
+    return next(chain.from_iterable(faults), None)
 
 
-def _names_of(entity: Entity, bound: dict[str, set[str] | None]) -> set[str] | None:
-    if entity.variable is not None:
-        return bound.get(entity.variable)
-    return set(entity.names) if entity.plain else None
-
-
-def _rebound(tokens: Sequence[Token]) -> set[str]:
-    found = set()
+def _bind(tokens: Sequence[Token], paths: list[Path], schema: GraphSchema) -> Bindings:
+    rebound = set()
     for index, token in enumerate(tokens):
         before, after = token_at(tokens, index - 1), token_at(tokens, index + 1)
         is_element = after == Token("keyword", "IN") and is_operator(before, "[", "(", ",")
-        if token.kind in VARIABLES and (before == Token("keyword", "AS") or is_element):
-            found.add(token.text)
-    return found
+        if before == AS or is_element:
+            rebound.add(token.text)
+    bound: Bindings = {}
+    for path in paths:
+        for entity, properties in zip(path.entities, cycle((schema.nodes, schema.types))):
+            # A variable used in several patterns has the labels of all.
+            names, _ = bound.setdefault(_key(entity), (set(), properties))
+            sure = entity.plain and entity.variable not in rebound and names is not None
+            names = (names or set()) | set(entity.names) if sure else None
+            bound[_key(entity)] = names, properties
+    return bound
 
 
-def _unless_known(key: str, names: set[str], properties: Properties) -> Iterator[Judgment]:
-    """Yield a fault if none of the names (all names if empty) has the property."""
-    owners = names or set(properties)
-    known = [properties.get(name) for name in owners]
-    if known and all(keys is not None and key not in keys for keys in known):
-        where = ", ".join(f":{name}" for name in sorted(names)) or "no label or type"
-        yield Judgment("unknown_property", f"{key} (of {where})"[:200])
+def _key(entity: Entity) -> str | int:
+    return entity.variable or id(entity)
+
+
+def _unknown_names(paths: list[Path], schema: GraphSchema) -> Iterator[Judgment]:
+    for path in paths:
+        # `(r:R)` alone may be a condition on a relationship.
+        known = schema.nodes if path.relationships else schema.nodes | schema.types
+        for name in (name for node in path.nodes for name in node.names):
+            if name not in known:
+                yield Judgment("unknown_label", f":{name}")
+    for name in (n for path in paths for r in path.relationships for n in r.names):
+        if schema.types and name not in schema.types:
+            yield Judgment("unknown_relationship", f":{name}")
+
+
+def _unknown_properties(
+    tokens: Sequence[Token], paths: list[Path], bound: Bindings
+) -> Iterator[Judgment]:
+    uses: list[tuple[Item, str | int]] = [
+        (item[0], _key(entity))
+        for path in paths
+        for entity in path.entities
+        for item in split_at(entity.keys.content if entity.keys else [], COMMA)
+        if item
+    ]
+    for variable, dot, name in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        if variable.kind in VARIABLES and is_operator(dot, "."):
+            uses.append((name, variable.text))
+    for key, owner in uses:
+        names, properties = bound.get(owner, (None, {}))
+        if names is None or key.kind != "name":
+            continue
+        # Of no label, it may be a property of any.
+        known = [properties.get(name) for name in names or properties]
+        if known and all(keys is not None and key.text not in keys for keys in known):
+            where = ", ".join(f":{name}" for name in sorted(names)) or "no label or type"
+            yield Judgment("unknown_property", f"{key.text} (of {where})"[:200])
+
+
+def _wrong_directions(
+    paths: list[Path], bound: Bindings, known: set[tuple[str, str, str]]
+) -> Iterator[Judgment]:
+    hops = (
+        hop
+        for path in paths
+        for hop in zip(path.nodes, path.relationships, path.nodes[1:], strict=False)
+    )
+    for left, relationship, right in hops:
+        if not relationship.direction or relationship.has_length or not relationship.plain:
+            continue
+        ends = (left, right) if relationship.direction == ">" else (right, left)
+        starts, stops = (bound[_key(node)][0] or set() for node in ends)
+        triples = sorted(product(starts, relationship.names, stops))
+        # One known combination of the labels is enough.
+        if any(triple in known for triple in triples):
+            continue
+        for start, kind, end in triples:
+            if (end, kind, start) in known:
+                yield Judgment("wrong_direction", f"it is (:{end})-[:{kind}]->(:{start})")

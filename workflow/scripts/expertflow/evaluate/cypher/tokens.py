@@ -173,12 +173,12 @@ def _skip_back(tokens: Sequence[Token], index: int, *operators: str) -> int:
 def number_variables(tokens: Sequence[Token]) -> list[Token]:
     """Replace variables by their order of appearance; names that a procedure yields are kept."""
     numbers: dict[str, int] = {}
-    return [
-        Token("variable", str(numbers.setdefault(t.text, len(numbers))))
-        if t.kind == "variable"
-        else t
-        for t in tokens
-    ]
+    result = []
+    for token in tokens:
+        if token.kind == "variable":
+            token = Token("variable", str(numbers.setdefault(token.text, len(numbers))))
+        result.append(token)
+    return result
 
 
 def token_at(items: Sequence[Item], index: int) -> Item:

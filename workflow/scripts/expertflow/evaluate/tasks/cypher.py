@@ -20,7 +20,7 @@ from expertflow.data.checks.cypher import read_query
 from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.cypher import tokens as lexer
 from expertflow.evaluate.cypher.forms import common_form
-from expertflow.evaluate.cypher.schema import NameFaults, read_schema
+from expertflow.evaluate.cypher.schema import find_name_fault, read_schema
 from expertflow.evaluate.isolation import graph_worker
 from expertflow.evaluate.isolation.rows import QueryAnswer, same_rows
 from expertflow.evaluate.records import Example, GenerationSpec, Judgment
@@ -126,10 +126,10 @@ def _name_fault(found: list[lexer.Token], wanted: list[lexer.Token], text: str) 
     schema = read_schema(text)
     if schema is None:
         return Judgment("different", "names not checked: the schema has no known form")
-    if (own := NameFaults(wanted, schema).find_first()) is not None:
+    if (own := find_name_fault(wanted, schema)) is not None:
         why = f"names not checked: the reference has {own.kind} {own.detail}"
         return Judgment("different", why)
-    return NameFaults(found, schema).find_first()
+    return find_name_fault(found, schema)
 
 
 def _words(query: str) -> list[lexer.Token] | None:
