@@ -6,7 +6,6 @@ and accepts some GQL, such as ``INSERT``. Labels, functions and variables are no
 """
 
 import re
-from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from expertflow.data.reject import Filtered, clip_message, why_too_hard
 from expertflow.data.settings import FieldCheck
 
 if TYPE_CHECKING:
-    from graphglot.dialect.base import Dialect
     from graphglot.lexer.token import Token
 
 # Parsing takes about 0.2 ms per character of dense arithmetic.
@@ -72,42 +70,34 @@ def read_query(text: str) -> Reading:
     return Reading()
 
 
-@cache
-def _dialect() -> "Dialect":
-    from graphglot.dialect.base import Dialect
-
-    return Dialect.get_or_raise("neo4j")
-
-
 class StepLimitError(Exception):
     """Stops parsing; not a graphglot error, since its parser would try on."""
 
 
 def _parse(text: str) -> "tuple[list[Token], int]":
+    from graphglot.dialect.base import Dialect
+
     from expertflow.data.checks.cypher_tokens import adapt_tokens
 
-    n_steps = count(1)
+    dialect = Dialect.get_or_raise("neo4j")
+    parser: Any = dialect.parser()
+    attempt, n_steps = parser.try_parse, count(1)
 
-    def n_statements(tokens: "list[Token]") -> int:
-        parser: Any = _dialect().parser()
-        attempt = parser.try_parse
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            # Nested attempts at alternatives are what takes exponential time.
-            if next(n_steps) > MAX_STEPS:
-                raise StepLimitError
-            return attempt(*args, **kwargs)
-
-        parser.try_parse = counted
-        return sum(tree is not None for tree in parser.parse(tokens, ""))
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        # Nested attempts at alternatives are what takes exponential time.
+        if next(n_steps) > MAX_STEPS:
+            raise StepLimitError
+        return attempt(*args, **kwargs)
 
     def parse_subquery(braces: "list[Token]") -> None:
         # graphglot parses EXISTS { … }, whose braces may hold the same as those of COUNT.
-        head, tail = map(_dialect().tokenize, ("MATCH (n) WHERE EXISTS", "RETURN 1"))
-        n_statements([*head, *braces, *tail])
+        head, tail = map(dialect.tokenize, ("MATCH (n) WHERE EXISTS", "RETURN 1"))
+        parser.parse([*head, *braces, *tail], "")
 
-    tokens = _dialect().tokenize(text)
-    return tokens, n_statements(adapt_tokens(tokens, parse_subquery))
+    parser.try_parse = counted
+    tokens = dialect.tokenize(text)
+    trees = parser.parse(adapt_tokens(tokens, parse_subquery), "")
+    return tokens, sum(tree is not None for tree in trees)
 
 
 def _words(error: Exception) -> str:

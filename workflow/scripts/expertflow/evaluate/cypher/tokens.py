@@ -104,13 +104,14 @@ def classify_words(tokens: Sequence[Token]) -> list[Token]:
         if token.kind in _WORDS:
             kind = "name" if index in names else _kind(tokens, index)
             # Case-insensitive in Cypher; functions of plug-ins (``apoc.…``) are not.
-            text = token.text.upper() if kind in ("keyword", "command") else token.text
+            text = token.text.lower() if kind == "function" else token.text
             if kind == "keyword":
+                text = text.upper()
                 # In `YIELD label AS x` the procedure calls it `label`, and only `x` can be renamed.
                 in_yield = text == "YIELD" or (in_yield and text == "AS")
             elif kind == "variable" and in_yield and result[-1] != AS:
                 yielded.add(text)
-            token = Token(kind, text.lower() if kind == "function" else text)
+            token = Token(kind, text)
         result.append(token)
     return [
         Token("yielded", t.text) if t.kind == "variable" and t.text in yielded else t
@@ -136,9 +137,9 @@ def _kind(tokens: Sequence[Token], index: int) -> str:
         return "function" if last == index else "name"
     if before.kind == "word" and before.text.upper() == "CALL":
         return "name"
-    # Two plain words in a row (`SHOW INDEXES`, `LOAD CSV`) are a command.
+    # Two plain words in a row are a command, such as `SHOW INDEXES` and `LOAD CSV`.
     is_command = any(t.kind in _WORDS and not _is_keyword(t) for t in (before, after))
-    return "command" if is_command else "variable"
+    return "keyword" if is_command else "variable"
 
 
 def _find_names(tokens: Sequence[Token]) -> set[int]:
