@@ -25,10 +25,10 @@ from expertflow.evaluate.cypher.tokens import (
     MATCH,
     VARIABLES,
     WHERE,
-    Group,
     Item,
     Path,
     Token,
+    TokenGroup,
     as_group,
     ends_clause,
     find_paths,
@@ -105,7 +105,7 @@ def _move_maps_to_conditions(items: Items) -> None:
             parts = _conjunction(condition)
             # `a OR b` beside another condition needs brackets.
             if parts is None and conditions:
-                parts = [[Group([_OPEN, *condition, _CLOSE])]]
+                parts = [[TokenGroup([_OPEN, *condition, _CLOSE])]]
             conditions += parts or [condition]
         if conditions:
             level[end:after] = [WHERE, *_join(conditions, _AND)]
@@ -234,7 +234,7 @@ def _count_rows_one_way(items: Items, paths: list[Path]) -> None:
     }
     for level in iter_levels(items):
         for before, call in pairwise(level):
-            if before == _COUNT and isinstance(call, Group) and len(call.content) == 1:
+            if before == _COUNT and isinstance(call, TokenGroup) and len(call.content) == 1:
                 counted = call.content[0]
                 if counted.kind == "variable" and counted.text in matched - rebound:
                     call.items[1] = _STAR

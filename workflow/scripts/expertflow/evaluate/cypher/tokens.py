@@ -53,7 +53,7 @@ class Token(Record, frozen=True):
     text: str
 
 
-class Group(Struct):
+class TokenGroup(Struct):
     """A pair of brackets, the first and the last item, and what they hold."""
 
     items: "list[Item]"
@@ -68,7 +68,7 @@ class Group(Struct):
         return self.items[1:-1]
 
 
-Item = Token | Group
+Item = Token | TokenGroup
 
 AS, MATCH, WHERE = (Token("keyword", word) for word in ("AS", "MATCH", "WHERE"))
 COMMA = Token("operator", ",")
@@ -210,19 +210,19 @@ def group_brackets(tokens: Sequence[Token]) -> list[Item] | None:
         if is_operator(token, *_CLOSING.values()):
             if not outer or token.text != _CLOSING[items[0].text]:
                 return None
-            group = Group(items)
+            group = TokenGroup(items)
             items = outer.pop()
             items.append(group)
     return None if outer else items
 
 
-def as_group(item: Item, opening: str) -> Group | None:
-    return item if isinstance(item, Group) and item.text == opening else None
+def as_group(item: Item, opening: str) -> TokenGroup | None:
+    return item if isinstance(item, TokenGroup) and item.text == opening else None
 
 
 def flatten(items: Iterable[Item]) -> Iterator[Token]:
     for item in items:
-        if isinstance(item, Group):
+        if isinstance(item, TokenGroup):
             yield from flatten(item.items)
         else:
             yield item
@@ -236,7 +236,7 @@ def iter_levels(items: list[Item]) -> Iterator[list[Item]]:
     """Yield the items and those of each group within, the outer before the inner ones."""
     yield items
     for item in items:
-        if isinstance(item, Group):
+        if isinstance(item, TokenGroup):
             yield from iter_levels(item.items)
 
 
@@ -260,12 +260,12 @@ class Entity(Struct, kw_only=True):
     nothing is excluded. ``group`` is its brackets, which `-->` lacks, and ``keys`` its map.
     """
 
-    group: Group | None
+    group: TokenGroup | None
     variable: str | None
     names: list[str]
     plain: bool
     has_length: bool
-    keys: Group | None
+    keys: TokenGroup | None
     direction: str = ""  # ">", "<", or "" where the pattern takes both
 
 
@@ -296,7 +296,7 @@ def find_paths(items: list[Item], *, in_match: bool = False) -> list[Path]:
             continue
         if ends_clause(items, index):
             in_match = item == MATCH
-        if not isinstance(item, Group):
+        if not isinstance(item, TokenGroup):
             continue
         before = token_at(items, index - 1)
         # `f(a)` is a call.
@@ -343,7 +343,7 @@ def _read_relationship(items: Sequence[Item], index: int) -> tuple[Entity, int] 
     return entity, last + 1 + is_right
 
 
-def _read_entity(group: Group | None) -> Entity | None:
+def _read_entity(group: TokenGroup | None) -> Entity | None:
     rest = [] if group is None else group.content
     variable = rest.pop(0).text if rest and rest[0].kind in VARIABLES else None
     labels = list(takewhile(_is_label, rest)) if rest and is_operator(rest[0], ":") else []
