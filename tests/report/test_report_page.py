@@ -48,8 +48,11 @@ def test_pages_say_what_their_golden_texts_say() -> None:
         assert not re.search(">(None|nan|null)<", page)
         drawings = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
         assert not re.findall(r'"#[0-9a-f]{3,6}"', drawings), "colors are those of the theme"
+        used, defined = (set(re.findall(x, page)) for x in (r"var\(--(\w+)\)", r"--(\w+):"))
+        assert used <= defined
         reading.compare_with_golden(f"{name}.txt", reading.lines_of(page))
     assert "prefers-color-scheme: dark" in GPU.page
+    assert "paint-order: stroke" in GPU.page, "or rims cover their letters"
     assert TIMELINE[0].wide in GPU.page, "drawn twice, a chart is the same"
 
 

@@ -95,9 +95,9 @@ def build_ladders(record: AblationRecord) -> tuple[Ladder, ...]:
     return tuple(found)
 
 
-def list_telling_ladders(record: AblationRecord) -> tuple[Ladder, ...]:
-    """Return the ladders with at least one rung that differs from the plan."""
-    return tuple(found for found in build_ladders(record) if steps_that_count(found))
+def find_telling_ladder(record: AblationRecord) -> Ladder | None:
+    """Return the first ladder with at least one rung that differs from the plan."""
+    return next((ladder for ladder in build_ladders(record) if steps_that_count(ladder)), None)
 
 
 def _ladder(rungs: list[Bar], plan: Bar | None, plan_tokens_per_s: float) -> Ladder:

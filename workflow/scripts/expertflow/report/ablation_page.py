@@ -84,8 +84,7 @@ def show_comparison(record: AblationRecord) -> dict[str, object]:
 
 
 def judge_ablation(record: AblationRecord) -> AblationAnswer:
-    single, ladders = facts.single_changes(record), facts.list_telling_ladders(record)
-    ladder = ladders[0] if ladders else None
+    single, ladder = facts.single_changes(record), facts.find_telling_ladder(record)
     faster = [(bar, bar.ratio) for bar in single if facts.is_faster(bar) and bar.ratio]
     measured = [(bar, bar.ratio) for bar in single if bar.ratio and bar.metric == "tokens_per_s"]
     if ladder is None and not measured:
@@ -150,7 +149,7 @@ def count_verdicts(record: AblationRecord) -> str:
 
 
 def make_ablation_tiles(record: AblationRecord) -> tuple[Tile, ...]:
-    ladder = next(iter(facts.list_telling_ladders(record)), None)
+    ladder = facts.find_telling_ladder(record)
     unavailable, usd = record.unavailable, record.plan_usd_per_million_tokens
     no_speed = unavailable.get("plan_tokens_per_s", NO_REASON)
     speed = convert_value(or_missing(record.plan_tokens_per_s, no_speed), f.short)
@@ -179,8 +178,8 @@ def make_ablation_tiles(record: AblationRecord) -> tuple[Tile, ...]:
 def in_a_line(record: AblationRecord) -> str:
     faster = [quote(bar.label) for bar in facts.single_changes(record) if facts.is_faster(bar)]
     parts = [judge_ablation(record).answer.rstrip(".")]
-    if ladders := facts.list_telling_ladders(record):
-        whole, start = ladders[0].whole, quote(ladders[0].start.label)
+    if ladder := facts.find_telling_ladder(record):
+        whole, start = ladder.whole, quote(ladder.start.label)
         parts = [f"plan {f.factor(whole.value)} ({format_interval(whole)}) beside {start}"]
     if faster:
         parts.append(f"faster than the plan: {_listed(faster[::-1], ', ')}")
