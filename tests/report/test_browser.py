@@ -36,7 +36,7 @@ PAGES = ("gpu", "cpu", "index", "ablated", "ablation")
 TOO_WIDE = """() => [...document.querySelectorAll('body *')]
   .filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.scroll, caption'))
   .map(e => e.tagName + '.' + e.className)"""
-# Texts of one drawing that lie on each other (those written twice for a rim aside), or are cut off.
+# Texts of one drawing that lie on each other, or are cut off.
 COLLISIONS = """() => [...document.querySelectorAll('svg')].flatMap(svg => {
   const frame = svg.getBoundingClientRect();
   if (!frame.width) return [];
@@ -44,8 +44,8 @@ COLLISIONS = """() => [...document.querySelectorAll('svg')].flatMap(svg => {
     .map(t => ({text: t.textContent, box: t.getBoundingClientRect()}));
   const cut = texts.filter(({box}) => box.left < frame.left - 1 || box.right > frame.right + 1
     || box.top < frame.top - 2 || box.bottom > frame.bottom + 2).map(t => 'cut off: ' + t.text);
-  const on = texts.flatMap((a, i) => texts.slice(i + 1).filter(b => a.text !== b.text
-    && a.box.left < b.box.right - 1 && b.box.left < a.box.right - 1
+  const on = texts.flatMap((a, i) => texts.slice(i + 1)
+    .filter(b => a.box.left < b.box.right - 1 && b.box.left < a.box.right - 1
     && a.box.top < b.box.bottom - 2 && b.box.top < a.box.bottom - 2)
     .map(b => a.text + ' | ' + b.text));
   return cut.concat(on);
