@@ -9,10 +9,10 @@ import yaml
 from support import ROOT
 
 from expertflow.config.contradictions import OF_MESSAGES, check_task
+from expertflow.config.guard import one_line
 from expertflow.config.hardware_tables import HardwareTables, calibration_spec
 from expertflow.config.load import load_config, load_expert
 from expertflow.config.machine import count_nodes
-from expertflow.config.read_yaml import read_yaml
 from expertflow.config.validate import former_names, read_schema
 from expertflow.core.errors import ConfigError
 from expertflow.plan.records import PlanSpec
@@ -270,43 +270,22 @@ def test_a_task_may_be_given_what_another_one_reads() -> None:
         check_task({"task": task, "fields": fields, "artifacts": artifacts}, "e.yaml")
 
 
-# Aliases of aliases: a page of text that stands for 9 to the power of 12 values.
-BILLION = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("e.yaml", "a:\n  b: 1\n  b: 2\n", ":3: key 'b' is there twice; remove one"),
-        ("e.yaml", "a: 1\nb: one: two\n", ":2: a ': ' inside a text; put the text in quotes"),
-        ("e.yaml", 'a: "open\nb: 3\n', "a quote that is not closed"),
-        ("e.yaml", "a: {b: 1\n", "that is not closed"),
-        ("e.yaml", "a: 1\nb: {{q}}\n", ":2: a '{' or '[' where a key should be; quote the text"),
-        ("e.yaml", "a: *none\n", "an alias (*name) without its anchor"),
-        ("e.yaml", "a: 1\nb: .nan\n", ":2: b is nan; give a finite number, or null"),
-        ("e.yaml", "a:\n  - 1\n  - -.inf\n", ":3: 1 is -inf; give a finite number, or null"),
-        ("e.yaml", BILLION, "values with its aliases written out"),
-        ("e.yaml", "a: &a [*a]\n", "an alias that holds itself"),
-        ("e.json", '{"a": 1, "a": 2}', "key 'a' is there twice; correct it"),
-        ("e.json", '{"a": NaN}', ":1: a is nan; give a finite number, or null"),
-        ("e.json", '{"a": 1,\n "b" 2}', ":2: Expecting ':' delimiter; correct the syntax"),
-    ],
-)
-def test_a_fault_has_its_line(tmp_path: Path, name: str, text: str, said: str) -> None:
-    path = tmp_path / name
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError) as caught:
-        read_yaml(path)
-    line = str(caught.value)
-    assert line.startswith(str(path)) and said in line and "\n" not in line
-
-
-def test_merge_keys_and_aliases_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "e.yaml"
-    path.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: 3e-6\n", encoding="utf-8")
-    assert read_yaml(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": 3e-6}
+def test_all_faults_of_a_manifest_are_told_at_once(tmp_path: Path) -> None:
+    training = {"bath_size": 1, "lr": 1e-4, "target_tokens": "1e9"}
+    value = {**base(), "sources": [{"name": "s", "text": "{a}"}], "training": training}
+    del value["description"]
+    with pytest.raises(SystemExit) as caught:
+        one_line(load)(tmp_path, value)
+    lines = str(caught.value).splitlines()
+    assert all(line.startswith(f"error: {tmp_path / 'e.yaml'}") for line in lines)
+    assert [line.partition(" (")[0].partition(": ")[2].partition(": ")[2] for line in lines] == [
+        "key 'description' is missing; add it",
+        "key 'sources.0.kind' is missing; add it",
+        "unknown key 'training.bath_size'; did you mean 'batch_size'?",
+        "unknown key 'training.lr'; it is called 'learning_rate' here",
+        "key 'training.target_tokens' is '1e9': it must be of type integer or null;"
+        " write 1000000000, not a text",
+    ]
 
 
 @pytest.mark.parametrize("name", ["<b>x", "a\x1b[31m", "a\u202eb", ".tokens", ""])

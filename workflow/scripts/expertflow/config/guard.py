@@ -20,7 +20,9 @@ R = TypeVar("R")
 
 
 def fail(message: object) -> NoReturn:
-    sys.exit("error: " + single_line(message))
+    """Exit with a line for what is wrong, and one for each note of an error."""
+    faults = [message, *getattr(message, "__notes__", ())]
+    sys.exit("\n".join("error: " + single_line(fault) for fault in faults))
 
 
 def note(message: str) -> None:
@@ -28,7 +30,7 @@ def note(message: str) -> None:
 
 
 def one_line(function: Callable[P, R]) -> Callable[P, R]:
-    """Turn a user's error into one line on stderr; Snakemake would print a traceback."""
+    """Turn a user's error into a line on stderr; Snakemake would print a traceback."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -4,11 +4,11 @@ import copy
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 from jsonschema.exceptions import ValidationError
@@ -93,40 +93,51 @@ def check(
     where: str,
     at: Callable[[list[str | int]], str] | None = None,
 ) -> None:
-    """Raise a ConfigError that names file, key, value and fix for the first fault, if any.
+    """Raise a ConfigError that names file, key, value and fix; its notes are further faults.
 
     ``at`` finds the place of a key, with its line, in place of ``where``.
     """
     validator = jsonschema.Draft202012Validator(schema)
     # In the order of the paths: the same fault comes first each time.
     errors = sorted(validator.iter_errors(value), key=lambda e: list(map(str, e.absolute_path)))
-    if errors:
+    faults: list[str] = []
+    for error in errors:
         # The branch of a oneOf or anyOf that came nearest, where one clearly did.
-        fault = jsonschema.exceptions.best_match(errors[:1]) or errors[0]
-        place = where if at is None else at([*fault.absolute_path, *_stranger(fault)])
-        raise ConfigError(f"{place}: {describe(fault)}")
+        fault = jsonschema.exceptions.best_match([error]) or error
+        for keys, text in _describe(fault):
+            faults.append(f"{where if at is None else at(keys)}: {text}")
+    if faults:
+        first, *others = dict.fromkeys(faults)
+        refusal = ConfigError(first)
+        for other in others:
+            refusal.add_note(other)
+        raise refusal
 
 
-def describe(error: ValidationError) -> str:
-    """Describe in one line what is wrong and what would be right.
+def _describe(error: ValidationError) -> Iterator[tuple[list[str | int], str]]:
+    """Yield in one line what is wrong and what would be right, with the keys to its place.
 
-    ``additionalProperties`` names the unknown key and the most similar known one.
+    Unknown and missing keys are told each, an unknown one with the most similar known one.
     """
-    path = ".".join(str(part) for part in error.absolute_path)
-    schema: Any = error.schema
+    keys, schema, instance = list(error.absolute_path), cast(Any, error.schema), error.instance
     if error.validator == "additionalProperties":
         known = sorted(schema.get("properties", {}))
-        # jsonschema reports all unknown keys of an object as one error; the first is told.
-        [unknown] = _stranger(error)
-        key = ".".join(filter(None, [path, unknown]))
-        return f"unknown key {key!r}; {DROPPED.get(key) or _hint(unknown, known)}"
-    if error.validator == "required":
-        required: Any = error.validator_value
-        instance: Any = error.instance
-        missing = next(key for key in required if key not in instance)
-        key = ".".join(filter(None, [path, missing]))
-        text = schema.get("properties", {}).get(missing, {}).get("description", "")
-        return f"key {key!r} is missing; add it" + (f" ({text})" if text else "")
+        for unknown in sorted(map(str, set(cast(Any, instance)) - set(known))):
+            key = ".".join(map(str, [*keys, unknown]))
+            hint = DROPPED.get(key) or _hint(unknown, known)
+            yield [*keys, unknown], f"unknown key {key!r}; {hint}"
+    elif error.validator == "required":
+        for missing in cast(Any, error.validator_value):
+            if missing not in cast(Any, instance):
+                key = ".".join(map(str, [*keys, missing]))
+                text = schema.get("properties", {}).get(missing, {}).get("description", "")
+                yield keys, f"key {key!r} is missing; add it" + (f" ({text})" if text else "")
+    else:
+        yield keys, _describe_value(error)
+
+
+def _describe_value(error: ValidationError) -> str:
+    path = ".".join(map(str, error.absolute_path))
     if isinstance(error.instance, dict) and error.validator == "oneOf":
         # Which keys it has is the point; the whole of it, cut short, would hide them.
         value = f"has {', '.join(map(str, error.instance)) or 'nothing'}"
@@ -208,12 +219,13 @@ def with_defaults(value: Any, schema: JsonSchema, root: JsonSchema | None = None
     return result
 
 
-def _stranger(error: ValidationError) -> list[str]:
-    if error.validator != "additionalProperties":
-        return []
-    instance: Any = error.instance
-    schema: Any = error.schema
-    return sorted(map(str, set(instance) - set(schema.get("properties", {}))))[:1]
+def _of_type(rule: Any, instance: Any) -> str:
+    must = f"it must be of type {rule if isinstance(rule, str) else ' or '.join(rule)}"
+    if not isinstance(instance, str) or NUMBER.fullmatch(instance) is None:
+        return must
+    # In quotes, or 1e9, which YAML and we leave a text, as it may be the id of a commit.
+    number = float(instance)
+    return f"{must}; write {int(number) if number.is_integer() else number}, not a text"
 
 
 def _one_of(rule: Any, instance: Any) -> str:
@@ -250,7 +262,7 @@ def _alternatives(branches: Any, _: Any) -> str:
 
 # What each rule of a schema asks for, in words: from its value and the setting that broke it.
 PROBLEMS: dict[str, Callable[[Any, Any], str]] = {
-    "type": lambda rule, _: f"it must be of type {rule}",
+    "type": _of_type,
     "enum": _one_of,
     "minimum": lambda rule, _: f"it must be at least {rule}",
     "maximum": lambda rule, _: f"it must be at most {rule}",

@@ -48,6 +48,9 @@ def declare_kinds(schema: JsonSchema) -> None:
     """Add to the schema of a manifest's source which kinds there are and which keys they need."""
     schema["properties"]["kind"]["enum"] = list(source_kinds())
     schema["allOf"] = [
-        {"if": {"properties": {"kind": {"const": name}}}, "then": {"required": list(kind.required)}}
+        {
+            "if": {"properties": {"kind": {"const": name}}, "required": ["kind"]},
+            "then": {"required": list(kind.required)},
+        }
         for name, kind in source_kinds().items()
     ]
