@@ -12,6 +12,7 @@ from expertflow.core.errors import ConfigError, HardwareError
 from expertflow.plan import tuned
 from expertflow.plan.override import FOLLOWS, override
 from expertflow.plan.records import ClaimCheck, Reason, TrainPlan
+from expertflow.plan.settings import LoraSpec
 
 FULL: dict[str, Any] = {
     "method": "full", "lora": None, "batch_size": 4, "gradient_accumulation_steps": 1,
@@ -65,9 +66,8 @@ def test_an_adapter_is_changed_or_taken_away() -> None:
     assert full.n_params_trainable == full.n_params_total == N_PARAMS
     with pytest.raises(ConfigError, match="drop --lora-r"):
         changed(ADAPTED, method="full", lora_r=4)
-    # One from nothing needs all its settings.
-    with pytest.raises(ConfigError, match="give --lora-"):
-        changed(MADE, method="lora", lora_r=4)
+    # What is not given is as in a manifest that does not give it.
+    assert changed(MADE, method="lora", lora_r=4).lora == LoraSpec(r=4)
 
 
 def test_what_the_old_plan_predicted_is_not_kept() -> None:

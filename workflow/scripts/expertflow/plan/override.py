@@ -120,13 +120,7 @@ def _lora(plan: TrainPlan, changes: Changes) -> LoraSpec | None:
             flag = _flag(f"lora.{next(iter(wanted))}")
             raise ConfigError(f"method full has no adapter; drop {flag}")
         return None
-    if plan.lora is not None:
-        return replace(plan.lora, **wanted)
-    missing = [setting.name for setting in LORA.values() if setting.name not in wanted]
-    if missing:
-        flag = _flag(f"lora.{missing[0]}")
-        raise ConfigError(f"the plan has no adapter settings; give {flag} as well")
-    return LoraSpec(**wanted)
+    return replace(plan.lora or LoraSpec(), **wanted)
 
 
 def _reasons(
