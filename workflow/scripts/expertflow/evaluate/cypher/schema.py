@@ -40,7 +40,7 @@ _NAME = r"`[^`]+`|[^\W\d]\w*"
 _BOLD = re.compile(r"\s*-\s*\*\*(.+?)\*\*\s*$")  # - **Person**
 _ITEM = re.compile(r"\s*-\s*`([^`:]+)")  # - `name`: STRING
 _INLINE = re.compile(rf"\s*:?({_NAME})\s*(\{{.*\}})?\s*$")  # Person {name: STRING}
-_KEY = re.compile(rf"(?:^|[{{,])\s*({_NAME})\s*(?=[:,}}])")  # the name in `{name: STRING, …}`
+_KEY = re.compile(rf"[{{,]\s*({_NAME})\s*(?=[:,}}])")  # the name in `{name: STRING, …}`
 _PATTERN = re.compile(  # (:Person)-[:KNOWS {since}]->(:Person)
     rf"\s*\(:({_NAME})\)\s*-\s*\[:({_NAME})\s*(\{{.*\}})?\]\s*->\s*\(:({_NAME})\)"
 )
@@ -232,12 +232,8 @@ def _unknown_properties(
 def _wrong_directions(
     paths: list[Path], bound: Bindings, known: set[tuple[str, str, str]]
 ) -> Iterator[Judgment]:
-    hops = (
-        hop
-        for path in paths
-        for hop in zip(path.nodes, path.relationships, path.nodes[1:], strict=False)
-    )
-    for left, relationship, right in hops:
+    hops = (zip(path.nodes, path.relationships, path.nodes[1:], strict=False) for path in paths)
+    for left, relationship, right in chain.from_iterable(hops):
         if not relationship.direction or relationship.has_length or not relationship.plain:
             continue
         ends = (left, right) if relationship.direction == ">" else (right, left)

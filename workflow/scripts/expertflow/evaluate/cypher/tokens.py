@@ -155,12 +155,12 @@ def _find_names(tokens: Sequence[Token]) -> set[int]:
             in_map.pop()
         elif token.kind in _WORDS:
             start = _skip_back(tokens, index - 1, "!", "(")
-            is_joined = is_operator(token_at(tokens, start), "|", "&")
+            opener = token_at(tokens, start)
             if in_map[-1] and is_operator(before, "{", ",") and is_operator(after, ":"):
                 keys.add(index)
-            elif is_operator(token_at(tokens, start), ":"):
-                labels |= {index} if start - 1 not in keys else set()
-            elif is_joined and _skip_back(tokens, start - 1, ")") in labels:
+            elif (is_operator(opener, ":") and start - 1 not in keys) or (
+                is_operator(opener, "|", "&") and _skip_back(tokens, start - 1, ")") in labels
+            ):
                 labels.add(index)
     return keys | labels
 
@@ -292,11 +292,9 @@ def find_paths(items: list[Item], *, in_match: bool = False) -> list[Path]:
     paths: list[Path] = []
     end = 0
     for index, item in enumerate(items):
-        if index < end:
-            continue
         if ends_clause(items, index):
             in_match = item == MATCH
-        if not isinstance(item, TokenGroup):
+        if index < end or not isinstance(item, TokenGroup):
             continue
         before = token_at(items, index - 1)
         # `f(a)` is a call.
