@@ -211,7 +211,7 @@ def _unknown_properties(
     uses: list[tuple[Item, str | int]] = [
         (item[0], _key(entity))
         for path in paths
-        for entity in path.entities
+        for entity in (*path.nodes, *path.relationships)
         for item in split_at(entity.keys.content if entity.keys else [], COMMA)
         if item
     ]
