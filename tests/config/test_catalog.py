@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 from loopback_hub import write_hub_cache, write_prepared_cache
+from manifests import base
 from support import run_script
-from test_load import base
 
 from expertflow.config.catalog import build_catalog, scan_caches
 

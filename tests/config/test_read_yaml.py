@@ -42,5 +42,10 @@ def test_a_fault_has_its_line(tmp_path: Path, name: str, text: str, said: str) -
 
 def test_merge_keys_and_aliases_are_read(tmp_path: Path) -> None:
     path = tmp_path / "e.yaml"
-    path.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: 3e-6\n", encoding="utf-8")
-    assert read_yaml(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": 3e-6}
+    path.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: 3e-6\nd: 46:47\n", encoding="utf-8")
+    assert read_yaml(path) == {
+        "a": {"x": 1, "y": 2},
+        "b": {"x": 1, "y": 3},
+        "c": 3e-6,
+        "d": "46:47",
+    }

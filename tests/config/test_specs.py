@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from test_load import base
+from manifests import base
 
 from expertflow.config.expert import RunContext
 from expertflow.config.workflow import Workflow

@@ -17,7 +17,7 @@ from expertflow.config.expert import source_specs
 from expertflow.config.load import load_config, load_expert
 from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.config.validate import BASEDIR, FOLDERS, list_files
-from expertflow.core.errors import ConfigError
+from expertflow.core.errors import ConfigError, list_faults
 from expertflow.core.files import canonical_json
 from expertflow.core.records import Record, fill_record, to_json
 from expertflow.data import cache
@@ -104,7 +104,7 @@ def build_catalog(preset: str) -> Catalog:
                 expert = load_expert(name, folders=folders, config=settings)
             except ConfigError as error:
                 # Both presets often fail by the same line; a dict keeps each once, in order.
-                problems[str(error)] = None
+                problems |= dict.fromkeys(list_faults(error))
                 continue
             for spec in source_specs(expert):
                 # Two experts with one source are one row.

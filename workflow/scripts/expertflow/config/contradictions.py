@@ -1,11 +1,12 @@
 """Refuse settings of an expert that contradict each other, or that nothing reads."""
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from expertflow.config.read_yaml import Settings, suggest_name
-from expertflow.core.errors import ConfigError, EvaluationError
+from expertflow.core.errors import ConfigError, EvaluationError, list_faults
 from expertflow.core.records import from_json
 from expertflow.core.settings import without_auto
 from expertflow.data.settings import FieldCheck
@@ -19,31 +20,27 @@ from expertflow.plan.switches import check_settings
 OF_MESSAGES = ("tools", "role_key", "content_key", "roles")
 
 
-def check_durations(manifest: Settings, *, where: str) -> None:
-    """Refuse a duration that YAML made a number of, before the schema does without the reason."""
-    claims = manifest.get("claims")
-    for claim in claims if isinstance(claims, list) else []:
-        duration = claim.get("duration") if isinstance(claim, dict) else None
-        if isinstance(duration, int | float):
-            raise ConfigError(
-                f"{where}: claims.duration is the number {duration}, which is what YAML makes of"
-                ' 46:47 and the like; quote it: "46:47"'
-            )
-
-
-def refuse_idle_keys(expert: Settings, *, where: str) -> None:
-    """Refuse the first key of a source that would do nothing; call before filling in defaults."""
+def find_idle_keys(expert: Settings) -> Iterator[str]:
+    """Yield a line for each key that would do nothing; call before filling in defaults."""
     for source in expert["sources"]:
-        for key, problem in _idle(source):
-            raise ConfigError(f"{where}: source {source['name']}: {key} {problem}")
-        with _name_place(f"{where}: source {source['name']}"):
-            source_kinds()[source["kind"]].option_type.from_manifest(source.get("options", {}))
+        place = f"source {source['name']}: "
+        yield from (f"{place}{key} {problem}" for key, problem in _idle(source))
+        from_manifest = source_kinds()[source["kind"]].option_type.from_manifest
+        yield from _raised(place, from_manifest, source.get("options", {}))
     if _is_set(expert.get("data", {}), "max_per_category"):
         if not any(_is_set(source, "category") for source in expert["sources"]):
-            raise ConfigError(
-                f"{where}: data.max_per_category has no effect, as no source names the field to"
-                " count by; add category to a source, or remove it"
+            yield (
+                "data.max_per_category has no effect, as no source names the field to count by;"
+                " add category to a source, or remove it"
             )
+
+
+def _raised(place: str, check: Callable[..., object], *arguments: Any) -> Iterator[str]:
+    """Yield the faults that a check raises."""
+    try:
+        check(*arguments)
+    except (ConfigError, EvaluationError) as error:
+        yield from (f"{place}{fault}" for fault in list_faults(error))
 
 
 def _idle(source: Settings) -> Iterator[tuple[str, str]]:
@@ -67,114 +64,112 @@ def _is_set(settings: Settings, key: str) -> bool:
     return settings.get(key) not in (None, [], {})
 
 
-def check_contradictions(
-    expert: Settings, *, where: str, bundled: Collection[str] | None = None
-) -> None:
-    """Check complete settings; ConfigError names the key and the fix.
+def find_contradictions(
+    expert: Settings, *, bundled: Collection[str] | None = None
+) -> Iterator[str]:
+    """Yield a line with key and fix for each contradiction in complete settings.
 
     ``bundled``, of an opened bundle, names user files that may be absent; no code in it is run.
     """
     from_bundle, bundled = bundled is not None, bundled or ()
-    training = from_json(TrainingSection, without_auto(expert["training"]), where=where)
-    check_settings(training, name=lambda setting: f"{where}: training.{setting}")
+    training = from_json(TrainingSection, without_auto(expert["training"]), where="training")
+    yield from _raised("", check_settings, training, "training.{}".format)
     if training.torch_compile_mode != "default" and training.packing == "none":
-        raise ConfigError(
-            f"{where}: training.torch_compile_mode {training.torch_compile_mode} wants rows of one"
-            " length, and training.packing is none; use bfd, or mode default"
+        yield (
+            f"training.torch_compile_mode {training.torch_compile_mode} wants rows of one length,"
+            " and training.packing is none; use bfd, or mode default"
         )
     # New rows of the embedding learn only if it is trained itself, with the head.
     whole = training.lora.modules_to_save if training.lora else ()
     if expert["data"]["added_tokens"] and training.method != "full" and len(set(whole)) < 2:
-        raise ConfigError(
-            f"{where}: data.added_tokens would stay untrained beside the adapter; set"
+        yield (
+            "data.added_tokens would stay untrained beside the adapter; set"
             " training.lora.modules_to_save to [embed_tokens, lm_head], or use method full"
         )
-    if expert["acceptance"]:
-        # It reads the declaration of the report, for 50 ms.
-        from expertflow.config.bars import check_bars
-
-        check_bars(expert["acceptance"], where=where)
     names = [source["name"] for source in expert["sources"]]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"{where}: two sources are named {repeated[0]!r}; rename one")
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"two sources are named {name!r}; rename one"
     for benchmark in expert["data"]["benchmarks"]:
-        with _name_place(f"{where}: benchmark {benchmark['path']}"):
-            parse_template(benchmark["text"])
+        yield from _raised(f"benchmark {benchmark['path']}: ", parse_template, benchmark["text"])
         if benchmark["path"] not in bundled and not Path(benchmark["path"]).is_file():
-            raise ConfigError(
-                f"{where}: data.benchmarks names {benchmark['path']}, which is not there; correct"
-                " the path"
+            yield (
+                f"data.benchmarks names {benchmark['path']}, which is not there; correct the path"
             )
     template = expert["data"]["chat_template"]
-    if "{" in template:
-        raise ConfigError(
-            f"{where}: data.chat_template is {template[:40]!r}…, a template itself; write it to a"
-            " file, and name that"
-        )
     # A name without slash and ending is one of the tokenizer's own templates.
     is_path = "/" in template or bool(Path(template).suffix)
-    if is_path and template not in bundled and not Path(template).expanduser().is_file():
-        raise ConfigError(
-            f"{where}: data.chat_template is {template!r}, and no such file is there; use auto,"
-            " chatml, the path of a Jinja file, or a name that the tokenizer gives a template"
+    if "{" in template:
+        yield (
+            f"data.chat_template is {template[:40]!r}…, a template itself; write it to a file, and"
+            " name that"
+        )
+    elif is_path and template not in bundled and not Path(template).expanduser().is_file():
+        yield (
+            f"data.chat_template is {template!r}, and no such file is there; use auto, chatml, the"
+            " path of a Jinja file, or a name that the tokenizer gives a template"
         )
     # Loading an own task runs its code, which a bundle's user may not have allowed.
     if not (from_bundle and is_own_task(expert["evaluation"]["task"])):
-        check_task(expert["evaluation"], where)
+        yield from find_task_faults(expert["evaluation"])
     for source in expert["sources"]:
-        _check_source(source, task=expert["evaluation"]["task"], where=where)
+        yield from _source_faults(source, task=expert["evaluation"]["task"])
 
 
-def _check_source(source: Settings, *, task: str, where: str) -> None:
+def find_wrong_bars(rules: list[Settings], *, where: str) -> Iterator[str]:
+    """Yield a line for each acceptance rule on what no report holds."""
+    if rules:
+        # It reads the declaration of the report, for 50 ms.
+        from expertflow.config.bars import check_bars
+
+        for rule in rules:
+            yield from _raised("", partial(check_bars, where=where), [rule])
+
+
+def _source_faults(source: Settings, *, task: str) -> Iterator[str]:
+    name = source["name"]
     for key in ("prompt", "completion", "text"):
         # An empty text has no fields, and passes.
-        with _name_place(f"{where}: source {source['name']}, {key}"):
-            parse_template(source.get(key) or "")
-    if checks := from_json(tuple[FieldCheck, ...], source["checks"], where=where):
+        yield from _raised(f"source {name}, {key}: ", parse_template, source.get(key) or "")
+    if source["checks"]:
         from expertflow.data.checks.registry import build_checks
 
-        with _name_place(where):
-            build_checks(checks, source=source["name"])
+        for check in from_json(tuple[FieldCheck, ...], source["checks"], where=f"source {name}"):
+            yield from _raised("", partial(build_checks, source=name), (check,))
     if "text" in source and task != "held_out_loss":
-        raise ConfigError(
-            f"{where}: evaluation.task {task} asks questions and source {source['name']} has"
-            " none, only text; use held_out_loss, or prompt and completion"
+        yield (
+            f"evaluation.task {task} asks questions and source {name} has none, only text; use"
+            " held_out_loss, or prompt and completion"
         )
 
 
-@contextmanager
-def _name_place(where: str) -> Iterator[None]:
-    try:
-        yield
-    except (ConfigError, EvaluationError) as error:
-        raise ConfigError(f"{where}: {error}") from error
-
-
-def check_task(evaluation: Settings, where: str) -> None:
-    """Refuse a task without what it reads: training would be over before it is missed.
+def find_task_faults(evaluation: Settings) -> Iterator[str]:
+    """Yield what a task lacks of what it reads: training would be over before it is missed.
 
     An artifact of another task is no mistake, as presets and overrides change the task alone; nor
     is another task's field where nothing is scored.
     """
     task, fields, artifacts = evaluation["task"], evaluation["fields"], evaluation["artifacts"]
-    with _name_place(f"{where}: evaluation.task"):
+    try:
         scorer = find_task(task)
+    except EvaluationError as error:
+        yield f"evaluation.task: {error}"
+        return
     # The record's field names the artifact, whatever that is called.
     by_record = task == "sql_execution" and "database" in fields
-    if fields:
-        known = frozenset(scorer.fields) if scorer else _read_by_any("fields")
-        _refuse_unknown(fields, known, known, f"{where}: evaluation.fields", task)
+    known = frozenset(scorer.fields) if scorer else _read_by_any("fields") if fields else set()
+    unread = list(_unread("fields", fields, known, known, task))
     own = frozenset(scorer.artifacts if scorer else ())
     if not by_record and not own.issuperset(artifacts):
         known = own | _read_by_any("artifacts")
-        _refuse_unknown(artifacts, known, own, f"{where}: evaluation.artifacts", task)
-    for needed in scorer.required if scorer else ():
+        unread += _unread("artifacts", artifacts, known, own, task)
+    yield from unread
+    for needed in scorer.required if scorer and not unread else ():
         ways = [way.split(".") for way in needed.split(" or ")]
         there = (by_record and artifacts) or any(name in evaluation[key] for key, name in ways)
         if not there:
-            raise ConfigError(
-                f"{where}: evaluation.task {task} reads evaluation.{needed}, which is not set;"
-                " set it, or use another task"
+            yield (
+                f"evaluation.task {task} reads evaluation.{needed}, which is not set; set it, or"
+                " use another task"
             )
 
 
@@ -183,9 +178,10 @@ def _read_by_any(what: str) -> frozenset[str]:
     return frozenset[str]().union(*(getattr(task, what) for task in tasks))
 
 
-def _refuse_unknown(
-    names: Collection[str], known: frozenset[str], own: frozenset[str], place: str, task: str
-) -> None:
-    for name in sorted(set(names) - known, key=str):
-        takes = f"task {task} takes {', '.join(sorted(own)) or 'none'}"
-        raise ConfigError(f"{place}.{name} is read by nothing; {suggest_name(name, known, takes)}")
+def _unread(
+    key: str, names: Collection[str], known: Collection[str], own: Collection[str], task: str
+) -> Iterator[str]:
+    takes = f"task {task} takes {', '.join(sorted(own)) or 'none'}"
+    for name in sorted({*names}.difference(known), key=str):
+        hint = suggest_name(name, known, takes)
+        yield f"evaluation.{key}.{name} is read by nothing; {hint}"

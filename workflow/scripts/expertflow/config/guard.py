@@ -10,7 +10,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from expertflow.core.attempts import attempts_path, read_attempts
 from expertflow.core.disk import MAKE_ROOM, describe_os_error, describe_space, free_bytes
-from expertflow.core.errors import DataError, ExpertflowError, single_line
+from expertflow.core.errors import DataError, ExpertflowError, format_error
 from expertflow.core.format import show_hidden
 
 # A block of the largest pages; with less, the last line of a log may be cut, or missing.
@@ -20,9 +20,8 @@ R = TypeVar("R")
 
 
 def fail(message: object) -> NoReturn:
-    """Exit with a line for what is wrong, and one for each note of an error."""
-    faults = [message, *getattr(message, "__notes__", ())]
-    sys.exit("\n".join("error: " + single_line(fault) for fault in faults))
+    """Exit with a line for each fault."""
+    sys.exit(format_error(message))
 
 
 def note(message: str) -> None:

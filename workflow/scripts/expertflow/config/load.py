@@ -10,7 +10,11 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from expertflow.config.contradictions import check_contradictions, check_durations, refuse_idle_keys
+from expertflow.config.contradictions import (
+    find_contradictions,
+    find_idle_keys,
+    find_wrong_bars,
+)
 from expertflow.config.read_yaml import (
     Settings,
     at_line,
@@ -18,8 +22,15 @@ from expertflow.config.read_yaml import (
     read_yaml,
     suggest_name,
 )
-from expertflow.config.validate import check, convert_texts, find_file, read_schema, with_defaults
-from expertflow.core.errors import ConfigError
+from expertflow.config.validate import (
+    check,
+    convert_texts,
+    find_faults,
+    find_file,
+    read_schema,
+    with_defaults,
+)
+from expertflow.core.errors import ConfigError, raise_faults
 from expertflow.core.files import sha256_file
 from expertflow.data.sources.registry import source_kinds
 from expertflow.plan.records import Origin
@@ -94,15 +105,22 @@ def load_expert(
     manifest = read_yaml(path)
     if not isinstance(manifest, dict):
         raise ConfigError(f"{path}: holds no settings; see config/experts/ for examples")
-    check_durations(manifest, where=str(path))
-    # Alone first: a fault of the file is told with its line, not as one of the overrides.
-    check(manifest, schema, where=str(path), at=lambda keys: at_line(path, keys))
-    check_origins(manifest, where=str(path))
+    # Without overrides first: a fault of the file is told with its line.
+    found = list(find_faults(manifest, schema))
+    faults = [f"{at_line(path, keys)}: {text}" for keys, text in found]
     demo = manifest.pop("demo", {})
     # Popped in any case: it is no setting itself.
     if config["preset"] != "demo":
         demo = {}
-    merged = merge_settings(merge_settings(manifest, demo), {"training": config["training"]})
+    merged = merge_settings(manifest, demo) if isinstance(demo, dict) else manifest
+    places = [keys for keys, _ in found]
+    faults += (
+        f"{at_line(path, ['demo', *keys])}: {text}"
+        for keys, text in (find_faults(merged, schema) if demo else ())
+        if keys not in places
+    )
+    raise_faults(faults)
+    merged = merge_settings(merged, {"training": config["training"]})
     own = config["experts"].get(name) or {}
     if "demo" in own:
         raise ConfigError(
@@ -112,9 +130,9 @@ def load_expert(
         own = {**own, "sources": _named_sources(name, merged["sources"], own["sources"])}
     merged = merge_settings(merged, own)
     where = f"{path} with {'its demo block and ' if demo else ''}overrides"
-    check_durations(merged, where=where)
     check(merged, schema, where=where)
-    refuse_idle_keys(merged, where=where)
+    faults = [*_wrong_origins(manifest, path)]
+    faults += (f"{where}: {fault}" for fault in find_idle_keys(merged))
     result: Settings = with_defaults(merged, schema)
     fields = result["evaluation"]["fields"]
     # A null takes away what an earlier layer names.
@@ -123,7 +141,8 @@ def load_expert(
         # By kind: what people committed to git is searched, other sources only if asked for.
         if source["scan_secrets"] is None:
             source["scan_secrets"] = source_kinds()[source["kind"]].scan_secrets
-    check_contradictions(result, where=where, bundled=bundled)
+    faults += (f"{where}: {fault}" for fault in find_contradictions(result, bundled=bundled))
+    raise_faults([*faults, *find_wrong_bars(result["acceptance"], where=where)])
     told = training_overrides(told or {}, name)
     layers: list[tuple[Origin, Collection[str]]] = [
         ("manifest", manifest.get("training", {})),
@@ -151,27 +170,26 @@ def training_overrides(told: Settings, expert: str) -> Settings:
 
 def _named_sources(expert: str, sources: list[Settings], changes: Settings) -> list[Settings]:
     """Return the sources with overrides by name; ConfigError if there is no such source."""
-    names = [source["name"] for source in sources]
+    names, faults = [source["name"] for source in sources], []
     for name, change in changes.items():
         place = f"config: experts.{expert}.sources.{name}"
         if name not in names:
             hint = suggest_name(name, names, f"its sources are {', '.join(names)}")
-            raise ConfigError(f"{place}: the expert has no such source; {hint}")
-        if not isinstance(change, dict):
-            raise ConfigError(
-                f"{place} is {change!r}; give keys and values, e.g. {{path: a.jsonl}}"
-            )
-
+            faults.append(f"{place}: the expert has no such source; {hint}")
+        elif not isinstance(change, dict):
+            faults.append(f"{place} is {change!r}; give keys and values, e.g. {{path: a.jsonl}}")
+    raise_faults(faults)
     return [merge_settings(source, changes.get(source["name"], {})) for source in sources]
 
 
-def check_origins(manifest: Settings, *, where: str) -> None:
-    """Refuse an origin of a key that the manifest does not set; ConfigError names a near key."""
+def _wrong_origins(manifest: Settings, path: Path) -> Iterator[str]:
+    """Yield a line for each origin of a key that the manifest does not set."""
     known = dict(_keys({key: item for key, item in manifest.items() if key != "origins"}))
     for key in manifest.get("origins", {}):
         if key not in known:
             hint = suggest_name(key, known, "set it, or leave its origin out")
-            raise ConfigError(f"{where}: origins names {key!r}, which is not set here; {hint}")
+            place = at_line(path, ["origins", key])
+            yield f"{place}: origins names {key!r}, which is not set here; {hint}"
 
 
 def describe_origins(path: Path) -> str:

@@ -4,7 +4,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ WORDS = {
 
 # libyaml reads ten times as fast as Python, where it is there.
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Refuses a key that is there twice, where YAML would take the last; dates stay texts."""
+    """Refuses a key that is there twice, not takes the last; dates and times stay texts."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
@@ -53,8 +53,16 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         return super().construct_mapping(node, deep)
 
 
+def _read_number_by(read: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    # YAML 1.1 makes 2807 of 46:47.
+    return lambda loader, node: node.value if ":" in node.value else read(loader, node)
+
+
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)
+for _kind in ("int", "float"):
+    _tag = f"tag:yaml.org,2002:{_kind}"
+    _Loader.add_constructor(_tag, _read_number_by(_Loader.yaml_constructors[_tag]))
 
 
 def read_yaml(path: Path) -> Any:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from jsonschema.exceptions import ValidationError
 
 from expertflow.config.other_trainers import read_table
 from expertflow.config.read_yaml import SUFFIXES, read_yaml, suggest_name
-from expertflow.core.errors import ConfigError
+from expertflow.core.errors import ConfigError, raise_faults
 from expertflow.core.settings import JsonSchema, json_schema, name_of
 from expertflow.data.sources.registry import declare_kinds
 from expertflow.evaluate.scoring import task_names
@@ -86,53 +87,55 @@ def find_file(name: str, folders: Sequence[Path], problem: str) -> Path:
     return found
 
 
-def check(
-    value: Any,
-    schema: JsonSchema,
-    *,
-    where: str,
-    at: Callable[[list[str | int]], str] | None = None,
-) -> None:
-    """Raise a ConfigError that names file, key, value and fix; its notes are further faults.
+def check(value: Any, schema: JsonSchema, *, where: str) -> None:
+    """Raise a ConfigError that names place, key, value and fix of all faults."""
+    raise_faults(f"{where}: {text}" for _, text in find_faults(value, schema))
 
-    ``at`` finds the place of a key, with its line, in place of ``where``.
+
+def find_faults(value: Any, schema: JsonSchema) -> Iterator[tuple[list[str | int], str]]:
+    """Yield the keys of each fault's place, and in one line what is wrong and what is right.
+
+    What vanishes once another fault is corrected is left out.
     """
     validator = jsonschema.Draft202012Validator(schema)
     # In the order of the paths: the same fault comes first each time.
-    errors = sorted(validator.iter_errors(value), key=lambda e: list(map(str, e.absolute_path)))
-    faults: list[str] = []
-    for error in errors:
-        # The branch of a oneOf or anyOf that came nearest, where one clearly did.
-        fault = jsonschema.exceptions.best_match([error]) or error
-        for keys, text in _describe(fault):
-            faults.append(f"{where if at is None else at(keys)}: {text}")
-    if faults:
-        first, *others = dict.fromkeys(faults)
-        refusal = ConfigError(first)
-        for other in others:
-            refusal.add_note(other)
-        raise refusal
+    errors = sorted(validator.iter_errors(value), key=_place)
+    for _, group in groupby(errors, _place):
+        at_place = list(group)
+        of_type = [error for error in at_place if error.validator == "type"]
+        meant = {_meant(*pair) for error in at_place for pair in _unknown(error)}
+        for error in of_type or at_place:
+            # The branch of a oneOf or anyOf that came nearest, where one clearly did.
+            yield from _describe(jsonschema.exceptions.best_match([error]) or error, meant)
 
 
-def _describe(error: ValidationError) -> Iterator[tuple[list[str | int], str]]:
-    """Yield in one line what is wrong and what would be right, with the keys to its place.
+def _place(error: ValidationError) -> list[str]:
+    return list(map(str, error.absolute_path))
 
-    Unknown and missing keys are told each, an unknown one with the most similar known one.
-    """
+
+def _unknown(error: ValidationError) -> list[tuple[str, list[str]]]:
+    """List the unknown keys of an object, each with the known ones."""
+    if error.validator != "additionalProperties":
+        return []
+    known = sorted(cast(Any, error.schema).get("properties", {}))
+    return [(key, known) for key in sorted(map(str, set(cast(Any, error.instance)) - set(known)))]
+
+
+def _describe(error: ValidationError, meant: set[str]) -> Iterator[tuple[list[str | int], str]]:
+    """Yield a fault, or one for each key; none for keys that unknown ones are ``meant`` to be."""
     keys, schema, instance = list(error.absolute_path), cast(Any, error.schema), error.instance
+    rule: Any = error.validator_value
     if error.validator == "additionalProperties":
-        known = sorted(schema.get("properties", {}))
-        for unknown in sorted(map(str, set(cast(Any, instance)) - set(known))):
+        for unknown, known in _unknown(error):
             key = ".".join(map(str, [*keys, unknown]))
             hint = DROPPED.get(key) or _hint(unknown, known)
             yield [*keys, unknown], f"unknown key {key!r}; {hint}"
     elif error.validator == "required":
-        for missing in cast(Any, error.validator_value):
-            if missing not in cast(Any, instance):
-                key = ".".join(map(str, [*keys, missing]))
-                text = schema.get("properties", {}).get(missing, {}).get("description", "")
-                yield keys, f"key {key!r} is missing; add it" + (f" ({text})" if text else "")
-    else:
+        for missing in (key for key in rule if key not in cast(Any, instance) and key not in meant):
+            key = ".".join(map(str, [*keys, missing]))
+            text = schema.get("properties", {}).get(missing, {}).get("description", "")
+            yield keys, f"key {key!r} is missing; add it" + (f" ({text})" if text else "")
+    elif error.validator != "oneOf" or not any(meant & {*b.get("required", ())} for b in rule):
         yield keys, _describe_value(error)
 
 
@@ -221,6 +224,8 @@ def with_defaults(value: Any, schema: JsonSchema, root: JsonSchema | None = None
 
 def _of_type(rule: Any, instance: Any) -> str:
     must = f"it must be of type {rule if isinstance(rule, str) else ' or '.join(rule)}"
+    if "string" in rule and isinstance(instance, int | float):
+        return f"{must}; put it in quotes"
     if not isinstance(instance, str) or NUMBER.fullmatch(instance) is None:
         return must
     # In quotes, or 1e9, which YAML and we leave a text, as it may be the id of a commit.
@@ -231,6 +236,13 @@ def _of_type(rule: Any, instance: Any) -> str:
 def _one_of(rule: Any, instance: Any) -> str:
     near = difflib.get_close_matches(str(instance), [str(value) for value in rule], n=1)
     return f"it must be one of {rule}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _meant(unknown: str, known: list[str]) -> str:
+    """Return the known key that an unknown one stands for; empty if there is none."""
+    new = former_names().get(unknown, "").split(".")[0]
+    near = difflib.get_close_matches(unknown, known, n=1)
+    return new if new in known else "".join(near)
 
 
 def _hint(unknown: str, known: list[str]) -> str:

@@ -25,7 +25,7 @@ from expertflow.core.errors import (
     ExpertflowError,
     Interrupted,
     TransientError,
-    single_line,
+    format_error,
 )
 from expertflow.core.format import show_hidden
 from expertflow.core.progress import break_silence
@@ -226,13 +226,13 @@ def _run(main: Callable[[], None], interrupted: str) -> NoReturn:
         logging.warning("%s; %s", interruption, interrupted)
         sys.exit(143)
     except TransientError as error:
-        print(f"error: {single_line(error)}", file=sys.stderr)
+        print(format_error(error), file=sys.stderr)
         sys.exit(1)
     except ExpertflowError as error:
         # A text, and no number, is what a later attempt of the job would end with, too.
-        sys.exit(f"error: {single_line(error)}")
+        sys.exit(format_error(error))
     except OSError as error:
         if (line := describe_os_error(error)) is None:
             raise
-        sys.exit(f"error: {single_line(line)}")
+        sys.exit(format_error(line))
     sys.exit(0)

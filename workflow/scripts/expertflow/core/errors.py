@@ -13,7 +13,7 @@ line on stderr and exit with 1; anything else is a bug and keeps its traceback. 
 attempts of the job end with the same line at once, unless the error is transient.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from expertflow.core.format import show_hidden
 
@@ -48,6 +48,26 @@ class EvaluationError(ExpertflowError):
 
 class Interrupted(Exception):
     """A signal stopped a run; everything needed to resume is saved."""
+
+
+def raise_faults(faults: Iterable[str]) -> None:
+    """Raise a ConfigError of the first fault, if there is one; its notes are the others."""
+    found = list(dict.fromkeys(faults))
+    if found:
+        error = ConfigError(found[0])
+        for fault in found[1:]:
+            error.add_note(fault)
+        raise error
+
+
+def list_faults(error: object) -> list[str]:
+    """List what is wrong by an error or a message: the notes of an error are further faults."""
+    return [str(error), *getattr(error, "__notes__", ())]
+
+
+def format_error(error: object) -> str:
+    """Format an error or a message for a user, a line for each fault."""
+    return "\n".join(f"error: {single_line(fault)}" for fault in list_faults(error))
 
 
 def iter_causes(error: BaseException | None) -> Iterator[BaseException]:
