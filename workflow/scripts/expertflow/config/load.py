@@ -105,21 +105,13 @@ def load_expert(
     manifest = read_yaml(path)
     if not isinstance(manifest, dict):
         raise ConfigError(f"{path}: holds no settings; see config/experts/ for examples")
+    demo = manifest.get("demo", {}) if config["preset"] == "demo" else {}
     # Without overrides first: a fault of the file is told with its line.
-    found = list(find_faults(manifest, schema))
-    faults = [f"{at_line(path, keys)}: {text}" for keys, text in found]
-    demo = manifest.pop("demo", {})
-    # Popped in any case: it is no setting itself.
-    if config["preset"] != "demo":
-        demo = {}
-    merged = merge_settings(manifest, demo) if isinstance(demo, dict) else manifest
-    places = [keys for keys, _ in found]
-    faults += (
-        f"{at_line(path, ['demo', *keys])}: {text}"
-        for keys, text in (find_faults(merged, schema) if demo else ())
-        if keys not in places
-    )
-    raise_faults(faults)
+    raise_faults(_find_faults_of_file(path, manifest, demo))
+    faults = [*_wrong_origins(manifest, path)]
+    # It is no setting itself.
+    manifest.pop("demo", None)
+    merged = merge_settings(manifest, demo)
     merged = merge_settings(merged, {"training": config["training"]})
     own = config["experts"].get(name) or {}
     if "demo" in own:
@@ -131,7 +123,6 @@ def load_expert(
     merged = merge_settings(merged, own)
     where = f"{path} with {'its demo block and ' if demo else ''}overrides"
     check(merged, schema, where=where)
-    faults = [*_wrong_origins(manifest, path)]
     faults += (f"{where}: {fault}" for fault in find_idle_keys(merged))
     result: Settings = with_defaults(merged, schema)
     fields = result["evaluation"]["fields"]
@@ -152,6 +143,17 @@ def load_expert(
     # The last to name a setting wins.
     origins = {key: origin for origin, keys in layers for key in keys}
     return {**result, "preset": "demo" if demo else "full", "setting_origins": origins}
+
+
+def _find_faults_of_file(path: Path, manifest: Settings, demo: Any) -> Iterator[str]:
+    schema, places = read_schema("expert"), []
+    for keys, text in find_faults(manifest, schema):
+        places.append(keys)
+        yield f"{at_line(path, keys)}: {text}"
+    if isinstance(demo, dict) and demo:
+        for keys, text in find_faults(merge_settings(manifest, demo), schema):
+            if keys not in places:
+                yield f"{at_line(path, ['demo', *keys])}: {text}"
 
 
 def training_overrides(told: Settings, expert: str) -> Settings:
