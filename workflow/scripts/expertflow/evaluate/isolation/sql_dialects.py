@@ -225,12 +225,10 @@ def _plain_value(node: Any) -> Any:
 def _read_truth(table: Any, column: Any) -> Any:
     """Return an UPDATE that turns the texts of truth values in Postgres, t and f, into 1 and 0."""
     name = exp.column(column.this.copy())
-    true, false = exp.Literal.string("t"), exp.Literal.string("f")
-    is_true = exp.EQ(this=name.copy(), expression=true.copy())
     return exp.Update(
         this=table.copy(),
-        expressions=[exp.EQ(this=name.copy(), expression=exp.paren(is_true))],
-        where=exp.Where(this=exp.In(this=name, expressions=[true, false])),
+        expressions=[name.eq(exp.paren(name.eq("t")))],
+        where=exp.Where(this=name.isin("t", "f")),
     )
 
 
@@ -239,9 +237,12 @@ def _plain_column(column: Any) -> Any:
     kind = "bool" if declared == "BIT" else column_kind(declared)  # SQL Server has no BOOLEAN
     parts = [one.kind for one in column.constraints]
     kept = [plain for part in parts if (plain := _plain_part(part)) is not None]
-    filled = (exp.AutoIncrementColumnConstraint, exp.GeneratedAsIdentityColumnConstraint)
-    defaults = [part for part in parts if isinstance(part, exp.DefaultColumnConstraint)]
-    if any(isinstance(part, filled) for part in parts) or any(map(_is_computed, defaults)):
+    filled = (
+        exp.AutoIncrementColumnConstraint,
+        exp.DefaultColumnConstraint,
+        exp.GeneratedAsIdentityColumnConstraint,
+    )
+    if any(isinstance(part, filled) and not _plain_default(part) for part in parts):
         # Rows leave it out, and nothing here fills it.
         kept = [one for one in kept if not isinstance(one, exp.NotNullColumnConstraint)]
     return exp.ColumnDef(
@@ -259,21 +260,20 @@ def _plain_part(part: Any) -> Any:
         return type(part)()
     if isinstance(part, exp.Reference):
         return exp.Reference(this=part.this.copy())
-    if isinstance(part, exp.DefaultColumnConstraint) and not _is_computed(part):
-        return exp.DefaultColumnConstraint(this=_default(part).copy())
-    return _plain_check(part)
+    return _plain_default(part) or _plain_check(part)
 
 
-def _default(part: Any) -> Any:
+def _plain_default(part: Any) -> Any:
+    """Return a default that is not computed, or null."""
+    if not isinstance(part, exp.DefaultColumnConstraint):
+        return None
     value = part.this.unnest()
     value = value.this if isinstance(value, exp.Cast) else value
-    # SQLite's has no precision.
-    return exp.CurrentTimestamp() if isinstance(value, exp.CurrentTimestamp) else value
-
-
-def _is_computed(part: Any) -> bool:
+    if isinstance(value, exp.CurrentTimestamp):
+        value = exp.CurrentTimestamp()  # SQLite's has no precision
     plain = (exp.Boolean, exp.CurrentDate, exp.CurrentTimestamp, exp.Literal, exp.National)
-    return not isinstance(_default(part), (*plain, exp.Neg, exp.Null))
+    is_plain = isinstance(value, (*plain, exp.Neg, exp.Null))
+    return exp.DefaultColumnConstraint(this=value.copy()) if is_plain else None
 
 
 def _plain_check(part: Any) -> Any:

@@ -10,7 +10,7 @@ import random
 import re
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import Any
@@ -44,10 +44,8 @@ class StateColumn:
     is_key: bool
 
 
-@dataclass(slots=True)
-class StateTable:
-    name: str
-    columns: list[StateColumn]
+# Columns by the names of tables.
+StateTables = dict[str, list[StateColumn]]
 
 
 @dataclass(slots=True)
@@ -64,32 +62,28 @@ class Conditions:
     n_rows: int = 0
 
 
-def read_tables(connection: sqlite3.Connection) -> list[StateTable]:
+def read_tables(connection: sqlite3.Connection) -> StateTables:
     """List the tables of a database and their columns, as SQLite has understood them."""
     named = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-    names = [name for (name,) in connection.execute(named)]
-    tables = []
-    for name in names[:MAX_TABLES]:
+    tables = {}
+    for (name,) in connection.execute(named).fetchall()[:MAX_TABLES]:
         found = connection.execute("SELECT * FROM pragma_table_xinfo(?)", (name,)).fetchall()
-        columns = [
+        tables[name] = [
             StateColumn(column, column_kind(declared), not (not_null or key), bool(key))
             for _, column, declared, not_null, _, key, hidden in found[:MAX_COLUMNS]
             if not hidden  # nothing can be inserted into generated columns
         ]
-        tables.append(StateTable(name, columns))
     return tables
 
 
-def read_links(
-    connection: sqlite3.Connection, tables: Iterable[StateTable]
-) -> set[tuple[str, str]]:
+def read_links(connection: sqlite3.Connection, tables: StateTables) -> set[tuple[str, str]]:
     """Return pairs of columns that foreign keys link."""
-    found = set()
-    for table in tables:
-        query = 'SELECT "from", "to" FROM pragma_foreign_key_list(?)'
-        for here, there in connection.execute(query, (table.name,)):
-            found.add((here.lower(), (there or here).lower()))
-    return found
+    query = 'SELECT "from", "to" FROM pragma_foreign_key_list(?)'
+    return {
+        (here.lower(), (there or here).lower())
+        for table in tables
+        for here, there in connection.execute(query, (table,))
+    }
 
 
 def column_kind(declared: str) -> str:
@@ -155,19 +149,14 @@ def _constant(literal: Any) -> Any:
 
 
 class StateMaker:
-    """Fills the tables of an empty database."""
+    """Fills the empty tables of a database; ``given`` has values of the data set, if any."""
 
-    def __init__(
-        self,
-        tables: Sequence[StateTable],
-        conditions: Conditions,
-        given: dict[str, list[Any]],
-        links: set[tuple[str, str]],
-    ) -> None:
-        """Take columns' own values, ``given``, where the data set has some, and linked columns."""
-        self._tables, self._given = tables, given
+    def __init__(self, connection: sqlite3.Connection, reference: str) -> None:
+        self.tables = read_tables(connection)
+        self.given = read_values(connection, self.tables)
+        conditions = read_conditions(reference)
         self._n_rows, self._words = conditions.n_rows, conditions.words
-        self._group = _join_links(conditions.links | links)
+        self._group = _join_links(conditions.links | read_links(connection, self.tables))
         self._named: defaultdict[str, list[Any]] = defaultdict(list)
         for column in sorted(conditions.constants):
             values = sorted(conditions.constants[column], key=repr)
@@ -177,62 +166,53 @@ class StateMaker:
     def fill(self, connection: sqlite3.Connection, number: int) -> None:
         """Insert the rows of a state; what a constraint refuses is left out."""
         # Not a secret: the same database is made again for the next answer.
-        rng = random.Random(number)
+        self._rng = random.Random(number)
         size = max(SIZES[number % len(SIZES)], self._n_rows + 2 if number % 2 else 0)
         # Repeated values in every other state: groups, ties and duplicates; else hardly any.
         width = 4 if number % 4 < 2 else 40
         # Keys start at other numbers in other states, so that `id = 1` is not always the first.
         base = 10 * (number % 3)
-        for table in self._tables:
+        for table, columns in self.tables.items():
             # A quoted name may have several words, as in "order details".
-            is_read = self._words.issuperset(_WORD.findall(table.name.lower()))
+            is_read = self._words.issuperset(_WORD.findall(table.lower()))
             n_rows = size if is_read else N_OTHER_ROWS
-            chances = rng.choices(NAMED_CHANCES, k=n_rows)
-            columns = [
-                self._values(one, rng, chances, size=size, width=width, base=base)
-                for one in table.columns
-            ]
+            chances = self._rng.choices(NAMED_CHANCES, k=n_rows)
+            values = [self._values(one, chances, size, width, base) for one in columns]
             marks = ", ".join("?" * len(columns))
-            names = ", ".join(_quote(column.name) for column in table.columns)
-            insert = f"INSERT OR IGNORE INTO {_quote(table.name)} ({names}) VALUES ({marks})"
-            connection.executemany(insert, zip(*columns, strict=True))
+            names = ", ".join(_quote(column.name) for column in columns)
+            insert = f"INSERT OR IGNORE INTO {_quote(table)} ({names}) VALUES ({marks})"
+            connection.executemany(insert, zip(*values, strict=True))
 
     def _values(
-        self,
-        column: StateColumn,
-        rng: random.Random,
-        chances: list[float],
-        *,
-        size: int,
-        width: int,
-        base: int,
+        self, column: StateColumn, chances: list[float], size: int, width: int, base: int
     ) -> list[Any]:
         """Return a column's values, one for each chance that it is one that the reference names."""
-        name, kind, random_value = column.name.lower(), column.kind, rng.random
+        name, kind, random_value = column.name.lower(), column.kind, self._rng.random
         named = self._named.get(self._group.get(name, name))
-        given = self._given.get(name)
+        given = self.given.get(name)
         # Keys of linked tables meet, but for one.
         first, n_values = (base + 1, size + 1) if name in self._group else (0, width + 1)
         values: list[Any] = []
         for place, chance in enumerate(chances):
             if named and random_value() < chance:
-                values.append(self._near(rng.choice(named), kind, rng))
+                values.append(self._near(self._rng.choice(named), kind))
             elif column.nullable and random_value() < NULL_CHANCE:
                 values.append(None)
             elif column.is_key and not named:
                 values.append(_ordinary(kind, base + place + 1, 0.0))
             elif given and random_value() < GIVEN_CHANCE:
-                values.append(rng.choice(given))
+                values.append(self._rng.choice(given))
             else:
                 shift = 0.0 if first else random_value()
                 values.append(_ordinary(kind, first + int(random_value() * n_values), shift))
         return values
 
-    def _near(self, constant: Any, kind: str, rng: random.Random) -> Any:
+    def _near(self, constant: Any, kind: str) -> Any:
         """Return a constant, or half of the time a value beside it."""
+        rng = self._rng
         exact = rng.random() < 0.5
         if kind == "date" or (isinstance(constant, str) and _DATE.match(constant)):
-            return self._near_date(str(constant), rng, exact=exact)
+            return self._near_date(str(constant), exact=exact)
         if kind == "bool" and constant in (0, 1):
             return constant if exact else 1 - constant
         if isinstance(constant, int | float):
@@ -246,8 +226,8 @@ class StateMaker:
             return text
         return rng.choice((text, text.upper(), text.lower(), text.title(), text + "x", text[:-1]))
 
-    def _near_date(self, constant: str, rng: random.Random, *, exact: bool) -> str:
-        found, year = _DATE.match(constant), _YEAR.match(constant)
+    def _near_date(self, constant: str, *, exact: bool) -> str:
+        found, year, rng = _DATE.match(constant), _YEAR.match(constant), self._rng
         try:
             if found:
                 day = date(*map(int, found.groups()))
@@ -285,14 +265,12 @@ def _join_links(links: Iterable[tuple[str, str]]) -> dict[str, str]:
     return group
 
 
-def read_values(
-    connection: sqlite3.Connection, tables: Iterable[StateTable]
-) -> dict[str, list[Any]]:
+def read_values(connection: sqlite3.Connection, tables: StateTables) -> dict[str, list[Any]]:
     """Return some values of each column of a database that has rows, by name in lower case."""
     found: dict[str, list[Any]] = {}
-    for table in tables:
-        for column in table.columns:
-            query = f"SELECT DISTINCT {_quote(column.name)} FROM {_quote(table.name)} LIMIT ?"
+    for table, columns in tables.items():
+        for column in columns:
+            query = f"SELECT DISTINCT {_quote(column.name)} FROM {_quote(table)} LIMIT ?"
             values = [value for (value,) in connection.execute(query, (MAX_GIVEN_VALUES,))]
             found.setdefault(column.name.lower(), []).extend(values)
     return {name: values for name, values in found.items() if values}

@@ -16,18 +16,13 @@ from expertflow.evaluate.isolation.sql_dialects import (
     UnusableError,
     likely_dialects,
 )
-from expertflow.evaluate.isolation.sql_states import (
-    StateMaker,
-    read_conditions,
-    read_links,
-    read_tables,
-    read_values,
-)
+from expertflow.evaluate.isolation.sql_states import StateMaker
 from expertflow.evaluate.isolation.sql_worker import (
     Limits,
     allow_budget,
     clean_query,
     is_ordered,
+    judge_rows,
     limit_connection,
     run_guarded,
 )
@@ -61,18 +56,14 @@ class Suite:
         self._reference = self._translator.translate_query(reference)
         self._ordered = is_ordered(clean_query(self._reference))
         self.states: list[State] = []
-        tables = read_tables(given)
-        if not tables:
+        maker = StateMaker(given, self._reference)
+        if not maker.tables:
             raise UnusableError("its schema has no table")
-        values = read_values(given, tables)
-        if values:
+        if maker.given:
             self._add(given, is_given=True)
         # Tables, views and indexes in the order of their creation, without rows.
         own = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
         layout = [sql for (sql,) in given.execute(own)]
-        maker = StateMaker(
-            tables, read_conditions(self._reference), values, read_links(given, tables)
-        )
         for number in range(N_STATES):
             made = _open(limits)
             for statement in layout:
@@ -90,11 +81,9 @@ class Suite:
             return "syntax_error", str(error)
         for number, state in enumerate(self.states):
             found, _ = run_guarded(state.connection, prediction, self._limits)
-            if found.kind != "rows":
-                return found.kind, found.detail
-            same = same_rows(found.rows, state.wanted.rows, ordered=state.ordered)
-            if not same or found.n_columns != state.wanted.n_columns:
-                return ("wrong_elsewhere" if number else "wrong_rows"), ""
+            kind, detail = judge_rows(found, state.wanted, ordered=state.ordered)
+            if kind != "correct":
+                return ("wrong_elsewhere" if number and kind == "wrong_rows" else kind), detail
         return "correct", ""
 
     def close(self) -> None:

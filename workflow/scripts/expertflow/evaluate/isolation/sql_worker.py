@@ -219,6 +219,13 @@ def _failure(error: sqlite3.Error, denied: Sequence[str]) -> QueryAnswer:
     return QueryAnswer(kind, one_line(error))
 
 
+def judge_rows(found: QueryAnswer, wanted: QueryAnswer, *, ordered: bool) -> tuple[str, str]:
+    if found.kind != "rows":
+        return found.kind, found.detail
+    same = same_rows(found.rows, wanted.rows, ordered=ordered)
+    return "correct" if same and found.n_columns == wanted.n_columns else "wrong_rows", ""
+
+
 def main(options: dict[str, Any]) -> None:
     limits = Limits(**options)
     reader, ordered, suite = Reader(limits), False, None
@@ -248,9 +255,6 @@ def main(options: dict[str, Any]) -> None:
             wanted = reader.run_query(message["reference"], database)
             return wanted.kind, wanted.detail
         found = reader.run_query(message["prediction"], database)
-        if found.kind != "rows":
-            return found.kind, found.detail
-        same = same_rows(found.rows, wanted.rows, ordered=ordered)
-        return "correct" if same and found.n_columns == wanted.n_columns else "wrong_rows", ""
+        return judge_rows(found, wanted, ordered=ordered)
 
     serve_messages(answer, memory_bytes=limits.memory_bytes, cpu_s=limits.cpu_s)
