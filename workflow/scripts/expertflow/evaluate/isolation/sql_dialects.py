@@ -19,36 +19,29 @@ from expertflow.evaluate.isolation.sql_states import column_kind
 DIALECTS = ("postgres", "mysql", "tsql", "oracle", "bigquery", "snowflake")
 # What only one of them writes.
 _MARKS = {
-    "mysql": re.compile(
-        r"`|\bAUTO_INCREMENT\b|\bENGINE\s*=|\bON UPDATE CURRENT_|^DELIMITER\b"
-        # A key among the columns; a column of that name has a type, ``key VARCHAR(9)``.
-        r"|,\s*(?:(?:FULLTEXT|SPATIAL|UNIQUE)\s+)?(?:INDEX|KEY)\s+\w+\s*\(\s*[a-z_]",
-        re.IGNORECASE | re.MULTILINE,
-    ),
-    "postgres": re.compile(
-        r"\bSET client_encoding\b|\bpg_catalog\.|\bOWNER TO\b|^COPY\s|\bplpgsql\b",
-        re.IGNORECASE | re.MULTILINE,
-    ),
-    "tsql": re.compile(
-        r"\[[a-z_]\w*\]|\bIDENTITY\s*\(|\bNVARCHAR\b|^\s*GO\s*$", re.IGNORECASE | re.MULTILINE
-    ),
+    "mysql": r"`|\bAUTO_INCREMENT\b|\bENGINE\s*=|\bON UPDATE CURRENT_|^DELIMITER\b"
+    # A key among the columns; a column of that name has a type, ``key VARCHAR(9)``.
+    r"|,\s*(?:(?:FULLTEXT|SPATIAL|UNIQUE)\s+)?(?:INDEX|KEY)\s+\w+\s*\(\s*[a-z_]",
+    "postgres": r"\bSET client_encoding\b|\bpg_catalog\.|\bOWNER TO\b|^COPY\s|\bplpgsql\b",
+    "tsql": r"\[[a-z_]\w*\]|\bIDENTITY\s*\(|\bNVARCHAR\b|^\s*GO\s*$",
 }
-# SQL Server ends no statement with a semicolon: its tools read lines.
-_TSQL_NOISE = re.compile(
-    r"^[ \t]*(?:SET[ \t]+IDENTITY_INSERT\b.*|GO[ \t\r]*)$|^(?=[ \t]*(?:ALTER|CREATE|INSERT)\b)",
-    re.IGNORECASE | re.MULTILINE,
-)
-_TSQL_OPTIONS = re.compile(
-    r"\bTEXTIMAGE_ON\s+\[?\w+\]?|\bWITH\s+(?:NO)?CHECK\b(?=\s+ADD\b)"
-    r"|,\s*INDEX\s+\[?\w+\]?\s+(?:UNIQUE\s+)?(?:NON)?CLUSTERED\s*\([^()]*\)",
-    re.IGNORECASE,
-)
-# Triggers and routines, whose bodies hold semicolons: a batch of SQL Server's, and what MySQL's
-# client reads up to another mark. They fill no table, as a dump's rows are final.
-_ROUTINES = {
-    "tsql": r"^[ \t]*CREATE\s+(?:OR\s+ALTER\s+)?(?:FUNCTION|PROC|PROCEDURE|TRIGGER)\b"
-    r".*?(?=^[ \t]*GO[ \t\r]*$|\Z)",
-    "mysql": r"^DELIMITER[ \t]+(?!;[ \t\r]*$).*?(?:^DELIMITER[ \t]+;[ \t\r]*$|\Z)",
+# What sqlglot does not parse, with what stands for it. Triggers and routines hold semicolons: a
+# batch of SQL Server's, and what MySQL's client reads up to another mark. They fill no table, as a
+# dump's rows are final.
+_REWRITES = {
+    "mysql": ((r"^DELIMITER[ \t]+(?!;[ \t\r]*$).*?(?:^DELIMITER[ \t]+;[ \t\r]*$|\Z)", ""),),
+    "tsql": (
+        (
+            r"^[ \t]*CREATE\s+(?:OR\s+ALTER\s+)?(?:FUNCTION|PROC|PROCEDURE|TRIGGER)\b"
+            r".*?(?=^[ \t]*GO[ \t\r]*$|\Z)",
+            "",
+        ),
+        # SQL Server ends no statement with a semicolon: its tools read lines.
+        (r"^[ \t]*(?:SET[ \t]+IDENTITY_INSERT\b[^\n]*|GO[ \t\r]*)$", ";"),
+        (r"^(?=[ \t]*(?:ALTER|CREATE|INSERT)\b)", ";"),
+        (r"\bTEXTIMAGE_ON\s+\[?\w+\]?|\bWITH\s+(?:NO)?CHECK\b(?=\s+ADD\b)", ""),
+        (r",\s*INDEX\s+\[?\w+\]?\s+(?:UNIQUE\s+)?(?:NON)?CLUSTERED\s*\([^()]*\)", ""),
+    ),
 }
 _ROUTINE = re.compile(
     r"(?:OR\s+REPLACE\s+)?(?:DEFINER\s*=\s*\S+\s+)?(?:EVENT|EXTENSION|FUNCTION|PROCEDURE|TRIGGER)\b",
@@ -72,7 +65,9 @@ class UnusableError(Exception):
 
 def likely_dialects(schema: str) -> list[str]:
     """Return the dialects whose marks a schema bears, or all: queries on it are read in one."""
-    return [name for name, mark in _MARKS.items() if mark.search(schema)] or list(DIALECTS)
+    return [name for name, mark in _MARKS.items() if re.search(mark, schema, re.I | re.M)] or list(
+        DIALECTS
+    )
 
 
 class Translator:
@@ -134,10 +129,8 @@ class Translator:
 
 def _simplify_text(text: str, dialect: str) -> str:
     """Take out of a dump, or put in other words, what sqlglot does not parse."""
-    if dialect in _ROUTINES:
-        text = re.sub(_ROUTINES[dialect], "", text, flags=re.I | re.M | re.S)
-    if dialect == "tsql":
-        text = _TSQL_OPTIONS.sub("", _TSQL_NOISE.sub(";", text))
+    for pattern, other in _REWRITES.get(dialect, ()):
+        text = re.sub(pattern, other, text, flags=re.I | re.M | re.S)
     if dialect == "postgres":
         text = _COPY.sub(_insert_copied, text)
         if re.search(r"^COPY\s", text, re.I | re.M):
