@@ -9,7 +9,7 @@ the last number, ... Places are generic, as nothing here knows the task of a pro
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import chain, zip_longest
 from math import isqrt, log
 
@@ -117,13 +117,6 @@ class Slot(Record, frozen=True):
 Template = tuple[str | Slot, ...]
 
 
-def fill_template(template: Template, places: Places) -> str:
-    return "".join(
-        part if isinstance(part, str) else CASES[part.case](places.get(part.place, ""))
-        for part in template
-    )
-
-
 class TemplateMaker:
     """Turns answers into templates; text that is more common than its places stays literal."""
 
@@ -136,21 +129,19 @@ class TemplateMaker:
             pieces = _pieces(example.reference, slots)
             # Counts how often each text, and each place, is part of an answer.
             self._usual.update({*pieces, *(slot for one in pieces for slot in slots.get(one, ()))})
-        self._made: dict[tuple[str, str], Template] = {}
-
-    def find_template(self, example: Example) -> Template:
-        key = example.prompt, example.reference
-        if key not in self._made:
-            self._made[key] = self._make(example)
-        return self._made[key]
+        self.find_template = cache(self._make)
 
     def answer_with(self, template: Template, example: Example) -> str:
-        return fill_template(template, self.finder.find_places(example.prompt))
+        places = self.finder.find_places(example.prompt)
+        return "".join(
+            part if isinstance(part, str) else CASES[part.case](places.get(part.place, ""))
+            for part in template
+        )
 
-    def _make(self, example: Example) -> Template:
-        slots = self._slots(example.prompt)
+    def _make(self, prompt: str, reference: str) -> Template:
+        slots = self._slots(prompt)
         parts: list[str | Slot] = []
-        for piece in _pieces(example.reference, slots):
+        for piece in _pieces(reference, slots):
             # The text itself is first, so it wins a tie with its places.
             choices: list[str | Slot] = [piece, *slots.get(piece, ())]
             part = max(choices, key=lambda choice: self._usual[choice])
@@ -243,7 +234,7 @@ def _constants(fitted: Sequence[Example], n: int) -> list[str]:
 
 def _frequent_templates(maker: TemplateMaker) -> list[Template]:
     """Return the recurring templates with the most exact matches, which cost no judgment."""
-    counts = Counter(maker.find_template(example) for example in maker.examples)
+    counts = Counter(maker.find_template(one.prompt, one.reference) for one in maker.examples)
     often = [form for form, count in counts.most_common(MAX_TEMPLATES) if count > 1]
     exact = dict.fromkeys(often, 0)
     for example in maker.examples:
@@ -264,7 +255,8 @@ def _nearest(maker: TemplateMaker) -> list[BaselinePredictor]:
         return maker.examples[index.find_nearest(example.prompt)]
 
     def fill_in(example: Example) -> str:
-        return maker.answer_with(maker.find_template(nearest(example)), example)
+        near = nearest(example)
+        return maker.answer_with(maker.find_template(near.prompt, near.reference), example)
 
     given = "answers as the training question with the most like words (TF-IDF)"
     filled = (

@@ -6,9 +6,11 @@ import random
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -199,12 +201,10 @@ def _continued(
     lm: PreTrainedModel, prompts: Ids, rooms: list[int], engine: Encoder, spec: GenerationSpec
 ) -> Ids:
     """Return the ids that follow each prompt, at most its room, padded to equal length."""
-    config, longest = lm.generation_config, max(map(len, prompts))
-    ids = torch.full((len(prompts), longest), config.pad_token_id, dtype=torch.long)  # [B, L]
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
-        mask[row, longest - len(prompt) :] = 1
+    config, rows = lm.generation_config, [torch.tensor(prompt) for prompt in prompts]
+    pad = partial(pad_sequence, batch_first=True, padding_side="left")  # [B, L]
+    ids, mask = pad(rows, padding_value=config.pad_token_id), pad(list(map(torch.ones_like, rows)))
+    longest = ids.shape[1]
     processors = LogitsProcessorList()
     if spec.decoding.temperature > 0:
         processors.append(Draws(spec.decoding, prompts, spec.seed))

@@ -19,6 +19,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from expertflow.core.errors import EvaluationError
 from expertflow.core.records import Record
 
@@ -149,14 +151,8 @@ def _command(program: Path, limits: SandboxLimits) -> list[str]:
 
 
 def _n_threads_of(uid: int) -> int:
-    n = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if folder.stat().st_uid == uid:
-                n += sum(1 for _ in (folder / "task").iterdir())
-        except OSError:
-            continue
-    return n
+    running = [one.info for one in psutil.process_iter(["num_threads", "uids"])]
+    return sum(one["num_threads"] for one in running if one["uids"] and one["uids"].real == uid)
 
 
 def _libraries(program: Path) -> set[str]:
