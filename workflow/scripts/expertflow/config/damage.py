@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -62,11 +63,10 @@ class Problem(NamedTuple):
 
 
 class Check(NamedTuple):
-    """``find`` reads ``paths`` and returns a problem or null; ``known`` is one without reading."""
+    """``find`` reads ``paths`` and returns a problem or null."""
 
     paths: tuple[Path, ...]
-    find: Callable[[], Problem | None] | None = None
-    known: Problem | None = None
+    find: Callable[[], Problem | None] = lambda: None
 
     @property
     def n_bytes(self) -> int:
@@ -83,12 +83,12 @@ def find_problems(folder: Path) -> tuple[list[Problem], str]:
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading", total=sum(check.n_bytes for check in checks))
-        found = []
+        problems = []
         for check in checks:
             n_bytes = check.n_bytes
-            found.append(check.known if check.find is None else check.find())
+            if (problem := check.find()) is not None:
+                problems.append(problem)
             bar.advance(task, n_bytes)
-    problems = [problem for problem in found if problem is not None]
     n_bytes = sum(check.n_bytes for check in checks)
     kinds = Counter(problem.kind for problem in problems)
     counts = [f"{kinds[kind]} {kind}" for kind in ("damaged", "missing", "unknown") if kinds[kind]]
@@ -123,7 +123,7 @@ def list_checks() -> list[Check]:
         is_told = _is_like(path, UNNAMED) or _came_with_bundle(path)
         if not (is_told or (is_partial and busy)):
             why = KILLED if is_partial else "no record names it"
-            checks.append(Check((path,), known=Problem(path, "unknown", why)))
+            checks.append(Check((path,), partial(Problem, path, "unknown", why)))
     return checks
 
 
@@ -151,15 +151,14 @@ def _checks_by(path: Path) -> Iterator[Check]:
     if fnmatch(path.name, SIDECARS):
         yield from _by_sidecar(path)
     elif _is_like(path, SEALED):
-        yield Check((path,), lambda: _check_seal(path))
+        yield Check((path,), partial(_check_seal, path))
         if path.name == "outcome.json":
             yield from _by_outcome(path)
     elif _is_like(path, HISTORIES):
-        yield Check((path,), lambda: _check_lines(path))
+        yield Check((path,), partial(_check_lines, path))
     elif path.name == "progress.json" and path.parent.parent.name == "checkpoints":
-        folder = path.parent
-        paths = (path, *(folder / name for name in TENSORS))
-        yield Check(paths, lambda: _check_checkpoint(folder))
+        paths = (path, *(path.with_name(name) for name in TENSORS))
+        yield Check(paths, partial(_check_checkpoint, path.parent))
 
 
 def _by_sidecar(path: Path) -> Iterator[Check]:
@@ -168,7 +167,7 @@ def _by_sidecar(path: Path) -> Iterator[Check]:
     try:
         sidecar = read_record(Sidecar, path)
     except (DataError, OSError) as error:
-        yield Check((path, record), known=Problem(path, "damaged", _reason_of(error), unit))
+        yield Check((path, record), partial(Problem, path, "damaged", _reason_of(error), unit))
         return
     yield Check((path,))
     is_opened = Path(*path.parts[:2], OPENED).is_file()

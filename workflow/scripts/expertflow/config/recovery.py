@@ -22,7 +22,7 @@ from expertflow.config.run_lock import try_hold
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file, sha256_json, sha256_text, sidecar_of
 from expertflow.core.records import read_record
-from expertflow.core.sidecars import Sidecar, was_there_before
+from expertflow.core.sidecars import Sidecar, record_of, was_there_before
 
 # The folders below that of an expert which hold records, each beside its sidecar.
 FOLDERS = {str(PurePath(stage.pattern).parent) for stage in CHAIN}
@@ -55,7 +55,7 @@ def corrupt_records(results: Path, expert: str = "*") -> Iterator[Path]:
     """Yield records and sidecars that are not JSON, and records whose sidecar is not."""
     for folder in sorted(FOLDERS):
         for sidecar in sorted(results.glob(f"{expert}/{folder}/.*.json.fingerprint")):
-            record = sidecar.with_name(sidecar.name[1:].removesuffix(".fingerprint"))
+            record = record_of(sidecar)
             is_whole = _is_json(sidecar)
             if record.is_file() and not (is_whole and _is_json(record)):
                 yield record

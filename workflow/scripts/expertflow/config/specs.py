@@ -1,10 +1,11 @@
 """The settings that each rule reads, and nothing more.
 
 A rule reruns when its spec changes, so a setting belongs into the spec of the first rule that reads
-it and into no other. The function behind a rule has the rule's name.
+it and into no other. The function behind a rule has the rule's name, also in ``DERIVED``.
 """
 
 import contextlib
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,10 +31,8 @@ from expertflow.data.settings import (
 )
 from expertflow.evaluate.records import OWN_TASK, EvaluationSpec, GenerationSpec
 from expertflow.export.records import ExportSpec
-from expertflow.plan.records import PlanSpec
 from expertflow.rental.bundle.records import BundleSpec
 from expertflow.staging.records import StageSpec
-from expertflow.studies.records import AblationSpec, VariantSpec
 from expertflow.tokens.records import TOKENIZER_FILES, PackingSpec, TokenizerSpec, TokenSpec
 from expertflow.train.records import ModelSpec
 
@@ -50,12 +49,23 @@ DECIDED = (
 )  # fmt: skip
 
 
+# What follows from the plan's spec or the ablation's.
+DERIVED: dict[str, Callable[[ConfiguredExpert, Any], Any]] = {
+    "plan_training": lambda expert, _: expert.plan_spec,
+    "calibrate_expert": lambda expert, _: calibration_spec(expert.plan_spec),
+    "tune_expert": lambda expert, _: tuning_spec(expert.plan_spec),
+    "ablate_expert": lambda expert, _: expert.ablation,
+    "ablate_variant": lambda expert, wildcards: variant_spec(expert.ablation, wildcards.variant),
+}
+
+
 def spec_text(rule: str, expert: ConfiguredExpert, wildcards: Any) -> str:
     """Return a rule's settings as canonical JSON, which Snakemake compares.
 
     A rule without a function here reads none.
     """
-    spec = globals().get(rule, lambda expert, _: {"expert": expert.name})
+    functions = globals() | DERIVED
+    spec = functions.get(rule, lambda expert, _: {"expert": expert.name})
     return canonical_json(to_json(spec(expert, wildcards)))
 
 
@@ -125,46 +135,29 @@ def deduplicate_documents(expert: ConfiguredExpert, _: Any) -> DeduplicateSpec:
 
 
 def prepare_model(expert: ConfiguredExpert, _: Any) -> ModelSpec:
-    settings = expert.settings
-    return _fill(
-        ModelSpec,
-        settings,
-        settings["builtin"],
-        settings["data"],
-        revision=settings["model_revision"],
-        license=settings["model_license"],
-        seed=expert.training.seed,
-        content=_model_content(expert, of_tokenizer=False),
-    )
+    own = {"license": expert.settings["model_license"], "seed": expert.training.seed}
+    return _fill_of_model(ModelSpec, expert, of_tokenizer=False, **own)
 
 
 def prepare_tokenizer(expert: ConfiguredExpert, _: Any) -> TokenizerSpec:
-    settings = expert.settings
-    return _fill(
-        TokenizerSpec,
-        settings,
-        settings["builtin"],
-        settings["data"],
-        revision=settings["model_revision"],
-        content=_model_content(expert, of_tokenizer=True),
-    )
+    return _fill_of_model(TokenizerSpec, expert, of_tokenizer=True)
 
 
-def _model_content(expert: ConfiguredExpert, *, of_tokenizer: bool) -> dict[str, str]:
-    """Hash the user's files of the tokenizer, or those of the model that are not its tokenizer's.
+def _fill_of_model(cls: type[S], expert: ConfiguredExpert, *, of_tokenizer: bool, **own: Any) -> S:
+    """Fill the spec of a tokenizer, or of a model, with hashes of the user's files of it alone.
 
     Other weights beside the same tokenizer give the same tokens.
     """
-    template = str(Path(expert.settings["data"]["chat_template"]))
+    settings = expert.settings
+    places = settings, settings["builtin"], settings["data"]
+    template = str(Path(settings["data"]["chat_template"]))
 
     def is_tokenizers(place: str) -> bool:
         return place == template or any(map(Path(place).match, TOKENIZER_FILES))
 
-    return {
-        place: sha256
-        for place, sha256 in expert.hash_content(expert.model_files).items()
-        if is_tokenizers(place) == of_tokenizer
-    }
+    files = expert.hash_content(expert.model_files).items()
+    content = {place: sha256 for place, sha256 in files if is_tokenizers(place) == of_tokenizer}
+    return _fill(cls, *places, revision=settings["model_revision"], content=content, **own)
 
 
 def pretokenize_shard(expert: ConfiguredExpert, _: Any) -> TokenSpec:
@@ -186,26 +179,6 @@ def pack_sequences(expert: ConfiguredExpert, _: Any) -> PackingSpec:
     training, data = expert.settings["training"], expert.settings["data"]
     length = expert.training.max_seq_length
     return _fill(PackingSpec, training, data, sequence_length_tokens=length)
-
-
-def plan_training(expert: ConfiguredExpert, _: Any) -> PlanSpec:
-    return expert.plan_spec
-
-
-def calibrate_expert(expert: ConfiguredExpert, _: Any) -> PlanSpec:
-    return calibration_spec(expert.plan_spec)
-
-
-def tune_expert(expert: ConfiguredExpert, _: Any) -> PlanSpec:
-    return tuning_spec(expert.plan_spec)
-
-
-def ablate_variant(expert: ConfiguredExpert, wildcards: Any) -> VariantSpec:
-    return variant_spec(expert.ablation, wildcards.variant)
-
-
-def ablate_expert(expert: ConfiguredExpert, _: Any) -> AblationSpec:
-    return expert.ablation
 
 
 def stage_to_nvme(expert: ConfiguredExpert, _: Any) -> StageSpec:

@@ -91,17 +91,14 @@ def _parse_stage(function: Callable[..., Any]) -> argparse.Namespace:
     args = parser.parse_args()
     args.spec_text = args.spec
     args.spec = spec_from_text(hints.get("spec", Any), args.spec)
-    paths = [path for name in kinds for path in _paths_in(getattr(args, name))]
+    given = (getattr(args, name) for name in kinds)
+    files = [one for value in given for one in (value if isinstance(value, list) else [value])]
+    paths = [file for file in files if isinstance(file, Path)]
     # What an earlier attempt of the job left is no input.
     args.read = check_inputs(paths, made=[args.output, *args.files])
     for name, kind in kinds.items():
         setattr(args, name, _read(kind, getattr(args, name)))
     return args
-
-
-def _paths_in(value: Any) -> list[Path]:
-    given = value if isinstance(value, list) else [value]
-    return [path for path in given if isinstance(path, Path)]
 
 
 def _kind_of(hint: Any) -> tuple[type, bool, bool]:

@@ -56,7 +56,6 @@ class SettingInfo(NamedTuple):
     kind: Any
     schema: JsonSchema
     plain_schema: JsonSchema
-    default: Any
     text: str
     affects: tuple[Affected, ...]
     neutral: Any
@@ -121,7 +120,6 @@ def list_settings(cls: type[msgspec.Struct]) -> Iterator[SettingInfo]:
             kind=kind,
             schema=_schema(kind, meta, nullable=nullable, default=default),
             plain_schema=_schema(kind, meta, nullable=False, default=msgspec.NODEFAULT),
-            default=default,
             text=meta.description or "",
             neutral=default if neutral is ... else neutral,
             **{name: extra[name] for name in ("affects", "auto", "by_hand", "reported")},
