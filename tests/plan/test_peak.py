@@ -211,6 +211,8 @@ def test_a_given_micro_batch_beyond_the_card_is_refused_with_the_most_rows_that_
         chosen(traced(9 * GIB, 9 * GIB), batch_size=2)
     with pytest.raises(HardwareError, match="set gradient_checkpointing to auto, or use a larger"):
         chosen(traced(kept=9 * GIB, checkpointed=GIB), gradient_checkpointing=False)
+    with pytest.raises(HardwareError, match="has less; use a larger"):
+        chosen(traced(9 * GIB, 9 * GIB), gradient_checkpointing=False)
 
 
 def test_8b_is_trained_as_a_whole_on_80_gb_in_bf16_alone() -> None:

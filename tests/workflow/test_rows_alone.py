@@ -51,6 +51,14 @@ def test_a_failure_is_one_line_and_leaves_what_was_rejected(place: Path) -> None
     (place / "one.txt").unlink()
     assert code == 1 and "too few to hold one out" in problem
     assert "results/" not in problem and problem.endswith("add records\n")
+    for given, reason in {
+        ("--length", "4"): "key 'training.max_seq_length' is 4",
+        ("--text", "{a"): "source files, text: template '{a': expected '}'",
+    }.items():
+        code, _, problem = pretokenize(place, *given)
+        assert code == 1 and problem.startswith(f"error: {reason}")
+    code, _, problem = pretokenize(place, "--cores", "0")
+    assert code == 2 and "--cores: give at least 1" in problem
     code, _, problem = pretokenize(place, "--prompt", "{question}")
     assert code == 2
     assert "give --prompt and --completion, or --text, or --messages" in problem

@@ -34,6 +34,9 @@ def main() -> None:
     given = {name: value for name in TEMPLATES if (value := getattr(args, name)) is not None}
     if set(given) not in ({"prompt", "completion"}, {"text"}, {"messages"}, set()):
         parser.error("give --prompt and --completion, or --text, or --messages")
+    if args.cores < 1:
+        # Snakemake would wait for a core forever.
+        parser.error("--cores: give at least 1")
     request = PackRequest(
         files=args.input,
         tokenizer=args.tokenizer,

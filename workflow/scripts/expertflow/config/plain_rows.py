@@ -30,7 +30,10 @@ LEAST = {
     "intermediate_size": 8,
 }
 # Where the chain points to files of its folder, which is gone when the message is read.
-OF_THE_FOLDER = re.compile(r"; see [^;\s]+|,? or check what was rejected in \S+")
+OF_THE_FOLDER = re.compile(
+    rf"^config/experts/{EXPERT}\.json(:\d+| with overrides)?: |; see [^;\s]+"
+    r"|,? or check what was rejected in \S+"
+)
 REJECTED = "*.rejected.jsonl"
 
 

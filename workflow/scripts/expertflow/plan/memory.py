@@ -363,7 +363,7 @@ def _refuse(draft: PlanDraft, *, checkpoint: bool) -> NoReturn:
     needed = (peak_bytes(draft, 1, checkpoint=checkpoint) or 0) / GIB
     ways = suggest_smaller(draft.spec, draft.facts, draft.gpu)
     ways += ", or a shorter max_seq_length"
-    if not checkpoint:
+    if not checkpoint and _fits(draft, 1, checkpoint=True):
         ways = f"set gradient_checkpointing to auto, or {ways}"
     raise HardwareError(
         f"one row of {draft.packing.sequence_length_tokens} tokens needs {needed:.1f} GiB and"
