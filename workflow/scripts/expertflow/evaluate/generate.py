@@ -1,8 +1,8 @@
 """Answer held-out questions in batches: Transformers generates, sampling and endings are ours."""
 
 import logging
-import math
 import random
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -87,10 +87,8 @@ def generate_answers(
     """
     lm, engine = causal_lm(model), codec.engine
     ends = end_ids(lm.generation_config, codec.end_id, codec.pad_id)
-    n_positions, batch_size = positions_of(lm.config), spec.batch_size
-    rooms = [spec.max_new_tokens] * len(prompts)
-    if n_positions is not None:
-        rooms = [max(0, min(spec.max_new_tokens, n_positions - len(p))) for p in prompts]
+    n_positions, batch_size = positions_of(lm.config) or sys.maxsize, spec.batch_size
+    rooms = [max(0, min(spec.max_new_tokens, n_positions - len(p))) for p in prompts]
     found: dict[int, Answer] = {}
     for i in (i for i, room in enumerate(rooms) if room == 0):
         why = f"the prompt's {len(prompts[i])} tokens leave the model no position to answer in"
@@ -99,7 +97,7 @@ def generate_answers(
     # Prompts of similar length share a batch, to reduce padding.
     waiting = sorted((i for i in range(len(prompts)) if rooms[i]), key=lambda i: len(prompts[i]))
     # A row that is done goes on beside the others.
-    last = n_positions if n_positions and _has_learned_positions(lm, n_positions) else math.inf
+    last = n_positions if _has_learned_positions(lm, n_positions) else sys.maxsize
     progress = ProgressPrinter("answering", total=len(waiting), unit="questions")
     with torch.inference_mode(), generation_mode(lm, ends=ends, pad_id=codec.pad_id):
         while waiting:

@@ -12,11 +12,11 @@ import os
 import selectors
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import psutil
@@ -54,17 +54,12 @@ class Sandbox:
 
     def __init__(self, program: Path, limits: SandboxLimits) -> None:
         self._limits = limits
-        self._scratch: Path | None = None
-        with ExitStack() as undo:
-            undo.callback(self.close)
-            program = self._reachable(program.resolve())
-            self._command = _command(program, limits)
-            undo.pop_all()
+        self._scratch: TemporaryDirectory[str] | None = None
+        self._command = _command(self._reachable(program.resolve()), limits)
 
     def close(self) -> None:
         if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            self._scratch = None
+            self._scratch.cleanup()
 
     def start(self, arguments: Sequence[str], files: Sequence[int]) -> "subprocess.Popen[bytes]":
         """Start a program, which has the open ``files`` under the same numbers."""
@@ -99,9 +94,10 @@ class Sandbox:
         folders_open = all(parent.stat().st_mode & 0o001 for parent in program.parents)
         if not _is_root() or (folders_open and program.stat().st_mode & 0o005 == 0o005):
             return program
-        self._scratch = Path(tempfile.mkdtemp(prefix="expertflow-sandbox-"))
-        self._scratch.chmod(0o755)
-        copy = self._scratch / program.name
+        self._scratch = TemporaryDirectory(prefix="expertflow-sandbox-", ignore_cleanup_errors=True)
+        folder = Path(self._scratch.name)
+        folder.chmod(0o755)
+        copy = folder / program.name
         shutil.copyfile(program, copy)
         copy.chmod(0o755)
         return copy

@@ -59,11 +59,11 @@ class Suite:
         maker = StateMaker(given, self._reference)
         if not maker.tables:
             raise UnusableError("its schema has no table")
-        if maker.given:
-            self._add(given, is_given=True)
         # Tables, views and indexes in the order of their creation, without rows.
         own = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
         layout = [sql for (sql,) in given.execute(own)]
+        if maker.given:
+            self._add(given, is_given=True)
         for number in range(N_STATES):
             made = _open(limits)
             for statement in layout:

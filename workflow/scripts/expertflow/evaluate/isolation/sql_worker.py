@@ -77,29 +77,25 @@ class Reader:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._open: tuple[Path, sqlite3.Connection] | None = None
+        self._open: dict[Path, sqlite3.Connection] = {}
 
     def run_query(self, query: str, database: Path) -> QueryAnswer:
         """Run one SELECT and return its rows; any other outcome is a kind of failure."""
         try:
-            connection = self._connect(database)
+            if database not in self._open:
+                self.close()
+                self._open[database] = _connect(database, self._limits)
         except sqlite3.Error as error:
             return _failure(error, ())
-        answer, is_harmless = run_guarded(connection, query, self._limits)
+        answer, is_harmless = run_guarded(self._open[database], query, self._limits)
         if not is_harmless:
             self.close()
         return answer
 
     def close(self) -> None:
-        if self._open is not None:
-            self._open[1].close()
-            self._open = None
-
-    def _connect(self, database: Path) -> sqlite3.Connection:
-        if self._open is None or self._open[0] != database:
-            self.close()
-            self._open = database, _connect(database, self._limits)
-        return self._open[1]
+        for connection in self._open.values():
+            connection.close()
+        self._open.clear()
 
 
 def run_guarded(

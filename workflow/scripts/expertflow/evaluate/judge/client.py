@@ -125,11 +125,9 @@ class JudgeClient:
         raise JudgeError("HTTP 400")
 
     async def _wait(self) -> None:
-        while (wait_s := self._not_before - time.monotonic()) > 0:
-            if self._not_before >= self._deadline:
-                break
-            await asyncio.sleep(wait_s)
-        if max(time.monotonic(), self._not_before) >= self._deadline:
+        while (now := time.monotonic()) < self._not_before < self._deadline:
+            await asyncio.sleep(self._not_before - now)
+        if max(now, self._not_before) >= self._deadline:
             raise JudgeError("the time for the whole judging is used up", is_final=True)
 
     async def _send(self, messages: Sequence[dict[str, str]], newer: bool) -> JudgeReply | None:
