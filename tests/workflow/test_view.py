@@ -99,6 +99,17 @@ def test_a_dry_run_lists_jobs_with_their_reasons(capsys: pytest.CaptureFixture[s
     ]
 
 
+# What a bar of a library's progress leaves comes after its last word.
+TOLD_TO_STOP = """
+import atexit
+from expertflow.core import cli, errors
+def main():
+    raise errors.Interrupted("signal 15")
+atexit.register(print, "Loading weights: 100%")
+cli.run(main, interrupted="it starts anew")
+"""
+
+
 @pytest.mark.chain
 def test_a_run_into_a_pipe(space: Workspace) -> None:
     done = space.snakemake(REPORT, "--forcerun", "build_report")
@@ -109,11 +120,12 @@ def test_a_run_into_a_pipe(space: Workspace) -> None:
     assert space.execute("bash", "-c", command).returncode == 0
     log = max((space.root / ".snakemake" / "log").glob("*.log"))
     assert "Select jobs to execute" in log.read_text()
-    # A fault that no script expects, and a job that is killed.
+    # A fault that no script expects, a job that is killed, and one that is told to stop.
     script, path = "workflow/scripts/build_report.py", "results/tiny/logs/build_report.log"
     for code, reason in (
         ("raise ValueError('boom')", f"ValueError: boom; this is unexpected, {path} tells where"),
         ("import os; os.kill(os.getpid(), 9)", "build_report ended without a word, as if killed"),
+        (TOLD_TO_STOP, "build_report was told to stop; give the same command again, it goes on"),
     ):
         (space.root / script).write_text(code)
         done = space.snakemake(REPORT, "--quiet", "all")

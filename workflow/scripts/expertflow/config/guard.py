@@ -10,7 +10,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from expertflow.core.attempts import attempts_path, read_attempts
 from expertflow.core.disk import MAKE_ROOM, describe_os_error, describe_space, free_bytes
-from expertflow.core.errors import DataError, ExpertflowError, format_error
+from expertflow.core.errors import STOPPED, DataError, ExpertflowError, format_error
 from expertflow.core.format import show_hidden
 
 # A block of the largest pages; with less, the last line of a log may be cut, or missing.
@@ -99,6 +99,8 @@ def describe_failure(log: Path) -> str:
     last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
     if last.startswith("error: ") or code == 0:
         return last if code else ""
+    if code == STOPPED:
+        return f"error: {log.stem} was told to stop; give the same command again, it goes on"
     if last and code is not None:
         return f"error: {show_hidden(last)}; this is unexpected, {log} tells where"
     return (

@@ -21,6 +21,7 @@ import msgspec
 from expertflow.core.attempts import LOG, record_attempt
 from expertflow.core.disk import describe_os_error
 from expertflow.core.errors import (
+    STOPPED,
     ConfigError,
     ExpertflowError,
     Interrupted,
@@ -187,7 +188,7 @@ def run(
     """Run a script's main function; turn a user's error into one line on stderr and exit code 1.
 
     ``by_bus``: CUDA counts GPUs as the driver does, unless the environment says otherwise.
-    ``interrupted`` tells what to do after a signal; the exit code is then 143.
+    ``interrupted`` tells what to do after a signal; the exit code is then STOPPED.
     """
     if by_bus:
         # By default CUDA orders by speed, and the monitor would watch another GPU. Set before CUDA
@@ -221,7 +222,7 @@ def _run(main: Callable[[], None], interrupted: str) -> NoReturn:
         main()
     except Interrupted as interruption:
         logging.warning("%s; %s", interruption, interrupted)
-        sys.exit(143)
+        sys.exit(STOPPED)
     except TransientError as error:
         print(format_error(error), file=sys.stderr)
         sys.exit(1)

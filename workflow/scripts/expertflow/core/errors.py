@@ -17,6 +17,9 @@ from collections.abc import Iterable, Iterator
 
 from expertflow.core.format import show_hidden
 
+# Exit code of a job that a signal stopped, as shells write SIGTERM.
+STOPPED = 143
+
 
 class ExpertflowError(Exception):
     """Base of all errors reported to the user in one line."""

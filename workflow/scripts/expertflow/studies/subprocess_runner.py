@@ -16,7 +16,7 @@ from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
-from expertflow.core.errors import ExpertflowError, Interrupted, TrainingError, single_line
+from expertflow.core.errors import STOPPED, ExpertflowError, Interrupted, TrainingError, single_line
 from expertflow.core.files import remove
 from expertflow.core.process import SIGNALS
 from expertflow.train.processes import RANK
@@ -79,7 +79,7 @@ class TrialRunner:
         if code == -signal.SIGKILL:
             said = "the process was killed (SIGKILL): most likely the host's memory ran out"
             return TrialResult(outcome="out of memory", problem=said)
-        if code in (-signal.SIGTERM, -signal.SIGINT, 143):
+        if code in (-signal.SIGTERM, -signal.SIGINT, STOPPED):
             raise Interrupted("a trial was told to stop")
         return TrialResult(outcome="failed", problem=f"the process ended with code {code}")
 
@@ -104,7 +104,7 @@ def _run_child(trial: Trial, answer: Connection) -> None:
         answer.send(single_line(error))
     except (Interrupted, BrokenPipeError):
         # The parent may have been told to stop and no longer listen.
-        raise SystemExit(143) from None
+        raise SystemExit(STOPPED) from None
 
 
 @contextmanager
