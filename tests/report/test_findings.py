@@ -1,6 +1,5 @@
 """Findings on run, card and data at, below and above their limits; bars; the bottleneck."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from made_up_runs import CPU, GPU, Run
 from report_reading import changed, findings_by_code
 from support import ROOT
 
-from expertflow.config.bars import check_bars
+from expertflow.config.bars import find_wrong_bars
 from expertflow.core.errors import ConfigError
 from expertflow.report.diagnose import apply_rule, find_bottleneck, list_findings
 from expertflow.report.findings.evidence import time_shares
@@ -232,7 +231,7 @@ def test_a_bar_on_what_no_report_holds_is_refused_when_it_is_read() -> None:
     for run in (GPU, CPU):
         plain = to_plain(run.report)[0]
         del plain["acceptance"], plain["verdict"]
-        check_bars([{"path": path} for path in leaves(plain)], where="e")
+        assert not list(find_wrong_bars([{"path": path} for path in leaves(plain)]))
     for path, hint in (
         ("evaluation.delta.valu_fraction", "did you mean 'value_fraction'?"),
         ("cost.usd.mean", "'mean'; workflow/schemas/report.schema.yaml has all"),
@@ -240,8 +239,8 @@ def test_a_bar_on_what_no_report_holds_is_refused_when_it_is_read() -> None:
         ("run.preset[0]", "by '0'"),
         ("verdict.learned", "by 'verdict'"),
     ):
-        with pytest.raises(ConfigError, match=re.escape(hint)):
-            check_bars([{"path": path}], where="e")
+        [line] = find_wrong_bars([{"path": path}])
+        assert hint in line
 
 
 SHIPPED = sorted((ROOT / "config" / "experts").glob("*.yaml"))

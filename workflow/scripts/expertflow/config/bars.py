@@ -1,4 +1,4 @@
-"""Refuse an acceptance bar on what no report holds; after the training it would be paid for."""
+"""Find acceptance bars on what no report holds; after the training it would be paid for."""
 
 import re
 from collections.abc import Iterator
@@ -7,15 +7,14 @@ from functools import cache
 import msgspec
 
 from expertflow.config.read_yaml import Settings, suggest_name
-from expertflow.core.errors import ConfigError
 from expertflow.core.settings import JsonSchema
 from expertflow.report.records import Report
 
 NOWHERE: JsonSchema = {"anyOf": []}
 
 
-def check_bars(rules: list[Settings], *, where: str) -> None:
-    """Check each bar's dotted path; ConfigError names the first key that is not there."""
+def find_wrong_bars(rules: list[Settings]) -> Iterator[str]:
+    """Yield a line for each bar on a path that no report has, with the key that is not there."""
     for rule in rules:
         places = list(_plain(_report()))
         # evaluation.baselines[0].n -> evaluation, baselines, 0, n
@@ -24,10 +23,8 @@ def check_bars(rules: list[Settings], *, where: str) -> None:
             places = [below for place in places for below in _below(place, key)]
             if not places:
                 hint = suggest_name(key, known, "workflow/schemas/report.schema.yaml has all")
-                raise ConfigError(
-                    f"{where}: acceptance: report.json has no path {rule['path']!r}, by {key!r};"
-                    f" {hint}"
-                )
+                yield f"acceptance: report.json has no path {rule['path']!r}, by {key!r}; {hint}"
+                break
 
 
 @cache

@@ -113,16 +113,11 @@ def find_contradictions(
         yield from find_task_faults(expert["evaluation"])
     for source in expert["sources"]:
         yield from _source_faults(source, task=expert["evaluation"]["task"])
-
-
-def find_wrong_bars(rules: list[Settings], *, where: str) -> Iterator[str]:
-    """Yield a line for each acceptance rule on what no report holds."""
-    if rules:
+    if expert["acceptance"]:
         # It reads the declaration of the report, for 50 ms.
-        from expertflow.config.bars import check_bars
+        from expertflow.config.bars import find_wrong_bars
 
-        for rule in rules:
-            yield from _raised("", partial(check_bars, where=where), [rule])
+        yield from find_wrong_bars(expert["acceptance"])
 
 
 def _source_faults(source: Settings, *, task: str) -> Iterator[str]:

@@ -13,7 +13,6 @@ from typing import Any
 from expertflow.config.contradictions import (
     find_contradictions,
     find_idle_keys,
-    find_wrong_bars,
 )
 from expertflow.config.read_yaml import (
     Settings,
@@ -133,7 +132,7 @@ def load_expert(
         if source["scan_secrets"] is None:
             source["scan_secrets"] = source_kinds()[source["kind"]].scan_secrets
     faults += (f"{where}: {fault}" for fault in find_contradictions(result, bundled=bundled))
-    raise_faults([*faults, *find_wrong_bars(result["acceptance"], where=where)])
+    raise_faults(faults)
     told = training_overrides(told or {}, name)
     layers: list[tuple[Origin, Collection[str]]] = [
         ("manifest", manifest.get("training", {})),

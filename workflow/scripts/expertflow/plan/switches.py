@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from expertflow.core.errors import ConfigError
+from expertflow.core.errors import ConfigError, raise_faults
 from expertflow.core.settings import name_of
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import Attention, PlanSpec, Precision
@@ -14,10 +14,10 @@ from expertflow.train.optimizers import OPTIMIZERS
 
 def check_settings(training: Training, name: Callable[[str], str]) -> None:
     """Raise ConfigError for contradictory settings; ``name`` returns the name shown to users."""
-    for setting, problem in _contradictions(training):
-        raise ConfigError(
-            f"{name(setting if isinstance(setting, str) else name_of(setting))} {problem}"
-        )
+    raise_faults(
+        f"{name(setting if isinstance(setting, str) else name_of(setting))} {problem}"
+        for setting, problem in _contradictions(training)
+    )
 
 
 def _contradictions(training: Training) -> Iterator[tuple[Any, str]]:
