@@ -10,10 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from expertflow.config.contradictions import (
-    find_contradictions,
-    find_idle_keys,
-)
+from expertflow.config.contradictions import find_contradictions, find_idle_keys
 from expertflow.config.read_yaml import (
     Settings,
     at_line,

@@ -1,11 +1,10 @@
 """The settings that each rule reads, and nothing more.
 
 A rule reruns when its spec changes, so a setting belongs into the spec of the first rule that reads
-it and into no other. The function behind a rule has the rule's name, also in ``DERIVED``.
+it and into no other. The function behind a rule has the rule's name.
 """
 
 import contextlib
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,8 +30,10 @@ from expertflow.data.settings import (
 )
 from expertflow.evaluate.records import OWN_TASK, EvaluationSpec, GenerationSpec
 from expertflow.export.records import ExportSpec
+from expertflow.plan.records import PlanSpec
 from expertflow.rental.bundle.records import BundleSpec
 from expertflow.staging.records import StageSpec
+from expertflow.studies.records import AblationSpec, VariantSpec
 from expertflow.tokens.records import TOKENIZER_FILES, PackingSpec, TokenizerSpec, TokenSpec
 from expertflow.train.records import ModelSpec
 
@@ -49,23 +50,12 @@ DECIDED = (
 )  # fmt: skip
 
 
-# What follows from the plan's spec or the ablation's.
-DERIVED: dict[str, Callable[[ConfiguredExpert, Any], Any]] = {
-    "plan_training": lambda expert, _: expert.plan_spec,
-    "calibrate_expert": lambda expert, _: calibration_spec(expert.plan_spec),
-    "tune_expert": lambda expert, _: tuning_spec(expert.plan_spec),
-    "ablate_expert": lambda expert, _: expert.ablation,
-    "ablate_variant": lambda expert, wildcards: variant_spec(expert.ablation, wildcards.variant),
-}
-
-
 def spec_text(rule: str, expert: ConfiguredExpert, wildcards: Any) -> str:
     """Return a rule's settings as canonical JSON, which Snakemake compares.
 
     A rule without a function here reads none.
     """
-    functions = globals() | DERIVED
-    spec = functions.get(rule, lambda expert, _: {"expert": expert.name})
+    spec = globals().get(rule, lambda expert, _: {"expert": expert.name})
     return canonical_json(to_json(spec(expert, wildcards)))
 
 
@@ -179,6 +169,26 @@ def pack_sequences(expert: ConfiguredExpert, _: Any) -> PackingSpec:
     training, data = expert.settings["training"], expert.settings["data"]
     length = expert.training.max_seq_length
     return _fill(PackingSpec, training, data, sequence_length_tokens=length)
+
+
+def plan_training(expert: ConfiguredExpert, _: Any) -> PlanSpec:
+    return expert.plan_spec
+
+
+def calibrate_expert(expert: ConfiguredExpert, _: Any) -> PlanSpec:
+    return calibration_spec(expert.plan_spec)
+
+
+def tune_expert(expert: ConfiguredExpert, _: Any) -> PlanSpec:
+    return tuning_spec(expert.plan_spec)
+
+
+def ablate_variant(expert: ConfiguredExpert, wildcards: Any) -> VariantSpec:
+    return variant_spec(expert.ablation, wildcards.variant)
+
+
+def ablate_expert(expert: ConfiguredExpert, _: Any) -> AblationSpec:
+    return expert.ablation
 
 
 def stage_to_nvme(expert: ConfiguredExpert, _: Any) -> StageSpec:
