@@ -284,6 +284,7 @@ def test_bad_lines_do_not_condemn_a_file(tmp_path: Path, raw: bytes) -> None:
 
 def test_options_that_cannot_be_met() -> None:
     for key, value, message in (
+        (1, "x", "options.1: unknown"),
         ("encodng", "utf-8", "options.encodng: unknown; .* encoding, text_records, delimiter"),
         ("encoding", "utf-16", "iconv -f utf-16 -t UTF-8"),
         ("encoding", "unicode_escape", "iconv"),

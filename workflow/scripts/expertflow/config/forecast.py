@@ -239,8 +239,8 @@ class Forecaster:
         # The least work at the fast end of the band, the most at the slow one.
         for (n_tokens, work), error in zip(runs, speed.band, strict=True):
             step = predict_step(work, speed)
-            n_steps = n_tokens / (work.n_tokens * work.n_micro_batches * self.spec.world_size)
-            hours.append(n_steps * step.total_s * error / 3600)
+            n_tokens_a_step = work.n_tokens * work.n_micro_batches * self.spec.world_size
+            hours.append(math.ceil(n_tokens / n_tokens_a_step) * step.total_s * error / 3600)
         return (hours[0], hours[1]), f"; {bound_words(step)}"
 
     def _tokens_of_rows(self, n_rows: int) -> Range:

@@ -21,7 +21,7 @@ class SourceOptions(Record, frozen=True, kw_only=True):
     def from_manifest(cls, options: dict[str, object]) -> Self:
         """Check a source's options; ConfigError for an unknown or unusable one."""
         known = cls.__struct_fields__
-        if unknown := sorted(set(options) - set(known)):
+        if unknown := sorted(map(str, set(options) - set(known))):
             fix = f"use {', '.join(known)}" if known else "this kind of source has no options"
             raise ConfigError(f"options.{unknown[0]}: unknown; {fix}")
         try:
