@@ -18,7 +18,7 @@ def test_all_faults_of_a_manifest_are_told_at_once(tmp_path: Path) -> None:
         "unknown key 'training.bath_size'; did you mean 'batch_size'?",
         "unknown key 'training.lr'; it is called 'learning_rate' here",
         "key 'training.target_tokens' is '1e9': it must be of type integer or null;"
-        " write 1000000000, not a text",
+        " write it as 1000000000",
     ]
 
 

@@ -92,6 +92,7 @@ FAULTS = [
     ("data.useful_tokens", 43_200_001, "epoch_summaries[0].tokens: 43,200,000 in 900 of 900"),
     ("findings.0.worth_usd", 9.0, "findings: worth $9"),
     ("plan.save_hours", 0.5, "plan.hours: is 0.73"),
+    ("bill.between_jobs_s", 60.0, "bill.machine: stages"),
     ("plan.memory.step_bytes", 1, "plan.memory_peak_bytes"),
     ("training_report.hardware.power_w", None, "hardware.power_w: null without a reason"),
     ("data.sources.1.license", None, "data.sources[1].license"),

@@ -125,7 +125,7 @@ def test_a_run_into_a_pipe(space: Workspace) -> None:
     for code, reason in (
         ("raise ValueError('boom')", f"ValueError: boom; this is unexpected, {path} tells where"),
         ("import os; os.kill(os.getpid(), 9)", "build_report ended without a word, as if killed"),
-        (TOLD_TO_STOP, "build_report was told to stop; give the same command again, it goes on"),
+        (TOLD_TO_STOP, "build_report was told to stop; run the same command again to continue"),
     ):
         (space.root / script).write_text(code)
         done = space.snakemake(REPORT, "--quiet", "all")

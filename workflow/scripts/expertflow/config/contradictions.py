@@ -151,8 +151,10 @@ def find_task_faults(evaluation: Settings) -> Iterator[str]:
         return
     # The record's field names the artifact, whatever that is called.
     by_record = task == "sql_execution" and "database" in fields
-    known = frozenset(scorer.fields) if scorer else _read_by_any("fields") if fields else set()
-    unread = list(_unread("fields", fields, known, known, task))
+    unread: list[str] = []
+    if fields:
+        known = frozenset(scorer.fields) if scorer else _read_by_any("fields")
+        unread += _unread("fields", fields, known, known, task)
     own = frozenset(scorer.artifacts if scorer else ())
     if not by_record and not own.issuperset(artifacts):
         known = own | _read_by_any("artifacts")

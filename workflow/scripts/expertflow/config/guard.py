@@ -100,7 +100,7 @@ def describe_failure(log: Path) -> str:
     if last.startswith("error: ") or code == 0:
         return last if code else ""
     if code == STOPPED:
-        return f"error: {log.stem} was told to stop; give the same command again, it goes on"
+        return f"error: {log.stem} was told to stop; run the same command again to continue"
     if last and code is not None:
         return f"error: {show_hidden(last)}; this is unexpected, {log} tells where"
     return (

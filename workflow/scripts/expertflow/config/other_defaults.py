@@ -28,13 +28,8 @@ def complete_training(training: Settings, found: Settings) -> None:
     training.setdefault(name_of(TrainingSection.packing), packing)
 
 
-def explain_steps(training: Settings) -> Iterator[str]:
-    """Yield which of our defaults count, and what a step was and is."""
-    yield from _explain_defaults(training)
-    yield from _explain_rows(training)
-
-
-def _explain_defaults(training: Settings) -> Iterator[str]:
+def explain_defaults(training: Settings) -> Iterator[str]:
+    """Yield which of our defaults apply to what decides a training."""
     replaced = {
         TrainingSection.num_train_epochs: TrainingSection.max_steps,
         TrainingSection.learning_rate: TrainingSection.learning_rate,
@@ -51,7 +46,7 @@ def _explain_defaults(training: Settings) -> Iterator[str]:
         yield f"Not set there, so our defaults apply: {', '.join(names)}."
 
 
-def _explain_rows(training: Settings) -> Iterator[str]:
+def explain_rows(training: Settings) -> Iterator[str]:
     """Yield what a step was and is: a packed row holds several examples."""
     rows = training.get(name_of(TrainingSection.batch_size))
     times = training.get(name_of(TrainingSection.gradient_accumulation_steps), 1)

@@ -10,7 +10,7 @@ import jsonschema
 import yaml
 from msgspec import Struct
 
-from expertflow.config.other_defaults import complete_training, explain_steps
+from expertflow.config.other_defaults import complete_training, explain_defaults, explain_rows
 from expertflow.config.other_sources import linux_path, list_sources
 from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.core.errors import ConfigError
@@ -90,7 +90,8 @@ def translate(path: Path) -> Translation:
     complete_training(manifest[TRAINING], found)
     manifest["sources"] = list(list_sources(found, result.notes))
     manifest["evaluation"] = {"task": HELD_OUT_LOSS}
-    result.notes.extend(explain_steps(manifest[TRAINING]))
+    result.notes.extend(explain_defaults(manifest[TRAINING]))
+    result.notes.extend(explain_rows(manifest[TRAINING]))
     return result
 
 

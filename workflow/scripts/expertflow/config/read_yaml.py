@@ -37,7 +37,7 @@ WORDS = {
 
 # libyaml reads ten times as fast as Python, where it is there.
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Refuses a key that is there twice, not takes the last; dates and times stay texts."""
+    """Refuses a repeated key, of which YAML takes the last; dates and times stay text."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
@@ -54,7 +54,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def _read_number_by(read: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    # YAML 1.1 makes 2807 of 46:47.
+    # YAML 1.1 reads 46:47 as 2807.
     return lambda loader, node: node.value if ":" in node.value else read(loader, node)
 
 

@@ -95,7 +95,7 @@ def check(value: Any, schema: JsonSchema, *, where: str) -> None:
 def find_faults(value: Any, schema: JsonSchema) -> Iterator[tuple[list[str | int], str]]:
     """Yield the keys of each fault's place, and in one line what is wrong and what is right.
 
-    What vanishes once another fault is corrected is left out.
+    Faults that would vanish with another one are left out.
     """
     validator = jsonschema.Draft202012Validator(schema)
     # In the order of the paths: the same fault comes first each time.
@@ -228,9 +228,9 @@ def _of_type(rule: Any, instance: Any) -> str:
         return f"{must}; put it in quotes"
     if not isinstance(instance, str) or NUMBER.fullmatch(instance) is None:
         return must
-    # In quotes, or 1e9, which YAML and we leave a text, as it may be the id of a commit.
+    # In quotes, or 1e9, which stays text, as it may be a commit's id.
     number = float(instance)
-    return f"{must}; write {int(number) if number.is_integer() else number}, not a text"
+    return f"{must}; write it as {int(number) if number.is_integer() else number}"
 
 
 def _one_of(rule: Any, instance: Any) -> str:

@@ -133,7 +133,8 @@ def _frozen_bytes(spec: PlanSpec, facts: ModelFacts, n_frozen: int, precision: P
     return n_nf4 * NF4_BYTES + (n_frozen - n_nf4) * WEIGHT_BYTES[precision]
 
 
-def list_smaller(training: Training) -> str:
+def suggest_others(training: Training) -> str:
+    """Return what helps where no setting of the method in force does."""
     # fsdp cannot share out 4-bit weights.
     may_quantize = training.method != "qlora" and training.parallel != "fsdp"
     return f"a larger card{', method qlora' if may_quantize else ''} or a smaller model"
@@ -141,7 +142,7 @@ def list_smaller(training: Training) -> str:
 
 def suggest_smaller(spec: PlanSpec, facts: ModelFacts, gpu: GpuFacts | None) -> str:
     """Return settings of full training whose weights and states fit a card, then other ways."""
-    others = f"use {list_smaller(spec)}"
+    others = f"use {suggest_others(spec)}"
     # fsdp cannot share out 8-bit moments.
     optim = spec.optim if spec.parallel == "fsdp" else "adamw_8bit"
     lean = replace(spec, pure_bf16=True, optim=optim)

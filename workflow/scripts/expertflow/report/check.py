@@ -82,6 +82,16 @@ def _check_run(report: Report) -> None:
     _require(abs(parts_s - wall_s) <= 0.01 * wall_s, "time", fault)
 
 
+def _check_bill(report: Report) -> None:
+    bill = report.bill
+    if not bill:
+        return
+    total_s = sum(stage.wall_s for stage in bill.stages) + bill.between_jobs_s - bill.overlap_s
+    wall_s = bill.machine.wall_s
+    fault = f"stages, less what overlaps, and pauses are {total_s:.3f} s, wall_s is {wall_s:.3f} s"
+    _require(abs(total_s - wall_s) <= 0.01 * wall_s, "bill.machine", fault)
+
+
 def _check_worth(report: Report) -> None:
     usd = report.cost.usd
     worth = sum(finding.worth_usd or 0.0 for finding in report.findings)
@@ -251,7 +261,7 @@ def _check_judge(report: Report) -> None:
 
 CHECKS = (
     _check_run, check_epochs, _check_plan, _check_scores, _check_changes,
-    _check_published, _check_judge, _check_worth,
+    _check_published, _check_judge, _check_worth, _check_bill,
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from expertflow.core.errors import TrainingError, TransientError
 from expertflow.core.format import gib
 from expertflow.core.records import read_record, write_record
-from expertflow.plan.memory import list_smaller
+from expertflow.plan.memory import suggest_others
 from expertflow.plan.records import TrainPlan
 from expertflow.train.device import is_out_of_memory
 from expertflow.train.feed.batches import Batch
@@ -57,7 +57,7 @@ def suggest_less(plan: TrainPlan) -> str:
         )
     if not plan.gradient_checkpointing:
         return "set training.gradient_checkpointing to true"
-    return f"use a shorter max_seq_length, {list_smaller(plan)}"
+    return f"use a shorter max_seq_length, {suggest_others(plan)}"
 
 
 def split_batch(plan: TrainPlan, most_rows: int) -> TrainPlan:

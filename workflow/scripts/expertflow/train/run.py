@@ -19,7 +19,7 @@ from expertflow.core.attempts import process_age_s
 from expertflow.core.errors import TrainingError, single_line
 from expertflow.core.process import record_signals
 from expertflow.core.records import Record, from_json
-from expertflow.plan.memory import list_smaller
+from expertflow.plan.memory import suggest_others
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows, read_rows
 from expertflow.train.device import apply_switches
@@ -184,7 +184,7 @@ def assemble_run(
     except torch.OutOfMemoryError as error:
         raise TrainingError(
             f"{model.name} alone does not fit into the memory of this {plan.hardware}; use"
-            f" {list_smaller(plan)}"
+            f" {suggest_others(plan)}"
         ) from error
     run = TrainingRun(
         plan=plan,
