@@ -84,7 +84,8 @@ def test_snakemake_is_told_first_then_jobs_and_all_are_killed_after_the_grace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trainer = Process(4, "trainer", Process(5, "loader"))
-    snakemake = Process(2, "snakemake", Process(3, "bash", trainer))
+    waiting, log = Process(6, "sh"), Process(7, "tee")
+    snakemake = Process(2, "snakemake", Process(3, "bash", trainer, log), waiting)
     tree = Process(0, "supervisor", Process(1, "launcher", snakemake))
     # No small numbers: a machine has been up for a while.
     clock, sent = SimpleNamespace(now_s=1000.0), list[tuple[float, str, int]]()
@@ -102,10 +103,10 @@ def test_snakemake_is_told_first_then_jobs_and_all_are_killed_after_the_grace(
         clock.now_s = 1000 + after_s
         stop.go_on(kill=False)
     told = [(0.0, "launcher", signal.SIGTERM), (0.0, "snakemake", signal.SIGTERM)]
-    told += [(0.5, "trainer", signal.SIGTERM)]
-    names = ("launcher", "snakemake", "bash", "trainer", "loader")
-    assert sent[:3] == told
-    assert sorted(sent[3:]) == sorted((10.5, name, signal.SIGKILL) for name in names)
+    told += [(0.5, name, signal.SIGTERM) for name in ("trainer", "sh")]
+    names = ("launcher", "snakemake", "bash", "trainer", "loader", "sh", "tee")
+    assert sent[:4] == told
+    assert sorted(sent[4:]) == sorted((10.5, name, signal.SIGKILL) for name in names)
     assert not stop.is_hopeless
     clock.now_s += supervisor.KILLED_S + 1
     assert stop.is_hopeless

@@ -45,7 +45,6 @@ MARGIN_S = 10.0
 class Supervisor:
     def __init__(self, command: Sequence[str], *, grace_s: float) -> None:
         guard = os.getpid()
-        sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
             _become_supervisor(command, guard=guard, grace_s=grace_s)
