@@ -120,6 +120,25 @@ def test_a_copy_on_the_same_disk_is_none(here: Path, option: str) -> None:
     settings(*there, "--on-finish", "stop", "--disk-stays")
 
 
+@pytest.mark.parametrize("folder", ["results", "state"])
+def test_a_copy_survives_only_on_another_disk(here: Path, folder: str) -> None:
+    # The other one lies elsewhere.
+    other = {"results": "state", "state": "results"}[folder]
+    options = ("--sync-to", "bucket/run1", f"--{other}", "/proc", "--on-finish", "stop")
+    with pytest.raises(ConfigError, match=f"on the disk of {folder}"):
+        settings(*options)
+
+
+def test_nothing_is_copied_into_itself(here: Path) -> None:
+    (here / "results").mkdir()
+    (here / "link").symlink_to(here)
+    for place in (".", "link", "../" + here.name, "results/copy", "state", str(here)):
+        for option in ("--push", "--sync-to"):
+            with pytest.raises(ConfigError, match=f"{option} .* would be copied into itself"):
+                settings(option, place)
+    settings("--push", "copy", "--sync-to", "results-copy")
+
+
 def test_a_tilde_is_the_home_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(here))
     places = ("--push=~/x", "--sync-to=~/y", "--results=~/z", "--state=~/s")

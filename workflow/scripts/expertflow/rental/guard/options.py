@@ -77,8 +77,10 @@ def _check(options: GuardOptions) -> None:
         raise ConfigError("--max-usd needs --usd-per-hour, the price of this machine")
     destinations = {"--push": options.push, "--sync-to": options.sync_to}
     given = {option: place for option, place in destinations.items() if place is not None}
-    for destination in given.values():
+    for option, destination in given.items():
         check_destination(destination)
+        if is_local(destination):
+            _check_folder(option, Path(destination), options)
     for option, line in _shell_lines(options).items():
         # A shell ends with 0: as if the machine had been stopped, or were to go.
         if not line.strip():
@@ -91,12 +93,13 @@ def _check(options: GuardOptions) -> None:
         )
     if stops_machine and not options.disk_stays:
         for option, destination in given.items():
-            if is_local(destination) and _device(Path(destination)) == _device(options.results):
-                raise ConfigError(
-                    f"{option} {destination}: a folder on the disk of {options.results}, which"
-                    " --on-finish may end; give a folder of another disk, host:path or s3://…, or"
-                    " --disk-stays where it stays"
-                )
+            for folder in (options.results, options.state):
+                if is_local(destination) and _device(Path(destination)) == _device(folder):
+                    raise ConfigError(
+                        f"{option} {destination}: a folder on the disk of {folder}, which"
+                        " --on-finish may end; give a folder of another disk, host:path or s3://…,"
+                        " or --disk-stays where it stays"
+                    )
     names = [Path(word).name for word in options.command]
     if "snakemake" in names and (options.results == RESULTS or options.state == STATE):
         for word in options.command[names.index("snakemake") + 1 :]:
@@ -107,6 +110,18 @@ def _check(options: GuardOptions) -> None:
                 )
     if options.sync_retries < 0:
         raise ConfigError(f"--sync-retries {options.sync_retries}: give 0 or more")
+
+
+def _check_folder(option: str, destination: Path, options: GuardOptions) -> None:
+    """Refuse a folder whose copies would be what is copied, or grow with each copy."""
+    for folder in (options.results, options.state):
+        own = folder.resolve()
+        copies = [(destination / name).resolve() for name in ("results", "state")]
+        if own in copies or destination.resolve().is_relative_to(own):
+            raise ConfigError(
+                f"{option} {destination}: {folder} would be copied into itself; give a folder that"
+                " neither holds it nor lies in it"
+            )
 
 
 def _shell_lines(options: GuardOptions) -> dict[str, str]:
