@@ -112,6 +112,21 @@ def test_a_pushed_state_comes_back_whole(place: Place, state: Path, tmp_path: Pa
 
 
 @every_store
+def test_what_is_no_push_stays(place: Place, state: Path, tmp_path: Path) -> None:
+    """As where the destination is a checkout that trains the same."""
+    assert place.folder is not None
+    there = place.folder / KEY
+    shutil.copytree(state, there)
+    save(there, 80)
+    n_files = len(files_below(there))
+    assert pull_states(tmp_path / "fresh", place.open()) == []
+    push_steps(state, place, 20, 40, 60)
+    assert "step-00000060 pulled" in pull(tmp_path / "fresh", place.open())
+    remaining = [name for name in files_below(there) if not name.startswith("step-")]
+    assert len(remaining) == n_files
+
+
+@every_store
 def test_two_pushes_are_kept(place: Place, state: Path) -> None:
     store = place.open()
     for step in (20, 40, 60):

@@ -10,6 +10,7 @@ A push without its .json was interrupted, and is ignored.
 """
 
 import logging
+import re
 import shutil
 import time
 from collections.abc import Callable, Collection
@@ -33,6 +34,7 @@ from expertflow.train.saved import checkpoint_files
 
 log = logging.getLogger(__name__)
 FINISHED, KEPT = "finished", 2
+PUSH = re.compile(rf"step-\d+|{FINISHED}")
 # Written when training is done; until then there is no model to restore.
 OUTCOME, FINAL, CHECKPOINTS, LOCK = "outcome.json", "final", "checkpoints", "lock"
 N_HOLDS = 3
@@ -69,7 +71,7 @@ def push_state(
     if name is None:
         return None
     # The .json alone counts: it was written when everything else was there.
-    there = store.list_names(place)
+    there = _list_pushes(store, place)
     if f"{name}.json" in there and (trusted is None or f"{place}/{name}" in trusted):
         return None
     start_s = time.monotonic()
@@ -109,6 +111,11 @@ def pull_states(
             outcome = _pull(store, root / expert / fingerprint, wait)
             lines += [f"{expert}/{fingerprint}: {outcome}"] if outcome else []
     return lines
+
+
+def _list_pushes(store: Store, place: str) -> list[str]:
+    # Anything else there is not of a push, and is neither read nor removed.
+    return [n for n in store.list_names(place) if PUSH.fullmatch(n.removesuffix(".json"))]
 
 
 def key_of(state: Path) -> str:
@@ -181,7 +188,7 @@ def _lay_out(state: Path, folder: Path) -> tuple[str, list[str]]:
 
 def _pull(store: Store, state: Path, wait: Callable[[float], object]) -> str | None:
     place = key_of(state)
-    pushed = [n.removesuffix(".json") for n in store.list_names(place) if n.endswith(".json")]
+    pushed = [n.removesuffix(".json") for n in _list_pushes(store, place) if n.endswith(".json")]
     here = _rank(_intact_progress_of(state) if pushed else None)
     further = [name for name in sorted(pushed, key=_rank, reverse=True) if _rank(name) > here]
     damaged = []
