@@ -212,15 +212,23 @@ def test_a_greeting_of_the_other_side_hides_nothing(
 
 
 @every_kind
-def test_names_that_are_no_text_are_copied(place: Place, folder: Path, tmp_path: Path) -> None:
+def test_odd_names_are_copied(
+    place: Place, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in a container: rsync takes no other characters for printable.
+    monkeypatch.setenv("LC_ALL", "C")
     odd = os.fsdecode(b"in/caf\xe9 \xc3\xa9")
     (folder / odd).write_bytes(b"odd")
+    for name in ("#a", ";b"):
+        (folder / name).write_bytes(b"1")
     store = place.open()
     sent = store.send_files(folder, "results", files_below(folder))
-    assert (sent.n_files, sent.n_bytes) == (4, 2 + 10240 + 3)
+    assert (sent.n_files, sent.n_bytes) == (6, 2 + 10240 + 3 + 2)
     assert store.send_files(folder, "results", files_below(folder)).n_bytes == 0
     # Keys of object storage are UTF-8.
     name = odd if place.folder is not None else "in/caf\\xe9 \u00e9"
     assert place.read(f"results/{name}") == b"odd"
+    assert place.read("results/#a") == place.read("results/;b") == b"1"
+    assert Path(name).name in store.list_names("results/in")
     store.fetch("results", tmp_path / "back")
     assert (tmp_path / "back" / name).read_bytes() == b"odd"

@@ -132,14 +132,14 @@ class RsyncStore(Store):
         paths = [path for path in (folder / name for name in names) if path.is_file()]
         largest = max((path.stat().st_size for path in paths), default=0)
         patience_s = PATIENCE_S + math.ceil(largest / SLOW_BYTES_PER_S)
+        # rsync takes a line that begins with # or ; for a comment.
+        text = "\0".join(f"./{name}" for name in names)
 
         def run(*options: str) -> list[str]:
             listed = ["--times", "--copy-links", "--mkpath", "--files-from=-", "--from0"]
             listed += ["--no-implied-dirs", "--itemize-changes"]
             places = [f"{folder}/", f"{self._root}/{key}/"]
-            out = self._run(
-                *options, *listed, *places, text="\0".join(names), patience_s=patience_s
-            )
+            out = self._run(*options, *listed, *places, text=text, patience_s=patience_s)
             return [_unescape(line.split(" ", 1)[1]) for line in out if line[:2] in MOVED]
 
         # A small file may have been replaced by one of the same size within the same second.
@@ -172,7 +172,7 @@ class RsyncStore(Store):
             return []
         # -rw-r--r--   4096 2026/01/31 08:00:00 name of a file
         rows = (line.split(None, 4) for line in lines)
-        return sorted(row[4] for row in rows if len(row) == 5 and row[4] != ".")
+        return sorted(_unescape(row[4]) for row in rows if len(row) == 5 and row[4] != ".")
 
     def delete(self, key: str) -> None:
         """Remove a file or a folder, by syncing an empty folder with --delete."""
