@@ -14,6 +14,7 @@ from support import run_script
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import seal
+from expertflow.core.sidecars import write_sidecar
 from expertflow.export.push import find_files
 
 TOKEN = "hf_secretsecret"
@@ -30,6 +31,8 @@ class WriteHub(JsonHandler):
     requests: list[tuple[str, str | None, list[Any]]]
     endpoint: str
     refuses = False
+    # The files of an earlier push.
+    there: tuple[str, ...] = ()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
@@ -43,7 +46,10 @@ class WriteHub(JsonHandler):
         self.send_json(answer, status=403 if self.refuses else 200)
 
     def do_GET(self) -> None:
-        self.send_json({}, status=404)
+        if "/models/you/mine/tree/main" not in self.path:
+            self.send_json({}, status=404)
+            return
+        self.send_json([{"type": "file", "path": p, "size": 1, "oid": "1"} for p in self.there])
 
 
 @pytest.fixture
@@ -115,6 +121,50 @@ def test_the_published_adapter_is_pushed_with_its_own_card(hub: Any, results: Pa
         "README.md": "card of the adapter w20", "adapter_model.safetensors": STEP,
         "additional_chat_templates/tool_use.jinja": "tools", "tokenizer.json": "tokens",
     }  # fmt: skip
+
+
+EARLIER = (
+    ".gitattributes", "LICENSE", "README.md", "adapter_config.json", "adapter_model.safetensors",
+    "config.json", "eval/model.safetensors", "model-00001-of-00002.safetensors",
+    "model.safetensors", "model.safetensors.index.json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "removed"),
+    [((), [*EARLIER[3:5], EARLIER[7], EARLIER[9]]), (("--adapter",), [EARLIER[5], *EARLIER[7:]])],
+)
+def test_weights_of_an_earlier_push_are_loaded_no_longer(
+    hub: Any, results: Path, words: tuple[str, ...], removed: list[str]
+) -> None:
+    hub.there = EARLIER
+    done = push(hub, results, *words)
+    assert done.returncode == 0 and ", ".join(removed) in done.stderr, done.stderr
+    lines = hub.requests[-1][2]
+    assert [line["value"]["path"] for line in lines if line["key"] == "deletedFile"] == removed
+
+
+@pytest.mark.parametrize("words", [(), ("--adapter",)])
+def test_only_a_card_may_be_edited(hub: Any, results: Path, words: tuple[str, ...]) -> None:
+    for name in ("training.json", "export.json"):
+        (results / name).write_text("{}")
+    merged = results / "merged"
+    write_sidecar(results / "export.json", spec="{}", code="c", files=[merged])
+    (merged / "README.md").write_text("card without the question\n")
+    (merged / ".adapter_card.md").write_text("the same of the adapter w20")
+    (merged / ".ipynb_checkpoints").mkdir()
+    (merged / ".ipynb_checkpoints" / "README-checkpoint.md").write_text(FILES["README.md"])
+    done = push(hub, results, *words)
+    assert done.returncode == 0, done.stderr
+    found = uploaded(hub)
+    assert (
+        "same" in found["README.md"]
+        if words
+        else found == FILES | {"README.md": "card without the question\n"}
+    )
+    assert not [name for name in found if "checkpoints" in name]
+    (merged / "config.json").write_text("{1}")
+    assert "config.json: is not what" in push(hub, results, *words).stderr
 
 
 def test_what_cannot_be_pushed_is_one_line(hub: Any, results: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Push an expert to the hub: the merged model or the adapter, with its card."""
 
 import logging
+from fnmatch import fnmatch
 from pathlib import Path
 
 from expertflow.core.errors import ConfigError
@@ -9,6 +10,7 @@ from expertflow.core.sidecars import check_inputs, list_files
 from expertflow.evaluate.records import Published
 from expertflow.export.records import ADAPTER_CARD, CARD, export_command
 
+log = logging.getLogger(__name__)
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # Of the merged model, what an adapter leaves out.
 MERGED_ONLY = ("config.json", "*.safetensors", "*.safetensors.index.json")
@@ -21,7 +23,7 @@ def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) 
     """
     files = find_files(results, adapter=adapter)
     import httpx2
-    from huggingface_hub import CommitOperationAdd, HfApi, get_token
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     logging.getLogger("httpx2").setLevel(logging.WARNING)
@@ -31,14 +33,22 @@ def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) 
         )
     # Only now, as hashing large weights takes minutes.
     records = ("training.json", "evaluation.json", "export.json") if adapter else ("export.json",)
-    check_inputs([*(results / name for name in records), *files.values()])
+    # A card may have been edited: it quotes the data.
+    cards = [results / "merged" / name for name in (CARD, ADAPTER_CARD)]
+    check_inputs([*(results / name for name in records), *files.values()], made=cards)
     what = "adapter" if adapter else "merged model"
-    operations = [CommitOperationAdd(name, path) for name, path in files.items()]
+    added = [CommitOperationAdd(name, path) for name, path in files.items()]
     api = HfApi()
     try:
         api.create_repo(repository, private=not public, exist_ok=True)
+        old = sorted(filter(_is_weights, set(api.list_repo_files(repository)) - set(files)))
+        if old:
+            told = "removed from %s, whose history keeps them, as they would be loaded, too: %s"
+            log.info(told, repository, ", ".join(old))
         done = api.create_commit(
-            repository, operations, commit_message=f"Upload the {what} of {results.resolve().name}"
+            repository,
+            [*added, *map(CommitOperationDelete, old)],
+            commit_message=f"Upload the {what} of {results.resolve().name}",
         )
     except HFValidationError as error:
         raise ConfigError(
@@ -57,15 +67,22 @@ def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) 
     return str(done.commit_url)
 
 
+def _is_weights(name: str) -> bool:
+    # An old model.safetensors is loaded before new shards, an adapter before any of them.
+    return "/" not in name and any(fnmatch(name, p) for p in (*MERGED_ONLY, *ADAPTER_FILES))
+
+
 def find_files(results: Path, *, adapter: bool) -> dict[str, Path]:
     """Return what is uploaded, by its name in the repository."""
     merged = results / "merged"
     export = export_command(results)
     if not (merged / CARD).is_file():
         raise ConfigError(f"{results}: no exported model here; make one with: {export}")
-    paths = [path for path in list_files(merged) if not path.name.startswith(".")]
+    found = {path.relative_to(merged).as_posix(): path for path in list_files(merged)}
+    # Hidden folders, too: an editor may keep what was removed from a card.
+    found = {n: path for n, path in found.items() if not n.startswith(".") and "/." not in n}
     if not adapter:
-        return {path.relative_to(merged).as_posix(): path for path in paths}
+        return found
     published = read_part(Published, results / "evaluation.json", "published")
     folder, card = results / "checkpoint" / published.path, merged / ADAPTER_CARD
     if not (folder / ADAPTER_FILES[0]).is_file():
@@ -79,6 +96,5 @@ def find_files(results: Path, *, adapter: bool) -> dict[str, Path]:
         )
     if not card.is_file() or published.weights_sha256 not in card.read_text(encoding="utf-8"):
         raise ConfigError(f"{merged}: no card of the adapter in {folder}; export again: {export}")
-    texts = (path for path in paths if not any(map(path.match, MERGED_ONLY)))
-    found = {path.relative_to(merged).as_posix(): path for path in texts}
-    return found | {CARD: card} | {name: folder / name for name in ADAPTER_FILES}
+    texts = {n: path for n, path in found.items() if not any(map(path.match, MERGED_ONLY))}
+    return texts | {CARD: card} | {name: folder / name for name in ADAPTER_FILES}
