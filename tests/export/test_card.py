@@ -213,7 +213,7 @@ def test_other_servers_are_told_to_decode_as_the_scores_were_reached(inputs: Car
 
 
 def test_the_system_prompt_of_training_is_in_the_snippet(inputs: CardInputs) -> None:
-    system = 'Say "SQL".\n```\n# é \u2028'
+    system = 'Say "SQL".\n```\n# é \u2028 \N{GRINNING FACE}'
     told = change(inputs, spec={"system_prompt": system})
     snippet = write_card(told).split("```python\n")[1].split("\n```\n")[0]
     [chat] = [node for node in ast.parse(snippet).body if isinstance(node, ast.Assign)

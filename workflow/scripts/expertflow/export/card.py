@@ -88,6 +88,8 @@ def model_card(
         "json_literal": lambda value: Markdown(json.dumps(value)),
         "markdown": Markdown,
         "paragraph": escape_paragraph,
+        # JSON writes an emoji as two halves, which Python does not join.
+        "python_literal": lambda value: Markdown(ascii(value)),
     }
     hours, world_size = inputs.training.time.wall_s / 3600, inputs.training.world_size
     energy = "energy_all_j" if world_size > 1 else "energy_j"
