@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from transformers import GenerationConfig
 
 import serve_expert
 from expertflow.core import cli
-from expertflow.core.errors import ConfigError
+from expertflow.core.errors import ConfigError, TrainingError
 from expertflow.data.records import Turn
 from expertflow.evaluate.generate import PromptCodec, generate_answers
 from expertflow.evaluate.records import Decoding, GenerationSpec
@@ -232,14 +233,23 @@ def test_what_cannot_be_served_is_said_in_one_line(
         serve.find_model(tmp_path)
     with pytest.raises(ConfigError, match="--max-new-tokens 0"):
         load(folder, max_new_tokens=0)
+    # A copy that was broken off.
+    shutil.copytree(folder / "merged", tmp_path / "part")
+    weights = (tmp_path / "part" / "model.safetensors").read_bytes()
+    (tmp_path / "part" / "model.safetensors").write_bytes(weights[:-1])
+    with pytest.raises(TrainingError, match=r"cannot be loaded .*not fully covered"):
+        load(tmp_path / "part")
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str, text: bytes = b"") -> str | int:
     """Run the script in this process; return its exit code or error message."""
     monkeypatch.setattr(sys, "argv", ["serve_expert.py", *arguments])
+    # What reads the answer may end first, as head does; in this process that would end the tests.
+    monkeypatch.setattr(cli, "stop_with_reader", reader := Mock())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), "utf-8"))
     with pytest.raises(SystemExit) as ended:
         cli.run(serve_expert.main)
+    assert reader.called
     assert isinstance(ended.value.code, str | int)
     return ended.value.code
 

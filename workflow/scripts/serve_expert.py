@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--system", help="system prompt; default: the one of training")
     parser.add_argument("--max-new-tokens", type=int, default=512, help="longest answer in tokens")
     args = parser.parse_args()
+    cli.stop_with_reader()
     # They import torch, which takes seconds: --help and mistakes are answered before.
     with cli.heavy_imports():
         from transformers.utils import logging

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from expertflow.core.errors import TrainingError, single_line
@@ -63,7 +64,7 @@ def load_base(
             local_files_only=True,
             **options,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise TrainingError(
             f"model {path}: cannot be loaded ({single_line(error, 200)}); check the directory"
         ) from error
