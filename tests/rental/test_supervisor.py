@@ -140,6 +140,20 @@ def test_a_fault_of_the_supervisor_is_shown_and_starts_no_second_guard() -> None
     assert "TypeError" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("kill -USR1 $PPID; exec sleep 3 > /dev/null 2>&1", 137),
+        ("sleep 3 > /dev/null 2>&1 & exit 3", 3),
+    ],
+)
+def test_processes_that_survive_being_killed_are_named_and_left(command: str, code: int) -> None:
+    before = "supervisor.KILLED_S = 0.1; supervisor._send = lambda *_: None"
+    done = supervise(["sh", "-c", command], before=before)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert "killed and still there: process " in done.stderr
+
+
 @pytest.mark.long
 def test_shells_and_pipes_around_a_trainer_end_after_it(tmp_path: Path) -> None:
     (tmp_path / "snakemake").write_text(guarded.PATIENT)
