@@ -35,7 +35,7 @@ def test_a_users_error_is_one_line_and_a_bug_keeps_its_traceback() -> None:
     with pytest.raises(SystemExit, match=r"^error: a b$"):
         cli.run(failing(DataError("a\n  b")))
     full = OSError(errno.ENOSPC, "No space left on device", "results/x.arrow")
-    line = r"results/x\.arrow: no space left on device; file system /.* has .* free; free some, or"
+    line = r"results/x\.arrow: no space left on device; file system /.* has .* free; free some"
     with pytest.raises(SystemExit, match=line):
         cli.run(failing(full))
     with pytest.raises(ZeroDivisionError):
@@ -159,7 +159,7 @@ def test_a_long_job_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None
 def test_a_silent_job_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with break_silence(every_s=0.01):
-        wait_for(lambda: [m for m in caplog.messages if m.startswith("still at work, 0 s after")])
+        wait_for(lambda: [m for m in caplog.messages if m.startswith("still running, 0 s after")])
         with show_activity(lambda: "step 3/9"):
             wait_for(lambda: [m for m in caplog.messages if m.startswith("step 3/9, 0 s after")])
 

@@ -227,9 +227,9 @@ def test_a_lock_is_waited_for_a_day(
     monkeypatch.setattr(locks, "time", clock)
     with (tmp_path / "lock").open("w") as held, (tmp_path / "lock").open("w") as wanted:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(TransientError, match="another is at work, for 24 h now; end it"):
+        with pytest.raises(TransientError, match="another is at work, for 24 h now; stop it"):
             wait_for_lock(wanted, "another is at work", shared=True)
-        assert caplog.text.count("waiting for it; Ctrl-C ends the wait") == 4
+        assert caplog.text.count("waiting for it; Ctrl-C stops waiting") == 4
         fcntl.flock(held, fcntl.LOCK_UN)
         wait_for_lock(wanted, "another is at work")
         assert len(naps) == 4

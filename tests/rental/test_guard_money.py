@@ -32,7 +32,7 @@ def test_a_restart_does_not_get_the_budget_anew(tmp_path: Path) -> None:
     for key in ("start_s", "end_s"):
         ledger["sessions"][0][key] -= 7200
     path.write_text(json.dumps(ledger))
-    with pytest.raises(DataError, match=r"not what was written.*--forget-spent"):
+    with pytest.raises(DataError, match=r"do not match the seal.*--forget-spent"):
         read_ledger(path)
     path.write_text(json.dumps(seal(ledger)))
     assert Meter(path, usd_per_hour=3.0, clock=clock).total_usd() == pytest.approx(2.0)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.chain
 INDEX = "results/index.html"
 # A call of a stage's script, as a rule writes it.
 CALL = re.compile(r'python "\$EXPERTFLOW"/(\w+)\.py .*?(?= 2> )')
-FIXES = ("run make repair", "put it back, or take it in: snakemake", ": damaged, ")
+FIXES = ("run make repair", "restore it, or accept it: snakemake", ": damaged, ")
 # What reads a file: a stage, or ``snakemake`` where its main process does.
 READERS = {
     "results/tiny/sources.lock.json": "snakemake",

@@ -81,12 +81,12 @@ FAULTS = {
             flipped("packed/train/data-00000-of-00001.arrow"),
             without("training.json", "state/tiny"),
         ),
-        rf"packed/train/data-\S+: is not what results/tiny/packing\.json says; {REPAIR}",
+        rf"packed/train/data-\S+: does not match results/tiny/packing\.json; {REPAIR}",
         TRAINING,
     ),
     "a record that was edited": Fault(
         each(rewritten("plan.json", "{}"), without("training.json")),
-        rf"plan\.json: is not what its sidecar says; {REPAIR}",
+        rf"plan\.json: does not match its sidecar; {REPAIR}",
         TRAINING,
     ),
     "odd sidecars": Fault(
@@ -105,7 +105,7 @@ FAULTS = {
             cut("profile/kernels.json"),
             without("report.json", "report.html"),
         ),
-        rf"tiny/\S+: is not what {TRAINING} says; {REPAIR}",
+        rf"tiny/\S+: does not match {TRAINING}; {REPAIR}",
     ),
 }
 

@@ -1,10 +1,10 @@
 """The chain: all stages in order, with their inputs and outputs, declared once.
 
 A stage is a rule in workflow/rules, a script of the same name in workflow/scripts and a package of
-this library. To add one, write these three and add it to ``CHAIN``, after all that it reads. From
-``CHAIN`` come the outputs and logs of the rules, the code that a bundle is made by, what a bundle
-and an outcome hold, and the provenance of a report. Tests compare it with the graph of the rules,
-and with the drawings in Snakefile, README.md and docs/architecture.md.
+this library. To add one, write these three and add it to ``CHAIN``, after everything it reads.
+``CHAIN`` determines the outputs and logs of the rules, the code that makes a bundle, the contents
+of bundles and outcomes, and the provenance of a report. Tests compare it with the graph of the
+rules, and with the diagrams in Snakefile, README.md and docs/architecture.md.
 """
 
 import re
@@ -19,12 +19,12 @@ from expertflow.data.shards import shard_names, token_shards
 
 
 class Stage(Record, frozen=True):
-    """A step of the chain; paths are below ``folder``, those of directories end with a slash.
+    """A step of the chain; paths are relative to ``folder``, those of directories end with a slash.
 
-    ``record`` is the JSON that later stages read first; ``reads`` names those it reads. ``files``
-    are read, too, or are results; ``stays`` names those that a bundle omits. ``asked`` names the
-    setting or target that adds the stage, if it is optional. ``shards`` names its jobs by a
-    source's number of document shards. ``side`` is the column of a drawing above the row where
+    ``record`` is the JSON that later stages read first; ``reads`` lists the stages it reads.
+    ``files`` are its other outputs; ``stays`` lists those that a bundle omits. ``asked`` names the
+    setting or target that adds the stage, if it is optional. ``shards`` returns its jobs' names for
+    a source's number of document shards. ``side`` is its column in a diagram, above the row where
     documents and tokens meet.
     """
 
@@ -40,7 +40,7 @@ class Stage(Record, frozen=True):
 
     @property
     def pattern(self) -> str:
-        """The record's path with an asterisk for what differs from job to job."""
+        """The record's path with asterisks for what differs from job to job."""
         return re.sub(r"{\w+}", "*", self.record)
 
     @property

@@ -1,8 +1,8 @@
 """Record when each attempt of a job ran, on which machine, and with how many cards.
 
-Beside the log of a job, ``{job}.log``, stands ``{job}.attempts.json``: its last success and the
-attempts before it that failed. A running attempt touches the file every second, so that one that
-was killed ends where the file was last touched. A training's state has those that it took.
+Next to a job's log, ``{job}.log``, is ``{job}.attempts.json``: its last success and the failed
+attempts before it. A running attempt touches the file every second, so that the end of a killed one
+is when the file was last touched. A training's state has the attempts that it took.
 """
 
 import getpass
@@ -23,9 +23,9 @@ from expertflow.core.errors import DataError
 from expertflow.core.records import Record, read_record, write_sealed
 
 log = logging.getLogger(__name__)
-# Set by the rule for its script alone; not for the processes that the script starts.
+# Set by the rule for its script only, not for the processes that the script starts.
 LOG, CARDS, ATTEMPT = "EXPERTFLOW_LOG", "EXPERTFLOW_CARDS", "EXPERTFLOW_ATTEMPT"
-# What jobs inherit: the run that they belong to.
+# Inherited by jobs: the run that they belong to.
 RUN = "EXPERTFLOW_RUN"
 # Set for processes that a launcher starts in place of the script.
 START = "EXPERTFLOW_START"
@@ -33,7 +33,7 @@ ATTEMPTS = "attempts.json"
 TOUCH_EVERY_S = 1.0
 _IMPORTED_S = time.monotonic()
 _environment: dict[str, str] = {}
-# The states that this job trains, and whether that was done before.
+# The states that this job trains, and whether each was already complete.
 _states: dict[Path, bool] = {}
 
 
@@ -41,8 +41,8 @@ class Attempt(Record, frozen=True, kw_only=True):
     """One process of a job; times are seconds of the system's clock.
 
     ``code`` is its exit code, null while it runs or if it was killed. ``n_cards`` is what the rule
-    requested. ``error`` is the line of an error that the next attempt of its ``run`` would end
-    with, too.
+    requested. ``error`` is the line of an error that the next attempt in the same ``run``
+    would hit, too.
     """
 
     start_s: float
@@ -76,33 +76,33 @@ def read_attempts(path: Path) -> tuple[Attempt, ...]:
 
 @contextmanager
 def record_attempt() -> Iterator[None]:
-    """Record the block as an attempt of the job that the environment names, if it names one.
+    """Record the block as an attempt of the job that the environment names, if any.
 
-    Snakemake tries a job again after any error: one that would come again ends this attempt at once
-    with its line, and nothing is recorded.
+    Snakemake retries a job after any error. If the last error would recur, this attempt exits at
+    once with the same line, and nothing is recorded.
     """
-    place, n_cards = os.environ.pop(LOG, None), int(os.environ.pop(CARDS, "0"))
+    log_path, n_cards = os.environ.pop(LOG, None), int(os.environ.pop(CARDS, "0"))
     is_retry = int(os.environ.pop(ATTEMPT, "1")) > 1
-    if place is None:
+    if log_path is None:
         yield
         return
-    path, now_s = attempts_path(Path(place)), time.time()
+    path, now_s = attempts_path(Path(log_path)), time.time()
     earlier = _read(path)
-    # The job was done and is made anew: its attempts are counted from here.
+    # The job had succeeded and runs again: its attempts are counted from here.
     if earlier and earlier[-1].code == 0:
         earlier = ()
     run = os.environ.get(RUN, "")
     if is_retry and earlier and earlier[-1].run == run and earlier[-1].error:
         sys.exit(earlier[-1].error)
     start_s = float(os.environ.pop(START, now_s - process_age_s()))
-    # On several machines, and under a launcher, the first process speaks for all.
+    # On several machines, and under a launcher, only the first process records.
     if {os.environ.get(name, "0") for name in ("SLURM_PROCID", "RANK")} != {"0"}:
         yield
         return
     if earlier and earlier[-1].start_s == start_s:
-        # Its own, from before the launcher.
+        # This attempt's own entry, from before the launcher.
         earlier = earlier[:-1]
-    _environment.update({LOG: place, CARDS: str(n_cards), START: repr(start_s)})
+    _environment.update({LOG: log_path, CARDS: str(n_cards), START: repr(start_s)})
     machine = hash_host()
     attempt = Attempt(start_s=start_s, end_s=now_s, machine=machine, n_cards=n_cards, run=run)
     _write(path, (*earlier, attempt))
@@ -131,25 +131,25 @@ def record_attempt() -> Iterator[None]:
 
 
 def note_state(state: Path, *, is_done: bool) -> None:
-    """Store this job's attempts in the state that it trains; if ``is_done``, take those there."""
+    """Store this job's attempts in the state that it trains; if ``is_done``, keep those there."""
     _states[state] = is_done
 
 
 def environment_of_attempt() -> dict[str, str]:
-    """Return what lets the processes that take this one's place record the same attempt."""
+    """Return variables that let the processes replacing this one record the same attempt."""
     return dict(_environment)
 
 
 def process_age_s() -> float:
     """Return the seconds since this process started, to the kernel's tick (0.01 s).
 
-    Outside Linux it is the seconds since this module was imported.
+    Outside Linux, it counts from the import of this module.
     """
     try:
         stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return time.monotonic() - _IMPORTED_S
-    # Field 22 is the start in ticks since boot; field 2, a name in brackets, may contain anything.
+    # Field 22 is the start in ticks since boot; field 2, a name in parentheses, can be anything.
     n_ticks = int(stat.rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - n_ticks / os.sysconf("SC_CLK_TCK")
 
@@ -172,7 +172,7 @@ def _write(path: Path, attempts: tuple[Attempt, ...]) -> None:
     try:
         write_sealed(path, Attempts(attempts=attempts))
     except OSError as error:
-        # A job that did its work does not fail for its receipt.
+        # A job that did its work must not fail over its receipt.
         log.warning("%s: this attempt's times are not recorded (%s)", path, error)
 
 
@@ -181,5 +181,5 @@ def _touch(path: Path, is_over: threading.Event) -> None:
         try:
             os.utime(path)
         except OSError as error:
-            log.warning("%s: this attempt's end may be lost (%s)", path, error)
+            log.warning("%s: this attempt's end may not be recorded (%s)", path, error)
             return

@@ -42,12 +42,12 @@ def run_stage(
     takes: Callable[..., Any] | None = None,
     interrupted: str = "run again",
 ) -> NoReturn:
-    """Run a stage's script: its flags are the function's parameters, its output what it returns.
+    """Run a stage's script: its flags are the function's parameters, its output is the result.
 
-    A record is given by its file, ``spec`` as JSON. A parameter that has a default or may be null
-    may be left out. ``takes`` is a class of whose fields one instance is the function's argument.
-    If the function returns null, it has written its output itself. What it reads is checked against
-    the sidecars beside it, and may not change meanwhile.
+    A record is passed as its file, ``spec`` as JSON. A parameter is optional if it has a default or
+    may be null. With ``takes``, the flags are that class's fields, and the function gets an
+    instance. A function that returns null has written its output itself. Inputs are checked against
+    the sidecars next to them, and must not change during the run.
     """
     run(partial(_make_output, function, takes), interrupted=interrupted)
 
@@ -95,7 +95,7 @@ def _parse_stage(function: Callable[..., Any]) -> argparse.Namespace:
     given = (getattr(args, name) for name in kinds)
     files = [one for value in given for one in (value if isinstance(value, list) else [value])]
     paths = [file for file in files if isinstance(file, Path)]
-    # What an earlier attempt of the job left is no input.
+    # Leftovers of the job's earlier attempt are not inputs.
     args.read = check_inputs(paths, made=[args.output, *args.files])
     for name, kind in kinds.items():
         setattr(args, name, _read(kind, getattr(args, name)))
@@ -129,8 +129,8 @@ def stage_parser(description: str | None, *, by_hand: bool = False) -> argparse.
     result.add_argument(
         "--spec", required=not by_hand, default="{}", help="settings of the stage, as JSON"
     )
-    result.add_argument("--code", default="", help="digest of the stage's code, kept in sidecars")
-    files = "what it writes besides its record, hashed in the sidecar"
+    result.add_argument("--code", default="", help="digest of the stage's code, stored in sidecars")
+    files = "files written besides the record, hashed in the sidecar"
     result.add_argument("--files", type=Path, nargs="*", default=[], help=files)
     return result
 
@@ -157,17 +157,17 @@ def without_pandas() -> None:
 
 @contextmanager
 def heavy_imports() -> Iterator[None]:
-    """Import torch and what needs it without collecting garbage: a fifth of the time."""
+    """Import torch and its dependents without garbage collection: saves a fifth of the time."""
     handler = signal.getsignal(signal.SIGINT)
     # Ctrl-C ends the process at once: as an exception it can be lost in a callback of the import
-    # system, and a training would go on.
+    # system, and a training would continue.
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()
     try:
         yield
     finally:
-        # What was imported stays, so later collections need not look at it either.
+        # Imported objects stay alive, so later collections can skip them, too.
         gc.freeze()
         gc.enable()
         signal.signal(signal.SIGINT, handler)
@@ -187,21 +187,21 @@ def run(
 ) -> NoReturn:
     """Run a script's main function; turn a user's error into one line on stderr and exit code 1.
 
-    ``by_bus``: CUDA counts GPUs as the driver does, unless the environment says otherwise.
-    ``interrupted`` tells what to do after a signal; the exit code is then STOPPED.
+    ``by_bus``: CUDA numbers GPUs as the driver does, unless the environment says otherwise.
+    ``interrupted`` says what to do after a signal; the exit code is then STOPPED.
     """
     if by_bus:
         # By default CUDA orders by speed, and the monitor would watch another GPU. Set before CUDA
         # starts.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     logging.basicConfig(level=logging.INFO, handlers=[printable_handler()])
-    # Only a job has a log that somebody follows.
+    # Only jobs have a log that anyone follows.
     with break_silence() if LOG in os.environ else nullcontext(), record_attempt():
         _run(main, interrupted)
 
 
 def stop_with_reader() -> None:
-    """End without a word where what reads the output has ended, as ``head`` does."""
+    """Exit silently when the reader of the output exits, as ``head`` does."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
@@ -211,7 +211,7 @@ class _Printable(logging.Formatter):
 
 
 def printable_handler() -> logging.Handler:
-    """Return a log handler for stderr; what a terminal would obey is shown."""
+    """Return a log handler for stderr that makes control characters visible."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Printable("%(asctime)s %(message)s", "%H:%M:%S"))
     return handler
@@ -227,7 +227,7 @@ def _run(main: Callable[[], None], interrupted: str) -> NoReturn:
         print(format_error(error), file=sys.stderr)
         sys.exit(1)
     except ExpertflowError as error:
-        # A text, and no number, is what a later attempt of the job would end with, too.
+        # Text, not a number, marks an error that a later attempt of the job would hit, too.
         sys.exit(format_error(error))
     except OSError as error:
         if (line := describe_os_error(error)) is None:

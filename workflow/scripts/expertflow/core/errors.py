@@ -54,7 +54,7 @@ class Interrupted(Exception):
 
 
 def raise_faults(faults: Iterable[str]) -> None:
-    """Raise a ConfigError of the first fault, if there is one; its notes are the others."""
+    """Raise a ConfigError for the first fault, if any, with the others as its notes."""
     found = list(dict.fromkeys(faults))
     if found:
         error = ConfigError(found[0])
@@ -64,12 +64,12 @@ def raise_faults(faults: Iterable[str]) -> None:
 
 
 def list_faults(error: object) -> list[str]:
-    """List what is wrong by an error or a message: the notes of an error are further faults."""
+    """List the faults in an error or a message; the notes of an error are further faults."""
     return [str(error), *getattr(error, "__notes__", ())]
 
 
 def format_error(error: object) -> str:
-    """Format an error or a message for a user, a line for each fault."""
+    """Format an error or a message for a user, with one line per fault."""
     return "\n".join(f"error: {single_line(fault)}" for fault in list_faults(error))
 
 
@@ -80,7 +80,7 @@ def iter_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def single_line(message: object, limit: int | None = None) -> str:
-    r"""Return a message, or an error's, on one line that may be printed, cut at ``limit``.
+    r"""Return a message, or an error's, as one printable line, cut at ``limit``.
 
     >>> single_line(ValueError("a\n  b"))
     'a b'

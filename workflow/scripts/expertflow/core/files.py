@@ -24,7 +24,7 @@ ABANDONED_S = 3600
 
 
 def canonical_json(value: Any) -> str:
-    """Serialize equal values to equal text: sorted keys, no blanks, no NaN."""
+    """Serialize equal values to equal text: sorted keys, no white space, no NaN."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
@@ -61,7 +61,7 @@ def sidecar_of(output: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; rename it to ``path`` only if the block succeeds.
+    """Yield a temporary path next to ``path``; rename it to ``path`` only if the block succeeds.
 
     Works for files and directories. A failure leaves nothing behind.
     """
@@ -71,7 +71,7 @@ def replacing(path: Path) -> Iterator[Path]:
         _share(partial)
         # Content first, then the name: a power cut must not leave the name of an empty file.
         sync(partial)
-        # A rename replaces a file, but no folder with something in it.
+        # A rename replaces a file, but not a folder that has contents.
         if path.is_dir() and not path.is_symlink():
             remove(path)
         partial.replace(path)
@@ -79,7 +79,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _share(partial: Path) -> None:
-    # Libraries write weights for the owner alone; these are the rights of other new files.
+    # Libraries make weights private to the owner; other new files have these permissions.
     usual = (partial.parent / LOCK).stat().st_mode & 0o666
     for file in [partial] if partial.is_file() else partial.rglob("*"):
         if file.is_file() and not file.is_symlink():
@@ -88,7 +88,7 @@ def _share(partial: Path) -> None:
 
 @contextmanager
 def partial_beside(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name in a hidden folder beside it, which is removed at the end."""
+    """Yield a path of the same name in a hidden folder next to it, which is removed at the end."""
     with hold_partial(path) as (partial, _):
         yield partial
 
@@ -97,23 +97,23 @@ def partial_beside(path: Path) -> Iterator[Path]:
 def hold_partial(path: Path) -> Iterator[tuple[Path, IO[str]]]:
     """Yield such a path, and the lock of its folder, which a child process may inherit.
 
-    Folders that dead processes have left for the same path are removed, too: a folder holds its
-    lock as long as one that has it lives. DiskFullError if what the block writes does not fit.
+    Folders that dead processes left for the same path are removed, too: a folder stays locked while
+    any process with its lock lives. DiskFullError if the block's output does not fit.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
         if is_abandoned(left):
             remove(left)
-    # Not named by process: ids may coincide on two machines.
+    # Not named by process: two machines may have the same ID.
     folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL))
     try:
         with (folder / f"{LOCK}.new").open("w") as lock:
             with suppress(OSError):  # a file system may have no locks
                 flock(lock)
-            # By its name it is never there without being held.
+            # Under its final name it is always held.
             (folder / f"{LOCK}.new").rename(folder / LOCK)
             yield folder / path.name, lock
     except Exception as error:
-        # Libraries in Rust have exceptions of their own; only what they say tells of a full disk.
+        # Rust libraries have their own exceptions; only the message reveals a full disk.
         number = None if isinstance(error, ExpertflowError) else find_full(error)
         if number is None:
             raise
@@ -126,7 +126,7 @@ def hold_partial(path: Path) -> Iterator[tuple[Path, IO[str]]]:
 def is_abandoned(partial: Path) -> bool:
     """Return whether the process that made a partial is dead.
 
-    Where no lock tells, one counts as dead after an hour without a change.
+    Without locks, it counts as dead after an hour without a change.
     """
     with suppress(OSError), (partial / LOCK).open("r+") as lock:
         return flock(lock)
@@ -142,14 +142,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json_lines(path: Path, *, tail_bytes: int | None = None) -> list[Any]:
-    """Read a log of JSON objects, one per line, or its end, without truncated lines."""
+    """Read a log of JSON objects, one per line, or its end; skip truncated lines."""
     values = []
     with path.open("rb") as stream:
         if tail_bytes is not None:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - tail_bytes))
         lines = stream.read().split(b"\n")
     for line in lines:
-        # The end of a file may begin within a line, and a killed writer may have ended within one.
+        # The end may start in the middle of a line, and a killed writer may have stopped in one.
         with suppress(ValueError):
             values.append(json.loads(line))
     return values
@@ -164,10 +164,10 @@ def remove(path: Path) -> None:
 
 def _raise_unless_gone(_: object, path: str, info: Any) -> None:
     error: OSError = info[1]
-    # A killed run's monitor may still be at work here, and end.
+    # A killed run's monitor may still be running here, and clean up.
     if isinstance(error, FileNotFoundError):
         return
-    # Within an open folder it is the last part of the name alone.
+    # For a file in an open folder, it is only the last part of the path.
     error.filename = path
     raise error
 

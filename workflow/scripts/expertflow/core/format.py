@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import AnyStr
 
 GB, GIB = 10**9, 1 << 30
-# Control characters, which a terminal obeys, marks that reverse the direction of text, and halves
-# of characters, which cannot be written.
+# Control characters, which a terminal obeys, marks that reverse the direction of text, and lone
+# surrogates, which cannot be encoded.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -37,14 +37,14 @@ def size(n_bytes: float) -> str:
     ('1.2 MB', '24.0 GB', '7 B', '1.0 MB')
     """
     for scale, unit in ((1e12, "TB"), (GB, "GB"), (1e6, "MB"), (1e3, "kB")):
-        # What rounds to a thousand of a unit is one of the next.
+        # A size that rounds to 1000 of a unit is one of the next.
         if n_bytes >= 0.99995 * scale:
             return f"{n_bytes / scale:.1f} {unit}"
     return f"{n_bytes:.0f} B"
 
 
 def percent(fraction: float, digits: int = 1) -> str:
-    """Format a share as a percentage: only none of it is 0 %, and only all of it 100 %.
+    """Format a fraction as a percentage; only 0 itself is 0 %, and only 1 itself is 100 %.
 
     >>> percent(0.5), percent(1), percent(0.9996), percent(0.0004), percent(0.996, 0)
     ('50.0 %', '100.0 %', '>99.9 %', '<0.1 %', '99.6 %')
@@ -67,11 +67,11 @@ def show_hidden(text: str) -> str:
 
 
 def cut_text(text: AnyStr, end: AnyStr, length: int, *, overlap: int = 0) -> Iterator[AnyStr]:
-    """Cut a text at the last ``end`` within ``length``, which is left out, or else in the midst."""
+    """Cut a text at the last ``end`` within ``length``, dropping it, or else anywhere."""
     start = 0
     while len(text) - start > length:
         found = text.rfind(end, start, start + length)
-        # Within a line; with an overlap, what the cut goes through is complete in the next part.
+        # Within a line; with an overlap, whatever is cut here is complete in the next part.
         stop = found if found >= 0 else start + length
         yield text[start:stop]
         start = found + 1 if found >= 0 else stop - overlap

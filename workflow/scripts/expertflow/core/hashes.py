@@ -11,7 +11,7 @@ from expertflow.core.format import gb
 from expertflow.core.records import read_part, write_sealed
 
 log = logging.getLogger(__name__)
-# Below a working directory.
+# Relative to a working directory.
 HASHES = Path("state", "hashes.json")
 SLOW_HASH_BYTES = 1 << 30
 # A file that changed just now could change again within the same tick of its clock.
@@ -19,9 +19,9 @@ SETTLED_NS = 2_000_000_000
 
 
 class HashCache:
-    """Hashes by path; one counts while device, inode, size and both times stay the same.
+    """Hashes by path, each valid while device, inode, size and both times stay the same.
 
-    A byte that changes under unchanged times, as on a failing disk, goes unnoticed here alone.
+    Only here does a byte that changes without the times, as on a failing disk, go unnoticed.
     """
 
     def __init__(self, path: Path = HASHES) -> None:
@@ -54,9 +54,9 @@ class HashCache:
         return sha256
 
     def save(self) -> None:
-        """Add what is new to the file, where other jobs may have added theirs.
+        """Add new hashes to the file, to which other jobs may have added theirs.
 
-        Outside of a working directory, where a script was called by hand, nothing is written.
+        Outside a working directory, as when a script is run by hand, nothing is written.
         """
         if self._new and self.path.parent.is_dir():
             known = {key: v for key, v in self._read().items() if Path(key).exists()}

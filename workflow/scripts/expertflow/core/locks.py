@@ -15,7 +15,7 @@ from expertflow.core.errors import TransientError
 log = logging.getLogger(__name__)
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-# Below a working directory: a lock per expert, held by the run that makes it.
+# Relative to a working directory: a lock per expert, held by the run that makes it.
 EXPERT_LOCKS = Path(".snakemake", "expertflow")
 POLL_S, TOLD_EVERY_S, LIMIT_S = 0.1, 60.0, 24 * 3600.0
 Outcome = Literal["taken", "held", "no locks"]
@@ -43,28 +43,30 @@ def try_lock(stream: IO[Any], *, wait: bool = False, shared: bool = False) -> Ou
         if error.errno not in NO_LOCKS:
             raise
         log.warning(
-            "%s: this file system has no locks (%s); see that nothing else is at work there",
+            "%s: this file system has no locks (%s); make sure that nothing else works there",
             stream.name, error.strerror,
         )  # fmt: skip
         return "no locks"
 
 
-def wait_for_lock(stream: IO[Any], said: str, *, shared: bool = False) -> None:
-    """Wait for a lock, and say each minute why; TransientError after a day."""
-    start_s, told_s = time.monotonic(), -TOLD_EVERY_S
+def wait_for_lock(stream: IO[Any], reason: str, *, shared: bool = False) -> None:
+    """Wait for a lock, logging the reason every minute; TransientError after a day."""
+    start_s, logged_s = time.monotonic(), -TOLD_EVERY_S
     # Polled: while a lock blocks, nothing could be logged.
     while not flock(stream, shared=shared):
         waited_s = time.monotonic() - start_s
         if waited_s >= LIMIT_S:
-            raise TransientError(f"{said}, for {waited_s / 3600:.0f} h now; end it, and run again")
-        if waited_s - told_s >= TOLD_EVERY_S:
-            log.warning("%s; waiting for it; Ctrl-C ends the wait", said)
-            told_s = waited_s
+            raise TransientError(
+                f"{reason}, for {waited_s / 3600:.0f} h now; stop it, and run again"
+            )
+        if waited_s - logged_s >= TOLD_EVERY_S:
+            log.warning("%s; waiting for it; Ctrl-C stops waiting", reason)
+            logged_s = waited_s
         time.sleep(POLL_S)
 
 
 def sign_lock(stream: IO[str], **more: Any) -> None:
-    """Write the holder into a lock's file, which must be open for reading and appending."""
+    """Write the holder into a lock file, which must be open for reading and appending."""
     # Opened for appending, so that opening alone does not erase who holds it.
     stream.truncate(0)
     stream.write(json.dumps({**more, "host": socket.gethostname(), "pid": os.getpid()}) + "\n")

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Snakemake ends its jobs at an interrupt; at a SIGTERM it would wait for them.
+# Snakemake ends its jobs on SIGINT; on SIGTERM it would wait for them.
 STOPS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE_S = 10.0
 # A process still alive this long after a kill waits for a disk or a driver, perhaps forever.
@@ -22,7 +22,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class CommandStopped(Exception):
-    """A command was ended because its caller no longer wanted it."""
+    """A command was stopped because its caller no longer needed it."""
 
 
 def run_stoppable(
@@ -30,15 +30,15 @@ def run_stoppable(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a new session; return its result.
 
-    It inherits the files ``keep_open``. Raises SystemExit at a signal, after the command has ended.
+    It inherits the files ``keep_open``. Raises SystemExit on a signal, after the command has ended.
     """
-    with record_signals() as came:
+    with record_signals() as received:
         try:
             done = run_until(
-                command, lambda: bool(came), keep_open=keep_open, patience_s=patience_s
+                command, lambda: bool(received), keep_open=keep_open, patience_s=patience_s
             )
         except CommandStopped:
-            raise SystemExit(128 + came[0]) from None
+            raise SystemExit(128 + received[0]) from None
     return done
 
 
@@ -53,13 +53,13 @@ def run_until(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a new session, from any thread, until its caller gives up.
 
-    ``given`` is its stdin, ``keep_open`` are inherited files, ``signals`` ask it to end. Raises
+    ``given`` is its stdin, ``keep_open`` are inherited files, ``signals`` ask it to exit. Raises
     CommandStopped once ``is_unwanted`` is true and the command has ended.
     """
     with (
-        # Names of files, which need not be characters.
+        # It may contain file names, which need not be UTF-8.
         tempfile.TemporaryFile("w+", errors="surrogateescape") as stdin,
-        # A far shell may write in any encoding.
+        # A remote shell may write in any encoding.
         tempfile.TemporaryFile("w+", errors="replace") as stdout,
         tempfile.TemporaryFile("w+", errors="replace") as stderr,
     ):
@@ -71,7 +71,7 @@ def run_until(
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            # Ctrl-C in the terminal reaches the caller alone, who ends the command's processes.
+            # Ctrl-C in the terminal reaches only the caller, which ends the command's processes.
             start_new_session=True,
             pass_fds=keep_open,
         )
@@ -83,20 +83,20 @@ def run_until(
             raise CommandStopped
         stdout.seek(0)
         stderr.seek(0)
-        said, problems = stdout.read(), stderr.read()
-    return subprocess.CompletedProcess(command, process.returncode, said, problems)
+        output, errors = stdout.read(), stderr.read()
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 @contextlib.contextmanager
 def record_signals(*, ignorable: Sequence[signal.Signals] = SIGNALS) -> Iterator[list[int]]:
     """Record stop signals instead of dying from them.
 
-    Signals of ``ignorable`` that the caller ignores stay ignored, as SIGHUP under nohup.
+    Signals in ``ignorable`` that the caller ignores stay ignored, such as SIGHUP under nohup.
     """
-    came: list[int] = []
+    received: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
 
     before = {
         number: handler
@@ -106,7 +106,7 @@ def record_signals(*, ignorable: Sequence[signal.Signals] = SIGNALS) -> Iterator
     for number in before:
         signal.signal(number, note)
     try:
-        yield came
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -118,7 +118,7 @@ def stop_group(
     patience_s: float,
     signals: Sequence[signal.Signals] = STOPS,
 ) -> None:
-    """End a session's leader by one signal after the other, then kill the rest of its group."""
+    """End a session's leader with one signal after another, then kill the rest of its group."""
     for number in signals:
         _signal_all(process, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -133,7 +133,7 @@ def stop_group(
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:
-    """Kill a process group by its leader; wait only briefly, since some processes cannot end."""
+    """Kill a process group by its leader; wait only briefly, since some cannot be killed."""
     with contextlib.suppress(PermissionError):
         _signal_all(process, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Log how far long jobs are, so that none is silent for more than ten seconds."""
+"""Log the progress of long jobs, so that none is silent for more than ten seconds."""
 
 import logging
 import threading
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 EVERY_S = 10.0
 log = logging.getLogger(__name__)
-# The innermost is last, and is the one that is named.
+# The innermost is last, and is the one that is logged.
 _activities: list[Callable[[], str]] = []
 
 
@@ -20,7 +20,7 @@ class ProgressPrinter:
         self.n_done = 0
         self.started_s = time.perf_counter()
         self._every_s = every_s
-        self._said_s = self.started_s
+        self._logged_s = self.started_s
 
     @property
     def elapsed_s(self) -> float:
@@ -28,9 +28,9 @@ class ProgressPrinter:
 
     def add(self, n: int) -> None:
         self.n_done += n
-        if time.perf_counter() - self._said_s < self._every_s:
+        if time.perf_counter() - self._logged_s < self._every_s:
             return
-        self._said_s = time.perf_counter()
+        self._logged_s = time.perf_counter()
         rate = self.n_done / self.elapsed_s
         left_s = max(0, self.total - self.n_done) / rate if rate else 0.0
         log.info(
@@ -42,7 +42,7 @@ class ProgressPrinter:
 
 @contextmanager
 def show_activity(describe: Callable[[], str]) -> Iterator[None]:
-    """Name what the block does, for the lines of ``break_silence``."""
+    """Describe what the block does, for ``break_silence`` to log."""
     _activities.append(describe)
     try:
         yield
@@ -51,7 +51,7 @@ def show_activity(describe: Callable[[], str]) -> Iterator[None]:
 
 
 class _LastLine(logging.Handler):
-    """Remembers when something was logged last."""
+    """Remembers when something was last logged."""
 
     at_s = 0.0
 
@@ -61,14 +61,14 @@ class _LastLine(logging.Handler):
 
 @contextmanager
 def break_silence(every_s: float = EVERY_S) -> Iterator[None]:
-    """Log what is being done whenever the block has logged nothing for some time."""
+    """Log the current activity whenever the block has logged nothing for some time."""
     last, is_over = _LastLine(), threading.Event()
     start_s = last.at_s = time.monotonic()
 
     def watch() -> None:
         while not is_over.wait(every_s / 10):
             if time.monotonic() - last.at_s >= every_s:
-                what = _activities[-1]() if _activities else "still at work"
+                what = _activities[-1]() if _activities else "still running"
                 log.info("%s, %.0f s after the start", what, time.monotonic() - start_s)
 
     thread = threading.Thread(target=watch, daemon=True)

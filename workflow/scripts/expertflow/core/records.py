@@ -23,7 +23,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def fill_record(cls: type[T], *sources: Any, **given: Any) -> T:
-    """Build a record; a field that is not given is that of the first source that has it.
+    """Build a record; fields not given come from the first source that has them.
 
     A field that no source has keeps its default.
     """
@@ -46,28 +46,28 @@ def to_json(value: Any) -> Any:
 
 def write_record(path: Path, record: Any) -> None:
     """Write a record as indented JSON, atomically; ValueError if a number is NaN or infinite."""
-    # By the standard library: msgspec writes NaN as null without a word.
+    # With the standard library: msgspec silently writes NaN as null.
     text = json.dumps(to_json(record), indent=2, ensure_ascii=False, allow_nan=False)
     write_text(path, text + "\n")
 
 
 def write_sealed(path: Path, record: Any) -> None:
-    """Write a record that no sidecar names with its own hash, which every reader checks."""
+    """Write a record that has no sidecar, with its own hash, which every reader checks."""
     write_record(path, seal(to_json(record)))
 
 
 def seal(value: dict[str, Any]) -> dict[str, Any]:
     """Add the hash of all other keys of a JSON object."""
-    # As it will be read: keys are texts.
+    # As it will be read: keys are strings.
     return {**value, SEAL: _hash_rest(json.loads(json.dumps(value)))}
 
 
 def unseal(value: Any) -> Any:
-    """Return a JSON value without its seal, if it has one; ValueError if that does not fit."""
+    """Return a JSON value without its seal, if it has one; ValueError if that does not match."""
     if not isinstance(value, dict) or SEAL not in value:
         return value
     if value[SEAL] != _hash_rest(value):
-        raise ValueError("not what was written")
+        raise ValueError("contents do not match the seal")
     return {key: item for key, item in value.items() if key != SEAL}
 
 

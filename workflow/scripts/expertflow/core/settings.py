@@ -81,7 +81,7 @@ def Setting(  # noqa: N802 (reads as the name of what it declares)
     Bounds go into the schema, since msgspec allows none on a nullable value. ``auto``: null is
     written ``auto``. ``by_hand``: the trainer has a flag for it. ``neutral``: replaces the default
     in a timing run. ``const``: the only accepted value. ``or_text``: a text that a manifest may
-    give in place of a list with it alone.
+    use instead of a list with only that item.
     """
     extra = {
         "affects": affects, "auto": auto, "by_hand": by_hand, "reported": reported,
@@ -168,7 +168,7 @@ def _schema(kind: Any, meta: msgspec.Meta, *, nullable: bool, default: Any) -> J
     own = _of_kind(kind)
     lengths = "minItems" if own.get("type") == "array" else "minLength"
     for name, bound in extra["bounds"].items():
-        # Bounds of numbers are those of each item of a list.
+        # In a list, numeric bounds apply to each item.
         place = own["items"] if name in BOUNDS and "items" in own else own
         place[BOUNDS.get(name, lengths)] = bound
     if extra["const"] is not None:

@@ -1,7 +1,7 @@
-"""Sidecars: what a stage wrote, by hash, and what it was made from.
+"""Sidecars: the hashes of what a stage wrote, and what it was made from.
 
-Each record has a hidden one beside it, which names the other files of its stage, too. A stage
-checks against them what it is about to read.
+Each record has a hidden one next to it, which also lists the other files of its stage. A stage
+checks its inputs against them.
 """
 
 import sys
@@ -18,20 +18,20 @@ from expertflow.core.hashes import HashCache
 from expertflow.core.records import REPAIR, Record, read_record, write_sealed
 
 SIDECARS = ".*.fingerprint"
-# Snakemake's mark in a folder that a rule makes.
+# Snakemake's marker in a folder that a rule makes.
 TIMESTAMP = ".snakemake_timestamp"
-# Of what a job reads, the smallest files are hashed each time, up to these bytes together; hashes
-# of the others are remembered. At 250 MB/s that takes 1 % of the shortest jobs.
+# A job's smallest inputs are hashed every time, up to this many bytes in total; hashes of the
+# others are remembered. At 250 MB/s that takes 1 % of the shortest jobs.
 FRESH_BYTES = 4 << 20
 N_THREADS = 4
-# What tells a file apart from another or a later one: inode, size and time.
+# Identifies one version of a file: inode, size and time.
 Stamp = tuple[int, int, int]
 
 
 class Sidecar(Record, frozen=True, kw_only=True):
-    """``files`` are hashes by path below the sidecar's folder; what lies elsewhere is absolute.
+    """``files`` are hashes by path, relative to the sidecar's folder or, elsewhere, absolute.
 
-    Those that an earlier version wrote tell neither flags nor time.
+    Sidecars that an earlier version wrote have neither flags nor time.
     """
 
     rule: str
@@ -53,11 +53,10 @@ def write_sidecar(
     outside: Mapping[Path, str] | None = None,
     rule: str | None = None,
 ) -> None:
-    """Record beside an output what it was made from, so that a copy can be verified anywhere.
+    """Record next to an output what it was made from, so that a copy can be verified anywhere.
 
-    ``files`` are the files and folders that were written with it, ``outside`` those of the user
-    that were read where they lie, with what they held. The rule is by default the one whose script
-    this is.
+    ``files`` are the files and folders written with it, ``outside`` the user's files that were read
+    in place, with their hashes. The rule defaults to the one whose script this is.
     """
     paths = [path for given in files for path in list_files(given)]
     with ThreadPoolExecutor(N_THREADS) as pool:
@@ -85,7 +84,7 @@ def write_sidecar(
 
 
 def list_files(path: Path) -> list[Path]:
-    """List a file, or those below a folder; none if there is nothing."""
+    """List a file, or those below a folder; none if it does not exist."""
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [file for file in found if file.is_file() and file.name != TIMESTAMP]
 
@@ -95,11 +94,11 @@ def record_of(sidecar: Path) -> Path:
 
 
 def check_inputs(given: Iterable[Path], *, made: Iterable[Path] = ()) -> dict[Path, Stamp]:
-    """Check what a job reads against the sidecars beside it; return what tells if it changes.
+    """Check a job's inputs against the sidecars next to them; return stamps that reveal changes.
 
-    A record stands for all files of its stage, a folder for what it holds and the records in it.
-    Files that are not there, or that no sidecar names, are left to who reads them, as is what the
-    job itself has ``made`` before.
+    A record stands for all files of its stage, a folder for its contents and the records in it.
+    Files that are missing, or that no sidecar lists, are left to their reader, as are those that
+    the job itself has ``made`` before.
     """
     skipped, wanted = {*made}, dict[Path, tuple[str, Path]]()
     for path in given:
@@ -107,7 +106,7 @@ def check_inputs(given: Iterable[Path], *, made: Iterable[Path] = ()) -> dict[Pa
             wanted |= {p: found for p, found in _recorded(path).items() if p not in skipped}
     stamps = {path: stamp for path in wanted if (stamp := _stamp_of(path)) is not None}
     known, left_bytes = None, FRESH_BYTES
-    # Smallest first, so that as many as possible are hashed and not remembered.
+    # Smallest first, so that as many as possible are hashed again.
     for path, (_, n_bytes, _) in sorted(stamps.items(), key=lambda item: item[1][1]):
         left_bytes -= n_bytes
         if left_bytes < 0 and known is None:
@@ -115,15 +114,15 @@ def check_inputs(given: Iterable[Path], *, made: Iterable[Path] = ()) -> dict[Pa
         sha256, record = wanted[path]
         hash_file = sha256_file if known is None else known.sha256
         if path.is_dir() or hash_file(path) != sha256:
-            said_by = record if path != record else "its sidecar"
-            raise DataError(f"{path}: is not what {said_by} says; {_fix(path, record)}")
+            source = record if path != record else "its sidecar"
+            raise DataError(f"{path}: does not match {source}; {_fix(path, record)}")
     if known is not None:
         known.save()
     return stamps
 
 
 def _flags() -> list[str]:
-    # Settings and code have fields of their own in a sidecar.
+    # Settings and code have their own fields in a sidecar.
     words = sys.argv[1:]
     for i in [words.index(name) for name in ("--spec", "--code") if name in words]:
         words[i : i + 2] = ["", ""]
@@ -131,7 +130,7 @@ def _flags() -> list[str]:
 
 
 def was_there_before(path: Path, made: Sidecar) -> bool:
-    """Return whether a file is what its sidecar says, and that is no newer than another one."""
+    """Return whether a file matches its sidecar, and that is no newer than another one."""
     named = _recorded(path).get(path)
     if named is None or not made.written_s:
         return False
@@ -143,13 +142,13 @@ def was_there_before(path: Path, made: Sidecar) -> bool:
 def _fix(path: Path, record: Path) -> str:
     if record.parent.absolute() in path.absolute().parents:
         return REPAIR
-    # A user's file cannot be made again, as a repair would.
+    # A repair cannot make a user's file again.
     rule = read_record(Sidecar, sidecar_of(record)).rule
-    return f"put it back, or take it in: snakemake … --forcerun {rule}"
+    return f"restore it, or accept it: snakemake … --forcerun {rule}"
 
 
 def check_unmoved(stamps: dict[Path, Stamp]) -> None:
-    """Raise DataError if what was checked was replaced or written to since."""
+    """Raise DataError if a checked file was replaced or modified since."""
     for path, stamp in stamps.items():
         if _stamp_of(path) != stamp:
             raise DataError(f"{path}: changed while it was read; run again")
@@ -164,7 +163,7 @@ def _stamp_of(path: Path) -> Stamp | None:
 
 
 def _recorded(path: Path) -> dict[Path, tuple[str, Path]]:
-    """Return the hashes of what stands for a path, each with the record that names it."""
+    """Return the hashes of the files that a path stands for, each with the record listing it."""
     if (own := sidecar_of(path)).is_file():
         return _named_by(own)
     beside = (_named_by(sidecar) for sidecar in sorted(path.parent.glob(SIDECARS)))

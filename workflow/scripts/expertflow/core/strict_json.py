@@ -40,7 +40,7 @@ def count_levels(value: Any) -> int:
 
 
 def iter_values(value: Any) -> Iterator[Any]:
-    """Yield a value and all that its lists and objects hold, in order, without recursion.
+    """Yield a value and everything in its lists and objects, in order, without recursion.
 
     >>> list(iter_values([{"a": 1}, 2]))
     [[{'a': 1}, 2], {'a': 1}, 1, 2]
@@ -56,11 +56,11 @@ def iter_values(value: Any) -> Iterator[Any]:
 
 
 def refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, object]:
-    """Return the pairs of a JSON object; ValueError if a key is there twice."""
+    """Return the pairs of a JSON object; ValueError if a key is repeated."""
     result: dict[str, object] = {}
     for key, value in pairs:
         if key in result:
-            raise ValueError(f"key {key!r} is there twice")
+            raise ValueError(f"key {key!r} appears twice")
         result[key] = value
     return result
 
@@ -78,5 +78,5 @@ def _finite(text: str) -> float:
 
 def _integer(text: str) -> int:
     if len(text) > MAX_INTEGER_DIGITS:
-        raise ValueError(f"an integer of more than {MAX_INTEGER_DIGITS} digits")
+        raise ValueError(f"an integer with more than {MAX_INTEGER_DIGITS} digits")
     return int(text)

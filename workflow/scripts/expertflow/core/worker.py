@@ -21,11 +21,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-# The environment may hold secrets; some builds of Python need the path of their library.
+# The environment may contain secrets; some builds of Python need the path of their library.
 _KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 _SCRIPT = str(Path(__file__).resolve())
 
-# What is asked, and its kind and detail.
+# From a message to the kind and detail of its answer.
 Answer = Callable[[dict[str, Any]], tuple[str, Any]]
 
 
@@ -47,7 +47,7 @@ class Worker:
     def ask(
         self, message: Mapping[str, str | None], wall_s: float | None = None
     ) -> tuple[str, Any]:
-        """Return the answer to a message, ``(kind, detail)``; silence and death: ``timed_out``."""
+        """Return the answer to a message, ``(kind, detail)``; ``timed_out`` if there is none."""
         process, pipe = self._start()
         wall_s = self._wall_s if wall_s is None else wall_s
         detail = f"no answer within {wall_s:g} s"
@@ -58,7 +58,7 @@ class Worker:
             with suppress(EOFError, ConnectionError):
                 kind, found = json.loads(pipe.recv_bytes())
                 return kind, found
-            detail = f"its process ended with code {process.wait()}"
+            detail = f"its process exited with code {process.wait()}"
         self.close()
         return "timed_out", detail
 
@@ -82,7 +82,7 @@ class Worker:
                 stderr=self._stderr,
                 env={name: os.environ[name] for name in _KEPT if name in os.environ},
             )
-            # With a copy open here, the death of the process would not end the pipe.
+            # With a copy open here, the death of the process would not close the pipe.
             theirs.close()
             self._running = process, ours
         return self._running

@@ -120,7 +120,7 @@ def too_large() -> Reject:
 
 def reject_changed_file(file: DataFile) -> DataError:
     return DataError(
-        f"{file.path}: changed since it was fetched; put it back, or take it in: snakemake …"
+        f"{file.path}: changed since it was fetched; restore it, or accept it: snakemake …"
         " --forcerun fetch_source"
     )
 
