@@ -1,6 +1,6 @@
 """expertflow: raw data in, fine-tuned experts out, with a receipt.
 
-    sources.lock.json                  what the sources hold, pinned
+    sources.lock.json                  content of the sources, pinned
           |
     fetch_source / generate_source     raw records on this disk
           |
@@ -8,19 +8,19 @@
           |
     prepare_shard                      validated documents; rejects with their reason
           |        \
-          |       prepare_tokenizer    tokenizer and layout of chats, hashed
+          |       prepare_tokenizer    tokenizer and chat layout, hashed
           |         |
           |       pretokenize_shard    token ids of all documents, made once
           |         |
     deduplicate_documents              kept or dropped; train or held out
           |        /
-    pack_sequences                     rows of one length, documents kept apart
+    pack_sequences                     rows of one length, documents isolated
           |
     prepare_model                      base model, hashed
           |
     tune_expert *                      fastest settings here
           |
-    calibrate_expert *                 seconds of a step
+    calibrate_expert *                 seconds per step
           |
     plan_training                      every setting with its reason; memory, hours, dollars
           |        \
@@ -30,7 +30,7 @@
           |        \
           |       ablate_variant *     what one switch is worth here
           |         |
-          |       ablate_expert *      what each switch is worth here, beside the claims
+          |       ablate_expert *      what each switch is worth here, next to the claims
           |
     train_expert                       checkpoint, resumable at any moment
           |
@@ -43,7 +43,7 @@
     build_report                       report.json, report.html
           |
     compare_experts                    results/index.html
-                                       * only where it is asked for
+                                       * only on request
 
 Each rule lives in workflow/rules, calls the script of its name in workflow/scripts, and depends on
 three things only: the content of its inputs, its settings (params.spec) and its code (params.code).
