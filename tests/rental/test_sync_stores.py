@@ -37,7 +37,7 @@ def test_what_is_sent_comes_back(place: Place, folder: Path, tmp_path: Path) -> 
     assert place.read("results/x/in/b c.bin") == (folder / "in/b c.bin").read_bytes()
     assert store.list_names("results") == ["x"]
     assert store.list_names("results/x") == ["a.json", "in"]
-    assert store.list_names("nowhere") == []
+    assert store.list_names("nowhere") == store.list_names("results/x/a.json") == []
     store.fetch("results/x", tmp_path / "back")
     assert files_below(tmp_path / "back") == files_below(folder)
     assert (tmp_path / "back/in/b c.bin").read_bytes() == (folder / "in/b c.bin").read_bytes()
@@ -102,6 +102,16 @@ def test_large_objects_go_in_parts(place: Place, folder: Path) -> None:
     place.write("k/big", b"x" + content[1:])
     assert store.send_files(folder, "k", ["big"]).n_bytes == len(content)
     assert place.read("k/big") == content
+
+
+@s3
+def test_marks_of_folders_are_no_files(place: Place, folder: Path, tmp_path: Path) -> None:
+    place.open().send_files(folder, "state", ["a.json", "in/e"])
+    for key in ("state/", "state/in/"):
+        place.write(key, b"")
+    assert place.open().list_names("state") == ["a.json", "in"]
+    place.open().fetch("state", tmp_path / "back")
+    assert files_below(tmp_path / "back") == ["a.json", "in/e"]
 
 
 @s3

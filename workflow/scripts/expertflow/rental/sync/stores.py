@@ -31,6 +31,7 @@ from expertflow.rental.sync.store import (
 
 # rsync's exit code for, among other errors, a missing file or folder.
 PARTIAL = 23
+ABSENT = ("No such file or directory", "Not a directory")
 PATIENCE_S = 60
 # Marks of a transferred file in its lists of changes.
 MOVED = ("<f", ">f", "cf")
@@ -194,7 +195,7 @@ class RsyncStore(Store):
             raise SyncFailed(f"{self.shown}: the copy was broken off") from None
         if code := done.returncode:
             message = " ".join(done.stderr.split()).replace(self._root, self.shown)
-            is_absent = code == PARTIAL and "No such file or directory" in message
+            is_absent = code == PARTIAL and any(words in message for words in ABSENT)
             kind = NotThere if is_absent else SyncFailed
             # The error comes last, after the banners of ssh and the other side.
             message = message[-SHOWN_CHARACTERS:]
@@ -298,6 +299,8 @@ class S3Store(Store):
             pages = list(listed.paginate(Bucket=self._bucket, Prefix=place))
         found = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
         below = place if place.endswith("/") else place + "/"
+        # Other programs mark folders by objects whose names end with a slash.
+        found = [name for name in found if not name.endswith("/")]
         return [name for name in found if name == place or name.startswith(below)]
 
     def _key(self, key: str) -> str:
