@@ -37,7 +37,10 @@ def convert_errors(what: str) -> Iterator[None]:
 
 
 class SendRecord(Record, frozen=True, kw_only=True):
-    """One verified transfer; ``n_bytes`` were moved, ``verified`` says how it was compared."""
+    """One verified transfer; ``verified`` says how it was compared.
+
+    ``n_bytes`` were moved; of a checkpoint it is all that is there now.
+    """
 
     what: str
     n_files: int
