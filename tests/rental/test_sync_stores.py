@@ -93,7 +93,8 @@ def test_canceling_ends_it(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
 @s3
 def test_large_objects_go_in_parts(place: Place, folder: Path) -> None:
     # The least size of a part that storage takes.
-    store = S3Store(place.destination, threading.Event(), part_bytes=5 << 20)
+    store = S3Store(place.destination, threading.Event())
+    store._chunk_bytes = 5 << 20
     content = bytes(range(256)) * (12 << 12)
     (folder / "big").write_bytes(content)
     assert store.send_files(folder, "k", ["big"]).n_bytes == len(content)

@@ -4,7 +4,9 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from msgspec.structs import replace
 
@@ -82,7 +84,7 @@ class RemoteLedger:
     """The local ledger and its copy in a store, which several machines may write."""
 
     def __init__(self, own: Path) -> None:
-        self.path, self._copy = own / LEDGER, own / "ledger"
+        self.path = own / LEDGER
         self._judged = Ledger()
         self._begins_anew = False
 
@@ -101,24 +103,19 @@ class RemoteLedger:
         if not self.path.is_file():
             return
         joined = read_ledger(self.path) if self._begins_anew else self._join(store)
-        try:
+        with TemporaryDirectory() as folder:
             # Send a copy: the ledger itself is rewritten meanwhile.
-            write_sealed(self._copy / LEDGER, joined)
-            store.send_files(self._copy, PLACE, [LEDGER])
-            self._begins_anew = False
-        finally:
-            remove(self._copy)
+            write_sealed(Path(folder, LEDGER), joined)
+            store.send_files(Path(folder), PLACE, [LEDGER])
+        self._begins_anew = False
 
     def _join(self, store: Store) -> Ledger:
         mine = read_ledger(self.path)
-        try:
-            store.fetch(f"{PLACE}/{LEDGER}", self._copy)
-            return merge_ledgers(mine, read_ledger(self._copy / LEDGER), judged=self._judged)
-        except NotThere:
-            # No machine has sent one yet.
-            return mine
-        finally:
-            remove(self._copy)
+        # Without one there, no machine has sent one yet.
+        with TemporaryDirectory() as folder, suppress(NotThere):
+            store.fetch(f"{PLACE}/{LEDGER}", Path(folder))
+            return merge_ledgers(mine, read_ledger(Path(folder, LEDGER)), judged=self._judged)
+        return mine
 
 
 def read_ledger(path: Path) -> Ledger:

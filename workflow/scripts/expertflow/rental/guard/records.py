@@ -35,4 +35,3 @@ class GuardRecord(Record, frozen=True, kw_only=True):
 class StopCause(Record, frozen=True, kw_only=True):
     outcome: Outcome
     why: str
-    grace_s: float

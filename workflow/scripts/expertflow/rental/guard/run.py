@@ -77,7 +77,11 @@ class Guard:
                     raise
                 if not isinstance(spent.__context__, ExpertflowError | None):
                     log.error("unexpected in the pull", exc_info=spent.__context__)
-                return self._end_unstarted(str(spent))
+                # Earlier sessions may have left results here, and the machine is paid all the same.
+                log.warning("the command is not started: %s", spent)
+                self.copies.starts_nothing = True
+                unstarted = StopCause(outcome="budget", why=str(spent))
+                return self._finish(unstarted, code=None, idle_timer="off: no command")
             self.copies.try_destinations()
             remove(self.options.results / RECORD)
             self._may_cancel = False
@@ -154,13 +158,6 @@ class Guard:
                 told = "were spent while states were pulled; nothing was started; raise --max-usd"
                 raise BudgetSpent(f"{self.meter.format_usd()} {told}")
 
-    def _end_unstarted(self, why: str) -> int:
-        # Earlier sessions may have left results here, and the machine is paid for all the same.
-        log.warning("the command is not started: %s", why)
-        self.copies.starts_nothing = True
-        cause = StopCause(outcome="budget", why=why, grace_s=0)
-        return self._finish(cause, code=None, idle_timer="off: no command")
-
     def _note(self) -> bool:
         try:
             self.meter.write_ledger()
@@ -174,9 +171,8 @@ class Guard:
         # Before any thread starts: the supervisor is a fork of this process.
         supervisor = Supervisor(options.command, grace_s=options.grace_s)
         notice, idle, code = Notice(options.notice_command), None, os.EX_SOFTWARE
-        cause: StopCause | None = StopCause(
-            outcome="failed", why="the guard itself failed, see its log", grace_s=options.grace_s
-        )
+        broken = StopCause(outcome="failed", why="the guard itself failed, see its log")
+        cause: StopCause | None = broken
         with ExitStack() as stack:
             try:
                 minutes, percent = options.idle_minutes, options.idle_percent
@@ -190,7 +186,9 @@ class Guard:
                 )
                 # Checked in this order for a reason to stop.
                 timers: dict[Outcome, Callable[[], str | None]] = {
-                    "signal": self._received_signal,
+                    "signal": lambda: (
+                        signal.Signals(self.signals[0]).name if self.signals else None
+                    ),
                     "notice": notice.poll,
                     "budget": self._over_budget,
                     "idle": idle.poll,
@@ -207,9 +205,6 @@ class Guard:
                     exit_code = self._finish(cause, code=code, idle_timer=idle_timer)
         return exit_code
 
-    def _received_signal(self) -> str | None:
-        return signal.Signals(self.signals[0]).name if self.signals else None
-
     def _watch(
         self, supervisor: Supervisor, timers: Mapping[Outcome, Callable[[], str | None]]
     ) -> StopCause | None:
@@ -217,8 +212,7 @@ class Guard:
         while supervisor.poll() is None:
             for outcome, ask in timers.items():
                 if (why := ask()) is not None:
-                    grace_s = options.notice_s if outcome == "notice" else options.grace_s
-                    return StopCause(outcome=outcome, why=why, grace_s=grace_s)
+                    return StopCause(outcome=outcome, why=why)
             now_s = time.monotonic()
             if now_s - self._noted_s >= NOTE_EVERY_S:
                 self._noted_s = now_s
@@ -245,10 +239,11 @@ class Guard:
     def _stop(self, supervisor: Supervisor, cause: StopCause) -> int:
         """Have the command save and exit; kill it after the grace or a repeated signal."""
         log.warning("stopping, %s: %s", cause.outcome, cause.why)
-        begun_s, told_s = time.monotonic(), 0.0
+        begun_s, told_s, options = time.monotonic(), 0.0, self.options
+        grace_s = options.notice_s if cause.outcome == "notice" else options.grace_s
         while (code := supervisor.poll()) is None:
             now_s = time.monotonic()
-            if now_s - begun_s > cause.grace_s or self._is_insisted:
+            if now_s - begun_s > grace_s or self._is_insisted:
                 log.warning("not at its end after %.1f s: killed", now_s - begun_s)
                 supervisor.kill()
                 return supervisor.wait()

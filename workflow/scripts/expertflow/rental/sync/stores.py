@@ -23,7 +23,6 @@ from expertflow.rental.sync.store import (
     NotThere,
     Store,
     SyncFailed,
-    check_destination,
     check_key,
     convert_errors,
     is_local,
@@ -206,9 +205,7 @@ class RsyncStore(Store):
 class S3Store(Store):
     """A prefix of a bucket; credentials and endpoint are boto3's own settings."""
 
-    def __init__(
-        self, destination: str, cancel: threading.Event, *, part_bytes: int = PART_BYTES
-    ) -> None:
+    def __init__(self, destination: str, cancel: threading.Event) -> None:
         super().__init__(destination, cancel)
         try:
             import boto3
@@ -219,10 +216,9 @@ class S3Store(Store):
             raise ConfigError(
                 f"{destination}: boto3 is not installed; run make s3, or give a path or host:path"
             ) from error
-        check_destination(destination)
         self._bucket, _, prefix = destination.removeprefix(S3).partition("/")
         self._prefix = prefix.strip("/")
-        self._chunk_bytes = part_bytes
+        self._chunk_bytes = PART_BYTES
         self._errors = (Boto3Error, BotoCoreError, ClientError, HTTPError)
         try:
             self._client: Any = boto3.client("s3")
@@ -230,6 +226,8 @@ class S3Store(Store):
             raise ConfigError(f"{destination}: {error}; see boto3's settings") from error
 
     def _transfer_file(self, path: Path, key: str) -> tuple[int, str]:
+        from boto3.s3.transfer import TransferConfig
+
         target = self._key(key)
         with self._errors_as_ours(target):
             # S3's own checksum of an upload in parts is the hash of the hashes of its parts.
@@ -237,20 +235,23 @@ class S3Store(Store):
             if (way := self._compare(path, target, parts)) is not None:
                 return 0, way
             n_bytes = path.stat().st_size
-            self._upload(path, target)
+            # The parts that are compared; threads would hold several of them.
+            config = TransferConfig(
+                multipart_threshold=self._chunk_bytes + 1,
+                multipart_chunksize=self._chunk_bytes,
+                use_threads=False,
+            )
+            self._asked(
+                self._client.upload_file,
+                target,
+                Filename=str(path),
+                ExtraArgs={"ChecksumAlgorithm": SUM},
+                Config=config,
+                Callback=self._check_wanted,
+            )
             if (way := self._compare(path, target, parts)) is None:
                 raise SyncFailed(f"s3://{self._bucket}/{target}: not what was uploaded")
         return n_bytes, way
-
-    def _upload(self, path: Path, target: str) -> None:
-        from boto3.s3.transfer import TransferConfig
-
-        # The parts that are compared; threads would hold several of them.
-        parts = {"multipart_threshold": self._chunk_bytes + 1, "use_threads": False}
-        config = TransferConfig(multipart_chunksize=self._chunk_bytes, **parts)
-        sums, send, going = {"ChecksumAlgorithm": SUM}, self._client.upload_file, self._check_wanted
-        more = {"Filename": str(path), "ExtraArgs": sums, "Config": config, "Callback": going}
-        self._asked(send, target, **more)
 
     def _compare(self, path: Path, target: str, parts: list[bytes]) -> str | None:
         try:
@@ -259,10 +260,12 @@ class S3Store(Store):
             return None
         if head["ContentLength"] != path.stat().st_size:
             return None
-        # Storages differ in whether they add the number of parts.
-        wanted = {_text(_whole(parts)), f"{_text(_whole(parts))}-{len(parts)}"}
         if found := head.get(f"Checksum{SUM}"):
-            return "SHA256 of the storage equal" if found in wanted else None
+            whole = parts[0] if len(parts) == 1 else hashlib.sha256(b"".join(parts)).digest()
+            wanted = base64.b64encode(whole).decode()
+            # Storages differ in whether they add the number of parts.
+            is_same = found in (wanted, f"{wanted}-{len(parts)}")
+            return "SHA256 of the storage equal" if is_same else None
         body = self._asked(self._client.get_object, target)["Body"]
         digest = hashlib.sha256()
         while chunk := body.read(self._chunk_bytes):
@@ -328,11 +331,3 @@ def _unescape(name: str) -> str:
     r"""Return a name whose bytes rsync shows as \#303 where they are no characters here."""
     escaped = re.sub(rb"\\#(\d{3})", lambda found: bytes([int(found[1], 8)]), os.fsencode(name))
     return os.fsdecode(escaped)
-
-
-def _whole(parts: list[bytes]) -> bytes:
-    return parts[0] if len(parts) == 1 else hashlib.sha256(b"".join(parts)).digest()
-
-
-def _text(digest: bytes) -> str:
-    return base64.b64encode(digest).decode()
