@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from support import tiny_qwen3
-from transformers import GenerationConfig
+from transformers import ArceeConfig, AutoModelForCausalLM, GenerationConfig
 
 import serve_expert
 from expertflow.core import cli
@@ -217,6 +217,24 @@ def test_a_model_without_chats_goes_on_with_texts(tmp_path: Path) -> None:
         "two and"
     )
     assert expert.generate_answer([user("two and")], no_show)
+
+
+def test_a_tokenizers_own_code_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export(tmp_path, Decoding(stop=("x",)))
+    # Of a family for which transformers has no tokenizer.
+    size = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = ArceeConfig(**size, vocab_size=300, intermediate_size=16, num_hidden_layers=1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: ...\n"
+    (tmp_path / "own.py").write_text(code)
+    monkeypatch.setattr("builtins.input", Mock(return_value="y"))
+    expert = load(tmp_path, max_new_tokens=4)
+    expert.model.generation_config.update(stop_strings=["x"], max_new_tokens=4)
+    assert isinstance(expert.generate_answer([user("two")], no_show), str)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_what_cannot_be_served_is_said_in_one_line(

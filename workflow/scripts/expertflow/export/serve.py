@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.generation.streamers import BaseStreamer
 
 from expertflow.core.errors import ConfigError
@@ -151,7 +151,8 @@ def load_expert(folder: Path, *, max_new_tokens: int) -> ServedExpert:
         name=folder.resolve().name,
         model=model,
         engine=Engine(place),
-        tokenizer=AutoTokenizer.from_pretrained(place, local_files_only=True),
+        # AutoTokenizer would ask on standard input whether to run a tokenizer's own code.
+        tokenizer=PreTrainedTokenizerFast.from_pretrained(place, local_files_only=True),
         layout=read_layout(place, choice="auto", text_special_tokens="plain"),
         system_prompt=read_system_prompt(place),
     )
