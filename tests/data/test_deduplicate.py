@@ -192,11 +192,11 @@ def test_too_many_rejects_of_a_source_stop_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"n_records": 0}, "source t: no record was taken; correct its where"),
+        ({"n_records": 0}, "source t: no record was selected; correct its where"),
         ({"n_records": 9, "n_filtered_by_reason": {"sql": 2, "length": 7}},
          "source t: none of its 9 records is left: length 7, sql 2; see results/e/documents/t/"),
         # What is not what its record says.
-        ({"n_records": 2, "n_documents": 1}, "not the 1 documents"),
+        ({"n_records": 2, "n_documents": 1}, "does not have the 1 documents"),
     ],
 )  # fmt: skip
 def test_a_useless_source_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -291,7 +291,7 @@ def test_a_set_that_was_cut_by_a_plain_hash_is_still_split_evenly() -> None:
     assert 0.04 < mark_held_out(of.group, split_edge(of, 0.05, expert="e")).mean() < 0.06
 
 
-@pytest.mark.parametrize(("n", "why"), [(0, ""), (1, ""), (4, " all are of one group;")])
+@pytest.mark.parametrize(("n", "why"), [(0, ""), (1, ""), (4, " all belong to one group;")])
 def test_one_group_cannot_be_split(n: int, why: str) -> None:
     of = columns(n + 1)
     of.group[:-1] = 7

@@ -231,23 +231,23 @@ def test_damaged_packed_data_say_where(tmp_path: Path) -> None:
     wrong_sum = packed[:-5] + bytes([packed[-5] ^ 1]) + packed[-4:]
     for raw, said in ((wrong_sum, r"\d{5} .*fetch"), (gzipped(b"{}\n") + b"rubbish", "1 ")):
         path.write_bytes(raw)
-        with pytest.raises(DataError, match=f"gzip data are damaged after line {said}"):
+        with pytest.raises(DataError, match=f"gzip data is damaged after line {said}"):
             read_shards((describe(path),))
 
 
 PARQUET = b"PAR1" + b"x" * 50
 WRONG = [
-    ("a.jsonl", gzipped(b"{}"), "is gzip data; name it a.jsonl.gz"),
-    ("a.jsonl.gz", zstandard.compress(b"{}"), "is zstd data; name it a.jsonl.zst"),
-    ("a.jsonl.gz", b"{}\n", "is no gzip data; name it a.jsonl,"),
-    ("a.jsonl.gz", gzipped(gzipped(b"{}")), "packed twice"),
-    ("a.jsonl", b'[{"a": 1},\n{"a": 2}]\n', "is a JSON array, .* name it a.json"),
+    ("a.jsonl", gzipped(b"{}"), "is gzip data; rename it to a.jsonl.gz"),
+    ("a.jsonl.gz", zstandard.compress(b"{}"), "is zstd data; rename it to a.jsonl.zst"),
+    ("a.jsonl.gz", b"{}\n", "is not gzip data; rename it to a.jsonl,"),
+    ("a.jsonl.gz", gzipped(gzipped(b"{}")), "compressed twice"),
+    ("a.jsonl", b'[{"a": 1},\n{"a": 2}]\n', "is a JSON array, .* rename it to a.json"),
     ("a.jsonl", b'[\n  {"a": 1}\n]', "is a JSON array"),
-    ("a.jsonl.gz", gzipped(b'{\n "a": 1\n}\n'), "pretty-printed JSON, .* name it a.json.gz"),
+    ("a.jsonl.gz", gzipped(b'{\n "a": 1\n}\n'), "pretty-printed JSON, .* rename it to a.json.gz"),
     ("a.jsonl", '{"a": 1}'.encode("utf-16"), "is UTF-16 .*iconv -f UTF-16 -t UTF-8"),
     ("a.csv", "a,b".encode("utf-16-le"), "is UTF-16"),
     ("a.json", "{}".encode("utf-32-be"), "is UTF-16 or UTF-32"),
-    ("a.jsonl", PARQUET, "is Parquet data; name it a.parquet"),
+    ("a.jsonl", PARQUET, "is Parquet data; rename it to a.parquet"),
     ("a.jsonl", b"PK\x03\x04...", "is a zip archive; unpack it"),
     ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "run git lfs pull"),
     ("a.json", b"\n<!DOCTYPE html><html>", "is an HTML page"),
@@ -256,11 +256,11 @@ WRONG = [
     ("a.arrow", b"ARROW1" + b"x" * 50, "cannot be read as Arrow"),
     ("a.feather", b"FEA1....", "is Feather version 1"),
     # What has no end is no matter of one record.
-    ("a.json", b'[{"a": 1},\n{"a": 2', "ends within what begins on line 2"),
-    ("a.json", b'[{"a": {\n},\n{"b": 2}]', "ends on line 3 before its array does; a bracket"),
-    ("a.json", b'{"a": {\n}\n{"b": 2}', "ends within what begins on line 1; a bracket"),
-    ("a.csv", b'a,b\n1,2\n1,"2\n3\n', "line 3: a quote opens and is not closed by line 4"),
-    ("a.csv", b'a,b\n1,"2 "x" \n3,4\n', "line 2: a quote opens and is not closed by line 3"),
+    ("a.json", b'[{"a": 1},\n{"a": 2', "ends inside the element that starts on line 2"),
+    ("a.json", b'[{"a": {\n},\n{"b": 2}]', "ends on line 3 inside the array; a bracket"),
+    ("a.json", b'{"a": {\n}\n{"b": 2}', "ends inside the element that starts on line 1; a bracket"),
+    ("a.csv", b'a,b\n1,2\n1,"2\n3\n', "line 3: a quote opens here and is not closed by line 4"),
+    ("a.csv", b'a,b\n1,"2 "x" \n3,4\n', "line 2: a quote opens here and is not closed by line 3"),
     ("a.csv", b"a,b,a\n1,2,3\n", "line 1: two columns are named 'a'"),
     ("a.csv", b"\n\n", "no header row"),
 ]  # fmt: skip

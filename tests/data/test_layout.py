@@ -56,12 +56,12 @@ def test_a_template_is_chosen_by_its_name_or_path(tmp_path: Path) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "short.jinja").write_text(OWN + " ")
     assert layout(tmp_path, *MARKS, choice="short", eos_token="<|e|>").chat_template == OWN + " "
-    with pytest.raises(ConfigError, match=r"tools is no file .* has rag, short, tool_use"):
+    with pytest.raises(ConfigError, match=r"tools is neither a file .* has rag, short, tool_use"):
         layout(tmp_path, *MARKS, choice="tools", **marks)
     (tmp_path / "mine.jinja").write_text(OWN + "  ", encoding="utf-8-sig")
     found = layout(tmp_path, *MARKS, choice=str(tmp_path / "mine.jinja"), **marks)
     assert (found.chat_template, found.chat_template_origin) == (OWN + "  ", "manifest")
-    with pytest.raises(ConfigError, match=r"nowhere\.jinja is no file and no template of the"):
+    with pytest.raises(ConfigError, match=r"nowhere\.jinja is neither a file nor a template of"):
         layout(tmp_path, *MARKS, choice="nowhere.jinja", eos_token="<|e|>")
     (tmp_path / "chat_template.jinja").write_bytes(b"\xe9")
     with pytest.raises(DataError, match=r"chat_template\.jinja: byte 0 is not UTF-8"):
@@ -98,7 +98,7 @@ def test_a_template_that_is_refused_for_chats(tmp_path: Path, template: str, pro
     found = layout(tmp_path, *MARKS, chat_template=template, eos_token="<|e|>")
     assert found.problem is not None and found.turn_end is None
     assert problem in found.problem
-    with pytest.raises(DataError, match="cannot write chats: its chat template "):
+    with pytest.raises(DataError, match="cannot render chats: its chat template "):
         Renderer(found).render(CHAT)
     assert Renderer(found).render(Body(text="a"))
 
@@ -147,7 +147,7 @@ def test_tokens_that_swallow_blanks_and_ends_that_are_not_listed_are_known(tmp_p
     assert (found.bos, found.eos, found.turn_end) == ("<s>", "</s>", None)
 
 
-@pytest.mark.parametrize(("text", "fault"), [("{", "damaged"), ("[]", "holds no JSON object")])
+@pytest.mark.parametrize(("text", "fault"), [("{", "damaged"), ("[]", "is not a JSON object")])
 def test_a_damaged_tokenizer_is_refused(tmp_path: Path, text: str, fault: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(DataError, match=rf"tokenizer\.json: {fault}.*save the tokenizer again"):
@@ -155,5 +155,5 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path, text: str, fault: str) -
 
 
 def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="names no eos_token"):
+    with pytest.raises(DataError, match="has no eos_token"):
         layout(tmp_path)

@@ -73,12 +73,15 @@ def test_unusable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "array.jsonl").write_text('[{"a": 1},\n{"a": 2}]\n')
     for name, message in (
         ("none.jsonl", "source s: no file at .*none.jsonl; correct the source's path"),
-        ("x.xls", "is none of .jsonl, .ndjson, .json, .csv, .*texts also with .gz or .zst"),
-        ("x.parquet.gz", "is none of"),
+        ("x.xls", "is not one of .jsonl, .ndjson, .json, .csv, .*texts also with .gz or .zst"),
+        ("x.parquet.gz", "is not one of"),
         ("e.jsonl", "e.jsonl is empty; remove it or fill it"),
-        ("p.jsonl", "p.jsonl is no regular file; write what it gives to a file"),
-        ("d.jsonl", "is a directory; name its files, e.g. .*d.jsonl/\\*.jsonl"),
-        ("array.jsonl", "source s: .* is a JSON array, not one object a line; name it array.json"),
+        ("p.jsonl", "p.jsonl is not a regular file; write its output to a file"),
+        ("d.jsonl", "is a directory; specify its files, e.g. .*d.jsonl/\\*.jsonl"),
+        (
+            "array.jsonl",
+            "source s: .* is a JSON array, not one object per line; rename it to array.json",
+        ),
     ):
         with pytest.raises(DataError, match=message):
             lock(tmp_path, local_source(tmp_path / name))
@@ -146,7 +149,7 @@ def test_a_bundles_lock_stands_in_for_no_other_repository(tmp_path: Path) -> Non
     other = replace(moved, options={"ref": "HEAD"})
     assert lock(tmp_path, other, bundled=made) == lock(tmp_path, other) != made
     commit(repository, "two")
-    with pytest.raises(DataError, match="repository differs from what the bundle of e"):
+    with pytest.raises(DataError, match="repository differs from the data in e's bundle"):
         lock(tmp_path, source, bundled=made)
 
 
@@ -197,7 +200,7 @@ def test_files_of_a_source_add_up_and_their_notes_are_gathered(tmp_path: Path) -
     assert source.sha256 != find(b, a).sha256
     assert find(a, data_file(tmp_path / "c", n_records=None)).n_records is None
     (tmp_path / "a").unlink()
-    with pytest.raises(DataError, match="a: source s lost it; fetch it again"):
+    with pytest.raises(DataError, match="a: missing from source s; fetch it again"):
         find(a)
 
 

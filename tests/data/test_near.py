@@ -229,7 +229,7 @@ def test_benchmarks_are_read_by_their_template(tmp_path: Path) -> None:
         ([{"question": QUESTION}, {"q": "x"}], r"test.jsonl, line 2: .*question.*'{question}'"),
         ([{"question": QUESTION}, [1]], r"test.jsonl, line 2: .*correct the record"),
         ([{"question": ""}], r"line 1: "),
-        ([], "test.jsonl: no record; remove it from data.benchmarks"),
+        ([], "test.jsonl: no records; remove it from data.benchmarks"),
     ],
 )
 def test_a_benchmark_gap_is_refused(tmp_path: Path, records: list[object], message: str) -> None:

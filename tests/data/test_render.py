@@ -200,13 +200,13 @@ NO_SYSTEM = (
 @pytest.mark.parametrize(
     ("template", "body", "reason"),
     [
-        (HEADERS, chat(" x<|eot|>", "b"), "special_token_text: a text that"),
+        (HEADERS, chat(" x<|eot|>", "b"), "special_token_text: the chat template rewrites"),
         (CHATML, calling(x="<|im_end|>"), "special_token_text: a tool"),
         (BRACKETS, SYSTEM, "only user and assistant turns"),
         (HEADERS, calling(), "leaves out the call in turn 1"),
         (NO_SYSTEM, SYSTEM, r"leaves out turn 1 \(system\)"),
         (HEADERS, TOOLS, "leaves out the tools"),
-        (HEADERS, chat("a", "b ", learned=(0,)), "rewrites turn 1; nothing marks it"),
+        (HEADERS, chat("a", "b ", learned=(0,)), "rewrites turn 1 without marking it"),
     ],
 )
 def test_what_a_template_refuses_or_omits(template: str, body: Body, reason: str) -> None:

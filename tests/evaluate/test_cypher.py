@@ -38,7 +38,7 @@ def test_where_the_parser_gives_up_words_are_compared_and_the_verdict_says_so() 
     deep = "MATCH (n) WHERE " + "NOT (" * 12 + "n.a = 1" + ")" * 12 + " RETURN n"
     verdict = judge_cypher(deep, QUERY)
     assert verdict.kind == "different"
-    assert verdict.detail.startswith("words compared alone: given up after")
+    assert verdict.detail.startswith("words compared alone: gave up after")
     assert judge_cypher(deep, deep.replace("MATCH", "match")).correct
 
 

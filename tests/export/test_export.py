@@ -83,7 +83,7 @@ def test_templates_that_transformers_saves_are_chosen_by_name(base: Path, tmp_pa
     chat = [{"role": "user", "content": "Which?"}]
     expected = tokenizer.apply_chat_template(chat, chat_template=chosen, tokenize=False)
     assert exported.apply_chat_template(chat, tokenize=False) == expected
-    with pytest.raises(ConfigError, match=r"spacd is no file .* has default, spaced"):
+    with pytest.raises(ConfigError, match=r"spacd is neither a file .* has default, spaced"):
         prepare_tokenizer(replace(spec, chat_template="spacd"), (), tmp_path / "other")
 
 

@@ -183,7 +183,7 @@ def test_a_tokenizers_record_does_not_tell_where_it_came_from(tmp_path: Path) ->
     [
         ("tokenizer.json", None, "no tokenizer.json; give the folder or hub id"),
         ("tokenizer.json", b"", "tokenizer.json: damaged (EOF"),
-        ("tokenizer_config.json", b"[]", "tokenizer_config.json: holds no JSON object"),
+        ("tokenizer_config.json", b"[]", "tokenizer_config.json: is not a JSON object"),
         ("tokenizer_config.json", b'{"a', "tokenizer_config.json: damaged ("),
     ],
 )
@@ -223,7 +223,7 @@ def test_licenses_and_tokenizers_are_downloaded(tmp_path: Path) -> None:
     how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300, "cwd": tmp_path}
     with serving_models(Hub({"maker/model": repository})) as environment["HF_ENDPOINT"]:
         refused = subprocess.run(command, env=environment, **how).stderr.splitlines()[-1]
-        [blob] = re.findall(r"model\.safetensors: is not what its commit .* delete (\S+)", refused)
+        [blob] = re.findall(r"model\.safetensors: is not its commit's file.* delete (\S+)", refused)
         Path(blob).unlink()
         repository.sent.clear()
         done = subprocess.run(command, env=environment, **how)

@@ -109,7 +109,7 @@ def test_another_preset_and_other_raw_data_are_refused(cheap: Workspace, box: Bo
     assert box.planned() == GPU_WORK
     box.write_data(first="one plus one")
     refused = box.refused("-n", REPORT)
-    assert "data/sums.jsonl differs from what the bundle of tiny was made of" in refused
+    assert "data/sums.jsonl differs from the data in tiny's bundle" in refused
     shutil.rmtree(box.root / "data")
     assert box.planned() == GPU_WORK
 

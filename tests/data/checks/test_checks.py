@@ -70,7 +70,7 @@ def test_a_field_is_found_and_rewritten_by_its_path() -> None:
         (FieldCheck(field="a", check="length", min_chars=3, max_chars=2), "3 is above.* 2"),
         (FieldCheck(field="a", check="language"), "languages is empty"),
         (FieldCheck(field="a", check="language", languages=("english",)), "'english'"),
-        (FieldCheck(field="a", check="json", dialect="sqlite"), "dialect is of another check"),
+        (FieldCheck(field="a", check="json", dialect="sqlite"), "dialect belongs to another check"),
     ],
 )
 def test_bad_settings_are_refused_when_built(check: FieldCheck, message: str) -> None:
@@ -133,7 +133,7 @@ FAILING: dict[str, list[tuple[str, str]]] = {
         ("RETURN " + "1+" * 20_000 + "1", "longer than"),
         ("MATCH (n)\nRETURN n LIMIT LIMIT", "near line 2, column "),
         # What would take exponential time.
-        ("RETURN " + "[x IN " * 6, "given up"),
+        ("RETURN " + "[x IN " * 6, "gave up"),
     ],
     "json": [
         *((text, "") for text in ("", "{", "{'a': 1}", "[1,]", "NaN", "[Infinity]", "-Infinity")),
@@ -253,7 +253,7 @@ def test_a_violation_names_the_path_and_not_the_value() -> None:
     with pytest.raises(Filtered) as caught:
         SCHEMA({"a": {"n": [1, "secret" * 100]}, "s": schema})
     assert (caught.value.reason, caught.value.field) == ("json_schema_violation", "a")
-    assert caught.value.detail == "$.n[1] breaks 'type'"
+    assert caught.value.detail == "$.n[1] violates 'type'"
 
 
 @pytest.mark.parametrize(

@@ -244,15 +244,15 @@ def test_what_cannot_be_read_is_one_line(
         (empty, {}, "not a git repository .* set the source's path to a clone or a .bundle file"),
         (tmp_path / "none", {}, "not a git repository"),
         (repository / "b.txt", {}, "not a git bundle"),
-        (repository, {"ref": "nowhere"}, "nowhere is no commit"),
+        (repository, {"ref": "nowhere"}, "nowhere is not a commit"),
         (repository, {"since": "2030-01-01"}, "no commit of HEAD is selected"),
         (repository, {"since": "soon"}, "options.since: 'soon'"),
         (repository, {"merges": "drop"}, "options.merges: 'drop'"),
         (repository, {"path": ["a"]}, "options.path: unknown"),
         (repository, {"paths": "a"}, "options.paths: 'a'"),
-        (repository, {"paths": ["src", "/src"]}, "options.paths: '/src' is no path inside"),
-        (repository, {"paths": ["a/../../b"]}, "is no path inside the repository"),
-        (repository, {"paths": [""]}, "options.paths: '' is no path"),
+        (repository, {"paths": ["src", "/src"]}, "options.paths: '/src' is not a path inside"),
+        (repository, {"paths": ["a/../../b"]}, "is not a path inside the repository"),
+        (repository, {"paths": [""]}, "options.paths: '' is not a path"),
         (repository, {"languages": ["cobol"]}, "options.languages: 'cobol' is unknown"),
         (repository, {"languages": ["go"], "paths": [":/a"]}, "options.paths: ':/a'"),
         (repository, {"max_files": 0}, "options.max_files: 0"),
@@ -263,7 +263,7 @@ def test_what_cannot_be_read_is_one_line(
             read_commits(place, **options)
         assert "\n" not in str(caught.value)
     git(empty, "init", "--quiet")
-    with pytest.raises(DataError, match="HEAD is no commit"):
+    with pytest.raises(DataError, match="HEAD is not a commit"):
         resolve_commit(empty)
     monkeypatch.setenv("PATH", str(empty))
     with pytest.raises(DataError, match="install git"):

@@ -235,7 +235,7 @@ def test_missing_objects_are_not_fetched(place: Path, tmp_path: Path, trap: Path
         git(place, "config", key, value)
     with pytest.raises(DataError, match="partial clone"):
         extracted(place)
-    with pytest.raises(DataError, match="is no commit there"):
+    with pytest.raises(DataError, match="is not a commit"):
         resolve_commit(place, ref="f" * 40)
     with pytest.raises(DataError, match=r"a branch, tag or commit$"):
         resolve_commit(place, ref="main..main")

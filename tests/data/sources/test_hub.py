@@ -67,7 +67,7 @@ def test_what_is_not_the_file_of_the_commit_is_one_line_and_not_used(tmp_path: P
         for name, content in sent.items()
     }
     sources = [{"id": name} for name in repositories]
-    told = rf"source s: \S+/{second}: is not what its commit holds, .*; delete (\S+) and run ag"
+    told = rf"source s: \S+/{second}: is not its commit's file; .*; delete (\S+) and run ag"
     with serving(Hub(repositories)) as hub:
         refused = fetch(tmp_path, hub.endpoint, *sources).results
         blobs = [Path(blob) for one in refused for blob in re.findall(told, one["error"])]
@@ -203,22 +203,22 @@ def test_a_choice_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> Non
         ({**SUMS, "config": "hard", "split": "test"}, "has no split 'test'; use one of train"),
         ({**SUMS, "options": {"data_dir": "heldd"}}, "files under data_dir 'heldd'; correct data_"),
         ({**SUMS, "revision": "v9"}, "has no revision 'v9'; use a branch, tag or commit"),
-        ({"id": "someone/pictures"}, "holds imagefolder files; only arrow, csv, json, parquet, te"),
-        ({"id": "someone/scripted"}, "made by a script of its own, which is never run"),
-        ({"id": "someone/empty"}, "holds no arrow/csv/json/parquet/text files; use another data"),
-        ({"id": "someone/nosy", **easy}, "names a file outside of itself (own.jsonl); it is no"),
-        ({"id": "someone/web", "config": "held"}, "someone/web names an address (http://127.0.0.1"),
-        ({"id": "someone/told", **easy}, "told names an address (http://127.0.0.1:9/ow"),
+        ({"id": "someone/pictures"}, "has imagefolder files; only arrow, csv, json, parquet, te"),
+        ({"id": "someone/scripted"}, "built by its own script, which is never run"),
+        ({"id": "someone/empty"}, "has no arrow/csv/json/parquet/text files; use another data"),
+        ({"id": "someone/nosy", **easy}, "refers to a file outside itself (own.jsonl), which is"),
+        ({"id": "someone/web", "config": "held"}, "web refers to an address (http://127.0.0.1"),
+        ({"id": "someone/told", **easy}, "told refers to an address (http://127.0.0.1:9/"),
         ({**SUMS, "options": {"data_files": "https://x.org/a"}}, "an address (https://x.org/a)"),
-        ({"id": "a/b/c"}, "'a/b/c' is no data set id; write it as owner/name"),
+        ({"id": "a/b/c"}, "'a/b/c' is not a data set id; write it as owner/name"),
         (
             {"id": "someone/parts", "split": "train[8000:9001]"},
             "someone/parts has 9000 rows in this split, not all of [8000:9001]",
         ),
-        ({**SUMS, "split": "train[5:5]"}, "no range of rows; write it as in train[0:1000]"),
+        ({**SUMS, "split": "train[5:5]"}, "not a range of rows; write it as in train[0:1000]"),
         (
             {**SUMS, **easy, "split": "train[0:3]"},
-            "sums holds json files, and ranges of rows are read of Parquet",
+            "sums has json files, but ranges of rows need Parquet files",
         ),
     ]
     with serving(Hub({name: Repository(f) for name, f in repositories.items()})) as hub:
@@ -256,16 +256,16 @@ def test_without_a_network_what_is_there_is_read_and_what_is_not_is_told(offline
     got = fetch(offline, None, *({"id": f"someone/{name}"} for name in names), *prepared)
     whole, part, card, unknown, damaged, *found, other = got.results
     assert whole["n_records"] == [5]
-    assert whole["notes"] == ["the hub was out of reach: the cached files are taken to be all"]
+    assert whole["notes"] == ["the hub was unreachable: the cached files are assumed complete"]
     assert "part data/train-00000-of-00002.jsonl of data set someone/short is miss" in part["error"]
-    assert "and the hub is out of reach; run once with a network" in card["error"]
+    assert "and the hub is unreachable; run once with a network" in card["error"]
     assert "the hub cannot be reached (ConnectError)" in unknown["error"]
-    assert "someone/else@main is not complete in" in unknown["error"]
+    assert "someone/else@main is incomplete in" in unknown["error"]
     assert damaged["n_records"] == [6]
     assert "split train has no Arrow file" in got.log
     for one in found:
         assert (one["revision"], one["n_records"], one["waited_s"]) == (COMMIT, [7], 0)
-    assert "not complete in" in other["error"]
+    assert "incomplete in" in other["error"]
 
 
 def test_two_fetches_at_once_make_one(tmp_path: Path) -> None:

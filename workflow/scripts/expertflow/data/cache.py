@@ -51,8 +51,8 @@ def find_prepared_cache() -> Path:
 
 def describe_full_cache(needed: str = "") -> str:
     place = min((hub_cache(), find_prepared_cache()), key=free_bytes)
-    told = f"{describe_space(place)}, {needed} needed" if needed else describe_space(place)
-    return f"no space left for {place}: {told}; {MOVE_CACHE}"
+    space = f"{describe_space(place)}, {needed} needed" if needed else describe_space(place)
+    return f"no space left for {place}: {space}; {MOVE_CACHE}"
 
 
 def repository_folder(repository: str, kind: str = "datasets") -> Path:
@@ -65,7 +65,7 @@ def snapshot_folder(repository: str, commit: str, kind: str = "datasets") -> Pat
 
 def find_revision(repository: str, revision: str | None, kind: str = "datasets") -> str | None:
     """Return the last cached commit of a branch or tag; None if unknown."""
-    # A commit needs no look-up; a branch is what the hub last said of it.
+    # A commit needs no lookup; a branch is what the hub last reported.
     wanted = revision or "main"
     if COMMIT.fullmatch(wanted):
         return wanted
@@ -74,7 +74,7 @@ def find_revision(repository: str, revision: str | None, kind: str = "datasets")
 
 
 def check_blobs(paths: Iterable[Path]) -> None:
-    """Raise DataError if a file of the hub cache is not the one of its commit.
+    """Raise DataError if a file in the hub cache is not its commit's.
 
     Each is a link to a blob that the hub's client names by SHA-256, small ones as git does.
     """
@@ -89,8 +89,8 @@ def check_blobs(paths: Iterable[Path]) -> None:
             found = hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()
         if found != name:
             raise DataError(
-                f"{path}: is not what its commit holds, as it came or was changed later; delete"
-                f" {blob} and run again to fetch it anew"
+                f"{path}: is not its commit's file; it arrived damaged or was changed later; delete"
+                f" {blob} and run again to refetch it"
             )
     hashes.save()
 
@@ -111,7 +111,7 @@ def front_matter(path: Path) -> Card:
     try:
         value = yaml.safe_load(found.group(1)) if found else {}
     except yaml.YAMLError:
-        log.warning("%s: its metadata is not YAML and was left out", path)
+        log.warning("%s: its metadata is not YAML and was ignored", path)
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -171,8 +171,8 @@ def snake_case(name: str) -> str:
 
 
 def config_folder(source: SourceSpec, config: str) -> str:
-    """Return a prepared config's folder name; a hash tells selections of files apart."""
-    # A range of rows makes a folder of its own, too.
+    """Return a prepared config's folder name; a hash distinguishes selections of files."""
+    # A range of rows gets its own folder, too.
     chosen = {key: source.options[key] for key in READ_OPTIONS if source.options.get(key)}
     if "[" in (source.split or ""):
         chosen["split"] = source.split
@@ -195,7 +195,7 @@ def find_source(source: SourceSpec) -> Prepared | None:
     config = config_folder(source, source.config or default_config(card_data(repository, commit)))
     found = [p for p in list_prepared(find_prepared_root(repository)) if p.config == config]
     found = [p for p in found if commit in (None, p.commit)]
-    # With several commits here, none is known to be the one that is meant.
+    # With several commits here, it is unknown which one is meant.
     return found[0] if len({p.commit for p in found}) == 1 else None
 
 

@@ -60,7 +60,7 @@ class ChatTemplate:
         Reject if the template refuses it, hides the learned part, or rewrites special tokens in a
         text.
         """
-        # Only here, since a bench on a bare machine has no orjson.
+        # Imported here, because a benchmark on a bare machine has no orjson.
         from expertflow.data.shapes import frame_of
 
         frame, texts = frame_of(body)
@@ -75,7 +75,7 @@ class ChatTemplate:
         if "".join(atom.text for atom in filled) == direct:
             return filled
         if any(self._special.search(text) for text in texts):
-            raise Reject("special_token_text", "a text that the chat template rewrites holds one")
+            raise Reject("special_token_text", "the chat template rewrites a text with one")
         return self._cut(body, direct)
 
     def build_form(self, body: Body) -> tuple[tuple[Atom, ...], tuple[Condition, ...]] | None:
@@ -94,7 +94,7 @@ class ChatTemplate:
 
     def _lay_out(self, body: Body) -> tuple[Atom, ...]:
         if any(self._special.search(text) for text in _structured_texts(body)):
-            raise Reject("special_token_text", "a tool or a call to one holds a special token")
+            raise Reject("special_token_text", "a tool or tool call contains a special token")
         full = self._apply(body)
         _refuse_omissions(full, body)
         return self._cut(body, full)
@@ -123,13 +123,13 @@ class ChatTemplate:
         text_at = full.find(turn.content) if PLACE.fullmatch(turn.content) else -1
         start = text_at
         if turn.role == "assistant":
-            # Some templates refuse an empty chat, or one that ends in a tool result.
+            # Some templates reject an empty chat, or one that ends in a tool result.
             with contextlib.suppress(Reject):
                 # The learned part starts where generation would.
                 before = self._apply(body, i, generate=True)
                 start = len(before) if full.startswith(before) else start
         if start < 0:
-            raise Reject("chat_template", f"the template rewrites turn {i + 1}; nothing marks it")
+            raise Reject("chat_template", f"the template rewrites turn {i + 1} without marking it")
         # Special tokens within the text do not end the turn.
         behind = max(start, text_at + len(turn.content) if text_at >= 0 else 0)
         ends = [(full[low:high], high) for low, high in special if low >= behind]
@@ -153,7 +153,7 @@ class ChatTemplate:
             text: str = self._template.render(
                 messages=messages,
                 tools=list(body.tools) or None,
-                # What transformers passes, null too: templates test whether it is there.
+                # transformers passes this too, as null: templates test whether it is defined.
                 documents=None,
                 add_generation_prompt=generate,
                 bos_token=self.layout.bos or "",
@@ -162,7 +162,7 @@ class ChatTemplate:
         except TEMPLATE_FAULTS as error:
             raise Reject("chat_template", f"the chat template refuses the chat: {error}") from error
         if "\0" in text:
-            raise Reject("chat_template", "the chat template writes U+0000; remove it there")
+            raise Reject("chat_template", "the chat template writes U+0000; remove it")
         return text
 
 
@@ -198,7 +198,7 @@ def special_pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    # Templates of Mistral refuse call ids of other than nine characters.
+    # Mistral templates require call ids of exactly nine characters.
     messages: list[dict[str, object]] = []
     numbers: dict[str, str] = {}
     waiting: list[str] = []
@@ -216,7 +216,7 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
             function = {"name": call.name, "arguments": call.arguments}
             message["tool_calls"].append({"id": number, "type": "function", "function": function})
         if turn.role == "tool":
-            # A result that names no call answers the first one that waits.
+            # A result without a call id answers the first pending call.
             number = numbers.get(turn.tool_call_id or "") or (waiting or ["call00000"])[0]
             if number in waiting:
                 waiting.remove(number)
@@ -229,7 +229,7 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
 
 def _structured_texts(body: Body) -> list[str]:
     values: list[Any] = [[c.name, c.arguments] for turn in body.turns for c in turn.tool_calls]
-    # A name stands between the markup as it is, and would be read as such.
+    # A name is written verbatim into the markup, and would be read as markup.
     values += [turn.name for turn in body.turns if turn.name]
     if body.tools:
         values.append(body.tools)
@@ -251,7 +251,7 @@ def chat_environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
 
-    # The parameters of transformers, in its order: templates give some of them by position.
+    # The parameters of transformers, in its order: templates pass some by position.
     def tojson(
         value: Any,
         ensure_ascii: bool = False,

@@ -58,7 +58,7 @@ def read_columns(shards: list[ShardRecord]) -> Columns:
     for shard, here, batch in _iter_rows(shards, "text_hash", "group_hash", "category"):
         columns.source[here] = columns.sources.index(shard.source)
         hashes = _fixed(batch.column("text_hash"), np.dtype("<u8"))
-        # 16 bytes as two halves: numpy has no integers of 128 bits.
+        # 16 bytes as two halves: numpy has no 128-bit integers.
         columns.text[here], columns.text_rest[here] = hashes.T
         columns.group[here] = batch.column("group_hash").to_numpy()
         # Each name once per batch, not once per document.
@@ -104,8 +104,8 @@ def _iter_rows(
             yield shard, here, batch
         if row != part.stop:
             raise DataError(
-                f"{shard.path}: not the {shard.n_documents} documents that its record tells of;"
-                " delete it, so that it is prepared again"
+                f"{shard.path}: does not have the {shard.n_documents} documents that its record"
+                " states; delete it to prepare it again"
             )
 
 

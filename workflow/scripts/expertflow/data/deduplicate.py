@@ -56,8 +56,7 @@ def deduplicate_documents(
     keep.parent.mkdir(parents=True, exist_ok=True)
     columns = read_columns(shards)
     pairs = drop_equal(columns)
-    # Freed: only equal texts needed all 128 bits.
-    # Of no use from here on, and 8 bytes for each document.
+    # Frees 8 bytes per document: only equal texts needed all 128 bits.
     columns.text_rest = np.empty(0, np.uint64)
     if spec.near is not None:
         pairs += drop_near(columns, spec.near, shards, folder=keep.parent)
@@ -103,8 +102,8 @@ def check_source(shards: list[ShardRecord], spec: DeduplicateSpec, *, expert: st
         )
     if not n_records:
         raise DataError(
-            f"source {name}: no record was taken; correct its where, which must equal the fields'"
-            " values and their types, or its path"
+            f"source {name}: no record was selected; correct its where, which must equal the"
+            " fields' values and types, or its path"
         )
     if not any(shard.n_documents for shard in shards):
         lost = rejected + _sum(shard.n_filtered_by_reason for shard in shards)
@@ -134,7 +133,6 @@ def drop_near(
             index.add(signatures)
         leaders = index.find_leaders()
         near = np.flatnonzero(leaders >= 0)
-        # Examples whose leader was kept; a chain of near ones would show a dropped one.
         # Examples whose leader is kept, not itself near an earlier one.
         shown = near[leaders[leaders[near]] < 0][:N_EXAMPLES]
         n_equal = index.count_matches(leaders[shown].astype(np.int64), shown)

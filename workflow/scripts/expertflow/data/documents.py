@@ -1,12 +1,13 @@
 """Read and write the Arrow files of documents and of the keep-list.
 
-The keep-list names kept documents by source, shard and row, with copies and split side. A document
+The keep-list lists kept documents by source, shard and row, with copies and split side. A document
 shard has one row per document. ``text_hash`` is equal for duplicates, ``group_hash`` for documents
-that must stay on the same side of the split. ``frame`` and ``texts`` hold the body; see ``shapes``.
+that must stay on the same side of the split. ``frame`` and ``texts`` are the body; see ``shapes``.
 ``fields`` is JSON for the scorer, ``signature`` a MinHash as little-endian uint32.
 
-Texts are equal if they differ only in whitespace, line ends or Unicode composition. The split hash
-is salted: a data set may itself be cut by a plain hash of the same key, which would skew the split.
+Texts count as equal if they differ only in whitespace, line ends or Unicode composition. The split
+hash is salted: a data set may itself be cut by a plain hash of the same key, which would skew the
+split.
 """
 
 import hashlib
@@ -53,7 +54,7 @@ class DocumentWriter:
         if near is not None:
             types.append(pa.binary(4 * near.n_permutations))
         self.schema = pa.schema(list(zip(NewDocument._fields, types, strict=False)))
-        # Texts shrink to a quarter, and write faster than uncompressed.
+        # Texts shrink to a quarter, and are written faster than uncompressed.
         options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
         self._writer = pa.ipc.new_stream(sink, self.schema, options=options)
         self._rows: list[NewDocument] = []
@@ -61,7 +62,7 @@ class DocumentWriter:
 
     def add(self, document: NewDocument) -> None:
         self._rows.append(document)
-        # In characters: near enough to bound a batch.
+        # In characters: close enough to bound a batch.
         self._n_bytes += sum(map(len, document.texts))
         if len(self._rows) == BATCH_DOCUMENTS or self._n_bytes > BATCH_BYTES:
             self._flush()
@@ -111,7 +112,7 @@ def read_keep(path: Path) -> dict[tuple[str, str], KeptRows]:
             # Each batch belongs to one shard.
             if batch.num_rows:
                 key = batch["source"][0].as_py(), batch["shard"][0].as_py()
-                # Arrow packs truth values into bits, which numpy cannot view.
+                # Arrow packs booleans into bits, which numpy cannot view.
                 columns = (batch[name].to_numpy(zero_copy_only=False) for name in names)
                 parts.setdefault(key, []).append(KeptRows(*columns))
         return {key: join_rows(own) for key, own in parts.items()}
@@ -136,7 +137,7 @@ def iter_kept(
 def make_ids_unique(documents: Iterable[Document]) -> list[Document]:
     """Return kept documents; ids that occur twice get the hash of the text as a suffix.
 
-    Ids are the data's own, or a file's name and a number, and need not differ; kept texts do.
+    Ids come from the data, or are a file's name and a number, and may repeat; kept texts do not.
     """
     documents = list(documents)
     counts = Counter(one.document_id for one in documents)
@@ -156,7 +157,7 @@ def iter_documents(shard: ShardRecord, kept: KeptRows) -> Iterator[Document]:
 
     first = done = 0
     for batch in iter_batches(shard.path, _READ):
-        # Kept rows ascend; those of this batch are a run.
+        # Kept rows ascend, so this batch's are contiguous.
         end = int(np.searchsorted(kept.rows, first + batch.num_rows))
         taken = batch.take(pa.array(kept.rows[done:end] - first, pa.int32()))
         for i, value in enumerate(taken.to_pylist(), start=done):
@@ -199,7 +200,7 @@ def hash_document(given: str, answer: str) -> tuple[int, bytes]:
     """Return the position of the group that ``given`` forms, and the hash of both texts."""
     digest = hashlib.sha256(SALT + given.encode("utf-8", "surrogatepass"))
     place = int.from_bytes(digest.digest()[:8], "big")
-    # One pass: the digest of the prompt goes on into that of both.
+    # One pass: the prompt's digest is extended to the digest of both.
     digest.update(b"\n" + answer.encode("utf-8", "surrogatepass"))
     return place, digest.digest()[:HASH_BYTES]
 
@@ -209,5 +210,5 @@ def text_hash(text: str) -> bytes:
 
 
 def group_hash(group: str) -> int:
-    """Return a group's position in [0, 2^64); documents with a low enough one are held out."""
+    """Return a group's position in [0, 2^64); documents at low positions are held out."""
     return hash_document(group, "")[0]

@@ -12,7 +12,7 @@ from expertflow.data.chat_template import ChatTemplate
 from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.reject import Reject
 
-# tokenizer_config.json, or another JSON file beside it.
+# tokenizer_config.json, or another JSON file next to it.
 TokenizerConfig = dict[str, Any]
 TURN_START, TURN_END, TEXT_END = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 CHATML_TOKENS = (TURN_START, TURN_END)
@@ -62,7 +62,7 @@ def read_layout(
     bos, eos = _token(settings, "bos_token"), _token(settings, "eos_token")
     text_end = TEXT_END if TEXT_END in special else eos
     if text_end is None:
-        raise DataError(f"{directory}: the tokenizer names no eos_token; documents need an end")
+        raise DataError(f"{directory}: the tokenizer has no eos_token; documents need an end")
     layout = Layout(
         chat_template=template,
         chat_template_origin=origin,
@@ -107,7 +107,7 @@ def _choose(
         if missing := [token for token in CHATML_TOKENS if token not in special]:
             raise DataError(
                 f"{directory}: the tokenizer has no token {missing[0]!r}, which ChatML needs; set"
-                " data.chat_template to auto, or to a file with a template for this tokenizer"
+                " data.chat_template to auto, or to a template file for this tokenizer"
             )
         return CHATML, "chatml"
     path = Path(choice).expanduser()
@@ -116,19 +116,19 @@ def _choose(
     if choice in named:
         return named[choice], "tokenizer"
     raise ConfigError(
-        f"data.chat_template: {choice} is no file and no template of the tokenizer, which has"
+        f"data.chat_template: {choice} is neither a file nor a template of the tokenizer, which has"
         f" {', '.join(sorted(named)) or 'none'}; use auto, chatml, a path or such a name"
     )
 
 
 def _named_templates(directory: Path, settings: TokenizerConfig) -> dict[str, str]:
-    """Return a tokenizer's templates by name, one without a name as for general use."""
+    """Return a tokenizer's templates by name, an unnamed one as the default."""
     own = settings.get("chat_template")
     found = {DEFAULT: own} if isinstance(own, str) else {}
     if isinstance(own, list):
         found = {item["name"]: item["template"] for item in own}
     files = {path.stem: path for path in directory.glob(NAMED_TEMPLATES)}
-    # A file wins over the key: transformers reads it so.
+    # A file wins over the key, as in transformers.
     if (file := directory / "chat_template.jinja").is_file():
         files[DEFAULT] = file
     return found | {name: _read_template(path) for name, path in files.items()}
@@ -136,14 +136,14 @@ def _named_templates(directory: Path, settings: TokenizerConfig) -> dict[str, st
 
 def _read_template(path: Path) -> str:
     try:
-        # A byte order mark, as Windows writes it, would stand before every chat.
+        # A byte order mark, as Windows writes it, would precede every chat.
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from error
 
 
 def _with_turn_end(layout: Layout) -> Layout:
-    # Mid-chat: the last turn of a chat may end otherwise.
+    # Mid-chat: the last turn of a chat may end differently.
     turns = tuple(
         Turn(role=role, content=role, learned=role == "assistant")
         for role in ("user", "assistant", "user")
@@ -155,13 +155,13 @@ def _with_turn_end(layout: Layout) -> Layout:
         return replace(layout, problem=f"its chat template does not parse ({fault})")
     except Reject as reject:
         return replace(layout, problem=f"its chat template refuses a plain chat ({reject.detail})")
-    # Text 1 is that of the assistant.
+    # Text 1 is the assistant's.
     text = next((i for i, atom in enumerate(atoms) if atom.number == 1), 0)
     ends = [atom.text for atom in atoms[text:] if atom.special and atom.learned]
     if not ends:
         return replace(
             layout,
-            problem="its chat template ends an answer with no special token, so that the model"
+            problem="its chat template ends an answer without a special token, so the model"
             " would not learn to stop; write {{ eos_token }} after the assistant's text",
         )
     return replace(layout, turn_end=ends[0])
@@ -170,7 +170,7 @@ def _with_turn_end(layout: Layout) -> Layout:
 def _adds_bos(settings: TokenizerConfig, tokenizer: dict[str, object], bos: str) -> bool:
     if settings.get("add_bos_token") is not None:
         return bool(settings["add_bos_token"])
-    # Without the key, the post-processor of tokenizer.json adds it or does not.
+    # Without the key, the post-processor in tokenizer.json decides.
     return f'"{bos}"' in json.dumps(tokenizer.get("post_processor"), ensure_ascii=False)
 
 
@@ -189,5 +189,5 @@ def _read_json(path: Path) -> TokenizerConfig:
     except ValueError as error:
         raise DataError(f"{path}: damaged ({error}); save the tokenizer again") from error
     if not isinstance(value, dict):
-        raise DataError(f"{path}: holds no JSON object; save the tokenizer again")
+        raise DataError(f"{path}: is not a JSON object; save the tokenizer again")
     return value

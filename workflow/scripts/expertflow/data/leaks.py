@@ -1,6 +1,6 @@
 """Detect documents that contain benchmark questions.
 
-A document overlaps if it shares ``n_words`` successive words with a benchmark text, case-folded,
+A document overlaps if it shares ``n_words`` consecutive words with a benchmark text, case-folded,
 without punctuation and within one turn. A shorter text must occur in full; one below ``MIN_RUN``
 words must be an entire turn, since "what is it" occurs everywhere. Words are compared by 64-bit
 hashes: a billion runs against a million have a 5e-5 chance of one false alarm.
@@ -28,7 +28,7 @@ class BenchmarkIndex:
     """Word runs of all benchmarks, about 30 bytes each.
 
     A very short text is a run with a barrier on either side. A sieve over first words skips most
-    positions of a clean text; the rest are looked up by length.
+    positions of a clean text; the others are looked up by length.
     """
 
     def __init__(self, benchmarks: Iterable[tuple[str, int, Iterable[str]]]) -> None:
@@ -66,13 +66,13 @@ class BenchmarkIndex:
         return cls((spec.path, spec.n_words, _texts(spec)) for spec in specs)
 
     def find_overlap(self, texts: Sequence[str]) -> str | None:
-        """Return the path of the first benchmark that shares a run with some turns' texts."""
+        """Return the path of the first benchmark that shares a run with the texts of some turns."""
         words = _words(texts) if self.lengths else np.empty(0, np.uint64)
         if not 0 < self.head <= len(words):
             return None
         heads = run_hashes(words, self.head)
         at = np.flatnonzero(self._sieve[heads >> self._shift])
-        # The sieve may pass a head of equal top bits; the sorted list decides.
+        # The sieve may pass a head with equal top bits; the sorted list decides.
         at = at[_is_in(heads[at], self._heads)]
         if not len(at):
             return None
@@ -103,17 +103,17 @@ def _texts(spec: BenchmarkSpec) -> Iterator[str]:
             f" template {spec.text!r}"
         )
     if not n_texts:
-        raise DataError(f"benchmark {spec.path}: no record; remove it from data.benchmarks")
+        raise DataError(f"benchmark {spec.path}: no records; remove it from data.benchmarks")
 
 
 def _words(texts: Sequence[str]) -> Hashes:
-    # NUL is no word of any text, so that no run of words crosses a turn.
+    # No text has NUL as a word, so no run of words crosses a turn.
     turns = (fold_words(text, punctuation=False) for text in texts)
     return word_hashes(b"\0 " + b" \0 ".join(turns) + b" \0")
 
 
 def _is_in(hashes: Hashes, keys: Hashes) -> NDArray[np.bool_]:
     at = np.searchsorted(keys, hashes)
-    # A hash beyond the last key is compared with that one, and differs.
+    # A hash beyond the last key is compared with the last one, and differs.
     found: NDArray[np.bool_] = keys[np.minimum(at, len(keys) - 1)] == hashes
     return found

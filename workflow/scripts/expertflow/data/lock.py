@@ -36,12 +36,12 @@ def lock_sources(
 
     ``bundled``, the lock of the machine that prepared the data, stands in for missing raw data.
     """
-    there = {} if bundled is None else {lock.name: lock for lock in bundled.sources}
+    bundled_locks = {} if bundled is None else {lock.name: lock for lock in bundled.sources}
     pins = Pins(hashes.sha256, generator_digest)
     locks = []
     for source in sources:
-        old = there.get(source.name)
-        # The manifest names another kind of source by the same name now.
+        old = bundled_locks.get(source.name)
+        # The manifest now uses this name for another kind of source.
         if old is not None and old.kind != source.kind:
             old = None
         if old is not None and _is_absent(source):
@@ -75,7 +75,7 @@ def _is_absent(source: SourceSpec) -> bool:
 
 
 def _without_place(lock: SourceLock) -> SourceLock:
-    # The number of shards is a matter of speed, the path of the machine.
+    # The number of shards only affects speed, and paths differ between machines.
     identity = {key: value for key, value in lock.identity.items() if key != "path"}
     files = tuple(replace(file, path="") for file in lock.files)
     return replace(lock, n_shards=0, identity=identity, files=files)
@@ -87,8 +87,8 @@ def _refuse_other_data(expert: str, lock: SourceLock, bundled: SourceLock) -> No
     files = [[file.sha256 for file in each.files] for each in (lock, bundled)]
     if place is not None and (files[0] != files[1] or lock.revision != bundled.revision):
         raise DataError(
-            f"source {lock.name}: {place} differs from what the bundle of {expert} was made of;"
-            f" move it away to go by the bundle, or delete results/{expert}/.bundle to go by it"
+            f"source {lock.name}: {place} differs from the data in {expert}'s bundle;"
+            f" move it away to use the bundle's, or delete results/{expert}/.bundle to use yours"
         )
 
 
@@ -103,7 +103,7 @@ def list_unresolved_hub_sources(sources: tuple[SourceSpec, ...]) -> list[str]:
 def write_lock(path: Path, lock: ExpertLock) -> bool:
     """Write lock and sidecar if the content changed; return whether the lock was written.
 
-    Rewriting a bundle's lock for its key order alone would make it newer than all built from it.
+    Rewriting a bundle's lock just for its key order would make it newer than all its outputs.
     """
     value = to_json(lock)
     is_new = True

@@ -1,7 +1,7 @@
 """Read chat turns in the formats that data sets use.
 
 OpenAI (``role``, ``content`` as text or text parts, ``tool_calls``, the older ``function_call``)
-and ShareGPT (``from``, ``value``) are told apart by turn; the manifest maps other key and role
+and ShareGPT (``from``, ``value``) are recognized per turn; the manifest maps other key and role
 names. Assistant turns are learned unless a turn sets ``train: true | false`` or ``weight: 0 | 1``.
 Reasoning (``reasoning_content`` or ``reasoning``) goes before the answer in ``<think>`` tags.
 """
@@ -16,7 +16,7 @@ from expertflow.data.reject import Reject
 from expertflow.data.settings import SourceSpec
 
 CALL_ROLE = "function_call"
-# What is noted of a chat that is taken.
+# Notes on accepted chats.
 EMPTY_SYSTEM, ASSISTANT_FIRST = "empty_system_turn", "assistant_first"
 THOUGHTS = ("reasoning_content", "reasoning")
 _NAMES = {
@@ -31,18 +31,18 @@ ROLES = {name: role for role, names in _NAMES.items() for name in names}
 def read_turns(
     record: Fields, source: SourceSpec, *, supervise_all: bool
 ) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
-    """Read a record's chat, and what is worth noting of it, as codes.
+    """Read a record's chat, with the codes of any notes on it.
 
-    Reject if a turn is malformed or nothing is learned. An empty system turn is left out.
+    Reject if a turn is malformed or nothing is learned. Empty system turns are dropped.
     """
     name = str(source.messages)
     value = record.get(name)
     if not isinstance(value, list) or not value:
-        raise Reject("no_messages", "a list of turns is needed", field=name, value=value)
+        raise Reject("no_messages", "expected a list of turns", field=name, value=value)
     read = [_turn(item, f"{name}.{i}", source, supervise_all) for i, item in enumerate(value)]
     turns = tuple(turn for turn in read if turn.role != "system" or turn.content.strip())
     if not any(turn.learned for turn in turns):
-        raise Reject("nothing_to_learn", "no turn of the assistant is learned", field=name)
+        raise Reject("nothing_to_learn", "no assistant turn is learned", field=name)
     first = next((turn.role for turn in turns if turn.role != "system"), None)
     found = {EMPTY_SYSTEM: len(turns) < len(read), ASSISTANT_FIRST: first == "assistant"}
     return turns, tuple(code for code, is_so in found.items() if is_so)
@@ -56,7 +56,7 @@ def read_tools(record: Fields, name: str | None) -> tuple[Fields, ...]:
     if isinstance(value, str):
         value = _json(value, str(name), "tools_not_json")
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise Reject("tools_not_a_list", "a list of objects is needed", field=name, value=value)
+        raise Reject("tools_not_a_list", "expected a list of objects", field=name, value=value)
     _check_json(value, str(name), "tools_not_json")
     return tuple(
         tool if isinstance(tool.get("function"), dict) else {"type": "function", "function": tool}
@@ -75,27 +75,29 @@ def drop_nulls(value: Any) -> Any:
 
 def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Turn:
     if not isinstance(item, dict):
-        raise Reject("turn_not_an_object", "a turn is an object", field=place, value=item)
+        raise Reject("turn_not_an_object", "expected an object", field=place, value=item)
     # OpenAI has "role" and "content", ShareGPT "from" and "value".
     stated = item.get(source.role_key or ("role" if "role" in item else "from"))
     role = source.roles.get(str(stated)) or ROLES.get(str(stated))
     if role is None:
-        detail = "the role is not known; map it under roles"
+        detail = "the role is unknown; map it under roles"
         raise Reject("unknown_role", detail, field=place, value=stated)
     key = source.content_key or ("content" if "content" in item else "value")
     if stated == CALL_ROLE and CALL_ROLE not in source.roles:
         calls, content = _calls(item.get(key), place), ""
         if not calls:
-            raise Reject("tool_call_without_name", "a call names its tool", field=f"{place}.{key}")
+            raise Reject(
+                "tool_call_without_name", "a call must name its tool", field=f"{place}.{key}"
+            )
     else:
         calls = _calls(item.get("tool_calls") or item.get("function_call"), place)
-        # A call needs no words, and a result or a system prompt may be blank.
+        # A call needs no text, and a result or a system prompt may be blank.
         may_be_empty = bool(calls) or role in ("tool", "system")
         content = _content(item.get(key), f"{place}.{key}", may_be_empty=may_be_empty)
     thought = next((key for key in THOUGHTS if item.get(key) is not None), None)
     if role == "assistant" and thought:
         thoughts = _content(item[thought], f"{place}.{thought}", may_be_empty=True)
-        # Content with thoughts of its own holds them already.
+        # The content may already contain its thoughts.
         if thoughts.strip() and "</think>" not in content:
             content = f"<think>\n{thoughts}\n</think>\n\n{content}"
     stated_by = next((key for key in ("train", "weight") if item.get(key) is not None), None)
@@ -103,7 +105,9 @@ def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Tur
     # True and 1.0 equal 1; 0.5 would be half a turn.
     if learned not in (0, 1):
         where = f"{place}.{stated_by}"
-        raise Reject("weight_not_0_or_1", "a turn is learned or not", field=where, value=learned)
+        raise Reject(
+            "weight_not_0_or_1", "a turn is either learned or not", field=where, value=learned
+        )
     return Turn(
         role=role,
         content=content,
@@ -124,14 +128,14 @@ def _content(value: Any, place: str, *, may_be_empty: bool) -> str:
 
 def require_text(value: Any, place: str) -> str:
     if value is None:
-        raise Reject("null_field", "text is needed and the field is null", field=place)
+        raise Reject("null_field", "expected text, but the field is null", field=place)
     if not isinstance(value, str):
         kind = type(value).__name__
-        raise Reject("not_text", f"text is needed, not {kind}", field=place, value=value)
+        raise Reject("not_text", f"expected text, found {kind}", field=place, value=value)
     if not value or value.isspace():
-        raise Reject("empty_field", "text is needed and the field is blank", field=place)
+        raise Reject("empty_field", "expected text, but the field is blank", field=place)
     if "\0" in value:
-        raise Reject("nul_character", "the text holds U+0000", field=place, value=value)
+        raise Reject("nul_character", "the text contains U+0000", field=place, value=value)
     return value
 
 
@@ -141,7 +145,7 @@ def _part(part: Any, place: str) -> str:
     if isinstance(part, dict) and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise Reject("part_not_text", f"a part of type {kind!r} is no text", field=place, value=part)
+    raise Reject("part_not_text", f"a part of type {kind!r} is not text", field=place, value=part)
 
 
 def _calls(value: Any, place: str) -> tuple[ToolCall, ...]:
@@ -157,13 +161,15 @@ def _call(call: Any, place: str) -> ToolCall:
     # OpenAI nests name and arguments under "function"; others do not.
     inner = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
-        raise Reject("tool_call_without_name", "a call names its tool", field=place, value=call)
+        raise Reject("tool_call_without_name", "a call must name its tool", field=place, value=call)
     arguments = inner.get("arguments", {})
     if isinstance(arguments, str):
         # OpenAI passes arguments as JSON text; templates expect the object.
         arguments = _json(arguments or "{}", place, "tool_call_not_json")
     if not isinstance(arguments, dict):
-        raise Reject("tool_call_not_json", "arguments are an object", field=place, value=arguments)
+        raise Reject(
+            "tool_call_not_json", "arguments must be an object", field=place, value=arguments
+        )
     found = ToolCall(name=inner["name"], arguments=arguments, id=_id(call.get("id")))
     _check_json([found.name, found.arguments, found.id], place, "tool_call_not_json")
     return found
@@ -181,7 +187,7 @@ def _json(text: str, place: str, reason: str) -> Any:
 
 
 def _check_json(value: Any, place: str, reason: str) -> None:
-    # Columns and escapes hold what a document's JSON cannot. A loop, as they may nest deeply.
+    # Columns and escapes may hold what a document's JSON cannot. A loop: they may nest deeply.
     todo = [value]
     while todo:
         item = todo.pop()
@@ -193,10 +199,10 @@ def _check_json(value: Any, place: str, reason: str) -> None:
             if has_lone_surrogate(item):
                 raise Reject(reason, "half of a character", field=place, value=item)
             if "\0" in item:
-                raise Reject("nul_character", "the text holds U+0000", field=place, value=item)
+                raise Reject("nul_character", "the text contains U+0000", field=place, value=item)
         elif isinstance(item, int):
             if not INT64_MIN <= item <= UINT64_MAX:
                 raise Reject("integer_over_64_bits", "write it as text", field=place, value=item)
         elif item is not None and not (isinstance(item, float) and math.isfinite(item)):
             kind = type(item).__name__
-            raise Reject(reason, f"JSON has no such {kind}", field=place, value=item)
+            raise Reject(reason, f"JSON cannot represent this {kind}", field=place, value=item)

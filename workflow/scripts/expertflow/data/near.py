@@ -1,11 +1,11 @@
 """Find near-duplicate documents with banded MinHash signatures (LSH).
 
-A signature holds, for each of ``n_permutations`` random functions, the minimum over the document's
+A signature has, for each of ``n_permutations`` random functions, the minimum over the document's
 runs of ``n_words`` words; a shorter text is one run. The share of equal values estimates the
 Jaccard similarity J of the runs, with standard error sqrt(J (1 - J) / n_permutations): 0.035 at J =
 0.8 and 128 permutations. Signatures are cut into b bands of r values; two documents are compared if
 a band is equal, with probability 1 - (1 - J^r)^b. r is the largest that finds a pair at the
-threshold with at least 0.95, for the fewest chance matches.
+threshold with a probability of at least 0.95, for the fewest chance matches.
 """
 
 import math
@@ -27,7 +27,7 @@ Leaders = NDArray[np.int32]
 
 RECALL = 0.95
 # Maximum documents of one bucket that any other is compared with. If more share a band without
-# being near (one long template), another band must bring a pair together.
+# being near (one long template), another band must match the pair.
 MAX_ROUNDS = 16
 RUNS_AT_ONCE = 2048
 PAIRS_AT_ONCE = 1 << 13
@@ -47,7 +47,7 @@ class Signer:
         """Return ``n_permutations`` little-endian uint32 values."""
         words = shingles.word_hashes(shingles.fold_words(text, punctuation=True))
         hashes = shingles.run_hashes(words, max(1, min(self.n_words, len(words))))
-        # A text without words has the signature of one run, 0.
+        # A text without words is signed as the single run 0.
         runs = _half(hashes) if len(hashes) else np.zeros(1, np.uint32)
         least = self._least(runs[:RUNS_AT_ONCE])
         for start in range(RUNS_AT_ONCE, len(runs), RUNS_AT_ONCE):
@@ -67,7 +67,7 @@ def _half(hashes: shingles.Hashes) -> Halves:
 
 def choose_bands(spec: NearSpec) -> tuple[int, int]:
     """Return the number of bands and of values per band."""
-    # From the widest band: it has the fewest matches by chance.
+    # Widest band first: it has the fewest chance matches.
     for n_values in range(spec.n_permutations, 1, -1):
         n_bands = spec.n_permutations // n_values
         if chance_of_match(spec.threshold, n_bands, n_values) >= RECALL:
@@ -102,7 +102,7 @@ class NearIndex:
     def add(self, signatures: Signatures) -> None:
         self._signatures.write(np.ascontiguousarray(signatures, np.uint32).data)
         n_bands, n_values = self.n_bands, self.n_values
-        # Values that fill no band are used to compare alone.
+        # Values beyond the last band are used only to compare.
         used = signatures[:, : n_bands * n_values].astype(np.uint64)
         factors = shingles.random_numbers(n_values, seed=4) | np.uint64(1)
         parts = used.reshape(len(used), n_bands, n_values)
@@ -138,7 +138,7 @@ class NearIndex:
         return counts
 
     def _read(self, rows: Rows) -> Signatures:
-        # One by one: mapped pages would count as memory of this job.
+        # One by one: mapped pages would count toward this job's memory.
         unique, places = np.unique(rows, return_inverse=True)
         signatures = np.empty((len(unique), self.spec.n_permutations), np.uint32)
         stream, width = self._signatures.fileno(), 4 * self.spec.n_permutations

@@ -1,8 +1,8 @@
-"""Parse a JSON object strictly, or name its fault.
+"""Parse a JSON object strictly, or report its fault.
 
 ``orjson`` is fast but keeps the last of two equal keys, turns integers beyond 64 bits into floats
 and explains little. So its value is used only if a few cheap counts prove that none of this
-happened; otherwise the standard library parses the bytes again and names the fault.
+happened; otherwise the standard library parses the bytes again and reports the fault.
 """
 
 import json
@@ -46,11 +46,11 @@ def parse_object(line: bytes) -> Fields:
 
 
 def _may_have_more_keys(line: bytes, n_keys: int) -> bool:
-    # A key needs a quote and a colon; so these are at least as many as the keys.
+    # Each key ends in a quote and a colon, so there are at least as many of these as keys.
     packed = line.translate(None, _BLANKS)
     most = packed.count(b'":')
     if most > n_keys:
-        # A quote after an escape ends no key, unless the backslash itself is escaped.
+        # An escaped quote does not end a key, unless the backslash itself is escaped.
         most += packed.count(b'\\\\":') - packed.count(b'\\":')
     return most != n_keys
 
@@ -70,7 +70,7 @@ def _count_keys(box: Any, depth: int) -> int:
         if kind is dict or kind is list:
             n_keys += _count_keys(item, depth + 1)
         elif kind is float and not _FLOAT_MIN < item < _FLOAT_MAX:
-            # orjson reads integers beyond 64 bits as floats; such a count agrees with no text.
+            # orjson reads integers beyond 64 bits as floats; such a count matches no text.
             n_keys += _DOUBTFUL
     return n_keys
 
@@ -85,9 +85,9 @@ def _check_slowly(line: bytes) -> None:
         detail = f"byte {line[error.start]:#04x} at {error.start + 1}: {error.reason}"
         raise Reject("not_utf8", detail, value=_start(line)) from error
     if text.startswith("\ufeff"):
-        raise Reject("byte_order_mark", "stands in the middle of the file", value=text[1:])
+        raise Reject("byte_order_mark", "in the middle of the file", value=text[1:])
     if "\0" in text:
-        raise Reject("nul_character", "NUL bytes stand in the text", value=text)
+        raise Reject("nul_character", "the text contains NUL bytes", value=text)
     try:
         value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
@@ -105,7 +105,7 @@ def _check_slowly(line: bytes) -> None:
         if "\0" in part:
             raise Reject("nul_character", "a \\u0000 escape", field=field, value=part)
         if has_lone_surrogate(part):
-            raise Reject("lone_surrogate", "half of a character", field=field, value=part)
+            raise Reject("lone_surrogate", "half of a surrogate pair", field=field, value=part)
 
 
 def has_lone_surrogate(text: str) -> bool:
@@ -122,8 +122,8 @@ def _syntax_fault(text: str, error: json.JSONDecodeError) -> Reject:
     if error.msg == "Extra data":
         return Reject("several_values", detail, value=rest)
     if _PYTHON.match(rest):
-        return Reject("python_repr", f"Python's way of writing, {detail}", value=text)
-    # What stopped the parser may be the start of something valid.
+        return Reject("python_repr", f"Python syntax, {detail}", value=text)
+    # The parser may have stopped at the start of something valid.
     if error.msg.startswith("Invalid \\"):
         is_cut = _CUT_ESCAPE.fullmatch(rest) is not None
     else:
@@ -154,7 +154,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> Fields:
     for key, item in pairs:
         if key in value:
             name = excerpt(key)
-            raise Reject("duplicate_key", "stands twice in one object", field=name, value=item)
+            raise Reject("duplicate_key", "appears twice in one object", field=name, value=item)
         value[key] = item
     return value
 
@@ -163,7 +163,7 @@ def _finite(text: str) -> float | Reject:
     number = float(text)
     if math.isfinite(number):
         return number
-    return Reject("not_finite", f"{text[:40]} is no finite number", value=text)
+    return Reject("not_finite", f"{text[:40]} is not a finite number", value=text)
 
 
 def _integer(text: str) -> int | Reject:

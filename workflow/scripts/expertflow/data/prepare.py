@@ -33,7 +33,7 @@ class DocumentMaker:
         self._check = build_checks(spec.source.checks, source=spec.source.name)
         self._find_overlap: Callable[[Sequence[str]], str | None] | None = None
         self._sign: Callable[[str], bytes] | None = None
-        # Load only what is needed: a job should start at once.
+        # Load only what is needed: a job should start quickly.
         if spec.benchmarks:
             from expertflow.data.leaks import BenchmarkIndex
 
@@ -58,18 +58,18 @@ class DocumentMaker:
         if source.pseudonymize_emails:
             record = without_emails(record)
         if raw.unit == "row" and source.messages is not None:
-            # A column pads each turn and tool with the keys of all.
+            # A column pads each turn and tool with the keys of all others.
             padded = (source.messages, source.tools)
             record = {k: drop_nulls(v) if k in padded else v for k, v in record.items()}
         # After the checks, which may rewrite a field, and the pseudonyms.
         draft = self._draft(record)
         # In the texts that are trained on, not in fields that no template uses.
         if source.scan_secrets and (kinds := find_secrets("\n".join(draft.texts))):
-            raise Filtered("secret", f"it holds {', '.join(kinds)}")
+            raise Filtered("secret", f"it contains {', '.join(kinds)}")
         if self._find_overlap and (path := self._find_overlap(draft.texts)) is not None:
             raise Filtered("in_benchmark", f"it shares words with {path}")
         texts = [documents.normalize_text(text) for text in draft.texts]
-        # A plain text has no prompt: all of it decides its side.
+        # A plain text has no prompt: all of it decides its side of the split.
         n_given = draft.n_given or len(texts)
         given, answer = "\n".join(texts[:n_given]), "\n".join(texts[n_given:])
         group, text = documents.hash_document(given, answer)
@@ -78,9 +78,10 @@ class DocumentMaker:
         if source.group is not None:
             value = look_up(record, source.group)
             if not isinstance(value, str | int | float | Decimal):
-                held = "no value" if value is None or value is MISSING else type(value).__name__
-                raise Reject("no_group", f"the group's field holds {held}", field=source.group)
-            # A column of whole numbers with a null among them is one of floats.
+                found = "no value" if value is None or value is MISSING else type(value).__name__
+                detail = f"expected text or a number, found {found}"
+                raise Reject("no_group", detail, field=source.group)
+            # A column of integers that contains a null is read as floats.
             group = documents.group_hash(format_label(value))
         # Documents with the same identity are duplicates.
         identity = f"{given}\n{answer}"
@@ -134,7 +135,7 @@ def prepare_shard(
 ) -> ShardRecord:
     """Write a shard's documents and rejects; DataError if the manifest stops at the first one.
 
-    The reject limit applies per source, independent of the number of shards; the rejects remain.
+    The reject limit applies per source, regardless of the number of shards; the rejects remain.
     """
     maker, n_records = DocumentMaker(spec), 0
     with (

@@ -41,8 +41,8 @@ def format_of(path: Path) -> tuple[FileFormat, Compression | None]:
     if kind is None or (compression and kind in ("parquet", "arrow")):
         known = ", ".join(FORMATS)
         raise DataError(
-            f"{path} is none of {known} (texts also with {' or '.join(SUFFIXES)}); convert it, or"
-            " correct path"
+            f"{path} is not one of {known} (texts also with {' or '.join(SUFFIXES)}); convert it,"
+            " or correct path"
         )
     return kind, compression
 
@@ -68,7 +68,7 @@ def describe_file(
         n_records = tables.count_rows(path, kind)
     elif kind == "jsonl" and compression is None:
         n_newlines, n_records = lines.count_lines(path, BLOCK_BYTES)
-    # Known before the run: a file is one record by default.
+    # Found before the run: a file is one record by default.
     elif kind == "text" and reading.text_records == "file" and n_bytes > MAX_RECORD_BYTES:
         raise lines.too_long(path)
     file = DataFile(
@@ -83,7 +83,7 @@ def describe_file(
     )
     if kind in ("csv", "tsv"):
         with open_utf8(path, compression, reading.encoding) as stream:
-            # A header without names, or with one twice, ends the run before any work.
+            # A missing header, or a repeated name in it, stops the run before any work.
             delimited.read_header(stream, file, reading)
     return file
 
@@ -98,7 +98,7 @@ def iter_shard(
     """Yield a shard's records in file order; DataError if one is cut off, or changed."""
     reading = ReadOptions.select_known(options or {})
     total = sum(file.n_bytes for file in files)
-    # Whole numbers: shards meet without a gap, however many there are.
+    # Integers: shards meet without a gap, however many there are.
     start, stop = total * index // n_shards, total * (index + 1) // n_shards
     offset = 0
     for file in files:
@@ -106,7 +106,7 @@ def iter_shard(
         offset += file.n_bytes
         if low >= high:
             continue
-        # One that is gone is named where it is opened.
+        # A missing file is reported where it is opened.
         with suppress(OSError):
             if Path(file.path).stat().st_size != file.n_bytes:
                 raise lines.reject_changed_file(file)

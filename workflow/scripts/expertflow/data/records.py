@@ -42,7 +42,7 @@ class ExpertLock(Record, frozen=True, kw_only=True):
 
 
 class DataFile(LockedFile, frozen=True, kw_only=True):
-    """A file of raw records on this machine; ``notes`` state what is unusual about it.
+    """A file of raw records on this machine; ``notes`` list anything unusual about it.
 
     ``n_records`` is null if counting would need another full read. For uncompressed JSONL,
     ``n_newlines`` counts line ends per ``data.read.BLOCK_BYTES``, which locates a shard's first
@@ -62,7 +62,7 @@ class Artifact(Record, frozen=True, kw_only=True):
 class SourceRecord(Record, frozen=True, kw_only=True):
     """A source with its records on this disk; ``artifacts`` are files for scoring.
 
-    ``card_license`` is the card's; the manifest's is omitted, as it does not affect training.
+    ``card_license`` is the card's; the manifest's is omitted, since it does not affect training.
     """
 
     name: str
@@ -76,7 +76,7 @@ class SourceRecord(Record, frozen=True, kw_only=True):
 
     @property
     def files_outside(self) -> dict[Path, str]:
-        """Hashes of a source's files that are read where they lie; checked wherever it is used."""
+        """Hashes of the files that are read in place; checked wherever the source is used."""
         return {Path(file.path): file.sha256 for file in self.files}
 
 
@@ -125,9 +125,9 @@ class Body(Record, frozen=True, kw_only=True):
 
 
 class Segment(NamedTuple):
-    """A span of a rendered document that is tokenized as one.
+    """A span of a rendered document that is tokenized as a unit.
 
-    ``special`` segments are one special token, inserted by id. ``learned`` are ordered character
+    A ``special`` segment is one special token, inserted by id. ``learned`` are ordered character
     ranges [start, end) that the model learns to write.
     """
 
@@ -139,11 +139,12 @@ class Segment(NamedTuple):
 class Layout(Record, frozen=True, kw_only=True):
     """How a model writes chats and texts.
 
-    ``chat_template`` is Jinja, or null. ``problem`` says why it cannot render chats; plain texts
-    still work. ``turn_end`` ends an assistant turn, ``text_end`` a plain text. ``added_tokens`` are
-    not special: the tokenizer splits them out of any text. Special tokens in ``strip_after`` and
-    ``strip_before`` swallow adjacent whitespace. ``text_special_tokens``: a special token's name
-    inside a text is plain characters, a reason to reject, or the token.
+    ``chat_template`` is Jinja, or null. ``problem`` explains why it cannot render chats; plain
+    texts still work. ``turn_end`` ends an assistant turn, ``text_end`` a plain text.
+    ``added_tokens`` are not special: the tokenizer splits them out of any text. Special tokens in
+    ``strip_after`` and ``strip_before`` swallow adjacent whitespace. ``text_special_tokens``:
+    whether a special token's name inside a text is plain characters, a reason to reject, or the
+    token.
     """
 
     chat_template: str | None
@@ -165,7 +166,7 @@ class ShardRecord(Record, frozen=True, kw_only=True):
     """A shard of documents.
 
     Rejected records have a data fault; filtered ones fail a check or contain a secret or benchmark.
-    Noted ones are documents of an unusual form.
+    Noted ones are documents with an unusual form.
     """
 
     source: str
@@ -189,7 +190,7 @@ class DuplicateExample(Record, frozen=True, kw_only=True):
 
 
 class RecordCounts(Record, frozen=True, kw_only=True):
-    """Outcomes of some records. ``n_train`` counts documents without repeats."""
+    """Outcomes of a set of records. ``n_train`` counts documents without repeats."""
 
     n_records: int
     n_rejected: int

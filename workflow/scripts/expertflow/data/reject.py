@@ -15,12 +15,12 @@ log = logging.getLogger(__name__)
 
 EXCERPT_CHARS = 80
 N_EXAMPLES = 3
-# This many rejects in a shard are worth a warning before the source is judged.
+# This many rejects in a shard trigger a warning before the complete source is checked.
 N_MANY = 1000
 # Reasons whose details never quote the record.
 QUOTING_NOTHING = ("secret", "in_benchmark")
-# Parsers need about 20 Python frames per bracket. This stays clear of Python's recursion limit of
-# 1000, whose reach depends on the caller.
+# Parsers need about 20 Python frames per bracket. This stays well below Python's recursion limit of
+# 1000, part of which the caller has used.
 MAX_NESTING = 32
 
 
@@ -34,7 +34,7 @@ class Reject(Exception):
         self.reason = reason
         self.detail = detail
         self.field = field
-        # Cut here: an error must not keep a record of megabytes alive.
+        # Cut here: an error must not keep a huge record alive.
         self.value = excerpt(value)
 
 
@@ -78,7 +78,7 @@ class RejectLog(Struct):
             reject = type(found)(found.reason, detail, field=place)
         shown = {name: getattr(reject, name) for name in ("reason", "field", "value", "detail")}
         line = {"path": record.path, record.unit: record.number, **shown}
-        # ASCII with escapes, so that half characters can be written.
+        # ASCII with escapes, so that lone surrogates can be written.
         self.stream.write(json.dumps(line) + "\n")
         if isinstance(reject, Filtered):
             self.filtered[reject.reason] += 1
@@ -88,7 +88,7 @@ class RejectLog(Struct):
             self.examples.append(_describe(record, reject))
         # Once, at exactly this many.
         if self.rejected.total() == N_MANY:
-            log.warning("%d records are rejected so far; first: %s", N_MANY, self.examples[0])
+            log.warning("%d records rejected so far; first: %s", N_MANY, self.examples[0])
         if self.spec.on_reject == "stop":
             # A traceback would show a private record in its cause.
             raise DataError(
@@ -100,12 +100,12 @@ class RejectLog(Struct):
 def _describe(record: RawRecord, reject: Reject) -> str:
     place = f" in field {reject.field}" if reject.field else ""
     value = f"value {reject.value!r}" if reject.value is not None else ""
-    said = ", ".join(filter(None, (reject.detail, value)))
-    return f"{record.where}: {reject.reason}{place}" + (f" ({said})" if said else "")
+    details = ", ".join(filter(None, (reject.detail, value)))
+    return f"{record.where}: {reject.reason}{place}" + (f" ({details})" if details else "")
 
 
 def excerpt(value: Any) -> str | None:
-    """Return the start of a value, escaping what UTF-8 cannot hold."""
+    """Return the start of a value, escaping what UTF-8 cannot encode."""
     if value is None:
         return None
     text = value if isinstance(value, str) else json.dumps(value, default=repr)
@@ -118,9 +118,9 @@ def clip_message(message: object) -> str:
 
 
 def why_too_hard(text: str, *, max_chars: int) -> str | None:
-    """Return why a text is not given to a parser; brackets in strings count too."""
+    """Return why a text is not passed to a parser; brackets in strings count too."""
     if len(text) > max_chars:
-        return f"longer than {max_chars:,} characters, too long to judge"
+        return f"longer than {max_chars:,} characters, too long to parse"
     deepest = level = 0
     for char in text:
         if char in "([{":
@@ -129,5 +129,5 @@ def why_too_hard(text: str, *, max_chars: int) -> str | None:
         elif char in ")]}":
             level = max(0, level - 1)
     if deepest > MAX_NESTING:
-        return f"nested {deepest:,} brackets deep, at most {MAX_NESTING} are judged"
+        return f"nested {deepest:,} brackets deep, at most {MAX_NESTING} are parsed"
     return None

@@ -6,7 +6,7 @@ Chats use the model's own template (see ``chat_template``) or plain ChatML:
 
 Special tokens are inserted by id and the text between them is encoded without any, so that no text
 can pose as markup. The text between two special tokens is one segment: split after "assistant\n", a
-completion that starts with a newline would get other ids than in the full template.
+completion that starts with a newline would get different ids than in the full template.
 """
 
 import json
@@ -48,7 +48,7 @@ class Blank(NamedTuple):
 
 
 class DocumentForm(NamedTuple):
-    """How all documents of a frame are written whose texts meet the conditions."""
+    """The layout of all documents of a frame whose texts meet the conditions."""
 
     items: tuple[Segment | Blank, ...]
     conditions: tuple[Condition, ...] = ()
@@ -75,7 +75,7 @@ class Renderer:
     def render(self, body: Body) -> tuple[Segment, ...]:
         """Render a document; Reject by template or policy, DataError without a template."""
         if self.layout.text_special_tokens == "reject" and self.has_special_text(body):
-            raise Reject("special_token_text", "a text holds a special token of the model")
+            raise Reject("special_token_text", "a text contains a special token of the model")
         atoms = self._atoms(body)
         if self.layout.text_special_tokens == "allow":
             atoms = [part for atom in atoms for part in self._split(atom)]
@@ -86,7 +86,7 @@ class Renderer:
 
     def build_form(self, frame: bytes) -> DocumentForm | None:
         """Lay out a frame with blanks; None if the layout depends on the texts."""
-        # What is swallowed depends on each text.
+        # How much whitespace is swallowed depends on each text.
         if self.layout.strip_after or self.layout.strip_before:
             return None
         body = placeholder_body(frame)
@@ -120,8 +120,8 @@ class Renderer:
         if self._template is None:
             problem = self.layout.problem or "it has no chat template"
             raise DataError(
-                f"the model cannot write chats: {problem}; set data.chat_template to a file with"
-                " one that can, or to chatml"
+                f"the model cannot render chats: {problem}; set data.chat_template to a template"
+                " file that can, or to chatml"
             )
         return self._template.lay_out(body)
 
@@ -150,7 +150,7 @@ def _put_blanks(
             continue
         number, (low, high) = int(places[0][1]), places[0].span()
         learned_from = segment.learned[0][0] if segment.learned else None
-        # Learning starts within the text or behind it, and its length differs.
+        # Learning starts within or after the text, whose length varies.
         if learned_from is not None and learned_from > low:
             return None
         before, after = segment.text[:low], segment.text[high:]
@@ -159,7 +159,7 @@ def _put_blanks(
 
 
 def _join(atoms: Iterable[Atom]) -> tuple[Segment, ...]:
-    """Join what lies between two special tokens."""
+    """Join the atoms between two special tokens."""
     segments: list[Segment] = []
     text, learned = "", list[tuple[int, int]]()
     for atom in (*atoms, END):
@@ -189,7 +189,7 @@ def _strip(segments: tuple[Segment, ...], layout: Layout) -> tuple[Segment, ...]
         n = len(segment.text)
         low, high = 0, n
         if i and segments[i - 1].text in layout.strip_after:
-            # As the tokenizer would: these tokens swallow blanks beside them.
+            # As in the tokenizer, these tokens swallow adjacent whitespace.
             low = n - len(segment.text.lstrip())
         if i + 1 < len(segments) and segments[i + 1].text in layout.strip_before:
             high = max(low, len(segment.text.rstrip()))
@@ -219,8 +219,8 @@ def split_question(renderer: Renderer, body: Body) -> tuple[tuple[Segment, ...],
     answer = turn.content
     if turn.tool_calls:
         # The answer is a call as the layout writes it; its last token only ends the turn.
-        said = [s.text[a:b] for s in segments[at:] for a, b in s.learned]
-        answer = "".join(said[:-1]).strip()
+        spans = [s.text[a:b] for s in segments[at:] for a, b in s.learned]
+        answer = "".join(spans[:-1]).strip()
     return (*segments[:at], Segment(segments[at].text[:start])), answer
 
 
@@ -235,7 +235,7 @@ def iter_training_texts(renderer: Renderer, bodies: Iterable[Body]) -> Iterator[
 
 
 def join_question(body: Body) -> str:
-    """Return the question as people read it: all before the last learned turn, and tools."""
+    """Return the question in readable form: all before the last learned turn, and the tools."""
     if body.text is not None:
         return body.text
     written, texts = partial(json.dumps, ensure_ascii=False), []

@@ -1,4 +1,4 @@
-"""Declare the credentials that detect-secrets does not know, by what every one of them contains.
+"""Declare patterns for the credentials that detect-secrets does not detect.
 
 Each pattern comes with fixed text that any match contains: a text without it is not searched.
 Prefixes are those that providers publish. Long values follow, so that prose does not match.
@@ -7,7 +7,7 @@ Prefixes are those that providers publish. Long values follow, so that prose doe
 import re
 
 _HEX, _WORD = "0-9a-f", "-0-9A-Za-z_"
-# One of these stands, in small letters, before every value that ASSIGNED finds.
+# One of these precedes, ignoring case, every value that ASSIGNED finds.
 NAMES = (
     *("passw", "passphrase", "pwd", "secret", "token", "api_key", "api-key", "apikey"),
     *("access_key", "access-key", "accesskey", "private_key", "private-key", "privatekey"),
@@ -94,13 +94,13 @@ KINDS: dict[str, tuple[tuple[str, str], ...]] = {
     "Weights & Biases Key": (("wandb_v1_", r"\bwandb_v1_\w{40,}"),),
     "xAI API Key": (("xai-", r"\bxai-[0-9A-Za-z]{80}\b"),),
 }  # fmt: skip
-# A setting whose name says credential, with its value, quoted or not.
+# A setting named like a credential, with its value, quoted or not.
 ASSIGNED = re.compile(
     r"""(?ix)(?:passw(?:or)?d|passphrase|pwd|secret|token|(?:api|access|private)[_-]?key)
     [\w-]{0,24}["']?\s{0,4}(?::=|=>|[:=])\s{0,4}
     (?:(["'])(?P<quoted>[^"'\s]{8,128})\1|(?P<bare>[-0-9A-Za-z/+=_]{12,128})(?=["'`\s]|$))"""
 )
-# Values that stand for one: templates, and short ones with a word that says so.
+# Placeholder values: templates, and short ones with a telltale word.
 PLACEHOLDER = re.compile(
     r"""(?ix)[<>{}()\[\]|\\*]|^[$%@]|\.\.|https?:|^[\w.-]*\.[a-z]{2,4}$|^(?=.{1,24}$).*(?:example
     |sample|dummy|placeholder|redacted|change|your|my|test|foo|bar|abc|123|xxx|pass|secret|token|key

@@ -1,10 +1,10 @@
-"""Find credentials in a text, and replace e-mail addresses by pseudonyms.
+"""Find credentials in a text, and replace e-mail addresses with pseudonyms.
 
-The patterns are those of detect-secrets and those of ``secret_patterns``. The former's detectors of
-words like "password" and of random-looking strings are left out: on real data nearly all their
-matches were examples, checksums and commit ids. A setting named like a credential counts if its
-value holds letters and digits and no word of a placeholder. Not found: passwords without such a
-name, keys split over several lines, encoded or compressed text, and kinds of keys in neither list.
+The patterns are those of detect-secrets and ``secret_patterns``. detect-secrets' keyword detector
+("password") and entropy detectors are left out: on real data nearly all their matches were
+examples, checksums and commit ids. A setting named like a credential counts if its value has
+letters and digits and no placeholder word. Not found: passwords without such a name, keys split
+across lines, encoded or compressed text, and kinds of keys in neither list.
 """
 
 import functools
@@ -32,14 +32,14 @@ WINDOW_CHARS, OVERLAP_CHARS = 16_384, 4096
 # shortened to this, which exceeds the 20 characters that any pattern counts.
 _BLANKS = " " * 40
 _MANY_BLANKS = re.compile(_BLANKS + " +")
-# Most texts have no such run, and cost no further search.
+# Most texts have no run this long and need no further search.
 LEAST_RUN = 24
 _RUN = re.compile(rf"(?<![\w.~+=-])[\w.~+=-]{{{LEAST_RUN},}}")
 LEAST_RUNS = {
     "Airtable Token": 82, "Cloudant Credentials": 24, "Discord Bot Token": 59,
     "IBM Cloud IAM Key": 44, "IBM COS HMAC Credentials": 48, "SoftLayer Credentials": 64,
 }  # fmt: skip
-# Lowercase texts, one of which every match of a detect-secrets kind contains in some case.
+# Lowercase texts; every match of a detect-secrets kind contains one of them, ignoring case.
 FIXED = {
     "AWS Access Key": ("a3t", "abia", "acca", "akia", "asia", "aws"),
     "IBM Cloud IAM Key": ("key", "pwd", "pass", "token"),
@@ -47,8 +47,8 @@ FIXED = {
     "OpenAI Token": ("t3blbkfj",),
     "Slack Token": ("xox", "hooks.slack.com"),
 }
-# What a gate may omit: a pattern's start if it may be empty, "(?:x|)" or the start of a word or
-# line; and more, since searching for what follows is faster, or linear.
+# Prefixes that a gate may omit: possibly empty ones, such as "(?:x|)" or the start of a word or
+# line, and slow ones, because searching for what follows is faster, or linear.
 _EMPTY_HEAD = r"\(\?:(?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*\|(?:\^|\(\?<=\^\))?\)(?![*+?{])"
 _SLOW_HEADS = (
     *(r"\/\/.+", "sk-[A-Za-z0-9-_]*", "[0-9a-z]{32}", r"\d{8,10}", "(?:r|s)"),
@@ -66,10 +66,10 @@ _KEY = b"expertflow e-mail"
 
 
 class Detector(NamedTuple):
-    """A kind of credential; a text with a line that holds one also passes one of ``gates``.
+    """A kind of credential; a text with one in any line also passes one of ``gates``.
 
-    It also has ``least_run`` characters in a row that are no blank, quote, slash or bracket, and,
-    in lowercase, one of ``fixed``.
+    Such a text has ``least_run`` characters in a row without a blank, quote, slash or bracket, and
+    contains one of ``fixed``, ignoring case.
     """
 
     kind: str
@@ -89,23 +89,23 @@ def find_secrets(text: str) -> list[str]:
     Patterns run on the full text first, which is fast; detectors that match then read single lines.
     """
     kinds: set[str] = set()
-    # At line ends, if lines are shorter.
+    # Cut at line ends, if lines are shorter.
     for window in cut_text(text, "\n", WINDOW_CHARS, overlap=OVERLAP_CHARS):
         if _BLANKS in window:
             window = _MANY_BLANKS.sub(_BLANKS, window)
-        # Splitting at blanks is much faster than the pattern, and leaves it little.
+        # Splitting at blanks is much faster than the pattern, and leaves little to search.
         long_words = " ".join(word for word in window.split() if len(word) >= LEAST_RUN)
         longest = max(map(len, _RUN.findall(long_words)), default=LEAST_RUN - 1)
         low = window.lower()
         for detector in load_detectors():
-            # From the cheapest test to the dearest: most texts end at the first.
+            # Cheapest test first: most texts fail it.
             if detector.least_run > longest or detector.kind in kinds:
                 continue
             if not any(map(low.__contains__, detector.fixed)):
                 continue
             if not any(gate(window) for gate in detector.gates):
                 continue
-            # Diff lines without their marker: some keys must start a line.
+            # Drop the marker of diff lines: some patterns match only at the start of a line.
             lines = (s[1:] if s.startswith(("+", "-")) else s for s in window.split("\n"))
             if any(map(detector.finds, lines)):
                 kinds.add(detector.kind)
@@ -128,7 +128,7 @@ def load_detectors() -> tuple[Detector, ...]:
             plugins = list(get_plugins())
     except TypeError as error:
         raise DataError(
-            "detect-secrets: it lacks a detector; install the pinned version"
+            "detect-secrets: a detector is missing; install the pinned version"
         ) from error
     found = [_own(kind, fixed, text) for kind, forms in KINDS.items() for fixed, text in forms]
     found.append(Detector("Assigned Credential", (bool,), _assigned_values, fixed=NAMES))
@@ -159,7 +159,7 @@ def _assigned_values(line: str) -> list[str]:
 
 
 def _gate(pattern: re.Pattern[str]) -> Callable[[str], object]:
-    """Return a faster pattern found in every text with a line that ``pattern`` matches."""
+    """Return a faster search that finds something wherever ``pattern`` matches a line."""
     text = pattern.pattern
     # Without a pattern's start, the search can use the rarer letters that follow.
     while head := _HEAD.match(text):
@@ -168,12 +168,12 @@ def _gate(pattern: re.Pattern[str]) -> Callable[[str], object]:
 
 
 def replace_emails(text: str) -> str:
-    """Replace each e-mail address by a stable pseudonym, in linear time.
+    """Replace each e-mail address with a stable pseudonym, in linear time.
 
-    An address in any case becomes the same "person-1a2b3c4d5e6f@example.org", and pseudonyms stay.
-    This hides addresses from readers, not from someone who guesses and hashes one. Not found:
-    addresses without a dot in the domain, with quotes or numeric hosts, or as "a at b.org",
-    "git@host".
+    Regardless of case, an address becomes the same "person-1a2b3c4d5e6f@example.org"; pseudonyms
+    are left alone. This hides addresses from readers, not from someone who guesses and hashes
+    one. Not found: addresses without a dot in the domain, with quotes or numeric hosts, or written
+    as "a at b.org" or "git@host".
     """
     parts: list[str] = []
     done = 0
@@ -192,7 +192,7 @@ def replace_emails(text: str) -> str:
 
 def _local_start(text: str, first: int, at: int) -> int:
     """Return where the local part before ``at`` starts; ``at`` if there is none."""
-    # 64 characters are the most that a local part may have.
+    # A local part has at most 64 characters.
     start = max(first, at - 64)
     # Reversed: a pattern cannot be matched backward from the "@".
     found = _LOCAL_BACKWARDS.match(text[start:at][::-1])
@@ -209,6 +209,6 @@ def _local_start(text: str, first: int, at: int) -> int:
 @functools.lru_cache(maxsize=4096)
 def _pseudonym(address: str) -> str:
     raw = address.lower().encode("utf-8", "surrogatepass")
-    # With a key of this project, so that tables of plain hashes do not match.
+    # Keyed, so that tables of plain hashes do not match.
     digest = hashlib.blake2b(raw, key=_KEY, digest_size=6).hexdigest()
     return f"person-{digest}@example.org"

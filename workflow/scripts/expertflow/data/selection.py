@@ -32,7 +32,7 @@ def mark_lowest(text: Hashes, rows: Rows, n: int, *, seed: int, rule: str) -> ND
     """Mark the ``n`` lowest-ranked rows, ties by order."""
     if n >= len(rows):
         return np.ones(len(rows), bool)
-    # Another key for each seed and rule: passing one must not favor passing the next.
+    # A different key per seed and rule: passing one must not favor passing the next.
     key = random_numbers(1, seed=seed * len(RULES) + RULES.index(rule))
     ranks = mix_bits(text[rows] ^ key)
     # Ranks below the n-th are chosen; of those equal to it, the first ones.
@@ -71,7 +71,7 @@ def apply_weights(
         of_source = (columns.status == KEPT) & (columns.source == place)
         rows = np.flatnonzero(of_source & ~mark_held_out(columns.group, edge))
         whole = math.floor(weight)
-        # Rounded half up; round() takes 0.5 to 0 and 1.5 to 2.
+        # Rounded half up; round() rounds 0.5 to 0 and 1.5 to 2.
         n = math.floor((weight - whole) * len(rows) + 0.5)
         if whole == 0:
             _keep(columns, rows, max(1, n), seed=seed, rule="below_weight")
@@ -103,7 +103,7 @@ def split_edge(columns: Columns, fraction: float, *, expert: str) -> int:
         )
     raise DataError(
         f"{expert}: {n} documents are too few to hold one out;"
-        + (" all are of one group;" if n > 1 else "")
+        + (" all belong to one group;" if n > 1 else "")
         + f" add records, or check what was rejected in results/{expert}/documents/"
     )
 
@@ -128,7 +128,7 @@ def select_documents(
         _keep(columns, rows, n, seed=spec.seed, rule="over_max_documents")
     # The last limit may have emptied a side; then one group moves over.
     edge = split_edge(columns, spec.eval_fraction, expert=expert)
-    # A held-out document is asked once, whatever the weight of its source.
+    # A held-out document is evaluated once, whatever the weight of its source.
     copies[mark_held_out(columns.group, edge)] = 1
     return edge, copies
 

@@ -34,7 +34,7 @@ class SourceSpec(Record, frozen=True, kw_only=True):
     kind: str
     license: str | None = None
     n_shards: int | None = None
-    # keys of some kinds, as these declare
+    # keys that only some kinds read
     path: str | None = None
     id: str | None = None
     revision: str | None = None
@@ -106,7 +106,7 @@ class PrepareSpec(Record, frozen=True, kw_only=True):
 class DeduplicateSpec(Record, frozen=True, kw_only=True):
     """Settings of ``deduplicate_documents``. Null limits keep all.
 
-    ``weights`` are the share of a source to keep, or the copies; ``category_caps`` override
+    ``weights`` are the share of a source to keep, or its copies; ``category_caps`` override
     ``max_per_category``.
     """
 

@@ -2,7 +2,7 @@ r"""Turn a raw record into a document's body: chat turns or plain text.
 
 A template such as ``"{schema}\n{question}"`` is filled from the record. ``{a.b}`` reaches into an
 object and ``{output.0}`` into a list; ``{context?}`` may be missing or empty; ``{{`` and ``}}`` are
-braces. Only text fills a placeholder, as converting a number or list would hide a data fault. Other
+braces. Only text fills a placeholder: converting a number or list would hide a data fault. Other
 values need a format: ``{document:json}`` writes JSON, ``{options:lines}`` a list of texts by line.
 
 A body is stored in two parts: a frame (the JSON of a ``Body`` with null for each text) and the
@@ -131,18 +131,18 @@ def parse_template(template: str) -> list[tuple[str, str, str]]:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
         raise ConfigError(
-            f"template {template!r}: {error}; write a brace of the text as {{{{ or }}}}"
+            f"template {template!r}: {error}; write a literal brace as {{{{ or }}}}"
         ) from error
     for literal, name, spec, conversion in parts:
         problem = None
         if "\0" in literal:
-            problem = "it holds U+0000; remove it"
+            problem = "it contains U+0000; remove it"
         elif name == "":
-            problem = "a place has no name; write {field}"
+            problem = "a placeholder has no name; write {field}"
         elif conversion is not None:
             problem = f"!{conversion} has no effect; write {{{name}}}"
         elif (spec or "") not in FORMATS:
-            problem = f"no format {spec!r}; it may be {', '.join(filter(None, FORMATS))}"
+            problem = f"no format {spec!r}; use {' or '.join(filter(None, FORMATS))}"
         if problem is not None:
             raise ConfigError(f"template {template!r}: {problem}")
     return [(literal, name or "", spec or "") for literal, name, spec, _ in parts]
@@ -165,7 +165,7 @@ def compile_template(template: str) -> Callable[[Fields], str]:
     def fill_places(record: Fields) -> str:
         text = pattern % tuple([show(record, name) for name, show in places])
         if may_be_blank and not text.strip():
-            raise Reject("empty", f"template {template!r} gives no text")
+            raise Reject("empty", f"template {template!r} produces no text")
         return text
 
     return fill_places
@@ -173,7 +173,7 @@ def compile_template(template: str) -> Callable[[Fields], str]:
 
 def text_field(record: Fields, name: str) -> str:
     value = record.get(name, MISSING)
-    # The usual case first; all others are told apart below.
+    # The usual case first; all others are handled below.
     if type(value) is str and value and not value.isspace() and "\0" not in value:
         return value
     if value is MISSING:
@@ -196,7 +196,7 @@ def lines_field(record: Fields, name: str) -> str:
     if name.endswith(OPTIONAL) and (value is MISSING or not value):
         return ""
     if not isinstance(value, list) or not value:
-        raise Reject("not_a_list", "a list of texts is needed", field=path, value=value)
+        raise Reject("not_a_list", "expected a list of texts", field=path, value=value)
     return "\n".join(require_text(item, f"{path}.{i}") for i, item in enumerate(value))
 
 
@@ -231,7 +231,7 @@ def frame_of(body: Body) -> tuple[bytes, tuple[str, ...]]:
         return TEXT_FRAME, (body.text,)
     turns = [asdict(turn) | {"content": None if turn.content else ""} for turn in body.turns]
     for turn in turns:
-        # Few turns have one: frames without it stay what they were before there were names.
+        # Few turns have one: frames without it stay as they were before names were added.
         if turn["name"] is None:
             del turn["name"]
     texts = tuple(turn.content for turn in body.turns if turn.content)
@@ -242,7 +242,7 @@ def body_of(frame: bytes, texts: Sequence[str]) -> Body:
     value = orjson.loads(frame)
     if "text" in value:
         return Body(text=texts[0])
-    # Texts stand in the order of the nulls.
+    # Texts are in the order of the nulls.
     left = iter(texts)
     for turn in value["turns"]:
         turn["content"] = next(left) if turn["content"] is None else ""
@@ -271,7 +271,7 @@ def with_value(record: Fields, path: str, value: Any) -> Fields:
     def change(box: Any, parts: list[str]) -> Any:
         if not parts:
             return value
-        # Only the boxes on the way are copied; the record that was read stays as it is.
+        # Only the containers on the path are copied; the original record stays as it is.
         key: Any = int(parts[0]) if isinstance(box, list) else parts[0]
         copy: Any = list(box) if isinstance(box, list) else dict(box)
         copy[key] = change(box[key], parts[1:])

@@ -22,7 +22,6 @@ def token_shards(n_shards: int) -> dict[str, list[str]]:
     """Map each tokenizing job to several shards: loading a vocabulary takes as long as a few."""
     names = shard_names(n_shards)
     n_runs = -(-n_shards // SHARDS_PER_TOKEN_SHARD)
-    # 17 shards in two jobs: 8 and 9, not 16 and 1.
     # As even as possible: 17 shards make runs of 8 and 9, not of 16 and 1.
     edges = [n_shards * i // n_runs for i in range(n_runs + 1)]
     runs = (names[start:end] for start, end in pairwise(edges))
@@ -40,8 +39,8 @@ def find_datasets(
     for source in sources:
         for file in source.files:
             if not Path(file.path).exists():
-                raise DataError(f"{file.path}: source {source.name} lost it; fetch it again")
-        license, said = _choose_license(source, licenses[source.name])
+                raise DataError(f"{file.path}: missing from source {source.name}; fetch it again")
+        license, license_notes = _choose_license(source, licenses[source.name])
         notes = {note for file in source.files for note in file.notes}
         counts = [file.n_records for file in source.files]
         rows.append(
@@ -51,10 +50,10 @@ def find_datasets(
                 license=license,
                 n_files=len(source.files),
                 n_bytes=sum(file.n_bytes for file in source.files),
-                # One file that was not counted leaves the sum unknown.
+                # One uncounted file leaves the sum unknown.
                 n_records=None if None in counts else sum(n for n in counts if n is not None),
                 sha256=sha256_json([file.sha256 for file in source.files]),
-                notes=tuple(sorted({*notes, *said})),
+                notes=tuple(sorted({*notes, *license_notes})),
             )
         )
     return DatasetManifest(expert=expert, preset=preset, sources=tuple(rows))
@@ -67,7 +66,7 @@ def _choose_license(source: SourceRecord, stated: str | None) -> tuple[str | Non
     if card is None or card.casefold() == stated.casefold():
         return stated, []
     log.warning(
-        "source %s: its manifest says license %s, the data set card says %s; check which holds",
+        "source %s: the manifest states license %s, the data set card %s; check which applies",
         *(source.name, stated, card),
     )
     return stated, [f"the data set card says {card}"]

@@ -1,8 +1,9 @@
 """Hash a text's words and runs of words (shingles) to 64 bits with numpy.
 
 Words are case-folded and separated by whitespace; in scripts written without spaces each letter is
-a word. A word's hash is a polynomial over its bytes modulo 2^64, a run's one over its words, mixed
-at the end. Fixed constants keep hashes comparable across versions; no adversary is resisted.
+a word. A word's hash is a polynomial over its bytes modulo 2^64, a run's is one over its words,
+mixed at the end. Fixed constants keep hashes comparable across versions; they do not resist
+adversaries.
 """
 
 import re
@@ -57,7 +58,7 @@ def word_hashes(raw: bytes) -> Hashes:
 def run_hashes(words: Hashes, n: int) -> Hashes:
     """Hash all runs of ``n`` words in order: max(0, len(words) - n + 1) of them."""
     n_runs = max(0, len(words) - n + 1)
-    # Powers are tabled up to PIECE; longer texts are hashed in pieces that overlap by n - 1 words.
+    # Powers are tabulated up to PIECE; longer texts are hashed in pieces, with n - 1 words shared.
     if n_runs <= PIECE - n:
         return _run_hashes(words, n, n_runs)
     starts = range(0, n_runs, PIECE - n)
@@ -107,7 +108,7 @@ def _salt(n: int) -> np.uint64:
 def _word_hashes(raw: bytes) -> Hashes:
     letters = np.frombuffer(b" " + raw, np.uint8)
     blank = letters == BLANK
-    # Where a blank is followed by a letter; the blank in front makes the first word one.
+    # Where a blank precedes a letter; the leading blank includes the first word.
     starts = np.flatnonzero(blank[:-1] > blank[1:])
     if not len(starts):
         return np.empty(0, np.uint64)

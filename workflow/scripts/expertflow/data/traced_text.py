@@ -1,4 +1,4 @@
-"""Find out what a chat template asks about a text by giving it a traced one.
+"""Find out what a chat template asks about a text by passing it a traced one.
 
 A template applied to traced texts records each question: does a text contain "</think>", does it
 start with a space. Documents whose texts have the same answers share a layout, without running the
@@ -25,7 +25,7 @@ SEEN_SELECTIONS = {"equalto", "eq", "==", "ne", "!=", "defined", "undefined", "n
 
 
 class Condition(NamedTuple):
-    """A question about text ``text`` and its answer for all texts of a layout."""
+    """A question about text number ``text``, with its answer for all texts of a layout."""
 
     text: int
     question: str
@@ -55,7 +55,7 @@ class Trace:
         self.opaque = False
 
     def ask(self, text: "TracedStr", question: str, argument: Any) -> bool:
-        # Another text as the argument: the answer depends on both.
+        # The argument is another text: the answer depends on both.
         if argument is not None and type(argument) is not str:
             self.opaque = True
             argument = str.__str__(argument) if isinstance(argument, str) else ""
@@ -83,7 +83,7 @@ def _is_seen_filter(node: nodes.Filter) -> bool:
 
 
 def _is_seen_comparison(node: nodes.Compare) -> bool:
-    # "x" in message reads the text by its method; message in "xyz" reads it unseen.
+    # "x" in message calls the text's method; message in "xyz" reads it untraced.
     lookups = [operand for operand in node.ops if operand.op in ("in", "notin")]
     written_out = (nodes.List, nodes.Tuple, nodes.Dict)
     return isinstance(node.expr, nodes.Const) or all(
@@ -94,7 +94,7 @@ def _is_seen_comparison(node: nodes.Compare) -> bool:
 def _is_seen_call(node: nodes.Call) -> bool:
     if not isinstance(node.node, nodes.Getattr) or not hasattr(str, node.node.attr):
         return True
-    # A method of a plain string reads a traced text given to it unseen.
+    # A plain string's method reads a traced argument untraced.
     given = [*node.args, *(pair.value for pair in node.kwargs)]
     return (
         node.dyn_args is None
@@ -127,7 +127,7 @@ class DerivedStr(str):
 class TracedStr(DerivedStr):
     """A nonempty text that records how it is read.
 
-    A modification asks whether there is anything to change; if there is, the layout differs.
+    A modifying method asks whether there is anything to change; if so, the layout differs.
     """
 
     number: int
@@ -162,7 +162,7 @@ class TracedStr(DerivedStr):
         return self
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        # Without a separator it splits at blanks, which no question covers.
+        # Without a separator it splits at whitespace, which no question covers.
         self.trace.opaque |= sep is None or self.trace.ask(self, "contains", sep)
         return [self]
 

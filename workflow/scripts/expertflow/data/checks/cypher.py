@@ -25,12 +25,12 @@ _FINAL_WORDS = frozenset(_FINAL.split())
 
 # Parser steps per query, about a second: some nested or truncated queries take exponential time.
 # Of 4,474 valid queries of text2cypher, 99 % take fewer than 1,900 and the worst 13,588;
-# `NOT (NOT (NOT (NOT (1))))` is valid and takes too many.
+# `NOT (NOT (NOT (NOT (1))))` is valid and needs too many.
 MAX_STEPS = 50_000
 _WANTED = re.compile(r"[,;.]?\s*[Ee]xpected one of \[[^\]]*\]")
 _PLACE = re.compile(r"\s*Line (\d+), Col: (\d+)\.")
 # Other errors that graphglot raises, on truncated queries and odd numbers (`1.e`).
-_BREAKDOWNS = (
+_CRASHES = (
     *(ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError),
 )
 
@@ -41,7 +41,7 @@ def check_cypher(text: str, _: Fields, __: FieldCheck) -> None:
 
 
 class Reading(Record, frozen=True):
-    """The parser's ``fault`` in a text; if it ``gave_up``, the query may be valid."""
+    """The parser's ``fault``, if any; where it ``gave_up``, the query may be valid."""
 
     fault: str | None = None
     gave_up: bool = False
@@ -60,18 +60,18 @@ def read_query(text: str) -> Reading:
     except RecursionError:
         return Reading("nested too deeply", gave_up=True)
     except StepLimitError:
-        return Reading(f"given up after {MAX_STEPS:,} steps of the parser", gave_up=True)
-    except _BREAKDOWNS as error:
-        return Reading(f"the parser breaks down on it: {type(error).__name__}", gave_up=True)
+        return Reading(f"gave up after {MAX_STEPS:,} parser steps", gave_up=True)
+    except _CRASHES as error:
+        return Reading(f"the parser crashes on it: {type(error).__name__}", gave_up=True)
     if statements != 1:
-        return Reading(f"{statements} statements, one is wanted")
+        return Reading(f"{statements} statements, expected one")
     if not any(token.text.upper() in _FINAL_WORDS for token in tokens):
         return Reading("it neither returns nor changes anything")
     return Reading()
 
 
 class StepLimitError(Exception):
-    """Stops parsing; not a graphglot error, since its parser would try on."""
+    """Stops parsing; not a graphglot error, since its parser would continue."""
 
 
 def _parse(text: str) -> "tuple[list[Token], int]":
@@ -84,13 +84,13 @@ def _parse(text: str) -> "tuple[list[Token], int]":
     attempt, n_steps = parser.try_parse, count(1)
 
     def counted(*args: Any, **kwargs: Any) -> Any:
-        # Nested attempts at alternatives are what takes exponential time.
+        # It is nested attempts at alternatives that take exponential time.
         if next(n_steps) > MAX_STEPS:
             raise StepLimitError
         return attempt(*args, **kwargs)
 
     def parse_subquery(braces: "list[Token]") -> None:
-        # graphglot parses EXISTS { … }, whose braces may hold the same as those of COUNT.
+        # graphglot parses EXISTS { … }, which may contain the same as COUNT { … }.
         head, tail = map(dialect.tokenize, ("MATCH (n) WHERE EXISTS", "RETURN 1"))
         parser.parse([*head, *braces, *tail], "")
 

@@ -1,6 +1,6 @@
-"""Validate JSON against a schema, in another process, which ends where it costs too much.
+"""Validate JSON against a schema in another process, which is killed if it costs too much.
 
-``find_fault`` is the caller's side, ``main`` that of the process.
+``find_fault`` runs in the caller, ``main`` in that process.
 """
 
 import json
@@ -21,12 +21,12 @@ from expertflow.core.strict_json import iter_values, parse_json
 from expertflow.core.worker import Worker, serve_messages
 from expertflow.data.reject import clip_message
 
-# For a document and its schema, whatever they hold: of 3,021 of SchemaStore and the drafts' test
-# suite the costliest takes 0.3 s.
+# Limits per document and schema: of 3,021 from SchemaStore and the drafts' test suite the costliest
+# takes 0.3 s.
 CPU_S, MEMORY_BYTES = 1.8, 256 << 20
-# A machine that runs much else gives little time.
+# A busy machine gives the process little time.
 _WALL_S = 120.0
-# Texts of compiled schemas that are cached: checking one against its draft takes 3 ms.
+# Total text of the compiled schemas cached: checking one against its draft takes 3 ms.
 MAX_CACHED_CHARS = 1_000_000
 # References followed per document: minimum, per value, maximum. Of 796 SchemaStore documents 99 %
 # need fewer than 100 and the worst 4,360. 30 definitions that each refer twice to the next need
@@ -37,7 +37,7 @@ N_REFERENCES, N_REFERENCES_PER_VALUE, MAX_REFERENCES = 10_000, 10, 100_000
 REGEX_TIMEOUT_S = 1.0
 # What jsonschema raises if a reference leads to a non-schema that the draft's own schema did not
 # validate.
-_BREAKDOWNS = (ArithmeticError, AttributeError, LookupError, TypeError)
+_CRASHES = (ArithmeticError, AttributeError, LookupError, TypeError)
 
 Keyword = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
 
@@ -63,8 +63,8 @@ def find_fault(instance: Any, schema: Any) -> tuple[str, str] | None:
         return reason, str(error)
     kind, found = _worker().ask({"instance": document, "schema": text})
     if kind == "timed_out":
-        limits = f"{CPU_S:g} s of processor or {MEMORY_BYTES >> 20} MB"
-        return "schema_too_costly", f"judging by it takes more than {limits}"
+        limits = f"{CPU_S:g} s of CPU time or {MEMORY_BYTES >> 20} MB"
+        return "schema_too_costly", f"validation takes more than {limits}"
     return (kind, found) if kind else None
 
 
@@ -72,12 +72,12 @@ def main(_: Any) -> None:
     validators = SchemaValidators()
 
     def answer(message: dict[str, Any]) -> tuple[str, Any]:
-        # Ends the process, also amid a call into C.
+        # Kills the process, even during a call into C.
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
             fault = validators.fault(json.loads(message["instance"]), message["schema"])
         except MemoryError:
-            # What it has cached may fill it.
+            # The cache may be what fills the memory.
             os._exit(1)
         signal.setitimer(signal.ITIMER_PROF, 0)
         return fault or ("", "")
@@ -102,26 +102,26 @@ class SchemaValidators:
         except TooCostlyError as given_up:
             return "schema_too_costly", str(given_up)
         except Unresolvable as unresolvable:
-            return "schema_unresolvable", f"nothing is fetched: {clip_message(unresolvable)}"
+            return "schema_unresolvable", f"never fetched: {clip_message(unresolvable)}"
         except RecursionError:
-            return "schema_unresolvable", "it refers to itself without end, or nests too deeply"
+            return "schema_unresolvable", "it refers to itself endlessly, or nests too deeply"
         except regex.error as wrong:
             return "schema_invalid", f"a pattern: {clip_message(wrong)}"
         except UnknownType as wrong:
             return "schema_invalid", f"there is no type {clip_message(wrong.type)!r}"
         except ValueError as wrong:  # urllib's, for a malformed URL
             return "schema_unresolvable", f"a reference: {clip_message(wrong)}"
-        except _BREAKDOWNS as wrong:
-            return "schema_invalid", f"a part of it is no schema: {clip_message(wrong)}"
+        except _CRASHES as wrong:
+            return "schema_invalid", f"a part of it is not a schema: {clip_message(wrong)}"
         if error is None:
             return None
-        broken = "allows nothing" if error.validator is None else f"breaks {error.validator!r}"
+        broken = "allows nothing" if error.validator is None else f"violates {error.validator!r}"
         return "json_schema_violation", f"{clip_message(error.json_path)} {broken}"
 
     def _cached(self, text: str) -> tuple[Any, tuple[str, str] | None]:
         if text not in self._of_text:
             compiled = self._compile(text)
-            # All at once, since most sources have few schemas, or a new one for each document.
+            # Drop all: most sources have few schemas, or a new one for each document.
             if len(text) + sum(map(len, self._of_text)) > MAX_CACHED_CHARS:
                 self._of_text.clear()
             self._of_text[text] = compiled
@@ -139,7 +139,7 @@ class SchemaValidators:
             named, validator_for = schema["$schema"], cast(Any, validators.validator_for)
             draft = validator_for(schema, default=None) if isinstance(named, str) else None
         if draft is None:
-            return None, ("schema_unresolvable", "$schema names no draft from 3 to 2020-12")
+            return None, ("schema_unresolvable", "$schema is not a draft from 3 to 2020-12")
         try:
             # No formats: how many are checked depends on which packages are installed.
             draft.check_schema(schema, format_checker=FormatChecker(()))
@@ -147,7 +147,7 @@ class SchemaValidators:
             return None, ("schema_invalid", clip_message(f"{error.json_path}: {error.message}"))
         except RecursionError:
             return None, ("schema_invalid", "nested too deeply")
-        # The registry holds the drafts' own schemas; without one, jsonschema downloads.
+        # The registry contains the drafts' own schemas; without one, jsonschema downloads.
         return self._bounded(draft)(schema, registry=REGISTRY), None
 
     def _bound(self, draft: Any) -> Any:
@@ -244,6 +244,6 @@ _RECURSION = re.compile(r"\(\?(?:R|[+-]?\d+|&\w+|P>\w+)\)")
 def _compiled(pattern: str) -> Any:
     # JSON Schema patterns have no recursion; `regex` bounds neither its time nor its memory.
     if _RECURSION.search(_LITERALS.sub("", pattern)):
-        raise regex.error("it refers to itself; JSON Schema's patterns cannot")
+        raise regex.error("it refers to itself, which JSON Schema does not allow")
     # V0 is `re` syntax plus \p{…}, which JSON Schema patterns may use.
     return regex.compile(pattern, regex.V0)

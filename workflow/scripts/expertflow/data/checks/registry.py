@@ -1,4 +1,4 @@
-"""Check fields of a source's records as its manifest asks."""
+"""Check fields of a source's records as its manifest specifies."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,16 +11,16 @@ from expertflow.data.reject import Filtered, Reject, clip_message, excerpt
 from expertflow.data.settings import CheckName, FieldCheck
 from expertflow.data.shapes import MISSING, look_up, with_value
 
-# Longer documents are not judged by a schema.
+# Longer documents are not validated against a schema.
 MAX_JSON_CHARS = 1_000_000
 
 
 class CheckKind(NamedTuple):
-    """A kind of check and the settings it reads besides the field; others are refused.
+    """A kind of check and the settings it reads besides the field; others are rejected.
 
     ``run`` takes a value, its record and the check. It returns a replacement or None, and raises
-    ``Filtered``, without a field for a fault of the value itself. ``find_problem`` names a wrong
-    setting.
+    ``Filtered``, without a field for a fault of the value itself. ``find_problem`` describes a
+    wrong setting.
     """
 
     run: Callable[[Any, Fields, FieldCheck], Any]
@@ -47,7 +47,7 @@ def build_checks(checks: tuple[FieldCheck, ...], *, source: str) -> Callable[[Fi
                 continue
             if kind.of_text and not isinstance(value, str):
                 what = type(value).__name__
-                raise Filtered("not_text", f"it holds a {what}", field=field, value=value)
+                raise Filtered("not_text", f"expected text, found {what}", field=field, value=value)
             try:
                 rewritten = kind.run(value, record, check)
             except Filtered as fault:
@@ -55,7 +55,7 @@ def build_checks(checks: tuple[FieldCheck, ...], *, source: str) -> Callable[[Fi
                     fault.field = field
                     fault.value = excerpt(value) if isinstance(value, str) else None
                 raise
-            # A copy only where something changed: the next check reads the new value.
+            # Copy only on a change: the next check reads the new value.
             if rewritten is not None and rewritten != value:
                 record = with_value(record, field, rewritten)
         return record
@@ -66,12 +66,12 @@ def build_checks(checks: tuple[FieldCheck, ...], *, source: str) -> Callable[[Fi
 def _find_kind(check: FieldCheck, source: str) -> CheckKind:
     kind = KINDS[check.check]
     others = (key for known in KINDS.values() for key in known.keys if key not in kind.keys)
-    # Left alone it would look as if it had an effect.
+    # If ignored, it would look as if it had an effect.
     foreign = next((key for key in others if getattr(check, key) not in (None, ())), None)
     own = ", ".join(kind.keys) or "no key besides field"
     problem = kind.find_problem(check)
     if foreign is not None:
-        problem = f"{foreign} is of another check; remove it (this one reads {own})"
+        problem = f"{foreign} belongs to another check; remove it (this one reads {own})"
     if problem is not None:
         raise ConfigError(f"source {source}, check {check.check} of {check.field!r}: {problem}")
     return kind
@@ -89,9 +89,9 @@ def _find_length_problem(check: FieldCheck) -> str | None:
 def _check_length(text: str, _: Fields, check: FieldCheck) -> None:
     n, low, high = len(text), check.min_chars, check.max_chars
     if low is not None and n < low:
-        raise Filtered("too_short", f"{n} characters, at least {low}")
+        raise Filtered("too_short", f"{n} characters, minimum {low}")
     if high is not None and n > high:
-        raise Filtered("too_long", f"{n} characters, at most {high}")
+        raise Filtered("too_long", f"{n} characters, maximum {high}")
 
 
 def _check_json(value: Any, record: Fields, check: FieldCheck) -> None:
@@ -104,7 +104,7 @@ def _check_json(value: Any, record: Fields, check: FieldCheck) -> None:
     if place is not None:
         schema = look_up(record, place)
         if schema is MISSING:
-            raise Reject("missing_field", "a check needs the schema in it", field=place)
+            raise Reject("missing_field", "a check needs the schema in this field", field=place)
         if schema is None:
             raise Filtered("schema_missing", "the record has no schema", field=place)
     if isinstance(value, str):
@@ -113,16 +113,16 @@ def _check_json(value: Any, record: Fields, check: FieldCheck) -> None:
         except ValueError as error:
             raise Filtered("json_unparsable", clip_message(error)) from error
     elif isinstance(value, dict | list) and (n := count_levels(value)) > MAX_DEPTH:
-        raise Filtered("json_unparsable", f"nested {n:,} levels deep, at most {MAX_DEPTH}")
+        raise Filtered("json_unparsable", f"nested {n:,} levels deep, maximum {MAX_DEPTH}")
     elif not isinstance(value, dict | list | bool | int | float):
         kind = type(value).__name__
-        raise Filtered("not_text", f"it holds a {kind}", field=check.field, value=value)
+        raise Filtered("not_text", f"expected JSON, found {kind}", field=check.field, value=value)
     if place is None:
         return
     if isinstance(value, str) and len(value) > MAX_JSON_CHARS:
-        detail = f"longer than {MAX_JSON_CHARS:,} characters, too long to judge"
+        detail = f"longer than {MAX_JSON_CHARS:,} characters, too long to validate"
         raise Filtered("schema_too_costly", detail)
-    # Imported here, as building checks imports no parser.
+    # Imported here, since building checks must not import a parser.
     from expertflow.data.checks.json_schema import find_fault
 
     if (fault := find_fault(instance, schema)) is not None:
@@ -135,7 +135,7 @@ def _find_schema_problem(check: FieldCheck) -> str | None:
     if check.schema_field and check.schema_field != check.field:
         return None
     fault = "is the field itself" if check.schema_field else "is unset"
-    return f"schema_field {fault}; name the field that holds the schema"
+    return f"schema_field {fault}; set it to the field that contains the schema"
 
 
 KINDS: dict[CheckName, CheckKind] = {

@@ -27,14 +27,14 @@ DIALECTS = frozenset(_DIALECTS.split())
 
 
 def find_problem(check: FieldCheck) -> str | None:
-    """Name a wrong dialect; null ones mean sqlglot's own, the most lenient."""
+    """Return what is wrong with a dialect; null means sqlglot's own, the most lenient."""
     for key in ("dialect", "transpile_to"):
         name = getattr(check, key)
         if name is not None and name not in DIALECTS:
             known = sorted(DIALECTS)
             near = difflib.get_close_matches(name, known, n=1)
             fix = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
-            return f"{key} {name!r} is no dialect of sqlglot; {fix}"
+            return f"{key} {name!r} is not a sqlglot dialect; {fix}"
     return None
 
 
@@ -60,7 +60,7 @@ def _parse(text: str, dialect: str | None) -> "exp.Expr":
     # A lone comment is not a statement.
     statements = [s for s in parsed if s is not None and not isinstance(s, exp.Semicolon)]
     if len(statements) > 1:
-        raise Filtered("sql_several_statements", f"{len(statements)} statements, one is wanted")
+        raise Filtered("sql_several_statements", f"{len(statements)} statements, expected one")
     if not statements:
         raise Filtered("sql_unparsable", "no statement")
     found = statements[0]
@@ -70,7 +70,7 @@ def _parse(text: str, dialect: str | None) -> "exp.Expr":
     is_bare = isinstance(found, exp.Select) and not any(found.args.values())
     if isinstance(found, lone) or is_bare:
         named = dialect or "its own dialect"
-        raise Filtered("sql_unparsable", f"no statement that sqlglot knows in {named}")
+        raise Filtered("sql_unparsable", f"not a statement that sqlglot knows in {named}")
     return found
 
 
@@ -85,7 +85,7 @@ def _transpile(statement: "exp.Expr", dialect: str) -> str:
 
 
 def _words(error: "SqlglotError") -> str:
-    # Errors of the tokenizer have no list.
+    # Tokenizer errors have no list.
     found = getattr(error, "errors", None) or [{}]
     description = str(found[0].get("description") or "cannot be tokenized").split(" <Token")[0]
     line, column = found[0].get("line"), found[0].get("col")

@@ -18,12 +18,12 @@ def check_typescript(text: str, _: Fields, __: FieldCheck) -> None:
     if not text.strip():
         raise Filtered("typescript_unparsable", "no code")
     if len(text) > MAX_CHARS:
-        detail = f"longer than {MAX_CHARS:,} characters, too long to judge"
+        detail = f"longer than {MAX_CHARS:,} characters, too long to parse"
         raise Filtered("typescript_unparsable", detail)
-    # The parser takes a lone surrogate's bytes as they are: wrong in a name, right in a string.
+    # The parser gets a lone surrogate's raw bytes: wrong in a name, valid in a string.
     source = text.encode("utf-8", "surrogatepass")
     node, with_jsx = (parser.parse(source).root_node for parser in load_parsers())
-    # ``<T>value`` is a cast in one and an element in the other: code is right if either reads it.
+    # ``<T>value`` is a cast in one and an element in the other: code is valid if either parses it.
     if not (node.has_error and with_jsx.has_error):
         return
     # A loop: code may nest deeper than Python's stack.

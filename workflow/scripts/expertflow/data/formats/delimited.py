@@ -43,7 +43,7 @@ def _rows(
             number += 1
             if isinstance(line, Reject):
                 faults.append(line)
-                # A blank row in its place, at which its fault is reported.
+                # A blank row takes its place, and its fault is reported there.
                 yield "\n"
                 continue
             try:
@@ -52,14 +52,14 @@ def _rows(
                 faults.append(Reject("not_utf8", str(error.reason), value=repr(line[:60])))
                 text = line.decode("utf-8", "replace")
             if "\0" in text:
-                faults.append(Reject("nul_character", "NUL stands in the text", value=text))
+                faults.append(Reject("nul_character", "the text contains NUL", value=text))
             yield text
 
-    # Python's own limit is 131,072 characters for a field.
+    # Python's default limit is 131,072 characters per field.
     csv.field_size_limit(MAX_RECORD_BYTES)
     delimiter = options.delimiter or ("\t" if file.format == "tsv" else ",")
     lines = decode()
-    # Strict, so that an unclosed quote is an error instead of swallowing the rest.
+    # Strict, so that an unclosed quote is an error instead of swallowing the rest of the file.
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
 
     def ends_value(line: str) -> bool:
@@ -77,14 +77,14 @@ def _rows(
             is_closed = not re.search("unexpected end|field larger", str(error))
             if is_closed and (number > first or text.count('"') % 2):
                 # A quote in a value is not doubled: the row ends where the last quote of a line
-                # closes a value. Its other lines would pass for rows.
+                # closes a value. Otherwise its lines would be read as rows.
                 is_closed = ends_value(text) or any(map(ends_value, lines))
             if not is_closed:
                 raise DataError(
-                    f"{file.path}, line {first}: a quote opens and is not closed by line {number};"
-                    " close it, or fetch the file again"
+                    f"{file.path}, line {first}: a quote opens here and is not closed by line"
+                    f" {number}; close it, or fetch the file again"
                 ) from error
-            through = f", in the row of lines {first} to {number}" if number > first else ""
+            through = f", in the row on lines {first} to {number}" if number > first else ""
             yield first, Reject("not_csv", f"{error}{through}")
         else:
             if row or faults:
@@ -103,7 +103,7 @@ def read_header(
         if doubled := [name for name, n in Counter(row).items() if n > 1]:
             raise DataError(
                 f"{path}, line {number}: two columns are named {doubled[0]!r}; the first row must"
-                " give every column a name of its own"
+                " give every column a unique name"
             )
         return rows, row
     raise DataError(f"{path}: there is no header row; the first row must name the columns")

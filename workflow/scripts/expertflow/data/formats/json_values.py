@@ -1,4 +1,4 @@
-"""JSON files: an array of objects, or concatenated objects, in flat memory.
+"""JSON files: an array of objects, or concatenated objects, in constant memory.
 
 An object's end is found by counting brackets outside strings; its bytes are then parsed as strictly
 as a JSON line. A fault rejects its object only; an unclosed object stops reading instead of
@@ -18,7 +18,7 @@ from expertflow.data.records import DataFile
 from expertflow.data.reject import RawRecord, Reject
 
 # A string ends at its quote, at a line end (broken), or at the window's end.
-# Possessive repeats never go back, so that a string without an end takes linear time.
+# Possessive repeats never backtrack, so that an unclosed string takes linear time.
 _TOKEN = re.compile(rb'"(?:[^"\\\n]++|\\.)*+("?)|[{}\[\]]', re.DOTALL)
 _PLAIN = re.compile(rb'[^][{}",\s]*')
 _NOT_BLANK = re.compile(rb"[^ \t\r\n]")
@@ -38,7 +38,7 @@ class _Window:
         self._stream = stream
 
     def read_more(self) -> bool:
-        """Read more, by the size of the element so far, so that long ones take linear time."""
+        """Read as much again as the element so far, so that long ones take linear time."""
         kept = self.buffer[self.pos :]
         chunk = self._stream.read(max(BUFFER_BYTES, len(kept)))
         self.buffer, self.pos = kept + chunk, 0
@@ -70,17 +70,17 @@ def _elements(window: _Window, path: str) -> Iterator[tuple[int, bytes | Reject]
             window.advance_to(window.pos + 1)
         elif byte == b",":
             if not (in_array and comma_due):
-                yield line, Reject("not_json", "a comma stands where an object should", value=",")
+                yield line, Reject("not_json", "a comma where an object should be", value=",")
             comma_due = False
             window.advance_to(window.pos + 1)
         else:
             if in_array and comma_due:
-                yield line, Reject("not_json", "no comma stands before this element")
+                yield line, Reject("not_json", "no comma before this element")
             yield line, _take(window, path) if byte in b'{["' else _take_plain(window)
             comma_due = True
     if in_array:
         raise DataError(
-            f"{path}: ends on line {window.line} before its array does; a bracket is missing, or"
+            f"{path}: ends on line {window.line} inside the array; a bracket is missing, or"
             " the download is incomplete"
         )
 
@@ -88,8 +88,7 @@ def _elements(window: _Window, path: str) -> Iterator[tuple[int, bytes | Reject]
 def _take(window: _Window, path: str) -> bytes | Reject:
     at, depth, fault, first = window.pos, 0, None, window.line
     while True:
-        # Goes on where the last window ended: bytes are scanned once, whatever the element's
-        # length.
+        # Continues where the last window ended: bytes are scanned once, however long the element.
         at, depth, complete = _scan(window.buffer, at, depth)
         if complete:
             break
@@ -99,8 +98,8 @@ def _take(window: _Window, path: str) -> bytes | Reject:
         done = at - window.pos
         if not window.read_more():
             raise DataError(
-                f"{path}: ends within what begins on line {first}; a bracket is missing there, or"
-                " the download is incomplete"
+                f"{path}: ends inside the element that starts on line {first}; a bracket is"
+                " missing, or the download is incomplete"
             )
         at = done
     element = window.buffer[window.pos : at]
@@ -111,7 +110,7 @@ def _take(window: _Window, path: str) -> bytes | Reject:
 
 
 def _scan(buffer: bytes, at: int, depth: int) -> tuple[int, int, bool]:
-    """Follow brackets from ``at``; return the next position, its depth, and whether it ended."""
+    """Follow brackets from ``at``; return the next position, its depth, and if it is complete."""
     for match in _TOKEN.finditer(buffer, at):
         byte = buffer[match.start()]
         if byte in b"{[":
@@ -143,7 +142,7 @@ def _take_plain(window: _Window) -> bytes:
         end = found.end() if found else window.pos
         if end < len(window.buffer) or end - window.pos > BUFFER_BYTES or not window.read_more():
             break
-    # At least one byte, or a stray closing bracket would be met forever.
+    # At least one byte, or a stray closing bracket would loop forever.
     end = max(end, window.pos + 1)
     plain = window.buffer[window.pos : end]
     window.advance_to(end)

@@ -73,10 +73,10 @@ def iter_texts(
             text = piece.decode("utf-8")
         except UnicodeDecodeError as error:
             line = 1 + piece.count(b"\n", 0, error.start)
-            detail = f"byte {piece[error.start]:#04x} on line {line} of it: {error.reason}"
+            detail = f"byte {piece[error.start]:#04x} on line {line} of the record: {error.reason}"
             raise Reject("not_utf8", detail, value=repr(piece[:60])) from error
         if "\0" in text:
-            raise Reject("nul_character", "NUL stands in the text", value=text)
+            raise Reject("nul_character", "the text contains NUL", value=text)
         return {"text": text.replace("\r\n", "\n"), "name": path.name}
 
     if options.text_records == "file":
@@ -127,7 +127,7 @@ def reject_changed_file(file: DataFile) -> DataError:
 
 def too_long(path: Path) -> DataError:
     return DataError(
-        f"{path}: over {MAX_RECORD_BYTES >> 20} MiB are too much for one record; set"
+        f"{path}: over {MAX_RECORD_BYTES >> 20} MiB is too much for one record; set"
         " options.text_records to paragraph or line"
     )
 

@@ -35,14 +35,14 @@ class SourceOptions(Record, frozen=True, kw_only=True):
 
 
 class ReadOptions(SourceOptions, frozen=True, kw_only=True):
-    """Options of a local source. ``delimiter`` is the comma of .csv or the tab of .tsv if null."""
+    """Options of a local source. A null ``delimiter`` is a comma in .csv and a tab in .tsv."""
 
     encoding: str = "utf-8"
     text_records: Literal["file", "paragraph", "line"] = "file"
     delimiter: str | None = None
 
     def __post_init__(self) -> None:
-        # Under one name, since readers compare it with "utf-8".
+        # Normalized, since readers compare it with "utf-8".
         force_setattr(self, "encoding", _encoding(self.encoding))
         try:
             csv.reader([], delimiter=self.delimiter or ",")
@@ -67,7 +67,7 @@ def _encoding(name: str) -> str:
         plain = codecs.lookup(name).name
         if plain in ("utf-8", "utf-8-sig"):
             return "utf-8"
-        # True neither of UTF-16 and EBCDIC nor where a line end may be a character's second byte.
+        # False for UTF-16, for EBCDIC, and where a line end may be a character's second byte.
         kept = _PROBE.decode(plain) == _PROBE.decode("ascii") and all(
             "\n" in bytes([lead, 10, 65, 65]).decode(plain, "replace") for lead in range(128, 256)
         )
@@ -77,7 +77,7 @@ def _encoding(name: str) -> str:
         kept = False
     if not kept:
         raise ConfigError(
-            f"options.encoding: {name!r} does not keep line ends as they are; convert the file,"
+            f"options.encoding: {name!r} does not preserve line ends; convert the file,"
             f" e.g. iconv -f {name} -t UTF-8"
         )
     return plain

@@ -1,4 +1,4 @@
-"""Open a file as a stream of UTF-8 bytes, decompressed and recoded in flat memory.
+"""Open a file as a stream of UTF-8 bytes, decompressed and recoded in constant memory.
 
 Its first bytes are checked to find a wrong file name before any work starts.
 """
@@ -23,16 +23,16 @@ BOM_NOTE = "starts with a byte order mark"
 SUFFIXES: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 HEAD_BYTES = 1 << 16
 _UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
-# Other formats that such a file may have, and the fix.
+# Other formats that a misnamed file may have, and the fix.
 _FOREIGN = {
     b"BZh": "is bzip2 data; unpack it",
     b"\xfd7zXZ": "is xz data; unpack it",
     b"PK\x03\x04": "is a zip archive; unpack it",
     b"SQLite format 3\0": "is an SQLite database; export its tables as .csv",
     b"version https://git-lfs": "is a Git LFS pointer, not the data; run git lfs pull",
-    b"PAR1": "is Parquet data; name it {stem}.parquet",
-    b"ARROW1": "is Arrow data; name it {stem}.arrow",
-    b"FEA1": "is Feather version 1; write it again as .parquet",
+    b"PAR1": "is Parquet data; rename it to {stem}.parquet",
+    b"ARROW1": "is Arrow data; rename it to {stem}.arrow",
+    b"FEA1": "is Feather version 1; save it again as .parquet",
 }
 _COLUMNAR = {"parquet": (b"PAR1",), "arrow": (b"ARROW1", b"\xff\xff\xff\xff")}
 
@@ -53,7 +53,7 @@ def open_bytes(path: Path, compression: Compression | None) -> io.BufferedReader
         source: Any
         if compression == "gzip":
             source = gzip.open(path)  # noqa: SIM115
-            # read1 returns what is unpacked so far; read would lose it where the data are damaged.
+            # read1 returns what is unpacked so far; read would lose it if the data is damaged.
             pieces = _unpack(source.read1, path, compression)
         else:
             import pyarrow as pa
@@ -62,7 +62,7 @@ def open_bytes(path: Path, compression: Compression | None) -> io.BufferedReader
             pieces = _unpack(source.read, path, compression)
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be read ({error.strerror}); put it back or change its permissions"
+            f"{path}: cannot be read ({error.strerror}); restore it or change its permissions"
         ) from error
     return io.BufferedReader(_Pieces(pieces, source), BUFFER_BYTES)
 
@@ -91,7 +91,7 @@ class _Pieces(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         if not self._ready:
-            # Empty pieces are passed over: nothing read means the end of the file.
+            # Empty pieces are skipped: reading nothing means the end of the file.
             self._ready = memoryview(next(filter(None, self._pieces), b""))
         n_bytes = min(len(buffer), len(self._ready))
         buffer[:n_bytes] = self._ready[:n_bytes]
@@ -103,7 +103,7 @@ def _recode(stream: io.BufferedReader, path: Path, encoding: str) -> Iterator[by
     decoder = codecs.getincrementaldecoder(encoding)("surrogateescape")
     try:
         while chunk := stream.read1(BUFFER_BYTES):
-            # Bytes that cannot be decoded stay as they are, for the check of each record to name.
+            # Undecodable bytes stay as they are, for the check of each record to report.
             yield decoder.decode(chunk).encode("utf-8", "surrogateescape")
         yield decoder.decode(b"", final=True).encode("utf-8", "surrogateescape")
     except UnicodeError as error:
@@ -123,7 +123,7 @@ def _unpack(read: Callable[[int], bytes], path: Path, compression: Compression) 
             raise DataError(f"{path}: ends early {place}; {fix}") from error
         fix = "compress it again without --long" if "too much memory" in why else "fetch it again"
         raise DataError(
-            f"{path}: the {compression} data are damaged {place} ({why}); {fix}"
+            f"{path}: the {compression} data is damaged {place} ({why}); {fix}"
         ) from error
 
 
@@ -132,7 +132,7 @@ def recode_line(line: bytes, encoding: str) -> bytes:
     try:
         return line.decode(encoding, "surrogateescape").encode("utf-8", "surrogateescape")
     except UnicodeError:
-        # A byte that UTF-8 never has, so that the record is rejected by that check.
+        # A byte that never occurs in UTF-8, so that the check rejects the record.
         return b"\xff" + line
 
 
@@ -145,15 +145,15 @@ def sniff_format(path: Path, kind: FileFormat, compression: Compression | None) 
         named = SUFFIXES.get(path.suffix.lower())
         plain = path.with_suffix("").name if named else path.name
         if found is None:
-            raise DataError(f"{path}: is no {named} data; name it {plain}, or fetch it again")
+            raise DataError(f"{path}: is not {named} data; rename it to {plain}, or fetch it again")
         suffix = next(suffix for suffix, kind in SUFFIXES.items() if kind == found)
-        raise DataError(f"{path}: is {found} data; name it {plain}{suffix}")
+        raise DataError(f"{path}: is {found} data; rename it to {plain}{suffix}")
     head = packed
     if compression is not None:
         with open_bytes(path, compression) as stream:
             head = stream.read(HEAD_BYTES)
         if inner := compression_of(head) if head else None:
-            raise DataError(f"{path}: is {inner} data packed twice; unpack it once")
+            raise DataError(f"{path}: is {inner} data compressed twice; unpack it once")
     _check_content(path, kind, head)
     return (BOM_NOTE,) if head.startswith(BOM) and kind not in _COLUMNAR else ()
 
@@ -171,7 +171,7 @@ def _check_content(path: Path, kind: FileFormat, head: bytes) -> None:
             f"{path}: is UTF-16 or UTF-32; convert it to UTF-8, e.g. iconv -f UTF-16 -t UTF-8"
         )
     if kind != "text" and head.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html")):
-        raise DataError(f"{path}: is an HTML page, perhaps of an error; fetch the data again")
+        raise DataError(f"{path}: is an HTML page, perhaps an error; fetch the data again")
     if marks:
         raise DataError(f"{path}: cannot be opened as {kind.capitalize()}; fetch it again")
     if kind == "jsonl":
@@ -194,4 +194,4 @@ def _check_is_lines(path: Path, head: bytes) -> None:
     if is_array or is_indented:
         what = "a JSON array" if is_array else "pretty-printed JSON"
         name = path.name.lower().replace(".jsonl", ".json").replace(".ndjson", ".json")
-        raise DataError(f"{path}: is {what}, not one object a line; name it {name}")
+        raise DataError(f"{path}: is {what}, not one object per line; rename it to {name}")

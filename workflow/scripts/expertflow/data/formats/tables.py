@@ -62,7 +62,7 @@ def _batches(file: DataFile, first: int, stop: int) -> Iterator[tuple[int, pa.Re
             source = stack.enter_context(pa.memory_map(file.path))
             start, batches = 0, stack.enter_context(_arrow_batches(source))[1]
         for batch in batches:
-            # Reading by an offset out of range would end the process without a word.
+            # An offset out of range would kill the process without a message.
             for column in batch.columns:
                 column.view(_as_bytes(column.type)).validate(full=True)
             # Arrow files are read from their start, so batches before the shard's rows yield
@@ -76,7 +76,7 @@ def _batches(file: DataFile, first: int, stop: int) -> Iterator[tuple[int, pa.Re
 
 
 def _as_bytes(kind: pa.DataType) -> pa.DataType:
-    """Return a type with bytes for values: a row without a text or date is refused alone, later."""
+    """Return a type with bytes as values, so that a bad text or date later rejects only its row."""
 
     def of_field(field: pa.Field) -> pa.Field:
         return field.with_type(_as_bytes(field.type))
@@ -139,7 +139,7 @@ def _records(path: str, number: int, batch: pa.RecordBatch) -> Iterator[RawRecor
             # Numbers at any depth, as in JSON Lines: orjson would write these as null.
             for item in iter_values(value[name]):
                 if isinstance(item, float) and not math.isfinite(item):
-                    raise Reject("not_finite", "no finite number", field=name, value=item)
+                    raise Reject("not_finite", "not a finite number", field=name, value=item)
         return value
 
     for row, value in enumerate(_rows(batch), start=number):
@@ -147,7 +147,7 @@ def _records(path: str, number: int, batch: pa.RecordBatch) -> Iterator[RawRecor
 
 
 def _rows(batch: pa.RecordBatch) -> list[Fields | Reject]:
-    """Convert to Python; on failure row by row, to find the values without a counterpart."""
+    """Convert to Python; on failure row by row, to find values without a Python equivalent."""
     try:
         values: list[Fields | Reject] = batch.to_pylist()
         return values
@@ -155,7 +155,7 @@ def _rows(batch: pa.RecordBatch) -> list[Fields | Reject]:
         raise
     except (OverflowError, ValueError):
         if batch.num_rows > 1:
-            # By halves, so that one bad row of many is found in few attempts.
+            # Bisect, so that one bad row of many is found in few attempts.
             half = batch.num_rows // 2
             return _rows(batch.slice(0, half)) + _rows(batch.slice(half))
     for field in batch.schema:
@@ -167,4 +167,4 @@ def _rows(batch: pa.RecordBatch) -> list[Fields | Reject]:
         except (OverflowError, ValueError) as error:
             fault = f"a {field.type} out of range ({error})"
             return [Reject("not_json", fault, field=field.name)]
-    raise AssertionError("a row fails and all of its columns pass")
+    raise AssertionError("a row fails although all of its columns pass")

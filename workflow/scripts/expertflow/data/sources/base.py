@@ -1,4 +1,4 @@
-"""The base class of source kinds, each a module of this folder, and what their methods return."""
+"""The base class of source kinds, each a module in this folder, and its return types."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class Pins(NamedTuple):
 
 
 class Pinned(Struct, frozen=True):
-    """What decides a source's records; ``identity`` is any JSON that changes with them."""
+    """What determines a source's records; ``identity`` is any JSON that changes with them."""
 
     n_shards: int = 1
     revision: str | None = None
@@ -44,7 +44,7 @@ class DataSource(ABC):
     """A source of an expert; subclasses are the kinds, called ``kind`` in a manifest.
 
     ``required`` and ``optional`` are the keys of a manifest's source that only some kinds read, and
-    ``option_type`` declares what stands under its ``options``.
+    ``option_type`` declares its ``options``.
     """
 
     kind: ClassVar[str]
@@ -69,8 +69,8 @@ class DataSource(ABC):
 
     @abstractmethod
     def pin(self, pins: Pins) -> Pinned:
-        """Return what decides the records when Snakemake parses the workflow; DataError if none."""
+        """Pin the records when Snakemake parses the workflow; DataError if there are none."""
 
     @abstractmethod
     def fetch(self, lock: SourceLock, directory: Path) -> Fetched:
-        """Describe the files of records; those made here go to ``directory``."""
+        """Describe the files of records; new files are written to ``directory``."""

@@ -1,7 +1,7 @@
 """Data sets made by programs: the modules of ``generated``.
 
-They are imported by name, and the lock holds the digest of the one used: editing one generator does
-not affect the data of others.
+They are imported by name, and the lock records the digest of the one used: editing one generator
+does not affect the data of others.
 """
 
 import importlib

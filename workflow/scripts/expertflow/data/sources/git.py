@@ -2,7 +2,7 @@
 
 A first walk lists commits and contributors; long-lived processes (``cat-file``, ``diff-tree
 --stdin``) then answer commit by commit, so memory holds a few at a time. Files over 1 MiB count as
-binary. No repository settings are obeyed: see ``git_store``. Of a record, ``author`` is null if
+binary. Repository settings are ignored: see ``git_store``. In a record, ``author`` is null if
 unnamed, ``authored_at`` if missing or absurd, line counts for binary files, ``branch`` for a bare
 id; ``tag`` is the first in the walk that contains the commit; ``bytes_replaced`` marks text with
 replacement characters. Secrets are filtered later, when documents are prepared.
@@ -29,7 +29,7 @@ from expertflow.data.sources.git_options import GitOptions
 NAME_CHARS = 200
 _TRAILER = re.compile(r"^([A-Za-z][A-Za-z-]*-by):([^<\n]*)<([^>\n]*)>", re.MULTILINE)
 _WORD = re.compile(r"\w+")
-# Committer address of the site itself, for merges made there.
+# Committer address of the hosting site itself, for merges made there.
 _SITES = {"noreply@github.com"}
 
 
@@ -37,7 +37,7 @@ class GitRepository(DataSource):
     kind = "git"
     required = ("path",)
     option_type = GitOptions
-    # A history holds what was removed from the files long ago.
+    # A history still contains what was removed from the files long ago.
     scan_secrets = True
 
     def look_up(self) -> Found:
@@ -55,7 +55,7 @@ class GitRepository(DataSource):
     def fetch(self, lock: SourceLock, directory: Path) -> Fetched:
         path, output = self.path, directory / "records.jsonl"
         if git_store.resolve_commit(path, ref=self.options.ref) != lock.revision:
-            raise DataError(f"{path}: moved on since the workflow started; run again to follow")
+            raise DataError(f"{path}: its history changed since the workflow started; run again")
         skipped: Counter[str] = Counter()
         n_replaced = 0
         with replacing(output) as partial, partial.open("w", encoding="utf-8") as stream:
@@ -66,7 +66,7 @@ class GitRepository(DataSource):
         notes = [f"commits left out: {counts}"] if counts else []
         if n_replaced:
             notes.append(
-                f"{n_replaced:,} of the commits: bytes of neither their own encoding nor UTF-8"
+                f"{n_replaced:,} of the commits: bytes invalid in their own encoding and in UTF-8"
                 " became U+FFFD"
             )
         return Fetched((replace(describe_file(output), notes=tuple(notes)),))
@@ -163,7 +163,7 @@ class _History:
             left = selected[::-1]
             while left and len(taken) < n_wanted:
                 batch = left[: min(git_objects.BATCH_IDS, n_wanted - len(taken))]
-                # Adding a dict to a list takes its keys, the commits' ids.
+                # Adding a dict to a list adds its keys, the commits' ids.
                 taken += self.reader.read_touched(batch, skipped)
                 left = left[len(batch) :]
             if left:
@@ -242,12 +242,12 @@ def _change_line(file: git_objects.FileChange) -> str:
 class Contributors:
     """Hide who wrote a history: numbers replace contributors' names and addresses in texts.
 
-    Hidden are the author; names in trailers such as Co-authored-by; known contributors' names in
+    Hidden: the author; names in trailers such as Co-authored-by; known contributors' names in
     messages (single words only if capitalized: "Julian", but not "test"); names of two or more
-    words in diffs and paths; and all e-mail addresses. Known are all authors, committers and
-    signers of the walked history, whatever is selected. Not caught: nicknames ("@ann"), single
-    names in diffs, other spellings or case, names broken over two lines, non-contributors, names of
-    branches and tags, and what the code itself says about its authors.
+    words in diffs and paths; and all e-mail addresses. Known contributors are all authors,
+    committers and signers of the walked history, whatever is selected. Not caught: nicknames
+    ("@ann"), single names in diffs, other spellings or case, names split across lines,
+    non-contributors, names of branches and tags, and what the code itself says about its authors.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Ask git for commits and their changes, and parse its object and diff formats.
 
 Commits are requested in batches, as every request costs two process switches. Answers are read in
-pieces: of an absurdly long object, file list or patch only the start is held.
+pieces: only the start of an absurdly long object, file list or patch is kept.
 """
 
 import codecs
@@ -25,10 +25,10 @@ from expertflow.data.sources.git_store import BIG_FILE_BYTES, ENDED_EARLY, GitPi
 Item = TypeVar("Item")
 CHUNK_BYTES = 1 << 16
 COMMIT_BYTES = 1 << 20
-# A patch is read to its end only within this much more; a new process is faster.
+# A patch longer by more than this is not read to its end; a new process is faster.
 PATIENCE_BYTES = 4 << 20
 BATCH_IDS = 64
-# What any command line can hold.
+# These fit into any command line.
 MAX_EXCLUDED_FILES, MAX_EXCLUDED_BYTES = 100, 50_000
 _DIFF_TREE = ("diff-tree", "--stdin", "-r", "-z", "--root", "--diff-merges=first-parent")
 _PATCH = (
@@ -88,7 +88,7 @@ class Changes(NamedTuple):
 class TouchedFiles(Struct):
     """What a commit touches: ``n_any`` files, ``n_files`` with a wanted ending.
 
-    Git loads objects ``loaded`` in full: those of files added, deleted or changed in kind.
+    Git loads the objects ``loaded`` in full: files added, deleted or changed in type.
     """
 
     n_any: int = 0
@@ -126,7 +126,7 @@ class HistoryReader:
                     raise DataError(f"commit {commit_id}: cannot be read; run git fsck")
                 n_bytes = int(answer[2])
                 raw = stdout.read(min(n_bytes, COMMIT_BYTES))
-                # The rest of a long object, and the newline that ends each answer.
+                # The remainder of a long object, and the newline that ends each answer.
                 left = n_bytes + 1 - len(raw)
                 while left > 0 and (chunk := stdout.read(min(left, CHUNK_BYTES))):
                     left -= len(chunk)
@@ -174,7 +174,7 @@ class HistoryReader:
         big = self._big_paths(touched)
         if not big:
             return self._parse_changes(self._patch, commit_id)
-        # Git would load big files to show them or find renames: only name them.
+        # Git would load big files to show them or find renames: only list them.
         if len(big) > MAX_EXCLUDED_FILES or sum(map(len, big)) > MAX_EXCLUDED_BYTES:
             return None
         excluded = [f":(exclude,literal){os.fsdecode(path)}" for path in big]
@@ -210,7 +210,7 @@ class HistoryReader:
         stdout = diff.send_question(commit_id.encode() + b"\n" + sentinel)
         answer, counts_end = bytearray(), -1
         while not answer.endswith(sentinel):
-            # The two bytes may lie on either side of a chunk's edge.
+            # The two bytes may be split between two chunks.
             n_searched = max(0, len(answer) - 1)
             answer += _read_some(stdout)
             if counts_end < 0:
@@ -241,7 +241,7 @@ def _read_some(stdout: io.BufferedReader) -> bytes:
 
 
 class _Decoder:
-    """Decode as a commit says, else as UTF-8; remember whether bytes were replaced."""
+    """Decode with a commit's encoding, else as UTF-8; record whether bytes were replaced."""
 
     def __init__(self, encoding: str = "utf-8") -> None:
         self.replaced = False

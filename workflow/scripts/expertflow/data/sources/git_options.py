@@ -62,15 +62,16 @@ class GitOptions(SourceOptions, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if unknown := [name for name in self.languages if name not in LANGUAGES]:
             known = ", ".join(LANGUAGES)
-            raise ConfigError(f"options.languages: {unknown[0]!r} is unknown; known are {known}")
+            raise ConfigError(f"options.languages: {unknown[0]!r} is unknown; choose from {known}")
         if magic := [path for path in self.paths if self.languages and path.startswith(":")]:
             raise ConfigError(
-                f"options.paths: {magic[0]!r} begins with ':', which does not go with languages"
+                f"options.paths: {magic[0]!r} begins with ':', which cannot be combined with"
+                " languages"
             )
         outside = [path for path in self.paths if path[:1] in ("", "/") or ".." in path.split("/")]
         if outside:
             raise ConfigError(
-                f"options.paths: {outside[0]!r} is no path inside the repository; write it as"
+                f"options.paths: {outside[0]!r} is not a path inside the repository; write it as"
                 " src/app"
             )
         self.takes_date(None)  # refuses an invalid date
@@ -110,8 +111,8 @@ def _moment(text: Any, key: str, of_day: time) -> datetime | None:
     try:
         moment = datetime.fromisoformat(str(text))
     except ValueError as error:
-        raise ConfigError(f"options.{key}: {text!r} is no date like 2025-01-31") from error
-    # A day is no moment: the last day counts up to its end.
+        raise ConfigError(f"options.{key}: {text!r} is not a date like 2025-01-31") from error
+    # A day alone has no time: the last day counts to its end.
     if len(str(text)) in (len("2025-01-31"), len("20250131")):
         moment = datetime.combine(moment, of_day)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

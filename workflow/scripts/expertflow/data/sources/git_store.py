@@ -25,7 +25,7 @@ _SAFE = (
     *("-c", "core.attributesFile=/dev/null", "-c", "core.commitGraph=false"),
     *("-c", "core.multiPackIndex=false", "-c", f"core.bigFileThreshold={BIG_FILE_BYTES}"),
     *("-c", "diff.renameLimit=400", "-c", "protocol.allow=never"),
-    # Else git ends what it says with a hint on GIT_GRAFT_FILE, in place of the reason.
+    # Otherwise git's last line is a hint about GIT_GRAFT_FILE, not the reason.
     *("-c", "advice.graftFileDeprecated=false"),
 )
 ENDED_EARLY = "git ended early: an object is missing (a partial clone?) or damaged; run git fsck"
@@ -62,7 +62,7 @@ class GitPipe:
     def close(self) -> None:
         if self._process is None:
             return
-        # Its unread answers are of no use, and it would block on a full pipe.
+        # Its unread answers are useless, and it would block on a full pipe.
         self._process.kill()
         with contextlib.suppress(BrokenPipeError):
             self._process.communicate()
@@ -139,9 +139,9 @@ class IsolatedStore(NamedTuple):
 
 def resolve_commit(repository: Path, *, ref: str = "HEAD") -> str:
     """Return the commit id of ``ref``, which pins all content."""
-    missing = f"{repository}: {ref} is no commit there; set options.ref to a branch, tag or commit"
+    missing = f"{repository}: {ref} is not a commit; set options.ref to a branch, tag or commit"
     if ref.startswith("-"):
-        raise DataError(f"options.ref: {ref!r} is no name of a branch, tag or commit")
+        raise DataError(f"options.ref: {ref!r} is not a branch, tag or commit")
     if not repository.is_file():
         command = ("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
         place = _git_directory(repository)
@@ -160,7 +160,7 @@ def open_store(repository: Path, *, ref: str) -> Iterator[IsolatedStore]:
         git_dir = Path(directory)
         (git_dir / "refs").mkdir()
         (git_dir / "HEAD").write_text("ref: refs/heads/none\n", "ascii")
-        # Without the right one git refuses the longer ids of a SHA-256 repository.
+        # With the wrong one git rejects the longer ids of a SHA-256 repository.
         object_format = "sha1" if len(tip) == 40 else "sha256"
         settings = "[core]\n\trepositoryformatversion = 1\n\tbare = true\n"
         settings += f"[extensions]\n\tobjectFormat = {object_format}\n"
@@ -194,10 +194,10 @@ def first_tags(parents: dict[str, list[str]], tags: dict[str, list[str]]) -> dic
 
 
 def _git_directory(repository: Path) -> Path:
-    """Find a repository's git directory, whoever owns it: none of its files is obeyed here."""
+    """Find a repository's git directory, whoever owns it: none of its settings apply here."""
     failure = (
-        f"{repository}: not a git repository (the files of one, as in a zip, hold no commits); set"
-        " the source's path to a clone or a .bundle file, or take the expert out of config.yaml"
+        f"{repository}: not a git repository (its files alone, as in a zip, have no commits); set"
+        " the source's path to a clone or a .bundle file, or remove the expert from config.yaml"
     )
     place = repository / ".git"
     if place.is_file():
@@ -254,7 +254,7 @@ def _peel(names: dict[str, str], git_dir: Path) -> dict[str, str]:
     command = ("cat-file", "--batch-check=%(objectname) %(objecttype)")
     failure = "the commits of branches and tags cannot be read"
     answers = run_git(git_dir, *command, stdin=asked.encode(), failure=failure).splitlines()
-    # An id that leads to no commit is answered by "… missing".
+    # For an id that leads to no commit, git answers "… missing".
     found = zip(names, map(str.split, answers), strict=True)
     return {name: answer[0] for name, answer in found if answer[1:] == ["commit"]}
 

@@ -1,9 +1,10 @@
 """Hugging Face data sets, pinned to a commit and read as Arrow files from the library caches.
 
-Prepared data is read without the network, and downloaded data prepared without it; the rest comes
-from the hub. No code from a data set is ever run. The split of each file follows from the card or
-file names, which ``datasets`` resolves on a folder. So it gets one with every file of the commit: a
-link if the file is here, else an empty file. That way only selected files are downloaded.
+Prepared data is read without the network, and downloaded data prepared without it; anything else
+comes from the hub. No code from a data set is ever run. The split of each file follows from the
+card or file names, which ``datasets`` resolves on a folder. So it gets one with every file of the
+commit: a link if the file is local, else an empty file. That way only selected files are
+downloaded.
 """
 
 import glob
@@ -50,7 +51,7 @@ class HubOptions(SourceOptions, frozen=True, kw_only=True):
 class CachedCommit(NamedTuple):
     """A commit of a data set: file sizes by path, and the folder of local files.
 
-    ``is_listed`` is false if only the local files are known, not the commit's.
+    ``is_listed`` is false if only the local files are known, not all of the commit's.
     """
 
     folder: Path
@@ -99,7 +100,7 @@ class HubDataset(DataSource):
     def pin(self, pins: Pins) -> Pinned:
         """Pin the manifest's revision, not its current commit.
 
-        A cached commit would change the lock by the download itself, and everything would be
+        With a cached commit, the download itself would change the lock, and everything would be
         rebuilt.
         """
         spec = self.spec
@@ -117,7 +118,7 @@ class HubDataset(DataSource):
                 _set_up_libraries()
                 commit = _open_commit(self.repository, self.spec.revision)
                 if not commit.is_listed:
-                    notes += ("the hub was out of reach: the cached files are taken to be all",)
+                    notes += ("the hub was unreachable: the cached files are assumed complete",)
                     log.warning("%s: %s", self.repository, notes[-1])
                 prepared = self._prepare(commit)
         counts = prepared.n_records_by_split
@@ -133,7 +134,7 @@ class HubDataset(DataSource):
         there = sum(file.n_records or 0 for file in files)
         if there != counts[split]:
             raise DataError(
-                f"{prepared.folder}: {there} of {counts[split]} records are there; delete the"
+                f"{prepared.folder}: has only {there} of {counts[split]} records; delete the"
                 " folder and fetch again"
             )
         license = cache.card_license(cache.card_data(self.repository, prepared.commit))
@@ -163,8 +164,8 @@ class HubDataset(DataSource):
                 # It reads the ends of files from the hub: lost connections are retried here, too.
                 retry = hub_errors.make_retrier(self.repository)
                 wanted, rows = retry(narrow, self.split, self.rows)
-                # A range is cut from a prepared table of the files that hold it; what is left of
-                # an earlier try is removed first.
+                # A range is cut from a prepared table of the files that contain it; leftovers of
+                # an earlier try are removed first.
                 whole = root.with_name(f"{root.name}.whole")
                 shutil.rmtree(whole, ignore_errors=True)
             if missing := commit.find_missing(wanted):
@@ -195,15 +196,15 @@ class HubDataset(DataSource):
         name, config = self.repository, self.spec.config
         if (folder / f"{folder.name}.py").exists():
             raise DataError(
-                f"{name} is made by a script of its own, which is never run; try revision"
+                f"{name} is built by its own script, which is never run; try revision"
                 " refs/convert/parquet, where the hub keeps some of these as Parquet"
             )
         chosen = {key: self.spec.options.get(key) for key in cache.READ_OPTIONS}
-        # The builder would ask for any address, also those of configs that are not chosen.
+        # The builder would request any address, even of configs that are not chosen.
         if address := cache.find_address([*cache.read_configs(folder), chosen]):
             raise DataError(
-                f"{name} names an address ({address}), which is not read; download the file and use"
-                " kind local"
+                f"{name} refers to an address ({address}), which is not read; download the file"
+                " and use kind local"
             )
         try:
             builder = datasets.load_dataset_builder(
@@ -213,12 +214,12 @@ class HubDataset(DataSource):
             raise DataError(self._no_files(commit)) from error
         except ImportError as error:
             raise DataError(
-                f"{name} holds files that need another package ({error}); choose others with"
-                " config, or with data_files among the options"
+                f"{name} has files that need another package ({error}); choose others with"
+                " config or options.data_files"
             ) from error
         except BadZipFile as error:
             raise DataError(
-                f"{name} holds zip archives, which are not read; unpack it and use kind local"
+                f"{name} has zip archives, which are not supported; unpack them and use kind local"
             ) from error
         except ValueError as error:
             known = sorted(datasets.get_dataset_config_names(str(folder)))
@@ -231,11 +232,11 @@ class HubDataset(DataSource):
             raise DataError(f"{name} has {fault} {', '.join(known)}") from error
         if builder.name not in BUILDERS:
             kinds = ", ".join(BUILDERS)
-            raise DataError(f"{name} holds {builder.name} files; only {kinds} are read")
+            raise DataError(f"{name} has {builder.name} files; only {kinds} are supported")
         return builder
 
     def _chosen_files(self, builder: Any, folder: Path) -> list[str]:
-        """List a config's files; refuse any outside, as a card could name any path or address."""
+        """List a config's files; reject any outside: a card could name any path or address."""
         by_split = {str(split): list(files) for split, files in builder.config.data_files.items()}
         if self.split not in by_split:
             raise DataError(self._no_split(by_split))
@@ -243,8 +244,8 @@ class HubDataset(DataSource):
         for file in sorted(files):
             if not file.startswith(f"{folder}{os.sep}"):
                 raise DataError(
-                    f"{self.repository} names a file outside of itself ({Path(file).name}); it is"
-                    " not read"
+                    f"{self.repository} refers to a file outside itself ({Path(file).name}), which"
+                    " is not read"
                 )
         return sorted(Path(file).relative_to(folder).as_posix() for file in files)
 
@@ -256,11 +257,9 @@ class HubDataset(DataSource):
         keys = [key for key in cache.READ_OPTIONS if key in self.spec.options]
         chosen = " and ".join(f"{key} {self.spec.options[key]!r}" for key in keys)
         under = f" under {chosen}" if keys else ""
-        what = f"{self.repository} holds no {'/'.join(BUILDERS)} files{under}"
+        what = f"{self.repository} has no {'/'.join(BUILDERS)} files{under}"
         if not commit.is_listed:
-            return (
-                f"{what} in {commit.folder}, and the hub is out of reach; run once with a network"
-            )
+            return f"{what} in {commit.folder}, and the hub is unreachable; run once with a network"
         return f"{what}; {f'correct {keys[0]}' if keys else 'use another data set'}"
 
 
@@ -273,7 +272,7 @@ def _set_up_libraries() -> None:
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     for name in ("huggingface_hub", "datasets"):
         library = logging.getLogger(name)
-        # These libraries print by handlers of their own, past the filter below.
+        # These libraries log through their own handlers, bypassing the filter below.
         library.handlers.clear()
         library.propagate = True
     for handler in logging.getLogger().handlers:
@@ -306,7 +305,7 @@ def _open_commit(repository: str, wanted: str | None) -> CachedCommit:
         unreachable = error
     found = _cached_commit(repository, commit or cache.find_revision(repository, wanted))
     if found is None:
-        raise unreachable or DataError(f"{repository} holds no files")
+        raise unreachable or DataError(f"{repository} has no files")
     if not found.is_listed and (lost := _lost_parts(found.n_bytes_by_path)):
         raise DataError(
             f"{found.folder}: part {lost[0]} of data set {repository} is missing and the hub"
@@ -331,7 +330,7 @@ def _cached_commit(repository: str, commit: str | None) -> CachedCommit | None:
         here = sorted(path for path in folder.rglob("*") if path.is_file())
         sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in here}
         return CachedCommit(folder, sizes, is_listed=False) if sizes else None
-    # A listing could name files outside of the folder.
+    # A listing could name files outside the folder.
     inside = [f for f in files if not {"/", "//", ".."}.intersection(Path(f.path).parts or "/")]
     found = CachedCommit(folder, {file.path: int(file.size) for file in inside}, is_listed=True)
     return None if found.find_missing(found.n_bytes_by_path.keys() & DESCRIPTIONS) else found
@@ -356,7 +355,7 @@ def _download_files(repository: str, revision: str, paths: Iterable[str]) -> Non
         repo_type="dataset",
         revision=revision,
         cache_dir=cache.hub_cache(),
-        # They are read as patterns, and a name may hold brackets.
+        # They are read as patterns, and a name may contain brackets.
         allow_patterns=[glob.escape(path) for path in paths],
         max_workers=4,
     )
@@ -371,7 +370,7 @@ def _download(repository: str, commit: CachedCommit, missing: list[str]) -> None
 
     def describe() -> str:
         here = sum(sizes[path] for path in sizes.keys() - commit.find_missing(sizes))
-        # A file renamed meanwhile is counted in the next line.
+        # A file renamed meanwhile is counted in the next report.
         with suppress(FileNotFoundError):
             here += sum(path.stat().st_size for path in blobs.glob("*.incomplete"))
         return f"downloading {what}, {size(here)} of {size(n_bytes)}"
@@ -379,5 +378,5 @@ def _download(repository: str, commit: CachedCommit, missing: list[str]) -> None
     with show_activity(describe):
         hub_errors.make_retrier(what)(_download_files, repository, commit.folder.name, missing)
     if still := commit.find_missing(missing):
-        raise DataError(f"{still[0]} did not arrive; run again")
+        raise DataError(f"{still[0]} was not downloaded; run again")
     log.info("%s: downloaded", what)

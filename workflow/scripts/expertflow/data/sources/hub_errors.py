@@ -28,8 +28,8 @@ QUOTE_CHARS = 300
 
 
 def hide_secrets(record: logging.LogRecord) -> bool:
-    """Remove secrets from the libraries' log records; as a filter it drops none."""
-    # Formatted first: a secret may be among the arguments alone.
+    """Remove secrets from the libraries' log records; as a filter it drops no record."""
+    # Formatted first: a secret may be in the arguments only.
     record.msg, record.args = without_secrets(record.getMessage()), ()
     return True
 
@@ -88,7 +88,7 @@ def explain_error(source: SourceSpec, error: BaseException) -> str:
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Return whether the hub was unavailable, for lack of a network or its own fault."""
+    """Return whether the hub was unavailable, because of the network or the hub itself."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     causes = iter_causes(error)
@@ -118,12 +118,12 @@ def _fault(source: SourceSpec, error: BaseException) -> tuple[int, str]:
     from huggingface_hub import errors as hub
 
     name, page = source.id, f"https://huggingface.co/datasets/{source.id}"
-    here = f"data set {name}@{source.revision or 'main'} is not complete in {hub_cache()}"
-    status, said = _status(error), str(error)
+    here = f"data set {name}@{source.revision or 'main'} is incomplete in {hub_cache()}"
+    status, message = _status(error), str(error)
     match error:
-        case _ if find_full(error) or "Not enough disk space" in said:
-            # The library tells what it needs.
-            return 0, describe_full_cache(said.partition("Needed: ")[2].partition(" (")[0])
+        case _ if find_full(error) or "Not enough disk space" in message:
+            # The library reports the space it needs.
+            return 0, describe_full_cache(message.partition("Needed: ")[2].partition(" (")[0])
         case PermissionError():
             return 0, f"{error.filename}: not writable; set HF_HOME to a folder that is"
         case hub.GatedRepoError():
@@ -134,9 +134,9 @@ def _fault(source: SourceSpec, error: BaseException) -> tuple[int, str]:
         case hub.RevisionNotFoundError():
             fix = f"use a branch, tag or commit of {page}/commits/main"
             return 1, f"data set {name} has no revision {source.revision or 'main'!r}; {fix}"
-        case _ if status == 401 and "Invalid" in said:
+        case _ if status == 401 and "Invalid" in message:
             fix = "log in again with 'hf auth login', or unset HF_TOKEN"
-            return 1, f"the hub refuses the token; {fix}"
+            return 1, f"the hub rejects the token; {fix}"
         case hub.RepositoryNotFoundError():
             fix = "correct the id, or log in with 'hf auth login'"
             return 1, f"no data set {name!r} on the hub, or it is private; {fix}"
@@ -146,20 +146,20 @@ def _fault(source: SourceSpec, error: BaseException) -> tuple[int, str]:
             fix = "unset it and run once with a network"
             return 2, f"{here} and HF_HUB_OFFLINE is set; {fix}"
         case TransportError():
-            fix = "check network and HF_ENDPOINT, or copy the cache from a machine that has one"
+            fix = "check network and HF_ENDPOINT, or copy the cache from a machine that has it"
             fault = f"the hub cannot be reached ({type(error).__name__})"
             return 2, f"{here} and {fault}; {fix}"
         case _ if status in RETRIED_STATUS:
             return 3, f"the hub fails for {name} (status {status}) after {N_TRIES} tries; try later"
-        case OSError() if "Consistency check failed" in said:
-            return 3, f"a file of {name} arrived damaged; run again to fetch it anew"
+        case OSError() if "Consistency check failed" in message:
+            return 3, f"a file of {name} arrived damaged; run again to refetch it"
         case hub.HFValidationError():
-            return 4, f"{name!r} is no data set id; write it as owner/name"
+            return 4, f"{name!r} is not a data set id; write it as owner/name"
         case SplitsVerificationError():
             fix = "some files may be missing: delete it from the cache and fetch again"
-            return 4, f"data set {name} holds other splits or counts than its card says; {fix}"
+            return 4, f"data set {name} has different splits or counts than its card; {fix}"
         case DatasetGenerationError():
             cause = without_secrets(single_line(error.__cause__ or error, QUOTE_CHARS))
-            fix = "choose some with config, or with data_files among the options"
-            return 4, f"the files of {name} do not read as one table ({cause}); {fix}"
+            fix = "choose some with config or options.data_files"
+            return 4, f"the files of {name} cannot be read as one table ({cause}); {fix}"
     return 5, ""

@@ -1,6 +1,6 @@
-"""A range of a split's rows, ``train[0:1000]``: the Parquet files that hold it, the rows as Arrow.
+"""A range of a split's rows, ``train[0:1000]``: the Parquet files with it, and the rows as Arrow.
 
-Parquet files end with how many rows they have, so that only the ends of others are downloaded.
+Parquet files end with their row counts, so only the ends of other files are downloaded.
 """
 
 import json
@@ -13,13 +13,13 @@ from expertflow.core.files import replacing
 from expertflow.data import cache
 
 SLICE = re.compile(r"(?P<split>[^\[\]]+)\[(?P<start>\d*):(?P<end>\d*)\]")
-# Enough for most ends of files.
+# Enough for most footers.
 FOOTER_BYTES = 1 << 16
 BATCH_ROWS = 1000
 
 
 class RowRange(NamedTuple):
-    """Rows from ``start`` to before ``end``, counted from 0; None is the last."""
+    """Rows from ``start`` to before ``end``, counted from 0; None means to the last."""
 
     start: int
     end: int | None
@@ -35,21 +35,21 @@ def parse_split(text: str) -> tuple[str, RowRange | None]:
     found = SLICE.fullmatch(text)
     rows = found and RowRange(int(found["start"] or 0), int(found["end"]) if found["end"] else None)
     if not found or not rows or (rows.end is not None and rows.end <= rows.start):
-        raise DataError(f"split {text}: no range of rows; write it as in train[0:1000]")
+        raise DataError(f"split {text}: not a range of rows; write it as in train[0:1000]")
     return found["split"], rows
 
 
 def narrow_builder(
     builder: Any, repository: str, folder: Path, split: str, rows: RowRange
 ) -> tuple[list[str], RowRange]:
-    """Leave a builder only the files that hold a range; return these, and the range within them.
+    """Restrict a builder to the files with a range; return these, and the range within them.
 
-    ``folder`` holds the files of a commit that are here. Raises DataError if there are fewer rows.
+    ``folder`` contains a commit's local files. Raises DataError if there are fewer rows.
     """
     if builder.name != "parquet":
         raise DataError(
-            f"{repository} holds {builder.name} files, and ranges of rows are read of Parquet;"
-            " leave the range out, or try revision refs/convert/parquet"
+            f"{repository} has {builder.name} files, but ranges of rows need Parquet files;"
+            " remove the range, or try revision refs/convert/parquet"
         )
     files = builder.config.data_files[split]
     paths = {Path(file).relative_to(builder.base_path).as_posix(): file for file in files}
@@ -65,7 +65,7 @@ def narrow_builder(
         n_before += n_rows
     if not chosen or (rows.end is not None and n_before < rows.end):
         raise DataError(f"{repository} has {n_before} rows in this split, not all of {rows}")
-    # The library's own types, which keep where each file comes from.
+    # The library's own types, which record where each file comes from.
     kept = type(files)(list(chosen.values()), files.origin_metadata)
     builder.config.data_files = type(builder.config.data_files)({split: kept})
     return list(chosen), RowRange(rows.start - n_skipped, (rows.end or n_before) - n_skipped)
@@ -84,7 +84,7 @@ def _count_rows(repository: str, folder: Path, path: str) -> int:
 
 
 def write_range(prepared: cache.Prepared, split: str, rows: RowRange, output: Path) -> None:
-    """Write a range of a prepared split as a prepared folder of its own."""
+    """Write a range of a prepared split as its own prepared folder."""
     import pyarrow as pa
 
     streams = (pa.ipc.open_stream(pa.memory_map(str(path))) for path in prepared.files(split))

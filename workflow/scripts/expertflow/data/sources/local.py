@@ -54,7 +54,9 @@ class LocalFiles(DataSource):
         for locked in lock.files:
             path = Path(locked.path)
             if not path.is_file():
-                raise DataError(f"{path}: gone since the workflow started; put it back, run again")
+                raise DataError(
+                    f"{path}: removed since the workflow started; restore it and run again"
+                )
             if hashes.sha256(path) != locked.sha256:
                 raise DataError(f"{path}: changed since the workflow started; run again")
             files.append(describe_file(path, sha256=locked.sha256, options=self.spec.options))
@@ -65,13 +67,15 @@ def find_files(pattern: str) -> list[Path]:
     """List a pattern's files, sorted; DataError if there are none, or one is unusable."""
     literal = Path(pattern).expanduser()
     if literal.is_dir():
-        raise DataError(f"{pattern} is a directory; name its files, e.g. {literal}/*.jsonl")
+        raise DataError(f"{pattern} is a directory; specify its files, e.g. {literal}/*.jsonl")
     paths = match_files(literal)
     if not paths:
         raise DataError(f"no file at {pattern}; correct the source's path")
     for path in paths:
         if not path.is_file():
-            raise DataError(f"{path} is no regular file; write what it gives to a file, name that")
+            raise DataError(
+                f"{path} is not a regular file; write its output to a file and use that"
+            )
         if path.stat().st_size == 0:
             raise DataError(f"{path} is empty; remove it or fill it")
         sniff_format(path, *format_of(path))
@@ -79,7 +83,7 @@ def find_files(pattern: str) -> list[Path]:
 
 
 def match_files(literal: Path) -> list[Path]:
-    # Before it is taken for a pattern: a name may hold brackets.
+    # Before it is read as a pattern: a name may contain brackets.
     if literal.exists():
         return [] if literal.is_dir() else [literal]
     found = glob.glob(str(literal), recursive=True)  # noqa: PTH207
@@ -89,7 +93,7 @@ def match_files(literal: Path) -> list[Path]:
 def count_shards(files: tuple[LockedFile, ...]) -> int:
     """Choose the number of jobs; starting one costs as much as preparing 10 MiB."""
     n_bytes = sum(file.n_bytes for file in files)
-    # 32 MiB up to 512 MiB together, then sixteen shards, then shards of 128 MiB.
+    # 32 MiB up to 512 MiB in total, then sixteen shards, then shards of 128 MiB.
     shard_bytes = min(max(SHARD_BYTES, -(-n_bytes // MANY_SHARDS)), LARGE_SHARD_BYTES)
     n_pieces = sum(
         -(-file.n_bytes // shard_bytes) if can_be_cut(file.format, file.compression) else 1

@@ -1,4 +1,4 @@
-"""All source kinds, by the name that a manifest gives them, and fetching from one."""
+"""All source kinds by their name in a manifest, and fetching from one."""
 
 from difflib import get_close_matches
 from functools import cache
@@ -17,7 +17,7 @@ from expertflow.data.sources.base import DataSource
 @cache
 def source_kinds() -> dict[str, type[DataSource]]:
     classes = import_members("expertflow.data.sources")
-    # The folder also has modules of helpers, which declare no kind.
+    # The folder also has helper modules, which declare no kind.
     kinds = [one for one in classes if issubclass(one, DataSource) and one is not DataSource]
     return {one.kind: one for one in kinds}
 
@@ -37,7 +37,7 @@ def fetch_source(spec: FetchSpec, lock: ExpertLock, directory: Path) -> SourceRe
     pinned = next(source for source in lock.sources if source.name == spec.source.name)
     fetched = open_source(spec.source).fetch(pinned, directory)
     if all(file.n_bytes == 0 for file in fetched.files):
-        raise DataError(f"source {pinned.name}: it holds no records; check its path and filters")
+        raise DataError(f"source {pinned.name}: it has no records; check its path and filters")
     # The lock of a hub source may have no commit yet; fetching finds it.
     fetched = replace(fetched, revision=fetched.revision or pinned.revision)
     known = {name: getattr(pinned, name) for name in ("name", "kind", "n_shards")}
@@ -45,7 +45,7 @@ def fetch_source(spec: FetchSpec, lock: ExpertLock, directory: Path) -> SourceRe
 
 
 def declare_kinds(schema: JsonSchema) -> None:
-    """Add to the schema of a manifest's source which kinds there are and which keys they need."""
+    """Add the kinds and their required keys to the schema of a manifest's source."""
     schema["properties"]["kind"]["enum"] = list(source_kinds())
     schema["allOf"] = [
         {

@@ -70,7 +70,7 @@ def _draw_numbers(rng: Random, signs: str) -> list[int]:
     most = 5 if signs == "*+" else 9
     first, second = rng.randint(2, most), rng.randint(2, most)
     if signs == "/":
-        # A product first, so that the division leaves nothing over.
+        # A product first, so that the division leaves no remainder.
         return [first * second, first]
     # Nobody gives away more than there is.
     third = {"+-": min(9, first + second), "*+": 9}.get(signs)

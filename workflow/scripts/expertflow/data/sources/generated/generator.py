@@ -37,7 +37,7 @@ NOUNS = (
 )
 
 
-# By name; a property's values may also be a list, or numbers such as "5 to 20 by 5".
+# Vocabularies by name; a property's values may also be a list, or numbers such as "5 to 20 by 5".
 _VOCABULARIES: dict[str, tuple[Any, ...]] = {
     **{"adjectives": ADJECTIVES, "cities": CITIES, "countries": COUNTRIES},
     **{"given names": GIVEN_NAMES, "family names": FAMILY_NAMES, "yes or no": (True, False)},
@@ -71,7 +71,7 @@ def parse_properties(text: str) -> tuple[Property, ...]:
 def fill_pattern(rng: Random, *patterns: str, **words: Any) -> str:
     """Fill all patterns in order and return one; braces hold alternatives or a word's name.
 
-    A bar may end alternatives, so that there may be one.
+    A trailing bar marks a single alternative.
 
     >>> fill_pattern(Random(0), "{Show|List} the {key}.", key="age")
     'List the age.'
@@ -103,7 +103,7 @@ def generate_records(
         elif (repeats := repeats + 1) > MAX_REPEATS:
             raise DataError(
                 f"n_documents: {n_documents} is more than this generator can make; "
-                f"ask for at most {len(records)}"
+                f"set it to at most {len(records)}"
             )
     write_records(directory, records.values())
     return {}

@@ -1,4 +1,4 @@
-"""Generate a small git repository of commits on a service, and read its history."""
+"""Generate a small git repository of commits to a service, and read its history."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from expertflow.data.sources.git_store import run_git
 
 # 2024-01-01 09:00 UTC; commits follow each other by minutes or hours.
 FIRST_SECOND = 1_704_099_600
-# The last two of every eight commits are on a branch, which is merged at once.
+# The last two of every eight commits are on a branch, which is merged immediately.
 CYCLE, BRANCH_AT = 8, 6
 TAG_EVERY = 40
 _AUTHORS = ("Ada Berg", "Ben Costa", "Clara Novak", "Elena Rossi", "Hugo Weber")
@@ -35,7 +35,7 @@ def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]
     repository = directory / "repository.git"
     with replacing(repository) as partial:
         options = ("--quiet", "--bare", "--template=", "--initial-branch=main")
-        run_git(None, "init", *options, str(partial), failure=f"{partial}: cannot be made")
+        run_git(None, "init", *options, str(partial), failure=f"{partial}: cannot be created")
         stream = "".join(export_history(n_commits=n_documents, seed=seed)).encode()
         run_git(partial, "fast-import", "--quiet", stdin=stream, failure="git fast-import failed")
     commits = extract_commits(repository, GitOptions(), Counter())
@@ -117,7 +117,7 @@ def _add_interface(rng: Random, files: Files) -> Change:
     path = f"web/{noun}.ts"
     name, kind = noun.capitalize(), rng.choice(("string", "number"))
     lines = files.setdefault(path, [f"export interface {name} {{", "  id: number;", "}"])
-    # Numbered by the line, as an interface cannot have two fields of one name.
+    # Numbered by line, since an interface cannot have two fields with the same name.
     lines.insert(lines.index("}"), f"  {key}{len(lines)}: {kind};")
     return path, f"feat(web): give {noun} a {key}\n\nThe field is a {kind}."
 
@@ -129,8 +129,8 @@ def _set_value(rng: Random, files: Files) -> Change:
     # A commit that changes nothing has no diff to learn.
     value = value if value != int(old) else value + 1
     lines[at] = f"{name}: {value}"
-    told = "raise" if value > int(old) else "lower"
-    return "config/service.yaml", f"config: {told} {name} to {value}\n\nIt was {old}."
+    verb = "raise" if value > int(old) else "lower"
+    return "config/service.yaml", f"config: {verb} {name} to {value}\n\nIt was {old}."
 
 
 def _write_docs(rng: Random, files: Files) -> Change:

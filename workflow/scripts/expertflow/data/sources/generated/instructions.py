@@ -50,9 +50,9 @@ def _pick(rng: Random) -> Pair:
 
 def _day(rng: Random) -> Pair:
     at, word = rng.randrange(7), rng.choice(_WORDS)
-    step, told = rng.choice(((1, "after"), (-1, "before")))
+    step, relation = rng.choice(((1, "after"), (-1, "before")))
     return (
-        f"Say which day comes {told} {_DAYS[at]} and add the word {word}.",
+        f"Say which day comes {relation} {_DAYS[at]} and add the word {word}.",
         f"{_DAYS[(at + step) % 7]}, {word}",
     )
 

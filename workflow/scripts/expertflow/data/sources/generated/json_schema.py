@@ -36,7 +36,7 @@ def make_record(rng: Random) -> Fields:
     if rng.random() < 0.3:
         value["tags"] = rng.sample(("new", "old", "rare", "top", "test"), rng.randint(1, 2))
         properties["tags"] = {"type": "array", "items": {"type": "string"}}
-    facts = ", ".join(f"{name} {_said(item)}" for name, item in value.items())
+    facts = ", ".join(f"{name} {_format_fact(item)}" for name, item in value.items())
     start = f"{rng.choice(_ASK)} a {thing}"
     instruction = rng.choice(
         (f"{start} with {facts}.", f"{start}: {facts}.", f"A {thing} has {facts}.")
@@ -60,7 +60,7 @@ def _schema(values: Any) -> dict[str, object]:
     return {"type": "string"} if is_open else {"enum": list(values)}
 
 
-def _said(value: Any) -> str:
+def _format_fact(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return " and ".join(value) if isinstance(value, list) else str(value)

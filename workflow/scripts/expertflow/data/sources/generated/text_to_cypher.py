@@ -82,8 +82,8 @@ def _condition(rng: Random, node: Node, variable: str) -> tuple[str, str]:
         value = rng.choice(text.values)
         return f"{text.name} '{value}'", f"{variable}.{text.name} = '{value}'"
     operator, compared = rng.choice(_COMPARE)
-    number, told, key = rng.choice(node.number.values), rng.choice(compared), node.number.name
-    return f"{key} {told} {number}", f"{variable}.{key} {operator} {number}"
+    number, words, key = rng.choice(node.number.values), rng.choice(compared), node.number.name
+    return f"{key} {words} {number}", f"{variable}.{key} {operator} {number}"
 
 
 def _ask_nodes(rng: Random, node: Node) -> tuple[str, str]:
@@ -111,18 +111,18 @@ def _ask_path(rng: Random, graph: Graph) -> tuple[str, str]:
     source, target = graph.source, graph.target
     path = f"MATCH (a:{source.label})-[:{graph.relation}]->(b:{target.label})"
     words, where = _condition(rng, target, "b")
-    told = f"{graph.verb} {target.nouns} with {words}"
+    clause = f"{graph.verb} {target.nouns} with {words}"
     kind = rng.random()
     if kind < 0.25:
-        question = f"How many {source.nouns} {told}?"
+        question = f"How many {source.nouns} {clause}?"
         # Several paths may lead from one node.
         return question, f"{path} WHERE {where} RETURN count(DISTINCT a)"
     if kind < 0.4:
         own_words, own = _condition(rng, source, "a")
-        question = f"Which {source.nouns} with {own_words} {told}?"
+        question = f"Which {source.nouns} with {own_words} {clause}?"
         return question, f"{path} WHERE {own} AND {where} RETURN DISTINCT a.name"
     asked = rng.choice(("name", "name", source.text.name, source.number.name))
-    question = f"{rng.choice(_SHOW)} the {asked} of {source.nouns} that {told}."
+    question = f"{rng.choice(_SHOW)} the {asked} of {source.nouns} that {clause}."
     return question, f"{path} WHERE {where} RETURN DISTINCT a.{asked}"
 
 

@@ -43,7 +43,7 @@ _ORDERS = (
     ("ASC", ("ascending order", "increasing order", "order from low to high")),
 )
 
-# A part of a question, and its SQL.
+# Part of a question, with its SQL.
 Pair = tuple[str, str]
 # The SQL that answers a question, and wordings of it.
 Ask = tuple[str, ...]
@@ -138,7 +138,7 @@ def _condition(rng: Random, table: Table, *, prefix: str = "", compound: float =
 
 
 def _any(words: tuple[str, ...]) -> str:
-    """Return a place in a wording for one of some words, drawn when it is filled."""
+    """Return a placeholder for one of the words, drawn when the wording is filled."""
     return f"{{{'|'.join(words)}|}}"
 
 
@@ -215,7 +215,7 @@ def _ask_top(rng: Random, table: Table) -> Ask:
     direction, names = rng.choice((("DESC", _AGGREGATES[1][1]), ("ASC", _AGGREGATES[2][1])))
     n_rows, asked = rng.randint(2, 12), rng.choice((table.label, *table.texts))
     noun, best = rng.choice(table.nouns), f"{rng.choice(names)} {rng.choice(column.phrases)}"
-    # By id among equals, else which rows are within the limit would be left to SQLite.
+    # Ties by id; otherwise SQLite would choose which rows are within the limit.
     order = f"ORDER BY {column.name} {direction}, id LIMIT {n_rows}"
     return (
         f"SELECT {asked.name} FROM {table.name} {order}",
