@@ -1,20 +1,20 @@
-"""Measure how fast records become packed rows: our whole chain beside other programs, in one run.
+"""Measure how fast records become packed rows: our entire chain and other programs, in one run.
 
     python bench/data_path.py [--input FILE.jsonl] [--megabytes 5 50] [--repeats 5]
         [--peers source_method trl datatrove] [--length 2048] [--environments DIR] [--tokenizer DIR]
 
-All read the same JSON Lines of ``text`` with the same tokenizer: those of --input, or the texts of
-the real data, whose first megabytes are each size's. They take turns: every repeat runs each of
-them once, in fresh processes, imports, Snakemake's start and loading of the tokenizer included, the
-page cache warm, on --processes cores. The lines are
+All read the same JSON Lines of ``text`` with the same tokenizer: --input, or the first megabytes of
+the real data's texts. They alternate: every repeat runs each of them once, in fresh processes,
+including imports, Snakemake's start and loading the tokenizer, with a warm page cache, on
+--processes cores. The lines are
 - ours: workflow/scripts/pretokenize_files.py, which runs the chain from validation to packed rows;
 - peers: each in its own environment, built on demand under --environments, as its own
-  documentation recommends, with one process and with --processes. They keep no account of where a
+  documentation recommends, with one process and with --processes. They do not record where a
   completion starts; ours does.
 
-A ratio is a line's time over ours, within a repeat. Peak memory is the sum of PSS over the tree of
-processes, sampled. Rows are of both splits; fill is the share of a row's places that hold a token.
-A peer that cannot be had or fails is listed with the reason. Prints tables; the last line is JSON.
+A ratio is a line's time over ours, within a repeat. Peak memory is the sum of PSS over the process
+tree, sampled. Rows are of both splits; fill is the share of a row's positions with a token.
+A peer that is unavailable or fails is listed with the reason. Prints tables; the last line is JSON.
 """
 
 import argparse
@@ -77,7 +77,7 @@ class Benchmark:
         return [word for name, value in given.items() for word in (f"--{name}", str(value))]
 
     def run(self, way: str, repeat: int) -> None:
-        """Run a way once; what fails is not run again. After the first run count its rows."""
+        """Run a way once, unless it failed before. After its first run, count its rows."""
         if way in self.problems:
             return
         output = self.folder / "output"
@@ -127,7 +127,7 @@ def count_rows(way: str, command: list[str], output: Path) -> Row:
     """Count the rows, tokens and bytes that a way wrote.
 
     Raises:
-        Failed: they cannot be read.
+        Failed: the rows cannot be read.
     """
     if way == OURS:
         packing = json.loads((output / "rows" / "packing.json").read_text())
@@ -208,16 +208,16 @@ def options() -> argparse.ArgumentParser:
 
 
 def missing(args: argparse.Namespace) -> str | None:
-    """Return what is missing of a measurement's inputs."""
+    """Return which input of the measurement is missing."""
     if not (args.tokenizer / "tokenizer.json").is_file():
-        return f"{args.tokenizer} holds no tokenizer.json; name one with --tokenizer"
+        return f"{args.tokenizer}: no tokenizer.json; choose another folder with --tokenizer"
     if not args.input and not DATA.is_dir():
-        return f"the real data is not here: {DATA}; name an --input"
+        return f"the real data is missing: {DATA}; pass an --input"
     return None
 
 
 def measure_all(args: argparse.Namespace) -> Row:
-    """Measure every size; return what the last line says."""
+    """Measure every size; return the content of the last line."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.processes])
     measured = []

@@ -1,10 +1,10 @@
-"""Measure how fast commits are read, and looked through for secrets, in one process.
+"""Measure how fast commits are read, and scanned for secrets, in one process.
 
     python bench/git_commits.py [BUNDLE]
 
-BUNDLE is a bundle or repository; without it, the shared history beside the project. Each case is
-run three times in a process of its own; commits/s are medians. Secrets are looked for in the
-message and the diff of each commit. Memory is the highest of any run, without git's processes.
+BUNDLE is a bundle or repository; by default, the shared history next to the project. Each case
+runs three times in a separate process; commits/s are medians. The message and the diff of each
+commit are scanned for secrets. Memory is the peak of all runs, without git's processes.
 Prints a table; the last line is JSON.
 """
 
@@ -30,7 +30,7 @@ REPEATS = 3
 
 
 def measure(bundle: Path, case: str) -> dict[str, float]:
-    """Read a history once; the detectors are loaded before."""
+    """Read a history once, with the detectors already loaded."""
     scan = case == "extract+secrets"
     if scan:
         load_detectors()
@@ -69,8 +69,8 @@ def main() -> None:
         print(json.dumps(measure(bundle, sys.argv[2])))
         return
     if not bundle.exists():
-        print(f"skipped: {bundle} is not here; give a bundle or repository")
-        print(json.dumps({"skipped": f"{bundle.name} is not here"}))
+        print(f"skipped: {bundle} does not exist; pass a bundle or repository")
+        print(json.dumps({"skipped": f"{bundle.name} does not exist"}))
         return
     rows = []
     print(f"{'case':>16} {'commits':>8} {'commits/s':>10} {'RSS MiB':>8} {'hits':>5}")

@@ -1,10 +1,10 @@
-"""Score hostile predictions of every task and judge by hostile schemas; count the contained.
+"""Score hostile predictions for every task and hostile schemas; count the contained ones.
 
     PYTHONPATH=workflow/scripts:tests:tests/evaluate:tests/data/checks python bench/hostile.py
 
-A prediction is contained if it is judged wrong in time, and no file, process, connection or
-variable of the environment shows that it was there. A schema is contained if it is given up in
-time. The last line is JSON.
+A prediction is contained if it is judged wrong in time and leaves no trace: no file, process,
+connection or environment variable. A schema is contained if judging it is aborted in time.
+The last line is JSON.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from expertflow.evaluate.records import Judgment
 from expertflow.evaluate.tasks import typescript_tests
 
 SCHEMAS = "data: json_schema"
-# A prediction of this size is longer than a model's answer ever is; some are many times longer.
+# Longer than any answer of a model; some predictions are many times longer.
 SIZE = 30_000
 
 
-# Sixty seconds judge the slowest task's prediction, and machines may be busy.
+# The slowest task's prediction is judged within sixty seconds; the machine may be busy.
 MOST_S = 120.0
 
 

@@ -2,10 +2,10 @@
 
     python bench/learned.py wikisql [--data ../shared/data] [--work DIR] [--cores 2] [--short]
 
-Lays the data out as docs/examples/{name}.yaml names it, runs the whole chain on it, and prints what
-the baselines, the untrained and the trained model score on the same held-out questions, with 95 %
-intervals; baselines are learnt from the training side. ``--short`` trains a few steps only, to see
-that everything runs. Benches: wikisql, gsm8k, json, typescript, cypher. Last line: JSON.
+Arranges the data as docs/examples/{name}.yaml expects it, runs the entire chain, and prints the
+scores of the baselines, the untrained and the trained model on the same held-out questions, with
+95 % intervals; baselines learn from the training side. ``--short`` trains only a few steps, to
+check that everything runs. Benches: wikisql, gsm8k, json, typescript, cypher. Last line: JSON.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SHORT = {
     "training": {"max_steps": 6, "eval_steps": 6},
     "evaluation": {"max_examples": 8, "n_selection_examples": 0, "max_new_tokens": 12},
 }
-# The bar: the better of these two. The others are shown, and no bar.
+# The bar is the better of these two. The others are shown only.
 BAR = ("constant", "template")
 
 Figures = dict[str, Any]
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def run(name: str, data: Path, work: Path, *, n_cores: int, short: bool) -> None:
-    """Lay out the data and run the chain up to its report."""
+    """Arrange the data and run the chain up to its report."""
     example = ROOT / "docs" / "examples" / f"{name}.yaml"
     manifest = yaml.safe_load(example.read_text(encoding="utf-8"))
     lay_out(name, data, work / "data", manifest["data"]["eval_fraction"])
@@ -71,7 +71,7 @@ def run(name: str, data: Path, work: Path, *, n_cores: int, short: bool) -> None
 
 
 def figures(name: str, work: Path) -> Figures:
-    """Read what was measured from the records of the run."""
+    """Read the measurements from the records of the run."""
     results = work / "results" / name
     evaluation, training, report = (
         json.loads((results / f"{stage}.json").read_text(encoding="utf-8"))
@@ -108,7 +108,7 @@ def _scored(score: Figures, change: Figures | None) -> Figures:
 
 
 def beats_bar(rows: list[Figures]) -> bool | None:
-    """Return whether the expert beats the better of constant and template, interval and all."""
+    """Return whether the expert beats the better of constant and template by an entire interval."""
     bars = [row for row in rows if row["name"] in BAR and row["value_fraction"] is not None]
     if not bars:
         return None
@@ -117,9 +117,9 @@ def beats_bar(rows: list[Figures]) -> bool | None:
 
 
 def table(found: Figures) -> str:
-    head = f"{'':16}{'right':>10}{found['metric']:>26}  expert less this"
+    head = f"{'':16}{'right':>10}{found['metric']:>26}  expert minus this"
     lines = [head, *map(_line, found["rows"])]
-    said = {True: "yes", False: "no", None: "not known: there is no such baseline"}
+    said = {True: "yes", False: "no", None: "unknown: there is no such baseline"}
     lines += [
         f"the expert beats the best of {' and '.join(BAR)}: {said[found['beats_bar']]}",
         f"{found['n_steps']} steps in {found['training_minutes']:.1f} minutes on "

@@ -1,4 +1,4 @@
-"""Lay out the real data of ``learned.py`` as the manifests in docs/examples name their files."""
+"""Arrange the real data of ``learned.py`` as the manifests in docs/examples expect it."""
 
 import json
 import math
@@ -13,18 +13,18 @@ from expertflow.data.documents import group_hash
 from expertflow.tokens.tokenizer import learn_merges, save_tokenizer
 
 Record = dict[str, Any]
-N_PLACES = 2**64  # of groups; those lowest in order are held out
+N_PLACES = 2**64  # of groups; the first in order are held out
 WIKISQL_TOKENS = 4000
 WIKISQL_VARIANTS = 6
-# Letters, digits, and what lies between them: a word has the same tokens in a question, behind a
-# space, as in a query, behind a quote. That, and no capitals, is what lets a small model copy.
+# Letters, digits, and everything between them: a word has the same tokens after a space, in a
+# question, as after a quote, in a query. That and lower case let a small model copy words.
 PIECES = r"\p{L}+|\p{N}+|[^\p{L}\p{N}]+"
-# Schemas and documents of JSON longer than this are left out, so that rows stay short.
+# Longer JSON schemas and documents are left out, so that rows stay short.
 MAX_SCHEMA_CHARACTERS, MAX_DOCUMENT_CHARACTERS = 3000, 500
 
 
 def lay_out(name: str, source: Path, target: Path, eval_fraction: float) -> None:
-    """Write or link what the manifest of this name reads into ``target``."""
+    """Write or link the files that the manifest of this name reads into ``target``."""
     target.mkdir(parents=True, exist_ok=True)
     LAYOUTS[name](source, target, eval_fraction)
 
@@ -33,7 +33,7 @@ def _wikisql(source: Path, target: Path, eval_fraction: float) -> None:
     _link(target / "wikisql", source / "expert-sql" / "wikisql")
     edge = math.ceil(eval_fraction * N_PLACES)
     records = _read(target / "wikisql" / "records.jsonl")
-    # No held-out question shapes a token or a variant, and a variant stays on its table's side.
+    # Held-out questions affect no token or variant, and a variant stays on its table's side.
     trained = [record for record in records if group_hash(record["table_id"]) >= edge]
     texts = (f"{record['schema']}\n{record['question']}\n{record['sql']}" for record in trained)
     database = target / "wikisql" / "tables.sqlite"
@@ -44,7 +44,7 @@ def _wikisql(source: Path, target: Path, eval_fraction: float) -> None:
 
 
 def word_tokenizer(texts: Iterable[str], n_tokens: int) -> Tokenizer:
-    """Learn a byte-level BPE of lower-case words that are cut alike wherever they stand."""
+    """Train a byte-level BPE on lower-case words that are split the same everywhere."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -100,14 +100,14 @@ LAYOUTS: dict[str, Callable[[Path, Path, float], None]] = {
 
 def _link(path: Path, source: Path) -> None:
     if not source.is_dir():
-        raise SystemExit(f"{source}: no such folder; name the one that holds the data with --data")
+        raise SystemExit(f"{source}: no such folder; set the folder of the data with --data")
     path.unlink(missing_ok=True)
     path.symlink_to(source.resolve())
 
 
 def _read(path: Path) -> Iterator[Record]:
     if not path.is_file():
-        raise SystemExit(f"{path}: no such file; name the folder of the data with --data")
+        raise SystemExit(f"{path}: no such file; set the folder of the data with --data")
     return (json.loads(line) for line in path.read_bytes().split(b"\n") if line)
 
 

@@ -1,8 +1,8 @@
-"""Vary WikiSQL questions, so that a small model has to read them and cannot know them by heart.
+"""Vary WikiSQL questions, so that a small model has to read them and cannot memorize them.
 
-A variant asks the same table for other columns and other cells of it: a column's name or a cell
-that stands in the question exactly once is exchanged there and in the query. The columns of the
-schema come in another order. Each variant's query runs on its table.
+A variant asks the same table about other columns and cells: a column's name or a cell
+that occurs in the question exactly once is replaced there and in the query. The columns of the
+schema are in another order. Each variant's query runs on its table.
 
     what was the average of player x?   SELECT "average" FROM t WHERE "player" = 'x'
     what was the innings of player y?   SELECT "innings" FROM t WHERE "player" = 'y'
@@ -75,7 +75,7 @@ class _Maker:
     def _exchange_columns(
         self, used: list[str], kinds: dict[str, str], question: str
     ) -> dict[str, str] | None:
-        """Map each used column that the question names to another one of its kind, or to itself."""
+        """Map each used column in the question to another one of its type, or to itself."""
         names: dict[str, str] = {}
         for column in used:
             if column in names or column not in kinds:
@@ -94,7 +94,7 @@ class _Maker:
         question: str,
         words: dict[str, str],
     ) -> str | None:
-        """Replace the cell of a condition, also in ``words``; keep one that cannot be found."""
+        """Replace the cell of a condition, also in ``words``; keep it if it cannot be found."""
         column, operator, value = condition
         is_text = value.startswith("'")
         plain = (value[1:-1].replace("''", "'") if is_text else value).lower()
@@ -118,5 +118,5 @@ class _Maker:
 
 
 def _whole(*texts: str) -> re.Pattern[str]:
-    """Find texts where no word goes on before or behind them."""
+    """Find texts at word boundaries."""
     return re.compile("|".join(rf"(?<!\w){re.escape(text)}(?!\w)" for text in texts))

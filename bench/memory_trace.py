@@ -1,9 +1,9 @@
-"""Trace the memory of training steps without a card: bytes, and how long the trace takes.
+"""Trace the memory of training steps without a card: bytes, and the time of the trace.
 
     python bench/memory_trace.py [--models 0.6B 1.7B 4B 8B] [--rows 16] [--length 2048] [--measure]
 
 Shapes are those of Qwen3; nothing is downloaded. With ``--measure`` a small model takes a real step
-on the CPU in fp32, and the growth of this process's resident memory stands beside the traced bytes.
+on the CPU in fp32, and the growth of resident memory is printed next to the traced bytes.
 Prints tables; the last line is JSON.
 """
 
@@ -67,7 +67,7 @@ def run_of(config: Any, kind: str) -> TracedRun:
 
 
 def trace_steps(config: Any, kind: str, n_rows: int, length: int) -> dict[str, Any]:
-    """Trace a step with and without checkpointing, and what one layer more keeps of a token."""
+    """Trace a step with and without checkpointing, and the bytes per token of one more layer."""
     row: dict[str, Any] = {"kind": kind}
     run = run_of(config, kind)
     for name, checkpoint in (("kept", False), ("checkpointed", True)):

@@ -1,19 +1,19 @@
-"""Measure what watching costs: one reading, and training beside the monitor.
+"""Measure the cost of monitoring: one reading, and training next to the monitor.
 
     PYTHONPATH=tests:workflow/scripts python bench/monitor_overhead.py
 
-A reading is timed without a card and with one: the machine's own, or where it has none a stand-in
-for the driver's library that is compiled here. The stand-in answers from a small text file that it
-reads again for every question, so its time is that of Python's side and of those file readings; a
-real driver's calls are not in it. Training is a tiny run on the CPU with the monitor beside it,
-which is halted and let go on in turn (SIGSTOP, SIGCONT), so that what else the machine does falls
-on both. It reads far more often than it would, so that what it costs stands out from the noise; the
-cost at one reading a second is that times the interval.
+A reading is timed without a card and with one: the machine's own, or else a stub of the driver's
+library that is compiled here. The stub answers from a small text file that it rereads for every
+query, so its time covers the Python side and those reads, but no calls of a real driver. Training
+is a tiny run on the CPU with the monitor next to it, which is paused and resumed in turn (SIGSTOP,
+SIGCONT), so that other load on the machine affects both. It reads far more often than usual, so
+that its cost stands out from the noise; the cost at one reading per second is that times the
+interval.
 
-Prints a table; the last line is JSON. ``step_wall_slowdown`` is what a step takes longer, the
-median of the pairs, with quartiles and the median's standard error: what lies within two of these
-is below what the machine can show. The share of a core is taken while the monitor runs; a training
-on that core cannot lose more than it.
+Prints a table; the last line is JSON. ``step_wall_slowdown`` is how much longer a step takes, the
+median of the pairs, with quartiles and the median's standard error: a figure within two of these
+is below what the machine can resolve. The share of a core is measured while the monitor runs; a
+training on that core cannot lose more than that.
 """
 
 import argparse
@@ -51,7 +51,7 @@ from expertflow.train.run import assemble_run
 from expertflow.train.saved.checkpoint import Saver
 
 ROOT = Path(__file__).resolve().parents[1]
-# Run in a process of its own, where the library is what the environment says.
+# Run in a separate process, where the environment selects the library.
 READINGS = """
 import json, time
 from expertflow.hardware.nvml import open_gpus
@@ -63,7 +63,7 @@ with open_gpus() as gpus:
     for i in range(n):
         sampler.read_sample(elapsed_s=float(i))
         if i % 50 == 0:
-            # Time enough for the card's counters, which are then read too.
+            # Enough time for the card's counters, which are then read too.
             time.sleep(0.11)
     wall = time.perf_counter() - wall - 0.11 * n / 50
     print(json.dumps([wall / n, (time.process_time() - cpu) / n, bool(gpus.devices)]))
@@ -98,7 +98,7 @@ def readings(folder: Path) -> dict[str, Any]:
     else:
         scenario = nvml_stub.write(folder)
         card_s = reading_s(nvml_stub.environment(nvml_stub.build(folder), scenario))
-        of = "a stand-in for the driver"
+        of = "a stub of the driver"
     return {
         "reading_without_card_s": none_s[0],
         "reading_with_card_s": card_s[0],
@@ -108,7 +108,7 @@ def readings(folder: Path) -> dict[str, Any]:
 
 
 def reading_s(environment: dict[str, str]) -> tuple[float, float]:
-    """Return wall and processor seconds of one reading."""
+    """Return wall and CPU seconds of one reading."""
     environment = {**environment, "PYTHONPATH": str(ROOT / "workflow" / "scripts")}
     command = [sys.executable, "-c", READINGS]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -117,7 +117,7 @@ def reading_s(environment: dict[str, str]) -> tuple[float, float]:
 
 
 def compare_training(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Compare steps a second while the monitor runs and while it is halted, in turn."""
+    """Compare steps per second while the monitor runs and while it is paused, in turn."""
     walls: list[float] = []
     state, taken_s = folder / "watched", 0.0
     state.mkdir()
@@ -130,7 +130,7 @@ def compare_training(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             wait_until_up(state, monitor)
             for i in range(args.pairs):
                 pair = {}
-                # Which comes first changes, so that a drift of the machine falls on both.
+                # The order alternates, so that a drift of the machine affects both.
                 for runs in (False, True) if i % 2 else (True, False):
                     monitor.send_signal(signal.SIGCONT if runs else signal.SIGSTOP)
                     before_s = sum(monitor.cpu_times()[:2])
@@ -154,7 +154,7 @@ def spread(name: str, values: list[float]) -> dict[str, float]:
 
 @contextmanager
 def steps(folder: Path) -> Iterator[tuple[Any, Any]]:
-    """Yield a function that trains for some seconds and returns the seconds a step took."""
+    """Yield a function that trains for some seconds and returns the seconds per step."""
     inputs = made(folder / "run", n_steps=10**6)
     group = processes.start_processes(inputs.plan)
     with Saver(inputs.state, keep=1) as saver:
@@ -172,7 +172,7 @@ def steps(folder: Path) -> Iterator[tuple[Any, Any]]:
 
 
 def wait_until_up(state: Path, monitor: psutil.Process) -> None:
-    """Wait for the first reading: the start is measured by itself."""
+    """Wait for the first reading: start-up is measured separately."""
     while not (state / "gpu.jsonl").is_file() or not (state / "gpu.jsonl").stat().st_size:
         if monitor.status() == psutil.STATUS_ZOMBIE:
             sys.exit("the monitor ended before its first reading")

@@ -1,11 +1,11 @@
-"""Measure what Snakemake costs: dry runs, runs with nothing to do, and a run beside plain scripts.
+"""Measure Snakemake's cost: dry runs, runs with nothing to do, and a run against plain scripts.
 
     python bench/orchestration.py [--target results/small/report.json] [--repeats 3] [--output FILE]
 
 The target's commands are read from Snakemake's own records of one run, and run again in that order
 by a shell script in a fresh copy of the project, with the sources locked beforehand. Workflow and
-script take turns on one core, and what they made is compared byte by byte. Prints a table; the last
-line is JSON. What plain scripts lack is not counted: they redo everything.
+script alternate on one core, and their results are compared byte by byte. Prints a table; the last
+line is JSON. Features that plain scripts lack are not counted: they redo everything.
 """
 
 import argparse
@@ -32,7 +32,7 @@ TARGET = "results/small/report.json"
 EMPTY, COLD, NOTHING, AGAIN = "empty Snakefile", "cold dry run", "nothing to do", "same, dry run"
 WHOLE, SCRIPTS = "whole run", "plain scripts"
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# Which files of a run must be the same, whoever started the jobs, where the target makes them.
+# Files that must be the same, however the jobs were started, if the target makes them.
 SAME = ("packing.json", "plan.json", "keep.arrow", "checkpoint/model.safetensors")
 ROWS = "packed/**/*.arrow"
 Row = dict[str, Any]
@@ -40,14 +40,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timed:
-    """Seconds that a command took, by the clock and of all its processes."""
+    """Seconds of a command: wall time, and CPU time of all its processes."""
 
     wall_s: float
     cpu_s: float
 
 
 class Copies:
-    """Fresh copies of the project as it was when this began."""
+    """Fresh copies of the project as of the start of the benchmark."""
 
     def __init__(self, folder: Path, target: str) -> None:
         self.folder, self.target = folder, target
@@ -61,7 +61,7 @@ class Copies:
                 shutil.copy2(source, self.code / name)
 
     def make_fresh(self, name: str, source: Path | None = None) -> Path:
-        """Copy the code, or a folder that was planned, to where nothing has run."""
+        """Copy the code, or a planned folder, to a place where nothing has run."""
         path = self.folder / name
         shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(source or self.code, path, symlinks=True, ignore=SKIPPED)
@@ -70,7 +70,7 @@ class Copies:
     def prepare_scripts(self) -> int:
         """Run the target once, unmeasured; write its commands as a script and return their number.
 
-        The script lies in a copy whose sources are locked and whose folders are there.
+        The script is in a copy whose sources are locked and whose folders exist.
         """
         planned, finished = self.make_fresh("planned"), self.make_fresh("finished")
         self.run_workflow(planned, "-n", self.target)
@@ -103,10 +103,10 @@ class Copies:
         return time_command([sys.executable, "-m", "snakemake", "--cores", "1", *arguments], folder)
 
     def list_compared_results(self) -> list[str]:
-        """Name the files that the last runs of both ways are compared by.
+        """List the files by which the last runs of both ways are compared.
 
         Raises:
-            Failed: there is none, or one differs.
+            Failed: there is none, or a file differs.
         """
         flow, scripts = (self.folder / n / Path(self.target).parent for n in ("flow", "scripts"))
         names = [name for name in SAME if (flow / name).exists()]
@@ -121,7 +121,7 @@ class Copies:
 
 
 def time_command(command: list[str], folder: Path) -> Timed:
-    """Run a command to its end; one that fails ends the benchmark with its error line."""
+    """Run a command to its end; if it fails, the benchmark ends with its error line."""
     environment = {
         **os.environ,
         **dict.fromkeys(THREADS, "1"),
@@ -140,7 +140,7 @@ def time_command(command: list[str], folder: Path) -> Timed:
 
 
 def read_commands(folder: Path) -> list[str]:
-    """Read the shell commands of a run from Snakemake's records, in the order in which they ran."""
+    """Read the shell commands of a run from Snakemake's records, in the order they ran."""
     found: dict[str, float] = {}
     for path in (folder / ".snakemake" / "metadata").rglob("*"):
         if path.is_file():
@@ -164,7 +164,7 @@ def measure_orchestration(target: str, n_repeats: int) -> Row:
 
 
 def tabulate(done: dict[str, dict[int, Timed]]) -> Row:
-    """Print a line for each way, with ratios taken within a repeat."""
+    """Print a line for each way, with ratios within a repeat."""
     walls = {line: {i: run.wall_s for i, run in runs.items()} for line, runs in done.items()}
     result: Row = {}
     print(f"{'':>18} {'seconds':>24} {'CPU s':>24}")

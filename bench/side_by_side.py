@@ -1,20 +1,20 @@
-"""Measure the product beside its peers, in turns, on this machine: one command, three parts.
+"""Measure the product against its peers, in turns, on this machine: one command, three parts.
 
     python bench/side_by_side.py --environments DIR [--only chain,training,orchestration]
         [--device cpu|cuda] [--model tiny|small|0.6B] [--repeats 5] [--output result.json]
 
 - chain: records become packed rows, by our chain and three others (bench/data_path.py);
 - training: steps of our loop and of TRL's SFTTrainer on the same rows and weights, full and LoRA,
-  beside TRL's padded default (bench/peers/training_beside.py);
+  along with TRL's padded default (bench/peers/training_beside.py);
 - orchestration: the workflow and its own commands as plain scripts (bench/orchestration.py).
 
-Every peer gets an environment of its own under --environments, built on demand from pinned
-requirements; --peer-python names one for TRL that is there. A peer that cannot be had is listed
-with the reason. On a card the training part needs, on our side, torch, transformers, peft,
-accelerate and pyarrow only: --only training --device cuda --model 0.6B.
+Every peer gets its own environment under --environments, built on demand from pinned
+requirements; --peer-python sets an existing one for TRL. An unavailable peer is listed
+with the reason. On a card the training part needs, on our side, only torch, transformers, peft,
+accelerate and pyarrow: --only training --device cuda --model 0.6B.
 
-Prints tables; the last line is JSON. --output is written after each part. A part that fails is
-listed, and the exit code is 1; so it is where a peer is there and fails.
+Prints tables; the last line is JSON. --output is written after each part. If a part or an
+installed peer fails, it is listed, and the exit code is 1.
 """
 
 import argparse
@@ -50,7 +50,7 @@ PACKAGES = (
     "torch", "transformers", "peft", "accelerate", "pyarrow", "numpy", "snakemake", "fastokens",
     "tokenizers",
 )  # fmt: skip
-# What both sides run on: another version is another comparison.
+# Both sides must run on the same versions: another version is another comparison.
 SHARED = ("torch", "transformers", "peft", "accelerate")
 Row = dict[str, Any]
 
@@ -82,12 +82,12 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where training runs (cpu)")
     add("--model", choices=("tiny", "small", "0.6B", "1.7B", "8B"), default="tiny")
     add("--environments", type=Path, default=KEPT, help=f"folder of environments ({KEPT})")
-    add("--peer-python", type=Path, help="a Python that has TRL, in place of an environment")
+    add("--peer-python", type=Path, help="a Python with TRL, in place of an environment")
     add("--repeats", type=int, default=5, help="turns of every line (5)")
     add("--warmup-steps", type=int, default=5, help="training steps not timed (5)")
     add("--timed-steps", type=int, default=20, help="training steps timed (20)")
     add("--micro-batch", type=int, help="rows (4; 0.6B and larger 8)")
-    add("--accumulation", type=int, help="micro-batches a step (2)")
+    add("--accumulation", type=int, help="micro-batches per step (2)")
     add("--methods", default="full,lora", help="full, lora or both, by commas")
     add("--input", type=Path, help="JSON Lines of text for the chain part; else the real data")
     add("--target", default="results/small/report.json", help="of the orchestration part")
@@ -105,7 +105,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 
 
 def chain(args: argparse.Namespace) -> Row:
-    # It imports what only our own environment has; the other parts do without.
+    # It imports packages that only our own environment has; the other parts do not need them.
     import data_path
 
     words = ["--repeats", str(args.repeats), "--environments", str(args.environments)]
@@ -117,7 +117,7 @@ def chain(args: argparse.Namespace) -> Row:
     try:
         return data_path.measure_all(options)
     finally:
-        # It keeps itself and its children to a number of cores.
+        # It limits itself and its children to a number of cores.
         os.sched_setaffinity(0, allowed)
 
 
@@ -153,7 +153,7 @@ def versions_differ(
 
 
 def trl(args: argparse.Namespace) -> tuple[Path | None, str | None, dict[str, str]]:
-    """Find or build TRL's environment: its Python, or why there is none, and its versions."""
+    """Find or build TRL's environment: its Python, or why it is missing, and its versions."""
     python = args.peer_python
     if python is None:
         name = "trl_cuda" if args.device == "cuda" else "trl_peft"
@@ -166,7 +166,7 @@ def trl(args: argparse.Namespace) -> tuple[Path | None, str | None, dict[str, st
 
 
 def orchestration(args: argparse.Namespace) -> Row:
-    # Snakemake is not where only training is measured.
+    # Snakemake may be missing where only training is measured.
     import orchestration
 
     return orchestration.measure_orchestration(args.target, args.repeats)
@@ -179,7 +179,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Row]] = {
 }
 
 
-# What the machine, an environment or a child process may do; a slip of the benchmark is no result.
+# Failures of the machine, an environment or a child process, but not bugs of the benchmark.
 EXPECTED = (Failed, ImportError, OSError, subprocess.SubprocessError, json.JSONDecodeError)
 
 
@@ -187,9 +187,9 @@ def run_parts(
     names: list[str], parts: dict[str, Callable[[argparse.Namespace], Row]],
     args: argparse.Namespace, note: Callable[[dict[str, Row]], None] = lambda _: None,
 ) -> dict[str, Row]:  # fmt: skip
-    """Run parts one after another; one that fails says so, and the others go on.
+    """Run parts one after another; a failed one is reported, and the others continue.
 
-    ``note`` is given what there is after each part, so that a crash of the next loses nothing.
+    ``note`` receives the results after each part, so that a crash of the next loses nothing.
     """
     results: dict[str, Row] = {}
     for name in names:
@@ -203,7 +203,7 @@ def run_parts(
 
 
 def finish_report(report: Row, output: Path | None) -> int:
-    """Report what failed, write and print the JSON line; return the exit code."""
+    """Report failures, write and print the JSON line; return the exit code."""
     failed = {name: part["failed"] for name, part in report["parts"].items() if "failed" in part}
     for name, reason in failed.items():
         print(f"\n{name}: failed: {reason}")
@@ -212,7 +212,7 @@ def finish_report(report: Row, output: Path | None) -> int:
 
 
 def write(report: Row, output: Path | None) -> str:
-    """Write the report, whole or not at all; give its line."""
+    """Write the report atomically; return its line."""
     line = json.dumps(report, allow_nan=False)
     if output:
         part = output.with_name(f"{output.name}.part")
@@ -222,7 +222,7 @@ def write(report: Row, output: Path | None) -> str:
 
 
 def machine(device: str) -> Row:
-    """Describe this machine, and how busy it was."""
+    """Describe this machine and its load."""
     with Path("/proc/cpuinfo").open(encoding="utf-8") as stream:
         models = [line.partition(":")[2].strip() for line in stream if "model name" in line]
     return {
@@ -236,14 +236,14 @@ def machine(device: str) -> Row:
 
 
 def gpu_name() -> str:
-    """Ask torch for the card's name; in words where there is none."""
+    """Return torch's name of the card, or a text if there is none."""
     import torch
 
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none that torch sees"
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what our side runs on."""
+    """Return the versions that our side runs on."""
     return {d.name: d.version for name in PACKAGES for d in metadata.distributions(name=name)}
 
 

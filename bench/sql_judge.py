@@ -1,13 +1,12 @@
-"""Measure how well ``sql_execution`` tells wrong queries from right ones, by mutants.
+"""Measure with mutants how well ``sql_execution`` tells wrong queries from right ones.
 
     python bench/sql_judge.py [--references 100] [--states 1000] [--seed 0]
 
 References of two real data sets, with their schemas as text, are each changed in one place: an
 operator, a constant, a column, a join, DISTINCT, an aggregate, the order, a limit. A mutant counts
-as different where one of ``--states`` databases tells it apart, which a generator of this file
-makes that shares nothing with the judge's. ``caught`` is the share of those that the judge calls
-wrong. Prints a table; the last
-line is JSON.
+as different if one of ``--states`` databases tells it apart; this file's generator makes them
+and shares nothing with the judge's. ``caught`` is the share of those that the judge calls
+wrong. Prints a table; the last line is JSON.
 """
 
 import argparse
@@ -101,7 +100,7 @@ def changes(node: Any, columns: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def make_states(schema: str, query: str, n: int, seed: int) -> Iterator[sqlite3.Connection]:
-    """Yield databases whose values are drawn from the query's own literals and a few others."""
+    """Yield databases with values drawn from the query's own literals and a few others."""
     literals = [found.name for found in sqlglot.parse_one(query).find_all(exp.Literal)]
     texts = [text.replace("%", "") for text in literals] + ["red", "green", "Blue", "2021-03-04"]
     numbers = [float(t) for t in literals if t.replace(".", "", 1).isdigit()] + [0.0, 1.0, 2.0, 7.5]
@@ -146,7 +145,7 @@ def answer(connection: sqlite3.Connection, query: str) -> list[Any] | str:
 
 
 def differing(schema: str, reference: str, mutants: list[str], n: int, seed: int) -> set[str]:
-    """Return the mutants that a database tells apart, of the independent generator."""
+    """Return the mutants that a database of the independent generator tells apart."""
     left, ordered = set(mutants), is_ordered(reference)
     for connection in make_states(schema, reference, n, seed):
         wanted = answer(connection, reference)
@@ -173,7 +172,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if not DATA.is_dir():
-        print("skipped: there are no data in ../shared/data/expert-sql")
+        print("skipped: no data in ../shared/data/expert-sql")
         print(json.dumps({"reason": "no data"}))
         return
     different: Counter[str] = Counter()

@@ -3,10 +3,10 @@
     python bench/step_model.py
 
 Rows of bench/published_speeds.csv are trainings on listed cards in bf16, by others; none was
-measured here. A family's share of the peak is fitted on the one or two rows marked so and printed
-beside the one in plan/step_time.py; errors are over the rest. Rows with ``unsure`` leave open what
-the step was, and are listed with their errors but counted apart. Several cards are taken to share
-the work perfectly. The last line is JSON.
+measured here. A family's share of the peak is fitted to the one or two rows marked for it and
+printed next to that in plan/step_time.py; errors are over the other rows. Rows with ``unsure`` do
+not fully specify the step, and are listed with their errors but counted separately. Several cards
+are assumed to share the work perfectly. The last line is JSON.
 """
 
 import csv
@@ -52,10 +52,10 @@ SHAPES = {
     "MPT-7B": (32, 4096, 32, 32, 128, 16_384, 50_368, True),
     "MPT-13B": (40, 5120, 40, 40, 128, 20_480, 50_368, True),
 }
-# Kernels of theirs that are not compiled: bytes and launches of transformers' own layers with bf16
-# weights, counted as ours are; MPT's have no gate, no rotation and plain norms.
+# Their uncompiled kernels: bytes and launches of transformers' own layers with bf16
+# weights, counted like ours; MPT's have no gate, no rotation and plain norms.
 EAGER = {"full": LayerCount(43, 145), "lora": LayerCount(90, 250), "mpt": LayerCount(15, 80)}
-# Logits in fp32, in several passes, where the loss is not fused.
+# Logits in fp32, in several passes, if the loss is not fused.
 PLAIN_LOSS_BYTES = 24
 Row = dict[str, str]
 
@@ -113,7 +113,7 @@ def published_s(row: Row) -> float:
 
 
 def fit_share(row: Row) -> float:
-    """Return the share of the peak at which a row takes the time that was published."""
+    """Return the share of the peak at which a row takes its published time."""
     low, high = 0.05, 2.0
     for _ in range(40):
         middle = (low + high) / 2

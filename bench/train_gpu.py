@@ -1,37 +1,37 @@
-"""Measure training on one GPU: what the card can do, what a switch is worth, that all is right.
+"""Measure training on one GPU: the card's limits, the worth of each switch, and correctness.
 
     python bench/train_gpu.py --model 0.6B [--only lora,lora-padded] [--output result.json]
     python bench/train_gpu.py --device cpu --model tiny      # the same, small, to try the kit
 
-Needs torch >= 2.11, transformers, peft, accelerate, pyarrow and numpy, and nothing that they do not
-bring. Random weights of a Qwen3's shape learn random ids in documents of realistic lengths, packed
-by the project's own packing and trained by its own loop, from a plan as the product makes it.
+Needs only torch >= 2.11, transformers, peft, accelerate, pyarrow and numpy. Random weights with a
+Qwen3's shape learn random ids in documents of realistic lengths, packed by the project's own
+packing and trained by its own loop, with a plan like the product's.
 
-Parts, in the order in which they run until the budget is spent:
-- ceilings: large and the model's own matrix products, copies on the device and from the host;
-- route: which attention kernels there are, in words;
-- lora, full, dora, qlora: the plan's own settings, checked before the first step as a run's are;
-- ...-padded: one document a row padded to its end, fp32 logits of every row, 4 rows, masks, no
-  compilation, unfused AdamW: a trainer without care, in the same precision;
+Parts, in the order they run until the budget is spent:
+- ceilings: large matrix products and the model's own, copies on the device and from the host;
+- route: the available attention kernels, in words;
+- lora, full, dora, qlora: the plan's own settings, checked before the first step as in a run;
+- ...-padded: one document per padded row, fp32 logits of every row, 4 rows, masks, no
+  compilation, unfused AdamW: a naive trainer, in the same precision;
 - packed: logits of packed rows against every document alone, and no leak between documents;
 - resume: under deterministic kernels the same SHA-256 of all weights, stopped and resumed or not;
 - trl, trl-compiled, unsloth: other trainers on the rows of lora, from its adapter and at its
-  micro-batch, without padding; where they are installed here, else the reason;
+  micro-batch, without padding; if not installed here, the reason;
 - profile: GPU time by kind of kernel, and the gaps;
 - ...-no-compile, -all-rows-loss, -sdpa-mask, -checkpointing: one switch the other way.
 
-Tokens are those of documents, without padding. MFU counts the FLOPs that the default way needs;
-what a variant computes besides counts nothing. Every part runs in a process of its own: one that
-fails or does not fit says so, and the rest goes on. Step times are those of the device. Data wait
-(data_wait) is what the host waited for batches; what it waited for the device is not in it. The
-first step compiles where compilation is on; the caches are the kit's own and begin empty, and what
-one part compiled a later one finds there. A part steps for --soak-s, so that the card is warm, and
-is measured for --measure-s, while clocks, power and temperature are sampled. "Predicted" is the
-step that the plan's model makes of the same settings, on this card.
+Tokens are those of documents, without padding. MFU counts the FLOPs that the default needs;
+extra computation of a variant does not count. Every part runs in a separate process: if one fails
+or does not fit, that is reported, and the others continue. Step times are those of the device. Data
+wait (data_wait) is the host's wait for batches, not for the device. The first step compiles if
+compilation is on; the kit has its own caches, empty at first and shared by the parts. A part steps
+for --soak-s, so that the card is warm, and is measured for --measure-s, while clocks, power and
+temperature are sampled. "Predicted" is the plan's model of the step for the same settings, on this
+card.
 
-Our losses beside TRL's, measured in turns: bench/side_by_side.py --only training.
+To compare our losses with TRL's, in turns: bench/side_by_side.py --only training.
 
-Prints a table; the last line is JSON. Ends with 1 where a part failed or a check did not pass.
+Prints a table; the last line is JSON. Exits with 1 if a part failed or a check did not pass.
 """
 
 import argparse
@@ -59,7 +59,7 @@ from gpu_kit.table import table
 from gpu_kit.training import Work
 
 BUDGET_S = 480
-# What tells most comes first; the variants of one switch are what a spent budget may leave out.
+# The most informative parts come first; a spent budget may leave out the one-switch variants.
 ORDER = (
     *("ceilings", "route", "lora", "packed", "resume", *PEERS, "full", "dora", "lora-padded"),
     *("qlora", "profile"),
@@ -71,11 +71,11 @@ ORDER = (
 def main() -> None:
     args = parse_arguments()
     started_s = time.monotonic()
-    # Compilers of a part that was ended may still write there; no result is to be lost by it.
+    # Compilers of a killed part may still write there; that must not lose a result.
     with tempfile.TemporaryDirectory(
         dir=args.scratch, prefix="train-gpu-", ignore_cleanup_errors=True
     ) as folder:
-        # Empty, so that the first part that compiles says what that takes.
+        # Empty, so that the first part that compiles shows the time it takes.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "compiled")
         os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "compiled" / "triton")
         work = Work(
@@ -91,7 +91,7 @@ def main() -> None:
             report["parts"][name] = result
             report["left_out"].remove(name)
             report["wall_s"] = time.monotonic() - started_s
-            # What a run that is ended has measured stays.
+            # If the run is stopped, its measurements so far stay.
             if args.output:
                 args.output.write_text(json.dumps(report) + "\n", encoding="utf-8")
     print(table(report))
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def is_bad(result: dict[str, Any]) -> bool:
-    """Return whether a part failed or found a fault; not fitting is neither."""
+    """Return whether a part failed or found a fault; out of memory is neither."""
     return "failed" in result or False in (result.get("passed"), result.get("loss_is_finite"))
 
 
@@ -109,13 +109,22 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--model", choices=tuple(SIZES), default="0.6B", help="shape (0.6B)")
     parser.add_argument("--only", help=f"parts, by commas: {', '.join(ORDER)}")
-    parser.add_argument("--soak-s", type=float, default=10, help="step so long unmeasured (10)")
-    parser.add_argument("--measure-s", type=float, default=20, help="measure so long (20)")
     parser.add_argument(
-        "--budget-s", type=float, default=BUDGET_S, help=f"start no part after this ({BUDGET_S})"
+        "--soak-s", type=float, default=10, help="seconds of steps before measuring (10)"
     )
-    parser.add_argument("--part-limit-s", type=float, default=180, help="end a part after this")
-    parser.add_argument("--peak-tflops", type=float, help="dense bf16 peak, in place of the table")
+    parser.add_argument("--measure-s", type=float, default=20, help="seconds to measure (20)")
+    parser.add_argument(
+        "--budget-s",
+        type=float,
+        default=BUDGET_S,
+        help=f"seconds after which no part starts ({BUDGET_S})",
+    )
+    parser.add_argument(
+        "--part-limit-s", type=float, default=180, help="seconds after which a part is stopped"
+    )
+    parser.add_argument(
+        "--peak-tflops", type=float, help="dense bf16 peak, in place of the table's"
+    )
     parser.add_argument("--scratch", type=Path, help="folder for the model and checkpoints")
     parser.add_argument(
         "--start", choices=("spawn", "fork"), help="processes (spawn; on a CPU fork)"
@@ -149,7 +158,7 @@ def run_parts(
 
 
 def after(work: Work, name: str, results: dict[str, Any]) -> Work:
-    """Return what earlier parts found: the product's speed, and the micro-batch that fits."""
+    """Return results of earlier parts: the product's speed, and the micro-batch that fits."""
     usual = results.get("full" if name.startswith("full") else "lora", {})
     return msgspec.structs.replace(
         work,
@@ -159,7 +168,7 @@ def after(work: Work, name: str, results: dict[str, Any]) -> Work:
 
 
 def launch_part(name: str, work: Work, args: argparse.Namespace) -> dict[str, Any]:
-    """Run a part in a process of its own; return its result, or why there is none."""
+    """Run a part in a separate process; return its result, or why there is none."""
     # A forked process cannot use CUDA if its parent so much as asked for devices.
     usual = "fork" if work.device == "cpu" else "spawn"
     context: Any = multiprocessing.get_context(args.start or usual)
@@ -178,13 +187,13 @@ def launch_part(name: str, work: Work, args: argparse.Namespace) -> dict[str, An
     log = written.read_text(encoding="utf-8", errors="replace") if written.is_file() else ""
     lines = [line for line in log.splitlines() if line.strip()]
     print(log, file=sys.stderr)
-    said = lines[-1][:300] if lines else "nothing was said"
+    said = lines[-1][:300] if lines else "no message"
     return {"failed": f"exit {process.exitcode}: {said}"}
 
 
 def child(name: str, work: Work) -> None:
     """Run a part, its messages in a file, and write its result."""
-    # Left open: what ends the process is said after this function.
+    # Left open: the error that ends the process is printed after this function.
     log = (work.folder / f"{name}.log").open("w", buffering=1, encoding="utf-8")
     for descriptor in (1, 2):
         os.dup2(log.fileno(), descriptor)

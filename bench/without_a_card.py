@@ -1,15 +1,14 @@
-"""Show what a training step will run on a card, without a card: graphs, kernels, bytes.
+"""Show, without a card, what a training step will run on one: graphs, kernels, bytes.
 
     python bench/without_a_card.py [--cases NAME ...] [--ptx] [--workers 2]
 
 Two layers of each model at its real width, rows of 2,048 tokens in bf16, adapters of rank 16 with
 dropout 0.05 on all projections, compiled for sm_90 down to the kernels' plan; with ``--ptx`` down
 to machine code for sm_80, sm_89, sm_90 and sm_100. Needs a C++ compiler and the package triton
-(``make triton``; a CUDA build of torch brings it), for QLoRA ``make bitsandbytes`` too. KB are
+(``make triton``; a CUDA build of torch includes it), and for QLoRA ``make bitsandbytes``. KB are
 Inductor's own count of generated kernels, without matrix products, attention and the unpacking of
-4-bit weights; "launches" count a step of one micro-batch. Peak
-memory is the eager step's, traced. No value is computed and nothing is timed. Prints a table; the
-last line is JSON.
+4-bit weights; "launches" count a step of one micro-batch. Peak memory is the eager step's, traced.
+No value is computed and nothing is timed. Prints a table; the last line is JSON.
 """
 
 import argparse
@@ -30,7 +29,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("workflow/scripts", "bench", "
 
 LENGTH = 2048
 DOCUMENTS = (600, 500, 500, 448)
-# Rows that take no compilation of their own.
+# Rows that must not trigger another compilation.
 OTHER_DOCUMENTS = ((2048,), (300, 300, 300, 300, 300, 300, 248))
 SUPERVISED = 0.3
 CAPABILITIES = {"sm_80": (8, 0), "sm_89": (8, 9), "sm_90": (9, 0), "sm_100": (10, 0)}
@@ -38,7 +37,7 @@ HOPPER = "sm_90"
 
 
 class Shape(NamedTuple):
-    """A model's widths, as in its config, and the rows of a micro-batch."""
+    """A model's dimensions, as in its config, and the rows of a micro-batch."""
 
     family: str
     n_layers: int
@@ -71,7 +70,7 @@ class Case(NamedTuple):
         return f"{self.model} {self.method}{' checkpointed' if self.checkpointed else ''}"
 
 
-# What a method takes from the smaller model, it takes from the larger one at other widths.
+# The models left out would show the same, at other widths.
 SHOWN_ON = {
     "full": ("qwen3-0.6b", "qwen3-1.7b"),
     "qlora": ("qwen3-0.6b", "qwen3-8b"),
@@ -97,7 +96,7 @@ def start_worker(architecture: str) -> None:
 
 
 def count_case(case: Case, *, to_cubin: bool) -> dict[str, Any]:
-    """Compile two layers of a model, run a step of them, and count."""
+    """Compile two layers of a model, run one step, and count."""
     import torch
     from fake_card.card import checking
     from fake_card.count import LayerCompiler, read_counters, summarize_graphs
@@ -157,7 +156,7 @@ def build_net(run: Any, case: Case) -> Any:
     with torch.device("meta"):
         net = add_adapter(net, run.lora)
     for module in net.modules():
-        # Adapters on 4-bit layers leave their inputs' type to autocast; the name is peft's.
+        # Adapters on 4-bit layers leave their input dtype to autocast; the name is peft's.
         module.cast_input_dtype_enabled = False
     return net.train()
 

@@ -1,9 +1,9 @@
 """Make a CPU build of torch pose as one with a card, to see what the card would run.
 
 On fake tensors (torch's ``FakeTensorMode``) the CUDA code path then runs: autocast, device checks,
-the attention kernel's operator, the compiler down to a card's instructions. There are no values, no
-launches, no allocator, and a kernel checks none of its arguments. It changes the process for good,
-so it runs in one of its own.
+the attention kernel's operator, the compiler down to a card's instructions. There are no values,
+launches or allocator, and kernels do not check their arguments. It changes the process
+permanently, so use a separate one.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from expertflow.core.files import replacing
 
 SOURCE = Path(__file__).with_name("guard.cpp")
 GIB = 2**30
-# Of the cards that code is made for: their name, memory and number of multiprocessors.
+# The cards to compile for: name, memory and number of multiprocessors.
 CARDS = {
     (8, 0): ("NVIDIA A100-SXM4-80GB", 80 * GIB, 108),
     (8, 9): ("NVIDIA GeForce RTX 4090", 24 * GIB, 128),
@@ -43,7 +43,7 @@ def build_guard() -> Path:
         raise TrainingError("posing as a card needs a C++ compiler; install g++")
     spec = find_spec("torch")
     assert spec and spec.origin
-    # The library names this installation's folder, where the loader looks for torch's own.
+    # The library refers to this installation's folder, where the loader looks for torch's own.
     home = Path(spec.origin).parent
     of = f"{version('torch')} {home}"
     key = hashlib.sha256(SOURCE.read_bytes() + of.encode()).hexdigest()[:16]
@@ -67,14 +67,14 @@ def build_guard() -> Path:
 
 
 def pose_as_card(capability: tuple[int, int] = (9, 0)) -> None:
-    """Make torch, and triton where it is installed, see one card that computes nothing.
+    """Make torch, and triton if installed, see one card that computes nothing.
 
     Raises TrainingError if torch is already imported: it looks for CUDA's hooks only once.
     """
     if "torch" in sys.modules:
         raise TrainingError("torch is already imported; pose as a card before that")
     ctypes.CDLL(str(build_guard()))
-    # peft looks for a card when it is imported, and must not find this one.
+    # peft looks for a card at import, and must not find this one.
     import peft  # noqa: F401
 
     properties = _properties(capability)
@@ -83,7 +83,7 @@ def pose_as_card(capability: tuple[int, int] = (9, 0)) -> None:
 
 
 def checking(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the variable-length kernel with a check of the arguments that a card would refuse."""
+    """Return the variable-length kernel with a check for arguments that a card would reject."""
     import torch
 
     half = torch.bfloat16, torch.float16

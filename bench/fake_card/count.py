@@ -21,7 +21,7 @@ KIB = 1024
 
 
 class Kernel(NamedTuple):
-    """A launch of a compiled graph: ``name`` is None for a generated kernel, else the library's."""
+    """A launch in a compiled graph; ``name`` is a library kernel's, None for a generated one."""
 
     name: str | None
     n_bytes: int
@@ -90,7 +90,7 @@ class LayerCompiler:
 
 @contextmanager
 def without_examples() -> Iterator[None]:
-    """Leave out what the compiler would try on a card, and its caches."""
+    """Skip the compiler's trials on a card, and its caches."""
 
     def idle(*_: Any, **__: Any) -> None:
         pass
@@ -105,7 +105,7 @@ def without_examples() -> Iterator[None]:
 
 
 class _Planned(Exception):
-    """The kernels are known; no module is wanted."""
+    """Signals that the kernels are known and no module is needed."""
 
 
 def _kernel(node: Any) -> Kernel:
@@ -118,7 +118,7 @@ def _kernel(node: Any) -> Kernel:
 
 
 def summarize_graphs(graphs: list[Graph], n_tokens: int) -> dict[str, Any]:
-    """Count one layer: its longest forward and backward graph, as an upper layer's has."""
+    """Count one layer: its longest forward and backward graph, like an upper layer's."""
     found: dict[str, Any] = {}
     launches = products = 0
     generated_kb = 0.0
@@ -156,12 +156,12 @@ class EagerWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.n_bytes = 0
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Count a function of fake tensors by the kernels of its compiled graph."""
+        """Count a function on fake tensors by the kernels of its compiled graph."""
         compiler = LayerCompiler()
         by_card = torch.compile(function, backend=compiler, dynamic=False)
 
         def call(*inputs: Any) -> Any:
-            # Nothing compiles while a mode like this one looks on.
+            # Nothing compiles while a mode like this one is active.
             with _disable_current_modes(), inputs[0].fake_mode:
                 out = by_card(*inputs)
             for kernel in compiler.graphs[-1].kernels:

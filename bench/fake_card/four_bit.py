@@ -1,4 +1,4 @@
-"""Build a model of 4-bit layers, by bitsandbytes' own classes and without values."""
+"""Build a model of 4-bit layers, with bitsandbytes' own classes and without values."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import torch
 from bitsandbytes.functional import QuantState
 from bitsandbytes.nn import Linear4bit
 
-# Weights that share a scale, and scales that share one of theirs.
+# Weights that share a scale, and scales that share a second-level scale.
 BLOCK, OUTER_BLOCK = 64, 256
 
 
 def pack_layers(net: Any, layers: list[torch.nn.Module]) -> None:
-    """Turn the linear maps of a model's layers into 4-bit ones; call before adapters are added.
+    """Turn the linear modules of a model's layers into 4-bit ones; call before adding adapters.
 
-    Their parameters are plain ones, as bitsandbytes' own kind cannot be a fake tensor.
+    Their parameters are plain ones, because bitsandbytes' own class cannot be a fake tensor.
     """
     for linear in (m for layer in layers for m in layer.modules() if type(m) is torch.nn.Linear):
         codes = torch.empty(linear.weight.numel() // 2, 1, dtype=torch.uint8, device="meta")
@@ -26,7 +26,7 @@ def pack_layers(net: Any, layers: list[torch.nn.Module]) -> None:
 
 
 def fill_layers(net: Any) -> None:
-    """Add the scales on the card; call once the weights are there."""
+    """Add the scales on the card; call once the weights are on it."""
     for linear in (module for module in net.modules() if isinstance(module, Linear4bit)):
         n_scales = linear.weight.numel() * 2 // BLOCK
         outer = QuantState(

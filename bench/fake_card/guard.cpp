@@ -1,4 +1,4 @@
-// A device guard and hooks of CUDA that do nothing: with them a CPU build of torch runs the CUDA code
+// A device guard and CUDA hooks that do nothing: with them a CPU build of torch runs the CUDA code
 // path on fake tensors, which have shapes, types and devices but no values.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>

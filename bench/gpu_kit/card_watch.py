@@ -1,4 +1,4 @@
-"""What the card does while a part is measured: clocks, power, temperature, other processes."""
+"""The card's state while a part is measured: clocks, power, temperature, other processes."""
 
 import os
 import time
@@ -15,7 +15,7 @@ INTERVAL_S = 0.25
 
 @contextmanager
 def watch_card(device: str) -> Iterator[dict[str, Any]]:
-    """Sample the card during a block; its figures, or why there are none, stand in the result."""
+    """Sample the card during a block; the result has its figures, or why there are none."""
     found: dict[str, Any] = {}
     if device == "cpu":
         found["unavailable"] = "no card"
@@ -50,7 +50,7 @@ def watch_card(device: str) -> Iterator[dict[str, Any]]:
 
 
 def figures(record: MonitorRecord) -> dict[str, Any]:
-    """Return the figures that tell whether a measurement was undisturbed."""
+    """Return the figures that show whether a measurement was undisturbed."""
     names = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
     spreads = {name: getattr(record, name) for name in names}
     return {

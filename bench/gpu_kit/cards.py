@@ -1,4 +1,4 @@
-"""What is known of a card: its peaks, from the project's table."""
+"""A card's peaks, from the project's table."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ TABLE = Path(__file__).resolve().parents[2] / "config" / "hardware" / "gpus.yaml
 
 
 def card(name: str, memory_bytes: int, *, peak_tflops: float | None) -> GpuFacts:
-    """Look a card up by the name that the driver gives; an unknown one has no peaks.
+    """Look up a card by the driver's name; an unknown one has no peaks.
 
-    ``peak_tflops``, where it is given, is taken for the table's bf16 figure.
+    ``peak_tflops``, if given, replaces the table's bf16 figure.
     """
     table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))["gpus"]
     facts = gpu_by_name(name, table) or describe_unlisted(name)

@@ -1,4 +1,4 @@
-"""What the card does at best: matrix products and copies, measured with nothing else running."""
+"""The card's limits: matrix products and copies, measured with nothing else running."""
 
 import statistics
 import time
@@ -15,13 +15,13 @@ BURST_S = 0.15
 
 
 def ceilings(facts: ModelFacts, device: str, *, tokens: int) -> dict[str, Any]:
-    """Measure products (a large cube and the model's own) and copies; null where there is none."""
+    """Measure products (a large cube and the model's own) and copies; null if there are none."""
     cuda = device == "cuda"
     side = 8192 if cuda else 256
     shapes = {f"{side} cube": (side, side, side), **model_shapes(facts, tokens)}
     products = {name: product(device, *shape) for name, shape in shapes.items()}
     n_bytes = (1 << 30) if cuda else (1 << 24)
-    # A copy reads every byte and writes it.
+    # A copy reads and writes every byte.
     copied = 2 * n_bytes / copying_s(n_bytes, device, device)
     return {
         "matmul_flops_per_s": products[f"{side} cube"],
@@ -40,7 +40,7 @@ def model_shapes(facts: ModelFacts, tokens: int) -> dict[str, tuple[int, int, in
         "q_proj": (tokens, h, q),
         "up_proj": (tokens, h, facts.intermediate_size),
         "down_proj": (tokens, facts.intermediate_size, h),
-        # The head sees supervised rows only, some hundred at a time.
+        # The head sees supervised rows only, a few hundred at a time.
         "head, 256 rows": (256, h, facts.vocab_size),
     }
 
@@ -55,7 +55,7 @@ def product(device: str, m: int, k: int, n: int) -> float:
 
 
 def copying_s(n_bytes: int, source: str, target: str) -> float:
-    """Return the seconds of one copy; host memory is pinned."""
+    """Return the seconds per copy; host memory is pinned."""
     sides = [
         torch.zeros(n_bytes, dtype=torch.uint8, device=side, pin_memory=pinned)
         for side, pinned in ((source, source != target and source == "cpu"),
@@ -66,7 +66,7 @@ def copying_s(n_bytes: int, source: str, target: str) -> float:
 
 
 def seconds(work: Callable[[], Any], device: str) -> float:
-    """Return the median seconds of one call, over bursts that are long enough to time."""
+    """Return the median seconds per call, over bursts that are long enough to time."""
     for _ in range(3):
         work()
     n, taken = 1, _burst_s(work, 1, device)

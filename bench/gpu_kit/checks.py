@@ -1,4 +1,4 @@
-"""Check on the device what tests check on the CPU: documents apart, and the same weights again."""
+"""Check on the device what tests check on the CPU: isolated documents, reproducible weights."""
 
 import gc
 import inspect
@@ -23,14 +23,14 @@ from expertflow.train.step_hooks import save_checkpoint
 from gpu_kit.training import Session, Variant, Work, plan_of
 
 N_STEPS, STOP_AT = 6, 3
-# So many of the vocabulary are compared.
+# Number of vocabulary entries that are compared.
 N_LOGITS = 4096
-# A bf16 product is good to 2^-8; layers add up to some of these, relative to the largest logit.
+# A bf16 product is accurate to 2^-8; layers add up to a few of these, relative to the top logit.
 TOLERANCES = {torch.bfloat16: 0.05, torch.float16: 0.01, torch.float32: 1e-4}
 
 
 class Check(Record, frozen=True, kw_only=True):
-    """What a check found. ``passed`` is null where it cannot be done here."""
+    """A check's result. ``passed`` is null if it cannot run here."""
 
     passed: bool | None
     figures: dict[str, Any]
@@ -58,11 +58,11 @@ def route(work: Work) -> Check:
 def packed_is_separate(work: Work) -> Check:
     """Compare the logits of packed rows with those of every document alone.
 
-    Then change one document: the others of its row must not notice, to the last bit.
+    Then change one document: the logits of the others in its row must not change by one bit.
     """
     plan = plan_of(work, Variant())
     dtype, device = DTYPES[plan.precision], torch.device(work.device)
-    # A frozen base as it is trained; the reference route is the usual one of transformers.
+    # A frozen base as in training; the reference is transformers' default route.
     paths = {"packed": plan.attention, "alone": "sdpa"}
     models = {
         name: load_base(
@@ -97,7 +97,7 @@ def packed_is_separate(work: Work) -> Check:
 
 
 def _logits(model: Any, batch: Batch) -> torch.Tensor:
-    """Return some logits of all positions, [B L, N_LOGITS]."""
+    """Return some logits at all positions, [B L, N_LOGITS]."""
     lm = causal_lm(model)
     hidden = hidden_states(lm, batch).flatten(0, 1)
     return torch.nn.functional.linear(hidden, find_head(lm).weight_VH[:N_LOGITS]).float()
@@ -120,7 +120,7 @@ def _with_other_first_document(batch: Batch, bounds: list[int]) -> Batch:
 
 
 def same_weights_after_resume(work: Work) -> Check:
-    """Train twice under deterministic kernels, once stopped and resumed from its checkpoint."""
+    """Train twice with deterministic kernels, once stopped and resumed from its checkpoint."""
     variant = Variant(micro_batch=2)
     plan = plan_of(
         work, variant, deterministic=True, max_steps=N_STEPS, gradient_accumulation_steps=2,
@@ -129,7 +129,7 @@ def same_weights_after_resume(work: Work) -> Check:
     processes = start_processes(plan)
 
     def run(name: str, n_steps: int, resume: Path | None = None) -> str:
-        # Each run compiles as one in a new process would, and never falls back for want of room.
+        # Each run compiles like one in a new process, and never falls back for lack of cache slots.
         torch.compiler.reset()
         session = Session(work, variant, plan, name=name, processes=processes, checkpoint=resume)
         try:

@@ -1,4 +1,4 @@
-"""What the kit trains: random weights of known shapes, and documents of realistic lengths."""
+"""The kit's models and data: random weights of known shapes, documents of realistic lengths."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ LENGTHS_WORDS = (
 
 
 class Size(Record, frozen=True, kw_only=True):
-    """A model by its shape, and the rows it is trained on."""
+    """A model's shape, and the rows it is trained on."""
 
     facts: ModelFacts
     row_length: int = 2048
@@ -84,7 +84,7 @@ def qwen3_config(facts: ModelFacts) -> Any:
 
 
 def model_record(folder: Path, name: str, sizes: dict[str, int]) -> ModelRecord:
-    """Return the record that a training job reads."""
+    """Return the record for a training job."""
     return ModelRecord(
         name=f"random Qwen3 {name}", kind="local", revision=None, path=str(folder), license=None,
         facts=SIZES[name].facts, weights_sha256="",
@@ -96,7 +96,7 @@ def model_record(folder: Path, name: str, sizes: dict[str, int]) -> ModelRecord:
 
 
 def document_lengths(rng: np.random.Generator, n: int, row_length: int) -> np.ndarray[Any, Any]:
-    """Draw lengths from the mixture, scaled to the row and never beyond it."""
+    """Draw lengths from the mixture, scaled to the row length and capped at it."""
     which = rng.choice(len(LENGTHS), n, p=[share for share, _, _ in LENGTHS])
     medians = np.array([median for _, median, _ in LENGTHS])[which]
     sigmas = np.array([sigma for _, _, sigma in LENGTHS])[which]
@@ -105,7 +105,7 @@ def document_lengths(rng: np.random.Generator, n: int, row_length: int) -> np.nd
 
 
 def make_rows(folder: Path, name: str, *, packing: str) -> PackingRecord:
-    """Write documents of random ids in rows, by the project's own packing."""
+    """Write documents of random ids in rows, with the project's own packing."""
     size = SIZES[name]
     rng = np.random.default_rng(0)
     lengths = document_lengths(rng, size.n_documents, size.row_length)

@@ -1,4 +1,4 @@
-"""Where the GPU's time goes in a step: kernels by kind, and the gaps between them."""
+"""GPU time of a step: kernels by kind, and the gaps between them."""
 
 from collections import defaultdict
 from typing import Any
@@ -14,7 +14,7 @@ N_LONGEST = 24
 
 
 def profile_calls(steps: Any, device: str, *, n_steps: int) -> dict[str, Any]:
-    """Profile some calls of ``steps``; on a CPU the operators stand in for kernels."""
+    """Profile some calls of ``steps``; on a CPU, operators instead of kernels."""
     cuda = device == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     wait(device)
@@ -33,13 +33,13 @@ def profile_calls(steps: Any, device: str, *, n_steps: int) -> dict[str, Any]:
 
 
 def self_us(event: Any, cuda: bool) -> float:
-    """Return the time of a kernel, or of an operator without those that it calls."""
+    """Return the time of a kernel, or of an operator without those it calls."""
     span = event.time_range
     return float(span.end - span.start if cuda else event.self_cpu_time_total)
 
 
 def summary(spans: list[tuple[str, float, float, float]], *, n_steps: int) -> dict[str, Any]:
-    """Sum up kernels (name, start, end, microseconds) by kind; shares are of the whole span."""
+    """Sum up kernels (name, start, end, microseconds) by kind; shares are of the total span."""
     if not spans:
         return {"failed": "the profiler saw no kernel"}
     by_kind: defaultdict[str, float] = defaultdict(float)

@@ -1,4 +1,4 @@
-"""The loss as it is done without care: fp32 logits of every row, supervised or not."""
+"""A naive loss: fp32 logits of every row, supervised or not."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from expertflow.train.model.packed import causal_lm, find_head, hidden_states
 
 
 class AllRowsLoss(torch.nn.Module):
-    """Stands in for ``PackedLoss``: the same sum, all logits at once."""
+    """Replaces ``PackedLoss``: the same sum, all logits at once."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Sum the loss of one micro-batch over its targets, as a float32 scalar."""
+        """Sum the loss of a micro-batch over its targets, as a float32 scalar."""
         lm = causal_lm(self.model)
         hidden_BLH = hidden_states(lm, batch)
         logits_BLV = find_head(lm).compute_logits(hidden_BLH)

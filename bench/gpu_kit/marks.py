@@ -1,4 +1,4 @@
-"""Moments between steps, on the device where it is a card; needs nothing but torch."""
+"""Timestamps between steps, on the device if it is a card; needs only torch."""
 
 import time
 from itertools import pairwise
@@ -8,7 +8,7 @@ import torch
 
 
 def wait(device: str) -> None:
-    """Wait until the device has done all that was asked of it."""
+    """Wait until the device has finished all queued work."""
     if device == "cuda":
         torch.cuda.synchronize()
 

@@ -1,4 +1,4 @@
-"""The parts of the kit by name, in the order in which they are worth their time."""
+"""The parts of the kit by name, most valuable first."""
 
 import shutil
 from collections.abc import Callable
@@ -50,7 +50,7 @@ VARIANTS = {
 
 
 def prepare(work: Work) -> dict[str, Any]:
-    """Write model and rows; say what the machine is."""
+    """Write model and rows; describe the machine."""
     cuda = work.device == "cuda"
     if cuda and not torch.cuda.is_available():
         raise HardwareError("--device cuda: torch sees no CUDA device; use --device cpu")
@@ -61,7 +61,7 @@ def prepare(work: Work) -> dict[str, Any]:
     if free < 2 * needed:
         raise HardwareError(
             f"{work.folder}: {free / 1e9:.0f} GB free, model and checkpoints need"
-            f" {2 * needed / 1e9:.0f} GB; name another --scratch"
+            f" {2 * needed / 1e9:.0f} GB; choose another --scratch"
         )
     sizes = make_model(work.folder / "model", work.model, device=work.device)
     packings = {kind: make_rows(work.folder / kind, work.model, packing=kind) for kind in
@@ -93,7 +93,7 @@ def prepare(work: Work) -> dict[str, Any]:
 
 
 def measure_ceilings(work: Work) -> dict[str, Any]:
-    """Measure products and copies; name the card's peaks beside them."""
+    """Measure products and copies; add the card's peaks."""
     gpu = work.gpu()
     size = SIZES[work.model]
     found = ceilings(size.facts, work.device, tokens=16 * size.row_length)
@@ -101,7 +101,7 @@ def measure_ceilings(work: Work) -> dict[str, Any]:
         **found,
         "peak_bf16_flops_per_s": gpu.peak_bf16_flops_per_s if gpu else None,
         "peak_bandwidth_bytes_per_s": gpu.peak_bandwidth_bytes_per_s if gpu else None,
-        "peak_source": gpu.source if gpu else "no peak is known of a CPU",
+        "peak_source": gpu.source if gpu else "the peak of a CPU is not known",
     }
 
 
@@ -133,9 +133,9 @@ PARTS: dict[str, Callable[[Work], dict[str, Any]]] = {
 
 
 def run(name: str, work: Work) -> dict[str, Any]:
-    """Run a part; that it does not fit is a result."""
+    """Run a part; out of memory is a result."""
     if work.device == "cpu":
-        # One thread: a tiny model gains nothing by more, and loses where others are at work.
+        # One thread: more do not help a tiny model, and slow it down on a busy machine.
         torch.set_num_threads(1)
     part = prepare if name == "prepare" else PARTS[name]
     try:

@@ -1,4 +1,4 @@
-"""Other trainers on the rows, weights and settings of ``lora``, in a process of their own."""
+"""Other trainers on the rows, weights and settings of ``lora``, in a separate process."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from training_beside import run
 
 from gpu_kit.training import MEASURED, WARM_UP, Variant, Work, plan_of, step_spread, utilization
 
-# By part: the form of bench/peers/trl_steps.py, and the packages without which there is none.
+# By part: the form of bench/peers/trl_steps.py, and the packages it needs.
 PEERS = {
     "trl": ("eager", ("datasets", "trl")),
     "trl-compiled": ("compiled", ("datasets", "trl")),
@@ -21,7 +21,7 @@ PEERS = {
 
 
 def time_peer(work: Work, name: str) -> dict[str, Any]:
-    """Time a peer's steps as long as ours are; that it is absent or does not fit is a result."""
+    """Time a peer's steps for as long as ours; a missing peer and out of memory are results."""
     form, needed = PEERS[name]
     if missing := [package for package in needed if find_spec(package) is None]:
         return {"absent": f"not installed: {', '.join(missing)}"}
@@ -57,8 +57,8 @@ def time_peer(work: Work, name: str) -> dict[str, Any]:
 
 
 def peer_case(work: Work) -> dict[str, Any]:
-    """Write the rows in our order, and the adapter that both start from; give what a peer needs."""
-    # It makes the kit's smallest model's rows more.
+    """Write the rows in our order, and the adapter that both start from; return a peer's case."""
+    # Importing it enlarges the rows of the kit's smallest model.
     import step_work
 
     plan = plan_of(work, Variant())

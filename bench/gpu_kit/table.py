@@ -1,4 +1,4 @@
-"""The kit's result for people."""
+"""The kit's result as text."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def table(report: dict[str, Any]) -> str:
         *_profile(parts.get("profile", {})),
     ]
     if report["left_out"]:
-        lines.append(f"left out, the budget was spent: {', '.join(report['left_out'])}")
+        lines.append(f"skipped, as the budget was spent: {', '.join(report['left_out'])}")
     return "\n".join(lines)
 
 
@@ -95,9 +95,9 @@ def _training(name: str, parts: dict[str, Any]) -> str:
 
 
 def _conditions(name: str, part: dict[str, Any]) -> list[str]:
-    """Describe what gave way in a part, and how warm and fast the card was."""
+    """Describe the fallbacks of a part, and how warm and fast the card was."""
     card = part.get("card", {})
-    lines = [f"{name}: {f['part']} gave way to {f['used']}: {f['reason']}"
+    lines = [f"{name}: {f['part']} was replaced by {f['used']}: {f['reason']}"
              for f in part.get("fallbacks", ())]  # fmt: skip
     lines += [f"{name}: {word}" for word in part.get("words", ())]
     if clock := card.get("sm_clock_mhz"):
@@ -141,6 +141,6 @@ def _profile(part: dict[str, Any]) -> list[str]:
     shares = ", ".join(f"{kind} {share:.1%}" for kind, share in part["share"].items())
     return [
         f"profile of lora: {shares}, gaps {part['gap_share']:.1%}; "
-        f"{part['n_kernels_per_step']:.0f} kernels a step of {_ms(part['span_s_per_step'])} ms",
+        f"{part['n_kernels_per_step']:.0f} kernels per step of {_ms(part['span_s_per_step'])} ms",
         *(f"{share:>8.1%} {name}" for name, share in part["longest"].items()),
     ]

@@ -1,4 +1,4 @@
-"""Train some steps with the project's own loop, and measure them."""
+"""Train some steps with the project's own loop and measure them."""
 
 import gc
 import math
@@ -45,7 +45,7 @@ LORA = LoraSpec(
 
 
 class Work(Record, frozen=True, kw_only=True):
-    """What every part is given: the machine, the model, and what earlier parts found."""
+    """The input of every part: the machine, the model, and results of earlier parts."""
 
     folder: Path
     device: str
@@ -70,7 +70,7 @@ class Work(Record, frozen=True, kw_only=True):
 
 
 class Variant(Record, frozen=True, kw_only=True):
-    """One way to train: settings that differ from what a plan chooses."""
+    """A way to train: settings that differ from the plan's."""
 
     method: str = "lora"
     use_dora: bool = False
@@ -84,8 +84,8 @@ class Variant(Record, frozen=True, kw_only=True):
 def plan_of(work: Work, variant: Variant, **changes: Any) -> TrainPlan:
     """Plan a variant as the product would.
 
-    Micro-batch, checkpointing and compilation are those of the default way by the same method, so
-    that a variant differs from it in what it names and in nothing else.
+    Micro-batch, checkpointing and compilation are those of the method's default, so that a variant
+    differs from it only in the settings it lists.
     """
     packing = work.packing(variant.packing)
     lora = None if variant.method == "full" else replace(LORA, use_dora=variant.use_dora)
@@ -111,7 +111,7 @@ def _resolved(work: Work, spec: Any, packing: PackingRecord) -> TrainPlan:
 
 
 class Session:
-    """A run that is assembled as a training job does it, and stepped by hand."""
+    """A run assembled as in a training job, and stepped by hand."""
 
     def __init__(
         self, work: Work, variant: Variant, plan: TrainPlan, *, name: str, processes: Processes,
@@ -133,7 +133,7 @@ class Session:
         if variant.all_rows_loss:
             self.run.loss = AllRowsLoss(self.run.net)
         if variant.packing == "none":
-            # Rows of one document are cut to the longest of their batch; this is not to be.
+            # Batches of one document per row are cut to their longest row; this prevents it.
             self.run.feed.collator.cuts = False
         self.run.loss.train()
         self.run.clock.book_startup()
@@ -142,7 +142,7 @@ class Session:
         self.batches = self.stack.enter_context(loader)
 
     def step(self) -> None:
-        """Do one step of the loop, and fetch losses as often as the plan says."""
+        """Run one step of the loop, and fetch losses as often as the plan says."""
         run = self.run
         run.pending.append(loop.train_step(run, self.batches))
         if run.progress.step == 1:
@@ -151,7 +151,7 @@ class Session:
             flush_steps(run)
 
     def losses(self) -> list[float]:
-        """Fetch what is pending; give the losses of all steps so far."""
+        """Fetch pending losses; return those of all steps so far."""
         flush_steps(self.run)
         return [line["loss"] for line in read_json_lines(self.run.state / "steps.jsonl")]
 
@@ -162,7 +162,7 @@ class Session:
 def train(work: Work, variant: Variant, name: str) -> dict[str, Any]:
     """Measure a variant; out of memory is a result.
 
-    Where the product would go on with half the micro-batch, so does this.
+    Continue with half the micro-batch where the product would.
     """
     if variant.method == "qlora" and find_spec("bitsandbytes") is None:
         return {"absent": "bitsandbytes is not installed"}
@@ -176,7 +176,7 @@ def train(work: Work, variant: Variant, name: str) -> dict[str, Any]:
         except (OutOfMemory, torch.OutOfMemoryError) as error:
             tried.append(plan.batch_size)
             said = " ".join(str(error).split())[:300]
-        # It holds on to an optimizer that it wraps, and so to the model.
+        # It keeps a reference to an optimizer that it wraps, and so to the model.
         processes.accelerator.free_memory()
         gc.collect()
         if work.device == "cuda":
@@ -256,7 +256,7 @@ def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
 
 
 def _steps_for(session: Session, seconds: float, *, least: int) -> list[Any]:
-    """Step until the time is over; return the marks between which steps were done."""
+    """Step until the time is over; return the marks around each step."""
     device, start_s = session.run.device.type, time.perf_counter()
     marks = [mark(device)]
     while len(marks) <= least or time.perf_counter() - start_s < seconds:
@@ -266,7 +266,7 @@ def _steps_for(session: Session, seconds: float, *, least: int) -> list[Any]:
 
 
 def _predicted(plan: TrainPlan) -> dict[str, Any] | None:
-    """Return the seconds that the step model makes of the plan's step, and of which parts."""
+    """Return the step model's seconds for the plan's step and its parts."""
     return plan.cost.step and to_json(plan.cost.step)
 
 
@@ -275,7 +275,7 @@ def _share(n_padding: int, n_tokens: int) -> float:
 
 
 def utilization(work: Work, plan: TrainPlan, tokens_per_s: float) -> dict[str, Any]:
-    """Return MFU by the table's peak and by the measured product; null where either is unknown."""
+    """Return MFU by the table's peak and by the measured product; null if either is unknown."""
     flops = tokens_per_s * useful_flops(work, plan)
     peak = plan.gpu.peak_bf16_flops_per_s if plan.gpu else None
     ceiling = work.matmul_flops_per_s
@@ -287,10 +287,10 @@ def utilization(work: Work, plan: TrainPlan, tokens_per_s: float) -> dict[str, A
 
 
 def useful_flops(work: Work, plan: TrainPlan) -> float:
-    """Return the model FLOPs of a token, the same for all variants of a method.
+    """Return the model FLOPs per token, the same for all variants of a method.
 
-    What a variant computes in vain (all rows of the head, a dense mask, padding, recomputation)
-    counts nothing.
+    A variant's wasted computation (all rows of the head, a dense mask, padding, recomputation)
+    does not count.
     """
     usual = plan_of(work, Variant(method=plan.method))
     return usual.flops_per_token_model

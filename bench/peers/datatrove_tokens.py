@@ -1,6 +1,6 @@
-"""datatrove: ``JsonlReader`` and ``DocumentTokenizer``, a task per core; tokens, not yet packed.
+"""datatrove: ``JsonlReader`` and ``DocumentTokenizer``, one task per core; tokens, not yet packed.
 
-A reader's tasks share out files, so the corpus is first copied into one file per task. Documents
+A reader's tasks divide the files, so the corpus is first copied into one file per task. Documents
 are not shuffled, which would write the tokens twice.
 """
 

@@ -1,9 +1,9 @@
 """Build the virtual environments of the peers, one per requirements file, and remember them.
 
-An environment is built once per content of its file. What fails to install is noted with pip's
-reason and tried again only when the file changes or its folder is deleted. The packages that came
-stand in ``installed.txt`` of each environment. torch is installed first and held fast; where pip
-would fetch its CUDA build, name an index of CPU builds in PIP_EXTRA_INDEX_URL.
+An environment is built once per content of its file. A failed installation is recorded with pip's
+reason and retried only when the file changes or its folder is deleted. ``installed.txt`` of each
+environment lists its packages. torch is installed first and pinned; if pip would download its CUDA
+build, set PIP_EXTRA_INDEX_URL to an index of CPU builds.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).parent / "requirements"
-# The program of each peer, by the name the benchmark uses, and the environment it runs in.
+# By the benchmark's name of each peer: its program, and the environment it runs in.
 PEERS = {
     "source_method": ("source_method.py", "datasets"),
     "trl": ("trl_bfd.py", "trl"),
@@ -24,7 +24,7 @@ PEERS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """A virtual environment, or why there is none."""
+    """A virtual environment, or why it is missing."""
 
     name: str
     python: Path
@@ -32,7 +32,7 @@ class Environment:
 
 
 def environment(name: str, directory: Path) -> Environment:
-    """Return an environment; build it where there is none for the file as it is."""
+    """Return an environment; build it if there is none for the file's current content."""
     requirements = REQUIREMENTS / f"{name}.txt"
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
     folder = directory.absolute() / name
@@ -49,7 +49,7 @@ def environment(name: str, directory: Path) -> Environment:
 
 
 def install(python: Path, requirements: Path) -> str | None:
-    """Install a requirements file; give pip's reason where that fails."""
+    """Install a requirements file; return pip's reason if that fails."""
     lines = requirements.read_text(encoding="utf-8").splitlines()
     first = [line for line in lines if line.startswith("torch==")]
     for step in [first] if first else []:
@@ -64,7 +64,7 @@ def pip(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def reason(done: subprocess.CompletedProcess[str]) -> str | None:
-    """Return the last error line of a pip that failed."""
+    """Return the last error line of a failed pip."""
     if done.returncode == 0:
         return None
     lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
@@ -72,7 +72,7 @@ def reason(done: subprocess.CompletedProcess[str]) -> str | None:
 
 
 def versions(built: Environment) -> dict[str, str]:
-    """List the packages that an environment's file names, as they were installed."""
+    """Return the installed versions of the packages in an environment's file."""
     named = (REQUIREMENTS / f"{built.name}.txt").read_text(encoding="utf-8").lower().split("==")
     path = built.python.parents[1] / "installed.txt"
     pairs = (line.partition("==") for line in path.read_text().splitlines() if "==" in line)

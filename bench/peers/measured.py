@@ -23,7 +23,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What a job took. Bytes are the peak of the whole tree's PSS."""
+    """Time and memory of a job. Bytes are the peak PSS of the entire process tree."""
 
     wall_s: float
     cpu_s: float
@@ -31,7 +31,7 @@ class Measured:
 
 
 def reap_orphans() -> None:
-    """Wait for the orphans of what has ended."""
+    """Wait for orphans of processes that have ended."""
     with suppress(ChildProcessError):
         while True:
             os.wait3(0)
@@ -42,10 +42,10 @@ class Failed(Exception):
 
 
 def measure(command: list[str], log: Path) -> Measured:
-    """Run a command with all that it starts; return what it took.
+    """Run a command with all the processes it starts; return its time and memory.
 
     Raises:
-        Failed: it did; with its last line.
+        Failed: the command failed; with its last line.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     before = cpu_s()
@@ -66,7 +66,7 @@ def measure(command: list[str], log: Path) -> Measured:
 
 
 def cpu_s() -> float:
-    """Return the CPU time of all children that have ended, with theirs."""
+    """Return the CPU time of all children that have ended, and of their children."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -94,7 +94,7 @@ class _Sampler(threading.Thread):
 
 
 def pss_bytes(process: psutil.Process) -> int:
-    """Return a process's proportional share of memory; 0 where it has ended."""
+    """Return a process's proportional share of memory; 0 if it has ended."""
     try:
         pss: int = process.memory_full_info().pss
     except (psutil.NoSuchProcess, psutil.ZombieProcess):

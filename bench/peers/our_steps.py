@@ -1,9 +1,9 @@
-"""Ours: time the steps of a plan through the product's own loop, in a process of its own.
+"""Ours: time the steps of a plan with the product's own loop, in a separate process.
 
     python bench/peers/our_steps.py --case CASE.json --output RESULT.json
 
-As an ablation or a tuning times them: ``run_trial`` assembles the run as ``train_expert`` does and
-drives its loop, without checkpoints, evaluation and monitor, which TRL is not asked for either.
+Works like an ablation or a tuning: ``run_trial`` assembles the run like ``train_expert`` and
+drives its loop, without checkpoints, evaluation and monitor, which are also off for TRL.
 """
 
 import argparse
@@ -33,7 +33,7 @@ IMPORTED = (peft, qwen3)
 
 
 def main() -> None:
-    """Run one trial and write what it took."""
+    """Run one trial and write its measurements."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--case", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
@@ -52,7 +52,7 @@ def main() -> None:
         sys.exit(f"error: {took.outcome}: {took.problem}")
     said = {
         **msgspec.structs.asdict(took),
-        # Between the steps that do not count and these, a card is waited for, and layers compiled.
+        # Between the untimed steps and these, the card is synchronized, and layers are compiled.
         "cpu_s": ended_cpu_s[-1] - began_cpu_s[case["n_warmup_steps"]],
         "peak_host_rss_bytes": peak_resident_bytes(),
         "words": list(took.activated),

@@ -1,6 +1,6 @@
-"""What every peer's program shares: its arguments, and how its rows are counted.
+"""What the peers' programs share: arguments, and how rows are counted.
 
-A program writes rows in the way of its library. Called once more with ``--read`` it reads them back
+A program writes rows the way its library does. Called again with ``--read``, it reads them back
 with the library's own reader and prints, as JSON, how many rows and tokens there are.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# A row's reader may know where each document of it starts; others give whole rows.
+# A reader may yield the documents of a row; others yield complete rows.
 Rows = Iterator[Any]
 
 
@@ -18,7 +18,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--input", type=Path, required=True, help="JSON Lines of text")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of a tokenizer.json")
-    parser.add_argument("--length", type=int, default=2048, help="tokens of a row")
+    parser.add_argument("--length", type=int, default=2048, help="tokens per row")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--read", action="store_true", help="count the rows that were written")
@@ -30,7 +30,7 @@ def run(
     write: Callable[[argparse.Namespace], None],
     read: Callable[[argparse.Namespace], Rows],
 ) -> None:
-    """Write rows, or read them back and say what they are."""
+    """Write rows, or read them back and count them."""
     args = arguments(description)
     if args.read:
         print(json.dumps(count_tokens(read(args))))
@@ -50,7 +50,7 @@ def map_records(args: argparse.Namespace, tokenize: Callable[..., Any]) -> Any:
 
 
 def read_saved(args: argparse.Namespace) -> Rows:
-    """Return the ids of every row that datasets saved."""
+    """Return the ids of every row saved by datasets."""
     from datasets import load_from_disk
 
     for row in load_from_disk(args.output / "rows").with_format("numpy", columns=["input_ids"]):
@@ -63,7 +63,7 @@ def count_tokens(rows: Rows) -> dict[str, int]:
 
 
 def byte_ranges(path: Path, n: int) -> list[tuple[int, int]]:
-    """Cut a file of lines into parts of about one size, at line ends."""
+    """Split a file of lines into parts of about equal size, at line ends."""
     size = path.stat().st_size
     cuts = [0]
     with path.open("rb") as stream:

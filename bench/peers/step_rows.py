@@ -1,4 +1,4 @@
-"""The rows that our order takes at every step, laid out so that another trainer sees them so."""
+"""The rows of every step in our order, arranged so that another trainer sees the same."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from expertflow.tokens.arrow import PackedRows, read_rows
 
 
 def rows_by_step(packed: Path, plan: TrainPlan, shift: int) -> Iterator[PackedRows]:
-    """Return the rows of every step; ``shift`` starts at a later one."""
+    """Return the rows of every step; ``shift`` starts at a later step."""
     from expertflow.train.feed.loader import make_feed
 
     rows = read_rows(packed)
@@ -26,7 +26,7 @@ def rows_by_step(packed: Path, plan: TrainPlan, shift: int) -> Iterator[PackedRo
 
 
 def tokenizer(folder: Path) -> Path:
-    """Save a tokenizer that knows nothing but its special tokens; TRL asks for one."""
+    """Save a tokenizer that has only special tokens; TRL needs one."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 

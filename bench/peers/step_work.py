@@ -1,10 +1,10 @@
-"""Write what is trained side by side: model, rows in step order, plans, adapters.
+"""Write the inputs of both trainers: model, rows in step order, plans, adapters.
 
     python bench/peers/step_work.py --job JOB.json
 
-Runs in our environment, apart from what is measured. Random weights of a known shape learn random
-ids in documents of realistic lengths (those of bench/gpu_kit); the plan is made as the product
-makes it, with micro-batch and accumulation given. The rows that the plan's steps take are exported
+Runs in our environment, outside the measurement. Random weights of a known shape learn random
+ids in documents of realistic lengths (those of bench/gpu_kit); the plan is made like the
+product's, with fixed micro-batch and accumulation. The rows of the plan's steps are exported
 in their order, without padding; a LoRA run of the peer starts from our adapter.
 """
 
@@ -34,7 +34,7 @@ from expertflow.tokens.export_rows import export_rows
 from expertflow.train.optimizers import learning_rate
 from expertflow.train.processes import start_processes
 
-# Enough documents that no step of a measurement is of a second epoch.
+# Enough documents that no step of a measurement is in a second epoch.
 SMALL = ModelFacts(
     n_layers=4, hidden_size=256, n_heads=8, n_kv_heads=4, head_dim=32, intermediate_size=768,
     vocab_size=8192, tie_word_embeddings=True, model_type="qwen3",
@@ -43,8 +43,8 @@ SIZES |= {
     "tiny": msgspec.structs.replace(SIZES["tiny"], n_documents=6000),
     "small": Size(facts=SMALL, row_length=512, n_documents=2000),
 }
-# A rate at which the losses move, so that an optimizer that works otherwise would be noticed; no
-# dropout, whose draws differ.
+# A rate at which the losses move, so that a different optimizer would be noticed; no
+# dropout, whose masks differ.
 SETTINGS = {
     "full": {"learning_rate": 3e-4},
     "lora": {"learning_rate": 3e-3, "lora": msgspec.structs.replace(LORA, dropout=0.0)},
@@ -52,7 +52,7 @@ SETTINGS = {
 
 
 def main() -> None:
-    """Write the work of every method, and say where it is."""
+    """Write the work of every method, and print where it is."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--job", type=Path, required=True, help="JSON; see training_beside.py")
     job = json.loads(parser.parse_args().job.read_text(encoding="utf-8"))
@@ -82,9 +82,9 @@ def prepare_work(folder: Path, job: dict[str, Any]) -> Work:
 
 
 def case(work: Work, method: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Plan a method's run, export its rows, save its adapter; give what both sides need."""
+    """Plan a method's run, export its rows, save its adapter; return the case for both sides."""
     n_steps = job["n_warmup_steps"] + job["n_timed_steps"]
-    # So that losses can be held to a narrow bound; memory is spared on both sides.
+    # Allows a narrow bound on losses; both sides save memory.
     fp32 = {"bf16": False, "fp16": False, "use_tf32": False, "gradient_checkpointing": True}
     variant = Variant(
         method=method, micro_batch=job["micro_batch"], changes=fp32 if job["fp32"] else {}
@@ -96,7 +96,7 @@ def case(work: Work, method: str, job: dict[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
     rows = read_rows(work.folder / "bfd" / "packed" / "train")
     if n_steps * plan.global_batch_sequences > len(rows):
-        sys.exit(f"error: {n_steps} steps want more than the {len(rows)} rows; take fewer")
+        sys.exit(f"error: {n_steps} steps need more than the {len(rows)} rows; take fewer")
     write_record(work.folder / f"plan-{method}.json", plan)
     exported = work.folder / f"rows-{method}"
     arranged = exported.with_name(f"{exported.name}-packed")
@@ -124,7 +124,7 @@ def settings(plan: TrainPlan) -> dict[str, Any]:
 
 
 def adapter(work: Work, variant: Variant, plan: TrainPlan) -> Path:
-    """Save the adapter as our run begins with it."""
+    """Save our run's initial adapter."""
     folder = work.folder / "adapter"
     session = Session(work, variant, plan, name="adapter", processes=start_processes(plan))
     try:
@@ -135,6 +135,6 @@ def adapter(work: Work, variant: Variant, plan: TrainPlan) -> Path:
 
 
 if __name__ == "__main__":
-    # So small a model gains nothing by more, and the machine may be shared.
+    # More threads do not help so small a model, and the machine may be shared.
     torch.set_num_threads(1)
     main()

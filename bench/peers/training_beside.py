@@ -1,7 +1,7 @@
 """Training side by side: our loop and TRL's SFTTrainer on the same rows, in turns.
 
-Every run is a process of its own. Losses of all steps are compared, so that the work is the same;
-where that is trained in half precision, a short run of both in fp32 shows it instead.
+Every run is a separate process. Losses of all steps are compared, to prove that the work is the
+same; in half precision, a short run of both in fp32 proves it instead.
 """
 
 import json
@@ -20,9 +20,9 @@ from turns import turns
 PEERS = Path(__file__).resolve().parent
 FORMS = {OURS: "ours", FREE: "padding_free", PADDED: "padded"}
 METHODS = ("full", "lora")
-# Of the short run in fp32: enough that weights have moved.
+# Of the short fp32 run: enough for weights to move.
 N_PROOF_STEPS = 3
-# By model: rows a micro-batch, micro-batches a step.
+# By model: rows per micro-batch, micro-batches per step.
 BATCHES = {"tiny": (4, 2), "small": (4, 2)}
 USUAL_BATCH = (8, 2)
 WANTED = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "liger-kernel")
@@ -35,9 +35,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingJob:
-    """What to train: how large a model, on what, for how long, beside which peer's Python.
+    """What to train: the model's size, the data, the duration, and the peer's Python.
 
-    ``prove_in_fp32`` adds a short run of both sides in fp32 a method; ``fp32`` is such a run's own.
+    ``prove_in_fp32`` adds a short fp32 run of both sides per method; ``fp32`` marks such a run.
     """
 
     folder: Path
@@ -56,9 +56,9 @@ class TrainingJob:
 
 
 def measure_training(job: TrainingJob) -> Row:
-    """Prepare the work, take turns, print a table a method; give all that was measured.
+    """Prepare the work, take turns, print a table per method; return all measurements.
 
-    A method that our side fails at is listed with the reason, and the next one goes on.
+    If our side fails at a method, it is listed with the reason, and the next one runs.
 
     Raises:
         Failed: the work could not be prepared.
@@ -83,7 +83,7 @@ def measure_training(job: TrainingJob) -> Row:
 
 
 def prepare_job(job: TrainingJob) -> Row:
-    """Have model, rows and plans written, in a process of its own."""
+    """Write model, rows and plans in a separate process."""
     names = ("model", "device", "micro_batch", "n_accumulation_steps", "n_warmup_steps",
              "n_timed_steps", "methods", "fp32")  # fmt: skip
     said = {name: getattr(job, name) for name in names}
@@ -95,10 +95,10 @@ def prepare_job(job: TrainingJob) -> Row:
 
 
 def measure_method(job: TrainingJob, method: str, case: Row) -> Row:
-    """Run a method's lines in turns; a peer that fails is not run again.
+    """Run a method's lines in turns; a failed peer is not run again.
 
     Raises:
-        Failed: our side did.
+        Failed: our side failed.
     """
     runs: dict[str, dict[int, Row]] = {line: {} for line in FORMS}
     problems = {line: job.peer_problem for line in (FREE, PADDED) if job.peer_problem}
@@ -125,10 +125,10 @@ def measure_method(job: TrainingJob, method: str, case: Row) -> Row:
 
 
 def proof(job: TrainingJob, method: str) -> Row:
-    """Train some steps on both sides in fp32, on the rows that are measured, and compare them.
+    """Train some steps on both sides in fp32, on the measured rows, and compare them.
 
     Raises:
-        Failed: one of the sides did.
+        Failed: one of the sides failed.
     """
     n_timed = min(N_PROOF_STEPS, job.n_warmup_steps + job.n_timed_steps - 1)
     short = replace(
@@ -158,10 +158,10 @@ def time_line(job: TrainingJob, case: Row, line: str, name: str) -> Row:
 
 
 def run(python: Path, program: str, *arguments: object, device: str) -> None:
-    """Run a program of this folder quietly, on one thread where it is the CPU that counts.
+    """Run a program of this folder quietly, on one thread if the CPU is measured.
 
     Raises:
-        Failed: it did; with its last line.
+        Failed: the program failed; with its last line.
     """
     command = [str(python), str(PEERS / program), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False,
@@ -175,8 +175,8 @@ def run(python: Path, program: str, *arguments: object, device: str) -> None:
 def environment_of(program: str, device: str) -> dict[str, str]:
     """Return a program's environment: one thread, or the first card alone.
 
-    TRL refuses to train where a process sees several cards. On a card it may fetch its attention
-    kernel from the hub; all else is local.
+    TRL refuses to train in a process that sees several cards. On a card it may download its
+    attention kernel from the hub; everything else is local.
     """
     found = dict(os.environ)
     if device == "cpu":
@@ -189,7 +189,7 @@ def environment_of(program: str, device: str) -> dict[str, str]:
 
 
 def peer_versions(python: Path) -> tuple[dict[str, str], str | None]:
-    """Ask a Python for the versions of what TRL needs; or say why it cannot be used."""
+    """Return a Python's versions of TRL's packages, or why it cannot be used."""
     try:
         done = subprocess.run([str(python), "-c", ASK], capture_output=True, text=True, check=False)
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import Any
 from turns import ratios, spread
 
 OURS, FREE, PADDED = "ours", "TRL padding-free", "TRL padded"
-# Greatest relative difference of a step's loss: what another order of sums explains.
+# Largest relative difference of a step's loss that another order of sums explains.
 LOSS_BOUNDS = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
 Row = dict[str, Any]
 
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 def summary(
     line: str, runs: dict[str, dict[int, Row]], problems: dict[str, str], precision: str
 ) -> Row:
-    """Reduce a line's repeats to medians, and to ratios to ours of the same repeat."""
+    """Reduce a line's repeats to medians, and to ratios to ours within a repeat."""
     own, ours = runs[line], runs[OURS]
     if line in problems or not own:
         return {"problem": problems.get(line, "not run")}
@@ -43,16 +43,16 @@ def summary(
 
 
 def rates(runs: dict[int, Row], what: str) -> dict[int, float]:
-    """Return tokens a second of each repeat, of wall (``timed_s``) or CPU time (``cpu_s``)."""
+    """Return tokens per second of each repeat, in wall (``timed_s``) or CPU time (``cpu_s``)."""
     return {i: run["n_tokens"] / run[what] for i, run in runs.items()}
 
 
 def agreement(line: str, ours: dict[int, Row], own: dict[int, Row], precision: str) -> Row:
-    """Compare losses step by step, and tokens: all where the batches are the same.
+    """Compare losses step by step, and tokens, if the batches are the same.
 
-    ``same_work`` is false where something differs or a loss is not finite, and null where nothing
-    shows it: random ids leave all losses near that of a guess, which half precision cannot tell
-    apart from those of other batches.
+    ``same_work`` is false if something differs or a loss is not finite, and null if it cannot be
+    shown: with random ids all losses are near that of a guess, and in half precision those of
+    other batches look the same.
     """
     pairs = [
         pair
@@ -64,7 +64,7 @@ def agreement(line: str, ours: dict[int, Row], own: dict[int, Row], precision: s
         return {"loss_apart": None, "loss_bound": None, "same_work": False}
     apart = max((abs(a - b) / max(abs(b), 1e-12) for a, b in pairs), default=None)
     if line == PADDED or apart is None:
-        # Its batches hold other documents, so its losses show no more than that it trains.
+        # Its batches contain other documents, so its losses only show that it trains.
         return {"loss_apart": apart, "loss_bound": None, "same_work": None}
     n_tokens = {r["n_tokens"] for runs in (ours, own) for r in runs.values()}
     bound = LOSS_BOUNDS[precision]
@@ -74,7 +74,7 @@ def agreement(line: str, ours: dict[int, Row], own: dict[int, Row], precision: s
 
 
 def same_work(method: Row) -> bool | None:
-    """Return whether the padding-free line did our work; null where it was not compared."""
+    """Return whether the padding-free line did our work; null if it was not compared."""
     if "problem" in method:
         return None
     shown = method.get("proof") or method["lines"].get(FREE, {})
@@ -84,7 +84,7 @@ def same_work(method: Row) -> bool | None:
 
 
 def all_the_same(found: Iterable[bool | None]) -> bool | None:
-    """Join the answers of methods: one that differs decides, then one that is not known.
+    """Combine the answers of methods: false takes precedence, then unknown.
 
     >>> all_the_same([True, None])
     >>> all_the_same([None, False])
@@ -97,10 +97,10 @@ def all_the_same(found: Iterable[bool | None]) -> bool | None:
 
 
 def failure(measured: Row, *, has_peer: bool) -> str | None:
-    """Return why a measurement is invalid: an installed side failed, or did other work."""
+    """Return why a measurement is invalid: an installed side failed, or did different work."""
     reasons = []
     for method, row in measured["methods"].items():
-        # A peer that is not there is listed, which is no failure.
+        # A missing peer is listed, which is not a failure.
         parts = {**row.get("lines", {}), "proof in fp32": row.get("proof", {})} if has_peer else {}
         for name, part in {OURS: row, **parts}.items():
             if "problem" in part:

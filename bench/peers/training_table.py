@@ -4,7 +4,7 @@ from typing import Any
 
 from training_lines import OURS
 
-# Of what our log says was on, what the peer says of itself.
+# For the features in our log, the peer's own statements.
 TOLD = ("attention", "loss", "compilation", "activation checkpointing")
 Row = dict[str, Any]
 
@@ -39,7 +39,7 @@ def print_method(method: str, measured: Row) -> None:
 
 
 def or_dash(value: float | None, how: str) -> str:
-    """Write a figure, or a dash where there is none."""
+    """Format a figure, or a dash if there is none."""
     return "-" if value is None else format(value, how)
 
 

@@ -1,7 +1,7 @@
 """TRL: ``datasets.map`` tokenizes, ``pack_dataset`` packs best-fit-decreasing, rows saved.
 
-As ``SFTTrainer`` prepares its data with ``packing=True``: the attention mask is not kept, packing
-runs batch by batch of 1,000 documents in one process per core, and what is longer than a row is
+As ``SFTTrainer`` prepares its data with ``packing=True``: the attention mask is dropped, packing
+runs in batches of 1,000 documents in one process per core, and documents longer than a row are
 truncated.
 """
 

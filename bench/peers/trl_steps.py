@@ -1,15 +1,15 @@
-"""TRL: time the steps of ``SFTTrainer`` on the rows that our steps take, in a process of its own.
+"""TRL: time the steps of ``SFTTrainer`` on the rows of our steps, in a separate process.
 
     PEER/python bench/peers/trl_steps.py --case CASE.json --output RESULT.json [--form compiled]
 
 Runs in TRL's environment. ``padding_free`` trains on packed rows as its documentation recommends;
-``padded`` is its default: one document a row, padded to the longest of the batch, as many
-documents a micro-batch as our rows hold on average. Nothing is written to a log, saved or
-evaluated. Losses and tokens are kept on the device and fetched at the end. What TRL computes and
-fetches in every micro-batch, logged or not, is part of it and stays: tokens, entropy, accuracy.
+``padded`` is its default: one document per row, padded to the longest of the batch, with as many
+documents per micro-batch as our rows have on average. Nothing is logged, saved or
+evaluated. Losses and tokens are kept on the device and fetched at the end. Everything that TRL
+computes and fetches in every micro-batch (tokens, entropy, accuracy) stays, logged or not.
 
-``--form compiled`` sets ``torch_compile``, and nothing else. ``--form unsloth`` has Unsloth load
-the model and add an adapter of the same shape, drawn anew; it has not been run on a card.
+``--form compiled`` only sets ``torch_compile``. With ``--form unsloth``, Unsloth loads
+the model and adds a new random adapter of the same shape; it has not been run on a card.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-# It changes transformers and TRL, and so comes before them.
+# It patches transformers and TRL, and so must be imported first.
 if "unsloth" in sys.argv:
     if find_spec("unsloth") is None:
         sys.exit("error: unsloth is not installed in this Python; it needs a CUDA card")
@@ -45,14 +45,14 @@ from transformers.utils import (
 )
 from trl import SFTConfig, SFTTrainer
 
-# What TRL's documentation names.
+# As in TRL's documentation.
 HUB_KERNEL = "kernels-community/flash-attn2"
 PR_SET_PDEATHSIG = 1
 Case = dict[str, Any]
 
 
 class Marks(TrainerCallback):  # type: ignore[misc]
-    """Marks where each timed step ends; the device is waited for at both ends of them all.
+    """Marks the end of each timed step; syncs the device before the first and after the last.
 
     Warms up for a number of steps and ``soak_s``, and ends training after another number of steps
     and ``measure_s``.
@@ -91,14 +91,14 @@ class Marks(TrainerCallback):  # type: ignore[misc]
 
 
 class Kept(SFTTrainer):  # type: ignore[misc]
-    """Keeps each micro-batch's share of the loss and its tokens, on the device, and its step."""
+    """Keeps each micro-batch's share of the loss, its tokens (on the device) and its step."""
 
     shares: list[torch.Tensor]
     tokens: list[torch.Tensor | int]
     steps: list[int]
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **named: Any) -> torch.Tensor:
-        # Without padding there is no mask, and every id is a document's.
+        # Without padding there is no mask, and every id belongs to a document.
         mask = inputs.get("attention_mask")
         self.tokens.append(inputs["input_ids"].numel() if mask is None else mask.sum())
         self.steps.append(self.state.global_step)
@@ -107,7 +107,7 @@ class Kept(SFTTrainer):  # type: ignore[misc]
         return loss
 
     def by_step(self, values: list[Any]) -> list[float]:
-        """Add up what was kept of each step's micro-batches; the last of an epoch may have few."""
+        """Sum the kept values by step; the last step of an epoch may have fewer micro-batches."""
         sums = [0.0] * (self.steps[-1] + 1)
         for step, value in zip(self.steps, values, strict=True):
             sums[step] += float(value)
@@ -115,13 +115,13 @@ class Kept(SFTTrainer):  # type: ignore[misc]
 
 
 def main() -> None:
-    """Train one case and write what it took."""
+    """Train one case and write its measurements."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--case", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--form", choices=("eager", "compiled", "unsloth"), default="eager")
     args = parser.parse_args()
-    # Ended with what started it, so that none holds a card that nobody waits for.
+    # Ends with its parent, so that no abandoned process keeps a card.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     case = json.loads(args.case.read_text(encoding="utf-8"))
     if case["device"] == "cpu":
@@ -185,7 +185,7 @@ def assemble(case: Case, rows: Dataset, marks: Marks, words: dict[str, Any], out
 
 
 def load_model(case: Case, words: dict[str, Any], longest: int) -> Any:
-    """Load what is trained in fp32 and a frozen base in the precision of training, as ours."""
+    """Load trained weights in fp32 and a frozen base in training's precision, like ours."""
     if words["form"] == "unsloth":
         lora = PeftConfig.from_pretrained(case["adapter"])
         model, _ = FastLanguageModel.from_pretrained(
@@ -207,7 +207,7 @@ def load_model(case: Case, words: dict[str, Any], longest: int) -> Any:
 
 
 def documents_of(rows: Dataset) -> Dataset:
-    """Take rows apart into their documents, in an order of no meaning."""
+    """Split rows into their documents, in arbitrary order."""
     apart = []
     for row in rows:
         at = 0
@@ -219,12 +219,12 @@ def documents_of(rows: Dataset) -> Dataset:
 
 
 def attention(case: Case) -> tuple[str, str]:
-    """Choose the kernel; and say what it is not."""
+    """Choose the kernel, and explain if it is not the recommended one."""
     if case["device"] == "cpu" or case["precision"] == "fp32":
         return "sdpa", ""
     if is_flash_attn_2_available():
         return "flash_attention_2", ""
-    reason = "kernels is not installed, or not as this transformers wants it"
+    reason = "kernels is not installed, or not in the version this transformers needs"
     if is_kernels_available():
         try:
             load_and_register_attn_kernel(HUB_KERNEL)
@@ -241,7 +241,7 @@ def liger(case: Case) -> str:
         return "off: its kernels are Triton's and need a GPU"
     if case["form"] == "padded":
         return "off: not TRL's default"
-    # TRL turns Liger's fused loss off, whichever is asked for.
+    # TRL turns Liger's fused loss off, whatever is requested.
     on = "on: layer kernels only; TRL's own chunked head"
     return on if is_liger_kernel_available() else "off: not installed"
 

@@ -1,7 +1,7 @@
-"""Turns, medians and ratios of things that are measured side by side on a machine that others use.
+"""Turns, medians and ratios of lines measured side by side on a shared machine.
 
 Each repeat runs every line once, and every other repeat in the opposite order, so that a machine
-that slows down or warms up meets all of them alike. Ratios are taken within a repeat.
+that slows down or warms up affects all of them equally. Ratios are taken within a repeat.
 """
 
 import statistics
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """A median with the lowest and highest of what it is of."""
+    """A median with the lowest and highest value."""
 
     median: float
     least: float
@@ -20,7 +20,7 @@ class Spread:
 
 
 def turns(lines: Sequence[str], n_repeats: int) -> list[tuple[int, str]]:
-    """Return the order in which to run: repeat and line, e.g. ours, peer, peer, ours."""
+    """Return the order of runs: repeat and line, e.g. ours, peer, peer, ours."""
     order = []
     for repeat in range(n_repeats):
         order += [(repeat, line) for line in (lines if repeat % 2 == 0 else lines[::-1])]
@@ -34,11 +34,11 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def ratios(first: dict[int, float], second: dict[int, float]) -> Spread | None:
-    """Compare two lines by the repeats that both have; null where there is none."""
+    """Compare two lines by the repeats that both have; null if there are none."""
     both = sorted(first.keys() & second.keys())
     return spread([first[repeat] / second[repeat] for repeat in both]) if both else None
 
 
 def format_spread(value: dict[str, float] | None) -> str:
-    """Write the fields of a ``Spread``: the median with its least and most."""
+    """Format the fields of a ``Spread``: the median with its least and most."""
     return f"{value['median']:.2f} ({value['least']:.2f}-{value['most']:.2f})" if value else "-"

@@ -85,7 +85,7 @@ def raising(name: str, work: training.Work) -> None:
 
 def test_a_part_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = Namespace(start="fork", part_limit_s=60)
-    ends = {killed: "exit -9: nothing was said", raising: "exit 1: ValueError: no such kernel"}
+    ends = {killed: "exit -9: no message", raising: "exit 1: ValueError: no such kernel"}
     for part, said in ends.items():
         monkeypatch.setattr(train_gpu.parts, "run", part)
         assert train_gpu.launch_part("lora", work(tmp_path), args) == {"failed": said}
