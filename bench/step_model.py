@@ -66,7 +66,7 @@ def facts_of(model: str) -> ModelFacts:
     return ModelFacts(
         n_layers=layers, hidden_size=hidden, n_heads=heads, n_kv_heads=kv, head_dim=dim,
         intermediate_size=inner, vocab_size=vocab, tie_word_embeddings=tied,
-        model_type="starcoder2" if is_plain else "llama", n_mlp_matrices=2 if is_plain else 3,
+        model_type="starcoder2" if is_plain else "llama",
     )  # fmt: skip
 
 

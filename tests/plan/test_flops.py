@@ -7,7 +7,14 @@ import torch
 from msgspec.structs import replace
 from support import LORA
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import GPTNeoXConfig, PretrainedConfig, Qwen3Config, Starcoder2Config
+from transformers import (
+    GPT2Config,
+    GPTNeoXConfig,
+    PretrainedConfig,
+    Qwen3Config,
+    Starcoder2Config,
+)
+from transformers.pytorch_utils import Conv1D
 
 from expertflow.plan import flops
 from expertflow.plan.records import ModelFacts
@@ -21,7 +28,7 @@ SHAPE = {
 }  # fmt: skip
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 NEOX = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
-# The last two have no gate.
+# Only the first has a gate.
 FAMILIES: dict[str, tuple[PretrainedConfig, tuple[str, ...]]] = {
     "qwen3": (
         Qwen3Config(**SHAPE, num_key_value_heads=4, head_dim=32),
@@ -32,6 +39,10 @@ FAMILIES: dict[str, tuple[PretrainedConfig, tuple[str, ...]]] = {
         (*ATTENTION, "c_fc", "c_proj"),
     ),
     "gpt_neox": (GPTNeoXConfig(**SHAPE), NEOX),
+    "gpt2": (
+        GPT2Config(**SHAPE, attn_pdrop=0.0, n_inner=512),
+        ("c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"),
+    ),
 }
 DOCUMENTS = (700, 48, 200, 76)
 SUM_LEN_SQ = sum(n * n for n in DOCUMENTS)
@@ -46,7 +57,6 @@ def facts_of(model_type: str) -> ModelFacts:
     return ModelFacts(
         n_layers=3, hidden_size=256, n_heads=8, n_kv_heads=n_kv_heads, head_dim=32,
         intermediate_size=512, vocab_size=4096, tie_word_embeddings=True, model_type=model_type,
-        n_mlp_matrices=flops.mlp_matrices(model_type),
     )  # fmt: skip
 
 
@@ -112,7 +122,7 @@ def counted(run: memory_trace.TracedRun, *, checkpoint: bool) -> float:
 KINDS = ("full", "lora", "dora", "dora with dropout", "lora and a whole head")
 CASES = [("qwen3", kind, False) for kind in KINDS]
 CASES += [("qwen3", kind, True) for kind in (*KINDS[:2], "dora with dropout")]
-CASES += [(name, kind, False) for name in ("starcoder2", "gpt_neox") for kind in KINDS[:2]]
+CASES += [(name, kind, False) for name in ("starcoder2", "gpt_neox", "gpt2") for kind in KINDS[:2]]
 
 
 @pytest.mark.parametrize(("model_type", "kind", "checkpoint"), CASES)
@@ -130,6 +140,16 @@ def test_flops_agree_with_torchs_counter(model_type: str, kind: str, checkpoint:
         net = memory_trace.build_model(run, n_layers=3, checkpoint=False)
         trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
         assert flops.count_trained_weights(facts, run.lora) == trained
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_weights_and_shapes_are_those_of_the_layers(model_type: str) -> None:
+    net = memory_trace.build_model(run_of(model_type, "full"), n_layers=3, checkpoint=False)
+    head = net.get_output_embeddings()
+    layers = [m for m in net.modules() if isinstance(m, torch.nn.Linear | Conv1D) and m is not head]
+    facts = facts_of(model_type)
+    assert flops.linear_weights(facts) == sum(layer.weight.numel() for layer in layers)
+    assert len(flops.layer_shapes(facts)) == len(layers) / facts.n_layers
 
 
 def test_an_unknown_model_says_what_its_flops_take_for_granted() -> None:

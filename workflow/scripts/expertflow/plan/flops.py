@@ -25,14 +25,16 @@ from expertflow.core.records import Record
 from expertflow.plan.records import ModelFacts
 from expertflow.plan.settings import ALL_LINEAR, LoraSpec
 
-# Model types with a gated MLP in transformers.
-GATED_MLP = {
-    "cohere", "gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3",
-    "qwen2", "qwen3", "smollm3",
+# Model types whose layers' names and shapes are known; of all others a gated MLP is assumed.
+KNOWN_TYPES = {
+    "cohere", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "mistral",
+    "olmo2", "phi", "phi3", "qwen2", "qwen3", "smollm3", "starcoder2",
 }  # fmt: skip
-PLAIN_MLP = {"gpt2", "gpt_neox", "phi", "starcoder2"}
-# Model types whose layers' names and shapes are known; GPT-2 calls two of them the same.
-SHAPED = (GATED_MLP | PLAIN_MLP) - {"gpt2"}
+# Types with one product for queries, keys and values, and no gate. GPT-2 has two called c_proj.
+FUSED_QKV = {
+    "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+    "gpt2": ("c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"),
+}
 CONVENTION = (
     "multiply-adds count 2; causal block-diagonal attention; head on supervised rows only;"
     " frozen weights under DoRA with dropout twice; embedding lookup 0; recomputation in hardware"
@@ -49,10 +51,7 @@ class FlopsPerToken(Record, frozen=True, kw_only=True):
 
 
 def linear_weights(facts: ModelFacts) -> int:
-    h, d = facts.hidden_size, facts.head_dim
-    # Queries and output, then keys and values, which may have fewer heads.
-    attention = 2 * h * facts.n_heads * d + 2 * h * facts.n_kv_heads * d
-    return facts.n_layers * (attention + facts.n_mlp_matrices * h * facts.intermediate_size)
+    return facts.n_layers * sum(n_in * n_out for n_in, n_out in layer_shapes(facts).values())
 
 
 def count_weights(facts: ModelFacts) -> int:
@@ -83,15 +82,10 @@ def is_head_trained(lora: LoraSpec | None, *, tied: bool) -> bool:
     return "lm_head" in lora.modules_to_save or (tied and bool(lora.modules_to_save))
 
 
-def mlp_matrices(model_type: str) -> int:
-    """Return the number of MLP matrices per layer; an unknown type is assumed to be gated."""
-    return 2 if model_type in PLAIN_MLP else 3
-
-
 def flops_doubts(facts: ModelFacts, lora: LoraSpec | None) -> str:
     """Return what the FLOPs count assumes about a model; empty where all is known."""
     doubts = []
-    if facts.model_type not in GATED_MLP | PLAIN_MLP:
+    if facts.model_type not in KNOWN_TYPES:
         doubts.append(f"FLOPs are those of a gated MLP; model type {facts.model_type} is not known")
     if unknown := unknown_targets(facts, lora):
         doubts.append(f"adapters of {', '.join(unknown)} are not in it: their shapes are not known")
@@ -106,7 +100,7 @@ def unknown_targets(facts: ModelFacts, lora: LoraSpec | None) -> tuple[str, ...]
 
 def list_adapted_layers(facts: ModelFacts, lora: LoraSpec) -> tuple[str, ...]:
     """Return the names of the layers with an adapter, all-linear spelled out where it is known."""
-    if lora.targets == (ALL_LINEAR,) and facts.model_type in SHAPED:
+    if lora.targets == (ALL_LINEAR,) and facts.model_type in KNOWN_TYPES:
         return tuple(layer_shapes(facts))
     return lora.targets
 
@@ -129,13 +123,9 @@ def layer_shapes(facts: ModelFacts) -> dict[str, tuple[int, int]]:
     # (in, out) by name. The last is the layer's last product, which checkpointing leaves out.
     h, q, kv = facts.hidden_size, facts.n_heads * facts.head_dim, facts.n_kv_heads * facts.head_dim
     inner = facts.intermediate_size
-    if facts.model_type == "gpt_neox":
-        return {
-            "query_key_value": (h, q + 2 * kv),
-            "dense": (q, h),
-            "dense_h_to_4h": (h, inner),
-            "dense_4h_to_h": (inner, h),
-        }
+    if names := FUSED_QKV.get(facts.model_type):
+        shapes = (h, q + 2 * kv), (q, h), (h, inner), (inner, h)
+        return dict(zip(names, shapes, strict=True))
     if facts.model_type == "phi3":
         qkv = {"qkv_proj": (h, q + 2 * kv), "o_proj": (q, h)}
         return {**qkv, "gate_up_proj": (h, 2 * inner), "down_proj": (inner, h)}

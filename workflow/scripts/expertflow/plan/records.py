@@ -259,7 +259,7 @@ class MemoryTrace(Record, frozen=True, kw_only=True):
 
 
 class ModelFacts(Record, frozen=True, kw_only=True):
-    """Shape of a dense decoder; ``n_mlp_matrices`` per layer is 3 if gated, 2 if plain."""
+    """Shape of a dense decoder."""
 
     n_layers: int
     hidden_size: int
@@ -270,7 +270,6 @@ class ModelFacts(Record, frozen=True, kw_only=True):
     vocab_size: int
     tie_word_embeddings: bool
     model_type: str
-    n_mlp_matrices: int = 3
 
 
 class PlanSpec(Training, frozen=True, kw_only=True):

@@ -11,7 +11,6 @@ from expertflow.core.disk import check_space
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import replacing, sha256_file, sha256_json
 from expertflow.core.hashes import HashCache
-from expertflow.plan.flops import mlp_matrices
 from expertflow.plan.records import ModelFacts
 from expertflow.tokens.records import TOKENIZER_FILES, TokenizerRecord
 from expertflow.train.records import ModelRecord, ModelSpec
@@ -178,7 +177,6 @@ def read_facts(directory: Path) -> ModelFacts:
             vocab_size=count("vocab_size"),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", model_type in TIED)),
             model_type=model_type,
-            n_mlp_matrices=mlp_matrices(model_type),
         )
     except KeyError as error:
         raise TrainingError(
