@@ -3,22 +3,20 @@
 import math
 from typing import Any
 
+import plan_fixtures
 import pytest
 import yaml
+from msgspec.structs import replace
 from support import ROOT
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import from_json
-from expertflow.plan.claims import Speed, check_claims, parse_duration
-from expertflow.plan.records import Claim, ClaimCheck
-
-SPEED = Speed(
-    hardware="H100 SXM", flops_per_token=3e9, peak_flops_per_s=989.5e12, tokens_per_s=100_000.0
-)
+from expertflow.plan.claims import check_claims, parse_duration
+from expertflow.plan.records import Claim, ClaimCheck, TrainPlan
 
 
-def checks(speed: Speed | None = None, **claim: Any) -> list[ClaimCheck]:
-    return list(check_claims((Claim(**{"text": "t", **claim}),), speed))
+def checks(plan: TrainPlan | None = None, **claim: Any) -> list[ClaimCheck]:
+    return list(check_claims((Claim(**{"text": "t", **claim}),), plan))
 
 
 def test_a_progress_bar_shows_minutes() -> None:
@@ -104,11 +102,18 @@ def test_the_sources_sums_are_worked_out() -> None:
         assert said in wrong
 
 
-def test_no_card_computes_more_than_its_peak() -> None:
+@pytest.mark.parametrize("n_cards", [1, 8])
+def test_no_card_computes_more_than_its_peak(n_cards: int) -> None:
+    made = plan_fixtures.plan(plan_fixtures.card("H100 SXM"))
+    # 100,000 tokens a second and card.
+    plan = replace(
+        made, flops_per_token_model=3e9, predicted_tokens=n_cards * 360_000_000,
+        world_size=n_cards, cost=replace(made.cost, step_hours=1.0),
+    )  # fmt: skip
     claim = {"hardware": "H100 SXM", "steps_per_s": 50.0, "tokens_per_step": 8192.0}
-    assert checks(SPEED, **claim)[-1].finding.endswith("H100 SXM's peak: impossible")
-    assert not checks(SPEED, **claim)[-1].holds
-    slow = checks(SPEED, **{**claim, "steps_per_s": 1.0})[-1]
+    assert checks(plan, **claim)[-1].finding.endswith("H100 SXM's peak: impossible")
+    assert not checks(plan, **claim)[-1].holds
+    slow = checks(plan, **{**claim, "steps_per_s": 1.0})[-1]
     assert not slow.holds and "0.082 times this plan's prediction: look again" in slow.finding
-    assert all(check.holds for check in checks(SPEED, **{**claim, "steps_per_s": 10.0}))
-    assert len(checks(SPEED, **{**claim, "hardware": "L4"})) == 1
+    assert all(check.holds for check in checks(plan, **{**claim, "steps_per_s": 10.0}))
+    assert len(checks(plan, **{**claim, "hardware": "L4"})) == 1

@@ -13,7 +13,6 @@ from expertflow.core import cli
 from expertflow.core.records import read_record
 from expertflow.core.settings import list_settings
 from expertflow.plan.claims import check_claims
-from expertflow.plan.cost import speed_of
 from expertflow.plan.records import Claim, Precision, TrainPlan
 from expertflow.plan.show import claim_line
 
@@ -34,10 +33,10 @@ def main() -> None:
     args = vars(parser.parse_args())
     path, parts = args.pop("hardware"), tuple(args.pop("parts_hours"))
     args["speedups"] = tuple(args["speedups"])
-    speed = speed_of(read_record(TrainPlan, path)) if path else None
-    hardware = speed.hardware if speed else None
+    plan = read_record(TrainPlan, path) if path else None
+    hardware = plan.hardware if plan else None
     claim = Claim(text="by hand", parts_hours=parts, hardware=hardware, **args)
-    if not (checks := check_claims((claim,), speed)):
+    if not (checks := check_claims((claim,), plan)):
         parser.error("these figures cannot be held against each other; give at least two")
     print("\n".join(claim_line(check) for check in checks))
     sys.exit(not all(check.holds for check in checks))

@@ -10,24 +10,17 @@ from collections.abc import Iterator
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.format import percent
-from expertflow.core.records import Record
 from expertflow.core.settings import list_settings, name_of
-from expertflow.plan.records import Claim, ClaimCheck
+from expertflow.plan.records import Claim, ClaimCheck, TrainPlan
+from expertflow.plan.step_time import peak_flops_per_s
 
 # Figures in logs are rounded: within a tenth they agree. A judgment.
 TOLERANCE = 0.1
 
 
-class Speed(Record, frozen=True, kw_only=True):
-    """What a plan knows of one card: model FLOPs per token, its peak, and its predicted speed."""
-
-    hardware: str
-    flops_per_token: float
-    peak_flops_per_s: float | None
-    tokens_per_s: float | None
-
-
-def check_claims(claims: tuple[Claim, ...], speed: Speed | None = None) -> tuple[ClaimCheck, ...]:
+def check_claims(
+    claims: tuple[Claim, ...], plan: TrainPlan | None = None
+) -> tuple[ClaimCheck, ...]:
     """Check each claim with two comparable numbers; raise ConfigError for an invalid figure."""
     found = []
     for claim in claims:
@@ -41,7 +34,7 @@ def check_claims(claims: tuple[Claim, ...], speed: Speed | None = None) -> tuple
             *_check_gain(claim, hours, told),
             *_check_speedup(claim, hours),
             *_check_warmup(claim),
-            *([] if speed is None else _check_speed(claim, hours, speed)),
+            *([] if plan is None else _check_speed(claim, hours, plan)),
         ]
         found += [ClaimCheck(text=claim.text, holds=ok, finding=words) for ok, words in outcomes]
     return tuple(found)
@@ -171,20 +164,21 @@ def _check_speedup(claim: Claim, hours: float | None) -> Outcomes:
         factors = (*factors, tf32)
     elif tf32 is not None:
         yield False, f"TF32 does nothing for {claim.precision} products, {tf32:g}x is impossible"
-    if factors and total is not None:
+    if total is None:
+        return
+    claimed = f"{total:g}x"
+    if factors:
         listed = " x ".join(f"{factor:g}" for factor in factors)
         product = math.prod(factors)
-        yield _outcome(f"the factors ({listed}) make {product:g}x", product, total, f"{total:g}x")
-    ratios = []
+        yield _outcome(f"the factors ({listed}) make {product:g}x", product, total, claimed)
     if claim.hours_before is not None and hours is not None:
         ratio = claim.hours_before / hours
-        ratios.append((f"{claim.hours_before:g} hours down to {hours:g}", ratio))
+        said = f"{claim.hours_before:g} hours down to {hours:g} are {ratio:.2g}x"
+        yield _outcome(said, ratio, total, claimed)
     if claim.steps_per_s_before is not None and claim.steps_per_s is not None:
         ratio = claim.steps_per_s / claim.steps_per_s_before
-        rates = f"{claim.steps_per_s_before:g} steps a second up to {claim.steps_per_s:g}"
-        ratios.append((rates, ratio))
-    for words, ratio in ratios if total is not None else ():
-        yield _outcome(f"{words} are {ratio:.2g}x", ratio, total or 0.0, f"{total:g}x")
+        said = f"{claim.steps_per_s_before:g} steps a second up to {claim.steps_per_s:g}"
+        yield _outcome(f"{said} are {ratio:.2g}x", ratio, total, claimed)
 
 
 def _check_warmup(claim: Claim) -> Outcomes:
@@ -197,22 +191,26 @@ def _check_warmup(claim: Claim) -> Outcomes:
     yield holds, said if holds else f"{said}, not {claim.n_warmup_steps}"
 
 
-def _check_speed(claim: Claim, hours: float | None, speed: Speed) -> Outcomes:
+def _check_speed(claim: Claim, hours: float | None, plan: TrainPlan) -> Outcomes:
     steps_per_s = claim.steps_per_s
     if steps_per_s is None and claim.n_steps is not None and hours is not None:
         steps_per_s = claim.n_steps / (hours * 3600)
-    if steps_per_s is None or claim.tokens_per_step is None or claim.hardware != speed.hardware:
+    if steps_per_s is None or claim.tokens_per_step is None or claim.hardware != plan.hardware:
         return
     per_s = steps_per_s * claim.tokens_per_step
-    said = f"{per_s:,.0f} tokens a second need {per_s * speed.flops_per_token / 1e12:.1f} TFLOP/s"
-    if speed.peak_flops_per_s is not None:
-        share = per_s * speed.flops_per_token / speed.peak_flops_per_s
-        words = f"{said} with this model and data, {percent(share, 0)} of {speed.hardware}'s peak"
-        yield (True, words) if share <= 1 else (False, f"{words}: impossible")
-        if share > 1:
+    flops_per_s = per_s * plan.flops_per_token_model
+    said = f"{per_s:,.0f} tokens a second need {flops_per_s / 1e12:.1f} TFLOP/s"
+    peak = peak_flops_per_s(plan.gpu, plan.precision, use_tf32=plan.use_tf32)
+    if peak is not None:
+        words = f"{percent(flops_per_s / peak, 0)} of {plan.hardware}'s peak"
+        words = f"{said} with this model and data, {words}"
+        yield (True, words) if flops_per_s <= peak else (False, f"{words}: impossible")
+        if flops_per_s > peak:
             return
-    if speed.tokens_per_s is not None:
-        ratio = per_s / speed.tokens_per_s
+    if plan.cost.step_hours is not None:
+        # A claim is of one card, and the plan's tokens are those of all.
+        predicted = plan.predicted_tokens / (plan.cost.step_hours * 3600) / plan.world_size
+        ratio = per_s / predicted
         words = f"{per_s:,.0f} tokens a second are {ratio:.2g} times this plan's prediction"
         # The prior itself spans more than a factor of two.
         yield (True, words) if 0.25 <= ratio <= 4 else (False, f"{words}: look again")

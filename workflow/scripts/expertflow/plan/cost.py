@@ -19,7 +19,7 @@ from expertflow.core.errors import ConfigError
 from expertflow.core.format import percent
 from expertflow.core.settings import name_of
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.claims import Speed, time_words
+from expertflow.plan.claims import time_words
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.memory import WEIGHT_BYTES, can_hold, loss_chunk_rows
 from expertflow.plan.records import (
@@ -125,18 +125,21 @@ def plan_cost(
     all cards, so wall time times price is the cost of the run. ``ignored`` says why an existing
     calibration does not count.
     """
-    peak = peak_flops_per_s(plan.gpu, plan.precision, use_tf32=plan.use_tf32)
-    # Of all cards, as the tokens of a run are.
-    whole_peak = None if peak is None else peak * plan.world_size
-    hours, parts = _prior_cost(draft, plan, whole_peak, ignored)
+    hours, parts = _prior_cost(draft, plan, ignored)
     if calibration is not None:
-        hours, measured = _calibrated_cost(calibration, plan, whole_peak)
+        hours, measured = _calibrated_cost(calibration, plan)
         # The prior's parts of a step, and its changes, stay beside what was measured.
         parts |= measured
         if (step := parts.get("step")) is not None:
             parts["reason"] += f"; by the model of a step, {bound_words(step)}"
+    mfu, step_hours = None, parts["step_hours"]
+    peak = peak_flops_per_s(plan.gpu, plan.precision, use_tf32=plan.use_tf32)
+    if peak is not None and step_hours is not None:
+        # Of the steps alone, without saves, evaluations and start-up; of all cards, as the tokens.
+        mfu = plan.model_flops / (step_hours * 3600 * (peak * plan.world_size))
     price = price_of_plan(draft.spec, plan.gpu)
     return CostPlan(
+        mfu_fraction=mfu,
         price_usd_per_hour=price.usd_per_hour,
         price_as_of=price.as_of,
         billing_minutes=price.billing_minutes,
@@ -214,18 +217,17 @@ def _fit_step(plan: TrainPlan) -> tuple[TrainPlan, int]:
 
 
 def _prior_cost(
-    draft: PlanDraft, plan: TrainPlan, peak: float | None, ignored: str | None
+    draft: PlanDraft, plan: TrainPlan, ignored: str | None
 ) -> tuple[Band, dict[str, Any]]:
     hours, step, words = predict_hours(draft, plan)
     parts: dict[str, Any] = {"step_hours": hours[1]}
-    if step is None or hours[1] is None or peak is None:
+    if step is None:
         words += "; calibrate: true measures its speed"
     else:
         words += "; start-up, saves and evaluation not included, as nothing was measured"
         if plan.world_size > 1:
             words += f"; {plan.world_size} cards, taken to share the work perfectly"
         parts |= {
-            "mfu_fraction": plan.model_flops / (hours[1] * 3600 * peak),
             "bound": bound_of(step),
             "step": step,
             "changes": tuple(_list_changes(draft, plan)),
@@ -257,9 +259,7 @@ def _list_changes(draft: PlanDraft, plan: TrainPlan) -> Iterator[StepChange]:
             yield StepChange(setting=name, value=str(value), step_s=step.total_s, fits=fits)
 
 
-def _calibrated_cost(
-    measured: Calibration, plan: TrainPlan, peak: float | None
-) -> tuple[Band, dict[str, Any]]:
+def _calibrated_cost(measured: Calibration, plan: TrainPlan) -> tuple[Band, dict[str, Any]]:
     n_saves = count_saves(plan, measured.step_s)
     saves = n_saves * measured.save_s / 3600
     evals = count_evals(plan) * measured.eval_s / 3600
@@ -278,8 +278,6 @@ def _calibrated_cost(
     return hours, {
         "reason": _measured_reason(measured, plan, n_saves),
         "calibrated": True,
-        # Of the steps alone, without saves, evaluations and start-up.
-        "mfu_fraction": None if peak is None else plan.model_flops / (steps * 3600 * peak),
         "step_hours": steps,
         "save_hours": saves,
         "eval_hours": evals,
@@ -344,16 +342,3 @@ def _hours_words(hours: float) -> str:
 
 def _usd_words(usd: float) -> str:
     return f"${usd:.2f}" if usd >= 1 else f"${usd:.3g}"
-
-
-def speed_of(plan: TrainPlan) -> Speed:
-    # A speed is that of one card, and the tokens are those of all.
-    hours = plan.cost.step_hours
-    return Speed(
-        hardware=plan.hardware,
-        flops_per_token=plan.flops_per_token_model,
-        peak_flops_per_s=peak_flops_per_s(plan.gpu, plan.precision, use_tf32=plan.use_tf32),
-        tokens_per_s=None
-        if hours is None
-        else plan.predicted_tokens / (hours * 3600) / plan.world_size,
-    )

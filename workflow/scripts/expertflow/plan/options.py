@@ -85,20 +85,14 @@ def _option(draft: PlanDraft, plan: TrainPlan, gpu: GpuFacts, n_gpus: int) -> Ha
         except (HardwareError, ConfigError) as error:
             reasons.append(str(error).split(";")[0])
             continue
-        return _laid_out(draft, other, plan, gpu, largest, checkpoint=checkpoint)
+        return _lay_out(draft, other, plan, largest, checkpoint=checkpoint)
     priced = _priced((None, None, None), price_of(draft.spec, gpu, n_gpus))
     # The first reason is that of the manifest's own way to divide the work.
     return HardwareOption(name=gpu.name, n_gpus=n_gpus, fits=False, **priced, remark=reasons[0])
 
 
-def _laid_out(
-    draft: PlanDraft,
-    other: PlanDraft,
-    plan: TrainPlan,
-    gpu: GpuFacts,
-    largest: int,
-    *,
-    checkpoint: bool,
+def _lay_out(
+    draft: PlanDraft, other: PlanDraft, plan: TrainPlan, largest: int, *, checkpoint: bool
 ) -> HardwareOption:
     spec, rows, n_gpus = other.spec, plan.global_batch_sequences, other.spec.world_size
     # Micro-batches of which a whole number makes the same global batch.
@@ -107,7 +101,7 @@ def _laid_out(
     is_known = is_predicted_to_fit(other, micro, checkpoint=checkpoint) is not None
     there = replace(
         plan,
-        gpu=gpu,
+        gpu=other.gpu,
         world_size=n_gpus,
         parallel=spec.parallel,
         precision=other.precision,
@@ -117,10 +111,10 @@ def _laid_out(
         gradient_checkpointing=checkpoint,
     )
     hours, step, unknown = predict_hours(other, there)
-    price = price_of(spec, gpu, n_gpus)
+    price = price_of(spec, other.gpu, n_gpus)
     # Only one of the two has the attention kernel that was traced.
     is_odd_trace = bool(other.trace and other.trace.lines) and (
-        _has_kernel(plan.gpu) != _has_kernel(gpu)
+        _has_kernel(plan.gpu) != _has_kernel(other.gpu)
     )
     remarks = {
         "parallel fsdp": spec.parallel != draft.spec.parallel,
@@ -134,7 +128,7 @@ def _laid_out(
         "no price in prices.yaml": price.usd_per_hour is None,
     }
     return HardwareOption(
-        name=gpu.name,
+        name=other.hardware,
         n_gpus=n_gpus,
         fits=True if is_known else None,
         micro_batch_size=micro,

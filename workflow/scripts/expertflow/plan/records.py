@@ -1,5 +1,6 @@
 """Inputs and output of a plan: settings with reasons, time, money, memory, claims."""
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from msgspec import field
@@ -27,66 +28,58 @@ ORIGIN_WORDS: dict[Origin, str] = {
 USABLE_FRACTION = 0.92
 
 
+# A figure of a claim: it has no effect on a run.
+Figure = partial(Setting, affects=NOTHING)
+
+
 class Claim(Record, frozen=True, kw_only=True):
     """What somebody claims a run takes, in the words of their log; null where nothing is claimed.
 
     The manifest's schema follows from it, and so do the flags of ``check_claims.py``.
     """
 
-    text: Annotated[str, Setting("The claim in words.", NOTHING)]
-    n_steps: Annotated[int | None, Setting("Optimizer steps.", NOTHING, ge=1)] = None
-    n_documents: Annotated[int | None, Setting("Training examples.", NOTHING, ge=1)] = None
-    n_epochs: Annotated[float | None, Setting("Passes over them.", NOTHING, gt=0)] = None
-    batch_size: Annotated[int | None, Setting("Examples a step.", NOTHING, ge=1)] = None
-    steps_per_s: Annotated[float | None, Setting("Steps a second.", NOTHING, gt=0)] = None
-    tokens_per_step: Annotated[float | None, Setting("Tokens of a step.", NOTHING, gt=0)] = None
-    duration: Annotated[
-        str | None, Setting('Time as the log prints it, in quotes: "46:47".', NOTHING)
-    ] = None
-    hours: Annotated[float | None, Setting("Hours that are claimed.", NOTHING, gt=0)] = None
-    usd_per_hour: Annotated[float | None, Setting("Price an hour.", NOTHING, ge=0)] = None
-    usd: Annotated[float | None, Setting("Dollars that are claimed.", NOTHING, ge=0)] = None
+    text: Annotated[str, Figure("The claim in words.")]
+    n_steps: Annotated[int | None, Figure("Optimizer steps.", ge=1)] = None
+    n_documents: Annotated[int | None, Figure("Training examples.", ge=1)] = None
+    n_epochs: Annotated[float | None, Figure("Passes over them.", gt=0)] = None
+    batch_size: Annotated[int | None, Figure("Examples a step.", ge=1)] = None
+    steps_per_s: Annotated[float | None, Figure("Steps a second.", gt=0)] = None
+    tokens_per_step: Annotated[float | None, Figure("Tokens of a step.", gt=0)] = None
+    duration: Annotated[str | None, Figure('Time as the log prints it, in quotes: "46:47".')] = None
+    hours: Annotated[float | None, Figure("Hours that are claimed.", gt=0)] = None
+    usd_per_hour: Annotated[float | None, Figure("Price an hour.", ge=0)] = None
+    usd: Annotated[float | None, Figure("Dollars that are claimed.", ge=0)] = None
     parts_hours: Annotated[
-        tuple[float, ...], Setting("Parts that are said to make up the hours.", NOTHING, ge=0)
+        tuple[float, ...], Figure("Parts that are said to make up the hours.", ge=0)
     ] = ()
     hardware: Annotated[
-        str | None,
-        Setting("One card of this kind, as config/hardware/gpus.yaml calls it.", NOTHING),
+        str | None, Figure("One card of this kind, as config/hardware/gpus.yaml calls it.")
     ] = None
-    n_saves: Annotated[int | None, Setting("Saves of the run.", NOTHING, ge=1)] = None
-    n_saves_after: Annotated[int | None, Setting("Saves that would do.", NOTHING, ge=0)] = None
-    minutes_per_save: Annotated[float | None, Setting("Minutes of one.", NOTHING, gt=0)] = None
+    n_saves: Annotated[int | None, Figure("Saves of the run.", ge=1)] = None
+    n_saves_after: Annotated[int | None, Figure("Saves that would do.", ge=0)] = None
+    minutes_per_save: Annotated[float | None, Figure("Minutes of one.", gt=0)] = None
     gain_percent: Annotated[
-        float | None,
-        Setting("Least that this is said to gain, percent of the hours.", NOTHING, ge=0),
+        float | None, Figure("Least that this is said to gain, percent of the hours.", ge=0)
     ] = None
     gain_percent_max: Annotated[
-        float | None, Setting("Most of it, where a range is claimed.", NOTHING, ge=0)
+        float | None, Figure("Most of it, where a range is claimed.", ge=0)
     ] = None
-    hours_before: Annotated[float | None, Setting("Hours before a change.", NOTHING, gt=0)] = None
-    steps_per_s_before: Annotated[
-        float | None, Setting("Steps a second before a change.", NOTHING, gt=0)
-    ] = None
-    speedup: Annotated[
-        float | None, Setting("Times the speed that all changes make.", NOTHING, gt=0)
-    ] = None
+    hours_before: Annotated[float | None, Figure("Hours before a change.", gt=0)] = None
+    steps_per_s_before: Annotated[float | None, Figure("Steps a second before a change.", gt=0)] = (
+        None
+    )
+    speedup: Annotated[float | None, Figure("Times the speed that all changes make.", gt=0)] = None
     speedups: Annotated[
-        tuple[float, ...], Setting("Factors it is made of, but for TF32.", NOTHING, gt=0)
+        tuple[float, ...], Figure("Factors it is made of, but for TF32.", gt=0)
     ] = ()
-    tf32_speedup: Annotated[float | None, Setting("That of TF32.", NOTHING, gt=0)] = None
-    precision: Annotated[
-        Precision | None, Setting("Precision of the run; TF32 is for fp32.", NOTHING)
-    ] = None
-    n_warmup_steps: Annotated[
-        int | None, Setting("Warm-up steps that are claimed.", NOTHING, ge=0)
-    ] = None
+    tf32_speedup: Annotated[float | None, Figure("That of TF32.", gt=0)] = None
+    precision: Annotated[Precision | None, Figure("Precision of the run; TF32 is for fp32.")] = None
+    n_warmup_steps: Annotated[int | None, Figure("Warm-up steps that are claimed.", ge=0)] = None
     warmup_ratio: Annotated[
         float | None,
-        Setting(
-            "Their ratio, in max(warmup_steps_min, int(warmup_ratio x n_steps)).", NOTHING, ge=0
-        ),
+        Figure("Their ratio, in max(warmup_steps_min, int(warmup_ratio x n_steps)).", ge=0),
     ] = None
-    warmup_steps_min: Annotated[int | None, Setting("Their minimum there.", NOTHING, ge=0)] = None
+    warmup_steps_min: Annotated[int | None, Figure("Their minimum there.", ge=0)] = None
 
 
 class HardwareChoice(Record, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from expertflow.core.format import percent
 from expertflow.core.settings import name_of
 from expertflow.plan import switches, tuned
 from expertflow.plan.claims import check_claims, time_words, usd_words
-from expertflow.plan.cost import check_budgets, plan_cost, speed_of
+from expertflow.plan.cost import check_budgets, plan_cost
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.flops import CONVENTION, flops_doubts
 from expertflow.plan.memory import choose_batch, peak_bytes, peak_reason, predict_memory
@@ -79,7 +79,7 @@ def plan_training(
     plan = replace(plan, cost=cost)
     for budget in check_budgets(cost, draft.spec):
         draft.note(*budget)
-    claims = check_claims(draft.spec.claims, speed_of(plan))
+    claims = check_claims(draft.spec.claims, plan)
     plan = replace(plan, options=compare_options(draft, plan), claims=claims)
     _note_rest(draft, spec, plan)
     origins = plan.origins
