@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from plan_fixtures import PACKING, QWEN_06B, SPLIT, card, plan, reasons_of, seq
+from plan_fixtures import PACKING, QWEN_06B, SPLIT, because_of, card, plan, reasons_of, seq
 from support import LORA, plan_spec
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.format import GIB
 from expertflow.core.settings import name_of
+from expertflow.plan.records import TrainPlan
 from expertflow.plan.settings import Training
 from expertflow.plan.switches import (
     check_settings,
@@ -22,13 +24,22 @@ from expertflow.plan.switches import (
 )
 
 
+def checkpointing_reason(made: TrainPlan) -> str:
+    return because_of(made)[name_of(Training.gradient_checkpointing)]
+
+
 def test_tiers_decide_where_memory_cannot_be_predicted() -> None:
     unknown = replace(QWEN_06B, model_type="starcoder2")
     for name, rows in (("RTX 2060", 4), ("RTX 4090", 8), ("H100 SXM", 8)):
         made = plan(card(name), facts=unknown)
         assert made.gradient_checkpointing and made.batch_size == rows
+        assert "on, as memory cannot be predicted" in checkpointing_reason(made)
         told = plan(card(name), facts=unknown, gradient_checkpointing=False)
         assert not told.gradient_checkpointing
+        assert checkpointing_reason(told) == "gradient_checkpointing of the manifest"
+        given = plan(card(name), facts=unknown, batch_size=rows)
+        assert not given.gradient_checkpointing
+        assert "memory cannot be predicted" in checkpointing_reason(given)
         assert made.predicted_peak_bytes is None
         assert "starcoder2" in made.predicted_peak_reason
 
@@ -68,6 +79,18 @@ def test_fewer_rows_a_card_may_need_no_checkpointing() -> None:
     small = replace(card("RTX 4090"), memory_total_bytes=10 * 10**9)
     one, eight = (plan(small, seq(1024), world_size=n) for n in (1, 8))
     assert (one.gradient_checkpointing, eight.gradient_checkpointing) == (True, False)
+
+
+def test_what_fewer_rows_would_need_without_checkpointing_is_said_of_them() -> None:
+    llama_8b = replace(
+        QWEN_06B, n_layers=32, hidden_size=4096, n_heads=32, intermediate_size=14_336,
+        model_type="llama",
+    )  # fmt: skip
+    made = plan(card("RTX 4090"), seq(512), llama_8b, n_params=8 * 10**9, world_size=8)
+    assert made.batch_size == 2 and made.gradient_checkpointing
+    assert made.without_checkpointing_peak_bytes is not None
+    peak = f"predicted {made.without_checkpointing_peak_bytes / GIB:.1f} GiB without"
+    assert peak in checkpointing_reason(made)
 
 
 def test_cards_share_the_hours_and_a_configured_price_is_that_of_the_machine() -> None:

@@ -242,10 +242,10 @@ def choose_batch(draft: PlanDraft) -> tuple[int, int, bool]:
             )
             # A power of two can be halved when memory runs out.
             micro = draft.choose(Training.batch_size, 1 << (most.bit_length() - 1), because)
-            may_keep_all = checkpoint and spec.gradient_checkpointing is None
-            if may_keep_all and is_predicted_to_fit(draft, micro, checkpoint=False):
-                because = "not needed: activations of so few rows are predicted to fit"
-                checkpoint = draft.choose(Training.gradient_checkpointing, False, because)
+            if checkpoint and spec.gradient_checkpointing is None:
+                # All activations of so few rows may fit.
+                checkpoint = not is_predicted_to_fit(draft, micro, checkpoint=False)
+                _choose_checkpoint(draft, micro, checkpoint)
         value = max(1, round(WANTED_GLOBAL_BATCH / (micro * n_cards)))
         shared = f" x {n_cards}" if n_cards > 1 else ""
         reason = (
@@ -316,8 +316,7 @@ def _micro_batch_by_tier(draft: PlanDraft) -> tuple[int, bool]:
     reason = f"memory cannot be predicted for this model or card; tier of a {size_gb:.0f} GB card"
     draft.choose(Training.batch_size, micro, reason)
     checkpoint = spec.gradient_checkpointing is not False
-    reason = "on, as memory cannot be predicted"
-    return micro, draft.choose(Training.gradient_checkpointing, checkpoint, reason)
+    return micro, _choose_checkpoint(draft, micro, checkpoint)
 
 
 def _micro_batch_by_memory(draft: PlanDraft) -> tuple[int, bool]:
@@ -373,13 +372,16 @@ def _refuse(draft: PlanDraft, *, checkpoint: bool) -> NoReturn:
 
 
 def _choose_checkpoint(draft: PlanDraft, micro: int, checkpoint: bool, more: str = "") -> bool:
+    without = peak_bytes(draft, micro, checkpoint=False)
     if draft.spec.gradient_checkpointing is not None:
         reason = draft.spec.cite_setting(Training.gradient_checkpointing)
     elif draft.gpu is None:
         reason = "off by default on a CPU"
+    elif can_hold(draft.memory_total_bytes, without) is None:
+        switch = "on" if checkpoint else "off for the batch_size that is set"
+        reason = f"{switch}, as memory cannot be predicted"
     elif checkpoint:
-        without = (peak_bytes(draft, micro, checkpoint=False) or 0) / GIB
-        reason = f"needed to fit: predicted {without:.1f} GiB without"
+        reason = f"needed to fit: predicted {(without or 0) / GIB:.1f} GiB without"
     else:
         reason = "not needed: activations are predicted to fit"
     return draft.choose(Training.gradient_checkpointing, checkpoint, reason + more)
