@@ -147,6 +147,19 @@ def test_packed_tokens_take_the_time_of_their_steps(place: Place) -> None:
     assert place.hours()[0] == once[0] and place.hours()[1] > 1.1 * once[1]
 
 
+def test_full_precision_takes_twice_as_long_and_shares_are_updated_at_once(place: Place) -> None:
+    place.packing()
+    place.manifest["training"] |= {"method": "lora", "num_train_epochs": 100.0}
+    half = place.hours()
+    place.manifest["training"] |= {"bf16": False}
+    # TF32 has half the peak of bf16, and its values twice the bytes.
+    assert place.hours() == pytest.approx([2 * hours for hours in half], rel=0.05)
+    place.manifest["training"] |= {"method": "full", "world_size": 8}
+    whole = place.hours()
+    place.manifest["training"]["parallel"] = "fsdp"
+    assert place.hours() < whole
+
+
 def test_a_card_too_small_for_the_weights_is_refused(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:

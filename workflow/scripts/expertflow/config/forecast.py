@@ -221,8 +221,10 @@ class Forecaster:
             compiled=choose_compile(spec, gpu, attention=attention, packing=training.packing)[0],
             is_quantized=spec.method == "qlora",
             n_trained=count_trained_weights(facts, spec.lora),
+            value_bytes=int(WEIGHT_BYTES[choose_precision(spec, gpu)[0]]),
             weight_bytes=int(WEIGHT_BYTES[spec.trained_dtype]),
             state_bytes=state_bytes(spec),
+            n_shares=spec.n_shares,
         )
         most = step._replace(
             mean_context_tokens=context[1],

@@ -162,10 +162,10 @@ def step_work(draft: PlanDraft, plan: TrainPlan) -> StepWork:
         compiled=plan.torch_compile,
         is_quantized=plan.method == "qlora",
         n_trained=plan.n_params_trainable,
-        value_bytes=4 if plan.precision == "fp32" else 2,
+        value_bytes=int(WEIGHT_BYTES[plan.precision]),
         weight_bytes=int(WEIGHT_BYTES[plan.trained_dtype]),
         state_bytes=state_bytes(plan),
-        n_shares=plan.world_size if plan.parallel == "fsdp" else 1,
+        n_shares=plan.n_shares,
         chunk_rows=loss_chunk_rows(
             draft.facts.vocab_size, draft.memory_total_bytes, trained=draft.trains_head
         ),

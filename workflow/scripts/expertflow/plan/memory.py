@@ -95,11 +95,10 @@ def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> M
         step_bytes = int(_prior_step_bytes(draft, n_tokens, checkpoint=checkpoint))
     else:
         return None
-    n_shares = spec.world_size if spec.parallel == "fsdp" else 1
-    model_bytes = int(model / n_shares)
+    model_bytes = int(model / spec.n_shares)
     moments = state_bytes(spec) * n_trained
-    optimizer_bytes = int((gradients + moments) / n_shares)
-    if n_shares > 1 and model > model_bytes + optimizer_bytes + step_bytes:
+    optimizer_bytes = int((gradients + moments) / spec.n_shares)
+    if spec.n_shares > 1 and model > model_bytes + optimizer_bytes + step_bytes:
         # Loading is the peak: a card holds the whole model before it is sharded, and nothing else.
         model_bytes, optimizer_bytes, step_bytes = int(model), 0, 0
     used = model_bytes + optimizer_bytes + step_bytes
@@ -119,8 +118,7 @@ def standing_bytes(spec: PlanSpec, facts: ModelFacts) -> tuple[int, str]:
     weights += n_trained * WEIGHT_BYTES[spec.trained_dtype]
     # A gradient is of its weight's dtype.
     each = WEIGHT_BYTES[spec.trained_dtype] + state_bytes(spec)
-    n_shares = spec.world_size if spec.parallel == "fsdp" else 1
-    whole, share = int(weights), int(weights + n_trained * each) // n_shares
+    whole, share = int(weights), int(weights + n_trained * each) // spec.n_shares
     # Each process loads the whole model before it is sharded.
     if whole > share:
         return whole, "all weights, which each process loads first,"

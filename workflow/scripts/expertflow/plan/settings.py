@@ -315,6 +315,11 @@ class Training(Record, frozen=True, kw_only=True):
     def trained_dtype(self) -> TrainedDtype:
         return "bf16" if self.pure_bf16 else "fp32"
 
+    @property
+    def n_shares(self) -> int:
+        """The number of processes that divide the model."""
+        return self.world_size if self.parallel == "fsdp" else 1
+
 
 class TrainingSection(Training, frozen=True, kw_only=True):
     """The section ``training`` of a manifest, including settings read by other rules."""
