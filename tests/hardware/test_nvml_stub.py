@@ -94,6 +94,12 @@ def test_counters_that_fail_say_why(library: Path, tmp_path: Path) -> None:
     for name in ("tensor_active_percent", "sm_active_percent", "pcie_rx_bytes_per_s"):
         assert record[name] is None
         assert record["unavailable"][name].startswith("every reading failed: NVML: ")
+    # So it is where the card does not even tell whether it has them; the bus is asked directly.
+    record = watch(library, tmp_path, fail__gpm=999, pcie_rx=5000)
+    for name in ("tensor_active_percent", "sm_active_percent"):
+        assert record["unavailable"][name].startswith("every reading failed: NVML: ")
+    assert record["n_lost_readings"].keys() == {"tensor_active_percent", "sm_active_percent"}
+    assert record["pcie_rx_bytes_per_s"]["mean"] == pytest.approx(5_000_000)
     # Where they are refused the bus is left to ask.
     for question in ("gpm_sample", "gpm_metrics"):
         record = watch(library, tmp_path, **{f"fail__{question}": 4}, pcie_rx=5000)

@@ -6,7 +6,7 @@ fails for once (a timeout, a card in reset) is null in that reading only, and co
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -72,14 +72,17 @@ METRICS = {
     "pcie_rx_bytes_per_s": (pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC, MIB),
     "pcie_tx_bytes_per_s": (pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, MIB),
 }
+# Those that only GPM has.
+SM_METRICS = [name for name in METRICS if name not in PCIE]
 
 
-def _clock_reasons(handle: Any) -> int:
+def _throttle_reasons(handle: Any) -> tuple[str, ...]:
     try:
-        return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        mask = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     except pynvml.NVMLError_FunctionNotFound:
         # Its name before driver 535.
-        return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+        mask = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return tuple(name for bit, name in REASONS.items() if mask & bit)
 
 
 def _ask_each(handle: Any, question: Callable[..., Any], numbers: dict[str, int]) -> dict[str, Any]:
@@ -108,44 +111,41 @@ def _temperature_limits(handle: Any) -> dict[str, float] | None:
     return {name: float(limit) for name, limit in found.items() if limit} or None
 
 
-def _dotted(pair: Sequence[int]) -> str:
-    return f"{pair[0]}.{pair[1]}"
+def _compute_capability(handle: Any) -> str:
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return f"{major}.{minor}"
 
 
-def _thousandth(value: int) -> float:
-    return value / 1000
-
-
-# Figure: the question to the driver, its arguments, and how its answer is read.
-QUESTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...], Callable[[Any], Any]]] = {
-    "gpu_name": (pynvml.nvmlDeviceGetName, (), str),
-    "uuid": (pynvml.nvmlDeviceGetUUID, (), str),
-    "memory_total_bytes": (pynvml.nvmlDeviceGetMemoryInfo, (), lambda info: int(info.total)),
+# Figure: the question to the driver about a card.
+QUESTIONS: dict[str, Callable[[Any], Any]] = {
+    "gpu_name": lambda card: str(pynvml.nvmlDeviceGetName(card)),
+    "uuid": lambda card: str(pynvml.nvmlDeviceGetUUID(card)),
+    "memory_total_bytes": lambda card: int(pynvml.nvmlDeviceGetMemoryInfo(card).total),
     # Nobody holds this memory.
-    "memory_free_bytes": (pynvml.nvmlDeviceGetMemoryInfo, (), lambda info: int(info.free)),
+    "memory_free_bytes": lambda card: int(pynvml.nvmlDeviceGetMemoryInfo(card).free),
     # By all processes and the driver.
-    "memory_used_bytes": (pynvml.nvmlDeviceGetMemoryInfo, (), lambda info: int(info.used)),
-    "compute_capability": (pynvml.nvmlDeviceGetCudaComputeCapability, (), _dotted),
+    "memory_used_bytes": lambda card: int(pynvml.nvmlDeviceGetMemoryInfo(card).used),
+    "compute_capability": _compute_capability,
     # The share of the last 1/6 to 1 s in which any kernel was running.
-    "any_kernel_percent": (pynvml.nvmlDeviceGetUtilizationRates, (), lambda r: float(r.gpu)),
-    "temperature_c": (pynvml.nvmlDeviceGetTemperature, (pynvml.NVML_TEMPERATURE_GPU,), float),
-    # The mean of the last second on most cards since Ampere.
-    "power_w": (pynvml.nvmlDeviceGetPowerUsage, (), _thousandth),
-    # The limit in force.
-    "power_limit_w": (pynvml.nvmlDeviceGetEnforcedPowerLimit, (), _thousandth),
-    # A counter that starts with the driver: use differences.
-    "energy_j": (pynvml.nvmlDeviceGetTotalEnergyConsumption, (), _thousandth),
-    "sm_clock_mhz": (pynvml.nvmlDeviceGetClockInfo, (pynvml.NVML_CLOCK_SM,), int),
-    "memory_clock_mhz": (pynvml.nvmlDeviceGetClockInfo, (pynvml.NVML_CLOCK_MEM,), int),
-    # What sets the clocks just now, idleness and settings included.
-    "throttle_reasons": (
-        _clock_reasons,
-        (),
-        lambda mask: tuple(name for bit, name in REASONS.items() if mask & bit),
+    "any_kernel_percent": lambda card: float(pynvml.nvmlDeviceGetUtilizationRates(card).gpu),
+    "temperature_c": lambda card: float(
+        pynvml.nvmlDeviceGetTemperature(card, pynvml.NVML_TEMPERATURE_GPU)
     ),
+    # The mean of the last second on most cards since Ampere.
+    "power_w": lambda card: pynvml.nvmlDeviceGetPowerUsage(card) / 1000,
+    # The limit in force.
+    "power_limit_w": lambda card: pynvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000,
+    # A counter that starts with the driver: use differences.
+    "energy_j": lambda card: pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1000,
+    "sm_clock_mhz": lambda card: int(pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM)),
+    "memory_clock_mhz": lambda card: int(
+        pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_MEM)
+    ),
+    # What sets the clocks just now, idleness and settings included.
+    "throttle_reasons": _throttle_reasons,
     # Counters of the time lost, by cause.
-    "violation_s": (_violations, (), dict),
-    "temperature_limits_c": (_temperature_limits, (), dict),
+    "violation_s": _violations,
+    "temperature_limits_c": _temperature_limits,
 }
 
 
@@ -209,9 +209,7 @@ class Device(Struct):
     _pcie_asked_at: float | None = None
 
     def read_figure(self, name: str) -> Any:
-        question, arguments, read = QUESTIONS[name]
-        answer = self.ask_driver(name, question, *arguments)
-        return None if answer is None else read(answer)
+        return self.ask_driver(name, QUESTIONS[name])
 
     def read_figures(self, *names: str) -> tuple[dict[str, Any], dict[str, str]]:
         """Return figures, and the reason of each that is null."""
@@ -253,6 +251,8 @@ class Device(Struct):
         """Return tensor-active, SM-active and PCIe traffic since the last call, as far as known."""
         if self._gpm is None:
             self._gpm = self.ask_driver("gpm", Gpm)
+            if reason := self.lost.pop("gpm", None):
+                self.lost |= dict.fromkeys(SM_METRICS, reason)
         if self._gpm is not None and "gpm.reading" not in self.unavailable:
             figures = dict(self.ask_driver("gpm.reading", self._gpm.read) or {})
             self._answered.update(figures)
@@ -266,7 +266,7 @@ class Device(Struct):
         if absent := self.unavailable.get("gpm"):
             reason = f"no GPM counters (Hopper and newer have them): {absent}"
         if reason is not None:
-            self.unavailable |= dict.fromkeys(list(METRICS)[:2], reason)
+            self.unavailable |= dict.fromkeys(SM_METRICS, reason)
         # The bus can still be asked directly.
         return self._pcie()
 
