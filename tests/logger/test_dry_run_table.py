@@ -109,11 +109,12 @@ def test_other_jobs_take_what_they_took(capsys: pytest.CaptureFixture[str], tmp_
     exported = job("export_model", log=[str(tmp_path / "export_model.log")])
     assert printed(capsys, ENDED, TRAINED, evaluated, exported)[-1] == unknown
     assert printed(capsys, ENDED, evaluated) == ["", "Nothing to train.", took]
-    # Another expert of the folder takes what this one took.
-    other = job("evaluate_expert", "b", log=[str(log.parents[2] / "b" / "logs" / log.name)])
-    assert printed(capsys, ENDED, other)[-1] == took.replace(
-        "the last runs of 1 here took", "1 took for other experts"
-    )
+    # Another expert of the folder, or the rule for another input, takes what this one took.
+    for path in (log.parents[2] / "b" / "logs" / log.name, log.with_name("evaluate_expert.x.log")):
+        other = job("evaluate_expert", path.parts[-3], log=[str(path)])
+        assert printed(capsys, ENDED, other)[-1] == took.replace(
+            "the last runs of 1 here took", "1 took for other inputs"
+        )
     # What never ran is modeled.
     modeled = job("export_model", forecast="36 to 360 s", log=[str(tmp_path / "export_model.log")])
     lines = printed(capsys, ENDED, TRAINED, UNPRICED_B, evaluated, modeled)

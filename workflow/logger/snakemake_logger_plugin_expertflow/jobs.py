@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snakemake_logger_plugin_expertflow.others import last_success_s
+from snakemake_logger_plugin_expertflow.others import find_log, last_success_s
 
 TAIL_BYTES = 4096
 CLOCK = re.compile(r"\d\d:\d\d:\d\d ")
@@ -31,7 +31,7 @@ class Job:
 
     def read_duration_s(self) -> float:
         """Return the time of the job's own process, which may have waited in a queue."""
-        took_s = last_success_s([self.log]) if self.log else None
+        took_s = last_success_s(self.log) if self.log else None
         return self.elapsed_s if took_s is None else took_s
 
     def read_last_line(self) -> str:
@@ -54,13 +54,12 @@ class Job:
 
 def read_job(record: Any) -> Job:
     wildcards = getattr(record, "wildcards", None) or {}
-    log = getattr(record, "log", None) or []
     details = [str(value) for name, value in wildcards.items() if name != "expert"]
     return Job(
         stage=str(getattr(record, "rule_name", "")),
         expert=str(wildcards.get("expert", "")),
         details=" ".join(details),
-        log=Path(log[0]) if len(log) == 1 else None,
+        log=find_log(record),
     )
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from snakemake_logger_plugin_expertflow.others import OtherJobs
+from snakemake_logger_plugin_expertflow.others import OtherJobs, find_log
 
 TITLE = "What the trainings should take; other jobs are not included"
 NOTHING = "Nothing to train."
@@ -42,7 +42,7 @@ class PendingJobs:
         if rule == TRAIN:
             self.forecasts[expert] = forecast
         else:
-            self.others.add_job(rule, told.get("log"), forecast)
+            self.others.add_job(rule, find_log(record), forecast)
 
     def list_trainings(self) -> list[Line]:
         """Return a line per expert to train, sorted by name, in the order of ``HEADER``."""
