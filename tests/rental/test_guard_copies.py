@@ -18,9 +18,9 @@ from expertflow.rental.sync.store import SendRecord, SyncFailed
 from expertflow.train.saved import checkpoint_files
 
 
-def copies_of(folder: Path, place: Place, *, forget_spent: bool = False) -> Copies:
+def copies_of(folder: Path, place: Place, *more: str, forget_spent: bool = False) -> Copies:
     words = ["--state", str(folder / "state"), "--results", str(folder / "results")]
-    words += ["--sync-to", place.destination, "--", "true"]
+    words += ["--sync-to", place.destination, *more, "--", "true"]
     copies = Copies(parse_options(words, None))
     copies.start_session(forget_spent=forget_spent)
     return copies
@@ -55,7 +55,7 @@ def spend(folder: Path, start_s: float) -> PaidSession:
 
 def fail_at(copies: Copies, part: str, error: Exception | None = None) -> None:
     """Have the store fail for keys that contain something."""
-    store: Any = copies.sync_store
+    store: Any = copies.push_store
     send = store.send_files
 
     def failing(folder: Path, key: str, names: list[str]) -> object:
@@ -119,7 +119,7 @@ def test_a_state_that_fails_holds_up_nothing(place: Place, tmp_path: Path) -> No
 
 def test_a_failed_push_does_not_end_training(place: Place, tmp_path: Path) -> None:
     unfinished(tmp_path / "state" / "a" / "f")
-    copies = copies_of(tmp_path, place)
+    copies = copies_of(tmp_path, place, "--push", place.destination)
     session = spend(tmp_path, 0.0)
     fail_at(copies, "state/a", RuntimeError("unheard of"))
     copies.push_soon()

@@ -16,6 +16,8 @@ sys.path.append(str(ROOT / "tests" / "hardware"))
 
 import nvml_stub
 
+from expertflow.rental.guard.ledger import read_ledger
+
 pytestmark = pytest.mark.long
 
 
@@ -141,6 +143,27 @@ def test_a_run_stops_before_its_budget_is_spent(tmp_path: Path) -> None:
     assert not (tmp_path / "went_on").exists()
     guarded.run(tmp_path, *guarded.BUDGET, "--forget-spent", command=["true"])
     assert guarded.record(tmp_path)["usd_before"] == 0
+
+
+def test_a_machine_that_is_gone_has_left_its_cost(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "results").mkdir(parents=True)
+        (tmp_path / name / "results" / "x").touch()
+    # No checkpoints are pushed; at a dollar a second something is spent soon.
+    options = ("--sync-to", str(tmp_path / "there"), "--usd-per-hour", "3600")
+    ledger = tmp_path / "there" / "state" / ".guard" / "ledger.json"
+    soon = "from expertflow.rental.guard import run\nrun.NOTE_EVERY_S = 0.1"
+    guard = guarded.start_trainer(tmp_path / "one", *options, "--push-minutes", "0.001", patch=soon)
+
+    def is_sent() -> bool:
+        [session] = read_ledger(ledger).sessions
+        return session.end_s - session.start_s > 1
+
+    wait_for(is_sent, said="what is spent was not sent", during=guard)
+    guard.kill()
+    guarded.end(guard, code=-9)
+    guarded.run(tmp_path / "two", *options, command=["true"])
+    assert guarded.record(tmp_path / "two")["usd_before"] > 1
 
 
 @pytest.mark.parametrize("is_fresh", [False, True])

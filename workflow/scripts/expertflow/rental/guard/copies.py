@@ -41,6 +41,8 @@ class Copies:
         self.sync_store = None if sync_to is None else open_store(sync_to, self.cancel)
         # Checkpoints go where results go, unless they have a destination of their own.
         self.push_store = self.sync_store if push is None else open_store(push, self.cancel)
+        # Beside the command; what it costs is sent even where no checkpoints are.
+        self._beside = self.send_ledger if push is None else self._push_all
         self.pulls: list[str] = []
         self.pushes: list[SendRecord] = []
         self.syncs: list[SendRecord] = []
@@ -89,7 +91,7 @@ class Copies:
     def push_soon(self) -> None:
         self.check_push()
         if self._pushing is None:
-            self._pushing = self._thread.submit(self._push_all)
+            self._pushing = self._thread.submit(self._beside)
 
     def check_push(self) -> None:
         if self._pushing is not None and self._pushing.done():

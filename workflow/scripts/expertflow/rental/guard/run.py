@@ -217,7 +217,7 @@ class Guard:
             if now_s - self._noted_s >= NOTE_EVERY_S:
                 self._noted_s = now_s
                 self._note()
-            if options.push is not None:
+            if self.copies.push_store is not None:
                 self.copies.check_push()
                 if now_s - self._pushed_s >= 60 * options.push_minutes:
                     self._pushed_s = now_s
