@@ -25,8 +25,8 @@ PUBLIC = {
     "hardware": "card_locks disk gpu_table monitor nvml nvml_device probe",
     "evaluate": "answer_text generate scoring statistics",
     "plan": "claims cost draft flops memory override resolve settings step_time switches tuned",
-    "train": "device feed.batches feed.on_the_fly feed.order job memory_trace model.base model.load"
-    " model.loss model.packed model.weights processes run saved.checkpoint_files trial",
+    "train": "device feed.batches feed.loader feed.on_the_fly job memory_trace model.base"
+    " model.load model.loss model.packed model.weights processes run saved.checkpoint_files trial",
 }
 # Tables from which settings take their choices. They import no torch, and any room reads them.
 DECLARATIONS = {"train.optimizers"}

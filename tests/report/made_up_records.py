@@ -266,7 +266,6 @@ def make_training() -> t.TrainingRecord:
         ),
         micro_batch_size=16,
         n_accumulation_steps=2, memory_retries=(), on_the_fly=False, checkpoint_write_s=31.0,
-        n_checkpoint_bytes=55_100_000,
         sampled_steps=t.SampledSteps(n_steps=90, h2d_s=0.003, forward_s=0.45, backward_s=0.86,
                                      optimizer_s=0.07),
         n_tokens=86_400_000, n_target_tokens=28_600_000, n_padding_tokens=2_073_600,

@@ -365,7 +365,7 @@ def test_a_step_reads_the_rows_of_its_order(folder: Path) -> None:
     rows = documents(folder, held_out=False)
     order = RowOrder(n_rows=len(rows), global_batch=6, seed=3)
     feed = OnTheFlyFeed(documents=rows, order=order, micro_batch_size=4, n_steps=12)
-    collator, batches = Collator(rows.take(np.arange(len(rows)))), feed.batches_from(2)
+    collator, batches = Collator(rows.take(np.arange(len(rows)))), feed.batches_from(2, CPU)
     n = len(TENSORS)
     for step in range(2, 12):
         chosen = order.rows_of_step(step)

@@ -291,10 +291,9 @@ def full_disk() -> Iterator[None]:
 
 def test_a_saver_has_written_when_it_is_left(tmp_path: Path) -> None:
     with Saver(tmp_path, keep=1) as saver:
-        assert (saver.written_s, saver.n_bytes) == (0.0, None)
+        assert saver.written_s == 0.0
         saver.submit(taken(1))
-    (written,) = checkpoint_files.complete_checkpoints(tmp_path)
-    assert saver.n_bytes == sum(path.stat().st_size for path in written.iterdir())
+    assert len(checkpoint_files.complete_checkpoints(tmp_path)) == 1
     assert 0 < saver.written_s < 60
     with pytest.raises(RuntimeError, match="after shutdown"):
         saver.submit(taken(2))

@@ -32,7 +32,8 @@ from expertflow.tokens.records import PackingRecord
 from expertflow.train import job, step_hooks
 from expertflow.train.fingerprint import PLAN, fingerprint_run, warn_of_unused_progress
 from expertflow.train.model.packed import compute_held_out_loss
-from expertflow.train.run import Diverged, TrainInputs
+from expertflow.train.model.weights import Diverged
+from expertflow.train.run import TrainInputs
 from expertflow.train.saved.checkpoint_files import last_seen_s, newest_checkpoint, read_progress
 
 KILL, TERM, INT, HUP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP

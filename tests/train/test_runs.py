@@ -30,11 +30,11 @@ from expertflow.train import job, loop, publish
 from expertflow.train.job import run_monitor
 from expertflow.train.model.load import load_trained
 from expertflow.train.model.packed import PackedLoss
-from expertflow.train.model.weights import list_trained_parameters
+from expertflow.train.model.weights import Diverged, list_trained_parameters
 from expertflow.train.processes import start_processes
 from expertflow.train.publish import LOGS, read_outcome, write_outcome
 from expertflow.train.records import EvalPoint
-from expertflow.train.run import Diverged, PendingStep, TrainInputs
+from expertflow.train.run import PendingStep, TrainInputs
 from expertflow.train.saved import checkpoint_files
 from expertflow.train.step_hooks import flush_steps, out_of_patience
 

@@ -54,7 +54,7 @@ def variant_spec(spec: AblationSpec, name: str) -> VariantSpec:
             f"no variant is named {name!r} in ablation.files; {suggest_name(name, named)}"
         )
     # A new label or another rung measures the same, and runs nothing again.
-    variant = replace(named[name], label="", of=None, rung=None, undone=())
+    variant = replace(named[name], label="", of=None, rung=None)
     return fill_record(VariantSpec, spec, variant=variant)
 
 
@@ -131,7 +131,6 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
                 training=dict(training),
                 of=of,
                 rung=i,
-                undone=tuple(undone),
             )
         )
     # The plan itself is the last rung: what is left over would be measured as part of no step.

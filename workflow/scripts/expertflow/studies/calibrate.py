@@ -15,21 +15,16 @@ from numpy.typing import NDArray
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import read_json_lines
-from expertflow.core.records import read_record, write_record
+from expertflow.core.records import fill_record, read_record, write_record
 from expertflow.plan.records import Calibration, TrainPlan
 from expertflow.plan.tuned import calibration_key
 from expertflow.staging.content import read_content
 from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
-from expertflow.studies.plan_expert import (
-    CalibrationJob,
-    card_names,
-    check_card,
-    import_code,
-    plan_expert,
-)
+from expertflow.studies.plan_expert import CalibrationJob, card_names, check_card, plan_expert
 from expertflow.studies.subprocess_runner import scratch_folder
 from expertflow.train.job import TrainingJob, run_job
+from expertflow.train.memory_trace import import_code
 from expertflow.train.processes import RANK
 from expertflow.train.records import ModelRecord, StepRecord, TrainingRecord
 
@@ -46,19 +41,21 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
 
     TrainingError or HardwareError if it fails or is on another card, Interrupted on a signal.
     """
-    import_code(job.model, job.spec)
+    model = read_record(ModelRecord, job.model)
+    # Tracing and training both need it, and neither is timed with it.
+    import_code(Path(model.path), adapter=job.spec.lora is not None)
     began_s = time.perf_counter()
     plan = plan_expert(job, tuning=job.tuning)
-    gpu, model = plan.gpu, read_record(ModelRecord, job.model)
+    gpu = plan.gpu
     if gpu is not None and RANK not in os.environ:
         for name in card_names(gpu)[: plan.world_size]:
             check_card(gpu, name, **STUDY)
     with scratch_folder(job.scratch):
         short, n_warmup = shorten_plan(plan)
-        training = TrainingJob(
+        training = fill_record(
+            TrainingJob,
+            job,
             plan=job.scratch / "plan.json",
-            packing=job.packing,
-            model=job.model,
             staging=job.scratch / "staging.json",
             state=job.scratch / "state",
             checkpoint=job.scratch / "checkpoint",

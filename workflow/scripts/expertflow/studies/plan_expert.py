@@ -103,14 +103,6 @@ def check_card(gpu: GpuFacts, name: str | None, *, study: str, verb: str) -> Non
         )
 
 
-def import_code(model: Path, spec: PlanSpec) -> None:
-    """Import what tracing and training both need, so that neither is timed with it."""
-    from expertflow.train import memory_trace
-
-    base = Path(read_part(str, model, "path"))
-    memory_trace.import_code(base, adapter=spec.lora is not None)
-
-
 def trace_step(draft: PlanDraft, base: str, attention: str) -> MemoryTrace | None:
     """Trace a step with a route of attention; null without a card, where nothing is predicted."""
     if draft.gpu is None:

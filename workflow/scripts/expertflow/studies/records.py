@@ -26,9 +26,8 @@ PLAN = "plan"
 class Variant(Record, frozen=True, kw_only=True):
     """A way to train: the plan with ``training`` settings overridden, and maybe other rows.
 
-    ``rung`` counts from 0, the end of ladder ``of`` furthest from the plan. ``undone`` are the
-    settings in which it is nearer to the plan than the rung before. ``saves`` multiplies the plan's
-    number.
+    ``rung`` counts from 0, the end of ladder ``of`` furthest from the plan. ``saves`` multiplies
+    the plan's number.
     """
 
     name: str
@@ -37,7 +36,6 @@ class Variant(Record, frozen=True, kw_only=True):
     training: dict[str, Any]
     of: str | None = None
     rung: int | None = None
-    undone: tuple[str, ...] = ()
     metric: Metric = "tokens_per_s"
     saves: float = 1.0
 

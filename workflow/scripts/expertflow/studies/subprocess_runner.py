@@ -15,10 +15,11 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from expertflow.core.errors import STOPPED, ExpertflowError, Interrupted, TrainingError, single_line
 from expertflow.core.files import remove
-from expertflow.core.process import SIGNALS
+from expertflow.core.process import SIGNALS, record_signals
 from expertflow.train.processes import RANK
 from expertflow.train.records import TrialResult
 from expertflow.train.trial import Trial, run_trial
@@ -86,15 +87,10 @@ class TrialRunner:
 
 def _start_warm_process() -> None:
     """Start the process that trials fork from; Python 3.11 passes no sys.path on to it."""
-    before = os.environ.get(PYTHONPATH)
+    places = filter(None, (str(SCRIPTS), os.environ.get(PYTHONPATH)))
     # The forkserver is a new interpreter, which imports PRELOADED before any trial is sent.
-    os.environ[PYTHONPATH] = os.pathsep.join(filter(None, (str(SCRIPTS), before)))
-    try:
+    with mock.patch.dict(os.environ, {PYTHONPATH: os.pathsep.join(places)}):
         ensure_running()
-    finally:
-        del os.environ[PYTHONPATH]
-        if before is not None:
-            os.environ[PYTHONPATH] = before
 
 
 def _run_child(trial: Trial, answer: Connection) -> None:
@@ -115,14 +111,12 @@ def interruptible() -> Iterator[None]:
         _ignore()
         raise Interrupted(f"signal {number}")
 
-    # Under nohup SIGHUP stays ignored.
-    hangs_up = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
-    before = {n: signal.signal(n, stop) for n in SIGNALS if n != signal.SIGHUP or hangs_up}
-    try:
+    # It restores the handlers, and leaves SIGHUP ignored under nohup.
+    with record_signals(ignorable=[signal.SIGHUP]):
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, stop)
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _end(process: Any) -> None:

@@ -25,7 +25,7 @@ from expertflow.tokens.arrow import PAD_ID, PackedRows, read_rows, write_rows
 from expertflow.tokens.packing import clip_spans
 from expertflow.tokens.ragged import Ragged, offsets_of, run_indices
 from expertflow.tokens.records import PackingRecord
-from expertflow.train.feed.order import RowOrder
+from expertflow.train.feed.loader import make_feed
 
 # Settings that a variant may change; all other differences between plans follow from them.
 MOVABLE = tuple(setting.name for setting in list_settings(Training) if "speed" in setting.affects)
@@ -190,13 +190,7 @@ def _check_device(gpu: GpuFacts | None, plan: TrainPlan) -> None:
 
 
 def first_rows(plan: TrainPlan, rows: PackedRows, *, n_steps: int) -> FirstRows:
-    lengths = rows.seq_lengths.sum_lists()
-    order = RowOrder(
-        n_rows=len(rows),
-        global_batch=plan.global_batch_sequences,
-        seed=plan.seed,
-        lengths_N=lengths if plan.group_by_length else None,
-    )
+    order = make_feed(plan, rows).order
     taken = np.concatenate([order.rows_of_step(step) for step in range(n_steps)])
     _, first = np.unique(taken, return_index=True)  # epochs repeat rows
     chosen = taken[np.sort(first)].astype(np.int64)

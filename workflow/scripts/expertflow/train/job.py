@@ -35,11 +35,12 @@ from expertflow.train import fingerprint, loop, memory, processes, publish
 from expertflow.train.compilation import try_to_compile
 from expertflow.train.device import configure_allocator
 from expertflow.train.feed.on_the_fly import Documents
+from expertflow.train.model.weights import Diverged
 from expertflow.train.preflight import run_preflight
 from expertflow.train.processes import Processes
 from expertflow.train.profiler import PROFILE, publish_profile
 from expertflow.train.records import ModelRecord, RunSummary, TrainingRecord
-from expertflow.train.run import Diverged, TrainInputs, assemble_run, stop_on_signals
+from expertflow.train.run import TrainInputs, assemble_run, stop_on_signals
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.saved.state_dirs import lock_state

@@ -17,6 +17,7 @@ from expertflow.train.compilation import note_compilation
 from expertflow.train.feed.batches import TENSORS, Batch
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.memory import memory_advice
+from expertflow.train.model.weights import gather_full
 from expertflow.train.optimizers import learning_rate
 from expertflow.train.processes import no_gradient_sync
 from expertflow.train.profiler import StepProfiler
@@ -134,6 +135,4 @@ def _update(run: TrainingRun, rate: float) -> torch.Tensor:
     norm = run.processes.accelerator.clip_grad_norm_(parameters, run.plan.max_grad_norm or math.inf)
     run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
-    # Under fsdp the norm is a DTensor whose full value takes a collective.
-    whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    return whole.detach()
+    return gather_full(norm)

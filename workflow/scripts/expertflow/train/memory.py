@@ -126,12 +126,10 @@ def warm_up_compile(run: TrainingRun, n_steps: int) -> None:
     feed, first = run.feed, run.progress.step
     if not run.plan.torch_compile or not isinstance(feed, Feed) or feed.collator.cuts:
         return
-    # The loader's thread is ahead in the other order, which caches only the epochs it needs.
-    own = replace(feed, order=replace(feed.order, _made={}))
     known: set[tuple[int, ...]] = set()
 
     def new_shapes() -> Iterator[Batch]:
-        for rows in own.between(first, min(first + n_steps, feed.n_steps)):
+        for rows in feed.between(first, min(first + n_steps, feed.n_steps)):
             batch = feed.collator.batch(rows)
             shape = tuple(batch.input_ids_BL.shape)
             if shape not in known:

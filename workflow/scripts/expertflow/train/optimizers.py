@@ -8,6 +8,7 @@ these tables too, torch is imported only where an optimizer is built.
 import importlib
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expertflow.core.errors import TrainingError
@@ -43,10 +44,6 @@ def _adamw(groups: Groups, plan: "TrainPlan", *, fused: bool = False) -> "torch.
     return torch.optim.AdamW(groups, fused=fused, **_adam_settings(plan))
 
 
-def _adamw_fused(groups: Groups, plan: "TrainPlan") -> "torch.optim.Optimizer":
-    return _adamw(groups, plan, fused=True)
-
-
 def _adamw_8bit(groups: Groups, plan: "TrainPlan") -> "torch.optim.Optimizer":
     try:
         package = importlib.import_module("bitsandbytes")
@@ -65,7 +62,7 @@ def _adam_settings(plan: "TrainPlan") -> dict[str, Any]:
 
 
 OPTIMIZERS = {
-    "adamw_torch_fused": OptimizerSpec(_adamw_fused, state_bytes=8),
+    "adamw_torch_fused": OptimizerSpec(partial(_adamw, fused=True), state_bytes=8),
     "adamw_torch": OptimizerSpec(_adamw, state_bytes=8),
     "adamw_8bit": OptimizerSpec(
         _adamw_8bit, state_bytes=2, have_own_dtype=True, package="bitsandbytes", is_shardable=False

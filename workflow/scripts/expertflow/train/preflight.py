@@ -28,6 +28,7 @@ from expertflow.hardware.probe import (
 )
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
+from expertflow.plan.step_time import peak_flops_per_s
 from expertflow.plan.switches import list_required_packages
 from expertflow.train.device import (
     fix_workspaces,
@@ -163,14 +164,7 @@ def _free_gpu_memory(plan: TrainPlan) -> tuple[int, str]:
 
 
 def _measured_peak(plan: TrainPlan) -> float | None:
-    gpu, dtype = plan.gpu, DTYPES[plan.precision]
-    assert gpu is not None
-    known = {
-        "bf16": gpu.peak_bf16_flops_per_s,
-        "fp16": gpu.peak_fp16_flops_per_s,
-        "fp32": gpu.peak_tf32_flops_per_s if plan.use_tf32 else None,
-    }
-    if known[plan.precision] is not None:
+    if peak_flops_per_s(plan.gpu, plan.precision, use_tf32=plan.use_tf32) is not None:
         return None
     # Training sets these switches later; the product must run under the same.
     if plan.deterministic:
@@ -178,7 +172,7 @@ def _measured_peak(plan: TrainPlan) -> float | None:
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = plan.use_tf32
     try:
-        return measure_matmul_flops_per_s(dtype)
+        return measure_matmul_flops_per_s(DTYPES[plan.precision])
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
         # Return the product's memory to training.

@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -63,11 +62,7 @@ class Processes:
 
     def any_of(self, *flags: bool) -> list[bool]:
         """Return each flag as true if it is true in any process. A collective."""
-        if self._flags is None:
-            return list(flags)
-        votes = torch.tensor(flags, dtype=torch.int32)
-        dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._flags)
-        return [bool(vote) for vote in votes]
+        return [any(votes) for votes in zip(*self.of_all(*flags), strict=True)]
 
     def of_all(self, *numbers: int) -> list[list[int]]:
         """Return the numbers of all processes, ordered by rank. A collective."""
@@ -178,15 +173,11 @@ def wrap_model(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:
     return loss
 
 
-@contextmanager
-def no_gradient_sync(loss: Any, *, when: bool) -> Iterator[None]:
-    if isinstance(loss, DistributedDataParallel):
-        with loss.no_sync() if when else nullcontext():
-            yield
-        return
+def no_gradient_sync(loss: Any, *, when: bool) -> AbstractContextManager[None]:
     if hasattr(loss, "set_requires_gradient_sync"):
         loss.set_requires_gradient_sync(not when)
-    yield
+    is_ddp = isinstance(loss, DistributedDataParallel)
+    return loss.no_sync() if is_ddp and when else nullcontext()
 
 
 def launch_processes(world_size: int) -> None:

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from msgspec.structs import asdict
 
 from expertflow.core.errors import DataError, TrainingError
 from expertflow.core.files import (
@@ -19,7 +18,7 @@ from expertflow.core.files import (
     sha256_file,
     sync,
 )
-from expertflow.core.records import REPAIR, Record, read_record, write_sealed
+from expertflow.core.records import REPAIR, Record, fill_record, read_record, write_sealed
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import memory
@@ -181,36 +180,30 @@ def summarize_run(
 ) -> RunSummary:
     plan, progress, on_cpu = run.plan, run.progress, run.device.type == "cpu"
     progress.note_device(run.device)
-    # Fields with the same name in the plan and in the progress.
-    known = {**asdict(plan), **asdict(progress)}
-    known = {name: value for name, value in known.items() if name in RunSummary.__struct_fields__}
-    return RunSummary(
-        **known
-        | {
-            "fingerprint": run.state.name,
-            "base_model": run.model.name,
-            "device": run.device.type,
-            "activated": run.activated,
-            "n_threads": torch.get_num_threads(),
-            "n_steps": progress.step,
-            "n_epochs": progress.step / plan.n_steps_per_epoch,
-            "published_step": published,
-            "candidates": candidates,
-            "micro_batch_size": plan.batch_size,
-            "n_accumulation_steps": plan.gradient_accumulation_steps,
-            "memory_retries": memory.read_retries(run.state),
-            "sampled_steps": _mean_parts(**progress.sampled) if progress.sampled else None,
-            "epoch_summaries": _epoch_summaries(progress, plan.n_steps_per_epoch),
-            "time": _time_spent(run.clock.totals(), on_cpu=on_cpu),
-            "n_sessions": 1 + len(progress.resumed_at_steps),
-            "checkpoint_write_s": run.saver.written_s,
-            "n_checkpoint_bytes": run.saver.n_bytes,
-            "peak_memory_allocated_bytes": None,
-            "peak_memory_reserved_bytes": None,
-            **progress.peaks,
-            "weights_sha256": next(c.weights_sha256 for c in candidates if c.step == published),
-            "unavailable": _unavailable(run),
-        }
+    return fill_record(
+        RunSummary,
+        progress,
+        plan,
+        fingerprint=run.state.name,
+        base_model=run.model.name,
+        device=run.device.type,
+        activated=run.activated,
+        n_threads=torch.get_num_threads(),
+        n_steps=progress.step,
+        n_epochs=progress.step / plan.n_steps_per_epoch,
+        published_step=published,
+        candidates=candidates,
+        micro_batch_size=plan.batch_size,
+        n_accumulation_steps=plan.gradient_accumulation_steps,
+        memory_retries=memory.read_retries(run.state),
+        sampled_steps=_mean_parts(**progress.sampled) if progress.sampled else None,
+        epoch_summaries=_epoch_summaries(progress, plan.n_steps_per_epoch),
+        time=_time_spent(run.clock.totals(), on_cpu=on_cpu),
+        n_sessions=1 + len(progress.resumed_at_steps),
+        checkpoint_write_s=run.saver.written_s,
+        **progress.peaks,
+        weights_sha256=next(c.weights_sha256 for c in candidates if c.step == published),
+        unavailable=_unavailable(run),
     )
 
 

@@ -255,9 +255,8 @@ class RunSummary(Record, frozen=True, kw_only=True):
     resumed_at_steps: tuple[int, ...]
     n_saves: int
     checkpoint_write_s: float
-    n_checkpoint_bytes: int | None
-    peak_memory_allocated_bytes: int | None
-    peak_memory_reserved_bytes: int | None
+    peak_memory_allocated_bytes: int | None = None
+    peak_memory_reserved_bytes: int | None = None
     peak_host_rss_bytes: int
     gpu_names: tuple[str, ...] = ()
     weights_sha256: str

@@ -41,10 +41,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Diverged(TrainingError):
-    """The loss is not finite or has exploded; a retry would reach the same step and loss."""
-
-
 def one_line(error: BaseException) -> str:
     text = single_line(error, 400)
     return text or ("host memory ran out" if isinstance(error, MemoryError) else repr(error))

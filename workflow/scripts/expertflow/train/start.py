@@ -97,6 +97,7 @@ def _check_route(
 ) -> tuple[tuple[Fallback, ...], str]:
     if plan.method == "full" and plan.parallel == "fsdp":
         return (), "route not checked: a card need not have room for the gradients of all weights"
+    planned = dict(route.used)
     try:
         found, words = check_route(
             loss,
@@ -109,6 +110,8 @@ def _check_route(
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
+        for part, choice in planned.items():
+            route.use(part, choice)
         log.warning("the route was not checked: %s", single_line(error, 200))
         return (), "route not checked: memory ran out"
     for fallback in found:

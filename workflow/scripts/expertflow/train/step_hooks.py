@@ -19,8 +19,9 @@ from expertflow.core.records import to_json
 from expertflow.train.memory import memory_advice
 from expertflow.train.model.packed import compute_held_out_loss
 from expertflow.train.model.self_check import NOT_FINITE_FIX
+from expertflow.train.model.weights import Diverged
 from expertflow.train.records import EvalPoint, SavePoint, StepRecord
-from expertflow.train.run import Diverged, TrainingRun
+from expertflow.train.run import TrainingRun
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.timing import PARTS
 
@@ -147,15 +148,12 @@ def save_checkpoint(run: TrainingRun) -> None:
             "run": run.state.name,
             "order_sha256": run.feed.order.sha256_of_step(run.progress.step),
         }
-        try:
-            snapshot = checkpoint.take_snapshot(
-                model=run.net,
-                optimizer=run.optimizer,
-                scaler=run.processes.accelerator.scaler,
-                progress=saved,
-            )
-        except checkpoint.NotFinite as error:
-            raise Diverged(str(error)) from error
+        snapshot = checkpoint.take_snapshot(
+            model=run.net,
+            optimizer=run.optimizer,
+            scaler=run.processes.accelerator.scaler,
+            progress=saved,
+        )
         if snapshot is not None:
             run.saver.submit(snapshot)
     run.saved_at_s, run.fetched_at_s = run.clock.wall_s, time.perf_counter()

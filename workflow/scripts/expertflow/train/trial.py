@@ -5,7 +5,6 @@ device and runs until the last timed step is done.
 """
 
 import math
-import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,9 +23,9 @@ from expertflow.train import loop, memory, processes, step_hooks
 from expertflow.train.compilation import note_compilation, try_to_compile
 from expertflow.train.device import configure_allocator
 from expertflow.train.feed.loader import load_batches
+from expertflow.train.model.weights import Diverged
 from expertflow.train.records import ModelRecord, TrialResult
 from expertflow.train.run import (
-    Diverged,
     TrainingRun,
     TrainInputs,
     assemble_run,
@@ -148,6 +147,7 @@ def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
         # Without the writing, which goes on in the background beside further steps.
         save_s = time.perf_counter() - start_s
         run.saver.wait()
+    run.progress.note_device(run.device)
     return TrialResult(
         outcome="given up" if gave_up else "measured",
         problem=gave_up,
@@ -161,9 +161,8 @@ def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
         startup_s=startup_s,
         first_step_s=first_s,
         save_s=save_s,
-        peak_memory_bytes=torch.cuda.max_memory_reserved() if cuda else None,
-        # Linux reports KiB.
-        peak_host_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_memory_bytes=run.progress.peaks.get("peak_memory_reserved_bytes"),
+        peak_host_rss_bytes=run.progress.peaks["peak_host_rss_bytes"],
         losses=tuple(losses),
         activated=run.activated,
     )

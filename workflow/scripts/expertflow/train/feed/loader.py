@@ -17,6 +17,7 @@ import torch
 from msgspec import Struct
 from torch.utils.data import DataLoader, Dataset
 
+from expertflow.core.records import fill_record
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Buffers, Collator
@@ -59,10 +60,11 @@ class BaseFeed(Struct, kw_only=True):
         )
         return [1.0] * n_own + [0.0] * (n_most - n_own)
 
-    def batches_from(self, step: int) -> Generator[Batch, None, None]:
+    def batches_from(self, step: int, device: torch.device) -> Generator[Batch, None, None]:
         for number in range(step, self.n_steps):
             collator, _ = self.step_rows(number)
-            yield from map(collator.batch, self.micro_batches(number))
+            for batch in map(collator.batch, self.micro_batches(number)):
+                yield batch.pin_memory() if device.type == "cuda" else batch
 
 
 class Feed(BaseFeed, kw_only=True):
@@ -84,26 +86,20 @@ def make_feed(plan: TrainPlan, rows: PackedRows, *, rank: int = 0) -> Feed:
         seed=plan.seed,
         lengths_N=collator.n_tokens_N if plan.group_by_length else None,
     )
-    return Feed(
-        collator=collator,
-        order=order,
-        micro_batch_size=plan.batch_size,
-        n_steps=plan.n_steps,
-        n_steps_per_epoch=plan.n_steps_per_epoch,
-        world_size=plan.world_size,
-        rank=rank,
+    return fill_record(
+        Feed, plan, collator=collator, order=order, micro_batch_size=plan.batch_size, rank=rank
     )
 
 
 def load_batches(
     feed: BaseFeed, step: int, *, plan: TrainPlan, device: torch.device
 ) -> AbstractContextManager[Iterator[Batch]]:
-    if not isinstance(feed, Feed):
-        return closing(feed.batches_from(step))
-    if plan.loader == "thread":
+    if isinstance(feed, Feed) and plan.loader == "thread":
         ahead = plan.dataloader_prefetch_factor
         return ThreadLoader(feed, step, n_prefetch=ahead, device=device)
-    return closing(_by_workers(feed, step, plan=plan, device=device))
+    if isinstance(feed, Feed) and plan.dataloader_num_workers:
+        return closing(_by_workers(feed, step, plan=plan, device=device))
+    return closing(feed.batches_from(step, device))
 
 
 class ThreadLoader(Iterator[Batch]):
@@ -186,21 +182,19 @@ class _Epoch(Struct):
 def _by_workers(
     feed: Feed, step: int, *, plan: TrainPlan, device: torch.device
 ) -> Generator[Batch, None, None]:
-    epoch, data_set = _Epoch(feed, step), cast(Dataset[Batch], feed.collator)
-    workers = plan.dataloader_num_workers > 0
+    epoch = _Epoch(feed, step)
     loader: DataLoader[Batch] = DataLoader(
-        data_set,
+        cast(Dataset[Batch], feed.collator),
         sampler=epoch,
         batch_size=None,
         num_workers=plan.dataloader_num_workers,
-        prefetch_factor=plan.dataloader_prefetch_factor if workers else None,
+        prefetch_factor=plan.dataloader_prefetch_factor,
         persistent_workers=plan.dataloader_persistent_workers,
         pin_memory=device.type == "cuda",
         worker_init_fn=_leave_signals_to_the_trainer,
         # A fork shares the mapped rows; other start methods would send a copy.
-        multiprocessing_context="fork" if workers else None,
-        # A separate generator, since the loader draws from it: dropout must not depend on the
-        # loader.
+        multiprocessing_context="fork",
+        # Its own, since the loader draws from it: dropout must not depend on the loader.
         generator=torch.Generator(),
     )
     made: Any = None
@@ -212,5 +206,5 @@ def _by_workers(
             epoch.step = epoch.end_step()
     finally:
         # Otherwise they would stay alive with an error's traceback, which holds the iterator.
-        if workers and made is not None:
+        if made is not None:
             made._shutdown_workers()

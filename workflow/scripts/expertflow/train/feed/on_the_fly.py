@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import sha256_file, sha256_json
-from expertflow.core.records import Record, read_record
+from expertflow.core.records import Record, fill_record, read_record
 from expertflow.data.documents import read_keep
 from expertflow.data.records import ShardRecord
 from expertflow.plan.records import TrainPlan
@@ -25,13 +25,16 @@ class Documents(Record, frozen=True, kw_only=True):
     keep: Path
 
     @property
+    def records(self) -> list[ShardRecord]:
+        return [read_record(ShardRecord, path) for path in self.shards]
+
+    @property
     def sha256(self) -> str:
-        records = [read_record(ShardRecord, path).sha256 for path in self.shards]
-        return sha256_json([records, sha256_file(self.keep)])
+        return sha256_json([[r.sha256 for r in self.records], sha256_file(self.keep)])
 
     def adapt_plan(self, plan: TrainPlan) -> TrainPlan:
         """Return the plan for rows of one document each; the number of steps stays."""
-        own = {(r.source, r.shard) for r in (read_record(ShardRecord, p) for p in self.shards)}
+        own = {(record.source, record.shard) for record in self.records}
         n_rows = sum(
             int(rows.n_copies[~rows.held_out].sum())
             for key, rows in read_keep(self.keep).items()
@@ -54,7 +57,7 @@ class Documents(Record, frozen=True, kw_only=True):
 
     def rows(self, model: ModelRecord, *, held_out: bool, length: int) -> DocumentRows:
         rows = DocumentRows(
-            [read_record(ShardRecord, path) for path in self.shards],
+            self.records,
             self.keep,
             held_out=held_out,
             tokenizer=Path(model.path),
@@ -91,10 +94,7 @@ def read_on_the_fly(
             f" {length} tokens; raise training.max_seq_length"
         )
     order = RowOrder(n_rows=len(train), global_batch=plan.global_batch_sequences, seed=plan.seed)
-    feed = OnTheFlyFeed(
-        documents=train,
-        order=order,
-        micro_batch_size=plan.batch_size,
-        n_steps=plan.n_steps,
+    feed = fill_record(
+        OnTheFlyFeed, plan, documents=train, order=order, micro_batch_size=plan.batch_size
     )
     return feed, rows

@@ -30,8 +30,6 @@ FLASH_3_CAPABILITY = (9, 0)
 HALF = (torch.bfloat16, torch.float16)
 # Some families add these to the scores; a kernel that ignored them would train another model.
 REFUSED = ("s_aux", "position_bias")
-
-
 KERNEL: Callable[..., Any] = varlen.varlen_attn
 # Since torch 2.12; before that, every query head wants a key head of its own.
 TAKES_GROUPED_HEADS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
@@ -116,29 +114,25 @@ def _attend_documents(
     # Bounds [0, 3, 8, 8] -> [3, 5]: an empty document is left out.
     lengths = [end - start for start, end in pairwise(bounds.tolist()) if start < end]
     documents = []
-    # The gradient of each slice would be as long as all documents together.
-    for q_NHD, k_NHD, v_NHD in zip(
-        *(torch.split(t, lengths) for t in (query, key, value)), strict=True
-    ):
-        n = len(q_NHD)
-        cut = window is not None and n > window
+    # Split, since the gradient of each slice would be as long as all documents together.
+    for parts_NHD in zip(*(torch.split(t, lengths) for t in (query, key, value)), strict=True):
+        q_HND, k_HND, v_HND = (part_NHD.transpose(0, 1) for part_NHD in parts_NHD)
         if softcap is not None:
-            q_HND, k_HND, v_HND = (t.transpose(0, 1) for t in (q_NHD, k_NHD, v_NHD))
-            mask = _window_mask(n, window, query.device)
-            out_HND = _attend_capped(q_HND, k_HND, v_HND, mask, softcap, scaling, dropout)
-            documents.append(out_HND.transpose(0, 1))
-            continue
-        out_1HND = scaled_dot_product_attention(
-            q_NHD.transpose(0, 1)[None],
-            k_NHD.transpose(0, 1)[None],
-            v_NHD.transpose(0, 1)[None],
-            attn_mask=_window_mask(n, window, query.device) if cut else None,
-            is_causal=not cut,
-            dropout_p=dropout,
-            scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        documents.append(out_1HND[0].transpose(0, 1))
+            out_HND = _attend_capped(q_HND, k_HND, v_HND, window, softcap, scaling, dropout)
+        else:
+            n = q_HND.shape[1]
+            cut = window is not None and n > window
+            out_HND = scaled_dot_product_attention(
+                q_HND[None],
+                k_HND[None],
+                v_HND[None],
+                attn_mask=_window_mask(n, window, query.device) if cut else None,
+                is_causal=not cut,
+                dropout_p=dropout,
+                scale=scaling,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )[0]
+        documents.append(out_HND.transpose(0, 1))
     out = torch.cat(documents)
     return out.view(batch, length, *out.shape[1:])
 
@@ -147,7 +141,7 @@ def _attend_capped(
     query_HND: torch.Tensor,
     key_HND: torch.Tensor,
     value_HND: torch.Tensor,
-    mask_NN: torch.Tensor,
+    window: int | None,
     softcap: float,
     scaling: float | None,
     dropout: float,
@@ -156,6 +150,7 @@ def _attend_capped(
     scale = query_HND.shape[-1] ** -0.5 if scaling is None else scaling
     scores_HNN = torch.matmul(query_HND, key_HND.mT) * scale
     scores_HNN = torch.tanh(scores_HNN / softcap) * softcap
+    mask_NN = _window_mask(query_HND.shape[1], window, query_HND.device)
     weights_HNN = scores_HNN.float().masked_fill(~mask_NN, -torch.inf).softmax(-1)
     weights_HNN = torch.nn.functional.dropout(weights_HNN.to(value_HND.dtype), dropout)
     return torch.matmul(weights_HNN, value_HND)

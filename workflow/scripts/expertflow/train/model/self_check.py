@@ -67,7 +67,7 @@ def check_model(loss: PackedLoss) -> str:
             " apart; use another base model"
         )
     tolerance = TOLERANCES.get(product_dtype(device, lm.dtype), HALF_TOLERANCE)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), keep_modes(loss):
+    with keep_state(loss):
         loss.eval()
         head = _head_difference(lm)
         # Written so that a NaN is refused, too.
@@ -153,11 +153,13 @@ def own_attention(lm: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def keep_modes(module: torch.nn.Module) -> Iterator[None]:
-    """Restore training or evaluation mode at the end, part by part: they may differ."""
+def keep_state(module: torch.nn.Module) -> Iterator[None]:
+    """Restore random numbers at the end, and the mode part by part: training or evaluation."""
     modes = [(part, part.training) for part in module.modules()]
+    device = next(module.parameters()).device
     try:
-        yield
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
     finally:
         for part, training in modes:
             part.training = training

@@ -22,7 +22,7 @@ from expertflow.train.feed.batches import Batch
 from expertflow.train.model.compiled import FAILURES
 from expertflow.train.model.packed import PackedLoss, causal_lm
 from expertflow.train.model.route import PARTS, Route
-from expertflow.train.model.self_check import keep_modes, own_attention
+from expertflow.train.model.self_check import keep_state, own_attention
 from expertflow.train.records import Fallback
 
 LOSS_TOLERANCE = 0.01
@@ -58,31 +58,22 @@ def check_route(
     """Compare loss and gradients with the plain route's; fall back where they differ.
 
     Returns what gave way, and how close the route in use comes. Processes decide together. Weights,
-    gradients, modes and random numbers stay as they are. If memory runs out, the route stays, and
-    the error is torch's.
+    gradients, modes and random numbers stay as they are. If memory runs out, the error is torch's.
     """
-    planned = dict(route.used)
     with _comparable(loss):
-        try:
-            expected = _run_in_all(partial(_plain_pass, loss, batch, autocast), any_of)
+        expected = _run_in_all(partial(_plain_pass, loss, batch, autocast), any_of)
 
-            def compare() -> Comparison:
-                fast = partial(_compare_fast, loss, batch, autocast, *expected)
-                found = _run_in_all(fast, any_of)
-                [failed] = any_of(found.problem is not None)
-                if failed and found.problem is None:
-                    return found._replace(problem="it differs in another process")
-                return found
+        def compare() -> Comparison:
+            found = _run_in_all(partial(_compare_fast, loss, batch, autocast, *expected), any_of)
+            [failed] = any_of(found.problem is not None)
+            if failed and found.problem is None:
+                return found._replace(problem="it differs in another process")
+            return found
 
-            first = compare()
-            if first.problem is None:
-                return (), first.words
-            return _fall_back(route, compare, after_step)
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                for part, choice in planned.items():
-                    route.use(part, choice)
-            raise
+        first = compare()
+        if first.problem is None:
+            return (), first.words
+        return _fall_back(route, compare, after_step)
 
 
 def _run_in_all(run: Callable[[], T], any_of: AnyOf) -> T:
@@ -242,10 +233,9 @@ def _comparable(loss: PackedLoss) -> Iterator[None]:
     ]
     own = [p for n, p in loss.named_parameters() if any(key in n for key in ADAPTER_B)]
     before = [parameter.detach().clone() for parameter in own]
-    device = next(loss.parameters()).device
     generator = torch.Generator().manual_seed(0)
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), keep_modes(loss):
+        with keep_state(loss):
             loss.train()
             for module, name, _ in dropouts:
                 setattr(module, name, 0.0)

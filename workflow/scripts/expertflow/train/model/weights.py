@@ -17,6 +17,10 @@ from expertflow.core.errors import TrainingError
 Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
+class Diverged(TrainingError):
+    """A loss or weight is not finite, or the loss has exploded; a retry would reach it again."""
+
+
 def list_trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
     """Return the trained parameters by name; a tied one appears once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -25,6 +25,7 @@ from expertflow.core.errors import HardwareError, TrainingError
 from expertflow.core.files import replacing, sha256_text, sync, sync_directory
 from expertflow.core.records import Record, seal
 from expertflow.train.model.weights import (
+    Diverged,
     first_not_finite,
     load_optimizer_state,
     load_trainable_state,
@@ -48,10 +49,6 @@ SEEN_WITHIN_S = 180.0
 NO_STEP = -1
 
 
-class NotFinite(TrainingError):
-    pass
-
-
 class Snapshot(Record, frozen=True, kw_only=True):
     step: int
     weights: dict[str, torch.Tensor]
@@ -69,11 +66,11 @@ def take_snapshot(
     """Copy the state after ``progress["step"]`` finished steps into host memory. A collective.
 
     Only rank 0 gets it. ``progress`` is JSON-able; its ``held_out_loss`` (or null) is the loss of
-    these weights. Raises NotFinite if a trained parameter is not finite.
+    these weights. Raises Diverged if a trained parameter is not finite.
     """
     step: int = progress["step"]
     if (name := first_not_finite(model)) is not None:
-        raise NotFinite(
+        raise Diverged(
             f"parameter {name} is not finite after step {step}, so nothing was saved; lower"
             " training.learning_rate or check the data; earlier checkpoints stay"
         )
@@ -117,7 +114,12 @@ def write_checkpoint(state: Path, snapshot: Snapshot, *, keep: int) -> Path:
             sync(lines)
         sync_directory(state)
         with replacing(target) as partial:
-            _fill(partial, snapshot)
+            partial.mkdir()
+            save_file(snapshot.weights, partial / WEIGHTS)
+            save_file(snapshot.optimizer, partial / OPTIMIZER)
+            ours = {**snapshot.progress[OURS], **files.hash_contents(partial, TENSORS)}
+            text = json.dumps(seal({**snapshot.progress, OURS: ours}))
+            (partial / PROGRESS).write_text(text, encoding="utf-8")
             sync_directory(partial)
             # A rename does not replace a folder with files in it.
             if target.exists():
@@ -130,15 +132,6 @@ def write_checkpoint(state: Path, snapshot: Snapshot, *, keep: int) -> Path:
         ) from error
     files.prune_checkpoints(state, keep)
     return target
-
-
-def _fill(directory: Path, snapshot: Snapshot) -> None:
-    directory.mkdir()
-    save_file(snapshot.weights, directory / WEIGHTS)
-    save_file(snapshot.optimizer, directory / OPTIMIZER)
-    ours = {**snapshot.progress[OURS], **files.hash_contents(directory, TENSORS)}
-    text = json.dumps(seal({**snapshot.progress, OURS: ours}))
-    (directory / PROGRESS).write_text(text, encoding="utf-8")
 
 
 def restore_checkpoint(
@@ -156,7 +149,8 @@ def restore_checkpoint(
     TrainingError if files are damaged or belong to another model or optimizer.
     """
     restore_weights(directory, model=model)
-    ours = files.read_record(directory)[OURS]
+    progress = files.read_progress(directory)
+    ours = progress[OURS]
     kind = type(unwrap_optimizer(optimizer)).__name__
     if ours["optimizer_class"] != kind:
         raise TrainingError(
@@ -168,7 +162,6 @@ def restore_checkpoint(
     load_optimizer_state(optimizer, model, tensors, ours["optimizer"])
     if scaler and ours["scaler"]:
         scaler.load_state_dict(ours["scaler"])
-    progress = files.read_progress(directory)
     device = next(model.parameters()).device
     if (ours["world_size"], ours["device"]) == (world_size, device.type):
         _set_random_states(states, rank=rank, device=device)
@@ -247,10 +240,7 @@ def agree_on(
 
 
 class Saver:
-    """A thread that writes snapshots; its error is raised by the next ``submit`` or ``wait``.
-
-    ``written_s``: seconds of writing in the background. ``n_bytes``: size of the last checkpoint.
-    """
+    """A thread that writes snapshots; its error is raised by the next ``submit`` or ``wait``."""
 
     def __init__(self, state: Path, keep: int) -> None:
         self._state = state
@@ -258,7 +248,6 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver")
         self._writing: Future[None] | None = None
         self.written_s = 0.0
-        self.n_bytes: int | None = None
 
     def submit(self, snapshot: Snapshot) -> None:
         self.wait()
@@ -271,9 +260,8 @@ class Saver:
 
     def _write(self, snapshot: Snapshot) -> None:
         start = time.perf_counter()
-        written = write_checkpoint(self._state, snapshot, keep=self._keep)
+        write_checkpoint(self._state, snapshot, keep=self._keep)
         self.written_s += time.perf_counter() - start
-        self.n_bytes = files.n_bytes(written)
 
     def __enter__(self) -> Self:
         return self

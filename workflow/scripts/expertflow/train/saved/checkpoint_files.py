@@ -55,7 +55,7 @@ def find_damage(directory: Path, *, contents: Iterable[str] = ()) -> str | None:
     A power cut may leave zero-filled files of the right size, which only ``contents`` finds.
     """
     try:
-        wanted = read_record(directory)[OURS]
+        wanted = read_progress(directory)[OURS]
         return find_difference(directory, wanted, contents=contents)
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         return f"{PROGRESS} cannot be read ({type(error).__name__}: {error})"
@@ -98,12 +98,8 @@ def best_checkpoint(state: Path) -> Path | None:
 
 
 def read_progress(directory: Path) -> dict[str, Any]:
-    return {key: value for key, value in read_record(directory).items() if key != OURS}
-
-
-def read_record(directory: Path) -> dict[str, Any]:
-    record: dict[str, Any] = unseal(json.loads((directory / PROGRESS).read_text(encoding="utf-8")))
-    return record
+    progress: dict[str, Any] = unseal(json.loads((directory / PROGRESS).read_bytes()))
+    return progress
 
 
 def n_bytes(directory: Path) -> int:
