@@ -37,7 +37,7 @@ def test_the_best_score_wins_over_the_lowest_loss() -> None:
     assert [c.published for c in found.candidates] == [False, False, True]
     assert found.n_questions == 40
     assert found.reason == (
-        "step 30 has the best accuracy of 3 kept checkpoints, 30 of 40 questions of the choice"
+        "step 30 has the best accuracy of 3 kept checkpoints, 30 of 40 selection questions"
     )
 
 
@@ -47,7 +47,7 @@ def test_equal_scores_go_by_loss_and_then_by_step() -> None:
     for losses, step in cases.items():
         found = choice(training(*losses, published=10), 7, 7, 7)
         assert found.step == step
-        assert "which 2 others have too; the lowest held-out loss decides" in found.reason
+        assert "tied with 2 others; the lowest held-out loss decides" in found.reason
 
 
 def test_there_may_be_nothing_to_choose() -> None:
@@ -55,7 +55,7 @@ def test_there_may_be_nothing_to_choose() -> None:
     changes: dict[str, Any]
     for changes, run, n_questions, unavailable, why in (
         ({}, two, choosing.MIN_QUESTIONS - 1, None, "19 held-out questions are left to choose by"),
-        ({}, training(0.1, published=10), 40, None, "training kept no other"),
+        ({}, training(0.1, published=10), 40, None, "training kept no other checkpoint"),
         ({"n_selection_examples": 0}, two, 0, None, "n_selection_examples is 0"),
         ({"task": "held_out_loss"}, two, 0, None, "has no metric"),
         ({}, two, 0, "Node is missing", "cannot be scored here: Node is missing"),
@@ -69,7 +69,7 @@ def test_there_may_be_nothing_to_choose() -> None:
     assert (published.step, published.path, published.candidates) == (10, ".", ())
     assert published.reason == "the weights that training published: no metric"
     by_loss = choosing.publish_trained(two, "no metric", by_loss=True).reason
-    assert "by the lowest held-out loss, so the reported loss is too good" in by_loss
+    assert "by the lowest held-out loss, so the reported loss is optimistic" in by_loss
 
 
 def test_too_few_questions_are_shared() -> None:

@@ -48,7 +48,7 @@ AS_JSON = """{"Person": {"type": "node", "properties": {"name": {}, "born": {}},
 "Movie": {"type": "node", "properties": {"title": {}}, "relationships":
 {"ACTED_IN": {"direction": "in", "labels": ["Person"]}}},
 "ACTED_IN": {"type": "relationship", "properties": {"roles": {}}}}"""
-WRONG_WAY = ("wrong_direction", "it is (:Person)-[:ACTED_IN]->(:Movie)")
+WRONG_WAY = ("wrong_direction", "the schema has (:Person)-[:ACTED_IN]->(:Movie)")
 REFERENCE = "MATCH (p:Person)-[:ACTED_IN]->(m:Movie) RETURN p.name"
 
 
@@ -110,7 +110,7 @@ def test_names_that_the_schema_does_not_have(query: str, kind: str, detail: str)
 @pytest.mark.parametrize("text", ["", "A graph of people.", "{", '{"a": 1}', "[" * 100_000])
 def test_a_schema_of_another_form_or_another_reference_turns_the_check_off(text: str) -> None:
     for reference, schema, why in (
-        (REFERENCE, text, "the schema has no known form"),
+        (REFERENCE, text, "the schema's format is unknown"),
         ("MATCH (p:Ghost) RETURN p", SECTIONS, "the reference has unknown_label :Ghost"),
     ):
         verdict = judge_cypher("MATCH (p:Actor) RETURN p", reference, schema)

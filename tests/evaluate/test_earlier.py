@@ -101,7 +101,7 @@ def test_a_damaged_line_is_dropped(path: Path, line: str, caplog: pytest.LogCapt
         stream.write(line.encode("latin-1") + b"\n")
     with caplog.at_level(logging.WARNING):
         append_run(run("b", "x"), path)
-    assert f"{path}, line 2 is left out" in caplog.text
+    assert f"{path}: line 2 was skipped" in caplog.text
     caplog.clear()
     assert [before.weights_sha256 for before in read_runs(path)] == ["a", "b"] and not caplog.text
 
@@ -155,4 +155,4 @@ def test_an_unwritable_folder_is_noted(tmp_path: Path, caplog: pytest.LogCapture
     (tmp_path / "file").write_text("in the way")
     with caplog.at_level(logging.WARNING):
         append_run(run("a", "x"), tmp_path / "file" / "e.jsonl")
-    assert "is not noted for later ones" in caplog.text
+    assert "was not saved for later ones" in caplog.text

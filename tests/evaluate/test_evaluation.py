@@ -289,7 +289,7 @@ def test_answers_stay_where_they_cannot_be_scored(
     assert record.unavailable["earlier"] == "Node is missing" == record.unavailable["baselines"]
     assert score_answers(case, generations).after.score is not None
     other = replace(generations, document_ids=("s/999",))
-    with pytest.raises(EvaluationError, match="s/999: was asked and is not held out"):
+    with pytest.raises(EvaluationError, match="s/999: was asked but is not held out"):
         score_answers(case, other)
 
 

@@ -183,7 +183,7 @@ def test_a_batch_that_does_not_fit_is_let_go_and_halved(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: held.append(made[-1]()))
     with caplog.at_level(logging.WARNING):
         assert ask(model, asked, 6) == expected
-    assert "going on with 3" in caplog.text and "going on with 1" in caplog.text
+    assert "continuing with 3" in caplog.text and "continuing with 1" in caplog.text
     assert held == [None, None]
     room = 0
     with pytest.raises(EvaluationError, match="one question at a time"):

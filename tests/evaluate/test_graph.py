@@ -82,7 +82,7 @@ def test_rows_that_say_nothing_prove_nothing(script: Path) -> None:
     found = score(Cypher, answers, [none, nulls] * 2, artifacts={"graph": script})
     assert [one.kind for one in found] == ["different", "different", "correct", "correct"]
     for verdict, what in zip(found, ("nothing", "nothing but nulls"), strict=False):
-        assert verdict.detail == f"both return {what}, which tells nothing"
+        assert verdict.detail == f"both return {what}, which proves nothing"
 
 
 @needs_engine
@@ -113,7 +113,7 @@ def test_a_reference_that_the_engine_refuses_is_compared_by_form(script: Path) -
     reference = "MATCH (p:Person) CALL db.labels() YIELD label RETURN p.name, label"
     verdict = judge(script, "MATCH (p:Person) RETURN p.name", reference)
     assert verdict.kind == "different"
-    assert verdict.detail.startswith("not executed: of the reference, ")
+    assert verdict.detail.startswith("the reference was not executed: ")
     assert judge(script, reference, reference).correct
 
 

@@ -145,19 +145,24 @@ def test_a_busy_server_is_asked_again(wait: str) -> None:
     [
         (Response(status=500), 2, 20, "HTTP 500"),
         (Response("no idea"), 2, 20, "a reply without a verdict"),
-        (Response(body=b"<html>"), 2, 20, "the reply is no chat completion"),
-        (Response(body=b"[" * 100_000), 2, 20, "the reply is no chat completion"),
-        (Response(body=b'{"choices": []}'), 2, 20, "the reply is no chat completion"),
-        (Response(body=body(None)), 2, 20, "the reply is no chat completion"),
-        (Response(body=b" " * (2 << 20)), 2, 20, "a reply of more than 1,048,576 bytes"),
+        (Response(body=b"<html>"), 2, 20, "the reply is not a chat completion"),
+        (Response(body=b"[" * 100_000), 2, 20, "the reply is not a chat completion"),
+        (Response(body=b'{"choices": []}'), 2, 20, "the reply is not a chat completion"),
+        (Response(body=body(None)), 2, 20, "the reply is not a chat completion"),
+        (Response(body=b" " * (2 << 20)), 2, 20, "the reply is longer than 1,048,576 bytes"),
         (Response(body=b"{}", headers={"Content-Length": "nonsense"}), 2, 20, ""),
         # Too much patience is asked for.
-        (Response(status=429, headers={"Retry-After": "86400"}), 1, 2, "HTTP 429, to be tried"),
+        (
+            Response(status=429, headers={"Retry-After": "86400"}),
+            1,
+            2,
+            "HTTP 429, retry only after",
+        ),
         # What will not get better is asked once a thread, and failures in a row end the asking.
         (Response(status=401), 20, 4, "HTTP 401"),
         (Response(status=404), 20, 4, "HTTP 404"),
         (Response(status=302, headers={"Location": "http://127.0.0.1:9/x"}), 20, 4, "HTTP 302"),
-        (Response("?", status=418), 40, 19, "given up after failures in a row: HTTP 418"),
+        (Response("?", status=418), 40, 19, "gave up after consecutive failures: HTTP 418"),
     ],
 )
 def test_failures_say_why(answer: Response, n_pairs: int, most_asked: int, reason: str) -> None:
@@ -189,7 +194,7 @@ def test_a_certificate_that_nobody_signed_is_not_trusted(tmp_path: Path) -> None
     context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
     result, asked = judged(prefers("good"), pairs(2), certificate=context)
     assert (result.n_failed, asked) == (2, [])
-    assert "certificate is not to be trusted" in str(result.reason)
+    assert "certificate is not trusted" in str(result.reason)
 
 
 def test_nobody_at_home_is_a_failure() -> None:
@@ -228,13 +233,13 @@ def test_what_would_give_the_key_away_is_refused_without_repeating_it(
 ) -> None:
     here = "https://example.org/v1"
     for endpoint, key, reason in (
-        ("http://example.org/v1", KEY, "must not travel over plain http"),
+        ("http://example.org/v1", KEY, "must not be sent over plain http"),
         (here, "", "A_JUDGE_KEY is not set"),
-        (here, KEY + "\r\nX: y", "holds what no key can"),
-        (f"https://user:{KEY}@example.org/v1", KEY, "holds a user, query or fragment"),
-        (f"{here}?key={KEY}", KEY, "holds a user, query or fragment"),
-        ("https://example.org:99999/v1", KEY, "is no address"),
-        ("https://exa mple.org/v1", KEY, "holds a blank"),
+        (here, KEY + "\r\nX: y", "contains a character that no key has"),
+        (f"https://user:{KEY}@example.org/v1", KEY, "contains a user, query or fragment"),
+        (f"{here}?key={KEY}", KEY, "contains a user, query or fragment"),
+        ("https://example.org:99999/v1", KEY, "is not a URL"),
+        ("https://exa mple.org/v1", KEY, "contains a space"),
     ):
         monkeypatch.setenv("A_JUDGE_KEY", key)
         spec = judge_spec(endpoint, api_key_env="A_JUDGE_KEY")
@@ -310,4 +315,4 @@ def test_the_newer_style_is_kept_once_it_is_answered(caplog: pytest.LogCaptureFi
     result, asked = judged(answering, pairs(8))
     assert (result.n_wins, result.n_failed) == (8, 0)
     assert sum("temperature" in one.body for one in asked) <= 2
-    assert caplog.text.count("asking with max_completion_tokens") == 1
+    assert caplog.text.count("continuing with max_completion_tokens") == 1

@@ -52,7 +52,9 @@ def test_a_held_out_document_that_was_trained_on_is_refused(tmp_path: Path) -> N
     goes_on = chat(3, "a", " A\n")
     said = ("a", "A", "more", "B")
     chats = [replace(chat(0, *said), held_out=True), chat(1, *said, "go on", "the end")]
-    words = r"^e: 1 held-out documents are in the training data, whole or as the start of a chat"
+    words = (
+        r"^e: 1 held-out documents are also in the training data, in full or as the start of a chat"
+    )
     for i, documents in enumerate(([*HELD, twin], [*HELD, goes_on], chats)):
         with pytest.raises(EvaluationError, match=words):
             look(tmp_path / str(i), documents)
@@ -78,7 +80,7 @@ def test_a_seeded_sample_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(("n_train", "n_held_out"), [(3, 3), (1, 3), (2, 4), (2, 2)])
 def test_rows_of_another_split_are_refused(tmp_path: Path, n_train: int, n_held_out: int) -> None:
-    with pytest.raises(EvaluationError, match="the rows are of another split"):
+    with pytest.raises(EvaluationError, match="the rows are from a different split"):
         look(tmp_path, BOTH, packing(n_train, n_held_out))
 
 
@@ -86,7 +88,7 @@ def test_repeats_count_and_what_the_template_dropped_may_be_missing(tmp_path: Pa
     dropped = {"n_dropped_by_reason": {"template": 1}}
     look(tmp_path / "twice", BOTH, n_copies=2)
     look(tmp_path / "less", BOTH, packing(1, 3, **dropped))
-    with pytest.raises(EvaluationError, match=r"2 documents for train and packing\.json 3"):
+    with pytest.raises(EvaluationError, match=r"2 documents for train but packing\.json lists 3"):
         look(tmp_path / "more", BOTH, packing(3, 3, **dropped))
 
 
@@ -102,7 +104,9 @@ def test_records_of_one_run_belong_together(tmp_path: Path) -> None:
         check_trained_rows("e", training=training, packing=held_out, rows=tmp_path)
 
     check(own, own)
-    with pytest.raises(EvaluationError, match=r"training\.json tells of other rows"):
+    with pytest.raises(
+        EvaluationError, match=r"training\.json and packing\.json describe different rows"
+    ):
         check("others", own)
-    with pytest.raises(EvaluationError, match=r"is missing or not what packing\.json tells of"):
+    with pytest.raises(EvaluationError, match=r"missing, or not the rows in packing\.json"):
         check("others", "others")

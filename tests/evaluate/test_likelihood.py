@@ -92,7 +92,7 @@ def test_a_batch_that_does_not_fit_is_halved(
         found = log_likelihoods(model, PAIRS, pad_id=PAD, batch_size=32)
     assert [nats for nats, _ in found] == pytest.approx([nats for nats, _ in expected], rel=1e-5)
     assert [n for _, n in found] == [n for _, n in expected]
-    assert "out of memory with 5 questions at a time; going on with 2" in caplog.text
+    assert "out of memory with 5 questions at a time; continuing with 2" in caplog.text
 
 
 ENGINE = Pairs()

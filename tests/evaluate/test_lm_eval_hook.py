@@ -96,7 +96,7 @@ def test_a_task_may_be_a_file(calls: list[dict[str, Any]], tokenizer: Path, tmp_
     for task, match in (
         (str(tmp_path / "none.yaml"), "no such file"),
         (str(tmp_path / "group.yaml"), "no line 'task: name'"),
-        ("lost", r"lm_eval\.tasks lost: Couldn't reach the Hub; name"),
+        ("lost", r"lm_eval\.tasks lost: Couldn't reach the Hub; use"),
     ):
         with pytest.raises(EvaluationError, match=match):
             run(LmEvalSpec(tasks=(task,), n_shots=0, limit=None), tokenizer)

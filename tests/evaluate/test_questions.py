@@ -129,7 +129,7 @@ def test_what_is_scored_is_what_training_learns() -> None:
 
 
 def test_a_stop_text_that_the_template_writes_before_every_answer_is_refused() -> None:
-    with pytest.raises(EvaluationError, match=r"decoding\.stop: .*'\\n\\n' itself") as error:
+    with pytest.raises(EvaluationError, match=r"decoding\.stop: .*itself writes '\\n\\n'") as error:
         choice(THINKING, ["D", "E"], decoding=Decoding(stop=(";", "\n\n")))
     assert "\n" not in str(error.value)
     # Text after an answer, or in the question, may be a stop text.

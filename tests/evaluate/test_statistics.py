@@ -120,7 +120,7 @@ def test_what_cannot_be_estimated_is_refused() -> None:
                 "m", before, after, weights=weights, higher_is_better=True, seed=0
             )
     for n_correct, n in ((0, 0), (3, 2), (-1, 2)):
-        with pytest.raises(ValueError, match="no proportion"):
+        with pytest.raises(ValueError, match="not a proportion"):
             statistics.wilson_interval(n_correct, n)
     # One document has no interval, and one without targets is ignored.
     assert statistics.mean_interval([3.0], [2], seed=0) is None

@@ -53,9 +53,9 @@ def test_sql_asks_the_database_that_the_record_names(tmp_path: Path) -> None:
     ("task", "extra", "message"),
     [
         ("json_schema", {}, r"document d7: evaluation\.fields\.schema is missing"),
-        ("json_schema", {"schema": None}, "field 'schema'.*should hold text, found None"),
+        ("json_schema", {"schema": None}, "field 'schema'.*should be text, found None"),
         ("sql_execution", {}, "document d7: there is no artifact 'database'"),
-        ("final_answer", {}, "document d7: the reference has no number"),
+        ("final_answer", {}, "document d7: the reference has no standalone number"),
         ("typescript", {}, "document d7: the reference is not TypeScript"),
     ],
 )
@@ -110,8 +110,8 @@ def test_a_users_own_task_may_be_isolated(tmp_path: Path) -> None:
 
 def test_a_file_without_one_complete_task_is_refused(tmp_path: Path) -> None:
     for text, message in {
-        "": "defines none",
-        "class A(ScoringTask): pass\nclass B(A): pass": "defines A, B",
+        "": "found none",
+        "class A(ScoringTask): pass\nclass B(A): pass": "found A, B",
         "class A(ScoringTask): pass": "A lacks metric and judge$",
         "class A(IsolatedTask):\n    metric = 'm'": "A lacks judge_texts$",
         "exit()": "SystemExit",
@@ -145,7 +145,7 @@ def test_a_number_is_a_label_where_labels_are_numbers() -> None:
     for choices, answer in labels + options:
         is_label = (choices, answer) in labels
         refusal = r"labels .*evaluation\.fields\.answer" if is_label else "options"
-        with pytest.raises(EvaluationError, match=f"none of the {refusal}"):
+        with pytest.raises(EvaluationError, match=f"not one of the {refusal}"):
             right_label(read_options(choices), answer)
 
 

@@ -107,8 +107,8 @@ def test_without_the_tools_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(typescript_tests, cached.__name__, cached.__wrapped__)
     monkeypatch.setattr(typescript_tests.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "there is no Node" in str(typescript_tests.sandbox_problem())
-    with pytest.raises(EvaluationError, match="there is no Node"):
+    assert "Node was not found" in str(typescript_tests.sandbox_problem())
+    with pytest.raises(EvaluationError, match="Node was not found"):
         _kinds("  return 4; };")
 
 

@@ -4,7 +4,7 @@ import re
 
 THINK = "<think>"
 _THOUGHTS = re.compile(rf"\A\s*{THINK}.*?</think>\s*", re.DOTALL)
-# As in Markdown a fence opens at the start of a line; a truncated reply may never close it.
+# As in Markdown, a fence opens at the start of a line; a truncated reply may never close it.
 _FENCE = re.compile(r"^ {0,3}```[^\n`]*\n(.*?)(?:^ {0,3}```|\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -23,7 +23,7 @@ def strip_code_fence(text: str) -> str:
     """Return the content of the first fenced block, or the text itself without one.
 
     Chat models often wrap an answer in a fence after a sentence. Counting that as wrong would
-    flatter the expert against its base model.
+    flatter the expert over its base model.
     """
     found = _FENCE.search(text)
     return text if found is None else found[1]

@@ -1,4 +1,4 @@
-"""Ask the base model, the candidates and the best of them: all of an evaluation that needs a card.
+"""Ask the base model, the candidates and the best of them: the part that needs a card.
 
 Their answers are scored by ``evaluation``, except where a score chooses among checkpoints.
 """
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 def ask_models(inputs: GenerationInputs) -> GenerationRecord:
     """Ask all models the same questions, loading one at a time.
 
-    Raises EvaluationError if the records are not of one run, or the task cannot be scored as
+    Raises EvaluationError if the records are from different runs, or the task cannot be scored as
     configured.
     """
     start = time.perf_counter()
@@ -113,16 +113,16 @@ def _published(
         log.info("%s: no choice among checkpoints: %s", expert, why)
         return publish_trained(training, why, by_loss=inputs.plan.load_best_model_at_end)
     scores = []
-    # Training measures in other batches, so a table must not mix its losses with these.
+    # Training measures with other batches, so a table must not mix its losses with these.
     all_measured = all(one.held_out_loss is not None for one in training.candidates)
     for candidate in order_candidates(training):
         assert evaluator.task is not None, "a choice without a task"
         if not all_measured:
-            # Training measured other steps, and the weights are loaded anyway.
+            # Training measured at other steps, and the weights are loaded anyway.
             loss = evaluator.mean_loss(candidate.path)
             candidate = replace(candidate, held_out_loss=loss)
         answers = evaluator.answer_questions(candidate.path, selection)
-        # Scored beside the loaded model: what is asked next depends on it.
+        # Scored while the model is loaded: what is asked next depends on it.
         judgments = judge_answers(evaluator.task, [one.example for one in selection], answers)
         scores.append((candidate, summarize_judgments(evaluator.task.metric, judgments)))
         log.info("step %d: %d of %d", candidate.step, scores[-1][1].n_correct, len(selection))

@@ -3,7 +3,7 @@
 They show what a score is worth: a model that always gives one answer, or fills in a template, may
 look trained. Candidates are judged on probes, training examples that no candidate was learned from.
 A template is an answer in which parts of the prompt are replaced by their places: the second word,
-the last number, ... Places are generic, as nothing here knows the task of a prompt.
+the last number, ... Places are generic, because nothing here knows a prompt's task.
 """
 
 import re
@@ -31,7 +31,7 @@ N_SHOWN_CHARACTERS = 160
 _PLAIN_WORD = re.compile(r"\w+")
 MAX_MARKS = 40  # frequent words that places may follow
 MIN_MARK_FRACTION = 0.05  # of the prompts contain such a word
-MAX_INDEX = 24  # places further from an end are not named
+MAX_INDEX = 24  # places farther from an end are not named
 
 WORD = re.compile(r"\w+(?:\.\d+)?")
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -94,7 +94,7 @@ class Finder:
                 found[f"the word after {mark!r}"] = after[0]
                 rest = prompt[after.start() : end]
                 if "\n" not in rest:
-                    found[f"all after {mark!r}"] = rest
+                    found[f"everything after {mark!r}"] = rest
         add("word", [match[0] for match in words])
         return found
 
@@ -258,9 +258,9 @@ def _nearest(maker: TemplateMaker) -> list[BaselinePredictor]:
         near = nearest(example)
         return maker.answer_with(maker.find_template(near.prompt, near.reference), example)
 
-    given = "answers as the training question with the most like words (TF-IDF)"
+    given = "gives the answer of the most similar training question (TF-IDF)"
     filled = (
-        f"{given}, with words of its prompt replaced by those at the same places of the new one"
+        f"{given}, with words of its prompt replaced by those in the same places of the new one"
     )
     return [
         BaselinePredictor("nearest", given, lambda example: nearest(example).reference),
@@ -288,7 +288,7 @@ class Index:
 
     def find_nearest(self, text: str) -> int:
         likeness = np.zeros(self._n)
-        # Sorted, as the sum of floats depends on their order.
+        # Sorted, because the sum of floats depends on their order.
         for word, n in sorted(_count_words(text).items()):
             if word in self._found:
                 where, weights = self._found[word]

@@ -1,7 +1,7 @@
 """Choose among the kept checkpoints by the task's own metric. Pure.
 
 The choice uses questions that are not reported, since the best of several looks better than it is
-on the questions it was chosen by. The held-out loss has no second set: where it decides, or
+on the questions it was chosen on. The held-out loss has no second set: where it decides, or
 training chose by it, the reported loss is biased by the choice.
 """
 
@@ -20,12 +20,12 @@ from expertflow.evaluate.records import (
 )
 from expertflow.train.records import KeptWeights, TrainingRecord
 
-# With fewer, a score's interval is 40 points wide and the choice would be chance.
+# With fewer, a score's interval is 40 points wide and the choice would be random.
 MIN_QUESTIONS = 20
 # With fewer questions in all, none are withheld from the report.
 MIN_TO_SHARE = 40
 CHOSEN_BY_LOSS = (
-    "training chose them by the lowest held-out loss, so the reported loss is too good by that"
+    "training chose them by the lowest held-out loss, so the reported loss is optimistic"
 )
 
 
@@ -33,20 +33,20 @@ def explain_no_choice(
     spec: GenerationSpec, training: TrainingRecord, n_questions: int, unavailable_reason: str | None
 ) -> str | None:
     if spec.task == HELD_OUT_LOSS:
-        return "the task has no metric beside the held-out loss"
+        return "the task has no metric besides the held-out loss"
     if unavailable_reason is not None:
         return f"the task cannot be scored here: {unavailable_reason}"
     if len(training.candidates) == 1:
-        return "training kept no other"
+        return "training kept no other checkpoint"
     if spec.n_selection_examples == 0:
         return "evaluation.n_selection_examples is 0"
     if n_questions < MIN_QUESTIONS:
-        return f"{n_questions} held-out questions are left to choose by, and {MIN_QUESTIONS} needed"
+        return f"{n_questions} held-out questions are left to choose by, {MIN_QUESTIONS} are needed"
     return None
 
 
 def n_to_report(n_questions: int, spec: GenerationSpec) -> int:
-    """Return how many questions to report; if too few for both, a third choose, at least 20."""
+    """Return how many questions to report; if too few for both, a third (or 20) choose."""
     n_most = min(n_questions, spec.max_examples)
     n_wanted = spec.max_examples + spec.n_selection_examples
     if n_questions >= n_wanted or n_questions < MIN_TO_SHARE:
@@ -58,13 +58,13 @@ def n_to_report(n_questions: int, spec: GenerationSpec) -> int:
 
 def publish_trained(training: TrainingRecord, why: str, *, by_loss: bool = False) -> Published:
     """Publish what training published; ``by_loss``: training chose it by the held-out loss."""
-    told = f"the weights that training published: {why}"
-    told = f"{told}; {CHOSEN_BY_LOSS}" if by_loss else told
-    return fill_record(Published, order_candidates(training)[-1], reason=told)
+    reason = f"the weights that training published: {why}"
+    reason = f"{reason}; {CHOSEN_BY_LOSS}" if by_loss else reason
+    return fill_record(Published, order_candidates(training)[-1], reason=reason)
 
 
 def order_candidates(training: TrainingRecord) -> list[KeptWeights]:
-    """Return the candidates with training's own last, so that it is still loaded afterwards."""
+    """Return the candidates with training's choice last, so that it is still loaded afterwards."""
     return sorted(training.candidates, key=lambda one: one.step == training.published_step)
 
 
@@ -81,15 +81,17 @@ def choose_best(scores: Sequence[tuple[KeptWeights, TaskScore]], n_questions: in
         fill_record(CandidateScore, one, score=own, published=one == best)
         for one, own in sorted(scores, key=lambda pair: pair[0].step)
     )
-    told = (
+    reason = (
         f"step {best.step} has the best {score.metric} of {len(scores)} kept checkpoints,"
-        f" {score.n_correct} of {score.n_examples} questions of the choice"
+        f" {score.n_correct} of {score.n_examples} selection questions"
     )
     n_others = sum(other.n_correct == score.n_correct for _, other in scores) - 1
     if n_others:
-        others = "another has" if n_others == 1 else f"{n_others} others have"
-        told += f", which {others} too; the lowest held-out loss decides, then the latest step"
-    return fill_record(Published, best, reason=told, n_questions=n_questions, candidates=candidates)
+        others = "another" if n_others == 1 else f"{n_others} others"
+        reason += f", tied with {others}; the lowest held-out loss decides, then the latest step"
+    return fill_record(
+        Published, best, reason=reason, n_questions=n_questions, candidates=candidates
+    )
 
 
 def check_weights(training: TrainingRecord, checkpoint: Path) -> None:
@@ -99,5 +101,5 @@ def check_weights(training: TrainingRecord, checkpoint: Path) -> None:
         if not any((folder / name).is_file() for name in names):
             raise EvaluationError(
                 f"{folder}: the weights after step {candidate.step} are"
-                " missing; run train_expert again, which lays them out from its state"
+                " missing; run train_expert again, which restores them from its state"
             )

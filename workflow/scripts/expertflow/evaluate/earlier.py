@@ -34,7 +34,7 @@ HASH_CHARS = 32
 class ScoringSetup(Record, frozen=True, kw_only=True):
     """How questions were asked and judged. ``artifacts`` are hashes of the files scoring read.
 
-    ``scorer`` has the versions of what judged: a corrected scorer alone may move a score.
+    ``scorer`` has the versions of the scoring code: a corrected scorer alone may change a score.
     """
 
     task: str
@@ -44,7 +44,7 @@ class ScoringSetup(Record, frozen=True, kw_only=True):
     backend: str = "transformers"
     fields: dict[str, str]
     artifacts: dict[str, str]
-    # Lines of before it was noted are still read; nothing compares with them.
+    # Lines written before this field existed are still read, but match no run.
     scorer: dict[str, str] = field(default_factory=dict)
 
 
@@ -71,7 +71,7 @@ def make_run(
         spec,
         task=spec.task_name,
         metric=metric,
-        # Current hashes, as a corrected database makes other answers right.
+        # Current hashes, because a corrected database makes other answers right.
         artifacts={
             name: sha256_directory(path) if path.is_dir() else sha256_file(path)
             for name, path in paths.items()
@@ -92,7 +92,7 @@ def hash_question(spec: GenerationSpec, example: Example) -> str:
 def compare_runs(
     now: PastRun, path: Path, *, seed: int, groups: Mapping[str, Hashable]
 ) -> EarlierRun | None:
-    """Compare with the newest evaluation of other weights, if only by name.
+    """Compare with the newest evaluation of other weights, or just name it.
 
     ``groups`` maps hashes of questions to their groups.
     """
@@ -108,10 +108,10 @@ def compare_runs(
     shared = sorted(before.correct.keys() & now.correct.keys())
     value = change = None
     if shared:
-        said, says = ([run.correct[key] for key in shared] for run in (before, now))
-        value = sum(said) / len(said)
+        then, today = ([run.correct[key] for key in shared] for run in (before, now))
+        value = sum(then) / len(then)
         own, metric = [groups[key] for key in shared], now.how.metric
-        change = estimate_change(metric, said, says, groups=own, higher_is_better=True, seed=seed)
+        change = estimate_change(metric, then, today, groups=own, higher_is_better=True, seed=seed)
     return fill_record(
         EarlierRun, before, n_shared_questions=len(shared), value_fraction=value, change=change
     )
@@ -131,7 +131,7 @@ def append_run(now: PastRun, path: Path) -> None:
             write_text(path, "".join(f"{line}\n" for line in lines))
     except OSError as error:
         # The results are valid without it, and were paid for.
-        log.warning("%s: this evaluation is not noted for later ones (%s)", path, error)
+        log.warning("%s: this evaluation was not saved for later ones (%s)", path, error)
 
 
 def read_runs(path: Path) -> list[PastRun]:
@@ -142,5 +142,5 @@ def read_runs(path: Path) -> list[PastRun]:
         try:
             found.append(from_json(PastRun, unseal(json.loads(line))))
         except (ValueError, DataError) as error:
-            log.warning("%s, line %d is left out: %.120s", path, number, error)
+            log.warning("%s: line %d was skipped: %.120s", path, number, error)
     return found

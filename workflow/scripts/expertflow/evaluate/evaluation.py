@@ -58,7 +58,7 @@ LARGEST_LOSS = 700.0
 
 
 class EvalInputs(Record, frozen=True, kw_only=True):
-    """``state`` holds earlier evaluations; ``answers`` is written; ``code`` digests the stage's."""
+    """``state`` has earlier evaluations, ``answers`` is written, ``code`` is the stage's digest."""
 
     spec: EvaluationSpec
     generations: GenerationRecord
@@ -74,15 +74,15 @@ class EvalInputs(Record, frozen=True, kw_only=True):
 def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
     """Score the answers of both models, and compare them with each other and the baselines.
 
-    Raises EvaluationError if a held-out document is also in the training data, the records are not
-    of one run, or the task cannot be scored as configured.
+    Raises EvaluationError if a held-out document is also in the training data, the records are from
+    different runs, or the task cannot be scored as configured.
     """
     start = time.perf_counter()
     generations, layout = inputs.generations, inputs.model.tokenizer.layout
     expert, how = generations.expert, generations.spec
     split = read_split(expert, inputs.shards, inputs.keep, packing=inputs.packing, seed=how.seed)
     asked = _find_examples(split.held_out, generations.document_ids, layout)
-    # A question of another source is its own group.
+    # A question from any other source is its own group.
     grouped = {
         one.document_id: one.group
         for one in split.held_out
@@ -93,8 +93,8 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
     memory, this, after = inputs.state / f"{expert}.jsonl", None, comparison.after
     if comparison.metric is not None and after.judgments:
         weights = generations.published.weights_sha256
-        # A stage whose code changed runs again, so earlier weights that are still there are scored
-        # anew, too, and can be compared with.
+        # A stage whose code changed runs again, so earlier weights that still exist are rescored
+        # and remain comparable.
         scorer = comparison.tool_versions() | {"code": inputs.code}
         this = earlier.make_run(how, comparison.metric, weights, asked, after.judgments, scorer)
     documents = choose_recall(inputs.shards, inputs.keep, how) if generations.recall else []
@@ -133,7 +133,7 @@ def _find_examples(
     by_id = {document.document_id: document for document in held_out}
     if missing := [one for one in document_ids if one not in by_id]:
         raise EvaluationError(
-            f"document {missing[0]}: was asked and is not held out; run generate_answers again"
+            f"document {missing[0]}: was asked but is not held out; run generate_answers again"
         )
     return make_examples((by_id[one] for one in document_ids), layout)
 
@@ -168,8 +168,8 @@ def _perplexity(loss: float) -> float:
 class ModelComparison(Record, frozen=True):
     """Compares two models on the same questions.
 
-    ``task`` is null if nothing is scored, ``unavailable_reason`` why, if it has a metric;
-    ``groups`` are those of the questions asked, ``unavailable`` maps missing parts to reasons.
+    ``task`` is null if nothing is scored; ``unavailable_reason`` says why, if it has a metric.
+    ``groups`` are those of the questions asked; ``unavailable`` maps missing parts to reasons.
     """
 
     spec: EvaluationSpec
@@ -302,7 +302,7 @@ class ModelComparison(Record, frozen=True):
                 found.update({f"{name}.{field}": why for field in fields})
 
         if side.held_out_loss_ci95 is None:
-            why = "a single held-out document has no interval"
+            why = "one held-out document is too few for an interval"
             both(why, "held_out_loss_ci95", "perplexity_ci95")
         if side.score is None:
             both(f"task {record.task} has no metric beyond the held-out loss", "score")
@@ -319,17 +319,15 @@ class ModelComparison(Record, frozen=True):
         if not published.candidates:
             found["published.candidates"] = published.reason
         if earlier is None:
-            none = (
-                "no evaluation of other weights by the same task, decoding and scorer is on record"
-            )
+            none = "no earlier evaluation of other weights has the same task, decoding and scorer"
             found["earlier"] = none if self.after.judgments else self._no_answers()
         elif earlier.change is None:
-            why = "the evaluation before asked none of these questions"
+            why = "the earlier evaluation asked none of these questions"
             found |= dict.fromkeys(("earlier.value_fraction", "earlier.change"), why)
         return found
 
     def write_answers(self, path: Path) -> None:
-        """Write both answers to each question as JSON lines; losses in nats a token."""
+        """Write both answers to each question as JSON lines; losses in nats per token."""
         lines = []
         for i, one in enumerate(self.asked[: len(self.after.judgments)]):
             line: dict[str, str | float | None] = {
@@ -355,7 +353,7 @@ class ModelComparison(Record, frozen=True):
         return tuple(map(self._sample, in_turn[:N_SAMPLES]))
 
     def pick_worst(self) -> tuple[EvaluationSample, ...]:
-        """Pick wrong answers: right before first, then by descending loss, unknown losses last."""
+        """Pick wrong answers: those right before first, then by descending loss, unknown last."""
 
         def place(i: int) -> tuple[bool, bool, float]:
             loss = self.after.answers.reference_losses[i]

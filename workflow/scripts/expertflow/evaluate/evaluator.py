@@ -32,7 +32,7 @@ from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import TrainingRecord
 
 log = logging.getLogger(__name__)
-# Path below the checkpoint's folder; null is the base model.
+# Path relative to the checkpoint's folder; null is the base model.
 Place = str | None
 
 
@@ -102,12 +102,12 @@ class ModelEvaluator:
             if not np.isfinite(losses.nats_D).all():
                 who = "the base model" if place is None else "the trained model"
                 raise EvaluationError(
-                    f"{who}'s held-out loss is not finite in {self._inputs.plan.precision}; train"
-                    " in another precision, or choose another model"
+                    f"{who}'s held-out loss is not finite in {self._inputs.plan.precision}; use"
+                    " another precision or another model"
                 )
             of_pieces = self._inputs.rows / "held_out" / DOCUMENTS_FILE
             if of_pieces.is_file():
-                # Pieces of one document are no independent measurements.
+                # Pieces of one document are not independent measurements.
                 document_P = np.load(of_pieces)
                 losses = DocumentLosses(
                     # Sum pieces [P] into documents [D].
@@ -118,7 +118,7 @@ class ModelEvaluator:
         return self._losses[place]
 
     def mean_loss(self, place: Place) -> float:
-        """Return the mean loss in nats a target."""
+        """Return the mean loss in nats per target."""
         losses = self.measure_losses(place)
         return float(losses.nats_D.sum() / losses.n_targets_D.sum())
 

@@ -80,8 +80,8 @@ def generate_answers(
     with the reason in ``not_asked``.
 
     Sampling is seeded by the prompt, so an answer depends on its batch only by rounding, which
-    hardly ever decides a token in fp32. In bf16 answers repeat for the same card and batch size
-    only.
+    hardly ever decides a token in fp32. In bf16 answers repeat only for the same card and batch
+    size.
 
     Raises EvaluationError if a single prompt does not fit into memory.
     """
@@ -91,12 +91,12 @@ def generate_answers(
     rooms = [max(0, min(spec.max_new_tokens, n_positions - len(p))) for p in prompts]
     found: dict[int, Answer] = {}
     for i in (i for i, room in enumerate(rooms) if room == 0):
-        why = f"the prompt's {len(prompts[i])} tokens leave the model no position to answer in"
+        why = f"the prompt's {len(prompts[i])} tokens leave no position for an answer"
         log.warning("not asked: %s", why)
         found[i] = Answer("", 0, ended=False, not_asked=why)
     # Prompts of similar length share a batch, to reduce padding.
     waiting = sorted((i for i in range(len(prompts)) if rooms[i]), key=lambda i: len(prompts[i]))
-    # A row that is done goes on beside the others.
+    # A finished row keeps running alongside the others.
     last = n_positions if _has_learned_positions(lm, n_positions) else sys.maxsize
     progress = ProgressPrinter("answering", total=len(waiting), unit="questions")
     with torch.inference_mode(), generation_mode(lm, ends=ends, pad_id=codec.pad_id):
@@ -125,7 +125,7 @@ def positions_of(config: Any) -> int | None:
 
 
 def _has_learned_positions(lm: PreTrainedModel, n_positions: int) -> bool:
-    """Return whether positions have weights, as in GPT-2: another one is an error."""
+    """Return whether positions have weights, as in GPT-2: one more is an error."""
     # OPT has two more.
     sizes = {m.num_embeddings for m in lm.modules() if isinstance(m, torch.nn.Embedding)}
     return bool(sizes & {n_positions, n_positions + 2})
@@ -162,7 +162,9 @@ def halve_batch(n_rows: int, error: RuntimeError) -> int:
     # The error's traceback would keep the batch's tensors alive.
     traceback.clear_frames(error.__traceback__)
     torch.cuda.empty_cache()
-    log.warning("out of memory with %d questions at a time; going on with %d", n_rows, n_rows // 2)
+    log.warning(
+        "out of memory with %d questions at a time; continuing with %d", n_rows, n_rows // 2
+    )
     return n_rows // 2
 
 
@@ -257,7 +259,7 @@ class Endings(StoppingCriteria):  # type: ignore[misc]
     def __call__(
         self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
-        """Return one flag a row, [B]."""
+        """Return one flag per row, [B]."""
         n_written = input_ids.shape[1] - self.start
         rows = input_ids[:, self.start :].tolist() if self.stops else []
         for i, room in enumerate(self.rooms):

@@ -1,4 +1,4 @@
-"""Check for leakage afresh; held-out documents are in memory, training documents are streamed."""
+"""Check again for leakage: held-out documents are kept in memory, training ones streamed."""
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
@@ -33,7 +33,7 @@ def read_split(
     """Read both sides of the split and compare them.
 
     Raises EvaluationError if a held-out document is also in the training data, or the rows were
-    packed from another split.
+    packed from a different split.
     """
     counted = {"held_out": 0, "train": 0}
 
@@ -53,14 +53,14 @@ def read_split(
         n, n_packed = counted[name], split.n_documents
         if n < n_packed or (not dropped and n > n_packed):
             raise EvaluationError(
-                f"{expert}: the split has {n} documents for {name} and packing.json {n_packed}"
-                ", so the rows are of another split; run pack_sequences again"
+                f"{expert}: the split has {n} documents for {name} but packing.json lists"
+                f" {n_packed}, so the rows are from a different split; run pack_sequences again"
             )
     if n_shared := sum(map(known.shares_text, held_out)):
         raise EvaluationError(
-            f"{expert}: {n_shared} held-out documents are in the training data, whole or as the"
-            " start of a chat; see duplicate_fields and group of the sources, and prepare the data"
-            " again"
+            f"{expert}: {n_shared} held-out documents are also in the training data, in full or as"
+            " the start of a chat; check duplicate_fields and group of the sources, and prepare the"
+            " data again"
         )
     n_questions = sum(map(known.shares_question, held_out))
     return HeldOutSplit(held_out=held_out, training=training, n_shared_questions=n_questions)
@@ -69,49 +69,49 @@ def read_split(
 def check_trained_rows(
     expert: str, *, training: TrainingRecord, packing: PackingRecord, rows: Path
 ) -> None:
-    """Raise unless the model was trained, and is measured, on the rows of this packing."""
+    """Raise unless the model was trained on, and is evaluated on, the rows of this packing."""
     # The same hash as in train/job.py.
     splits = sha256_json([packing.train.sha256, packing.held_out.sha256])
     if training.packing_sha256 != splits:
         raise EvaluationError(
-            f"{expert}: training.json tells of other rows than packing.json, so what was held out"
-            " may have been trained on; run train_expert again"
+            f"{expert}: training.json and packing.json describe different rows, so held-out"
+            " documents may have been trained on; run train_expert again"
         )
     file = rows / "held_out" / ROWS_FILE
     if not file.is_file() or sha256_file(file) != packing.held_out.sha256:
         raise EvaluationError(
-            f"{file}: is missing or not what packing.json tells of; run pack_sequences again"
+            f"{file}: missing, or not the rows in packing.json; run pack_sequences again"
         )
 
 
 def key_by_seed(seed: int) -> Callable[[Document], str]:
-    """Return a sort key that depends on nothing but the seed and a document's content."""
+    """Return a sort key that depends only on the seed and a document's content."""
     return lambda document: sha256_text(f"{seed}:{document.text_hash}")
 
 
 class HeldOutHashes:
     """Hashes of held-out documents, and which of them training documents share.
 
-    ``text_hash`` covers only the fields that identify a document of its source, so complete
-    contents are compared too. So is what each learned turn of a training chat answers, as that chat
-    may go on where a held-out one ends. Only if questions are equal can contents and answers be.
+    ``text_hash`` covers only the fields that identify a document within its source, so complete
+    contents are compared too. So is each learned turn of a training chat, because the chat may
+    continue where a held-out one ends. Contents and answers can match only if the questions do.
     """
 
     def __init__(self, documents: Iterable[Document]) -> None:
         self._texts: set[str] = set()
         self._questions: set[str] = set()
-        # Last words of held-out questions, to join few other texts.
-        self._last_words: set[str] = set()
+        # Last texts of held-out questions, so that few other chats are joined.
+        self._last_texts: set[str] = set()
         self._seen: set[str] = set()
         for document in documents:
             self._texts.add(document.text_hash)
             self._questions.add(_question(document.body))
             if document.body.turns:
-                said = _said_before(document.body, last_answer(document.body))
-                self._last_words.update(map(normalize_text, said[-1:]))
+                texts = _texts_before(document.body, last_answer(document.body))
+                self._last_texts.update(map(normalize_text, texts[-1:]))
 
     def mark_shared(self, document: Document) -> bool:
-        """Compare a training document; always true, to serve as a filter in a pipeline."""
+        """Record what a training document shares; always true, so it can be used as a filter."""
         if document.text_hash in self._texts:
             self._seen.add(document.text_hash)
         if (question := _question(document.body)) in self._questions:
@@ -121,14 +121,14 @@ class HeldOutHashes:
         return True
 
     def _answered(self, body: Body) -> Iterator[tuple[str, str]]:
-        """Yield held-out questions that any learned turn of a chat answers, with the answers."""
+        """Yield each held-out question that a learned turn of a chat answers, with its answer."""
         last = ""
         for i, turn in enumerate(body.turns):
-            if turn.learned and last in self._last_words:
-                question = sha256_text(normalize_text("\n".join(_said_before(body, i))))
+            if turn.learned and last in self._last_texts:
+                question = sha256_text(normalize_text("\n".join(_texts_before(body, i))))
                 if question in self._questions:
                     yield question, _answer(question, body, i)
-            last = normalize_text(turn.content) or last  # a turn that calls a tool may hold no text
+            last = normalize_text(turn.content) or last  # a turn that calls a tool may have no text
 
     def shares_text(self, held_out: Document) -> bool:
         body, question = held_out.body, _question(held_out.body)
@@ -136,7 +136,7 @@ class HeldOutHashes:
             return True
         if question not in self._seen:
             return False
-        # Or a training chat gives the same answer and goes on.
+        # Or a training chat gives the same answer and continues.
         return _content(body) in self._seen or (
             body.text is None and _answer(question, body, last_answer(body)) in self._seen
         )
@@ -149,7 +149,7 @@ def _question(body: Body) -> str:
     return sha256_text(normalize_text(join_question(body)))
 
 
-def _said_before(body: Body, turn: int) -> list[str]:
+def _texts_before(body: Body, turn: int) -> list[str]:
     """Return the texts that ``join_question`` would join if this turn were the last learned one."""
     return [text for text in (one.content.strip() for one in body.turns[:turn]) if text]
 

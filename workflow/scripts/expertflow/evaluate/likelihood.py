@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class DocumentLosses(Record, frozen=True):
-    """Summed nats and targets by document, in row order; one cut over rows counts in each."""
+    """Summed nats and targets by document, in row order; one cut across rows is in each."""
 
     nats_D: NDArray[np.float64]
     n_targets_D: NDArray[np.int64]
@@ -64,13 +64,13 @@ def _target_nats(
     device, dtype = head.weight_VH.device, head.weight_VH.dtype
     hidden_TH = hidden_states(lm, batch).flatten(0, 1).index_select(0, positions_T.to(device))
     targets_T1 = targets_T.to(device)[:, None]
-    # In chunks, as logits of all targets, [T, V], take gigabytes with a large vocabulary.
+    # In chunks: the logits of all targets, [T, V], take gigabytes with a large vocabulary.
     chunk, nats = chunk_rows(head.weight_VH), []
     for start in range(0, len(targets_T1), chunk):
         part = slice(start, start + chunk)
         logits_CV = head.compute_logits(hidden_TH[part].to(dtype))
-        said_C = logits_CV.gather(1, targets_T1[part])[:, 0]
-        nats.append(logits_CV.logsumexp(1) - said_C)
+        target_logits_C = logits_CV.gather(1, targets_T1[part])[:, 0]
+        nats.append(logits_CV.logsumexp(1) - target_logits_C)
     result: NDArray[np.float64] = torch.cat(nats).cpu().numpy().astype(np.float64)
     return result
 
@@ -90,8 +90,8 @@ def log_likelihoods(
 ) -> list[tuple[float, int]]:
     """Return ln p of each continuation given its prompt, and its number of tokens.
 
-    This is training's loss with the sign turned, on one row a pair. Prompts have at least one
-    token. A pair that exceeds the model's positions has minus infinity.
+    This is the training loss with its sign flipped, on one row per pair. Prompts have at least one
+    token. A pair that exceeds the model's positions gets minus infinity.
 
     Raises EvaluationError if a single pair does not fit into memory.
     """
@@ -126,7 +126,7 @@ def log_likelihoods(
 def choose_options(
     model: Any, asked: Sequence[EvalExample], *, pad_id: int, batch_size: int
 ) -> list[Answer]:
-    """Answer each question with the option of highest mean likelihood a token; the first of ties.
+    """Answer each question with the option of highest mean likelihood per token; the first of ties.
 
     The mean includes the end of the turn, so neither a short option nor a prefix of another one has
     an advantage. If an option exceeds the model's positions, nothing is chosen and ``not_asked``
@@ -140,7 +140,7 @@ def choose_options(
         text, why = list(one.options)[int(np.argmax(means))], None
         if -math.inf in means:
             n = max(len(given) + len(option) for given, option in one.options.values())
-            why = f"the {n} tokens of the prompt with an option are more than the model's positions"
+            why = f"prompt and option have {n} tokens, more than the model's positions"
             text = ""
         answers.append(Answer(text, 0, ended=True, not_asked=why))
     return answers

@@ -1,7 +1,7 @@
-"""Run tasks of lm-evaluation-harness on both models, where it is installed.
+"""Run tasks of lm-evaluation-harness on both models, if it is installed.
 
-Prompts are the tasks' plain texts, without a chat template. Nothing is downloaded: a task's data is
-in the cache of ``datasets`` or in files that its YAML names.
+Prompts are the tasks' plain texts, without a chat template. Nothing is downloaded: a task's data
+must be in the cache of ``datasets`` or in files that its YAML names.
 """
 
 import importlib
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 N_BOOTSTRAP = 1000
 YAML = (".yaml", ".yml")
 # The harness sums log-probabilities in the type of the logits. In bf16 a text of 5,000 nats would
-# be exact to 32, and similar options would tie, which the first one wins.
+# be exact to 32, and similar options would tie; the first one wins a tie.
 SOFTMAX_DTYPE = "float32"
 # Modules that read offline switches at import, with the names of their variables.
 SWITCHES = {
@@ -94,14 +94,14 @@ def run_tasks(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int)
         # All of these are raised by loaders if a task's data is missing.
         except (OSError, ValueError, KeyError) as error:
             raise EvaluationError(
-                f"evaluation.lm_eval.tasks {', '.join(names)}: {one_line(error)}; name known tasks,"
-                " and download their data before"
+                f"evaluation.lm_eval.tasks {', '.join(names)}: {one_line(error)}; use known tasks,"
+                " and download their data first"
             ) from error
     return read_figures(results["results"], names)
 
 
 def read_figures(results: dict[str, dict[str, object]], names: list[str]) -> Figures:
-    """Read the results, without the members of groups that have figures of their own."""
+    """Read the results, without the members of groups that have their own figures."""
     have_own = all(any("," in key for key in results.get(name, {})) for name in names)
     wanted = set(names) if have_own else set(results)
     found: Figures = {}
@@ -137,7 +137,7 @@ def _tasks(spec: LmEvalSpec) -> tuple[Any, list[str]]:
         lines = [x for x in path.read_text("utf-8").splitlines() if x.startswith("task:")]
         name = yaml.safe_load(lines[0])["task"] if lines else None
         if not isinstance(name, str):
-            raise EvaluationError(f"evaluation.lm_eval.tasks: {task}: it has no line 'task: name'")
+            raise EvaluationError(f"evaluation.lm_eval.tasks: {task}: has no line 'task: name'")
         folders.append(str(path.parent))
         names.append(name)
     # Indexing the bundled tasks takes seconds, which tasks in files do not need.

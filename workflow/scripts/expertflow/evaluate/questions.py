@@ -22,12 +22,12 @@ from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
 
 log = logging.getLogger(__name__)
-# Placeholder answer, to find the template's text around one.
+# Placeholder, to find the template's text around an answer.
 ANY_ANSWER = "\ue0f2"
 # A larger share means a wrong setting rather than bad records.
 MAX_UNUSABLE_FRACTION = 0.2
-# Of five questions one is a fifth.
-N_ALWAYS_BORNE = 2
+# With few questions one is already more: one of four is a quarter.
+N_ALWAYS_TOLERATED = 2
 # If none of the first ones can be judged, no more are tried.
 N_FIRST = 10
 
@@ -70,7 +70,7 @@ def choose_questions(
     The first ``max_examples`` are reported and the next ``n_selection_examples`` choose, so the
     number of the latter does not affect the report; with too few, both get a share. References are
     judged before a model is run, and unusable ones are replaced by others. Documents that the chat
-    template cannot render are no questions, as they were no training documents.
+    template cannot render are not asked, just as they were not trained on.
 
     Raises EvaluationError if more than a fifth of the references tried cannot be judged, the
     template writes a stop text before every answer, or a record's options cannot be read.
@@ -84,7 +84,7 @@ def choose_questions(
 
 
 def make_examples(documents: Iterable[Document], layout: Layout) -> list[Example]:
-    """Return documents as examples, in order, without those that are no questions."""
+    """Return documents as examples, in order, without those that ask nothing."""
     renderer = Renderer(layout)
     return list(_made(lambda one: _example(renderer, one)[0], documents))
 
@@ -92,7 +92,7 @@ def make_examples(documents: Iterable[Document], layout: Layout) -> list[Example
 def _choose_judgeable(
     ordered: Iterable[Document], renderer: Renderer, spec: GenerationSpec, judge: Judge
 ) -> tuple[list[Document], list[str]]:
-    """Return the first documents with judgeable references, and the reasons against others."""
+    """Return the first documents with judgeable references, and why others were rejected."""
     n_wanted = spec.max_examples + spec.n_selection_examples
     questions = _made(lambda one: (one, _example(renderer, one)[0]), ordered)
     kept: list[Document] = []
@@ -106,7 +106,7 @@ def _choose_judgeable(
             break
         n_next = n_wanted - len(kept)  # as many as were unusable
     n_bad, n_tried = len(reasons), len(kept) + len(reasons)
-    if n_bad > max(MAX_UNUSABLE_FRACTION * n_tried, N_ALWAYS_BORNE if kept else 0):
+    if n_bad > max(MAX_UNUSABLE_FRACTION * n_tried, N_ALWAYS_TOLERATED if kept else 0):
         raise EvaluationError(
             f"{n_bad} of {n_tried} held-out references cannot be judged by evaluation.task"
             f" {spec.task}; correct the setting or the data. The first: {reasons[0]}"
@@ -187,14 +187,14 @@ def _eval_example(
 
 
 def _check_stops(any_answer: Sequence[Segment], stops: tuple[str, ...]) -> None:
-    """Refuse stop texts that the template itself writes before an answer and training learns."""
+    """Reject stop texts that the template itself writes before an answer and training learns."""
     learned = "".join(s.text[a:b] for s in any_answer for a, b in s.learned)
     before, found, _after = learned.partition(ANY_ANSWER)
     for stop in stops:
         if found and stop in before:
             raise EvaluationError(
-                f"decoding.stop: the model's chat template writes {stop!r} itself before every"
-                " answer, so that all would be empty; leave it out"
+                f"decoding.stop: the model's chat template itself writes {stop!r} before every"
+                " answer, so all answers would be empty; remove it"
             )
 
 

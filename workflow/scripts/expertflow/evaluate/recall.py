@@ -1,4 +1,4 @@
-"""Ask an expert what it was taught: training documents as they are, and in other words."""
+"""Ask an expert what it was taught: training documents verbatim and reworded."""
 
 import heapq
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def list_wordings(spec: GenerationSpec) -> tuple[str, ...]:
 
 
 def reword(document: Document, wording: str) -> Document:
-    """Return a chat with its last question before the answer put into a wording."""
+    """Return a chat with its last question before the answer reworded."""
     turns = list(document.body.turns)
     before = range(last_answer(document.body)) if turns else ()
     if not (asked := [i for i in before if turns[i].role == "user"]):

@@ -16,7 +16,7 @@ Change = Literal["better", "worse", "no measurable change"]
 
 
 class Decoding(Record, frozen=True, kw_only=True):
-    """Decoding settings, of the evaluation and of the exported expert.
+    """Decoding settings for the evaluation and the exported expert.
 
     ``temperature`` 0 is greedy; ``top_k`` 0 keeps all tokens; ``stop`` texts end an answer, as the
     end of the turn does, and are not part of it.
@@ -54,12 +54,12 @@ class LmEvalSpec(Record, frozen=True, kw_only=True):
 class GenerationSpec(Record, frozen=True, kw_only=True):
     """Settings of ``generate_answers``, which scoring reads from its record.
 
-    ``task`` is a name, or a user's file as the manifest names it, which lies at ``artifacts``'
+    ``task`` is a name, or a user's file as written in the manifest; its path is the artifact
     ``OWN_TASK``. ``fields`` maps the task's arguments to record fields (for ``sql_execution``:
-    ``database``), ``artifacts`` names to files; ``content`` holds the hashes of files that the
-    workflow does not make. ``n_selection_examples`` questions, apart from the reported ones, choose
-    among the kept checkpoints; 0 takes the one that training published. ``n_recall_examples``
-    training documents are asked, too, as they are and as ``rephrase`` puts them.
+    ``database``), ``artifacts`` names to files; ``content`` has the hashes of files that the
+    workflow does not create. ``n_selection_examples`` questions, separate from the reported ones,
+    choose among the kept checkpoints; 0 takes the one that training published.
+    ``n_recall_examples`` training documents are asked too, verbatim and reworded by ``rephrase``.
     """
 
     task: str
@@ -83,7 +83,7 @@ class GenerationSpec(Record, frozen=True, kw_only=True):
 
 
 class EvaluationSpec(Record, frozen=True, kw_only=True):
-    """Settings of ``evaluate_expert``; ``grouped_sources`` name a ``group``."""
+    """Settings of ``evaluate_expert``; ``grouped_sources`` are those with a ``group``."""
 
     grouped_sources: tuple[str, ...] = ()
     baselines: bool = True
@@ -121,7 +121,7 @@ class TaskScore(Record, frozen=True, kw_only=True):
 class EvaluationSide(Record, frozen=True, kw_only=True):
     """One model, before or after training.
 
-    Intervals of loss (nats a target) and perplexity are 95 % bootstrap intervals over documents,
+    Intervals of loss (nats per target) and perplexity are 95 % bootstrap intervals over documents,
     null for a single document.
     """
 
@@ -140,8 +140,8 @@ class EvaluationSide(Record, frozen=True, kw_only=True):
 class PairedChange(Record, frozen=True, kw_only=True):
     """One side minus the other on the same ``n`` questions or documents, by paired bootstrap.
 
-    ``change`` is no measurable change if the interval holds zero or fewer than six pairs, or groups
-    of them, differ. A lower loss is better, and a higher metric.
+    ``change`` is no measurable change if the interval includes zero or fewer than six pairs, or
+    groups of them, differ. Lower is better for a loss, higher for a metric.
     """
 
     quantity: str
@@ -163,8 +163,8 @@ class CandidateScore(Record, frozen=True, kw_only=True):
 class Published(Record, frozen=True, kw_only=True):
     """The exported weights: their step, where they are, and why they were chosen.
 
-    ``candidates`` were asked ``n_questions`` questions that the reported scores leave out; if there
-    was nothing to choose they are empty, and ``reason`` says why.
+    ``candidates`` were asked ``n_questions`` questions that the reported scores exclude; they are
+    empty if there was nothing to choose, and ``reason`` says why.
     """
 
     step: int
@@ -203,8 +203,8 @@ class JudgeResult(Record, frozen=True, kw_only=True):
 
     A verdict counts only if both orders agree; otherwise it is a tie and also counts in
     ``n_inconsistent``. ``win_fraction`` is wins of the expert plus half of the ties, over all pairs
-    but failed ones; ``ci95`` is the Wilson interval of the decided pairs with the ties added. Equal
-    answers are a tie without being sent. ``reason`` says why pairs failed.
+    except failed ones; ``ci95`` is the Wilson interval of the decided pairs with the ties added.
+    Equal answers are a tie without being sent. ``reason`` says why pairs failed.
     """
 
     model: str
@@ -236,9 +236,9 @@ class LmEvalScore(Record, frozen=True, kw_only=True):
 class ModelAnswers(Record, frozen=True, kw_only=True):
     """What one model computed, by document and by question.
 
-    ``nats`` and ``n_targets`` are sums of each held-out document; ``reference_losses`` are nats a
+    ``nats`` and ``n_targets`` are sums of each held-out document; ``reference_losses`` are nats per
     token on each question's reference, null where it exceeds the model's positions. ``not_asked``
-    says of document ids why they were not.
+    maps document ids to the reason why they were not asked.
     """
 
     nats: tuple[float, ...] = ()
@@ -252,7 +252,7 @@ class ModelAnswers(Record, frozen=True, kw_only=True):
 
 
 class RecallAnswers(Record, frozen=True, kw_only=True):
-    """The expert's answers to questions that it was trained on, in a wording."""
+    """The expert's answers to questions that it was trained on, in one wording."""
 
     wording: str
     document_ids: tuple[str, ...]
@@ -267,8 +267,8 @@ class RecallScore(Record, frozen=True, kw_only=True):
 class GenerationRecord(Record, frozen=True, kw_only=True):
     """Answers of the base model and the expert to the questions of ``document_ids``, in order.
 
-    ``unavailable_reason`` says why nothing was generated, though the task has a metric;
-    ``unusable`` why questions were not asked whose references cannot be judged.
+    ``unavailable_reason`` says why nothing was generated although the task has a metric;
+    ``unusable`` says why questions with unjudgeable references were not asked.
     """
 
     expert: str
@@ -286,7 +286,7 @@ class GenerationRecord(Record, frozen=True, kw_only=True):
 
 
 class EvaluationSample(Record, frozen=True, kw_only=True):
-    """One question in the report; ``reference_loss`` is the expert's, in nats a token."""
+    """One question in the report; ``reference_loss`` is the expert's, in nats per token."""
 
     document_id: str
     prompt: str
@@ -302,12 +302,12 @@ class EvaluationSample(Record, frozen=True, kw_only=True):
 class EvaluationRecord(Record, frozen=True, kw_only=True):
     """Results before and after training, on documents verified to be held out.
 
-    ``n_documents_shared_with_training`` is counted afresh from the split and must be 0;
+    ``n_documents_shared_with_training`` is recounted from the split and must be 0;
     ``n_questions_shared_with_training`` held-out documents have a question that training answers
     differently. ``n_unusable_references`` questions were not asked because their references cannot
-    be judged. ``changes`` compare after with before. ``tools`` are versions of what scored;
-    ``unavailable`` says why a part is missing. ``samples`` hold right and wrong answers
-    alternately; ``worst`` are wrong ones, first those right before, then by ``reference_loss``.
+    be judged. ``changes`` compare after with before. ``tools`` are versions of scoring tools;
+    ``unavailable`` says why a part is missing. ``samples`` alternate right and wrong
+    answers; ``worst`` are wrong ones, those right before first, then by ``reference_loss``.
     """
 
     expert: str

@@ -1,4 +1,4 @@
-"""Scoring tasks: their base classes, and how a task is found by its name or file.
+"""Scoring tasks: base classes, and lookup of a task by its name or file.
 
 A task is one class in one file: ``tasks/NAME.py``, or a user's file that the manifest names.
 """
@@ -38,7 +38,7 @@ class ScoringTask:
     """Judges answers one by one in this process, by ``judge``.
 
     ``fields`` and ``artifacts`` are the inputs that a manifest may name, ``required`` the mandatory
-    ones, as ``fields.name`` or ``artifacts.name``, two of them with ``or`` between; ``packages``
+    ones, as ``fields.name`` or ``artifacts.name``, alternatives joined by ``or``; ``packages``
     are distributions whose versions can change a judgment. ``is_choice``: likelihoods of
     ``list_options`` are compared, and nothing is generated.
     """
@@ -56,12 +56,12 @@ class ScoringTask:
     def judge(self, example: Example, answer: str) -> Judgment:
         """Judge one answer; ``kind`` is ``correct`` or names the error.
 
-        Raises EvaluationError if the reference, or what the record gives, cannot be used.
+        Raises EvaluationError if the reference, or a field of the record, cannot be used.
         """
         raise NotImplementedError
 
     def score(self, examples: Sequence[Example], answers: Sequence[str]) -> list[Judgment]:
-        """Judge answers in order, after ``unavailable_reason``.
+        """Judge answers in order; check ``unavailable_reason`` first.
 
         Scoring references as answers checks a data set: all must be correct. Raises
         EvaluationError, naming the document, if an argument, artifact or reference is missing or
@@ -77,11 +77,11 @@ class ScoringTask:
         return []
 
     def unavailable_reason(self) -> str | None:
-        """Return why nothing can be scored here, checked before generation; null if it can."""
+        """Return why nothing can be scored here, or null; checked before generation."""
         return None
 
     def tool_versions(self) -> dict[str, str]:
-        """Return the versions of what scores; call it only where nothing is unavailable."""
+        """Return the versions of the scoring tools; call it only if the task is available."""
         versions = {package: metadata.version(package) for package in self.packages}
         return {"python": platform.python_version(), **versions}
 
@@ -89,18 +89,18 @@ class ScoringTask:
         """Return an argument that the manifest must name; null if the record lacks it."""
         if name not in self.spec.fields:
             raise EvaluationError(
-                f"evaluation.fields.{name} is missing; name the record field that holds it"
+                f"evaluation.fields.{name} is missing; set it to the record field to read"
             )
         return example.fields.get(self.spec.fields[name])
 
     def read_text(self, example: Example, name: str) -> str:
         value = self.read_field(example, name)
         if isinstance(value, dict):
-            # A JSON Schema or a graph's, as the checks of data take it, too.
+            # The schema of JSON or of a graph; the data checks accept mappings, too.
             return json.dumps(value)
         if not isinstance(value, str):
             raise EvaluationError(
-                f"field {self.spec.fields[name]!r} (evaluation.fields.{name}) should hold text, "
+                f"field {self.spec.fields[name]!r} (evaluation.fields.{name}) should be text, "
                 f"found {value!r:.60}"
             )
         return value
@@ -112,7 +112,7 @@ class ScoringTask:
 class IsolatedTask(ScoringTask):
     """A task whose ``judge_texts`` runs in a process with limits, from the task's own file.
 
-    Judgments may be ``timed_out``: some schema patterns search without end, comparing thousands of
+    Judgments may be ``timed_out``: some schema patterns never finish, comparing thousands of
     unequal items is quadratic, and no parser bounds the time of its error recovery.
     """
 
@@ -142,7 +142,7 @@ class IsolatedTask(ScoringTask):
 
     @cached_property
     def worker(self) -> Worker:
-        # Kept for all sides and baselines: starting one and parsing references take seconds.
+        # Shared by all sides and baselines: starting one and parsing references take seconds.
         worker = self.make_worker()
         weakref.finalize(self, worker.close)
         return worker
@@ -177,7 +177,7 @@ def main(options: dict[str, Any]) -> None:
 def judge_answers(
     task: ScoringTask, examples: Sequence[Example], answers: ModelAnswers
 ) -> list[Judgment]:
-    """Judge a model's answers; a question that was not asked is wrong."""
+    """Judge a model's answers; a question that was not asked counts as wrong."""
     judgments = task.score(examples, answers.texts)
     for i, example in enumerate(examples):
         if (why := answers.not_asked.get(example.document_id)) is not None:
@@ -195,7 +195,7 @@ def is_own_task(task: str) -> bool:
 
 
 def make_task(spec: GenerationSpec) -> ScoringTask | None:
-    """Return the task that is set; raise EvaluationError if a user's file has changed or is bad."""
+    """Return the configured task; raise EvaluationError if a user's file changed or is invalid."""
     path = spec.artifacts.get(OWN_TASK)
     if path is not None and own_digest(spec) != sha256_file(Path(path)):
         raise EvaluationError(f"{path}: changed since this run was planned; run again")
@@ -204,13 +204,13 @@ def make_task(spec: GenerationSpec) -> ScoringTask | None:
 
 
 def own_digest(spec: GenerationSpec) -> str | None:
-    """Return the hash of a user's task, or null if it is one of this project."""
+    """Return the hash of a user's task, or null for a built-in one."""
     path = spec.artifacts.get(OWN_TASK)
     return None if path is None else spec.content.get(path)
 
 
 def find_task(task: str) -> type[ScoringTask] | None:
-    """Return the class of a task, named or in a user's ``*.py``; null for the held-out loss.
+    """Return a task's class, by name or from a user's ``*.py``; null for the held-out loss.
 
     Raises EvaluationError if there is no such file, or it defines no task or several.
     """
@@ -224,7 +224,7 @@ def find_task(task: str) -> type[ScoringTask] | None:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise EvaluationError(f"{path}: no such file; correct evaluation.task")
-    # Not by an import, which would leave a cache beside a user's file.
+    # Not by an import, which would leave a cache next to a user's file.
     name = f"own_task_{sha256_text(str(path.resolve()))[:16]}"
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(path.resolve())
@@ -246,13 +246,13 @@ def _task_of(module: ModuleType) -> type[ScoringTask]:
     named = ", ".join(one.__name__ for one in found) or "none"
     if len(found) != 1:
         raise EvaluationError(
-            f"{module.__file__}: should define one subclass of ScoringTask, defines {named}"
+            f"{module.__file__}: should define one subclass of ScoringTask, found {named}"
         )
     task = found[0]
     lacks = [] if hasattr(task, "metric") else ["metric"]
     if task.judge is ScoringTask.judge and task.score is ScoringTask.score:
         lacks.append("judge")
-    if task.judge is IsolatedTask.judge and not hasattr(task, "judge_texts"):  # it has no default
+    if task.judge is IsolatedTask.judge and not hasattr(task, "judge_texts"):  # without a default
         lacks.append("judge_texts")
     if lacks:
         raise EvaluationError(f"{module.__file__}: {named} lacks {' and '.join(lacks)}")

@@ -13,12 +13,12 @@ from expertflow.evaluate.records import Change, Judgment, PairedChange, TaskScor
 Floats = NDArray[np.float64]
 
 N_RESAMPLES = 10_000
-# More pairs are summed in this many random blocks: the interval's width is then known to about
-# 1 / sqrt(2 x 1,000) = 2 %, and a GPU does not wait for a hundred million draws.
+# If there are more pairs, they are summed in this many random blocks: the interval's width is then
+# known to about 1 / sqrt(2 x 1,000) = 2 %, and a GPU does not wait for a hundred million draws.
 MAX_UNITS = 1_000
 # Numbers drawn at a time, 64 MB.
 CHUNK = 8_000_000
-# The normal distribution's 97.5 % quantile: 2.5 % left out on either side.
+# The normal distribution's 97.5 % quantile: 2.5 % excluded on either side.
 Z_95 = 1.959963984540054
 # If five pairs differ, all in one direction, the p-value of a sign test is 2 x 0.5^5 = 0.06.
 MIN_DIFFERING = 6
@@ -38,7 +38,7 @@ def estimate_change(
     """Compare paired measurements; positive means ``after`` is higher.
 
     The difference is that of the means, weighted by ``weights`` if given (a document's targets),
-    with the interval of 10,000 resamples of the pairs, or of ``groups`` of pairs that are right and
+    with the interval of 10,000 resamples of the pairs, or of ``groups`` of pairs that are right or
     wrong together. It counts as a change if the interval excludes zero and at least
     six pairs, or groups, differ: fewer prove nothing.
 
@@ -59,8 +59,8 @@ def estimate_change(
     low, high = _interval(sums_N, weights_N, seed)
     change: Change = "no measurable change"
     # A group whose differences cancel out does not count as differing.
-    told = np.count_nonzero(sums_N) >= MIN_DIFFERING
-    if told and not low <= 0 <= high:
+    enough_differ = np.count_nonzero(sums_N) >= MIN_DIFFERING
+    if enough_differ and not low <= 0 <= high:
         change = "better" if (low > 0) == higher_is_better else "worse"
     return PairedChange(
         quantity=quantity, difference=total, ci95=(low, high), n=len(differences), change=change
@@ -68,18 +68,18 @@ def estimate_change(
 
 
 def mean_interval(sums: ArrayLike, counts: ArrayLike, seed: int) -> tuple[float, float] | None:
-    """Return the 95 % bootstrap interval of sum over count, by documents; null for one or none."""
+    """Return the 95 % bootstrap interval of sum over count, by documents; null below two."""
     sums_N, counts_N = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
-    there = counts_N > 0
-    if there.sum() < 2:
+    is_counted = counts_N > 0
+    if is_counted.sum() < 2:
         return None
-    return _interval(sums_N[there], counts_N[there], seed)
+    return _interval(sums_N[is_counted], counts_N[is_counted], seed)
 
 
 def _interval(sums_N: Floats, counts_N: Floats, seed: int) -> tuple[float, float]:
     """Return a 95 % interval of the ratio of sums over resampled (sum, count) pairs.
 
-    Equal pairs are drawn together, so a metric of right and wrong needs only a few numbers a
+    Equal pairs are drawn together, so a metric of right and wrong needs only a few numbers per
     resample, whatever the number of questions.
     """
     rng = np.random.default_rng(seed)
@@ -105,7 +105,7 @@ def _interval(sums_N: Floats, counts_N: Floats, seed: int) -> tuple[float, float
 
 
 def tail_of_interval(n: int) -> float:
-    """Return the share of resamples of n units to leave out on either side of a 95 % interval.
+    """Return the share of resamples of n units to exclude on either side of a 95 % interval.
 
     Resamples of few units vary too little: by the root of 1 - 1/n, and by as much as Student's
     distribution is wider than the normal one (Hesterberg, The American Statistician 69 (2015)
@@ -122,11 +122,11 @@ def tail_of_interval(n: int) -> float:
 def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
     """Return the 95 % Wilson score interval of a proportion (JASA 22 (1927) 209-212).
 
-    Unlike the textbook interval it keeps a width at 0 and n correct, which small held-out sets
+    Unlike the textbook interval, it has a width even at 0 and n correct, which small held-out sets
     reach: 0 of 10 is (0, 0.28), not (0, 0).
     """
     if not 0 <= n_correct <= n or n == 0:
-        raise ValueError(f"no proportion: {n_correct} correct of {n}")
+        raise ValueError(f"not a proportion: {n_correct} correct of {n}")
     p = n_correct / n
     scale = 1 + Z_95**2 / n
     center = (p + Z_95**2 / (2 * n)) / scale

@@ -7,7 +7,7 @@ that the query leaves open. The converse does not hold. The steps, on a legal qu
 - conditions that AND joins in a WHERE, and the keys of a map in a pattern, are sorted
 - a variable named only once, in a pattern, is dropped
 - ``(b)<-[:R]-(a)`` becomes ``(a)-[:R]->(b)``; longer paths take one of their two directions
-- of ``5 < n.age`` and ``n.age > 5`` one is taken; ``NOT n.x = 1`` becomes ``n.x <> 1``
+- one of ``5 < n.age`` and ``n.age > 5`` is chosen; ``NOT n.x = 1`` becomes ``n.x <> 1``
 - ``count(n)`` becomes ``count(*)`` where no row lacks the node or relationship
 - ``AS name`` of the last RETURN is dropped and replaced in ORDER BY; so is ``ASC``
 
@@ -56,7 +56,7 @@ _ASCENDING = (Token("keyword", "ASC"), Token("keyword", "ASCENDING"))
 _NOT_A_CONJUNCTION = frozenset({"OR", "XOR", "CASE", "WHEN", "THEN", "ELSE", "END"})
 _VALUES = VARIABLES | {"string", "number", "parameter"}
 _LITERALS = (Token("keyword", "TRUE"), Token("keyword", "FALSE"))
-# Each call returns another value.
+# Each call returns a different value.
 _FRESH_EACH_TIME = frozenset({"rand", "randomuuid"})
 _TURNED = {"<": Token("operator", ">"), ">": Token("operator", "<")}
 
@@ -69,7 +69,7 @@ _PLAIN = {"keyword": ("TRUE", "FALSE", "NULL"), "operator": (".", "+", "*", "/",
 
 
 def common_form(tokens: Sequence[Token]) -> list[Token]:
-    # `RETURN *` and `WITH DISTINCT *`; neither `count(*)` nor `a * b`.
+    # `RETURN *` and `WITH DISTINCT *`, but not `count(*)` or `a * b`.
     projects_all = any(
         token == _STAR and token_at(tokens, index - 1) in (_RETURN, _WITH, _DISTINCT)
         for index, token in enumerate(tokens)
@@ -103,7 +103,7 @@ def _move_maps_to_conditions(items: Items) -> None:
             after = _end_of_clause(level, end + 1)
             condition = level[end + 1 : after]
             parts = _conjunction(condition)
-            # `a OR b` beside another condition needs brackets.
+            # `a OR b` next to another condition needs brackets.
             if parts is None and conditions:
                 parts = [[TokenGroup([_OPEN, *condition, _CLOSE])]]
             conditions += parts or [condition]
@@ -112,7 +112,7 @@ def _move_maps_to_conditions(items: Items) -> None:
 
 
 def _iter_clauses(items: Items, keyword: Token) -> Iterator[tuple[Items, int, int]]:
-    """Yield where the words after a keyword are; backwards, so that earlier places stay valid."""
+    """Yield where the words after a keyword are, backwards, so that earlier indices stay valid."""
     # Inner clauses first, as they are part of the outer ones.
     for level in reversed(list(iter_levels(items))):
         for index in reversed(range(len(level))):
@@ -200,7 +200,7 @@ def _compare_one_way(condition: list[Item], order: dict[str, int]) -> list[Item]
 def _is_plain(items: Sequence[Item]) -> bool:
     if is_operator(token_at(items, 0), "-") and token_at(items, 1).kind == "number":
         items = items[1:]
-    # What begins with a bracket may be a path.
+    # Anything that begins with a bracket may be a path.
     if not items or as_group(items[0], "(") is not None:
         return False
     return all(item.kind not in _PLAIN or item.text in _PLAIN[item.kind] for item in items)
@@ -219,7 +219,7 @@ def _count_rows_one_way(items: Items, paths: list[Path]) -> None:
     # OPTIONAL MATCH and procedures may set a variable to null.
     if any(t.kind == "keyword" and t.text in ("OPTIONAL", "CALL") for t in tokens):
         return
-    # What WITH, UNWIND or a list gives a value to may be anything.
+    # Variables bound by WITH, UNWIND or a list may be anything.
     rebound = {
         token.text
         for index, token in enumerate(tokens)

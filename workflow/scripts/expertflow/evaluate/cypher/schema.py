@@ -31,7 +31,7 @@ from expertflow.evaluate.cypher.tokens import (
 )
 from expertflow.evaluate.records import Judgment
 
-# Properties by label or type; null if the text names none, which proves nothing.
+# Properties by label or type; null if the text lists none, which proves nothing.
 Properties = dict[str, set[str] | None]
 
 _NODES_TITLE = re.compile(r"node (properties|labels)", re.IGNORECASE)
@@ -56,14 +56,14 @@ Bindings = dict[str | int, tuple[set[str] | None, Properties]]
 
 
 class GraphSchema(Struct):
-    """Labels, relationship types, and the labels that a type joins, from start to end."""
+    """Labels, relationship types, and the labels that a type connects, from start to end."""
 
     nodes: Properties = field(default_factory=dict)
     types: Properties = field(default_factory=dict)
     ends: set[tuple[str, str, str]] = field(default_factory=set)
 
     def add_relation(self, start: str, kind: str, end: str, keys: set[str] | None = None) -> None:
-        # Some texts list no label without properties.
+        # Some texts omit labels without properties.
         _add(self.nodes, start, None)
         _add(self.nodes, end, None)
         _add(self.types, kind, keys)
@@ -222,7 +222,7 @@ def _unknown_properties(
         names, properties = bound.get(owner, (None, {}))
         if names is None or key.kind != "name":
             continue
-        # Of no label, it may be a property of any.
+        # Without a label, it may be a property of any.
         known = [properties.get(name) for name in names or properties]
         if known and all(keys is not None and key.text not in keys for keys in known):
             where = ", ".join(f":{name}" for name in sorted(names)) or "no label or type"
@@ -244,4 +244,4 @@ def _wrong_directions(
             continue
         for start, kind, end in triples:
             if (end, kind, start) in known:
-                yield Judgment("wrong_direction", f"it is (:{end})-[:{kind}]->(:{start})")
+                yield Judgment("wrong_direction", f"the schema has (:{end})-[:{kind}]->(:{start})")

@@ -54,7 +54,7 @@ class Token(Record, frozen=True):
 
 
 class TokenGroup(Struct):
-    """A pair of brackets, the first and the last item, and what they hold."""
+    """A pair of brackets, the first and the last item, and their content."""
 
     items: "list[Item]"
     kind: ClassVar[str] = "group"
@@ -75,7 +75,7 @@ COMMA = Token("operator", ",")
 
 
 def tokenize(query: str) -> list[Token] | None:
-    """Split a query, without blanks and comments; null if some text fits no token."""
+    """Split a query, without whitespace and comments; null if some text fits no token."""
     if len(query) > MAX_CHARS:
         return None
     tokens, position = [], 0
@@ -144,7 +144,7 @@ def _kind(tokens: Sequence[Token], index: int) -> str:
 
 def _find_names(tokens: Sequence[Token]) -> set[int]:
     """Find the keys of maps, and the labels of ``:A``, ``:A|B`` and ``:(A|!B)&C``."""
-    # Apart, as the colon after a key opens no label.
+    # Separate, because the colon after a key does not open a label.
     keys, labels = set[int](), set[int]()
     in_map = [False]  # for each open bracket, after a first entry for none
     for index, token in enumerate(tokens):
@@ -199,7 +199,7 @@ def _is_keyword(token: Item) -> bool:
 
 
 def group_brackets(tokens: Sequence[Token]) -> list[Item] | None:
-    """Nest the tokens by their brackets; null if one is not closed or closes none."""
+    """Nest the tokens by their brackets; null if they are unbalanced."""
     outer: list[list[Item]] = []
     items: list[Item] = []
     for token in tokens:
@@ -247,7 +247,7 @@ def split_at(items: Sequence[Item], separator: Token) -> list[list[Item]]:
 
 def ends_clause(items: Sequence[Item], index: int) -> bool:
     item, before = items[index], token_at(items, index - 1)
-    # In `STARTS WITH` it opens no clause.
+    # In `STARTS WITH` it does not open a clause.
     is_predicate = item.text == "WITH" and before.text in ("STARTS", "ENDS")
     opens_clause = item.kind == "keyword" and item.text in _CLAUSES and not is_predicate
     return opens_clause or is_operator(item, *")]};")
@@ -266,7 +266,7 @@ class Entity(Struct, kw_only=True):
     plain: bool
     has_length: bool
     keys: TokenGroup | None
-    direction: str = ""  # ">", "<", or "" where the pattern takes both
+    direction: str = ""  # ">", "<", or "" if the pattern matches both
 
 
 class Path(Struct, kw_only=True):
@@ -288,7 +288,7 @@ class Path(Struct, kw_only=True):
 
 
 def find_paths(items: list[Item], *, in_match: bool = False) -> list[Path]:
-    """Find all path patterns; ``(a)`` alone, maybe an expression, needs MATCH, a label or keys."""
+    """Find all path patterns; ``(a)`` alone may be an expression, so needs MATCH, label or keys."""
     paths: list[Path] = []
     end = 0
     for index, item in enumerate(items):
@@ -326,7 +326,7 @@ def _read_node(items: Sequence[Item], index: int) -> Entity | None:
 
 
 def _read_relationship(items: Sequence[Item], index: int) -> tuple[Entity, int] | None:
-    """Read ``<-[…]->`` with optional brackets and arrows; return where it ends, too."""
+    """Read ``<-[…]->`` with optional brackets and arrows; also return where it ends."""
     is_left = is_operator(token_at(items, index), "<")
     index += is_left
     group = as_group(token_at(items, index + 1), "[")

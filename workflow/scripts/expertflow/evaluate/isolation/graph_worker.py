@@ -1,8 +1,8 @@
 """Run untrusted Cypher on a small graph, in a worker process.
 
 The engine is graphqlite, an extension of SQLite, in apsw's SQLite. The graph is built in memory
-from a file of statements; then writes are refused and no file can be opened, since the process may
-hold no further descriptor: the engine's LOAD CSV could read any file otherwise. Budgets of
+from a file of statements; then writes are refused and no file can be opened, because the process
+may open no more descriptors: otherwise the engine's LOAD CSV could read any file. Budgets of
 instructions, bytes, memory and processor time end long queries. apsw is imported late, as this
 module is imported for its path even without the extra.
 """
@@ -36,12 +36,12 @@ class _Graph:
 
         engine = importlib.util.find_spec("graphqlite")
         if engine is None or engine.origin is None:
-            raise ValueError("graphqlite is not there; install it again")
+            raise ValueError("graphqlite is missing; install it again")
         self._n_left = 0
         self._connection = apsw.Connection(":memory:")
         self._connection.enable_load_extension(True)
         self._connection.load_extension(str(Path(engine.origin).with_name("graphqlite")))
-        self._connection.enable_load_extension(False)  # it was needed for the engine alone
+        self._connection.enable_load_extension(False)  # only the engine needed it
         for number, line in enumerate(script.read_text("utf-8-sig").split("\n"), start=1):
             statement = line.strip().rstrip(";")
             if statement and not statement.startswith("//"):
@@ -68,7 +68,7 @@ class _Graph:
         import apsw
 
         if NO_TEXT.search(query):
-            return "not_executed", "holds a character that no text may hold"
+            return "not_executed", "contains a NUL character or a lone surrogate"
         self._n_left = N_INSTRUCTIONS
         try:
             text = self._run(query)
@@ -78,17 +78,17 @@ class _Graph:
             kind = "timed_out" if self._n_left < 0 else "not_executed"
             return kind, _message(error)
         except UnicodeError:  # a lone surrogate from an escape
-            return "not_executed", "its result is no text"
+            return "not_executed", "its result is not text"
         try:
             # Pairs, since two columns may share a name.
             rows = json.loads(text, object_pairs_hook=list) if text else []
             if not isinstance(rows, list):
-                return "not_executed", "the engine gave no rows"
+                return "not_executed", "the engine returned no rows"
             return "rows", [_cells(row) for row in rows]
         except RecursionError:
             return "not_executed", "its result is nested too deeply"
         except ValueError:
-            return "not_executed", "the engine's result is no JSON"
+            return "not_executed", "the engine's result is not JSON"
 
 
 def _cells(row: Any) -> list[Any]:

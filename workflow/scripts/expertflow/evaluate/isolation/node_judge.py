@@ -1,8 +1,8 @@
-"""JavaScript of the process that runs a record's tests, and calls the program in another one.
+"""JavaScript for the process that runs a record's tests, and calls the program in another one.
 
 It reads ``{proof, prefix, said, tests, files}`` from stdin and writes lines
-``proof {kind, detail}`` to stdout, the last of which decides. What the tests find by name and do
-not declare is looked up in the program, unless Node has it.
+``proof {kind, detail}`` to stdout, the last of which decides. Names that the tests use and do
+not declare are looked up in the program, unless Node has them.
 """
 
 from expertflow.evaluate.isolation.node_link import LINK

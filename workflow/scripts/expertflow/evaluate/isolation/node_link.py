@@ -1,13 +1,13 @@
 """JavaScript that two Node processes share: values and calls cross as JSON text over pipes.
 
-It also strips types from TypeScript, prepares imports, loads a module and words errors.
+It also strips types from TypeScript, prepares imports, loads a module and formats errors.
 
-Each side has a copy of an object that crossed; its functions are stubs that call over there. A
-message holds what changed of the objects it names and of a few earlier ones, so that changed
-arguments are seen by their owner. A side never runs or parses code of the other, and what the
-program may change of the judge's objects is the data of those that the tests handed over.
+Each side has a copy of an object that crossed; its functions are stubs that call the other side. A
+message contains the changes to the objects it names and to a few earlier ones, so that an owner
+sees changed arguments. A side never runs or parses the other's code, and of the judge's objects
+the program can change only the data of those that the tests passed to it.
 
-The process that has the text sets ``SIDE`` (``judge`` or ``program``), ``channel`` and ``broken``.
+The process that runs this sets ``SIDE`` (``judge`` or ``program``), ``channel`` and ``broken``.
 """
 
 LINK = r"""

@@ -1,4 +1,4 @@
-"""JavaScript of the process that has a program and never its tests.
+"""JavaScript for the process that runs a program and never sees its tests.
 
 Nothing here is safe from the program: it only answers for it.
 """

@@ -28,7 +28,7 @@ class QueryAnswer:
 
 
 def one_line(message: object) -> str:
-    # A program's error, or a key of JSON, may hold lone surrogates, which no report can.
+    # A program's error, or a JSON key, may contain lone surrogates, which no report can.
     return NO_TEXT.sub("?", " ".join(str(message).split())[:200])
 
 

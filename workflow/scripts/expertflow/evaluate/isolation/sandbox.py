@@ -5,7 +5,7 @@
        └── wall clock, output limit, kills all of it          stdin, stdout only ────┘
 
 Inside are the program, its linked libraries and an empty /tmp; no network, other processes,
-environment variables, files of the host, or writable place.
+environment variables, host files, or other writable folder.
 """
 
 import os
@@ -62,7 +62,7 @@ class Sandbox:
             self._scratch.cleanup()
 
     def start(self, arguments: Sequence[str], files: Sequence[int]) -> "subprocess.Popen[bytes]":
-        """Start a program, which has the open ``files`` under the same numbers."""
+        """Start a program that inherits the open ``files`` under the same numbers."""
         return subprocess.Popen(
             [*self._command, _INSIDE, *arguments],
             stdin=subprocess.PIPE,
@@ -79,7 +79,7 @@ class Sandbox:
         )
 
     def finish(self, process: "subprocess.Popen[bytes]", given: bytes) -> Ended:
-        """Write ``given`` to a started program, and return how it ended; it has ended then."""
+        """Write ``given`` to a started program, wait for its end, and return how it ended."""
         try:
             how, output = _converse(process, given, self._limits)
         finally:
@@ -105,14 +105,14 @@ class Sandbox:
 
 def find_tool(name: str, package: str) -> str:
     if (path := shutil.which(name)) is None:
-        raise EvaluationError(f"{name} is not on PATH; install the system's package {package}")
+        raise EvaluationError(f"{name} is not on PATH; install the system package {package}")
     return path
 
 
 def bubblewrap_version() -> str:
     command = [find_tool("bwrap", "bubblewrap"), "--version"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return said.split()[-1] if said.split() else "unknown"
+    output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return output.split()[-1] if output.split() else "unknown"
 
 
 def _is_root() -> bool:
@@ -153,11 +153,11 @@ def _n_threads_of(uid: int) -> int:
 
 def _libraries(program: Path) -> set[str]:
     command = [find_tool("ldd", "libc-bin"), str(program)]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    words = (line.replace("=>", " ").split() for line in said.stdout.splitlines())
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    words = (line.replace("=>", " ").split() for line in listed.stdout.splitlines())
     found = {word for line in words for word in line if word.startswith("/")}
-    if said.returncode != 0 or not found:
-        raise EvaluationError(f"ldd cannot list the libraries of {program}: {said.stderr.strip()}")
+    if listed.returncode != 0 or not found:
+        raise EvaluationError(f"ldd cannot list libraries of {program}: {listed.stderr.strip()}")
     return found
 
 
@@ -169,7 +169,7 @@ def _converse(
     deadline = time.monotonic() + limits.wall_s
     left, output = memoryview(given), bytearray()
     with stdin, stdout, selectors.DefaultSelector() as ready:
-        # Write and read in turns: the program may block on its output before it has read all.
+        # Alternate: the program may block on its output before it has read everything.
         os.set_blocking(stdin.fileno(), False)
         ready.register(stdin, selectors.EVENT_WRITE)
         ready.register(stdout, selectors.EVENT_READ)
@@ -189,7 +189,7 @@ def _converse(
                 if len(output) > limits.output_bytes:
                     return "too_much_output", bytes(output[: limits.output_bytes])
                 if not chunk:
-                    # It closed its output and may go on.
+                    # It closed its output and may keep running.
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(max(0.0, deadline - time.monotonic()))
                         return "exited", bytes(output)

@@ -1,7 +1,7 @@
-"""Translate schemas and queries of other databases for SQLite, by sqlglot.
+"""Translate schemas and queries of other databases for SQLite, using sqlglot.
 
-``Translator(dialect)`` translates a schema as it stands. With ``simplify``, what only the other
-database understands is left out of it: sizes of types, indexes, engines, settings, schemas' names.
+``Translator(dialect)`` translates a schema as is. With ``simplify``, parts that only the other
+database understands are dropped: type sizes, indexes, engines, settings, schema names.
 """
 
 import logging
@@ -17,7 +17,7 @@ from expertflow.evaluate.isolation.rows import one_line
 from expertflow.evaluate.isolation.sql_states import column_kind
 
 DIALECTS = ("postgres", "mysql", "tsql", "oracle", "bigquery", "snowflake")
-# What only one of them writes.
+# Syntax that only one of them uses.
 _MARKS = {
     "mysql": r"`|\bAUTO_INCREMENT\b|\bENGINE\s*=|\bON UPDATE CURRENT_|^DELIMITER\b"
     # A key among the columns; a column of that name has a type, ``key VARCHAR(9)``.
@@ -25,9 +25,9 @@ _MARKS = {
     "postgres": r"\bSET client_encoding\b|\bpg_catalog\.|\bOWNER TO\b|^COPY\s|\bplpgsql\b",
     "tsql": r"\[[a-z_]\w*\]|\bIDENTITY\s*\(|\bNVARCHAR\b|^\s*GO\s*$",
 }
-# What sqlglot does not parse, with what stands for it. Triggers and routines hold semicolons: a
-# batch of SQL Server's, and what MySQL's client reads up to another mark. They fill no table, as a
-# dump's rows are final.
+# Syntax that sqlglot does not parse, with its replacement. Triggers and routines contain
+# semicolons: SQL Server reads them as a batch, MySQL's client up to another delimiter. They fill no
+# table, because a dump's rows are final.
 _REWRITES = {
     "mysql": ((r"^DELIMITER[ \t]+(?!;[ \t\r]*$).*?(?:^DELIMITER[ \t]+;[ \t\r]*$|\Z)", ""),),
     "tsql": (
@@ -53,25 +53,25 @@ _COPY = re.compile(
 )
 _COPY_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _COPY_CONTROLS = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-# ``ST_GeomFromText('POINT(1 2)', 4326)``: a place is its text.
+# ``ST_GeomFromText('POINT(1 2)', 4326)``: a location is its text.
 _PLACE = re.compile(r"(?:ST_)?\w+From(?:Text|WKB)", re.IGNORECASE)
 _TYPES = {"int": "INTEGER", "real": "REAL", "date": "TIMESTAMP", "bool": "BOOLEAN", "text": "TEXT"}
 _SETTING_COMMANDS = frozenset({"ALTER", "GRANT", "LOCK", "REVOKE", "SET", "UNLOCK"})
 
 
 class UnusableError(Exception):
-    """The reference cannot be judged by; the message is the reason."""
+    """The reference cannot be used to judge; the message is the reason."""
 
 
 def likely_dialects(schema: str) -> list[str]:
-    """Return the dialects whose marks a schema bears, or all: queries on it are read in one."""
+    """Return the dialects whose syntax a schema uses, or all: its queries are read in one."""
     return [name for name, mark in _MARKS.items() if re.search(mark, schema, re.I | re.M)] or list(
         DIALECTS
     )
 
 
 class Translator:
-    """Translates a schema, then queries on it; without a dialect, texts are SQLite's already."""
+    """Translates a schema, then queries on it; without a dialect, texts are already SQLite's."""
 
     def __init__(self, dialect: str | None = None, *, simplify: bool = False) -> None:
         self._dialect, self._simplify = dialect, simplify
@@ -89,14 +89,14 @@ class Translator:
             self._namespaces |= {table.db.lower() for table in tables if table.db}
             trees = _simplify_schema(trees)
         for kind in (kind for tree in trees for kind in tree.find_all(exp.DataType)):
-            # SQLite has no type whose values are listed.
+            # SQLite has no enumerated types.
             if kind.is_type("enum", "set"):
                 kind.replace(exp.DataType.build("text"))
         # A schema may lose what SQLite lacks; a query may not.
         return self._write(trees, ErrorLevel.IGNORE)
 
     def translate_query(self, text: str) -> str:
-        """Return a query for SQLite; raise UnusableError where a part of it would be lost."""
+        """Return a query for SQLite; raise UnusableError if part of it would be lost."""
         if self._dialect is None:
             return text
         return "; ".join(self._write(self._parse(text), ErrorLevel.RAISE))
@@ -104,8 +104,8 @@ class Translator:
     def _parse(self, text: str) -> list[Any]:
         logging.getLogger("sqlglot").setLevel(logging.ERROR)
         dialect = sqlglot.Dialect.get_or_raise(self._dialect)
-        # sqlglot does not know all types of MySQL, for one POINT; as a type of the user's own it
-        # becomes text, as any other that SQLite has not.
+        # sqlglot does not know all types of MySQL, e.g. POINT; as a user-defined type it becomes
+        # text, like any other that SQLite lacks.
         dialect.SUPPORTS_USER_DEFINED_TYPES |= self._simplify
         try:
             return [tree for tree in sqlglot.parse(text, read=dialect) if tree is not None]
@@ -122,19 +122,21 @@ class Translator:
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> UnusableError:
-        # It underlines the place, for a terminal.
+        # Its message underlines the position for a terminal.
         text = re.sub("\x1b\\[\\d*m", "", str(error))
         return UnusableError(f"sqlglot cannot read it as {self._dialect}: {one_line(text)}")
 
 
 def _simplify_text(text: str, dialect: str) -> str:
-    """Take out of a dump, or put in other words, what sqlglot does not parse."""
+    """Remove or rewrite the parts of a dump that sqlglot does not parse."""
     for pattern, other in _REWRITES.get(dialect, ()):
         text = re.sub(pattern, other, text, flags=re.I | re.M | re.S)
     if dialect == "postgres":
         text = _COPY.sub(_insert_copied, text)
         if re.search(r"^COPY\s", text, re.I | re.M):
-            raise UnusableError("a COPY of a file or with options; dump rows by pg_dump --inserts")
+            raise UnusableError(
+                "COPY from a file or with options is not supported; use pg_dump --inserts"
+            )
     return text
 
 
@@ -153,7 +155,7 @@ def _quote_copied(cell: str) -> str:
 
 
 def _drop_names(tree: Any, namespaces: set[str]) -> Any:
-    """Drop the names of schemas from those of tables, and the N of N'text'."""
+    """Drop schema names from table names, and the N of N'text'."""
     for node in list(tree.find_all(exp.Table, exp.Column, exp.National)):
         if isinstance(node, exp.National):
             node.replace(exp.Literal.string(node.name))
@@ -178,7 +180,7 @@ def _simplify_schema(trees: Iterable[Any]) -> list[Any]:
                 schemas[tree.this.this.name.lower()] = tree.this  # for keys of ALTER TABLE below
             kept.append(tree)
         elif isinstance(tree, exp.Alter) and (schema := schemas.get(tree.this.name.lower())):
-            # Dumps add keys when the rows are in.
+            # Dumps add keys after the rows.
             for action in tree.args.get("actions") or []:
                 added = action.expressions if isinstance(action, exp.AddConstraint) else [action]
                 schema.set("expressions", [*schema.expressions, *added])
@@ -203,20 +205,20 @@ def _simplify_schema(trees: Iterable[Any]) -> list[Any]:
 
 
 def _plain_value(node: Any) -> Any:
-    """Return a value of a row without what SQLite lacks."""
+    """Return a row's value without syntax that SQLite lacks."""
     if isinstance(node, exp.Cast):
         # A cast to a time would leave the year; the column's own type is enough.
         return node.this
     if isinstance(node, exp.Introducer):
         text = node.expression
-        # Bytes, which may be NUL: no text of a statement can hold it.
+        # Bytes, which may include NUL: the text of a statement cannot contain it.
         is_binary = node.name.lower() == "_binary"
         return exp.HexString(this=text.name.encode().hex()) if is_binary else text
     return node.expressions[0] if _PLACE.fullmatch(node.name) and node.expressions else node
 
 
 def _read_truth(table: Any, column: Any) -> Any:
-    """Return an UPDATE that turns the texts of truth values in Postgres, t and f, into 1 and 0."""
+    """Return an UPDATE that turns the boolean texts of Postgres, t and f, into 1 and 0."""
     name = exp.column(column.this.copy())
     return exp.Update(
         this=table.copy(),
@@ -299,7 +301,7 @@ def _plain_key(part: Any) -> Any:
 
 
 def _key_names(key: Any, others: Iterable[Any]) -> list[Any]:
-    # SQL Server's PRIMARY KEY CLUSTERED (a, b) holds its columns in a part beside or below it.
+    # SQL Server's PRIMARY KEY CLUSTERED (a, b) has its columns in a part next to or below it.
     kinds = (exp.ClusteredColumnConstraint, exp.NonClusteredColumnConstraint)
     for part in (key.this, *others):
         if isinstance(part, kinds):

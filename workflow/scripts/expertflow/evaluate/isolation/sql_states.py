@@ -1,9 +1,9 @@
-"""Make databases that tell a wrong query from the reference it is compared with.
+"""Make databases that distinguish a wrong query from its reference.
 
-One database hides what it does not hold: a query without its condition is right where all rows meet
-it. So rows are made up several times, from the schema and the reference: values that its conditions
-name and near misses of them, keys that meet and keys that do not, repeated values, nulls
-(test-suite accuracy, Zhong et al. 2020). The same schema and reference make the same rows.
+A single database hides mistakes: a query that lacks a condition is right if all rows satisfy it. So
+rows are made up several times, from the schema and the reference: values in its conditions and near
+misses, keys that match and keys that do not, repeated values, nulls (test-suite accuracy, Zhong et
+al. 2020). The same schema and reference give the same rows.
 """
 
 import random
@@ -19,14 +19,14 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-# Rows of a table in each state: one and a few, where limits and groups of one row are, and more.
-# No value here is fitted to a data set.
+# Rows of a table in each state: one or a few, for limits and single-row groups, and more.
+# None of these values is tuned to a data set.
 SIZES = (12, 1, 5, 3, 8, 8, 12, 16, 24, 24)
-# Chance that a value is one that the reference names, or a near miss, drawn for each row: some rows
-# meet several conditions at once, and others none.
+# Chance that a value is one in the reference, or a near miss, drawn for each row: some rows
+# satisfy several conditions at once, and others none.
 NAMED_CHANCES = (0.95, 0.7, 0.3, 0.0)
 NULL_CHANCE, GIVEN_CHANCE = 0.08, 0.5
-# Of tables that the reference does not read.
+# For tables that the reference does not read.
 N_OTHER_ROWS = 3
 MAX_TABLES, MAX_COLUMNS, MAX_GIVEN_VALUES, MAX_LIMIT = 40, 400, 20, 50
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
@@ -50,10 +50,10 @@ StateTables = dict[str, list[StateColumn]]
 
 @dataclass(slots=True)
 class Conditions:
-    """What a reference says of columns, by their names in lower case.
+    """What a reference states about columns, by lower-case name.
 
-    ``words`` are all of its names, tables' too; ``constants`` are compared with a column; ``links``
-    are pairs of columns compared with each other; ``n_rows`` is the most that it cuts its rows to.
+    ``words`` are all its words, table names included; ``constants`` are compared with a column;
+    ``links`` are pairs of columns compared with each other; ``n_rows`` is its largest limit.
     """
 
     words: set[str] = field(default_factory=set)
@@ -63,7 +63,7 @@ class Conditions:
 
 
 def read_tables(connection: sqlite3.Connection) -> StateTables:
-    """List the tables of a database and their columns, as SQLite has understood them."""
+    """List the tables of a database and their columns, as SQLite understood them."""
     named = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
     tables = {}
     for (name,) in connection.execute(named).fetchall()[:MAX_TABLES]:
@@ -102,7 +102,7 @@ def column_kind(declared: str) -> str:
 
 
 def read_conditions(query: str) -> Conditions:
-    """Return what a query says of its columns; nothing where sqlglot cannot read it."""
+    """Return a query's conditions on its columns; none if sqlglot cannot parse it."""
     found = Conditions(set(_WORD.findall(query.lower())))
     try:
         tree = sqlglot.parse_one(query, read="sqlite")
@@ -132,7 +132,7 @@ def read_conditions(query: str) -> Conditions:
 
 
 def _own(node: Any, kind: Any) -> Iterator[Any]:
-    """Yield the parts of a condition that are not a query's within it."""
+    """Yield the parts of a condition that are not in a subquery."""
     return (
         part
         for part in node.walk(prune=lambda one: isinstance(one, exp.Query))
@@ -144,12 +144,12 @@ def _constant(literal: Any) -> Any:
     if literal.is_string:
         return literal.name
     number = float(literal.name)
-    # A value beside it has to fit into 64 bits, too.
+    # A neighboring value must fit into 64 bits, too.
     return int(literal.name) if literal.is_int and abs(number) < 2**62 else number
 
 
 class StateMaker:
-    """Fills the empty tables of a database; ``given`` has values of the data set, if any."""
+    """Fills the empty tables of a database; ``given`` has values from the data set, if any."""
 
     def __init__(self, connection: sqlite3.Connection, reference: str) -> None:
         self.tables = read_tables(connection)
@@ -164,7 +164,7 @@ class StateMaker:
         self._now = date.today()
 
     def fill(self, connection: sqlite3.Connection, number: int) -> None:
-        """Insert the rows of a state; what a constraint refuses is left out."""
+        """Insert the rows of a state; rows that a constraint rejects are left out."""
         # Not a secret: the same database is made again for the next answer.
         self._rng = random.Random(number)
         size = max(SIZES[number % len(SIZES)], self._n_rows + 2 if number % 2 else 0)
@@ -186,11 +186,11 @@ class StateMaker:
     def _values(
         self, column: StateColumn, chances: list[float], size: int, width: int, base: int
     ) -> list[Any]:
-        """Return a column's values, one for each chance that it is one that the reference names."""
+        """Return a column's values, one for each chance of a value that the reference names."""
         name, kind, random_value = column.name.lower(), column.kind, self._rng.random
         named = self._named.get(self._group.get(name, name))
         given = self.given.get(name)
-        # Keys of linked tables meet, but for one.
+        # Keys of linked tables match, except for one.
         first, n_values = (base + 1, size + 1) if name in self._group else (0, width + 1)
         values: list[Any] = []
         for place, chance in enumerate(chances):
@@ -208,7 +208,7 @@ class StateMaker:
         return values
 
     def _near(self, constant: Any, kind: str) -> Any:
-        """Return a constant, or half of the time a value beside it."""
+        """Return a constant, or half of the time a value near it."""
         rng = self._rng
         exact = rng.random() < 0.5
         if kind == "date" or (isinstance(constant, str) and _DATE.match(constant)):
@@ -255,7 +255,7 @@ def _ordinary(kind: str, number: int, shift: float) -> Any:
 
 
 def _join_links(links: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Map each linked column to the first of those that it is linked with, directly or not."""
+    """Map each linked column to the first of those that it is linked to, directly or not."""
     group: dict[str, str] = {}
     for one, other in sorted(links):
         first, second = group.setdefault(one, one), group.setdefault(other, other)

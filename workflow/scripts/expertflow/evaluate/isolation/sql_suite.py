@@ -1,8 +1,8 @@
 """Compare queries on several databases made from the text of a schema.
 
 The first database has the text's own rows, where it has some; the others are made up
-(``sql_states``). A database on which the reference has no answer, or another one when rows are read
-in reverse, tells nothing and is left out.
+(``sql_states``). A database on which the reference has no answer, or a different one when rows are
+read in reverse, proves nothing and is left out.
 """
 
 import sqlite3
@@ -29,7 +29,7 @@ from expertflow.evaluate.isolation.sql_worker import (
 
 N_STATES = 20
 MAX_SCHEMA_CHARS = 200_000
-# What a schema may do to the empty database in memory that it fills.
+# What a schema may do to the empty in-memory database that it fills.
 _BUILDING = {
     sqlite3.SQLITE_CREATE_INDEX, sqlite3.SQLITE_CREATE_TABLE, sqlite3.SQLITE_CREATE_VIEW,
     sqlite3.SQLITE_DELETE, sqlite3.SQLITE_DROP_TABLE, sqlite3.SQLITE_DROP_VIEW,
@@ -48,7 +48,7 @@ class State:
 
 
 class Suite:
-    """The databases of one reference; raises UnusableError if they cannot judge by it."""
+    """The databases of one reference; raises UnusableError if it cannot be used to judge."""
 
     def __init__(self, schema: str, reference: str, limits: Limits) -> None:
         self._limits = limits
@@ -58,7 +58,7 @@ class Suite:
         self.states: list[State] = []
         maker = StateMaker(given, self._reference)
         if not maker.tables:
-            raise UnusableError("its schema has no table")
+            raise UnusableError("its schema has no tables")
         # Tables, views and indexes in the order of their creation, without rows.
         own = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
         layout = [sql for (sql,) in given.execute(own)]
@@ -71,7 +71,7 @@ class Suite:
             maker.fill(made, number)
             self._add(made)
         if len({state.wanted.rows for state in self.states}) < 2:
-            raise UnusableError("its reference returns the same on every database made for it")
+            raise UnusableError("its reference returns the same rows on every database made for it")
 
     def judge(self, prediction: str) -> tuple[str, str]:
         """Return the kind of judgment of a prediction, and its detail."""
@@ -126,7 +126,7 @@ def _build(schema: str, limits: Limits) -> tuple[sqlite3.Connection, Translator]
         try:
             _run_script(connection, translator.translate_schema(schema), limits)
         except (sqlite3.Error, UnusableError, ValueError) as error:
-            # ValueError: a character that no text may hold, such as NUL.
+            # ValueError: a character that no SQL may contain, such as NUL.
             connection.close()
             reasons.append(one_line(error))
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
@@ -134,7 +134,7 @@ def _build(schema: str, limits: Limits) -> tuple[sqlite3.Connection, Translator]
                 break
         else:
             return connection, translator
-    # What SQLite says of another database's dump tells less than the reader of its dialect.
+    # On another database's dump, the error of its dialect's parser says more than SQLite's.
     why = reasons[-1] if len(likely) == 1 else reasons[0]
     raise UnusableError(f"its schema cannot be built: {why}")
 
@@ -148,7 +148,7 @@ def _open(limits: Limits) -> sqlite3.Connection:
 def _run_script(connection: sqlite3.Connection, statements: Sequence[str], limits: Limits) -> None:
     def authorize(action: int, *_: str | None) -> int:
         if action == sqlite3.SQLITE_CREATE_TRIGGER:
-            # Passed over without an error: made-up rows would start it later, without a guard.
+            # Ignored without an error: made-up rows would fire it later, unguarded.
             return sqlite3.SQLITE_IGNORE
         return sqlite3.SQLITE_OK if action in _BUILDING else sqlite3.SQLITE_DENY
 

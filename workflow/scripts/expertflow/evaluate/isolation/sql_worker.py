@@ -3,7 +3,7 @@
 A query sees one SQLite database, opened read-only and immutable. An authorizer refuses everything
 but SELECT, extensions stay off, files cannot be written, and budgets of instructions, rows, bytes,
 memory and processor time end long queries. Besides two modules of this folder only the standard
-library is imported: the process starts quickly and holds nothing worth stealing.
+library is imported: the process starts quickly and has nothing worth stealing.
 """
 
 import re
@@ -51,7 +51,7 @@ _INSTRUCTIONS_PER_CHECK = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Limits of one query. SQLite runs some 1e8 instructions a second on a slow core."""
+    """Limits of one query. SQLite runs about 1e8 instructions a second on a slow core."""
 
     n_instructions: int = 500_000_000
     n_rows: int = 10_000
@@ -101,7 +101,7 @@ class Reader:
 def run_guarded(
     connection: sqlite3.Connection, query: str, limits: Limits
 ) -> tuple[QueryAnswer, bool]:
-    """Run one SELECT; return rows or a kind of failure, and if the connection is as before."""
+    """Run one SELECT; return rows or a kind of failure, and whether the connection is intact."""
     if (n := limits.n_query_chars) < len(query):
         return QueryAnswer("syntax_error", f"longer than {n} characters"), True
     query = clean_query(query)
@@ -143,7 +143,7 @@ def _refuse(query: str) -> QueryAnswer | None:
     if not query:
         return QueryAnswer("empty")
     if NO_TEXT.search(query):
-        return QueryAnswer("syntax_error", "holds a character that no text may hold")
+        return QueryAnswer("syntax_error", "contains a NUL character or a lone surrogate")
     tokens = [found[0].upper() for found in _TOKEN.finditer(query)]
     if ";" in tokens:
         return QueryAnswer("not_a_query", "several statements")
@@ -153,7 +153,7 @@ def _refuse(query: str) -> QueryAnswer | None:
 
 
 def _connect(database: Path, limits: Limits) -> sqlite3.Connection:
-    # immutable: SQLite takes no locks and looks for no journal beside the file.
+    # immutable: SQLite takes no locks and looks for no journal next to the file.
     uri = f"{database.as_uri()}?mode=ro&immutable=1"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0)
     limit_connection(connection, limits)

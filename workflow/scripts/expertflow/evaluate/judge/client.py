@@ -1,8 +1,8 @@
-"""Client of a chat-completions endpoint, with retries and protection of the key.
+"""Client for a chat-completions endpoint, with retries; protects the key.
 
 The key goes into one header of requests to the endpoint's own host and nowhere else: redirects are
-not followed, proxies and ``.netrc`` are not read, and no error repeats what the server sent. Plain
-HTTP carries a key to this machine only.
+not followed, proxies and ``.netrc`` are not read, and no error repeats what the server sent. A key
+is sent over plain HTTP to this machine only.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class JudgeError(Exception):
 
 
 def redact_address(endpoint: str) -> str:
-    """Return an address without user, query and fragment, as it may be recorded."""
+    """Return an address without user, query and fragment, which is safe to record."""
     address = endpoint.partition("?")[0].partition("#")[0]
     scheme, found, rest = address.partition("://")
     host, slash, path = rest.partition("/")
@@ -70,13 +70,13 @@ def redact_address(endpoint: str) -> str:
 
 class JudgeClient:
     def __init__(self, spec: JudgeSpec, patience: Patience, *, deadline: float) -> None:
-        """Check address and key, raising ConfigError; ``deadline`` is of ``time.monotonic``."""
+        """Check address and key, raising ConfigError; ``deadline`` is by ``time.monotonic``."""
         self._spec, self._patience, self._deadline = spec, patience, deadline
         address, key = _parse_address(spec.endpoint), _read_key(spec.api_key_env)
         if key and address.scheme == "http" and not _is_this_machine(address.hostname or ""):
             raise ConfigError(
-                f"evaluation.judge.endpoint {redact_address(spec.endpoint)}: a key must not travel "
-                "over plain http; use https, or no api_key_env"
+                f"evaluation.judge.endpoint {redact_address(spec.endpoint)}: a key must not be "
+                "sent over plain http; use https, or remove api_key_env"
             )
         url = spec.endpoint.rstrip("/")
         self._url = url if url.endswith("/chat/completions") else f"{url}/chat/completions"
@@ -89,11 +89,11 @@ class JudgeClient:
             follow_redirects=False,
             timeout=None,  # one limit for the complete exchange
         )
-        # It would log each request.
+        # By default it logs each request.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         self._not_before = 0.0
-        # Newer models refuse `max_tokens` and any temperature, and need `max_completion_tokens`;
-        # null until a request was answered.
+        # Newer models reject `max_tokens` and any temperature, and need `max_completion_tokens`;
+        # null until a request has been answered.
         self._is_newer: bool | None = None
 
     async def aclose(self) -> None:
@@ -115,10 +115,10 @@ class JudgeClient:
                 is_last = attempt == self._patience.n_attempts
                 if not error.is_busy or is_last or n_timeouts >= self._patience.n_timeouts:
                     raise
-                # Some say 0, or name a time that is past by the clock of here.
+                # Some servers send 0, or a time that is past by the local clock.
                 pause_s = max(wait_s, error.wait_s or 0.0)
                 if pause_s > self._patience.longest_wait_s:
-                    raise JudgeError(f"{error}, to be tried again in {pause_s:.0f} s") from None
+                    raise JudgeError(f"{error}, retry only after {pause_s:.0f} s") from None
                 # A busy server is busy for all requests.
                 self._not_before = max(self._not_before, time.monotonic() + pause_s)
                 wait_s = min(2 * wait_s, self._patience.longest_wait_s)
@@ -128,10 +128,10 @@ class JudgeClient:
         while (now := time.monotonic()) < self._not_before < self._deadline:
             await asyncio.sleep(self._not_before - now)
         if max(now, self._not_before) >= self._deadline:
-            raise JudgeError("the time for the whole judging is used up", is_final=True)
+            raise JudgeError("the time limit for judging was reached", is_final=True)
 
     async def _send(self, messages: Sequence[dict[str, str]], newer: bool) -> JudgeReply | None:
-        """Send once; null if the endpoint refuses and may want another style."""
+        """Send once; null if the endpoint rejects the request and may expect another style."""
         limit_s = min(self._spec.timeout_s, max(0.01, self._deadline - time.monotonic()))
         request: dict[str, object] = {"model": self._spec.model, "messages": list(messages)}
         if newer:
@@ -154,8 +154,8 @@ class JudgeClient:
             self._is_newer = newer
             if newer:
                 LOG.warning(
-                    "judge: HTTP 400 to max_tokens with temperature 0; "
-                    "asking with max_completion_tokens, without temperature"
+                    "judge: HTTP 400 for max_tokens with temperature 0; "
+                    "continuing with max_completion_tokens and no temperature"
                 )
         return _read_reply(body)
 
@@ -170,20 +170,20 @@ class JudgeClient:
                 async for chunk in response.aiter_raw():
                     content += chunk
                     if len(content) > MAX_REPLY_BYTES:
-                        raise JudgeError(f"a reply of more than {MAX_REPLY_BYTES:,} bytes")
+                        raise JudgeError(f"the reply is longer than {MAX_REPLY_BYTES:,} bytes")
                 return response.status_code, response.headers.get("Retry-After"), content
         except TimeoutError:
             why = f"no reply within {round(limit_s, 2):g} s"
             raise JudgeError(why, is_busy=True, timed_out=True) from None
         except (UnicodeError, httpx2.InvalidURL):
-            raise JudgeError("the endpoint's host is no name", is_final=True) from None
+            raise JudgeError("the endpoint's host name is invalid", is_final=True) from None
         except (OSError, httpx2.HTTPError) as error:
             cause: BaseException = error
             # httpx2 wraps what the socket raised; the innermost error names the cause.
             while (earlier := cause.__cause__ or cause.__context__) is not None:
                 cause = earlier
             if isinstance(cause, ssl.SSLCertVerificationError):
-                raise JudgeError("the certificate is not to be trusted", is_final=True) from None
+                raise JudgeError("the certificate is not trusted", is_final=True) from None
             raise JudgeError(f"no connection ({type(cause).__name__})", is_busy=True) from None
 
 
@@ -198,7 +198,7 @@ def _read_reply(body: bytes) -> JudgeReply:
         texts = [part.get("text") for part in content if isinstance(part, dict)]
         content = "".join(text for text in texts if isinstance(text, str))
     if not isinstance(content, str):
-        raise JudgeError("the reply is no chat completion")
+        raise JudgeError("the reply is not a chat completion")
     usage = reply.get("usage")
     n_input, n_output = (_count(usage, f"{kind}_tokens") for kind in ("prompt", "completion"))
     return JudgeReply(text=content, n_input_tokens=n_input, n_output_tokens=n_output)
@@ -225,21 +225,23 @@ def _seconds(retry_after: str | None) -> float | None:
 
 
 def _parse_address(endpoint: str) -> SplitResult:
-    """Parse scheme, host and path; errors never repeat the address, which may hold a secret."""
+    """Parse scheme, host and path; errors never repeat the address, which may contain a secret."""
     try:
         address = urlsplit(endpoint)
         port = address.port
     except ValueError:
         address, port = urlsplit(""), 0
     if address.scheme not in ("http", "https") or not address.hostname or port == 0:
-        raise ConfigError("evaluation.judge.endpoint is no address; write https://host/v1")
+        raise ConfigError("evaluation.judge.endpoint is not a URL; use https://host/v1")
     if "@" in address.netloc or address.query or address.fragment:
         raise ConfigError(
-            "evaluation.judge.endpoint holds a user, query or fragment; "
-            "give scheme, host and path, and the key by api_key_env"
+            "evaluation.judge.endpoint contains a user, query or fragment; "
+            "set only scheme, host and path, and pass the key by api_key_env"
         )
     if not _is_plain(endpoint):
-        raise ConfigError("evaluation.judge.endpoint holds a blank or no ASCII; write it encoded")
+        raise ConfigError(
+            "evaluation.judge.endpoint contains a space or non-ASCII character; percent-encode it"
+        )
     return address
 
 
@@ -249,9 +251,11 @@ def _read_key(name: str | None) -> str | None:
         return None
     key = os.environ.get(name, "").strip()
     if not key:
-        raise ConfigError(f"the environment variable {name} is not set; it should hold the key")
+        raise ConfigError(f"the environment variable {name} is not set; set it to the key")
     if not _is_plain(key):
-        raise ConfigError(f"the environment variable {name} holds what no key can; set it again")
+        raise ConfigError(
+            f"the environment variable {name} contains a character that no key has; set it again"
+        )
     return key
 
 

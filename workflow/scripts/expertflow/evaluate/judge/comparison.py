@@ -1,8 +1,8 @@
 """Ask a judge to compare answers before and after training, each pair in both orders.
 
 Judges tend to prefer a position, so a preference that changes when positions are swapped is a tie.
-The compared texts are untrusted: each stands between two marks that it cannot contain, and the
-judge is told to follow no instructions in it. It may be talked over all the same; see
+The compared texts are untrusted: each is placed between two marks that it cannot contain, and the
+judge is told to ignore instructions in it. It may be persuaded all the same; see
 docs/judge.md.
 """
 
@@ -65,7 +65,7 @@ def judge_pairs(
 ) -> JudgeResult:
     """Ask the judge about ``spec.n_examples`` of the questions.
 
-    The seed chooses them and the order in which a pair is shown first. Errors of the judge or its
+    The seed chooses them, and the order in which a pair is shown first. Errors of the judge or its
     endpoint do not raise: pairs without two verdicts count as failed, with a ``reason``. The call
     takes at most twice the time of all requests, ``n_at_once`` at a time, plus the DNS lookup,
     which has no limit here.
@@ -80,7 +80,10 @@ def judge_pairs(
         deadline = started + 2 * spec.timeout_s * (1 + rounds)
         client = JudgeClient(spec, patience, deadline=deadline)
         LOG.info(
-            "judge: %d pairs go to %s (%s)", len(chosen), redact_address(spec.endpoint), spec.model
+            "judge: sending %d pairs to %s (%s)",
+            len(chosen),
+            redact_address(spec.endpoint),
+            spec.model,
         )
         opinions = asyncio.run(_Asking(client, spec, patience).ask_all(chosen, seed))
     except ConfigError as error:
@@ -89,7 +92,7 @@ def judge_pairs(
     if reason is None and reasons:
         # The most frequent; the first by name if tied.
         often, n = min(reasons.items(), key=lambda entry: (-entry[1], entry[0]))
-        reason = f"{often} ({n} of {reasons.total()} requests that came to nothing)"
+        reason = f"{often} ({n} of {reasons.total()} failed requests)"
     wall_s = time.monotonic() - started
     result = _count(spec, opinions, n_pairs=len(chosen), reason=reason, wall_s=wall_s)
     if result.n_failed:
@@ -132,7 +135,7 @@ class _Asking:
                 if self._ended is None and error.is_final:
                     self._ended = reason
                 elif self._ended is None and self._n_failures >= self._patience.n_failures:
-                    self._ended = f"given up after failures in a row: {reason}"
+                    self._ended = f"gave up after consecutive failures: {reason}"
                 return _Opinion(None, reason=reason)
             self._n_failures = 0
         winner = read_verdict(reply.text)
@@ -167,7 +170,7 @@ def _count(
     )
     n_decided, ci95, usd = n_wins + n_losses, None, None
     if n_decided:
-        # The interval of wins among decided pairs, moved by the ties.
+        # The interval of wins among decided pairs, shifted by the ties.
         low, high = wilson_interval(n_wins, n_decided)
         n = n_decided + n_ties
         ci95 = (low * n_decided + n_ties / 2) / n, (high * n_decided + n_ties / 2) / n
@@ -213,7 +216,7 @@ def make_messages(criterion: str, example: Example, a: str, b: str) -> list[dict
 
 def read_verdict(reply: str) -> Winner | None:
     """Return the winner of the last object that names one; null if none does."""
-    text = reply.rpartition("</think>")[2][-MAX_CHARS:]  # thoughts may hold other verdicts
+    text = reply.rpartition("</think>")[2][-MAX_CHARS:]  # thoughts may contain other verdicts
     decoder, verdict, position = json.JSONDecoder(), None, text.find("{")
     while position >= 0:
         end = position + 1

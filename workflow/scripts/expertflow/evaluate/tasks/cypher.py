@@ -40,7 +40,7 @@ class Cypher(IsolatedTask):
     """Without a graph, ``judge_texts`` decides.
 
     With one, ``different`` becomes ``wrong_rows``, ``not_executed`` (refused by the engine, e.g. a
-    change of the graph) or ``timed_out`` (any budget of time or memory). Rows are a multiset,
+    write to the graph) or ``timed_out`` (any budget of time or memory). Rows are a multiset,
     ordered only if the reference orders its last RETURN; column names and the order within lists do
     not count. A name missing in the schema is wrong whatever the rows. If the reference does not
     parse or run here, or both return nothing but nulls, common forms are compared instead.
@@ -85,10 +85,10 @@ class Cypher(IsolatedTask):
     def judge_texts(answer: str, reference: str, schema: str | None = None) -> Judgment:
         """Compare two queries by their common form, and name the fault of one that differs.
 
-        Kinds, the first that holds: ``correct``, ``empty``, ``did_not_parse``, ``unknown_label``,
+        Kinds, the first that applies: ``correct``, ``empty``, ``did_not_parse``, ``unknown_label``,
         ``unknown_relationship``, ``unknown_property``, ``wrong_direction``, ``different``.
-        ``schema`` describes the graph; names are not checked if it is missing, of no known format,
-        or broken by the reference too.
+        ``schema`` describes the graph; names are not checked if it is missing, in an unknown
+        format, or violated by the reference too.
 
         A match proves that both return the same rows on every graph, up to column names and order
         left open (see ``cypher.forms``). A difference does not prove an error, so the metric is a
@@ -99,21 +99,21 @@ class Cypher(IsolatedTask):
         wanted, found = _words(reference), _words(answer)
         if not wanted:
             raise EvaluationError(
-                "the reference is empty or no Cypher (an unclosed quote or comment?)"
+                "the reference is empty or not Cypher (an unclosed quote or comment?)"
             )
         if found is None:
-            return Judgment("did_not_parse", "a character or an unclosed quote that no query has")
+            return Judgment("did_not_parse", "an illegal character or an unclosed quote")
         if not found:
             return Judgment("empty")
         if lexer.number_variables(found) == lexer.number_variables(wanted):
             return Judgment("correct")
         if lexer.group_brackets(found) is None:  # truncated; the parser would take long
-            return Judgment("did_not_parse", "a bracket is not closed, or closes none")
+            return Judgment("did_not_parse", "unbalanced brackets")
         known, read = _read_once(reference), _read_once(answer)
         if known.fault is not None:
-            return Judgment("different", f"words compared alone: of the reference, {known.fault}")
+            return Judgment("different", f"only words compared: in the reference, {known.fault}")
         if read.gave_up:
-            return Judgment("different", f"words compared alone: {read.fault}")
+            return Judgment("different", f"only words compared: {read.fault}")
         if read.fault is not None:
             return Judgment("did_not_parse", read.fault)
         if common_form(found) == common_form(wanted):
@@ -125,7 +125,7 @@ class Cypher(IsolatedTask):
 def _name_fault(found: list[lexer.Token], wanted: list[lexer.Token], text: str) -> Judgment | None:
     schema = read_schema(text)
     if schema is None:
-        return Judgment("different", "names not checked: the schema has no known form")
+        return Judgment("different", "names not checked: the schema's format is unknown")
     if (own := find_name_fault(wanted, schema)) is not None:
         why = f"names not checked: the reference has {own.kind} {own.detail}"
         return Judgment("different", why)
@@ -147,7 +147,7 @@ _read_once = lru_cache(maxsize=4096)(read_query)
 
 class GraphServer:
     def __init__(self, script: Path) -> None:
-        """Take a file with a Cypher statement a line; ``//`` begins a line of comment."""
+        """Take a file with one Cypher statement per line; ``//`` begins a comment line."""
         self._script = script
         self._worker = Worker(graph_worker.__name__, {}, wall_s=WALL_S, quiet=True)
         self.close = self._worker.close
@@ -163,7 +163,7 @@ class GraphServer:
             kind, detail = self._worker.ask({"script": str(self._script.resolve())}, BUILD_S)
             if kind != "ready":
                 self._worker.close()
-                raise EvaluationError(f"the graph {self._script} is not built: {detail}")
+                raise EvaluationError(f"the graph {self._script} cannot be built: {detail}")
         kind, found = self._worker.ask({"query": query})
         if kind != "rows":
             return QueryAnswer(kind, found)
@@ -191,25 +191,25 @@ def _settle(
     reference: str, answer: str, judgment: Judgment, ask: Callable[[str], QueryAnswer]
 ) -> Judgment:
     # Only parsed queries are run, and only if the judgment needs it.
-    if judgment.kind != "different" or judgment.detail.startswith("words compared alone"):
+    if judgment.kind != "different" or judgment.detail.startswith("only words compared"):
         return judgment
     try:
         wanted = ask(_plain(reference))
         if wanted.kind != "rows":
-            return Judgment("different", f"not executed: of the reference, {wanted.detail}")
+            return Judgment("different", f"the reference was not executed: {wanted.detail}")
         found = ask(_plain(answer))
         if found.kind != "rows":
             return Judgment(found.kind, found.detail)
         words = _words(strip_code_fence(reference)) or []
         last = max((i for i, word in enumerate(words) if word == _RETURN), default=len(words))
         if not same_rows(wanted.rows, found.rows, ordered=_ORDER in words[last:]):
-            return Judgment("wrong_rows", f"{len(found.rows)} rows, wanted {len(wanted.rows)}")
+            return Judgment("wrong_rows", f"{len(found.rows)} rows, expected {len(wanted.rows)}")
     except _ODD_ROWS as error:
         return Judgment("not_executed", f"its rows cannot be compared: {type(error).__name__}")
     if all(cell is None for row in found.rows for cell in row):
         # A missing property is null too.
         what = "nothing but nulls" if found.rows else "nothing"
-        return Judgment("different", f"both return {what}, which tells nothing")
+        return Judgment("different", f"both return {what}, which proves nothing")
     return Judgment("correct")
 
 

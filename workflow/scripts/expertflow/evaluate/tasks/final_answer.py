@@ -26,7 +26,7 @@ _NUMBER = re.compile(
     rf"(?:[eE](?P<e>[-+]?[0-9]{{1,3}})(?!\w)|{_BLANK}{{0,9}}+(?:[x×*]|\\times){_BLANK}{{0,9}}+10"
     r"(?:\^\{?|\*\*)(?P<power>[-+−]?[0-9]{1,3})(?![0-9])\}?)?"
 )
-# No single decimal number: `1,5`, `1/2`, `2 3`, `3:30`, `3 x 10 = 30`, `7–9`, `3½`, `18 or 20`,
+# Not a single decimal number: `1,5`, `1/2`, `2 3`, `3:30`, `3 x 10 = 30`, `7–9`, `3½`, `18 or 20`,
 # `2 million`, `18 dollars and 50 cents`. Reading only their start would judge by chance.
 _ALSO = rf"{_BLANK}*+[-+−]?(?:{_CURRENCY})?{_BLANK}*+\.?[0-9]"
 _PARTS = "½¼¾⅐-⅞"
@@ -35,7 +35,7 @@ _COMPOUND = (
     "(?:dollars?|euros?|pounds?|lbs?|feet|foot|ft|yards?|years?|months?|weeks?|days?|hours?|hrs?|h"
     "|minutes?|min|degrees?)(?![A-Za-z])"
 )
-_GOES_ON = re.compile(
+_CONTINUES = re.compile(
     rf"[0-9²³¹⁰-⁹]|e[-+]?[0-9]|k(?![A-Za-z])|{_BLANK}*+(?:"
     rf"[{_PARTS}]|[.,:'’_]?{_BLANK}*+[0-9]|{_OPERATORS}{_ALSO}|"
     r"\\(?:times|cdot|div|pm|[dt]?frac)(?![A-Za-z])|"
@@ -60,12 +60,12 @@ class FinalAnswer(ScoringTask):
         wanted = final_answer(example.reference)
         if wanted is None:
             raise EvaluationError(
-                f"the reference has no number after {_MARKER!r} that stands alone; "
+                f"the reference has no standalone number after {_MARKER!r}; "
                 "end it with '#### 42', or use the task exact_match"
             )
         found = final_answer(answer)
         if found is None:
-            return Judgment("no_answer", f"no number after {_MARKER!r} that stands alone")
+            return Judgment("no_answer", f"no standalone number after {_MARKER!r}")
         if found != wanted:
             return Judgment("wrong_answer", f"answered {found:.12g}, expected {wanted:.12g}")
         return Judgment("correct")
@@ -75,13 +75,13 @@ def final_answer(text: str) -> Decimal | None:
     r"""Return the number after the last mark that a number follows, on its line or the next.
 
     Marks are ``####``, ``\boxed{``, ``answer is`` and ``answer:``. There is none if the number
-    goes on (``18 or 20``, ``3 x 10 = 30``, ``2 million``), or if the last box holds none.
+    continues (``18 or 20``, ``3 x 10 = 30``, ``2 million``), or if the last box has none.
 
     >>> final_answer("9 x 2 = 18 #### $1,018.50")
     Decimal('1018.50')
     """
     for found in deque(_NUMBER.finditer(text), maxlen=1):  # the last, if any
-        if (found["sign"] and found["late_sign"]) or _GOES_ON.match(text, found.end()):
+        if (found["sign"] and found["late_sign"]) or _CONTINUES.match(text, found.end()):
             return None
         if text.rfind(_BOX) > found.start():
             return None

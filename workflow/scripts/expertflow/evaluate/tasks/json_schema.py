@@ -42,7 +42,7 @@ class JsonSchema(IsolatedTask):
         ``schema_error`` if the answer reaches a broken part of the schema that the reference does
         not. The draft is that of ``$schema``, else 2020-12. Nothing is fetched; ``format`` is not
         asserted; patterns may use classes such as ``\p{L}``. Raises EvaluationError if the
-        reference is not JSON, or its schema is broken or refuses it.
+        reference is not JSON, or its schema is broken or rejects it.
         """
         try:
             wanted = parse_answer(reference)
@@ -52,9 +52,9 @@ class JsonSchema(IsolatedTask):
             validator = _validator(parse_answer(schema))
             broken = _first_error(validator, wanted)
         except _BREAKDOWNS as error:
-            raise EvaluationError(f"the schema judges nothing: {_why(error)}") from error
+            raise EvaluationError(f"the schema is unusable: {_why(error)}") from error
         if broken is not None:
-            raise EvaluationError(f"the schema refuses the reference: {broken}")
+            raise EvaluationError(f"the schema rejects the reference: {broken}")
         try:
             found = parse_answer(answer)
         except ValueError as error:
@@ -101,8 +101,8 @@ def _validator(schema: Any) -> Any:
 
 @lru_cache
 def _with_patterns(draft: Any) -> Any:
-    """Derive a draft's validator that reads patterns nearer to what JSON Schema wants."""
-    # The module keeps what it compiled.
+    """Derive a draft's validator whose patterns are closer to what JSON Schema specifies."""
+    # The module caches compiled patterns.
     own = pattern_keywords(
         lambda pattern, text: bool(regex.search(pattern, text, regex.V0)), explained=True
     )

@@ -12,7 +12,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 class MultipleChoice(ScoringTask):
     """Judge the option that a prediction names, by its text or its label.
 
-    Kinds: ``correct``, ``wrong_choice``, ``no_choice``. Options of equal text are one.
+    Kinds: ``correct``, ``wrong_choice``, ``no_choice``. Options with equal text count as one.
     """
 
     metric = "choice_accuracy"
@@ -24,7 +24,7 @@ class MultipleChoice(ScoringTask):
     def judge(self, example: Example, answer: str) -> Judgment:
         options = read_options(self.read_field(example, "choices"))
         wanted = right_label(options, self.read_field(example, "answer"))
-        # Where texts are the options, one may look like another's label, as "2" does.
+        # If texts are the options, one may look like another's label, as "2" does.
         listed = {} if self.list_options(example) == list(options) else options
         # Reversed, so that the first of equal texts wins.
         by_text = {_folded(text): label for label, text in reversed(listed.items())}
@@ -34,7 +34,7 @@ class MultipleChoice(ScoringTask):
             return Judgment("no_choice", _folded(answer)[:80])
         if chosen == wanted or _folded(options[chosen]) == _folded(options[wanted]):
             return Judgment("correct")
-        return Judgment("wrong_choice", f"chose {chosen}, right is {wanted}")
+        return Judgment("wrong_choice", f"chose {chosen}, expected {wanted}")
 
     def list_options(self, example: Example) -> list[str]:
         """Return the options as the data words them: labels if the reference is one, else texts."""
@@ -58,13 +58,15 @@ def read_options(choices: Any) -> dict[str, str]:
     if isinstance(choices, dict) and isinstance(choices.get("text"), list):
         labels, texts = choices.get("label"), choices["text"]
         if not isinstance(labels, list) or len(labels) != len(texts):
-            raise EvaluationError("the options' label and text should be lists of one length")
+            raise EvaluationError("the options' label and text should be lists of equal length")
         choices = dict(zip(map(str, labels), texts, strict=True))
         if len(choices) < len(texts):
-            raise EvaluationError(f"two options have one label ({', '.join(map(str, labels)):.60})")
+            raise EvaluationError(f"two options share a label ({', '.join(map(str, labels)):.60})")
     elif isinstance(choices, list):
         if len(choices) > len(LETTERS):
-            raise EvaluationError(f"{len(choices)} options are more than {len(LETTERS)}")
+            raise EvaluationError(
+                f"{len(choices)} options are more than the {len(LETTERS)} supported"
+            )
         choices = dict(zip(LETTERS, choices, strict=False))
     if not isinstance(choices, dict) or not all(isinstance(t, str) for t in choices.values()):
         raise EvaluationError(
@@ -90,8 +92,8 @@ def right_label(options: dict[str, str], answer: Any) -> str:
             return str(index)
         # An index in some records and a label in others would judge by chance.
         raise EvaluationError(
-            f"the answer {answer!r:.60} is none of the labels ({', '.join(labels):.60}), and "
-            "where labels are numbers it is no index; correct it or evaluation.fields.answer"
+            f"the answer {answer!r:.60} is not one of the labels ({', '.join(labels):.60}); with "
+            "numeric labels it is not an index; correct it or evaluation.fields.answer"
         )
     if isinstance(answer, str):
         if answer in options:
@@ -102,8 +104,8 @@ def right_label(options: dict[str, str], answer: Any) -> str:
     elif index is not None and 0 <= index < len(labels):
         return labels[index]
     raise EvaluationError(
-        f"the answer {answer!r:.60} is none of the options ({', '.join(labels)}); "
-        "give a label, an index from 0, or an option's text"
+        f"the answer {answer!r:.60} is not one of the options ({', '.join(labels)}); "
+        "use a label, an index from 0, or an option's text"
     )
 
 

@@ -21,11 +21,11 @@ from expertflow.evaluate.scoring import IsolatedTask
 class SqlExecution(IsolatedTask):
     """Judge by the rows of a database, or of several made from the text of a schema.
 
-    The database is the artifact whose key the field ``database`` holds, by default ``database``.
-    With the field ``schema``, a text of CREATE and perhaps INSERT statements, databases are made of
-    it, and rows where it has few or none: a prediction is right if it agrees on all of them. What
-    SQLite cannot build is read in other dialects by sqlglot, and then queries are, too; of a dump,
-    sizes of types, indexes, settings, triggers and computed defaults are left out.
+    The database is the artifact named by the field ``database``, by default ``database``. With the
+    field ``schema``, a text of CREATE and perhaps INSERT statements, databases are built from it,
+    with made-up rows if it has few or none: a prediction is right if it agrees on all of them.
+    Schemas that SQLite cannot build are read in other dialects by sqlglot, and so are their
+    queries; type sizes, indexes, settings, triggers and computed defaults of a dump are left out.
 
     Rows are a multiset, ordered only if the reference orders its outermost SELECT; column names do
     not count. Numbers may differ by 1e-9 of their size, integers not at all. Two empty results
@@ -66,8 +66,8 @@ class SqlExecution(IsolatedTask):
         if name not in self.spec.artifacts:
             known = ", ".join(sorted(self.spec.artifacts)) or "none"
             raise EvaluationError(
-                f"there is no artifact {name!r} to ask (known: {known}); "
-                "name it in evaluation.artifacts"
+                f"there is no artifact {name!r} to query (known: {known}); "
+                "add it to evaluation.artifacts"
             )
         path = Path(self.spec.artifacts[name])
         if not path.is_file():
@@ -75,15 +75,15 @@ class SqlExecution(IsolatedTask):
         database = str(path.resolve())
         log = Path(f"{database}-wal")
         if log.is_file() and log.stat().st_size:
-            # Read-only, SQLite would pass over the rows in it.
+            # Opened read-only, SQLite would ignore the rows in it.
             raise EvaluationError(
-                f"{log} holds changes that its database lacks; close what writes there, then"
-                f" sqlite3 {path} 'PRAGMA wal_checkpoint(TRUNCATE)'"
+                f"{log} has changes that its database lacks; close the program that writes it,"
+                f" then run sqlite3 {path} 'PRAGMA wal_checkpoint(TRUNCATE)'"
             )
         kind, detail = self.worker.ask({"database": database, "reference": reference})
         if kind != "rows":
             raise EvaluationError(
                 f"its reference query fails on {path.name} ({kind}: {detail}); "
-                "repair or remove the record"
+                "fix or remove the record"
             )
         return Judgment(*self.worker.ask({"database": database, "prediction": prediction}))

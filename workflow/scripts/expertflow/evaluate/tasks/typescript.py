@@ -13,7 +13,7 @@ from expertflow.evaluate.scoring import IsolatedTask
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-# Error recovery has no time limit; this keeps the worst text at about a second.
+# Error recovery has no time limit; this keeps the worst case at about a second.
 MAX_CHARS = 200_000
 
 # Nodes whose members may be separated by `;`, `,`, both or a new line.
@@ -37,7 +37,7 @@ class TypeScript(IsolatedTask):
         Whitespace, comments, the kind of quotes, trailing commas and optional semicolons do not
         count. The shape of the tree does, because ``return x`` and ``return`` with ``x`` on the
         next line differ. ``prefix`` is code that both complete, so that a fragment can be parsed.
-        It comes from a record field, never from the prompt, which holds chat and instructions too.
+        It comes from a record field, never from the prompt, which has chat and instructions too.
 
         Kinds: ``correct``, ``did_not_parse``, ``different``. A different program may still be
         right: this metric is a lower bound. Raises EvaluationError if the reference does not parse.
@@ -47,12 +47,12 @@ class TypeScript(IsolatedTask):
         if wanted is None:
             raise EvaluationError(
                 "the reference is not TypeScript; if it only completes other code, "
-                "name the record field that holds that code in evaluation.fields.prefix"
+                "set evaluation.fields.prefix to the record field with that code"
             )
-        said = strip_code_fence(answer)
-        if not said.strip():
+        completion = strip_code_fence(answer)
+        if not completion.strip():
             return Judgment("did_not_parse", "empty")
-        found = syntax(prefix + said)
+        found = syntax(prefix + completion)
         if found is None:
             return Judgment("did_not_parse")
         return Judgment("correct" if found == wanted else "different")

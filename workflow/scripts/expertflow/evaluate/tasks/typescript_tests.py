@@ -36,7 +36,7 @@ _MOST_AT_ONCE = 4
 _CODE_OF_SIGNAL = 128
 _FAILURES = ("did_not_parse", "failed_tests", "raised", "ended_early")
 _MOST_ENDING_S = 10.0
-# Runs and sees what a program would.
+# Runs like any program, and checks what it can access.
 _PROBE = """
 import * as assert from 'assert';
 import * as os from 'os';
@@ -58,12 +58,12 @@ class TypeScriptTests(ScoringTask):
     """Run each program with its tests, several at once.
 
     A program is the prefix plus the model's text without its code fence, or that text alone if it
-    contains the prefix or only parses without it. It must be complete before the tests follow,
-    which throw unless it is right.
+    contains the prefix or only parses without it. It must be complete before the tests run;
+    they throw unless it is right.
 
     Kinds: ``correct`` (all tests ran, and the program ended without an error), ``failed_tests`` (an
     assertion), ``raised`` (any other error), ``did_not_parse``, ``ended_early`` (before its tests
-    were through), ``timed_out``, ``out_of_memory``, ``too_much_output``, ``empty``.
+    finished), ``timed_out``, ``out_of_memory``, ``too_much_output``, ``empty``.
     """
 
     metric = "tests_passed"
@@ -113,17 +113,17 @@ def find_node() -> NodeRuntime:
     packaged = Path(spec.origin).parent / "bin" / "node" if spec and spec.origin else None
     found = str(packaged) if packaged and packaged.is_file() else shutil.which("node")
     if found is None:
-        raise EvaluationError(f"there is no Node; {_INSTALL}")
-    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
-    numbers = re.fullmatch(r"v(\d+)\.(\d+)\.(\d+)\S*\s*", said)
+        raise EvaluationError(f"Node was not found; {_INSTALL}")
+    text = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    numbers = re.fullmatch(r"v(\d+)\.(\d+)\.(\d+)\S*\s*", text)
     if numbers is None:
-        raise EvaluationError(f"{found} --version says {said!r:.60}; {_INSTALL}")
+        raise EvaluationError(f"{found} --version printed {text!r:.60}; {_INSTALL}")
     if tuple(map(int, numbers.groups())) < OLDEST_NODE:
         raise EvaluationError(
-            f"Node {said.strip()} cannot strip types from TypeScript "
+            f"Node {text.strip()} cannot strip types from TypeScript "
             f"(v{'.'.join(map(str, OLDEST_NODE))} can); {_INSTALL}"
         )
-    return NodeRuntime(Path(found), said.strip().removeprefix("v"))
+    return NodeRuntime(Path(found), text.strip().removeprefix("v"))
 
 
 @cache
@@ -139,31 +139,29 @@ def sandbox_problem() -> str | None:
         return f"the sandbox cannot be started here: {error}"
     if judgment.correct:
         return None
-    return f"the sandbox does not confine what it should: {judgment.kind} ({judgment.detail})"
+    return f"the sandbox does not confine programs: {judgment.kind} ({judgment.detail})"
 
 
 def run_program(sandbox: Sandbox, prefix: str, answer: str, tests: str) -> Judgment:
-    said = strip_code_fence(answer)
-    if not said.strip():
+    code = strip_code_fence(answer)
+    if not code.strip():
         return Judgment("empty")
-    if len(said) > MAX_CHARS:
+    if len(code) > MAX_CHARS:
         return Judgment("did_not_parse", f"longer than {MAX_CHARS:,} characters")
     # Known only to the judge's process, so the program cannot print a report.
     proof = secrets.token_hex(16)
-    judge, program = _run_pair(sandbox, {"prefix": prefix, "said": said}, tests, proof)
+    judge, program = _run_pair(sandbox, {"prefix": prefix, "said": code}, tests, proof)
     reports = read_reports(judge.output, proof)
     if not reports:
         # The judge reports before it hears from the program, so the program is not to blame.
         output = one_line(judge.output.decode("utf-8", "replace"))
         raise EvaluationError(
             f"the sandbox does not work here ({judge.how}, {judge.exit_code}): "
-            f"{output or 'it says nothing'}"
+            f"{output or 'no output'}"
         )
     kind, detail = reports[-1]
     if kind == "tests_did_not_parse":
-        raise EvaluationError(
-            f"its tests are not TypeScript ({detail}); repair or remove the record"
-        )
+        raise EvaluationError(f"its tests are not TypeScript ({detail}); fix or remove the record")
     if kind in _FAILURES:
         return Judgment(kind, detail)
     if program.how == "too_much_output" or judge.how != "exited":
@@ -187,7 +185,7 @@ def _run_pair(
             program = sandbox.start([*_OPTIONS, "-e", PROGRAM], (reads, hears, replies))
             undo.callback(program.kill)
         finally:
-            # Each side sees the other's end by the end of a pipe that only the two hold.
+            # Each side notices the other's end when a pipe that only the two hold closes.
             for number in (number for pipe in pipes for number in pipe):
                 os.close(number)
         of_judge = {**given, "tests": tests, "proof": proof, "files": [asks, tells, gets]}
@@ -197,14 +195,14 @@ def _run_pair(
             ended = sandbox.finish(judge, json.dumps(of_judge).encode("ascii"))
             kinds = [kind for kind, _ in read_reports(ended.output, proof)]
             if kinds[-1:] == ["program_ended"]:
-                # It closed its pipes or ends by itself, and how is its verdict.
+                # It closed its pipes or ends by itself; how it ends is its verdict.
                 wait([other], timeout=_MOST_ENDING_S)
             program.kill()
             return ended, other.result()
 
 
 def read_reports(output: bytes, proof: str) -> list[tuple[str, str]]:
-    """Parse the judge's reports; the tests' own output is between them."""
+    """Parse the judge's reports, which are interleaved with the tests' output."""
     # Text after the last line end may be a truncated line.
     lines = output.decode("utf-8", "replace").split("\n")[:-1]
     reports = [json.loads(line[len(proof) :]) for line in lines if line.startswith(f"{proof} ")]
@@ -220,5 +218,5 @@ def _judge_end(ended: Ended) -> Judgment:
     if b"out of memory" in ended.output or b"Allocation failed" in ended.output:
         return Judgment("out_of_memory")
     if code == 1:
-        return Judgment("raised", "an error nobody caught")
+        return Judgment("raised", "an uncaught error")
     return Judgment("ended_early", f"code {code}")
