@@ -310,7 +310,7 @@ def test_one_group_cannot_be_split(n: int, why: str) -> None:
     ],
 )
 def test_a_limit_that_leaves_too_few_is_named(name: str, limit: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match=f"e: 1 documents are left after caps; raise {name},"):
+    with pytest.raises(DataError, match=f"e: only 1 documents are left after caps; raise {name},"):
         select_documents(columns(9, categories=("c",)), spec(**limit), expert="e")
 
 

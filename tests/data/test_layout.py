@@ -87,10 +87,10 @@ def test_without_a_template_chatml_is_used_where_its_marks_are_known(tmp_path: P
         ("a\n{% if %}", "does not parse (line 2"),
         ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "would not learn to stop"),
         ("{{ '\\0' }}" + OWN, "the chat template writes U+0000"),
-        ("{{ 1 / 0 }}" + OWN, "refuses the chat: division by zero"),
+        ("{{ 1 / 0 }}" + OWN, "rejects the chat: division by zero"),
         (
             "{{ strftime_now('%Y') }}" + OWN,
-            "refuses a plain chat (the chat template refuses the chat: 'strftime",
+            "rejects a plain chat (the chat template rejects the chat: 'strftime",
         ),
     ],
 )

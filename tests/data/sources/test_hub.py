@@ -144,7 +144,7 @@ def test_a_hub_that_fails_or_refuses_is_one_line_with_the_fix(tmp_path: Path) ->
     vast = {"train.jsonl": 10**18}
     changes: dict[str, tuple[dict[str, Any], str]] = {
         "slow": ({"n_failures": 2}, "[3]"),
-        "down": ({"n_failures": 10_000}, "hub fails for someone/down (status 500) after 3 tries"),
+        "down": ({"n_failures": 10_000}, "hub fails on someone/down (status 500) after 3 tries"),
         "gated": (
             {"refused": (403, "GatedRepo"), "is_listed": True},
             "is gated; accept its terms at https://huggingface.co/datasets/someone/gated",

@@ -57,7 +57,7 @@ class ChatTemplate:
     def lay_out(self, body: Body) -> tuple[Atom, ...]:
         """Lay out a chat with its texts.
 
-        Reject if the template refuses it, hides the learned part, or rewrites special tokens in a
+        Reject if the template rejects it, hides the learned part, or rewrites special tokens in a
         text.
         """
         # Imported here, because a benchmark on a bare machine has no orjson.
@@ -160,7 +160,7 @@ class ChatTemplate:
                 eos_token=self.layout.eos or "",
             )
         except TEMPLATE_FAULTS as error:
-            raise Reject("chat_template", f"the chat template refuses the chat: {error}") from error
+            raise Reject("chat_template", f"the chat template rejects the chat: {error}") from error
         if "\0" in text:
             raise Reject("chat_template", "the chat template writes U+0000; remove it")
         return text

@@ -154,7 +154,7 @@ def _with_turn_end(layout: Layout) -> Layout:
         fault = f"line {error.lineno}: {error.message}"
         return replace(layout, problem=f"its chat template does not parse ({fault})")
     except Reject as reject:
-        return replace(layout, problem=f"its chat template refuses a plain chat ({reject.detail})")
+        return replace(layout, problem=f"its chat template rejects a plain chat ({reject.detail})")
     # Text 1 is the assistant's.
     text = next((i for i, atom in enumerate(atoms) if atom.number == 1), 0)
     ends = [atom.text for atom in atoms[text:] if atom.special and atom.learned]

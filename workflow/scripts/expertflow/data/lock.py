@@ -1,7 +1,7 @@
 """Pin the content of an expert's sources when Snakemake parses the workflow.
 
 Everything downstream depends on the lock file, which changes only with the content, not when a file
-is touched. Hashes are remembered to keep parsing fast.
+is touched. Hashes are cached to keep parsing fast.
 """
 
 import contextlib

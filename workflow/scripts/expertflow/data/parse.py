@@ -167,7 +167,7 @@ def _finite(text: str) -> float | Reject:
 
 
 def _integer(text: str) -> int | Reject:
-    # Python refuses integers of thousands of digits; 21 are already too many.
+    # Python rejects integers with thousands of digits; 21 are already too many.
     if len(text) <= 20 and INT64_MIN <= int(text) <= UINT64_MAX:
         return int(text)
     return Reject("integer_over_64_bits", "write it as a string or a float", value=text)

@@ -62,7 +62,7 @@ def describe_file(
     n_newlines: tuple[int, ...] = ()
     n_bytes = path.stat().st_size
     if kind in ("parquet", "arrow"):
-        # Imported late, as in a shard: pyarrow takes 0.2 s, and texts do not need it.
+        # Imported here: pyarrow takes 0.2 s, and texts do not need it.
         from expertflow.data.formats import tables
 
         n_records = tables.count_rows(path, kind)

@@ -98,7 +98,7 @@ def split_edge(columns: Columns, fraction: float, *, expert: str) -> int:
     # The limits are the cause if there were enough groups before.
     if len(np.unique(columns.group[before])) > 1:
         raise DataError(
-            f"{expert}: {n} documents are left after caps; raise"
+            f"{expert}: only {n} documents are left after caps; raise"
             f" {' and '.join(LIMITS[rule] for rule in limited)}, so that one can be held out"
         )
     raise DataError(

@@ -56,7 +56,7 @@ class DataSource(ABC):
 
     def __init__(self, spec: SourceSpec) -> None:
         self.spec = spec
-        # Checked at once, so that a wrong option stops a dry run.
+        # Checked immediately, so that a wrong option stops a dry run.
         self.options: Any = self.option_type.from_manifest(spec.options)
 
     @property

@@ -253,7 +253,7 @@ class Contributors:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._labels: dict[str, str] = {}
-        # By first word, so that the time does not grow with the number of contributors.
+        # Indexed by first word, so that the time does not grow with the number of contributors.
         self._lengths: defaultdict[str, set[int]] = defaultdict(set)
 
     def add_commit(self, commit: git_objects.Commit) -> None:

@@ -150,7 +150,7 @@ def _fault(source: SourceSpec, error: BaseException) -> tuple[int, str]:
             fault = f"the hub cannot be reached ({type(error).__name__})"
             return 2, f"{here} and {fault}; {fix}"
         case _ if status in RETRIED_STATUS:
-            return 3, f"the hub fails for {name} (status {status}) after {N_TRIES} tries; try later"
+            return 3, f"the hub fails on {name} (status {status}) after {N_TRIES} tries; try later"
         case OSError() if "Consistency check failed" in message:
             return 3, f"a file of {name} arrived damaged; run again to refetch it"
         case hub.HFValidationError():
