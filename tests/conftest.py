@@ -13,16 +13,16 @@ from hypothesis import HealthCheck, settings
 from progress import Progress, work_of
 from support import ROOT, SHARED_DATA
 
-# A shell that starts tests in the background has them ignore Ctrl-C, and what they start, too.
+# A shell that starts tests in the background makes them and their children ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# Under nohup they would ignore a hangup; with a handler of their own only what they start hears it.
+# Under nohup they would ignore a hangup; with this handler only their children receive it.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
-# What users set for themselves is not for tests: a repository that a hook of git names, profiles of
-# Snakemake, the Slurm job they sit in, their hub and cloud, the make that runs these tests; nor
-# colors and a language, which would stand in the texts that are compared.
+# Tests ignore the user's environment: the repository of a git hook, Snakemake
+# profiles, a surrounding Slurm job, their hub and cloud, the make that runs these tests; and
+# colors and language, which would appear in compared texts.
 THEIRS = (
     "GIT_", "SNAKEMAKE_", "SLURM_", "SBATCH_", "EXPERTFLOW_SLURM_", "HF_", "AWS_", "XDG_", "RSYNC_",
     "MAKE", "MFLAGS", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "FORCE_COLOR", "COLUMNS",
@@ -33,26 +33,26 @@ for name in [name for name in os.environ if name.startswith(THEIRS)]:
 os.environ |= {"LC_ALL": "C.UTF-8", "TZ": "UTC", "GIT_CONFIG_NOSYSTEM": "1"}
 time.tzset()
 os.umask(0o022)
-# Nor are the settings in their home. Workers share the one that pytest made before it started them.
+# Nor are the settings in their home. Workers share the one that pytest made before starting them.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     HOME = tempfile.TemporaryDirectory(prefix="home-")
     Path(HOME.name, ".gitconfig").write_text("[safe]\n\tdirectory = *\n")
     os.environ["HOME"] = HOME.name
 
-# What listens on loopback is asked directly, whatever proxy leads out of this machine.
+# Servers on loopback are reached directly, whatever this machine's proxy.
 for name in ("no_proxy", "NO_PROXY"):
     hosts = os.environ.get(name, "")
     if hosts != "*":
         os.environ[name] = ",".join(filter(None, [hosts, "127.0.0.1", "localhost"]))
 
-# A slow example is no fault of the code, and every run tries the same ones.
+# A slow example is not a fault of the code, and every run tries the same ones.
 settings.register_profile(
     "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tests")
 
 
-# A package of each extra. What Node needs is more than a package; its tests look themselves.
+# One package per extra. Node needs more than a package; its tests check themselves.
 EXTRAS = {
     "bitsandbytes": "bitsandbytes", "graph": "graphqlite", "lm-eval": "lm_eval", "s3": "boto3",
     "slurm": "snakemake_executor_plugin_slurm", "triton": "triton",
@@ -79,7 +79,7 @@ def shared_data() -> Path:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what cannot run here, and move what takes long to the front."""
+    """Skip tests that cannot run here, and move long ones to the front."""
     for item in items:
         for mark in item.iter_markers("extra"):
             package = EXTRAS.get(mark.args[0])
@@ -87,7 +87,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(
                     pytest.mark.skip(f"{package} is not installed: make {mark.args[0]}")
                 )
-    # Workers take whole files, in this order: none is left alone with a long one at the end.
+    # Workers take whole files, in this order, so that none is left with a long one at the end.
     work = Counter[Path]()
     for item in items:
         work[item.path] += work_of(item.nodeid)

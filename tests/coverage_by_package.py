@@ -1,4 +1,4 @@
-"""Print which share of lines and branches tests reached, by package.
+"""Print the share of lines and branches that tests reached, by package.
 
 coverage json -q -o - | python tests/coverage_by_package.py
 """

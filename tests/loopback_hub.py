@@ -1,4 +1,4 @@
-"""A small hub on loopback: as much of the real one's interface as its client asks for."""
+"""A small hub on loopback: as much of the real one's interface as its client needs."""
 
 import hashlib
 import json
@@ -63,12 +63,12 @@ def jsonl(n: int, **extra: Any) -> bytes:
 
 
 class Repository(Struct):
-    """A data set of the hub, and how it misbehaves.
+    """A data set on the hub, and its misbehavior.
 
-    ``refused`` is the status and error code of every answer, or where ``is_listed`` of those about
-    files: a gated data set shows what it holds. The files of ``cut`` break off after
-    that many bytes, once. The first ``n_failures`` answers are status 500. Files in
-    ``sent`` are sent like that, whatever is listed.
+    ``refused`` is the status and error code of every answer, or with ``is_listed`` only of those
+    about files: a gated data set lists its content. The files in ``cut`` are truncated once, after
+    that many bytes. The first ``n_failures`` answers have status 500. Files in
+    ``sent`` are sent with that content, whatever is listed.
     """
 
     files: dict[str, bytes]
@@ -91,7 +91,7 @@ class Hub(Struct):
 
 
 class JsonHandler(BaseHTTPRequestHandler):
-    """Answers with JSON, and says nothing of it."""
+    """Answers with JSON, and logs nothing."""
 
     def send_json(self, value: Any, *, status: int = 200, code: str | None = None) -> None:
         content = json.dumps(value).encode()
@@ -157,7 +157,7 @@ class Handler(JsonHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        """Describe the paths that are asked for, as ``paths-info`` does."""
+        """Describe the requested paths, like ``paths-info``."""
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["paths"]
         name = unquote(urlsplit(self.path).path).split("/datasets/")[1].split("/paths-info/")[0]
         files = self.hub.repositories[name].files
@@ -194,7 +194,7 @@ def git_hash(content: bytes) -> str:
 
 
 class ModelHandler(Handler):
-    """Serve models by the interface of data sets."""
+    """Serve models with the interface of data sets."""
 
     def do_GET(self) -> None:
         path = self.path.replace("/api/models/", "/api/datasets/")
@@ -226,7 +226,7 @@ def fetch(
     """Fetch data sets with a cache at ``home``; without an endpoint nothing listens."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     own = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint or "http://127.0.0.1:9"}
-    # The log is a file, which a test may read while it grows.
+    # The log is a file, so that a test can read it while it grows.
     with NamedTemporaryFile("w+", dir=home, suffix=".log") as log:
         done = subprocess.run(
             [sys.executable, "-c", RUN, json.dumps(sources)],
@@ -240,7 +240,7 @@ def fetch(
 
 
 def write_hub_cache(home: Path, files: dict[str, bytes], *, repository: str, commit: str) -> Path:
-    """Lay out downloaded files as the hub's client does; return the data set's folder."""
+    """Write downloaded files in the layout of the hub's client; return the data set's folder."""
     folder = home / "hub" / f"datasets--{repository.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(commit)
@@ -258,7 +258,7 @@ def write_hub_cache(home: Path, files: dict[str, bytes], *, repository: str, com
 def write_prepared_cache(
     home: Path, n_records: int, *, repository: str, commit: str, config: str = "default"
 ) -> Path:
-    """Lay out a prepared data set as ``datasets`` does; return the folder of its Arrow files."""
+    """Write a prepared data set in the layout of ``datasets``; return its Arrow files' folder."""
     import pyarrow as pa
 
     owner, name = repository.split("/")

@@ -1,12 +1,12 @@
-"""Change one thing in the code, run the tests that should notice, and count what they miss.
+"""Change one thing in the code, run the tests that should notice, and count the misses.
 
 make mutants                                    all modules, at most 300 mutants each (hours)
 python tests/mutants.py packing --sample 40     one module, a smaller sample
 
 A mutant is one operator, constant, condition, argument or statement changed, removed or negated.
-Annotations, docstrings, messages and what a type variable is called stay. Each worker has a copy of
+Annotations, docstrings, messages and names of type variables stay. Each worker has a copy of
 the tree and forks from a process that has imported the libraries, so a mutant costs its tests only.
-Survivors that change nothing anyone can see are listed in mutants.toml, each with its reason.
+Survivors without a visible effect are listed in mutants.toml, each with its reason.
 """
 
 import argparse
@@ -37,7 +37,7 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = Path("workflow/scripts/expertflow")
 PYTEST = ["-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-# What a mutant may take before it is ended: some never stop to grow.
+# Limits of a mutant before it is killed: some grow forever.
 MEMORY_BYTES = 8 << 30
 PR_SET_CHILD_SUBREAPER = 36
 SETTINGS = tomllib.loads((ROOT / "tests/mutants.toml").read_text())
@@ -59,7 +59,7 @@ class Mutant(NamedTuple):
     source: str
 
     def lines(self) -> list[str]:
-        """Return the lines taken away and put in, as a diff has them."""
+        """Return the removed and added lines, like a diff."""
         old = (ROOT / self.path).read_text().splitlines()
         diff = difflib.unified_diff(old, self.source.splitlines(), n=0, lineterm="")
         changed = [line for line in list(diff)[2:] if not line.startswith("@@")]
@@ -70,7 +70,7 @@ class Mutant(NamedTuple):
 
 
 def expressions(node: ast.expr) -> Iterator[ast.expr]:
-    """Yield what may stand in an expression's place."""
+    """Yield replacements for an expression."""
     other = copy.deepcopy(node)
     if isinstance(other, ast.Compare):
         for place, operator in enumerate(other.ops):
@@ -98,7 +98,7 @@ def expressions(node: ast.expr) -> Iterator[ast.expr]:
             if other.func.id != "list" or not other.keywords:
                 yield other
         for place, keyword in enumerate(other.keywords):
-            # These guard against mistakes and odd machines, as assertions do.
+            # These guard against mistakes and unusual machines, like assertions.
             if keyword.arg not in ("strict", "encoding"):
                 fewer = copy.deepcopy(node)
                 del fewer.keywords[place]  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ def expressions(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def statements(node: ast.stmt) -> Iterator[ast.stmt]:
-    """Yield what may stand in a statement's place."""
+    """Yield replacements for a statement."""
     if isinstance(node, ast.Break):
         yield ast.Continue()
     elif isinstance(node, ast.Continue):
@@ -120,7 +120,7 @@ def statements(node: ast.stmt) -> Iterator[ast.stmt]:
 
 
 def is_message(node: ast.AST) -> bool:
-    """Distinguish prose, and what a type is called, from code."""
+    """Distinguish prose and names of types from code."""
     if isinstance(node, ast.Call):
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
         return name in MESSAGES | TYPES or name.endswith(("Error", "Reject"))
@@ -173,12 +173,12 @@ def mutants(path: str) -> list[Mutant]:
 
 
 class Worker:
-    """A copy of the tree, and forks that run tests in it."""
+    """A copy of the tree, with forks that run tests in it."""
 
     def __init__(self, tests: list[str], libraries: list[str]) -> None:
         self.tests = tests
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # Orphans of its forks become its own children.
+        # Orphans of its forks become its children.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.home = Path(tempfile.mkdtemp())
         listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
@@ -188,7 +188,7 @@ class Worker:
         (self.home / ".venv").symlink_to(ROOT / ".venv")
         os.chdir(self.home)
         sys.path.remove(str(ROOT / "tests"))
-        # A mutant of the same second and size would be taken for what was compiled before.
+        # A mutant of the same second and size would be taken for the previously compiled file.
         os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         sys.dont_write_bytecode = True
         for library in ["pytest", *libraries]:
@@ -196,7 +196,7 @@ class Worker:
                 importlib.import_module(library)
 
     def run(self, limit_s: float) -> str:
-        """Run the tests in a fork, and say how they ended."""
+        """Run the tests in a fork, and return how they ended."""
         child = os.fork()
         if child == 0:
             self._run_tests()
@@ -207,7 +207,7 @@ class Worker:
                 ended = "killed" if status else "survived"
             elif pid == 0:
                 time.sleep(0.02)
-        # Whatever tests started goes, in sessions of its own too.
+        # Kill whatever the tests started, also in other sessions.
         while left := psutil.Process().children(recursive=True):
             for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -232,7 +232,7 @@ class Worker:
             os._exit(code)
 
     def judge(self, mutant: Mutant, limit_s: float) -> str:
-        """Try a mutant in the copy, run the tests, and take it out again."""
+        """Apply a mutant in the copy, run the tests, and revert it."""
         place = self.home / mutant.path
         place.write_text(mutant.source)
         try:
@@ -250,7 +250,7 @@ def work(tests: list[str], libraries: list[str], limit_s: float, todo: Any, done
 
 
 def try_out(tests: list[str], answer: Any) -> None:
-    """Run the tests without a mutant, and tell what they import and how long they take."""
+    """Run the tests without a mutant; return what they import and how long they take."""
     worker = Worker(tests, [])
     ended = worker.run(3600)
     libraries = json.loads((worker.home / "libraries.json").read_text())
@@ -316,14 +316,14 @@ def main() -> None:
     if unknown := set(arguments.modules) - set(SETTINGS["modules"]):
         parser.error(f"there is no module {', '.join(sorted(unknown))}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
-    # Copies, and what tests leave behind, go with it.
+    # Copies and leftovers of tests are removed with it.
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         tempfile.tempdir = folder
         sys.exit(judge_modules(arguments))
 
 
 def judge_modules(arguments: argparse.Namespace) -> bool:
-    """Judge modules and print a table; return whether something was missed without a reason."""
+    """Judge modules and print a table; return whether a miss has no accepted reason."""
     rows, missed = [], 0
     for name in arguments.modules or SETTINGS["modules"]:
         chosen, endings = judge_module(name, arguments.sample, arguments.seed, arguments.workers)

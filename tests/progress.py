@@ -1,4 +1,4 @@
-"""What make test shows: a line every 10 s, each failure at once, and what to run next."""
+"""The output of make test: a line every 10 s, each failure at once, and what to run next."""
 
 import time
 from collections.abc import Generator
@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 EVERY_S = 10.0
-# How much longer a test of these folders or files takes than others, about: they start processes,
-# and one compiles for minutes, which must not begin last.
+# Roughly how much longer tests of these folders or files take than others: they start processes,
+# and one compiles for minutes and must not start last.
 WORK = {"workflow": 60, "bench": 60, "studies": 15, "train": 12, "rental": 6}
 WORK |= {"test_without_a_card.py": 1200}
 
 
 def work_of(test: str) -> int:
-    """Return how much of all work a test is, by its file and folder."""
+    """Return a test's relative amount of work, by its file and folder."""
     path = Path(test.split("::")[0])
     return WORK.get(path.name) or WORK.get(path.parent.name, 1)
 
 
 class Progress:
-    """Lines that a log can keep, in place of dots."""
+    """Lines for a log, in place of dots."""
 
     def __init__(self, config: pytest.Config, last_words: str) -> None:
         self._last_words = last_words
@@ -59,7 +59,7 @@ class Progress:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self) -> Generator[None, None, None]:
-        """Write what comes next, after the counts that pytest writes."""
+        """Print what to run next, after pytest's counts."""
         yield
         if self._last_words:
             self._write(self._last_words)

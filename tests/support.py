@@ -1,4 +1,4 @@
-"""Shared ground: where things are, and a tiny run to train."""
+"""Shared helpers: paths, and a tiny run to train."""
 
 import hashlib
 import subprocess
@@ -30,14 +30,14 @@ from expertflow.tokens.records import PackingSpec, TokenizerRecord, TokenShardRe
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "workflow" / "scripts"
 SHARED_DATA = ROOT.parent / "shared" / "data"
-# For what hangs, also on a slow machine.
+# A timeout for hangs, also on a slow machine.
 PATIENCE_S = 900.0
 
 
 def wait_for(
     what: Callable[[], object], *, said: str = "", during: "subprocess.Popen[Any] | None" = None
 ) -> None:
-    """Wait until something is so, while a process goes on that would bring it about."""
+    """Wait until a condition holds, while the process that would cause it keeps running."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not what():
         assert time.monotonic() < deadline_s, said or "waited too long"
@@ -56,9 +56,9 @@ def is_running(process: psutil.Process | int) -> bool:
 
 
 def running_in(folder: Path) -> list[psutil.Process]:
-    """List the processes that work in a folder or below.
+    """List the processes whose working directory is a folder or below it.
 
-    That is known from their first moment on; what they run, and with what environment, is not.
+    That is known from their start on; their program and environment are not.
     """
     found = []
     for process in psutil.process_iter():
@@ -71,27 +71,27 @@ def running_in(folder: Path) -> list[psutil.Process]:
 
 
 def flip_byte(path: Path) -> None:
-    """Change one byte in the middle of a file, which keeps its links."""
+    """Change one byte in the middle of a file, keeping its links."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
 def run_script(name: str, *words: object, **settings: Any) -> subprocess.CompletedProcess[str]:
-    """Run a script of the workflow to its end."""
+    """Run a script of the workflow to completion."""
     command = [sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, words)]
     given = {"capture_output": True, "text": True, "timeout": PATIENCE_S, **settings}
     return subprocess.run(command, **given)
 
 
 def tiny_inputs(folder: Path, *names: str) -> list[object]:
-    """Return the arguments of a script that reads records of a tiny run, and its rows."""
+    """Return the arguments of a script that reads a tiny run's records and rows."""
     records = [word for name in names for word in (f"--{name}", folder / f"{name}.json")]
     return [*records, "--rows", folder / "packed"]
 
 
 def patched_script(folder: Path, name: str, code: str) -> Path:
-    """Write a script of ours that runs some code before it begins."""
+    """Write one of our scripts that runs some code first."""
     path, program = folder / f"patched_{name}.py", str(SCRIPTS / f"{name}.py")
     before = f"import sys\nfrom pathlib import Path\nsys.path.insert(0, {str(SCRIPTS)!r})\n"
     after = (
@@ -122,7 +122,7 @@ LORA = LoraSpec(
 def token_shard(
     folder: Path, documents: list[list[int]], *, shard: str = "000"
 ) -> TokenShardRecord:
-    """Write a token shard whose documents are supervised from their third token on."""
+    """Write a token shard with documents supervised from their third token on."""
     tokens = Ragged.from_lists(documents)
     spans = Ragged.from_lists([[2, len(d)] if len(d) > 2 else [] for d in documents])
     ids, index = folder / f"{shard}.ids", folder / f"{shard}.arrow"
@@ -139,7 +139,7 @@ def token_shard(
 
 
 def made_up_rows(n_rows: int, length: int, *, seed: int = 0, n_documents: int = 4) -> PackedRows:
-    """Make rows of up to so many documents, of which any parts are supervised."""
+    """Make rows of up to this many documents, with arbitrary supervised parts."""
     rng = np.random.default_rng(seed)
     lengths, spans = [], []
     for _ in range(n_rows):
@@ -152,7 +152,7 @@ def made_up_rows(n_rows: int, length: int, *, seed: int = 0, n_documents: int = 
 
 
 def packing_spec(**changes: Any) -> PackingSpec:
-    """Return how to pack for a test, with changes."""
+    """Return packing settings for a test, with changes."""
     settings = {
         "sequence_length_tokens": 64, "packing": "bfd", "overflow": "split",
         "seed": 0, "max_rejected_fraction": 0.01,
@@ -161,7 +161,7 @@ def packing_spec(**changes: Any) -> PackingSpec:
 
 
 def tokenizer_record(**changes: Any) -> TokenizerRecord:
-    """Return the record of a tokenizer that knows ChatML."""
+    """Return the record of a tokenizer with ChatML's tokens."""
     settings = {"path": "t", "sha256": "t", "vocab_size": 97, "layout": chatml_layout()}
     return TokenizerRecord(**{**settings, **changes})
 
@@ -170,7 +170,7 @@ def document_shard(
     folder: Path, bodies: list[Body], *, shard: str = "000", n_ids: int = 1 << 30,
     n_groups: int = 1 << 30,
 ) -> ShardRecord:  # fmt: skip
-    """Write a shard of documents; their ids, and their groups, repeat after so many."""
+    """Write a shard of documents; their ids and groups repeat after this many."""
     from expertflow.data.documents import DocumentWriter, NewDocument
     from expertflow.data.shapes import frame_of
 
@@ -190,7 +190,7 @@ def document_shard(
 
 
 def tiny_tokenizer(folder: Path) -> Path:
-    """Train a tokenizer that knows little more than bytes."""
+    """Train a tokenizer with little more than bytes."""
     from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 
     texts = ["user\nask", "assistant\ntell"] * 9
@@ -200,7 +200,7 @@ def tiny_tokenizer(folder: Path) -> Path:
 
 
 def keep_list(folder: Path, held_out: dict[str, list[bool]], *, n_copies: int = 1) -> Path:
-    """Keep all documents of some shards; say of each whether it is held out."""
+    """Keep all documents of some shards, marking the held-out ones."""
     from expertflow.data.documents import KEEP
 
     path = folder / "keep.arrow"
@@ -216,13 +216,13 @@ def keep_list(folder: Path, held_out: dict[str, list[bool]], *, n_copies: int = 
 
 
 def turn(role: str, content: str = "", *, learned: bool | None = None, **more: Any) -> Turn:
-    """Make a turn, which is learned where nothing else is said if it is the assistant's."""
+    """Make a turn; by default it is learned if it is the assistant's."""
     learned = role == "assistant" if learned is None else learned
     return Turn(role=role, content=content, learned=learned, **more)
 
 
 def pair(question: str, answer: str = "tell") -> Body:
-    """Make a chat of one question and its answer."""
+    """Make a chat of one question and one answer."""
     return Body(turns=(turn("user", question), turn("assistant", answer)))
 
 
@@ -267,7 +267,7 @@ def write_tiny_run(
 
 
 def _write_tiny_model(folder: Path) -> ModelFacts:
-    """Write a random 2-layer Qwen3; give its shape."""
+    """Write a random 2-layer Qwen3; return its shape."""
     tiny_qwen3(vocab_size=97, tie_word_embeddings=True).save_pretrained(folder)
     return ModelFacts(
         n_layers=2, hidden_size=32, n_heads=4, n_kv_heads=2, head_dim=8, intermediate_size=64,
@@ -276,7 +276,7 @@ def _write_tiny_model(folder: Path) -> ModelFacts:
 
 
 def tiny_qwen3(*, seed: int = 0, scale: float = 1.0, **changes: Any) -> Any:
-    """Make a random 2-layer Qwen3: unless scaled up, its matrices repeat one token."""
+    """Make a random 2-layer Qwen3: unless scaled up, its weights repeat one token."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

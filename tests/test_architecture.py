@@ -1,4 +1,4 @@
-"""The house rules, read off the imports: data flows one way, and heavy packages have one door."""
+"""Rules on imports: data flows one way, and heavy packages are imported in one place."""
 
 import ast
 import doctest
@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "workflow" / "scripts"
-# From the ground up. A room imports rooms on lower floors only.
+# From the ground up. A package imports only packages on lower levels.
 FLOORS = (
     "core < data hardware < staging chain < tokens < plan < train < evaluate < export < studies"
     " < report < rental < config"
 )
 FLOOR_OF = {room: i for i, rooms in enumerate(FLOORS.split(" < ")) for room in rooms.split()}
-# What a room may import of the rooms below it, besides their records.
+# What a package may import from packages below it, besides their records.
 PUBLIC = {
     "data": "cache checks.cypher checks.json_schema checks.typescript documents layout reject"
     " render settings shapes shards",
@@ -28,9 +28,9 @@ PUBLIC = {
     "train": "device feed.batches feed.loader feed.on_the_fly job memory_trace model.base"
     " model.load model.loss model.packed model.weights processes run saved.checkpoint_files trial",
 }
-# Tables from which settings take their choices. They import no torch, and any room reads them.
+# Tables of choices for settings. They do not import torch, and any package may read them.
 DECLARATIONS = {"train.optimizers"}
-# The Snakefile's own room resolves settings and locks sources, so it reaches into data.
+# The Snakefile's own package resolves settings and locks sources, so it imports from data.
 CONFIG_MAY_USE = {
     "data": "checks.registry lock shapes shards sources.registry", "hardware": "gpu_table",
     "plan": "switches", "train": "model.base model.init_adapter", "rental": "bundle.records",
@@ -88,7 +88,7 @@ def test_imports_run_downward(path: Path) -> None:
 
 
 def test_rooms_have_no_circles_inside() -> None:
-    """Modules and sub-rooms of a room: what one imports does not lead back to it."""
+    """Modules and subpackages of a package: their imports do not lead back to them."""
 
     def place(module: str) -> str:
         return ".".join(module.split(".")[:2])

@@ -16,7 +16,7 @@ NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py"))
 
 
 def test_every_script_explains_itself_without_torch(tmp_path: Path) -> None:
-    # Whoever asks, or misspells a flag, does not wait for torch.
+    # Help, or the error about a misspelled flag, does not wait for torch.
     code = "import runpy, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv.pop(0))\n"
     code += "sys.modules['torch'] = None; runpy.run_path(sys.argv[0], run_name='__main__')"
 

@@ -1,4 +1,4 @@
-"""The pins stand in several files; they must agree, and hold what the README promises."""
+"""The pins are in several files; they must agree with each other and with the README."""
 
 import importlib.util
 import re
@@ -49,14 +49,14 @@ def test_the_lock_names_no_build_of_torch_so_that_cpu_and_cuda_share_it() -> Non
 
 @pytest.mark.parametrize("path", sorted(LOCK.parent.glob("*.lock")), ids=lambda path: path.name)
 def test_what_is_installed_is_what_is_pinned(path: Path) -> None:
-    # Not what setuptools adds to the path once it is imported: copies of its own.
+    # Without the vendored copies that setuptools adds to the path once imported.
     places = [sysconfig.get_path("purelib")]
     found = {
         name: installed.version.split("+")[0]
         for name in pins(path)
         for installed in distributions(name=name, path=places)
     }
-    # An extra is installed by its own target, as a whole or not at all.
+    # An extra is installed by its own target, completely or not at all.
     assert found == pins(path) or (path != LOCK and not found)
 
 

@@ -18,7 +18,7 @@ BRITISH = re.compile(
     r"|material|pseudonym|general|character|minim|maxim|memor|real|standard)is(?:e|ed|es|er|ers|ing|ation)\b)\w*",
     re.IGNORECASE,
 )
-# Former keys of manifests, file names of licenses, columns of generated tables, a name of libc's.
+# Former keys of manifests, file names of licenses, columns of generated tables, a libc name.
 FOREIGN_FILES = {
     "CHANGELOG.md",
     "workflow/scripts/expertflow/config/other_trainers.yaml",
@@ -48,7 +48,7 @@ def trees(where: str) -> dict[Path, ast.Module]:
 def definitions(
     tree: ast.Module,
 ) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
-    """Yield classes and functions of a module and of its classes, not those within functions."""
+    """Yield classes and functions of a module and its classes, not those within functions."""
     found: list[ast.stmt] = list(tree.body)
     for node in found:
         if isinstance(node, ast.ClassDef):
@@ -58,10 +58,10 @@ def definitions(
 
 
 def public_functions() -> Iterator[tuple[Path, str]]:
-    """Yield every public function and method of the library; a property is named as a value is."""
+    """Yield every public function and method of the library, except properties."""
     for path, tree in trees("workflow").items():
         for node in definitions(tree):
-            # A function with a capital letter stands for a class.
+            # A function with a capital letter acts as a class.
             if isinstance(node, ast.ClassDef) or not node.name[0].islower():
                 continue
             if not any("property" in ast.unparse(one) for one in node.decorator_list):

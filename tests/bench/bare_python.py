@@ -1,4 +1,4 @@
-"""A Python in which packages are not installed: whoever asks whether they are is told so."""
+"""A Python in which some packages look uninstalled."""
 
 import shlex
 import sys
@@ -23,7 +23,7 @@ RUN = 'import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name="__ma
 
 
 def bare_python(folder: Path, absent: Iterable[str]) -> Path:
-    """Write a program that runs a script as Python would."""
+    """Write a program that runs a script like Python."""
     path = folder / "bare_python"
     command = shlex.join([sys.executable, "-c", BARE + RUN, ",".join(absent)])
     path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')

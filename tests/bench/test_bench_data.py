@@ -1,4 +1,4 @@
-"""The data that benches make: the corpus, variants of real questions; what is learned of them."""
+"""Data of the benchmarks: the corpus, variants of real questions, and learning from them."""
 
 import json
 import shutil

@@ -117,7 +117,7 @@ def test_the_peer_is_given_our_tokens(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(rows) == last
     assert ours["n_tokens"] == sum(rows[first:last])
     assert len(ours["losses"]) == 1 + 3
-    # Every step's figure is there, and the peak is not that of the process that started it.
+    # Every step has a figure, and the peak is not that of the parent process.
     assert len(ours["steps_s"]) == 3
     assert ours["peak_host_rss_bytes"] > 0
     assert (Path(case["adapter"]) / "adapter_model.safetensors").is_file()

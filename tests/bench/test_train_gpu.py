@@ -1,4 +1,4 @@
-"""The GPU kit: whole on a CPU with nothing but its few packages, and what it counts by itself."""
+"""The GPU kit: complete on a CPU with only its few packages, and its own counts."""
 
 import json
 import os
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.long
 
 PARTS = "ceilings,route,lora,lora-padded,lora-checkpointing,full,dora,qlora,packed,resume,"
 PARTS += "profile,trl,trl-compiled,unsloth"
-# What a rented machine with torch and transformers has not, by the names that are imported.
+# Packages missing on a rented machine with torch and transformers, by import name.
 ABSENT = (
     "snakemake", "datasets", "trl", "unsloth", "pandas", "jsonschema", "bitsandbytes", "altair",
     "orjson", "pynvml", "fastokens", "sqlglot", "pytest", "hypothesis", "detect_secrets",
@@ -36,7 +36,7 @@ def test_the_whole_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) -> 
     command += ["--device", "cpu", "--model", "tiny", "--soak-s", "0", "--measure-s", "0"]
     command += ["--only", PARTS]
     command += ["--scratch", str(tmp_path), "--output", str(tmp_path / "result.json")]
-    # No part may be left out or ended where the machine is slow.
+    # No part may be skipped or stopped on a slow machine.
     command += ["--budget-s", "1800", "--part-limit-s", "900"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -49,7 +49,7 @@ def test_the_whole_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) -> 
         part = parts[name]
         assert part["loss_is_finite"] and part["n_steps"] == 3
         assert part["tokens_per_s"] > 0 and part["mfu_of_measured_matmul"] > 0
-        # What a CPU does not tell is null, never 0.
+        # What a CPU does not report is null, never 0.
         assert part["mfu"] is None and part["peak_memory_bytes"] is None
         assert part["predicted"] is None and part["card"] == {"unavailable": "no card"}
     assert parts["qlora"] == {"absent": "bitsandbytes is not installed", "part_s": ANY}

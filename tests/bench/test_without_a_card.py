@@ -1,4 +1,4 @@
-"""What a step compiles to for a card that is not here."""
+"""What a step compiles to for an absent card."""
 
 import json
 import subprocess
@@ -7,8 +7,8 @@ import sys
 import pytest
 from support import ROOT
 
-# KB that generated kernels move for a token in a layer, forward and backward together. Above them
-# an operation has come to write what it could have kept in registers.
+# KB that generated kernels move per token and layer, forward and backward together. Above that,
+# an operation writes what it could keep in registers.
 CEILINGS_KB = {
     "qwen3-0.6b lora": 190,
     "qwen3-0.6b dora checkpointed": 470,

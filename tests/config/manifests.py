@@ -1,4 +1,4 @@
-"""Small manifests, loaded as a run loads them."""
+"""Small manifests, loaded as in a run."""
 
 from pathlib import Path
 from typing import Any

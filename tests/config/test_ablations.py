@@ -1,4 +1,4 @@
-"""Lists of variants: what ships, and what is refused in one line."""
+"""Lists of variants: those that ship, and those rejected in one line."""
 
 import re
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_what_ships_is_sound() -> None:
     assert rungs[0].rows == "on_the_fly" and rungs[0].training["batch_size"] == 1
     assert rungs[-1].rows == "packed" and rungs[-1].training == {}
     assert {c.of for c in spec.claims} & {"workers_8", "compile_on", "half_the_saves"}
-    # Rows of one document are never compiled here; so neither may be what they are held against.
+    # Single-document rows are never compiled here, so their reference must not be either.
     (claim,) = [c for c in spec.claims if c.to == "unpacked"]
     (compared,) = [v for v in spec.variants if v.name == claim.of]
     assert compared.training == {"torch_compile": False}

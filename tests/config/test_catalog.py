@@ -1,4 +1,4 @@
-"""The catalog of data sets, over the project's own config and over made-up ones."""
+"""The catalog of data sets, for the project's own config and made-up ones."""
 
 import json
 import os

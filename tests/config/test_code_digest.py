@@ -29,7 +29,7 @@ def test_code_counts_and_comments_do_not(scripts: Path, monkeypatch: pytest.Monk
     code_digest._read_module.cache_clear()
     first = rule_digest("job", scripts)
     with monkeypatch.context() as patched:
-        # The set of imports has another order in each process.
+        # The order of the set of imports differs between processes.
         found = sorted(list_imports(scripts / "job.py", scripts), reverse=True)
         patched.setattr(code_digest, "list_imports", lambda *_: found)
         assert rule_digest("job", scripts) == first

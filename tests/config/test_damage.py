@@ -1,4 +1,4 @@
-"""Damage below results/ and state/ is named; what is corrupt is removed, and nothing else."""
+"""Damage below results/ and state/ is listed; only corrupt files are removed."""
 
 import fcntl
 import json
@@ -75,7 +75,7 @@ def run_repair() -> None:
 
 
 SIDECAR = Path("results/e/.model.json.fingerprint")
-# What is damaged, and what goes besides it and the reports.
+# What is damaged, and what is removed besides it and the reports.
 FLIPPED = {
     "results/e/keep.arrow": ["results/e/documents.json", "results/e/.documents.json.fingerprint"],
     "results/e/documents.json": ["results/e/.documents.json.fingerprint"],
@@ -170,7 +170,7 @@ def test_a_run_that_is_at_work_is_left_alone(place: Path) -> None:
 
 def test_who_cannot_write_may_look(place: Path) -> None:
     EXPERT_LOCKS.mkdir(parents=True)
-    # A program that runs cannot be opened for writing, not even by root.
+    # A running program cannot be opened for writing, not even by root.
     (EXPERT_LOCKS / "e.lock").symlink_to(Path(sys.executable).resolve())
     assert verify() == []
 
@@ -186,7 +186,7 @@ def test_it_ends_quietly_with_who_reads_it(place: Path) -> None:
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
-# What a spoilt sidecar belongs to has to be made again with it.
+# The owner of a damaged sidecar must be remade with it.
 SPOILT = ("e/plan.json", "e/.model.json.fingerprint", "e/documents/s/000.json", "e/model.json")
 WHOLE = ("e/.plan.json.fingerprint", "e/documents/s/.000.json.fingerprint")
 

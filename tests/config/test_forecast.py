@@ -1,4 +1,4 @@
-"""What a dry run says of a training: from the plan, from tokens, from bytes, or why not at all."""
+"""A dry run's forecast of a training: from the plan, tokens or bytes, or why there is none."""
 
 import gzip
 import json
@@ -45,7 +45,7 @@ evaluation: {task: held_out_loss}
 
 
 class Place:
-    """A folder with an expert of its own, and what is asked of it."""
+    """A folder with its own expert, and queries about it."""
 
     def __init__(self, root: Path) -> None:
         self.manifest: dict[str, Any] = yaml.safe_load(MANIFEST)
@@ -63,7 +63,7 @@ class Place:
         return Workflow(RunContext(config={"experts": {"e": {}}, **self.config}, looks=True))
 
     def record(self, rule: str, name: str, value: Any, **of: str) -> None:
-        """Write a record as the rule would with the settings and the code of now."""
+        """Write a record as the rule would with the current settings and code."""
         path = Path("results/e", name)
         write_record(path, value)
         wildcards = SimpleNamespace(expert="e", **of)
@@ -137,12 +137,12 @@ def test_packed_tokens_take_the_time_of_their_steps(place: Place) -> None:
     head, attention = hidden * 151936 * 0.5, 28 * q * 200
     flops = 2 * 1_000_000 * (6 * (layers + head) + 12 * attention)
     low, high = once = place.hours()
-    # Slower than all products at the share of the peak that they reach, and not by much.
+    # Slower than all products at their share of the peak, but not by much.
     products = flops / (H100_FLOPS_PER_S * 0.57) / 3600
     assert low < high < 3 * products and low > products
     basis = "estimate from packed tokens; $2.50/h of 2026-11-01; matrix products bind"
     assert place.basis() == basis
-    # Layers that are computed again take their time.
+    # Recomputed layers take time.
     place.manifest["training"]["gradient_checkpointing"] = "auto"
     assert place.hours()[0] == once[0] and place.hours()[1] > 1.1 * once[1]
 
@@ -174,7 +174,7 @@ def test_a_card_too_small_for_the_weights_is_refused(
     )
     with pytest.raises(SystemExit, match=too_large):
         dry_run()
-    # Where it is close, only the plan's trace can tell.
+    # In close cases only the plan's trace can decide.
     Path("model/config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 280}))
     capsys.readouterr()
     dry_run()
@@ -187,9 +187,9 @@ def test_a_card_too_small_for_the_weights_is_refused(
 @pytest.mark.parametrize(
     ("training", "n_tokens"),
     [
-        # A step holds more rows than an epoch.
+        # A step has more rows than an epoch.
         ({"max_steps": 3, "batch_size": 1_000, "gradient_accumulation_steps": 1}, 3_000_000),
-        # Rows of 2,000 tokens, two a step.
+        # Rows of 2,000 tokens, two per step.
         ({"max_steps": 100, "batch_size": 2, "gradient_accumulation_steps": 1}, 400_000),
         ({"target_tokens": 500_000, "min_epochs": None}, 500_000),
         ({"target_tokens": 500_000, "min_epochs": 3.0}, 3_000_000),
@@ -203,7 +203,7 @@ def test_a_bound_of_steps_counts(place: Place, training: dict[str, Any], n_token
 
 
 def test_bytes_give_a_band_that_holds_the_packed_tokens(place: Place) -> None:
-    # Four bytes a token, all but a tenth of them for training.
+    # Four bytes per token, all but a tenth of them for training.
     Path("x.jsonl").write_text("x" * (4 * 1_000_000 * 10 // 9))
     wide = place.hours()
     place.packing()
@@ -258,7 +258,7 @@ def test_what_is_not_known_has_its_reason(place: Place) -> None:
 
 
 def test_other_jobs_are_modeled_by_their_work(place: Place) -> None:
-    """Bytes over speed, questions over batches; what the network or a judge would take is not."""
+    """Bytes over speed, questions over batches; but not the time of a network or a judge."""
 
     def ends(rule: str) -> tuple[float, float]:
         low, high = place.told(rule).removesuffix(" s").split(" to ")
@@ -336,7 +336,7 @@ def test_a_cluster_is_asked_for_minutes(tmp_path: Path, monkeypatch: pytest.Monk
     path = Path("results/e/plan.json")
     path.parent.mkdir(parents=True)
     for plan, minutes in (
-        # Half as long again as the plan's upper end, and an hour.
+        # One and a half times the plan's upper end, plus an hour.
         (json.dumps({"cost": {**COST, "predicted_hours_high": 10.0}}), 60 + 15 * 60),
         (json.dumps({"cost": {**COST, "predicted_hours_high": None}}), 24 * 60),
         ("\0" * 9, 24 * 60),

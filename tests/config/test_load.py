@@ -1,4 +1,4 @@
-"""Settings of a manifest and over it, cards and prices; a fault is one line with the way out."""
+"""Settings of a manifest and its overrides, cards and prices; a fault is one line with the fix."""
 
 import json
 import re
@@ -75,14 +75,14 @@ def test_a_json_manifest_does_as_well_and_an_unknown_one_gets_a_suggestion(tmp_p
 
 
 def test_texts_of_the_command_line_become_what_the_schema_asks_for(tmp_path: Path) -> None:
-    # Snakemake reads ``--config 'training={max_steps: 30}'`` as an object of texts.
+    # Snakemake reads ``--config 'training={max_steps: 30}'`` as an object of strings.
     training = {"max_steps": "30", "learning_rate": "3e-6", "max_usd": "2.5", "bf16": "true"}
     told = load_config({"experts": {"e": "null"}, "training": {**training, "eval_steps": "null"}})
     assert told["training"] == {
         "max_steps": 30, "learning_rate": 3e-6, "max_usd": 2.5, "bf16": True, "eval_steps": None
     }  # fmt: skip
     assert told["experts"] == {"e": None}
-    # What takes texts only keeps them: a revision or a name may look like anything.
+    # Settings that take only strings keep them: a revision or a name may look like anything.
     own = {
         "model": "1.5e3",
         "model_revision": "1.0",
@@ -132,7 +132,7 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ({"evaluation": {"task": "exact_match", "seed": -1}}, "'evaluation.seed' is -1"),
         ({"training": {"lora_alpha": 8}}, "'training.lora_alpha'; it is called 'lora.alpha' here"),
         ({"training": {"deepspeed": "zero.json"}}, "deepspeed'; parallel: fsdp shares the model"),
-        # An old name means something only where the new one belongs.
+        # An old name counts only where the new one belongs.
         ({"decoding": {"lora_r": 4}}, "'decoding.lora_r'; known keys are stop"),
         ({"sources": [{**SOURCE, "prompt": "{q}"}]}, "'sources.0' has kind, name, path, prompt: "),
         ({"data": {"max_per_category": 5}}, "max_per_category has no effect.*add category"),
@@ -262,7 +262,7 @@ def test_sources_are_changed_by_name(tmp_path: Path) -> None:
         [source] = load(tmp_path, manifest, experts={"e": {"sources": sources}})["sources"]
         return dict(source)
 
-    # As Snakemake's --config gives them: numbers inside an object are texts.
+    # As from Snakemake's --config: numbers inside an object are strings.
     source = changed({"mine": {"path": "007", "max_documents": "100"}})
     assert (source["path"], source["max_documents"], source["text"]) == ("007", 100, "{body}")
     with pytest.raises(ConfigError, match=r"sources\.min: the expert has no such .* mean 'mine'"):

@@ -1,4 +1,4 @@
-"""All faults of a manifest are told at once, and none that another one brings along."""
+"""All faults of a manifest are reported at once, without those that follow from another."""
 
 from pathlib import Path
 

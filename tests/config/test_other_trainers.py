@@ -1,4 +1,4 @@
-"""Settings of other trainers become manifests that this workflow takes."""
+"""Settings of other trainers become manifests for this workflow."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def test_a_recipe_is_translated_and_what_is_left_out_is_explained(tmp_path: Path
     assert training["lora"]["targets"] == ["all-linear"] and training["learning_rate"] == 2e-4
     assert (source["id"], source["messages"]) == ("mlabonne/FineTome-100k", "conversations")
     assert expert["model"] == "/mnt/c/models/llama"
-    # What somebody has written since is not lost.
+    # Later edits are not lost.
     again = run_script("import_settings", path, "--output", output)
     assert again.returncode == 1 and "is there already" in again.stderr
     assert run_script("import_settings", path).stdout == text
@@ -221,7 +221,7 @@ def test_a_flag_may_have_any_text(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def translated() -> dict[str, Translation | str]:
-    """Translate real configurations; one that trains something else has a line instead."""
+    """Translate real configurations; those that train something else yield a line instead."""
     if not PUBLIC:
         pytest.skip("there are no shared configurations")
     found: dict[str, Translation | str] = {}
@@ -255,7 +255,7 @@ def test_every_translated_recipe_passes_a_dry_run(
     record = {"instruction": "a", "input": "b", "output": "c", "text": "d", "messages": []}
     targets = []
     for number, one in enumerate(translated.values()):
-        # The base model of the owners' lies on their disk.
+        # The owners' base model is on their disk.
         if isinstance(one, str) or one.manifest["model"].startswith("/"):
             continue
         (folder / f"m{number}.yaml").write_text(write_manifest(one))
@@ -266,7 +266,7 @@ def test_every_translated_recipe_passes_a_dry_run(
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(record if path.suffix == ".jsonl" else [record]))
     command = [str(Path(sys.executable).with_name("snakemake")), *targets, "-s", ROOT / "Snakefile"]
-    # Trackers are packages of their own, and nothing is asked of a hub.
+    # Trackers are separate packages, and no hub is contacted.
     command += ["--cores", "1", "-n", "--quiet", "rules", "--config", "training={report_to: none}"]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Files of YAML and JSON: what is read, and the line and fix of a fault."""
+"""YAML and JSON files: what is read, and the line and fix of a fault."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from expertflow.config.read_yaml import read_yaml
 from expertflow.core.errors import ConfigError
 
-# Aliases of aliases: a page of text that stands for 9 to the power of 12 values.
+# Aliases of aliases: a page of text that expands to 9 to the power of 12 values.
 BILLION = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
 )

@@ -1,4 +1,4 @@
-"""One run at a time makes an expert; what was killed is waited for, what is stopped leaves none."""
+"""One run at a time makes an expert; it waits for killed runs' jobs; a stop leaves no process."""
 
 import json
 import os
@@ -79,12 +79,12 @@ def test_orphans_are_found_and_waited_for(
     child = psutil.Process(int(pid))
     # Popen returns once exec closes its pipe: before the program has its environment.
     wait_for(child.environ)
-    # A job of a living run is no orphan, and a number that was given away again is no run.
+    # A job of a living run is not an orphan, and a reused process id is not a run.
     assert find_orphans() == {}
     assert not run_lock._is_run_of(run.pid, psutil.Process())
     end(run)
     assert find_orphans() == {child.pid: "sleep 600"}
-    # A job of another folder, machine or container is none of ours.
+    # A job of another folder, machine or container is not ours.
     (elsewhere := folder / "elsewhere").mkdir()
     (numbering := folder / "numbering").symlink_to("pid:[1]")
     for name, other in (("_place", lambda: "n/"), ("NUMBERING", numbering)):
@@ -113,7 +113,7 @@ def write_squeue(script: str) -> None:
 
 
 def hold_for_slurm(name: str | None) -> None:
-    """Hold an expert for a run that ends at once, which gives the locks back."""
+    """Lock an expert for a run that ends at once, which releases the locks."""
     try:
         hold_experts([job(expert="a")], slurm_run=name)
     finally:
@@ -139,7 +139,7 @@ def test_the_jobs_of_the_run_before_are_waited_for(
     asked = Path("asked").read_text().splitlines()
     assert len(asked) == 3 and all(line.endswith("--name=first") for line in asked)
     assert slurm_runs() == ["second"]
-    # A squeue that fails, or is not there, says nothing about jobs.
+    # A failing or missing squeue says nothing about jobs.
     write_squeue("[ -e failed ] || { touch failed; echo no controller >&2; exit 1; }")
     hold_for_slurm(None)
     assert "squeue failed (no controller)" in capsys.readouterr().err
@@ -187,7 +187,7 @@ def test_slurm_without_sbatch_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         _before_first_job(run)
 
 
-# Runs a shell with a child of its own; both note who they are.
+# Runs a shell with a child process; both record their ids.
 RUN = """
 import sys
 from expertflow.core.process import run_stoppable

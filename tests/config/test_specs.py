@@ -1,4 +1,4 @@
-"""What the rules are told: each what it uses; what is no setting reruns nothing."""
+"""Specs of rules: each contains only what the rule uses; anything else reruns nothing."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def told(rule: str, bundle: BundleSpec | None = None, *, source: str = "s", **changes: Any) -> Any:
-    """Return what a rule is told of an expert, where ``bundle`` was opened."""
+    """Return a rule's spec of an expert, with ``bundle`` opened."""
     Path("config/experts/e.yaml").write_text(yaml.safe_dump({**base(), **changes}))
     if bundle is not None:
         index = BundleIndex(format=2, kind="bundle", expert="e", code={}, members=(), spec=bundle)
@@ -50,7 +50,7 @@ PASSED = {"path": "data.padding_fraction", "op": "<", "value": 0.5}
 
 
 def leaves(value: Any) -> list[str]:
-    """Return the settings within a block as they stand in JSON."""
+    """Return the settings within a block as in JSON."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [leaf for one in inner for leaf in leaves(one)] if inner else [json.dumps(value)]
 
@@ -137,7 +137,7 @@ def test_rules_are_told_what_is_theirs_of_a_source() -> None:
     fetched = told("fetch_source", source="g", sources=sources)
     kept = {key: fetched["source"][key] for key in ("n_documents", "seed", "n_shards")}
     assert (fetched["preset"], kept) == ("full", {"n_documents": 9, "seed": 2, "n_shards": 3})
-    # What is read before or after it is none of a shard's business.
+    # A shard does not depend on settings read before or after it.
     prepared = told("prepare_shard", source="g", sources=sources)["source"]
     assert [prepared[key] for key in ("seed", "n_documents", "n_shards")] == [None] * 3
     assert told("train_expert") == {"expert": "e"}
@@ -185,7 +185,7 @@ def test_a_benchmarks_content_counts_however_its_path_is_written(written: str) -
     ("named", "place"), [("own.db", "own.db"), ("s:m.db", "results/e/sources/generated/s/m.db")]
 )
 def test_an_artifact_of_ones_own_counts_by_its_content(named: str, place: str) -> None:
-    """The record of its source tells of a changed one that is generated."""
+    """A generated one changes the record of its source."""
     Path(place).parent.mkdir(parents=True, exist_ok=True)
     Path(place).write_text("some")
     sources = [{"name": "s", "kind": "local", "path": "x", "prompt": "{q}", "completion": "{a}"}]

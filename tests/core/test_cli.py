@@ -1,4 +1,4 @@
-"""What scripts share: errors of one line, stages and their records, when attempts ended."""
+"""Code shared by scripts: one-line errors, stages and their records, ends of attempts."""
 
 import errno
 import json
@@ -61,7 +61,7 @@ def bake(
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Return what runs the stage ``bake``; it returns its record, or the exit code."""
+    """Return a function that runs the stage ``bake`` and returns its record, or the exit code."""
     for i in range(3):
         write_record(tmp_path / f"{i}.json", Heat(degrees=i))
     monkeypatch.chdir(tmp_path)
@@ -215,7 +215,7 @@ def test_a_state_that_is_published_again_cost_what_its_training_did(
     assert [a.code for a in paid] == [1, 0]
     assert all(a.start_s < a.end_s <= time.time() for a in paid)
     assert attempts_after(path, "fail") != paid == attempts_after(path, "publish")
-    # Another training came between, and a damaged model is made again from its checkpoint.
+    # Another training ran in between, and a damaged model is remade from its checkpoint.
     assert attempts_after(path, "end") != paid == attempts_after(path, "publish")
     again = attempts_after(path, "train")
     assert again[:-1] == paid and attempts_after(path, "publish") == again
@@ -231,7 +231,7 @@ def test_a_later_attempt_ends_with_an_error_that_would_come_again(tmp_path: Path
     again = start_job(path, attempt=2)
     assert again.communicate("end\n") == ("", "error: no\n") and again.returncode == 1
     assert attempts_path(path).read_bytes() == before
-    # A run of its own tries it anew, even where its first attempt could record nothing.
+    # A separate run tries again, even if its first attempt could record nothing.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(RUN, "another")
         assert start_job(path, attempt=2).communicate("fail\n")[0] == "here\n"

@@ -1,4 +1,4 @@
-"""Files are written whole where there is room, locked by one at a time, and read as records."""
+"""Files are written completely or not at all, locked by one process, and read as records."""
 
 import errno
 import fcntl

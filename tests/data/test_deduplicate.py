@@ -1,4 +1,4 @@
-"""Which documents of all shards stay, and which of them are held out."""
+"""Which documents of all shards are kept, and which of them are held out."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def write_shard(
     folder: Path, documents: Sequence[str | Row], *, source: str = "s", shard: str = "000",
     near: NearSpec | None = None, first: int = 0, **changes: Any,
 ) -> ShardRecord:  # fmt: skip
-    """Write a shard; a text without more is a group of its own and in no category."""
+    """Write a shard; a plain text is its own group and has no category."""
     path = folder / f"{source}-{shard}.arrow"
     signer = Signer(near) if near is not None else None
     with pa.OSFile(str(path), "wb") as sink:
@@ -195,7 +195,7 @@ def test_too_many_rejects_of_a_source_stop_the_run(tmp_path: Path) -> None:
         ({"n_records": 0}, "source t: no record was selected; correct its where"),
         ({"n_records": 9, "n_filtered_by_reason": {"sql": 2, "length": 7}},
          "source t: none of its 9 records is left: length 7, sql 2; see results/e/documents/t/"),
-        # What is not what its record says.
+        # Files that do not match their record.
         ({"n_records": 2, "n_documents": 1}, "does not have the 1 documents"),
     ],
 )  # fmt: skip
@@ -206,7 +206,7 @@ def test_a_useless_source_is_refused(tmp_path: Path, changes: dict[str, Any], me
 
 
 def columns(n: int, *, sources: str = "s", categories: tuple[str | None, ...] = (None,)) -> Columns:
-    """Make ``n`` documents in groups of their own, sources and categories in turn."""
+    """Make ``n`` documents in separate groups, with alternating sources and categories."""
     texts = [int.from_bytes(text_hash(f"text {i}")[:8], "little") for i in range(n)]
     names = [name for name in dict.fromkeys(categories) if name is not None]
     places = [NO_CATEGORY if name is None else names.index(name) for name in categories]

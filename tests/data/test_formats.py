@@ -1,4 +1,4 @@
-"""Every format gives records with their places; what a file is not is said in one line."""
+"""Every format yields records with their positions; a misnamed file is a one-line error."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ from expertflow.data import read
 from expertflow.data.formats import json_values, lines
 from expertflow.data.formats.options import ReadOptions
 
-# Without the time of day: such bytes name tests, and all workers need the same names.
+# Without the time of day: these bytes are in test names, which must be the same in all workers.
 gzipped = partial(gzip.compress, mtime=0)
 PACKERS = {"": bytes, ".gz": gzipped, ".zst": zstandard.compress}
 
@@ -255,7 +255,7 @@ WRONG = [
     ("a.parquet", PARQUET, "cannot be read as Parquet"),
     ("a.arrow", b"ARROW1" + b"x" * 50, "cannot be read as Arrow"),
     ("a.feather", b"FEA1....", "is Feather version 1"),
-    # What has no end is no matter of one record.
+    # A missing end is not the fault of one record.
     ("a.json", b'[{"a": 1},\n{"a": 2', "ends inside the element that starts on line 2"),
     ("a.json", b'[{"a": {\n},\n{"b": 2}]', "ends on line 3 inside the array; a bracket"),
     ("a.json", b'{"a": {\n}\n{"b": 2}', "ends inside the element that starts on line 1; a bracket"),

@@ -1,4 +1,4 @@
-"""How a model writes chats, found out from its tokenizer's files."""
+"""A model's chat layout, derived from its tokenizer's files."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ CHAT = pair("a", "b")
 def layout(
     folder: Path, *special: str, choice: str = "auto", post: Any = None, **settings: Any
 ) -> Layout:
-    """Write the files of a tokenizer, and find out its layout."""
+    """Write the files of a tokenizer, and derive its layout."""
     tokens = [{"content": name, "special": True} for name in special]
     tokens.append({"content": "<think>", "special": False})
     value = {"added_tokens": tokens, "post_processor": post}
@@ -41,14 +41,14 @@ def test_the_tokenizers_own_template_wins(tmp_path: Path) -> None:
         assert (found.chat_template, found.chat_template_origin) == (OWN, "tokenizer")
         assert (found.turn_end, found.text_end) == ("<|e|>", "<|e|>")
         assert found.special_tokens == MARKS
-        # Other added tokens are no special ones.
+        # Other added tokens are not special.
         assert found.added_tokens == ("<think>",)
     (tmp_path / "chat_template.jinja").write_text(CHATML)
     assert layout(tmp_path, *MARKS, chat_template=OWN, eos_token="<|e|>").chat_template == CHATML
 
 
 def test_a_template_is_chosen_by_its_name_or_path(tmp_path: Path) -> None:
-    """In the settings, or as transformers saves several: a file each."""
+    """In the settings, or as transformers saves several: one file each."""
     named = [{"name": "tool_use", "template": "x"}, {"name": "rag", "template": OWN}]
     marks = {"chat_template": named, "eos_token": "<|e|>"}
     found = layout(tmp_path, *MARKS, choice="rag", **marks)

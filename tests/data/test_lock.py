@@ -1,4 +1,4 @@
-"""What pins a source, here or in a bundle, how it is cut into shards, and what generators make."""
+"""What pins a source, here or in a bundle, how it is sharded, and what generators make."""
 
 import importlib
 import json
@@ -58,7 +58,7 @@ def test_globs_give_files_in_a_fixed_order(tmp_path: Path) -> None:
     for name in reversed(names):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}\n")
-        # A path that is there is no pattern.
+        # An existing path is not a pattern.
         assert local.find_files(str(tmp_path / name)) == [tmp_path / name]
     for pattern, wanted in (("*.jsonl", [names[0], names[1], names[3]]), ("**/*.jsonl", names)):
         found = local.find_files(str(tmp_path / pattern))
@@ -113,7 +113,7 @@ def test_a_bundles_lock_stands_in_for_data_that_are_absent(tmp_path: Path) -> No
     source = local_source(tmp_path / "*.jsonl")
     (tmp_path / "d.jsonl").write_text("{}\n")
     made = lock(tmp_path, source)
-    # The same data may lie elsewhere.
+    # The same data may be elsewhere.
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / "d.jsonl").rename(elsewhere / "d.jsonl")
@@ -123,7 +123,7 @@ def test_a_bundles_lock_stands_in_for_data_that_are_absent(tmp_path: Path) -> No
     assert more.sources == (replace(made.sources[0], n_shards=3),)
     with pytest.raises(DataError, match="no file at"):
         lock(tmp_path, source)
-    # Links to nothing are no data.
+    # Dangling links are not data.
     (tmp_path / "d.jsonl").symlink_to(tmp_path / "gone")
     for named in (source, local_source(tmp_path / "d.jsonl")):
         assert lock(tmp_path, named, bundled=made) == made

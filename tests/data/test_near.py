@@ -1,4 +1,4 @@
-"""Documents near each other and what a benchmark asks, both found by runs of words."""
+"""Near duplicates and overlap with benchmarks, both found by runs of words."""
 
 import hashlib
 from contextlib import closing
@@ -43,7 +43,7 @@ def find_leaders(
 
 
 def pair(number: int, jaccard: float, n_words: int = 180) -> tuple[str, str]:
-    """Return two texts whose sets of words have this Jaccard similarity."""
+    """Return two texts whose word sets have this Jaccard similarity."""
     shared = round(n_words * 2 * jaccard / (1 + jaccard))
     own = n_words - shared
     words = [f"{number}x{i}" for i in range(shared + 2 * own)]
@@ -51,7 +51,7 @@ def pair(number: int, jaccard: float, n_words: int = 180) -> tuple[str, str]:
 
 
 def test_a_signature_never_changes() -> None:
-    # Shards that an older version signed are compared with new ones.
+    # Shards signed by an older version are compared with new ones.
     text = "the quick brown fox jumps over the lazy dog, 数据库 and Straße"
     digest = hashlib.sha256(Signer(SPEC).sign(text)).hexdigest()
     assert digest == "f1c87cf23a5a831b31f92c2ca34a70557f8251f29a451a986265f0126842a6f4"
@@ -188,11 +188,11 @@ def spec(path: Path, text: str = "{question}", n_words: int = 8) -> BenchmarkSpe
         ([FOUR, "yes"], 8, ["Yes!"], True),
         ([FOUR, "yes"], 8, [f"Add 1 and 2. {FOUR}", "yes, three"], False),
         ([FOUR, "yes"], 8, [], False),
-        # Short runs may be asked for.
+        # Shorter runs can be set.
         (["SELECT a FROM b", "x y"], 3, ["please select a from it"], True),
         (["SELECT a FROM b", "x y"], 3, ["x y z"], False),
         (["SELECT a FROM b", "x y"], 3, ["x y"], True),
-        # Words without blanks between are counted one by one.
+        # Words without spaces between them are counted one by one.
         (["一个农夫有十六只鸭子"], 8, ["问:一个农夫有十六只鸭子吗?"], True),
         (["一个农夫有十六只鸭子"], 8, ["农夫有十六只鸡"], False),
     ],

@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 def prepare(
     path: Path, spec: PrepareSpec = SPEC, *, index: int = 0, n_shards: int = 1, **changes: Any
 ) -> ShardRecord:
-    """Prepare a shard of a file; ``changes`` are those of the source's settings."""
+    """Prepare a shard of a file, with ``changes`` to the source's settings."""
     source = SourceRecord(
         name="s", preset="demo", kind="local", revision=None, card_license=None,
         n_shards=n_shards, files=(describe_file(path, sha256=""),), artifacts={},
@@ -217,7 +217,7 @@ def test_categories_are_named_by_their_value(path: Path) -> None:
     write(path, *[{**GOOD, "c": c} for c in values])
     names = column(prepare(path, category="c"), "category")
     assert names == ["1", "1", "1", "1.5", "True", None, None]
-    # A misspelled category is no silent cap.
+    # A misspelled category is not silently capped.
     assert prepare(path, category="cc").n_rejected_by_reason == {"missing_field": 7}
 
 

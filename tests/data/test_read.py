@@ -1,4 +1,4 @@
-"""Any number of shards reads every record once, in order, as the standard library reads it."""
+"""Any number of shards reads every record once, in order, like the standard library."""
 
 import gzip
 import json
@@ -97,7 +97,7 @@ def test_values_are_those_of_the_standard_library(
     value: dict[str, Any], ascii_only: bool, colon: str, indent: int | None
 ) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, separators=(",", colon), indent=indent)
-    # By text: 1 and 1.0 and true are equal to Python.
+    # As text: 1 and 1.0 and true are equal in Python.
     assert json.dumps(parse_object(text.encode())) == json.dumps(json.loads(text))
 
 
@@ -228,7 +228,7 @@ def test_one_of_each_bad_record(
     monkeypatch.setattr(lines, "MAX_RECORD_BYTES", 30_000)
     path = tmp_path / f"bad{suffix}"
     raw = b'\xef\xbb\xbf{"q": 0}\r\n\n' + b"\n".join(b'{"q": 1}\n' + line for line, _ in BAD)
-    # A line of just the most bytes.
+    # A line of exactly the maximum size.
     raw += b'\n{"q": "' + b"x" * (30_000 - len(b'{"q": ""}')) + b'"}\n'
     path.write_bytes(gzip.compress(raw) if suffix.endswith(".gz") else raw)
     file = describe(path)

@@ -1,4 +1,4 @@
-"""What a model reads: ChatML, a model's own template, and what is learned of it."""
+"""What a model reads: ChatML, a model's own template, and which parts are learned."""
 
 import random
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from expertflow.data.render import (
 )
 from expertflow.data.shapes import frame_of
 
-# Styles of well-known families, written out small: marks and trimming as they have them.
+# Small versions of well-known families' styles, with their tags and trimming.
 HEADERS = (
     "{{ bos_token }}{% for m in messages %}<|header|>{{ m.role }}<|/header|>\n\n"
     "{{ m.content | trim }}<|eot|>{% endfor %}"
@@ -178,7 +178,7 @@ def test_tools_and_calls_are_written_and_calls_are_learned() -> None:
 def test_a_question_names_the_tools_and_the_calls_before_it() -> None:
     call = '{"name": "f", "arguments": {"x": "é"}}'
     assert join_question(AGENT) == f'be kind\na\n{call}\n2\n{{"function": {{"name": "f"}}}}'
-    # Where the last answer is a call, its reference is the call.
+    # If the last answer is a call, its reference is the call.
     _, answer = split_question(Renderer(chatml_layout()), replace(AGENT, turns=AGENT.turns[:3]))
     assert answer == f"<tool_call>\n{call}\n</tool_call>"
     asked = Body(turns=(turn("user", "a"), *calling().turns))
@@ -234,7 +234,7 @@ def test_a_question_ends_at_its_answer(template: str, supervised: tuple[int, ...
 RENDERERS = [Renderer(layout(template)) for template in (CHATML, BRACKETS)]
 
 
-# No document holds a NUL, which a template would be refused for.
+# No document contains NUL, for which a template would be rejected.
 TEXTS = st.text(st.characters(exclude_characters="\0"), min_size=1).filter(str.strip)
 
 
@@ -398,7 +398,7 @@ def test_where_the_conditions_hold_the_layout_is_the_templates(name: str) -> Non
             filled = [a.text if a.number is None else texts[a.number] for a in atoms]
             applied = template.lay_out(learned_chat(*texts))
             assert "".join(filled) == "".join(atom.text for atom in applied)
-    # The conditions do not keep everything out; where nothing is asked they keep nothing out.
+    # The conditions do not exclude everything; without conditions nothing is excluded.
     assert n_met == 400 if not conditions else 20 < n_met < 400 or name == "equal"
 
 

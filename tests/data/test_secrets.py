@@ -1,4 +1,4 @@
-"""Credentials are found as the library's own line by line scan finds them, only faster."""
+"""Credentials are found like in the library's own line-by-line scan, only faster."""
 
 import random
 import re
@@ -86,7 +86,7 @@ SAMPLES.append(("IBM Cloud IAM Key", "password:" + " " * 200 + some(ALL, 44)))
 
 
 def line_by_line(text: str) -> list[str]:
-    # The library's patterns know no diffs: a key may stand right after the mark of its line.
+    # The library's patterns ignore diffs: a key may directly follow its line's marker.
     lines = [line[1:] if line[:1] in ("+", "-") else line for line in text.split("\n")]
     return sorted({d.kind for d in load_detectors() if any(d.finds(line) for line in lines)})
 
@@ -116,7 +116,7 @@ def test_a_part_of_a_credential_is_found_as_line_by_line() -> None:
 
 @pytest.mark.parametrize("place", [16_370, 28_000])
 def test_credentials_in_a_line_or_text_longer_than_a_window(place: int) -> None:
-    # Texts are cut before any kind is looked for: a fourth of the kinds shows it.
+    # Texts are cut before any kind is searched for: a fourth of the kinds shows it.
     for kind, sample in SAMPLES[::4]:
         assert kind in find_secrets("." * place + " " + sample + " " + "." * 30_000)
         assert kind in find_secrets("." * place + "\n" + sample + "\n" + "y\n" * 20_000)
@@ -128,7 +128,7 @@ def test_credentials_in_a_line_or_text_longer_than_a_window(place: int) -> None:
         *("postgres://user:<password>@host/db", "postgres://user:12345@host/db", ""),
         *("password = '$your_password1'", 'api_key: "test-1234567"', "token = next_token_2()"),
         *("git@github.com:a/b.git", "password = 'swordfish'", "d670460b4b4aece5915caf5c68d12f560a"),
-        # Made to take for ever, which they do not.
+        # Made to take forever, which they do not.
         *("eyJ" * 10_000, "sk-" * 30_000, "/" * 100_000, "://" * 30_000, "xoxa-" * 20_000),
         *("key" + " " * 100_000 + "x" * 43, "k" * 44 + ("key" + " " * 3000) * 30),
         *(".AKC" * 30_000, "aws key" * 15_000, "a" * 100_000),

@@ -1,4 +1,4 @@
-"""From a record to turns: templates, and the shapes in which chats are stored."""
+"""From a record to turns: templates, and the formats in which chats are stored."""
 
 import json
 from datetime import datetime
@@ -127,7 +127,7 @@ CALLED = {"from": "function_call", "value": CALL}
              "roles": {"USER": "user", "SYSTEM": "assistant"}},
             (ASKED, ANSWERED),
         ),
-        # A turn may say whether it is learned.
+        # A turn may set whether it is learned.
         (
             [{**USER, "train": True}, {**ANSWER, "weight": 0}, {**ANSWER, "weight": 1}],
             {}, (replace(ASKED, learned=True), replace(ANSWERED, learned=False), ANSWERED),
@@ -240,7 +240,7 @@ def test_calls_and_their_answers_keep_their_ids_and_names() -> None:
     assert [turn.name for turn in body.turns] == [None, "f", None]
     frame, texts = frame_of(body)
     assert (put_together(frame, texts), frame.count(b'"name":"f"')) == (body, 2)
-    # No chat without such a name has another frame than before.
+    # The frame of a chat without such a name is unchanged.
     assert b'"tool_call_id":null}' in frame
 
 

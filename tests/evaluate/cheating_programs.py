@@ -1,11 +1,11 @@
-"""Programs that are wrong and try to pass their tests: the blocks of cheats.ts, which says more."""
+"""Wrong programs that try to pass their tests: the blocks of cheats.ts, described there."""
 
 import re
 from pathlib import Path
 
 
 def read_blocks(file: str) -> dict[str, str]:
-    """Return the texts of a file beside this one by the lines of four slashes before them."""
+    """Return the texts of a file in this folder by the lines of four slashes before them."""
     text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     _, *blocks = re.split(r"^//// (.*)\n", text, flags=re.MULTILINE)
     return {
@@ -18,7 +18,7 @@ TESTS = {head[6:]: text for head, text in TEXTS.items() if head.startswith("test
 
 
 def cheats(tests: str) -> dict[str, str]:
-    """Return the programs that meet these tests, by family and name."""
+    """Return the programs for these tests, by family and name."""
     found = {}
     for head, text in TEXTS.items():
         name, _, words = head.partition(" | ")

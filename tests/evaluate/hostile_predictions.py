@@ -1,4 +1,4 @@
-"""Hostile predictions by task, with a record to try them on.
+"""Hostile predictions by task, with a record to judge them by.
 
 None is right, so each must be judged wrong. ``{port}`` is a listening loopback socket, ``{canary}``
 a file that must not change.
@@ -10,7 +10,7 @@ from typing import Any
 from cheating_programs import TESTS as CHEATED_TESTS
 from cheating_programs import cheats
 
-# `bench/hostile.py` takes larger sizes too.
+# `bench/hostile.py` also uses larger sizes.
 Sized = dict[str, str]
 
 SQL_REFERENCE = "SELECT name FROM item ORDER BY id"
@@ -22,7 +22,7 @@ TESTS = "import * as assert from 'assert';\nassert.deepEqual(f(2), 4);\n"
 
 
 def sql(n: int, canary: str) -> Sized:
-    """Return queries; ``n`` scales what grows."""
+    """Return queries; ``n`` scales their sizes."""
     endless = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT "
     return {
         "empty": "",
@@ -139,7 +139,7 @@ def typescript(n: int, canary: str) -> Sized:
 
 
 def typescript_tests(n: int, canary: str) -> Sized:
-    """Return programs that cheats.ts and the tests of the sandbox do not have."""
+    """Return programs that are not in cheats.ts or the sandbox's tests."""
     f = "const f = (n: number): number => 0;\n"
     fs, c = "import * as fs from 'fs';\n", "import * as c from 'child_process';\n"
     deaf = "process.on('SIGTERM', () => 0); process.on('SIGXCPU', () => 0);"

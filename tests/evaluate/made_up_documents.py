@@ -20,7 +20,7 @@ from expertflow.train.records import KeptWeights
 
 
 class Letters:
-    """An engine with an id for each character."""
+    """An engine with one id per character."""
 
     name, version, sha256 = "letters", "0", ""
 
@@ -47,7 +47,7 @@ def example(number: int | str, prompt: str, reference: str, **fields: Any) -> Ex
 
 
 def training(losses: Mapping[int, float | None], *, published: int, **more: str) -> Any:
-    """Stand for a training that kept steps with these held-out losses."""
+    """Represent a training that kept steps with these held-out losses."""
     candidates = tuple(
         KeptWeights(
             step=step, held_out_loss=loss, weights_sha256=f"w{step}",
@@ -78,7 +78,7 @@ def judge_spec(endpoint: str = "http://127.0.0.1", **changes: Any) -> JudgeSpec:
 def write_documents(
     folder: Path, documents: Sequence[Document], *, n_copies: int = 1, **repeats: int
 ) -> tuple[ShardRecord, Path]:
-    """Write documents, and which of them are held out."""
+    """Write documents, and record which of them are held out."""
     folder.mkdir(parents=True, exist_ok=True)
     held_out = {"000": [one.held_out for one in documents]}
     shard = document_shard(folder, [one.body for one in documents], **repeats)
@@ -86,7 +86,7 @@ def write_documents(
 
 
 def packing(n_train: int, n_held_out: int, *, held_out_sha256: str = "h", **changes: Any) -> Any:
-    """Stand for the record of rows that so many documents were packed into."""
+    """Represent the record of rows with this many documents."""
     return SimpleNamespace(
         train=SimpleNamespace(n_documents=n_train, sha256="t"),
         held_out=SimpleNamespace(n_documents=n_held_out, sha256=held_out_sha256),
@@ -114,7 +114,7 @@ def score(
 
 @contextmanager
 def one_sql_process(limits: Limits) -> Iterator[None]:
-    """Ask all queries with these limits in one process: to start it takes longer than a query."""
+    """Run all queries with these limits in one process: starting it takes longer than a query."""
     own = SqlExecution.make_worker
     task = SqlExecution(spec())
     task.limits = limits

@@ -1,4 +1,4 @@
-"""A small random model, and an engine whose tokens are two letters each."""
+"""A small random model, and an engine with tokens of two letters."""
 
 from typing import Any
 

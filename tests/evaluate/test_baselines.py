@@ -16,7 +16,7 @@ THINGS = ("red car", "blue chair", "old lamp", "new ship", "small boat")
 
 
 def table(number: int) -> Example:
-    """Ask for a table's column by the value of another, like text-to-SQL data."""
+    """Ask for a table's column by the value of another one, like text-to-SQL data."""
     first, second = (COLUMNS[(number * k + 3) % len(COLUMNS)] for k in (1, 2))
     schema = f'CREATE TABLE t_{number * 7919} ("{first}" TEXT, "{second}" REAL, "note" TEXT)'
     value = f"{number * 31 % 97}.5"

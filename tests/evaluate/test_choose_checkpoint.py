@@ -1,4 +1,4 @@
-"""Which of the kept checkpoints is published, and why."""
+"""The choice of the published checkpoint, and its reason."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from expertflow.evaluate.statistics import summarize_judgments
 
 
 def training(*losses: float | None, published: int) -> Any:
-    """Stand for a training that kept steps 10, 20, … with these held-out losses."""
+    """Represent a training that kept steps 10, 20, … with these held-out losses."""
     return kept(dict(zip(range(10, 99, 10), losses, strict=False)), published=published)
 
 

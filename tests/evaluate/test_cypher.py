@@ -1,4 +1,4 @@
-"""Cypher is equal up to layout, variable names and steps that preserve the answer, no further."""
+"""Cypher is equal up to layout, variable names and rewrites that preserve the answer."""
 
 import pytest
 from hypothesis import given
@@ -98,13 +98,13 @@ SAME = [
     ),
     ("MATCH (n) WHERE NOT n.x = 1 RETURN n", "MATCH (n) WHERE n.x <> 1 RETURN n"),
     ("MATCH (n) WHERE NOT (1 <> n.x) RETURN n", "MATCH (n) WHERE n.x = 1 RETURN n"),
-    # A node or relationship that each row has is counted as the row is.
+    # A node or relationship that every row has is counted like the row.
     ("MATCH (p:P) RETURN count(p)", "MATCH (:P) RETURN count(*)"),
     (
         "MATCH (p:P)-[r:R]->(m) WITH p, count(m) AS n WHERE 3 < n RETURN p.name ORDER BY n",
         "MATCH (p:P)-[r:R]->() WITH p, COUNT(r) AS n WHERE n > 3 RETURN p.name ORDER BY n",
     ),
-    # Names of columns.
+    # Column names.
     (
         "MATCH (p:P) RETURN p.name AS name, count(*) AS n ORDER BY n DESC, name LIMIT 3",
         "MATCH (p:P) RETURN p.name, count(*) ORDER BY count(*) DESC, p.name ASC LIMIT 3",
@@ -138,14 +138,14 @@ DIFFERENT = [
         "MATCH (n {a: 1}) WHERE n.b = 2 OR n.c = 3 RETURN n",
         "MATCH (n) WHERE n.a = 1 AND n.b = 2 OR n.c = 3 RETURN n",
     ),
-    # NaN is neither below 1 nor at least 1; a chain is two comparisons; arrows are none.
+    # NaN is neither below 1 nor at least 1; a chain is two comparisons; arrows are not comparisons.
     ("MATCH (n) WHERE NOT n.x < 1 RETURN n", "MATCH (n) WHERE n.x >= 1 RETURN n"),
     ("MATCH (n) WHERE NOT n.x < 1 RETURN n", "MATCH (n) WHERE NOT n.x > 1 RETURN n"),
     ("MATCH (n) WHERE 1 < n.x RETURN n", "MATCH (n) WHERE n.x < 1 RETURN n"),
     ("MATCH (n) WHERE 1 < n.x < 5 RETURN n", "MATCH (n) WHERE 1 < n.x > 5 RETURN n"),
     ("MATCH (n) WHERE NOT n.x = 1 = true RETURN n", "MATCH (n) WHERE n.x <> 1 = true RETURN n"),
     ("MATCH (a), (b) WHERE (a)-->(b) RETURN a", "MATCH (a), (b) WHERE (b)-->(a) RETURN a"),
-    # What is null in some rows, what a row may hold twice, and what is no node.
+    # Values that are null in some rows or repeat within a row, and values that are not nodes.
     (
         "MATCH (a) OPTIONAL MATCH (a)-->(b) RETURN a, count(b)",
         "MATCH (a) OPTIONAL MATCH (a)-->(b) RETURN a, count(*)",

@@ -90,7 +90,7 @@ def test_labels_without_properties_prove_nothing_about_properties() -> None:
         ("MATCH (m:Movie) MATCH (p:Person) MATCH (m)-[:ACTED_IN]->(p) RETURN p.born", *WRONG_WAY),
         # An unknown label comes before an unknown type and an unknown property.
         ("MATCH (p:Actor)-[:X]->(m:Movie {a: 1}) RETURN m.b", "unknown_label", ":Actor"),
-        # The query does not determine what these are.
+        # The query does not determine the labels of these.
         ("MATCH (p:Person) WITH {shoe: 1} AS p RETURN p.shoe", "different", ""),
         ("MATCH (p:Person) RETURN [x IN collect(p) | x.shoe]", "different", ""),
         ("MATCH (p:!Movie) RETURN p.shoe", "different", ""),

@@ -26,7 +26,7 @@ def run(
     metric: str = "m",
     scorer: dict[str, str] = SCORER,
 ) -> PastRun:
-    """Return an evaluation from question ``first`` on, with an x for each right answer."""
+    """Return an evaluation starting at question ``first``, with an x for each right answer."""
     examples = [example(i, f"q{first + i}", "r") for i in range(len(correct))]
     verdicts = [Judgment("correct" if c == "x" else "wrong") for c in correct]
     return make_run(how, metric, weights, examples, verdicts, scorer)
@@ -50,7 +50,7 @@ def test_a_step_backwards_is_told_on_shared_questions(path: Path) -> None:
     assert found.value_fraction == 1.0
     assert found.change.difference == pytest.approx(-0.5)
     assert found.change.change == "worse"
-    # Five groups differ, which proves nothing.
+    # Five differing groups prove nothing.
     few = compare(run("b", "." * 30), path, n_groups=5)
     assert few is not None and few.change is not None
     assert few.change.change == "no measurable change"
@@ -141,7 +141,7 @@ def test_two_at_once_lose_nothing(path: Path) -> None:
         for i in range(8):
             append_run(run(f"{name}{i}", "x"), path)
 
-    # Each opens the lock itself, so that threads exclude each other like processes.
+    # Each thread opens the lock itself, so they exclude each other like processes.
     with ThreadPoolExecutor(2) as writers:
         for written in [writers.submit(note_some, name) for name in "ab"]:
             written.result(timeout=120)

@@ -72,13 +72,13 @@ def document_losses(model: Parrot, rows: Any, *, micro_batch_size: int) -> Docum
 
 
 def likelihoods(model: Parrot, pairs: list[Any], **_: Any) -> list[tuple[float, int]]:
-    """Expect references less, the later the number of the question."""
+    """Assign lower likelihood to references of later questions."""
     numbers = [int("".join(chr(i) for i in prompt if chr(i).isdigit())) for prompt, _ in pairs]
     return [(-model.loss() * (1 + number), 2) for number in numbers]
 
 
 class Shelf:
-    """Loads models, one at a time, and records which."""
+    """Loads models, one at a time, and records their names."""
 
     def __init__(self, skills: dict[str, int]) -> None:
         self.skills = skills
@@ -136,7 +136,7 @@ def made(
 
 
 def evaluate(case: GenerationInputs, **settings: Any) -> EvaluationRecord:
-    """Run both jobs; the second reads what the first wrote."""
+    """Run both jobs; the second reads the first one's output."""
     found = from_json(GenerationRecord, json.loads(json.dumps(to_json(ask_models(case)))))
     return score_answers(case, found, **settings)
 
@@ -159,7 +159,7 @@ def test_an_evaluation_from_questions_to_record(tmp_path: Path) -> None:
     shelf = Shelf({"base": 2, "checkpoint": 5, "step-00000010": 8})
     case = made(tmp_path, shelf)
     record = evaluate(case)
-    # Training's own is evaluated second, so the winner is loaded again.
+    # Training's choice is evaluated second, so the winner is loaded again.
     assert shelf.loaded == ["base", "step-00000010", "checkpoint", "step-00000010"]
     assert (record.published.step, record.published.path) == (10, "steps/step-00000010")
     assert [c.held_out_loss for c in record.published.candidates] == pytest.approx([1.4, 2.0])
@@ -181,7 +181,7 @@ def test_an_evaluation_from_questions_to_record(tmp_path: Path) -> None:
         n_more = after.n_correct - baseline.score.n_correct
         assert baseline.change.difference == pytest.approx(n_more / 30)
     assert record.unavailable.keys() == {"earlier", "judge", "lm_eval"}
-    # It survives a round trip, and the same weights again are no earlier run.
+    # It survives a round trip, and the same weights again do not count as an earlier run.
     text = json.loads(json.dumps(to_json(record)))
     assert from_json(EvaluationRecord, text) == record
     assert timeless(evaluate(case)) == timeless(record)
@@ -198,7 +198,7 @@ def test_questions_of_a_group_are_drawn_together(tmp_path: Path) -> None:
     case = made(tmp_path, Shelf({"base": 2, "checkpoint": 8}), steps=(20,), n_groups=5)
     free, own = evaluate(case), evaluate(case, grouped_sources=("s",))
     assert [c.change for c in free.changes] == ["better", "better"]
-    # A source's groups are known of its questions alone.
+    # Groups of a source are known only for its own questions.
     assert [c.change for c in own.changes] == ["no measurable change", "better"]
     assert own.changes[1:] == free.changes[1:]
     assert evaluate(case, grouped_sources=("other",)).changes == free.changes
@@ -212,7 +212,7 @@ def test_what_was_taught_is_asked_apart_and_in_other_words(tmp_path: Path) -> No
     own, other = record.recall
     assert (own.wording, other.wording) == ("{question}", "{question}0")
     assert own.score.n_examples == other.score.n_examples == 30
-    # Eight of ten numbers are known; in the other words all end in 0, and none is the taught one.
+    # Eight of ten numbers are known; rephrased, all end in 0, and none is the taught one.
     assert 20 <= own.score.n_correct < 30 and other.score.n_correct == 0
     assert plain.recall == () and timeless(replace(record, recall=())) == timeless(
         replace(plain, answers_path=record.answers_path)
@@ -231,7 +231,7 @@ def test_documents_of_the_same_id_keep_their_own_references(tmp_path: Path) -> N
         for one in (record, other)
     )
     assert len({line["document_id"] for line in parts}) == 30
-    # A hash follows the ids that repeat, and nothing the others.
+    # Repeated ids get a hash suffix, others do not.
     assert all("#" in part.pop("document_id") for part in parts)
     assert not any("#" in line.pop("document_id") for line in whole)
     assert parts == whole
@@ -278,7 +278,7 @@ def test_without_a_scorer_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.M
 def test_answers_stay_where_they_cannot_be_scored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The machine that scores may be another than the one with the card."""
+    """The scoring machine may differ from the one with the card."""
     case = made(tmp_path, Shelf({"base": 2, "checkpoint": 9}), steps=(20,))
     generations = ask_models(case)
     assert len(generations.after.texts) == 30

@@ -158,7 +158,7 @@ def test_attention_is_lent_and_given_back(model: Qwen3ForCausalLM) -> None:
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        # Driver errors, which torch passes on outside its allocator.
+        # Driver errors, which torch raises outside its allocator.
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],

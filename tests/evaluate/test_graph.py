@@ -1,4 +1,4 @@
-"""Cypher judged by the rows of a small graph, and harmless hostile queries."""
+"""Cypher judged by the rows of a small graph, and hostile queries, which do no harm."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ ORDERED = "MATCH (p:Person) RETURN p.name ORDER BY p.name"
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "graph.cypher"
-    # With a mark in front, as some editors write it.
+    # With a byte order mark, as some editors write it.
     path.write_text(SCRIPT, "utf-8-sig")
     return path
 
@@ -51,7 +51,7 @@ def judge(graph: Path, prediction: str, reference: str = REFERENCE) -> Judgment:
 @needs_engine
 def test_verdicts(script: Path) -> None:
     cases = [
-        # An equivalent query that common forms do not cover.
+        # An equivalent query that normal forms do not cover.
         ("MATCH (m:Movie {title: 'M'}) MATCH (m)<--(p) RETURN p.name AS n", REFERENCE, "correct"),
         ("MATCH (p:Person) RETURN p.name ORDER BY p.name DESC", REFERENCE, "correct"),
         ("MATCH (p:Person) RETURN p.name ORDER BY p.name DESC", ORDERED, "wrong_rows"),

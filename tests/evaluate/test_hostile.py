@@ -12,7 +12,7 @@ from expertflow.evaluate.isolation.sandbox import SandboxLimits
 from expertflow.evaluate.tasks.typescript_tests import TypeScriptTests, sandbox_problem
 
 SIZE = 3_000
-# These run into limits of many seconds; the remaining ones reach the same limits.
+# These hit limits of many seconds; the others hit the same limits.
 SLOW = {"endless sum", "join", "prepared", "instr", "ignores signals", "waits", "backtracks"}
 SLOW |= {"throws a trap", "never ends", "pattern that backtracks", "forged messages: no answer"}
 SLOW |= {"serialization: `Buffer.from`", "reads the tests: the heap"}

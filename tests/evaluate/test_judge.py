@@ -136,7 +136,7 @@ def test_a_busy_server_is_asked_again(wait: str) -> None:
 
     result, asked = judged(busy_twice, pairs(2))
     assert (result.n_wins, result.n_failed, len(asked)) == (2, 0, 12)
-    # However soon the server wants to be asked.
+    # However short the delay that the server requests.
     assert all(later - first >= QUICK.first_wait_s for first, later, *_ in times_s.values())
 
 
@@ -151,14 +151,14 @@ def test_a_busy_server_is_asked_again(wait: str) -> None:
         (Response(body=body(None)), 2, 20, "the reply is not a chat completion"),
         (Response(body=b" " * (2 << 20)), 2, 20, "the reply is longer than 1,048,576 bytes"),
         (Response(body=b"{}", headers={"Content-Length": "nonsense"}), 2, 20, ""),
-        # Too much patience is asked for.
+        # The server requests too long a delay.
         (
             Response(status=429, headers={"Retry-After": "86400"}),
             1,
             2,
             "HTTP 429, retry only after",
         ),
-        # What will not get better is asked once a thread, and failures in a row end the asking.
+        # Permanent errors are tried once per thread, and consecutive failures end the requests.
         (Response(status=401), 20, 4, "HTTP 401"),
         (Response(status=404), 20, 4, "HTTP 404"),
         (Response(status=302, headers={"Location": "http://127.0.0.1:9/x"}), 20, 4, "HTTP 302"),
@@ -176,7 +176,7 @@ def test_an_endpoint_that_hangs_or_drips_ends() -> None:
     for endless in (b"", b"H"):
         result, _ = judged(always(Response(endless=endless)), pairs(1), timeout_s=0.3)
         assert (result.n_failed, result.usd) == (1, None)
-        # Less than asked for where little of the time for all questions is left.
+        # Shorter than configured if little of the total time is left.
         assert re.search(r"no reply within 0\.\d+ s", str(result.reason))
 
 

@@ -1,4 +1,4 @@
-"""No question was trained on, and the records that prove it are of one run."""
+"""No question was trained on, and the records that prove it belong to one run."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +47,7 @@ def chat(row: int, *said: str, learned: bool = True) -> Document:
 
 
 def test_a_held_out_document_that_was_trained_on_is_refused(tmp_path: Path) -> None:
-    # Other fields and blanks do not make documents different.
+    # Other fields and whitespace do not make documents different.
     twin = trained(3, " a\n", "A ")
     goes_on = chat(3, "a", " A\n")
     said = ("a", "A", "more", "B")

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness: with a stand-in, and for real where installed."""
+"""Tasks of lm-evaluation-harness: with a mock, and with the real one if installed."""
 
 import importlib.util
 import json
@@ -112,7 +112,7 @@ def test_results_are_read_by_task_and_metric() -> None:
         ("group", "acc"): (0.5, None),
         ("sums", "exact_match (strict)"): (0.3, None),
     }
-    # A group without figures of its own is shown by its members.
+    # A group without its own figures is shown by its members.
     results["group"] = {" ": " ", "alias": "group"}
     assert ("part", "acc") in read_figures(results, ["group", "sums"])
     # A tag names tasks but is not one.

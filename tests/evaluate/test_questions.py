@@ -1,4 +1,4 @@
-"""Which questions are asked, how they are cut from documents, and whose references work."""
+"""Choosing questions, cutting them from documents, and replacing bad references."""
 
 import re
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ CHOICE: Any = {"task": "multiple_choice", "fields": {"choices": "options"}}
 
 
 class Task(MultipleChoice):
-    """Refuses references that say bad; counts its starts."""
+    """Rejects references that contain "bad"; counts its starts."""
 
     n_starts = 0
 
@@ -76,7 +76,7 @@ def test_a_question_ends_where_training_starts_to_learn() -> None:
     given, follows = held.reference
     assert given == held.prompt_ids
     assert "".join(map(chr, follows)) == "<think>hm</think>\nQ\x02"
-    # Thoughts are no part of the reference.
+    # Thoughts are not part of the reference.
     assert (held.example.prompt, held.example.reference) == ("q", "Q")
 
 
@@ -93,7 +93,7 @@ def test_thoughts_that_the_template_opens_are_no_part_of_the_reference() -> None
 
 
 class Merging(Letters):
-    """An engine that merges a blank with the following letter."""
+    """An engine that merges a space with the following letter."""
 
     def encode_flat(self, texts: list[str]) -> Ragged:
         merged = (re.sub(r" ([a-zA-Z])", lambda m: chr(1000 + ord(m[1])), text) for text in texts)
@@ -124,7 +124,7 @@ def test_what_is_scored_is_what_training_learns() -> None:
         assert list(held.options) == ["D", "ED"]
         for (before, option), wanted in zip(held.options.values(), follows, strict=True):
             assert Merging().decode(before).endswith(given) and Merging().decode(option) == wanted
-        # The first option is the reference: both splits give the ids of training.
+        # The first option is the reference: both splits yield training's ids.
         assert [*chain(*held.options["D"])] == [*chain(*held.reference)]
 
 

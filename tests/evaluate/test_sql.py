@@ -1,4 +1,4 @@
-"""Queries judged by their rows, harmless hostile queries, and the comparison of rows."""
+"""Queries judged by their rows, hostile queries, which do no harm, and the comparison of rows."""
 
 import random
 import sqlite3
@@ -59,7 +59,7 @@ def _kinds(database: Path, *predictions: str, gold: str = GOLD) -> list[str]:
 
 def test_kinds_and_their_reasons(database: Path) -> None:
     right, wrong = ("correct", ""), ("wrong_rows", "")
-    # Null where the words are those of SQLite.
+    # Null if the message is SQLite's.
     expected: dict[str, tuple[str, str | None]] = {
         GOLD: right,
         "select name as n, price from item where id < 3 order by id desc": right,
@@ -109,7 +109,7 @@ def test_endless_queries_run_out_of_their_budget_and_spare_the_others(database: 
     # Sorting needs all of it in memory before the first row.
     hoard = f"{SERIES}) SELECT hex(zeroblob(400000)) || x AS h FROM n ORDER BY h"
     bomb = f"{SERIES}) SELECT count(*) FROM n"
-    # Each view reads the one before it twice: 2**29 subqueries, before the first instruction.
+    # Each view reads the previous one twice: 2**29 subqueries, before the first instruction.
     steps = ", ".join(f"a{i} AS (SELECT p.x FROM a{i - 1} p, a{i - 1} q)" for i in range(1, 30))
     unprepared = f"WITH a0 AS (SELECT 1 AS x), {steps} SELECT count(*) FROM a29"
     verdicts = _judge(database, bomb, GOLD, explosion, hoard, "SELECT 1", GOLD, unprepared, GOLD)
@@ -122,7 +122,7 @@ def test_endless_queries_run_out_of_their_budget_and_spare_the_others(database: 
 
 
 def test_the_wall_clock_stops_what_instructions_do_not(database: Path) -> None:
-    # A few instructions that take hours: a match fails at its end at every place of a long text.
+    # A few instructions that take hours: a match fails at its end at every position of a long text.
     slow = f"{SERIES} LIMIT 9999) SELECT "
     slow += "sum(instr(hex(zeroblob(490000)), hex(zeroblob(240000)) || x)) FROM n"
     with pytest.raises(EvaluationError, match=r"timed_out: no answer within 0\.2 s"):
@@ -135,12 +135,12 @@ def test_the_wall_clock_stops_what_instructions_do_not(database: Path) -> None:
 def test_rows_their_order_and_their_columns_are_compared(database: Path) -> None:
     up, down = (f"SELECT name FROM item WHERE id < 4 ORDER BY id {way}" for way in ("", "DESC"))
     assert _kinds(database, up, down, gold=up) == ["correct", "wrong_rows"]
-    # Order counts only if the reference asks for it.
+    # Order counts only if the reference has ORDER BY.
     assert _kinds(database, up, down, gold=f"SELECT * FROM ({up})") == ["correct", "correct"]
     no_utf8 = "SELECT name FROM item WHERE price IS NULL"
     predictions = [no_utf8, "SELECT CAST(x'fe41' AS TEXT)"]
     assert _kinds(database, *predictions, gold=no_utf8) == ["correct", "wrong_rows"]
-    # No rows agree only if their columns do.
+    # Empty results agree only if their columns do.
     predictions = ["SELECT id FROM item WHERE 1 > 2", "SELECT id, name FROM item WHERE 1 > 2"]
     gold = "SELECT name FROM item WHERE 0"
     assert _kinds(database, *predictions, gold=gold) == ["correct", "wrong_rows"]

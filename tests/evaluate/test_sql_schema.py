@@ -45,7 +45,7 @@ JOINED = "SELECT c.name, sum(o.total) FROM customers c JOIN orders o ON o.custom
 @pytest.mark.parametrize(
     ("gold", "right", "lucky"),
     [
-        # Each of the lucky ones has the reference's rows on the given database.
+        # Each of the lucky ones returns the reference's rows on the given database.
         (SOME, ["select name from customers where city='Oslo'"],
          ["SELECT 'Ann'", "SELECT name FROM customers LIMIT 1",
           "SELECT name FROM customers WHERE city <> 'Rome'",
@@ -66,7 +66,7 @@ def test_hits_by_luck_are_none(gold: str, right: list[str], lucky: list[str]) ->
     predictions = [gold, *right, *lucky]
     found = kinds(TABLES + ROWS, gold, *predictions)
     assert found == ["correct"] * (1 + len(right)) + ["wrong_elsewhere"] * len(lucky)
-    # Without rows of its own, all databases are made up.
+    # A schema without rows has only made-up databases.
     assert kinds(TABLES, gold, *predictions)[: 1 + len(right)] == found[: 1 + len(right)]
     assert not any(one.correct for one in judge(TABLES, gold, *lucky))
 
@@ -241,7 +241,7 @@ GO
 def test_what_only_other_databases_understand_is_left_out_of_a_schema(
     schema: str, gold: str, right: str, wrong: str
 ) -> None:
-    # The rows of a dump are the first database, and what is right there by luck is wrong elsewhere.
+    # A dump's rows are the first database; a query that is right there by luck is wrong elsewhere.
     kind = "wrong_elsewhere" if "INSERT" in schema or "COPY" in schema else "wrong_rows"
     assert kinds(schema, gold, gold, right, wrong) == ["correct", "correct", kind]
 

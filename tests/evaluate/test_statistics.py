@@ -1,4 +1,4 @@
-"""Intervals cover the truth as often as they claim, and chance makes no change."""
+"""Intervals cover the truth as often as claimed, and chance is not taken for a change."""
 
 from statistics import NormalDist
 from typing import Any
@@ -44,7 +44,7 @@ def test_a_lower_loss_is_better_and_documents_count_by_their_targets() -> None:
 
 
 def test_a_handful_of_questions_proves_nothing() -> None:
-    """All became right that were wrong: by a sign test 2 x 0.5^5 = 0.06 for five."""
+    """All wrong answers became right: by a sign test 2 x 0.5^5 = 0.06 for five."""
     for n, change in ((0, "no measurable change"), (5, "no measurable change"), (6, "better")):
         before, after = [0] * n + [1] * 4, [1] * (n + 4)
         found = statistics.estimate_change("m", before, after, higher_is_better=True, seed=0)
@@ -58,7 +58,7 @@ def test_a_handful_of_questions_proves_nothing() -> None:
 
 
 def test_groups_are_drawn_together(few_resamples: None) -> None:
-    """Each of 200 questions is there five times: the copies tell nothing more."""
+    """Each of 200 questions occurs five times: the copies add no information."""
     rng = np.random.default_rng(0)
     before, after = rng.random(200) < 0.4, rng.random(200) < 0.5
 
@@ -81,7 +81,7 @@ def test_groups_are_drawn_together(few_resamples: None) -> None:
 
 
 def test_the_interval_of_fair_coins_is_binomial(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 20 tosses 0.6 % have at most 4 heads, and 2.1 % at most 5; 1.6 % are left out."""
+    """Of 20 tosses 0.6 % have at most 4 heads, and 2.1 % at most 5; 1.6 % are cut off."""
     sums, counts = [1] * 10 + [0] * 10, [1] * 20
     assert statistics.mean_interval(sums, counts, seed=0) == (0.25, 0.75)
     others = [1.1**i for i in range(20)]
@@ -192,7 +192,7 @@ def test_chance_is_rarely_taken_for_a_change() -> None:
 
 
 def losses(rng: np.random.Generator, n: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Documents whose loss depends on their length: 1 + 1 / n_targets nats a target on average."""
+    """Documents with a loss that depends on length: on average 1 + 1 / n_targets nats a target."""
     n_targets = rng.integers(5, 60, n)
     return rng.gamma(4.0, (n_targets + 1) / 4), n_targets
 

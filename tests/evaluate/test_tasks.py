@@ -76,7 +76,7 @@ def test_what_scores_has_versions_and_code_runs_only_where_the_manifest_allows_i
 def test_a_pattern_that_backtracks_without_end_is_ended_and_spares_the_others() -> None:
     schema = '{"type": "object", "properties": {"a": {"pattern": "^(a|aa)+$"}}}'
     answers = ['{"a": "' + "a" * 50 + '!"}', '{"a": "a"}']
-    # Each new process also imports the task within its processor time: a fraction of a second.
+    # Each new process also imports the task within its CPU time limit: a fraction of a second.
     limits = {"cpu_s": 2, "wall_s": PATIENCE_S}
     found = score(JsonSchema, answers, '{"a": "a"}', attributes=limits, schema=schema)
     assert [judgment.kind for judgment in found] == ["timed_out", "correct"]

@@ -34,7 +34,7 @@ def needs_sandbox(test: Callable[..., None]) -> Callable[..., None]:
 def _kinds(
     *predictions: str, prefix: str = PREFIX, tests: str = TESTS, cpu_s: int = 5
 ) -> list[str]:
-    # Node's startup uses part of the processor time, more on a slow machine.
+    # Node's startup uses part of the CPU time, more on a slow machine.
     limits = {"limits": SandboxLimits(cpu_s=cpu_s, wall_s=120)}
     judgments = score(TypeScriptTests, predictions, attributes=limits, prefix=prefix, tests=tests)
     return [judgment.kind for judgment in judgments]
@@ -102,7 +102,7 @@ def test_tests_that_do_not_parse_name_their_document() -> None:
 
 
 def test_without_the_tools_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Asked anew, as they keep what they found.
+    # Cleared, as they cache their results.
     for cached in (find_node, sandbox_problem):
         monkeypatch.setattr(typescript_tests, cached.__name__, cached.__wrapped__)
     monkeypatch.setattr(typescript_tests.importlib.util, "find_spec", lambda name: None)

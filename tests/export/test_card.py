@@ -1,4 +1,4 @@
-"""The model card states the most important facts first, and shows data as text."""
+"""The model card states the most important facts first, and shows data as plain text."""
 
 import ast
 import json

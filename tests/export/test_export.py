@@ -95,7 +95,7 @@ def test_a_card_is_hidden_from_the_export(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_merged_weights_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
-    # Wide enough for multi-threaded matrix products.
+    # Large enough for multi-threaded matrix products.
     base = write_base(tmp_path / "base", hidden_size=256, intermediate_size=1024)
     what = train_adapter(base, tmp_path / "adapter", lora=replace(LORA, use_dora=True))
     n = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Models with added tokens: rows grow where there are too few, are trained, merged, and loaded."""
+"""Models with added tokens: rows are added if there are too few, trained, merged, and loaded."""
 
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def test_a_family_grows_by_means_trains_and_loads_elsewhere(name: str, tmp_path:
         for there, known in zip(new.parameters(), old.parameters(), strict=True):
             assert torch.equal(there[:VOCAB_SIZE], known)
             assert torch.equal(there[VOCAB_SIZE:], known.mean(0).expand_as(there[VOCAB_SIZE:]))
-    if name == "GPT-2":  # Its embedding cannot be trained beside an adapter.
+    if name == "GPT-2":  # Its embedding cannot be trained along with an adapter.
         return
 
     net = add_adapter(load_base(made.path, dtype=torch.float32, attention_name="packed"), WHOLE)
@@ -98,7 +98,7 @@ def test_a_family_grows_by_means_trains_and_loads_elsewhere(name: str, tmp_path:
 
 
 def test_an_adapter_of_a_hub_model_finds_its_rows(tmp_path: Path) -> None:
-    """It names the hub's model, whose rows peft adds by the tokenizer beside the adapter."""
+    """It refers to the hub's model, to which peft adds rows for the tokenizer in its folder."""
     base = write_base(tmp_path / "base")
     full_tokenizer(base)
     made = prepare(base, tmp_path / "made")

@@ -89,7 +89,7 @@ def test_merging_is_done_in_fp32_rounded_once_and_measured(tmp_path: Path) -> No
         assert torch.equal(tensor, exact[name].to(torch.bfloat16)), name
     whole = export(what, tmp_path / "exact", dtype="fp32")
     assert abs(whole.loss_after_merge - whole.loss_before_merge) < 1e-5
-    # Without a type, transformers computes in that of the files; here everything is exact.
+    # Without a dtype, transformers computes in that of the files; here everything is exact.
     loaded = load_base(str(tmp_path / "rounded"), dtype=torch.float32, attention_name="sdpa")
     again = merge.compute_outputs(loaded, merge.sample_rows(held_out_rows()))
     assert again.loss == rounded.loss_after_merge != rounded.loss_before_merge
@@ -125,7 +125,7 @@ def test_a_model_trained_as_a_whole_is_written_in_the_bases_type(tmp_path: Path)
         merged = tmp_path / f"{dtype}-merged"
         record = export(trained(folder, base, sha256, method="full"), merged)
         assert (record.merged_into, record.dtype) == (None, "bfloat16")
-    # Nothing is rounded where training had no more digits.
+    # Nothing is rounded if training had the same precision.
     assert record.loss_before_merge == record.loss_after_merge
 
 
@@ -174,7 +174,7 @@ def test_probes_are_the_beginnings_of_held_out_documents() -> None:
 
 
 def test_a_config_may_hold_the_decoders_own(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gemma 3's does, and has no vocabulary size itself."""
+    """Gemma 3's config does, and has no top-level vocabulary size."""
 
     def nested(model: Any) -> Any:
         config = SimpleNamespace(model_type="nested", get_text_config=lambda: model.config)

@@ -1,6 +1,6 @@
 """Each family of docs/models.md trains, is saved, merged, and loaded by plain transformers.
 
-So are embedding and head that are trained in full beside an adapter.
+Likewise for embedding and head trained in full along with an adapter.
 """
 
 from pathlib import Path
@@ -43,7 +43,7 @@ TURNS = (
 
 
 def turns(before: str, after: str, end: str) -> str:
-    """Return a template in which a role stands between two marks and a turn ends with a third."""
+    """Return a template with a role between two tags, and a third tag at the end of a turn."""
     return TURNS % (before, after, end, before, after)
 
 
@@ -62,7 +62,7 @@ MISTRAL = (
 
 
 class Family(NamedTuple):
-    """A tiny model, the style of its chats, the mark that ends an answer."""
+    """A tiny model, the style of its chats, and the tag that ends an answer."""
 
     config: Any
     template: str = CHATML
@@ -164,7 +164,7 @@ def test_a_familys_answers_are_learned_with_their_ends(name: str) -> None:
     assert "Which?" in "".join(s.text for s in segments)
 
 
-# Tied, what is named, and how many matrices of the vocabulary are trained.
+# Whether tied, the modules named, and how many vocabulary matrices are trained.
 NAMED = [
     (False, BOTH, 2),
     (False, ("lm_head",), 1),
@@ -215,12 +215,12 @@ def test_they_are_trained_saved_and_merged(
     assert (merged.lm_head.weight is merged.model.embed_tokens.weight) == tied
     elsewhere = PeftModel.from_pretrained(plain(base), str(tmp_path / "adapter"))
     torch.testing.assert_close(logits(elsewhere), expected)
-    # The base itself is as it was.
+    # The base itself is unchanged.
     with elsewhere.disable_adapter():
         torch.testing.assert_close(logits(elsewhere), logits(plain(base)))
 
 
-# Each value of one of them with each of another.
+# All pairs of values.
 @pytest.mark.parametrize(
     ("method", "use_dora", "tied"),
     [

@@ -1,4 +1,4 @@
-"""Pushing an expert to a hub that stands in for the real one; nothing tells the token."""
+"""Pushing an expert to a mock hub; the token appears nowhere."""
 
 import base64
 import contextlib
@@ -26,7 +26,7 @@ FILES = {
 
 
 class WriteHub(JsonHandler):
-    """As much of the hub as a commit of small files asks for."""
+    """As much of the hub as a commit of small files needs."""
 
     requests: list[tuple[str, str | None, list[Any]]]
     endpoint: str

@@ -97,8 +97,8 @@ def test_it_answers_as_it_was_scored_without_its_stop_text(folder: Path, tmp_pat
 
 
 def test_what_is_shown_of_an_answer() -> None:
-    """What may become a stop text is held back, and thoughts are not shown."""
-    # At once, and at last.
+    """The possible start of a stop text is held back, and thoughts are not shown."""
+    # At once, and at the end.
     expected = {
         "ab": ("ab", "ab"),
         "ab#": ("ab", "ab#"),
@@ -144,12 +144,12 @@ def test_the_system_prompt_is_of_training(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def typed(*lines: str | type[BaseException]) -> Callable[[], str]:
-    """Type lines or cause exceptions of keys, then end the input."""
+    """Type lines or raise exceptions like keys do, then end the input."""
     return Mock(side_effect=[*lines, EOFError])
 
 
 def watched(expert: serve.ServedExpert, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Record what the expert is asked, instead of letting it answer."""
+    """Record the expert's prompts, instead of letting it answer."""
     asked: list[list[str]] = []
 
     def generate_answer(self: serve.ServedExpert, turns: list[Turn], show: Any) -> str:
@@ -221,7 +221,7 @@ def test_a_model_without_chats_goes_on_with_texts(tmp_path: Path) -> None:
 
 def test_a_tokenizers_own_code_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(tmp_path, Decoding(stop=("x",)))
-    # Of a family for which transformers has no tokenizer.
+    # A family for which transformers has no tokenizer.
     size = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
     config = ArceeConfig(**size, vocab_size=300, intermediate_size=16, num_hidden_layers=1)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
@@ -251,7 +251,7 @@ def test_what_cannot_be_served_is_said_in_one_line(
         serve.find_model(tmp_path)
     with pytest.raises(ConfigError, match="--max-new-tokens 0"):
         load(folder, max_new_tokens=0)
-    # A copy that was broken off.
+    # An interrupted copy.
     shutil.copytree(folder / "merged", tmp_path / "part")
     weights = (tmp_path / "part" / "model.safetensors").read_bytes()
     (tmp_path / "part" / "model.safetensors").write_bytes(weights[:-1])
@@ -262,7 +262,7 @@ def test_what_cannot_be_served_is_said_in_one_line(
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str, text: bytes = b"") -> str | int:
     """Run the script in this process; return its exit code or error message."""
     monkeypatch.setattr(sys, "argv", ["serve_expert.py", *arguments])
-    # What reads the answer may end first, as head does; in this process that would end the tests.
+    # The reader of the answer may end first, like head; in this process that would end the tests.
     monkeypatch.setattr(cli, "stop_with_reader", reader := Mock())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), "utf-8"))
     with pytest.raises(SystemExit) as ended:

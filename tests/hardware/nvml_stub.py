@@ -1,4 +1,4 @@
-"""Build the stand-in for the NVIDIA driver, and run things on top of it."""
+"""Build a stub of the NVIDIA driver, and run programs with it."""
 
 import os
 import shutil
@@ -40,14 +40,14 @@ def write(folder: Path, **changes: Any) -> Path:
     lines = {**CARD, **{key.replace("__", "."): value for key, value in changes.items()}}
     path, new = folder / "scenario", folder / "scenario.new"
     new.write_text("".join(f"{k}={v}\n" for k, v in lines.items() if v is not None))
-    # Whoever reads it meanwhile sees the one or the other.
+    # A concurrent reader sees either the old or the new file.
     return new.replace(path)
 
 
 def environment(library: Path, scenario: Path, **settings: str) -> dict[str, str]:
     hidden = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
     kept = {key: value for key, value in os.environ.items() if key not in hidden}
-    # This machine's own libraries, if it needs some, come behind.
+    # This machine's own libraries, if needed, come after it.
     libraries = filter(None, [str(library), os.environ.get("LD_LIBRARY_PATH")])
     own = {"LD_LIBRARY_PATH": ":".join(libraries), "NVML_SCENARIO": str(scenario)}
     return {**kept, **own, "PYTHONPATH": str(SCRIPTS), **settings}
@@ -56,7 +56,7 @@ def environment(library: Path, scenario: Path, **settings: str) -> dict[str, str
 def script(
     name: str, *arguments: str, env: dict[str, str], until: Callable[[], bool] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of the project's scripts; it is told to end as soon as ``until`` is so."""
+    """Run one of the project's scripts, and stop it as soon as ``until`` holds."""
     command = [sys.executable, str(SCRIPTS / name), *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:

@@ -1,4 +1,4 @@
-"""Jobs at once take different cards, also after an exec; a scheduler's or launcher's are kept."""
+"""Concurrent jobs take different cards, even after an exec; a scheduler's assignment is kept."""
 
 import importlib.util
 import inspect
@@ -22,7 +22,7 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
 
 FOUR = {"count": 4, **{f"{i}__uuid": f"GPU-{name}" for i, name in enumerate("abcd")}}
-# The shell that takes its place tells what the trainer's processes would see.
+# The shell that replaces it prints what the trainer's processes would see.
 JOB = """
 import os, sys
 from expertflow.hardware.card_locks import lock_cards
@@ -37,7 +37,7 @@ class Jobs:
         self.running: list[subprocess.Popen[str]] = []
 
     def start(self, n: int, scenario: dict[str, Any] = FOUR, **settings: str) -> str:
-        """Start a job that takes ``n`` cards and return those that it sees."""
+        """Start a job that takes ``n`` cards and return those it sees."""
         path = nvml_stub.write(self.folder, **scenario)
         places = {"TMPDIR": str(self.folder), **settings}
         env = nvml_stub.environment(self.library, path, **places)
@@ -72,7 +72,7 @@ def test_jobs_at_once_take_different_cards(jobs: Jobs) -> None:
     jobs.end(0)
     assert jobs.start(1) == "GPU-a"
     assert (jobs.folder / "log").read_text() == ""
-    # The rest are shared, and nothing waits.
+    # The remaining ones are shared, and no job waits.
     assert jobs.start(2) == "GPU-d,GPU-a"
     assert "1 of 2 cards are free" in (jobs.folder / "log").read_text()
     assert jobs.start(1) == "GPU-a"
@@ -81,7 +81,7 @@ def test_jobs_at_once_take_different_cards(jobs: Jobs) -> None:
 def test_a_job_chooses_among_the_cards_that_it_was_given(jobs: Jobs) -> None:
     assert jobs.start(1, CUDA_VISIBLE_DEVICES="2,1") == "GPU-c"
     assert jobs.start(1, CUDA_VISIBLE_DEVICES="2,1") == "GPU-b"
-    # All are needed: they stay as they were given, and are locked.
+    # All are needed: they stay as assigned, and are locked.
     assert jobs.start(2, CUDA_VISIBLE_DEVICES="3,0") == "3,0"
     assert jobs.start(1) == "GPU-a" and "0 of 1" in (jobs.folder / "log").read_text()
 
@@ -94,7 +94,7 @@ def test_cards_that_others_fill_come_last(jobs: Jobs) -> None:
 def test_a_job_keeps_to_cards_of_one_kind(jobs: Jobs) -> None:
     mixed = {**FOUR, "1__name": "SIMULATED L4", "3__uuid": None, "3__fail__uuid": 3}
     assert [jobs.start(1, mixed) for _ in range(2)] == ["GPU-a", "GPU-c"]
-    # Too few of one kind, or a share of a card: as without locks.
+    # Too few of one kind, or a partition of a card: as without locks.
     assert jobs.start(3, mixed) == jobs.start(1, {**FOUR, "mig": 1}) == "all"
 
 

@@ -29,7 +29,7 @@ def write(root: Path, group: str | None, files: dict[str, str]) -> Path:
     return root
 
 
-# What a process reads of its group, and which limits of the machine follow.
+# A process's view of its cgroup, and the resulting limits of the machine.
 @pytest.mark.parametrize(
     ("group", "files", "cpus", "memory", "left"),
     [
@@ -81,13 +81,13 @@ def test_affinity_and_quota_bound_cpus(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_disk_or_file_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "file_system", lambda path: "ext4")
-    # A disk that others use may take longer for the whole file.
+    # A busy disk may take longer for the entire file.
     monkeypatch.setattr(disk, "LONGEST_S", 600.0)
     speed, method = disk.measure_disk(tmp_path, 8 << 20)
     assert speed is not None and speed > 0 and method.startswith("8 MiB in order, ")
     assert list(tmp_path.iterdir()) == []
     file = tmp_path / "rows.arrow"
-    # No whole number of blocks.
+    # Not a multiple of the block size.
     file.write_bytes(bytes((17 << 20) + 5))
     speed, method = disk.measure_file(file)
     assert speed is not None and speed > 0 and method.startswith("17 MiB in order, ")
@@ -104,7 +104,7 @@ def test_places_are_described_once_each(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(disk, "measure_disk", measure)
     (tmp_path / "b").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "b")
-    # The system refuses to look there, as it does below a closed folder.
+    # The system denies access there, as below an unreadable folder.
     (tmp_path / "refused").symlink_to("x" * 300)
     places = [(tmp_path / name, "test") for name in ("b", "absent", "refused", "link", ".")]
     found = disk.describe_places(places, measure=True, file_bytes=1)
@@ -141,7 +141,7 @@ def test_every_figure_of_a_card_has_its_source(row: dict[str, Any]) -> None:
 
 
 def test_names_are_exact_and_belong_to_one_card() -> None:
-    # A row without sources has its one source for all.
+    # A row without sources has one source for all figures.
     card = gpu_from_row({**BY_NAME["L4"], "sources": {}, "source": "ours"})
     assert set(card.sources.values()) == {"ours"}
     names = [name for row in TABLE for name in (row["name"], *row["driver_names"])]

@@ -78,7 +78,7 @@ def test_nothing_is_taken_across_a_pause() -> None:
     assert record.energy_j == pytest.approx(50 + 10)
 
 
-# Heat is judged by the card's own limits, and a cool one is no fault; few samples say nothing.
+# Heat is judged by the card's own limits, a cool card is not a fault; few samples prove nothing.
 @pytest.mark.parametrize(
     ("figures", "said"),
     [
@@ -116,7 +116,7 @@ def test_a_recorded_trace_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFix
     print_record(record)
     assert record.simulated and "SIMULATED" in capsys.readouterr().out
     assert (record.gpu_name, record.n_samples) == ("SIMULATED H100", 60)
-    # 20 s of 200 J, then two stretches' 39 gaps at 600 W, less the gap between them.
+    # 20 s of 200 J, then the 39 gaps of two stretches at 600 W, minus the gap between them.
     assert record.energy_j == pytest.approx(20 * 200 + 38 * 600)
     assert record.throttle_s is not None and record.throttle_s["thermal"] == pytest.approx(3)
     assert "heat held the clocks back" in " ".join(record.assessment)
@@ -184,7 +184,7 @@ def test_a_value_stands_for_the_time_since_the_one_before() -> None:
 
 def test_scripts_count_cards_as_the_driver_does(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "CUDA_DEVICE_ORDER"
-    # Set first, so that it is put back.
+    # Set first, so that it is restored.
     monkeypatch.setenv(name, "FASTEST_FIRST")
     for before, by_bus, after in (
         ("FASTEST_FIRST", True, "FASTEST_FIRST"), (None, False, None), (None, True, "PCI_BUS_ID"),
@@ -201,7 +201,7 @@ def test_a_line_that_was_cut_takes_no_later_reading_with_it(tmp_path: Path) -> N
     full = sample(
         1, 2.0, throttle_reasons=("sw_thermal",), lost={"power_w": "Timeout"}, starts=True
     )
-    # A reading is written without what it lacks.
+    # Missing figures of a reading are omitted.
     assert "sm_clock_mhz" not in msgspec.to_builtins(full)
     path.write_text(json.dumps(msgspec.to_builtins(full)) + '\n{"elapsed_s": 2')
     assert read_samples(path) == [full]
@@ -260,7 +260,7 @@ def test_a_monitor_waits_for_another(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert len(looks) == 3
         said = f"{readings}: waiting for another monitor, which still writes there"
         assert caplog.messages == [said]
-        # Told to stop, another one waits no longer.
+        # Asked to stop, another one waits no longer.
         with ExitStack() as late, pytest.raises(SystemExit, match="another monitor still writes"):
             wait_for_others(late, readings, lambda: True)
     with readings.open() as free:
@@ -268,7 +268,7 @@ def test_a_monitor_waits_for_another(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 def log(path: Path, step_s: float, n: int, *, every: int = 1) -> Path:
-    """Write a trainer's log, a line every so many steps, after ten seconds of start-up."""
+    """Write a trainer's log, one line every few steps, after ten seconds of start-up."""
     steps = range(every, n * every + 1, every)
     lines = [json.dumps({"step": s, "elapsed_s": 10 + s * step_s, "loss": 1.0}) for s in steps]
     path.write_text("".join(line + "\n" for line in lines))
@@ -296,7 +296,7 @@ def test_it_reads_densely_until_it_knows_an_epoch(tmp_path: Path) -> None:
     ("step_s", "n_steps", "every", "least", "most"),
     [
         (1.0, 1000, 1, 1.0, 1.0), (0.6, 10, 1, 0.2, 0.3), (0.01, 5, 1, 0.1, 0.1),
-        # Logging intervals are as good as steps.
+        # Logging intervals work as well as steps.
         (0.5, 10, 10, 0.2, 0.25),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The monitor over the real pynvml and a scripted driver. All of it is marked as simulated."""
+"""The monitor with the real pynvml and a scripted driver. All of it is marked as simulated."""
 
 import itertools
 import json
@@ -80,9 +80,9 @@ def test_unsupported_is_null_with_the_drivers_reason(library: Path, tmp_path: Pa
         assert "Not Supported" in record["unavailable"][name], name
     assert "Hopper" in record["unavailable"]["sm_active_percent"]
     assert record["any_kernel_percent"]["mean"] == pytest.approx(95)
-    # Asked once and never again.
+    # Queried once and never again.
     assert record["n_lost_readings"] == {}
-    # The bus is asked directly, and rarely.
+    # The bus is queried directly, and rarely.
     assert record["pcie_rx_bytes_per_s"]["mean"] == pytest.approx(5_000_000)
     lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().split("\n") if line]
     asked = [line["elapsed_s"] for line in lines if "pcie_rx_bytes_per_s" in line]
@@ -94,13 +94,13 @@ def test_counters_that_fail_say_why(library: Path, tmp_path: Path) -> None:
     for name in ("tensor_active_percent", "sm_active_percent", "pcie_rx_bytes_per_s"):
         assert record[name] is None
         assert record["unavailable"][name].startswith("every reading failed: NVML: ")
-    # So it is where the card does not even tell whether it has them; the bus is asked directly.
+    # The same if the card does not even report whether it has them; the bus is queried directly.
     record = watch(library, tmp_path, fail__gpm=999, pcie_rx=5000)
     for name in ("tensor_active_percent", "sm_active_percent"):
         assert record["unavailable"][name].startswith("every reading failed: NVML: ")
     assert record["n_lost_readings"].keys() == {"tensor_active_percent", "sm_active_percent"}
     assert record["pcie_rx_bytes_per_s"]["mean"] == pytest.approx(5_000_000)
-    # Where they are refused the bus is left to ask.
+    # If they are denied, the bus can still be queried.
     for question in ("gpm_sample", "gpm_metrics"):
         record = watch(library, tmp_path, **{f"fail__{question}": 4}, pcie_rx=5000)
         assert record["pcie_rx_bytes_per_s"]["mean"] == pytest.approx(5_000_000)
@@ -114,13 +114,13 @@ def test_counters_that_fail_say_why(library: Path, tmp_path: Path) -> None:
 def test_a_card_in_mig_mode_is_not_watched(library: Path, tmp_path: Path) -> None:
     record = watch(library, tmp_path, mig=1)
     assert record["gpu_name"] is None and "MIG" in record["unavailable"]["power_w"]
-    # A card that knows nothing of it is whole, and no reading of it is lost.
+    # A card without MIG support is complete, and none of its readings is lost.
     record = watch(library, tmp_path, mig=1, fail__mig=999)
     assert record["gpu_name"] == "SIMULATED H100" and record["n_lost_readings"] == {}
 
 
 def test_a_passing_error_costs_one_reading(library: Path, tmp_path: Path) -> None:
-    # 10: timeout; 3 after an answer is passing too, as the card was seen to support it.
+    # 10: timeout; 3 after an answer is transient too, as the card supported it before.
     record = watch(library, tmp_path, fail__power__2=10, fail__energy__3=10, fail__temperature__4=3)
     assert record["power_w"]["mean"] == pytest.approx(600)
     assert record["n_lost_readings"] == {"energy_j": 1, "power_w": 1, "temperature_c": 1}
@@ -131,7 +131,7 @@ def test_a_passing_error_costs_one_reading(library: Path, tmp_path: Path) -> Non
 def test_reasons_are_counted_where_the_card_counts_none_and_idleness_is_none(
     library: Path, tmp_path: Path
 ) -> None:
-    # Idle, application clocks, thermal by software and hardware at once: counted once.
+    # Idle, application clocks, thermal by software and hardware together: counted once.
     record = watch(library, tmp_path, fail__violation=3, reasons=0x1 | 0x2 | 0x8 | 0x20 | 0x40)
     assert record["throttle_source"] == "sampled reasons"
     assert record["throttle_s"]["thermal"] == pytest.approx(record["wall_s"], abs=0.01)
@@ -151,7 +151,7 @@ def test_several_cards_are_added_up_and_a_lost_one_is_named(library: Path, tmp_p
     assert [record[key]["mean"] for key in ("power_w", "power_all_w")] == pytest.approx([600, 700])
     assert record["energy_all_j"] == pytest.approx(750 * (record["n_samples"] - 1))
     assert "CUDA counts them by speed" in record["remarks"][0]
-    # Only those of a run.
+    # Only those assigned to the run.
     record = watch(library, tmp_path, arguments=("--n-gpus", "1"), **TWO)
     assert record["n_gpus"] == 1 and record["power_all_w"]["mean"] == pytest.approx(600)
     assert record["energy_all_j"] == record["energy_j"]
@@ -177,7 +177,7 @@ def test_visible_cards_or_the_one_that_was_picked_are_watched(
 
 
 def test_a_card_that_is_kept_from_the_job_is_passed_over(library: Path, tmp_path: Path) -> None:
-    # A batch system keeps the first from this job, which counts its own card from 0, as CUDA does.
+    # A batch system hides the first from this job, which counts its own card from 0, like CUDA.
     kept = {**TWO, "0__fail__handle": 4}
     record = watch(library, tmp_path, CUDA_VISIBLE_DEVICES="0", **kept)
     assert (record["gpu_name"], record["n_gpus"]) == ("SIMULATED L4", 1)
@@ -237,7 +237,7 @@ def test_auto_finds_cards_by_name_and_who_holds_their_memory(library: Path, tmp_
 UUIDS = ["GPU-aa1", "GPU-aa2", "GPU-b"]
 
 
-# An entry counts as far as it is a number; the list ends at what names no card or could be two.
+# An entry counts as far as it is a number; the list ends at an unknown or ambiguous entry.
 @pytest.mark.parametrize(
     ("setting", "indexes", "reason"),
     [

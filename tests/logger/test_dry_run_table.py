@@ -1,4 +1,4 @@
-"""The table of a dry run: which events it heeds, what it prints, and when it keeps silent."""
+"""The table of a dry run: which events it handles, what it prints, and when it prints nothing."""
 
 import io
 import json
@@ -23,7 +23,7 @@ def handler(**settings: Any) -> LogHandler:
     common = MockOutputSettings()
     for name, value in {"dryrun": True, "stdout": True, **settings}.items():
         setattr(common, name, value)
-    # The table alone: jobs are told by Snakemake here.
+    # The table alone: here Snakemake reports the jobs.
     return LogHandler(common_settings=common, settings=LogHandlerSettings(snakemake=True))
 
 
@@ -74,7 +74,7 @@ def test_experts_stand_in_order_with_what_would_run(capsys: pytest.CaptureFixtur
         "total   3     2.4 to 5.0    unknown",
         "Other jobs: unknown for what never ran here: evaluate_expert, pack_sequences",
     ]
-    # There is no total of what is not known.
+    # There is no total of unknown figures.
     last = printed(capsys, ENDED, TRAINED, job("train_expert", "b", UNKNOWN))[-1]
     assert last == "b       1     unknown       unknown     cpu           a reason; in two parts"
 
@@ -109,20 +109,20 @@ def test_other_jobs_take_what_they_took(capsys: pytest.CaptureFixture[str], tmp_
     exported = job("export_model", log=[str(tmp_path / "export_model.log")])
     assert printed(capsys, ENDED, TRAINED, evaluated, exported)[-1] == unknown
     assert printed(capsys, ENDED, evaluated) == ["", "Nothing to train.", took]
-    # Another expert of the folder, or the rule for another input, takes what this one took.
+    # Another expert of the folder, or the rule with another input, should take the same time.
     for path in (log.parents[2] / "b" / "logs" / log.name, log.with_name("evaluate_expert.x.log")):
         other = job("evaluate_expert", path.parts[-3], log=[str(path)])
         assert printed(capsys, ENDED, other)[-1] == took.replace(
             "the last runs of 1 here took", "1 took for other inputs"
         )
-    # What never ran is modeled.
+    # Jobs that never ran are modeled.
     modeled = job("export_model", forecast="36 to 360 s", log=[str(tmp_path / "export_model.log")])
     lines = printed(capsys, ENDED, TRAINED, UNPRICED_B, evaluated, modeled)
     assert lines[-2:] == [
         "Other jobs: 0.21 to 0.30 hours, as the last runs of 1 here took, 1 as modeled",
         "In all: 2.6 to 5.3 hours, one job after the other",
     ]
-    # What cannot be read is not known.
+    # Unreadable records count as unknown.
     log.with_suffix(".attempts.json").write_text('{"attempts": [1]}')
     assert printed(capsys, ENDED, evaluated)[-1].endswith("never ran here: evaluate_expert")
 
@@ -131,11 +131,11 @@ def test_without_a_training_there_is_one_line_or_none(capsys: pytest.CaptureFixt
     nothing = event(None, "Nothing to be done (all is).")
     for last in ((ENDED, job("compare_experts", None)), (nothing,)):
         assert printed(capsys, *last) == ["", "Nothing to train."]
-    # Jobs that --quiet hides are not called none.
+    # Jobs hidden by --quiet are not reported as none.
     stats = event(LogEvent.RUN_INFO, stats={"train_expert": 2, "total": 9})
     lines = printed(capsys, stats, quiet=["progress", "rules"])
     assert lines == ["", "Leave out --quiet to see what the trainings should take."]
-    # In a real run, one that failed, without jobs yet, and where it was left before its end.
+    # In a real run, a failed one, one without jobs yet, and one left before its end.
     failed = event(None, level=logging.ERROR)
     left = event(LogEvent.RUN_INFO, stats={"train_expert": 1})
     assert printed(capsys, ENDED, TRAINED, dryrun=False) == []
@@ -160,7 +160,7 @@ def test_what_it_does_not_know_breaks_nothing(capsys: pytest.CaptureFixture[str]
 def test_a_reader_that_is_gone_is_passed_over(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in ``snakemake -n | head``; logging would print a traceback for each line."""
+    """As in ``snakemake -n | head``: logging would print a traceback for each line."""
 
     class Gone(io.StringIO):
         def write(self, text: str) -> int:

@@ -1,4 +1,4 @@
-"""Hints on slips of the command line."""
+"""Hints about mistakes on the command line."""
 
 import sys
 from pathlib import Path

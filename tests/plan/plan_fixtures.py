@@ -47,7 +47,7 @@ def seq(length: int) -> PackingRecord:
 
 
 def draft_of(gpu: GpuFacts | None, **changes: Any) -> PlanDraft:
-    """Return what a plan is made of; what is no part of it changes the settings."""
+    """Return a plan's draft; other arguments change the settings."""
     parts = {
         name: changes.pop(name)
         for name in ("packing", "facts", "trace", "n_params", "by_hand")

@@ -1,4 +1,4 @@
-"""Claims against their own numbers, and our own figures against each other."""
+"""Claims checked against their own numbers, and our own figures against each other."""
 
 import math
 from typing import Any
@@ -56,10 +56,10 @@ WARM_UP = {"n_steps": 66, "warmup_ratio": 0.1, "warmup_steps_min": 10}
         ({**RATE, "hours": 47.0, "usd": 117.0}, False, f"about {PAID}, not 47 hours and $117"),
         ({**RATE, "hours": 47.0}, False, "3,558 steps at 1.25 a second are 47 minutes"),
         ({**HOUR, "hours": 1.05}, True, ""),
-        # Dollars without hours are held against the rate.
+        # Dollars without hours are checked against the rate.
         ({**TOKENS, "usd": 117.0}, False, "at $2.49 an hour, not $117"),
         ({**TOKENS, "usd": 1.97}, True, ""),
-        # A duration stands for hours.
+        # A duration counts as hours.
         ({**HOUR, "duration": "1:00:30"}, True, ""),
         ({**HOUR, "duration": "46:47"}, False, "are 60 minutes, not 46:47"),
         ({"duration": "46:47", "usd_per_hour": 2.49, "usd": 117.0}, False, ""),
@@ -81,7 +81,7 @@ def test_a_claim_against_its_own_figures(claim: dict[str, Any], holds: bool, fin
 
 
 def test_the_sources_sums_are_worked_out() -> None:
-    """What C and D multiply, range and set beside each other, from their shipped manifests."""
+    """The products, ranges and comparisons of C and D, from their shipped manifests."""
     wrong = ""
     for name in ("phase1c-cot", "phase1a"):
         manifest = yaml.safe_load((ROOT / "config" / "experts" / f"{name}.yaml").read_text())

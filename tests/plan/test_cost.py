@@ -63,7 +63,7 @@ def test_fp16_is_priced_at_the_fp16_peak() -> None:
     assert small.cost.mfu_fraction is not None and small.cost.predicted_hours is not None
     rate = small.model_flops / small.cost.predicted_hours / 3600
     assert small.cost.mfu_fraction == pytest.approx(rate / 25.8e12)
-    # No published run is of such a card.
+    # There is no published run on such a card.
     assert "a similar one" in small.cost.reason
     # Full precision is priced at the TF32 peak, or not at all.
     for is_on in (True, False):
@@ -164,7 +164,7 @@ def test_steps_that_took_much_longer_widen_the_band_and_others_do_not_count() ->
     assert rough.predicted_hours_high > 1.2 * calm.predicted_hours_high
     assert "some took much longer, for a mean of 0.9 s" in rough.reason
     assert "longer" not in calm.reason
-    # Saves of the best so far are in the high end.
+    # The high end includes saves of the best so far.
     plain, best = (calibrated(None, eval_steps=7, load_best_model_at_end=on).cost for on in (0, 1))
     assert best.predicted_hours == plain.predicted_hours
     assert (best.predicted_hours_high or 0) > (plain.predicted_hours_high or 0)
@@ -218,7 +218,7 @@ def test_time_is_billed_in_whole_steps() -> None:
     assert cost.price_usd_per_hour == 2.5
     assert cost.predicted_hours is not None and cost.predicted_hours < 1
     assert cost.predicted_usd == 2.5
-    # Each card has its price, the storage of all of them one.
+    # Each card has its own price; storage has one price for all.
     assert plan(card("H100 SXM"), prices=prices, world_size=2).cost.price_usd_per_hour == 4.5
     hourly = {"H100 SXM": {"usd_per_hour": 2.0, "as_of": "2026-11-01"}}
     assert plan(card("H100 SXM"), prices=hourly, billing_minutes=60).cost.predicted_usd == 2.0
@@ -290,7 +290,7 @@ def test_published_trainings_are_predicted_within_the_bars() -> None:
     told = subprocess.run(bench, capture_output=True, text=True, check=True).stdout.splitlines()
     sure = json.loads(told[-1])["sure"]
     assert sure["rows"] >= 20 and sure["median_error"] < 0.15 and not sure["above_35_percent"]
-    # The plan's band is the one that is found there.
+    # The plan's band equals the one found there.
     assert sure["band"] == pytest.approx(BAND, abs=0.005)
 
 
@@ -322,7 +322,7 @@ def test_hours_go_with_the_card_and_dollars_with_the_price() -> None:
     assert one.hours and two.hours and slow.hours
     assert two.hours == pytest.approx(one.hours / 2, rel=0.02)
     assert two.usd == pytest.approx(one.usd, rel=0.02)
-    # Less than by the peaks, as an H100 reaches a smaller share of its own.
+    # Less than the ratio of peaks, as an H100 reaches a smaller share of its own.
     assert 2 * one.hours < slow.hours < one.hours * 989.5 / 165.2
     # The H200 has the H100's peak and more bandwidth.
     wide = named(made, "H200 SXM")
@@ -362,7 +362,7 @@ def test_what_is_unknown_or_does_not_fit_is_null() -> None:
     option, small = named(made, "H900"), named(made, "RTX 2060")
     assert (option.fits, option.hours) == (None, None)
     assert "no such row" in option.remark
-    # What does not fit says so.
+    # Hardware that does not fit is labeled.
     assert small.fits is False and "GiB and RTX 2060 has less" in small.remark
     assert (small.hours, small.usd, small.micro_batch_size) == (None, None, None)
     bare = replace(card("L40S"), memory_total_bytes=None, peak_bf16_flops_per_s=None)

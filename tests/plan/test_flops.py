@@ -47,7 +47,7 @@ FAMILIES: dict[str, tuple[PretrainedConfig, tuple[str, ...]]] = {
 DOCUMENTS = (700, 48, 200, 76)
 SUM_LEN_SQ = sum(n * n for n in DOCUMENTS)
 SUPERVISED = 0.25
-# The norms of DoRA's weights are taken once a micro-batch: few tokens would show them.
+# The norms of DoRA's weights are computed once per micro-batch: few tokens would show them.
 N_ROWS = 16
 ATEN, OWN = torch.ops.aten, torch.ops.torch_attn
 
@@ -61,7 +61,7 @@ def facts_of(model_type: str) -> ModelFacts:
 
 
 def lora_of(model_type: str, kind: str) -> LoraSpec | None:
-    """Return the adapter of full, lora, lora and a whole head, dora ..."""
+    """Return the adapter of full, lora, lora with a trained head, dora ..."""
     if kind == "full":
         return None
     dropout, targets = 0.1 if "dropout" in kind else 0.0, FAMILIES[model_type][1]
@@ -71,12 +71,11 @@ def lora_of(model_type: str, kind: str) -> LoraSpec | None:
 
 
 def _formulas() -> dict[Any, Any]:
-    """Return the FLOPs of attention by kernel, and of a product in place, which torch leaves out.
+    """Return the FLOPs of attention by kernel, and of an in-place product, which torch leaves out.
 
-    Attention counts as the convention has it: causal, within documents (whose lengths
-    tensors without data do not say), and twice the forward pass for the
-    backward one. Torch's own figures are of full attention, and have the scores that a fused kernel
-    computes again.
+    Attention counts by convention: causal, within documents (whose lengths tensors without data
+    do not have), and twice the forward pass for the backward one. Torch's own figures are of
+    full attention, and include the scores that a fused kernel recomputes.
     """
 
     def all_documents(factor: int) -> Any:
@@ -105,11 +104,11 @@ def run_of(model_type: str, kind: str) -> memory_trace.TracedRun:
 
 
 def counted(run: memory_trace.TracedRun, *, checkpoint: bool) -> float:
-    """Count a step without data, forward and backward, by the variable-length kernel."""
+    """Count a step without data, forward and backward, with the variable-length kernel."""
     batch = memory_trace.sample_batch(DOCUMENTS, N_ROWS, SUPERVISED)
     net: Any = memory_trace.build_model(run, n_layers=3, checkpoint=checkpoint)
     if run.lora is not None:
-        # Without it, the lowest layer spares its input gradients: 1 layer of 3 here, of 28 there.
+        # Without it, the lowest layer skips its input gradients: 1 layer of 3 here, of 28 there.
         net.enable_input_require_grads()
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     with memory_trace.as_on_card(run), torch.autocast("cpu", dtype=run.dtype):
@@ -127,7 +126,7 @@ CASES += [(name, kind, False) for name in ("starcoder2", "gpt_neox", "gpt2") for
 
 @pytest.mark.parametrize(("model_type", "kind", "checkpoint"), CASES)
 def test_flops_agree_with_torchs_counter(model_type: str, kind: str, checkpoint: bool) -> None:
-    """Several documents a row, the head on supervised rows; recomputation is hardware's."""
+    """Several documents per row, the head on supervised rows; recomputation is hardware FLOPs."""
     run, facts = run_of(model_type, kind), facts_of(model_type)
     found = flops.flops_per_token(
         facts, lora=run.lora, mean_context_tokens=SUM_LEN_SQ / (2 * sum(DOCUMENTS)),

@@ -1,4 +1,4 @@
-"""Settings given by hand or found by a search: where they win, and what follows from them."""
+"""Settings set by hand or found by a search: where they take precedence, and what follows."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def test_an_adapter_is_changed_or_taken_away() -> None:
     assert full.n_params_trainable == full.n_params_total == N_PARAMS
     with pytest.raises(ConfigError, match="drop --lora-r"):
         changed(ADAPTED, method="full", lora_r=4)
-    # What is not given is as in a manifest that does not give it.
+    # Unset values are as in a manifest that does not set them.
     assert changed(MADE, method="lora", lora_r=4).lora == LoraSpec(r=4)
 
 
@@ -119,7 +119,7 @@ H100 = card("H100 SXM")
 
 
 def tuned_plan(record: tuned.TuningRecord | None = None, **changes: Any) -> TrainPlan:
-    """Plan for a card, an H100 unless another is given, by what a search found."""
+    """Plan for a card, by default an H100, with a search's results."""
     cpu, gpu = changes.pop("cpu", None), changes.pop("gpu", H100)
     tuning = None if record is None else tuned.Tuning(record=record, cpu=cpu, trace=lambda _: None)
     return plan(gpu, tuning=tuning, **{"n_threads": None, "tuned": FILE, **changes})

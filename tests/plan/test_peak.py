@@ -1,4 +1,4 @@
-"""The prediction of peak memory, and the micro-batch that is chosen by it."""
+"""The prediction of peak memory, and the micro-batch chosen by it."""
 
 import math
 from typing import Any
@@ -178,11 +178,11 @@ SPARED = "; batch_size 4 with gradient_accumulation_steps 4 times as many fits w
     [
         # 1 GiB of model, 8 x 1/3 GiB of step, 8 % and 1 GiB of reserve; twice the step.
         (GIB // 3, GIB // 100, {}, (8, False), "batch_size", "5.0 of 5.6 GiB, and 7.8 with 16"),
-        # A card that would idle checkpoints just enough, unless that brings no more rows.
+        # A card that would idle checkpoints just enough, unless that allows no more rows.
         (GIB, GIB // 100, {}, (BUSY_TOKENS // 1024, True), "batch_size", "judgment"),
         (GIB, GIB, {}, (2, False), "batch_size", ""),
         (GIB, GIB // 100, {"gradient_checkpointing": False}, (2, False), "batch_size", ""),
-        # What the manifest gives is kept, and checkpointed if need be.
+        # The manifest's value is kept, and checkpointed if necessary.
         (GIB, GIB // 100, {"batch_size": 2}, (2, False), "batch_size", ""),
         (GIB, GIB // 100, {"batch_size": 12}, (12, True), "batch_size", ""),
         (GIB // 2, 16 << 20, {"batch_size": 16}, (16, True), "gradient_checkpointing", SPARED),
@@ -204,7 +204,7 @@ def test_a_given_micro_batch_beyond_the_card_is_refused_with_the_most_rows_that_
     ways = "to auto, or to 2 or less with gradient_accumulation_steps 6 times as many"
     with pytest.raises(HardwareError, match=f"batch_size 11 needs .* has 5.6; set it {ways}"):
         chosen(traced(GIB, GIB), batch_size=11)
-    # 3 rows of 1 GiB and 1 of model: 5.32 GiB of 5.59, above 92 % and below all of it.
+    # 3 rows of 1 GiB and 1 of model: 5.32 GiB of 5.59, between 92 and 100 %.
     full = chosen(traced(GIB, GIB), batch_size=3)[2]
     assert "to the brim" in full.reasons["batch_size"].because
     with pytest.raises(HardwareError, match="one row of 1024 tokens"):
@@ -229,7 +229,7 @@ def test_8b_is_trained_as_a_whole_on_80_gb_in_bf16_alone() -> None:
     assert made.memory is not None and made.precision == "bf16"
     assert made.memory.model_bytes == 2 * made.n_params_trainable
     assert made.memory.optimizer_bytes == 4 * made.n_params_trainable
-    # A card that is too small for that as well.
+    # A card that is too small even for that.
     with pytest.raises(HardwareError, match="has less; use a larger card"):
         plan(card("L40S"), **full)
 

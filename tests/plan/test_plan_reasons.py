@@ -1,4 +1,4 @@
-"""What the plan says of its choices: why, where a value comes from, and what was there before."""
+"""The plan's explanations: why, where a value comes from, and the replaced system's value."""
 
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def test_an_interruption_is_told_in_minutes_and_dollars() -> None:
     assert by_time.endswith("loses at most 30 seconds")
     priced = saves(save_steps=None, save_every_minutes=0.5, price_usd_per_hour=6.0)
     assert priced.endswith("at most 30 seconds, $0.05")
-    # Saves by steps may come sooner.
+    # Saves by steps may happen sooner.
     made = plan(card("H100 SXM"), save_steps=1)
     assert made.cost.step_hours is not None
     lost = time_words(made.cost.step_hours / made.n_steps)

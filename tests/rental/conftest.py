@@ -1,4 +1,4 @@
-"""Fixtures of the tests that copy: places of every kind."""
+"""Fixtures for tests that copy: places of every kind."""
 
 from stores import object_storage, place
 

@@ -1,4 +1,4 @@
-"""A guarded command in a folder of its own, and a stand-in for a trainer."""
+"""A guarded command in a separate folder, and a fake trainer."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 from support import PATIENCE_S, SCRIPTS, patched_script, wait_for
 
-# Told to stop, it saves, and ends as ours do. A file "hold" keeps it saving.
+# When stopped, it saves, and exits like ours. A file "hold" keeps it saving.
 TRAINER = """
 import signal, sys, time
 from pathlib import Path
@@ -29,7 +29,7 @@ print("saving", file=sys.stderr, flush=True)
 Path("saved.txt").touch()
 sys.exit(143)
 """
-# A Snakemake that waits for its job whatever happens, and tells it nothing.
+# A Snakemake that always waits for its job, and passes on no signal.
 PATIENT = """#!/usr/bin/env python3
 import signal, subprocess, sys
 
@@ -38,8 +38,8 @@ for number in (signal.SIGINT, signal.SIGTERM):
 sys.exit(subprocess.call(["bash", "-c", sys.argv[1]], preexec_fn=lambda: [
     signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)]))
 """
-# A guard's clock that runs ahead by a thousand seconds as soon as a trainer is at work, at a dollar
-# a second: a budget is spent while one looks on, however long it takes to start.
+# A guard's clock that jumps ahead by a thousand seconds as soon as a trainer works, at a dollar
+# per second: the budget is spent at once, however long the trainer takes to start.
 AHEAD = """
 import time
 from expertflow.rental.guard.ledger import Meter
@@ -62,7 +62,7 @@ def start(
     folder: Path, *options: str, command: list[str] | None = None, line: str = "", patch: str = "",
     env: dict[str, str] | None = None,
 ) -> "subprocess.Popen[str]":  # fmt: skip
-    """Start a guard of a trainer, a command or a line of Bash; it may run some code first."""
+    """Start a guard of a trainer, a command or a line of Bash; optionally run some code first."""
     program = patched_script(folder, "guard_run", patch) if patch else SCRIPTS / "guard_run.py"
     command = ["bash", "-c", line] if line else command or trainer(folder)
     words = [sys.executable, str(program), *options, "--", *command]
@@ -71,7 +71,7 @@ def start(
 
 
 def end(guard: "subprocess.Popen[str]", *, code: int = 0) -> str:
-    """Wait for a guard that ends with this exit code; return what it said."""
+    """Wait for a guard to end with this exit code; return its output."""
     try:
         out, _ = guard.communicate(timeout=PATIENCE_S)
     finally:
@@ -90,7 +90,7 @@ def record(folder: Path) -> dict[str, Any]:
 
 
 def start_trainer(folder: Path, *options: str, **settings: Any) -> "subprocess.Popen[str]":
-    """Start a guard, and wait until its trainer is at work."""
+    """Start a guard, and wait until its trainer is running."""
     guard = start(folder, *options, **settings)
     wait_for((folder / "starts.txt").is_file, said="the trainer did not start", during=guard)
     return guard

@@ -19,14 +19,14 @@ from expertflow.rental.sync.stores import open_store
 
 S3 = pytest.param("s3", marks=pytest.mark.extra("s3"))
 every_kind = pytest.mark.parametrize("place", ["local", "rsync", "daemon", S3], indirect=True)
-# States are pushed and pulled alike whatever the store; one may leave empty folders.
+# States are pushed and pulled the same way for any store; one may leave empty folders.
 every_store = pytest.mark.parametrize("place", ["local", "rsync"], indirect=True)
 s3, rsync = (pytest.mark.parametrize("place", [kind], indirect=True) for kind in (S3, "rsync"))
 BUCKET = "expertflow-tests"
 
 
 class Place(Record, frozen=True, kw_only=True):
-    """A destination, and a look at what it holds behind the store's back."""
+    """A destination, with direct access to its content, bypassing the store."""
 
     destination: str
     folder: Path | None
@@ -41,7 +41,7 @@ class Place(Record, frozen=True, kw_only=True):
         return body
 
     def write(self, key: str, content: bytes) -> None:
-        """Change a file as an accident would: same size and time where there is one."""
+        """Change a file like an accident would, keeping the size and time of an existing one."""
         if self.folder is None:
             _client().put_object(Bucket=BUCKET, Key=f"run/{key}", Body=content)
             return
@@ -58,7 +58,7 @@ def _client() -> Any:
 
 
 def remote_shell(folder: Path) -> Path:
-    """Write what rsync calls in place of ssh: this machine is the other one, too."""
+    """Write a program that rsync calls in place of ssh: this machine is also the remote one."""
     path = folder / "shell"
     path.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
     path.chmod(0o755)
@@ -66,7 +66,7 @@ def remote_shell(folder: Path) -> Path:
 
 
 def fake_rsync(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace rsync by a script."""
+    """Replace rsync with a script."""
     folder.mkdir(exist_ok=True)
     (folder / "rsync").write_text(f"#!/bin/bash\n{script}\n")
     (folder / "rsync").chmod(0o755)
@@ -79,11 +79,11 @@ def daemon(tmp_path: Path, folder: Path) -> Iterator[str]:
     folder.mkdir(parents=True)
     settings = tmp_path / "rsyncd.conf"
     own = f"uid={os.getuid()}\ngid={os.getgid()}\n" if os.getuid() == 0 else ""
-    # Nobody is asked for the name of who connects: on a machine without a network that takes long.
+    # The name of the client is not looked up, which would take long on a machine without a network.
     head = f"use chroot=no\nreverse lookup=no\n{own}"
     settings.write_text(f"{head}[m]\npath={folder}\nread only=no\n")
     with socket.socket() as free:
-        # The port stays bound, so that nobody else is given it; the daemon may bind it once more.
+        # The port stays bound, so that nobody else gets it; the daemon may bind it again.
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -119,11 +119,11 @@ def object_storage() -> Iterator[str]:
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
-    """Yield an empty place of the kind that a test is parametrized with, a folder without one."""
+    """Yield an empty place of the kind a test is parametrized with, by default a folder."""
     kind, folder = getattr(request, "param", "local"), tmp_path / "elsewhere" / "a place"
     if kind == "s3":
         monkeypatch.delenv("AWS_PROFILE", raising=False)
-        # Of the machine's own settings nothing counts.
+        # Ignore the machine's own settings.
         for name, value in {
             "ENDPOINT_URL": request.getfixturevalue("object_storage"),
             "DEFAULT_REGION": "us-east-1",

@@ -1,4 +1,4 @@
-"""A bundle's file lets nothing else in; it is opened beside runs, after kills, with any weights."""
+"""A bundle lets nothing else in; it can be opened next to runs, after kills, with any weights."""
 
 import fcntl
 import gzip
@@ -33,7 +33,7 @@ from expertflow.train.records import ModelRecord
 
 CARDS, WEIGHTS = "results/e/.bundle/gpus.yaml", "results/e/base_model/model.safetensors"
 ITEMS: tar.Items = {CARDS: b"{}", WEIGHTS: b"weights", "results/e/plan.json": b"{}" * 300}
-# The longest part of a name, and the longest name, that every file system takes.
+# The longest part of a name, and the longest name, that every file system allows.
 LONG_PART = "results/e/" + "n" * 255
 LONG_NAME = "results/e/" + "é" * 127 + ("/" + "d" * 252) * 3 + "d"
 
@@ -70,7 +70,7 @@ def test_what_snakemake_knew_of_results_before_is_dropped(tmp_path: Path) -> Non
         b64encode(name.encode()).decode()
         for name in ("results/e/base_model", WEIGHTS, "results/e/packing.json")
     ]
-    # Snakemake splits what is too long for a file's name.
+    # Snakemake splits names that are too long for a file.
     encoded[1] = f"@{encoded[1][:9]}/{encoded[1][9:]}"
     for name in (*encoded, "no name"):
         path = metadata / name
@@ -82,7 +82,7 @@ def test_what_snakemake_knew_of_results_before_is_dropped(tmp_path: Path) -> Non
 
 
 Forge = Callable[[Path], object]
-# Half a pair of UTF-16 can be written so, and by canonical JSON not at all.
+# Half a UTF-16 pair can be written this way, but not in canonical JSON.
 UTF8 = ("utf-8", "surrogatepass")
 
 
@@ -92,7 +92,7 @@ def text(value: Any) -> bytes:
 
 
 def sealed(**changes: Any) -> bytes:
-    """Return the text of an index as one would write it who knows the format."""
+    """Return the text of an index as written by somebody who knows the format."""
     value = {**to_json(index_of(ITEMS)), **changes}
     return text({"index": value, "sha256": sha256_text(text(value).decode(*UTF8))})
 
@@ -132,7 +132,7 @@ def members(*names: str, n_bytes: Any = 0, **changes: Any) -> Forge:
 
 
 def second(name: str = WEIGHTS, content: bytes = b"weights", **changes: Any) -> Forge:
-    """Forge a bundle whose second member has another header than the index says."""
+    """Forge a bundle whose second member has a different header from the index."""
     return archive(GOOD, FIRST, part(name, content, **changes), THIRD)
 
 
@@ -151,7 +151,7 @@ def nested(n_levels: int) -> Any:
     return value
 
 
-# By what is said of them, so that no forgery is refused for another reason than its own.
+# By error message, so that each forgery is rejected for its own reason.
 FORGERIES: dict[str, dict[str, Forge]] = {
     "does not lie in results/e, or has a name": {title: members(name) for title, name in {
         "absolute": "/etc/passwd", "two slashes": "//results/e/x", "above": "../results/e/x",
@@ -252,7 +252,7 @@ def test_a_changed_byte_is_refused_wherever_it_is(tmp_path: Path) -> None:
     bundle = make(tmp_path / "b.tar", {"results/e/x": b"content"})
     index = tar.read_index(bundle)
     whole = bytearray(bundle.read_bytes())
-    # Of the many zeros of a tar archive every 16th.
+    # Of the many zeros in a tar archive, every 16th.
     for place in (i for i, byte in enumerate(bytes(whole)) if byte or i % 16 == 0):
         flip = (0x01, 0x80)[place % 2]
         whole[place] ^= flip
@@ -285,7 +285,7 @@ def test_a_run_that_makes_the_expert_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / LOCK).parent.mkdir(parents=True)
     (tmp_path / LOCK).write_text('{"host": "h", "pid": 1, "slurm_runs": ["a"]}\n')
     assert start(tmp_path, path)
-    # What a run left for the next one stays.
+    # Files that a run left for the next one stay.
     signed = json.loads((tmp_path / LOCK).read_text())
     assert (signed["pid"], signed["slurm_runs"]) == (os.getpid(), ["a"])
     said = "made by another run, process 123 on a-host; wait for it"

@@ -1,4 +1,4 @@
-"""What the guard copies at its end: all that would be lost, and the ledger before all else."""
+"""What the guard copies at its end: everything that would be lost, the ledger first."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ def spend(folder: Path, start_s: float) -> PaidSession:
 
 
 def fail_at(copies: Copies, part: str, error: Exception | None = None) -> None:
-    """Have the store fail for keys that contain something."""
+    """Make the store fail for keys that contain a text."""
     store: Any = copies.push_store
     send = store.send_files
 
@@ -91,7 +91,7 @@ def test_no_results_or_a_failing_disk_are_failed_copies(
 
 
 def test_a_model_in_the_results_is_sent_as_a_state_too(place: Place, tmp_path: Path) -> None:
-    """Another machine pulls states alone, and does not train it again."""
+    """Another machine pulls only states, and does not train it again."""
     publish(tmp_path / "results" / "a", "weights of a")
     state = tmp_path / "state"
     finished(state / "a" / "f", "weights of a")
@@ -144,7 +144,7 @@ def test_two_machines_keep_each_others_dollars(place: Place, tmp_path: Path) -> 
     one.send_ledger()
     assert copies_of(tmp_path / "three", place).own.is_dir()
     assert read_ledger(tmp_path / "three" / "state/.guard/ledger.json").sessions == sessions
-    # A budget that begins anew begins anew there, too.
+    # A reset budget is reset there, too.
     copies = copies_of(tmp_path / "three", place, forget_spent=True)
     session = spend(tmp_path / "three", 200.0)
     copies.send_ledger()
@@ -171,7 +171,7 @@ def test_the_reserve_grows_with_what_is_to_be_sent(place: Place, tmp_path: Path)
     sent = {"what": "x", "n_files": 1, "duration_s": 100.0, "verified": "equal"}
     copies.pushes.append(SendRecord(n_bytes=n_unsent, **sent))
     assert copies.reserve_s(1.0) == pytest.approx(1.5 * 140)
-    # A state whose model was sent has nothing left to save or send.
+    # A state has nothing left to save or send once its model was sent.
     sent["what"] = "state/a/f/finished"
     copies.pushes.append(SendRecord(n_bytes=0, **sent))
     assert copies.reserve_s(1.0) < 1.5 * 100

@@ -1,4 +1,4 @@
-"""What ends a guarded run, goes wrong with it, or is told to it wrongly costs no work or money."""
+"""Faults in a guarded run, its end or its options cost no work or money."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ from expertflow.rental.guard.options import (
 from expertflow.rental.guard.run import N_HOOKS, NOT_STARTED, TIMED_OUT, run_hook
 from expertflow.rental.guard.timers import Notice
 
-# A guard of which something breaks as soon as the trainer is at work; what opens cards at once.
+# A guard in which something breaks as soon as the trainer works; opening cards breaks at once.
 BROKEN = """
 from expertflow.rental.guard import supervisor, timers
 
@@ -56,7 +56,7 @@ def test_a_second_guard_in_a_folder_is_refused(tmp_path: Path) -> None:
     assert first.poll() is None and hold.is_dir() and not (tmp_path / "hook").exists()
     first.terminate()
     guarded.end(first, code=84)
-    # Its lock ends with it.
+    # Its lock ends with its process.
     guarded.run(tmp_path, command=["true"])
 
 
@@ -122,7 +122,7 @@ def test_a_copy_on_the_same_disk_is_none(here: Path, option: str) -> None:
 
 @pytest.mark.parametrize("folder", ["results", "state"])
 def test_a_copy_survives_only_on_another_disk(here: Path, folder: str) -> None:
-    # The other one lies elsewhere.
+    # The other one is elsewhere.
     other = {"results": "state", "state": "results"}[folder]
     options = ("--sync-to", "bucket/run1", f"--{other}", "/proc", "--on-finish", "stop")
     with pytest.raises(ConfigError, match=f"on the disk of {folder}"):
@@ -145,7 +145,7 @@ def test_a_tilde_is_the_home_folder(here: Path, monkeypatch: pytest.MonkeyPatch)
     found = settings(*places, "--on-finish", "stop", "--disk-stays")
     assert [found.push, found.sync_to] == [str(here / "x"), str(here / "y")]
     assert [found.results, found.state] == [here / "z", here / "s"]
-    # The far side's shell expands its own.
+    # The remote shell expands its own.
     assert settings("--push=host:~/x").push == "host:~/x"
 
 
@@ -173,7 +173,7 @@ def test_a_spent_budget_does_not_end_the_tries_that_end_the_paying(tmp_path: Pat
     assert (tmp_path / "hook").is_file(), out
 
 
-# A copy of the ledger fails as nobody expects; states are pulled until the budget is spent.
+# A copy of the ledger fails unexpectedly; states are pulled until the budget is spent.
 ODD_LEDGER = """
 import time
 from expertflow.rental.guard import copies
@@ -199,7 +199,7 @@ Meter.__init__.__kwdefaults__["clock"] = ahead
 
 @long
 def test_no_error_at_a_pulls_end_keeps_the_machine(tmp_path: Path) -> None:
-    # At a dollar a second, half a second is left for the pull.
+    # At a dollar per second, half a second is left for the pull.
     price = ("--usd-per-hour", "3600", "--max-usd", "500", "--reserve-seconds", "499.5")
     options = (*price, "--push", "there", *guarded.HOOK, "--without-sync")
     out = guarded.run(tmp_path, *options, command=["touch", "worked"], patch=ODD_LEDGER, code=80)
@@ -302,14 +302,14 @@ def test_a_failed_command_is_stopped_too(tmp_path: Path) -> None:
     assert found["usd"] is None and found["unavailable"]["usd"] == "no --usd-per-hour"
     there = tmp_path / "there" / "results"
     assert (there / "log").read_text() == "half\n" and not (there / "base_model").exists()
-    # The record is there, too, as it was before the command ran.
+    # The record exists, too, as it did before the command ran.
     assert '"outcome": "failed"' in (there / "guard.json").read_text()
     (sync,) = found["syncs"]
     assert (sync["n_files"], sync["n_bytes"]) == (1, 5) and "equal" in sync["verified"]
     assert found["on_finish"] == "run, exit code 0" and found["failures"] == []
 
 
-# Copies of results fail so many times, in a way that nobody expects.
+# Copies of results fail this many times, unexpectedly.
 ODD = """
 from expertflow.rental.guard import copies
 from expertflow.rental.sync.stores import LocalStore
@@ -336,7 +336,7 @@ def test_no_error_in_a_copy_ends_the_guard(tmp_path: Path, n_times: int, exit_co
     out = guarded.run(tmp_path, *options, line=work, patch=odd, code=exit_code)
     assert "odd\n" in out, out
     assert set(guarded.record(tmp_path)["failures"]) == {"sync: ValueError: unheard of"}
-    # The machine is kept only where the results are nowhere else.
+    # The machine is kept only if the results are nowhere else.
     assert (tmp_path / "hook").is_file() is (exit_code == 0)
     kept = "not run: the results are not known"
     assert guarded.record(tmp_path)["on_finish"].startswith(kept) is (exit_code == 84)

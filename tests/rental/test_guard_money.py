@@ -1,4 +1,4 @@
-"""A budget holds over restarts, is counted to the second, and loses nothing to other clocks."""
+"""A budget holds across restarts, is counted to the second, and loses nothing to other clocks."""
 
 import json
 import threading
@@ -85,7 +85,7 @@ def test_a_machine_that_was_paid_all_along_is_counted_once(tmp_path: Path) -> No
     path, now_s = tmp_path / "ledger.json", datetime.now(UTC).timestamp()
     earlier = PaidSession(start_s=now_s - 7200, end_s=now_s - 1800, usd_per_hour=1.0)
     write_record(path, Ledger(sessions=(earlier,)))
-    # Paid since an hour ago: half an hour of the earlier session lies before that and one within.
+    # Paid for the last hour: half an hour of the earlier session is before that and one within.
     meter = Meter(path, usd_per_hour=1.0, since_s=now_s - 3600, clock=Clock())
     assert meter.usd_before == pytest.approx(1.0, abs=0.01)
     assert meter.total_usd() == pytest.approx(2.0, abs=0.01)

@@ -1,4 +1,4 @@
-"""Whatever tells a guarded run to stop, its trainer saves, and nothing of it is left running."""
+"""However a guarded run is stopped, its trainer saves, and no process is left running."""
 
 import os
 import re
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 
 
 def test_the_exit_code_is_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A folder of PATH that this user may not read would be what is complained of.
+    # A folder in PATH that this user may not read would cause another error.
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     guarded.run(tmp_path, line="exit 7", code=7)
     assert guarded.record(tmp_path)["outcome"] == "failed"
@@ -42,7 +42,7 @@ def test_a_trainer_without_snakemake_is_told_too(tmp_path: Path, number: signal.
     guarded.end(guard, code=128 + number)
     found = guarded.record(tmp_path)
     assert (found["signals"], found["on_finish"]) == ([number.name], "not run after a signal")
-    # Stopped by hand, a run keeps its machine.
+    # A run that is stopped by hand keeps its machine.
     assert not (tmp_path / "hook").exists()
     assert (tmp_path / "saved.txt").is_file()
     assert not (tmp_path / "went_on.txt").exists()
@@ -57,7 +57,7 @@ def test_a_guard_that_is_killed_takes_its_command_along(tmp_path: Path) -> None:
     assert (tmp_path / "saved.txt").is_file()
 
 
-# A busy machine is not too slow for two signals that come within a minute.
+# Even a busy machine manages two signals within a minute.
 @pytest.mark.parametrize(("echo_s", "is_one"), [(1e-9, False), (60.0, True)])
 def test_a_repeated_signal_kills_and_no_echo(tmp_path: Path, echo_s: float, is_one: bool) -> None:
     hold = tmp_path / "hold"
@@ -134,10 +134,10 @@ def test_a_run_stops_before_its_budget_is_spent(tmp_path: Path) -> None:
     assert (tmp_path / "saved.txt").is_file()
     found = guarded.record(tmp_path)
     assert found["outcome"] == "budget" and found["usd_before"] == 0
-    # The record is written before the line is told, and time is paid for in between.
+    # The record is written before the line is printed, and time in between is paid for.
     told = re.search(r"after \d+ s, \$([\d.]+) spent", out)
     assert told and 1000 <= found["usd"] <= float(told[1]) + 0.01
-    # The next session finds it spent, and begins nothing.
+    # The next session finds it spent, and starts nothing.
     out = guarded.run(tmp_path, *guarded.BUDGET, command=["touch", "went_on"], code=1)
     assert "raise --max-usd" in out and out.count("\n") == 1
     assert not (tmp_path / "went_on").exists()
@@ -182,11 +182,11 @@ def test_a_machine_that_is_started_again_stops_when_the_budget_is_spent(
     assert "the command is not started: $" in out and "stop command run, exit code 0" in out
     assert (again / "hook").read_text().startswith("budget 80 1")
     assert not (again / "went_on").exists()
-    # What is only here is copied before the machine is gone.
+    # Files that are only here are copied before the machine is stopped.
     assert (tmp_path / "bucket/results/report.json").is_file() is not is_fresh
     found = guarded.record(again)
     assert found["exit_code"] is None and found["on_finish"] == "run, exit code 0"
-    # Where an earlier session was, missing results are not known to be elsewhere.
+    # After an earlier session, missing results cannot be assumed to be elsewhere.
     shutil.rmtree(again / "results")
     (again / "hook").unlink()
     out = guarded.run(again, *options, "--sync-retries", "0", command=["true"], code=84)
@@ -199,7 +199,7 @@ def test_as_the_first_process_it_collects_orphans(tmp_path: Path) -> None:
     probe = [unshare or "", "--pid", "--fork", "--mount-proc", "true"]
     if unshare is None or os.spawnv(os.P_WAIT, unshare, probe):
         pytest.skip("no PID namespaces here")
-    # The orphan ends as nobody's child but the first process's. Collected, it is no process at all.
+    # The orphan becomes a child of the first process. Once collected, it no longer exists.
     orphan = (
         "(sleep 0.1 & echo $! > orphan.txt); for i in {1..9000}; do sleep 0.01;"
         " [ -e /proc/$(cat orphan.txt) ] || exit 9; done"
@@ -231,6 +231,6 @@ def test_a_signal_reaches_the_trainer_below_snakemake(tmp_path: Path) -> None:
     guard.send_signal(signal.SIGINT)
     guarded.end(guard, code=130)
     assert running_in(tmp_path) == [] == list(tmp_path.glob(".snakemake/locks/*"))
-    # It saved, its pipe of logs did not end before it, and no retry began.
+    # It saved, its log pipe did not end before it, and no retry started.
     assert (tmp_path / "saved.txt").is_file()
     assert (tmp_path / "starts.txt").read_text() == "started\n"

@@ -1,4 +1,4 @@
-"""Timers stop what costs money for nothing, and leave alone what works or cannot be judged."""
+"""Timers stop runs that waste money, and leave alone those that work or cannot be judged."""
 
 import logging
 import subprocess
@@ -17,7 +17,7 @@ Patch = pytest.MonkeyPatch
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """Time that passes only when a test advances it."""
 
     now_s = 1000.0
 
@@ -34,7 +34,7 @@ def clock(monkeypatch: Patch) -> Clock:
 def ends_after(
     clock: Clock, timer: IdleGpu | Standstill, look: Callable[[float], object] = float
 ) -> tuple[float, str] | None:
-    """Ask a timer twice a second for 20 s; return when it ended the run, and why."""
+    """Query a timer twice a second for 20 s; return when and why it ended the run."""
     begun_s = clock.now_s
     for half_s in range(40):
         clock.now_s = begun_s + half_s / 2
@@ -112,7 +112,7 @@ def test_a_notice_is_asked_every_second_and_given_five(
     assert n_asked_at(6.0) == 2 and not killed
     assert n_asked_at(6.1) == 2 and killed == asked[1:]
     assert n_asked_at(6.1) == 3 and not caplog.messages
-    # A command that is not there would never say so.
+    # A missing command would never announce a notice.
     asked[2].code = 127
     assert n_asked_at(7.1) == 3 and n_asked_at(7.1) == 4
     asked[3].code = 127
@@ -130,7 +130,7 @@ class Worker(SimpleNamespace):
 def worker(
     clock: Clock, cores: float, n_bytes: int | None = 0, program: str = "train.py"
 ) -> Worker:
-    """Return a process that uses so much of a core and moves so many bytes a second."""
+    """Return a process that uses this share of a core and moves this many bytes per second."""
 
     def cpu_times() -> SimpleNamespace:
         half_s = cores * clock.now_s / 2
@@ -180,7 +180,7 @@ def test_work_is_no_standstill(
     if works:
         assert ended is None
     else:
-        # What was done until the first look, of half a second, counts as work.
+        # Work until the first check, after half a second, counts.
         why = "no file changed, no processor was used, nothing was moved for 0.1 min"
         assert ended is not None and ended[0] <= 6.5 and ended[1] == why
 
@@ -198,7 +198,7 @@ def test_files_that_change_are_no_standstill(
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     (tmp_path / "dangling").symlink_to("nowhere")
-    # A network disk answers no better.
+    # A network disk is no more precise.
     (tmp_path / "refused").symlink_to("x" * 300)
     timer = standstill(monkeypatch, tmp_path, lambda: [])
     ended = ends_after(clock, timer, lambda s: path.write_bytes(bytes(int(2 * s))))
@@ -206,7 +206,7 @@ def test_files_that_change_are_no_standstill(
 
 
 def test_processes_that_come_and_go_work(clock: Clock, tmp_path: Path, monkeypatch: Patch) -> None:
-    """What the processes of now have used by now counts, even if others took theirs along."""
+    """Usage of current processes counts, even if ended ones took theirs with them."""
 
     def short() -> list[object]:
         return [worker(Clock(), 0.2 / Clock.now_s)]

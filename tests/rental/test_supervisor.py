@@ -1,4 +1,4 @@
-"""What a guard's supervisor takes for a shell or pipe, and what it does if it cannot be killed."""
+"""How a guard's supervisor recognizes shells and pipes, and handles processes it cannot kill."""
 
 import os
 import shlex
@@ -70,7 +70,7 @@ def test_snakemake_is_known_by_its_command() -> None:
 
 
 class Process:
-    """A process of a tree that exists only here."""
+    """A process in a fake tree."""
 
     def __init__(self, pid: int, name: str, *below: "Process") -> None:
         self.pid, self.name, self.below = pid, name, below
@@ -87,7 +87,7 @@ def test_snakemake_is_told_first_then_jobs_and_all_are_killed_after_the_grace(
     waiting, log = Process(6, "sh"), Process(7, "tee")
     snakemake = Process(2, "snakemake", Process(3, "bash", trainer, log), waiting)
     tree = Process(0, "supervisor", Process(1, "launcher", snakemake))
-    # No small numbers: a machine has been up for a while.
+    # Not small: a machine has been up for a while.
     clock, sent = SimpleNamespace(now_s=1000.0), list[tuple[float, str, int]]()
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     monkeypatch.setattr(psutil, "Process", lambda: tree)

@@ -1,6 +1,6 @@
-"""A state that is pushed while it is trained comes back complete, or the push before it does.
+"""A state pushed during training comes back complete, or the previous push does.
 
-A line that breaks is no damage, and what is further here stays.
+A broken connection is not damage, and a more advanced local state stays.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ KEY = "state/sums/abc"
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     path = tmp_path / "here" / "sums" / "abc"
-    # Beside states lie folders that are none.
+    # There are also folders that are not states.
     for name in (".guard/x", "sums/.abc.7.partial", "sums/abc/checkpoints"):
         (tmp_path / "here" / name).mkdir(parents=True)
     for name in ("steps.jsonl", "plan.json", "lock", ".steps.jsonl.7.partial"):
@@ -63,7 +63,7 @@ def pull(root: Path, store: Store) -> str:
 
 
 def push_steps(state: Path, place: Place, *steps: int) -> Store:
-    """Save and push after some steps, as a run does."""
+    """Save and push after some steps, as in a run."""
     store = place.open()
     for step in steps:
         save(state, step)
@@ -72,7 +72,7 @@ def push_steps(state: Path, place: Place, *steps: int) -> Store:
 
 
 class Broken:
-    """A store whose line breaks at manifests that are sent, and at so many files to fetch."""
+    """A store whose connection breaks on sending manifests and on fetching this many files."""
 
     def __init__(self, store: Store, n_failures: int = 0) -> None:
         self._store, self.n_left = store, n_failures
@@ -107,13 +107,13 @@ def test_a_pushed_state_comes_back_whole(place: Place, state: Path, tmp_path: Pa
     checkpoints = [path / "checkpoints" for path in (state, back)]
     assert sha256_directory(checkpoints[0]) == sha256_directory(checkpoints[1])
     assert not list((tmp_path / "here" / ".guard" / "hold").rglob("*.safetensors"))
-    # Nothing more to bring.
+    # Nothing more to pull.
     assert pull_states(tmp_path / "fresh", place.open()) == []
 
 
 @every_store
 def test_what_is_no_push_stays(place: Place, state: Path, tmp_path: Path) -> None:
-    """As where the destination is a checkout that trains the same."""
+    """As if the destination were a checkout that trains the same expert."""
     assert place.folder is not None
     there = place.folder / KEY
     shutil.copytree(state, there)
@@ -134,7 +134,7 @@ def test_two_pushes_are_kept(place: Place, state: Path) -> None:
         push(state, store)
         assert push(state, store) is None
     names = ["step-00000040", "step-00000040.json", "step-00000060", "step-00000060.json"]
-    # A folder that was emptied is no push; only rsync leaves one.
+    # An emptied folder is not a push; only rsync leaves one.
     assert [n for n in store.list_names(KEY) if n != "step-00000020"] == names
     finish(state)
     push(state, store)
@@ -148,11 +148,11 @@ def test_a_spoiled_push_gives_way(place: Place, state: Path, tmp_path: Path) -> 
     place.write(file, place.read(file)[:-1] + b"x")
     waits: list[float] = []
     (said,) = pull_states(tmp_path / "fresh", store, wait=waits.append)
-    # Fetching what is damaged once more would not mend it.
+    # Fetching damaged files again would not fix them.
     assert "step-00000020 pulled" in said and waits == []
     newest = checkpoint_files.newest_checkpoint(tmp_path / "fresh" / "sums" / "abc")
     assert newest is not None and newest.name == "step-00000020"
-    # Known to be damaged, it is not taken for a push of that step any more.
+    # Known to be damaged, it no longer counts as a push of that step.
     push(state, store)
     assert "step-00000040 pulled" in pull(tmp_path / "again", store)
 
@@ -164,7 +164,7 @@ def test_an_incomplete_push_leaves_the_older(place: Place, state: Path, tmp_path
         push(state, Broken(store))  # type: ignore[arg-type]
     assert not (tmp_path / "here" / ".guard" / "hold" / "files").exists()
     assert "step-00000020 pulled" in pull(tmp_path / "fresh", store)
-    # Its files are taken up or away by the next one.
+    # Its files are reused or removed by the next one.
     save(state, 60)
     push(state, store)
     assert "step-00000040.json" not in store.list_names(KEY)
@@ -222,7 +222,7 @@ def test_a_push_that_nobody_compared_is_compared(place: Place, state: Path, tmp_
     assert push_state(state, store, hold) is None
     sent = push_state(state, store, hold, trusted=())
     assert place.read(file) == good
-    # A speed by what was moved would keep the time of weeks for a last copy.
+    # A speed computed from the transferred bytes would reserve weeks for a last copy.
     files = [state / name for name in files_below(state) if name != "lock"]
     assert sent is not None and sent.n_bytes == sum(path.stat().st_size for path in files)
 
@@ -269,7 +269,7 @@ def test_a_checkpoint_that_was_spoiled_here_is_brought_back(place: Place, state:
     weights.write_bytes(bytes(len(good)))
     assert "step-00000020 pulled" in pull(state.parents[1], store)
     assert weights.read_bytes() == good
-    # What is further here stays.
+    # A more advanced local state stays.
     save(state, 40)
     assert pull_states(state.parents[1], store) == []
     newest = checkpoint_files.newest_checkpoint(state)

@@ -1,4 +1,4 @@
-"""What a store says it has taken is there, byte for byte; what is spoiled there is found."""
+"""Whatever a store reports as stored is there, byte for byte; damage there is detected."""
 
 import errno
 import os
@@ -45,7 +45,7 @@ def test_what_is_sent_comes_back(place: Place, folder: Path, tmp_path: Path) -> 
     assert files_below(tmp_path / "one") == ["a.json"]
     with pytest.raises(store_module.NotThere):
         store.fetch("state/.guard/ledger.json", tmp_path / "back")
-    # What is dropped takes nothing along that is called alike.
+    # Dropping a file does not drop others with a similar name.
     store.send_files(folder, "results/x-more", ["a.json", "in/e"])
     store.delete("results/x")
     assert store.list_names("results/x") == []
@@ -66,12 +66,12 @@ def test_what_is_there_is_not_moved_again_unless_it_was_spoiled(
     good = (folder / "in/b c.bin").read_bytes()
     place.write("results/in/b c.bin", b"x" + good[1:])
     if isinstance(store, stores.RsyncStore):
-        # It goes by size and time first, compares afterwards, and trusts neither the next time.
+        # It first checks size and time, then compares, and trusts neither the next time.
         with pytest.raises(SyncFailed, match=r"not there as they are here, in/b c\.bin for one"):
             store.send_files(folder, "results", files_below(folder))
     store.send_files(folder, "results", files_below(folder))
     assert place.read("results/in/b c.bin") == good
-    # A copy can be broken off either way.
+    # A copy can be interrupted either way.
     cancel = threading.Event()
     store = open_store(place.destination, cancel)
     cancel.set()
@@ -92,7 +92,7 @@ def test_canceling_ends_it(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 @s3
 def test_large_objects_go_in_parts(place: Place, folder: Path) -> None:
-    # The least size of a part that storage takes.
+    # The smallest part size that storage allows.
     store = S3Store(place.destination, threading.Event())
     store._chunk_bytes = 5 << 20
     content = bytes(range(256)) * (12 << 12)
@@ -138,7 +138,7 @@ def test_storage_that_keeps_no_checksums_is_read_back(place: Place, folder: Path
     place.write("k/a.json", b"[]")
     assert store.send_files(folder, "k", ["a.json"]).n_bytes == 2
     assert place.read("k/a.json") == b"{}"
-    # A line that breaks meanwhile is an error of ours.
+    # A connection that breaks meanwhile is one of our errors.
     store._client.get_object = lambda **_: {"Body": SimpleNamespace(read=break_off)}
     for name in ("a", "gone"):
         with pytest.raises(SyncFailed, match=rf"{name}\.json"):
@@ -226,7 +226,7 @@ def test_a_greeting_of_the_other_side_hides_nothing(
 def test_odd_names_are_copied(
     place: Place, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As in a container: rsync takes no other characters for printable.
+    # As in a container: rsync considers no other characters printable.
     monkeypatch.setenv("LC_ALL", "C")
     odd = os.fsdecode(b"in/caf\xe9 \xc3\xa9")
     (folder / odd).write_bytes(b"odd")

@@ -47,7 +47,7 @@ def make_bar(
     before: float | None = None,
     **changed: Any,
 ) -> Bar:
-    """Make a variant with so many times the plan's speed; null: it did not fit."""
+    """Make a variant with a multiple of the plan's speed; null: it did not fit."""
     known = speed is not None
     usd = 2.49 / 3.6e-3 / (PLAN_TOKENS_PER_S * speed) if speed else None
     return Bar(
@@ -78,7 +78,7 @@ def make_ladder() -> list[Bar]:
 
 
 def make_ablation(**changed: Any) -> AblationRecord:
-    """Make the record of expert-sql; the card's name says that nothing of it was measured."""
+    """Make the record of expert-sql; the card's name says that it was not measured."""
     singles = []
     for name, label, ratio, why in CHANGES:
         missing = {"outcome": "not measurable", "reason": why} if why else {}

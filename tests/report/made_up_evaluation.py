@@ -1,4 +1,4 @@
-"""What evaluation might say: with everything that it can say, and with nothing that it need not."""
+"""Evaluation records: one with every optional part, and one with none."""
 
 import math
 
@@ -40,7 +40,7 @@ DESCRIPTIONS = {
 def make_evaluation(
     *, before: tuple[int, float], after: tuple[int, float], baselines: dict[str, int]
 ) -> e.EvaluationRecord:
-    """Make one with a task of 200 questions: (correct answers, loss) of both sides."""
+    """Make an evaluation with a task of 200 questions: (correct answers, loss) of both sides."""
     sides = side(*before), side(*after)
     gained = (after[0] - before[0]) / N
     return e.EvaluationRecord(
@@ -65,7 +65,7 @@ def make_evaluation(
 
 
 def make_bare(*, before: float, after: float) -> e.EvaluationRecord:
-    """Make one of an expert without a task: two losses, and nothing else was asked for."""
+    """Make an evaluation of an expert without a task: two losses and nothing else."""
     record = make_evaluation(before=(0, before), after=(0, after), baselines={})
     blank = dict.fromkeys(("score", "generation_s", "n_generated_tokens", "n_cut_off"))
     return replace(
@@ -94,7 +94,7 @@ def published_by_training(step: int) -> e.Published:
 def change(
     quantity: str, difference: float, *, half: float, n: int, word: e.Change | None = None
 ) -> e.PairedChange:
-    """Make a change with its interval, which says what it is unless another word is given."""
+    """Make a change with its interval; the word follows from the interval unless it is given."""
     gain = -difference if quantity == "held_out_loss" else difference
     seen: e.Change = "better" if gain > 0 else "worse"
     return e.PairedChange(
@@ -112,7 +112,7 @@ def baseline(name: str, n_correct: int, n_correct_expert: int) -> e.BaselineScor
 
 
 def published() -> e.Published:
-    """The second of three checkpoints: not the last, and not that of the lowest loss."""
+    """The second of three checkpoints: neither the last one nor that of the lowest loss."""
     kept = ((600, 52, 0.612), (1200, 64, 0.566), (1800, 60, 0.547))
     candidates = (
         e.CandidateScore(step=step, held_out_loss=loss, score=score(n_correct, N_SELECTION),
@@ -171,7 +171,7 @@ def side(n_correct: int, loss: float) -> e.EvaluationSide:
 
 
 def not_scored(record: e.EvaluationRecord, reason: str) -> e.EvaluationRecord:
-    """Make an evaluation whose task could not be scored, for that reason."""
+    """Make an evaluation whose task could not be scored, with that reason."""
     none = e.TaskScore(
         metric=METRIC, n_examples=0, n_correct=0, value_fraction=None, ci95=None, n_by_kind={},
         reason=reason,

@@ -47,7 +47,7 @@ PROVENANCE = {
 
 Times = dict[str, list[list[tuple[float, float]]]]
 START_S = 1_781_428_000.0  # of the first job
-# Start and end of each attempt, in seconds from there, of one job after another; a card's last.
+# Start and end of each attempt, in seconds from there, job after job; card jobs last.
 ATTEMPTS: Times = {
     "fetch_source": [[(0.0, 42.0)]],
     "prepare_shard": [[(43.0, 80.0)], [(44.0, 95.0)]],
@@ -60,7 +60,7 @@ ATTEMPTS: Times = {
 
 
 def make_attempts(times: Times = ATTEMPTS) -> dict[str, tuple[tuple[Attempt, ...], ...]]:
-    """Make the jobs of a run on one machine; of several attempts of a job, the last succeeded."""
+    """Make the jobs of a run on one machine; the last attempt of each job succeeded."""
     return {
         stage: tuple(
             tuple(
@@ -116,7 +116,7 @@ def make_gpu_inputs() -> ReportInputs:
 
 
 def make_cpu_inputs() -> ReportInputs:
-    """The same run of the demo preset: no card, no price, its steps timed as they went."""
+    """The same run with the demo preset: no card, no price, steps timed directly."""
     gpu = make_gpu_inputs()
     samples = series.make_cpu_samples()
     clock = replace(gpu.training.time, forward_s=830.0, backward_s=1_560.0, optimizer_s=104.1)
@@ -176,7 +176,7 @@ class Run:
 
     @cached_property
     def short(self) -> ReportInputs:
-        """Return the inputs without series: charts take most of the time of a page."""
+        """Return the inputs without series: charts take most of a page's time."""
         return replace(self.inputs, steps=(), samples=())
 
     @cached_property
@@ -188,7 +188,7 @@ class Run:
         return render_page(self.report, self.inputs)
 
     def change(self, **records: Any) -> ReportInputs:
-        """Return the inputs with other records; a dictionary holds fields of the one that is."""
+        """Return the inputs with other records; a dictionary changes fields of the existing one."""
         changed = {}
         for name, value in records.items():
             old = getattr(self.inputs, name)

@@ -1,4 +1,4 @@
-"""What a made-up run leaves behind over time: steps, hardware samples, and their summary."""
+"""Series of a made-up run: steps, hardware samples, and their summary."""
 
 import math
 import random
@@ -74,7 +74,7 @@ def make_monitor() -> h.MonitorRecord:
 
 
 def make_machine() -> dict[str, Any]:
-    """Describe the rented machine as its preflight did."""
+    """Describe the rented machine as in its preflight."""
     card = h.GpuSeen(
         index=0, name=GPU, listed_as="H100 SXM", memory_total_bytes=80_000_000_000,
         memory_free_bytes=79_400_000_000, compute_capability="9.0", supports_bf16=True,

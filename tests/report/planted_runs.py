@@ -1,4 +1,4 @@
-"""Runs with one planted trouble, or none, and the findings they must have; no other may appear."""
+"""Runs with one planted problem, or none, and exactly the findings they must have."""
 
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ def evaluated(
 
 
 def wrong(n_cut_off: int = 3, **kinds: int) -> Changes:
-    """Evaluate answers of which so many are wrong in these ways, the others by their result."""
+    """Evaluate answers with these numbers of wrong kinds; all others are wrong by their result."""
     found = {"correct": 122, "wrong_result": 78 - sum(kinds.values()), **kinds}
     score = replace(made.score(122, made.N), n_by_kind=found)
     after = replace(made.side(122, 0.566), score=score, n_cut_off=n_cut_off)
@@ -53,7 +53,7 @@ def by_loss(before: float, after: float, *changes: e.PairedChange) -> Changes:
 
 
 def _spend(inputs: ReportInputs, **shares: float) -> t.TimeSpent:
-    """Spend shares of the wall time on other parts, and the less on steps."""
+    """Spend shares of the wall time on other parts, and less on steps."""
     time = inputs.training.time
     spent = {part: share * time.wall_s for part, share in shares.items()}
     train_s = time.train_s - sum(s - getattr(time, part) for part, s in spent.items())
@@ -66,7 +66,7 @@ def _spend(inputs: ReportInputs, **shares: float) -> t.TimeSpent:
 
 
 def _make_clean(run: Run) -> ReportInputs:
-    """Take away what a made-up run has to find, and its series: no chart is drawn."""
+    """Remove a made-up run's findings, and its series: no chart is drawn."""
     whole = run.inputs
     return run.change(
         training={"n_sessions": 1, "resumed_at_steps": (),
@@ -88,7 +88,7 @@ def spent(run: Run = CARD, **shares: float) -> Changes:
 
 
 def read(**figures: float | None) -> Changes:
-    """Replace readings of the card; a figure is the mean and the median."""
+    """Replace readings of the card; a figure is both mean and median."""
     stats: Any = MONITOR.power_w
     of = {name: x and replace(stats, mean=x, p50=x, max=x) for name, x in figures.items()}
     return {"monitor": of}
@@ -111,7 +111,7 @@ def losses(*values: float) -> Changes:
 
 
 def sized(n_rows: int, n_epochs: int, n_documents: int, fill: float = 0.98) -> Changes:
-    """Train a demo on so many rows, 32 a step."""
+    """Train a demo on this many rows, 32 per step."""
     n_steps, n_tokens = -(-n_rows // 32) * n_epochs, int(n_rows * 1_536 * fill)
     time, n_padding = DEMO.inputs.training.time, n_rows * 1_536 - n_tokens
     parts = {name: getattr(time, name) for name in time.__struct_fields__}
@@ -194,7 +194,7 @@ SOURCES = CARD.inputs.datasets.sources
 
 
 class Planted(NamedTuple):
-    """What is planted, the findings of that, and words of the first one's evidence or advice."""
+    """A planted problem, its findings, and words of the first one's evidence or advice."""
 
     name: str
     change: Changes
@@ -232,7 +232,7 @@ RUNS = (
             {"profile": replace(CARD.inputs.profile, pause_s=0.12 * TRAINING.time.wall_s)})),
     Planted("throttled by its power limit", {"monitor": {"throttle_s": {"power": 900.0}}}),
     Planted("judge of no clear mind", evaluated(judge=judged(18, 22))),
-    # What was learned.
+    # Learning.
     Planted("leak", evaluated(n_documents_shared_with_training=3),
             "held-out-leak", "3 held-out documents"),
     Planted("worse than the run before", evaluated(earlier=made.earlier(-0.08, "worse")),
@@ -289,7 +289,7 @@ RUNS = (
             "the lowest held-out loss, 0.566, is at step 1,200"),
     Planted("nothing to choose by", evaluated(published=BY_TRAINING),
             "checkpoints-not-compared", "3 checkpoints were kept"),
-    # The data.
+    # Data.
     Planted("source without a license", {"datasets": {"sources": (SOURCES[0], replace(SOURCES[1],
             license=None))}}, "no-license", "generated-shops"),
     Planted("duplicates", lost(2_500, near_duplicate=2_500), "data-left-out", "62 %"),
@@ -330,7 +330,7 @@ RUNS = (
             {"plan": {"torch_compile": False}}), "start-up", "a longer one pays it once", run=DEMO),
     Planted("killed far from a save", together(spent(other_s=0.2), {"training": RESUMED}),
             "lost-work", "save more often"),
-    # The card.
+    # Card.
     Planted("memory ran out", {"training": SMALLER}, "memory-short", "set batch_size to 8"),
     Planted("memory ran out in spite of recomputation", {"training": SMALLER, "plan": {**RECOMPUTED,
             "without_checkpointing_peak_bytes": 70e9}}, "memory-short",
@@ -363,7 +363,7 @@ RUNS = (
             "the allocator held 66.0 GB"),
     Planted("room for twice the rows", {"plan": {"next_micro_batch_peak_bytes": 70_000_000_000}},
             "memory-room", "batch_size: 32, gradient_accumulation_steps: 1"),
-    # The run.
+    # Run.
     Planted("slower than calibrated", costing(predicted_hours_low=0.40, predicted_hours_high=0.50),
             "plan-missed", "see the bottleneck"),
     Planted("slower than guessed", costing(predicted_hours_low=0.40, predicted_hours_high=0.50,

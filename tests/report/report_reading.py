@@ -1,4 +1,4 @@
-"""What tests read off a report and off its pages."""
+"""Helpers that read a report and its pages."""
 
 import html
 import os
@@ -50,7 +50,7 @@ class Outline(HTMLParser):
 
 
 def check_page_is_safe(page: str) -> None:
-    """Fail where a page runs a script, loads anything, or is not well formed."""
+    """Fail if a page runs a script, loads anything, or is not well formed."""
     outline = Outline(page)
     assert not {"script", "link", "img", "iframe", "object"} & set(outline.tags)
     assert not [name for name, _ in outline.attributes if name.startswith("on")]
@@ -70,7 +70,7 @@ def compare_with_golden(name: str, text: str) -> None:
 
 
 def lines_of(page: str) -> str:
-    """Return all that a page says, a line each: texts, names of drawings and reasons on hover."""
+    """Return all text on a page, one line each: texts, names of drawings and reasons on hover."""
     for pattern, told in (
         (r'<svg[^>]*role="img" aria-label="([^"]*)".*?</svg>', r"<p>[\1]</p>"),
         (r'<[^>]* title="([^"]*)"[^>]*>', r"<p>(\1) "),
@@ -90,7 +90,7 @@ def text_of(page: str) -> str:
 
 
 def hostile(value: Any, kept: set[str], maps: set[str], key: str = "") -> Any:
-    """Replace every text of a plain record but those of some keys, and the keys of some maps."""
+    """Replace every text of a plain record except those of some keys, and the keys of some maps."""
     if isinstance(value, str):
         return value if key in kept else HOSTILE
     if isinstance(value, dict):
@@ -103,7 +103,7 @@ def hostile(value: Any, kept: set[str], maps: set[str], key: str = "") -> Any:
 
 
 def index_page(*reports: Report) -> str:
-    """Return the page that compares experts, as it lies in results/."""
+    """Return the page that compares experts, as in results/."""
     rows = [index_row(report) for report in reports]
     return render_index(rows, [f"{row['expert']}/report.html" for row in rows])
 

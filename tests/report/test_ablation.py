@@ -196,7 +196,7 @@ def test_the_largest_switch_that_slows_the_plan_is_priced() -> None:
     rest_s = saved_s - recomputation_seconds(report)
     assert 0 < rest_s < saved_s
     assert _finding(report).worth_usd == pytest.approx(2.49 * rest_s / 3600)
-    # Where recomputation costs more than the change saves, nothing is left to price.
+    # If recomputation costs more than the change saves, nothing is left to price.
     twice = {"model.flops_per_token_hardware": 2 * report.model.flops_per_token_model}
     assert _finding(changed(report, twice)).worth_usd == 0
     name = GPU.inputs.monitor.gpu_name
@@ -219,7 +219,7 @@ HERE = {"n_cpus_usable": 8, "cpu_model": "Made-up 9000"}
         (HERE, {"machine": "4 processors, Made-up 9000"}, False),
         (HERE, {"machine": "8 processors, Another"}, False),
         ({**HERE, "cpu_model": None}, {"machine": "8 processors, unnamed"}, True),
-        # Nothing is known of one of the two.
+        # One of the two is unknown.
         (HERE, {"machine": None}, True),
         (None, {"machine": "8 processors, X"}, True),
     ],

@@ -1,4 +1,4 @@
-"""The whole bill: every job, what lies between, what was lost, and whose price it has."""
+"""The bill: every job, the time between jobs, losses, and the source of the price."""
 
 import pytest
 from made_up_runs import CPU, GPU, START_S, make_attempts
@@ -19,7 +19,7 @@ def bill_of(inputs: ReportInputs) -> Bill:
 
 
 def test_what_was_resumed_is_not_lost() -> None:
-    """Of two sessions the last took 2,776 s; what the clock has beyond it came from the first."""
+    """Of two sessions the last took 2,776 s; the clock's remaining time came from the first."""
     (lost,) = bill_of(GPU.inputs).lost
     assert (lost.attempts, lost.wall_s) == (1, 600)
     time = replace(GPU.inputs.training.time, wall_s=3_186.0, startup_s=100.0, other_s=60.0)
@@ -37,7 +37,7 @@ def test_a_long_pause_counts_for_nothing() -> None:
         }
         inputs = GPU.change(plan={"cost": replace(GPU.inputs.plan.cost, billing_minutes=60.0)})
         machine = bill_of(replace(inputs, attempts=make_attempts(times))).machine
-        # A machine of 3,700 s and two of a minute are two hours alike.
+        # Both a machine of 3,700 s and two of a minute are billed two hours.
         assert (machine.wall_s, machine.usd) == (wall_s, pytest.approx(2 * PRICE))
 
 
@@ -54,7 +54,7 @@ def test_other_machines_and_cpus_hold_no_rented_card() -> None:
 
 
 def test_the_guard_knows_what_was_paid() -> None:
-    """Its ledger is minutes old when the report is made; sessions of other runs do not count."""
+    """Its ledger is minutes old when the report is built; sessions of other runs do not count."""
     sessions = (
         PaidSession(start_s=START_S - 9_000, end_s=START_S - 8_000, usd_per_hour=9.0),
         PaidSession(start_s=START_S - 30, end_s=START_S + 700, usd_per_hour=3.0),

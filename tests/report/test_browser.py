@@ -32,11 +32,11 @@ PATIENCE_MS = 180_000
 SIZES = {"desktop": 900, "phone": 390}
 PAGES = ("gpu", "cpu", "index", "ablated", "ablation")
 
-# Whatever is wider than the page. Tables may scroll inside their own box.
+# Elements wider than the page. Tables may scroll inside their own box.
 TOO_WIDE = """() => [...document.querySelectorAll('body *')]
   .filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.scroll, caption'))
   .map(e => e.tagName + '.' + e.className)"""
-# Texts of one drawing that lie on each other, or are cut off.
+# Texts of a drawing that overlap or are cut off.
 COLLISIONS = """() => [...document.querySelectorAll('svg')].flatMap(svg => {
   const frame = svg.getBoundingClientRect();
   if (!frame.width) return [];
@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
-        # A home of its own: some users have none that can be written.
+        # A separate home: some users have no writable one.
         home = str(tmp_path_factory.mktemp("home"))
         places = dict.fromkeys(("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"), home)
         try:
@@ -90,7 +90,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def show(browser: Any, folder: Path) -> Iterator[Any]:
-    """Open a page; at the end no request may have left it, and nothing may have complained."""
+    """Open a page; at the end it must have made no requests and logged no errors."""
     strays: list[str] = []
     contexts = []
 
@@ -133,7 +133,7 @@ def test_a_phone_has_its_own_drawings(show: Any) -> None:
         assert not page.locator(f".{hidden}").first.is_visible()
 
 
-# Texts whose color has less than 4.5 : 1 on the background that lies behind them.
+# Texts with a contrast below 4.5 : 1 to their background.
 FAINT = """() => {
   const light = color => { const [r, g, b] = color.match(/[\\d.]+/g).slice(0, 3)
     .map(c => c / 255).map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);

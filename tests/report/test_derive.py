@@ -21,7 +21,7 @@ TIME = GPU.inputs.training.time
 
 
 def test_mfu_by_hand() -> None:
-    # 86.4 M tokens in 2494.1 + 21.4 s, 2.62 GFLOP a token, of 989.5 TFLOP/s
+    # 86.4 M tokens in 2494.1 + 21.4 s, 2.62 GFLOP per token, of 989.5 TFLOP/s
     expected = 86.4e6 / 2_515.5 * 2.62e9 / 989.5e12
     for training, found in (
         ({}, expected),
@@ -56,7 +56,7 @@ def test_peak_is_of_the_card_that_ran_at_its_precision(plan: Any, training: Any,
 
 
 def test_a_cpu_is_rated_by_what_it_was_measured_to_reach_and_paid_by_the_hour() -> None:
-    speed = 86_400_000 / 2_515.5  # tokens a second
+    speed = 86_400_000 / 2_515.5  # tokens per second
     flops_per_token = CPU.inputs.plan.flops_per_token_model
     measured = {"measured_peak_flops_per_s": 4 * speed * flops_per_token}
     cost = replace(CPU.inputs.plan.cost, price_usd_per_hour=0.3)
@@ -66,7 +66,7 @@ def test_a_cpu_is_rated_by_what_it_was_measured_to_reach_and_paid_by_the_hour() 
     assert tile.value == "25\u00a0%" and tile.note == f"of {derive.MEASURED_ON_CPU}"
     assert f"at 25 % of {derive.MEASURED_ON_CPU}." in report.verdict.sentence
     assert report.cost.usd == pytest.approx(0.3 * 2_712 / 3600)
-    # Measured while the machine was busy, it is no peak.
+    # Measured on a busy machine, it is not a peak.
     slow = CPU.report_with(training={"measured_peak_flops_per_s": speed})
     assert "slowed this machine" in slow.unavailable["throughput.mfu_fraction"]
 

@@ -37,7 +37,7 @@ CHECKPOINTED = {
 WALL = "plan_against_actual.3.actual"
 TRAIN = "time.train_s"
 SOURCE = "data.sources.1"
-# Parts of wall time and the share of it above which they are lost; this run had two sessions.
+# Parts of wall time and the share above which they count as lost; this run had two sessions.
 LOST = {
     "data-wait": ("data_wait_s", 0.05),
     "checkpoint-time": ("checkpoint_s", 0.02),
@@ -64,7 +64,7 @@ SAMPLES = f"{HARDWARE}.samples"
 SPILLED, USED = f"{HARDWARE}.memory_spilled_bytes", f"{HARDWARE}.memory_used_bytes.max"
 RETRY = {"after_step": 0, "micro_batch_size": 8, "n_accumulation_steps": 4, "message": "short"}
 KEPT = "plan.without_checkpointing_peak_bytes"
-# By code: what is set, and whether the rule speaks, or with which severity.
+# By code: the changed values, and whether the rule fires, or with which severity.
 LIMITS: dict[str, list[tuple[Changes, bool | str]]] = {
     "memory-bound-kernels": [
         *_at(TENSOR, (24.9, True), (25.0, False), (None, False), beside={SM: 80.1}),
@@ -83,10 +83,10 @@ LIMITS: dict[str, list[tuple[Changes, bool | str]]] = {
     ],
     "memory-room": [
         *_at(PEAK, (73.5e9, True), (73.6e9, False)),
-        # Half of three is another global batch.
+        # Halving three would change the global batch.
         *_at(ACCUMULATION, (1, False), (3, False), beside={PEAK: 70e9}),
         ({PEAK: 70e9, RETRIES: [RETRY]}, False),
-        # The run took 10 % more than predicted, so the next one would, too.
+        # The run took 10 % longer than predicted, so the next one would, too.
         ({PEAK: 70e9, f"{HARDWARE}.memory_peak_reserved_bytes": 1.1 * 63e9}, False),
     ],
     "recomputation": [
@@ -95,7 +95,7 @@ LIMITS: dict[str, list[tuple[Changes, bool | str]]] = {
     ],
     "plan-missed": [
         *_at(WALL, (0.709, "warning"), (0.71, False), (0.77, False), (0.771, True)),
-        # A prior weighs less than a calibration, and is for the steps alone.
+        # A prior counts less than a calibration, and covers only the steps.
         ({TRAIN: 3_600.0, "plan.calibrated": False}, "info"),
         ({TRAIN: 2_600.0, WALL: 2.0, "plan.calibrated": False}, False),
     ],
@@ -130,7 +130,7 @@ LOST_CASES = [
 
 
 def _change(report: Report, changes: Changes) -> Report:
-    """Change a report; the mean of a reading stands for all its statistics."""
+    """Change a report; the mean of a reading sets all its statistics."""
     full, stats = dict(changes), dict.fromkeys(("min", "max", "p5", "p95"), 1.0)
     for path in {TENSOR, SM, KERNEL, POWER} & set(changes):
         value = full.pop(path)
@@ -217,7 +217,7 @@ def test_acceptance() -> None:
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:
     if isinstance(value, dict):
-        # Some keys of what ran hold dots, and no bar reaches them.
+        # Some keys contain dots, and no bar can reach them.
         for key in (key for key in value if "." not in key):
             yield from leaves(value[key], f"{path}.{key}")
     elif isinstance(value, list):
@@ -248,7 +248,7 @@ SHIPPED = sorted((ROOT / "config" / "experts").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_the_bars_of_the_sources_are_those_of_the_full_presets(path: Path) -> None:
-    """All but B set some; each has its origin, is of the report, and no demo is held to it."""
+    """All but B set some; each has its origin, exists in the report, and ignores demos."""
     manifest = yaml.safe_load(path.read_text(encoding="utf-8"))
     bars, own = manifest.get("acceptance", []), manifest["demo"].get("acceptance", [])
     assert bool(bars) == (path.stem != "repository")
@@ -272,7 +272,7 @@ def test_the_bars_of_the_sources_are_those_of_the_full_presets(path: Path) -> No
         ({"time.eval_s": 9_000.0}, "evaluation", "medium"),
         ({"time.startup_s": 9_000.0}, "start-up", "medium"),
         ({"time.other_s": 9_000.0}, "lost-work", "medium"),
-        # The rest of an unbroken run is start-up; a short run is not sure of anything.
+        # The remainder of an uninterrupted run is start-up; a short run proves nothing.
         ({"time.other_s": 9_000.0, SESSIONS: 1}, "start-up", "medium"),
         ({"time.startup_s": 9_000.0, WALL_S: 59.0}, "start-up", "low"),
         # Counters name the limit inside a step; without them utilization shows arithmetic.
@@ -285,7 +285,7 @@ def test_the_bars_of_the_sources_are_those_of_the_full_presets(path: Path) -> No
         ({TENSOR: None, SM: None, KERNEL: None, POWER: None}, "step", "medium"),
         ({TENSOR: None, SM: None, "throughput.mfu_fraction": 0.40}, "compute", "high"),
         ({TENSOR: None, SM: None, "throughput.mfu_fraction": 0.39}, "step", "medium"),
-        ({TENSOR: 60.0, f"{HARDWARE}.samples": 19}, "step", "medium"),  # few are no evidence
+        ({TENSOR: 60.0, f"{HARDWARE}.samples": 19}, "step", "medium"),  # few are not evidence
     ],
 )
 def test_bottleneck(changes: Changes, expected: str, confidence: str) -> None:

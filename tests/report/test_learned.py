@@ -96,11 +96,11 @@ def test_too_few_held_out_documents_are_called_that(n: int, answer: str) -> None
 
 
 def test_more_questions_by_hand() -> None:
-    """A standard error of 2 points at 100 questions; 1 point is seen in 80 % at 2.8 of them."""
+    """A standard error of 2 points at 100 questions; 80 % power for 1 point needs 2.8 of them."""
     change = made_up.change("loss", 0.01, half=1.959964 * 0.02, n=100, word=SAME)
     needed = 100 * (2.801585 * 0.02 / 0.01) ** 2
     assert learned.n_more_to_see(change) == math.ceil(needed) - 100
-    # Half the difference takes four times the questions, in all.
+    # Half the difference takes four times as many questions in total.
     smaller = replace(change, difference=-0.005)
     assert learned.n_more_to_see(smaller) == math.ceil(4 * needed) - 100
     assert learned.n_more_to_see(replace(change, difference=0.0)) is None
@@ -109,7 +109,7 @@ def test_more_questions_by_hand() -> None:
 def test_the_best_baseline_is_the_one_that_scores_highest() -> None:
     best = learned.best_baseline(GPU.report.evaluation)
     assert best is not None and best.name == "nearest"
-    # Of equals, the one that the expert beats least surely.
+    # Of equals, the one that the expert beats least clearly.
     place = "evaluation.baselines"
     equal = {f"{place}.0.value_fraction": best.value_fraction, f"{place}.0.change.ci95": [0.1, 0.5]}
     first = learned.best_baseline(changed(GPU.report, equal).evaluation)
@@ -184,7 +184,7 @@ def test_reasons_of_the_record_are_passed_on() -> None:
     shown = section(page, "evaluation")
     assert "judge (the endpoint did not answer)" in shown
     assert "baselines (too few training questions)" in shown
-    assert "is not set" not in shown  # nobody asked for it
+    assert "is not set" not in shown  # not requested
 
 
 def _answers(page: str) -> dict[str, str]:

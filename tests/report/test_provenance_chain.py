@@ -1,4 +1,4 @@
-"""The chain of stages, read off the notes that lie beside their records."""
+"""The chain of stages, read from the sidecars of their records."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ def _record(path: Path, rule: str, code: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def _name_shards(results: Path, *sources: str) -> None:
-    """Write datasets.json with one shard a source."""
+    """Write datasets.json with one shard per source."""
     blank: dict[str, Any] = {"kind": "local", "revision": None, "license": None, "sha256": ""}
     counts = dict.fromkeys(("n_files", "n_bytes", "n_records", "n_shards"), 1)
     rows = tuple(DatasetSource(name=name, notes=(), **counts, **blank) for name in sources)
@@ -38,7 +38,7 @@ def test_stages_are_in_the_chains_order(tmp_path: Path, monkeypatch: pytest.Monk
     ):  # fmt: skip
         _record(tmp_path / f"{name}.json", rule, "its code", monkeypatch)
     _name_shards(tmp_path, "a")
-    (tmp_path / "plan.json").write_text("{}")  # made by hand: no note, no stage
+    (tmp_path / "plan.json").write_text("{}")  # made by hand: no sidecar, no stage
     chain = list_stages(tmp_path, asked=["calibrate"])
     names = ["fetch_source", "pack_sequences", "calibrate_expert", "train_expert"]
     assert [entry.stage for entry in chain] == names
@@ -58,7 +58,7 @@ def test_shards_of_one_code_are_one_entry(tmp_path: Path, monkeypatch: pytest.Mo
     assert entry.sha256 == sha256_json(hashes)
     _record(paths[1], "prepare_shard", "other", monkeypatch)
     assert [entry.code for entry in list_stages(tmp_path)] == ["other", "same"]
-    # What earlier runs left is no stage.
+    # Leftovers of earlier runs are not stages.
     for name in ("a", "gone"):
         _record(tmp_path / f"sources/fetched/{name}.json", "fetch_source", "f", monkeypatch)
     _record(tmp_path / "documents/a/001.json", "prepare_shard", "left", monkeypatch)

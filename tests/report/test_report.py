@@ -1,4 +1,4 @@
-"""report.json: golden files, honest nulls, inputs from disk, and checks that refuse a fault."""
+"""report.json: golden files, honest nulls, inputs from disk, and checks that reject a fault."""
 
 import json
 import re
@@ -67,7 +67,7 @@ def test_a_missing_figure_has_a_reason(record: str, changes: Any, path: str, rea
 
 
 def _rounded(value: Any) -> Any:
-    """Leave ten digits of floats: the last ones depend on the machine's maths library."""
+    """Keep ten digits of floats: the last ones depend on the machine's math library."""
     if isinstance(value, float):
         return float(f"{value:.10g}")
     if isinstance(value, dict):
@@ -140,7 +140,7 @@ NOT_JUDGED = dict.fromkeys(("n_wins", "n_losses", "n_ties", "n_inconsistent"), 0
 NO_FAULTS: tuple[dict[str, Any], ...] = (
     {"training_parameters.total_steps": 1, "training_parameters.warmup_steps": 0},
     {"time.other_s": 3.0 + 0.009 * 2_712.0},
-    # Too few pairs differ for a word, though the interval lies beside zero.
+    # Too few pairs differ for a word, although the interval excludes zero.
     {"evaluation.changes.1.change": "no measurable change"},
     # Losses are summed in another order.
     {"evaluation.changes.0.difference": 0.566 - 1.874 + 5e-4},
@@ -150,7 +150,7 @@ NO_FAULTS: tuple[dict[str, Any], ...] = (
         "evaluation.judge.win_fraction": None,
         "evaluation.judge.ci95": None,
     },
-    # Epochs of another order, and documents on the fly, are not held against the rows.
+    # Epochs in another order, and documents on the fly, are not checked against the rows.
     {"data.useful_tokens": 1, f"{TRAINING}.epochs": 1.5},
     {"data.useful_tokens": 1, f"{TRAINING}.on_the_fly": True},
 )
@@ -188,13 +188,13 @@ def test_monitor_and_loop_tell_one_time() -> None:
         samples = (*others, replace(last, elapsed_s=seen_s))
         check_against_records(GPU.report, GPU.change(samples=samples, monitor=monitor))
 
-    # The last step is at 2,628.5 s of 2,712 s, and 1 % are 27.12 s; 5 s are for leaving.
+    # The last step is at 2,628.5 s of 2,712 s, and 1 % is 27.12 s; 5 s are allowed for exiting.
     for seen_s in (2_602.0, 2_744.0):
         check(seen_s)
     for seen_s in (2_601.0, 2_745.0):
         with pytest.raises(DataError, match="the monitor's last reading"):
             check(seen_s)
-        # A monitor that died is no witness, and short runs are allowed two intervals.
+        # A dead monitor does not count, and short runs are allowed two intervals.
         check(seen_s, monitor_cpu_fraction=None)
         check(seen_s, effective_interval_s=40.0)
     check_against_records(GPU.report, replace(GPU.inputs, samples=()))

@@ -66,7 +66,7 @@ MAPS = {"n_by_kind", "throttle_s", "temperature_limits_c", "machine", "versions"
 
 def _hostile_report(report: Report) -> Report:
     plain, nulls = to_plain(report)
-    bill = reading.hostile(plain.pop("bill"), KEPT, set())  # its machine is no map
+    bill = reading.hostile(plain.pop("bill"), KEPT, set())  # its machine is not a map
     report = from_json(Report, {**reading.hostile(plain, KEPT, MAPS), "bill": bill})
     return restore(report, dict.fromkeys(nulls, reading.HOSTILE))
 
@@ -85,7 +85,7 @@ def test_hostile_texts_are_escaped() -> None:
     _escaped(render_page(_hostile_report(CPU.report), CPU.short))
     few = {"steps": GPU.inputs.steps[:20], "samples": GPU.inputs.samples[:20]}
     page = _escaped(render_page(hostile_report, replace(GPU.inputs, **few)))
-    for name, end in PLACES:  # that only a full report has
+    for name, end in PLACES:  # only in a full report
         part = page.split(f'<section id="{name}"')[1].split(f'id="{end}"')[0]
         assert part.count("&lt;script&gt;") > 3, name
     other = reading.changed(
@@ -132,7 +132,7 @@ def test_parts_without_content_are_left_out() -> None:
 
 
 def _rows(page: str, place: str) -> dict[str, str]:
-    """Return the lines of the first table of a section of a page by their first cell."""
+    """Return the rows of the first table in a section of a page by their first cell."""
     table = page.split(place)[1].split("</table>")[0]
     rows = re.findall(r"<tr[^>]*><td>([^<]+?) *<(.*?)</tr>", table, re.DOTALL)
     return {name.strip(): html.unescape(rest) for name, rest in rows}
@@ -227,7 +227,7 @@ def test_series_keep_extremes_and_clocks() -> None:
     assert len(points) == 100
     assert points["low"].min() == 0 and points["high"].max() == 6
     assert points["y"].between(points["low"], points["high"]).all()
-    # Steps between kept lines do not slow the speed down.
+    # Steps between kept lines do not lower the speed.
     rates = series.tokens_per_s(series.make_table(StepRecord, GPU.inputs.steps[::10]))["y"]
     assert rates.min() == pytest.approx(TOKENS_PER_STEP / STEP_S, rel=0.06)
     first, second, third, *_ = CPU.inputs.steps

@@ -59,7 +59,7 @@ def test_rows_with_any_padding_are_not_full() -> None:
 
 def _printed(report: Report, **about: Any) -> str:
     stream = io.StringIO()
-    # Not this machine's TERM and FORCE_COLOR.
+    # Without this machine's TERM and FORCE_COLOR.
     console = Console(file=stream, _environ={"TERM": "xterm"}, **about)
     print_summary(report, html_path=Path("r/x"), console=console)
     return stream.getvalue()
@@ -70,11 +70,11 @@ def test_summary_says_what_matters() -> None:
     for part in ("Yes.", "18.5 %  (before 0.0 % · nearest 9.0 %)", "not measured: no price",
                  "45 min from first job to last, train_expert 45 min", "r/x"):  # fmt: skip
         assert part in text
-    # Plain where nobody watches.
+    # Plain text without a terminal.
     lines = _printed(CPU.report, width=40).splitlines()
     assert len(lines) == 14 and "\x1b" not in "".join(lines)
     assert _printed(CPU.report, width=40, force_terminal=True).count("\x1b") > 11
-    # Markup is not read.
+    # Markup is not interpreted.
     odd = changed(CPU.report, {"run.expert": "[red]x[/red] [/nonsense]"})
     for is_terminal in (False, True):
         assert "[red]x[/red] [/nonsense]" in _printed(odd, width=200, force_terminal=is_terminal)
@@ -98,7 +98,7 @@ def _run(script: str, report: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     words = ["--spec={}", "--reports", str(report), *outputs]
     words = [str(report)] if script == "show_report" else words
     monkeypatch.setattr("sys.argv", [script, *words])
-    # Else the first pipe that a later test writes to and nobody reads would end all tests.
+    # Otherwise the first pipe of a later test without a reader would end all tests.
     monkeypatch.setattr(cli, "stop_with_reader", lambda: None)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     with pytest.raises(SystemExit) as end:

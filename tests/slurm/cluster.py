@@ -1,4 +1,4 @@
-"""A Slurm of one machine: three nodes on loopback, two of them with two cards that are not there.
+"""A one-machine Slurm: three nodes on loopback, two of them with two simulated cards.
 
 By hand, to try the profile on it, until Ctrl-C:  python tests/slurm/cluster.py
 """
@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import psutil
 
-# The job step drops SLURM_CONF from the environment, so the configuration has to lie where Slurm
-# looks by itself.
+# The job step drops SLURM_CONF from the environment, so the configuration must be where Slurm
+# looks by default.
 ETC = Path("/etc/slurm")
 CONFIGURATION = ("slurm.conf", "gres.conf")
 OURS = "# expertflow test cluster in "
@@ -32,7 +32,7 @@ NODES = {"cpu1": "", "gpu1": "gpu:h100:2", "gpu2": "gpu:h100:2"}
 PATIENCE_S = 180
 
 # config_overrides: nodes may claim more than this machine has, so that jobs of 4 CPUs fit on 2.
-# cons_tres: the only selection that knows cards. linuxproc, none: no cgroups needed.
+# cons_tres: the only selection that supports cards. linuxproc, none: no cgroups needed.
 CONFIG = """\
 ClusterName=test
 SlurmctldHost=localhost(127.0.0.1)
@@ -71,7 +71,7 @@ PartitionName=gpuhi Nodes=gpu1,gpu2 PriorityTier=10 PreemptMode=OFF
 NODE = (
     "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=128000"
 )
-# A card needs a file of its own to be counted; any device file does.
+# A card needs its own file to be counted; any device file will do.
 GRES = """\
 NodeName=gpu1,gpu2 Name=gpu Type=h100 File=/dev/null
 NodeName=gpu1,gpu2 Name=gpu Type=h100 File=/dev/zero
@@ -79,7 +79,7 @@ NodeName=gpu1,gpu2 Name=gpu Type=h100 File=/dev/zero
 
 
 def lacking() -> str | None:
-    """Return why no cluster can be started here; null if one can."""
+    """Return why no cluster can be started here, or null."""
     missing = [name for name in PROGRAMS if shutil.which(name, path=PLACES["PATH"]) is None]
     if missing:
         return f"{', '.join(missing)} not found; apt-get install --no-install-recommends {PACKAGES}"
@@ -95,7 +95,7 @@ def lacking() -> str | None:
 def running_cluster() -> Iterator[None]:
     """Start the cluster, wait until its nodes are idle, and stop it whatever happens.
 
-    There is one at a time on a machine: another waits for this to be gone.
+    A machine runs one at a time: another waits for this one to end.
     """
     with LOCK.open("w") as lock, ExitStack() as reserved:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -118,7 +118,7 @@ class Entry(NamedTuple):
 
 
 def queue(*, ended: bool = False) -> list[Entry]:
-    """List the jobs that wait or run, the first submitted first; with ``ended`` those that did."""
+    """List waiting and running jobs in order of submission; with ``ended`` also ended ones."""
     states = ["--states=all"] if ended else []
     out = _run("squeue", "--noheader", "--sort=i", "--format=%i %T %P %D", *states)
     rows = [line.split() for line in out.splitlines()]
@@ -137,7 +137,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _reserve_port(reserved: ExitStack) -> int:
-    """Return a port that nobody else is given while it is reserved; a daemon may bind it again."""
+    """Return a port that nobody else gets while it is reserved; a daemon may bind it again."""
     holder = reserved.enter_context(socket.socket())
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("127.0.0.1", 0))
@@ -156,7 +156,7 @@ def _configure(folder: Path, ports: list[int]) -> None:
         for port, (name, gres) in zip(ports[1:], NODES.items(), strict=True)
     ]
     first = f"{OURS}{folder}\n"
-    # Nodes stand before the partitions that name them.
+    # Nodes come before the partitions that name them.
     config, partitions = CONFIG.format(folder=folder, port=ports[0]).split("PartitionName", 1)
     text = first + config + "\n".join(nodes) + "\nPartitionName" + partitions
     ETC.mkdir(exist_ok=True)
@@ -203,7 +203,7 @@ def _end_jobs() -> None:
 
 
 def _daemons(folder: Path) -> Iterator[psutil.Process]:
-    """Yield the processes that are still our daemons; a number may have been reused."""
+    """Yield the processes that are still our daemons; an id may have been reused."""
     for path in folder.glob("*.pid"):
         with suppress(ValueError, psutil.NoSuchProcess):
             process = psutil.Process(int(path.read_text()))
@@ -212,7 +212,7 @@ def _daemons(folder: Path) -> Iterator[psutil.Process]:
 
 
 def _sweep() -> None:
-    """Remove the configuration, and what a cluster that was killed has left."""
+    """Remove the configuration, and leftovers of a killed cluster."""
     path = ETC / "slurm.conf"
     if path.exists() and _is_ours(path):
         folder = Path(path.read_text().splitlines()[0].removeprefix(OURS))

@@ -1,4 +1,4 @@
-"""profiles/slurm on a Slurm of one machine: jobs that end early, and processes on two nodes."""
+"""profiles/slurm on a one-machine Slurm: jobs that end early, and processes on two nodes."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from support import PATIENCE_S, wait_for
 REASON = lacking()
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 
-# First asked after 1 s and not after 5, as jobs take seconds here.
+# First queried after 1 s instead of 5, as jobs take seconds here.
 PROFILE = ("--workflow-profile", "profiles/slurm", "--slurm-init-seconds-before-status-checks", "1")
 # All cards of both nodes, before any other job.
 URGENT = ("sbatch", "--parsable", "--partition=gpuhi", "--nodes=2", "--gpus-per-node=2")
@@ -30,7 +30,7 @@ def slurm() -> Iterator[None]:
 
 @contextmanager
 def on_cluster(space: workflow_space.Workspace, *targets: str) -> Iterator["subprocess.Popen[str]"]:
-    """Run Snakemake with the profile; it has to succeed by the end of the block."""
+    """Run Snakemake with the profile; it must succeed by the end of the block."""
     model = {**os.environ, "EXPERTFLOW_SLURM_GPU_MODEL": "h100"}
     with (space.root / "snakemake.log").open("w") as log:
         process = subprocess.Popen(
@@ -63,7 +63,7 @@ def test_a_training_that_is_cancelled_and_preempted_ends_with_the_same_bits(tmp_
         return lambda: list(space.root.glob(f"state/tiny/*/checkpoints/step-*{step}"))
 
     with on_cluster(space, workflow_space.REPORT) as process:
-        # While the rules before it are queued for and waited for.
+        # While earlier rules are queued and awaited.
         straight.run(TRAINING)
         wait_for(has_saved(10), during=process)
         (first,) = [entry.id for entry in queue() if entry.partition == "gpu"]
@@ -75,7 +75,7 @@ def test_a_training_that_is_cancelled_and_preempted_ends_with_the_same_bits(tmp_
         )
         subprocess.run(["scancel", first], check=True)
         wait_for(has_saved(20), during=process)
-        # It has cards again, and gives them up after one more step.
+        # It has cards again, and loses them after one more step.
         subprocess.run([*URGENT, "--output=/dev/null", "--wrap=sleep 1"], check=True)
         wait_for(has_saved(21), during=process)
         (space.root / "rest-0").unlink()
@@ -87,12 +87,12 @@ def test_a_training_that_is_cancelled_and_preempted_ends_with_the_same_bits(tmp_
     assert queue() == []
     # Stage, train and evaluate shared each of these.
     states = [entry.state for entry in queue(ended=True) if entry.partition == "gpu"]
-    # Slurm requeues a preempted job that does not end within the grace, under the same number.
+    # Slurm requeues a preempted job that does not end within the grace time, under the same id.
     assert states in (["CANCELLED", "FAILED", "COMPLETED"], ["CANCELLED", "COMPLETED"])
 
 
 def test_processes_on_one_node_and_on_two_train_what_they_do_without_slurm(tmp_path: Path) -> None:
-    """gloo adds two numbers in either order to the same sum, so the weights have the same bits.
+    """gloo adds two numbers to the same sum in either order, so the weights have the same bits.
 
     The Snakemake that submitted them is killed, and the next one waits for them.
     """

@@ -18,7 +18,7 @@ def make_rows(folder: Path, *, n_bytes: int = 3000, fill: bytes = b"x") -> Conte
 
 
 def make_model(folder: Path, *, n_bytes: int = 2000) -> Content:
-    """Write a model in two files of weights, with what lies beside them in a hub's folder."""
+    """Write a model with two weight files, and the other files of a hub's folder."""
     folder.mkdir(parents=True)
     for number in (1, 2):
         (folder / f"model-0000{number}-of-00002.safetensors").write_bytes(bytes([number]) * n_bytes)
@@ -43,7 +43,7 @@ def store_at(folder: Path) -> Path:
 
 
 def is_copy(content: Content, folder: Path) -> bool:
-    """Compare byte by byte: no more and no fewer files than there should be."""
+    """Compare files byte by byte, with none missing or added."""
     found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     return found == set(content.sizes) and all(
         (folder / name).read_bytes() == (content.source / name).read_bytes() for name in found

@@ -1,4 +1,4 @@
-"""Where content is read from, chosen once by the workflow and again where training runs."""
+"""The place content is read from, chosen by the workflow and again where training runs."""
 
 import errno
 import json
@@ -25,7 +25,7 @@ from expertflow.staging.store import FileHashes, NotStagedError, prune_copies
 
 @pytest.fixture(autouse=True)
 def no_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Take the folders of a test for a disk where they lie in memory, which is left alone."""
+    """Treat a test's folders as a disk even if they are in memory, which is never staged."""
     if disk.file_system(tmp_path) in disk.IN_MEMORY:
         monkeypatch.setattr(disk, "file_system", lambda _: "ext4")
 
@@ -85,7 +85,7 @@ def test_what_fits_into_memory_is_read_beforehand_by_training(
     assert not read
     with open_staged(record) as places:
         assert places.rows == rows.source
-    # It is read beside what goes on.
+    # It is read in the background.
     wait_for(lambda: len(read) == 2)
     assert sorted(map(len, read)) == [len(model.sizes), len(rows.sizes)]
 
@@ -180,7 +180,7 @@ def test_a_link_to_what_is_gone_is_named(tmp_path: Path, model: Content, name: s
 
 
 class Machine(Struct):
-    """A machine whose file systems, memory and disks are made up; counts what is measured."""
+    """A machine with made-up file systems, memory and disks; counts what is measured."""
 
     file_systems: dict[Path, str]
     free_memory_bytes: int = 0
@@ -250,7 +250,7 @@ def test_what_fits_in_half_of_memory_is_read_ahead(
     assert choose_place(rows, StageSpec(), promised_bytes=promised)[1].action == action
 
 
-# A source too small to measure is copied to any disk that was measured.
+# A source that is too small to measure is copied to any measured disk.
 @pytest.mark.parametrize(
     ("source", "target", "is_copied"),
     [(0.2e9, 0.28e9, False), (0.2e9, 0.32e9, True), (None, 1e9, True)],
@@ -264,7 +264,7 @@ def test_a_copy_has_to_be_read_faster_than_its_source(
     machine.disks = {disk_at(tmp_path / "slow"): target / 2, fast: target}
     scratch, note = choose_place(rows, StageSpec())
     assert scratch == (fast if is_copied else None)
-    # Measured, whatever was decided.
+    # Measured, whatever the decision.
     assert (note.source_read_bytes_per_s, note.target_read_bytes_per_s) == (source, target)
     assert "nfs4" in note.reason and f"{target / 1e9:.2f} GB/s" in note.reason
 

@@ -1,4 +1,4 @@
-"""A copy is made once, verified, and made again when it is no longer what it was."""
+"""A copy is made once, verified, and remade when it has changed."""
 
 import json
 import multiprocessing
@@ -33,7 +33,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def is_new(content: Content, root: Path) -> bool:
-    """Stage content and let go of it again; return whether a copy was made."""
+    """Stage content and release it; return whether a copy was made."""
     held = ensure_staged(content, root)
     held.hold.close()
     assert is_copy(content, held.folder)
@@ -43,7 +43,7 @@ def is_new(content: Content, root: Path) -> bool:
 
 def test_content_is_copied_once_and_found_again(rows: Content, root: Path) -> None:
     assert is_new(rows, root)
-    # What removes old files sees that it is used.
+    # Cleanup of old files sees that it is used.
     lock = root / f".{rows.key}.lock"
     os.utime(lock, (1, 1))
     assert not is_new(rows, root)
@@ -161,9 +161,9 @@ def test_one_of_many_processes_copies(tmp_path: Path, root: Path, *, is_damaged:
 
 
 def killed_at(number: int, content: Content, root: Path) -> bool:
-    """Stage in a process that is killed at its n-th call to the system; tell whether it came to it.
+    """Stage in a process that is killed at its n-th system call; return whether it got there.
 
-    Python announces what touches files: opening, locking, linking, renaming, removing.
+    Python's audit events announce file operations: opening, locking, linking, renaming, removing.
     """
     pid = os.fork()
     if pid == 0:
@@ -181,7 +181,7 @@ def killed_at(number: int, content: Content, root: Path) -> bool:
             ensure_staged(content, root)
             os._exit(0)
         finally:
-            # Whatever went wrong, no second process goes on with the tests.
+            # Whatever goes wrong, no second process may continue with the tests.
             os._exit(1)
     status = os.waitpid(pid, 0)[1]
     assert status in (0, signal.SIGKILL), status

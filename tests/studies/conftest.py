@@ -1,4 +1,4 @@
-"""What tests of studies share: two tiny runs that are only read."""
+"""Fixtures for tests of studies: two read-only tiny runs."""
 
 from pathlib import Path
 

@@ -44,7 +44,7 @@ def variant(name: str, **changes: Any) -> Variant:
 
 
 def measured(name: str, *ratios: float, plan: float = 100.0, **changes: Any) -> VariantRecord:
-    """Return a variant with these ratios to a plan of ``plan`` tokens a second."""
+    """Return a variant with these ratios to a plan of ``plan`` tokens per second."""
     settings: dict[str, Any] = {
         "expert": "e", "variant": variant(name), "outcome": "measured", "reason": None,
         "hardware": "cpu", "plan_sha256": "p",
@@ -110,10 +110,10 @@ HALF = variant("a", metric="hours", saves=0.5)
         ([measured("a", 0.5, 0.51, 0.49)], SAID, "less", None),
         ([measured("a", 1.5, 1.51, 1.52)], SAID, "as claimed", None),
         ([measured("a", 1.012, 1.012, 1.0121, variant=HALF, reason=HOURS)], SAID, "less", HOURS),
-        # Variants that are run alike are not compared; one that is the plan stands for it.
+        # Variants that run the same are not compared; one that equals the plan represents it.
         (ALIKE, {}, "not measurable", "a and b are one and the same here"),
         ([TWICE, plain("b")], SAID, "as claimed", "b is the plan here"),
-        # What has no answer has a reason.
+        # A claim without an answer has a reason.
         ([plain("a", "TF32 is of cards"), plain("b")], {}, "not measurable",
          "one and the same here: TF32 is of cards"),
         ([TWICE, plain("b", "no compiler", "not measurable")], {}, "not measurable",
@@ -159,7 +159,7 @@ def joined(
 
 
 def ladder(plan: TrainPlan, *records: VariantRecord) -> AblationRecord:
-    """Join the rungs of one ladder, the last of which is the plan."""
+    """Join the rungs of one ladder; the last one is the plan."""
     rungs = [
         replace(record, variant=variant(record.variant.name, of="l", rung=i))
         for i, record in enumerate((*records, plain("end")))
@@ -205,7 +205,7 @@ def test_dollars_need_a_price(base: TrainPlan) -> None:
     assert free.plan_usd_per_million_tokens is free.bars[0].usd_per_million_tokens is None
     assert "price_usd_per_hour" in free.unavailable["usd_per_million_tokens"]
     paid = joined(base, half, price=3.6)
-    # 100 tokens/s are 10,000 s a million, at 0.001 dollars a second.
+    # 100 tokens/s are 10,000 s per million, at 0.001 dollars per second.
     assert paid.plan_usd_per_million_tokens == pytest.approx(10)
     assert paid.bars[0].usd_per_million_tokens == pytest.approx(20)
     assert not paid.unavailable

@@ -92,7 +92,7 @@ def test_loose_rows_hold_the_same_texts(
 def test_a_variants_own_batch_counts_documents(first: variants.FirstRows, set_up: Setup) -> None:
     setup = set_up(rows="on_the_fly", batch_size=1, gradient_accumulation_steps=1)
     assert setup.plan.global_batch_sequences == setup.plan.batch_size == 1
-    # 10 steps of 8 rows of several documents, one document a step.
+    # 10 steps of 8 rows of several documents, one document per step.
     assert setup.n_timed_steps == pytest.approx(80 * first.documents_per_row, abs=1)
     assert setup.plan.n_warmup_steps < setup.plan.n_steps
 

@@ -1,4 +1,4 @@
-"""Timed steps: trials in processes of their own, variants against the plan, calibrations."""
+"""Timed steps: trials in separate processes, variants against the plan, calibrations."""
 
 import contextlib
 import json
@@ -86,7 +86,7 @@ def test_a_trial_that_hangs_is_ended(trial: Trial) -> None:
 
 def answer_and_hang(_: object, answer: Any) -> None:
     answer.send(TrialResult(outcome="measured"))
-    # As a worker or a driver that does not let go.
+    # Like a worker or a driver that does not exit.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Event().wait()
 
@@ -99,7 +99,7 @@ def test_a_trial_that_hangs_after_its_answer_is_ended(
     assert run(trial).outcome == "measured" and not multiprocessing.active_children()
 
 
-# Once a process has asked CUDA, torch refuses it to every process that is forked from it.
+# Once a process has queried CUDA, torch disallows it in every process forked from it.
 WARM = """
 import sys
 assert {"torch", "expertflow.train.trial"} <= set(sys.modules), "not imported yet"
@@ -210,7 +210,7 @@ if __name__ == "__main__":
 def test_a_second_signal_does_not_leave_the_trial_behind(tmp_path: Path) -> None:
     script, said = tmp_path / "run.py", tmp_path / "said"
     script.write_text(STUBBORN)
-    # To a file, as a remaining child would keep a pipe open.
+    # Into a file, as a remaining child would keep a pipe open.
     with said.open("w") as stream:
         process = subprocess.Popen(
             [sys.executable, str(script), str(tmp_path)], stderr=stream,
@@ -260,7 +260,7 @@ def test_variants_are_timed_against_the_plan(tiny: Path, tmp_path: Path) -> None
     saves = measured(tiny, tmp_path, metric="hours", saves=0.5)
     assert saves.ratio is not None and saves.ratio.value > 1
     assert saves.plan_timings[0].save_s and "hours by arithmetic" in (saves.reason or "")
-    # Flex attention is not trained on a CPU, which only the trainer knows.
+    # Flex attention cannot train on a CPU; only the trainer checks that.
     flex = measured(tiny, tmp_path, training={"attention": "flex"})
     assert flex.outcome == "not measurable" and "flex" in (flex.reason or "")
     assert flex.ratio is None and not flex.plan_timings
@@ -304,7 +304,7 @@ def test_a_signal_ends_it_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None
 def test_two_processes_are_timed_for_30_steps_and_the_plan_goes_by_it(
     tiny: Path, tmp_path: Path
 ) -> None:
-    # What a killed one left is no hindrance.
+    # Leftovers of a killed one do no harm.
     (tmp_path / ".calibration" / "state").mkdir(parents=True)
     (tmp_path / ".calibration" / "plan.json").write_text("half a pl")
     settings: Any = {"method": "lora", "lora": support.LORA, "max_steps": 60, "world_size": 2}
@@ -354,7 +354,7 @@ def test_a_plan_is_shortened_and_short_epochs_timed_whole(base: TrainPlan) -> No
 
 
 def test_the_parts_of_a_short_run_add_up_to_it(base: TrainPlan) -> None:
-    """The rest happens once: here 4 s of startup and 1 s more for step 1."""
+    """The remainder happens once: here 4 s of startup and 1 s extra for step 1."""
     seconds = np.array([2.0, *[1.0] * 7])
     record: Any = SimpleNamespace(
         time=SimpleNamespace(wall_s=3.0 + 4.0 + seconds.sum() + 2 * 0.5 + 0.25),

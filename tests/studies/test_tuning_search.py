@@ -1,4 +1,4 @@
-"""Tuning on made-up speeds: what is found and left out, the cache, best against default."""
+"""Tuning on made-up speeds: what is found and skipped, the cache, best against default."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_what_is_predicted_not_to_fit_is_not_run() -> None:
     trial = search.trials[too_large]
     assert trial.outcome == "left out" and trial.predicted_peak_bytes == 144 * GB
     assert trial.reason == "memory: 134.1 GiB are predicted and 74.5 may be used"
-    # Recomputation is only tried with rows that do not fit without it.
+    # Recomputation is tried only with rows that do not fit without it.
     again = [choice.batch_size for choice in card.ran if choice.gradient_checkpointing]
     assert again == [16]
     assert search.best() == with_rows(8)
@@ -271,7 +271,7 @@ def test_trials_are_taken_over_by_another_expert_of_the_kind(job: Job, tmp_path:
     again = second.tune(job(expert="another"))
     assert second.ran == [] and again.was_cached
     assert (again.best, again.gain, again.trials) == (made.best, made.gain, made.trials)
-    # Not for other code, or another global batch, or where the cache is spoilt.
+    # Not for other code, or another global batch, or if the cache is damaged.
     more = plan_spec(**{**FREE, "gradient_accumulation_steps": 4})
     (kept,) = (tmp_path / "cache").glob("*.json")
     kept.write_text("{")

@@ -1,4 +1,4 @@
-"""Tokens that a manifest adds are found in texts, here and by transformers; known ones are not."""
+"""Tokens added by a manifest are found in texts, here and by transformers."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def prepare(model: str, folder: Path, added: tuple[str, ...] = ADDED) -> Tokeniz
 
 
 def cut_vocabulary(source: Path, folder: Path, n: int = 2000) -> Path:
-    """Copy a tokenizer with its first merges alone: it loads in no time."""
+    """Copy a tokenizer with only its first merges: it loads instantly."""
     folder.mkdir()
     state = json.loads((source / "tokenizer.json").read_text())
     vocabulary = {token: i for token, i in state["model"]["vocab"].items() if i < n}
@@ -43,7 +43,7 @@ def cut_vocabulary(source: Path, folder: Path, n: int = 2000) -> Path:
 
 
 def test_an_added_token_is_one_id_in_every_text(shared_data: Path, tmp_path: Path) -> None:
-    # Its normalizer composes what one of them is written with.
+    # Its normalizer composes characters of one of them.
     source = cut_vocabulary(shared_data / "tokenizers" / "qwen", tmp_path / "source")
     made = tmp_path / "made"
     before, record = Engine(source), prepare(str(source), made)
@@ -59,7 +59,7 @@ def test_an_added_token_is_one_id_in_every_text(shared_data: Path, tmp_path: Pat
     assert reference(list(ADDED), **told).input_ids == [[i] for i in new]
     plain = TEXT.replace("<|im_end|>", "")
     assert reference(plain, **told).input_ids == engines[0].encode_flat([plain])[0].tolist()
-    # Every other text has the ids it had.
+    # All other texts keep their ids.
     other = "<think>" + plain.translate(str.maketrans("|🙂", "::"))
     assert [e.encode_flat([other])[0].tolist() for e in engines] == [
         before.encode_flat([other])[0].tolist()

@@ -1,4 +1,4 @@
-"""Engines give the same ids, and in four families no text poses as a control token."""
+"""Engines produce the same ids, and in four families no text poses as a control token."""
 
 import json
 import random
@@ -121,7 +121,7 @@ def test_a_tokenizer_that_it_cannot_load_is_left_to_tokenizers(tmp_path: Path) -
     assert engine.encode_flat(["ab", ""]).tolist() == [[1, 2], []]
 
 
-# A chat template; none is the tokenizer's own.
+# A chat template; null uses the tokenizer's own.
 TEMPLATES = {
     "qwen": None,
     "gpt2": "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}",
@@ -131,7 +131,7 @@ TEMPLATES = {
     "mistral": "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
     "[INST]{{ m.content }}[/INST]{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}",
 }
-# Of the families whose tokenizer is made here.
+# Only for families whose tokenizer is made here.
 SPECIAL = {
     "llama": ["<s>", "</s>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
     "mistral": ["<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]"],
@@ -203,7 +203,7 @@ def test_no_text_poses_as_a_control_token(family: Family) -> None:
 def test_ids_are_those_of_transformers_with_sanitized_tokens(family: Family, text: str) -> None:
     for contents in ((text, "b"), ("a", text), (text,)):
         assert family.encode(*contents) == family.encode_by_reference(*contents)
-    # Transformers cuts a text at a control token, so its ids around one are others.
+    # Transformers cuts a text at a control token, so ids around one differ.
     engine, mark = family.engine, str(family.layout.turn_end)
     special = {engine.special_id(token) for token in family.layout.special_tokens}
     ours, theirs = (e(f"x {mark}", text) for e in (family.encode, family.encode_by_reference))
@@ -212,7 +212,7 @@ def test_ids_are_those_of_transformers_with_sanitized_tokens(family: Family, tex
 
 
 def test_templates_run_as_in_transformers() -> None:
-    """Ours is a second environment, as importing theirs takes a data job 2 s more."""
+    """Ours is a second environment, as importing theirs costs a data job 2 s."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     template = (

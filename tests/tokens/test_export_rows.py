@@ -1,4 +1,4 @@
-"""Rows for other trainers: read with ``datasets``, compared with what our own batches derive."""
+"""Rows for other trainers: read with ``datasets``, compared with our own batches."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from expertflow.tokens.export_rows import export_rows, target_mask
 from expertflow.train.feed.batches import Collator
 
 LENGTH = 8
-# The first span holds the first token of its document, the second crosses into the next document,
+# The first span contains its document's first token, the second crosses into the next document,
 # and the last row is full.
 SEQ_LENGTHS = [[3, 2], [1], [4, 4]]
 SPANS = [[0, 2, 2, 5], [], [2, 6]]
@@ -67,7 +67,7 @@ def test_targets_are_those_of_our_own_batches(seed: int, n_documents: int) -> No
     chosen = np.random.default_rng(seed).permutation(len(rows))
     labels = np.where(target_mask(rows, chosen), rows.take_ids(chosen), -100)
     ours = Collator(rows).batch(chosen).labels_BL.numpy()
-    # Where every row holds one document, our batches end with the longest.
+    # If every row has one document, our batches are cut to the longest.
     width = ours.shape[1]
     assert labels[:, :width].tolist() == ours.tolist()
     assert (labels[:, width:] == -100).all()

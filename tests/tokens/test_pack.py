@@ -41,7 +41,7 @@ def pack_shards(
 
 
 def pack(folder: Path, *, n_shards: int = 1, **changes: Any) -> PackingRecord:
-    """Pack the documents, every seventh of which is held out."""
+    """Pack the documents; every seventh is held out."""
     texts = documents()
     size = -(-len(texts) // n_shards)
     parts = {f"{i:03d}": range(i * size, min((i + 1) * size, 300)) for i in range(n_shards)}
@@ -57,7 +57,7 @@ def ids_of(rows: PackedRows) -> np.ndarray:
 
 
 def pieces_of(rows: PackedRows) -> list[tuple[list[int], list[int]]]:
-    """List the ids of every piece, and which of them are learned."""
+    """List the ids of every piece, and whether each is learned."""
     found = []
     for row, ids in enumerate(ids_of(rows)):
         learned = np.zeros(len(ids), bool)
@@ -144,7 +144,7 @@ def test_the_record_says_what_other_lengths_would_do(tmp_path: Path) -> None:
     assert (record.suggestion.sequence_length_tokens, record.histogram.max) == (128, max(lengths))
     histogram = record.histogram
     found = (histogram.p50, histogram.p90, histogram.p99)
-    # Of a document each: as many are as short as the fraction says, or one more.
+    # One document each: as many are this short as the fraction says, or one more.
     assert found == tuple(sorted(lengths)[-(-299 * q // 100)] for q in (50, 90, 99))
     bounds = zip(histogram.edges, histogram.edges[1:], strict=False)
     assert list(histogram.counts) == [sum(a <= n < b for n in lengths) for a, b in bounds]
@@ -177,7 +177,7 @@ def test_only_kept_documents_count_as_dropped(tmp_path: Path) -> None:
         writer.write_batch(index_batch(lengths, none, [False] * 100, refused))
     example = "s/98: chat_template (no system turn)"
     shard = replace(shard, n_documents=100, dropped_examples=(example,))
-    # The token shard's own spans are gone, so nothing is learned: that comes after the limit.
+    # Without the token shard's spans nothing is learned: that is checked after the limit.
     limits = {(100, 0.01): r"source s: 2 of 100 documents .*s/98.*, set .*text_special_tokens"}
     limits |= dict.fromkeys([(100, 0.02), (98, 0.0)], "nothing to learn")
     for (n_kept, limit), message in limits.items():

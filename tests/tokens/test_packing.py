@@ -1,4 +1,4 @@
-"""Packing as pure maths: nothing lost, nothing invented, rows near the bound."""
+"""Packing as pure math: nothing lost, nothing invented, rows near the bound."""
 
 import numpy as np
 import pytest
@@ -21,12 +21,12 @@ def as_tuples(pieces: packing.Pieces) -> list[tuple[int, int, int]]:
 
 
 def tokens_of(pieces: packing.Pieces) -> list[tuple[int, int]]:
-    """List the tokens of all pieces: their document, and their place in it."""
+    """List the tokens of all pieces: their document, and their position in it."""
     return [(d, i) for d, start, n in as_tuples(pieces) for i in range(start, start + n)]
 
 
 def place_one_by_one(sizes: list[int], row_length: int) -> list[list[int]]:
-    """Do best-fit-decreasing by its definition: piece by piece, the fullest row that takes it."""
+    """Pack best-fit-decreasing by its definition: each piece goes to the fullest row with room."""
     rows: list[list[int]] = []
     for size in sorted(sizes, reverse=True):
         fits = [row for row in rows if sum(row) + size <= row_length]
@@ -38,13 +38,13 @@ def place_one_by_one(sizes: list[int], row_length: int) -> list[list[int]]:
 
 
 @given(st.lists(st.integers(1, 60), max_size=120), st.integers(60, 90))
-# A row longer than 16 bits can say.
+# A row whose length exceeds 16 bits.
 @example([1, 69_999, 65_000, 70_000, 5_000], 70_000)
 def test_the_histogram_gives_the_rows_of_the_definition(sizes: list[int], row_length: int) -> None:
     rows = packing.best_fit_decreasing(np.array(sizes, np.int32), row_length=row_length).tolist()
     placed = [[sizes[i] for i in row] for row in rows]
     assert all(row == sorted(row, reverse=True) for row in placed)
-    # Of rows with the same room any may be taken, so it is their fill that the definition fixes.
+    # Any row with the same room may be chosen, so the definition only determines the fill.
     assert sorted(map(sum, placed)) == sorted(map(sum, place_one_by_one(sizes, row_length)))
     assert packing.count_rows(np.array(sizes, np.int32), row_length=row_length) == len(rows)
 
@@ -57,7 +57,7 @@ def test_no_token_is_lost_or_invented(sizes: np.ndarray, row_length: int, overfl
     assert max(filled(pieces, rows), default=0) <= row_length
     assert (pieces.length > 0).all()
     assert pieces.length.sum() + pieces.n_tokens_dropped == sizes.sum()
-    # Others map these columns from files, in 32 bits.
+    # Others memory-map these columns, in 32 bits.
     for column in (pieces.document, pieces.start, pieces.length):
         assert column.dtype == np.int32
     cut = {"split": pieces.n_split, "truncate": pieces.n_truncated, "drop": pieces.n_dropped}

@@ -1,4 +1,4 @@
-"""What a shard's documents become as tokens, and what is said of those that cannot."""
+"""Tokenizing a shard's documents, and the reasons for dropped ones."""
 
 import os
 import random
@@ -41,7 +41,7 @@ TEMPLATES = {
     "opaque": CHATML.replace("message.content }}", "(message.content ~ '') }}"),
 }
 SPEC = TokenSpec(engine="tokenizers", versions={})
-# Whether a text holds a special token; why the document was dropped; its ids and learned spans.
+# Whether a text has a special token; why the document was dropped; its ids and learned spans.
 Document = tuple[bool, str | None, list[int], list[int]]
 
 
@@ -58,7 +58,7 @@ def engine(tokenizer: Path) -> Engine:
 def pretokenize(
     folder: Path, tokenizer: Path, *shards: ShardRecord, spec: TokenSpec = SPEC, **more: Any
 ) -> TokenShardRecord:
-    """Tokenize some shards into a folder; ``more`` goes into the tokenizer's record."""
+    """Tokenize some shards into a folder; ``more`` is added to the tokenizer's record."""
     name = shards[0].shard
     sha256 = sha256_file(tokenizer / "tokenizer.json")
     return pretokenize_shard(
@@ -212,7 +212,7 @@ def test_a_failure_leaves_nothing_and_of_two_the_first_to_end_is_taken(tmp_path:
 def test_a_result_shares_the_bytes_and_outlives_the_store(tmp_path: Path) -> None:
     folder, _ = ensure_stored(tmp_path / "store", "k", fill, Path.is_dir)
     result = tmp_path / "results" / "a.ids"
-    # What was just stored may be about to be linked.
+    # Recently stored files may be about to be linked.
     assert find_prunable(tmp_path / "store") == []
     for _ in range(2):
         publish_file(folder / "ids", result)
@@ -245,7 +245,7 @@ def test_learning_may_begin_and_end_inside_a_text(engine: Engine) -> None:
 
 
 def test_a_blank_before_the_first_word_is_for_the_first_word_alone(tmp_path: Path) -> None:
-    # As some families do.
+    # Like some families.
     words = {word: i for i, word in enumerate(["<s>", "\u2581", "a", "b", "\u2581a", "[unk]"])}
     tokenizer = Tokenizer(models.BPE(words, [("\u2581", "a")], unk_token="[unk]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")

@@ -1,4 +1,4 @@
-"""What tests of training share: a tiny run, and one warm process that trainers are forked from."""
+"""Fixtures for tests of training: a tiny run, and a warm process from which trainers fork."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ def trainers() -> Iterator[Trainers]:
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the kernel that needs a card by plain operations."""
+    """Replace the kernel that needs a card with plain operations."""
     monkeypatch.setattr(attention, "KERNEL", newest)
     monkeypatch.setattr(attention, "HALF", (torch.float32,))
     monkeypatch.setattr(attention, "varlen_unavailable_reason", lambda *_: None)
@@ -31,7 +31,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TrainInputs:
-    """Return a run that is only read."""
+    """Return a read-only run."""
     return tiny_run.made(tmp_path_factory.mktemp("tiny") / "run", lora=LORA)
 
 

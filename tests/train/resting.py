@@ -1,7 +1,7 @@
-"""The trainer, but it rests whenever it has saved, until it is told to stop.
+"""The trainer, but it pauses after every save until it is asked to stop.
 
-Its steps take milliseconds: one that does not rest may be at its end before a busy machine has let
-a test see its first checkpoint and stop it. A script with the arguments of train_expert.py.
+Its steps take milliseconds: without a pause, it may finish before a test on a busy machine sees its
+first checkpoint and stops it. A script with the arguments of train_expert.py.
 """
 
 import sys
@@ -15,7 +15,7 @@ import train_expert
 from expertflow.core import cli
 from expertflow.train import step_hooks
 
-# Whoever started it may be gone.
+# Its parent may have ended.
 LONGEST_S = 600
 save = step_hooks.save_checkpoint
 

@@ -1,11 +1,11 @@
-"""Kill trainers at random moments for as long as wished; their weights must not notice.
+"""Kill trainers at random moments for a given time; their weights must not change.
 
     make soak MINUTES=60
     PYTHONPATH=tests:workflow/scripts python tests/train/soak.py --minutes 60 --seed 7
 
-Each round takes a kind of run, kills it again and again at random moments by random signals until
-it comes to its end, and compares it with the run that was never stopped. Stops at the first
-difference and keeps its folder. The last line is JSON. ``test_resume.py`` plays some rounds.
+Each round takes a kind of run, kills it repeatedly at random moments with random signals until
+it finishes, and compares it with an uninterrupted run. Stops at the first
+difference and keeps its folder. The last line is JSON. ``test_resume.py`` runs some rounds.
 """
 
 import argparse
@@ -38,7 +38,7 @@ Record = dict[str, Any]
 
 
 class Straight:
-    """What a method's runs begin with, and the record and seconds of one never stopped."""
+    """Initial files of a method's runs, and the record and seconds of an uninterrupted one."""
 
     def __init__(self, trainers: Trainers, folder: Path, method: str) -> None:
         self.inputs = folder / method
@@ -66,11 +66,11 @@ def assert_same(folder: Path, record: Record, expected: Record) -> None:
 def kill_until_done(
     trainers: Trainers, straight: Straight, folder: Path, generator: random.Random
 ) -> int:
-    """Kill a run at random moments until it is at its end; return how often it was."""
+    """Kill a run at random moments until it finishes; return the number of kills."""
     shutil.copytree(straight.inputs, folder, dirs_exist_ok=True)
     n_killed = 0
     while not (folder / "training.json").exists():
-        # Some are killed as they start, and some come to their end.
+        # Some are killed as they start, and some finish.
         after_s, number = generator.uniform(0, 1.2 * straight.took_s), generator.choice(SIGNALS)
         code = trainers.train(folder, after_s=after_s, number=number)["code"]
         assert not 0 < code < 128, f"{folder}: it failed by itself, see its log"

@@ -1,4 +1,4 @@
-"""Adapters: our forward pass is peft's, and a training continues from one of its own kind."""
+"""Adapters: our forward pass equals peft's, and a training continues from a matching adapter."""
 
 import copy
 import json
@@ -38,7 +38,7 @@ def adapted(*, dora: bool, bias: bool, dropout: float) -> Any:
             r=4, lora_alpha=12, lora_dropout=dropout, target_modules=["0", "2"], use_dora=dora
         ),
     )
-    # At zero, B would hide the gradient of A.
+    # A zero B would hide A's gradient.
     for name, parameter in net.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.05)
@@ -97,7 +97,7 @@ def test_a_recomputed_layer_draws_its_dropout_again() -> None:
     net = adapted(dora=False, bias=False, dropout=0.5)
     use_own_forward(net)
     kept = run(net, training=True)
-    # Its first layer reads what is checkpointed itself, as in a family without a norm there.
+    # Its first layer reads the checkpoint's own input, as in a family without a norm there.
     net.forward = partial(checkpoint, net.forward, use_reentrant=False)
     torch.testing.assert_close(run(net, training=True), kept, rtol=0, atol=0)
 

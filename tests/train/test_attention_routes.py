@@ -1,4 +1,4 @@
-"""Packed rows train every family as its own code trains documents, by each route to attention."""
+"""Packed rows train like documents in each family's own code, on every attention route."""
 
 from copy import deepcopy
 from itertools import pairwise
@@ -52,8 +52,8 @@ FAMILIES: dict[str, Any] = {
     "phi, a head with a bias": transformers.PhiConfig(**SMALL),
 }
 ROUTES = ("packed", "sdpa", "eager")
-# Family, route, with an adapter, with checkpointed layers: what the layers of a family do differs
-# between routes, and what adapters and checkpoints do hardly between families.
+# Family, route, with an adapter, with checkpointed layers: the layers of a family differ
+# between routes; the effects of adapters and checkpoints hardly differ between families.
 PAIRS = [
     (family, route)
     for family in FAMILIES
@@ -82,7 +82,7 @@ def batch(rows: PackedRows) -> Batch:
 def made(config: Any, route: str, *, adapter: bool = False, checkpointing: bool = False) -> Any:
     """Make a random model; weights are large enough for attention to matter."""
     torch.manual_seed(0)
-    # A copy, for the attention is written into the config, which two models must not share.
+    # A copy, because attention is stored in the config, which two models must not share.
     model = transformers.AutoModelForCausalLM.from_config(
         deepcopy(config), attn_implementation=attention.transformers_name(route)
     )
@@ -177,7 +177,7 @@ def newest(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, *_: Any,
     scale: float | None = None, window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """Do what torch's kernel does, slowly."""
+    """Compute the same as torch's kernel, slowly."""
     left, right = window_size
     n_times = query.shape[1] // key.shape[1]
     assert n_times == 1 or enable_gqa, "heads differ in number"
@@ -309,7 +309,7 @@ def test_flash_3_is_used_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_kernels_get_one_dtype_in_autocast(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The norms of Qwen3 give fp32 queries beside bf16 values; the kernel refuses a mixture."""
+    """Qwen3's norms produce fp32 queries with bf16 values; the kernel rejects a mixture."""
     seen: list[set[torch.dtype]] = []
 
     def kernel(*tensors: torch.Tensor, **_: object) -> torch.Tensor:
@@ -377,7 +377,7 @@ def test_a_model_that_sees_the_future_is_refused(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(("weight", "dtype"), [(float("nan"), "float32"), (1e6, "float16")])
 def test_states_that_are_no_numbers_are_refused(weight: float, dtype: str) -> None:
-    """A model of large activations is no fault of attention where fp16 cannot hold them."""
+    """Large activations that overflow fp16 are not a fault of attention."""
     net = made(FAMILIES["llama"], "packed")
     with torch.no_grad():
         net.model.layers[1].mlp.up_proj.weight[0, 0] = weight

@@ -1,4 +1,4 @@
-"""Models on disk: what a record says of one, what is downloaded, what is loaded, also in 4 bits."""
+"""Models on disk: their records, downloads and loading, also in 4 bits."""
 
 import json
 import os
@@ -163,7 +163,7 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_tokenizers_record_does_not_tell_where_it_came_from(tmp_path: Path) -> None:
-    """So other weights beside the same tokenizer change no token."""
+    """So other weights with the same tokenizer change no tokens."""
     own, records = tmp_path / "tokenizer", []
     for folder in (tiny_tokenizer(tmp_path / "a"), tiny_tokenizer(tmp_path / "b")):
         for told in (tokenizer_spec(str(folder)),
@@ -209,7 +209,7 @@ def test_licenses_and_tokenizers_are_downloaded(tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     files |= dict.fromkeys(("README.md", "pytorch_model.bin", "tokenizer.model"), b"x")
     files |= {name: name.encode() for name in TEXTS}
-    # First the weights come otherwise than they are listed.
+    # First, the weights differ from the listed ones.
     repository = Repository(files, sent={"model.safetensors": files["model.safetensors"] + b"x"})
     told = [tokenizer_spec("maker/model"), spec("maker/model")]
     command = [sys.executable, "-c", FETCH, json.dumps(to_json(told))]

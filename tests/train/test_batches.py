@@ -1,4 +1,4 @@
-"""The rows of each step, packed or tokenized in the loop, their batches, and what loads them."""
+"""The rows of each step, packed or tokenized in the loop, their batches, and their loaders."""
 
 import multiprocessing
 import os
@@ -115,7 +115,7 @@ def test_rows_of_one_document_are_cut_to_the_longest_of_their_batch() -> None:
 
 
 def test_memory_that_a_card_reads_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in counts for pinning, as here is no card."""
+    """A mock counts as pinning, as there is no card here."""
     batch = Collator(made_up_rows(2, LENGTH)).batch(np.array([0, 1]))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 1)
     pinned = batch.pin_memory()
@@ -139,7 +139,7 @@ def made_up_order(n_rows: int, global_batch: int, *, grouped: bool = False) -> R
 
 
 def test_one_process_sees_the_seeded_permutation_of_each_epoch() -> None:
-    """Runs that were started with an earlier version see the same rows when they are repeated."""
+    """Runs started with an earlier version see the same rows when they are repeated."""
     order = made_up_order(10, 4)
     for epoch in (0, 2, 1, 0):
         expected = np.random.default_rng([1, epoch]).permutation(10).tolist()
@@ -235,7 +235,7 @@ def test_all_loaders_make_the_same_batches(plan: TrainPlan, n_documents: int, st
     before = torch.get_rng_state()
     with load_batches(feed, step, plan=plan, device=CPU) as batches:
         for batch in batches:
-            time.sleep(0.002)  # what loads runs ahead as far as it may
+            time.sleep(0.002)  # loaders run ahead as far as they may
             found.append(content(batch))
     assert found == contents(feed, step)
     assert torch.equal(torch.get_rng_state(), before)
@@ -259,10 +259,10 @@ def test_an_error_is_raised_in_the_trainer(plan: TrainPlan) -> None:
 
 
 def test_workers_outlive_a_signal_to_all_processes() -> None:
-    """The trainer ends its step and saves; it needs batches until then."""
+    """The trainer finishes its step and saves; it needs batches until then."""
     feed = made_up_feed()
     with load_batches(feed, 0, plan=loader(2), device=CPU) as batches:
-        found = [content(next(batches)) for _ in range(2)]  # of each worker: both are at work
+        found = [content(next(batches)) for _ in range(2)]  # one from each worker: both are running
         for worker in workers():
             os.kill(worker.pid, signal.SIGTERM)
         found += map(content, batches)
@@ -271,7 +271,7 @@ def test_workers_outlive_a_signal_to_all_processes() -> None:
 
 
 def test_buffers_wait_for_the_copies_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that runs behind still reads them; waiting for it is no waiting for data."""
+    """A device that lags behind still reads them; waiting for it does not count as data wait."""
     feed, made, read = made_up_feed(), list[Batch](), list[Any]()
     init, n_recorded = Buffers.__init__, [0]
 
@@ -281,7 +281,7 @@ def test_buffers_wait_for_the_copies_from_them(monkeypatch: pytest.MonkeyPatch) 
 
         def synchronize(self) -> None:
             time.sleep(0.01)
-            # The last batch but one was worked off, but what reads it has only been queued.
+            # The second-to-last batch was processed, but the work that reads it is only queued.
             read.append(content(made[-2]))
 
     def watched(self: Buffers, *arguments: Any, **named: Any) -> None:
@@ -289,7 +289,7 @@ def test_buffers_wait_for_the_copies_from_them(monkeypatch: pytest.MonkeyPatch) 
         self.copied = Event()  # type: ignore[assignment]
 
     monkeypatch.setattr(Buffers, "__init__", watched)
-    behind = torch.device("meta")  # anything that is not the host
+    behind = torch.device("meta")  # anything but the host
     with ThreadLoader(feed, 0, n_prefetch=1, device=behind) as batches:
         made += [next(batches), next(batches)]
         assert (n_recorded, batches.device_wait_s) == ([1], 0)
@@ -301,7 +301,7 @@ def test_buffers_wait_for_the_copies_from_them(monkeypatch: pytest.MonkeyPatch) 
 
 CUT = 40
 SHARDS = {"000": range(30), "001": range(30, 55)}
-# The numbers of the documents that are kept: the second one of a shard twice.
+# Numbers of the kept documents: the second one of a shard twice.
 KEPT = {name: [i for i in numbers if i % 7] for name, numbers in SHARDS.items()}
 COPIES = {numbers[1]: 2 for numbers in SHARDS.values()}
 
@@ -312,7 +312,7 @@ def body(i: int) -> Body:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write two shards of documents of which every fifth is held out."""
+    """Write two shards of documents; every fifth is held out."""
     path = tmp_path_factory.mktemp("documents")
     tiny_tokenizer(path)
     with pa.OSFile(str(path / "keep.arrow"), "wb") as sink, pa.ipc.new_stream(sink, KEEP) as keep:

@@ -1,4 +1,4 @@
-"""Checkpoints: bit by bit what was saved, whole or not there, agreed on, and written behind."""
+"""Checkpoints: identical bits, complete or absent, agreed on, written in the background."""
 
 import hashlib
 import logging
@@ -86,7 +86,7 @@ def test_there_is_nothing_in_a_checkpoint_that_could_run(tmp_path: Path) -> None
 
 
 def test_all_is_flushed_around_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the log of steps, which could not be written again."""
+    """Also the log of steps, which could not be rewritten."""
     (tmp_path / "steps.jsonl").write_text("{}\n")
     flushed: list[tuple[str, bool]] = []
     target = tmp_path / "checkpoints" / "step-00000001"
@@ -148,7 +148,7 @@ def test_what_a_power_cut_left_is_removed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, name: str,
     loss: float | None,
 ) -> None:  # fmt: skip
-    """Zeros of the right size, which only the content tells: of the newest, and of the best."""
+    """Zeros of the right size, detectable only by content: in the newest, and in the best."""
     spoilt = saved(tmp_path, 1, held_out_loss=0.5) if loss else saved(tmp_path, 3)
     good = saved(tmp_path, 2, held_out_loss=loss)
     (spoilt / name).write_bytes(bytes((spoilt / name).stat().st_size))
@@ -197,7 +197,7 @@ def test_more_processes_draw_new_numbers(tmp_path: Path, caplog: pytest.LogCaptu
             assert restored(path, *trained(PLAN), rank=rank, world_size=2)["step"] == 1
         draws.append((torch.rand(4).tolist(), random.random()))
     assert draws[0] == draws[2] != draws[1]
-    # Seed, step and rank decide, for good.
+    # Seed, step and rank alone decide.
     number = int(hashlib.sha256(b"1 1 1").hexdigest()[:15], 16)
     assert draws[1][1] == random.Random(number).random()
     assert "saved by 1 processes on cpu and resumed by 2 on cpu" in caplog.text
@@ -219,7 +219,7 @@ def test_a_group_of_one_saves_what_a_process_alone_does(tmp_path: Path) -> None:
 def test_small_copies_from_a_card_are_pinned_and_its_numbers_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Stand-ins are asked, as here is no card."""
+    """Uses mocks, as there is no card here."""
     cuda, asked, given = torch.device("cuda"), list[bool](), list[Any]()
 
     def empty(_: Any, *, dtype: Any, pin_memory: bool) -> Any:
@@ -248,14 +248,14 @@ def test_the_scaler_comes_back(tmp_path: Path) -> None:
     other = torch.amp.GradScaler("cpu")
     assert restored(path, net, optimizer, scaler=other) == checkpoint_files.read_progress(path)
     assert other.state_dict() == scaler.state_dict()
-    # Nor is one needed, nor changed by a run that had none.
+    # A scaler is not required, and a run without one does not change it.
     restored(path, net, optimizer)
     restored(saved(tmp_path), net, optimizer, scaler=other)
     assert other.state_dict() == scaler.state_dict()
 
 
 def second_of_two(step: int, own: int) -> Any:
-    """Return the second process of two, where the first one has a checkpoint of a step."""
+    """Return the second process of two; the first one has a checkpoint of a step."""
 
     def of_all(number: int) -> list[list[int]]:
         assert number == own
@@ -272,7 +272,7 @@ def test_all_go_on_from_what_the_first_has(tmp_path: Path, monkeypatch: pytest.M
     assert checkpoint.agree_on(None, tmp_path, second_of_two(3, own=-1)) == path
     with pytest.raises(TrainingError, match="process 1 cannot go on from it as the first one does"):
         checkpoint.agree_on(path, tmp_path, second_of_two(4, own=3), within_s=0.0)
-    # On a file system that lags it comes into sight later.
+    # On a slow file system it becomes visible later.
     monkeypatch.setattr(checkpoint.time, "sleep", lambda _: saved(tmp_path, 4))
     found = checkpoint.agree_on(path, tmp_path, second_of_two(4, own=3))
     assert found == checkpoint_files.newest_checkpoint(tmp_path) != path
@@ -280,7 +280,7 @@ def test_all_go_on_from_what_the_first_has(tmp_path: Path, monkeypatch: pytest.M
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Limit files to one page, as a full disk would."""
+    """Limit files to one page, like a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:

@@ -76,7 +76,7 @@ def test_one_graph_serves_all_layers_and_batches(
     assert list(nets[0].state_dict()) == names
     train_alike(*nets, rows, evens_bounds=evens_bounds)
     assert not counted["graph_break"]
-    # Without adapters the first layer is apart: nothing before it wants a gradient.
+    # Without adapters the first layer is separate: nothing before it needs a gradient.
     n_graphs = counted["stats"]["unique_graphs"]
     assert n_graphs <= 2 and compiled.describe_compilation().startswith(f"{n_graphs} graphs of ")
 
@@ -113,7 +113,7 @@ def test_a_model_without_known_layers_or_a_compiler_is_refused(
 
 
 def test_a_card_without_buildable_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only a card has is stood in for: here is no triton, whose error this is."""
+    """Mocks what only a card has: the error is triton's, which is not installed here."""
 
     def without_headers(_: Any) -> Any:
         raise subprocess.CalledProcessError(1, ["/usr/bin/gcc", "cuda_utils.c"])
@@ -128,7 +128,7 @@ def test_a_card_without_buildable_kernels_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_a_mask_of_dropout_does_not_depend_on_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what would be compiled for a card is looked at, as if its kernel had one dimension."""
+    """Checks only the code for a card, as if its kernel had one dimension."""
     from torch._inductor.codegen.triton import TritonOverrides
 
     monkeypatch.setattr(TritonOverrides, compiled.FOUR_AT_ONCE, staticmethod(lambda: True))
@@ -176,6 +176,6 @@ def test_compiled_code_trains_like_the_model(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     nets = [made(FAMILIES["qwen3"], "packed") for _ in range(2)]
     compile_layers(nets[0], dtype=FP32)
-    # No more processes that import torch: not to compile, and not to see what the CPU can do.
+    # No more processes that import torch, neither to compile nor to detect CPU features.
     with torch._inductor.config.patch({"compile_threads": 1, "cpp.simdlen": 1}):
         train_alike(*nets, rows)

@@ -48,7 +48,7 @@ def by_torch(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, smo
     [(1, 1.0), (loss_module.CHUNK, 1.0), (2 * loss_module.CHUNK + 77, 1.0), (300, 40.0)],
 )
 def test_it_equals_torch(n_targets: int, scale: float, frozen: bool, smoothing: float) -> None:
-    """Nor do logits far from zero overflow anything, also in what is compiled for a card."""
+    """Logits far from zero do not overflow, even in code compiled for a card."""
     how = {"label_smoothing": smoothing} if smoothing else {}
     for kernel in (None, loss_module.loss_and_gradient_to_compile):
         hidden, head, labels, n = case(n_targets, frozen=frozen, scale=scale)
@@ -123,7 +123,7 @@ def test_autocast_halves_products_and_no_sums(frozen: bool, smoothing: float) ->
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_frozen_head_in_half_gives_a_loss_in_full_precision(dtype: torch.dtype) -> None:
-    """Whatever the hidden states are in."""
+    """Whatever the dtype of the hidden states."""
     hidden, head, labels, n = case(1000, frozen=True, dtype=dtype)
     loss = loss_module.sum_loss(hidden, Head(head.bfloat16()), labels, n_targets=n)
     expected, *_ = by_torch(hidden, head, labels, 0.0)

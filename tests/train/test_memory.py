@@ -1,4 +1,4 @@
-"""Short memory: what is said, what is tried, and that the weights do not care."""
+"""Out of memory: the message, the retries, and unchanged weights."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def test_advice_names_batch_prediction_and_change(plan: TrainPlan) -> None:
     assert "gradient_checkpointing to true" in describe_shortage(one, CPU)
     checkpointed = replace(one, gradient_checkpointing=True)
     assert "method qlora" in describe_shortage(checkpointed, CPU)
-    # No remedy is named that is in force already, or that would be refused.
+    # No remedy is suggested that is already in use or would be rejected.
     for change in ({"method": "qlora"}, {"parallel": "fsdp"}):
         said = describe_shortage(replace(checkpointed, **change), CPU)
         assert said.endswith("; use a shorter max_seq_length, a larger card or a smaller model")
@@ -72,7 +72,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, *, most_rows: int, from_cal
 
 @pytest.mark.parametrize("from_call", [1, 7])
 def test_less_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_call: int) -> None:
-    """Micro-batches that the plan chose (8 on a CPU) shrink until they fit; losses stay."""
+    """Micro-batches chosen by the plan (8 on a CPU) shrink until they fit; losses stay the same."""
     auto: dict[str, Any] = {"batch_size": None, "gradient_accumulation_steps": 1}
     straight = train(small(tmp_path / "a", **auto))
     inputs = small(tmp_path / "b", **auto)
@@ -82,9 +82,9 @@ def test_less_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_cal
     assert outcome.n_accumulation_steps == 4
     retries = outcome.memory_retries
     assert [retry.micro_batch_size for retry in retries] == [4, 2]
-    # Call 7 is in step 7; the last checkpoint before it is that of step 4.
+    # Call 7 is in step 7; the previous checkpoint is from step 4.
     assert [retry.after_step for retry in retries] == ([0, 0] if from_call == 1 else [4, 4])
-    # A second attempt goes on with the first one's clock and counts none of its time twice.
+    # A second attempt continues the first one's clock and counts no time twice.
     assert outcome.time.wall_s <= process_age_s()
     assert (outcome.n_sessions, outcome.resumed_at_steps) == (1, ())
     assert outcome.n_tokens == straight.n_tokens
@@ -132,7 +132,7 @@ def test_a_retry_of_other_cards_makes_no_micro_batch_larger(
         return made.batch_size, made.gradient_accumulation_steps
 
     assert split(16, 1) == (8, 2)
-    # A smaller card, whose plan has fewer rows already; and one card with the work of two.
+    # A smaller card, whose plan already has fewer rows; and one card with the work of two.
     assert split(4, 4) == (4, 4)
     assert split(16, 2) == (8, 4)
 

@@ -1,4 +1,4 @@
-"""Bytes of a step without data: as those of a real one, and exact in layers."""
+"""Bytes of a step without data: equal to a real one's, and exact in layers."""
 
 import json
 from pathlib import Path
@@ -92,7 +92,7 @@ def test_weights_are_counted_as_they_are_held(tmp_path: Path) -> None:
 
 
 def test_lines_hold_for_two_loss_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a vocabulary that is large beside the layers, as real ones are."""
+    """With a vocabulary that is large compared with the layers, like real ones."""
     monkeypatch.setattr(memory_trace, "loss_chunk_rows", lambda *_, **__: 256)
     config = Qwen3Config(**{**SHAPE, "vocab_size": 4096}, head_dim=32)
     line = traced(tmp_path, config).lines[1]

@@ -36,7 +36,7 @@ def card(monkeypatch: pytest.MonkeyPatch, name: str = "H100 SXM", *, bf16: bool 
     cuda = module.torch.cuda
     monkeypatch.setattr(cuda, "is_available", lambda: True)
     monkeypatch.setattr(cuda, "get_device_name", lambda: name)
-    # Asked plainly, torch counts what it imitates.
+    # By default, torch counts emulated bf16.
     monkeypatch.setattr(cuda, "is_bf16_supported", lambda including_emulation=True: (
         bf16 or including_emulation
     ))  # fmt: skip
@@ -155,9 +155,9 @@ def test_shards_are_gathered_in_the_type_of_products(
 
 
 def test_products_repeat_from_the_first(plan: TrainPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch asks once, at the first product of a process, and the measured one may be the first."""
+    """Torch decides once, at a process's first product, which may be the measured one."""
     name, seen = "CUBLAS_WORKSPACE_CONFIG", list[str | None]()
-    monkeypatch.setenv(name, "")  # so that what is set is undone
+    monkeypatch.setenv(name, "")  # so that changes are undone
     monkeypatch.delenv(name)
 
     def measured(dtype: object) -> float:
@@ -218,7 +218,7 @@ def test_processes_that_cannot_be_shared_out_are_refused(
 
 @pytest.fixture
 def inherited(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Have a signal handled as whoever starts the process would; return both."""
+    """Set a signal's handler like the process's parent would; return both."""
     number, handler = request.param
     before = signal.signal(number, handler)
     yield request.param
@@ -226,7 +226,7 @@ def inherited(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 TERMINAL, NOHUP = (signal.SIGHUP, signal.SIG_DFL), (signal.SIGHUP, signal.SIG_IGN)
-# A shell starts what a script has in its background with interrupts ignored.
+# A shell starts a script's background jobs with interrupts ignored.
 BACKGROUND = [(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
@@ -244,7 +244,7 @@ def test_a_launcher_of_two(inherited: Any, monkeypatch: pytest.MonkeyPatch) -> N
     """Left alone, it stops its trainers at a hang-up, whatever it inherited."""
     name = "TORCHELASTIC_SIGNALS_TO_HANDLE"
     for variable in (name, processes.RANK, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
-        monkeypatch.setenv(variable, "")  # so that what is set is undone
+        monkeypatch.setenv(variable, "")  # so that changes are undone
         monkeypatch.delenv(variable)
     for exec_ in ("execv", "execvp"):
         monkeypatch.setattr(os, exec_, lambda *_: None)

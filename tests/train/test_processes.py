@@ -1,4 +1,4 @@
-"""Two processes train what one does, and go on where they were stopped."""
+"""Two processes train like one, and resume where they were stopped."""
 
 import fcntl
 import json
@@ -40,7 +40,7 @@ def losses(folder: Path) -> list[float]:
 
 
 def made(folder: Path, **changes: Any) -> Path:
-    """Make a run of 5 rows a step, so that two processes never have the same number of rows."""
+    """Make a run of 5 rows per step, so that two processes never have the same number of rows."""
     folder.mkdir()
     settings: dict[str, Any] = {
         "n_steps": N_STEPS, "batch_size": 2, "gradient_accumulation_steps": 3, "save_steps": 4,
@@ -90,7 +90,7 @@ def test_they_publish_each_checkpoint_whole(both: Trained) -> None:
     assert [candidate["step"] for candidate in record["candidates"]] == [4, 8, 12, 16]
     (state,) = (folder / "state").iterdir()
     for candidate in record["candidates"]:
-        # What results hold, not what the state does.
+        # The files in results, not in the state.
         published = load_trained(
             folder / "checkpoint" / candidate["path"], base="", dtype=torch.float32,
             attention_name="sdpa",
@@ -124,7 +124,7 @@ def test_a_head_trained_beside_an_adapter_is_saved_whole(
 def test_what_some_saved_others_resume(
     trainers: Trainers, alone: Trained, tmp_path: Path, first: Settings, second: Settings
 ) -> None:
-    """Sharded states are written whole, so the number of processes may change on the way."""
+    """Sharded states are saved unsharded, so sessions may differ in the number of processes."""
     run, then = made(tmp_path / "run", **first), made(tmp_path / "then", **second)
     fault = ("enter:checkpoint", 2, TERM)
     stopped = trainers.train(run, fault, n_processes=first.get("world_size"))
@@ -140,7 +140,7 @@ def test_what_some_saved_others_resume(
 def test_stopped_in_any_way_they_end_with_the_same_bits(
     trainers: Trainers, tmp_path: Path, parallel: str
 ) -> None:
-    """Killed together, left alone by a launcher that was killed, or told to stop by a real one."""
+    """Killed together, orphaned by a killed launcher, or stopped by a real one."""
     stopped, straight = (
         made(tmp_path / name, lora=LORA, world_size=2, parallel=parallel)
         for name in ("stopped", "straight")
@@ -167,7 +167,7 @@ def kill_launcher(trainers: Trainers, folder: Path) -> None:
     assert trainers.answer()["code"] == -KILL
     for process in left_alone:
         process.resume()
-    # Not every machine's first process clears dead orphans away.
+    # Not every machine's first process collects dead orphans.
     wait_for(lambda: not any(map(is_running, left_alone)))
 
 
@@ -187,7 +187,7 @@ def tell_launcher(folder: Path) -> None:
 
 
 def test_a_wrong_number_of_processes_is_refused(trainers: Trainers, tmp_path: Path) -> None:
-    """A launcher that starts one process without a word must not train something else."""
+    """A launcher that silently starts one process must not train something else."""
     run = made(tmp_path / "run", world_size=2)
     assert trainers.train(run, n_processes=1)["code"] == 1
     said = (run / "log").read_text().splitlines()[-1]
@@ -195,7 +195,7 @@ def test_a_wrong_number_of_processes_is_refused(trainers: Trainers, tmp_path: Pa
 
 
 def test_helpers_wait_for_the_first_one(trainers: Trainers, both: Trained, tmp_path: Path) -> None:
-    """Another trainer ends the run meanwhile, so there is nothing to help with."""
+    """Another trainer finishes the run meanwhile, so there is nothing left to do."""
     folder = shutil.copytree(both[0], tmp_path / "run")
     for name in ("training.json", "log"):
         (folder / name).unlink()

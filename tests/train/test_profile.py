@@ -1,4 +1,4 @@
-"""A profiler watches some steps: its table and trace, and that the run does not notice it."""
+"""Profiling some steps: its table and trace, and no effect on the run."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ Watched = tuple[Path, RunSummary]
 
 
 def made(folder: Path, **settings: Any) -> TrainInputs:
-    """Make a run of one row a step: a profile's cost is that of its operators."""
+    """Make a run of one row per step: a profile costs time per operator."""
     return made_tiny(folder, batch_size=1, **settings)
 
 
@@ -113,7 +113,7 @@ def test_steps_stay_clear_of_what_else_is_due(plan: TrainPlan) -> None:
     window = profiler.choose_window(replace(plan, save_steps=13), 0)
     assert window is not None
     assert (window.steps, window.neighbors) == (range(13, 18), range(8, 13))
-    # Saved after each step: only steps that are timed on the device are avoided.
+    # With a save after each step, only steps timed on the device are avoided.
     window = profiler.choose_window(replace(plan, save_steps=1), 0)
     assert window is not None and window.steps == range(11, 16)
     assert profiler.choose_window(plan, 199) is None
@@ -146,7 +146,7 @@ def test_what_is_cut_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_run_that_is_broken_off_amid_its_steps_is_watched_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    """But where memory ran out, which watching may have caused."""
+    """Except when memory ran out, which profiling may have caused."""
     inputs = made(tmp_path / "run", n_steps=N_STEPS, profile_steps=5, save_steps=4)
     step = loop.train_step
 
@@ -172,13 +172,13 @@ def test_a_run_that_is_broken_off_amid_its_steps_is_watched_anew(
         assert "memory ran out" in (first.reason or "")
         return
     assert first.first_step is not None and first.first_step > 13
-    # Ended once more from its last checkpoint, it keeps its profile.
+    # Finished again from its last checkpoint, it keeps its profile.
     train(assigned(tmp_path / "run"))
     assert profile_of(inputs.state) == first
 
 
 def test_a_run_that_was_killed_amid_its_steps_is_not_watched_again(tmp_path: Path) -> None:
-    """For want of memory it would be killed each time."""
+    """Out of memory, it would be killed each time."""
     inputs = made(tmp_path / "run", n_steps=8, profile_steps=4)
     begun = KernelProfile(n_wanted_steps=4, device="cpu", reason=profiler.BEGUN)
     write_record(inputs.state / profiler.PROFILE / profiler.KERNELS, begun)
@@ -207,7 +207,7 @@ def test_a_lost_profile_spoils_nothing_else(tmp_path: Path, watched: Watched) ->
     assert "cannot be read" in (published().reason or "")
     (state / profiler.KERNELS).unlink()
     assert published().reason == "the state has lost it"
-    # A run that was not asked for one is not trained again where it is asked for later.
+    # A run without a profile is not trained again when one is requested later.
     assert published(0, profile_steps=0).reason == profiler.NOT_ASKED
     assert published(2, profile_steps=0).reason == profiler.AFTERWARDS
     assert [file.name for file in (tmp_path / profiler.PROFILE).iterdir()] == [profiler.KERNELS]

@@ -1,4 +1,4 @@
-"""Whatever happens to a trainer or to its copies of rows, the weights at the end are the same."""
+"""Whatever happens to a trainer or its copies of rows, the final weights are the same."""
 
 import json
 import os
@@ -38,8 +38,8 @@ from expertflow.train.saved.checkpoint_files import last_seen_s, newest_checkpoi
 
 KILL, TERM, INT, HUP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 EIGHT_BIT = pytest.mark.extra("bitsandbytes")
-# Points between which what is on the disk differs, and how often a session comes there first. Those
-# of a chain kill one session each of the same run.
+# Points between which the files on disk differ, and how often a session gets there first. Those
+# of a chain each kill one session of the same run.
 CHAINS = (
     {"enter:data_wait": 1, "enter:eval": 2, "exit:eval": 1},
     {"exit:take": 2, "exit:backward": 7, "enter:checkpoint": 2},
@@ -64,7 +64,7 @@ def stopped_and_resumed(
         died = trainers.train(folder, fault)
         assert died["fired"], f"{fault} was never reached"
         code = -KILL if fault[2] == KILL else 143
-        # Told to stop while its last checkpoint is written, a run may be at its end already.
+        # A run stopped while it writes its last checkpoint may already be finished.
         is_done = fault[2] != KILL and died["code"] == 0 and (folder / "training.json").is_file()
         assert died["code"] == code or is_done, (folder / "log").read_text()
     record = trainers.finish(folder)
@@ -228,7 +228,7 @@ def test_a_run_that_diverged_is_not_paid_for_twice(
         stop_group(monitor, **how)
         raise SystemExit(143)
 
-    # One of several processes is ended by its launcher while it waits for the monitor.
+    # The launcher stops one of several processes while it waits for the monitor.
     monkeypatch.setattr(job, "stop_group", stop_and_die)
     with pytest.raises(SystemExit) as ended:
         tiny_run.finish(tmp_path)

@@ -1,4 +1,4 @@
-"""Whole runs in one process: explosions, patience, clock, monitor, and what is published."""
+"""Complete runs in one process: divergence, patience, clock, monitor, and published files."""
 
 import contextlib
 import json
@@ -123,7 +123,7 @@ def test_steps_skipped_for_ever_end_the_run(tmp_path: Path, scale: float, diverg
         ((3.0, 2.0, 2.1, 2.0), 2, 0.0, True),
         ((3.0, 2.0, 2.1, 1.9, 1.95), 2, 0.0, False),
         ((3.0, 2.95, 2.91), 2, 0.1, True),  # slower than min_delta
-        ((3.0, 2.95, 2.85), 2, 0.1, False),  # slow, but together they are enough
+        ((3.0, 2.95, 2.85), 2, 0.1, False),  # slow, but enough together
         ((3.0, 3.0, 3.0), None, 0.0, False),
     ],
 )
@@ -198,7 +198,7 @@ def test_each_kept_checkpoint_is_a_model_of_its_own(tmp_path: Path, lora: Any) -
     assert [c.held_out_loss for c in found] == [losses.get(step) for step in kept]
 
 
-# Random documents are learned by heart, so the held-out loss rises soon.
+# Random documents are memorized, so the held-out loss soon rises.
 BY_HEART: dict[str, Any] = {
     "learning_rate": 3e-2, "eval_steps": 2, "n_steps": 60, "patience": 3,
     "load_best_model_at_end": True,
@@ -211,7 +211,7 @@ def test_a_run_stops_early_and_publishes_its_best_weights_whatever_it_keeps(tmp_
     losses = {point.step: point.loss for point in outcome.eval_points}
     lowest = min(losses, key=losses.__getitem__)
     assert outcome.stopped_early_at_step == outcome.n_steps == lowest + 6 < 60
-    # The untrained model is not there to be published, however good it is.
+    # The untrained model cannot be published, however good it is.
     best = min(set(losses) - {0}, key=losses.__getitem__)
     assert outcome.published_step == other.published_step == best < outcome.n_steps
     assert_published(few.state, best)
@@ -241,7 +241,7 @@ def test_a_damaged_best_checkpoint_is_not_passed_off_as_published(tmp_path: Path
 def test_a_spoilt_checkpoint_is_no_candidate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A power cut in an earlier session leaves files of the right size and full of zeros."""
+    """A power failure in an earlier session leaves files of the right size, full of zeros."""
     others = publish._others
 
     def spoil(run: Any, published: int) -> list[Path]:
@@ -288,7 +288,7 @@ def test_a_damaged_outcome_says_why(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def train_with(folder: Path, wandb: MagicMock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train with a stand-in for wandb, which is no package of the project."""
+    """Train with a mock of wandb, which is not a dependency of the project."""
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setattr(accelerate.tracking, "_available_trackers", [LoggerType.WANDB])
     inputs = tiny_run.made(folder, lora=LORA, n_steps=20, report_to="wandb", logging_steps=5)

@@ -1,4 +1,4 @@
-"""Before step 1 the fast route must train as the plain one; planted faults make it give way."""
+"""Before step 1 the fast route must train like the plain one; planted faults replace it."""
 
 import re
 from collections.abc import Callable
@@ -113,7 +113,7 @@ def test_a_sound_route_passes_and_nothing_is_changed(batch: Batch) -> None:
 def test_memory_that_is_short_in_another_process_is_short_in_all(
     batch: Batch, n_before: int
 ) -> None:
-    """Else the others would wait for its vote. The plain pass votes first, then the fast one."""
+    """Otherwise they would wait for its vote. The plain pass votes first, then the fast one."""
     packed, route = made_loss()
     planned, votes = dict(route.used), list[bool]()
 

@@ -1,4 +1,4 @@
-"""One trainer at a time in a state, and which states may be removed."""
+"""One trainer at a time per state, and which states may be removed."""
 
 import errno
 import fcntl
@@ -18,7 +18,7 @@ from expertflow.train.saved.state_dirs import lock_state, prunable_states
 
 @pytest.fixture
 def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the naps that are taken; no other time passes."""
+    """Return the list of sleeps; no other time passes."""
     taken: list[float] = []
     clock = SimpleNamespace(sleep=taken.append, monotonic=lambda: sum(taken))
     monkeypatch.setattr(state_dirs, "time", clock)
@@ -27,7 +27,7 @@ def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def held(state: Path, signed: str) -> IO[str]:
-    """Hold the lock of a state as another process would."""
+    """Hold the lock of a state like another process."""
     (state / "lock").write_text(signed)
     stream = (state / "lock").open()
     fcntl.flock(stream, fcntl.LOCK_EX)
@@ -105,7 +105,7 @@ def test_the_last_model_stays_when_a_retraining_failed(tmp_path: Path) -> None:
 
 
 def test_without_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody can tell what is in use."""
+    """Nobody can tell which states are in use."""
     for age in (30, 40):
         state(tmp_path, f"age-{age}", finished=True, age=age)
     assert prunable(tmp_path)

@@ -1,4 +1,4 @@
-"""Weights as they are hashed, checked and shared out; optimizers and rates by their names."""
+"""Hashing, checking and sharding weights; optimizers and schedules by name."""
 
 import hashlib
 import math
@@ -66,7 +66,7 @@ def test_what_is_not_finite_is_named(value: float, dtype: torch.dtype) -> None:
 
 
 def lose_a_share(folder: Path) -> None:
-    """Shard a net among two processes; what is not finite lies in the second one's share."""
+    """Shard a net between two processes; the second one's shard has the non-finite value."""
     dist.init_process_group("gloo")
     plan, net = train_plan(), tiny_net()
     fully_shard(net)
@@ -83,7 +83,7 @@ def lose_a_share(folder: Path) -> None:
     dist.barrier()
     release_gloo_threads()
     dist.destroy_process_group()
-    # A thread of gloo that still needs Python's lock would abort an interpreter that winds down.
+    # A gloo thread that still needs Python's lock would abort an interpreter that is exiting.
     os._exit(0)
 
 
@@ -155,7 +155,7 @@ def test_8_bit_adamw_says_what_package_to_install(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_schedules(kind: str, after_warm_up: Callable[[float, int], float]) -> None:
-    """Peak 1, 10 steps, of them 2 to warm up and 3 to decay at the end."""
+    """Peak 1, 10 steps: 2 of warm-up and a decay over the last 3."""
     plan = train_plan(lr_scheduler_type=kind, learning_rate=1.0)
     expected = [0.5, 1.0, *(after_warm_up((step - 2) / 8, 10 - step) for step in range(2, 10))]
     found = [learning_rate(step, plan) for step in range(10)]

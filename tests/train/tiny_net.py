@@ -1,4 +1,4 @@
-"""A net that trains in milliseconds and has what a language model has: dropout, norms, adapters."""
+"""A net that trains in milliseconds and has a language model's parts: dropout, norms, adapters."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def train_plan(**changes: Any) -> TrainPlan:
 
 
 def tiny_net(method: str = "full", dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
-    """Make a net; under an adapter the seed is the adapter's, and the frozen base is always one."""
+    """Make a net; the seed is the adapter's if there is one, with always the same frozen base."""
     torch.manual_seed(seed if method == "full" else 0)
     net: Any = TinyNet().to(dtype)
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""A tiny run, made and trained in the test's own process."""
+"""A tiny run, made and trained in the test's process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ def train(inputs: TrainInputs) -> RunSummary:
 
 
 def finish(folder: Path) -> TrainingRecord:
-    """Do the whole training job of a folder: what is finished is only published."""
+    """Run the complete training job of a folder; a finished one is only published."""
     records = {name: folder / f"{name}.json" for name in ("plan", "packing", "model", "staging")}
     places = {"state": folder / "state", "checkpoint": folder / "checkpoint"}
     output = folder / "training.json"

@@ -1,14 +1,14 @@
 """Run trainers in forks of one warm process, and kill them at chosen points.
 
-Importing torch takes seconds; a fork starts at once. The process reads one JSON object a line and
-answers each with one: the exit code, negative for a signal, and whether the fault came.
+Importing torch takes seconds; a fork starts at once. The process reads one JSON object per line and
+answers each with one: the exit code, negative for a signal, and whether the fault occurred.
 
-- ``folder``: that of a tiny run; what is said goes to ``log`` in it.
-- ``function``: ``module:name`` of what is called with the folder, instead of the trainer.
-- ``n_processes``: as many as a launcher would start; null is a trainer that nobody launched.
-- ``fault``: null or [point, n, signal]. The n-th time the first process comes to the point, it gets
+- ``folder``: that of a tiny run; output goes to ``log`` in it.
+- ``function``: ``module:name`` of a function to call with the folder, instead of the trainer.
+- ``n_processes``: as many as a launcher would start; null: without a launcher.
+- ``fault``: null or [point, n, signal]. The n-th time the first process reaches the point, it gets
   the signal. Points are ``enter:`` or ``exit:`` with a part of the clock (forward, checkpoint ...),
-  or with a function of FUNCTIONS.
+  or with a function in FUNCTIONS.
 - ``after_s`` and ``number``: send that signal after some seconds.
 """
 
@@ -34,7 +34,7 @@ from expertflow.train import job
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.timing import Clock
 
-# What a checkpoint goes through, and how a run ends.
+# The steps of writing a checkpoint, and the end of a run.
 FUNCTIONS: dict[str, tuple[Any, str]] = {
     "take": (checkpoint, "take_snapshot"),
     "save_file": (checkpoint, "save_file"),
@@ -87,7 +87,7 @@ def install(fault: Fault, fired: Path) -> None:
 
 
 def run(request: dict[str, Any]) -> None:
-    """Run the trainer or a function in this process, and end it."""
+    """Run the trainer or a function in this process, and exit."""
     folder, fault = Path(request["folder"]), request["fault"]
     sys.stdout.flush()
     with (folder / "log").open("a") as stream:
@@ -115,7 +115,7 @@ def run(request: dict[str, Any]) -> None:
 
 
 def launch(n: int, request: dict[str, Any]) -> None:
-    """Do for ``n`` processes what torchrun does: keep their store, end all when one fails."""
+    """Act like torchrun for ``n`` processes: keep their store, stop all when one fails."""
     reader, writer = os.pipe()
     children = []
     for rank in range(n):
@@ -157,7 +157,7 @@ def serve() -> None:
             run(request)
         if "after_s" in request:
             time.sleep(request["after_s"])
-            os.kill(child, request["number"])  # not waited for yet, so it is still there
+            os.kill(child, request["number"])  # not collected yet, so it still exists
         _, status = os.waitpid(child, 0)
         answer = {"code": os.waitstatus_to_exitcode(status), "fired": fired.exists()}
         print(json.dumps(answer), flush=True)
@@ -190,7 +190,7 @@ class Trainers:
         return self.answer()
 
     def finish(self, folder: Path, **request: Any) -> dict[str, Any]:
-        """Train a tiny run to its end, and return its record."""
+        """Train a tiny run to completion, and return its record."""
         answer = self.train(folder, **request)
         assert answer == {"code": 0, "fired": False}, (folder / "log").read_text()
         record: dict[str, Any] = json.loads((folder / "training.json").read_text())

@@ -1,4 +1,4 @@
-"""Two machines for a test: one that prepares and one that trains, each a folder of its own."""
+"""Two machines for a test: one prepares and one trains, each in its own folder."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def make_bundle(cheap: Workspace) -> Path:
 
 
 def make_box(root: Path, like: Workspace) -> Workspace:
-    """Make a machine with the code and nothing else: no data, no manifest of this expert."""
+    """Make a machine with only the code: no data, no manifest of this expert."""
     copy_code(like.root, root)
     (root / "config" / "experts" / "tiny.yaml").unlink()
     (root / "home").mkdir()
@@ -41,7 +41,7 @@ class Box(Workspace):
         return self.root / "outcome.tar"
 
     def refused_to_open(self, *arguments: object) -> str:
-        """Return the one line with which ``open_bundle`` refuses; nothing may be left of it."""
+        """Return the one-line error of ``open_bundle``, which must leave nothing behind."""
         before = self.files()
         done = self.script("open_bundle", *arguments)
         assert done.returncode == 1, done.stderr

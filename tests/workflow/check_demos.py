@@ -1,16 +1,16 @@
-"""Check the results of all demos: every expert really learned, and the numbers hold together.
+"""Check the results of all demos: every expert really learned, and the numbers are consistent.
 
     python tests/workflow/check_demos.py [results]
 
-Prints a table and the line that test runners read; exits 1 if an expert did not learn.
+Prints a table and the line for test runners; exits with 1 if an expert did not learn.
 """
 
 import json
 import sys
 from pathlib import Path
 
-# Share of right answers on held-out questions that a demo must reach; null: by its loss alone.
-# Floors lie well below what was measured, for other machines round differently.
+# Share of right answers on held-out questions that a demo must reach; null: only its loss.
+# Floors are well below the measured values, because other machines round differently.
 FLOORS: dict[str, float | None] = {
     "expert-sql": 0.60, "expert-neo4j": 0.40, "expert-typescript": 0.40, "expert-json": 0.40,
     "repository": None, "phase1c-cot": 0.30, "phase1a": 0.10, "small": None,

@@ -1,4 +1,4 @@
-"""Fixtures of the workflow tests: a finished run, and copies of it to edit."""
+"""Fixtures for workflow tests: a finished run, and copies of it to edit."""
 
 from workflow_space import finished, space
 

@@ -1,4 +1,4 @@
-"""Real runs of the tiny expert that are stopped while they train, and what must hold afterwards."""
+"""Real runs of the tiny expert that are stopped during training, and checks afterwards."""
 
 import contextlib
 import fcntl
@@ -18,10 +18,10 @@ TARGET = "results/tiny/training.json"
 
 
 class Run:
-    """A Snakemake in a process group of its own, as a terminal would start it.
+    """A Snakemake in its own process group, as started by a terminal.
 
-    Its training rests from the first checkpoint after ``rest_from`` on until it is told to stop, or
-    to ``go_on``.
+    Its training pauses from the first checkpoint after ``rest_from`` on until it is stopped, or
+    told to ``go_on``.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Run:
             (space.root / f"rest-{rest_from}").touch()
 
         def hear_signals() -> None:
-            """The tests may have been started with nohup, or behind a shell's back."""
+            """The tests may have been started with nohup, or in a shell's background."""
             signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -52,7 +52,7 @@ class Run:
             )  # fmt: skip
 
     def wait_for_training(self, n_checkpoints: int = 1) -> int:
-        """Wait until a trainer that was not there before has written a checkpoint; return it."""
+        """Wait until a new trainer has written a checkpoint; return the trainer."""
         self.until(
             lambda: len(self.checkpoints()) >= n_checkpoints and self.n_resumed() > self.seen
         )
@@ -80,15 +80,15 @@ class Run:
             path.unlink()
 
     def trainer(self) -> int | None:
-        """Return the trainer's process number, by its own signature; null before there is one."""
+        """Return the trainer's process id, from its own record; null if there is none yet."""
         for lock in self.space.root.glob("state/tiny/*/lock"):
-            with contextlib.suppress(ValueError):  # it is being signed
+            with contextlib.suppress(ValueError):  # it is being written
                 pid: int = json.loads(lock.read_text())["pid"]
                 return pid
         return None
 
     def send(self, target: str, number: signal.Signals) -> None:
-        """Send a signal to Snakemake alone, or to its whole ``group``."""
+        """Send a signal to Snakemake alone, or to its entire ``group``."""
         if target == "group":
             os.killpg(self.process.pid, number)
         else:
@@ -103,7 +103,7 @@ class Run:
 
 
 def rerun(space: Workspace) -> dict[str, Any]:
-    """Run the same command again; it has to finish, and leaves nothing lying about."""
+    """Run the same command again; it must finish and leave nothing behind."""
     for path in space.root.glob("rest-*"):
         path.unlink()
     space.run(TARGET)
@@ -111,7 +111,7 @@ def rerun(space: Workspace) -> dict[str, Any]:
 
 
 def finish(run: Run) -> dict[str, Any]:
-    """Wait for the end of a run, which leaves nothing lying about; return what was trained."""
+    """Wait for the end of a run, which must leave nothing behind; return what was trained."""
     run.go_on()
     assert run.end() == 0, run.told()
     return read_tidy(run.space)
@@ -137,12 +137,12 @@ def assert_tidy(space: Workspace) -> None:
 
 
 def until_gone(space: Workspace) -> None:
-    """Wait for the monitor and for what copies a log, which end after the trainer."""
+    """Wait for the monitor and the copying of a log, which end after the trainer."""
     wait_for(lambda: not running_in(space.root), said="something is still there")
 
 
 def kill_jobs(space: Workspace) -> None:
-    """Kill what a run in this folder started, with what that starts meanwhile."""
+    """Kill all processes started by a run in this folder, including new ones."""
 
     def all_killed() -> bool:
         found = running_in(space.root)

@@ -1,12 +1,12 @@
-"""Kill whole runs at random moments for as long as wished; no half-made file may count as made.
+"""Kill complete runs at random moments for a given time; no partial file may count as made.
 
     make soak-chain MINUTES=60
     PYTHONPATH=tests:tests/workflow:workflow/scripts python tests/workflow/soak_chain.py --seed 7
 
-Each round begins with raw data only. A signal is sent to the process group amid the training, and
-then, while the same command is given again and again, to the group or to Snakemake alone at random
-moments, until the report is there. It has to tell of the resumed training, every record has to fit
-its sidecar, and what rules made has to be, byte for byte, what a run that was never stopped made.
+Each round starts with raw data only. A signal is sent to the process group during training, and
+then, while the same command is repeated, to the group or to Snakemake alone at random
+moments, until the report exists. It must mention the resumed training, every record must match
+its sidecar, and the rules' outputs must equal, byte for byte, those of an uninterrupted run.
 Stops at the first difference and keeps its folder. The last line is JSON.
 """
 
@@ -30,7 +30,7 @@ from expertflow.core.files import sha256_file
 TARGET = "results/tiny/report.json"
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LEFT_ALONE_FRACTION = 0.05
-# What holds no times of day and no seconds.
+# Files without times of day or durations.
 FILES = (
     "datasets.json", "keep.arrow", "model.json", "packing.json", "plan.json",
     "merged/model.safetensors", "merged/config.json", "merged/tokenizer.json",
@@ -79,7 +79,7 @@ def until_done(space: Workspace, generator: random.Random, longest_s: float) -> 
     while True:
         run = Run(space, TARGET, rest_from=None)
         try:
-            # Some are left alone for longer than they need, so that a round ends.
+            # Some are left alone longer than they need, so that a round ends.
             alone = generator.random() < LEFT_ALONE_FRACTION
             run.process.wait(PATIENCE_S if alone else generator.uniform(0.5, longest_s / 8))
         except subprocess.TimeoutExpired:
@@ -93,7 +93,7 @@ def until_done(space: Workspace, generator: random.Random, longest_s: float) -> 
 
 
 def check(space: Workspace, expected: dict[str, str]) -> int:
-    """Return how often the training was resumed, as its report says."""
+    """Return how often the training was resumed, according to its report."""
     assert_tidy(space)
     done = space.script("verify_results")
     if done.returncode:
@@ -114,7 +114,7 @@ def check(space: Workspace, expected: dict[str, str]) -> int:
 def made(space: Workspace) -> dict[str, str]:
     results = space.root / "results" / "tiny"
     hashes = {name: sha256_file(results / name) for name in FILES}
-    # Sidecars tell when they were written.
+    # Sidecars contain the time they were written.
     inside = (path for name in FOLDERS for path in (results / name).rglob("[!.]*"))
     files = {path.relative_to(results).as_posix(): path for path in inside if path.is_file()}
     return hashes | {name: sha256_file(path) for name, path in files.items()}

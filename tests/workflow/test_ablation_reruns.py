@@ -1,4 +1,4 @@
-"""Which variants run again for which edit; what is asked for lists one job a variant."""
+"""Which variants run again for which edit; a requested ablation lists one job per variant."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from workflow_space import Workspace
 pytestmark = [pytest.mark.chain, pytest.mark.long]
 
 RECORD = "results/tiny/ablation.json"
-# On a CPU this is the plan, which takes no run to find out.
+# On a CPU this equals the plan, which is known without a run.
 TWO = {
     "ladder": {
         "start": {"name": "naive", "label": "Naive", "training": {"bf16": False}},
@@ -59,7 +59,7 @@ def jobs(space: Workspace, *arguments: str) -> set[str]:
 
 def test_each_edit_reruns_what_it_should(space: Workspace) -> None:
     assert jobs(space) == set()
-    # What a variant is called is on the page alone.
+    # A variant's name is only on the page.
     write(space, "more", {"variants": [{**LOOSE, "label": "Another word"}]})
     assert jobs(space) == {"ablate_expert"}
     write(space, "more", {"variants": [{**LOOSE, "training": {"attention": "eager"}}]})
@@ -95,7 +95,7 @@ def test_the_record_holds_the_ladder_and_the_claim(space: Workspace) -> None:
     record = space.record("ablation.json")
     bars = {bar["name"]: bar for bar in record["bars"]}
     assert record["ladders"] == [["naive", "end"]] and list(bars) == ["naive", "end", "loose"]
-    # Both rungs are the plan on a CPU, so there is no step between them.
+    # On a CPU both rungs equal the plan, so there is no step between them.
     assert bars["end"]["outcome"] == "is the plan" and bars["end"]["step"] is None
     assert bars["loose"]["outcome"] == "measured" and bars["loose"]["ratio"] is not None
     assert record["claims"][0]["verdict"] == "not measurable"

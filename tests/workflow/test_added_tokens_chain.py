@@ -1,4 +1,4 @@
-"""A run with tokens of its own, from records that hold them to plain transformers elsewhere."""
+"""A run with added tokens, from records that contain them to plain transformers elsewhere."""
 
 import shutil
 from pathlib import Path
@@ -20,7 +20,7 @@ N_RECORDS = 81
 
 
 def write_expert(space: Workspace, *, n_spare: int, **training: Any) -> int:
-    """Write records that hold both tokens, and a model; return how many tokens it knows."""
+    """Write records with both tokens, and a model; return the size of its vocabulary."""
     sums = {f"<|sql|>what is {a} plus {b}<|sum|>": a + b for a in range(9) for b in range(9)}
     write_jsonl(space.root / "data" / "sums.jsonl", sums)
     base = tiny_tokenizer(space.root / "a model")
@@ -96,12 +96,12 @@ def test_a_model_with_spare_rows_is_read_in_place(tmp_path: Path) -> None:
     assert weights.is_symlink() and weights.samefile(space.root / "a model" / weights.name)
     assert int((read_rows(space) == known).sum()) == N_RECORDS
     assert space.script("verify_results").stdout.endswith(": intact\n")
-    # The box has to bring these weights.
+    # The box must have these weights.
     box = make_box(tmp_path / "box", space)
     assert "no such folder on this machine" in box.refused_to_open(bundle)
     shutil.copytree(space.root / "a model", box.root / "elsewhere")
     box.open(bundle, "--model", "elsewhere")
     assert box.planned() == GPU_WORK
-    # Of another model with equal rows the first one's tokenizer is none.
+    # The first tokenizer does not belong to another model with the same rows.
     tiny_qwen3(vocab_size=known + 9, seed=1).save_pretrained(space.root / "a model")
     assert "prepare_model" in space.planned() and "pretokenize_shard" not in space.planned()

@@ -22,7 +22,7 @@ from expertflow.rental.bundle.tar import read_index
 from expertflow.train.records import ModelRecord
 
 pytestmark = [pytest.mark.chain, pytest.mark.long]
-# The base model of an expert, in the home of a box.
+# The base model of an expert, in a box's home.
 MODEL = "home/a model"
 
 
@@ -85,7 +85,7 @@ def test_other_settings_there_run_again_what_reads_them(box: Box) -> None:
     assert box.planned() == TRAIN
     note = box.run("-n", REPORT)
     assert "note: tiny: its manifest in config/experts changed since its bundle was opened" in note
-    # What was packed is tokenized again.
+    # Packed documents are tokenized again.
     box.write_manifest("tiny", manifest(max_seq_length=48))
     assert box.planned() == {"pretokenize_shard"} | PACK
 
@@ -149,7 +149,7 @@ def there(finished: Workspace, tmp_path: Path) -> Box:
     value = {**manifest(), "model": "~/a model"}
     value.pop("builtin")
     there.write_manifest("tiny", value)
-    # Its one variant is the plan, which is quick.
+    # Its only variant equals the plan, which is quick.
     (there.root / "config" / "ablations" / "mine.yaml").write_text(
         "variants: [{name: loose, label: Loose, training: {torch_compile: false}}]"
     )
@@ -159,7 +159,7 @@ def there(finished: Workspace, tmp_path: Path) -> Box:
 
 
 def test_a_box_trains_the_same(finished: Workspace, there: Box, empty: Box, tmp_path: Path) -> None:
-    """Without its weights a bundle names them; the box has to have the very same ones."""
+    """A bundle without weights identifies them; the box must have exactly the same."""
     bundle = make_bundle(there)
     assert str(there.root).encode() not in bundle.read_bytes()
     names = [member.name for member in read_index(bundle).members]
@@ -170,7 +170,7 @@ def test_a_box_trains_the_same(finished: Workspace, there: Box, empty: Box, tmp_
     empty.open(bundle)
     assert not (empty.root / "config/ablations/mine.yaml").exists()
     assert empty.planned() == GPU_WORK | {"ablate_variant", "ablate_expert"}
-    # Also where the bundle no longer counts, as its folder is gone.
+    # Also if the bundle no longer counts, because its folder was removed.
     assert empty.record("model.json")["path"] == "results/tiny/base_model"
     (tmp_path / "scratch").mkdir()
     scratch = ("--config", f"scratch={tmp_path / 'scratch'}")
@@ -220,8 +220,8 @@ def land(box: Box, home: Box) -> None:
     assert "open it with --outcome" in home.refused_to_open(outcome)
 
 
-# Its settings travel with its bundle; at home they have to be given again. test_commands.py opens
-# that of a demo whose questions are scored.
+# Its settings travel with its bundle; at home they must be passed again. test_commands.py opens
+# the bundle of a demo whose questions are scored.
 DEMO = "repository"
 FEW = {DEMO: {"sources": {"generated-repository": {"n_documents": 100}}}}
 SHORT = ("--config", "training={max_steps: 2, logging_steps: 1}", f"experts={json.dumps(FEW)}")
@@ -243,14 +243,14 @@ def test_a_demo_opens_from_its_bundle(tmp_path: Path) -> None:
     assert sha256_file(box.root / lock) == before
 
 
-# What the server on loopback takes, whoever asks.
+# The server on loopback accepts these from anyone.
 SECRET = "not-a-secret-of-anybody"
 BUCKET = "expertflow-test"
 
 
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Yield a client of an empty bucket; credentials come by the environment."""
+    """Yield a client of an empty bucket; credentials come from the environment."""
     need = "is not installed: make s3, and make test-long for moto"
     pytest.importorskip("snakemake_storage_plugin_s3", reason=f"the S3 plugin {need}")
     moto_server = pytest.importorskip("moto.server", reason=f"moto {need}")

@@ -1,4 +1,4 @@
-"""The chain is declared once: rules, drawings and plans of all experts are held against it."""
+"""The chain is declared once: rules, drawings and plans of all experts must match it."""
 
 import re
 import shutil
@@ -36,7 +36,7 @@ def test_stages_read_what_the_rules_read(finished: Workspace) -> None:
 
 
 def read_drawing(page: str) -> dict[str, tuple[str, str]]:
-    """Return what a drawing of the chain shows of each stage: its mark and its text."""
+    """Return each stage's mark and text in a drawing of the chain."""
     return {
         name: (match[2], match[3])
         for match in DRAWN.finditer((ROOT / page).read_text())

@@ -1,4 +1,4 @@
-"""profiles/cluster-generic, through a made-up scheduler: a job that is killed is resumed."""
+"""profiles/cluster-generic, with a mock scheduler: a killed job is resumed."""
 
 import contextlib
 import os
@@ -19,8 +19,8 @@ PROFILE = ROOT / "profiles" / "cluster-generic"
 TARGET = "results/tiny/training.json"
 N_STEPS = 10
 
-# The programs of a scheduler, which starts every job at once, in a process group of its own. They
-# are shells as these start at once: Snakemake gives "cancel" 2 seconds.
+# The programs of a scheduler that starts every job at once, in its own process group. They
+# are shell scripts, which start quickly: Snakemake allows "cancel" 2 seconds.
 PROGRAMS = {
     "submit": """
         n=$(($(ls | grep -c 'job$') + 1))
@@ -35,7 +35,7 @@ PROGRAMS = {
         [ -e $1.code ] || exec echo running
         [ "$(cat $1.code)" = 0 ] && echo success || echo failed
         """,
-    # SIGTERM, and after a grace of 20 seconds SIGKILL.
+    # SIGTERM, and after a grace time of 20 seconds SIGKILL.
     "cancel": """
         for n in "$@"; do
             touch $n.cancelled
@@ -50,7 +50,7 @@ PROGRAMS = {
 
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Path:
-    """Return the folder of a scheduler with its programs, as a site would install them."""
+    """Return the folder of a scheduler with its programs, as installed by a site."""
     folder = tmp_path / "scheduler"
     folder.mkdir()
     for verb, text in PROGRAMS.items():
@@ -65,7 +65,7 @@ def last_training(scheduler: Path) -> Path:
 
 
 def alive(scheduler: Path) -> list[str]:
-    """List the jobs whose process group still holds a process; one that ended is none."""
+    """List the jobs whose process group still has a running process."""
     groups = set()
     for process in filter(is_running, psutil.process_iter()):
         with contextlib.suppress(ProcessLookupError):
@@ -73,7 +73,7 @@ def alive(scheduler: Path) -> list[str]:
     return [path.stem for path in scheduler.glob("*.pid") if int(path.read_text()) in groups]
 
 
-# A Snakemake that stays between two questions to the scheduler as soon as there is a checkpoint.
+# A Snakemake that stays between two queries of the scheduler once there is a checkpoint.
 ASLEEP = """
 import asyncio
 from pathlib import Path
@@ -97,7 +97,7 @@ main()
 
 
 def start_training(space: Workspace, scheduler: Path, *program: object) -> "subprocess.Popen[str]":
-    """Start a Snakemake whose training then rests, as it has saved."""
+    """Start a Snakemake whose training pauses after a save."""
 
     def checkpoints() -> set[Path]:
         return set(space.root.glob("state/tiny/*/checkpoints/step-*"))
@@ -119,7 +119,7 @@ def test_jobs_end_with_snakemake_and_killed_ones_resume(space: Workspace, schedu
     shutil.rmtree(space.root / "state" / "tiny")
     space.run("results/tiny/staging.json")
 
-    # Stopped between two questions: while it asks for states Snakemake knows of no job.
+    # Stopped between two queries: while it queries states, Snakemake knows of no job.
     process = start_training(space, scheduler, sys.executable, "-c", ASLEEP)
     wait_for((space.root / "asleep").exists, during=process)
     process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Commands of the documents and targets of the Makefile are run as written, in a clone."""
+"""Commands in the docs and Makefile targets run as written, in a clone."""
 
 import json
 import os
@@ -36,7 +36,7 @@ INLINE = re.compile(r"`((?:python|snakemake|make) [^`]+)`")
 ELSEWHERE = "extending.md"
 # Programs that are not ours: they need root, a network or weights converted by hand.
 FOREIGN = ("apt-get", "aws", "llama-server", "pip", "transformers", "vllm")
-# Patterns of what is not run here, and why. ci: .ci/run runs it; sketch: something has to be put in
+# Patterns of commands that are not run here, and why. ci: .ci/run runs it; sketch: to be filled in
 # first; another test's name: it runs that.
 NOT_RUN = {
     r"make (test|mutants)|bash \.ci/run": "minutes",
@@ -55,7 +55,7 @@ NOT_RUN = {
     r"python workflow/scripts/push_expert\.py .*": "network",
     r"python bench/.*": "minutes, a card or a network",
 }
-# What is done before the commands of a page: files that it speaks of.
+# Run before the commands of a page, to make the files that it mentions.
 TWO_RECORDS = (
     "python workflow/scripts/monitor_gpu.py --duration 0.1 --output before.json"
     " && cp before.json after.json"
@@ -69,17 +69,17 @@ PREPARED = {
     "migration.md": f"{TWO_RECORDS} && echo 'base_model: Qwen/Qwen3-0.6B' > qlora.yml",
     "serving.md": "echo 'How many customers are there?' > question.txt",
 }
-# Pages whose commands change what others look at.
+# Pages whose commands change files that other pages use.
 OWN_PLACE = ("README.md", "bundles.md")
-# A minute's watching is a second's here, and few steps are as good as many; the smallest expert, of
-# which there is all, stands for any.
+# A minute's monitoring is a second here, and few steps are as good as many; the smallest expert,
+# which has all results, replaces any.
 STANDS_FOR = {
     "--duration 60": "--duration 1", "{expert}": "expert-sql", "expert-json": "expert-sql",
     "results/phase1c-cot": "results/expert-sql", "--max-steps 200": "--max-steps 2",
     "--num-train-epochs 3": "--num-train-epochs 0.1",
     "report.json --forcerun train_expert": "training.json --forcerun train_expert",
 }  # fmt: skip
-# What the commands of the README run, as rules.
+# The rules that the README's commands run.
 BY_RULE = {stage.name for stage in CHAIN if not stage.asked}
 CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 EXTRAS = ("bitsandbytes", "slurm", "s3", "node", "graph", "lm-eval", "triton")
@@ -88,12 +88,12 @@ MADE_HERE = {
     "demo", "demos", "help", "install", "run", "plan", "compare", "verify", "repair", "prune",
     "soak", "soak-chain", "clean",
 }  # fmt: skip
-# .ci/run makes the parts of test-all, and coverage, which runs what test runs; mutants take hours.
+# .ci/run makes the parts of test-all, and coverage, which covers test; mutants take hours.
 BY_HAND = {"mutants", "test", "test-all"}
 
 
 def commands(page: str) -> Iterator[str]:
-    """Yield the commands of a page: of its code blocks, its running text, its indented lines."""
+    """Yield the commands of a page: in code blocks, running text and indented lines."""
     for indent, kind, text in FENCE.findall(PAGES[page]):
         exports = ""
         for line in text.replace("\\\n", " ").splitlines():
@@ -124,21 +124,21 @@ def runnable(page: str) -> list[str]:
 
 
 def run(place: Path, command: str, *, warm: bool = True) -> str:
-    """Run a command, which has to succeed; return what it says.
+    """Run a command, which must succeed; return its output.
 
-    Unless it is ``warm``, the stages of a run start as users' do.
+    Unless it is ``warm``, the stages of a run start like a user's.
     """
     environment = {**os.environ, "PATH": f"{place}/.venv/bin:{os.environ['PATH']}"}
     if warm:
         environment["BASH_ENV"] = str(warm_python() / "bash_env")
-    # Not in the clone: the path of a socket has at most 107 characters.
+    # Not in the clone: a socket's path has at most 107 characters.
     with tempfile.TemporaryDirectory() as scratch:
         done = subprocess.run(
             ["bash", "-euc", command], cwd=place, capture_output=True, text=True,
             env={**environment, "TMPDIR": scratch}, timeout=PATIENCE_S,
             input="How many customers are there?\n",
         )  # fmt: skip
-    # A claim that does not hold is what is to be shown.
+    # The page shows a wrong claim.
     is_found_wrong = done.returncode == 1 and "check_claims" in command and not done.stderr
     said = done.stdout[-3000:] + done.stderr[-3000:]
     assert done.returncode == 0 or is_found_wrong, f"{command}\n{said}"
@@ -146,7 +146,7 @@ def run(place: Path, command: str, *, warm: bool = True) -> str:
 
 
 def write_clone(place: Path) -> None:
-    """Copy what git holds, beside an installation whose stamps say that all of it is there."""
+    """Copy tracked files, with an installation whose stamps say that it is complete."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -194,7 +194,7 @@ def clone(demo: Path, tmp_path: Path) -> Path:
 
 @cache
 def flags(script: str) -> frozenset[str]:
-    if script.startswith("bench/"):  # --help of some imports torch first
+    if script.startswith("bench/"):  # --help of some scripts imports torch first
         text = (ROOT / script).read_text(encoding="utf-8")
     else:
         text = run_script(Path(script).stem, "--help").stdout
@@ -246,11 +246,11 @@ def write_own_data(place: Path) -> None:
 
 @pytest.fixture(scope="module")
 def shared(demo: Path) -> Path:
-    """Return a clone for the commands of all pages that leave it as good as it was."""
+    """Return a clone for the commands of all pages that leave it usable."""
     return copy_clone(demo, demo.with_name("shared"))
 
 
-# By all pages that share a place, once.
+# Once for all pages that share a clone.
 run_once = cache(run)
 
 
@@ -292,7 +292,7 @@ def test_every_target_is_made_by_a_test_or_before_a_change_lands() -> None:
 @pytest.mark.long
 @pytest.mark.chain
 def test_targets_are_made(clone: Path) -> None:
-    # Pages plan with the profiles of clusters; test_profiles.py reads the other ones.
+    # Pages plan with the cluster profiles; test_profiles.py reads the others.
     for name in ("default", "rented"):
         profile = ("-F", "--workflow-profile", f"profiles/{name}")
         assert Workspace(clone).jobs(*profile)["train_expert"]

@@ -1,4 +1,4 @@
-"""The documents and the examples name only what exists, and it works."""
+"""The docs and examples refer only to things that exist, and the examples work."""
 
 import re
 import shlex
@@ -126,7 +126,7 @@ def settings_shown() -> list[tuple[str, Any]]:
     for page in PAGES:
         for indent, block in fence.findall(page.read_text(encoding="utf-8")):
             lines = [line.removeprefix(indent) for line in block.splitlines()]
-            # Two lines with the same key are two ways to write it.
+            # Two lines with the same key are two alternatives.
             keys = [line.partition(":")[0] for line in lines if re.match(r"\w", line)]
             texts = lines if len(keys) != len(set(keys)) else ["\n".join(lines)]
             found += [(page.name, yaml.safe_load(one)) for one in texts]
@@ -140,7 +140,7 @@ def test_the_schema_allows_the_settings_that_a_page_shows(page: str, value: Any)
     for key, shown in value.items():
         part = {**whole["properties"][key], "$defs": whole.get("$defs", {})}
         for error in Draft202012Validator(part).iter_errors(shown):
-            # A page shows some keys of a block, and leaves out those that it does not speak of.
+            # A page shows some keys of a block, and omits others.
             assert error.validator == "required" and not error.path, f"{page}: {error.message}"
 
 

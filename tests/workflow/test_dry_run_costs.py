@@ -1,4 +1,4 @@
-"""A real ``snakemake -n`` ends with what its trainings should take, and with nothing else new."""
+"""A real ``snakemake -n`` ends with its trainings' forecast, and nothing else new."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ SHAPE = {
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Workspace:
-    """Return a place away from the code, where nothing is made yet of a large and a tiny expert."""
+    """Return a place outside the code, with a large and a tiny expert and no results."""
     code, mine = make_workspace(tmp_path / "code"), Workspace(tmp_path / "mine")
     for name in ("config", "data"):
         shutil.move(code.root / name, mine.root / name)
@@ -39,13 +39,13 @@ def table(space: Workspace, target: str, *arguments: str, **environment: str) ->
     done = space.snakemake("-n", f"results/{target}/report.json", *arguments, **environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     before, found, after = done.stdout.partition(f"\n{TITLE}\n")
-    # The jobs go before it, and the table is the last there is.
+    # The jobs come before it, and the table is last.
     assert "would run  train_expert" in before or "Nothing to be done" in before
     if not found:
         return before.splitlines()[-1:]
     trainings, others, sums = after.partition("Other jobs: ")
     assert others, after
-    # All jobs are added up where each is known.
+    # All jobs are added up if each is known.
     assert ("In all: " in sums) is ("unknown" not in sums)
     return trainings.splitlines()
 
@@ -87,5 +87,5 @@ def test_a_model_is_forecast_before_it_is_downloaded(mine: Workspace) -> None:
     with serving_models(Hub({"maker/model": hub})) as home["HF_ENDPOINT"]:
         _, line = table(mine, "large", *arguments, **home)
     assert " to " in line and "estimate from bytes" in line
-    # The sizes of the other files are asked for, and no more.
+    # Only the sizes of the other files are requested.
     assert hub.ranges("config.json") and not hub.ranges("model.safetensors")

@@ -1,4 +1,4 @@
-"""docs/extending.md is followed to the letter, in a copy of the project."""
+"""The recipes of docs/extending.md are followed to the letter, in a copy of the project."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def run_commands(space: Workspace, recipe: str) -> None:
     (commands,) = COMMANDS.findall(recipe)
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment["BASH_ENV"] = str(warm_python() / "bash_env")
-    # The smallest expert there is stands for the page's.
+    # The smallest expert replaces the page's.
     done = subprocess.run(
         ["bash", "-euc", commands.replace("expert-sql", "tiny")],
         cwd=space.root, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
@@ -86,7 +86,7 @@ def test_every_recipe_is_followed() -> None:
     assert list(RECIPES) == list(CHECKS)
 
 
-# All of these end with a report; it is made once, by the command of the first.
+# All of these end with a report; it is made once, by the first one's command.
 TOGETHER = ("A training setting", "A measured figure", "A finding")
 ALONE = [(name,) for name in CHECKS if name not in TOGETHER]
 

@@ -1,4 +1,4 @@
-"""What a user gets wrong ends in one line that names it and the way out, and leaves no result."""
+"""A user's mistake ends in one line that names it and the fix, and leaves no result."""
 
 import json
 import os
@@ -31,9 +31,9 @@ EPOCHS = "num_train_epochs: 2"
 
 
 class Fault(NamedTuple):
-    """In the manifest ``old`` becomes ``new``; ``line`` is in what the run ends with.
+    """In the manifest ``old`` becomes ``new``; the run's last output contains ``line``.
 
-    tests/config/test_load.py has more of them.
+    tests/config/test_load.py has more faults.
     """
 
     old: str
@@ -87,7 +87,7 @@ def test_a_fault_is_one_line(place: Path, fault: Fault) -> None:
     arguments += ["--config", *fault.config] if fault.config else []
     assert fault.line in Workspace(place).refused(*arguments, CUDA_VISIBLE_DEVICES="")
     made = {path.name for path in place.glob("results/*/*.json.fingerprint")}
-    # The lock of the sources is written while the workflow is read.
+    # The source lock is written while the workflow is read.
     assert made <= {".sources.lock.json.fingerprint"}
 
 
@@ -116,7 +116,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_what_somebody_else_owns_is_one_line(fresh: Workspace, place: str, line: str) -> None:
-    """Even root is refused without the capability that lets it read everything."""
+    """Even root is denied without the capability to read everything."""
     (fresh.root / place).chmod(0)
     as_somebody = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
     if os.getuid() == 0 and shutil.which("setpriv") is None:

@@ -1,6 +1,6 @@
-"""One byte flips in a file of each kind of stage: it is named, with what to do, or made again.
+"""One byte flips in a file of each kind: the file is named, with what to do, or remade.
 
-test_remedies.py does what the line says.
+test_remedies.py follows the line's advice.
 """
 
 import os
@@ -17,7 +17,7 @@ INDEX = "results/index.html"
 # A call of a stage's script, as a rule writes it.
 CALL = re.compile(r'python "\$EXPERTFLOW"/(\w+)\.py .*?(?= 2> )')
 FIXES = ("run make repair", "restore it, or accept it: snakemake", ": damaged, ")
-# What reads a file: a stage, or ``snakemake`` where its main process does.
+# The reader of a file: a stage, or ``snakemake`` for its main process.
 READERS = {
     "results/tiny/sources.lock.json": "snakemake",
     "results/tiny/documents/sums/000.arrow": "deduplicate_documents",
@@ -40,13 +40,13 @@ def copied(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Wor
 
 @pytest.fixture(scope="module")
 def calls(copied: Workspace) -> dict[str, str]:
-    """Return the command of each stage, as a run of all of them would call it."""
+    """Return the command of each stage in a complete run."""
     said = copied.run("-n", "-p", "-F", "--logger-expertflow-snakemake", INDEX)
     return {match[1]: match[0] for match in CALL.finditer(said) if "results/tiny/" in match[0]}
 
 
 def read_file(space: Workspace, calls: dict[str, str], reader: str) -> tuple[int, list[str]]:
-    """Run what reads a file; return its exit code and lines."""
+    """Run the reader of a file; return its exit code and lines."""
     if reader == "snakemake":
         done = space.run_warm("-n", INDEX)
     else:
@@ -68,7 +68,7 @@ def test_no_flipped_byte_is_used(copied: Workspace, calls: dict[str, str], patte
         return
     path.write_bytes(intact)
     name = path.relative_to(copied.root).as_posix()
-    # A line may name the folder, too.
+    # A line may name the folder instead.
     said = re.compile(rf"{name}|{Path(name).parent}( is damaged|: damaged, {path.name} )")
     told = [line for line in lines if said.search(line) and "$EXPERTFLOW" not in line]
     assert code and any(fix in told[-1] for fix in FIXES), lines

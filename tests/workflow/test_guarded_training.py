@@ -1,6 +1,6 @@
-"""A real training that its budget stops ends with the same weights, here and on a fresh machine.
+"""A real training stopped by its budget ends with the same weights, here and on a fresh machine.
 
-That these are those of a training without a stop, test_interruptions.py shows.
+test_interruptions.py shows that these equal those of an uninterrupted training.
 """
 
 import json
@@ -16,7 +16,7 @@ from workflow_space import LIMIT_S, SNAKEMAKE, Workspace, let_trainings_rest, ma
 pytestmark = [pytest.mark.chain, pytest.mark.long]
 TARGET = "results/tiny/training.json"
 N_STEPS = 40
-# Money that is spent as soon as there is a checkpoint: a stop amid the training, however slow.
+# A budget that is spent once there is a checkpoint: a stop during training, however slow.
 SPENT = """
 from expertflow.rental.guard.ledger import Meter
 
@@ -36,7 +36,7 @@ def end(process: "subprocess.Popen[str]", *, code: int) -> str:
     try:
         out, _ = process.communicate(timeout=LIMIT_S)
     finally:
-        # Its supervisor ends what it has started.
+        # Its supervisor stops what it has started.
         process.kill()
     assert process.returncode == code, out[-6000:]
     return out
@@ -72,7 +72,7 @@ def test_a_budget_costs_no_weights(finished: Workspace, tmp_path: Path) -> None:
     for space in (first, fresh):
         steps = (space.root / "results/tiny/steps.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in steps] == list(range(1, N_STEPS + 1))
-    # The copy elsewhere is the trained model, and both machines' dollars are known.
+    # The remote copy is the trained model, and both machines' dollars are counted.
     (weights,) = (there / "results/tiny/checkpoint").glob("*.safetensors")
     here_too = first.root / "results/tiny/checkpoint" / weights.name
     assert weights.read_bytes() == here_too.read_bytes()

@@ -1,7 +1,7 @@
-"""Whatever stops a run: the same command finishes it, with the same weights and nothing lost.
+"""Whatever stops a run, the same command finishes it, with the same weights and nothing lost.
 
-tests/train/test_resume.py stops the trainer alone at every point of a step. Here whole runs
-are stopped, with the Snakemake, the shell and the pipes around the trainer.
+tests/train/test_resume.py stops only the trainer, at every point of a step. Here complete runs
+are stopped, with Snakemake, the shell and the pipes around the trainer.
 """
 
 import errno
@@ -30,7 +30,7 @@ N_STEPS = 60
 
 @pytest.fixture(scope="module")
 def prepared(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Return a workspace in which all that comes before training is done, and nothing after."""
+    """Return a workspace in which everything before training is done, and nothing after."""
     space = finished.copy(tmp_path_factory.mktemp("prepared") / "a space")
     let_trainings_rest(space)
     for name in ("state/tiny", "results/tiny/checkpoint"):
@@ -69,7 +69,7 @@ def steps(space: Workspace) -> list[int]:
 
 
 def test_only_snakemake_is_killed(space: Workspace, expected: str) -> None:
-    """The trainer does not hear of it, and the next Snakemake waits for it."""
+    """The trainer is not notified, and the next Snakemake waits for it."""
     run = Run(space)
     run.wait_for_training()
     run.send("snakemake", signal.SIGKILL)
@@ -97,12 +97,12 @@ def test_the_whole_group_is_stopped_again_and_again(space: Workspace, expected: 
 
 
 def test_the_trainer_alone_is_stopped_again_and_again(space: Workspace, expected: str) -> None:
-    """The same command starts it again three times, and the bill has every attempt."""
+    """The same command restarts it three times, and the bill has every attempt."""
     run, killed_s = Run(space), 0.0
     for number in (signal.SIGTERM, signal.SIGKILL):
         os.kill(run.wait_for_training(), number)
         killed_s = time.time()
-    # No file of this process may grow any more, as if the disk were full: its error is not noted.
+    # This process cannot grow any file, as if the disk were full: its error is not recorded.
     resource.prlimit(run.wait_for_training(), resource.RLIMIT_FSIZE, (1, 1))
     record = finish(run)
     assert run.log.read_text().count("failed  train_expert") == 3
@@ -131,9 +131,9 @@ def check_bill(bill: dict[str, Any], attempts: Sequence[Attempt]) -> None:
 
 
 def test_two_runs_at_once(space: Workspace, expected: str) -> None:
-    """The first is one that nohup started, so that a closed terminal does not stop it.
+    """The first is started by nohup, so that a closed terminal does not stop it.
 
-    Told to stop, it waits for its trainer, which does not hear of that.
+    Asked to stop, it waits for its trainer, which is not notified.
     """
     run = Run(space, nohup=True)
     run.wait_for_training()
@@ -178,7 +178,7 @@ def test_a_full_disk(space: Workspace, small_disk: Path, expected: str) -> None:
     fill(small_disk / "filler")
     run.go_on()
     while is_running(trainer):
-        # Again and again: it may just have made room by removing its oldest checkpoint.
+        # Repeatedly: it may just have made room by removing its oldest checkpoint.
         fill(small_disk / "filler")
         time.sleep(0.02)
     assert run.checkpoints(), "earlier ones stay"
@@ -199,10 +199,10 @@ def cut(path: Path) -> None:
 def test_a_power_cut_spoils_the_newest_checkpoint(space: Workspace, expected: str) -> None:
     run = Run(space, rest_from=20)
     run.wait_for_training(n_checkpoints=2)
-    # The monitor starts beside the training, and may be later than its first checkpoints.
+    # The monitor starts in parallel, possibly after the first checkpoints.
     readings = "state/tiny/*/gpu.jsonl"
     run.until(lambda: any(path.stat().st_size for path in space.root.glob(readings)))
-    # Snakemake first: it would start a job again that it sees killed.
+    # Snakemake first: it would restart a killed job.
     run.send("snakemake", signal.SIGKILL)
     run.end()
     kill_jobs(space)
@@ -216,7 +216,7 @@ def test_a_power_cut_spoils_the_newest_checkpoint(space: Workspace, expected: st
     assert steps(space) == list(range(1, N_STEPS + 1))
 
 
-# The published model shares its bytes with that of the state.
+# The published model shares its bytes with the state's.
 MODEL = "results/tiny/checkpoint/model.safetensors"
 FINISHED: list[dict[str, Callable[[Path], object]]] = [
     {"state/tiny/*/outcome.json": cut, TARGET: Path.unlink},
@@ -230,7 +230,7 @@ FINISHED: list[dict[str, Callable[[Path], object]]] = [
 
 
 def test_power_cuts_spoil_finished_runs(straight: Workspace, tmp_path: Path, expected: str) -> None:
-    """Its last checkpoint is there, so nothing is trained again."""
+    """The last checkpoint exists, so nothing is trained again."""
     space = straight.copy(tmp_path / "space")
     for damage in FINISHED:
         for pattern, spoil in damage.items():

@@ -1,4 +1,4 @@
-"""docs/migration.md, walked for each replaced system with its owner's own files."""
+"""docs/migration.md, followed for each replaced system with its owner's files."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from workflow_space import Workspace, copy_code
 OWNERS = SHARED_DATA.parent / "owners"
 PAGE = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
 MANIFESTS = ("expert-json", "expert-neo4j", "expert-sql", "expert-typescript")
-# No model is fetched, and a GPU is not asked for.
+# No model is downloaded, and no GPU requested.
 TINY = "model: builtin:tiny-qwen3"
 
 
@@ -30,7 +30,7 @@ def owners() -> Path:
 
 @pytest.fixture(scope="module")
 def mover(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Return a checkout of the code, as somebody who moves over has it."""
+    """Return a checkout of the code, as for a migrating user."""
     space = Workspace(tmp_path_factory.mktemp("mover"))
     copy_code(ROOT, space.root)
     (space.root / "data").mkdir()
@@ -38,7 +38,7 @@ def mover(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 def write_records(space: Workspace, path: str) -> None:
-    """Write records of any shape that a manifest here may read."""
+    """Write records in every format that a manifest here may read."""
     file = space.root / path
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as stream:
@@ -52,7 +52,7 @@ def write_records(space: Workspace, path: str) -> None:
 
 
 def import_settings(space: Workspace, file: Path, name: str) -> dict[str, Any]:
-    """Import a file by the page's command, with records to read; return the manifest."""
+    """Import a file with the page's command, and write its records; return the manifest."""
     output = f"config/experts/{name}.yaml"
     done = space.script("import_settings", file, "--output", output)
     assert done.returncode == 0, done.stderr
@@ -65,7 +65,7 @@ def import_settings(space: Workspace, file: Path, name: str) -> dict[str, Any]:
 def plan_run(
     space: Workspace, names: list[str], *, more: str = "", **settings: str
 ) -> Counter[str]:
-    """Plan the one command that makes the reports; return how often each rule would run."""
+    """Plan the command that makes the reports; return how often each rule would run."""
     experts = ", ".join(f"{name}: {{{TINY}{more}}}" for name in names)
     config = [f"experts={{{experts}}}", "hardware=cpu", *(f"{k}={v}" for k, v in settings.items())]
     targets = [f"results/{name}/report.json" for name in names]
@@ -77,7 +77,7 @@ def test_a_its_four_manifests_are_imported_and_planned(mover: Workspace, owners:
     for name in MANIFESTS:
         file = owners / "A" / name / "manifest.json"
         theirs, ours = json.loads(file.read_text()), import_settings(mover, file, f"my-{name}")
-        # Of a drive letter of Windows, and of values that are kept as they are.
+        # A Windows drive letter is converted; other values are kept as they are.
         assert ours["model"] == "/mnt/f/Node/hivellm/expert/models/Qwen3-0.6B"
         config = theirs["training"]["config"]
         kept = {"batch_size", "gradient_accumulation_steps", "max_seq_length", "learning_rate"}
@@ -163,7 +163,7 @@ def test_the_page_names_the_flags_of_c(owners: Path) -> None:
 
 
 def test_e_and_own_records_in_a_shipped_manifest(mover: Workspace) -> None:
-    """The page's way to train a shipped manifest on records of one's own."""
+    """The page's way to train a shipped manifest on your own records."""
     write_records(mover, "data/mine.jsonl")
     [sources] = set(re.findall(r"sources: \[\{name: mine.*?\}\]", PAGE))
     names = ["small", "phase1c-cot", "phase1a"]

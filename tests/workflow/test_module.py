@@ -1,4 +1,4 @@
-"""Used as a module of another Snakefile: what holds for every run holds there as well."""
+"""As a module of another Snakefile, the workflow behaves as in any other run."""
 
 import shutil
 from pathlib import Path
@@ -24,13 +24,13 @@ rule copy_report:
     output: "copy.json"
     shell: "while [ ! -e go ]; do sleep 0.1; done; cp {{input}} {{output}}"
 """
-# What profiles/default says, which Snakemake does not find beside another Snakefile.
+# The settings of profiles/default, which Snakemake does not find next to another Snakefile.
 LIMITS = ("--nolock", "--rerun-incomplete", "--resources", "gpu=1")
 
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Workspace:
-    """Return a folder with a Snakefile, data and a configuration; the code is in another one."""
+    """Return a folder with a Snakefile, data and a configuration; the code is in another folder."""
     code, mine = make_workspace(tmp_path / "code"), Workspace(tmp_path / "mine")
     mine.write_data()
     (mine.root / "Snakefile").write_text(SNAKEFILE.format(code=code.root))
@@ -41,7 +41,7 @@ def mine(tmp_path: Path) -> Workspace:
 
 
 def test_two_runs_at_once(mine: Workspace, finished: Workspace) -> None:
-    """What was made elsewhere is taken over; the first run rests in its own last job."""
+    """Results made elsewhere are adopted; the first run pauses in its own last job."""
     shutil.copytree(finished.root / "results", mine.root / "results")
     (mine.root / REPORT).unlink()
     arguments = ("copy.json", "--configfile", "mine.yaml", *LIMITS)

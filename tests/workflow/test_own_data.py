@@ -1,4 +1,4 @@
-"""The README's data of one's own work at the first try, in each form that it shows."""
+"""The README's formats for your own data work at the first try."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def shown_records() -> list[str]:
 
 
 def repeat(record: str) -> str:
-    """Return records like the one that is shown, each with a question of its own."""
+    """Return records like the one shown, each with its own question."""
     return "".join(record.strip().replace("France", f"France ({i})") + "\n" for i in range(N))
 
 
@@ -61,7 +61,7 @@ def test_the_forms_of_the_readme_become_rows(made: Workspace) -> None:
         assert [documents[key] for key in ("n_records", "n_rejected", "n_dropped")] == [N, 0, 0]
         packing = json.loads((results / name / "packing.json").read_text())
         assert [packing[key]["n_documents"] for key in ("train", "held_out")] == [N - 2, 2]
-    # From the same rows on, every job is the same.
+    # With the same rows, all later jobs are the same.
     rows = {
         path.relative_to(results / "lines"): path.read_bytes()
         for path in (results / "lines" / "packed").rglob("*.arrow")

@@ -1,4 +1,4 @@
-"""A scoring task in a user's own file: its content counts, and a bundle asks before it runs."""
+"""A user's own scoring task: its content counts, and a bundle needs permission to run it."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_a_task_of_ones_own_scores_reruns_and_travels(space: Workspace) -> None:
     assert "its maker's own code, my_task.py" in refused and "--allow-own-code" in refused
     box.open(space.root / BUNDLE, "--allow-own-code")
     assert box.planned() == GPU_WORK
-    # A bundle that hid its code is not run either.
+    # A bundle that hides its code is not run either.
     marker = box.root / "results/tiny/.bundle/opened.json"
     marker.write_text(json.dumps({**json.loads(marker.read_text()), "allow_own_code": False}))
     assert "opened without --allow-own-code" in box.refused(REPORT)

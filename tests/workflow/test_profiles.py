@@ -1,4 +1,4 @@
-"""Every profile is understood by Snakemake, and says what the default one says of all runs."""
+"""Snakemake understands every profile, and each has the default's settings for all runs."""
 
 import importlib.util
 import re
@@ -22,7 +22,7 @@ CARDS = re.compile(r"^ +(gpu=|\*\*wf.processes)", re.MULTILINE)
 NOT_RUN = ("kubernetes", "googlebatch", "aws-batch")
 pytestmark = [pytest.mark.extra("slurm"), pytest.mark.extra("s3")]
 
-# Options of plugins that the project does not install; each stands in the source of this version.
+# Options of plugins that the project does not install, from the source of this version.
 OPTIONS = {
     "kubernetes": "namespace cpu-scalar",  # snakemake-executor-plugin-kubernetes 0.5.1
     "googlebatch": "project region container machine-type image-family image-project cpu-milli"
@@ -70,7 +70,7 @@ def test_snakemake_understands_every_key(folder: Path, tmp_path: Path) -> None:
 def test_a_profile_says_what_holds_for_every_run_and_names_rules_that_exist(folder: Path) -> None:
     default, value = read(ROOT / "profiles" / "default"), read(folder)
     own = {"resources", "cores"} | ({"nolock"} if folder.name in NOT_RUN else set())
-    common = default.keys() - own  # what runs workflow/remote.smk has no lock of the Snakefile
+    common = default.keys() - own  # a run of workflow/remote.smk does not use the Snakefile's lock
     assert {key: value.get(key) for key in common} == {key: default[key] for key in common}
     assert any(str(limit).startswith("gpu=") for limit in value["resources"])
     texts = [path.read_text(encoding="utf-8") for path in ROOT.glob("workflow/**/*.smk")]
@@ -91,7 +91,7 @@ def test_a_profile_that_was_not_run_says_so(name: str) -> None:
 
 
 def test_profiles_are_named_by_the_option_that_replaces_the_default() -> None:
-    # With --profile, profiles/default would win over the named one, key by key: gpu=1, always.
+    # With --profile, profiles/default would override the named one, key by key: always gpu=1.
     pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/examples/**/*.y*ml")]
     for page in [*pages, *ROOT.glob("profiles/*/config.yaml")]:
         assert not re.search(r" --profile\b", page.read_text(encoding="utf-8")), page.name
@@ -148,7 +148,7 @@ def test_names_of_the_cluster_come_from_the_environment(monkeypatch: pytest.Monk
     for rule in ("train_expert", "generate_answers", "ablate_variant", "tune_expert"):
         assert of_card.items() <= named["set-resources"][rule].items()
     assert named["set-resources"]["stage_to_nvme"]["slurm_partition"] == "h100"
-    # What its rule asks for: nodes without cards need not have the memory of those with.
+    # As its rule requests: nodes without cards may have less memory than those with.
     assert "mem_mb" not in named["set-resources"]["export_model"]
 
 

@@ -1,4 +1,4 @@
-"""What an error says to do works: each fault is provoked, its line obeyed, and the run succeeds."""
+"""The advice of errors works: each fault is provoked, its line followed, and the run succeeds."""
 
 import os
 import re
@@ -16,10 +16,10 @@ from expertflow.core.attempts import attempts_path, read_attempts
 pytestmark = [pytest.mark.chain, pytest.mark.long]
 TRAINING, STAGING = "results/tiny/training.json", "results/tiny/staging.json"
 REPAIR = r"run make repair \((\S+)\), then run again$"
-# Root without the right to open what is not its own.
+# Root without the right to open other users' files.
 PLAIN_USER = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
 NOBODY = 65534
-# Settings, and what the line says of them: a word and the right one, or what to add.
+# Settings, and the advice in the error line: a word and its correction, or what to add.
 SUGGESTED = r"unknown key '(?:training\.)?(\w+)'; did you mean '(\w+)'"
 MISTAKES = {
     "hardwar=cpu": SUGGESTED,
@@ -29,7 +29,7 @@ MISTAKES = {
 
 
 class Fault(NamedTuple):
-    """What ``provoke`` breaks is told in a ``line``, whose group is what to do."""
+    """``provoke`` breaks something; the error matches ``line``, whose group is the remedy."""
 
     provoke: Callable[[Path], object]
     line: str
@@ -48,7 +48,7 @@ def without(*names: str) -> Callable[[Path], None]:
 
 
 def cut(name: str) -> Callable[[Path], None]:
-    """Cut a file of results/tiny in half, and leave what shares its bytes in state/ alone."""
+    """Cut a file of results/tiny in half, without affecting its hard link in state/."""
 
     def shorten(root: Path) -> None:
         path = root / "results" / "tiny" / name
@@ -111,7 +111,7 @@ FAULTS = {
 
 
 def make(space: Workspace, *arguments: str) -> tuple[int, str]:
-    """Run Snakemake; return its exit code and the error that it ends with."""
+    """Run Snakemake; return its exit code and the error it ends with."""
     done = space.run_warm(*arguments)
     assert "Traceback" not in done.stdout + done.stderr
     last = done.stderr.splitlines()[-1] if done.returncode else ""
@@ -120,7 +120,7 @@ def make(space: Workspace, *arguments: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def walked(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Return a finished run; each fault is gone when its remedy was taken."""
+    """Return a finished run; each fault is fixed once its remedy was followed."""
     return finished.copy(tmp_path_factory.mktemp("walked") / "space")
 
 
@@ -151,7 +151,7 @@ def test_a_folder_that_this_user_cannot_write(walked: Workspace) -> None:
 
 
 def test_a_training_that_diverges_is_tried_once(walked: Workspace) -> None:
-    # Beyond fp32, so that weights are infinite after a step, however a machine rounds.
+    # Beyond fp32, so that weights are infinite after one step, however a machine rounds.
     code, line = make(walked, TRAINING, "--config", "training={learning_rate: 1.0e+39}")
     assert code == 1 and re.match("error: .* lower training.learning_rate", line), line
     logs = walked.root / "results" / "tiny" / "logs"

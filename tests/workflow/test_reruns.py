@@ -63,7 +63,7 @@ def changed(path: str, setting: object, expert: str = "tiny") -> Edit:
 edit_packing = edited("tokens/pack.py", "default_rng(spec.seed)", "default_rng(spec.seed + 1)")
 ACCEPTANCE = {"path": "data.padding_fraction", "op": "<", "value": 0.5}
 NEW_CODE = "def _new() -> int:\n    return 1\n\n\ndef "
-# All at once, as nothing is what each reruns.
+# All at once, because none of them reruns anything.
 IDLE: tuple[Edit, ...] = (
     touched("data/*.jsonl"),
     edited("tokens/packing.py", "class Filled(", "# rows\nclass Filled("),
@@ -120,11 +120,11 @@ def test_the_other_preset_is_refused_and_may_be_looked_at(space: Workspace) -> N
     looked = space.run("-n", target)
     assert "; a run replaces it, with --config allow_preset_change=true alone" in looked
     space.run("-n", target, "--config", "allow_preset_change=true")
-    # Neither look has changed what the results were made from.
+    # Neither dry run changed what the results were made from.
     assert space.planned("--config", "preset=full") == set()
 
 
-# What a file of Snakemake's metadata may hold after a power cut; null: all but its last byte.
+# Possible content of a Snakemake metadata file after a power failure; null: all but the last byte.
 SPOILED = (bytes(99), None, b"\xff{}", b"[1]")
 
 
@@ -135,7 +135,7 @@ def spoiled_metadata(space: Workspace) -> None:
 
 
 def copied_without_times(space: Workspace) -> None:
-    """Leave results/ as ``cp -r`` without .snakemake leaves them: records before what made them."""
+    """Leave results/ like ``cp -r`` without .snakemake: records older than their inputs."""
     shutil.rmtree(space.root / ".snakemake")
     stages = sorted((space.root / "results").rglob("*"), key=lambda path: -path.stat().st_mtime)
     for i, path in enumerate(stages):
@@ -171,7 +171,7 @@ def test_without_metadata_code_sources_and_inputs_count(space: Workspace) -> Non
 
 
 def test_copied_results_are_taken_over_and_verified(space: Workspace, tmp_path: Path) -> None:
-    """A clone with results/ and no .snakemake: nothing runs, time stamps kept or not."""
+    """A clone with results/ and no .snakemake: nothing runs, whether timestamps are kept or not."""
     clone = make_workspace(tmp_path / "clone")
     shutil.copytree(space.root / "results", clone.root / "results")
     assert "train_expert" not in clone.planned()
@@ -188,7 +188,7 @@ def test_copied_results_are_taken_over_and_verified(space: Workspace, tmp_path: 
 
 
 def test_a_lost_result_is_published_from_its_state(space: Workspace) -> None:
-    """Deleting training.json costs no training: the state is published, not made again."""
+    """Deleting training.json does not cause training: the state is published, not remade."""
     (space.root / "results/tiny/training.json").unlink()
     shutil.rmtree(space.root / "results/tiny/checkpoint")
     (outcome,) = space.root.glob("state/tiny/*/outcome.json")

@@ -1,4 +1,4 @@
-"""Rows of plain files, made from the shell without an expert."""
+"""Rows from plain files, made on the command line without an expert."""
 
 import json
 import shutil
@@ -75,7 +75,7 @@ def test_a_signal_to_stop_leaves_nothing(place: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert sorted(place.iterdir()) == before
-    # What was killed needs a moment to be gone.
+    # Killed processes need a moment to disappear.
     wait_for(lambda: not running_in(place))
 
 

@@ -1,4 +1,4 @@
-"""What is tokenized again, and what is not, for an expert with two sources and a tokenizer."""
+"""What is retokenized, and what is not, for an expert with two sources and a tokenizer."""
 
 from pathlib import Path
 from typing import Any

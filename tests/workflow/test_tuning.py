@@ -1,4 +1,4 @@
-"""Tuning in the workflow: what it depends on, and what depends on it."""
+"""Tuning in the workflow: its inputs and its dependents."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ AFTER = {"plan_training"} | GPU_WORK
 
 @pytest.fixture(scope="module")
 def tuned(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Return a space that was tuned for real, by the default alone, and planned by it."""
+    """Return a space with a real tuning, of the default alone, and a plan based on it."""
     space = finished.copy(tmp_path_factory.mktemp("tuned") / "space")
     limited = 'wf.command("tune_expert", "--max-seconds 0 2> {log:q}", on_card=True)'
     space.edit("workflow/rules/tune.smk", 'wf.command("tune_expert", on_card=True)', limited)
@@ -38,7 +38,7 @@ def test_a_manifest_that_names_it_makes_it_before_the_plan(space: Workspace) -> 
     assert set(space.jobs(*calibrated)) == {"tune_expert", "calibrate_expert"} | AFTER
     said = space.run("-n", *calibrated, "--logger-expertflow-snakemake")
     assert said.count(f"--tuning {FILE}") == 2, "the plan and its calibration"
-    # By itself it reads no plan.
+    # On its own it reads no plan.
     (space.root / PLAN).unlink()
     assert space.jobs(FILE) == {"tune_expert": 1}
 

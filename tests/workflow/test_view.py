@@ -1,4 +1,4 @@
-"""The view of a run: lines from Snakemake's events, and real runs into a pipe and a terminal."""
+"""The view of a run: lines from Snakemake's events, and real runs in a pipe and a terminal."""
 
 import logging
 import os
@@ -67,7 +67,7 @@ def test_a_job_is_a_line_and_snakemakes_words_are_none(capsys: pytest.CaptureFix
         show(capsys, *run)
         == " 1/12 pack_sequences mine 0.0 s\nfailed prepare_shard mine docs 000 0.0 s\n"
     )
-    # Before a run its words are the answer: of --unlock, of --lint.
+    # Before a run its output is the answer, as for --unlock and --lint.
     assert (
         show(capsys, event(None, "Unlocked working directory.")) == "Unlocked working directory.\n"
     )
@@ -81,7 +81,7 @@ def test_quiet_hides_jobs_but_no_reason(capsys: pytest.CaptureFixture[str]) -> N
         assert told.splitlines()[-1].startswith(line) and ("pack_sequences" in told) is (
             quiet is None
         )
-    # That a job failed is no reason; its own line is printed when Snakemake ends.
+    # That a job failed is not a reason; its own line is printed when Snakemake ends.
     for text in (
         "RuleException:\nCalledProcessError in",
         "Exiting because a job execution failed.",
@@ -99,7 +99,7 @@ def test_a_dry_run_lists_jobs_with_their_reasons(capsys: pytest.CaptureFixture[s
     ]
 
 
-# What a bar of a library's progress leaves comes after its last word.
+# The remains of a library's progress bar come after its last word.
 TOLD_TO_STOP = """
 import atexit
 from expertflow.core import cli, errors
@@ -115,12 +115,12 @@ def test_a_run_into_a_pipe(space: Workspace) -> None:
     done = space.snakemake(REPORT, "--forcerun", "build_report")
     assert re.search("\n +1/1  build_report +tiny +[0-9.]+ s\n$", done.stderr)
     assert done.stdout.splitlines()[-1].split()[0] == "report"
-    # Nobody has to read its last lines.
+    # Its last lines may have no reader.
     command = f"{SNAKEMAKE} -c 2 {REPORT} -R build_report | true; exit ${{PIPESTATUS[0]}}"
     assert space.execute("bash", "-c", command).returncode == 0
     log = max((space.root / ".snakemake" / "log").glob("*.log"))
     assert "Select jobs to execute" in log.read_text()
-    # A fault that no script expects, a job that is killed, and one that is told to stop.
+    # An unexpected fault, a killed job, and a job that is asked to stop.
     script, path = "workflow/scripts/build_report.py", "results/tiny/logs/build_report.log"
     for code, reason in (
         ("raise ValueError('boom')", f"ValueError: boom; this is unexpected, {path} tells where"),
@@ -154,7 +154,7 @@ def test_a_terminal_shows_what_is_at_work(space: Workspace) -> None:
 
 
 def run_in_terminal(space: Workspace, *command: object) -> str:
-    """Run a command, which has to succeed, in a terminal; return all that it wrote there."""
+    """Run a command in a terminal, which must succeed; return its output there."""
     main, other = pty.openpty()
     with subprocess.Popen(
         [*map(str, command)], cwd=space.root, env=space.environment({"TERM": "xterm"}),

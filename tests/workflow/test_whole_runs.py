@@ -1,4 +1,4 @@
-"""Whole runs: real data, Snakemake's own report, a job that is a Snakemake of its own."""
+"""Complete runs: real data, Snakemake's own report, a job that is itself a Snakemake."""
 
 import re
 import zipfile
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.chain, pytest.mark.long]
 
 def test_the_page_is_inside(space: Workspace, tmp_path: Path) -> None:
     target = tmp_path / "report.zip"
-    # A proxy that is not there: any attempt to fetch something would fail.
+    # A nonexistent proxy: any attempt to fetch something would fail.
     no_network = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
     space.run("--report", str(target), "results/tiny/report.json", **no_network)
     page = (space.root / "results" / "tiny" / "report.html").read_bytes()

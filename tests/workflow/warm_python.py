@@ -1,8 +1,8 @@
-"""A program ``python`` whose runs are forks of one process that has made the slow imports.
+"""A program ``python`` whose runs are forks of one process that has done the slow imports.
 
-Importing torch and transformers takes longer than most jobs of tests do, Snakemake as long as a dry
-run. The program, written to the folder given, has a fork run a script, passes on signals, and ends
-as the fork does. The workflow's own code is imported by the fork.
+Importing torch and transformers takes longer than most jobs of tests, importing Snakemake as long
+as a dry run. The program, written to the given folder, runs a script in a fork, forwards signals,
+and exits like the fork. The fork imports the workflow's own code.
 """
 
 import atexit
@@ -21,7 +21,7 @@ import altair  # noqa: F401
 import snakemake.cli  # noqa: F401
 import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 
-# A path with a space in it could not stand behind #!.
+# A path with a space cannot follow #!.
 PROGRAM = f"""#!/bin/sh
 '''exec' {shlex.quote(sys.executable)} -IS "$0" "$@"
 ' '''
@@ -67,7 +67,7 @@ def serve(folder: Path) -> None:
 
 
 def attend(link: socket.socket) -> None:
-    """Have a fork run what a program asks for; end it where the program was killed."""
+    """Run a program's request in a fork; kill the fork if the program is killed."""
     given, files, _, _ = socket.recv_fds(link, 1 << 20, 3)
     while not given.endswith(b"\n"):
         given += link.recv(1 << 20)

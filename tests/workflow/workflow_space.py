@@ -1,4 +1,4 @@
-"""A copy of the workflow with two tiny experts, run once; tests edit copies of the copy."""
+"""A copy of the workflow with two tiny experts, run once; tests edit copies of it."""
 
 import atexit
 import functools
@@ -25,9 +25,9 @@ from expertflow.data.layout import CHATML
 CODE = ("workflow", "profiles", "envs", "config")
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 REPORT = "results/tiny/report.json"
-# A job of a dry run: in our words, or in Snakemake's where a profile has no logger.
+# A job of a dry run: in our words, or in Snakemake's if a profile has no logger.
 RULE = re.compile(r"^(?:would run  |rule |localrule )(\w+)", re.MULTILINE)
-# A whole chain takes a minute; this is for what hangs, also on a slow machine.
+# A complete chain takes a minute; this is for hangs, also on a slow machine.
 LIMIT_S = 1200
 MANIFEST = """
 description: Adds two small numbers.
@@ -48,7 +48,7 @@ evaluation: {task: exact_match, max_examples: 4, max_new_tokens: 4}
 
 
 def readme_manifest() -> str:
-    """Return the manifest that the README has its reader write."""
+    """Return the manifest that the README tells its reader to write."""
     [text] = re.findall(
         r"^ *```yaml\n(.*?)^ *```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
     )
@@ -56,7 +56,7 @@ def readme_manifest() -> str:
 
 
 def unmeasured() -> dict[str, str]:
-    """Return the environment of what runs copies: to trace those takes time, and counts nothing."""
+    """Return an environment without coverage: tracing copies takes time and counts nothing."""
     return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
 
 
@@ -69,7 +69,7 @@ def warm_python() -> Path:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=unmeasured())
     atexit.register(process.kill)
     assert process.stdout and process.stdout.readline()
-    # A shell of a job reads this; the Snakefile puts the interpreter of its own first.
+    # A job's shell reads this; the Snakefile puts its own interpreter first.
     (folder / "bash_env").write_text(f"PATH={folder}:$PATH\n")
     return folder
 
@@ -90,12 +90,12 @@ class Workspace(Record, frozen=True):
         return self.execute(SNAKEMAKE, "--cores", "2", *arguments, **jobs)
 
     def run_warm(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run Snakemake in a fork of a warm process: no job starts, or it ends with the first."""
+        """Run Snakemake in a fork of a warm process: for runs that end before or with a job."""
         python = warm_python() / "python"
         return self.execute(python, SNAKEMAKE, "--cores", "2", *words, **environment)
 
     def environment(self, changes: dict[str, str]) -> dict[str, str]:
-        # What a run shows is by this checkout's plugin, not by the one that was installed last.
+        # The output comes from this checkout's plugin, not the last installed one.
         inherited = unmeasured() if (self.root / "Snakefile").exists() else os.environ
         return {**inherited, "PYTHONPATH": str(ROOT / "workflow" / "logger"), **changes}
 
@@ -110,7 +110,7 @@ class Workspace(Record, frozen=True):
         )  # fmt: skip
 
     def start(self, *command: object) -> "subprocess.Popen[str]":
-        """Start a command in a session of its own; its stdout is all that it says."""
+        """Start a command in a separate session; its stdout is all its output."""
         pipe, output = subprocess.PIPE, subprocess.STDOUT
         return subprocess.Popen(
             [*map(str, command)],
@@ -119,13 +119,13 @@ class Workspace(Record, frozen=True):
         )  # fmt: skip
 
     def run(self, *arguments: str, **environment: str) -> str:
-        """Run Snakemake, which has to succeed; return what it says."""
+        """Run Snakemake, which must succeed; return its output."""
         done = self.snakemake(*arguments, **environment)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
         return done.stdout + done.stderr
 
     def refused(self, *arguments: str, **environment: str) -> str:
-        """Run Snakemake, which has to fail with one line, its last; return it."""
+        """Run Snakemake, which must fail with one line, its last; return it."""
         done = self.run_warm(*(arguments or (REPORT,)), **environment)
         told = done.stderr.splitlines()
         lines = [line for line in told if line.startswith("error: ")]
@@ -174,10 +174,10 @@ def write_jsonl(path: Path, answers: dict[str, int]) -> None:
 
 
 def let_trainings_rest(space: Workspace) -> None:
-    """Have trainings rest after a save while their folder holds ``rest-0``, unless told to stop.
+    """Make trainings pause after a save while their folder has ``rest-0``, unless stopped.
 
-    Steps take milliseconds: one that does not rest may be at its end before a busy machine has let
-    a test see its checkpoint and stop it. With ``rest-20`` they rest from step 20 on.
+    Steps take milliseconds: without a pause, a training may finish before a test on a busy machine
+    sees its checkpoint and stops it. With ``rest-20`` they pause from step 20 on.
     """
     space.edit(
         "workflow/scripts/expertflow/train/step_hooks.py",
@@ -194,7 +194,7 @@ def let_trainings_rest(space: Workspace) -> None:
 
 
 def copy_code(source: Path, target: Path) -> None:
-    """Copy what the workflow runs of; there is no data and no result yet."""
+    """Copy the files that the workflow needs, without data or results."""
     ignored = shutil.ignore_patterns("__pycache__")
     for name in CODE:
         shutil.copytree(source / name, target / name, ignore=ignored)
@@ -214,15 +214,15 @@ def make_workspace(root: Path) -> Workspace:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Return a finished run. Of several workers one makes it; each looks at a copy of its own."""
-    shared = tmp_path_factory.getbasetemp().parent / "finished"  # this session's, of all workers
+    """Return a finished run. One worker makes it; each reads its own copy."""
+    shared = tmp_path_factory.getbasetemp().parent / "finished"  # for all workers of this session
     if "PYTEST_XDIST_WORKER" not in os.environ:
         shared = tmp_path_factory.mktemp("finished")
     shared.mkdir(exist_ok=True)
     with FileLock(shared / "lock"):
         if not (shared / "done").exists():
             shutil.rmtree(shared / "a space", ignore_errors=True)
-            # Its jobs start as users' do, so that an import that is missing shows.
+            # Its jobs start like users', so that a missing import shows.
             make_workspace(shared / "a space").run(REPORT, BASH_ENV="")
             (shared / "done").touch()
     return Workspace(shared / "a space").copy(tmp_path_factory.mktemp("own") / "a space")

@@ -1,4 +1,4 @@
-"""The checks of a manifest: order, settings, texts and schemas that each takes or refuses."""
+"""The checks of a manifest: order, settings, and the texts and schemas each accepts or rejects."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ ALL = (
 @pytest.mark.parametrize("check", ALL, ids=lambda c: c.check)
 def test_a_check_is_of_texts_or_json_values(check: FieldCheck) -> None:
     run, is_json = build_checks((check,), source="s"), check.check in ("json", "json_schema")
-    # Null is the business of the template.
+    # Null is the template's responsibility.
     assert run({"a": None}) == {"a": None}
     for value in (b"x", 3, 1.5, True):
         record: dict[str, Any] = {"a": value, "b": {}}
@@ -120,7 +120,7 @@ PASSING: dict[str, list[Any]] = {
         "const f = " + "(" * 5_000 + "1" + ")" * 5_000,
     ],
 }  # fmt: skip
-# With a part of what is said about the fault.
+# With part of the fault's message.
 FAILING: dict[str, list[tuple[str, str]]] = {
     "cypher": [
         *((text, "") for text in ("", "// nothing", "MATCH (n)", "MATCH (n) RETURN", "\x00")),
@@ -132,7 +132,7 @@ FAILING: dict[str, list[tuple[str, str]]] = {
         ("RETURN " + "[" * 40 + "]" * 40, "40 brackets deep"),
         ("RETURN " + "1+" * 20_000 + "1", "longer than"),
         ("MATCH (n)\nRETURN n LIMIT LIMIT", "near line 2, column "),
-        # What would take exponential time.
+        # Inputs that would take exponential time.
         ("RETURN " + "[x IN " * 6, "gave up"),
     ],
     "json": [
@@ -144,7 +144,7 @@ FAILING: dict[str, list[tuple[str, str]]] = {
     "sql": [
         *((text, "") for text in ("", ";", "-- only a comment", "SELECT", "SELECT a FROM")),
         *((text, "") for text in ("SELECT * FORM t", "SELECT (1", "SELECT '")),
-        # No statement, or taken over by sqlglot as a command, never parsed.
+        # Not a statement, or passed through by sqlglot as an unparsed command.
         *((text, "") for text in ("hello", "hello world", "1", "a = 1", "(1, 2)", "VACUUM")),
         ("ALTER TABLE t FOO BAR", ""),
         ("SELECT " + "f(" * 40 + "1" + ")" * 40, "brackets deep"),
@@ -302,7 +302,7 @@ def test_a_schema_may_lie_inside_an_object_and_is_needed() -> None:
 
 
 def test_the_draft_is_the_schemas() -> None:
-    # `dependentRequired` came with 2019-09; draft 7 does not know it.
+    # `dependentRequired` came with 2019-09; draft 7 does not have it.
     schema = {"dependentRequired": {"a": ["b"]}}
     draft_7 = {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
     assert reason({"a": 1}, schema) == "json_schema_violation"
@@ -318,10 +318,10 @@ ARRAYS = {"type": "array", "items": {"$ref": "#"}}
 @pytest.mark.parametrize(
     ("document", "schema", "expected"),
     [
-        # Over two hundred billion ways to cut the text, none of which fits.
+        # Over two hundred billion ways to split the text, none of which matches.
         ("a" * 60 + "!", {"pattern": "^(a|aa)+$"}, "schema_too_costly"),
         ("a" * 60, {"pattern": "^(a|aa)+$"}, None),
-        # Patterns that refer to themselves, and three that only look so.
+        # Patterns that refer to themselves, and three that only seem to.
         ("a" * 300, {"pattern": "(?R)"}, "schema_invalid"),
         ("a" * 300, {"pattern": "^(a|(?1)(?1))*$"}, "schema_invalid"),
         ("a" * 300, {"pattern": "(?<x>a|aa)(?&x)*b"}, "schema_invalid"),

@@ -1,4 +1,4 @@
-"""The git source, against a repository made here and, where it is there, a real bundle."""
+"""The git source, with a repository made here and, if available, a real bundle."""
 
 import json
 import os

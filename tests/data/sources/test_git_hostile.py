@@ -1,4 +1,4 @@
-"""The git source against repositories that were made to harm: nothing runs, nothing breaks."""
+"""The git source with malicious repositories: nothing runs, nothing breaks."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def put(place: Path, kind: str, content: bytes) -> str:
-    """Store any bytes as an object, however wrong they are."""
+    """Store any bytes as an object, even invalid ones."""
     return git(place, "hash-object", "-w", "--literally", "-t", kind, "--stdin", stdin=content)
 
 
@@ -58,7 +58,7 @@ def commit(
 
 def extracted(place: Path, **options: Any) -> list[dict[str, Any]]:
     records = read_commits(place, **{"merges": "keep", **options})
-    # What json and UTF-8 cannot hold would stop the next stage.
+    # Values that JSON and UTF-8 cannot represent would stop the next stage.
     assert json.dumps(records, ensure_ascii=False).encode()
     return records
 
@@ -69,12 +69,12 @@ def test_absurd_names_of_files(place: Path) -> None:
     (record,) = extracted(place)
     assert {file["path"] for file in record["files"]} == {*names, "\ufffd\ufffd"}
     assert record["n_added"] == 7 and record["bytes_replaced"]
-    # One line a file, whatever else Python takes for a line end.
+    # One line per file, whatever else Python takes for a line end.
     assert len(record["changes"].splitlines()) == 7
 
 
 SECOND = "1970-01-01T00:00:01Z"
-# What a commit's author is, as what it is read, and when.
+# A commit's author line, and the author and date read from it.
 AUTHORS: list[tuple[bytes | None, str | None, str | None]] = [
     (b"Ann <ann@a.org> 0 +9999", "Ann", "1970-01-01T00:00:00Z"),
     (b"Ann <ann@a.org> -1 +9999", "Ann", "1969-12-31T23:59:59Z"),
@@ -105,7 +105,7 @@ def test_absurd_authors_and_dates(place: Path) -> None:
     assert skipped["date"] == sum(date is None for _, _, date in AUTHORS)
 
 
-# The encoding that a commit names, its message, and as what it is read.
+# A commit's declared encoding, its message, and the text read from it.
 MESSAGES: list[tuple[bytes | None, bytes, str]] = [
     (b"ISO-8859-1", b"caf\xe9", "café"),
     (b"iso-2022-jp", "日本".encode("iso-2022-jp"), "日本"),
@@ -115,7 +115,7 @@ MESSAGES: list[tuple[bytes | None, bytes, str]] = [
     (b"unicode_escape", rb"\ud800", r"\ud800"),
     (b"hex", b"6162", "6162"),
     *((None, raw, raw.decode()) for raw in (b"", b"\n\n\n", b"nul \0 inside")),
-    # These must take no time.
+    # These must be fast.
     *((None, part * 100_000, part.decode() * 100_000) for part in (b"-by", b"a", b"a@")),
     (None, b"X-by:" + b" " * 300_000, "X-by:" + " " * 300_000),
 ]
@@ -147,7 +147,7 @@ def test_big_files_are_named_and_not_loaded(place: Path) -> None:
     assert {file["path"]: file["n_added"] for file in start["files"]} == {
         "big": None, "kept": None, "old": 9
     }  # fmt: skip
-    # As a rename the big one would have to be loaded; the small one is found.
+    # To detect a rename, the big one would have to be loaded; the small one is detected.
     assert {file["path"]: file["renamed_from"] for file in moved["files"]} == {
         "big": None, "bigger\n": None, "kept": None, "new": "old"
     }  # fmt: skip
@@ -310,7 +310,7 @@ def test_what_is_left_half_way_leaves_no_process(place: Path) -> None:
 
 
 def is_reading(child: psutil.Process) -> bool:
-    # Others' children may end while they are looked at.
+    # Other processes' children may end meanwhile.
     with suppress(psutil.Error):
         return "diff-tree" in child.cmdline()
     return False

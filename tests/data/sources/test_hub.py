@@ -1,4 +1,4 @@
-"""The hub source against a hub on loopback, and caches laid out as the libraries lay them out."""
+"""The hub source with a hub on loopback, and caches in the libraries' layout."""
 
 import errno
 import json
@@ -53,7 +53,7 @@ def test_a_data_set_is_pinned_fetched_and_then_read_offline(tmp_path: Path) -> N
     assert "\r" not in online.log and "HTTP Request" not in online.log
     for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
         (again,) = fetch(tmp_path, None, SUMS, **environment).results
-        # Not even loaded, so nothing can have been asked of the network.
+        # Not even loaded, so there cannot have been a network request.
         assert again["libraries"] == []
         assert {**again, "libraries": None} == {**first, "libraries": None}
 
@@ -78,7 +78,7 @@ def test_what_is_not_the_file_of_the_commit_is_one_line_and_not_used(tmp_path: P
             repository.sent.clear()
         found = fetch(tmp_path, hub.endpoint, *sources).results
     assert [one["n_records"] for one in found] == [[32]] * 3
-    # Changed in the cache before it is read again, where nothing can be asked.
+    # Changed in the cache before it is read again, offline.
     for blob, content in zip(blobs, sent.values(), strict=True):
         blob.write_bytes(content)
     shutil.rmtree(tmp_path / "datasets")
@@ -121,7 +121,7 @@ def test_only_the_files_that_hold_a_range_are_downloaded(tmp_path: Path) -> None
     ]
     with serving(Hub(repositories)) as hub:
         found = fetch(tmp_path, hub.endpoint, *sources).results
-    # Nothing is asked again, and the same rows have the same bytes.
+    # There are no more requests, and the same rows have the same bytes.
     again = fetch(tmp_path, None, *sources).results
     for i, (rows, parts) in enumerate(RANGES.items()):
         start, _, end = rows.strip("[]").partition(":")
@@ -168,7 +168,7 @@ def test_a_hub_that_fails_or_refuses_is_one_line_with_the_fix(tmp_path: Path) ->
     assert 0 < slow["waited_s"] < 60 and 0 < down["waited_s"] < 60
     assert got.results[-1]["error"].endswith("free some, or set HF_HOME to another disk")
     assert served["someone/vast"].ranges("train.jsonl") == []
-    # What breaks off goes on where it was: the client writes in blocks of 10 MiB.
+    # An interrupted download resumes: the client writes in blocks of 10 MiB.
     assert told in got.log
     assert served["someone/cut"].ranges("train.jsonl") == [None, f"bytes={10 << 20}-"]
     assert TOKEN not in json.dumps(got.results) + got.log
@@ -227,7 +227,7 @@ def test_a_choice_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> Non
         said = result.get("error") or str(sum(result["n_records"]))
         assert expected in said, f"{choice}: {said}"
         assert "\n" not in said
-    # A card that is lost later is not done without.
+    # A card that is lost later is still required.
     folder = tmp_path / "hub" / "datasets--someone--sums"
     (folder / "snapshots" / COMMIT / "README.md").unlink()
     (lost,) = fetch(tmp_path, None, {**SUMS, "split": "test"}).results
@@ -236,7 +236,7 @@ def test_a_choice_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return caches with a data set in whole, one in part, a card, and two prepared ones."""
+    """Return caches with a complete data set, a partial one, a card, and two prepared ones."""
     home = tmp_path_factory.mktemp("caches")
     parts = {f"data/train-{i:05d}-of-00002.jsonl": jsonl(i + 2) for i in range(2)}
     short = {name: content for name, content in parts.items() if "00001" in name}
@@ -278,7 +278,7 @@ def test_two_fetches_at_once_make_one(tmp_path: Path) -> None:
         )
     assert both[0].results[0]["sha256"] == both[1].results[0]["sha256"]
     assert sum("prepared, 2000 records" in fetched.log for fetched in both) == 1
-    # A user who forbids the network is told so.
+    # A user who disabled the network is told so.
     assert all("HF_HUB_OFFLINE is set" in one.results[1]["error"] for one in both)
 
 
@@ -327,7 +327,7 @@ def test_the_environment_names_the_caches(home: Path, monkeypatch: pytest.Monkey
     assert cache.hub_cache() == Path("~/.cache/huggingface/hub").expanduser()
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
     assert cache.hub_cache() == Path("/x/huggingface/hub")
-    # Folders of prepared data sets are named as the library names them.
+    # Folders of prepared data sets are named like the library's.
     from datasets.naming import camelcase_to_snakecase
 
     for name in ("sums", "CypherBench", "Text-to-sql-v1", "aB2C", "SQLite3DB"):
@@ -355,7 +355,7 @@ def test_a_prepared_commit_is_found_and_never_another_one(home: Path) -> None:
     assert found.n_records_by_split == {"train": 5}
     for other in ("c" * 40, "v2"):
         assert cache.find_source(source(revision=other)) is None
-    # Two commits and no word on which is meant: neither is taken.
+    # Two commits and no indication which is meant: neither is used.
     assert cache.find_source(source()) is None
     write_hub_cache(home, {"README.md": CARD}, repository="someone/sums", commit=COMMITS[0])
     newest = cache.find_source(source())

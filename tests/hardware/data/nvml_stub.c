@@ -1,4 +1,4 @@
-/* A stand-in for the NVIDIA driver's library, for tests: answers come from the file that
+/* A stub of the NVIDIA driver's library, for tests: answers come from the file that
  * NVML_SCENARIO names, read at every call. Its lines:
  *
  *   power=300000          a figure of every card, in the library's own unit
@@ -52,7 +52,7 @@ static int calls(void *device, const char *key) {
     return 0;
 }
 
-/* The code that this call fails with, 0 where it does not. */
+/* The error code of this call, 0 if it succeeds. */
 static int failure(void *device, const char *key) {
     char always[64], once[80];
     snprintf(always, sizeof always, "fail.%s", key);
@@ -138,7 +138,7 @@ static int processes(void *d, const char *key, uint *n, Process *p) {
     snprintf(bytes, sizeof bytes, "%s_bytes", key);
     if (!pid) return *n = 0;
     *n = 1;
-    if (!p) return 7; /* insufficient size: ask again with room for one */
+    if (!p) return 7; /* insufficient size: call again with room for one */
     p->pid = pid;
     p->used = number(d, bytes, 0);
     return 0;
