@@ -82,6 +82,13 @@ def test_what_the_old_plan_predicted_is_not_kept() -> None:
     assert not any("loses at most" in r.because or "predicted 2" in r.because for r in plan.reasons)
 
 
+def test_a_longer_run_keeps_the_saves_of_the_manifest() -> None:
+    for given, longer in ((MADE.n_steps, MADE.n_steps), (None, 2 * MADE.n_steps)):
+        made = plan_for(None, **FULL, save_steps=given)
+        assert made.save_steps == made.n_steps
+        assert changed(made, max_steps=2 * MADE.n_steps).save_steps == longer
+
+
 def test_a_changed_share_of_the_work_is_explained_and_not_priced() -> None:
     made = plan_for(None, **FULL, price_usd_per_hour=2.0)
     assert changed(made, seed=5).cost.price_usd_per_hour == 2.0

@@ -149,7 +149,6 @@ def plan_cost(
 
 
 def step_work(draft: PlanDraft, plan: TrainPlan) -> StepWork:
-    """Return what a card does in a step of a plan."""
     train = draft.packing.train
     return StepWork(
         facts=draft.facts,
@@ -307,22 +306,24 @@ def _measured_reason(measured: Calibration, plan: TrainPlan, n_saves: int) -> st
 
 def check_budgets(cost: CostPlan, spec: PlanSpec) -> Iterator[tuple[Any, str, str]]:
     """Yield setting, value and outcome of each budget; raise ConfigError unless it is met."""
-    hours = (cost.predicted_hours, cost.predicted_hours_high, _hours_words)
-    usd = (cost.predicted_usd, cost.predicted_usd_high, _usd_words)
-    for setting, (value, high, show) in ((Training.max_hours, hours), (Training.max_usd, usd)):
-        key, words = name_of(setting), "left out: the demo is on the CPU, where nothing can be held"
-        words += " against it"
+    hours, usd = cost.predicted_hours, cost.predicted_usd
+    for setting, value, high, show in (
+        (Training.max_hours, hours, cost.predicted_hours_high, _hours_words),
+        (Training.max_usd, usd, cost.predicted_usd_high, _usd_words),
+    ):
+        key = name_of(setting)
         if (budget := getattr(spec, key)) is None:
             continue
         if value is None or high is None:
             lacks = "no price is configured for it"
-            if cost.predicted_hours is None:
+            if hours is None:
                 lacks = "the speed of this hardware is not known (calibrate: true measures it)"
             if not spec.may_drop_budgets:
                 raise ConfigError(
                     f"training.{key} is set and nothing can be held against it: {lacks}; give what"
                     f" is missing, or set {key} to null"
                 )
+            words = "left out: the demo is on the CPU, where nothing can be held against it"
         # The middle decides; a high end above the budget is only told.
         elif value > budget:
             raise ConfigError(

@@ -90,12 +90,11 @@ def override(
 def _spec(plan: TrainPlan, changes: Changes) -> PlanSpec:
     asked = {name: getattr(plan, name) for name in Training.__struct_fields__}
     # Values derived from the run's length, or from another setting, are derived again.
-    eval_steps = name_of(Training.eval_steps)
+    by_length = (name_of(Training.save_steps), name_of(Training.eval_steps))
+    asked |= {name: None for name in by_length if plan.origins.get(name) == "computed"}
     # A plan has 0 where there are no workers, which no manifest may ask for.
     ahead = plan.dataloader_prefetch_factor or DEFAULT.dataloader_prefetch_factor
     asked.update(
-        save_steps=None if plan.save_steps == plan.n_steps else plan.save_steps,
-        eval_steps=None if plan.origins.get(eval_steps) == "computed" else plan.eval_steps,
         attention=None if plan.attention == "packed" else plan.attention,
         # The attention above says it: eager where this was false.
         use_sdpa=True,
