@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from expertflow.core.disk import check_space
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
+from expertflow.core.format import percent
 from expertflow.core.progress import ProgressPrinter
 from expertflow.tokens.arrow import DOCUMENTS_FILE, IDS_DTYPE, ROWS_FILE, PackedRows, write_rows
 from expertflow.tokens.engine import CHOSEN
@@ -238,5 +239,5 @@ def _suggest(
     return LengthSuggestion(
         sequence_length_tokens=chosen.sequence_length_tokens,
         reason=f"rows of {chosen.sequence_length_tokens} tokens are too short for"
-        f" {100 * cut:.2f} % of the documents and filled to {100 * chosen.fill_fraction:.2f} %",
+        f" {percent(cut, 2)} of the documents and filled to {percent(chosen.fill_fraction, 2)}",
     )
