@@ -1,13 +1,16 @@
-"""A job of a run: what it is called, how long it took, and what its log ends with."""
+"""A job of a run: what it is called, how long it took, and what its log ends with.
 
+Its attempts are recorded beside its log, in ``results/{expert}/logs/{job}.attempts.json``.
+"""
+
+import json
 import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snakemake_logger_plugin_expertflow.others import find_log, last_success_s
-
+ATTEMPTS = ".attempts.json"
 TAIL_BYTES = 4096
 CLOCK = re.compile(r"\d\d:\d\d:\d\d ")
 
@@ -31,7 +34,7 @@ class Job:
 
     def read_duration_s(self) -> float:
         """Return the time of the job's own process, which may have waited in a queue."""
-        took_s = last_success_s(self.log) if self.log else None
+        took_s = last_success_s(self.log.with_suffix(ATTEMPTS)) if self.log else None
         return self.elapsed_s if took_s is None else took_s
 
     def read_last_line(self) -> str:
@@ -61,6 +64,22 @@ def read_job(record: Any) -> Job:
         details=" ".join(details),
         log=find_log(record),
     )
+
+
+def find_log(record: Any) -> Path | None:
+    """Return the log of an event's job; null if it has none or several."""
+    paths = getattr(record, "log", None) or []
+    return Path(paths[0]) if len(paths) == 1 else None
+
+
+def last_success_s(path: Path) -> float | None:
+    """Return how long a job took when it last succeeded, by its attempts; null if it never did."""
+    try:
+        attempts = json.loads(path.read_bytes())["attempts"]
+        done = [one["end_s"] - one["start_s"] for one in attempts if one["code"] == 0]
+        return float(done[-1])
+    except (OSError, LookupError, TypeError, ValueError):
+        return None
 
 
 def format_duration(seconds: float) -> str:

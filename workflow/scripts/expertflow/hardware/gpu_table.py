@@ -21,10 +21,7 @@ BY_DRIVER = "the driver of this machine"
 
 
 def find_row(name: str, table: list[dict[str, Any]]) -> dict[str, Any] | None:
-    for row in table:
-        if name == row["name"] or name in row.get("driver_names", []):
-            return row
-    return None
+    return next((r for r in table if name in (r["name"], *r.get("driver_names", ()))), None)
 
 
 def gpu_by_name(name: str, table: list[dict[str, Any]]) -> GpuFacts | None:

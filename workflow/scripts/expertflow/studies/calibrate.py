@@ -48,7 +48,7 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
     plan = plan_expert(job, tuning=job.tuning)
     gpu = plan.gpu
     if gpu is not None and RANK not in os.environ:
-        for name in card_names(gpu)[: plan.world_size]:
+        for name in card_names()[: plan.world_size]:
             check_card(gpu, name, **STUDY)
     with scratch_folder(job.scratch):
         short, n_warmup = shorten_plan(plan)

@@ -89,9 +89,8 @@ def cpu_name(gpu: GpuFacts | None) -> str | None:
     return None if gpu is not None else probe_machine(table=[]).cpu_model
 
 
-def card_names(gpu: GpuFacts) -> list[str | None]:
-    row = {"name": gpu.name, "driver_names": list(gpu.driver_names)}
-    return [card.name for card in probe_machine(table=[row]).gpus]
+def card_names() -> list[str | None]:
+    return [card.name for card in probe_machine(table=[]).gpus]
 
 
 def check_card(gpu: GpuFacts, name: str | None, *, study: str, verb: str) -> None:

@@ -193,7 +193,7 @@ def _check(plan: TrainPlan) -> None:
             " model; use ddp, or set training.tuned to null"
         )
     if plan.gpu is not None:
-        name = next(iter(card_names(plan.gpu)), "none")
+        name = next(iter(card_names()), "none")
         check_card(plan.gpu, name, study="tuning", verb="tune")
 
 
