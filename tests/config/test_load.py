@@ -118,6 +118,10 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ({"training": {"max_steps": 5, "override_min_warmup": False}}, "10 is not below max_steps"),
         ({"training": {"max_steps": 1, "target_tokens": 1}}, "are both set; drop one"),
         ({"training": {"min_epochs": 1}}, "min_epochs bounds target_tokens, which is not set"),
+        (
+            {"training": {"target_tokens": 9, "min_epochs": 3, "max_epochs": 2}},
+            "min_epochs 3 is above max_epochs 2",
+        ),
         ({"training": {"lora": {"targets": ["lm_head"]}}}, "names lm_head"),
         ({"training": {"method": "full", "lora": {"init_from": "a"}}}, "init_from is of an adapt"),
         ({"evaluation": {"task": "exact_match"}}, "asks questions and source s has none"),

@@ -43,7 +43,12 @@ from expertflow.plan.memory import (
 )
 from expertflow.plan.records import USABLE_FRACTION, CostPlan, ModelFacts, PlanSpec, TrainPlan
 from expertflow.plan.step_time import StepWork, bound_words, card_speed, predict_step
-from expertflow.plan.switches import choose_attention, choose_compile, choose_precision
+from expertflow.plan.switches import (
+    choose_attention,
+    choose_compile,
+    choose_precision,
+    count_epochs,
+)
 from expertflow.tokens.records import PackedSplit
 from expertflow.train.optimizers import state_bytes
 from expertflow.train.saved.checkpoint_files import newest_unfinished, step_of
@@ -360,10 +365,7 @@ def _count_trained(spec: PlanSpec, per_epoch: Range, of_rows: Callable[[int], Ra
             n_rows = spec.batch_size * (spec.gradient_accumulation_steps or 1) * spec.world_size
             # A step takes an epoch at most.
             return spec.max_steps * min(of_rows(n_rows)[i], n_tokens)
-        if spec.target_tokens is None:
-            return spec.num_train_epochs * n_tokens
-        least, most = spec.min_epochs or 0.0, spec.max_epochs or math.inf
-        return min(max(spec.target_tokens / n_tokens, least), most) * n_tokens
+        return count_epochs(spec, n_tokens) * n_tokens
 
     return count(per_epoch[0], 0), count(per_epoch[1], 1)
 

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from expertflow.core.files import read_json_lines
 from expertflow.hardware.nvml import Gpus
-from expertflow.hardware.nvml_device import Device
+from expertflow.hardware.nvml_device import QUESTIONS, Device
 from expertflow.hardware.records import GpuSample
 
 # Asked for: at least 20 readings an epoch, from once a second to ten times. Readings come late on a
@@ -24,10 +24,7 @@ TAIL_BYTES = 1 << 14
 # each reading has it where they are a second apart.
 DISK_EVERY_S = 0.9
 # Fields of a reading that are figures of the card.
-CARD_FIGURES = (
-    *("memory_used_bytes", "temperature_c", "power_w", "energy_j", "sm_clock_mhz"),
-    *("memory_clock_mhz", "throttle_reasons", "violation_s"),
-)
+CARD_FIGURES = [name for name in GpuSample.__struct_fields__ if name in QUESTIONS]
 
 
 class Sampler:

@@ -40,8 +40,10 @@ def _contradictions(training: Training) -> Iterator[tuple[Any, str]]:
             )
     if training.target_tokens is not None and training.max_steps is not None:
         yield Training.target_tokens, "and max_steps are both set; drop one"
-    bounds = (Training.min_epochs, training.min_epochs), (Training.max_epochs, training.max_epochs)
-    for bound, value in bounds:
+    fewest, most = training.min_epochs, training.max_epochs
+    if fewest is not None and most is not None and fewest > most:
+        yield Training.min_epochs, f"{fewest:g} is above max_epochs {most:g}; lower it"
+    for bound, value in ((Training.min_epochs, fewest), (Training.max_epochs, most)):
         if training.target_tokens is None and value is not None:
             yield bound, "bounds target_tokens, which is not set; set it, or use num_train_epochs"
     if training.lora is not None and "lm_head" in training.lora.targets:
@@ -218,11 +220,17 @@ def choose_warmup(settings: Training, n_steps: int) -> tuple[int, str]:
 def choose_steps(settings: Training, per_epoch: int, *, tokens_per_epoch: int) -> tuple[int, str]:
     if settings.max_steps is not None:
         return settings.max_steps, f"max_steps is {settings.max_steps}"
-    epochs = settings.num_train_epochs
+    epochs = count_epochs(settings, tokens_per_epoch)
     reason = f"{epochs:g} epochs of {per_epoch} steps"
     if settings.target_tokens is not None:
-        least, most = settings.min_epochs or 0.0, settings.max_epochs or math.inf
-        epochs = min(max(settings.target_tokens / tokens_per_epoch, least), most)
         reason = f"{settings.target_tokens} target tokens are {epochs:.2f} epochs"
     # 1.1 x 50 is 55.00000000000001, and not a 56th step.
     return max(1, math.ceil(epochs * per_epoch - 1e-9)), reason
+
+
+def count_epochs(settings: Training, tokens_per_epoch: float) -> float:
+    """Return the epochs that are set, or those that target_tokens take, within their bounds."""
+    if settings.target_tokens is None:
+        return settings.num_train_epochs
+    least, most = settings.min_epochs or 0.0, settings.max_epochs or math.inf
+    return min(max(settings.target_tokens / tokens_per_epoch, least), most)
