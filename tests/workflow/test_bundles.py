@@ -16,10 +16,8 @@ from workflow_space import REPORT, Workspace, copy_code, manifest
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
-from expertflow.core.records import read_record
-from expertflow.rental.bundle.pack import _check_recorded
+from expertflow.rental.bundle.pack import pack_bundle
 from expertflow.rental.bundle.tar import read_index
-from expertflow.train.records import ModelRecord
 
 pytestmark = [pytest.mark.chain, pytest.mark.long]
 # The base model of an expert, in a box's home.
@@ -58,24 +56,29 @@ def test_a_bundle_holds_no_more_than_the_box_reads_wherever_it_is_made(
     assert not [name for name in names for part in unread if part in name]
 
 
-def test_what_records_deny_is_refused(cheap: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(cheap.root)
-    index, results = read_index(cheap.root / BUNDLE), Path("results/tiny")
-    assert index.lock is not None
-    model = read_record(ModelRecord, results / "model.json")
-    _check_recorded(results, index.members, lock=index.lock, model=model)
-    for file, record in (
-        ("packed/train/data-00000-of-00001.arrow", "packing.json"),
-        ("packed/held_out/data-00000-of-00001.arrow", "packing.json"),
-        ("documents/sums/000.arrow", "documents/sums/000.json"),
-        ("keep.arrow", "documents.json"),
-        ("base_model/tokenizer.json", "model.json"),
-        ("base_model/model.safetensors", "model.json"),
+def test_damaged_results_are_not_packed(
+    finished: Workspace, cheap: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = read_index(cheap.root / BUNDLE).spec
+    assert spec is not None
+    monkeypatch.chdir(finished.copy(tmp_path / "space").root)
+    spec, results = replace(spec, files={}), Path("results/tiny")
+    assert pack_bundle(spec)[0].expert == "tiny"
+    for file in (
+        "packed/train/data-00000-of-00001.arrow",
+        "packed/held_out/data-00000-of-00001.arrow",
+        "documents/sums/000.arrow",
+        "keep.arrow",
+        "tokenizer/tokenizer.json",
+        "base_model/tokenizer.json",
+        "base_model/model.safetensors",
+        "plan.json",
     ):
-        name = f"results/tiny/{file}"
-        changed = [replace(m, sha256="0") if m.name == name else m for m in index.members]
-        with pytest.raises(DataError, match=f"delete results/tiny/{record} and run again"):
-            _check_recorded(results, changed, lock=index.lock, model=model)
+        content = (results / file).read_bytes()
+        (results / file).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(DataError, match=file):
+            pack_bundle(spec)
+        (results / file).write_bytes(content)
 
 
 def test_other_settings_there_run_again_what_reads_them(box: Box) -> None:

@@ -6,23 +6,19 @@ A bundle has all that staging, training and the report read; an outcome results,
 import hashlib
 import json
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from expertflow.chain import expand_path, stages_before
 from expertflow.core.errors import DataError
-from expertflow.core.files import canonical_json, sha256_file, sha256_json, sha256_text, sidecar_of
+from expertflow.core.files import canonical_json, sha256_file, sha256_text, sidecar_of
 from expertflow.core.records import REPAIR, read_part, read_record, seal, to_json
-from expertflow.core.sidecars import Sidecar, check_inputs
-from expertflow.data.records import DocumentsRecord, ExpertLock, ShardRecord
-from expertflow.data.shards import shard_names
+from expertflow.core.sidecars import Sidecar, check_inputs, check_unmoved
+from expertflow.data.records import ExpertLock
 from expertflow.rental.bundle import records
-from expertflow.rental.bundle.records import BundleIndex, BundleSpec, Member, OpenedBundle
+from expertflow.rental.bundle.records import BundleIndex, BundleSpec, OpenedBundle
 from expertflow.rental.bundle.tar import Items, describe_items
-from expertflow.tokens.arrow import ROWS_FILE
-from expertflow.tokens.records import PackingRecord
 from expertflow.train.model.base import list_model_files, weight_files
 from expertflow.train.records import ModelRecord
 
@@ -47,9 +43,9 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
             raise DataError(f"{path}: is missing, needed for {name}; {REPAIR}")
     paths = [path for path in items.values() if isinstance(path, Path)]
     # Hashes of sidecars: a bundle of damaged results would be found out after the trip.
-    check_inputs(path for path in paths if sidecar_of(path).is_file())
+    stamps = check_inputs(path for path in paths if sidecar_of(path).is_file())
     members = describe_items(items)
-    _check_recorded(results, members, lock=lock, model=model)
+    check_unmoved(stamps)
     if spec.own_code is not None:
         log.warning("it carries your own code, %s; opening needs --allow-own-code", spec.own_code)
     # In the index settings files are named as they lie in the bundle.
@@ -79,8 +75,8 @@ def _data_items(results: Path, lock: ExpertLock, asked: list[str]) -> Items:
                 files += [results / place for place in expand_path(stage, path, lock.sources)]
     if unrecorded:
         log.warning(
-            "%s and %d more records have no sidecar: where the bundle is opened, later changes of"
-            " their settings go unnoticed",
+            "%s and %d more records have no sidecar: damage goes unnoticed, and where the bundle is"
+            " opened later changes of their settings do",
             unrecorded[0],
             len(unrecorded) - 1,
         )
@@ -148,38 +144,6 @@ def _changed_sidecar(record: Path, **changes: object) -> Items:
 
 def _json_text(value: object) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _check_recorded(
-    results: Path, members: Iterable[Member], *, lock: ExpertLock, model: ModelRecord
-) -> None:
-    found = {member.name: member.sha256 for member in members}
-    packing = read_record(PackingRecord, results / "packing.json")
-    documents = read_record(DocumentsRecord, results / "documents.json")
-    recorded = {
-        f"packed/train/{ROWS_FILE}": ("packing.json", packing.train.sha256),
-        f"packed/held_out/{ROWS_FILE}": ("packing.json", packing.held_out.sha256),
-        "keep.arrow": ("documents.json", documents.sha256),
-        "tokenizer/tokenizer.json": ("tokenizer.json", model.tokenizer.sha256),
-        "base_model/tokenizer.json": ("model.json", model.tokenizer.sha256),
-    }
-    for source in lock.sources:
-        for shard in shard_names(source.n_shards):
-            name = f"documents/{source.name}/{shard}"
-            record = read_record(ShardRecord, results / f"{name}.json")
-            recorded[f"{name}.arrow"] = (f"{name}.json", record.sha256)
-    wrong = [name for name in recorded if found.get(f"{results}/{name}") != recorded[name][1]]
-    folder = results / "base_model"
-    weights = sorted(n for n in found if Path(n).parent == folder and n.endswith(".safetensors"))
-    # Weights that are not packed are checked when the bundle is opened.
-    if weights and sha256_json([found[name] for name in weights]) != model.weights_sha256:
-        recorded["base_model"] = ("model.json", model.weights_sha256)
-        wrong.append("base_model")
-    for name in wrong:
-        made_by = results / recorded[name][0]
-        raise DataError(
-            f"{results / name}: is not what {made_by} says; delete {made_by} and run again"
-        )
 
 
 def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:
