@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +13,13 @@ from tiny_models import export, train_adapter, write_base
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import export_model
-from expertflow.core.errors import ConfigError, TrainingError
+from expertflow.core.errors import ConfigError
 from expertflow.core.files import sha256_directory
 from expertflow.data.layout import CHATML
-from expertflow.evaluate.records import Decoding, Published
-from expertflow.export.model_files import copy_texts, find_published_folder, read_system_prompt
+from expertflow.evaluate.records import Decoding
+from expertflow.export.model_files import copy_texts, read_system_prompt
 from expertflow.tokens.records import TokenizerSpec
 from expertflow.tokens.tokenizer import prepare_tokenizer
-from expertflow.train.records import KeptWeights
 
 pytestmark = pytest.mark.long
 
@@ -106,28 +104,3 @@ def test_merged_weights_do_not_depend_on_the_number_of_threads(tmp_path: Path) -
     finally:
         torch.set_num_threads(n)
     assert sha256_directory(tmp_path / "1") == sha256_directory(tmp_path / "2")
-
-
-def test_the_weights_that_evaluation_chose_are_found(tmp_path: Path) -> None:
-    def published(step: int, path: str, sha256: str) -> Published:
-        weights: dict[str, Any] = {"step": step, "path": path, "weights_sha256": sha256}
-        return Published(**weights, reason="r", n_questions=0, candidates=())
-
-    places = ("steps/step-00000003", ".", "steps/step-00000009", "../elsewhere")
-    kept = [
-        KeptWeights(step=step, held_out_loss=None, path=path, weights_sha256=sha256)
-        for step, path, sha256 in zip((3, 6, 9, 9), places, "abcd", strict=True)
-    ]
-    done: Any = SimpleNamespace(expert="e", candidates=kept)
-    checkpoint = tmp_path / "checkpoint"
-    for path in (checkpoint / places[0], tmp_path / "elsewhere"):
-        path.mkdir(parents=True)
-    chosen = find_published_folder(checkpoint, published(3, places[0], "a"), done)
-    assert chosen == checkpoint / places[0]
-    assert find_published_folder(checkpoint, published(6, ".", "b"), done) == checkpoint
-    for wrong in (published(6, ".", "a"), published(3, ".", "a"), published(9, ".", "b")):
-        with pytest.raises(TrainingError, match="does not list with that hash"):
-            find_published_folder(checkpoint, wrong, done)
-    for absent in (published(9, places[2], "c"), published(9, places[3], "d")):
-        with pytest.raises(TrainingError, match="no such weights below"):
-            find_published_folder(checkpoint, absent, done)

@@ -133,6 +133,8 @@ def test_damage_is_refused(base: Path, tmp_path: Path, monkeypatch: pytest.Monke
     what = train_adapter(base, tmp_path / "adapter")
     with pytest.raises(TrainingError, match=f"evaluation scored {'0' * 12}; run train_expert"):
         export(trained(what.folder, base, "0" * 64), tmp_path / "merged")
+    with pytest.raises(TrainingError, match="none: no such weights; run train_expert again"):
+        export(trained(tmp_path / "none", base, "0" * 64), tmp_path / "merged")
     for limit in ("MAX_LOSS_DIFFERENCE", "MAX_LOGIT_DIFFERENCE"):
         with monkeypatch.context() as patched:
             patched.setattr(merge, limit, -1.0)

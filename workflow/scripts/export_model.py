@@ -23,11 +23,10 @@ def main(inputs: ExportInputs) -> ExportRecord:
     # They import torch, which takes seconds: --help and mistakes are answered before.
     with cli.heavy_imports():
         from expertflow.export.merge import Trained, export_model
-        from expertflow.export.model_files import find_published_folder
 
     training, published = inputs.training, inputs.evaluation.published
     trained = Trained(
-        folder=find_published_folder(inputs.checkpoint, published, training),
+        folder=inputs.checkpoint / published.path,
         published=published,
         base=Path(inputs.model.path),
         layout=inputs.model.tokenizer.layout,

@@ -90,6 +90,8 @@ def export_model(
     Raises TrainingError, leaving nothing behind, if these are not the scored weights, or merging
     changed loss or logits by more than rounding does.
     """
+    if not trained.folder.is_dir():
+        raise TrainingError(f"{trained.folder}: no such weights; run train_expert again")
     dtype = model_files.find_dtype(spec.dtype, trained.base)
     with replacing(output) as folder:
         folder.mkdir(parents=True)

@@ -16,7 +16,6 @@ from expertflow.plan.settings import LoraSpec
 from expertflow.train.model.base import LICENSE_FILES, weight_files
 from expertflow.train.model.load import DTYPES
 from expertflow.train.model.weights import weights_sha256
-from expertflow.train.records import TrainingRecord
 
 # Tokenizer files, by transformers' names.
 TOKENIZER_FILES = (
@@ -29,22 +28,8 @@ SYSTEM_PROMPT = "system_prompt.txt"
 STORED = {"F64": "fp32", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 
 
-def find_published_folder(checkpoint: Path, published: Published, training: TrainingRecord) -> Path:
-    """Return the folder of the chosen weights; raise TrainingError if they are not there."""
-    wanted = (published.step, published.path, published.weights_sha256)
-    if wanted not in {(c.step, c.path, c.weights_sha256) for c in training.candidates}:
-        raise TrainingError(
-            f"{training.expert}: evaluation.json publishes step {published.step}"
-            f" ({published.path}), which training.json does not list with that hash; run"
-            " generate_answers again"
-        )
-    folder = checkpoint / published.path
-    if not folder.resolve().is_relative_to(checkpoint.resolve()) or not folder.is_dir():
-        raise TrainingError(f"{folder}: no such weights below {checkpoint}; run train_expert again")
-    return folder
-
-
 def check_weights(model: Any, published: Published, folder: Path) -> None:
+    """Raise TrainingError if a model has other weights than evaluation chose and scored."""
     adapter, trained = hasattr(model, "merge_and_unload"), (".lora_", f".{WHOLE}.")
     for name, parameter in model.named_parameters():
         # The hash covers trainable parameters, and loading has frozen them all.
